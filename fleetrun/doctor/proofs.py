@@ -41,7 +41,7 @@ def judge(proof: GpuProof, build: Build, python: str) -> Iterator[Finding]:
         return
     if any(library in failure.words for library, _ in proof.libraries):
         return
-    last = failure.words.strip().splitlines()[-1:] or ["it said nothing"]
+    last = failure.words.strip().splitlines()[-1:] or ["no output"]
     means = failure.meaning or "training fails there, too"
     fix = f"{python} {proof.program}  # shows its words"
     if failure.step == _SUM:

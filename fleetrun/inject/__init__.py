@@ -56,7 +56,7 @@ _PARTS = (
     (unsupported, ""),
     (after_update, ""),
 )
-# Parts that make ranks communicate otherwise: a rank without one would keep the others waiting.
+# Parts that change how ranks communicate: a rank without one would keep the others waiting.
 _COMMUNICATE = tuple(
     part.__name__ for part in (distributed_strategy, gloo_stores, dygraph, static, rank_check)
 )
@@ -66,8 +66,8 @@ def arm(path: str) -> None:
     """Prepare everything for the strategy in the file PATH, before Paddle is imported.
 
     The evidence goes to the rank's records. A part that fails is reported there and on stderr, and
-    the launcher reports its fields as without effect. Without a PATH, updates are reported and
-    profiled as far as the launcher requests it.
+    the launcher reports that its fields have no effect. Without a PATH, only heartbeats, a profile
+    and the flight recorder are prepared, if the launcher requests them.
     """
     if not path:
         import_hooks.on_failure(lambda text, _: _print(text))
@@ -89,7 +89,7 @@ def arm(path: str) -> None:
         # Record at once that this process has imported Paddle, in case it ends early.
         proof.write()
 
-    # All at once when Paddle is imported: nothing is patched before everything was checked.
+    # When Paddle is imported, all names are checked before anything is patched.
     import_hooks.after_import("paddle", install)
     proof.write_at_exit()
 
@@ -123,7 +123,6 @@ def _install_recorded(
         profile.watch_updates(recorder)
     install()
     if recorder is not None:
-        # This comes after all others.
         profile.watch(recorder, paddle, has_strategy=has_strategy)
 
 
@@ -169,13 +168,14 @@ def _install(part: ModuleType, spec: StrategySpec, proof: Evidence) -> None:
     try:
         part.install(spec, proof)
     except Exception as error:
-        text = f"{part.__name__.rpartition('.')[2]} could not be put in place: {error!r}"
+        text = f"{part.__name__.rpartition('.')[2]} could not be installed: {error!r}"
         _note_failure(proof, text, part.__name__)
 
 
 def _note_failure(proof: Evidence, text: str, module: str) -> None:
-    """Report the TEXT about what MODULE could not put in place."""
-    # What is imported later fails on each rank at another time: in between, ranks look split.
+    """Report TEXT, which says that MODULE could not patch Paddle."""
+    # Once ranks train, they import a module at different times: the first failure would look as if
+    # only that rank had it.
     if module.startswith(_COMMUNICATE) and not proof.is_begun:
         proof.unapplied.append(text)
     _report(proof, text)

@@ -1,4 +1,4 @@
-"""Reports after each update: heartbeat, times, the proof; and ends the rank after N updates.
+"""Reports each update (heartbeat, time, evidence), and ends the rank after N updates if requested.
 
 These callbacks run after all others, because they write the others' counts.
 """
@@ -41,7 +41,7 @@ def install(_spec: StrategySpec, proof: Evidence) -> None:
     heartbeats.install(proof.claim)
     updates.on_update(functools.partial(_write, proof), WHAT, is_first_only=True)
     if stops:
-        updates.on_update(functools.partial(_stop, proof, int(last)), "the end after some updates")
+        updates.on_update(functools.partial(_stop, proof, int(last)), "the stop after N updates")
 
 
 class _UpdateTimes:
@@ -90,7 +90,7 @@ def _write(proof: Evidence, _source: Any, _number: int) -> None:
 
 
 def _stop(proof: Evidence, last: int, source: Any, number: int) -> None:
-    """End the process after the update LAST, with the exit functions and code 0."""
+    """Run the exit functions and end the process with code 0 after the update LAST."""
     if number < last or not proof.claim():
         return
     # A rank that ends earlier would break the connections of the others' last collective.

@@ -1,4 +1,4 @@
-"""`fleetrun doctor --allreduce`: sums of several sizes between ranks, checked and timed.
+"""`fleetrun doctor --allreduce`: checks and times allreduces of several sizes.
 
 Each rank gets the name of the file to which rank 0 writes the measurements as JSON. Before Paddle
 is imported, ranks 0 and 1 measure the throughput of a plain TCP connection between them.

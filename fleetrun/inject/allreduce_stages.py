@@ -88,7 +88,7 @@ class DeviceStages:
     first is issued from its own stream, which only waits for the previous stage: neither the
     computation nor the next tensor is held up.
 
-    NEW_STREAM creates a stream; ENTERED of it makes it the current one.
+    NEW_STREAM creates a stream; ENTERED returns a context in which a stream is the current one.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class DeviceStages:
 
 
 class ThreadWork:
-    """The sum of TENSOR over the ranks, whose stages threads run one after the other."""
+    """A sum of TENSOR over the ranks; threads run its stages one after the other."""
 
     def __init__(self, tensor: Any, root: int | None = None) -> None:
         self._tensor, self._root = tensor, root
@@ -136,7 +136,7 @@ class ThreadWork:
         self._done.release()
 
     def wait(self) -> None:
-        """Wait until the last stage has ended; raise what a stage has raised."""
+        """Wait for the last stage; raise the error of the first stage that failed."""
         self._done.acquire()
         if self._error is not None:
             raise self._error

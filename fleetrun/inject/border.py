@@ -1,8 +1,8 @@
 """Keeps failures of code that only watches away from the training.
 
 Functions that count, compare and report are called through `watching`. If one raises, a remark is
-printed, it is skipped from then on, and the training goes on. Only a `Disproved`, the result of a
-check, ends the rank.
+printed, the function is skipped from then on, and the training continues. Only a `Disproved`, the
+result of a check, ends the rank.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Function = TypeVar("Function", bound=Callable[..., Any])
 
 _remark_callbacks: list[Callable[[str], None]] = []
-# Functions that have failed already.
+# The names of functions that have failed.
 _remarked: set[str] = set()
 # Tests replace this to make every watching function fail. Nothing else does: it is called several
 # times in each step.
@@ -63,9 +63,9 @@ def watching(what: str, otherwise: Any = None) -> Callable[[Function], Function]
 
 
 def call_each(watching: dict[Callable[[Any, Any], None], str], first: Any, second: Any) -> None:
-    """Call all functions of WATCHING, each with what it does, as if wrapped by `watching`.
+    """Call the functions of WATCHING, which maps each to its name, as if `watching` wrapped them.
 
-    That costs half as much in each step. Those that raise are removed.
+    This costs half as much in each step. Functions that raise are removed.
     """
     for function in tuple(watching):
         try:

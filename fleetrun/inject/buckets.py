@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 MEBIBYTE = 1024 * 1024
 # The value of `fuse_grad_size_in_MB` with which buckets are planned from what is measured.
 PLAN = "plan"
-# The fields that limit the number of gradients, and all that decide about buckets.
+# The fields that limit the number of gradients, and all fields that shape buckets.
 COUNTS = ("fuse_grad_size_in_num", "fuse_grad_size_in_TFLOPS")
 FUSION = ("fuse_all_reduce_ops", "fuse_grad_size_in_MB", *COUNTS, "last_comm_group_size_MB")
 _LEAST_AUTO_BYTES = float(MEBIBYTE)
@@ -128,8 +128,9 @@ def mean_send_time(
 def auto_limit_bytes(gradient_bytes: int) -> float:
     """Return the limit of `fuse_grad_size_in_MB: auto`, in bytes.
 
-    It is a tenth of all gradients, as Paddle's documentation advises: about ten buckets. But not
-    less than 1 MiB, Paddle's own limit for the smallest: less costs more in starts than it hides.
+    It is a tenth of all gradients, as Paddle's documentation advises, which makes about ten
+    buckets; but at least 1 MiB, Paddle's own limit for the last bucket: the startup of a smaller
+    one costs more than overlap hides.
     """
     return max(gradient_bytes / 10, _LEAST_AUTO_BYTES)
 

@@ -11,7 +11,7 @@ from .paddle_api.tensors import made_at
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-# The integers that bits are read as, by the bytes of an element.
+# The integer type as which an element's bits are read, by its size in bytes.
 _INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 # Elements that are summed at a time: Paddle first converts them to integers of 8 bytes.
 _MOST_AT_ONCE = 1 << 22
@@ -30,7 +30,7 @@ def are_on_host(tensors: Sequence[Any]) -> bool:
 def of_all(arrays: Iterable[Any]) -> int:
     """Return one checksum (CRC-32) of the bits of all numpy ARRAYS, which are consumed one by one.
 
-    For small arrays this costs a tenth of a checksum of each.
+    For small arrays this costs a tenth of a checksum per array.
     """
     import numpy as np
 

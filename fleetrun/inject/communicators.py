@@ -76,8 +76,8 @@ def is_synchronous() -> bool:
 def new_group(ranks: Sequence[int]) -> Any:
     """Return a new ProcessGroup of RANKS; None if this rank is alone or not in it.
 
-    All RANKS must call this alike. `dist.new_group` will not do: it counts its ids on member ranks
-    only, so disjoint groups would use the same keys in the store.
+    A collective call: all RANKS must make it. `dist.new_group` will not do: it counts its ids on
+    member ranks only, so disjoint groups would use the same keys in the store.
     """
     rank = global_rank()
     if len(ranks) <= 1 or rank not in ranks:
@@ -132,7 +132,7 @@ class Communicator:
         self.is_free = False
         # A backward has raised, so this rank may have begun more allreduces than the others.
         self.is_spoiled = False
-        # Sums during the computation, if anything does.
+        # Sums while the computation continues; None if sums block.
         self._beside: ThreadStages | DeviceStages | None = None
         self.take(overlaps=overlaps)
 
@@ -163,7 +163,7 @@ class Communicator:
     def all_reduce(
         self, tensor: Any, *, is_only: bool = False, root: int | None = None
     ) -> Work | None:
-        """Begin to sum TENSOR in place over the ranks; return None if that is done already.
+        """Begin to sum TENSOR in place over the ranks; return None if the sum is complete.
 
         IS_ONLY: the backward has no other allreduce, so a thread would not help. With a ROOT (one
         level only) only the rank at that index gets the sum.
@@ -231,7 +231,7 @@ class Pool:
     def leaders(self, ranks: Sequence[int], size: int) -> Any:
         """Return a ProcessGroup of the leaders of groups of SIZE among RANKS; None if not a leader.
 
-        The next communicator of two levels uses it. All RANKS must call this alike.
+        The next communicator of two levels uses it. A collective call: all RANKS must make it.
         """
         groups = self._leaders.setdefault((tuple(ranks), size), [])
         if not groups:
@@ -243,7 +243,7 @@ class Pool:
     ) -> list[Communicator]:
         """Return NUMBER communicators of RANKS for tensors at PLACE, in groups of SIZE if given.
 
-        All RANKS must call this alike.
+        A collective call: all RANKS must make it.
         """
         key = (tuple(ranks), size or 0)
         made = self._made.setdefault(key, [])
@@ -268,7 +268,7 @@ class Pool:
     def free_unused(self, ranks: Sequence[int], size: int) -> None:
         """Free the communicators that were created to measure groups of SIZE among RANKS.
 
-        Paddle 3 can do so on GPUs. All RANKS must call this alike, with no collective pending.
+        Paddle 3 can do so on GPUs. All RANKS must make this call, with no collective pending.
         """
         key = (tuple(ranks), size)
         made = self._made.get(key, [])

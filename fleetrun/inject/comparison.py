@@ -5,7 +5,7 @@ copies differ does each parameter get one, and those that differ are compared on
 Differences by rounding are allowed: kernels differ between devices. Running statistics are left
 out, as each rank computes them from its own data; see `parameter_history`.
 
-Whatever the result, all ranks do the same collectives in the same order.
+Whatever the result, all ranks run the same collectives in the same order.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _TRAINED, _WRITTEN, _SPARSE = 1, 2, 4
 _MOST_NAMES = 4
 # The difference that one update may cause, in units in the last place.
 _ULPS_PER_UPDATE = 4
-# How many rows of a table with sparse gradients are few: so many, or one in so many. Adam on CPUs
-# reads a number beyond the rows with gradients (seen with 2.6.2 and 3.3.1, in one process, too): if
-# it happens to be a row's number, as the size of the next block of memory may be, it moves that
-# row.
+# This many rows of a table with sparse gradients, or one in this many, may differ. Adam on CPUs
+# reads one number past the list of rows with gradients (seen with 2.6.2 and 3.3.1, in one process,
+# too). If that number, such as the size of the next block of memory, is a valid row, Adam updates
+# that row.
 _FEW, _ONE_IN = 8, 100_000
 # Sent by a rank that could not compute its numbers.
 FAILED = -1
@@ -60,7 +60,7 @@ class Differences(NamedTuple):
     # Tables that differ in a few rows, with a sentence; and running statistics that differ.
     tables: Mapping[str, str] = {}
     statistics: Sequence[str] = ()
-    # The first rank that could not do its part.
+    # The first rank that could not take part.
     failed: int | None = None
 
 
@@ -129,7 +129,7 @@ def compare(
     if not all(consistent):
         differing = [sorted({rows[peer][2 * kind] for peer in copies[kind]}) for kind in KINDS]
         unequal = next((numbers for numbers in differing if len(numbers) > 1), None)
-        difference = unequal and f"they have different numbers of parameters: {unequal}"
+        difference = unequal and f"ranks have different numbers of parameters: {unequal}"
         return outcome._replace(
             is_exact=False, are_all_exact=False, difference=difference or "", is_any_apart=True
         )
@@ -227,7 +227,7 @@ def _compare_each(
 def own_sums_of_each(own: OwnSums, known: ParameterHistory | None) -> list[list[int]]:
     """Return the checksum of each parameter, and the bits that this rank has recorded for it."""
     sums = own.sums or [checksums.of_array(_array(part.value)) for part in own.parts.values()]
-    # What the forward of a static program writes was left out before.
+    # Of a static program, what the forward writes is not among the parts.
     bits = [
         _TRAINED
         if known is None

@@ -1,10 +1,10 @@
-"""Checks that Paddle computes on GPUs: `python compute_check.py [GPU...]`, answering in JSON.
+"""Checks that Paddle computes on GPUs: `python compute_check.py [GPU...]` prints JSON.
 
-Each check runs in a process of its own, which may crash or hang: loading the NVIDIA libraries that
-this Paddle needs, by its own loader; then for each GPU (two at most) a product and a convolution,
-and a sum over the ranks. `--cpu RANKS` checks CPUs, and a leading `--say` answers in lines, with
-exit code 1 if something is wrong. It needs only Paddle: scripts/setup runs it before fleetrun is
-installed.
+Each check runs in a process of its own, which may crash or hang. One loads the NVIDIA libraries
+that this Paddle needs, by Paddle's own loader. The others, one for each GPU (two at most), compute
+a product, a convolution and a sum over the ranks. `--cpu RANKS` checks CPUs, and a leading `--say`
+prints lines of text and sets exit code 1 if something is wrong. It needs only Paddle: scripts/setup
+runs it before fleetrun is installed.
 
 `--link` links the libraries of the nvidia-* packages into Paddle's folder, where Paddle finds them:
 a wheel that needs `libcudnn.so` does not find `libcudnn.so.8`.
@@ -95,7 +95,7 @@ def compute(device: str) -> None:
 
 
 class _Child:
-    """A process that asks one question."""
+    """A child process that runs one check."""
 
     def __init__(self, words: list[str], env: dict[str, str]) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - `report` closes it
@@ -256,7 +256,7 @@ def main(words: list[str]) -> None:
         for name, provider in result["libraries"]:
             print(f"lacks {name} {provider}")
         if result["failed"]:
-            last = result["failed"]["words"].strip().splitlines()[-1:] or ["it said nothing"]
+            last = result["failed"]["words"].strip().splitlines()[-1:] or ["no output"]
             print(
                 "failed {step} on {device} {how}: {last}".format(last=last[0], **result["failed"])
             )

@@ -1,7 +1,7 @@
-"""Asks a Python's Paddle for the devices of its plug-ins; runs in a child, before a launch.
+"""Counts the plug-in devices that a Python's Paddle finds; runs in a child before a launch.
 
 It writes to descriptor 3, marshalled: Paddle's version, and each kind with its number of devices,
-in Paddle's order; or the error. A plug-in may print, crash, or take its time.
+in Paddle's order; or the error. A plug-in may print, crash or be slow.
 """
 
 import marshal

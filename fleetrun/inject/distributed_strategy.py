@@ -106,7 +106,7 @@ class _Injection:
         self._take_of(module, "_dygraph_distributed_optimizer", 1)
 
     def _take_of(self, owner: Any, name: str, place: int) -> None:
-        """Take over the argument number PLACE, `strategy`, of the function NAME of OWNER."""
+        """Take over `strategy`, the argument at index PLACE of the function NAME of OWNER."""
 
         @in_place_of(owner, name)
         def taking(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -162,11 +162,11 @@ class _Injection:
                 value = type(now)(value) or type(now)(value > 0)
             if isinstance(value, dict):
                 _clear_lists(strategy, attribute, value)
-                # Paddle clears some of its argument, and does not know nested sections.
+                # Paddle's setter changes its argument, and does not support nested sections.
                 value = _without_nested(getattr(strategy.strategy, attribute, None), name, value)
             kind.__dict__[attribute].fset(strategy, value)
         except Exception as error:
-            misfits[name] = f"this Paddle does not take it: {error}"
+            misfits[name] = f"this Paddle rejects it: {error}"
 
     def _assign(
         self,
@@ -246,7 +246,7 @@ def _without_nested(message: Any, field: str, values: dict[str, Any]) -> dict[st
         section, _, key = path.rpartition(".")
         owner = getattr(message, section, None) if section else message
         if field == "hybrid_configs" and not hasattr(owner, key):
-            # That of an older Paddle, which must not lose the other settings.
+            # This Paddle is older than the setting; the other settings must still be set.
             misfits[f"{field}.{path}"] = f"this Paddle has no {path}"
         elif section:
             setattr(owner, key, value)

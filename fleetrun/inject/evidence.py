@@ -21,7 +21,7 @@ WHAT = "the evidence of the strategy"
 EFFECTIVE, NO_EFFECT, REFUSED, SCRIPT = "effective", "no_effect", "refused", "script"
 # In effect, but this job trains the same without it.
 NO_DIFFERENCE = "no_difference"
-# The count that would show it has failed.
+# Unknown, because the check that would show an effect has failed.
 NO_WORD = "no_word"
 
 
@@ -61,9 +61,9 @@ class Evidence:
         self.optimizer = ""
         # The watching functions that have failed.
         self.failures: list[str] = []
-        # What should change the training and could not be put in place.
+        # Changes to the training that could not be installed.
         self.unapplied: list[str] = []
-        # By capability that this Paddle lacks, why; and those that are used and others may lack.
+        # Why this Paddle lacks a capability, by its name; and the used ones that others may lack.
         self.lacking: dict[str, str] = {}
         self._used: list[str] = []
         # None: the ranks were not compared.
@@ -197,7 +197,7 @@ class Evidence:
             return knob
         reason = "no update of the optimizer was made"
         if self.failures:
-            reason = "the check that would show it has failed"
+            reason = "the check of its effect has failed"
             return {**knob, "status": NO_WORD, "in_effect": None, "reason": reason}
         return {**knob, "status": NO_EFFECT, "in_effect": None, "reason": reason}
 

@@ -31,7 +31,7 @@ _VARIABLE = "FLEETRUN_FLIGHT_RECORDER"
 _WHAT = "the flight recorder"
 MAGIC = b"FLTRING1"
 # The header: magic, slots, channels, bytes of the table, its bytes in use, state, pid, restart,
-# rank, when the tasks of a device were last asked whether they are done.
+# rank, when the tasks of a device were last polled.
 HEADER = struct.Struct("<8s8IQ")
 _USED, _STATE, _SETTLED = struct.Struct("<I"), struct.Struct("<I"), struct.Struct("<Q")
 _USED_AT, _STATE_AT, _SETTLED_AT = 20, 24, 40
@@ -51,7 +51,7 @@ SLOTS, CHANNELS, TABLE_BYTES = 1024, 512, 64 * 1024
 _MOST_DIMENSIONS, _LARGEST = 6, 2**32 - 1
 # The most device tasks that are not known to be done.
 _MOST_PENDING = 64
-# How often a thread asks for them while the rank calls no collective.
+# How often a thread polls them while the rank calls no collective.
 _PERIOD_S = 1.0
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "<string>")
 _OURS = os.path.dirname(os.path.abspath(__file__))
@@ -97,7 +97,7 @@ _BACKWARD = _Operation(BACKWARD, None)
 # A group whose members wait for each other to make it.
 NEW_GROUP = "new_group"
 _NEW_GROUP = _Operation(NEW_GROUP, None)
-# Those in which a rank waits whatever the backend, and those that are counted by themselves.
+# Operations that block with every backend, and operations that have channels of their own.
 _WAITS = (BACKWARD, NEW_GROUP)
 _OWN_CHANNELS = ("send", "recv", *_WAITS)
 _ON_STREAM = "{}_on_calc_stream"
@@ -197,7 +197,7 @@ class _Group:
     """A ProcessGroup, and the number of collectives of each of its channels."""
 
     def __init__(self, ring: Ring, process_group: Any, ranks: Sequence[int], number: int) -> None:
-        # Its id stays its own as long as it lives.
+        # Kept alive, so that its id is not reused.
         self.process_group = process_group
         self.ranks = tuple(ranks)
         self.is_blocking = process_group.name().lower() == "gloo"
@@ -336,7 +336,7 @@ class FlightRecorder:
             ring.end(pending.popleft()[0])
 
     def settle_all(self) -> None:
-        """Record which tasks are done, and that the others were not, from another thread.
+        """From another thread, record which tasks are done and when the others were still pending.
 
         Otherwise a rank that calls nothing more would seem to wait for all of its collectives.
         """
@@ -354,7 +354,7 @@ class FlightRecorder:
             while self.is_on and not self._has_ended.wait(_PERIOD_S):
                 settle()
 
-        # No task may be asked when its device has been shut down.
+        # No task may be polled once its device has been shut down.
         atexit.register(self._stop_settling)
         self._settling = threading.Thread(target=run, name="fleetrun-collectives", daemon=True)
         self._settling.start()

@@ -4,9 +4,9 @@ Paddle's gloo stores the addresses of a group under the bare numbers of its rank
 a rank may read the address that a peer had in an earlier group: `Connection refused`, or a hang
 (seen in Paddle 2.6.2 and 3.3.1, mostly with four ranks).
 
-Gloo reads its store only while it connects. So the store then ends, with its thread and its
+Gloo reads its store only while it connects. So the store ends then, with its thread and its
 descriptors, and the next group uses the same port: the one that the launcher planned for the rank.
-The first group, of all ranks, finds nothing else in the shared store: it stays Paddle's. This needs
+The first group, of all ranks, finds no other addresses in the shared store and keeps it. This needs
 no strategy, so the module imports nothing that is slow.
 """
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 # How long Paddle's store waits for a key, and a leader for its group, in seconds.
 _TIMEOUT_S = 300
 _POLL_S = 0.002
-# Where another port is searched if the planned one is in use: outside the kernel's default range
+# The range of other ports, tried if the planned one is in use: outside the kernel's default range
 # for outgoing connections.
 _FIRST_PORT, _LAST_PORT = 10240, 29999
 _report: Callable[[str], None] = print
 _SENTENCE = (
     "each gloo group gets its own store while it connects, because in the store that Paddle shares"
-    " among groups, ranks may read the addresses of other groups (nothing to do)"
+    " among groups, ranks may read the addresses of other groups (no action needed)"
 )
 # The stores of groups that did not connect completely.
 _unfinished: list[Any] = []
@@ -117,8 +117,8 @@ def held_end(report: Callable[[str], None]) -> Iterator[tuple[str, int]]:
                 continue
             if planned and port != planned:
                 report(
-                    f"port {planned}, which is planned for this rank, is already in use: ranks of"
-                    f" a group meet at port {port}, which a firewall may block"
+                    f"port {planned}, planned for this rank, is already in use: the ranks of a"
+                    f" group connect to port {port}, which a firewall may block"
                 )
             yield host, port
             return

@@ -20,10 +20,10 @@ _WHAT = "the heartbeat"
 
 
 class HeartbeatFile:
-    """Writes the number of updates to a file, rarely in a burst, and the last one at exit."""
+    """Writes the number of updates to a file: at most every 10 ms, and the last one at exit."""
 
     # A write takes some 10 us, so writes take at most a thousandth of the time. Slow updates are
-    # all written: a signal may end the rank at once.
+    # all written: a signal may end the rank without its exit functions.
     _EVERY_S = 0.01
 
     def __init__(self, path: str, claim: Callable[[], bool] = lambda: True) -> None:
@@ -86,7 +86,7 @@ def watch_programs(paddle: Any) -> None:
             return known[main]
         except Exception as error:
             known[main] = False
-            print(f"fleetrun: updates of {type(main)} cannot be seen: {error!r}", file=sys.stderr)
+            print(f"fleetrun: cannot count updates of {type(main)}: {error!r}", file=sys.stderr)
             return False
 
     @in_place_of(paddle.static.Executor, "run")

@@ -99,9 +99,9 @@ def whole_parameters(wrapper: Any) -> list[Any]:
 def shared_weights(
     wrapper: Any,
 ) -> list[tuple[Any, GroupRanks, Callable[[], dict[str, Part]]]]:
-    """Return (owner, ranks, weights) of what only some ranks share.
+    """Return (owner, ranks, weights) of the weights that only some ranks share.
 
-    Stages of a pipeline share layers, and groups share parameters of their own colour.
+    Stages of a pipeline share layers, and groups share parameters of their colour.
     """
     own = {id(parameter) for parameter in whole_parameters(wrapper)}
     model_names = _names()

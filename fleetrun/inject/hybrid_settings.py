@@ -1,4 +1,4 @@
-"""Which settings in the sections of `hybrid_configs` this job can use: `mp_configs.sync_grad`."""
+"""Determines which nested settings of `hybrid_configs` (`mp_configs.sync_grad`) a job can use."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _LAYERS = {
     ),
 }
 _OF_LAYERS = frozenset(key for _, keys in _LAYERS.values() for key in keys)
-# Layers read the one only with the other.
+# Layers read the first only if the second is on.
 _ONLY_WITH = {"recompute_allgather": "sp_async_reduce_scatter"}
 _PIPELINES = "paddle.distributed.fleet.meta_parallel"
-# By module: the pipelines with several parts of the model on a rank, which alone send ahead.
+# By module: the only pipelines that send ahead, those with several parts of the model on a rank.
 _SEND_AHEAD = {
     f"{_PIPELINES}.pipeline_parallel": "PipelineParallelWithInterleave",
     f"{_PIPELINES}.dualpipev": "DualPipeVParallel",
 }
-# How many layers of this training use each.
+# The number of layers of this training that use each setting.
 _counts: Counter[str] = Counter()
 # The pipelines of this training that send ahead.
 _pipelines: list[Any] = []
@@ -74,18 +74,18 @@ def obstacle(path: str, degrees: Mapping[str, int], *, is_default: bool) -> str:
     section, _, key = path.rpartition(".")
     axis = _AXES.get(section, "")
     if axis and degrees.get(f"{axis}_degree", 1) == 1:
-        return f"{path} is for a {axis}_degree of 2 or more"
+        return f"{path} needs a {axis}_degree of 2 or more"
     if key in _OF_LAYERS and not is_default and not _counts[key]:
         return f"no layer uses {path}"
     if key == "overlap_p2p_comm" and not is_default and not _pipelines:
-        return f"{path} is for pipelines with virtual stages"
+        return f"{path} needs a pipeline with virtual stages"
     if key == "use_reduce_avg" and not is_default and not _can_average():
         return f"{path} needs NCCL"
     return ""
 
 
 def _can_average() -> bool:
-    """Whether Paddle lets a collective average: a Paddle that cannot has no such function."""
+    """Whether a collective of this Paddle can average; without the function it cannot."""
     # The package has a function of the module's name.
     module = importlib.import_module("paddle.distributed.communication.reduce")
     is_supported = getattr(module, "is_avg_reduce_op_supported", bool)

@@ -20,9 +20,9 @@ _failure_callbacks: list[Callable[[str, str], None]] = []
 
 
 def on_failure(callback: Callable[[str, str], None]) -> None:
-    """Call CALLBACK when a callback after an import raises: with a sentence, and whose it is.
+    """Call CALLBACK with a sentence and a module's name if a callback after an import raises.
 
-    That is the name of the module that has defined it.
+    The module is the one that defines the callback that has raised.
     """
     _failure_callbacks.append(callback)
 
@@ -67,7 +67,7 @@ def watch_method(
 def in_place_of(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Replace the function NAME of OWNER by the decorated one, which gets the original first.
 
-    It costs a call more than a plain replacement, too much for what runs for each gradient.
+    This costs one call more than a plain replacement: too much for what runs per gradient.
     """
     original = getattr(owner, name)
 
@@ -86,14 +86,14 @@ def _call(callback: Callback, module: ModuleType) -> None:
     try:
         callback(module)
     except Exception as error:
-        text = f"this {module.__name__} cannot be changed as fleetrun needs it: {error!r}"
+        text = f"fleetrun cannot patch this {module.__name__}: {error!r}"
         function: Any = getattr(callback, "func", callback)
         for report in _failure_callbacks:
             report(text, function.__module__)
 
 
 class _Finder:
-    """Finds modules by the other finders, with a loader that calls the callbacks."""
+    """Finds modules through the other finders, and gives them a loader that calls the callbacks."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None

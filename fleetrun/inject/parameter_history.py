@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 # Methods that write without a new in-place version.
 _WRITING_METHODS = ("set_value", "copy_")
-# Marks these methods once they record.
+# Marks these methods once they are patched.
 _RECORDS = "_fleetrun_records"
-# How rarely forwards check for a new address, which no writing method causes.
+# Every how many forwards the addresses are checked, which no writing method changes.
 _EVERY = 8
 # The writing forwards from which on a parameter is a statistic.
 _MIN_WRITES = 2

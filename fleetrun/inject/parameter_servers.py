@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Operators that send to servers, and operators of a synchronous trainer that wait for others.
 _SENDS = ("send", "distributed_push_sparse")
 _WAITS = ("send_barrier", "fetch_barrier")
-_NO_COMMUNICATOR = "asynchronous training makes no communicator that would read it; geo does"
+_NO_COMMUNICATOR = "asynchronous training has no communicator to read it; geo mode has one"
 _watching = border.watching("the count of what is sent to servers")
 # The communicator's name for k_steps.
 _K_STEPS = "communicator_max_merge_var_num"
@@ -139,7 +139,7 @@ class _ServerWatcher:
             text = steps if is_geo else "no communicator: gradients go out at each step"
             self._proof.knob("a_sync_configs", EFFECTIVE, in_effect=in_effect, evidence=text)
         else:
-            why = "the communicator has others" if is_geo else _NO_COMMUNICATOR
+            why = "the communicator has other values" if is_geo else _NO_COMMUNICATOR
             reason = f"{', '.join(missing)}: {why}"
             self._proof.knob("a_sync_configs", NO_EFFECT, in_effect=in_effect, reason=reason)
 

@@ -61,7 +61,7 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
     if spec.check_ranks == NEVER:
         return
     if not paddle_api.has(private_names.CHECK):
-        # Before an update for which the others need this rank, and before they compare.
+        # Before the first update or comparison in which the others would wait for this rank.
         store.when_connected(_watching(_refuse))
         return
     check = _Check(spec, proof)
@@ -269,7 +269,7 @@ class _Check:
 
     def _compare_program(self, program: Any) -> None:
         if any(settings.effective(name) for name in _LOCAL):
-            self._proof.note("the ranks were not compared: they may differ by the strategy")
+            self._proof.note("the ranks were not compared: with this strategy they may differ")
         elif not _has_allreduces(program):
             self._proof.note("the ranks were not compared: the program has no allreduce")
         elif self._is_due(self._updates, program):
@@ -323,7 +323,7 @@ class _Check:
                 # A rank that compared alone would wait for the others forever.
                 self._every = NEVER
                 self._proof.note(
-                    f"the ranks are no longer compared: rank {failed[0]} could not do its part"
+                    f"the ranks are no longer compared: rank {failed[0]} could not take part"
                 )
             elif outcome is not None and own is not None:
                 self._report(trained, outcome, is_begun=self._begun.get(trained) == own.totals)
@@ -339,7 +339,7 @@ class _Check:
             self._proof.use(private_names.CHECK)
         elif store.job_store().add(_REFUSALS, 0):
             self._every = NEVER
-            self._proof.note("the ranks are not compared, as not all of them can do it")
+            self._proof.note("the ranks are not compared, because some of them cannot")
         return self._every == NEVER
 
     def _report(self, trained: Any, outcome: Differences, *, is_begun: bool) -> None:
@@ -373,8 +373,8 @@ class _Check:
         for table, differ in outcome.tables.items():
             if table not in self._tables:
                 self._tables.add(table)
-                paddles = "as Paddle's own updates of sparse tables may leave them"
-                self._proof.note(f"after update {self._updates} {differ}, {paddles}")
+                why = "which Paddle's own updates of sparse tables can cause"
+                self._proof.note(f"after update {self._updates} {differ}, {why}")
         if outcome.difference:
             return
         if outcome.statistics:
@@ -460,7 +460,7 @@ def _of_optimizer(optimizer: Any) -> list[Any]:
 
 
 def _made_with(own: OwnSums | None) -> AbstractContextManager[None]:
-    """Create tensors where the parameters are that the checksums OWN are of."""
+    """Create tensors on the device of the parameters of which OWN has checksums."""
     values = [part.value for part in own.parts.values()] if own is not None else []
     # Those of static programs, which ranks compare through the store, are no eager tensors.
     if not values or not hasattr(values[0], "place"):
@@ -473,7 +473,7 @@ def _name_of(trained: Any) -> str:
 
 
 def _parameters(model: Any) -> dict[str, Part]:
-    """Return by name the parameters of MODEL that must be equal, perhaps with statistics."""
+    """Return by name the parameters of MODEL that must be equal; statistics may be among them."""
     return {
         # Without the prefix that DataParallel adds.
         name.partition("_layers.")[2] or name: Part(parameter)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-    # Appends a record to the file PATH: its kind, and more of it.
+    # Appends a record (path, kind, fields).
     Append = Callable[[str, str, dict[str, Any]], None]
 
 # In the order in which they come; `records/rankfile.py` has the same.

@@ -68,7 +68,7 @@ def set_by_script(name: str, value: Any) -> Any:
 
 
 def leave_to_script(name: str, reason: str) -> None:
-    """Switch NAME off for REASON, as the script does the same by itself; not in mode `override`."""
+    """Switch NAME off for REASON, as the script does the same itself; not in mode `override`."""
     _settings.script[name] = False
     if not effective(name):
         _settings.reasons[name] = reason
@@ -82,8 +82,8 @@ def script_does(name: str) -> str:
 def effective(name: str, default: Any = None) -> Any:
     """Return the value of the field NAME in effect; DEFAULT if neither side has set it.
 
-    Of a dictionary (`gradient_merge_configs`), the keys that either side has set. DEFAULT also if
-    only the script has enabled it, as Paddle then does it.
+    A dictionary (`gradient_merge_configs`) has the keys that either side has set. DEFAULT is also
+    returned if only the script has switched NAME on, as Paddle then implements it.
     """
     return _settings.effective(name, default=default)
 

@@ -36,15 +36,15 @@ _ULPS = 4
 class SnapshotSettings(NamedTuple):
     """The request of `fleetrun verify`, as JSON in $FLEETRUN_VERIFY."""
 
-    # The folder of the snapshots, the last update of this run, and the last of the first updates
-    # with snapshots; the last one has one, too.
+    # The folder of the snapshots; the last update of this run, which gets a snapshot; and how many
+    # of the first updates get one.
     path: str
     updates: int
     snapshots: int
-    # Add up the gradients of so many steps of the script, as by hand, and average them.
+    # The steps of the script whose gradients are added up, as by hand, and whether to average them.
     merge: int = 1
     averages: bool = True
-    # Move gradients in their last places.
+    # Change gradients in their last bits.
     moves: bool = False
 
 
@@ -55,12 +55,12 @@ def requested() -> SnapshotSettings | None:
 
 
 def install(request: SnapshotSettings, proof: Evidence) -> None:
-    """Take snapshots as REQUEST says if this process trains its rank, by PROOF."""
+    """Take the snapshots of REQUEST if this process trains its rank, as PROOF knows."""
     hybrid_models.watch()
     if request.merge > 1:
         _MergeByHand(request).install()
     if request.moves:
-        updates.before_update(_move_gradients, "moving gradients")
+        updates.before_update(_move_gradients, "the change of gradients in their last bits")
     snapshots = _Snapshots(request, proof.claim)
     updates.before_update(snapshots.before_update, WHAT)
     updates.on_update(snapshots.after_update, WHAT)
@@ -256,7 +256,7 @@ class _MergeByHand:
         self._sums: dict[int, list[Any]] = {}
 
     def install(self) -> None:
-        """Decide about updates, and keep the gradients that the script clears between them."""
+        """Patch Paddle to postpone updates and keep the gradients that the script clears."""
         import paddle
 
         updates.ask_before(self._is_due)

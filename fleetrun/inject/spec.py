@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 class Topology(NamedTuple):
     """The number of ranks, of hosts, and the most ranks on a host.
 
-    Neighbours in groups of `ranks_per_group`, from rank 0 on, are on one host; 0: unknown.
+    Each group of `ranks_per_group` consecutive ranks, from rank 0 on, is on one host; 0: unknown.
     """
 
     nranks: int = 1
@@ -27,7 +27,7 @@ class StrategySpec(NamedTuple):
     execution_strategy: Mapping[str, Any]
     # `defaults`: the script's own values win. `override`: these do.
     mode: str = "defaults"
-    # `auto`: compare the ranks ever more rarely. 0: after updates 1 and 3. N: also after every N
+    # `auto`: compare the ranks less and less often. 0: after updates 1 and 3. N: also after every N
     # updates. -1: never.
     check_ranks: int | str = 0
     # What happens to a partial round of gradient merge: `drop` or `step`.

@@ -1,9 +1,9 @@
 """Waits until a TCP store listens before Paddle connects this rank to it.
 
-A client of Paddle's store that comes too early sleeps for 3 s before it tries again (`tcp_connect`
-in Paddle 2.6.2 and 3.3.1: "Retry to connect to ... while the server is not yet listening"). Ranks
-start at the same time, so nearly every start of eight ranks took these seconds. This needs no
-strategy, so the module imports nothing that is slow.
+A client of Paddle's store that connects too early sleeps for 3 s before it tries again
+(`tcp_connect` in Paddle 2.6.2 and 3.3.1: "Retry to connect to ... while the server is not yet
+listening"). Ranks start at the same time, so nearly every start of eight ranks lost these seconds.
+This needs no strategy, so the module imports nothing that is slow.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 from . import border
 from .import_hooks import after_import, in_place_of
 
-# After that Paddle waits in its own way, and says so.
+# After that, Paddle waits in its own way, and reports it.
 _LONGEST_S = 60.0
 # The kernel answers at once, unless a firewall drops what it is sent.
 _CONNECT_S = 1.0
-# A thousand ranks must not keep one host busy: a look costs a tenth of the time waited so far.
+# A thousand ranks must not keep one host busy: each pause is a tenth of the time waited so far.
 _SHORTEST_POLL_S, _SHARE, _LONGEST_POLL_S = 0.002, 0.1, 0.25
 
 
@@ -75,7 +75,7 @@ def _refuses(host: str, port: int) -> bool:
     except ConnectionRefusedError:
         return True
     except OSError:
-        # Paddle finds out why, and says it.
+        # Paddle meets the same error, and reports it.
         pass
     return False
 

@@ -100,7 +100,7 @@ def _label(rank: int, fleet_groups: Any) -> str:
 def _names(topology: Any) -> list[str]:
     """Return the names of TOPOLOGY's axes in `hybrid_configs`, in its order.
 
-    Where experts are spread out, Paddle cuts `sharding` in two: the ranks with copies of an expert,
+    With expert parallelism, Paddle splits `sharding` in two: the ranks with copies of an expert,
     and the rest, which share the experts together with `mp`.
     """
     names = topology.get_hybrid_group_names()

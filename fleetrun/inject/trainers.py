@@ -1,4 +1,4 @@
-"""Features of the Trainers of PaddleNLP and PaddleFormers, which strategies do not repeat."""
+"""Finds what the Trainers of PaddleNLP and PaddleFormers do themselves; strategies leave it out."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def _read(trainer: Any) -> None:
         for name in arguments:
             value = getattr(trainer.args, name, None)
             if value is True or (value and value != 1):
-                settings.leave_to_script(field, f"the Trainer does so itself, by its {name}")
+                settings.leave_to_script(field, f"the Trainer does it itself, by its {name}")
                 break

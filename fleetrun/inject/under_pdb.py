@@ -30,11 +30,11 @@ def main(words: list[str]) -> None:
     try:
         debugger.run(code, vars(module))
     except Exception as error:
-        print(f"{type(error).__name__}: {error}\nThis ends the rank; pdb shows where it was.")
+        print(f"{type(error).__name__}: {error}\nThis ends the rank; pdb opens where it is raised.")
         pdb.post_mortem(error.__traceback__)
         raise
     if debugger.quitting:
-        sys.exit("The debugger was left before the script had ended.")
+        sys.exit("The debugger was quit before the script ended.")
 
 
 def _module(name: str, module: ModuleType) -> CodeType:

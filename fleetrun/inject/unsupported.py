@@ -165,7 +165,7 @@ class _RemainingFields:
         if obstacle or known.get("status") == NO_EFFECT or not self._proof.failures:
             self._proof.knob(name, NO_EFFECT, reason=obstacle or self._reason(name, known))
         else:
-            self._proof.knob(name, NO_WORD, reason="the check that would show it has failed")
+            self._proof.knob(name, NO_WORD, reason="the check of its effect has failed")
 
     def _report_argument(self, name: str, value: Any) -> None:
         if name == "last_comm_group_size_MB":

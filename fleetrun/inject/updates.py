@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 # Methods of optimizers that update parameters; they call each other.
 _METHODS = ("step", "minimize", "_apply_optimize")
-# By module: wrappers whose methods update by those of an optimizer. The end of their call is the
-# end of an update: they average gradients before it, and send parameters after it.
+# By module: wrappers whose methods call those of an optimizer. The end of their call is the end of
+# an update: they average gradients before it, and send parameters after it.
 DYGRAPH = "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer"
 _WRAPPERS = {
     f"{DYGRAPH}.dygraph_sharding_optimizer": (
@@ -38,7 +38,7 @@ _WRAPPERS = {
     "paddle.distributed.auto_parallel.api": ("_ShardOptimizer",),
     "paddle.incubate.asp.asp": ("OptimizerWithSparsityGuarantee",),
 }
-# By module: classes that step the optimizer which they are given, or skip the step.
+# By module: classes that step the optimizer they are given, or skip the step.
 _SCALERS = {
     "paddle.amp.grad_scaler": ("AmpScaler", "GradScaler"),
     f"{DYGRAPH}.hybrid_parallel_gradscaler": ("HybridParallelGradScaler",),
@@ -115,7 +115,7 @@ def before_update(callback: Callable[[Any], None], what: str) -> None:
 
 
 def ask_before(is_due: Callable[[Any], bool]) -> None:
-    """Let an optimizer or wrapper update only if IS_DUE of it holds."""
+    """Let an optimizer or wrapper update only if IS_DUE returns true for it."""
     global _is_due
     _is_due = is_due
 
@@ -131,7 +131,7 @@ def count() -> int:
 
 
 def is_under_way() -> bool:
-    """Whether an optimizer of Paddle's updates now; LBFGS runs backwards then."""
+    """Whether an optimizer of Paddle's is updating; LBFGS runs backwards meanwhile."""
     return bool(_depth)
 
 
@@ -145,7 +145,7 @@ def record(source: Any) -> None:
 
 
 def wrap_subclasses(base: Any, wrap: Callable[[Any], None]) -> None:
-    """Call WRAP with the class BASE and every subclass, also with later ones."""
+    """Call WRAP with the class BASE and each of its subclasses, including those defined later."""
     kinds = [base]
     for kind in kinds:
         kinds += [subclass for subclass in kind.__subclasses__() if subclass not in kinds]
@@ -304,6 +304,6 @@ def _is_skipped(owner: Any) -> bool:
 
 
 def _is_dynamic() -> bool:
-    """Whether the methods change parameters now, and do not only write a program."""
+    """Whether the methods change parameters now, rather than only write a program."""
     paddle: Any = sys.modules["paddle"]
     return bool(paddle.in_dynamic_mode()) and not paddle.base.dygraph.base.in_to_static_mode()

@@ -63,9 +63,9 @@ class RankEvidence(NamedTuple):
     # After which update they were compared.
     compared_after: int | None = None
     counts: GradientCounts | None = None
-    # What was to count, compare or report in the rank, and failed.
+    # Functions that count, compare or report in the rank, and failed.
     failures: tuple[str, ...] = ()
-    # What should change the training and could not be put in place.
+    # Changes to the training that could not be installed.
     unapplied: tuple[str, ...] = ()
     # The capabilities that its Paddle lacks, each with why; and those that it has used.
     lacking: tuple[tuple[str, str], ...] = ()

@@ -48,7 +48,7 @@ def test_a_step_that_fails_is_an_error_with_the_last_words() -> None:
     assert (finding.check, finding.level) == ("Paddle on the GPUs", ERROR)
     assert finding.seen == "convolution on gpu:1 ended with 255: the last word"
     (finding,) = judged(PROOF._replace(failure=FAILURE._replace(words="", meaning="It is old.")))
-    assert finding.seen.endswith("ended with 255: it said nothing")
+    assert finding.seen.endswith("ended with 255: no output")
     assert finding.means == "It is old."
 
 

@@ -48,4 +48,4 @@ def test_another_port_is_told_where_the_script_listens_at_the_planned_one(
         assert port != planned
         (text,) = told
         assert text.startswith(f"port {planned}, which is planned for this rank, is already in use")
-        assert f"meet at port {port}" in text
+        assert f"connect to port {port}" in text

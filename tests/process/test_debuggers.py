@@ -160,7 +160,7 @@ def test_without_debugpy_pdb_stops_the_rank_at_its_first_line(
 
 
 CASES = (
-    ("print(rank)", b"q\n", b"The debugger was left before the script had ended."),
+    ("print(rank)", b"q\n", b"The debugger was quit before the script ended."),
     ("bad = 1 / 0", b"c\np rank, 6 * 7\nq\n", b"(0, 42)"),
 )
 

@@ -48,7 +48,7 @@ def test_s20_an_exception_without_a_text_is_written_down(tmp_path: Path) -> None
     job.run()
     record = error(job)
     assert record is not None
-    assert (record.kind, record.message) == ("Odd", "its text cannot be had (KeyError)")
+    assert (record.kind, record.message) == ("Odd", "its text is unavailable (KeyError)")
     # As the interpreter has it; the first is Python 3.10's.
     placeholder = ("Odd: <unprintable Odd object>\n", "Odd: <exception str() failed>\n")
     assert record.stack.endswith(placeholder)

@@ -79,7 +79,7 @@ def test_a_rank_that_needs_another_value_starts_as_ever(
     forks.stand_by(parent, order(folder))
     started, ended = forks.run(parent, order(folder, rank=0, **{name: "4"}))
     assert not started.is_forked
-    assert started.why_not.startswith(f"{name} has another value there, and is read when")
+    assert started.why_not.startswith(f"{name}, which is read when Paddle is loaded, has another")
     assert ended.status == (os.CLD_EXITED, 0)
     # The others do not suffer.
     assert forks.run(parent, order(folder, rank=1))[0].is_forked
@@ -89,7 +89,7 @@ def test_another_program_starts_as_ever(folder: Path, parent: guard.Guard) -> No
     forks.stand_by(parent, order(folder))
     wrapped = order(folder)
     started, _ = forks.run(parent, wrapped._replace(argv=("nice", *wrapped.argv)))
-    assert (started.is_forked, started.why_not) == (False, "its command is another")
+    assert (started.is_forked, started.why_not) == (False, "its command differs")
 
 
 def test_ranks_keep_a_realtime_priority(folder: Path, parent: guard.Guard) -> None:
@@ -110,8 +110,8 @@ def test_ranks_keep_a_realtime_priority(folder: Path, parent: guard.Guard) -> No
     [
         ("starts_a_thread", "importing starts_a_thread starts 1 thread"),
         ("opens_a_device", "importing paddle, opens_a_device opens /dev/full"),
-        ("fails", "fails cannot be imported there (ModuleNotFoundError"),
-        ("exits", "exits cannot be imported there (SystemExit(3))"),
+        ("fails", "fails cannot be imported in advance (ModuleNotFoundError"),
+        ("exits", "exits cannot be imported in advance (SystemExit(3))"),
         ("changes_folder", "importing changes_folder changes the working folder"),
         ("changes_umask", "importing changes_umask changes the umask"),
         ("changes_limits", "importing changes_limits changes the limits"),

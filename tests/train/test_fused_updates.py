@@ -18,7 +18,7 @@ NOT_FUSED = {
         "its parameters are in groups, which Paddle's fused kernels mix up"
     ),
     "Adam(0.1, parameters=net.parameters(), amsgrad=True)": (
-        "Paddle's fused kernel does not do AMSGrad in this form"
+        "Paddle's fused kernel does not support AMSGrad"
     ),
     "Adam(0.1, parameters=[unused])": "there is nothing to update",
     "Momentum(0.1, parameters=net.to(dtype='float64').parameters())": (

@@ -393,7 +393,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         {"mp": 2},
         {"mp_configs.mp_skip_c_identity": True, "pp_configs.overlap_p2p_comm": True},
         "no_effect",
-        "no layer uses mp_configs.mp_skip_c_identity; pp_configs.overlap_p2p_comm is for a pp",
+        "no layer uses mp_configs.mp_skip_c_identity; pp_configs.overlap_p2p_comm needs a pp",
     ),
     "the script's": (
         {"mp": 2, "mp_configs": {"sync_param": False}},
@@ -405,7 +405,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         {"pp": 2, "accumulate": 2},
         {"pp_configs.overlap_p2p_comm": True, "pp_configs.use_batch_p2p_comm": False},
         "effective",
-        "pp_configs.use_batch_p2p_comm False; pp_configs.overlap_p2p_comm is for pipelines with",
+        "pp_configs.use_batch_p2p_comm False; pp_configs.overlap_p2p_comm needs a pipeline with",
     ),
     "of NCCL": (
         {"sharding": 2},

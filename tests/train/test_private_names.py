@@ -155,7 +155,7 @@ def fault(
     first, *others = result["numbers"]
     if any(numbers != first for numbers in others):
         return "the ranks differ"
-    heads = ("lacks here what fleetrun needs", "differs from the versions")
+    heads = ("lacks something here that fleetrun needs", "differs from the versions")
     notes = [note for note in result["proof"]["notes"] if any(head in note for head in heads)]
     if bool(notes) is not is_asked or any(
         not any(text in note for text in FALLBACKS.values()) for note in notes

@@ -327,7 +327,7 @@ def test_what_a_trainer_does_itself_is_not_done_twice(
     assert done.returncode == 0, done.stdout + "".join(logs)
     (proof,) = proofs(tmp_path)
     outcomes = {name: (knob["status"], knob["reason"]) for name, knob in knobs(proof).items()}
-    its = "the Trainer does so itself, by its "
+    its = "the Trainer does it itself, by its "
     if mode == "override":
         assert proof["updates"] == 2
         assert outcomes["gradient_merge"][0] == "effective"

@@ -154,7 +154,7 @@ def test_what_paddle_refuses_on_plugins_is_refused_first(
     with devices.on(kind):
         refused = train(python, tmp_path / "refused", "momentum", strategy=strategy)
     for rank in refused.ranks:
-        assert f"has no data parallel of static graphs on {kind}: " in rank["momentum"]["error"]
+        assert f"has no data parallelism of static graphs on {kind}:" in rank["momentum"]["error"]
 
 
 def test_one_rank_trains_static_graphs_on_a_plugin(tmp_path: Path) -> None:

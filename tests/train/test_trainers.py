@@ -145,7 +145,7 @@ def test_a_trainer_with_a_strategy_trains_as_plain_paddle(
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Equal: the weights and losses are those of plain Paddle" in done.stdout
     assert ("2 micro-steps made one update" in done.stdout) == (kind == "merged")
-    its = "script +the Trainer does so itself, by its gradient_accumulation_steps"
+    its = "script +the Trainer does it itself, by its gradient_accumulation_steps"
     assert bool(re.search(its, done.stdout)) == (kind == "accumulated")
 
 

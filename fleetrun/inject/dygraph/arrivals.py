@@ -21,7 +21,7 @@ class Arrivals:
     """The gradients of one model, by the ids of their parameters, in the order of a backward.
 
     ON_END is called after each gradient of a parameter passed to `end_at`. With IS_TIMED,
-    `times_s` holds the arrival of each gradient by the steady clock, at a Python call each.
+    `times_s` holds when each gradient arrived (steady clock), which costs one Python call each.
     """
 
     def __init__(self, on_end: Callable[..., None], *, is_timed: bool) -> None:

@@ -3,8 +3,8 @@
 After a few backwards the planner knows when each gradient is ready, measures the cost of an
 allreduce, and plans twice: with that cost, and with a smaller startup, since an allreduce that
 follows another costs less than one alone. The plans, the buckets of `auto` and a single bucket are
-tried in turns of a few backwards each, and the fastest is kept. All ranks decide by sums over all
-ranks, so they decide alike.
+tried in turns of a few backwards each, and the fastest is kept. All ranks decide by the same sums
+over the ranks, so they agree.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Backwards that are skipped while memory and order settle, and those that are timed.
 _SETTLING, _WATCHED = 2, 5
-# Backwards in one turn of a candidate, those of them that do not count because buckets get new
+# The backwards in one turn of a candidate, how many of them do not count because buckets get new
 # memory, and the turns of each candidate.
 _TRIED, _UNCOUNTED, _ROUNDS = 5, 1, 2
 # The least share of the startup that an allreduce costs if it follows another: what it sends first

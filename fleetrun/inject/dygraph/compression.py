@@ -52,9 +52,9 @@ class CompressedWork:
 class Compression:
     """How the buckets of a model are compressed.
 
-    `failure` is why they are sent in 32 bits after all. `error` is the largest deviation in the
-    first backward relative to the largest gradient: NaN if only one of the sums has an infinity,
-    None if it was not measured.
+    `failure` says why they are sent in 32 bits nevertheless. `error` is the largest deviation in
+    the first backward relative to the largest gradient: NaN if only one of the sums has an
+    infinity, None if it was not measured.
     """
 
     def __init__(self, field: str, failure: str = "") -> None:
@@ -128,7 +128,7 @@ def choose(communicator: Communicator, ranks: Sequence[int], own: int) -> Compre
 
 
 def _sums_right(dtype: Any, communicator: Communicator, nranks: int, place: int) -> bool:
-    """Whether COMMUNICATOR sums DTYPE right: one rank gives each number, so the sum is exact."""
+    """Whether COMMUNICATOR sums DTYPE right; one rank contributes each number: sums are exact."""
     import paddle
 
     expected = [(number % _EIGHTHS + 1) / 8 for number in range(nranks * _EIGHTHS)]

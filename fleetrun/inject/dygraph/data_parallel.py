@@ -55,7 +55,7 @@ def why_not_planned() -> str:
     if settings.effective("last_comm_group_size_MB") is not None:
         return "last_comm_group_size_MB limits a bucket, too"
     if not communicators.is_synchronous():
-        return "only times of gloo's allreduces are measured"
+        return "only gloo's allreduces are timed"
     return ""
 
 
@@ -108,7 +108,7 @@ class Reducers:
     ) -> bool:
         """Average the gradients of PARAMETERS over GROUP; see `StepReducer`.
 
-        All ranks of GROUP must call it alike. Return False if Paddle has to average them.
+        A collective call: all ranks of GROUP must make it. Return False if Paddle has to average.
         """
         if not paddle_api.has(private_names.REDUCER) or not self._must_sync(parameters):
             return paddle_api.has(private_names.REDUCER)
@@ -137,7 +137,7 @@ class Reducers:
         if not owners:
             _, paddles = pack(parameters, lambda _: _PADDLES_LIMITS)
             paddles_bytes = _bucket_bytes(sizes, paddles)
-        # By owner only where that saves traffic.
+        # Reduce to the owner only where that saves traffic.
         owners = {} if hierarchy or compressed else owners
         self._report.why_not_planned = (
             "gradients are sent at the step, not during the backward pass"
@@ -199,7 +199,7 @@ class Reducers:
 
         parameters, sparse_ids = _parameters(model, paddle)
         is_trained = any(map(tensors.is_trained, parameters))
-        # By now, another rank's device may be without it.
+        # The ranks may have found since the start that some device lacks it.
         works = paddle_api.has(private_names.REDUCER)
         if not (is_trained and works) or (sparse_ids and not self._can_average_sparse_ones()):
             # Without a trained parameter Paddle raises its own error.
@@ -258,7 +258,7 @@ class Reducers:
         paddles_limits: BucketLimits | None = None
 
         def limits(total: int) -> BucketLimits:
-            # What the script has set for this model holds where the strategy has no limit.
+            # The script's limits of this model apply where the strategy sets none.
             default = BucketLimits(model_bytes, last_bytes=model_last_bytes)
             return paddles_limits or buckets.limits(total, default)
 
@@ -277,7 +277,7 @@ class Reducers:
             and handover.pays(sizes, is_synchronous=communicators.is_synchronous())
         )
         if hands_over and not (are_paddles or handover.limits_bytes(asked)):
-            # Fields that have Paddle's own values leave its buckets as they are.
+            # With Paddle's own values, the fields leave its buckets as they are.
             are_paddles = True
             paddles_limits = BucketLimits(model_bytes, last_bytes=model.last_comm_buffer_size)
         lent = group if hands_over else None
@@ -394,8 +394,8 @@ def _check_equal_steps(ranks: Sequence[int], number: int, steps: int) -> None:
     NUMBER counts the flushes. This precedes the allreduce, which would hang.
     """
     hint = (
-        "the DataLoaders of all ranks must have as many batches, and none may be left before its"
-        " end. --merge_tail=drop leaves the rest out."
+        "the DataLoaders of all ranks must have the same number of batches and be read to the end."
+        " --merge_tail=drop drops partial rounds."
     )
     key = f"fleetrun/tail/{'-'.join(map(str, ranks))}/{number}"
     arrived = store.gather_arrived(key, steps, communicators.global_rank(), ranks)

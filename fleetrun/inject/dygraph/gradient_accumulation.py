@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 # The attribute of an optimizer with its accumulator.
 _HELD_BY_OPTIMIZER = "_fleetrun_accumulator"
-# That of an optimizer that updates only its share: all parameters that have gradients.
+# The attribute of an optimizer that updates only its share: all parameters that have gradients.
 _WHOLE = "_fleetrun_whole"
 # The class of an optimizer that contains another one.
 _STAGE_2 = "GroupShardedOptimizerStage2"
@@ -49,31 +49,31 @@ _WATCHED = "the watch over merged gradients"
 
 _COMPOSED = (
     "fleetrun: gradient_merge: the script changes gradients after it has read and cleared those of"
-    " an earlier backward of the same step: gradients that are put together from several backwards"
+    " an earlier backward of the same step: gradients that are composed from several backwards"
     " cannot be merged."
 )
 _CHANGED_AFTER_STEP = (
     "fleetrun: gradient_merge: merged gradients have changed after a step, through references that"
-    " the script holds, or by a paddle.jit.to_static function that does not add up its backwards:"
+    " the script holds, or in a paddle.jit.to_static function that does not accumulate gradients:"
     " use the strategy without gradient_merge."
 )
 _TWO_OPTIMIZERS = (
-    "fleetrun: gradient_merge: two optimizers update the same parameters in turn, whose gradients"
-    " are merged for both at once: use the strategy without gradient_merge."
+    "fleetrun: gradient_merge: two optimizers update the same parameters in turn, so their"
+    " gradients would be merged together: use the strategy without gradient_merge."
 )
 _CLIPPED_WEIGHTS = (
-    "fleetrun: gradient_merge: the script changes weights after a step that only merges, as"
-    " clipping does, and gradients of other weights than those that are updated cannot be merged:"
-    " clip the weights once before the first step, too, or use the strategy without gradient_merge."
+    "fleetrun: gradient_merge: the script changes weights after a step that only merges, perhaps by"
+    " clipping them, and gradients at different weights cannot be merged: clip the weights once"
+    " before the first step, too, or use the strategy without gradient_merge."
 )
 _SPARSE = (
-    "fleetrun: gradient_merge: Paddle crashes where it adds up sparse gradients on the device of a"
-    " plug-in: make embeddings with sparse=False, or use the strategy without gradient_merge."
+    "fleetrun: gradient_merge: Paddle crashes when it adds up sparse gradients on a plug-in device:"
+    " create embeddings with sparse=False, or use the strategy without gradient_merge."
 )
 _OTHER_WEIGHTS = (
     "fleetrun: gradient_merge: the script writes weights between the backwards of one update, or"
-    " between a backward and its step, as SAM does: gradients of other weights than those that are"
-    " updated cannot be merged: use the strategy without gradient_merge."
+    " between a backward and its step, as SAM does: gradients at different weights cannot be"
+    " merged: use the strategy without gradient_merge."
 )
 
 
@@ -107,12 +107,12 @@ class GradientAccumulator:
         self._seen: list[tuple[int, int] | None] = []
         # The script's changes since the last backward or step.
         self._is_read = self._is_written = self._is_in_backward = False
-        # Since the last step the script has cleared gradients that it had read; and after that has
-        # scaled or clamped others. A script that composes gradients does so in each step.
+        # Since the last step the script has cleared gradients that it had read, and has then scaled
+        # or clamped others. A script that composes gradients does so in each step.
         self._is_composing = self._has_rescaled = False
-        # There was a step in which it did not.
+        # There was a step in which the script did not.
         self._has_plain_step = False
-        # The averaged gradients that the script may change then.
+        # The averaged gradients that a composing script may change.
         self._averaged: list[Any] = []
         # The number of micro-steps that were cleared.
         self.cleared = 0
@@ -194,7 +194,7 @@ class GradientAccumulator:
             raise RuntimeError(_COMPOSED)
         if self._is_written and not (self._dirty or self.merged):
             message = (
-                "fleetrun: gradient_merge: the script makes gradients without backward, as with"
+                "fleetrun: gradient_merge: the script computes gradients without backward, as with"
                 " paddle.grad: they cannot be merged."
             )
             raise RuntimeError(message)
@@ -483,8 +483,8 @@ class GradientMerge:
                 sorted({type(accumulator.optimizer).__name__ for accumulator in self.all()})
             )
             message = (
-                f"fleetrun: gradient_merge: {updater} updates the weights itself, and no step of"
-                f" the optimizer ({kinds}) is called: this cannot be merged: use the strategy"
+                f"fleetrun: gradient_merge: {updater} updates the weights itself and never calls"
+                f" step of the optimizer ({kinds}), so nothing can be merged: use the strategy"
                 " without gradient_merge."
             )
             raise RuntimeError(message)
@@ -595,9 +595,9 @@ class GradientMerge:
             if current.is_changed() and self.other_calls == self._others_in_backward:
                 self._proof.note(
                     "the script changes gradients between backward and step through references"
-                    " that it holds: with gradient_merge it changes the sum so far, at each"
-                    " micro-step, which equals a larger batch only if changing it again changes"
-                    " nothing, as with a mask"
+                    " that it holds: with gradient_merge it changes the sum so far at each"
+                    " micro-step, which equals a larger batch only if repeating the change has no"
+                    " effect, as with a mask"
                 )
             current.remember_gradients()
 

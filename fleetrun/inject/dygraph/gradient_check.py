@@ -111,7 +111,7 @@ class GradientCheck:
             *expected, check_s, update_s, failed = sums.numpy().tolist()
         if failed:
             self._every = NEVER
-            self._proof.note("averaged gradients are not checked any more: a rank could not")
+            self._proof.note("averaged gradients are no longer checked: a rank could not")
             return
         self._pace.agree(
             *(check_s / self._nranks, update_s / self._nranks),
@@ -135,8 +135,8 @@ class GradientCheck:
 
     def _fail(self, number: int, expected: float, actual: float) -> None:
         text = (
-            f"the allreduce of bucket {number} has not given the average of the ranks' gradients: a"
-            f" random projection of it is {actual:.9g} and not {expected:.9g}"
+            f"the allreduce of bucket {number} did not return the average of the ranks' gradients:"
+            f" a random projection of it is {actual:.9g}, not {expected:.9g}"
         )
         self._proof.note(f"{text}.")
         self._proof.claim()

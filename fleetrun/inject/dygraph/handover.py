@@ -118,7 +118,7 @@ def _is_paddles_own(name: str) -> bool:
 
 
 # Gradients that cannot be inspected are not plain.
-@border.watching("the look at gradients", otherwise=False)
+@border.watching("the inspection of gradients", otherwise=False)
 def is_plain(parameters: Sequence[Any], computed: Sequence[int]) -> bool:
     """Whether a backward has computed each gradient of PARAMETERS once, dense and row-major.
 
@@ -155,7 +155,7 @@ class PaddlesReducer:
         self.bucket_bytes: list[int] = []
 
     def make(self, trained: Sequence[Any]) -> bool:
-        """Make it for the parameters TRAINED, in the order of the model; return if Paddle can.
+        """Make it for the parameters TRAINED, in the order of the model; return whether Paddle can.
 
         Paddle 2.6.2 cannot if parameters are marked `no_sync`, as experts of one rank are. Both
         versions end the process if an operator has written a parameter, as quantisers do.
@@ -304,7 +304,7 @@ class SparingReducer(Reducer):
         if self._changes != changes.count:
             self._look_at_changes()
         self._is_armed = self._is_awaited = True
-        # Paddle's would take outputs without gradients for a model that is not used.
+        # From outputs without gradients, Paddle's would conclude that no parameter is used.
         self._is_paddles_turn = self.backwards + 1 < self._next_own and not all(
             map(_is_frozen, outputs)
         )
@@ -411,9 +411,9 @@ class SparingReducer(Reducer):
             self._runs_paddles = False
             if _TWICE in str(sys.exc_info()[1]):
                 message = (
-                    "fleetrun: a parameter got a second gradient in one backward, of a recomputed"
-                    " layer that is used twice, which Paddle's own reducer cannot average:"
-                    " nccl_comm_num: 2 keeps fleetrun's."
+                    "fleetrun: a parameter got a second gradient in one backward, from a recomputed"
+                    " layer that is used twice, which Paddle's own reducer cannot average: set"
+                    " nccl_comm_num: 2 to keep fleetrun's."
                 )
                 raise RuntimeError(message)
             if self._arrivals.keys and self._paddles is not None:
@@ -461,7 +461,7 @@ def _noting(computed: list[int], key: int, *, takes_strided: bool) -> Callable[[
     def note(gradient: Any) -> None:
         computed.append(key)
         if not (takes_strided or gradient.is_contiguous()):
-            # On devices, the next hook makes it contiguous. What comes twice is not plain.
+            # On devices, the next hook makes it contiguous. `is_plain` rejects what comes twice.
             computed.append(key)
 
     return note

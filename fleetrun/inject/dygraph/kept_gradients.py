@@ -43,8 +43,8 @@ class KeptGradients:
         if self._has_sparse:
             message = (
                 "fleetrun: gradient_merge: the script clears gradients that no optimizer step has"
-                " used, while others are being merged with them; some of them are sparse or in"
-                " main_grad: this cannot be merged."
+                " used, after others were merged with them. This cannot be undone for gradients"
+                " that are sparse or in main_grad, as some of them are."
             )
             raise RuntimeError(message)
         with paddle.no_grad():

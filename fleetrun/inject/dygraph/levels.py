@@ -2,8 +2,8 @@
 
 `use_hierarchical_allreduce: auto` depends on the network between hosts, on what connects the ranks
 of a host, and on what the backend does by itself (NCCL's rings and trees know the hosts, too). So
-both are tried at the start with sums as large as the model's buckets. All ranks decide by sums over
-all ranks, so they decide alike.
+both are tried at the start with sums as large as the model's buckets. All ranks decide by the same
+sums over the ranks, so they agree.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class LevelChoice:
     ) -> tuple[int | None, str]:
         """Return the size of groups among RANKS (None: one level) and, with `auto`, why.
 
-        The model has buckets of BUCKET_BYTES at PLACE, and GROUP is its own ProcessGroup. All
-        RANKS must call this alike.
+        The model has buckets of BUCKET_BYTES at PLACE, and GROUP is its own ProcessGroup. A
+        collective call: all RANKS must make it.
         """
         asked = settings.effective(FIELD)
         size = self._group_size(ranks) if asked else 1
@@ -142,8 +142,8 @@ def compare(
 ) -> Levels:
     """Time sums of BUCKET_BYTES over the communicators FLAT (one level) and LEVELLED (two).
 
-    All NRANKS ranks must call this alike, and get the same result. LEVELLED may exist on NPARTS of
-    them only, and be empty on the others. CLOCK returns seconds.
+    A collective call: all NRANKS ranks must make it, and get the same result. LEVELLED may exist on
+    NPARTS of them only, and be empty on the others. CLOCK returns seconds.
     """
     number, largest = min(_MOST, len(bucket_bytes)), max(bucket_bytes)
 

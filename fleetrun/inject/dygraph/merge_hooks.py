@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
 
 _CLIPPED_SHARES = (
-    "fleetrun: gradient_merge: the script clips gradients of which each rank keeps its share and"
-    " adds up micro-steps: give the optimizer a grad_clip, or use the strategy without"
-    " gradient_merge."
+    "fleetrun: gradient_merge: the script clips gradients, of which each rank accumulates only its"
+    " share: give the optimizer a grad_clip, or use the strategy without gradient_merge."
 )
 
 
@@ -71,8 +70,8 @@ def _optimizers(module: ModuleType, merge: GradientMerge) -> None:
 
     def refuse(*_: Any, **__: Any) -> None:
         message = (
-            "fleetrun: gradient_merge: LBFGS runs several backwards in one step; it cannot be"
-            " merged."
+            "fleetrun: gradient_merge: LBFGS runs several backwards in one step, so its gradients"
+            " cannot be merged."
         )
         raise RuntimeError(message)
 

@@ -88,7 +88,7 @@ class _Fusion:
             # The script has enabled it itself.
             return
         if type(optimizer).__name__ != name:
-            self._why_not = f"{type(optimizer).__name__} is not {name} itself"
+            self._why_not = f"Paddle fuses {name}, but not its subclass {type(optimizer).__name__}"
             return
         entries = [
             (parameter, gradient)
@@ -118,7 +118,7 @@ class _Fusion:
         if fused:
             text = f"{parameters} parameters in {fused} kernel call{'s' if fused > 1 else ''}"
             if single:
-                text += f", {single} by themselves"
+                text += f", {single} separately"
             report = (EFFECTIVE, text)
         else:
             kind = type(source).__name__
@@ -168,7 +168,7 @@ def _obstacle(optimizer: Any, entries: list[Any]) -> str:
         if kind not in {"float32", "fp32"}:
             return f"{parameter.name} is {kind}, and only float32 is fused"
     if getattr(optimizer, "_amsgrad", False):
-        return "Paddle's fused kernel does not do AMSGrad in this form"
+        return "Paddle's fused kernel does not support AMSGrad"
     if not entries:
         return "there is nothing to update"
     return ""

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
     from ..evidence import Evidence
 
-# After so many changes of the weights, the script is known to update them.
+# After this many changes of the weights, the script is known to update them.
 _CHANGES = 2
 # The most containers between an optimizer and its parameters.
 _DEPTH = 4
 
 
 class OwnOptimizer:
-    """Stands for the optimizer of a script that updates PARAMETERS by itself."""
+    """Represents the optimizer of a script that updates PARAMETERS itself."""
 
     def __init__(self, parameters: Sequence[Any]) -> None:
         self._parameter_list = list(parameters)
@@ -137,8 +137,8 @@ class OwnUpdates:
 
     def _note(self, updater: str) -> None:
         self._proof.note(
-            f"{updater} updates the weights, and no optimizer of Paddle's has stepped: updates are"
-            " seen by the weights that are others at the next backward"
+            f"{updater} updates the weights, and no optimizer of Paddle's has stepped: an update is"
+            " counted when the weights differ at the next backward"
         )
 
     def end(self) -> None:

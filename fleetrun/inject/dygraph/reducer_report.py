@@ -180,7 +180,7 @@ class ReducerReport:
                 " backward pass"
             )
         if any(model["is_built"] for model in self._models.values()):
-            return "Paddle's own reducer sends them during the backward pass, as without it"
+            return "Paddle's own reducer sends them during the backward pass, as it always does"
         early = (
             f"{counts['early']} of {plural(counts['allreduces'], 'allreduce')} went out before the"
             " last gradient was ready"

@@ -25,7 +25,7 @@ def check(model: Any) -> None:
         kind = "parameter" if name in trained else "buffer"
         text = f"fleetrun: DataParallel cannot train this model: the {kind} {name} is {dtype}"
         if dtype.startswith("complex"):
-            hint = "keep its real and its imaginary part, and put them together in forward"
+            hint = "keep its real and imaginary parts, and combine them in forward"
             if kind == "buffer":
                 hint += "; or register it with persistable=False"
             raise RuntimeError(f"{text}: {hint}.")

@@ -58,11 +58,12 @@ class Lookups:
             weight = arguments["weight"]
             if arguments.get(argument) and getattr(weight, _IS_DENSE, False):
                 if not self._names:
-                    updates.before_update(self._refuse_adam, "the look at sparse gradients")
+                    updates.before_update(self._refuse_adam, "the check of sparse gradients")
                 self._names.add(weight.name)
                 self._proof.note(
-                    f"the gradients of {weight.name} are dense, not sparse as {look_up.__name__} is"
-                    " asked for: only those of a layer nn.Embedding(sparse=True) are averaged so"
+                    f"the gradients of {weight.name} are dense, although {look_up.__name__} was"
+                    " called for sparse ones: ranks average sparse gradients of"
+                    " nn.Embedding(sparse=True) layers only"
                 )
                 return look_up(**{**arguments, argument: False})
             return look_up(*args, **options)
@@ -77,9 +78,10 @@ class Lookups:
         for parameter in updates.parameters_of(optimizer):
             if parameter.name in self._names:
                 raise border.Disproved(
-                    "fleetrun: Adam updates weights by sparse gradients otherwise than by dense"
-                    f" ones, and those of {parameter.name} are averaged as dense ones: make it the"
-                    " weight of a layer nn.Embedding(sparse=True), or look it up without sparse."
+                    "fleetrun: Adam updates weights differently with sparse gradients than with"
+                    f" dense ones, and those of {parameter.name} are averaged as dense ones: make"
+                    " it the weight of an nn.Embedding(sparse=True) layer, or look it up with"
+                    " sparse=False."
                 )
 
 

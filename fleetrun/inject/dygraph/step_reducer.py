@@ -1,8 +1,8 @@
 """Averages gradients in buckets, in place of Paddle, when a hybrid-parallel optimizer steps.
 
-Paddle sums the gradients of data parallelism in parts of 128 MB there, and those of sharding stage
-1 one by one, and reads no field for it. A pipeline, or a script that accumulates, runs many
-backwards before a step, so everything is sent once, at the step.
+There, Paddle sums the gradients of data parallelism in parts of 128 MB, and those of sharding stage
+1 one by one; no field changes this. A pipeline, or a script that accumulates, runs many backwards
+before a step, so everything is sent once, at the step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # Paddle's limit of a bucket.
 PADDLES_BYTES = 128 << 20
 _UTILITIES = "paddle.distributed.fleet.utils.hybrid_parallel_util"
-# The settings of sharding stage 1 with buffers of their own, and the setting of their limit.
+# The settings with which sharding stage 1 uses buffers, and the setting of a buffer's size.
 _FUSED = ("comm_overlap", "tensor_fusion")
 _BUFFERS = "comm_buffer_size_MB"
 # By Paddle's class: how it sends gradients itself.
@@ -60,7 +60,7 @@ class StepReducer(Reducer):
 
     def _arrange(self) -> None:
         super()._arrange()
-        # At a step all orders are equal.
+        # At a step, every gradient is ready: no order is better than another.
         self._is_ordered = True
 
     def _watch(self, parameter: Any) -> None:

@@ -75,7 +75,7 @@ def sentence(clauses: Iterable[str]) -> str:
     """Return the sentence for the user that reports CLAUSES."""
     paddle = sys.modules.get("paddle")
     version = getattr(paddle, "__version__", "of unknown version")
-    lacks = f"Paddle {version} lacks here what fleetrun needs"
+    lacks = f"Paddle {version} lacks something here that fleetrun needs"
     if version not in TESTED:
         known = ", ".join(TESTED)
         lacks = f"Paddle {version} differs from the versions that fleetrun knows ({known})"

@@ -78,7 +78,7 @@ def _held(path: str) -> Iterator[TextIO]:
 
 
 def _tried(kind: str, capabilities: Sequence[str]) -> dict[str, str]:
-    """Return the failures that a new Python on this rank's device finds, or how it has ended."""
+    """Return the failures that a new Python finds on this rank's device, or how it ended."""
     environ = {name: value for name, value in os.environ.items() if name[:8] != "FLEETRUN"}
     end = ""
     try:
@@ -104,7 +104,7 @@ def _tried(kind: str, capabilities: Sequence[str]) -> dict[str, str]:
         with contextlib.suppress(ValueError):
             capability, failure = json.loads(line)
             failures[capability] = f"{failure} on {kind}" if failure else ""
-    silent = end or "the self-test says nothing"
+    silent = end or "the self-test prints no result"
     return {capability: failures.get(capability, silent) for capability in capabilities}
 
 

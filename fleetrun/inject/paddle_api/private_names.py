@@ -34,21 +34,21 @@ ARGUMENTS = "arguments of DataParallel"
 
 # What happens without each capability, as a clause for the user.
 FALLBACKS = {
-    COUNTING: "updates are not counted, and nothing is known of what took effect",
-    STRATEGY: "fleet gets the strategy of the script only",
+    COUNTING: "updates are not counted, so it is unknown what took effect",
+    STRATEGY: "fleet gets only the script's strategy",
     GROUPS: "all groups share Paddle's store",
-    BACKWARD: "updates that no optimizer of Paddle's makes are not seen",
+    BACKWARD: "updates by optimizers other than Paddle's are not detected",
     REDUCER: "Paddle's own reducer averages the gradients",
     SPARSE: "Paddle's own reducer averages the gradients of models with sparse ones",
     MERGE: "each step updates the parameters",
     FUSED: "Paddle updates the parameters in its own way",
     AMP: "the precision of operators is not counted",
     STATIC: "static programs stay as Paddle writes them, and nothing is counted in them",
-    STATIC_CPU: "static programs are connected by Paddle alone",
+    STATIC_CPU: "Paddle alone connects static programs",
     SERVERS: "what is sent to parameter servers is not counted",
     CHECK: "the ranks are not compared",
     LOSSES: "the losses of steps are not recorded",
-    ARGUMENTS: "DataParallel gets the arguments of the script only",
+    ARGUMENTS: "DataParallel gets only the script's arguments",
 }
 # A capability also fails with those that it builds on.
 BUILDS_ON = {
@@ -59,7 +59,7 @@ BUILDS_ON = {
     CHECK: (COUNTING,),
     FUSED: (COUNTING,),
 }
-# A rank without one of these communicates otherwise than the others, which would wait for it: in
+# A rank without one of these communicates differently from the others, which would wait for it: in
 # most jobs, or once another rank uses it.
 COMMUNICATING = (STRATEGY, GROUPS, REDUCER, MERGE, ARGUMENTS)
 USED_BY_SOME = (SPARSE, STATIC, STATIC_CPU, CHECK)

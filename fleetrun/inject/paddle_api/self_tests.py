@@ -79,7 +79,7 @@ def failure_at(capability: str, place: Any) -> str:
     try:
         for claim, holds in _TESTS[capability](paddle, place):
             if not holds:
-                return f"it is not so that {claim}"
+                return f"it is not true that {claim}"
     except Exception as error:
         text = str(error).strip().partition("\n")[0]
         return f"the self-test fails after `{claim}` ({type(error).__name__}: {text})"

@@ -15,7 +15,8 @@ SCHEMA = 1
 TRAINING = 0
 # Kinds of spans: waiting for a collective, and a collective in flight.
 WAIT, FLIGHT = "wait", "flight"
-# What a thread has waited for a processor, where the kernel counts it: cgroups and other processes.
+# How long the thread waited for a processor, taken by others or withheld by a cgroup; and where the
+# kernel counts it.
 QUEUED = "queued"
 _SCHEDULED = "/proc/self/schedstat"
 _NS_PER_US, _NS_PER_S = 1e3, 1e9
@@ -92,7 +93,7 @@ class Recorder:
 
     @_watching
     def begin_program(self) -> None:
-        """Note that a static program runs, in which a step may end."""
+        """Record that a static program runs, in which a step may end."""
         self._programs += 1
 
     @_watching
@@ -106,7 +107,7 @@ class Recorder:
 
     @_watching
     def end_step(self) -> None:
-        """Note that a step has ended; after the last requested one, write the trace."""
+        """Record that a step has ended; after the last requested one, write the trace."""
         if self._programs:
             self._has_ended = True
             return

@@ -44,7 +44,7 @@ READ_AT_LOAD = (
     # numpy, Fortran's runtime, OpenSSL and glog.
     *("NPY_", "NUMPY_", "GFORTRAN_", "OPENSSL_", "GLOG_", "GOOGLE_"),
 )
-# Read while Paddle is imported, and applied again by the fork (`_be_rank`).
+# Read while Paddle is imported, and applied again in the fork (`Loaded.offer`).
 _DONE_AGAIN = frozenset(("PADDLE_TRAINER_ID",))
 # The functions that Paddle's start calls, in order.
 _START = (
@@ -56,8 +56,8 @@ _START = (
     "init_default_kernel_signatures",
 )
 _CORE = "paddle.base.core"
-# The Paddles that start a thread when loaded which their own handler restarts in a fork: the
-# sampler of brpc's bvar.
+# The versions of Paddle that start a thread when loaded, the sampler of brpc's bvar, which their
+# own fork handler starts again.
 _SAMPLING = ("2.6.",)
 # Device files that any process may have open.
 _PLAIN = (
@@ -80,7 +80,7 @@ class Unfit(Exception):
 
 
 def serve() -> None:
-    """Fork ranks as the guard requests, and return in each of them; else the process ends here."""
+    """Fork ranks as the guard requests, and return only in them; this process ends here."""
     number, guard, modules, *_ = os.environ.pop(VARIABLE).split(":")
     source = _socket.socket(fileno=int(number))
     os.set_inheritable(int(number), False)
@@ -237,7 +237,7 @@ def _be_rank(order: Mapping[str, Any], fds: list[int], loaded: Loaded) -> None:
         os.dup2(null, 0)
         os.close(null)
     with suppress(OSError):
-        # CPUs may have been taken away; then as with a new process.
+        # CPUs may have been taken away; a new process would not have them either.
         os.sched_setaffinity(0, order["cpus"])
     sys.stdin = _standard_input()
     _set_environment(order["env"], order["argv"])
@@ -327,7 +327,7 @@ class Loaded:
         """Import numpy, Paddle and MODULES, and hide them; raise Unfit if that prevents forking."""
         before, path, filters = set(sys.modules), list(sys.path), list(warnings.filters)
         finders = list(sys.meta_path)
-        # As the interpreter has it when it runs the script.
+        # As the interpreter sets it when it runs the script.
         if not getattr(sys.flags, "safe_path", False):
             script = sys.argv[0]
             sys.path.insert(
@@ -376,7 +376,7 @@ class Loaded:
         try:
             import_module(name)
         except (Exception, SystemExit) as error:
-            raise Unfit(f"{name} cannot be imported there ({error!r})") from None
+            raise Unfit(f"{name} cannot be imported in advance ({error!r})") from None
         more = _threads() - threads
         if more > known_threads():
             raise Unfit(f"importing {name} starts {more} thread{'s' * (more != 1)}")
@@ -405,9 +405,9 @@ class Loaded:
     def _refusal(self, environ: Mapping[bytes, bytes], argv: Sequence[str]) -> str:
         """Return why the rank with ENVIRON and ARGV must start normally; empty if it need not."""
         if list(argv[: _fixed()]) != sys.orig_argv[: _fixed()]:
-            return "its command is another"
+            return "its command differs"
         name = self._differs({os.fsdecode(k): os.fsdecode(v) for k, v in environ.items()})
-        return f"{name} has another value there, and is read when Paddle is loaded" if name else ""
+        return f"{name}, which is read when Paddle is loaded, has another value" if name else ""
 
     def suitable(self, source: _socket.socket) -> tuple[Mapping[str, Any], list[int]]:
         """Wait for an order that this process can serve; exit when the guard has ended."""
@@ -501,8 +501,8 @@ class Loaded:
     def _start_again(self, changed: str, name: str) -> NoReturn:
         """Replace this process by a new Python, so that the script's settings count for NAME."""
         sys.stderr.write(
-            f"fleetrun: {changed} was set before {name} is imported, and counts then: this rank "
-            "starts again, and imports it anew.\n"
+            f"fleetrun: {changed} was set before {name} is imported, which reads it: this rank "
+            "starts again and imports it anew.\n"
         )
         sys.stderr.flush()
         for signum in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -589,7 +589,7 @@ def _open_devices() -> str:
 
 
 def _open_files() -> Iterator[tuple[str, str]]:
-    """Yield each open descriptor with what it is open on."""
+    """Yield each open descriptor and its file."""
     for fd in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             yield fd, os.readlink(f"/proc/self/fd/{fd}")
@@ -629,7 +629,7 @@ def _inherited() -> dict[str, object]:
         ),
         "changes sys.argv": list(sys.argv),
         "changes standard output or error": [
-            # Whatever a module may put in their place.
+            # A module may put anything in their place.
             [id(stream), *(getattr(stream, name, None) for name in _STREAM_SETTINGS)]
             for stream in (sys.stdout, sys.stderr)
         ],

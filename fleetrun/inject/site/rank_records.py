@@ -101,7 +101,7 @@ def _redactor():
         spec.loader.exec_module(module)
         redact = module.Hider(_environ(), sys.argv)  # type: Callable[[str], str]
     except Exception:
-        return lambda text: text if text.isidentifier() else "(its log has it)"
+        return lambda text: text if text.isidentifier() else "(see its log)"
     return redact
 
 

@@ -1,7 +1,7 @@
 """Runs first in every Python of a rank: reports a fatal exception, and shows stacks on request.
 
-Below `fleetrun exec` it runs first in every Python, which then gets fleetrun in place of Paddle's
-launcher.
+Below `fleetrun exec` it also runs first in every Python, and replaces Paddle's launcher by
+fleetrun there.
 
 Python imports `sitecustomize` when it starts, and the launcher puts this folder first on the ranks'
 PYTHONPATH. The script must see no difference. A script may start an older Python, so the syntax
@@ -29,7 +29,7 @@ _MOST = 256 * 1024
 _FRAMES = 1000
 # The most recorded failing exits that the script has caught.
 _MOST_EXITS = 100
-# Each requests a change to Paddle.
+# Each of these variables requests a change to Paddle.
 _FOR_PADDLE = (
     "FLEETRUN_STRATEGY_FILE",
     "FLEETRUN_PROFILE",
@@ -200,7 +200,7 @@ def _describe(error):
     try:
         message = str(error)
     except Exception as trouble:
-        message = "its text cannot be had (%s)" % type(trouble).__name__
+        message = "its text is unavailable (%s)" % type(trouble).__name__
     # Formatting a million frames would take minutes.
     lines = traceback.format_exception(kind, error, error.__traceback__, limit=-_FRAMES)
     stack = "".join(lines)
@@ -316,7 +316,7 @@ def _change_paddle():
         spec.loader.exec_module(module)
         module.arm(strategy)
     elif _is_one_of_several():
-        # Whatever the launch asks for, failures name the coordinates of ranks.
+        # With any launch, failures name the coordinates of ranks.
         import_module(_INJECT + ".topology").arm()
     if _is_restarted():
         import_module(_INJECT + ".restarted").watch(_rank_records().append, is_armed=is_armed)
@@ -419,9 +419,9 @@ def _keep_interrupts():
 
     sys.unraisablehook = unraisable
     words = list(getattr(sys, "orig_argv", ()))
-    # As fleetrun starts it. Tell Python that it is no archive, so that it does not check.
+    # As fleetrun starts scripts. Tell Python that this is no archive, so that it does not check.
     if words[1:2] == ["-u"] and words[2:3] and words[2].endswith(".py"):
-        # Made absolute as the interpreter does it, which normalises nothing.
+        # Made absolute as the interpreter does, without normalising it.
         path = words[2] if words[2][0] == "/" else os.getcwd() + "/" + words[2]
         sys.path_importer_cache.setdefault(path, None)
 

@@ -67,7 +67,7 @@ def _rewrite(module: Any, proof: Evidence) -> None:
         if paddle.in_dynamic_mode():
             return minimize(self, loss, *args, **kwargs)
         if loss.block.program in minimized:
-            # One rank survives it with most programs; with merging, each counts the runs of both.
+            # With one rank most programs survive it; with merging, each counts the runs of both.
             merges = settings.is_on("gradient_merge")
             if merges or self.worker_num() > 1:
                 raise _refusal(refusals.second_minimize(), proof)
@@ -87,7 +87,7 @@ def _rewrite(module: Any, proof: Evidence) -> None:
                 raise
             raise _refusal(text, proof) from error
         if newer:
-            # An unknown Paddle can do it; our passes cannot.
+            # A Paddle that we do not know supports it; our passes do not.
             proof.note(newer)
             return result
         main = loss.block.program

@@ -104,7 +104,7 @@ class Watcher:
         self._proof.graph = "static"
         expectation = _expected.get(main)
         if expectation is None:
-            # A program made without fleet does without the strategy, so it is not reported.
+            # The strategy does not apply to a program made without fleet, so it is not reported.
             if self._is_fleets:
                 return
             expectation = Expectation(0, 1, "")
@@ -146,7 +146,7 @@ class Watcher:
             steps = f"{plural(left, 'micro-step')} of a partial round"
             text = f"{steps} {'was' if left == 1 else 'were'} dropped (merge_tail={tail}"
             if tail == "step":
-                text += ": a static graph cannot know that no more will come"
+                text += ": a static graph cannot tell that no more will come"
             self._proof.note(f"{text})")
             self._proof.write()
 
@@ -178,7 +178,7 @@ class Watcher:
         self._knob(
             "gradient_merge",
             done=merges,
-            evidence=f"updates and {inside} allreduces are in a block that each {steps}. step runs",
+            evidence=f"updates and {inside} allreduces are in a block run once in {steps} steps",
             reason="one step is not merged" if steps == 1 else "Paddle has merged nothing",
         )
 

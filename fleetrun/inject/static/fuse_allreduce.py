@@ -153,7 +153,7 @@ def _insert(  # noqa: PLR0917 - one place calls it
         )
     ops += rings.reduce_over(communicator, carried, allreduce)
     if len(gradients) > 1:
-        # The executor orders by names: nothing else says that the sum is in the gradients now.
+        # The executor orders by names, and no other operator tells it that the sum is in these.
         ops += [
             {
                 "type": "depend",

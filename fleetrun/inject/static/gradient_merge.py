@@ -37,7 +37,7 @@ _TWO_PROGRAMS = (
     " gradient_merge, or minimize each loss for parameters of its own."
 )
 # The programs whose round is incomplete, each with the id of its scope; those whose parameters
-# another one has changed meanwhile; and the parameters that each updates, as far as known.
+# another program has changed meanwhile; and the parameters that each updates, once known.
 _merging: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _changed: weakref.WeakSet[Any] = weakref.WeakSet()
 _updated: weakref.WeakKeyDictionary[Any, frozenset[str]] = weakref.WeakKeyDictionary()

@@ -79,8 +79,8 @@ def _averages(running: Any, _found: dict[str, int]) -> str:
 
 def _still_sums(_running: Any, counts: dict[str, int]) -> str:
     if "conditional_block" not in counts:
-        return "Paddle does it for Momentum and SGD only, and has not put it into the program"
-    return "gradients are summed at each step nevertheless"
+        return "Paddle supports it for Momentum and SGD only, and has not applied it here"
+    return "gradients are still summed at each step"
 
 
 def _only_for(kinds: str) -> Callable[[Any, dict[str, int]], str]:

@@ -98,7 +98,7 @@ def report(running: Any, before: int, ranks: int, proof: Evidence) -> None:
         in_effect = settings.effective("fuse_grad_size_in_MB")
         text = packed
         if in_effect in ("auto", PLAN) and limit.most_bytes is not None:
-            why = "static graphs have no times of gradients: as " if in_effect == PLAN else ""
+            why = "gradients of static graphs are not timed: as " if in_effect == PLAN else ""
             in_effect, words = describe_auto(sum(sizes))
             text += f"; {why}{words}"
         _report(
@@ -191,8 +191,8 @@ def _report_waiting(running: Any, proof: Evidence) -> None:
     evidence = (
         "each allreduce is waited for at once"
         if waits
-        else f"{plural(sum(beside), 'operator')} of the computation have {early} of"
-        f" {plural(len(beside), 'allreduce')} under way"
+        else f"{plural(sum(beside), 'operator')} of the computation run while {early} of"
+        f" {plural(len(beside), 'allreduce')} are under way"
     )
     reason = "there is nothing left to compute while an allreduce is under way"
     _report(proof, name, holds=(early == 0) == waits, evidence=evidence, reason=reason)

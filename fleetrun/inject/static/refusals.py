@@ -34,18 +34,18 @@ class KnownError(NamedTuple):
 
 
 _PLUG_INS = (
-    "Paddle {version} has no data parallel of static graphs on {kind}: it connects the ranks of a "
-    "static program on GPUs and XPUs only. Train a dynamic graph, or on the CPU "
+    "Paddle {version} has no data parallelism of static graphs on {kind}: it connects the ranks of "
+    "a static program on GPUs and XPUs only. Train a dynamic graph, or on the CPU "
     "(--device_kind=cpu)."
 )
-_DGC = "Paddle has dgc for GPUs only"
+_DGC = "Paddle supports dgc on GPUs only"
 _OLDER = "must be Value, but got Variable"
 _STOPS = (
     KnownError(
         _OLDER,
         ("amp", "localsgd", "adaptive_localsgd"),
         "Paddle {version} cannot build this in its older program representation, which static "
-        "fleet needs and which is without paddle.{function}",
+        "fleet needs and which lacks paddle.{function}",
     ),
     KnownError("DGC is only support GPU", ("dgc",), _DGC),
     KnownError(

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from ..evidence import Evidence
 
-# SetDeviceCommContext of Paddle 3's executor: `if (!dev_ctx->GetCommContext())`. The leaders' sum
-# would meet the others' next collective.
+# See SetDeviceCommContext of Paddle 3's executor: `if (!dev_ctx->GetCommContext())`. The leaders'
+# sum would be matched with the others' next collective.
 ONE_COMMUNICATOR = (
     "on GPUs, Paddle 3 runs all rings of an older static program over the first communicator, so "
     "groups would wait for each other forever"

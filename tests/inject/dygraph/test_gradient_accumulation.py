@@ -190,7 +190,7 @@ def test_a_bad_batch_may_be_read_and_cleared_before_gradients_are_clipped(
     asked = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 4}}
     proof, output = alone(version, tmp_path, SKIPPING, {"strategy": asked}, way)
     # A value that is added, or scaled in each step, may come from another batch.
-    assert ("gradients that are put together from several backwards" in output) is (weights is None)
+    assert ("gradients that are composed from several backwards" in output) is (weights is None)
     if weights is not None:
         assert json.loads(output.split("weight ")[1]) == pytest.approx(weights, abs=1e-3)
         assert proof["updates"] == 2

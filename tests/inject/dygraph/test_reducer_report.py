@@ -170,7 +170,7 @@ def test_paddles_reducer_waits_for_none(tmp_path: Path) -> None:
         "no_difference",
         True,
         "",
-        "Paddle's own reducer sends them during the backward pass, as without it",
+        "Paddle's own reducer sends them during the backward pass, as it always does",
     )
 
 

@@ -253,7 +253,7 @@ def test_what_is_not_there_has_a_reason(built: Built) -> None:
 
 
 def test_what_paddle_stops_at_is_refused_in_a_sentence(built: Built) -> None:
-    assert built.error("dgc") == "RuntimeError: dgc: Paddle has dgc for GPUs only."
+    assert built.error("dgc") == "RuntimeError: dgc: Paddle supports dgc on GPUs only."
     assert built.outcome("dgc", "dgc")[0] == "refused"
     assert "var any not in this block" in built.error("recompute anything")
     assert built.outcome("recompute anything", "recompute")[0] == "refused"

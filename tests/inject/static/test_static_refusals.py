@@ -31,7 +31,7 @@ def test_a_script_that_calls_what_older_programs_lack_is_told_after_its_tracebac
     assert last == f"TypeError: {error}"
     assert told == (
         "fleetrun: Paddle 3.3.1 cannot build this in its older program representation, which "
-        "static fleet needs and which is without paddle.matmul."
+        "static fleet needs and which lacks paddle.matmul."
     )
 
 

@@ -56,7 +56,7 @@ class StartOperator(NamedTuple):
 def open_channels(rank: int, ranks: int, *, size: int, number: int) -> list[Channel]:
     """Connect RANKS by NUMBER channels: in groups of SIZE and among their leaders if above 1.
 
-    All ranks must call this alike: each connects its own communicators, in the same order.
+    A collective call: all ranks must make it, and connect their communicators in the same order.
     """
     levels = communicators.split_ranks(range(ranks), size if size > 1 else ranks)
     for channel in range(number):
