@@ -114,11 +114,7 @@ def scan(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Parse
         value = raw if equals or at == len(words) else words[at]
         option = names["help"] if word == "-h" else _match(typed, names, notes, value)
         if not equals:
-            if words[at : at + 1] and words[at].startswith("="):
-                meant = words[at][1:] or " ".join(words[at + 1 : at + 2]) or "VALUE"
-                raise UsageError(
-                    f"{typed} ends at the space before {words[at]}: write {typed}={meant}."
-                )
+            _check_blank(option, typed, words[at : at + 2])
             if at < len(words) and _is_value(option, words[at]):
                 raw = words[at]
                 at += 1
@@ -136,6 +132,15 @@ def scan(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Parse
         if option.name in _ENDING:
             break
     return ParsedOptions(tuple(settings), tuple(notes), None)
+
+
+def _check_blank(option: Option, typed: str, following: Sequence[str]) -> None:
+    """Raise UsageError if FOLLOWING, the words after OPTION as TYPED, begin with its `=`."""
+    word = "".join(following[:1])
+    meant = word[1:] or "".join(following[1:]) or "VALUE"
+    # `--set =5` lacks its key instead.
+    if word.startswith("=") and (option.kind != "pairs" or "=" in meant):
+        raise UsageError(f"{typed} ends at the space before {word}: write {typed}={meant}.")
 
 
 def _unquoted(typed: str, raw: str) -> str:

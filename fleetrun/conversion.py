@@ -48,7 +48,7 @@ def _whole(value: object) -> int | None:
         return value
     if isinstance(value, str):
         try:
-            return int(value)
+            return int(value) if value.isascii() else None
         except ValueError:
             return None
     real = _real(value)
@@ -57,6 +57,9 @@ def _whole(value: object) -> int | None:
 
 def _real(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    # Python also reads the digits of other scripts.
+    if isinstance(value, str) and not value.isascii():
         return None
     try:
         real = float(value)
@@ -205,7 +208,7 @@ def ranges(numbers: Iterable[int], between: str = ", ") -> str:
 
 
 def is_digits(text: str) -> bool:
-    """Whether TEXT is a whole number without a sign; `isdigit` alone takes superscripts.
+    """Whether TEXT has the digits 0-9 alone; `isdigit` also takes superscripts and other scripts'.
 
     >>> is_digits("12"), is_digits("²"), is_digits("-1"), is_digits("")
     (True, False, False, False)

@@ -336,7 +336,7 @@ class Facts(NamedTuple):
     tasks: tuple[Task, ...] = ()
     # Of --resume_from, before this attempt.
     checkpoints: Checkpoints | None = None
-    # Why the command `fleetrun` is another package's; None: it is ours.
+    # A sentence if the command `fleetrun` is another package's, or missing; None: it is ours.
     taken_command: str | None = None
     # Other remarks about this host for the user.
     notes: tuple[str, ...] = ()

@@ -270,6 +270,8 @@ def _number(option: Option, text: str) -> str | int | float:
         maximum=_MOST if option.maximum is None else option.maximum,
     )
     if number is None:
+        if text.isdecimal() and not text.isascii():
+            raise ValueError("give a number in the digits 0-9.")
         if option.maximum is None and text.isdecimal():
             too_large = int(text[:_DIGITS]) > _MOST
             raise ValueError(f"give {_MOST:.0f} at most." if too_large else wanted(option))

@@ -541,7 +541,8 @@ def _bounds(given: RawOption) -> tuple[int, int]:
     low, colon, high = given.raw.strip().partition(":")
     # Python refuses to read numbers of thousands of digits.
     is_long = max(len(low), len(high)) > _DIGITS
-    if is_long or not (low.isdecimal() and int(low) > 0 and (not colon or high.isdecimal())):
+    is_valid = conversion.is_digits(low) and (not colon or conversion.is_digits(high))
+    if is_long or not is_valid or int(low) < 1:
         raise UsageError(given.blame("give a number of hosts, 1 or more."))
     if colon and int(high) < int(low):
         raise UsageError(given.blame("give the smaller number of hosts first."))

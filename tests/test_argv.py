@@ -250,12 +250,18 @@ def test_a_value_that_became_the_script_is_recognised(words: list[str], message:
             "--quiet ends at the space before =: write --quiet=true.",
         ),
         (["--log_dir", "="], "--log_dir ends at the space before =: write --log_dir=VALUE."),
+        (["--set", "=", "a=1", "t.py"], "--set ends at the space before =: write --set=a=1."),
     ],
 )
 def test_spaces_around_an_equals_sign_are_a_sentence(words: list[str], message: str) -> None:
     with pytest.raises(UsageError) as refused:
         argv.split(words)
     assert str(refused.value) == message
+
+
+def test_a_pair_without_its_key_is_read_as_one() -> None:
+    (setting,) = argv.split(["--set", "=5", "t.py"]).settings
+    assert setting.raw == "=5"
 
 
 @pytest.mark.parametrize(

@@ -134,5 +134,6 @@ def test_a_name_that_paddle_has_taken_is_noticed_and_given_back(installed: Insta
     assert "name back" not in installed.run("fleetrunx", "true").stderr
     # `pip uninstall paddlepaddle` deletes it.
     command.unlink()
+    assert f"get the name back: {hint}\n" in installed.run("fleetrunx", "true").stderr
     examined = subprocess.run(doctor, env=variables, capture_output=True, text=True, check=False)
     assert examined.stdout.count(hint) == 1

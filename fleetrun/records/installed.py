@@ -29,7 +29,7 @@ class Package(NamedTuple):
 
 
 def packages(path: Iterable[str], begin: str = "") -> Iterator[Package]:
-    """Yield what pip installed in the folders of PATH, in its order, if its name has this BEGIN."""
+    """Yield what pip installed in the folders of PATH, in its order, with names that have BEGIN."""
     for folder in dict.fromkeys(path):
         try:
             entries = os.listdir(folder or ".")
@@ -44,7 +44,7 @@ def packages(path: Iterable[str], begin: str = "") -> Iterator[Package]:
 
 
 def paddles(path: Iterable[str]) -> Iterator[Package]:
-    """Yield those of them that bring a Paddle."""
+    """Yield the packages in the folders of PATH that contain a Paddle."""
     return (
         package
         for package in packages(path, "paddle")
@@ -53,33 +53,33 @@ def paddles(path: Iterable[str]) -> Iterator[Package]:
 
 
 def paddle() -> Package | None:
-    """Return the first of them for this Python."""
+    """Return the package of this Python's Paddle."""
     return next(paddles(sys.path), None)
 
 
 def taken_command(prefix: str) -> str | None:
-    """Return a line about the `fleetrun` of the environment PREFIX if that is Paddle's launcher.
+    """Return a line about the `fleetrun` of the environment PREFIX if it is Paddle's, or missing.
 
-    Whichever package was installed last owns that name. `fleetrunx` is the same script under a name
-    that no Paddle brings, so a copy of it mends the other, without a network.
+    The package that was installed last owns that name, and `pip uninstall` of Paddle deletes it,
+    whosever it is. `fleetrunx` is the same script under a name that no Paddle brings, so a copy of
+    it mends the other, without a network.
     """
-    folder = os.path.join(prefix, "bin")
+    command = os.path.join(prefix, "bin", "fleetrun")
+    fault = f"{command} is Paddle's launcher now"
     try:
-        with open(os.path.join(folder, "fleetrun"), "rb") as file:
+        with open(command, "rb") as file:
             if PADDLES not in file.read(4096):
                 return None
     except OSError:
+        fault = f"{command} is missing, as after an uninstalled Paddle"
+    # Without it, nobody has installed the commands here.
+    if not os.path.exists(f"{command}x"):
         return None
-    if not os.path.exists(os.path.join(folder, "fleetrunx")):
-        return None
-    return f"{folder}/fleetrun is Paddle's launcher now. To get the name back: {mend(prefix)}"
+    return f"{fault}. To get the name back: {mend(prefix)}"
 
 
 def is_lost(prefix: str) -> bool:
-    """Whether the environment PREFIX has `fleetrunx` but no `fleetrun`.
-
-    `pip uninstall` of Paddle deletes the script of that name, whosever it is.
-    """
+    """Whether the environment PREFIX has `fleetrunx` but no `fleetrun`; see `taken_command`."""
     folder = os.path.join(prefix, "bin")
     spare, command = (
         os.path.exists(os.path.join(folder, name)) for name in ("fleetrunx", "fleetrun")

@@ -158,7 +158,8 @@ def parse_set(text: str) -> Knob:
     key = key.strip()
     where = f"{SET} {key}"
     if not equals or not key:
-        raise UsageError(f"{SET} {text}: give KEY=VALUE, as in fuse_grad_size_in_MB=16.")
+        typed = f"{SET} {text}".rstrip()
+        raise UsageError(f"{typed}: give KEY=VALUE, as in fuse_grad_size_in_MB=16.")
     section, dot, rest = key.partition(".")
     if not (dot and section in fields.SECTIONS):
         section, rest = _section_of(key), key

@@ -186,6 +186,7 @@ def test_one_field_can_be_set(text: str, knob: tuple[str, str, object]) -> None:
     ("text", "message"),
     [
         ("amp", "--set amp: give KEY=VALUE"),
+        ("", "--set: give KEY=VALUE"),
         ("=1", "give KEY=VALUE"),
         ("amq=1", "--set amq: no such field: amq; did you mean amp?"),
         ("k_steps=1", "k_steps is a part: did you mean gradient_merge_configs.k_steps or "),

@@ -104,7 +104,8 @@ def sizes(text: str, spec: TuneSpec) -> tuple[JobSize, ...]:
     Raises UsageError unless TEXT lists two or more numbers that the launch has.
     """
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) for part in parts) or len(set(parts)) < 2:
+    is_valid = all(conversion.is_digits(part) and int(part) for part in parts)
+    if not is_valid or len(set(parts)) < 2:
         raise UsageError(
             f"--scaling={text}: give two or more numbers of devices, as in --scaling=1,2,4; with "
             "--hosts, numbers of hosts."

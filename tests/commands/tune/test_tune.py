@@ -208,6 +208,7 @@ def test_a_size_that_fails_is_told_and_the_others_are_compared(tmp_path: Path) -
     [
         (["--scaling=2"], "give two or more numbers of devices"),
         (["--scaling=1,x"], "give two or more numbers of devices"),
+        (["--scaling=1,\uff12"], "give two or more numbers of devices"),
         (["--scaling=1,2", "--vary=a=1"], "--scaling and --vary are two measurements"),
         (["--scaling=1,2", "--nproc_per_node=2"], "gives --nproc_per_node itself"),
         (["--scaling=1,4", "--gpus=0-1"], "--gpus=0-1 has 2"),
