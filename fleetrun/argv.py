@@ -13,7 +13,7 @@ from fleetrun.typehints import NamedTuple
 
 # Fewer letters are more likely a typing error than an abbreviation.
 _SHORTEST_PREFIX = 4
-# How alike to an alias a name is that is no kind of device.
+# How similar a name must be to an alias to be a misspelling, not a kind of device.
 _LIKE_AN_ALIAS = 0.85
 # Options that no script of Paddle's suites has itself.
 _OF_LAUNCHERS = ("__nproc_per_node", "__nnodes", "__ips", "__max_restart", "__hang_timeout")
@@ -284,7 +284,7 @@ def _match(typed: str, names: dict[str, Option], notes: list[str], value: str) -
     if of_kind is not None and typed.startswith("--"):
         from fleetrun import hints, suggestions  # only for what the table does not have
 
-        # `--cluter_node_ips=1` is no kind; names that plan/devices knows are compared there.
+        # `--cluter_node_ips=1` is not a kind; names that plan/devices knows are compared there.
         aliases = (
             known
             for known, option in names.items()

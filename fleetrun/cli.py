@@ -286,7 +286,7 @@ def _check_script(parsed: ParsedCommand) -> None:
     target = parsed.script.target
     if parsed.script.form != "file":
         if "/" in target:
-            raise UsageError(f"-m {target}: that is a path and no module: leave -m out.")
+            raise UsageError(f"-m {target}: that is a path, not a module: leave -m out.")
         if target.endswith(".py") and os.path.exists(target):
             # Python would run it while it looks for a module `py` in it, and fail then.
             raise UsageError(

@@ -74,7 +74,7 @@ class Strategy(NamedTuple):
     """A job's settings of Paddle's distributed training, and how they are applied.
 
     Strategies with the same settings have the same `digest`. `check_ranks`: compare the ranks'
-    parameters ever more rarely (`auto`), after updates 1 and 3 (0), every N updates too (N), or
+    parameters less and less often (`auto`), after updates 1 and 3 (0), also every N updates (N), or
     never (-1).
     """
 
@@ -488,7 +488,7 @@ class LaunchPlan(NamedTuple):
     has_session: bool = False
     # None: nobody else writes into our log folder.
     shared_logs: SharedLogs | None = None
-    # From which its ranks resume, if that was asked for.
+    # The checkpoint from which its ranks resume, if requested.
     checkpoints: Checkpoints | None = None
 
     @property

@@ -38,7 +38,7 @@ GROUPS = tuple(SECTIONS.values())
 
 REPEATABLE = ("texts", "pairs")
 _HYPHENATED = ("dry_run", "from_manifest", "no_kill")
-# Words that are no script after an option with an optional value; nothing after --help is read.
+# Words that are not a script after an option with an optional value; nothing after --help is read.
 _OWN_WORDS = frozenset(("help", "color"))
 # Those whose optional values are ranks.
 _RANKS = frozenset(("tee", "redirects"))
@@ -95,12 +95,12 @@ class Option(NamedTuple):
     words: tuple[str, ...] = ()
     # Aliases of values: (written, meant).
     synonyms: tuple[tuple[str, str], ...] = ()
-    # Words that are not allowed any more: (written, a sentence that says what is).
+    # Words that are no longer allowed, each with a sentence about what is.
     gone: tuple[tuple[str, str], ...] = ()
     minimum: float | None = None
     maximum: float | None = None
     bare: str | None = None
-    # Reads a value that is no plain one of its kind; ValueError with what is wanted.
+    # Reads values that need more than their kind; ValueError says what is allowed.
     reader: Callable[[str], Value] | None = None
     reason: str = ""
     # What the shell completes the value with: file, dir or nothing.
@@ -233,7 +233,7 @@ def wanted(option: Option) -> str:
 
 
 def parse(option: Option, raw: str) -> Value:
-    """Read RAW as OPTION's typed value; ValueError with what is wanted when it is none.
+    """Read RAW as OPTION's typed value; ValueError says what is allowed.
 
     >>> parse(find("nproc_per_node"), "auto"), parse(find("nproc_per_node"), "8")
     ('auto', 8)

@@ -305,7 +305,7 @@ def _bound(
         near = {name: node for name, node in processors.near.items() if not name.isdecimal()}
         processors = processors._replace(near=near)
         notes = (
-            f"{devices.ORDER} numbers GPUs otherwise than the driver: which is near is not known.",
+            f"{devices.ORDER} numbers GPUs unlike the driver, so the CPUs near them are unknown.",
         )
     binding = affinity.bind(request.bind, processors, [spec.devices for spec in ranks])
     threaded = tuple(

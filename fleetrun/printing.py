@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def put(text: str) -> int:
     """Print TEXT at once, so that a closed pipe is noticed here, and return the exit code 0.
 
-    Names that are no valid text are printed byte by byte, whatever the locale.
+    Names that are not valid text are printed byte by byte, whatever the locale.
     """
     write(text.encode(errors="surrogateescape"))
     return 0
@@ -47,7 +47,7 @@ def write(piece: bytes) -> None:
 
 def _out() -> TextIO:
     if sys.stdout is None:
-        raise EnvironmentFault("Standard output is closed, and what was asked for goes there.")
+        raise EnvironmentFault("Standard output is closed, and the requested output goes there.")
     return sys.stdout
 
 

@@ -165,7 +165,7 @@ def _layers(
     environ: Mapping[str, str],
     missing: list[str],
 ) -> dict[str, Layer]:
-    """Return the strategies as RECORDED; those that PARSED names are read anew."""
+    """Return the strategies as RECORDED; those that PARSED names are read again."""
     named = [item.raw.split(",") for item in parsed.settings if item.option.name == "strategy"]
     anew = {name.strip() for names in named for name in names}
     layers = {}

@@ -303,7 +303,7 @@ class Supervisor:
             self._guard.dismiss()
 
     def _gathered(self, attempt: int, planned: LaunchPlan | Exception) -> Gathered | GatherFailed:
-        """Adopt the prepared plan: everything that depends on a plan is made anew."""
+        """Adopt the prepared plan: everything that depends on a plan is created again."""
         if isinstance(planned, Exception):
             return self._no_plan(attempt, planned)
         try:
@@ -647,7 +647,7 @@ class Supervisor:
         why_not = started.launched.why_not
         if why_not and why_not not in self._not_forked:
             self._not_forked.add(why_not)
-            self._log(f"{self._labels[index].capitalize()} imports everything anew: {why_not}.")
+            self._log(f"{self._labels[index].capitalize()} imports everything again: {why_not}.")
         is_forked = started.launched.is_forked
         return Started(index, self._labels[index], started.pid, now, attempt, is_forked)
 
@@ -698,7 +698,7 @@ class Supervisor:
         if self._gathering.may_change:
             # Attempts caused by hosts that come and go are not limited.
             when = f" in {wait:.1f} s or later," if round(wait, 1) else ""
-            plan = f"All ranks start again{when} on the hosts that are there."
+            plan = f"All ranks start again{when} on the available hosts."
         self._log(f"{self._state.earlier[-1].describe()}. {plan}")
 
     def _show_late(self) -> None:

@@ -152,7 +152,7 @@ def test_a_file_after_m_is_no_module(elsewhere: Path, capsys: pytest.CaptureFixt
     refused = capsys.readouterr().err
     assert refused.endswith("no .py: write train.py without -m, or -m train.\n")
     assert cli.main(["-m", "./train"], environ={}, launch=launch) == 2
-    assert capsys.readouterr().err.endswith("that is a path and no module: leave -m out.\n")
+    assert capsys.readouterr().err.endswith("that is a path, not a module: leave -m out.\n")
 
 
 def test_a_script_with_a_number_for_a_name_can_be_run(elsewhere: Path) -> None:

@@ -149,7 +149,7 @@ def test_gpus_that_cuda_numbers_its_own_way_are_near_nothing(how: str) -> None:
     chosen = facts._replace(environ={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
     plan = planner.plan(request, chosen, made, roster)
     assert [process.cpus for process in plan.processes] == [(0,), (1,)]
-    remark = "CUDA_DEVICE_ORDER numbers GPUs otherwise than the driver: which is near is not known."
+    remark = "CUDA_DEVICE_ORDER numbers GPUs unlike the driver, so the CPUs near them are unknown."
     assert remark in plan.notes
 
 

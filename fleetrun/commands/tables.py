@@ -61,7 +61,7 @@ def layout(
         justify: JustifyMethod = "right" if place < numbers else "left"
         table.add_column(head, justify=justify, overflow="fold", no_wrap=place in whole)
     for row in rows:
-        # As Text, so that brackets and colons are no rich markup.
+        # As Text, so that brackets and colons are not rich's markup.
         table.add_row(*map(Text, row))
     out = io.StringIO()
     # Independent of the environment: a file gets what a terminal shows, without its colours.

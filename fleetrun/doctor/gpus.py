@@ -91,7 +91,7 @@ def judge(gpus: Gpus, *, has_others: bool = False) -> Iterator[Finding]:
         yield error(
             "GPU",
             f"GPU {index} does not work ({why})",
-            "a job that asks for it does not start",
+            "a job that requests it does not start",
             "nvidia-smi; dmesg | grep -i xid  # a reset, a reboot; CUDA_VISIBLE_DEVICES till then",
         )
     for index, why in gpus.barred:

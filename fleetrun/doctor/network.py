@@ -62,7 +62,7 @@ def _slow(lookup: NameLookup) -> Finding | None:
         return None
     return warning(
         "host name",
-        f"to resolve {lookup.name} takes {lookup.seconds:.1f} s"
+        f"resolving {lookup.name} takes {lookup.seconds:.1f} s"
         + ("" if lookup.addresses else " or longer"),
         "every rank waits that long for each host",
         "cat /etc/resolv.conf  # a server there does not answer; or use addresses in --ips",

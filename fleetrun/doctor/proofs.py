@@ -43,7 +43,7 @@ def judge(proof: GpuProof, build: Build, python: str) -> Iterator[Finding]:
         return
     last = failure.words.strip().splitlines()[-1:] or ["no output"]
     means = failure.meaning or "training fails there, too"
-    fix = f"{python} {proof.program}  # shows its words"
+    fix = f"{python} {proof.program}  # shows its output"
     if failure.step == _SUM:
         means = failure.meaning or "training on several GPUs does not work"
         fix = "--nccl P2P_DISABLE=1  # does it work then? And --nccl DEBUG=INFO says more"
@@ -58,7 +58,7 @@ def _library(library: str, package: str, build: Build, command: str) -> Finding:
         fix = f"{python} -m pip install '{package}' && {command} --link"
     return error(
         "Paddle's libraries",
-        f"Paddle {build.version} wants {library}, which is not found here",
+        f"Paddle {build.version} needs {library}, which is not found here",
         _ENDS.get(library.partition(".so")[0], "code that needs it ends the job"),
         fix,
     )

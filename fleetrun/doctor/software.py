@@ -93,9 +93,9 @@ def _commands(software: Software) -> Iterator[Finding]:
     elif len(commands) > 1:
         yield warning(
             check,
-            f"{len(commands)} are there: {first.path} is started, before {later}",
+            f"there are {len(commands)}: a shell starts {first.path}, before {later}",
             "an upgrade of one changes nothing for the other, and hosts may differ",
-            "hash -r; type -a fleetrun  # remove the one that is not meant",
+            "hash -r; type -a fleetrun  # remove the wrong one",
         )
     elif first.prefix != software.prefix:
         yield warning(

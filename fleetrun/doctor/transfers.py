@@ -51,7 +51,7 @@ def judge(transfers: Transfers, gpus: Gpus) -> Iterator[Finding]:
         yield error(
             check,
             f"the sum of {size(wrong[0].nbytes)} over {transfers.backend} is wrong",
-            "what is trained here is wrong, too",
+            "training here gives wrong results, too",
             "nvidia-smi -q -d ECC; --nccl P2P_DISABLE=1  # is the sum right then?",
         )
         return

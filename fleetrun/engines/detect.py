@@ -14,7 +14,7 @@ from fleetrun.typehints import NamedTuple
 
 # The largest plausible number of hosts.
 _DIGITS = 6
-# The steps of Slurm that are no srun: interactive, batch, extern (slurm/slurm.h,
+# The steps of Slurm that srun does not start: interactive, batch, extern (slurm/slurm.h,
 # SLURM_INTERACTIVE_STEP, SLURM_BATCH_SCRIPT, SLURM_EXTERN_CONT). One process runs there, on the
 # first host.
 _NO_STEPS = ("4294967290", "4294967291", "4294967292")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Ids of our communicators. Paddle counts its own up from 0.
 _FIRST_ID = 1 << 20
-# The communicators that this process has created per set of ranks; all ranks count alike.
+# The communicators that this process has created per set of ranks; all ranks have the same counts.
 _made: Counter[tuple[int, ...]] = Counter()
 
 

@@ -108,7 +108,7 @@ def compare(
     known: ParameterHistory | None,
     updates: int,
 ) -> Differences:
-    """Compare the parameters of this rank, OWN, with their copies on RANKS after so many UPDATES.
+    """Compare the parameters of this rank, OWN, with their copies on RANKS after UPDATES updates.
 
     ROWS are the `numbers` of all RANKS.
     """

@@ -143,7 +143,7 @@ def _patch(module: ModuleType) -> None:
         arguments = bound.arguments
         if arguments["backend"] == "gloo" and arguments["world_size"] > 1:
             number = arguments["group_id"]
-            # All ranks of a group count alike.
+            # All ranks of a group have the same counts.
             name = f"paddle/{number}/{uses[number]}"
             uses[number] += 1
             if name != "paddle/0/0":

@@ -290,7 +290,7 @@ class _Check:
         )
 
     def _watches(self, updates: int) -> bool:
-        """Whether to record the history of parameters after so many UPDATES."""
+        """Whether to record the history of parameters after UPDATES updates."""
         is_regular = isinstance(self._every, int) and self._every > 0
         return is_regular or updates < _WATCHED_UPDATES
 
@@ -462,7 +462,7 @@ def _of_optimizer(optimizer: Any) -> list[Any]:
 def _made_with(own: OwnSums | None) -> AbstractContextManager[None]:
     """Create tensors on the device of the parameters of which OWN has checksums."""
     values = [part.value for part in own.parts.values()] if own is not None else []
-    # Those of static programs, which ranks compare through the store, are no eager tensors.
+    # Those of static programs, which ranks compare through the store, are not eager tensors.
     if not values or not hasattr(values[0], "place"):
         return contextlib.nullcontext()
     return tensors.made_at(values[0].place)

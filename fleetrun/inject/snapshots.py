@@ -171,7 +171,7 @@ def _read(values: list[Any]) -> tuple[list[tuple[int, float, Any]], list[int]]:
     """Return size, largest element and some elements of each of VALUES, and the checksums."""
     import numpy as np
 
-    # Values of static programs are no eager tensors.
+    # Values of static programs are not eager tensors.
     arrays = [None if hasattr(value, "flatten") else np.array(value) for value in values]
     if any(own is not None for own in arrays):
         sums = [checksums.of_array(own) for own in arrays]

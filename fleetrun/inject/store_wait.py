@@ -63,7 +63,7 @@ def watch() -> None:
 
 @border.watching("the wait for a store")
 def wait(host: str, port: int) -> None:
-    """Return once HOST:PORT does not refuse connections any more."""
+    """Return once HOST:PORT no longer refuses connections."""
     began = time.monotonic()
     while _refuses(host, port) and (waited_s := time.monotonic() - began) < _LONGEST_S:
         time.sleep(min(max(_SHORTEST_POLL_S, waited_s * _SHARE), _LONGEST_POLL_S))

@@ -194,7 +194,7 @@ def own_attribute(owner: Any, name: str) -> Any:
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
-    """Return the parameters of all groups that OPTIMIZER, which is no wrapper, updates now."""
+    """Return the parameters of all groups that OPTIMIZER, which is not a wrapper, updates now."""
     # Groups that a script adds later are only in `_param_groups`.
     return flat(
         getattr(optimizer, "_param_groups", None) or getattr(optimizer, "_parameter_list", None)

@@ -25,7 +25,7 @@ class Binding(NamedTuple):
 def bind(how: str, processors: "Processors", groups: "Sequence[tuple[Device, ...]]") -> Binding:
     """Distribute PROCESSORS over the ranks with GROUPS of devices, as HOW requests.
 
-    `cores`: all cores are distributed, near each rank's device if that leaves no rank without.
+    `cores`: all cores are distributed, near each rank's device if each rank then gets one.
     `numa`: each rank gets the CPUs of its device's node; without devices, no rank spans two nodes.
     """
     cores = sorted(

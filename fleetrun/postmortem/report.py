@@ -106,7 +106,7 @@ def left_running(left: Sequence[Leftover]) -> str:
 
     >>> from fleetrun.run.children import Leftover
     >>> left_running([Leftover(7, ("serve", "--password=hush"))])
-    'The job is done; ended processes that it had left running: pid 7 (serve --password=***).'
+    'The job is done; processes that it had left running were ended: pid 7 (serve --password=***).'
     """
     # multiprocessing's resource tracker ends by itself.
     # One that needs several blows is listed with each.
@@ -127,7 +127,7 @@ def left_running(left: Sequence[Leftover]) -> str:
         parts.append(f"pid {pid} ({shown[:_LINE]}{'…' if len(shown) > _LINE else ''})")
     if len(reported) > _LEFT:
         parts.append(f"and {len(reported) - _LEFT} more")
-    return f"The job is done; ended processes that it had left running: {', '.join(parts)}."
+    return f"The job is done; processes that it had left running were ended: {', '.join(parts)}."
 
 
 def _attempts(outcome: Outcome, labels: Sequence[str], reported: Sequence[str]) -> list[str]:

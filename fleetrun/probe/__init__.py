@@ -166,7 +166,7 @@ def _here(root: str) -> str:
             "`mount -t proc proc /proc`."
         )
     if not os.path.exists(os.devnull):
-        raise EnvironmentFault(f"{os.devnull} is not there; programs expect it (`mount` a /dev).")
+        raise EnvironmentFault(f"{os.devnull} is missing, which programs expect: `mount` a /dev.")
     return current_folder()
 
 

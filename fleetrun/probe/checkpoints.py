@@ -36,7 +36,7 @@ _TRAINERS, _STATES = "training_args.bin", frozenset({"trainer_state.json", "trai
 _LAST = (".checkpoint_done", "scheduler.pdparams")
 _HEADER = 8
 _MOST = 256 * 1024 * 1024
-# What a host tells the others: at most so many checkpoints, and so many characters of each reason.
+# The most checkpoints that a host reports to the others, and characters of each reason.
 _MOST_LISTED, _LONGEST = 8, 120
 
 
@@ -196,7 +196,7 @@ def _unlisted(path: str, names: Iterable[str]) -> str:
 
 
 def _parts(path: str) -> Iterable[str]:
-    """Return the files that the index PATH lists; none if it is no index."""
+    """Return the files that the index PATH lists; none if it is not an index."""
     if path.endswith(".index.json"):
         with open(path, "rb") as file:
             index: Mapping[str, object] = json.load(file)

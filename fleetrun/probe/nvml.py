@@ -103,7 +103,7 @@ class DriverQuery:
             self._question = IsolatedCall(lambda: survey(nvml(), wants_bus=wants_bus))
         except OSError as error:
             raise EnvironmentFault(
-                f"The GPUs cannot be looked for: no process can be started ({error.strerror}); "
+                f"GPUs cannot be detected: no process can be started ({error.strerror}); "
                 "look at `ulimit -u`, `ulimit -n` and the limits of the container."
             ) from None
 

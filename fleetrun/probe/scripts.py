@@ -33,7 +33,10 @@ def find(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
         raise EnvironmentFault(f"There is no script {target} in {cwd}{_meant(target, cwd, '.')}")
     if interpreted:
         if not os.access(path, os.R_OK):
-            raise EnvironmentFault(f"The script {target} cannot be read; give yourself the right.")
+            raise EnvironmentFault(
+                f"This user may not read the script {target}: run `chmod u+r {target}`, or ask its "
+                "owner."
+            )
         return target
     if not os.access(path, os.X_OK):
         raise EnvironmentFault(

@@ -117,7 +117,7 @@ def issued(path: str) -> int:
 
 
 def parse(ring: bytes | None) -> FlightRecord | None:
-    """Return the record in RING; None if it is no ring."""
+    """Return the record in RING; None if it is not a ring."""
     if ring is None or len(ring) < HEADER_BYTES:
         return None
     magic, slots, channels, table_bytes, used, state, pid, restart, rank, settled = (

@@ -66,7 +66,7 @@ class Folder:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=self.fd)
 
     def append(self, name: str, mode: int = PRIVATE) -> int:
-        """Open NAME for appending: a new file, or one of this user that is no link."""
+        """Open NAME for appending: a new file, or one of this user that is not a link."""
         try:
             return self.open(name, _CREATE | os.O_APPEND, mode)
         except FileExistsError:
@@ -111,7 +111,7 @@ class Folder:
         _fill(self.append(name), text)
 
     def close(self) -> None:
-        """Close the folder; the next use opens it anew."""
+        """Close the folder; the next use opens it again."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

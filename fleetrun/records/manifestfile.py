@@ -102,7 +102,7 @@ def document(
 
 
 def environment(environ: Mapping[str, str], remembered: Mapping[str, str]) -> dict[str, object]:
-    """Return the names of ENVIRON and the values of those REMEMBERED that are no secret."""
+    """Return the names of ENVIRON and the values of those REMEMBERED that are not secret."""
     return {
         "names": sorted(environ),
         "values": {

@@ -158,7 +158,7 @@ class MetricsReader:
     def __init__(self, path: str, most: int) -> None:
         self._file = reading.GrowingFile(path)
         self._most = most
-        # One of so many lines is kept, by line number.
+        # One of this many lines is kept, by line number.
         self._every = 1
         self._kept: dict[int, MetricsRecord] = {}
         # Lines that are not parsed yet: with a thousand ranks each takes tens of milliseconds, and

@@ -72,7 +72,7 @@ def of(text: bytes, pattern: re.Pattern[bytes] | None = None) -> Progress:
 
 
 def throughput_of(line: bytes) -> str:
-    """Return how many tokens (or else samples) a second LINE tells of; empty: none.
+    """Return the tokens (or else samples) per second in LINE; empty if there are none.
 
     >>> throughput_of(b"loss: 3.8, interval_samples_per_second: 197.6004, interval_steps_per_se")
     '198 samples/s'

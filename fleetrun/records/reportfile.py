@@ -97,7 +97,7 @@ def _flat(record: CulpritRecord | VictimRecord) -> dict[str, object]:
 
 
 def read(path: str) -> ReportRecord | None:
-    """Return the readable content of the file PATH; None if it is no report."""
+    """Return the readable content of the file PATH; None if it is not a report."""
     document = reading.document(path)
     if document is None or document.get("schema") != SCHEMA:
         return None

@@ -85,7 +85,7 @@ def below(folder: str, since: float) -> set[str]:
 
 
 def _records(content: bytes, checksum: int) -> Iterator[bytes]:
-    """Yield the records of CONTENT, with a CHECKSUM of so many bytes behind length and record."""
+    """Yield the records of CONTENT, with CHECKSUM bytes of checksum after length and record."""
     at = 0
     while at + _LENGTH.size <= len(content):
         (length,) = _LENGTH.unpack_from(content, at)
@@ -150,7 +150,7 @@ def _tag(tag: bytes) -> str:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | float | bytes]]:
-    """Yield the numbers and values of the fields of MESSAGE; _NoMessageError if it is none."""
+    """Yield the numbers and values of the fields of MESSAGE; _NoMessageError if it is not one."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)

@@ -1,6 +1,6 @@
-"""Recognises secrets, which must never be shown or written down, by name and by shape.
+"""Recognises secrets, which must never be shown or stored, by name and by shape.
 
-Ranks load this file by its path, in any Python: it imports nothing of fleetrun.
+Ranks load this file by its path, in any Python, so it imports nothing of fleetrun.
 """
 
 # No syntax newer than Python 3.7, for those ranks.
@@ -28,8 +28,8 @@ else:
 
 HIDDEN = "***"
 
-# Patterns are compiled on first use, and an ordinary launch uses none: every text in which a
-# pattern matches contains one of these.
+# Patterns are compiled on first use, and an ordinary launch uses none: a text without any of these
+# parts matches no pattern.
 _PARTS = (
     *("pass", "secret", "cred", "key", "token", "auth", "jwt", "bearer", "hook", "otp", "sess"),
     *("sig", "cookie", "pwd", "psk", "pat"),
@@ -37,17 +37,17 @@ _PARTS = (
 
 # -- names ----------------------------------------------------------------------------------------
 
-# The words of a name, joined by "_", that mean nothing but a secret;
+# The words of a name, joined by "_": those that can only mean a secret;
 _CERTAIN = (
     r"PASSWORD|PASSWD|PASSPHRASE|PASSCODE|SECRET|CREDENTIAL|SSHPASS|API_?KEY|PRIVATE_?KEY"
     r"|ACCESS_?KEY|ACCESS_?TOKEN|AUTH_?TOKEN|_(?:(?:ACCOUNT|SIGNING|ENCRYPTION|SESSION)_KEY"
     r"|(?:API|REFRESH|SESSION|BOT|SECURITY|BEARER|ID)_TOKEN|CREDS|JWT|BEARER|AUTHORIZATION"
     r"|WEBHOOK|OTP|SESSION_ID|(?:PHP|J)?SESS(?:ION)?ID|SIGNATURE|SIG)_"
 )
-# that may, too: GITHUBTOKEN and OAUTH, but not TOKENIZERS, MAX_TOKENS or AUTHOR;
+# those that may mean one: GITHUBTOKEN and OAUTH, but not TOKENIZERS, MAX_TOKENS or AUTHOR;
 _LAST = r"_(?:KEY|PWD|SESSION|SESSIONID|PSK)_$"
 _LIKELY = rf"(?:TOKEN|AUTH|_PASS|_COOKIES?)_|{_LAST}|[^_]_PAT_$"
-# that are about one (its file, its length), or called alike and open nothing.
+# and those that describe one (its file, its length), or have a similar name and open nothing.
 _HARMLESS = (
     r"_(?:FILES?|PATHS?|DIR|FOLDER|NAME|LENGTH|LEN|SIZE|COUNT|TTL|TIMEOUT|EXPIRY|EXPIRES|TYPE"
     r"|ALGORITHM|POLICY|HELPER|PROMPT)_$|SECRETAR"
@@ -56,8 +56,8 @@ _HARMLESS = (
     r"|^_(?:XDG|DESKTOP|TERM|GNOME|KDE|GDM|TMUX|DBUS)_(?!.*TOKEN).*SESSION|^_DESKTOP_SESSION"
 )
 _FOLDERS = ("PWD", "OLDPWD")
-# The shortest text with a secret in it is `://a@`. Those shorter than a line are told again and
-# again, as all ranks have nearly the same environment.
+# The shortest text with a secret in it is `://a@`. Results for texts shorter than a line are
+# cached, as all ranks have nearly the same environment.
 _SHORTEST, _LINE = 5, 200
 _SURE, _UNSURE, _NONE = 2, 1, 0
 
@@ -96,13 +96,13 @@ def _certainty(name: str) -> int:
 
 def _has_part(lower: str) -> bool:
     """Whether the text LOWER may name a secret."""
-    # In names that every launch has, `path` and `signal` hold the parts `pat` and `sig`, which mean
-    # something only at the end of a word.
+    # Names that every launch has contain `path` and `signal`, and so the parts `pat` and `sig`,
+    # which matter only at the end of a word.
     return _has_one(_PARTS, lower.replace("path", "_h").replace("signal", "s_l"))
 
 
 def _has_one(parts: Sequence[str], text: str) -> bool:
-    # Without a loop in Python: a launch looks for some ten thousand.
+    # Without a loop in Python: a launch searches for some ten thousand.
     return any(map(text.__contains__, parts))
 
 
@@ -118,17 +118,18 @@ def _words(name: str) -> str:
 
 # -- values ---------------------------------------------------------------------------------------
 
-# No secret under a name that may mean something else: numbers up to six digits are sizes and ids
-# (`--max_token 4096`), `<pad>` is a token of a model, and code says where it has its value from.
+# Values that are no secret under a name that may mean something else: numbers up to six digits are
+# sizes and ids (`--max_token 4096`), `<pad>` is a token of a model, and code names where it takes a
+# value from.
 _NOTHING = r"(?i:true|false|yes|no|none|null|auto|\*+[:;.]*)?$"
 _PLAIN = rf"(?s){_NOTHING}|(?=.{{1,6}}$)-*\d+\.?\d*$|<.*>$|\[.*\]$"
 _CODE = (
     r"(?:str|bytes|int|bool|Any|Optional|SecretStr|lambda)\b|"
     r"(?:self|args|opts?|cfg|conf|config|kwargs|os|env|getpass)[.\[]|[$%]?[{(]"
 )
-# What code calls something: `image`, `model.keys`.
+# An identifier in code: `image`, `model.keys`.
 _IDENTIFIER = r"[a-z_.]+$"
-# What stands after the -p of other programs than those that want a password.
+# What follows -p of programs for which it is not a password.
 _OTHER_P = (
     r"[./~]|[\w.\-]*[/=\\]|[\w\-]+\.[A-Za-z]\w{0,4}$|(?:fp|bf|tf|u?int|float|O)\d+$|"
     r"[\d.:\-]+(?:/\w+)?$"
@@ -137,7 +138,7 @@ _PROSE = frozenset(["to", "is", "in", "on", "of", "or", "and", "the", "a", "an",
 
 
 def _is_random(value: str) -> bool:
-    """Whether VALUE looks drawn, not named: digits and letters change often.
+    """Whether VALUE looks random, not like a name: digits and letters alternate often.
 
     >>> _is_random("a8Fx03kQz91b"), _is_random("conv1_weights"), _is_random("fuse_grad_size_in_MB")
     (True, False, False)
@@ -149,14 +150,14 @@ def _is_random(value: str) -> bool:
 def _is_meant(
     name: str, value: str, *, is_word: bool = False, quoted: bool = False, spaced: bool = False
 ) -> bool:
-    """Whether VALUE, which stands after NAME, is the secret that NAME promises.
+    """Whether VALUE, which follows NAME, is the secret that the name suggests.
 
-    In a text, other than as a word of a command line (IS_WORD), it may be code if it is not QUOTED,
-    and the rest of a sentence if it stands SPACED from its name.
+    Unless it is a word of a command line (IS_WORD), it may be code if it is not QUOTED, and the
+    rest of a sentence if it is SPACED from its name.
     """
     # The folder of a shell, or the password of a connection string.
     certainty = (_NONE if value[:1] in "/~." else _SURE) if name == "PWD" else _certainty(name)
-    # `KEY=VALUE` is what a sentence of help says.
+    # Help texts say `KEY=VALUE`.
     if certainty == _NONE or value == "VALUE" or re.match(_NOTHING, value):
         return False
     is_exact = quoted or (is_word and certainty == _SURE)
@@ -174,8 +175,9 @@ def _is_meant(
 
 # -- texts ----------------------------------------------------------------------------------------
 
-# Services whose keys say themselves what they are, and how those begin, in small letters. The first
-# have a pattern of their own, as `gloo` begins like them, and all together take 8 ms to compile.
+# The keys of services with a prefix that identifies them, and these prefixes in lower case. Those
+# of forges have a pattern of their own: `gloo` begins like them, and all together take 8 ms to
+# compile.
 _FORGE_KEYS = r"\b(gh[pousr]_\w{16,}|github_pat_\w{16,}|gl[a-z]{2,6}-[\w\-]{16,})"
 _KEYS = (
     r"\b((?:A3T|AKIA|ASIA|AGPA|AROA|AIDA)[0-9A-Z]{16}|xox[abeoprs]-[\w\-]{8,}|xapp-[\w\-]{8,}|sk-[\w\-]{16,}"
@@ -189,7 +191,7 @@ _KEY_MARKS = (
     *("k_test", "hf_", "npm_", "pypi-", "aiza", "ya29.", "sg.", "nvapi-", "dckr_", "dop_v1_"),
     *("hvs.", "hvb.", "ltai", "akid", "altak", "eyj"),
 )
-# Addresses that are secrets from here on.
+# Addresses whose last part is a secret.
 _HOOKS = (
     r"(?:(?:hooks\.slack\.com/(?:services|workflows|triggers)|discord(?:app)?\.com/api/webhooks"
     r"|open\.(?:feishu\.cn|larksuite\.com)/open-apis/bot/v2/hook|[\w.\-]*webhook\.office\.com"
@@ -197,10 +199,10 @@ _HOOKS = (
     r"|api\.telegram\.org/bot)([^\s\"'<>,?]+)"
 )
 _LOGIN = r"://((?:(?!://)[^\s\"'<>,;@])*(?:@[^\s\"'<>,;@/?#]*(?=@))*)@"
-# Other than in a text, an address ends where its word does, and people write passwords with
-# slashes and quotes in them.
+# As a word of a command line, an address ends with the word, and passwords may contain slashes and
+# quotes.
 _LOGIN_IN_WORD = r"://((?:(?!://)[^ ,;])*)@"
-# Programs that take a password so.
+# Programs that take a password in such an option.
 _CLIENTS = ("mysql", "mariadb", "sshpass", "redis-cli")
 _CLIENT_OPTION = (
     r"\b(?:(?:mysql\w*|mariadb[\w\-]*)\b[^\n]{0,200}?[\"'\s]-p|sshpass[\"',]*\s+[\"']?-p[\"',]*\s*"
@@ -273,7 +275,7 @@ def _masked(text: str, masked: list[str], *, is_word: bool = False) -> str:
 
 
 def _without(spans: Iterable[tuple[int, int]], text: str, masked: list[str]) -> str:
-    """Mask the SPANS of TEXT, and append what was there to MASKED."""
+    """Mask the SPANS of TEXT, and append their content to MASKED."""
     parts: list[str] = []
     done = 0
     for start, end in spans:
@@ -284,7 +286,7 @@ def _without(spans: Iterable[tuple[int, int]], text: str, masked: list[str]) -> 
 
 
 def _values(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where TEXT has secrets behind their names."""
+    """Yield the spans of the secrets in TEXT that follow their names."""
     done = 0
     for named in re.finditer(_NAME, text):
         is_named = named[0] == "PWD" or is_secret(named[0])
@@ -304,7 +306,7 @@ def _values(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _is_login(match: re.Match[str]) -> bool:
-    """Whether what stands before the @ of an address lets somebody in: no path, no ssh user."""
+    """Whether the part before the @ of an address is a login, not a path or a user of ssh."""
     user, scheme = match[1], match.string[max(0, match.start() - 8) : match.start()]
     is_name = "/" in user or user == HIDDEN or scheme.lower().endswith(("ssh", "sftp"))
     return ":" in user or not is_name
@@ -330,7 +332,7 @@ def _is_any(match: re.Match[str]) -> bool:
     return bool(match)
 
 
-# What one of must be in a text (in small letters), what is looked for, and whether it is a secret.
+# By pattern: parts of which a text must contain one (in lower case), and a test of each match.
 _SHAPES: tuple[tuple[tuple[str, ...], str, Callable[[re.Match[str]], bool]], ...] = (
     (("://",), _LOGIN, _is_login),
     (("private key",), _PEM, _is_any),
@@ -424,7 +426,7 @@ class Hider:
         values += [value for _, _, name, value in arguments if name]
         for value in (*self._environ.values(), *(value for *_, value in arguments)):
             _masked(value, values, is_word=True)
-        # The password of a login; and all as they are told within quotes.
+        # The password of a login; and all values as they appear within quotes.
         values += [value.partition(":")[2] for value in values]
         values += [repr(value)[1:-1] for value in values]
         # Longer ones first: one may be part of another.
@@ -439,7 +441,7 @@ def of_launch(request: Request, environ: Mapping[str, str]) -> Hider:
 
 
 def _is_distinct(value: str) -> bool:
-    """Whether VALUE, wherever it stands, is the secret: no word, number, path or name.
+    """Whether VALUE is the secret wherever it appears, as it is no word, number, path or name.
 
     >>> _is_distinct("hunter2"), _is_distinct("attention"), _is_distinct("/run/key.pem")
     (True, False, False)

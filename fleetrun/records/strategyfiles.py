@@ -81,7 +81,7 @@ class RankEvidence(NamedTuple):
 
 
 def parse_document(text: str) -> StrategyDocument:
-    """Return what TEXT, that of `strategy.json`, asks for; nothing if it is none."""
+    """Return the request in TEXT, the content of `strategy.json`; empty if it is not one."""
     document = reading.parse(text.encode(errors="surrogateescape")) or {}
     return StrategyDocument(
         fields=tuple(

@@ -72,8 +72,7 @@ def listed(request: Request) -> tuple[HostEntry, ...]:
     if not least <= len(hosts) <= most and request.nnodes != "1":
         raise UsageError(
             f"{origin.option(request, 'nnodes')}: {option} names {len(hosts)} "
-            f"host{'s' * (len(hosts) > 1)}, no fewer than the first number and no more than the "
-            "second may be."
+            f"host{'s' * (len(hosts) > 1)}; their number must be within MIN:MAX."
         )
     return hosts
 

@@ -79,7 +79,7 @@ def _shipped(request: Request) -> tuple[Request, bytes]:
 
     if request.preflight:
         raise UsageError(
-            "--preflight does not go with --ship, as it needs what fleetrun is installed with: "
+            "--preflight cannot be used with --ship, as it needs packages that are not sent: "
             "leave it out, or install fleetrun on the hosts."
         )
     data = shipment.pack(current_folder(), request.script, request.log_dir)
@@ -139,7 +139,7 @@ class Head(Fanout[AgentConnection]):
         elif connection.answer is None:
             connection.give_up(f"it did not answer within {_CHECK_S:g} s.")
         elif connection.unreached is None:
-            connection.give_up(f"it did not say within {_REACH_S:g} s which hosts it reaches.")
+            connection.give_up(f"it did not report within {_REACH_S:g} s which hosts it reaches.")
 
     def _heard(self, connection: AgentConnection, fd: int, part: bytes) -> None:
         is_first = connection is self._all[0]

@@ -116,7 +116,7 @@ class Leader:
         except OSError as error:
             self._listener.close()
             raise EnvironmentFault(
-                f"Another first task of this run is on this host ({error.strerror})."
+                f"Another task already leads the tasks of this run here ({error.strerror})."
             ) from None
         self._listener.listen(place.tasks)
 

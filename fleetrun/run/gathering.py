@@ -63,7 +63,7 @@ class Gathering:
         return f"Waiting up to {left_s:.0f} s for {self.missing()}."
 
     def cancel(self) -> None:
-        """Stop; no answer is needed any more."""
+        """Stop; the answer is no longer needed."""
 
 
 class AtOnce(Gathering):

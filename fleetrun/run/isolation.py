@@ -265,7 +265,7 @@ def answer(callee: str, call: Callable[[], object], timeout_s: float) -> CallRes
 
 
 def _be_child(call: Callable[[], object], write_fd: int) -> None:
-    """Call ASK, write its result to WRITE_FD and exit."""
+    """Make CALL, write its result to WRITE_FD and exit."""
     try:
         launcher = os.getppid()
         for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:

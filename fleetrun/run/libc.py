@@ -36,7 +36,7 @@ def prctl(option: int, argument: int | bytes) -> None:
 def set_command(text: bytes) -> None:
     """Make `ps` show TEXT, as far as it fits, as this process's command line.
 
-    It stays as it was where the kernel lets no process write its own memory so.
+    Nothing changes if the kernel does not let a process write its own memory this way.
     """
     with open("/proc/self/stat", "rb") as file:
         start, end = (int(word) for word in file.read().rpartition(b")")[2].split()[45:47])

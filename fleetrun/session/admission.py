@@ -87,7 +87,7 @@ def objection(state: State, event: Received, join: Join) -> Objection | None:
 
 
 def unlike(state: State, event: Received, join: Join) -> Objection | None:
-    """Return how a launcher differs where all hosts must be alike; None if it does not."""
+    """Return how a launcher differs where all hosts must agree; None if it does not."""
     misfits = misfit(state, event, join)
     if not misfits:
         return None

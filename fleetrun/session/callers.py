@@ -64,7 +64,7 @@ class PendingCallers:
         self._drop(next(iter(self._deadlines)), why)
 
     def close(self) -> None:
-        """Close all connections; nothing is called any more."""
+        """Close all connections; no callback follows."""
         self._waiting.timer((id(self), "deadline"), None, self._expire)
         for caller in self._deadlines:
             caller.close()

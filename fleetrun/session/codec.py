@@ -130,7 +130,7 @@ def _decoder() -> "JSONDecoder":
 
 
 def load(payload: bytes) -> Mapping[str, object]:
-    """Return the JSON object in PAYLOAD; raise Malformed if it is none or nested too deep."""
+    """Return the JSON object in PAYLOAD; raise Malformed if it is not one or nested too deep."""
     _check_depth(payload)
     try:
         values = _decoder().decode(payload.decode())
@@ -215,7 +215,7 @@ class Codec:
         return self._last_packed[1]
 
     def read(self, payload: bytes, most: int = 0) -> Any:  # noqa: ANN401 - any of the types it was made with
-        """Return the message in PAYLOAD; raise Malformed if it is none.
+        """Return the message in PAYLOAD; raise Malformed if it is not one.
 
         A compressed one may have MOST bytes when unpacked; 0: compression is not accepted.
         """

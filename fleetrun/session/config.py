@@ -62,7 +62,7 @@ class RendezvousConfig(NamedTuple):
         if not 1 <= self.least <= self.most or not all(map(isfinite, numbers)) or min(numbers) < 0:
             raise ValueError(self)
         if self.names or self.addresses:
-            raise ValueError("the hosts of the job, which nothing names here")
+            raise ValueError("names of hosts, which no message has")
 
     @property
     def told(self) -> "RendezvousConfig":

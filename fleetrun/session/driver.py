@@ -71,7 +71,7 @@ class SessionHandler:
         """Take the verdict."""
 
 
-# The connection of the coordinator's own launcher, which is none.
+# Stands for the connection of the coordinator's own launcher, which needs none.
 _OWN = 0
 # The most lines about refused callers, and about launchers that do not match.
 _MOST_REFUSED, _MOST_REMARKS = 32, 64

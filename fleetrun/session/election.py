@@ -187,7 +187,7 @@ class Election:
             self._found(jobrecord.read_leader(written))
             return
         if self.leader is not None:
-            # Whoever answers there later leads another term.
+            # A launcher that answers there later leads another term.
             self.leader = None
             self._session.unfollow()
         if self._free_at is None:

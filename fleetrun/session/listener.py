@@ -96,7 +96,7 @@ class Listener:
         holder = tcp.holder(first) or "a process that only root can identify"
         ports = f"Port {first}" if first == last else f"Each port from {first} to {last}"
         raise PortTaken(
-            f"{ports}, where the launchers of the other hosts call, is taken ({first} by "
+            f"{ports}, to which the other hosts' launchers connect, is taken ({first} by "
             f"{holder}). Stop it, or give another port, the same on every host."
         )
 
@@ -117,7 +117,7 @@ class Listener:
                 if refusal.errno == errno.EADDRINUSE:
                     return False
                 raise EnvironmentFault(
-                    f"The launchers of the other hosts cannot be awaited at port {port} of "
+                    f"fleetrun cannot listen for the other hosts' launchers at port {port} of "
                     f"{address}: {refusal.strerror}."
                 )
         return True

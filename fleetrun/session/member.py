@@ -251,7 +251,7 @@ def introduction(state: MemberState) -> Join | None:
     """Return the Join for a rival coordinator of this job, unless the job has begun."""
     if state.request is None or state.phase != JOINING or state.generation:
         return None
-    # Whoever listens there may be a stranger.
+    # What listens there may be another program.
     return _join(state, 0, state.request)._replace(secret="")
 
 

@@ -422,7 +422,7 @@ class Rendezvous(Gathering, SessionHandler):
             try:
                 self.keep_ready(self._foresee())
             except FleetrunError as error:
-                self._log(f"Ranks here would import everything anew: {error}")
+                self._log(f"Ranks here would import everything again: {error}")
 
     def conclude(self, verdict: Verdict) -> None:
         """Answer that there is no plan, or join the next generation."""

@@ -264,7 +264,7 @@ class Rotation(Sink):
             self._has_complained = True
             self._job.log(
                 f"The log of {name} could not be rotated ({error.strerror}); nothing is lost, it "
-                "grows on, and fleetrun tries again."
+                "keeps growing, and fleetrun will try again."
             )
 
 

@@ -82,7 +82,7 @@ class LogServer:
         return LogPart(request.process, request.attempt, offset, size, text, request.is_error_log)
 
     def _path(self, request: SendLog) -> str:
-        """Return the path of the requested log; empty if it is no log of this host."""
+        """Return the path of the requested log; empty if it is not a log of this host."""
         ranks = self.plan.ranks
         attempt = self._attempts.get(request.attempt)
         if not 0 <= request.process < len(ranks) or attempt is None:

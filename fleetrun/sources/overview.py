@@ -92,7 +92,7 @@ def faults(
 ) -> tuple[str, ...]:
     """Return what --strategy_strict does not accept, one clause each.
 
-    What a rank does not know because its proof has failed is no fault.
+    What a rank does not know because its proof has failed is not a fault.
     """
     names = {name for name, _ in asked.fields}
     if not names:

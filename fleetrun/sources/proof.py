@@ -351,7 +351,7 @@ class Proof(Source):
         evidence_of = self._evidence()
         judged = overview.judge(request, evidence_of, time.monotonic())
         silence = self._silence()
-        # Counts grow with every update and are no news.
+        # Counts grow with every update; that is not news.
         gist = (
             tuple(verdict._replace(why="") for verdict in judged.verdicts),
             tuple((who, silence[who]) for who in judged.silent),

@@ -101,7 +101,7 @@ class Ras:
         return True
 
     def abandon(self) -> None:
-        """Wait for no answer any more."""
+        """Stop waiting for the answer."""
         if self._question is not None:
             question, self._question = self._question, None
             question.abandon(lambda _: None)

@@ -139,7 +139,7 @@ class Watch(Source):
         self._after_sample: Callable[[], None] | None = None
         # Which remarks have been made.
         self._has_said_unseen = self._has_said_unsampled = False
-        # Why the driver is not asked any more.
+        # Why the driver is no longer asked.
         self._is_driver_stuck = False
         # Whether the kernel reports the bytes of TCP connections.
         self._sees_traffic = True
@@ -487,8 +487,8 @@ class Watch(Source):
             self._notice(
                 "unseen",
                 f"{labels} cannot be watched from inside (no Python, or one that ignores "
-                "PYTHONPATH: -I, -E, -S): --hang_timeout hears of no update there, and takes a "
-                "processor in use for life.",
+                "PYTHONPATH: -I, -E, -S): there, --hang_timeout sees no updates, and counts "
+                "processor use as a sign of life.",
                 processes,
                 time.monotonic(),
             )

@@ -99,7 +99,7 @@ def preset_path(name: str) -> str:
         path = os.path.join(folder, "configs", f"{name}.yaml")
         if os.path.exists(path):
             return path
-    raise UsageError(f"The preset {name} is not in this installation of fleetrun; install it anew.")
+    raise UsageError(f"The preset {name} is missing from this fleetrun: install fleetrun again.")
 
 
 def find(name: str) -> str:

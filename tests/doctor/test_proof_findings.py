@@ -39,7 +39,7 @@ def test_each_library_that_is_missing_has_the_line_that_brings_it() -> None:
     link = "/env/bin/python /f/compute_check.py --link"
     assert nccl.fix == f"/env/bin/python -m pip install 'nvidia-nccl-cu11' && {link}"
     assert cudnn.fix == f"/env/bin/python -m pip install 'nvidia-cudnn-cu11<9' && {link}"
-    assert nccl.seen == "Paddle 2.6.2 wants libnccl.so, which is not found here"
+    assert nccl.seen == "Paddle 2.6.2 needs libnccl.so, which is not found here"
     assert "find / -name 'libflash.so*'" in other.fix
 
 

@@ -141,7 +141,7 @@ PRINTING = (
 @pytest.mark.parametrize(
     ("where", "expected"),
     [
-        (">&-", b"fleetrun: Standard output is closed, and what was asked for goes there.\n"),
+        (">&-", b"fleetrun: Standard output is closed, and the requested output goes there.\n"),
         (
             ">/dev/full",
             b"fleetrun: Standard output cannot be written (No space left on device).\n",

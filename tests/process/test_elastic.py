@@ -145,7 +145,7 @@ def test_the_ranks_of_a_host_that_stood_by_are_forked(tmp_path: Path, preload: s
     assert job.ends() == [0, -9, 0]
     started = [event for event in job.commands[2].events() if event["event"] == "started"]
     assert [event["is_forked"] for event in started] == [not preload]
-    assert ("imports everything anew: fails cannot" in job.output(2)) == (preload == "fails")
+    assert ("imports everything again: fails cannot" in job.output(2)) == (preload == "fails")
 
 
 @pytest.mark.slow

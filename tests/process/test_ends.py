@@ -361,7 +361,7 @@ def test_what_a_job_that_ended_well_has_left_running_is_named_when_it_is_ended(
         f"sleep 60.5 & {until_it_is('sleep 60.5')}; exit 0",
     ).run()
     assert done.code == 0
-    assert "ended processes that it had left running: pid " in done.stderr
+    assert "processes that it had left running were ended: pid " in done.stderr
     assert "sleep 60.25; : --password=***)" in done.stderr
     assert "(sleep 60.5)" in done.stderr
     assert "hush" not in done.stderr

@@ -123,7 +123,7 @@ def test_what_every_host_has_may_be_started(tmp_path: Path) -> None:
     ("words", "problem"),
     [
         (["--ship"], "--ship sends to the hosts of --hosts or --hostfile: give one of them."),
-        (["--ship", "--hosts=a", "--preflight"], "--preflight does not go with --ship"),
+        (["--ship", "--hosts=a", "--preflight"], "--preflight cannot be used with --ship"),
     ],
 )
 def test_what_cannot_be_sent_for_is_one_sentence(

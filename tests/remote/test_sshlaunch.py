@@ -589,8 +589,8 @@ def test_the_address_is_the_one_that_ssh_has_reached() -> None:
         (("--include=localhost:0,1",), "for devices of this host write --gpus=0,1"),
         (("--hosts=a", "--ips=b,c"), "determines --ips itself: omit --ips, or --hosts (--host "),
         (("--hosts=a,b", "--nnodes=2"), "--nnodes=2: leave it out: --hosts says which hosts"),
-        (("--hosts=a,b", "--nnodes=3:4"), "--nnodes=3:4: --hosts names 2 hosts, no fewer than"),
-        (("--hosts=a,b,c", "--nnodes=1:2"), "--nnodes=1:2: --hosts names 3 hosts, no fewer than"),
+        (("--hosts=a,b", "--nnodes=3:4"), "--nnodes=3:4: --hosts names 2 hosts; their number must"),
+        (("--hosts=a,b,c", "--nnodes=1:2"), "--nnodes=1:2: --hosts names 3 hosts; their number"),
         (
             ("--hosts=a,b", "--rank=1", "--dry-run"),
             "determines --rank itself: omit --rank, or --hosts (--host is the address",

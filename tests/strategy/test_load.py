@@ -272,7 +272,7 @@ def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
 
 
 def test_an_installation_that_lacks_a_preset_says_so() -> None:
-    with pytest.raises(UsageError, match="The preset nope is not in this installation"):
+    with pytest.raises(UsageError, match="The preset nope is missing from this fleetrun"):
         load.preset_path("nope")
 
 

@@ -36,7 +36,7 @@ class LogFilter(NamedTuple):
     tells_attempt: bool
     # Whether control sequences are removed.
     is_clean: bool = False
-    # Only the end of each file, of so many bytes; None: all of it.
+    # Show only this many bytes at the end of each file; None: all.
     most_bytes: int | None = None
 
 

@@ -33,7 +33,7 @@ _SIDES = (
 )
 _MIB = 1 << 20
 _MOST_LINES = 8
-# From so many points on the average says more than the points.
+# From this many points on, their average says more than the points.
 _MANY_POINTS = 60
 
 

@@ -109,7 +109,7 @@ def launch(
             raise UsageError(f"{command}: {setting.typed} comes from the queue; leave it out.")
         setting.value()
     if parsed.script is None:
-        raise UsageError(f"{command}: {words[-1]} is no script; give one.")
+        raise UsageError(f"{command}: {words[-1]} is not a script; name one.")
     return parsed
 
 

@@ -107,7 +107,7 @@ def run(
     trial: Callable[[Candidate, int, str], Trial],
     log: Callable[[str], object],
 ) -> list[Result]:
-    """Halve the candidates round by round; TRIAL runs one for so many updates. Best first."""
+    """Halve the candidates round by round; TRIAL runs one for a number of updates. Best first."""
     places = {candidate: place for place, candidate in enumerate(spec.candidates)}
     results: dict[Candidate, Result] = {}
     rounds_run: list[list[Result]] = []
@@ -115,7 +115,7 @@ def run(
     for number, steps in enumerate(rounds(len(left), spec.steps, spec.warmup), 1):
         log(f"Round {number}: {len(left)} candidates, {steps} updates")
         trials: dict[Candidate, list[Trial]] = {candidate: [] for candidate in left}
-        # In turns, so that a slower machine affects all candidates alike.
+        # In turns, so that a slower machine affects all candidates equally.
         for repeat in range(spec.repeats):
             for candidate in left:
                 if any(result.fault for result in trials[candidate]):
@@ -150,7 +150,7 @@ def with_remarks(ranked: Sequence[Result], rounds_run: Sequence[Sequence[Result]
     for results in rounds_run:
         groups: dict[object, list[Result]] = {}
         for result in results:
-            # A candidate that differed once is no reference later.
+            # A candidate that has differed once is not a reference later.
             if not result.fault and result.candidate not in strange:
                 meaning = tuple(v for v in result.candidate.values if v[0].startswith(MEANINGFUL))
                 groups.setdefault(meaning, []).append(result)

@@ -302,7 +302,7 @@ def typical(runs: Sequence[ScaledRun]) -> StepTimes:
 def efficiency(
     small: Sequence[ScaledRun], large: Sequence[ScaledRun]
 ) -> tuple[float, float, float]:
-    """Return the least, median and largest efficiency of the turns: 1.0 is no loss.
+    """Return the least, median and largest efficiency of the turns: 1.0 means no loss.
 
     >>> def of(*seconds):
     ...     return [ScaledRun(StepTimes(seconds_of_step)) for seconds_of_step in seconds]

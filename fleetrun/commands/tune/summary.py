@@ -151,7 +151,7 @@ def _merged(candidate: Candidate, strategy: dict[str, Any]) -> dict[str, dict[st
     for section in fields.FIELD_SECTIONS:
         document[section] |= copy.deepcopy(strategy.get(section, {}))
     for name, value in strategy.get("environment", {}).items():
-        # The placeholder of a secret is no value.
+        # The placeholder of a secret is not a value.
         if secrets.HIDDEN not in value:
             document[_section_of(name)][name] = value
     for key, text in candidate.values:

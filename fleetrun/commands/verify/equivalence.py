@@ -108,7 +108,7 @@ def prove(
     is_apart = any(run.ranks > len(run.snapshots.parameters) for run in done)
     if not is_apart and (not equivalence.parted or equivalence.noisy):
         return equivalence
-    # Sums in another order are no mistake: how far apart do they make this training?
+    # Sums in another order are not a mistake: how far apart do they make this training?
     moved = train(plain._replace(name=f"{plain.name}, gradients moved by rounding", moves=True))
     return equivalence if moved.fault else _compared(done)
 
@@ -217,9 +217,9 @@ def _result(spec: VerifySpec, proof: Equivalence) -> list[str]:
             held = f"{weight.name} of {_rank(proof, weight.rank)}"
             where += f" The first parameter is {held}: it differs {_after(weight)}."
         at = "" if first.is_printed else f" at update {first.update}"
-        lines = [f"Not equal: {spec.name} and plain Paddle part{at}: {where}"]
+        lines = [f"Not equal: {spec.name} and plain Paddle diverge{at}: {where}"]
         if changing:
-            lines.append(f"What {', '.join(changing)} computes is meant to be something else.")
+            lines.append(f"{', '.join(changing)}: changes the computation on purpose.")
         return lines
     how = "to the last bit"
     if not all(pair.are_equal for pair in proof.strategy):
@@ -362,7 +362,7 @@ def _most(difference: Difference | None) -> str:
 
 
 def write(spec: VerifySpec, proof: Equivalence) -> None:
-    """Leave the figures as JSON in the folder that was asked for."""
+    """Write the results as JSON to the requested folder."""
 
     def figure(value: float) -> Any:  # noqa: ANN401 - JSON has no infinity
         return value if abs(value) < float("inf") else str(value)

@@ -232,7 +232,7 @@ class GradientAccumulator:
         if not (self._weights.is_known and (self.merged or self._dirty)):
             self._weights.begin(self.parameters)
         elif self._weights.are_changed(self._trained | self._dirty):
-            # Clipping after each step changes nothing any more once an update was clipped.
+            # Clipping after each step changes nothing once an update was clipped.
             is_clipped = self._weights.is_first_round and not self._dirty
             raise RuntimeError(_CLIPPED_WEIGHTS if is_clipped else _OTHER_WEIGHTS)
 

@@ -72,7 +72,7 @@ class _Fusion:
         module._C_ops = _CountingOperations(operations, fused, single, self)
 
     def count_fused(self, parameters: int) -> None:
-        """Count one call of a fused kernel for so many PARAMETERS."""
+        """Count one call of a fused kernel for a number of PARAMETERS."""
         self._fused += 1
         self._parameters += parameters
 

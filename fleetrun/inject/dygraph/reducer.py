@@ -142,7 +142,7 @@ class Reducer:
         self.ranks = ranks
         self._nranks = len(ranks)
         self._scale = 1.0 / len(ranks)
-        # MORE_COMMUNICATORS takes a number of buckets, and adds to them on all ranks alike.
+        # MORE_COMMUNICATORS takes a number of buckets and adds to them, a collective call.
         self._communicators = communicators
         self._more_communicators = more_communicators
         # There may be too few communicators for the buckets.
@@ -300,7 +300,7 @@ class Reducer:
             self._add_communicators()
 
     def _add_communicators(self) -> None:
-        """Take more communicators if the buckets need them, on all ranks alike."""
+        """Take more communicators if the buckets need them; a collective call."""
         self._more_communicators(len(self.buckets))
 
     def _packed(self, parameters: Sequence[Any]) -> tuple[list[int], list[list[int]]]:

@@ -270,7 +270,7 @@ def _set_environment(environ: Mapping[bytes, bytes], argv: Sequence[str]) -> Non
     os.environ.clear()
     for name, value in environ.items():
         os.environb[name] = value
-    # Nothing refers to the old strings any more.
+    # Nothing refers to the old strings now.
     block = b"".join(b"%s=%s\0" % pair for pair in environ.items())
     _overwrite(int(words[47]), int(words[48]), block)
     if list(argv) != sys.orig_argv:
@@ -502,7 +502,7 @@ class Loaded:
         """Replace this process by a new Python, so that the script's settings count for NAME."""
         sys.stderr.write(
             f"fleetrun: {changed} was set before {name} is imported, which reads it: this rank "
-            "starts again and imports it anew.\n"
+            "starts again, and imports it then.\n"
         )
         sys.stderr.flush()
         for signum in (signal.SIGPIPE, signal.SIGXFSZ):

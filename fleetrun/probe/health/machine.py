@@ -152,7 +152,7 @@ def group(root: str) -> CgroupLimits:
 
 
 def _number(texts: Iterable[str]) -> int | None:
-    """Return the first number at the start of one of TEXTS; `max` is none.
+    """Return the first number at the start of one of TEXTS; `max` does not count.
 
     >>> _number(["", "max 100000"]), _number(["", "-1"]), _number(["150000 100000"])
     (None, -1, 150000)

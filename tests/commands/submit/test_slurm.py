@@ -281,7 +281,7 @@ def test_a_slip_in_the_sites_settings_is_one_sentence(
         (("--nproc_per_node=4", "--", "t.py"), "the launch and its options stand after --; see"),
         (("--", "--hosts=a,b", "t.py"), "--hosts comes from the queue; leave it out"),
         (("--", "--hostfile=f", "t.py"), "--hostfile comes from the queue; leave it out"),
-        (("--", "--gpus=x", "--help"), "is no script; give one"),
+        (("--", "--gpus=x", "--help"), "is not a script; name one"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(

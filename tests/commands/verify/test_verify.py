@@ -27,7 +27,7 @@ CASES = {
     "early": (0, "1, 2; none timed; the script ended after 2"),
     "wrong": (
         5,
-        "comm_fusion and plain Paddle part at update 3: b.weight of rank 0 differs by 0.001 (",
+        "comm_fusion and plain Paddle diverge at update 3: b.weight of rank 0 differs by 0.001 (",
     ),
     "wrong loss": (
         5,

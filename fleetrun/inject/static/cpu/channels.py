@@ -27,7 +27,7 @@ OPERATOR = "py_func"
 _TOKEN = "fleetrun_token"  # noqa: S105 - it orders operators
 # The open channels, by the number of ranks, the size of groups and the channel's own number.
 _channels: dict[tuple[int, int, int], Channel] = {}
-# All ranks count alike. Fleetrun's rings of static graphs begin at 100, Paddle's own at 0.
+# All ranks have the same counts. Fleetrun's rings of static graphs begin at 100, Paddle's own at 0.
 _numbers = itertools.count(100)
 # The first operators of buckets, by Paddle's number for their functions.
 _starts: dict[int, StartOperator] = {}
