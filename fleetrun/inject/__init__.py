@@ -66,8 +66,8 @@ def arm(path: str) -> None:
     """Prepare everything for the strategy in the file PATH, before Paddle is imported.
 
     The evidence goes to the rank's records. A part that fails is reported there and on stderr, and
-    the launcher reports that its fields have no effect. Without a PATH, only heartbeats, a profile
-    and the flight recorder are prepared, if the launcher requests them.
+    the launcher reports that its fields have no effect. Without a PATH, only what else the launcher
+    requests is prepared, such as heartbeats and a profile.
     """
     if not path:
         import_hooks.on_failure(lambda text, _: _print(text))
@@ -174,8 +174,8 @@ def _install(part: ModuleType, spec: StrategySpec, proof: Evidence) -> None:
 
 def _note_failure(proof: Evidence, text: str, module: str) -> None:
     """Report TEXT, which says that MODULE could not patch Paddle."""
-    # Once ranks train, they import a module at different times: the first failure would look as if
-    # only that rank had it.
+    # After the first evidence, ranks import a module at different times: a failure would look as if
+    # only the first of them had it.
     if module.startswith(_COMMUNICATE) and not proof.is_begun:
         proof.unapplied.append(text)
     _report(proof, text)

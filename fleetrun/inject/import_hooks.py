@@ -86,7 +86,7 @@ def _call(callback: Callback, module: ModuleType) -> None:
     try:
         callback(module)
     except Exception as error:
-        text = f"fleetrun cannot patch this {module.__name__}: {error!r}"
+        text = f"this {module.__name__} cannot be patched: {error!r}"
         function: Any = getattr(callback, "func", callback)
         for report in _failure_callbacks:
             report(text, function.__module__)

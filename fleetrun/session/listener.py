@@ -117,8 +117,8 @@ class Listener:
                 if refusal.errno == errno.EADDRINUSE:
                     return False
                 raise EnvironmentFault(
-                    f"fleetrun cannot listen for the other hosts' launchers at port {port} of "
-                    f"{address}: {refusal.strerror}."
+                    f"Port {port} of {address}, to which the other hosts' launchers connect, "
+                    f"cannot be used: {refusal.strerror}."
                 )
         return True
 

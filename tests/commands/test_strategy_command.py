@@ -88,7 +88,7 @@ def test_show_says_what_a_field_comes_to_why_that_is_known_and_how_it_is_written
     assert "\n  strategy:\n    nccl_comm_num: 2    # or auto\n" in out
     assert "fleetrun --set nccl_comm_num=2 train.py" in out
     assert "DistributedStrategy_en.html" in out
-    assert "and if it is false" in strategy(capsys, "show", "sync_nccl_allreduce").out
+    assert "If it is false" in strategy(capsys, "show", "sync_nccl_allreduce").out
 
 
 def test_show_tells_of_a_preset_that_is_a_field_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.train
 
 PYTHON = PYTHONS["3.3.1"]
-NOT_THE_AVERAGE = "has not given the average of the ranks' gradients"
+NOT_THE_AVERAGE = "did not return the average of the ranks' gradients"
 
 
 def test_what_goes_wrong_in_training_is_noticed_by_the_checks_and_the_witness(

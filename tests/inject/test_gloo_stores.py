@@ -47,5 +47,5 @@ def test_another_port_is_told_where_the_script_listens_at_the_planned_one(
     with listen(planned, reuse=True), held_end(told.append) as (_, port):
         assert port != planned
         (text,) = told
-        assert text.startswith(f"port {planned}, which is planned for this rank, is already in use")
+        assert text.startswith(f"port {planned}, planned for this rank, is already in use")
         assert f"connect to port {port}" in text

@@ -240,7 +240,7 @@ sys.modules["paddle.base.framework"]._dygraph_place_guard = renamed
     ),
     "no patch": (
         f'{BROKEN}\nsys.modules["_fleetrun_inject.dygraph.data_parallel"].Reducers.patch = broken',
-        "fleetrun cannot patch this paddle.distributed.parallel: ValueError(",
+        "this paddle.distributed.parallel cannot be patched: ValueError(",
     ),
     "nothing in place": (
         f'{BROKEN}\nsys.modules["_fleetrun_inject.settings"].reset = broken',

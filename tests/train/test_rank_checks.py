@@ -118,7 +118,7 @@ def test_sums_that_are_equally_wrong_on_all_ranks_are_found(version: str, tmp_pa
         assert (rank.pop("right"), rank.pop("nan")) == ("", "")
         assert set(rank) == {"twice", "infinite", "one"}
         for stopped in rank.values():
-            assert "has not given the average of the ranks' gradients" in stopped
+            assert "did not return the average of the ranks' gradients" in stopped
     proof = evidence(tmp_path / "ours")
     assert proof["counts"]["gradients_checked"] == 6
 

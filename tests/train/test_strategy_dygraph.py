@@ -87,7 +87,7 @@ def test_a_script_that_updates_by_itself_is_told_at_once_that_nothing_is_merged(
         # It is told after the third backward, the first one that follows two updates.
         assert rank["told"] == [False, False, True, True]
         assert "Descent updates the weights" in rank["stopped"]
-        assert "no step of the optimizer (SGD) is called" in rank["stopped"]
+        assert "never calls step of the optimizer (SGD), so" in rank["stopped"]
     proof = evidence(tmp_path / "ours")
     knob = {row["name"]: row for row in proof["knobs"]}["gradient_merge"]
     assert knob["status"] == "no_effect"
