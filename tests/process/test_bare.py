@@ -124,7 +124,7 @@ def test_an_empty_dev_is_a_sentence(tmp_path: Path) -> None:
     if not can("unshare", "--mount", "true"):
         pytest.skip("no namespaces here")
     away = ("unshare", "--mount", *shell("mount -t tmpfs none /dev"))
-    assert refused(Command(tmp_path, "touch started"), away).startswith("/dev/null is not there")
+    assert refused(Command(tmp_path, "touch started"), away).startswith("/dev/null is missing")
 
 
 PRINTING = (
