@@ -1,4 +1,4 @@
-"""What an engine says counts as options do, and what contradicts it is one sentence."""
+"""An engine's variables count like options; a contradiction is one sentence."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_jobs_of_one_host_count_from_different_ports() -> None:
 
 
 def test_two_launchers_in_a_step_are_one_job(tmp_path: Path) -> None:
-    # Two hosts on loopback, each with an address to itself.
+    # Two hosts on loopback, each with its own address.
     step = {**STEP, "SLURM_STEP_NODELIST": "127.0.0.[1-2]"}
     started = []
     for node in ("0", "1"):
@@ -181,7 +181,7 @@ def test_pods_of_an_indexed_job_meet_at_the_first_in_the_order_of_their_numbers(
 ) -> None:
     (port,) = free(1)
     started = []
-    # As commands/submit/kubernetes.py has it; the last comes first.
+    # The same as in commands/submit/kubernetes.py; the last one starts first.
     for index in ("1", "0"):
         folder = tmp_path / index
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""Each engine's variables say the hosts, our place, and how many launchers there are."""
+"""Each engine's variables give the hosts, this host's place, and the number of launchers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_an_mpi_counts_hosts_without_naming_them(environ: dict[str, str], engine
 def test_only_tasks_of_several_hosts_have_what_no_stranger_knows() -> None:
     known = {**MPI, "OMPI_MCA_orte_precondition_transports": "0123456789abcdef-0123456789abcdef"}
     assert read(known).token == known["OMPI_MCA_orte_precondition_transports"]
-    # Each of two mpiruns with one task is a world of its own, and the hosts may meet all the same.
+    # Each of two mpiruns with one task is a separate world, but the hosts may meet all the same.
     alone = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
     assert not read({**known, **alone}).token
     assert not read(MPI).token
@@ -171,10 +171,10 @@ def test_a_long_list_is_cut_in_messages() -> None:
         {},
         # A rank of a job that fleetrun has started in a step.
         {**STEP, "FLEETRUN_JOB": "20250102T030405Z-default-1"},
-        # What other modules of ours read.
+        # Variables that other modules of fleetrun read.
         {"PADDLE_TRAINERS": "a,b", "PADDLE_TRAINER_ID": "0", "POD_IP": "10.0.0.1"},
         {"PADDLE_MASTER": "a:1", "PADDLE_NNODES": "2", "PADDLE_JOB_ID": "j"},
-        # Slurm's pmi2 is no MPICH.
+        # Slurm's pmi2 is not MPICH.
         {"PMI_RANK": "0", "PMI_SIZE": "2"},
     ],
 )

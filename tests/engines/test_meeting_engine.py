@@ -1,4 +1,4 @@
-"""The engine of hosts that find each other: what each brings along."""
+"""The engine of hosts that find each other: the request of each host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def assign(facts: Facts | None = None, *, dry: bool = True, **fields: Any) -> Roster:
-    """Gather what a host with two ranks brings along."""
+    """Gather the request of a host with two ranks."""
     wanted = {"nnodes": "2", "master": "10.0.0.1:6170", "nproc_per_node": 2, **fields}
     return gathered(a_request(**wanted), facts or some_facts(2), dry=dry)
 
@@ -23,7 +23,7 @@ def assign(facts: Facts | None = None, *, dry: bool = True, **fields: Any) -> Ro
 def test_a_host_brings_its_devices_and_held_ports(dry: bool) -> None:
     roster = assign(dry=dry)
     (member,) = roster.members
-    # A dry run shows something that a reader can make sense of.
+    # A dry run shows a readable value.
     assert (roster.engine, roster.me, member.host) == ("master", 0, "node1" if dry else "")
     assert member.groups == (gpus(0), gpus(1))
     assert len({*member.ports, roster.master.port}) == 3

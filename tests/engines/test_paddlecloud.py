@@ -85,7 +85,7 @@ def ports(
 def test_paddleclouds_ports_begin_where_it_says() -> None:
     assert ports() == [(6170, 6171)] * 2
     assert ports(PADDLE_PORT="8800") == [(8800, 8801)] * 2
-    # As in Paddle: it has too few ports there for three ranks.
+    # As in Paddle, there are too few ports for three ranks.
     assert ports(3, PADDLE_PORT="8800") == [(6170, 6171, 6172)] * 2
     assert ports(start_port=9000, PADDLE_PORT="8800") == [(9000, 9001)] * 2
 

@@ -1,4 +1,4 @@
-"""Ports that no two launches share, and ports that are asked for by number."""
+"""Ports that no two launches share, and ports that are requested by number."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ports() -> Iterator[Ports]:
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
-    """Listen on some port of loopback, as a stranger's server does."""
+    """Listen on a loopback port, as another program's server does."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server
 
@@ -145,7 +145,7 @@ def test_a_connection_of_the_last_run_that_lingers_does_not_matter(ports: Ports)
         port = port_of(server)
         with socket.create_connection(("127.0.0.1", port)) as client:
             accepted, _ = server.accept()
-            # Who closes first keeps the port in TIME_WAIT.
+            # The end that closes first keeps the port in TIME_WAIT.
             accepted.close()
             assert client.recv(1) == b""
     ports.take((port,))
@@ -181,10 +181,10 @@ def test_an_address_that_is_not_ours_is_a_fault(ports: Ports) -> None:
         ports.take((7000,), "192.0.2.1")
 
 
-# All that this leaves are the ports 10240 to 10249, which other launches use, too.
+# This leaves only the ports 10240 to 10249, which other launches use, too.
 NEARLY_ALL = (10250, 65535)
 
-# No launch and no outgoing connection is given these.
+# No launch and no outgoing connection gets these.
 QUIET = (9300, 9309)
 
 
@@ -195,7 +195,7 @@ def test_ports_that_somebody_listens_on_are_passed_over() -> None:
         assert set(free_ports) < set(range(9300, 9310)) - {9304}
         with pytest.raises(EnvironmentFault, match="20 free ports are needed, and this host has"):
             ports.free(20)
-    # The failure gave everything back.
+    # The failure released everything.
     other = Ports(1, within=QUIET)
     other.take(free_ports)
     other.close()
@@ -207,7 +207,7 @@ def test_without_outgoing_ports_few_are_left() -> None:
 
 
 def test_free_ports_are_those_of_a_range_that_the_user_names() -> None:
-    """Paddle's PORT_RANGE; there the range of outgoing connections does not matter."""
+    """Paddle's PORT_RANGE, where the range of outgoing connections does not matter."""
     ports = Ports(4711, (1, 65535), within=(9310, 9319))
     assert set(ports.free(8)) <= set(range(9310, 9320))
     with pytest.raises(EnvironmentFault, match=r"left from 9310 to 9319 \(--port_range\)"):

@@ -1,4 +1,4 @@
-"""The tables of engines and modes: each row names a file that offers what its protocol says."""
+"""The tables of engines and modes: each row names a file that implements its protocol."""
 
 from __future__ import annotations
 

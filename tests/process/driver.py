@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
 
 class InterruptBetweenDeaths(Sink):
-    """When rank 0 has ended, let rank 1 end, then 2; send ourselves TERM between their exits."""
+    """After rank 0 has ended, let rank 1 end, then 2; send this process TERM in between."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
         self._pids: dict[int, int] = {}
 
     def open(self, waiting: Waiting) -> None:
-        """Let nothing but the deaths and our own signal wake the loop."""
+        """Let only these exits and this signal wake the loop."""
         del waiting
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
 
@@ -70,7 +70,7 @@ class InterruptBetweenDeaths(Sink):
 
 
 class BrokenSource(Source):
-    """Fails in the middle of the run, when a rank makes the file `break`."""
+    """Fails during the run, when a rank makes the file `break`."""
 
     name = "the session with the other hosts"
     without = "without contact to the other hosts"
@@ -89,9 +89,9 @@ class BrokenSource(Source):
 
 
 class Hosts(Gathering):
-    """Gathers as the test says: at once, later through a pipe, never, or not without an error.
+    """Gathers as the test says: at once, later through a pipe, never, or with an error.
 
-    What is said of ATTEMPT counts from it on; before it, and for `at once`, it answers at once.
+    This holds from ATTEMPT on; before it, and for `at once`, it answers at once.
     """
 
     def __init__(self, plan: Callable[[int], LaunchPlan], wanted: dict[str, Any]) -> None:
@@ -130,16 +130,16 @@ class Hosts(Gathering):
             answer(self._plan(attempt))
 
     def missing(self) -> str:
-        """Name who does not come."""
+        """Return the missing host."""
         return "10.0.0.2"
 
     def cancel(self) -> None:
-        """Write down that nobody waits any more."""
+        """Note that the wait is over."""
         (self._folder / "cancelled").touch()
 
 
 def plan(wanted: dict[str, Any], attempt: int) -> LaunchPlan:
-    """Return the plan of ATTEMPT: each may have commands of its own."""
+    """Return the plan of ATTEMPT, which may have its own commands."""
     generations = wanted.get("generations", [wanted["commands"]])
     commands = generations[min(attempt, len(generations) - 1)]
     ranks = [
@@ -185,7 +185,7 @@ def plan(wanted: dict[str, Any], attempt: int) -> LaunchPlan:
 
 
 class DrivenJob(ObservedJob):
-    """The job that a test wants."""
+    """The job of a test."""
 
     def __init__(self, wanted: dict[str, Any]) -> None:
         preface = wanted.get("preface")
@@ -201,11 +201,11 @@ class DrivenJob(ObservedJob):
         super().__init__(request, {}, log=self._messages.log, show=self._messages.show)
 
     def preparing(self) -> list[Sink | Source]:
-        """Return what the ranks need."""
+        """Return the resources that the ranks need."""
         return [self._messages, RunDirectory(self)]
 
     def observing(self) -> list[Sink | Source]:
-        """Return what shows the job, and what breaks it."""
+        """Return the observers that show the job, and the one that breaks it."""
         wanted = self._wanted
         observers: list[Sink | Source] = [EventLog(self), Console(self)]
         if wanted.get("hang_timeout_s"):

@@ -1,4 +1,4 @@
-"""What runs beside the launcher, and is none of its business, is left alone."""
+"""Processes that run beside the launcher, but not for it, are left alone."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def test_background_jobs_of_a_shell_that_became_the_launcher_live_on(tmp_path: P
     job = Command(tmp_path, "true", ranks=1)
     shell = 'env -i sleep 60 >/dev/null 2>&1 & echo $! > background; exec "$@"'
     assert job.finish(job.start(("sh", "-c", shell, "sh"))).code == 0
-    # Fails if it is gone.
+    # This raises if the process is gone.
     os.kill(int((tmp_path / "background").read_text()), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What stands before a script's first line, and where the rest of it is."""
+"""The banner before a script's first line, and the file with the rest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENVIRONMENT = "Distributed Envs"
 
 
 def launched(folder: Path, *options: str, script: str = "echo first") -> tuple[list[str], str]:
-    """Return what a launch says on standard error, and what it leaves in launch.txt."""
+    """Return the standard error of a launch, and its launch.txt."""
     job = Command(folder, script, *options)
     if "--quiet" not in options:
         job.argv.remove("--quiet")
@@ -33,7 +33,7 @@ def test_at_most_five_lines_stand_before_the_scripts_first(tmp_path: Path) -> No
     assert end.startswith("fleetrun: Done after ")
     assert "no GPU driver" in note
     assert 3 <= len(banner) <= 5
-    # No terminal cuts its path.
+    # No terminal shortens the path.
     assert str(tmp_path) in banner[0]
     assert all(line.startswith("fleetrun: ") for line in banner)
     assert banner[0].endswith(" on this host: ranks 0-1 of 2")
@@ -80,7 +80,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.parametrize("banner", ["brief", "full"])
 def test_files_of_the_banner_are_there_where_links_cannot_be(banner: str, tmp_path: Path) -> None:
     job = Command(tmp_path, "echo first", f"--banner={banner}")
-    # As on FAT and some network shares.
+    # FAT and some network shares behave like this.
     job.argv[1:4] = ["-c", WITHOUT_LINKS]
     done = job.run()
     assert done.code == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Where the system gives less than a launch needs: a sentence, and nothing started."""
+"""A system that lacks what a launch needs gets one sentence, and nothing is started."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ pytestmark = pytest.mark.extended
 
 
 def shell(before: str) -> tuple[str, ...]:
-    """Return what stands before a command that runs after shell text BEFORE."""
+    """Return the prefix of a command that runs after the shell text BEFORE."""
     return ("bash", "-c", f'{before}; exec "$@"', "bash")
 
 
 def refused(job: Command, prefix: Sequence[str]) -> str:
-    """Run JOB after PREFIX, and return the one line with which it was refused."""
+    """Run JOB after PREFIX; return the single line of the refusal."""
     done = job.finish(job.start(prefix))
     assert done.code == 3, done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
@@ -44,7 +44,7 @@ def test_the_soft_limit_of_open_files_is_raised_before_ports_are_held(tmp_path: 
     job = Command(tmp_path, "ulimit -n", ranks=64)
     done = job.finish(job.start(shell("ulimit -Sn 64")))
     assert done.code == 0, done.stderr
-    # For us alone.
+    # Limits apply to this process only.
     assert {job.log(rank).read_text() for rank in range(64)} == {"64\n"}
 
 
@@ -55,7 +55,7 @@ def can(*command: str) -> bool:
     )
 
 
-# Root is not counted; the interpreter may be where only root can read.
+# The limit does not apply to root; and only root may be able to read the interpreter.
 NOBODY = (
     "setpriv",
     "--reuid=65534",
@@ -70,7 +70,7 @@ def test_no_more_processes_are_a_sentence(tmp_path: Path) -> None:
     if not can(*NOBODY, "true"):
         pytest.skip("setpriv does not know ambient capabilities")
     job = Command(tmp_path, "")
-    # Capabilities do not count for who asks beforehand whether a script may be executed.
+    # The check whether a script may be executed ignores capabilities.
     job.argv[-1:] = ["/usr/bin/touch", str(tmp_path / "started")]
     refusal = refused(job, (*NOBODY, *shell("ulimit -u 1")))
     assert refusal.startswith("No process can be started (Resource temporarily unavailable): ")
@@ -170,7 +170,7 @@ def run_in_shell(folder: Path, where: str, *words: str) -> subprocess.CompletedP
     )
 
 
-# Ctrl-C just when the module MODULE is looked for.
+# Presses Ctrl-C just when MODULE is looked for.
 IMPATIENT = """
 import signal, sys
 class Finder:

@@ -1,4 +1,4 @@
-"""Ranks really run where the plan says, and the launcher where it did."""
+"""Ranks run on the CPUs of the plan, and the launcher stays where it was."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.extended
 
 ALLOWED = sorted(os.sched_getaffinity(0))
-# What a process and its first child may use, as the kernel says; and the number of threads.
+# Prints the CPUs that the kernel allows a process and its first child; and the number of threads.
 SHOW = """
 list() { sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/$1/status; }
 echo "$(list $$) $(list self) ${OMP_NUM_THREADS-unset}" >draft$R
@@ -25,10 +25,10 @@ until [ -e go ]; do sleep 0.01; done
 
 
 def shown(job: Command, ranks: int, allowed: set[int]) -> list[tuple[set[int], set[int], str]]:
-    """Run JOB, whose launcher may use ALLOWED, and return what its ranks saw."""
+    """Run JOB, whose launcher may use ALLOWED; return the output of its ranks."""
     launcher = job.start()
     job.wait_for(*(f"shown{rank}" for rank in range(ranks)))
-    # It stands on a rank's CPUs only while it starts that rank.
+    # The launcher is bound to a rank's CPUs only while it starts that rank.
     until(lambda: os.sched_getaffinity(launcher.pid) == allowed)
     (job.folder / "go").touch()
     ended = job.finish(launcher)

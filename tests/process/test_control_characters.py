@@ -1,4 +1,4 @@
-"""Nothing that a file, a rank or another host says can move the cursor of fleetrun's reader."""
+"""No text of a file, a rank or another host can control the reader's terminal."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.extended
 
-# Clear the screen; a window's title; C1's CSI; right to left; a line of somebody else's.
+# Clears the screen; sets a title; C1's CSI; right to left; fakes a line of another rank.
 EVIL = "\x1b[2J \x1b]0;title\x07 \x9b31m \u202egnp \x7f\x08"
 FORGED = "\nfleetrun: all is well"
 
 
 def assert_harmless(output: bytes) -> None:
-    """Fail if anything in SAID is more than text in lines."""
+    """Fail if SAID has anything but lines of text."""
     for line in output.decode().split("\n"):
         assert line.isprintable(), line
 
@@ -74,7 +74,7 @@ def test_a_dry_run_and_the_banner_show_names_as_text(tmp_path: Path) -> None:
 def test_a_report_shows_an_exception_as_text_and_the_console_the_rank_as_it_is(
     tmp_path: Path,
 ) -> None:
-    # The one that fails ends the other, so it waits for that one's word.
+    # The failing rank ends the other, so it waits until that has printed.
     code = f"""
 print({EVIL!r}, flush=True)
 open(f"said{{rank}}", "w").close()

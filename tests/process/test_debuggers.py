@@ -34,7 +34,7 @@ LINE = 5
 
 
 class Editor:
-    """What an editor says to a debugger: messages of the Debug Adapter Protocol."""
+    """An editor's side of the Debug Adapter Protocol."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), LONG_S)
@@ -78,7 +78,7 @@ class Editor:
 
 @pytest.mark.parametrize("form", ["file", "module"])
 def test_an_editor_attaches_and_stops_the_rank_at_a_breakpoint(tmp_path: Path, form: str) -> None:
-    # A rank that waits for its user is no hang.
+    # A rank that waits for its user does not hang.
     job = Command.python(tmp_path, SCRIPT, "--debug=1", "--hang_timeout=0.2")
     job.argv.remove("--quiet")
     script = job.argv[-1]
@@ -90,11 +90,11 @@ def test_an_editor_attaches_and_stops_the_rank_at_a_breakpoint(tmp_path: Path, f
     endpoints = tmp_path / "endpoints"
     env = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "DEBUGPY_ADAPTER_ENDPOINTS": str(endpoints)}
     with closing(Ports(os.getpid())) as another:
-        # It has planned, and does not listen yet; with two launches at once one was never reached.
+        # The rank has a port, but does not listen yet; one of two launches was never reached.
         until(lambda: not another.hold([debug.FIRST_PORT + 1]))
         launcher = job.start(env=env)
         job.wait_for("passed0")
-        # Who comes when debugpy listens, but has not noted yet that it does, is hung up on.
+        # debugpy drops a connection that comes before it has noted that it listens.
         until(lambda: endpoints.exists() and endpoints.read_text().endswith("\n"))
     port = json.loads(endpoints.read_text())["client"]["port"]
     assert port > debug.FIRST_PORT + 1
@@ -125,7 +125,7 @@ def test_an_editor_attaches_and_stops_the_rank_at_a_breakpoint(tmp_path: Path, f
 
 @pytest.fixture
 def without_debugpy(tmp_path: Path) -> dict[str, str]:
-    """Return variables with which no Python finds debugpy."""
+    """Return variables that hide debugpy from Python."""
     folder = tmp_path / "without"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text("import sys\nsys.modules['debugpy'] = None\n")
@@ -133,7 +133,7 @@ def without_debugpy(tmp_path: Path) -> dict[str, str]:
 
 
 def end_of(launcher: subprocess.Popen[bytes], terminal: Terminal, job: Command) -> int:
-    """Return the exit code of LAUNCHER, of which nothing is left."""
+    """Return the exit code of LAUNCHER, which leaves no process."""
     until(lambda: launcher.poll() is not None or terminal.shows(b"\0")())
     terminal.read()
     return job.finish(launcher).code

@@ -1,4 +1,4 @@
-"""A driver that is stuck holds nobody up: real processes, and a fake NVML in a /dev of its own."""
+"""A stuck driver delays nothing: real processes, and a fake NVML in its own /dev."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.extended
 
-# A /dev like ours, with the files of a driver and of one GPU.
+# A /dev like this machine's, with the files of a driver and of one GPU.
 OTHER_DEV = """
 mount -t tmpfs none "$0" && cd "$0" && touch nvidiactl nvidia0 null zero urandom random tty
 mkdir shm pts; chmod 1777 shm
@@ -30,7 +30,7 @@ mount --move . /dev; cd "$OLDPWD"; exec "$@"
 """
 NAMESPACE = ("unshare", "--mount", "sh", "-c", OTHER_DEV)
 
-# One GPU; what hangs is the function that $HANGS names.
+# One GPU; the function that $HANGS names hangs.
 FAKE = """
 import os, select
 class NVMLError(Exception): pass
@@ -59,7 +59,7 @@ def can_have_another_dev(folder: Path) -> bool:
 
 @pytest.fixture
 def dev(tmp_path: Path) -> tuple[str, ...]:
-    """Return what stands before a command that shall see a driver, and put a fake NVML there."""
+    """Install a fake NVML; return the prefix of a command that is to see a driver."""
     (tmp_path / "dev").mkdir()
     if not can_have_another_dev(tmp_path / "dev"):
         pytest.skip("only root may give a command a /dev of its own")
@@ -80,7 +80,7 @@ def test_term_ends_a_launcher_whose_driver_never_answers(
     job.wait_for("asked")
     launcher.send_signal(signal.SIGTERM)
     assert launcher.wait(LONG_S) == -signal.SIGTERM
-    # The child of a launcher that is gone goes, too.
+    # The child of a launcher that has ended ends, too.
     job.finish(launcher)
 
 

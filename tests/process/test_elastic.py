@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.extended
 
-# Leaves who it is, and waits until it may end.
+# Notes its identity, and waits until it may end.
 SPEAK = """
 echo "rank $R speaks"
 touch "../is.$PADDLE_RESTART_COUNT.$R.of.$PADDLE_TRAINERS_NUM"
 until [ -e ../go ]; do sleep 0.02; done
 """
-# Whoever is there waits for all; or does not wait for more.
+# Hosts that are there wait for all; or for no more.
 PATIENT, HASTY = "--elastic_timeout=600", "--elastic_timeout=0.2"
 
 
 def wait_for(folder: Path, generation: int, hosts: int) -> None:
-    """Wait until all ranks of a GENERATION of so many HOSTS have spoken."""
+    """Wait until all ranks of a GENERATION with HOSTS hosts have started."""
     names = [f"is.{generation}.{rank}.of.{hosts}" for rank in range(hosts)]
     until(lambda: all((folder / name).exists() for name in names))
 
@@ -55,13 +55,13 @@ def test_a_newcomer_makes_an_elastic_job_start_again_with_it(tmp_path: Path) -> 
     (tmp_path / "go").touch()
     assert job.ends() == [0, 0]
     assert "This host waits for a place in the job" in job.output(1)
-    # The second start of the job is the first of the newcomer.
+    # The second attempt of the job is the newcomer's first.
     log = tmp_path / "host0" / "log" / "latest" / "gathered" / "workerlog.1.attempt1"
     assert log.read_text() == "rank 1 speaks\n"
 
 
 def test_without_a_token_a_host_comes_back_and_a_stranger_stays_out(tmp_path: Path) -> None:
-    # Who is not there when it begins is a stranger.
+    # A host that is not there at the start is a stranger.
     wait = f"--elastic_timeout={patient(2.0):.1f}"
     job = Meeting(tmp_path, SPEAK, "--nnodes=1:2", *quick(), wait, token="")
     _, second = (job.start("--rank", str(rank)) for rank in range(2))
@@ -71,7 +71,7 @@ def test_without_a_token_a_host_comes_back_and_a_stranger_stays_out(tmp_path: Pa
     assert secret.stat().st_mode & 0o777 == 0o600
     second.kill()
     wait_for(tmp_path, 1, hosts=1)
-    # Whoever has the script and its options, from a place that the job does not know.
+    # A caller with the script and its options, from an address that the job does not know.
     job.start().wait(LONG_S)
     assert "without FLEETRUN_TOKEN it readmits only hosts that have taken part" in job.output(2)
     job.start(host=1)
@@ -215,7 +215,7 @@ def test_the_ranks_of_a_launcher_that_is_stopped_are_killed_before_the_others_go
 
 
 def is_free(lock: Path) -> bool:
-    """Whether nobody holds LOCK."""
+    """Whether LOCK is free."""
     with lock.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""The end of a job is told: a closing line, a command, an address; and it never hurts the job."""
+"""The end of a job is reported by a line, a command, or a URL; that never harms the job."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ pytestmark = pytest.mark.extended
 
 
 class Hook(HTTPServer):
-    """An address that keeps what is posted to it, and answers with STATUS."""
+    """A server that keeps what is posted to it, and answers with STATUS."""
 
     def __init__(self, status: int = 200) -> None:
         self.taken: list[dict[str, Any]] = []
         self.status = status
-        # To where a call of the usual address is sent on, and what else than a POST came.
+        # The target of redirects, and requests other than POST.
         self.moved_to = ""
         self.others: list[str] = []
         super().__init__(("127.0.0.1", 0), _Handler)
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The URL."""
         return f"http://127.0.0.1:{self.server_port}/hook-abcdef12"
 
 
 class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
-        """Keep what comes."""
+        """Keep the body."""
         assert isinstance(self.server, Hook)
         body = self.rfile.read(int(self.headers["Content-Length"]))
         assert self.headers["Content-Type"] == "application/json"
@@ -59,7 +59,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_GET(self) -> None:
-        """Keep that it came."""
+        """Keep the request."""
         assert isinstance(self.server, Hook)
         self.server.others.append(self.path)
         self.send_response(200)
@@ -81,7 +81,7 @@ def hook() -> Iterator[Hook]:
 
 
 def loud(job: Command) -> Command:
-    """Let JOB say all that it says without --quiet."""
+    """Run JOB without --quiet."""
     job.argv.remove("--quiet")
     return job
 
@@ -200,7 +200,7 @@ def test_who_has_called_the_address_is_gone_before_the_launcher(
     hook: Hook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = _children()
-    # The child has told its result when it comes here.
+    # The child has reported its result by now.
     monkeypatch.setattr(os, "_exit", lambda _code: signal.pause())
     notification.notify("{}", command=None, url=hook.url, log=pytest.fail)
     assert len(hook.taken) == 1

@@ -1,4 +1,4 @@
-"""However a job ends, the exit code is the culprit's and nobody is left."""
+"""However a job ends, the exit code is the culprit's and no process is left."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_s14_s15_death_by_signal_is_128_and_the_signal(
 
 
 def test_s16_who_dies_first_is_the_culprit_even_if_seen_late(tmp_path: Path) -> None:
-    # The launcher sleeps while both die, so it learns of both deaths in one moment.
+    # The launcher sleeps while both die, so it learns of both deaths at once.
     job = Driven(
         tmp_path,
         "touch ready0; until [ -e go0 ]; do sleep 0.01; done; exit 5",
@@ -147,7 +147,7 @@ def test_s24_a_signal_stops_everybody_politely(
     launcher.send_signal(signum)
     done = job.finish(launcher)
     assert done.code == code
-    # Each once; the shell has a word to say about its sleep, too.
+    # Each message appears once; the shell also mentions its sleep.
     saved = sorted(line for line in done.out.splitlines() if b"saved" in line)
     assert saved == [b"[rank 0] saved", b"[rank 1] saved"]
     assert f"SIG{name}: asked ranks 0-1 to stop" in done.stderr
@@ -160,7 +160,7 @@ def test_s25_who_ignores_it_is_killed_after_the_grace(tmp_path: Path) -> None:
     launcher.terminate()
     done = job.finish(launcher)
     assert done.code == 143
-    # Not before the grace is over; how long after is the machine's.
+    # Not before the grace is over; how long after depends on the machine.
     named = [event for event in job.events() if event["event"] in {"signalled", "timer"}]
     steps = [event.get("signal", "timer") for event in named]
     assert steps == ["SIGTERM", "timer", "SIGKILL"]
@@ -168,7 +168,7 @@ def test_s25_who_ignores_it_is_killed_after_the_grace(tmp_path: Path) -> None:
 
 
 def test_a_stop_that_comes_with_a_death_reaches_the_other_ranks(tmp_path: Path) -> None:
-    # The signal comes between the deaths of ranks 1 and 2, of which one turn of the loop tells.
+    # The signal comes between the deaths of ranks 1 and 2, which one turn of the loop reports.
     # Rank 2 leaves a process in its group, which is waited for.
     wait = "until [ -e go{} ]; do sleep 0.01; done"
     job = Driven(
@@ -212,7 +212,7 @@ def test_a_child_that_leaves_the_group_while_it_is_waited_for_does_not_hold_the_
 
 
 def pidfds(pid: int) -> set[str]:
-    """Return the processes that PID holds descriptors of."""
+    """Return the processes of which PID holds descriptors."""
     descriptors = set()
     for name in os.listdir(f"/proc/{pid}/fdinfo"):
         with (
@@ -240,12 +240,12 @@ def test_s28_sigkill_of_the_launcher_leaves_nobody(tmp_path: Path) -> None:
     job = Driven(
         tmp_path,
         "setsid sleep 60 & touch ready0; sleep 60",
-        # No marker in the environment any more, in a session of its own.
+        # It has its own session, and no marker in its environment.
         "env -i setsid sleep 61.0625 & env -i sleep 61.0625 & touch ready1; sleep 60",
         IGNORE_TERM.format(rank=2),
-        # Its parent is gone, too: nothing shows any more that it is of this job.
+        # Its parent has ended, too: nothing shows that it belongs to this job.
         "for i in 1 2 3 4 5 6; do (env -i setsid sleep 61.0625 &); done; touch ready3; sleep 60",
-        # A rank that has ended leaves such ones.
+        # A rank that has ended leaves such processes.
         "(env -i setsid sleep 61.0625 &); touch ready4",
         grace_s=1,
     )
@@ -283,7 +283,7 @@ def test_a_guard_that_was_stopped_ends_the_ranks_of_a_launcher_that_is_killed(
     assert_no_survivors(job.marker)
 
 
-# Nobody catches it by its number: it is another process every few milliseconds.
+# It cannot be caught by its pid: it is another process every few milliseconds.
 HOPPER = """
 import os, time
 if not os.fork():
@@ -306,7 +306,7 @@ def test_s29_who_forks_away_all_the_time_is_caught_too(
     job.wait_for("ready0")
     launcher.send_signal(signum)
     launcher.wait(LONG_S)
-    # Between two hops nobody may be seen; after so many looks it is true.
+    # A look between two hops sees none; after so many looks there is none.
     for _ in range(50):
         assert_no_survivors(job.marker)
 
@@ -328,7 +328,7 @@ def test_s28_sigkill_ends_the_pipe_too(tmp_path: Path) -> None:
     launcher = job.start()
     job.wait_for("ready0")
     launcher.kill()
-    # Neither the guard nor a rank holds the launcher's output open.
+    # Neither the guard nor a rank keeps the launcher's output open.
     launcher.communicate(timeout=LONG_S)
     assert_no_survivors(job.marker)
 
@@ -369,7 +369,7 @@ def test_what_a_job_that_ended_well_has_left_running_is_named_when_it_is_ended(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a PID namespace")
 def test_a_proc_of_another_pid_namespace_is_a_sentence(tmp_path: Path) -> None:
-    # Its numbers are those of other processes here.
+    # Its pids are those of other processes here.
     job = Driven(tmp_path, "sleep 60 & touch ready0")
     done = job.finish(job.start(prefix=["unshare", "--pid", "--fork"]))
     assert done.code == 3
@@ -389,7 +389,7 @@ def can_make_cgroups() -> bool:
 
 @pytest.mark.skipif(not can_make_cgroups(), reason="no cgroup v2 that we may write to")
 def test_who_may_not_be_signalled_is_killed_by_a_cgroup(tmp_path: Path) -> None:
-    # As a set-user-id program is for an ordinary user: another user's, and we have no CAP_KILL.
+    # Like a set-user-id program for an ordinary user: another user's, and without CAP_KILL.
     # Not a group leader, so setsid becomes the program itself, and $! is its pid.
     stranger = "setsid setpriv --reuid=65534 --clear-groups sleep 60.25 & "
     job = Driven(tmp_path, stranger + until_it_is("sleep 60.25"))
@@ -513,7 +513,7 @@ def test_the_guard_may_be_killed(tmp_path: Path) -> None:
 
 
 def test_who_kills_the_guard_changes_nothing_of_how_the_job_ends(tmp_path: Path) -> None:
-    # Another attempt, what is left of the first one, and codes all come through the launcher then.
+    # A further attempt, leftovers of the first one, and exit codes all pass through the launcher.
     script = "(setsid sleep 60 &); touch ready0; until [ -e go ]; do sleep 0.01; done; exit 7"
     job = Driven(tmp_path, script, max_restarts=1)
     launcher = job.start()
@@ -533,7 +533,7 @@ def test_who_kills_the_guard_and_then_the_launcher_still_leaves_nobody(tmp_path:
     started(job, 2)
     guard = the_guard(launcher.pid)
     os.kill(guard, signal.SIGKILL)
-    # Its place was taken: by ranks, and by who watches from now on.
+    # Its descriptor was reused: by ranks, and by the new guard.
     until(lambda: guard not in children(launcher.pid) and b"rank-guard" in names(launcher.pid))
     launcher.kill()
     launcher.wait()

@@ -1,4 +1,4 @@
-"""A Python rank that dies of an exception leaves word of it, and nobody notices how."""
+"""A Python rank that dies of an exception records it, without side effects."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_s20_an_exception_without_a_text_is_written_down(tmp_path: Path) -> None
     record = error(job)
     assert record is not None
     assert (record.kind, record.message) == ("Odd", "its text is unavailable (KeyError)")
-    # As the interpreter has it; the first is Python 3.10's.
+    # The interpreter's words; the first are Python 3.10's.
     placeholder = ("Odd: <unprintable Odd object>\n", "Odd: <exception str() failed>\n")
     assert record.stack.endswith(placeholder)
 

@@ -1,4 +1,4 @@
-"""Who failed first, of what: as people read it, and as programs do."""
+"""Which rank failed first, and why: as text, and as JSON."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ until [ -e ../gone ]; do sleep 0.02; done; echo Connection reset by peer; exit 1
     ("loss", "end"),
     [
         ("echo Connection reset by peer; exit 1", "exited with 1"),
-        # As Paddle's reducer does.
+        # Paddle's reducer does this.
         (f"printf '{UNCAUGHT}'; kill -ABRT $$", "was killed by SIGABRT"),
     ],
 )

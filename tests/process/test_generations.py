@@ -1,4 +1,4 @@
-"""Real jobs that begin again as others: with other ranks, and hosts that come late or never."""
+"""Real jobs that start again with other ranks, and with hosts that come late or never."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def test_a_job_comes_back_with_more_ranks_and_then_with_fewer(tmp_path: Path) ->
         hang_timeout_s=2.0,
     )
     done = launch.run()
-    # The watch over the last generation knows its one rank.
+    # The watch of the last generation has its only rank.
     assert done.code == 124, done.stderr
     assert "/stacks.0.txt." in done.stderr
-    # Prefixes as each generation needs them.
+    # Prefixes are as long as each generation needs them.
     assert done.out.splitlines() == [b"[rank 0] first", b"[rank 2] third", b"I am 0 of one"]
     assert "rank 2 exited with 4" in done.stderr
     started = [(e["attempt"], e["process"]) for e in launch.events() if e["event"] == "started"]
@@ -60,7 +60,7 @@ def test_a_job_comes_back_with_more_ranks_and_then_with_fewer(tmp_path: Path) ->
 def waiting(
     folder: Path, how: str, attempt: int, **wanted: object
 ) -> tuple[Driven, subprocess.Popen[bytes]]:
-    """Start a job whose ATTEMPT has to wait for a host."""
+    """Start a job whose ATTEMPT must wait for a host."""
     os.mkfifo(folder / "hosts")
     launch = Driven(
         folder,

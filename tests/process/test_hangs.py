@@ -1,4 +1,4 @@
-"""Real ranks that hang, or only seem to."""
+"""Real ranks that hang, or only seem to hang."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ print("up", flush=True)
 open(f"up{rank}", "w").close()
 load_batch() if rank == 1 else meet()
 """
-# Alive until a file of the name is there.
+# Runs until a file of the name exists.
 LIVE_UNTIL = """
 open(f"alive{{rank}}", "w").close()
 while not os.path.exists(f"{}"):
@@ -161,7 +161,7 @@ def started(job: Command) -> dict[int, int]:
 
 
 def fake_spy(folder: Path, text: str) -> dict[str, str]:
-    """Make a `py-spy` that does TEXT, and return the environment in which it is found."""
+    """Make a `py-spy` that runs TEXT; return an environment in which it is on PATH."""
     program = folder / "bin" / "py-spy"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\n{text}\n")
@@ -227,7 +227,7 @@ def spin():
     end = time.time() + 60
     while time.time() < end: pass
 """
-# As our callback after an update writes it.
+# fleetrun's callback after an update writes it like this.
 UPDATE = "open(os.environ['FLEETRUN_HEARTBEAT'], 'w').write('1 update')"
 
 
@@ -243,7 +243,7 @@ def test_s61_ranks_that_spin_without_a_heartbeat_hang(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("before", ["", UPDATE], ids=["no update", "an update"])
 def test_s62_a_rank_whose_stack_moves_is_alive(tmp_path: Path, before: str) -> None:
-    # The other one waits for it, as at the end of an evaluation, and spins.
+    # The other rank spins while it waits, as at the end of an evaluation.
     code = f"{COMPUTE}{SPIN.replace('60', '3.5')}\n{before}\ncompute(3.5) if rank else spin()"
     assert Command.python(tmp_path, code, alive()).run(env=NO_SPY).code == 0
 
@@ -322,7 +322,7 @@ def test_s62_a_long_busy_first_step_is_alive(tmp_path: Path) -> None:
 
 
 def test_s62_a_checkpoint_that_only_writes_is_alive(tmp_path: Path) -> None:
-    # Little at a time, so that it takes hardly any processor.
+    # In small parts, so that it takes hardly any processor time.
     code = """
 file = open(f"checkpoint{rank}", "wb", buffering=0)
 for _ in range(40):
@@ -450,7 +450,7 @@ def test_s33_a_stopped_rank_is_reported_and_no_hang(tmp_path: Path) -> None:
     job = Command.python(tmp_path, LIVE_UNTIL.format("go") + DEADLOCK, "--hang_timeout=0.8")
     launcher = job.start(env=NO_SPY)
     job.wait_for("alive0", "alive1")
-    # A rank may be faster than the launcher's first word about it.
+    # A rank may be faster than the launcher's first event about it.
     until(lambda: len(started(job)) == 2)
     pid = started(job)[0]
     os.kill(pid, signal.SIGSTOP)
@@ -460,13 +460,13 @@ def test_s33_a_stopped_rank_is_reported_and_no_hang(tmp_path: Path) -> None:
 
     until(lambda: noticed("stopped"))
     (tmp_path / "go").touch()
-    # Twice the time in which it would be a hang.
+    # Twice the time after which it would be a hang.
     began = time.monotonic()
     until(lambda: began + 1.6 < time.monotonic() or launcher.poll() is not None)
     assert launcher.poll() is None
     os.kill(pid, signal.SIGCONT)
     until(lambda: noticed("continued"))
-    # It hangs by itself, and that is found out again.
+    # It hangs by itself, and that is detected again.
     ended = job.finish(launcher)
     assert ended.code == 124
     assert f"Rank 0, pid {pid}, is stopped (T); `kill -CONT {pid}` lets it go on." in ended.stderr

@@ -1,4 +1,4 @@
-"""Logs never hurt: whatever becomes of disks, folders and readers, training goes on."""
+"""Logs never harm a job: whatever happens to disks, folders and readers, training goes on."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def small_disk(folder: Path, options: str) -> Iterator[Path]:
 
 
 def whole(job: Command, rank: int) -> bytes:
-    """Put the parts of a rank's log together; a hole at the beginning is none of it."""
+    """Join the parts of a rank's log, without a hole at its beginning."""
     log = job.log(rank).resolve()
     parts = sorted(log.parent.glob(f"{log.name}.*"), key=lambda part: -int(part.suffix[1:]))
     return b"".join(part.read_bytes() for part in parts) + log.read_bytes().lstrip(b"\0")
@@ -84,7 +84,7 @@ def nothing() -> Iterator[None]:
 def test_s68_a_stuck_reader_neither_blocks_ranks_nor_fills_the_disk(tmp_path: Path) -> None:
     job = Command.python(tmp_path, LINES, "--log_max_size=1M", "--log_max_files=1", ranks=1)
     launcher = job.start()
-    # Nobody reads the pipe until the rank has written all.
+    # The pipe is not read until the rank has written everything.
     job.wait_for("count0")
     log = job.log(0).resolve()
     done = job.finish(launcher)
@@ -95,13 +95,13 @@ def test_s68_a_stuck_reader_neither_blocks_ranks_nor_fills_the_disk(tmp_path: Pa
         log.name,
         f"{log.name}.1",
     ]
-    # What was rotated away unread is missing, and that was said once.
+    # Unread text that was rotated away is missing, which was reported once.
     if done.out != text:
         assert done.stderr.count("read more slowly than --log_max_size") == 1
 
 
 def test_s68_a_report_after_rotation_has_the_traceback(tmp_path: Path) -> None:
-    # Not of the rank that is shown: its traceback has been seen.
+    # Not of the rank that is shown: its traceback was on the console.
     code = f"{LINES}\nif rank == 0: raise ValueError('at the end')"
     done = Command.python(tmp_path, code, "--log_max_size=1M", "--tee=1").run()
     assert done.code == 1
@@ -131,7 +131,7 @@ def test_s37_where_logs_cannot_be_rotated_nothing_starts(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("is_merged", [False, True])
 def test_s37_head_costs_nobody_anything(tmp_path: Path, *, is_merged: bool) -> None:
-    # The rest comes when `head` has left for sure.
+    # The rest comes once `head` has certainly ended.
     wait = "until [ -e head-left ]; do sleep 0.01; done"
     script = f"echo line 1; {wait}; for i in 2 3 4 5; do echo line $i; done; touch done$R; exit 5"
     job = Command(tmp_path, script, ranks=1)
@@ -261,7 +261,7 @@ def test_s37_a_read_only_log_folder_is_said_before_anything_starts(tmp_path: Pat
     (tmp_path / "log").mkdir()
     (tmp_path / "log").chmod(0o555)
     job = Command(tmp_path, "touch born", ranks=1)
-    # Root is not held back by permissions, unless it has given up the right.
+    # Permissions do not stop root unless it has dropped the capability.
     plain = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override"]
     done = job.finish(job.start(prefix=plain if os.geteuid() == 0 else ()))
     assert done.code == 3
@@ -294,7 +294,7 @@ def test_s71_events_are_whole_wherever_the_launcher_is_killed(tmp_path: Path) ->
     job = Command(tmp_path, script, "--max_restart=1", ranks=6)
     runs = tmp_path / "log" / "runs"
     seen = set()
-    # As soon as so many events are there; of 15.
+    # As soon as there are so many events, of 15.
     for wanted in (0, 0, 0, *range(1, 15)):
         before = set(runs.iterdir()) if runs.exists() else set()
 
@@ -311,5 +311,5 @@ def test_s71_events_are_whole_wherever_the_launcher_is_killed(tmp_path: Path) ->
             names = [json.loads(line)["event"] for line in text.splitlines()]
             assert names[0] == "launched"
             seen.add(len(names))
-    # They were killed at different moments indeed.
+    # They were killed at different moments.
     assert len(seen) > 1

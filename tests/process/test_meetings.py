@@ -1,4 +1,4 @@
-"""What launchers of one job do together that meet at --master."""
+"""Launchers of one job that meet at --master."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_hosts_that_one_mpirun_has_started_know_each_other_by_it(
     seen = '[ -z "$FLEETRUN_TOKEN" ] && touch "../no_token.$R"'
     job = Meeting(tmp_path, seen, "--rdzv_timeout=5" if is_stranger else "--color=never", token="")
     for rank in range(2):
-        # As mpirun of Open MPI 4 sets them.
+        # Set like this by mpirun of Open MPI 4.
         job.env |= {
             "OMPI_COMM_WORLD_SIZE": "2",
             "OMPI_COMM_WORLD_RANK": str(rank),
@@ -131,7 +131,7 @@ def test_a_launcher_of_a_job_that_has_crashed_gets_no_place_in_its_successor(
     until((tmp_path / "host1" / "up").exists)
     first.kill()
     first.wait()
-    # The second one still looks for it, and finds this one.
+    # The second launcher still looks for the first, and finds this one.
     job.start()
     job.start()
     (tmp_path / "go").touch()
@@ -157,7 +157,7 @@ def test_an_etcd_that_says_nothing_is_not_said_to_know_anybody(tmp_path: Path) -
     assert f"Etcd at {where} did not answer within 0.5 s." in done.stderr
 
 
-# What a training process writes, here by a shell: on the second host a field has no effect.
+# The evidence of a training process, written by a shell: on the second host a field has no effect.
 EVIDENCE = """
 status=effective
 [ "$PADDLE_TRAINER_ID" = 0 ] || status=no_effect

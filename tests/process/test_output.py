@@ -1,4 +1,4 @@
-"""What ranks write reaches the console whole, wherever that leads, and never holds anybody up."""
+"""The output of ranks reaches the console complete, and never blocks a rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-# Everything that has ever confused a console.
+# Everything that ever confused a console.
 NASTY = b"".join(
     (
         b"plain\n",
@@ -173,7 +173,7 @@ def test_a_terminal_gets_everything_and_stays_as_it_was(tmp_path: Path) -> None:
     launcher = job.start(stdout=follower)
     before = os.get_blocking(follower)
     got = b""
-    # Until nothing comes any more: a lost line shall fail this, not hold it up.
+    # Until nothing more comes: a lost line is to fail this test, not to hang it.
     while not got.endswith(b"4999\r\n") and select.select([leader], [], [], 20.0)[0]:
         got += os.read(leader, 65536)
     assert job.finish(launcher).code == 0
@@ -210,7 +210,7 @@ def test_a_pipe_that_was_full_holds_more_from_then_on(tmp_path: Path) -> None:
     assert launcher.stdout is not None
     read_fd = launcher.stdout.fileno()
     before = fcntl.fcntl(read_fd, fcntl.F_GETPIPE_SZ)
-    # Nobody reads, so it is full.
+    # Nothing reads the pipe, so it is full.
     until(lambda: fcntl.fcntl(read_fd, fcntl.F_GETPIPE_SZ) > before)
     assert len(job.finish(launcher).out) == 300_001
 

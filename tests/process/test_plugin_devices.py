@@ -1,4 +1,4 @@
-"""Launches on devices of Paddle's plug-ins, which a fake Paddle counts."""
+"""Launches on devices of Paddle's plug-ins, counted by a fake Paddle."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.extended
 
 NAMES = "CUSTOM_DEVICE_ROOT PADDLE_DISTRI_BACKEND PADDLE_XCCL_BACKEND"
-# Each rank prints the variables that say what it trains on.
+# Each rank prints the variables that select its device.
 SCRIPT = f"""
 for name in sorted(os.environ):
     if name.startswith("FLAGS_selected_") or name in {NAMES.split()}:
@@ -37,7 +37,7 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 
 def launched(folder: Path, env: dict[str, str], *options: str) -> Ended:
-    """Run ranks that print what they train on, without a number of processes."""
+    """Run ranks that print their device variables, without --nproc_per_node."""
     job = Command.python(folder, SCRIPT, "--tee=all", *options)
     job.argv = [word for word in job.argv if word not in {"--nproc_per_node=2", "--quiet"}]
     return job.finish(job.start(env=env))

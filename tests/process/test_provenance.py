@@ -1,4 +1,4 @@
-"""A real launch leaves a manifest that starts it again, and no secret in any file."""
+"""A real launch writes a manifest that can repeat it, and no secret to any file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def dry(folder: Path, *words: str, env: dict[str, str] | None = None) -> str:
 
 
 def compared(text: str) -> object:
-    """Return a plan without ports and names that are another launch's each time."""
+    """Return a plan without the ports and names that differ in each launch."""
     document = json.loads(text)
     for process in document["nodes"][0]["processes"]:
         process["rank"].pop("endpoint")
@@ -58,7 +58,7 @@ def compared(text: str) -> object:
 
 
 def test_s70_no_secret_is_in_any_file_or_on_the_console(tmp_path: Path) -> None:
-    # The first that fails ends the other, which must have been seen by then.
+    # The first failure ends the other rank, whose output must have been seen by then.
     check = (
         'case "$DB_PASSWORD$MY_TOKEN$1$3" in hush*hush*hush*hush-b) echo seen;; esac; touch up.$R; '
         "until [ -e up.0 ] && [ -e up.1 ]; do sleep 0.01; done; exit 7"
@@ -68,7 +68,7 @@ def test_s70_no_secret_is_in_any_file_or_on_the_console(tmp_path: Path) -> None:
     job.argv += ["--password=hush-a", "--api-key", "hush-b", "https://me:hush-c@127.0.0.1/"]
     ended = job.run(env=SECRETS)
     assert ended.code == 7
-    # They come unharmed to those that they are for.
+    # Ranks get them unchanged.
     assert ended.out.count(b"seen") == 2
     assert "hush" not in ended.stderr + ended.out.decode()
     files = [path for path in (tmp_path / "log").rglob("*") if path.is_file()]
@@ -97,7 +97,7 @@ def test_s73_the_same_launch_comes_out_of_its_manifest(tmp_path: Path) -> None:
     (tmp_path / "fleetrun.yaml").unlink()
     again = dry(tmp_path, "--from-manifest", "kept.json", "--quiet", env=env)
     assert compared(again) == {**_quiet(first), "settings": json.loads(again)["settings"]}
-    # From another folder and another shell the ranks get the same, too.
+    # The ranks get the same from another folder and another shell.
     done = subprocess.run(
         [*run, f"--from-manifest={kept}", "--quiet"],
         cwd="/",
@@ -133,7 +133,7 @@ def test_a_manifest_is_there_while_the_job_runs_and_git_has_its_say(tmp_path: Pa
 
 
 def test_a_manifest_that_cannot_be_written_costs_one_line(tmp_path: Path) -> None:
-    # What stands in the way of the file's draft is a folder.
+    # A folder is in the place of the temporary file.
     job = Command(tmp_path, "mkdir $FLEETRUN_RUN_DIR/manifest.json.new; exit 5", ranks=1)
     ended = job.run()
     assert ended.code == 5
@@ -155,7 +155,7 @@ def test_what_is_told_of_a_launch_is_for_its_owner_and_logs_are_for_colleagues(
     assert stat.S_IMODE((tmp_path / "log/latest").stat().st_mode) == 0o775
 
 
-# Where a secret may stand: § is one.
+# Places of a secret: § stands for it.
 _WORDS = (
     *("--config={'password': '§'}", "-p", "§", "https://h/?access_token=§", "--db-password", "§"),
     *("Server=h;Pwd=§;Encrypt=yes", "Authorization: Bearer §", "--url=redis://:§@h/0"),

@@ -1,4 +1,4 @@
-"""--redirects: standard output and standard error of ranks in files of their own."""
+"""--redirects: standard output and standard error of ranks in separate files."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def test_each_stream_has_a_file_of_its_own(tmp_path: Path) -> None:
     lines = [f"[rank {rank}{of}] {what} {rank}" for rank in range(2) for of, what in STREAMS]
     assert sorted(done.out.decode().splitlines()) == sorted(lines)
     assert sorted(shown(tmp_path).splitlines()) == sorted(lines)
-    # Of one rank alone, both, without a prefix.
+    # Both streams of a single rank, without a prefix.
     assert sorted(shown(tmp_path, "--rank=1").splitlines()) == ["err 1", "out 1"]
     plan = json.loads((log / "latest/plan.json").read_text())
     assert [process["error_log"] for process in plan["processes"]] == ["workererr.0", "workererr.1"]
-    # A launch without the option leaves no name that leads into an older one.
+    # A launch without the option leaves no link to an older one.
     assert Command.python(tmp_path, BOTH).run().code == 0
     assert not list(log.glob("workererr.*"))
     assert sorted((log / "workerlog.0").read_text().splitlines()) == ["err 0", "out 0"]

@@ -1,4 +1,4 @@
-"""A rank that fails first and needs long to end is the culprit, whoever ends before it."""
+"""A rank that fails first but ends slowly is the culprit, whichever rank ends before it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_s16_the_culprit_that_ends_last_is_the_culprit(
     document = report(job)
     assert (document["culprit"]["rank"], document["culprit"]["code"]) == (1, code)
     assert [victim["rank"] for victim in document["victims"]] == [0, 2]
-    # Nobody waited for its end before the others were stopped.
+    # The others were stopped without waiting for its end.
     events = job.events()
     exited = next(event for event in events if event["event"] == "exited")
     signalled = next(event for event in events if event["event"] == "signalled")
@@ -93,7 +93,7 @@ def test_s16_the_culprit_that_ends_last_is_the_culprit(
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.long)])
 def test_s16_teardowns_of_all_lengths_in_all_orders(tmp_path: Path, every: int) -> None:
-    # The ranks sleep, so that all cases can run at once. Of a third, each two have met.
+    # The ranks sleep, so that all cases can run at once. A third of them covers all pairs.
     cases = [
         (failure, victim, teardown)
         for first, failure in enumerate(FAILURES)
@@ -113,7 +113,7 @@ def test_s16_teardowns_of_all_lengths_in_all_orders(tmp_path: Path, every: int) 
         for job, launcher, code in running:
             ended = job.finish(launcher)
             assert (ended.code, job.folder.name) == (code, job.folder.name)
-            # Before it may stand that a slow one is waited for.
+            # A line about the wait for a slow rank may precede this.
             assert f"fleetrun: rank 1 exited with {code}.\nIt failed first" in ended.stderr
             document = report(job)
             assert (document["culprit"]["rank"], document["culprit"]["code"]) == (1, code)
@@ -211,9 +211,9 @@ forever()
 STAYS_IN = {
     "exit handler": "if rank == 1: atexit.register(forever)",
     "thread": "if rank == 1: threading.Thread(target=forever).start()",
-    # As a destructor of Paddle's that waits for its device.
+    # Like a destructor of Paddle that waits for its device.
     "deaf": "signal.signal(signal.SIGTERM, signal.SIG_IGN)\natexit.register(forever)",
-    # As one that waits for a GPU.
+    # Like a rank that waits for a GPU.
     "spinning": "def spin():\n    while True: pass\nif rank == 1: atexit.register(spin)",
 }
 
@@ -245,7 +245,7 @@ def test_who_has_raised_and_does_not_end_has_failed_after_the_grace(
 
 @pytest.mark.extended
 def test_an_exit_handler_that_works_takes_as_long_as_it_needs(tmp_path: Path) -> None:
-    # As one that uploads what a tracker of experiments has collected.
+    # Like an experiment tracker that uploads its data.
     script = """
 import atexit, time
 def upload():

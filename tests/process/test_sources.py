@@ -1,4 +1,4 @@
-"""What becomes of real ranks when that fails which must watch them."""
+"""Real ranks when the source that watches them fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fleetrun doctor --hosts`: all hosts at once, one table, and who cannot be reached."""
+"""`fleetrun doctor --hosts`: all hosts at once, in one table, with the unreachable ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.extended
 
 
 def doctor(command: Command, *options: str) -> Ended:
-    """Let COMMAND be a check-up of its hosts."""
+    """Turn COMMAND into a check-up of its hosts."""
     at = command.argv.index("fleetrun")
     command.argv[at + 1 : -1] = ["doctor", *options, *command.argv[at + 3 : -1]]
     return command.finish(command.start())

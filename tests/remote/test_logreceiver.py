@@ -1,4 +1,4 @@
-"""The logs of a job by ssh arrive at the head as they were, however they are cut on their way."""
+"""The logs of a job by ssh arrive at the head unchanged, however they are split on the way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RUN = "20261122T120000Z-default-7"
 
 
 def a_run(folder: Path) -> Path:
-    """Make what a launcher of process 7 leaves on the first host of two."""
+    """Make the files of a launcher with pid 7 on the first host of two."""
     run = folder / "log" / "runs" / RUN
     (run / "gathered").mkdir(parents=True)
     (run / "events.jsonl").write_text(json.dumps({"event": "launched", "launcher_pid": 7}) + "\n")
@@ -34,14 +34,14 @@ def a_run(folder: Path) -> Path:
 
 
 def sent(run: Path, *, everything: bool = False) -> bytes:
-    """Return what the agent sends after the launcher's own output."""
+    """Return the data that the agent sends after the launcher's output."""
     parts = [b"out\n", logsender.MARK, NONCE.encode(), json.dumps(RUN).encode(), b"\n"]
     logsender.send(str(run), everything=everything, write=parts.append)
     return b"".join(parts)
 
 
 def received(folder: Path, text: bytes, piece: int) -> tuple[bytes, list[bytes], str]:
-    """Take TEXT in PIECEs, and return what is shown, what is answered, and the last sentence."""
+    """Receive TEXT in PIECEs; return what is shown, the answers, and the last sentence."""
     answers: list[bytes] = []
     logs = FetchedLogs(str(folder), NONCE, answers.append)
     shown = b"".join(logs.take(text[at : at + piece]) for at in range(0, len(text), piece))
@@ -73,7 +73,7 @@ def test_logs_that_cannot_be_kept_let_nobody_wait_for_an_answer(
     _, answers, message = received(tmp_path / folder, sent(run), 4096)
     assert answers == [logsender.KEEP]
     assert message.startswith("The logs could not be fetched from the first host (")
-    # Neither does what is no run's name.
+    # An invalid name of a run does not either.
     _, answers, _ = received(tmp_path / "head", sent(run).replace(b"default", b"/../.."), 7)
     assert answers == [logsender.KEEP]
 

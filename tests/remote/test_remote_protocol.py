@@ -1,4 +1,4 @@
-"""What the head and the agents say arrives whole, and what differs between hosts is named."""
+"""Messages of the head and the agents arrive whole; differences between hosts are named."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fleetrun.remote import protocol
 from fleetrun.remote.protocol import Answer, HostEndpoint, HostOrder, Inquiry, Unreached
 
-# As os.environ and sys.argv have what is no UTF-8.
+# Text that is not UTF-8, as in os.environ and sys.argv.
 TEXTS = st.text(st.characters(exclude_characters="\0", codec="utf-8")) | st.just("\udcff\udc80")
 
 
@@ -50,7 +50,7 @@ NONE = dict.fromkeys("abc", 0.0)
 
 
 def test_hosts_that_are_alike_are_well() -> None:
-    # A patch level of Python and a second of the clock make no difference.
+    # Patch levels of Python and a second of the clock do not count.
     answers = {"a": WELL, "b": WELL._replace(python="3.11.9", address="10.0.0.2")}
     assert protocol.faults(answers, {"a": 1.0, "b": -1.0}) == ()
 
@@ -79,7 +79,7 @@ def test_each_difference_is_a_sentence(other: dict[str, Any], expected: str) -> 
         (1, 2, ("2 ranks are requested there, and it has 1 GPU.",)),
         (0, 8, ("it has no GPU, and a has 8.",)),
         (0, None, ("it has no GPU, and a has 8.",)),
-        # Where nobody says how many, hosts may differ; some drivers tell only those who ask.
+        # Without a requested number hosts may differ; some drivers answer only explicit requests.
         (4, None, ()),
         (-1, 8, ()),
     ],
@@ -88,7 +88,7 @@ def test_gpus_that_are_missing_are_told(gpus: int, wanted: int | None, problem: 
     answers = {"a": WELL._replace(gpus=8), "b": WELL._replace(gpus=gpus)}
     faults = protocol.faults(answers, NONE, {"a": 8, "b": wanted})
     assert faults == tuple(("b", fault) for fault in problem)
-    # A job that needs none may run anywhere, and so may one of hosts that have none.
+    # A job without devices may run anywhere, as may one whose hosts have none.
     assert protocol.faults(answers, NONE) == ()
     assert protocol.faults({"a": WELL._replace(gpus=0), "b": WELL}, NONE, {"a": 8, "b": 8}) == ()
 

@@ -1,4 +1,4 @@
-"""`--ship`: what is sent to hosts without fleetrun, and that nothing of it stays there."""
+"""`--ship`: the files sent to hosts without fleetrun, none of which stay there."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def a_folder(folder: Path, ignored: str = "/big\n*.bin\n") -> Path:
 
 
 def names(sent: bytes) -> set[str]:
-    """Return what the archive within what is SENT has of the job."""
+    """Return the job's files in the archive of SENT."""
     text, _, rest = sent.partition(b"\0")
     assert text.startswith(b'"""')
     size, _, data = rest.partition(b"\n")
@@ -58,7 +58,7 @@ def test_what_git_does_not_ignore_is_sent_but_no_logs(
     if is_repository:
         git = ["git", "-C", str(work)]
         subprocess.run([*git, "init", "-q"], check=True)
-        # What is tracked is not ignored, whatever .gitignore says.
+        # Tracked files are sent, whatever .gitignore says.
         subprocess.run([*git, "add", "-f", "data/two.bin", "train.py"], check=True)
         (work / "module" / "inner").mkdir(parents=True)
         subprocess.run([*git[:2], str(work / "module"), "init", "-q"], check=True)
@@ -160,7 +160,7 @@ def test_what_does_not_come_whole_is_not_kept(tmp_path: Path, sent: bytes) -> No
 
 
 def with_a_plain_python(folder: Path) -> str:
-    """Return the option for hosts that have a Python without packages, and not where ours is."""
+    """Return the option for hosts with a bare Python, at another path than here."""
     plain = Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}"
     alone = [str(plain), "-I", "-c", "import fleetrun"]
     assert subprocess.run(alone, capture_output=True, check=False).returncode

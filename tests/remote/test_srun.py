@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.extended
 
-# They stand in for Slurm's: srun runs one launcher here, as on a host of a step.
+# Fakes of Slurm's commands: srun runs one launcher here, as on a host of a step.
 SRUN = """
 echo "$@" > srun
 while [ "${1#--}" != "$1" ]; do shift; done

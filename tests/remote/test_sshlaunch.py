@@ -51,7 +51,7 @@ def test_two_hosts_are_one_job_and_all_arrives_as_it_was(tmp_path: Path) -> None
         heard, environ = json.loads((tmp_path / f"rank-{rank}").read_text())
         assert heard == arguments
         assert environ["PADDLE_ODD"] == odd
-        # Only what trainings read goes along.
+        # Only variables that trainings read are sent along.
         assert "SECRET_OF_MINE" not in environ
         assert environ["PADDLE_TRAINERS_NUM"] == "2"
         endpoints.append(environ["PADDLE_CURRENT_ENDPOINT"].partition(":")[0])
@@ -77,7 +77,7 @@ def test_devices_of_a_plugin_are_counted_on_each_host(tmp_path: Path) -> None:
 
 
 def test_hosts_by_ssh_share_a_token_of_the_jobs_own(tmp_path: Path) -> None:
-    # What calls the coordinator without a token is told that there is one.
+    # A caller without a token is told that the coordinator has one.
     call = (
         "import socket, sys; from fleetrun.session import authentication, codec; "
         "line = socket.create_connection(('127.0.0.1', int(sys.argv[1]) + 96)); "
@@ -167,7 +167,7 @@ def test_an_elastic_job_goes_on_without_a_lost_host(tmp_path: Path) -> None:
     command = by_ssh(tmp_path, WORLD, *options, hosts=hosts)
     process = command.start()
     command.wait_for("up.0.of.3", "up.1.of.3", "up.2.of.3")
-    # Its run directory may not be written at once.
+    # Its run directory may come a little later.
     run = tmp_path / "up.2.of.3"
     until(lambda: run.read_text().endswith("\n"))
     launcher = Path(run.read_text().strip(), "lock").read_text().split()[1]
@@ -213,8 +213,8 @@ def test_asked_twice_the_head_lets_them_be_killed(tmp_path: Path) -> None:
     ranks = [Path("/proc", (tmp_path / f"up.{rank}").read_text().strip()) for rank in range(2)]
 
     def are_gone() -> bool:
-        # A launcher takes two signals at the same moment for one. A head that has ended its job
-        # would be killed by another one.
+        # A launcher takes two simultaneous signals for one. Another one would kill a head that has
+        # ended its job.
         if any(rank.exists() for rank in ranks):
             process.send_signal(signal.SIGINT)
             return False
@@ -275,7 +275,7 @@ def test_a_changed_host_key_and_a_password_are_said_and_never_waited_for(
     config.write_text(
         config.read_text().replace("PasswordAuthentication no", "PasswordAuthentication yes", 1)
     )
-    # Any key but that of the host, and of the user.
+    # Any key except that of the host, and of the user.
     other = {"known_hosts": "id.pub", "authorized_keys": "hostkey.pub"}[name]
     before = "127.0.0.1 " if name == "known_hosts" else ""
     (ssh / name).write_text(before + (ssh / other).read_text())
@@ -305,7 +305,7 @@ def test_ports_that_are_taken_are_named_before_anything_starts(
     answer = agent.look(asked._replace(ports=(port,)), {})
     assert answer.fault.startswith(f"Port {port} is taken by ")
     assert agent.look(asked._replace(ports=()), {}).fault == ""
-    # On loopback each host has an address to itself.
+    # On loopback each host has its own address.
     assert (
         sshjob.with_ports(asked._replace(ports=()), wanted, HostEntry("127.0.0.2", 2)).ports == ()
     )
@@ -329,7 +329,7 @@ def test_scripts_and_modules_are_compared_by_their_files(tmp_path: Path) -> None
     ("asked", "problem"),
     [
         (b"", b""),
-        # It quotes nothing of what it does not understand.
+        # It quotes nothing that it does not understand.
         (
             b'{"version": 0, "environ": {"FLEETRUN_TOKEN": "hunter2"}}\n',
             b"its fleetrun differs from the one here.",
@@ -344,7 +344,7 @@ def test_an_agent_that_is_asked_nothing_does_nothing(asked: bytes, problem: byte
     assert b"hunter2" not in done.stdout
 
 
-# Instead of ssh: an agent that is well, and does not reach the host b.
+# Instead of ssh: a healthy agent that does not reach the host b.
 LONELY = """
 import sys, time
 from fleetrun.remote import protocol
@@ -359,8 +359,8 @@ print(mark + protocol.line(unreached).decode(), flush=True)
 sys.stdin.read()
 """
 HERE = 'exec sh -c "$command"'
-# It runs what the host shall run here, and loses the first one's connection once that has answered.
-# The second one's waits until the head has heard of it.
+# Runs the host's command here, and drops the first host's connection once that has answered.
+# The second host's command waits until the head knows of that.
 LOSING = """
 case "$*" in
 *" 127.0.0.1 "*)
@@ -372,8 +372,8 @@ esac
 until [ -s first ] && ! kill -0 "$(cat first)" 2> /dev/null; do sleep 0.05; done
 exec sh -c "$command"
 """
-# The launcher of the second host ends with 1, as one that was cut off, and that of the first one
-# only when the head has heard of it.
+# The second host's launcher ends with 1, as if it were cut off; the first one's ends only when the
+# head knows of that.
 CUT_OFF = """
 case "$*" in *" 127.0.0.2 "*)
     sh -c "$command"
@@ -402,7 +402,7 @@ ENDLESS = (
                 "b          it does not reach b at b:1 (gone).",
             ],
         ),
-        # Who is gone before all have answered.
+        # A host that is lost before all have answered.
         (LOSING, HOSTS, ["127.0.0.1  ssh: gone"]),
         *(
             (endless, "127.0.0.1", [ENDLESS])
@@ -429,9 +429,9 @@ def test_a_host_that_is_not_fit_is_named_and_nothing_starts(
 @pytest.mark.parametrize(
     ("ssh", "hosts", "rank", "options", "code", "why"),
     [
-        # One that was cut off and ends first hides no exit code.
+        # A host that was cut off and ends first hides no exit code.
         (CUT_OFF, HOSTS, 7, (), 7, ""),
-        # One that ends by its own fault, as by a full disk, counts before that it is gone.
+        # A host's own fault, such as a full disk, counts more than its loss.
         (CUT_OFF.replace("exit 1", "exit 3"), HOSTS, 1, ("--gather_logs",), 3, ""),
         # sys.exit(-1) is 255, too, and not called a lost connection.
         (HERE, "127.0.0.1", 255, (), 255, "the connection was lost, or that is what the job ended"),
@@ -473,7 +473,7 @@ def test_an_ssh_that_does_not_end_when_hung_up_is_killed(
     assert "fleetrun: 127.0.0.1  ssh: no\n" in printed
     assert "fleetrun: ssh to 127.0.0.2 does not exit, so it is killed.\n" in printed
     assert connections[1].status == -signal.SIGKILL
-    # Nor does the child of a script that stands for ssh.
+    # Nor does the child of a script instead of ssh.
     child = Path("/proc", up.read_text().strip(), "cmdline")
     until(lambda: not child.exists() or not child.read_bytes())
 

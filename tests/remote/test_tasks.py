@@ -1,4 +1,4 @@
-"""A task for each rank: the first of a host leads, the others lend it what is theirs."""
+"""A task for each rank: the first task of a host leads, the others serve it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def start(command: Command, local: int) -> subprocess.Popen[bytes]:
 
 def started(command: Command) -> list[subprocess.Popen[bytes]]:
     command.argv = [word for word in command.argv if not word.startswith("--nproc_per_node")]
-    # The last one first: nobody knows in which order they come.
+    # The last one first: tasks may start in any order.
     return [start(command, local) for local in reversed(range(ALL))][::-1]
 
 
@@ -74,7 +74,7 @@ def test_only_the_first_task_ends_with_the_exit_code_of_the_job(
     leader, *others = started(command)
     if is_killed:
         command.wait_for("up.0", "up.1", "up.2")
-        # Asked as all are when a job is cancelled, the others wait for the first one.
+        # If a job is cancelled and all get TERM, the others wait for the first one.
         for process in others:
             process.send_signal(signal.SIGTERM)
         leader.kill()
@@ -89,7 +89,7 @@ def test_a_task_that_is_killed_ends_the_job_as_if_its_rank_was(tmp_path: Path) -
     command = Command(tmp_path, "touch up.$R; sleep 1000")
     leader, *others = started(command)
     command.wait_for("up.0", "up.1", "up.2")
-    # For the leader it asks for stacks, and for the others nothing.
+    # The leader takes it as a request for stacks, the others ignore it.
     others[0].send_signal(signal.SIGQUIT)
     others[1].kill()
     outputs = [process.communicate(timeout=LONG_S) for process in others]

@@ -1,4 +1,4 @@
-"""The launcher of a --detach job, by what it tells the process in the foreground."""
+"""The launcher of a --detach job reports to the process in the foreground."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is known as our child, and who is not."""
+"""Which processes are recognised as children of the launcher."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_rank_that_was_started_by_somebody_who_died_is_known_by_its_environmen
     orders = [order(0), order(1)]
     pids = [children.start(order) for order in orders]
     try:
-        # Until it has become its program, a child shows our environment.
+        # Before exec a child has the launcher's environment.
         until(lambda: children.adopted(orders[number]) == pids[number])
         assert children.adopted(order(2)) is None
     finally:

@@ -1,4 +1,4 @@
-"""How many files may be open: enough for every process, and for the launchers of other hosts."""
+"""The limit of open files suffices for every process, and for the launchers of other hosts."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_ranks_are_forked_and_read_their_own_flags(folder: Path, parent: guard.G
         assert started.is_forked
         assert ended.status == (os.CLD_EXITED, 0)
         assert (folder / f"log.{rank}").read_text() == NEW.format(rank, f"of {rank}", 1)
-    # Nobody else waits for now; the server forks more when it is looked after.
+    # No more processes wait for now; the server forks more at its next turn.
     assert len(waiting(parent)) == 1
     parent.standing_by()
     assert len(waiting(parent)) == 3
@@ -81,7 +81,7 @@ def test_a_rank_that_needs_another_value_starts_as_ever(
     assert not started.is_forked
     assert started.why_not.startswith(f"{name}, which is read when Paddle is loaded, has another")
     assert ended.status == (os.CLD_EXITED, 0)
-    # The others do not suffer.
+    # The others are not affected.
     assert forks.run(parent, order(folder, rank=1))[0].is_forked
 
 
@@ -157,7 +157,7 @@ def test_a_lost_waiting_process_fails_no_rank(folder: Path, parent: guard.Guard)
     server, first, second = waiting(parent)
     os.kill(server, signal.SIGKILL)
     os.kill(first, signal.SIGKILL)
-    # What waits may be used all the same.
+    # Waiting processes may be used all the same.
     started, _ = forks.run(parent, order(folder))
     assert (started.is_forked, started.pid) == (True, second)
     started, ended = forks.run(parent, order(folder))

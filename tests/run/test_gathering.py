@@ -1,4 +1,4 @@
-"""A round of gathering: answers now, later, wrong or never, and what is said meanwhile."""
+"""A round of gathering: answers now, later, wrong or never, and remarks meanwhile."""
 
 from __future__ import annotations
 

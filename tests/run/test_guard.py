@@ -1,4 +1,4 @@
-"""What the guard does in moments that a whole launch seldom meets."""
+"""The guard in situations that are rare in a whole launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A child that was killed is left behind only if it does not end, and the loop does not wait."""
+"""A killed child is left behind only if it does not end; the loop never waits for it."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_call_that_has_answered_may_be_abandoned_after_its_end_was_awaited() -
     call.watch(loop, lambda _: nothing())
     while not children.ending:
         loop.turn()
-    # As the supervisor does before it closes whoever has asked.
+    # The supervisor does this before it closes the caller.
     children.wait_for_ending()
     assert call.abandon().endswith("has ended")
     assert not children.ending

@@ -1,4 +1,4 @@
-"""Whom the hunt hits, and whom it must not."""
+"""Which processes the hunt kills, and which it must spare."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def process(pid: int, parent: int, group: int | None = None) -> Stat:
     [
         # 12 has left its session and its environment behind, and so did its child.
         ([(10, 1), (11, 10), (12, 11), (13, 12), (30, 1), (31, 30)], [], [10, 11, 12, 13]),
-        # We are one of them, and not hit.
+        # This process is one of them, and spared.
         ([(10, 1), (os.getpid(), 10)], [], [10]),
         # The rank, 9, died with its group; its child 12 has no mark and another parent by now.
         ([(12, 1), (10, 8, 9)], [(9, 1, 9), (12, 9)], [9, 10, 12]),

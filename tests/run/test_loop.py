@@ -1,4 +1,4 @@
-"""Shares of the loop: what is registered goes where they are moved."""
+"""Shares of the loop: registrations move with them."""
 
 from __future__ import annotations
 

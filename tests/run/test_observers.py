@@ -1,4 +1,4 @@
-"""Sinks and sources: who hears of what, and what a failure of each means."""
+"""Sinks and sources: which events they get, and what a failure of each means."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEWS = TimerExpired(1.0)
 
 
 class _Ear(Sink):
-    """Hears everything."""
+    """Gets all events."""
 
     def __init__(self) -> None:
         self.heard: list[Happening] = []
@@ -34,7 +34,7 @@ class _Ear(Sink):
 
 
 class _Deaf(_Ear):
-    """Fails when it is told something."""
+    """Fails when it gets an event."""
 
     def on_event(self, happening: Happening) -> None:
         super().on_event(happening)
@@ -49,7 +49,7 @@ class _Mute(_Ear):
 
 
 class _Spring(Source):
-    """Declares what a test wants, and fails where it wants."""
+    """Declares what a test sets, and fails where the test says."""
 
     name = "the spring"
     without = "without water"
@@ -174,7 +174,7 @@ def test_wherever_a_source_fails_it_is_an_event(room: _Room, place: str) -> None
     spring = _Spring(place)
     observers = room.open(spring)
     for _ in range(2):
-        # A source that has failed leaves nothing to wait for.
+        # A failed source leaves nothing to wait for.
         room.loop.timer("turn", 0.0, lambda: None)
         room.loop.turn()
     if place == "close":
@@ -187,7 +187,7 @@ def test_wherever_a_source_fails_it_is_an_event(room: _Room, place: str) -> None
         f"The spring failed (RuntimeError('{place}')), and the job cannot go on without water."
     )
     assert room.remarks == []
-    # Whoever is connected to it notices.
+    # Its connected clients notice.
     assert spring.is_closed
 
 

@@ -1,4 +1,4 @@
-"""The policy: by example, and by what holds in every history that can happen."""
+"""The policy: examples, and properties of every possible history."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ INT, KILL, TERM, HUP, USR1 = 2, 9, 15, 1, 10
 
 
 class Job:
-    """A pretended supervisor: performs what the policy wants and keeps the books."""
+    """A fake supervisor: performs the policy's actions and keeps account."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Job:
         has_peers: bool = False,
         answers: bool = True,
     ) -> None:
-        # What a generation consists of; the next one may be another. None: gathering takes longer.
+        # The processes of a generation; the next one may differ. None: gathering takes longer.
         self.essential: Sequence[bool] | None = essential if answers else None
         self.awaiting = awaiting
         self.has_peers = has_peers
@@ -74,12 +74,12 @@ class Job:
         self.events: list[Event] = []
         self.done: list[Action] = []
         self.outcome: Outcome | None = None
-        # What is found out about a process that failed; by default nothing more than its end.
+        # The cause of a process's failure; by default nothing but its end.
         self.facts: dict[int, dict[str, Any]] = {}
         self.perform(actions)
 
     def perform(self, actions: Sequence[Action]) -> None:
-        """Do what the policy wants, and what it wants then."""
+        """Perform the policy's actions, and those that follow."""
         todo = list(actions)
         while todo:
             action = todo.pop(0)
@@ -157,7 +157,7 @@ class Job:
         self.feed(Interrupted(signum, self.now))
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, and the timer ring."""
+        """Let time pass, and the timer expire."""
         self.now += seconds
         if self.state.deadline is not None and self.now >= self.state.deadline:
             self.feed(TimerExpired(self.now))
@@ -167,7 +167,7 @@ class Job:
         return [action.signum for action in self.done if isinstance(action, SignalAll)]
 
     def verdict(self) -> Outcome:
-        """Return the outcome, which there must be."""
+        """Return the outcome, which must exist."""
         assert self.outcome is not None
         return self.outcome
 
@@ -201,7 +201,7 @@ EVENTS: dict[str, Event] = {
 
 
 def play_out(job: Job, history: str) -> None:
-    """Let happen what HISTORY says, step by step.
+    """Play HISTORY, step by step.
 
     `1=7` is the exit of process 1, `1=TERM` its end by a signal, `1=7+0` an end when process 0 had
     failed, too; `!INT` a signal to the launcher, `3s` a time, `next` that until another
@@ -225,12 +225,12 @@ def play_out(job: Job, history: str) -> None:
 
 
 class Case(NamedTuple):
-    """A history of processes (* waited for, - not), and what must come of it."""
+    """A history of processes (* waited for, - not), and its expected result."""
 
     says: str
     processes: str
     history: str
-    # None: it goes on.
+    # None: the job goes on.
     code: int | None
     # Sent to all.
     signals: str = ""
@@ -662,7 +662,7 @@ def test_an_answer_for_another_attempt_is_none() -> None:
     assert attempt.take(Gathered(0, generation([True]), attempt.now)) == ()
     assert attempt.take(GatherFailed(0, "no.", 3, attempt.now)) == ()
     assert attempt.take(Gathered(1, generation([True]), attempt.now)) == (Spawn(0, 1),)
-    # And only one counts.
+    # Only one answer counts.
     assert attempt.take(GatherFailed(1, "no.", 3, attempt.now)) == ()
 
 
@@ -772,7 +772,7 @@ def test_no_trainer_ever_starts_before_it_may(dice: list[int]) -> None:
 
 
 class Dice:
-    """Chance, from numbers that hypothesis can make smaller."""
+    """A die, from numbers that Hypothesis can shrink."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self.numbers = list(numbers)
@@ -783,7 +783,7 @@ class Dice:
 
 
 def play(numbers: Sequence[int]) -> Job:
-    """Let things happen as chance has it, and then let everybody who is left die."""
+    """Play random events, and then let all remaining processes die."""
     dice = Dice(numbers)
     essential = [dice.roll(4) != 3 for _ in range(1 + dice.roll(4))]
     rules = Rules(grace_s=float(dice.roll(5)), max_restarts=dice.roll(3))
@@ -802,7 +802,7 @@ def play(numbers: Sequence[int]) -> Job:
 
 
 def happen(job: Job, dice: Dice) -> None:
-    """Let one thing happen."""
+    """Play one event."""
     alive = sorted(job.state.alive)
     match dice.roll(8):
         case 0 | 1 | 7 if job.state.phase == policy.GATHERING:
@@ -826,7 +826,7 @@ def happen(job: Job, dice: Dice) -> None:
 
 
 def come(job: Job, dice: Dice) -> None:
-    """Let the answer to a Gather come."""
+    """Deliver the answer to a Gather."""
     attempt = max(0, job.state.attempt - (dice.roll(4) == 3))
     if dice.roll(6) == 5:
         job.feed(GatherFailed(attempt, "a port is taken.", 3, job.now))
@@ -836,7 +836,7 @@ def come(job: Job, dice: Dice) -> None:
 
 
 def die(job: Job, dice: Dice, code: int = 0, signum: int | None = None) -> None:
-    """Let somebody end; others may have failed before, and be slower."""
+    """Let a process end; others may have failed before, and end later."""
     alive = sorted(job.state.alive)
     process = alive.pop(dice.roll(len(alive)))
     also = frozenset(other for other in alive if dice.roll(3) == 2)
@@ -853,7 +853,7 @@ def die(job: Job, dice: Dice, code: int = 0, signum: int | None = None) -> None:
 
 
 def hear(job: Job, dice: Dice) -> None:
-    """Let another host tell something, of this attempt or of the one before."""
+    """Deliver a report of another host, on this attempt or the previous one."""
     attempt = max(0, job.state.attempt - dice.roll(2))
     if job.state.phase == policy.STOPPED:
         is_last = job.state.attempt >= job.rules.max_restarts
@@ -868,7 +868,7 @@ def hear(job: Job, dice: Dice) -> None:
 
 
 def end(job: Job) -> None:
-    """Let somebody who is left die."""
+    """Let a remaining process die."""
     alive = sorted(job.state.alive)
     if job.state.phase == policy.GATHERING:
         job.wait(TIMEOUT_S)
@@ -882,7 +882,7 @@ def end(job: Job) -> None:
 
 
 def check(job: Job) -> None:
-    """Check what must hold in every history."""
+    """Check the properties of every history."""
     outcome = job.verdict()
     assert [type(action) for action in job.done].count(Finish) == 1
     assert isinstance(job.done[-1], Finish)
@@ -977,7 +977,7 @@ def check_kills(job: Job) -> None:
     polite = [signum for signum in job.signals() if signum not in {KILL, USR1}]
     kills = job.signals().count(KILL)
     attempts = job.verdict().attempts
-    # Once to all, and once more to those that had raised already.
+    # Once to all, and once more to those that had already raised.
     assert len(polite) <= 2 * attempts
     assert kills <= len(polite)
     for place, event in enumerate(job.done):

@@ -1,4 +1,4 @@
-"""Processes that wait for others before they start: how these are asked."""
+"""Processes that wait for others before they start: how readiness is asked for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def server() -> socket.socket:
-    """Make a port that refuses until somebody listens on it."""
+    """Make a port that refuses until a server listens on it."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     return listener
@@ -85,14 +85,14 @@ def test_a_name_that_nobody_knows_is_one_that_does_not_listen() -> None:
 
 
 def test_who_does_not_answer_at_all_blocks_nobody() -> None:
-    # 192.0.2.0/24 is for documentation: nobody is there.
+    # 192.0.2.0/24 is for documentation: no host is there.
     far = Endpoint("192.0.2.1", 1)
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         raise AssertionError("the connect has blocked")
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    # One that blocks gives up after two minutes.
+    # A blocking connect gives up after two minutes.
     signal.alarm(60)
     try:
         assert ask([(far,)]) == [str(far)]

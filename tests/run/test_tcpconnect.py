@@ -1,4 +1,4 @@
-"""One attempt to connect: whom it reaches, and what it is told of those that it does not."""
+"""One attempt to connect: what it reaches, and the errors of what it does not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HERE = "127.0.0.1"
 
 
 def connected(port: int, within_s: float = 60.0) -> tuple[Link | None, int]:
-    """Return what an attempt to connect to PORT is told."""
+    """Return the result of an attempt to connect to PORT."""
     loop = Loop()
     results: list[tuple[Link | None, int]] = []
     (place,) = tcpconnect.literal(HERE, port)
@@ -49,7 +49,7 @@ def test_who_does_not_listen_refuses() -> None:
 def test_who_does_not_answer_is_given_up() -> None:
     with socket.create_server((HERE, 0), backlog=0) as server:
         where = server.getsockname()
-        # The kernel drops calls beyond the backlog.
+        # The kernel drops connections beyond the backlog.
         first = socket.create_connection(where)
         assert connected(where[1], 0.05) == (None, errno.ETIMEDOUT)
         first.close()
@@ -61,7 +61,7 @@ def test_who_was_given_the_port_that_it_calls_has_reached_nobody(
     port = ports.free(1)[0]
 
     class Bound(_socket.socket):
-        """A socket with that port of its own, as the kernel may choose."""
+        """A socket with this local port, as the kernel may choose it."""
 
         def __init__(self, family: int, kind: int) -> None:
             super().__init__(family, kind)

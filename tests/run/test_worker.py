@@ -1,4 +1,4 @@
-"""What ranks need is there, and can be written, before any of them starts."""
+"""Files that ranks need exist, and are writable, before any of them starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLAN = plan()
 
 
 def claim(path: Path, attempt: int = 0) -> None:
-    """Claim what PLAN needs in the folder PATH."""
+    """Claim the files of PLAN in the folder PATH."""
     files, links = {f"{path}/list": "a,b"}, {f"{path}/lib.so": "/plug-ins/lib.so"}
     made = PLAN._replace(run_dir=str(path), files=files, links=links)
     worker.claim(made, attempt, Folder(str(path)))
@@ -48,7 +48,7 @@ def test_what_a_log_has_stays(tmp_path: Path) -> None:
 
 def test_a_log_that_takes_no_words_is_an_error(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # As a disk that is full, or a quota.
+    # Like a full disk, or a quota.
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
         with pytest.raises(OSError, match=os.strerror(errno.EFBIG)):

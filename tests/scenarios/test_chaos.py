@@ -1,4 +1,4 @@
-"""A little of scripts/chaos with every test run: nothing may be lost."""
+"""A short run of scripts/chaos in every test run: nothing may be lost."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_s17_two_that_fail_together_are_both_named_and_one_is_the_cause(tmp_path
     launcher = job.start()
     job.wait_for("ready0", "ready1", "ready2", "ready3")
     pids = [int((tmp_path / f"pid{rank}").read_text()) for rank in (1, 3)]
-    # The launcher learns of both in one moment.
+    # The launcher learns of both at once.
     os.kill(launcher.pid, signal.SIGSTOP)
     (tmp_path / "go").touch()
     until(lambda: [state(pid) for pid in pids] == ["Z", "Z"])
@@ -76,7 +76,7 @@ def test_s28_killing_fleetrun_by_name_leaves_nobody(tmp_path: Path) -> None:
     job = Command(tmp_path, "setsid sleep 60 & touch ready$R; sleep 60")
     launcher = job.start()
     job.wait_for("ready0", "ready1")
-    # As `pkill -KILL -f fleetrun` finds them, in this job.
+    # `pkill -KILL -f fleetrun` finds these, in this job.
     for pid, command in survivors(job.marker).items():
         if "fleetrun" in command.partition(str(tmp_path))[0]:
             os.kill(pid, signal.SIGKILL)
@@ -122,7 +122,7 @@ FREEZER = "/sys/fs/cgroup/freezer"
 )
 def test_s34_a_rank_that_sigkill_does_not_end_is_named_and_left(tmp_path: Path) -> None:
     job = Command(tmp_path, f"echo $$ > pid$R; {WAIT_FOR_GO}", "--grace=0.2")
-    # The real launcher, but for its patience of 30 s.
+    # The real launcher, except for its patience of 30 s.
     patience = "import sys, fleetrun.run.policy as p; p.STUCK_S = 0.5; from fleetrun import cli; "
     at = job.argv.index("-m")
     job.argv[at : at + 2] = ["-c", patience + "sys.exit(cli.main())"]
@@ -135,7 +135,7 @@ def test_s34_a_rank_that_sigkill_does_not_end_is_named_and_left(tmp_path: Path) 
         write(f"{cgroup}/freezer.state", "FROZEN")
         launcher.terminate()
         _, errors = launcher.communicate(timeout=LONG_S)
-        # Nothing more can be done than to say so.
+        # Nothing can be done but report it.
         assert launcher.returncode == 143
         assert b"Even SIGKILL did not end rank 1" in errors
         pid = (tmp_path / "pid1").read_text().strip()

@@ -1,4 +1,4 @@
-"""What a launch leaves behind for people and programs to read, through the real command line."""
+"""The records of a launch for people and programs, through the real command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_s67_only_one_rank_is_shown_but_the_one_that_fails_is_heard(tmp_path: Pa
     job = Command(tmp_path, f"echo I am $R; touch ready$R; {fail}; sleep 60", ranks=32)
     done = job.run()
     assert done.code == 9
-    # Rank 29 may be faster than rank 0's first word.
+    # Rank 29 may be faster than rank 0's first line.
     assert done.out in {b"I am 0\n", b""}
     assert "rank 29 exited with 9" in done.stderr
     assert "I am 29\n    alas\n" in done.stderr

@@ -1,4 +1,4 @@
-"""A job that failed is started again, as often as that can help."""
+"""A failed job is started again, as often as that can help."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.extended
 
 PHASES = ("detected", "stopped", "agreed", "started", *rankfile.PROGRESS)
-# Rank 0, which is shown, has said it before another ends the attempt.
+# Rank 0, which is shown, prints this before another rank ends the attempt.
 COUNT = """
 SAID=said.$PADDLE_RESTART_COUNT
 echo try $PADDLE_RESTART_COUNT of $R at $PADDLE_TRAINER_ENDPOINTS
@@ -64,7 +64,7 @@ def test_s52_the_second_attempt_may_succeed_and_each_keeps_its_log(tmp_path: Pat
 
 
 def test_each_attempt_resumes_from_the_newest_whole_checkpoint(tmp_path: Path) -> None:
-    # The first attempt saves one after TERM, and leaves another one half-written.
+    # The first attempt saves one checkpoint after TERM, and leaves another one half-written.
     saves = """
 echo "got $*"
 [ $PADDLE_RESTART_COUNT = 1 ] && exit 0
@@ -170,13 +170,13 @@ def test_s55_all_are_dead_before_any_is_born_and_ports_are_new(tmp_path: Path) -
 
 
 def test_s35_a_stop_between_two_attempts_starts_nothing_more(tmp_path: Path) -> None:
-    # Another attempt would wait for the stop, however late that comes.
+    # Another attempt would wait for the stop, however late.
     fails = COUNT + "[ $PADDLE_RESTART_COUNT = 0 ] && exit 3; exec sleep 60"
     job = Command(tmp_path, fails, "--max_restart=5")
     errors = tmp_path / "said"
     with errors.open("wb") as file:
         launcher = job.start(stderr=file)
-    # What fails first counts, so the attempt has to be over.
+    # The first failure counts, so the attempt must be over.
     until(lambda: b"Attempt 1 of 5" in errors.read_bytes())
     launcher.terminate()
     done = job.finish(launcher)
@@ -187,7 +187,7 @@ def logs_open_in(launcher: subprocess.Popen[bytes]) -> list[str]:
     """Return the names of the log files that LAUNCHER has open."""
     logs = []
     for link in Path(f"/proc/{launcher.pid}/fd").iterdir():
-        # One that was closed since it was listed is none.
+        # A file that was closed since it was listed does not count.
         with suppress(FileNotFoundError):
             logs.append(link.readlink().name)
     return sorted(name for name in logs if "log." in name)

@@ -1,4 +1,4 @@
-"""Jobs whose processes have roles, through the real command line: who is waited for, who not."""
+"""Jobs whose processes have roles, through the real command line: which ones are waited for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-# What a server does: listen, and say so.
+# A server listens, and prints that.
 LISTEN = (
     "import os, pathlib, signal, socket; "
     "server = socket.create_server((os.environ['POD_IP'], int(os.environ['PADDLE_PORT']))); "
@@ -79,7 +79,7 @@ def test_a_job_starts_where_only_one_side_is_named(
 
 def test_every_role_has_its_logs(tmp_path: Path) -> None:
     options = (*TWO_AND_TWO, "--heter_worker_num=1;1", "--coordinator_num=1")
-    # Who comes after the trainers is started, too, before the job is done.
+    # Processes after the trainers are started, too, before the job is done.
     wait = "until [ -e HETER_TRAINER0 ] && [ -e COORDINATOR0 ]; do sleep 0.01; done"
     job = roles(tmp_path, *options, trainer=wait, others=f"touch $TRAINING_ROLE$N; {IDLE}")
     assert job.run().code == 0
@@ -112,7 +112,7 @@ def test_trainers_start_when_all_servers_listen(tmp_path: Path) -> None:
     def started() -> list[str]:
         return [event["process"] for event in job.events() if event["event"] == "started"]
 
-    # A server may be faster than the launcher's first word about it.
+    # A server may be faster than the launcher's first event about it.
     until(lambda: len(started()) > 1)
     assert started() == ["server.0", "server.1"]
     (tmp_path / "go").touch()
@@ -225,7 +225,7 @@ def on_two_hosts(
     jobs = []
     for host in HOSTS:
         (folder / host).mkdir()
-        # Each sees the other's folder, too.
+        # Each host also has the other's folder.
         own = f"HERE={host}; OTHER={folder}/{HOSTS[host == HOSTS[0]]};"
         words = (*lists, f"--host={host}", *options)
         both = {"server": f"{own} {server}", "trainer": f"{own} {trainer}"}
@@ -350,7 +350,7 @@ def test_a_paddle_without_servers_is_refused_before_anything_starts(tmp_path: Pa
     assert done.code == 3
     assert "was built without parameter servers: use paddlepaddle 2.6.2" in done.stderr
     assert not (tmp_path / "log").exists()
-    # Who does not name Paddle may do without it.
+    # A script that does not mention Paddle may do without it.
     job = Command.python(tmp_path, "", *TWO_AND_TWO, "--dry-run")
     assert "was built without parameter servers" in job.run().out.decode()
 

@@ -25,14 +25,14 @@ exec sleep 600
 
 
 def seen(folder: Path, *words: str) -> str:
-    """Return what `fleetrun WORDS` prints in FOLDER."""
+    """Return the output of `fleetrun WORDS` in FOLDER."""
     done = fleetrun(*words, folder=folder)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
 def events(folder: Path) -> list[str]:
-    """Return what each host has written down."""
+    """Return the records of each host."""
     return [path.read_text() for path in folder.glob("log/latest/**/events.jsonl")]
 
 
@@ -46,7 +46,7 @@ def test_all_ranks_of_two_hosts_are_seen_while_they_run_and_afterwards(tmp_path:
     ]
     launchers = [host.start() for host in hosts]
     hosts[0].wait_for(*(f"printed.{rank}" for rank in range(8)))
-    # What the launchers write of it comes a little later.
+    # The launchers write it down a little later.
     until(lambda: len(list(tmp_path.glob("log/latest/**/plan.json"))) == 2)
     until(lambda: sum(text.count('"started"') for text in events(tmp_path)) == 8)
     table = [line.split() for line in seen(tmp_path, "top", "--once").splitlines()]

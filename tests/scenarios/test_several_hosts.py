@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-# The name of the job is this run's own: coordinators of such lists look for a port by themselves.
+# Every run has its own job name: coordinators of such lists choose a port by it.
 IPS = ("--ips=127.0.0.1,127.0.0.2", f"--job_id={uuid.uuid4().hex}")
 
 
@@ -52,7 +52,7 @@ def codes(ended: Sequence[Ended]) -> list[int]:
 
 
 def test_all_hosts_resume_from_one_checkpoint_that_is_whole_on_each(tmp_path: Path) -> None:
-    # The first attempt writes another one.
+    # The first attempt writes another checkpoint.
     script = """
 echo "got $*" >>got
 [ $PADDLE_RESTART_COUNT = 1 ] && exit 0
@@ -112,7 +112,7 @@ def test_a_failure_has_one_verdict_with_its_last_lines(tmp_path: Path, place: in
 
 
 def test_all_hosts_start_again_together_with_one_counter(tmp_path: Path) -> None:
-    # Both fail, and it counts once.
+    # Both fail, which counts once.
     job = by_ips(tmp_path, "[ $PADDLE_RESTART_COUNT = 1 ] || exit 3", "--max_restart=1").start_all()
     assert codes(job.finish()) == [0, 0]
     for command in job.commands:

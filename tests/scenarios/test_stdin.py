@@ -1,4 +1,4 @@
-"""At a real terminal: the one rank that is shown can ask its user, and every key still works."""
+"""At a real terminal: the only rank that is shown can ask its user, and every key works."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def ended(launcher: subprocess.Popen[bytes], terminal: Terminal, job: Command) -> int:
-    """Wait for the end of LAUNCHER; nobody may be left."""
+    """Wait for the end of LAUNCHER; no process may be left."""
     try:
         until(lambda: launcher.poll() is not None or terminal.shows(b"\0")())
     finally:
@@ -69,7 +69,7 @@ def test_a_prompt_that_waits_for_its_user_is_no_hang(
     job = Command.python(tmp_path, code + wait, "--hang_timeout=0.5")
     launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
     until(terminal.shows(prompt))
-    # Several times what would be a hang.
+    # Several times as long as a hang.
     began = time.monotonic()
     until(lambda: began + 2.5 < time.monotonic() or launcher.poll() is not None)
     assert launcher.poll() is None
@@ -158,7 +158,7 @@ def test_a_second_ctrl_c_kills_all(tmp_path: Path, terminal: Terminal) -> None:
     job.wait_for("heard0", "heard1")
 
     def killed() -> bool:
-        # Two at once are one request.
+        # Two signals at once are one request.
         terminal.type(b"\x03")
         return terminal.shows(b"Killing ranks 0-1")()
 
@@ -194,7 +194,7 @@ def test_what_the_rank_at_the_terminal_leaves_behind_is_ended(
 ) -> None:
     wait = "" if end == "exit" else "time.sleep(100)"
     job = Command.python(tmp_path, f"{FAMILY}\nopen(f'ready{{rank}}', 'w').close()\n{wait}")
-    # Others of the launcher's group: a shell, and what it goes on with.
+    # Other processes of the launcher's group: a shell, and its next command.
     script = f"{' '.join(job.argv)}; echo code=$?; touch after; read line; echo got=$line"
     before = terminal.settings()
     shell = terminal.start(["sh", "-c", script], env=job.environ(), cwd=tmp_path)
@@ -203,7 +203,7 @@ def test_what_the_rank_at_the_terminal_leaves_behind_is_ended(
         launcher = launcher_of(int((tmp_path / "rank0").read_text()))
         os.kill(launcher, signal.SIGTERM if end == "term" else signal.SIGKILL)
     job.wait_for("after")
-    # The shell itself carries the marker, too; the children are what was left.
+    # The shell itself has the marker, too; only its children count.
     for rank in range(2):
         child = int((tmp_path / f"child{rank}").read_text())
         until(partial(is_gone, child))
@@ -253,7 +253,7 @@ def test_ctrl_z_fg_and_a_read_in_the_background(tmp_path: Path, terminal: Termin
     with stopped_in_a_shell(terminal, job) as everybody:
         terminal.type(b"bg\n")
         until(lambda: all(state(pid) in "SRD" for pid in everybody))
-        # In the background it may not read.
+        # It must not read in the background.
         (tmp_path / "ask").touch()
         until(lambda: all(state(pid) == "T" for pid in everybody))
         terminal.type(b"fg; echo code=$?\n")

@@ -14,7 +14,7 @@ from waiting import LONG_S, until
 if TYPE_CHECKING:
     from pathlib import Path
 
-# In Python: a shell may be waiting for a child that is stopped before it can begin, and not stop.
+# In Python: a shell may wait for a child that is stopped before it can start, and not stop itself.
 WAIT = """
 with open(f"pid{rank}", "w") as file:
     file.write(str(os.getpid()))
@@ -80,7 +80,7 @@ def test_s27_one_ctrl_c_shows_no_heap_of_tracebacks(tmp_path: Path, terminal: Te
         launcher.kill()
     terminal.read()
     assert launcher.wait() == 130
-    # Of the one rank that is shown.
+    # The output of the only rank that is shown.
     assert terminal.shown.count(b"KeyboardInterrupt") <= 1
     assert_no_survivors(job.marker, 0.0)
 
@@ -93,7 +93,7 @@ def test_s33_ctrl_z_and_fg_in_a_shell(tmp_path: Path, terminal: Terminal) -> Non
         (tmp_path / "go").touch()
 
 
-# Stands for what swallows a KeyboardInterrupt while Python starts; rank 0 comes to its script.
+# Swallows a KeyboardInterrupt while Python starts; rank 0 reaches its script.
 SWALLOW = """
 import os, time
 if os.environ.get("PADDLE_TRAINER_ID") == "1":

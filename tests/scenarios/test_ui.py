@@ -59,7 +59,7 @@ def test_the_job_is_shown_and_its_report_comes_at_the_end(
         launcher.wait()
     terminal.read()
     _, _, below = terminal.shown.rpartition(b"\x1b[?1049l")
-    # The last table, and then what the launcher had to say.
+    # The last table, and then the launcher's messages.
     places = [below.index(b"exit 1"), below.index(b"ValueError: no such column")]
     assert places == sorted(places)
     assert terminal.settings() == before

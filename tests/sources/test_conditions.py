@@ -31,7 +31,7 @@ def rank(place: int, **changes: object) -> RankConditions:
 
 
 def host(*odd: RankConditions, gpus: tuple[GpuConditions, ...] = ()) -> HostConditions:
-    """Return a host of four ranks, of which ODD are as given."""
+    """Return a host of four ranks; ODD gives the conditions of some."""
     ranks = {place: rank(place) for place in range(4)} | {use.process: use for use in odd}
     return HostConditions(0, tuple(ranks.values()), gpus, ())
 
@@ -97,7 +97,7 @@ def test_ranks_that_are_all_held_back_are_not_slower_than_each_other() -> None:
 
 
 def late(place: int, collectives: float, **changes: object) -> list[RankConditions]:
-    """Return four ranks that record collectives, of which that of PLACE waits less."""
+    """Return four ranks that record collectives; the rank at PLACE waits less."""
     others = [rank(other, collectives=0.6, running=0.3) for other in range(4) if other != place]
     return [*others, rank(place, collectives=collectives, **changes)]
 
@@ -177,7 +177,7 @@ def test_the_gpu_that_is_slower_than_the_others_is_named(
 
 
 def test_gpus_that_are_all_slowed_down_are_alike() -> None:
-    # As a power cap, which holds all of them, and is no trouble.
+    # Like a power cap, which limits all of them, and is no fault.
     assert told(host(gpus=tuple(gpu(number, throttle=0x44) for number in range(4)))) == []
 
 
@@ -239,7 +239,7 @@ def test_of_two_hosts_only_a_link_that_loses_is_told_of_and_no_end_is_blamed() -
     assert slowness == (conditions.Slowness((), "link", text),)
 
 
-# What a host measures ----------------------------------------------------------------------------
+# Measurements of a host ---------------------------------------------------------------------------
 
 
 def measured(first: MetricsRecord, *later: MetricsRecord) -> HostConditions | None:
@@ -272,7 +272,7 @@ def test_what_a_host_measures_becomes_shares_of_the_time() -> None:
     shares = measured(first, middle, last)
     assert shares is not None
     assert shares.ranks[0] == RankConditions(0, 0.5, 1.0, -1.0, -1.0, -1.0, 0.0, "0-1")
-    # The read bytes of rank 1 are not known.
+    # The read bytes of rank 1 are unknown.
     assert [rank.read_bytes_per_s for rank in shares.ranks] == [0.0, -1.0]
     assert shares.links == (LinkConditions(1, 0.001, 10 << 20, 0.01),)
     assert shares.gpus == (GpuConditions(0, (0,), 0x04, 61.0, 1500, 2, (8,)),)
@@ -295,9 +295,9 @@ def test_other_ranks_and_other_peers_are_not_compared() -> None:
         ("", True),
         ("0-3,8", True),
         ("0-8191", True),
-        # A list that was cut off.
+        # A truncated list.
         ("0-3,8-", True),
-        # Ranges are written out where ranks are compared.
+        # Ranges are expanded where ranks are compared.
         ("0-999999999", False),
         ("1," * 101, False),
         ("all", False),

@@ -1,4 +1,4 @@
-"""Records of collectives come to the coordinator's host, which names ranks that differ, once."""
+"""Records of collectives are sent to the coordinator's host, which names differing ranks once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def two_hosts(
     coordinator: int = 0,
     **job: Any,
 ) -> tuple[list[FlightRecords], dict[type, Any]]:
-    """Return the records of two hosts, whose ranks have called OPERATIONS, and what one hears.
+    """Return the records of two hosts, whose ranks have called OPERATIONS, and the sent messages.
 
     The COORDINATOR is first.
     """
@@ -89,13 +89,13 @@ def test_ranks_of_two_hosts_that_differ_are_named_once(
     )
     for host, own_timers in zip(hosts, timers, strict=True):
         host.open(own_timers, period_s=1.0, declare=declared.append)
-    # What a host tells of another's rank, or of another generation, counts for nothing.
+    # A host's report on another host's rank, or on another generation, is ignored.
     other = 1 - coordinator
     packed = codec.pack((tmp_path / f"node{other}/collectives.{other}").read_bytes())
     for message in (PackedCollectives(0, coordinator, packed), PackedCollectives(1, other, packed)):
         hearers[PackedCollectives](other, message)
     assert remarks == []
-    # A host tells of its own rank once that has waited for long.
+    # A host reports its own rank once that has waited for long.
     assert timers[1].elapse("collectives")
     assert remarks == []
     hosts[1].send()
@@ -150,7 +150,7 @@ def test_what_failed_on_another_host_is_explained_by_the_records_of_all(
     assert evidence(134) == []
     hosts[1].send()
     assert evidence(134) == [f"R{TEXT}."]
-    # A hang has its verdict.
+    # A hang already has its verdict.
     assert evidence(124) == []
 
 

@@ -1,4 +1,4 @@
-"""Is anybody alive, and who lags: decided from samples alone."""
+"""Whether any rank is alive, and which one lags, decided from samples alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ IDLE = DeepSample({7: 1.0}, 0)
 def watched(
     *looks: tuple[dict[int, Sample], dict[int, DeepSample]], timeout_s: float = 20.0
 ) -> IdleClock:
-    """Return a clock after LOOKS, one each five seconds from 0 on."""
+    """Return a clock after LOOKS, one every five seconds from 0 on."""
     clock = IdleClock(timeout_s)
     clock.restart(0.0)
     for number, (signs, depths) in enumerate(looks):
@@ -53,7 +53,7 @@ def test_s61_silence_of_all_is_a_hang() -> None:
     assert not watched(*silence(4)).is_hung(15.0)
 
 
-# What one of two silent ranks shows at the last look.
+# The last sample of one of two silent ranks.
 @pytest.mark.parametrize(
     ("sign", "depth"),
     [
@@ -77,7 +77,7 @@ def test_s61_silence_of_all_is_a_hang() -> None:
                 {"is_at_prompt": True},
                 {"cpu_s": {7: 1.0, 8: 0.5}},
                 {"cpu_s": {7: 1.5}},
-                # A connection that is new brings what it has had.
+                # A new connection counts with its previous bytes.
                 {"traffic": {9: 65536}},
             )
         ),
@@ -89,11 +89,11 @@ def test_s62_any_sign_or_work_of_one_rank_is_life(sign: Sample, depth: DeepSampl
     assert not watched(*looks).is_hung(25.0)
 
 
-# What a rank shows at each of six looks, and whether that is a hang.
+# Six samples of a rank, and whether they are a hang.
 @pytest.mark.parametrize(
     ("sign", "depth", "is_hung"),
     [
-        # It wakes up now and then, its connection is kept alive.
+        # It wakes up now and then to keep its connection alive.
         (lambda n: {"cpu_s": 1.0 + n * 0.05}, lambda n: {"cpu_s": {7: n * 0.05}}, True),
         (lambda _: {}, lambda n: {"traffic": {9: n * 10_000}}, True),
         # It downloads.
@@ -107,7 +107,7 @@ def test_s62_any_sign_or_work_of_one_rank_is_life(sign: Sample, depth: DeepSampl
         # It waits for a disk again and again, or for a file server that is gone.
         (lambda _: {}, lambda n: {"disk_waits": {7: n}}, False),
         (lambda _: {}, lambda n: {"disk_waits": {7: 12} if n else {}}, True),
-        # The updates are reported by us, and it evaluates.
+        # fleetrun reports the updates, and the rank evaluates.
         (lambda n: {"beat": 1, "is_scripts": False, "calls": n}, lambda _: {}, False),
     ],
 )
@@ -165,7 +165,7 @@ def test_s62_work_under_stacks_that_do_not_move_is_life(more: dict[str, int]) ->
 
 def test_s62_a_stack_that_moves_is_life() -> None:
     assert not busy(20, stacks=lambda number: {7: f"line {number}"}).is_hung(95.0)
-    # So is another process.
+    # So does another process.
     assert not busy(20, stacks=lambda number: {7: "spin", number: "new"}).is_hung(95.0)
 
 
@@ -181,7 +181,7 @@ def test_s62_a_busy_process_without_a_stack_is_life() -> None:
         # A kernel of NCCL that waits, or none: no work.
         ([GpuLoad(100, 0, 5), GpuLoad(100, 1, 5)], False),
         ([GpuLoad(0, 0, 5), GpuLoad(0, 0, 5)], False),
-        # Kernels that begin and end, or use the memory; memory that is taken.
+        # Kernels that start and end, or use the memory; memory that is allocated.
         ([GpuLoad(0, 0, 5), GpuLoad(60, 0, 5)], True),
         ([GpuLoad(100, 0, 5), GpuLoad(100, 30, 5)], True),
         ([GpuLoad(0, 0, 5), GpuLoad(0, 0, 1 << 20)], True),
@@ -210,7 +210,7 @@ def test_one_look_is_no_comparison() -> None:
 
 
 def lags(*shares: tuple[float, ...], seconds: float = 40.0) -> list[Lag]:
-    """Return what is found when the ranks use these SHARES of a processor in turn."""
+    """Return the finding when the ranks use these SHARES of a processor in turn."""
     comparison = Comparison()
     used = [0.0] * len(shares[0])
     lags_seen = []

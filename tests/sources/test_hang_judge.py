@@ -88,7 +88,7 @@ def test_hosts_that_wait_for_one_that_stands_still_are_not_the_cause(tmp_path: P
     assert sorted(job.asked) == [0, 1]
     (hung,) = job.declared
     assert hung.odd == ("rank 3",)
-    # What another host says is shown, and acts on no terminal.
+    # Text of another host is shown without control characters.
     assert hung.places[0] == (("rank 3",), r"load\x1b[1m (train.py:6)")
     assert hung.seconds >= 30.0
     stacks = (tmp_path / "stacks.3.txt").read_text()
@@ -98,7 +98,7 @@ def test_hosts_that_wait_for_one_that_stands_still_are_not_the_cause(tmp_path: P
         "rank 2 does not reach 10.0.0.1:6070",
         "before the start 10.0.0.2 did not reach 10.0.0.1:6071 (connection refused)",
     )
-    # Its own host has written that.
+    # Its own host has written those.
     assert not (tmp_path / "stacks.0.txt").exists()
 
 

@@ -1,4 +1,4 @@
-"""Logs of other hosts come to one, whole or their ends, and nothing but what was asked for."""
+"""One host collects the logs of others, whole or their ends, and nothing else."""
 
 from __future__ import annotations
 
@@ -63,19 +63,19 @@ class Job:
                 server.take(plan(folder, node, generation=later), later)
 
     def ask(self, node: int, message: SendLog | Dismissed) -> None:
-        """Take note of what the collector asks."""
+        """Note the collector's request."""
         if isinstance(message, Dismissed):
             self.dismissed.append(node)
         else:
             self.asked.append((node, message))
 
     def write(self, rank: int, data: bytes, name: str = "") -> None:
-        """Let RANK have printed DATA."""
+        """Append DATA to the output of RANK."""
         path = self.folder / f"node{rank // 2}" / (name or f"workerlog.{rank % 2}")
         path.write_bytes(data)
 
     def run(self) -> None:
-        """Let the hosts answer until nobody asks."""
+        """Let the hosts answer all requests."""
         self.collector.begin([1, 2])
         while self.collector.is_busy:
             if self.asked:
@@ -83,11 +83,11 @@ class Job:
                 self.servers[node].asked(message)
                 self.servers[node].complete()
             else:
-                # The rate is bounded: the next question waits.
+                # The rate is limited: the next request waits.
                 self.timers.elapse_all()
 
     def gathered(self, rank: int) -> bytes:
-        """Return what has come of RANK's log."""
+        """Return the collected part of RANK's log."""
         return (self.folder / "node0" / "gathered" / f"workerlog.{rank}").read_bytes()
 
 

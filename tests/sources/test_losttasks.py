@@ -46,7 +46,7 @@ def test_a_task_that_is_lost_before_its_rank_starts_ends_it_then_and_none_that_i
         ]
         warnings = [warning for warning in declared if isinstance(warning, RunWarning)]
         assert [warning.what for warning in warnings] == ["task lost"]
-        # The engine ends the job, and what is left of it later.
+        # The engine ends the job, and any leftovers later.
         source.on_event(SignalAll(signal.SIGTERM))
         os.write(pipes[1][1], b"gone")
         loop.turn()

@@ -1,4 +1,4 @@
-"""The proof of a strategy: what ranks leave is read, compared, shown, and enforced if wanted."""
+"""The proof of a strategy: ranks' evidence is read, compared, shown, and enforced if requested."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def env(folder: Path, rank: int, attempt: int = 0) -> dict[str, str]:
 
 
 class Room:
-    """A proof over RANKS pretended ranks, with the loop it looks from."""
+    """A proof over RANKS fake ranks, with its loop."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class Room:
 
     @property
     def refuted(self) -> StrategyRejected | None:
-        """Return the refutation, of which there is one at most."""
+        """Return the refutation; there is one at most."""
         refutations = [event for event in self.declared if isinstance(event, StrategyRejected)]
         assert len(refutations) <= 1
         return refutations[0] if refutations else None
@@ -451,7 +451,7 @@ def test_strict_is_content_with_what_is_in_effect_even_where_it_makes_no_differe
 ) -> None:
     here = Room(tmp_path, ranks=1, asked=strict())
     knobs = [{**knob, "status": "no_difference"} for knob in GOOD]
-    # What was not asked for may be as it likes.
+    # Fields that were not requested may have any status.
     here.leave(0, evidence([*knobs, knob("amp", "no_effect")]))
     here.exit(0)
     here.finish()
@@ -508,7 +508,7 @@ def test_a_launch_that_only_compares_ranks_says_only_that(tmp_path: Path) -> Non
 
 
 def hosts(folder: Path, *, serves: bool = True) -> tuple[Room, SimpleNamespace, list[Any]]:
-    """Return a proof of one of two hosts of a rank each, its session, and what it sends."""
+    """Return the proof of one of two hosts with a rank each, its session, and the sent messages."""
     sent: list[Any] = []
     session = SimpleNamespace(hearers={}, serves=serves, to_coordinator=sent.append)
     here = Room(folder, asked=strict(), session=session, nodes=2)
@@ -579,7 +579,7 @@ time.sleep(float(sys.argv[2]))
 
 
 def rank(what: object, seconds: float = 0.0) -> list[str]:
-    """Return the command of a rank that leaves WHAT, and lives on for SECONDS."""
+    """Return the command of a rank that writes WHAT as evidence, and runs for SECONDS."""
     text = "until [ -e log/latest ]; do sleep 0.02; done; exec "
     words = [sys.executable, "-S", "-c", RANK, json.dumps(what), str(seconds)]
     return ["sh", "-c", text + shlex.join(words)]
@@ -631,7 +631,7 @@ def test_ranks_of_which_some_cannot_apply_the_strategy_are_not_left_waiting(
     assert job.events()[-1]["attempts"] == 1
 
 
-# A process that has mapped what looks like Paddle, with or without a handler like ours.
+# A process that has mapped a fake Paddle, with or without a handler like fleetrun's.
 LOADED = """
 import mmap, signal, sys
 with open(sys.argv[1], "rb") as file:
@@ -656,7 +656,7 @@ def test_a_rank_that_has_paddle_without_our_code_is_found(
         assert child.stdout is not None
         assert child.stdout.readline() == b"loaded\n"
         here.proof.on_event(Started(1, "rank 1", child.pid, 1.0))
-        # Longer than it takes to find one that does not hear.
+        # Longer than the detection of a rank that does not answer takes.
         until = time.monotonic() + (LONG_S if how == "deaf" else 1.0)
         here.until(lambda: here.refuted or time.monotonic() > until)
         child.communicate(b"\n")
@@ -678,7 +678,7 @@ def test_strict_fails_a_job_that_leaves_no_evidence(tmp_path: Path) -> None:
     assert "Rank 0 left no evidence: it never imported Paddle, or" in ended.stderr
 
 
-# A rank that leaves the evidence of a real one, where a real one leaves it.
+# A rank that writes real evidence to the usual file.
 LEAVE = """
 import json
 print(json.dumps({

@@ -1,4 +1,4 @@
-"""What NCCL's RAS tells of ranks that lag; a fake plays it, which refuses what it does not know."""
+"""NCCL's RAS reports ranks that lag; here it is a fake, which refuses unknown requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from fleetrun.run.events import Hung
 
-# In the form of NCCL 2.27 and, for the second communicator, of 2.24, which counts all together.
+# The format of NCCL 2.27 and, for the second communicator, of 2.24, which counts all together.
 STATUS = """\
 Job summary
 ===========
@@ -63,7 +63,7 @@ PIDS = {os.getpid(): "rank 0", 701: "rank 2"}
 
 
 class FakeRas:
-    """Listens as NCCL does, and answers STATUS to who speaks its protocol."""
+    """Listens like NCCL, and answers STATUS to clients of its protocol."""
 
     def __init__(self, status: str = STATUS, hello: str = "SERVER PROTOCOL 2") -> None:
         self._status, self._hello = status, hello
@@ -133,7 +133,7 @@ def test_ranks_that_lag_are_named_by_their_number_or_process(tmp_path: Path) -> 
             ("rank 2",),
             "rank 2 has launched 0 operations on NCCL's communicator 5eb1, 2 others 12",
         ),
-        # NCCL lists no ranks that are the most.
+        # NCCL does not list the ranks of the majority.
         ((), "3 ranks have launched 3 AllGather operations on NCCL's communicator abc, 1 other 4"),
     )
     assert (tmp_path / "nccl-ras.txt").read_text() == STATUS
@@ -148,7 +148,7 @@ def test_ranks_of_other_hosts_are_named_by_process_and_node(tmp_path: Path) -> N
     asked = Ras(job, lambda: PIDS)
     assert answered(asked)
     fake.close()
-    # The process of another host may have the number of one of ours.
+    # A process of another host may have the pid of a local rank.
     assert [labels for labels, _ in asked.findings()] == [
         ("rank 3",),
         ("process 701 on 10.0.0.1",),

@@ -1,4 +1,4 @@
-"""A running job says which rank is slow and why, once, from what the hosts measure."""
+"""A running job reports once which rank is slow and why, from the hosts' measurements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Host:
-    """A host whose measurements a test writes."""
+    """A host with measurements written by a test."""
 
     def __init__(self, folder: Path, session: Any = None, node: int = 0, **plan: Any) -> None:
         self.path = folder / f"node{node}"
@@ -36,7 +36,7 @@ class Host:
     def measure(
         self, looks: int, *, step: int | None = 3, queued: float = 0.6, attempt: int = 0
     ) -> None:
-        """Write LOOKS measurements, in which the last rank waits for a processor, and take them."""
+        """Write and read LOOKS measurements in which the last rank waits for a processor."""
         ranks = [spec.rank.rank for spec in self.job.plan.processes if spec.rank is not None]
         for look in range(looks):
             uses = tuple(
@@ -76,7 +76,7 @@ def test_the_slow_rank_is_named_once_when_ranks_train(tmp_path: Path) -> None:
     assert host.remarks == [TEXT]
     host.slow.restart()
     assert host.slow.why([1]) == ""
-    # Whatever the last attempt has left is of other processes.
+    # Measurements of the last attempt are about other processes.
     host.measure(3)
     host.measure(6, attempt=5)
     assert host.slow.why([1]) == ""
@@ -107,7 +107,7 @@ def test_the_coordinators_host_compares_all_hosts(tmp_path: Path) -> None:
         for node in range(3)
     ]
     rank = RankConditions(1, 0.9, 0.1, -1.0, 0.0, 0.0, 0.0, "0")
-    # What a host tells of another's ranks, of no host, or of another attempt counts for nothing.
+    # A host's report on another host's ranks, on no host, or on another attempt is ignored.
     for wrong in (
         HostConditions(0, (rank,), (), ()),
         HostConditions(0, (), (), (LinkConditions(7, 0.1, -1.0, -1.0),)),

@@ -1,4 +1,4 @@
-"""What the kernel tells of TCP connections."""
+"""The kernel's diagnosis of TCP connections."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_bytes_count_on_both_sides(pair: tuple[socket.socket, socket.socket]) ->
     while left:
         left -= len(other.recv(left))
     after = sockets.traffic()
-    # What was received is known at once; of what was sent, what has been acknowledged.
+    # Received bytes are known at once; sent bytes once they are acknowledged.
     assert after[inode(other)] - before[inode(other)] == 50_000
     assert after[inode(link)] - before[inode(link)] >= 40_000
 
@@ -71,7 +71,7 @@ def test_a_kernel_without_the_means_is_an_error() -> None:
 
 @pytest.fixture(params=[("127.0.0.1", "127.0.0.1:"), ("::ffff:127.0.0.1", "127.0.0.1:")])
 def unanswered(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, str]]:
-    """Return a socket that connects to a server which takes no more, and to where."""
+    """Return a socket that connects to a server with a full backlog, and the address."""
     address, shown = request.param
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Watching real processes: who is stopped, who lags, and that it costs next to nothing."""
+"""The watch over real processes: which are stopped, which lag, at almost no cost."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Room:
     def close(self) -> None:
         """End everything."""
         self.watch.close()
-        # The last that a launcher does.
+        # A launcher does this last.
         children.wait_for_ending()
         self.loop.close()
         for child in self.children:
@@ -90,7 +90,7 @@ class Room:
 
 
 def seconds(text: str) -> int:
-    """Return for how long it says; on a busy machine a look may come late."""
+    """Return the seconds in the message; a look may come late on a busy machine."""
     match = re.search(r" for (\d+) s ", text)
     assert match is not None
     return int(match[1])
@@ -121,7 +121,7 @@ def room(tmp_path: Path) -> Iterator[Callable[..., Room]]:
 def test_s63_the_rank_that_does_the_opposite_is_named_and_left_alone(
     room: Callable[..., Room], monkeypatch: pytest.MonkeyPatch, codes: Sequence[str], words: str
 ) -> None:
-    # On a machine that has other things to do nobody gets much of a processor.
+    # On a busy machine no process gets much of a processor.
     monkeypatch.setattr(Comparison, "busy_share", 0.02)
     monkeypatch.setattr(Comparison, "idle_share", 0.01)
     here = room(*codes, pace_s=0.5, window_s=1.0)
@@ -187,13 +187,13 @@ def test_s61_a_heartbeat_before_anybody_heard_of_the_start_counts(
     beat.write_text("1")
     here.job.plan = a_plan(tmp_path, 1, env={"FLEETRUN_HEARTBEAT": str(beat)})
     here.watch.on_event(Started(0, "rank 0", here.children[0].pid, time.monotonic()))
-    # Who has reported progress and only spins since then hangs.
+    # A rank that reported progress and only spins since then hangs.
     here.until(lambda: here.declared)
     assert isinstance(here.declared[0], Hung)
 
 
 def watched(folder: Path, **watch: object) -> Room:
-    """Make a room whose rank is silent, and which asks a driver that WATCH tells of."""
+    """Make a watch over a silent rank, which asks the driver of WATCH."""
     return Room(folder, IDLE, hang_timeout_s=0.2, **watch)  # type: ignore[arg-type]
 
 
@@ -207,7 +207,7 @@ def test_what_a_rank_writes_to_either_stream_is_life(tmp_path: Path) -> None:
     for log in logs:
         log.write_text("line\n")
         seen.append(rank.output())
-    # Whoever only waits for a connection shows no life, nor who waits for others.
+    # A rank that only waits for a connection, or for other ranks, is not alive.
     waits = "line\nretry to connect\n"
     for line in ("", "W1126 cc:1] Find timeout start but not finish task:group_key:\n\n"):
         logs[1].write_text(waits + line)
@@ -220,7 +220,7 @@ def test_s61_a_gpu_that_computes_is_life(tmp_path: Path) -> None:
 
     def ask() -> IsolatedCall:
         asked.append(1)
-        # At last a kernel waits for others.
+        # Finally a kernel waits for other ranks.
         load = (100, 0) if len(asked) >= 3 else (50, 0)
         lib = FakeNvml(("GPU-a",), loads={"GPU-a": load})
         return nvml.ask_loads(("0",), lambda: lib)
