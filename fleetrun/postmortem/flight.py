@@ -448,7 +448,9 @@ def _strayed(cycle: Sequence[_OpenCollective], records: Mapping[int, FlightRecor
         calls = [(call.channel, call.operation, call.site) for call in record.collectives]
         place = record.collectives.index(wait.collective)
         steps = list(itertools.pairwise(calls[: place + 1]))
-        if place == 0 or steps[-1] not in steps[:-1]:
+        followers = [after for before, after in steps[:-1] if before == calls[place - 1]]
+        # After a call that is new, there is no order to leave.
+        if followers and calls[place] not in followers:
             last.append(wait.rank)
         if _leaves_order(steps):
             anywhere.append(wait.rank)

@@ -311,6 +311,24 @@ def test_in_a_circle_the_rank_that_left_its_order_is_named() -> None:
     )
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_of_stages_whose_sends_block_in_one_forward_one_backward_none_is_blamed_alone(
+    ranks: int,
+) -> None:
+    scripts: dict[int, list[Call]] = {}
+    for rank in range(ranks):
+        forward = [p2p("recv", rank - 1, rank, ranks)] if rank else []
+        forward += [p2p("send", rank, rank + 1, ranks)] if rank < ranks - 1 else []
+        backward = [p2p("recv", rank + 1, rank, ranks)] if rank < ranks - 1 else []
+        backward += [p2p("send", rank, rank - 1, ranks)] if rank else []
+        warm_ups = ranks - 1 - rank
+        scripts[rank] = [*forward * warm_ups, *(forward + backward) * 4, *backward * warm_ups]
+    (finding,) = flight.verdict(play(scripts), JobRanks(ranks))
+    assert finding.kind == CYCLE
+    # Each has just begun with what comes next.
+    assert finding.ranks == (ranks - 2, ranks - 1)
+
+
 def test_the_verdict_reads_as_people_would_say_it() -> None:
     mp = CollectiveChannel(tuple(range(8, 16)))
     step = Call(mp, "all_reduce")
