@@ -40,7 +40,7 @@ def test_a_column_that_is_to_stay_whole_is_never_broken() -> None:
     rows = [("20261122T135753Z-default-23306", "running on some hosts")]
     shown = tables.layout(rows, width=44, whole=(0,))
     assert shown.splitlines()[0] == "20261122T135753Z-default-23306  running on"
-    # Where nothing is left for the others, the terminal breaks the line.
+    # If no width is left for other columns, the terminal wraps the line.
     assert tables.layout(rows, width=36, whole=(0,)) == "  ".join(rows[0])
 
 

@@ -1,4 +1,4 @@
-"""Completion by Tab: what may stand where, and real shells that ask."""
+"""Completion by Tab: the candidates at each place, and real shells."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def completed(*words: str) -> list[tuple[str, str]]:
-    """Return what may stand in the place of the last of WORDS, each with its type."""
+    """Return the candidates for the last of WORDS, each with its type."""
     *before, last = words
     return [(item.type, item.value) for item in answers.candidates(before, last)]
 
@@ -183,7 +183,7 @@ def test_each_shell_is_answered_in_its_own_words(
     assert capsys.readouterr().out.startswith(answer)
 
 
-# What is typed, a Tab, an X; and what the line is then.
+# The typed keys, a Tab, an X; and the resulting line.
 TYPED = {
     "fleetrun --nproc": "fleetrun --nproc_per_node X",
     "fleetrun --backend gl": "fleetrun --backend gloo X",
@@ -197,7 +197,7 @@ TYPED = {
     "fleetrun strategy explain --gr": "fleetrun strategy explain --graph X",
     "./fleetrun tune --vary a=1 --warm": "./fleetrun tune --vary a=1 --warmup X",
 }
-# Shows the line that was completed; Ctrl-A goes to its beginning.
+# Prints the completed line; Ctrl-A goes to its beginning.
 _SHOW = {"bash": "printf 'LINE:%s\\n' ", "zsh": "print -r -- LINE:", "fish": "echo LINE:"}
 _BEGIN = {
     "bash": ["--norc", "--noprofile", "-i"],
@@ -213,7 +213,7 @@ _READY = {
 
 @pytest.fixture
 def installed(elsewhere: Path) -> Path:
-    """Make a folder with a script to run and a fleetrun in it, which is to be found first."""
+    """Make a folder with a script, and with a fleetrun that is first on PATH."""
     (elsewhere / "train.py").touch()
     command = elsewhere / "fleetrun"
     command.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m fleetrun "$@"\n')
@@ -290,6 +290,6 @@ def test_a_real_fish_completes(installed: Path) -> None:
     assert done.stderr == ""
     answers = [answer.strip().split("\n") for answer in done.stdout.split("END\n")[:-1]]
     for (typed, line), answer in zip(TYPED.items(), answers, strict=True):
-        # What fish offers is a whole word; after one that ends in = it puts no blank.
+        # fish offers whole words; after a word that ends in = it adds no blank.
         words = [line.partition("\t")[0] for line in answer]
         assert line.removesuffix("X").rstrip().rpartition(" ")[2] in words, (typed, answer)

@@ -1,4 +1,4 @@
-"""`fleetrun doctor` as people run it, with real faults; it imports no Paddle."""
+"""`fleetrun doctor` through the real command line, with real faults; it imports no Paddle."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(
 
 
 def findings(done: subprocess.CompletedProcess[str], check: str) -> list[dict[str, Any]]:
-    """Return what the doctor, who ended as DONE, has found of CHECK."""
+    """Return the findings of CHECK in the output of DONE."""
     document = json.loads(done.stdout)
     assert document["schema"] == 1
     levels = {finding["level"] for finding in document["findings"]}

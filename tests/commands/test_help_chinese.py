@@ -18,7 +18,7 @@ from fleetrun.commands import help as pages
 from fleetrun.plan.visible import columns
 
 ROOT = Path(__file__).parents[2]
-# What is typed or exported must be the same in every language.
+# Typed and exported words must be the same in every language.
 TYPED = re.compile(r"--[a-z_-]+[a-z]|\$\w+|`[^`]+`|\{\w*\}|\b\w+\.(?:py|yaml|json|txt)\b")
 
 

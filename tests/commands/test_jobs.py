@@ -1,4 +1,4 @@
-"""`fleetrun ps`, `stop` and `attach` find jobs of this user in /proc, and end what is named."""
+"""`fleetrun ps`, `stop` and `attach` find jobs of this user in /proc, and act on the named one."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_detached_job_goes_on_and_its_console_can_be_watched(tmp_path: Path) -
     pid = detached(command)
     (job,) = listed(str(pid))
     assert job["pid"] == pid
-    # Of no terminal and no session but its own.
+    # It has no terminal, and its own session.
     assert os.getsid(pid) == pid
     watcher = started("attach", str(pid))
     assert watcher.stdout is not None
@@ -224,7 +224,7 @@ def test_the_last_lines_begin_where_reading_all_of_them_says(
 
 
 def test_a_console_without_an_end_of_a_line_is_read_once(tmp_path: Path) -> None:
-    # What is read twice for each piece would take minutes; this is a hole, and read at once.
+    # This sparse file is read at once; reading each piece twice would take minutes.
     path = tmp_path / "console"
     path.touch()
     os.truncate(path, 1 << 28)

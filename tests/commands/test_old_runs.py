@@ -53,7 +53,7 @@ def test_top_shows_how_their_ranks_ended(folder: Path) -> None:
 def test_ps_shows_one_whose_launcher_still_runs(folder: Path) -> None:
     (run,) = (folder / "log" / "runs").glob("*-restarted-*")
     with (run / "lock").open():
-        # This process is its launcher, as it has the lock open.
+        # This process counts as its launcher, because it holds the lock.
         shown = output(fleetrun("ps", run.name))
     heads, row = shown.splitlines()
     assert heads.split()[:2] == ["PID", "JOB"]

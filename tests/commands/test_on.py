@@ -28,7 +28,7 @@ HOSTS = "--hosts=127.0.0.1,127.0.0.2"
 
 @pytest.fixture
 def marker() -> str:
-    """Return what marks the processes of a test."""
+    """Return the marker of a test's processes."""
     return os.urandom(8).hex()
 
 
@@ -75,7 +75,7 @@ def test_a_folder_that_a_host_lacks_is_no_trouble(tmp_path: Path, ssh: str) -> N
         text=True,
         check=False,
     )
-    # It has no input, and so does not wait for any.
+    # It gets no input, so it does not wait for any.
     assert done.stdout.splitlines()[1:] == [str(tmp_path)]
 
 

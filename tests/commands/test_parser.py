@@ -1,4 +1,4 @@
-"""What holds of every command: click reads it, and a slip is one sentence."""
+"""Every command is parsed by click, and a mistake is one sentence."""
 
 from __future__ import annotations
 

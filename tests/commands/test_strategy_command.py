@@ -1,4 +1,4 @@
-"""`fleetrun strategy ...` as people meet it."""
+"""`fleetrun strategy ...` through the real command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 class Said:
-    """What a command printed, and its exit code."""
+    """The output of a command, and its exit code."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code = code
@@ -31,7 +31,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def cells(line: str) -> list[str]:
-    """Return what stands in the columns of LINE."""
+    """Return the cells of LINE."""
     return re.split(r" {2,}", line.strip())
 
 
@@ -66,7 +66,7 @@ def test_list_has_every_field_for_those_who_ask(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize("name", load.PRESETS)
 def test_show_prints_a_preset_to_start_from(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     output = strategy(capsys, "show", name)
-    # amp and gradient_merge are fields, too; who wants to see the preset means its file.
+    # amp and gradient_merge are also fields; showing a preset means its file.
     assert output.out == (CONFIGS / f"{name}.yaml").read_text()
 
 

@@ -1,4 +1,4 @@
-"""What the devices of Paddle's plug-ins mean, and signs of some that cannot be used."""
+"""Findings about devices of Paddle's plug-ins, and signs of unusable ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fleetrun.doctor.findings import OK, WARNING
 
 def test_a_plain_host_has_nothing_to_say() -> None:
     assert list(gpus.judge_plugins({}, {})) == []
-    # What keeps GPUs away is said with the GPUs.
+    # The reason why GPUs are missing is a finding about GPUs.
     assert list(gpus.judge_plugins({}, {"gpu": "GPU 0 may not be opened"})) == []
 
 

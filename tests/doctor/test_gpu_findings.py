@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says means: each finding, and that nothing else is found."""
+"""Findings about NVIDIA's driver: each one, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What room, limits and clocks of a host mean: each finding, and that nothing else is found."""
+"""Findings about a host's disk space, limits and clock: each one, and no others."""
 
 from __future__ import annotations
 

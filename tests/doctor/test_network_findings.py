@@ -1,4 +1,4 @@
-"""What names, interfaces and ports mean: each finding, and that nothing else is found."""
+"""Findings about names, interfaces and ports: each one, and no others."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_what_is_not_well_is_the_one_finding(
     ("changed", "seen"),
     [
         ({}, "the route to the other hosts is eth0 (10.0.0.1, 25 Gbit/s, MTU 9000)"),
-        # What only NCCL reads.
+        # Variables that only NCCL reads.
         ({"asked_interface": "eth7"}, "the route to the other hosts is eth0 (10.0.0.1, 25"),
         ({"has_peers": False, "peer_interface": None}, "eth0 (10.0.0.1, 25 Gbit/s, MTU 9000)"),
     ],

@@ -1,4 +1,4 @@
-"""What meeting other hosts means: each finding, and that nothing else is found."""
+"""Findings about connections to other hosts: each one, and no others."""
 
 from __future__ import annotations
 

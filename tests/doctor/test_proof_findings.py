@@ -1,4 +1,4 @@
-"""What it means that Paddle could, or could not, compute on GPUs."""
+"""Findings about whether Paddle could compute on GPUs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_each_library_that_is_missing_has_the_line_that_brings_it() -> None:
                 ("libcudnn.so", "nvidia-cudnn-cu11<9"),
                 ("libflash.so", ""),
             ),
-            # Who failed by it is no other finding.
+            # Its failure is not another finding.
             failure=FAILURE._replace(words="library (libcudnn.so) that Paddle depends on"),
         )
     )

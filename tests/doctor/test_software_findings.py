@@ -1,4 +1,4 @@
-"""What programs and Paddles mean: each finding, and that nothing else is found."""
+"""Findings about programs and Paddle: each one, and no others."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_kernels_that_do_not_run_on_a_gpu_are_an_error_whatever_the_cuda(
     gpus = GPUS._replace(gpus=(Gpu(0, "H100", "GPU-0", capability=capability),))
     findings = judged(WELL._replace(build=FOR_GPUS._replace(kernels=kernels)), gpus)
     assert bad(findings) == ([] if runs else [("Paddle for this GPU", ERROR)])
-    # What has run there is not doubted.
+    # A Paddle that ran there is not doubted.
     build = FOR_GPUS._replace(kernels=kernels)
     assert bad(list(software.judge(WELL._replace(build=build), gpus, is_proven=True))) == []
 

@@ -1,4 +1,4 @@
-"""What measured allreduces mean."""
+"""Findings about measured allreduces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands below `fleetrun exec` meet fleetrun where they would start Paddle's launcher."""
+"""Commands under `fleetrun exec` start fleetrun instead of Paddle's launcher."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_options_before_the_command_are_defaults_that_no_rank_gets(project: Path
     done = below(project, *asked, *launch, "--nproc_per_node=1", "see.py")
     assert done.returncode == 0, done.stderr
     (seen,) = map(json.loads, done.stdout.splitlines())
-    # The command's own word is stronger.
+    # The command's own option takes precedence.
     assert (seen["PADDLE_JOB_ID"], seen["PADDLE_TRAINERS_NUM"], seen["A"]) == ("mine", "1", "1")
     assert not {"FLEETRUN_EXEC_OPTIONS", "FLEETRUN_PYTHON"} & seen.keys()
 
@@ -245,7 +245,7 @@ def test_an_environment_is_ours_until_it_is_given_back(project: Path, tmp_path: 
     assert called.stdout == "ended with 7\n", called.stderr
     doctor = run(project, *FLEETRUN[1:], "doctor", python=python, PYTHONPATH=needed).stdout
     assert "fleetrun-exec.pth makes `python -m paddle.distributed.launch` fleetrun;" in doctor
-    # What starts without Paddle's launcher meets nothing of ours.
+    # A command that does not start Paddle's launcher is not affected.
     seen = run(
         project, "-c", "import sys; print([m for m in sys.modules if 'fleet' in m])", python=python
     )

@@ -1,4 +1,4 @@
-"""Whole plans of jobs with roles: who is essential, who waits for whom, and what is removed."""
+"""Whole plans of jobs with roles: essential processes, waits, and removed variables."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_host_with_servers_alone_waits_for_the_other_hosts() -> None:
         ("server.0", False)
     ]
     assert plan.has_session
-    # A pasted dry run hears of nobody: its servers run until they are stopped.
+    # A pasted dry run gets no news: its servers run until they are stopped.
     pasted = render.as_sh([plan], request, here=0)
     assert "# Wait for all;" in pasted
     assert "awaited" not in pasted
@@ -222,7 +222,7 @@ def test_a_paddle_that_lacks_the_modes_part_is_refused_where_it_is_sure_to_fail(
     assert note in planned(wanted, facts).notes
     sure = facts._replace(script_imports_paddle=True)
     assert note in planned(wanted._replace(dry_run="json"), sure).notes
-    # Before anybody waits for other hosts.
+    # Before the launcher waits for other hosts.
     with pytest.raises(EnvironmentFault, match=re.escape(says)):
         planner.slots(wanted, sure, planner.share(wanted, sure))
     assert note not in planned(wanted).notes

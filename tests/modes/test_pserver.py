@@ -1,4 +1,4 @@
-"""Who takes part in a job with parameter servers, where, and what each is told."""
+"""Jobs with parameter servers: processes, their places, and their variables."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def job(**wanted: Any) -> Request:
 
 
 class Placed(NamedTuple):
-    """A job with everybody in place."""
+    """A job with all processes placed."""
 
     request: Request
     roles: Roles
@@ -55,7 +55,7 @@ class Placed(NamedTuple):
     def env(
         self, role: str, rank: int = 0, kind: str = "cpu", environ: Mapping[str, str] | None = None
     ) -> dict[str, str]:
-        """Return what one rank is told."""
+        """Return the variables of one rank."""
         (spec,) = (spec for spec in self.ranks.ranks if (spec.role, spec.rank) == (role, rank))
         return pserver.variables(
             self.roles,
@@ -76,7 +76,7 @@ def placed(
     groups: tuple[tuple[Device, ...], ...] = CPU,
     hosts: tuple[str, ...] = ("127.0.0.1",),
 ) -> Placed:
-    """Put everybody in place; free ports are those from 20001 on."""
+    """Place all processes; ports from 20001 on are free."""
     slots = pserver.slots(request, Share("gpu", groups, "nccl"))
     first = slots.first_port if len(slots.hosts) > 1 else None
     rows = layout.ports(slots, request.start_port or first)
@@ -141,7 +141,7 @@ def test_lists_keep_their_ports_and_the_rest_counts_from_6170() -> None:
 
 def test_counting_skips_ports_that_the_lists_took() -> None:
     placement = placed(job(servers=("a:6171",), trainers=("a", "a", "b")))
-    # 6171 is taken on a, so is 6172 then; the third counts for b, where nothing is.
+    # 6171 is taken on a, so 6172 is next; the third is on b, where all ports are free.
     assert [str(spec.endpoint) for spec in placement.of(TRAINER)] == ["a:6172", "a:6173", "b:6173"]
 
 
@@ -508,7 +508,7 @@ def test_each_host_plans_the_same_job(request: Request) -> None:
 
 
 class Case(NamedTuple):
-    """A recorded launch, as request; BUT for variables where ours are better."""
+    """A recorded launch, as request; BUT are variables where fleetrun's are better."""
 
     request: Request
     groups: tuple[tuple[Device, ...], ...]
@@ -543,7 +543,7 @@ def test_everybody_gets_what_paddle_gives(name: str) -> None:
     for child, expected in children.items():
         # One of each role, so the number behind the dot (a port, for some) does not matter.
         env = layout.env(child.partition(".")[0], kind=case.kind)
-        # The folder of a launch is not ours to know here.
+        # The folder of the recorded launch is unknown here.
         env["PADDLE_GLOO_FS_PATH"] = "/somewhere"
         for variable, pattern in expected["env_set"].items():
             if variable not in case.but:

@@ -1,4 +1,4 @@
-"""Every rank gets CPUs of its own while there are enough, near its GPU where that is known."""
+"""Every rank gets its own CPUs while there are enough, near its GPU if that is known."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_DEVICE: tuple[Device, ...] = ()
 
 @st.composite
 def machines(draw: st.DrawFn) -> Processors:
-    """Make a machine of which taskset or a container leaves us any part."""
+    """Make a machine of which taskset or a container allows any part."""
     threads = draw(st.integers(1, 4))
     cores = draw(st.integers(1, 24))
     numbers = draw(st.permutations(range(threads * cores)))

@@ -1,4 +1,4 @@
-"""The first lines on the console: at most five, as wide as a terminal, with all that counts."""
+"""The first lines on the console: at most five, as wide as a terminal, with all that matters."""
 
 from __future__ import annotations
 

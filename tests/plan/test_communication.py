@@ -1,4 +1,4 @@
-"""What NCCL and gloo are told of the network."""
+"""The variables that tell NCCL and gloo about the network."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def told(
     request: Request | None = None,
     kind: str = "gpu",
 ) -> dict[str, str]:
-    """Return what the ranks of the first of HOSTS are told."""
+    """Return the network variables of the first host's ranks."""
     roster = a_roster(hosts)
     share = Share(kind, roster.members[0].groups, "nccl" if kind == "gpu" else "gloo")
     return communication.variables(request or a_request(), facts, share, roster)
@@ -49,7 +49,7 @@ def a_host(*interfaces: str, dead: Iterable[str] = (), **fields: object) -> Fact
         (("eth0", "docker0"), ("docker0",), None),
         (("eth0", "eth1"), ("eth1",), "^=lo,eth1"),
         (("eth0", "docker0", "br-1", "eth1"), ("docker0", "br-1"), "^=lo,docker0,br-1"),
-        # The kernel says that the peers are there.
+        # The kernel routes to the peers over this.
         (("virbr0",), ("virbr0",), None),
         (("docker0",), ("docker0",), "docker0"),
         (("docker0", "docker01"), ("docker0", "docker01"), "=docker0"),
@@ -80,7 +80,7 @@ def test_with_infiniband_nccl_is_told_no_interface() -> None:
 def test_the_network_of_the_address_that_the_user_names_is_used() -> None:
     request = a_request(host="10.0.1.1")
     assert told(a_host("eth0", "eth1"), request=request)["NCCL_SOCKET_IFNAME"] == "eth1"
-    # To NCCL, eth1 would be the beginning of eth10.
+    # For NCCL, eth1 would be a prefix of eth10.
     assert told(a_host("eth0", "eth1", "eth10"), request=request)["NCCL_SOCKET_IFNAME"] == "=eth1"
     assert "NCCL_SOCKET_IFNAME" not in told(a_host("eth0"), request=a_request(host="node1"))
 

@@ -94,7 +94,7 @@ def test_pdb_holds_one_rank_that_is_shown_and_reads_the_terminal() -> None:
     assert "under_pdb" not in " ".join(plan.processes[0].argv)
     assert plan.processes[1].argv[2].endswith("/inject/under_pdb.py")
     assert plan.processes[1].argv[3:] == ("train.py", "--lr", "0.1")
-    # Its terminal may be on another host.
+    # The terminal may be on another host.
     assert planned(request, some_facts(), me=1).processes
 
 

@@ -64,7 +64,7 @@ PREFERRED = plugged(npu=0, mlu=2)._replace(device_counts={"gpu": 8})
 ONE_SEES = "Each process sees one MIG instance, by a CUDA_VISIBLE_DEVICES of its own."
 IDLE = "GPUs 2-3 are idle: --nproc_per_node=2 uses one GPU for each process"
 ON_GPU = {"device_kind": "gpu"}
-# What is asked for, the host, the devices of each rank in the mask, and what else is so.
+# The request, the host, the devices of each rank in the mask, and other expectations.
 # fmt: off
 SHARED: list[tuple[Mapping[str, Any], Facts, list[list[int]], Mapping[str, Any]]] = [
     # Every GPU gets a process.
@@ -73,7 +73,7 @@ SHARED: list[tuple[Mapping[str, Any], Facts, list[list[int]], Mapping[str, Any]]
     *(({"devices": devices}, some_facts(8), alone(*expected), {}) for devices, expected in (
         ("0,1", (0, 1)), ("0, 1", (0, 1)), (" 3 ,1", (3, 1)), ("1-3", (1, 2, 3)),
         ("1 - 2", (1, 2)), ("0,2-3", (0, 2, 3)), ("07", (7,)), ("all", range(8)))),
-    # They are looked up in the mask, which the driver reads up to its first mistake.
+    # They are looked up in the mask, which the driver reads up to the first error.
     ({"devices": "4,7", **ON_GPU}, masked("4,5,6,7"), alone(0, 3),
      {"ids": [["4"], ["7"]], "notes": (f"--gpus=4,7 is devices 0,3 of {CUDA}.",)}),
     ({"devices": "7", **ON_GPU}, masked("4,5,6,7"), alone(3),
@@ -81,7 +81,7 @@ SHARED: list[tuple[Mapping[str, Any], Facts, list[list[int]], Mapping[str, Any]]
     ({}, masked(" 4, 05 ,6"), alone(0, 1, 2), {}),
     ({"devices": "1"}, masked("all", 2), alone(1), {}),
     ({}, masked("2,3,-1,4"), alone(0, 1), {}),
-    # A mask that is empty means the CPU, and so does no driver; what is odd is said.
+    # An empty mask means the CPU, and so does a missing driver; oddities are reported.
     *(({"nproc_per_node": 3}, masked(mask), ON_CPU_ALONE * 3,
        {"kind": "cpu", "backend": "gloo", "says": f"hides all 8 GPUs: {ON_CPU}"})
       for mask in ("", " ", "-1", "NoDevFiles", "-1,0")),
@@ -110,7 +110,7 @@ SHARED: list[tuple[Mapping[str, Any], Facts, list[list[int]], Mapping[str, Any]]
     ({"devices": "0,1", "nproc_per_node": 1}, some_facts(4), [[0, 1]], {}),
     *(({"devices": devices, "nproc_per_node": 1}, masked("4,5"), [[0, 1]],
        {"ids": [["4", "5"]], "lacks": "idle"}) for devices in (None, "4,5")),
-    # Devices that nobody uses are named.
+    # Idle devices are named.
     ({"nproc_per_node": 2}, masked("0,1,2,3"), alone(0, 1),
      {"notes": (f"{IDLE}; --gpus=0-3 beside it gives each process 2.",)}),
     ({"nproc_per_node": 3}, masked("4,5,6,7"), alone(0, 1, 2),
@@ -149,7 +149,7 @@ SHARED: list[tuple[Mapping[str, Any], Facts, list[list[int]], Mapping[str, Any]]
     # AMD's GPUs have a mask of their own.
     ({}, ROCM, alone(0), {"ids": [["1"]]}),
     ({}, ROCM._replace(is_rocm=False), alone(0, 1), {"ids": [["0"], ["1"]]}),
-    # Any kind of a plug-in is used by the rule.
+    # Any kind of plug-in follows the same rule.
     *((fields, plugged(foo=3), alone(0, 1, 2), {"kind": "foo", "backend": "xccl"})
       for fields in ({}, {"backend": "xccl"})),
     # Paddle has counted what its mask leaves, and numbers it anew; or the plug-in does not read it.
@@ -167,7 +167,7 @@ SHARED: list[tuple[Mapping[str, Any], Facts, list[list[int]], Mapping[str, Any]]
        plugged({"ASCEND_RT_VISIBLE_DEVICES": "4,5"}, npu=2), alone(*places),
        {"says": "of ASCEND_RT_VISIBLE_DEVICES"})
       for named, places in (("0,1", (0, 1)), ("1", (1,)), ("5,4", (1, 0)))),
-    # Paddle prefers plug-ins to GPUs, and one of several is said.
+    # Paddle prefers plug-ins to GPUs, and the choice among several is reported.
     ({}, PREFERRED, alone(0, 1), {"kind": "mlu", "notes": (
         "This host has MLUs and GPUs: MLUs are used; --device_kind=gpu uses the others.",)}),
     (chosen("gpu"), PREFERRED, alone(*range(8)), {"kind": "gpu"}),
@@ -176,7 +176,7 @@ SHARED: list[tuple[Mapping[str, Any], Facts, list[list[int]], Mapping[str, Any]]
     # GPUs are the devices of a plug-in where there is no GPU.
     ({"devices": "0,1", **ON_GPU}, plugged(mlu=2), alone(0, 1),
      {"kind": "mlu", "notes": ("--gpus=0,1 names MLUs: no GPU is here.",)}),
-    # Signs of a device that cannot be used are said.
+    # Signs of unusable devices are reported.
     ({}, some_facts(absent={"npu": "this host has 8 NPUs, and no plug-in"}), [[]],
      {"kind": "cpu", "notes": (f"this host has 8 NPUs, and no plug-in: {ON_CPU}",)}),
 ]
@@ -202,7 +202,7 @@ REFUSED: list[tuple[Mapping[str, Any], Facts, type[FleetrunError], str]] = [
      "this host has 1 GPU, number 0; 1 is not there."),
     ({"devices": "0,1", **ON_GPU}, masked("4,5"), EnvironmentFault,
      f"--gpus=0,1: {CUDA} does not contain 0; it allows 4, 5."),
-    # CUDA reads of 4-7 the 4 alone.
+    # CUDA reads only the 4 of 4-7.
     *(({}, masked(mask), EnvironmentFault, message) for mask, message in (
         ("0,8", "names 8: this host has 8 GPUs, 0-7"), ("1,1", "names 1 twice"),
         ("4-7", "4-7 is not a number, and drivers interpret it differently; list the numbers"),

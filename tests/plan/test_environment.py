@@ -45,7 +45,7 @@ def made(
     strategy: Strategy | None = None,
     **share: Any,
 ) -> Environment:
-    """Make the environment of ROSTER's ranks on GPUs, or of what SHARE says."""
+    """Make the environment of ROSTER's ranks on GPUs, or on SHARE."""
     roster = roster or a_roster()
     kind = Share("gpu", roster.members[roster.me].groups, "nccl")._replace(**share)
     request, facts = request or a_request(), facts or some_facts(8)

@@ -1,4 +1,4 @@
-"""Lists and files of hosts are read as DeepSpeed and MPI read them; each slip is one sentence."""
+"""Lists and files of hosts are read as DeepSpeed and MPI read them; each error is one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which hosts take part, and which of them we are."""
+"""The hosts that take part, and which of them is this one."""
 
 from __future__ import annotations
 

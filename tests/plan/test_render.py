@@ -1,4 +1,4 @@
-"""The banner is Paddle's, the table readable, and the sh form really does the launch."""
+"""The banner equals Paddle's, the table is readable, and the sh form really launches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fleetrun.plan import render, shell
 
 SHELLS = [name for name in ("dash", "bash") if shutil.which(name)]
 
-# Writes what it was given beside itself: argv, environment and folder of one rank.
+# Writes argv, environment and folder of one rank beside itself.
 DUMP = """
 import json, os, sys
 out = os.path.join(os.environ["DUMP"], os.environ["PADDLE_TRAINER_ID"])
@@ -388,7 +388,7 @@ def test_sh_form_runs_a_command_that_has_an_equals_sign_in_its_path(tmp_path: Pa
     assert (tmp_path / "out").read_text() == "a b\n"
 
 
-# Whatever a command line can hold: any bytes but NUL, as Python decodes them.
+# Anything that a command line can hold: all bytes except NUL, as Python decodes them.
 ARGUMENTS = st.lists(
     st.one_of(
         st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),

@@ -1,4 +1,4 @@
-"""Which GPUs others use."""
+"""GPUs that other processes use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fleetrun.plan.devices import Share, share
 GIB = 1 << 30
 FREE = GpuUse(GIB, 80 * GIB)
 FULL = GpuUse(60 * GIB, 80 * GIB, ("pid 7 (python train.py)", "pid 9"))
-# Somebody has only just begun.
+# A process has only just started.
 HELD = GpuUse(GIB, 80 * GIB, ("pid 7 (jupyter)",))
 # In another container.
 FILLED = GpuUse(9 * GIB, 80 * GIB)

@@ -1,4 +1,4 @@
-"""What any terminal can show, and how wide that is."""
+"""Text that any terminal can show, and its width."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_a_rank_that_the_job_does_not_have_is_refused() -> None:
 
 
 def test_the_rank_is_what_the_command_starts(tmp_path: Path) -> None:
-    # The one that fails ends the other, so it waits for that one's word.
+    # The failing rank ends the other, so it waits until that has printed.
     code = """
 print(os.environ.get("MARK"), flush=True)
 open(f"said{rank}", "w").close()

@@ -1,4 +1,4 @@
-"""Failures that people meet are told in a sentence, from the texts that programs really print."""
+"""Common failures are explained in one sentence, from the real output of programs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fleetrun.postmortem.causes import KNOWN_FAILURES, NOT_RETRYABLE, meaning, recognise
 
-# As Paddle 2.6 and 3.3, Python, NCCL and CUDA print them.
+# The words of Paddle 2.6 and 3.3, Python, NCCL and CUDA.
 TEXTS = (
     (
         "gpu-out-of-memory",
@@ -53,7 +53,7 @@ TEXTS = (
             "FatalError: `Segmentation fault` is detected by the operating system."
         ),
     ),
-    # As the GPU build of Paddle 2.6.2 says it without the library, and without a GPU.
+    # The words of Paddle 2.6.2's GPU build without the library, and without a GPU.
     (
         "gpu-library",
         (
@@ -69,7 +69,7 @@ TEXTS = (
             "detected on your machine."
         ),
     ),
-    # By reading: these need machines that are set up wrongly.
+    # From source code: these need misconfigured machines.
     (
         "gpu-switches",
         (

@@ -1,4 +1,4 @@
-"""From the records of ranks that hang to whoever keeps the others waiting."""
+"""The rank that keeps the others waiting, derived from the records of hanging ranks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def play(
     dead: frozenset[int] = frozenset(),
     is_blocking: bool = True,
 ) -> dict[int, FlightRecord]:
-    """Run SCRIPTS of ranks, each of whose calls waits for its peers, until nothing goes on.
+    """Run SCRIPTS of ranks, whose calls wait for their peers, until all are stuck.
 
     Calls between the DEAD and others are never done.
     """
@@ -154,7 +154,7 @@ def test_a_recv_without_its_send_is_open_whatever_paddle_says() -> None:
         2: [p2p("recv", 1, 2, 3)],
     }
     records = play(scripts, is_blocking=False)
-    # What runs in the stream of computation.
+    # A call in the computation stream.
     (recv,) = records[2].collectives
     records[2] = records[2]._replace(collectives=(recv._replace(done_at=99.0),))
     (finding,) = flight.verdict(records, JobRanks(3))
@@ -220,7 +220,7 @@ def scripts_of(draw: random.Random, ranks: int) -> dict[int, list[Call]]:
         call = Call(channel, draw.choice(OPERATIONS), draw.randint(1, 3))
         for rank in channel.ranks:
             scripts[rank].append(call)
-    # Each step ends with something that all do, as an averaged loss does.
+    # Each step ends with a collective of all ranks, such as an averaged loss.
     for script in scripts.values():
         script.append(Call(groups[0], "all_reduce", 1))
     return scripts
@@ -393,7 +393,7 @@ def test_examples(
 
 def test_what_runs_on_a_device_does_not_excuse_a_rank_that_sleeps() -> None:
     records = play({0: [SUM, SUM], 1: [SUM]}, is_blocking=False)
-    # Nobody has asked the device whether it is done.
+    # The device was not asked whether it is done.
     records[1] = records[1]._replace(
         collectives=tuple(
             collective._replace(done_at=None) for collective in records[1].collectives
@@ -430,7 +430,7 @@ def test_what_is_not_known_to_be_done_hides_no_rank_that_stops(seed: int, ranks:
 def test_a_device_that_hangs_is_no_rank_though_others_have_called_more() -> None:
     records = play({0: [SUM, SUM], 1: [SUM]}, is_blocking=False)
     records[0] = asked(records[0], {0: None}, settled_at=9.0)
-    # Rank 1 waits in its interpreter, so that no thread of it can ask.
+    # Rank 1 blocks its interpreter, so no thread of it can ask.
     records[1] = asked(records[1], {0: None})
     (finding,) = flight.verdict(records, JobRanks(2))
     assert (finding.kind, finding.ranks) == (UNFINISHED, ())
@@ -484,13 +484,13 @@ def test_who_is_right_in_a_tie_is_left_to_ranks_that_come() -> None:
     assert [finding.ranks for finding in flight.desyncs(three, job, is_early=True)] == [(3,)]
 
 
-# A device that runs what the ranks have issued, in order ----------------------------------------
+# Devices that run calls in order ----------------------------------------
 
 STEPS, FAULTY = 6, 3
 
 
 def hybrid_step(rank: int) -> list[Call]:
-    """Return the calls of RANK in a step of mp 2 x pp 2: activations forth, gradients back."""
+    """Return the calls of RANK in a step of mp 2 x pp 2: activations forward, gradients back."""
     stage, part = divmod(rank, 2)
     peer = (1 - stage) * 2 + part
     tensor_parallel = CollectiveChannel((2 * stage, 2 * stage + 1))

@@ -1,4 +1,4 @@
-"""What the system knows of a death is read where it can be, and never needed."""
+"""The system's facts about a death are read if possible, and never required."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_no_kernel_log_is_too_odd(log: list[bytes]) -> None:
     ("own", "events", "limit"),
     [
         ("0::/job\n", "job/memory.events", "job/memory.max"),
-        # In a container we see our own group as the root.
+        # In a container its own control group appears as the root.
         ("0::/../elsewhere\n", "memory.events", "memory.max"),
         (
             "5:cpu:/\n4:memory:/job\n0::/\n",

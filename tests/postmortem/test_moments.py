@@ -1,4 +1,4 @@
-"""When processes failed, and so which was first."""
+"""The moments of failures, and so the first one."""
 
 from __future__ import annotations
 

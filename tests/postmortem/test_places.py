@@ -1,4 +1,4 @@
-"""Stacks as py-spy and faulthandler print them, and who stands elsewhere."""
+"""Stacks as py-spy and faulthandler print them, and the ranks that are elsewhere."""
 
 from __future__ import annotations
 

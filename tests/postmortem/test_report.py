@@ -1,4 +1,4 @@
-"""The last lines that explain, and the words of the verdict."""
+"""The log lines that explain a failure, and the words of the verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Paddle's watchdog logs, in the form of its public source, tells who keeps others waiting."""
+"""Logs of Paddle's watchdog, in the format of its source, name the rank that others wait for."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_rank_that_lags_in_a_group_is_named_with_the_operation() -> None:
     assert verdict.text == (
         "rank 1 never entered NCCL ALLREDUCE 38 of all ranks; 3 others wait there since 10:07:11"
     )
-    # Whose watchdog has said nothing may be anywhere.
+    # A rank whose watchdog logged nothing may be anywhere.
     assert [verdict.ranks for verdict in finding(logs)] in ([], [()])
 
 

@@ -1,4 +1,4 @@
-"""What tests of the probe share: patience with children that were killed."""
+"""A fixture of the probe's tests: patience with killed children."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the GPUs of the job do, asked before the job is called hung."""
+"""The use of the job's GPUs, read before the job is called hung."""
 
 from __future__ import annotations
 

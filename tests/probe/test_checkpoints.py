@@ -1,4 +1,4 @@
-"""Which checkpoint is the newest that is whole."""
+"""The newest complete checkpoint."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_checkpoint_is_whole_if_all_its_parts_are(
     assert state.newest == (older if why else newest)
     assert [path for path, _ in state.partial] == ([newest] if why else [])
     assert all(fault.startswith(why) for _, fault in state.partial)
-    # Nothing is deleted.
+    # No file is deleted.
     assert sorted(os.listdir(newest)) == sorted(changed)
 
 

@@ -1,4 +1,4 @@
-"""What keeps a process from running, as the kernel counts it."""
+"""The kernel's counts of what keeps a process from running."""
 
 from __future__ import annotations
 

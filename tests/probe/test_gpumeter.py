@@ -1,4 +1,4 @@
-"""What GPUs use is asked by a process of its own, which may find nothing, hang, or die."""
+"""A separate process measures GPUs; it may find nothing, hang, or die."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_each_gpu_that_can_be_asked_is_told_of() -> None:
         ecc_errors=2,
         pids=(7, 8),
     )
-    # As a GPU that is divided, whose driver tells nothing of the whole.
+    # Like a divided GPU, whose driver reports nothing about the whole.
     assert second == GpuUsage(1, "c", "GPU c", None, None, None, None, None)
 
 

@@ -1,4 +1,4 @@
-"""A script that is not there: the file that was probably meant is named."""
+"""If a script is missing, the message names the most similar file."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def folder(tmp_path: Path) -> Path:
         ("scripts/tarin.py", "scripts/train.py"),
         ("scripts//tran.py", "scripts/train.py"),
         ("ruun.sh", "run.sh"),
-        # A folder is no script, and another word is no slip.
+        # A folder is not a script, and another word is not a typo.
         ("packaje.py", None),
         ("finetune.py", None),
         ("nowhere/train.py", None),
         ("data.py", None),
         ("traim.py", "train.py"),
         ("eva.py", "eval.py"),
-        # The ending does not make them alike.
+        # The suffix alone does not make names similar.
         ("grin.py", None),
     ],
 )

@@ -1,4 +1,4 @@
-"""What is known of the Paddle that is installed, without importing it."""
+"""Facts about the installed Paddle, without importing it."""
 
 from __future__ import annotations
 

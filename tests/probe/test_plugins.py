@@ -73,7 +73,7 @@ def test_a_kind_that_is_named_is_a_sign_unless_nobody_has_heard_of_it() -> None:
     assert worth(device_kind="mlu", devices="0")
     chosen = (Setting("device_kind", "foo", "$PADDLE_XCCL_BACKEND"),)
     assert worth(device_kind="foo", settings=chosen)
-    # As --foos=0, which may be a slip.
+    # Like --foos=0, which may be a typo.
     assert not worth(device_kind="foo", devices="0")
 
 

@@ -1,4 +1,4 @@
-"""What probe reads of the world, from made-up worlds and from this one."""
+"""The facts that probe reads, from fake machines and from this one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def no_nvml() -> NoReturn:
-    """Stand for an NVML that must not be asked, not even in a child."""
+    """Replace an NVML that must not be called, not even in a child."""
     os.kill(os.getppid(), signal.SIGABRT)
     raise AssertionError
 
@@ -161,7 +161,7 @@ def with_driver(root: Path, gpus: int) -> None:
 
 def test_a_driver_that_never_answers_is_a_sentence_in_time(root: Path) -> None:
     with_driver(root, 2)
-    # Servers that other tests have started.
+    # These are servers of other tests.
     before = mine()
     with pytest.raises(EnvironmentFault) as caught:
         read(root, FakeNvml(init=hang), timeout_s=0.2)
@@ -252,7 +252,7 @@ def test_who_uses_a_gpu_is_read(root: Path) -> None:
     ours, strangers = gpu_uses["GPU-a"].holders
     assert ours.startswith(f"pid {os.getpid()} (")
     assert len(ours) < 90
-    # Of a process in another container only the number is known.
+    # Only the pid of a process in another container is known.
     assert strangers == f"pid {1 << 30}"
 
 
@@ -600,7 +600,7 @@ def test_a_machine_that_says_nothing_has_one_node(
 
 
 def plugged(root: Path, **fields: object) -> Mapping[str, int]:
-    """Return which NUMA nodes are found for three GPUs, the last of which nobody knows."""
+    """Return the NUMA nodes of three GPUs, the last of which is unknown."""
     (root / "dev/nvidiactl").touch()
     for bus, node in (("0000:3b:00.0", "1"), ("0001:86:00.0", "-1")):
         device = root / "sys/bus/pci/devices" / bus

@@ -1,4 +1,4 @@
-"""When what is measured again and again is measured next."""
+"""The schedule of repeated measurements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ClockOffset:
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Be that much later; nobody sleeps backwards."""
+        """Advance by SECONDS, which are not negative."""
         assert seconds >= 0
         self.now += seconds
 

@@ -1,4 +1,4 @@
-"""What ranks use is that of all they have started."""
+"""A rank's usage includes all processes that it has started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is in a file of a run, its reader tells what can be told, and never fails."""
+"""Whatever a file of a run contains, its reader returns what it can, and never fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder that this user may not enter is named, and no advice given that does not help."""
+"""A folder that this user may not enter is named, without useless advice."""
 
 from __future__ import annotations
 

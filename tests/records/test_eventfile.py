@@ -1,4 +1,4 @@
-"""events.jsonl is read back as it was written, and as far as it goes whatever is in it."""
+"""events.jsonl is read back as it was written, and as far as possible whatever it contains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of the run directory appear whole, are their owner's alone, and go through no link."""
+"""Files of the run directory appear atomically, are private, and follow no link."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path))
     folder.write("a", "old")
     before = (tmp_path / "a").stat().st_ino
-    # What a launcher that was killed has left.
+    # A leftover of a killed launcher.
     (tmp_path / "a.new").write_text("half")
     folder.write("a", "new\udcff")
     assert (tmp_path / "a").read_bytes() == b"new\xff"

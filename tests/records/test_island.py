@@ -1,4 +1,4 @@
-"""What the ranks' own writers leave is what the launcher's readers expect, name by name."""
+"""The ranks' writers and the launcher's readers agree, name by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""metrics.jsonl is read back as it was written, and as far as it goes whatever is in it."""
+"""metrics.jsonl is read back as it was written, and as far as possible whatever it contains."""
 
 from __future__ import annotations
 

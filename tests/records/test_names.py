@@ -1,4 +1,4 @@
-"""What a launch leaves in its run directory is in the table of files."""
+"""Every file that a launch leaves in its run directory is in the table of files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARTS = {"rank": RANK, "log": r"(?:worker|server|heter)log\.\d+", "attempt": r"\
 
 
 def pattern(name: str) -> re.Pattern[str]:
-    """Return what matches the names that a row's NAME stands for."""
+    """Return a pattern of the files that a row's NAME stands for."""
     text = re.escape(name).replace(r"\{", "{").replace(r"\}", "}")
     return re.compile(text.format(**PARTS))
 

@@ -1,4 +1,4 @@
-"""output.times is read as far as it goes, whatever is in it, and while it grows."""
+"""output.times is read as far as possible, whatever it contains, and while it grows."""
 
 from __future__ import annotations
 

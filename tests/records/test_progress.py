@@ -1,4 +1,4 @@
-"""Step and loss are found in what scripts usually print, and nothing is made up."""
+"""Step and loss are read from the usual output of scripts, and never invented."""
 
 from __future__ import annotations
 

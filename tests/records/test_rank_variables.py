@@ -1,4 +1,4 @@
-"""The table of what a launch sets for its ranks is what plans of all modes set."""
+"""The table of ranks' variables equals the variables in plans of all modes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ROWS = {(mode, row.name): row for row in rank_variables.TABLE for mode in row.mo
 
 
 def set_by(plan: LaunchPlan) -> set[str]:
-    """Return what PLAN sets of others than fleetrun's own variables."""
+    """Return the variables that PLAN sets, except fleetrun's own."""
     own = {row.name for row in variables.table()}
     return {name for process in plan.processes for name in process.env} - own
 

@@ -1,4 +1,4 @@
-"""Whatever is in the records of a rank, or an error file, something can be told."""
+"""Whatever a rank's records or an error file contain, their readers return what they can."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_s20_every_field_is_read(tmp_path: Path) -> None:
     )
     path.write_text(json.dumps(WHOLE))
     assert read_error(str(path)) == expected
-    # One of another attempt, and what a full disk has torn.
+    # A record of another attempt, and one that a full disk truncated.
     lines = [json.dumps({**WHOLE, "kind": "exception"}), '{"kind": "exception", "restart": 2, "m']
     lines.append(json.dumps({**WHOLE, "kind": "exception", "restart": 3, "message": "later"}))
     path.write_text("\n".join(lines) + "\n")

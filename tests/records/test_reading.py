@@ -1,4 +1,4 @@
-"""Whatever is in a file that others write, reading it tells what can be told and never fails."""
+"""Whatever others write to a file, reading returns what it can, and never fails."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_links_pipes_and_folders_are_no_files_of_ours(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert reading.content(str(real)) == b"{}"
     assert reading.content(str(tmp_path / "link")) is None
-    # Nobody writes to it; that must not make us wait.
+    # A FIFO without a writer must not block the reader.
     assert reading.content(str(tmp_path / "pipe")) is None
     assert reading.content(str(tmp_path)) is None
 
@@ -95,5 +95,5 @@ def test_what_cannot_be_shown_is_no_text() -> None:
     assert reading.text(value) == ""
     assert reading.text(None) == ""
     while value:
-        # Else Python takes it down by recursion.
+        # Otherwise Python frees it recursively.
         value = value.pop()  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""report.json is read back as it was written, and as far as it goes whatever is in it."""
+"""report.json is read back as it was written, and as far as possible whatever it contains."""
 
 from __future__ import annotations
 

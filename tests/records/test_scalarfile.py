@@ -1,4 +1,4 @@
-"""Scalars are read as VisualDL and TensorBoard write them, and as far as a file goes."""
+"""Scalars of VisualDL and TensorBoard are read as far as a file is valid."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def field(number: int, kind: int, value: bytes) -> bytes:
 
 
 def event(step: int, value: bytes) -> bytes:
-    """Make a record of TensorBoard, of which nobody reads the checksums."""
+    """Make a record of TensorBoard, without valid checksums, which are not read."""
     summary = field(1, 2, field(1, 2, b"loss") + value)
     wall = field(1, 1, struct.pack("<d", 1e9))
     body = wall + field(2, 0, bytes((step,))) + field(5, 2, summary)

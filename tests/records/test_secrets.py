@@ -1,4 +1,4 @@
-"""No secret is shown, and what is no secret is not hidden."""
+"""Secrets are hidden, and nothing else is."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_no_password_of_an_address_comes_through(user: str, password: str) -> No
     assert secret not in secrets.redact("https_proxy", f"https://{user}:{secret}@host:1/")
 
 
-# Where secrets stand in words, variables and texts; § is one.
+# Places of secrets in words, variables and texts; § stands for one.
 CARRIERS = r"""
 https://h/p?access_token=§
 https://h/p?a=1&access_token=§&b=2
@@ -121,7 +121,7 @@ s3://b?secret_access_key=§
 jdbc:mysql://h/d?user=me&password=§
 X-Vault-Token: §
 """
-# Keys that are known by their shape alone.
+# Keys that are recognised by their form alone.
 KEYS = """
 ghp_0123456789abcdefABCD xoxb-1234-abcdefghijkl sk-proj-0123456789abcdef AKIA0123456789ABCDEF
 hf_0123456789abcdefABCD glpat-0123456789abcdefABCD eyJhbGciOiJ9.eyJzdWIiOiIx.c2lnbmF0dXJl

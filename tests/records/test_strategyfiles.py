@@ -1,4 +1,4 @@
-"""What ranks and the launcher write of a strategy is read as far as it can be, whatever it is."""
+"""Strategy records of ranks and the launcher are read as far as possible, whatever they contain."""
 
 from __future__ import annotations
 

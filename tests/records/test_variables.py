@@ -1,4 +1,4 @@
-"""The table of variables FLEETRUN_* is the whole truth, and the pages tell what is public."""
+"""The table of FLEETRUN_* variables is complete, and the pages have the public ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several ranks write at once, as a person at the console sees it."""
+"""Simultaneous output of several ranks, as shown on the console."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Ranks:
                 self._cursor = feed if feed.is_open else None
 
     def wait(self) -> None:
-        """Let so much time go by that nothing is held back any more."""
+        """Let enough time pass that nothing is held back."""
         self.now += LONG_ENOUGH
         self.look()
 
@@ -70,7 +70,7 @@ def test_a_piece_that_ends_in_a_return_is_shown_at_once(ranks: Ranks) -> None:
 
 
 def test_a_bar_that_returns_before_it_is_drawn_keeps_its_prefix(ranks: Ranks) -> None:
-    # As tqdm does.
+    # tqdm writes like this.
     for share in (b"\r 10%|#", b"\r 20%|##"):
         ranks.write(0, share)
         ranks.wait()
@@ -152,7 +152,7 @@ def test_what_is_held_back_is_shown_at_the_end(ranks: Ranks) -> None:
 
 
 def seen(shown: bytes) -> list[bytes]:
-    """Return the lines that a terminal shows; what is written over is gone."""
+    """Return the lines that a terminal shows after overwriting."""
     lines = []
     for line in shown.split(b"\n"):
         screen = bytearray()

@@ -1,4 +1,4 @@
-"""The event file: every kind of event is written, as the module says it is."""
+"""The event file: every kind of event is written as documented."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_s71_half_a_line_on_a_full_disk_is_none(tmp_path: Path, begin: bytes) ->
     path.write_bytes(begin)
     log.open(Loop())
     before = path.read_bytes()
-    # A limit of the file's size cuts a write as a full disk does.
+    # A limit of the file size truncates a write like a full disk.
     import resource  # for this test alone
     import signal  # for this test alone
 

@@ -1,4 +1,4 @@
-"""What a manifest says, and the commit it finds."""
+"""The content of a manifest, and the commit in it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def git_in(folder: Path, *words: str) -> str:
-    """Run git in FOLDER as a stranger to this machine's settings."""
+    """Run git in FOLDER without this machine's settings."""
     if not shutil.which("git"):
         pytest.skip("there is no git here")
     done = subprocess.run(
@@ -74,7 +74,7 @@ def sink(
 def written(
     folder: Path, made: Request | None = None, environ: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return what a launch too short for git writes."""
+    """Return the manifest of a launch that ends before git."""
     manifest, path = sink(folder, made or a_request(), environ or {})
     loop = Loop()
     manifest.prepare()
@@ -198,7 +198,7 @@ def test_a_launch_that_is_over_before_git_has_its_commit_all_the_same(repository
 
 
 def answer(folder: Path) -> Revision | None:
-    """Return what git says of FOLDER."""
+    """Return the manifest's part about git in FOLDER."""
     answer = git.ask(str(folder)).result(LONG_S).value
     assert isinstance(answer, bytes)
     return git.parse(answer.decode())

@@ -1,4 +1,4 @@
-"""When logs grew is noted: by the files' own times, whatever is done to them."""
+"""The times at which logs grew are recorded, by the files' own times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Noted:
-    """Two ranks' logs, and what is noted of them."""
+    """Two ranks' logs, and the recorded times."""
 
     def __init__(self, folder: Path) -> None:
         self.run = folder / "run"
@@ -43,14 +43,14 @@ class Noted:
         assert self.timers.elapse("look")
 
     def write(self, name: str, text: bytes, at: float | None = None) -> None:
-        """Append TEXT as a rank does; AT is when the file says that it was."""
+        """Append TEXT like a rank; AT becomes the file's modification time."""
         with (self.run / name).open("ab") as file:
             file.write(text)
         if at is not None:
             os.utime(self.run / name, (at, at))
 
     def told(self) -> Mapping[str, outputtimes.LogTimes]:
-        """Return what a reader finds."""
+        """Return what a reader returns."""
         return outputtimes.Reader(str(self.run / names.OUTPUT_TIMES)).read()
 
 

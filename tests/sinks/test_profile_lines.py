@@ -1,4 +1,4 @@
-"""What a launch says of the steps that its ranks have recorded."""
+"""A launch's lines about the steps that its ranks recorded."""
 
 from __future__ import annotations
 

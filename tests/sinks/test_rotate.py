@@ -1,4 +1,4 @@
-"""Rotated logs: no byte is lost, none is there twice, and the console notices nothing."""
+"""Rotated logs: no byte is lost or repeated, and the console shows all."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ class Rank:
         pieces = []
         while piece := self.feed.take(is_last=is_last, now=0.0, cursor=None):
             pieces.append(piece)
-        # As the console does at its end.
+        # The console does this at its end.
         return b"".join(pieces) + (b"\n" if is_last and self.feed.is_open else b"")
 
     def parts(self) -> list[bytes]:
-        """Return what the files hold, in order, without the hole."""
+        """Return the content of the files, in order, without the hole."""
         contents: list[bytes] = []
         number = 1
         while Path(f"{self.path}.{number}").exists():
@@ -113,7 +113,7 @@ def test_s68_the_parts_are_all_that_was_written(folder: str) -> None:
     parts = rank.parts()
     assert len(parts) > 4
     assert b"".join(parts) == written
-    # What it takes on the disk is within the limit.
+    # Its disk usage is within the limit.
     assert os.stat(rank.path).st_blocks * 512 <= LIMIT + 64 * KIB
     assert rank.show() == written
     assert rank.lost == 0
@@ -249,7 +249,7 @@ def test_the_console_shows_each_line_once(
         line = b"\xc3\xa9%06d\n" if is_short else b"%06d " + b"y" * 5000 + b"\n"
         for count, is_rotated, is_shown in steps:
             text = b"".join(line % i for i in range(count // len(line) + 1))
-            # Where a write ends has nothing to do with lines.
+            # Writes do not end at line ends.
             more = text[: count + 1]
             written += more
             rank.write(more)

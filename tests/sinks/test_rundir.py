@@ -1,4 +1,4 @@
-"""The run directory: nothing is lost, nothing is mixed, no secret is written, old ones go."""
+"""The run directory: nothing is lost or mixed up, no secret is written, old ones are removed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def begin(
     overwrite: bool = False,
     log: Callable[[str], None] = plans.refuse,
 ) -> RunDirectory:
-    """Do what a launcher does up to the point where all ranks run."""
+    """Act like a launcher until all ranks run."""
     job = plans.job(made, log=log, log_keep=keep, log_overwrite=overwrite)
     rundir = RunDirectory(job)
     rundir.prepare()
@@ -149,7 +149,7 @@ def test_a_launch_that_goes_on_is_not_removed_nor_are_its_names(tmp_path: Path) 
     going_on.close()
 
 
-# In one second the process id is the only difference.
+# Within a second the process id is the only difference.
 @pytest.mark.parametrize(("earlier", "later"), [("1", "2"), ("9", "10")])
 def test_names_of_more_ranks_than_there_are_now_go(
     tmp_path: Path, earlier: str, later: str
@@ -366,7 +366,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be seve
 
 
 def as_user(uid: int, work: Callable[[], object]) -> str:
-    """Do WORK as the user UID in a child; return the sentence that it was refused with, if any."""
+    """Do WORK as the user UID in a child; return the message of its refusal, if any."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -388,7 +388,7 @@ def as_user(uid: int, work: Callable[[], object]) -> str:
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """Make a folder that everybody may write to, where pytest's own lets nobody else in."""
+    """Make a folder that everybody may write to, as pytest's own is private."""
     above = Path(tempfile.mkdtemp())
     above.chmod(0o755)
     made = above / "shared"

@@ -1,4 +1,4 @@
-"""The table of knobs, and how a value becomes one of them."""
+"""The table of knobs, and the conversion of values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page about a field: its examples are what a launch takes."""
+"""The page about a field: a launch accepts its examples."""
 
 from __future__ import annotations
 

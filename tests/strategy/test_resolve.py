@@ -12,7 +12,7 @@ from fleetrun.strategy.resolve import HostTopology
 
 
 def resolved(ranks: tuple[int, ...], *sets: str) -> dict[str, tuple[object, str]]:
-    """Resolve what SETS say for hosts with RANKS."""
+    """Resolve the strategy of SETS for hosts with RANKS."""
     asked = load.combine([], [load.parse_set(text) for text in sets]).strategy
     resolved = resolve.resolve(asked, HostTopology(ranks))
     return {knob.name: (knob.value, knob.reason) for knob in resolved.knobs}

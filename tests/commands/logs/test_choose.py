@@ -1,4 +1,4 @@
-"""Which logs are meant by --rank, --attempt and --failed, and which moment by --since."""
+"""The logs that --rank, --attempt and --failed select, and the moment of --since."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks have printed is shown without what a terminal would act on, however it comes."""
+"""The output of ranks is shown without terminal control sequences, however it is split."""
 
 from __future__ import annotations
 

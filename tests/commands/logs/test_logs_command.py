@@ -1,4 +1,4 @@
-"""`fleetrun logs` of real jobs: what it shows, in which order, and when it ends."""
+"""`fleetrun logs` of real jobs: its lines, their order, and its end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 LOGS = [sys.executable, "-m", "fleetrun", "logs"]
-# Ranks speak in turns, each when the other's line has been noted.
+# Ranks print in turns, each after the other's line was recorded.
 TURNS = """
 import re
 def noted(log, size):
@@ -88,7 +88,7 @@ def test_what_came_since_a_moment_begins_with_a_whole_line(tmp_path: Path) -> No
 
 
 def test_attempts_and_failures_are_told_apart(tmp_path: Path) -> None:
-    # The one that fails ends the other, so it waits for that one's word.
+    # The failing rank ends the other, so it waits until that has printed.
     script = """
 echo "attempt $PADDLE_RESTART_COUNT"
 touch said$R
@@ -195,7 +195,7 @@ def test_what_only_its_owner_may_read_is_said_to_be_anothers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert Command(tmp_path, "echo well").run().code == 0
-    # Root may read everything, so nobody's answer is given.
+    # Root may read everything, so os.access is faked.
     monkeypatch.setattr(os, "access", lambda path, _mode: not path.endswith(names.EVENTS))
     monkeypatch.chdir(tmp_path)
     assert cli.main([command], environ={}) == 3
@@ -226,7 +226,7 @@ def test_a_terminal_acts_on_nothing_that_a_rank_has_printed_unless_it_is_wanted(
     else:
         assert terminal.shown.endswith(b"red line\r\n")
         assert b"\x1b" not in terminal.shown
-    # What goes into a file is what was printed.
+    # A file gets exactly what was printed.
     assert shown(tmp_path, "--rank=1").startswith("\x1b]0;title")
 
 
@@ -253,7 +253,7 @@ print("ne\\nno end", end="")
             until(terminal.shows(b"begin 0\r\n"))
         (tmp_path / "go").touch()
         if rank:
-            # Alone as it comes.
+            # A single rank's output comes unchanged.
             until(terminal.shows(b"half a li"))
         assert reader.poll() is None
         (tmp_path / "end").touch()

@@ -1,4 +1,4 @@
-"""Merging: no line is lost or cut in two, and the order is that of the notes."""
+"""Merging: no line is lost or split, and the order is that of the recorded times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Text:
         self.begin = begin
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return at most LENGTH bytes, and fewer than are wanted now and then."""
+        """Return at most LENGTH bytes, and now and then fewer than requested."""
         assert offset >= self.begin
         return self.text[offset : offset + min(length, 5)]
 

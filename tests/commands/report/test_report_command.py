@@ -40,7 +40,7 @@ def report(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 class OpenLog(HTMLParser):
-    """What a browser shows of a page: the visible text, and how many elements of a class."""
+    """A page in a browser: its visible text, and its number of elements per class."""
 
     def __init__(self, dom: str) -> None:
         super().__init__()
@@ -50,12 +50,12 @@ class OpenLog(HTMLParser):
         self.feed(dom)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Leave out what is never shown."""
+        """Skip elements that are never shown."""
         self._hidden += tag in {"script", "style"}
         self.links += [value for name, value in attrs if name == "href" and value]
 
     def handle_endtag(self, tag: str) -> None:
-        """End what was left out."""
+        """End a skipped element."""
         self._hidden -= tag in {"script", "style"}
 
     def handle_data(self, data: str) -> None:
@@ -70,7 +70,7 @@ def browse(file: Path) -> str:
 
 
 def drawn(dom: str, chart: str) -> str:
-    """Return what the browser has drawn of CHART."""
+    """Return the browser's drawing of CHART."""
     return dom.partition(f'<div id="{chart}"')[2].partition('<div id="')[0]
 
 
@@ -124,7 +124,7 @@ def test_a_browser_shows_1024_ranks(tmp_path: Path) -> None:
     dom = browse(run_dir / "report.html")
     timeline = drawn(dom, "timeline-A")
     assert timeline.count('class="point"') == 1024
-    # As many names as there is room for.
+    # As many names as fit.
     names = re.findall(r">rank (\d+)</text>", timeline)
     assert 20 <= len(names) <= 70
     assert (run_dir / "report.html").stat().st_size < 1_500_000
@@ -347,7 +347,7 @@ def test_scalars_of_visualdl_are_drawn_by_tag_with_a_line_for_each_folder(tmp_pa
             # Of 1e12 ms, which is when the job began.
             about = bytes((8, step)) + b"\x12\x03<i>\x18\x80\xa0\x94\xa5\x8d\x1d"
             own = about + b"%" + struct.pack("<f", 1 / (step + 1))
-            # As VisualDL writes them: the length, then field 1 of a Record.
+            # The format of VisualDL: the length, then field 1 of a Record.
             records += struct.pack("<Q", len(own) + 2) + bytes((10, len(own))) + own
         (tmp_path / folder / "vdlrecords.1.log").write_bytes(records)
     places = tuple(str(tmp_path / name) for name in ("a", "b", "gone"))
@@ -361,7 +361,7 @@ def test_scalars_of_visualdl_are_drawn_by_tag_with_a_line_for_each_folder(tmp_pa
     text = page.page([story], "/")
     drawn_there = text.partition("VisualDL and TensorBoard</h2>")[2].partition("<h2>")[0]
     assert "<b>&lt;i&gt;</b>" in drawn_there
-    # Two lines, and that of each one's average.
+    # Two lines, and the average of each.
     assert drawn_there.count("data-name=") == 2
     assert drawn_there.count('class="line faint"') == 2
 

@@ -1,4 +1,4 @@
-"""What `fleetrun submit k8s` prints is what Kubernetes takes, and says what was asked for.
+"""`fleetrun submit k8s` prints valid Kubernetes resources that request the given job.
 
 The schemas beside this file are those of Job, Service and Secret and of all that they refer to,
 taken from the strict ones of the package kubernetes-validate 1.37.0 (PyPI, Apache-2.0), without
@@ -46,7 +46,7 @@ TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 def faults(value: object, schema: dict[str, Any], known: dict[str, Any], at: str = "") -> list[str]:
-    """Return what SCHEMA, which may refer to what is KNOWN, has against VALUE."""
+    """Return the violations of SCHEMA, which may refer to KNOWN ones, in VALUE."""
     if "$ref" in schema:
         return faults(value, known[schema["$ref"].rpartition("/")[2]], known, at)
     used = {"type", "properties", "required", "additionalProperties", "items", "oneOf", "enum"}
@@ -75,7 +75,7 @@ def is_of(value: object, types: str | list[str]) -> bool:
 def in_fields(
     value: dict[str, Any], schema: dict[str, Any], known: dict[str, Any], at: str
 ) -> list[str]:
-    """Return what SCHEMA has against the fields of VALUE."""
+    """Return the violations of SCHEMA in the fields of VALUE."""
     properties, rest = schema.get("properties", {}), schema.get("additionalProperties", True)
     problems = [f"{at}: lacks {name}" for name in schema.get("required", ()) if name not in value]
     for name, part in value.items():
@@ -196,7 +196,7 @@ def test_preemption_is_no_failure_and_usage_errors_are_final() -> None:
 
 
 def expanded(text: str) -> str:
-    """Return what Kubernetes makes of an argument (third_party/forked/golang/expansion)."""
+    """Expand an argument as Kubernetes does (third_party/forked/golang/expansion)."""
     expansion, at = "", 0
     while at < len(text):
         if text[at] != "$" or at + 1 == len(text):
@@ -248,7 +248,7 @@ def test_the_command_prints_what_is_asked_for_with_a_token_of_its_own(tmp_path: 
             "--ips comes from the queue; leave it out",
         ),
         (("--image=i", "--name=Big_Job", "--", "t.py"), "--name=Big_Job: give small letters"),
-        # A service of that name would be refused, and the secret be there already.
+        # A service of that name would be refused although the secret already exists.
         (("--image=i", "--", "3d_unet.py"), "--name=3d-unet: give small letters, digits and"),
         (("--image=i", "--memory=lots", "--", "t.py"), "--memory=lots: give a quantity"),
         (("--image=i", "--volume=data", "--", "t.py"), "--volume=data: give CLAIM=/PATH"),
@@ -325,7 +325,7 @@ def test_without_kubectl_nothing_is_applied(
     assert "there is no kubectl on this host" in capsys.readouterr().err
 
 
-# Keeps each file that it is handed, and gives a job a number as the server does.
+# Keeps each file that it gets, and names a job as the server does.
 KUBECTL = """#!/bin/sh
 number=$(/bin/cat {folder}/number 2>/dev/null || echo 0)
 echo $((number + 1)) >{folder}/number

@@ -1,4 +1,4 @@
-"""`fleetrun submit slurm` writes a script that bash and sbatch read as it was meant."""
+"""`fleetrun submit slurm` writes a script that bash and sbatch read as intended."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def fake(folder: Path, name: str, text: str) -> None:
     ("code", "preempted", "is_again"),
     [
         (143, "2026-11-22T20:32:16", True),
-        # As scancel and the time limit end it, a rank that failed, and success.
+        # The ends by scancel and by the time limit, of a failed rank, and success.
         (143, "None", False),
         (7, "2026-11-22T20:32:16", False),
         (0, "2026-11-22T20:32:16", False),
@@ -132,7 +132,7 @@ def test_a_dry_run_prints_and_a_submission_hands_in_the_same(
     fake(tmp_path, "sbatch", f'{keep}; echo "Submitted batch job 7"; exit 6')
     monkeypatch.setenv("PATH", str(tmp_path))
     assert cli.main(words, environ={}) == 6
-    # Its hosts know each other by what nobody sees in the script or among the words.
+    # Its hosts authenticate by a token that is in neither the script nor the arguments.
     assert len((tmp_path / "token").read_text().strip()) == 64
     assert (tmp_path / "script").read_text() == printed
     assert f"cd {tmp_path} || exit\n" in printed

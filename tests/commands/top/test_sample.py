@@ -1,4 +1,4 @@
-"""What is made of looks: who lags, who waits for whom, and how fast steps go."""
+"""Samples of top: which ranks lag, which wait for which, and the speed of steps."""
 
 from __future__ import annotations
 
@@ -139,11 +139,11 @@ def test_who_makes_no_more_steps_slows_down_and_then_stands_still(tmp_path: Path
         for waited_s in (2.0, 10.0):
             seen.stepped_at = time.monotonic() - waited_s
             speeds.append(sampler.sample().rows[0].steps_per_s)
-    # The first step has nothing before it.
+    # The first step has no predecessor.
     assert speeds[:3] == [None, 20.0, 20.0]
     assert speeds[3] == pytest.approx(15.0, rel=0.1)
     assert speeds[4] == 0.0
-    # Who is not there any more has no speed.
+    # A rank that has ended has no speed.
     assert sampler.sample().rows[0].steps_per_s is None
 
 
@@ -179,7 +179,7 @@ def test_of_another_host_there_is_what_it_has_measured(tmp_path: Path) -> None:
         [row] = sampler.sample().rows
     assert (row.host, row.cpu_percent, row.memory_bytes) == ("h", 99.0, 1 << 30)
     assert (row.gpu_percent, row.gpu_memory_bytes, row.power_w) == (87.0, 10, 412.5)
-    # It runs no more.
+    # It has ended.
     [row] = sampler.sample().rows
     assert (row.state, row.cpu_percent) == ("lost", None)
 

@@ -1,4 +1,4 @@
-"""The screen of top: what fits, what is left out first, and that nothing runs over."""
+"""The screen of top: what fits, what is dropped first, and that no line overflows."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_keys_sort_filter_and_choose() -> None:
     filtered = pressed(snapshot, b"/NODE3 x\x7f\x7f\r")
     assert [row.rank for row in ordered(rows, filtered)] == [*range(24, 32), *range(240, 256)]
     assert after(filtered, b"\x1b", rows, 5) == View()
-    # Typed letters are no commands; unfinished ones are shown.
+    # Typed letters are text, not keys; unfinished text is shown.
     assert screen.footer(pressed(snapshot, b"/sq")).startswith("filter: sq_")
     # The window follows the row.
     lines = shown(snapshot, b"j" + b"\x1b[6~" * 20)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 TOP = [sys.executable, "-m", "fleetrun", "top"]
-# Trains until it may end; rank 1 of some tests ends badly.
+# Trains until it may end; in some tests rank 1 fails.
 TRAIN = """
 step = 0
 while not os.path.exists("go"):
@@ -52,7 +52,7 @@ def started(job: Command) -> dict[str, int]:
 def running(job: Command, code: int = 0) -> Iterator[subprocess.Popen[bytes]]:
     """Run JOB with two ranks until the end of the block; it ends with CODE."""
     launcher = job.start()
-    # With plan.json, which comes a little later.
+    # Wait for plan.json, which comes a little later.
     plan = job.folder / "log" / "latest" / "plan.json"
     until(lambda: len(started(job)) == 2 and plan.exists())
     try:
@@ -65,7 +65,7 @@ def running(job: Command, code: int = 0) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextmanager
 def watched(job: Command, terminal: Terminal, code: int = 0) -> Iterator[subprocess.Popen[bytes]]:
-    """Run JOB before the eyes of `fleetrun top`."""
+    """Run JOB under `fleetrun top`."""
     resize(terminal, 24, 120)
     with running(job, code):
         env = environ(TERM="xterm-256color")
@@ -129,7 +129,7 @@ def test_keys_show_a_ranks_log_and_its_stacks_and_the_time_that_is_left(
 
 
 def last_screen(terminal: Terminal) -> bytes:
-    """Return what was drawn last as a whole."""
+    """Return the last complete screen."""
     return terminal.shown.split(b"\x1b[H")[-2] if terminal.shown.count(b"\x1b[H") > 1 else b"device"
 
 

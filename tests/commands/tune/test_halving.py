@@ -1,4 +1,4 @@
-"""The race: who is halved away, who wins, and what is said about losses."""
+"""Successive halving: the dropped candidates, the winner, and remarks about losses."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_repeats_that_differ_themselves_say_how_much_is_noise() -> None:
 
 
 def raced(losses: dict[str, float]) -> dict[str, str]:
-    """Return what is remarked on candidates whose runs end with these losses."""
+    """Return the remarks on candidates whose runs end with these losses."""
     few = wanted(f"a={','.join(losses)}")._replace(steps=8)
     results = race(few, lambda tried, *_: Trial(1.0, loss=losses[tried.values[0][1]]))
     remarks = {result.candidate.values[0][1]: "; ".join(result.remarks) for result in results}
@@ -132,7 +132,7 @@ def test_two_candidates_that_agree_are_not_remarked() -> None:
 
 
 def test_the_loss_of_most_is_the_usual_one() -> None:
-    # Also where the first round leaves two of which one was not like the rest.
+    # Also if the first round leaves two candidates, one of them an outlier.
     remarks = raced({"1": 9.0, "2": 1.0, "3": 1.0, "4": 8.0})
     assert remarks == {
         "1": "its loss is 9, that of 2 others 1",

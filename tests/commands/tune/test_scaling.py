@@ -1,4 +1,4 @@
-"""Which rank the others wait for, and what for."""
+"""The rank that the others wait for, and the reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rank(number: int, data_s: float, forward_s: float, queued_s: float) -> Trace
     [
         ((0.3, 0.2, 0.0), "waits 200.0 ms longer for its data"),
         ((0.1, 0.4, 0.0), "computes 200.0 ms longer in its forward"),
-        # However its parts became longer.
+        # Whichever of its parts became longer.
         (
             (0.2, 0.3, 0.18),
             "waits 180.0 ms longer for a processor, which something else uses",

@@ -1,4 +1,4 @@
-"""What tune is asked for: its own options before the script, all else passed on."""
+"""The command line of tune: its own options before the script, all else passed on."""
 
 from __future__ import annotations
 

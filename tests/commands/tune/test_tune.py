@@ -1,4 +1,4 @@
-"""Tuning real launches, of a script that only pretends to train but says so as the island does."""
+"""Tuning real launches of a script that pretends to train, and records it like `inject`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
-# Larger buckets are faster, those of 64 MB fit nowhere; the times are made up, so none is spent.
+# Larger buckets are faster, 64 MB do not fit; the times are invented, so none is spent.
 SCRIPT = """
 import json, os, sys
 rank = os.environ["PADDLE_TRAINER_ID"]
@@ -154,7 +154,7 @@ def test_half_a_line_and_the_later_rank_are_dealt_with(tmp_path: Path) -> None:
     )
 
 
-# What the profile would have of a training whose second rank is late, and whose data comes slowly.
+# The profile of a training whose second rank is late, and whose data is slow.
 SCALED = """
 import json, os
 rank, ranks = int(os.environ["PADDLE_TRAINER_ID"]), int(os.environ["PADDLE_TRAINERS_NUM"])

@@ -1,4 +1,4 @@
-"""`fleetrun ui`: what a browser shows of it, and what it keeps from whoever has no token."""
+"""`fleetrun ui` in a browser, and what it denies without a token."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Page(NamedTuple):
     token: str
 
     def url(self, **words: str) -> str:
-        """Return the address that people open, with WORDS of what to show."""
+        """Return the address to open; WORDS say what to show."""
         more = "".join(f"&{name}={text}" for name, text in words.items())
         return f"{self.address}#token={self.token}{more}"
 
@@ -59,7 +59,7 @@ class Page(NamedTuple):
         return json.loads(text) if answer.status == 200 else (answer.status, text)
 
     def key(self, name: str) -> str:
-        """Return what stands for the run NAME."""
+        """Return the key of the run NAME."""
         (key,) = [run["key"] for run in self.ask("api/runs") if run["name"] == name]
         return str(key)
 
@@ -105,7 +105,7 @@ def test_a_browser_shows_1024_ranks_and_takes_nothing_that_they_print_for_a_page
     assert "Highest on average: rank 700 500; median 250." in dom
     assert "rank 5 exited with 7 (exit code 7)" in dom
     assert dom.count('<rect class="point"') == 1024
-    # As text, without what a terminal would do.
+    # As text, without control sequences.
     shown = dom.partition('<pre id="logs"')[2].partition("</pre>")[0]
     assert "[rank 5] &lt;img src=x onerror=" in shown
     assert "[rank 5] needle" in shown
@@ -116,7 +116,7 @@ def test_a_browser_shows_1024_ranks_and_takes_nothing_that_they_print_for_a_page
     assert "There is no such run any more." in gone
     assert '<div id="run" hidden="">' in gone
     assert '<div id="run">' in dom
-    # What the run says stays as it is.
+    # Text of the run is not translated.
     assert '<html lang="zh-CN">' in chinese
     assert re.search("平均值最高.rank 700 500.中位数 250", chinese)
     assert re.search("rank 5 exited with 7.退出码 7", chinese)
@@ -159,7 +159,7 @@ const loaded = made => new Promise(done => {
 
 @contextmanager
 def site(text: str) -> Iterator[str]:
-    """Serve TEXT to everybody, as another program of this machine may; give its address."""
+    """Serve TEXT to everybody, as another local program may; yield its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -190,7 +190,7 @@ def test_another_page_in_the_same_browser_gets_nothing_not_even_with_the_token(
     job.wait_for("up")
     try:
         with served(tmp_path) as page:
-            # As soon as it is listed it could be asked for its stacks.
+            # Once it is listed, its stacks can be requested.
             key = page.key((tmp_path / "log" / "latest").resolve().name)
             text = ATTACK.replace("TARGET", page.address).replace("TOKEN", page.token)
             with site(text.replace("KEY", key)) as address:
@@ -199,7 +199,7 @@ def test_another_page_in_the_same_browser_gets_nothing_not_even_with_the_token(
         launcher.terminate()
         job.finish(launcher)
     answers = json.loads(dom.partition('<pre id="said">')[2].partition("</pre>")[0])
-    # What is opaque has no text; everything else fails.
+    # Opaque answers have no text; everything else fails.
     opaque = {"no-cors", "post"}
     assert {name: text for name, text in answers.items() if text not in ("error", "")} == {}
     assert {name for name, text in answers.items() if text == ""} <= opaque

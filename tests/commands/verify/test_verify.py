@@ -1,4 +1,4 @@
-"""Verifying real launches, of a script that only pretends to train but says so as `inject` does."""
+"""Verifying real launches of a script that pretends to train, and records it like `inject`."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_ranks_that_hold_other_parts_may_differ(
 ) -> None:
     axes = RankAxes((("dp", 2), ("sharding", 2), ("mp", 2)))
     own = {rank: {(0, 1): held(float(rank == differing), kind=kind)} for rank in range(8)}
-    # What has the same place as the other one differs with it.
+    # A rank at the same place as the differing one differs, too.
     difference = differences.ranks_apart(
         RunSnapshots({0: own[0], differing: own[differing]}, {}), axes
     )
@@ -192,7 +192,7 @@ def test_weights_that_are_alike_by_chance_are_no_measure_of_noise() -> None:
     apart = differences.between(runs[0], runs[2])
     known = differences.noise([differences.between(runs[0], runs[1])])
     assert not differences.beyond(apart, known, runs[0])
-    # What only few of them do says nothing of the others.
+    # A few of them say nothing about the others.
     few = RunSnapshots({0: {(0, 1): [*runs[0].parameters[0][0, 1][:2], *held(3.0)]}}, {})
     known = differences.noise([differences.between(runs[0], few)])
     assert [difference.apart for difference in differences.beyond(apart, known, runs[0])] == [

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def crash() -> int:
-    """End as a library that touches memory that is not its own."""
+    """Crash like a library that touches invalid memory."""
     os.kill(os.getpid(), 11)
     raise AssertionError
 

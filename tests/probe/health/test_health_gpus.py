@@ -1,4 +1,4 @@
-"""What NVML and the kernel's log say of GPUs; the fake raises on what it does not know."""
+"""GPUs by NVML and the kernel's log; the fake raises on unknown calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Process(NamedTuple):
 
 
 class Talkative(FakeNvml):
-    """An NVML that knows all that a check-up asks of its first GPU, and of others nothing."""
+    """An NVML that answers a check-up about its first GPU, and nothing about others."""
 
     def nvmlSystemGetDriverVersion(self) -> bytes:
         return b"550.54.14"

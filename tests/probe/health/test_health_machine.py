@@ -1,4 +1,4 @@
-"""What a check-up reads of room, limits and control groups, from real and made-up files."""
+"""Disk space, limits and control groups for a check-up, from real and fake files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check-up reads of names, interfaces and RDMA ports."""
+"""Names, interfaces and RDMA ports for a check-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check-up finds on PATH and of installed Paddles, without importing one."""
+"""Programs on PATH and installed Paddles for a check-up, without importing one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that measures: what it writes and serves, and that the job never minds it."""
+"""The process that measures: its file, its server, and that it never disturbs the job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-# Works a little, and writes scalars as TensorBoard's writer does.
+# Works a little, and writes scalars like TensorBoard's writer.
 TRAIN = """
 os.makedirs("scalars", exist_ok=True)
 scalars = open(f"scalars/events.out.tfevents.{rank}", "w")
@@ -56,7 +56,7 @@ def scrape(port: int) -> dict[str, dict[str, float]]:
     with urllib.request.urlopen(asked, timeout=60) as answer:  # noqa: S310 - see above
         text = answer.read().decode()
     samples: dict[str, dict[str, float]] = {}
-    # Without types, which mypy minds.
+    # It has no types.
     parser: Any = importlib.import_module("prometheus_client.openmetrics.parser")
     for family in parser.text_string_to_metric_families(text):
         for sample in family.samples:
@@ -140,7 +140,7 @@ def test_the_job_goes_on_without_it(tmp_path: Path) -> None:
 def test_the_end_of_those_it_has_started_is_awaited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Not in its group, where the signal would end it at once.
+    # Not in its group, where the signal would kill it at once.
     script = (
         "exec 3<&0; setsid sh -c 'echo >begun; sleep 0.3; echo >ended' <&3 3<&- & exec sleep 60"
     )
@@ -170,7 +170,7 @@ def test_modules_of_the_job_are_not_taken_for_its_own(tmp_path: Path) -> None:
     for name in ("json", "socket", "psutil"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('of the job')\n")
     job = Command(tmp_path, "until [ -e go ]; do sleep 0.01; done", OFTEN)
-    # As the installed command does: the job's folder is not on its path.
+    # Like the installed command, without the job's folder on sys.path.
     job.argv[1:3] = ["-c", "import sys; sys.path.pop(0); from fleetrun.__main__ import run; run()"]
     launcher = job.start()
     until(lambda: records(job))

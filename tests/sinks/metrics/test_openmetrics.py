@@ -1,4 +1,4 @@
-"""What is served: every figure that is known, by the names that the dashboard asks for."""
+"""The served metrics: every known figure, by the names in the dashboard."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_gpus_and_ranks_are_told_apart_by_labels() -> None:
     }
     assert [value for _, value in served["fleetrun_gpu_power_watts"]] == [412.5]
     assert [labels["rank"] for labels, _ in served["fleetrun_rank_step"]] == ["0"]
-    # Of rank 1 no step is known.
+    # The step of rank 1 is unknown.
     assert [labels["rank"] for labels, _ in served["fleetrun_rank_threads"]] == ["0", "1"]
 
 
