@@ -251,13 +251,23 @@ SPLIT = """
 import os, sys, time
 import numpy
 
+def spoil():
+    exec(os.environ["SPOIL"], {"sys": sys, "__name__": "_fleetrun_inject.dygraph.data_parallel"})
+
 class Spoiler:
     def find_spec(self, name, path=None, target=None):
-        if name == os.environ["WHEN"]:
-            # A new list: Python is iterating over the old one.
-            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
-            ours = "_fleetrun_inject.dygraph.data_parallel"
-            exec(os.environ["SPOIL"], {"sys": sys, "__name__": ours})
+        if name == "paddle":
+            finders = sys.meta_path[sys.meta_path.index(self) + 1 :]
+            spec = next(filter(None, (finder.find_spec(name, path, target) for finder in finders)))
+            load = spec.loader.exec_module
+
+            def exec_module(module):
+                # Our code and Paddle's are loaded, and ours has not looked at Paddle's yet.
+                load(module)
+                spoil()
+
+            spec.loader.exec_module = exec_module
+            return spec
 
 def wait(where):
     # Gloo may abort where ranks differ in what they send.
@@ -265,7 +275,11 @@ def wait(where):
         time.sleep(60)
 
 if os.environ["PADDLE_TRAINER_ID"] in os.environ["WHERE"]:
-    sys.meta_path.insert(0, Spoiler())
+    if os.environ["WHEN"] == "before":
+        spoil()
+    else:
+        # Behind our finder, which calls what waits for Paddle.
+        sys.meta_path.insert(1, Spoiler())
 import paddle
 from paddle.distributed import fleet
 wait("to connect")
@@ -298,8 +312,8 @@ def split(folder: Path, spoil: str, **how: str) -> subprocess.CompletedProcess[s
     """Train on two ranks; those in WHERE run SPOIL."""
     (folder / "train.py").write_text(SPLIT)
     words = ["-m", "fleetrun", "--nproc_per_node=2", "--strategy=overlap", "train.py"]
-    usual = {"WHEN": "paddle.hapi", "MODEL": "dense", "WAITS": "to connect"}
-    more = {**usual, **how, "SPOIL": spoil, "PYTHONPATH": "", "FLAGS_enable_pir_api": "0"}
+    usual = {"WHEN": "after", "MODEL": "dense", "WAITS": "to connect"}
+    more = {**usual, **how, "SPOIL": spoil, "FLAGS_enable_pir_api": "0"}
     return run(PYTHONS["3.3.1"], words, folder, **more)
 
 
@@ -310,9 +324,8 @@ def test_a_rank_that_cannot_apply_the_strategy_keeps_nobody_waiting(
     what: str, ranks: str, tmp_path: Path
 ) -> None:
     spoil, sentence = SPLITS[what]
-    # Our code and Paddle's are loaded at this point of the import; warm ranks do not import.
-    when = "paddle" if what == "no code" else "paddle.hapi"
-    done = split(tmp_path, spoil, WHERE=ranks, WHEN=when)
+    # Our code is loaded before Paddle.
+    done = split(tmp_path, spoil, WHERE=ranks, WHEN="before" if what == "no code" else "after")
     # If no rank can apply it, all ranks train without.
     assert done.returncode == (5 if ranks == "1" else 0), done.stdout
     assert (f"Rank 1: {sentence}" in done.stdout) is (ranks == "1"), done.stdout
