@@ -634,11 +634,12 @@ class Watch(Source):
 
     def _gone_on(self, before: Mapping[int, hang.Sample]) -> int | None:
         """Return a process that has shown a sign of life since BEFORE; None if there is none."""
-        for process, rank in self._ranks.items():
-            sample = before.get(process)
-            beat = heartbeat.beat(rank.heartbeat, rank.since_ns)
-            has_spoken = sample is not None and rank.output() != sample.output
-            if sample is None or beat != sample.beat or (has_spoken and not sample.beat):
+        for process, now in self._sample().items():
+            past = before.get(process)
+            if past is None or now.beat != past.beat:
+                return process
+            has_called = now.calls != past.calls and not (now.beat and now.is_scripts)
+            if has_called or (now.output != past.output and not now.beat):
                 return process
         return None
 

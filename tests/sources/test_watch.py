@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import plans
@@ -16,6 +17,7 @@ import pytest
 from nvmls import FakeNvml, hang
 from waiting import LONG_S
 
+from fleetrun.inject.flight_recorder import OPERATIONS, FlightRecorder
 from fleetrun.model import Rules
 from fleetrun.probe import nvml
 from fleetrun.run import children, isolation, proc
@@ -195,6 +197,21 @@ def test_s61_a_heartbeat_before_anybody_heard_of_the_start_counts(
 def watched(folder: Path, **watch: object) -> Room:
     """Make a watch over a silent rank, which asks the driver of WATCH."""
     return Room(folder, IDLE, hang_timeout_s=0.2, **watch)  # type: ignore[arg-type]
+
+
+def test_a_rank_that_calls_a_collective_once_it_was_asked_for_its_stack_goes_on(
+    tmp_path: Path, room: Callable[..., Room]
+) -> None:
+    # The signal ends a wait in signal.pause, for example.
+    ring = str(tmp_path / "collectives.0")
+    recorder, group = FlightRecorder(ring), SimpleNamespace(name=lambda: "GLOO")
+    recorder.add(group, (0, 1))
+    watch = room(IDLE).watch
+    watch._ranks[0].ring = ring
+    before = watch._sample()
+    assert watch._gone_on(before) is None
+    recorder.begin(group, OPERATIONS["all_reduce"], ())
+    assert watch._gone_on(before) == 0
 
 
 def test_what_a_rank_writes_to_either_stream_is_life(tmp_path: Path) -> None:
