@@ -78,6 +78,19 @@ def mostly(version: str) -> list[Any]:
     return [pytest.param(paddle, marks=mark) for paddle, mark in marks.items()]
 
 
+def in_turns(*values: Any) -> list[Any]:
+    """Return a Paddle and one of VALUES as parameters, for tests of what takes both in any pair.
+
+    Each value has one Paddle, in turns; the other pairs are for --long.
+    """
+    return [
+        pytest.param(version, value, marks=marks, id=f"{version}-{number}")
+        for number, value in enumerate(values)
+        for place, version in enumerate(PYTHONS)
+        for marks in [() if number % len(PYTHONS) == place else pytest.mark.long]
+    ]
+
+
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Any:
     """Return the JSON result of MAKE in a folder NAME; only one worker of pytest-xdist calls it."""
     base = factory.getbasetemp()

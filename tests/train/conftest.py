@@ -84,7 +84,7 @@ REFUSALS = (
         "Paddle crashes where it adds up sparse gradients on plug-ins: the report says what to do",
         "sparse",
         "`Segmentation fault` is detected",
-        "test_sparse_gradients_of_functions_are_averaged_as_dense_ones[asked2]",
+        "test_sparse_gradients_of_functions_are_averaged_as_dense_ones[-2]",
     ),
     Refusal(
         "Paddle has no kernel add of bfloat16 for the device nor the CPU",

@@ -29,10 +29,18 @@ def row(folder: Path, name: str) -> dict[str, Any]:
     return knob
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    ("version", "name"),
-    [("3.3.1", "bf16_allreduce"), ("2.6.2", "bf16_allreduce"), ("2.6.2", "fp16_allreduce")],
+    ("version", "name", "way"),
+    [
+        pytest.param(version, name, way, marks=() if is_short else pytest.mark.long)
+        for version, name, short in (
+            ("3.3.1", "bf16_allreduce", 0),
+            ("2.6.2", "bf16_allreduce", 1),
+            ("2.6.2", "fp16_allreduce", 0),
+        )
+        for number, way in enumerate(WAYS)
+        for is_short in [number == short]
+    ],
 )
 def test_gradients_are_sent_in_16_bits_and_the_weights_are_close(
     version: str, name: str, way: dict[str, Any], tmp_path: Path

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import devices
 import pytest
-from training import MODELS, PYTHONS, ROOT, SITE, evidence, run, told, train
+from training import MODELS, PYTHONS, ROOT, SITE, evidence, in_turns, run, told, train
 from warming import WARM
 
 if TYPE_CHECKING:
@@ -165,10 +165,9 @@ def test_all_that_watches_static_graphs_may_fail(version: str, tmp_path: Path) -
         )
 
 
-@pytest.mark.parametrize("version", PYTHONS)
 @pytest.mark.parametrize(
-    ("where", "what", "note"),
-    [
+    ("version", "check"),
+    in_turns(
         (
             f"checksums.{'of_tensors' if devices.kind() else 'of_all'}",
             "the comparison of ranks",
@@ -179,11 +178,12 @@ def test_all_that_watches_static_graphs_may_fail(version: str, tmp_path: Path) -
             "the check of averaged gradients",
             "averaged gradients are no longer checked: a rank could not",
         ),
-    ],
+    ),
 )
 def test_ranks_do_not_wait_for_one_whose_check_fails(
-    where: str, what: str, note: str, version: str, tmp_path: Path
+    version: str, check: tuple[str, str, str], tmp_path: Path
 ) -> None:
+    where, what, note = check
     fault = {"where": where, "rank": 1}
     first, second = train(
         PYTHONS[version],

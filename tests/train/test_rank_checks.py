@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import devices
 import pytest
-from training import PYTHONS, evidence, train
+from training import PYTHONS, evidence, in_turns, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,8 +23,7 @@ def proofs(folder: Path) -> list[dict[str, Any]]:
     return [evidence(folder, rank) for rank in (0, 1)]
 
 
-@pytest.mark.parametrize("strategy", [OURS, {}])
-@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize(("version", "strategy"), in_turns(OURS, {}))
 def test_running_statistics_are_no_divergence_and_trained_parameters_are(
     version: str, strategy: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -57,8 +56,7 @@ def test_auto_finds_ranks_that_part_ways_late_and_asks_less_often_where_they_are
         assert any("equal within rounding" in note for note in proof["notes"])
 
 
-@pytest.mark.parametrize("strategy", [OURS, {}])
-@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize(("version", "strategy"), in_turns(OURS, {}))
 def test_tables_may_differ_in_a_few_rows_and_weights_that_stay_prove_nothing(
     version: str, strategy: dict[str, Any], tmp_path: Path
 ) -> None:

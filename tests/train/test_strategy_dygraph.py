@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from training import PYTHONS, assert_as_alone, evidence, train, train_as_alone
+from training import PYTHONS, assert_as_alone, evidence, in_turns, train, train_as_alone
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,8 +77,8 @@ def test_scripts_that_take_gradients_of_several_weights_for_an_update_are_refuse
             assert "the script writes weights between the backwards of one update" in text, name
 
 
-@pytest.mark.parametrize("kernels", ["", "1"], ids=["methods", "kernels"])
-@pytest.mark.parametrize("version", PYTHONS)
+# By methods, and by kernels.
+@pytest.mark.parametrize(("version", "kernels"), in_turns("", "1"))
 def test_a_script_that_updates_by_itself_is_told_at_once_that_nothing_is_merged(
     version: str, kernels: str, tmp_path: Path
 ) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import devices
 import pytest
-from training import PYTHONS, assert_as_alone, evidence, train, train_as_alone
+from training import PYTHONS, assert_as_alone, evidence, in_turns, train, train_as_alone
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,8 +58,9 @@ def test_layers_in_two_models_are_averaged_as_those_in_one_and_models_go(
 
 
 # The first of these are one allreduce of two gradients or more; the second one for each.
-@pytest.mark.parametrize("fused", [{"fuse_all_reduce_ops": True}, {"fuse_all_reduce_ops": False}])
-@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize(
+    ("version", "fused"), in_turns({"fuse_all_reduce_ops": True}, {"fuse_all_reduce_ops": False})
+)
 def test_strided_gradients_are_averaged_as_what_they_stand_for(
     version: str, fused: dict[str, bool], tmp_path: Path
 ) -> None:
@@ -165,8 +166,10 @@ def test_the_sizes_of_buckets_that_the_script_gives_hold_where_the_strategy_give
     assert others == [608, 576, all_bytes - 320, 320]
 
 
-@pytest.mark.parametrize("version", PYTHONS)
-@pytest.mark.parametrize("merge", [{}, {"gradient_merge": True, "gradient_merge_configs": TWO}])
+@pytest.mark.parametrize(
+    ("version", "merge"),
+    in_turns({}, {"gradient_merge": True, "gradient_merge_configs": TWO}),
+)
 def test_gradients_are_averaged_before_a_hook_at_the_end_of_backward_replaces_them(
     version: str, merge: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -179,8 +182,7 @@ def test_gradients_are_averaged_before_a_hook_at_the_end_of_backward_replaces_th
 MERGE = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
 
 
-@pytest.mark.parametrize("strategy", [{"nccl_comm_num": 2}, MERGE])
-@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize(("version", "strategy"), in_turns({"nccl_comm_num": 2}, MERGE))
 def test_models_and_optimizers_go_and_leave_their_communicators_to_the_next(
     version: str, strategy: dict[str, object], tmp_path: Path
 ) -> None:
@@ -205,8 +207,9 @@ def test_a_rank_needs_no_other_after_the_last_backward_of_its_model(
 
 
 # Both layouts with each Paddle; two of the four cases always run.
-@pytest.mark.parametrize("asked", [{"fuse_grad_size_in_MB": 1}, ONE_BY_ONE, MERGE])
-@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize(
+    ("version", "asked"), in_turns({"fuse_grad_size_in_MB": 1}, ONE_BY_ONE, MERGE)
+)
 def test_sparse_gradients_of_functions_are_averaged_as_dense_ones(
     version: str, asked: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from training import PYTHONS, evidence, run, told
+from training import PYTHONS, evidence, in_turns, run, told
 
 from fleetrun.records import heartbeat, rankfile
 
@@ -266,17 +266,17 @@ if way == "left" and rank:
 
 
 @pytest.mark.parametrize(
-    ("way", "says"),
-    [
+    ("version", "end"),
+    in_turns(
         ("even", ""),
         ("uneven", "micro-steps of the last round: rank 0 1, rank 1 2; the DataLoaders of all"),
         ("left", "merge_tail=step: rank 1 did not reach the end of a DataLoader"),
-    ],
+    ),
 )
-@pytest.mark.parametrize("version", PYTHONS)
 def test_a_rest_is_applied_only_where_all_ranks_have_one(
-    version: str, way: str, says: str, tmp_path: Path
+    version: str, end: tuple[str, str], tmp_path: Path
 ) -> None:
+    way, says = end
     merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 4}}
     asked = {"strategy": merge, "merge_tail": "step"}
     script = TAILS.replace("sys.argv[1]", repr(way))
@@ -312,8 +312,7 @@ Trainer(gradient_accumulation_steps=2, bf16=True, fp16=False, sharding=[], recom
 """
 
 
-@pytest.mark.parametrize("mode", ["defaults", "override"])
-@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize(("version", "mode"), in_turns("defaults", "override"))
 def test_what_a_trainer_does_itself_is_not_done_twice(
     version: str, mode: str, tmp_path: Path
 ) -> None:

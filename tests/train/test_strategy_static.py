@@ -10,7 +10,7 @@ from typing import Any
 
 import devices
 import pytest
-from training import PYTHONS, evidence, run, told
+from training import PYTHONS, evidence, in_turns, run, told
 
 pytestmark = pytest.mark.train
 
@@ -202,21 +202,23 @@ def test_merged_programs_learn_what_larger_batches_teach_over_two_communicators(
 
 
 @pytest.mark.parametrize(
-    ("case", "sentence"),
-    [
+    ("python", "refusal"),
+    in_turns(
         ("shared", "two programs update the same parameters in turn"),
         ("losses", "can minimize one loss of a static program only"),
-    ],
+    ),
+    indirect=["python"],
 )
 def test_programs_and_losses_that_cannot_be_merged_are_refused(
-    case: str, sentence: str, python: Path, tmp_path: Path
+    python: Path, refusal: tuple[str, str], tmp_path: Path
 ) -> None:
+    case, sentence = refusal
     merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
     (rank,) = train(python, tmp_path / "merged", case, strategy=merge, ranks=1).ranks
     assert sentence in rank[case]["error"]
 
 
-@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize(("python", "waits"), in_turns(*(True, False)), indirect=["python"])
 def test_the_computation_goes_on_while_gradients_are_summed_unless_that_is_waited_for(
     python: Path, tmp_path: Path, *, waits: bool
 ) -> None:
@@ -284,15 +286,15 @@ def test_hierarchical_sums_are_the_sums_of_all_ranks(python: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "strategy",
-    [
+    ("python", "strategy"),
+    in_turns(
         {
             "lars": True,
             "lars_configs": {"lars_coeff": 0.1, "lars_weight_decay": 0.02, "epsilon": 1e-3},
         },
         {"lamb": True, "lamb_configs": {"lamb_weight_decay": 0.02}},
-    ],
-    ids=["lars", "lamb"],
+    ),
+    indirect=["python"],
 )
 def test_optimizers_of_large_batches_take_the_place_of_the_scripts(
     python: Path, tmp_path: Path, strategy: dict[str, Any]
