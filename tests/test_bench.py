@@ -77,12 +77,12 @@ def test_bench_faults_measures_everything(tmp_path: Path) -> None:
 @pytest.mark.train
 def test_bench_strategy_compares_in_turns(tmp_path: Path) -> None:
     only = "--only=reducer:many,fusion:many,hooks:many"
-    little = [only, "--repeats=1", "--turns=2", "--warm-up=2", "--cpu"]
+    little = [only, "--repeats=1", "--turns=1", "--warm-up=1", "--cpu"]
     shown = ("reducer that the strategy brings", "one per gradient", "Goals")
     results = bench(tmp_path, ["strategy", *little], shown, **warm(PYTHONS["3.3.1"]))
     assert not results["failures"]
     reducer, fusion, hooks = results["comparisons"]
-    assert [len(reducer[side]) for side in ("one", "other", "ratios")] == [2, 2, 2]
+    assert [len(reducer[side]) for side in ("one", "other", "ratios")] == [1, 1, 1]
     assert all(turn["cpu_s"] > 0 for side in ("one", "other") for turn in reducer[side])
     assert reducer["ratio"] > 0
     # 300 gradients, in 0.6 MB.
@@ -92,7 +92,7 @@ def test_bench_strategy_compares_in_turns(tmp_path: Path) -> None:
     assert all(proof["peak_bytes"] > 1 << 20 for proof in fusion["proofs"])
     assert [goal["what"].rpartition(": ")[2] for goal in results["goals"]] == ["many"] * 3
     # What differs little is measured more often.
-    assert len(hooks["ratios"]) == 6
+    assert len(hooks["ratios"]) == 3
 
 
 @pytest.mark.multinode
