@@ -53,7 +53,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_words_become_a_request_and_the_launch_s_code_the_exit_code() -> None:
+def test_words_become_a_request_and_the_launchs_code_the_exit_code() -> None:
     launch = Launch(17)
     assert cli.main(["--gpus=0,1", "train.py", "--lr"], environ={}, launch=launch) == 17
     (request,) = launch.requests
@@ -61,7 +61,7 @@ def test_words_become_a_request_and_the_launch_s_code_the_exit_code() -> None:
     assert request.script.args == ("--lr",)
 
 
-def test_without_words_the_process_s_own_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_words_those_of_the_process_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["fleetrun", "train.py"])
     monkeypatch.setenv("PADDLE_JOB_ID", "from-here")
     launch = Launch()

@@ -121,7 +121,7 @@ def test_a_job_that_failed_is_an_exception_if_that_is_wanted() -> None:
     assert fleetrun.launch("true", check=True, quiet=True).exit_code == 0
 
 
-def test_output_goes_where_the_caller_s_own_goes(capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_goes_where_the_callers_own_goes(capfd: pytest.CaptureFixture[str]) -> None:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         fleetrun.launch("bash", ["-c", "echo häppy; exit 3"])

@@ -183,7 +183,7 @@ def test_every_source_fills_the_same_typed_fields(config_file: ConfigFile) -> No
     )
 
 
-def test_without_anything_the_defaults_are_the_model_s_own() -> None:
+def test_without_anything_the_defaults_are_those_of_the_model() -> None:
     plain = asked()
     fields = type(plain)._field_defaults
     assert {

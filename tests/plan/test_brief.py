@@ -109,7 +109,7 @@ def test_banner_names_files_that_exist_where_links_do_not() -> None:
     ]
 
 
-def test_banner_shows_paths_as_they_are_typed_in_the_job_s_folder() -> None:
+def test_banner_shows_paths_as_they_are_typed_in_the_jobs_folder() -> None:
     run_dir = "/home/me/job/log/runs/x"
     lines = lines_of(plan(log_dir="/home/me/job/log", run_dir=run_dir))
     assert lines[-2:] == [

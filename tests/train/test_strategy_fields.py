@@ -76,7 +76,7 @@ def test_paddle_knows_each_field_and_part(paddle: tuple[str, dict[str, Any]]) ->
         assert {*ours(version, section)} <= fields.get(section, {}).keys()
 
 
-def test_no_field_of_paddle_s_build_or_execution_strategy_is_missing(
+def test_no_field_of_paddles_build_or_execution_strategy_is_missing(
     paddle: tuple[str, dict[str, Any]],
 ) -> None:
     version, defaults = paddle
@@ -84,7 +84,7 @@ def test_no_field_of_paddle_s_build_or_execution_strategy_is_missing(
         assert defaults.get(section, {}).keys() <= {*ours(version, section)}
 
 
-def test_defaults_are_paddle_s(paddle: tuple[str, dict[str, Any]]) -> None:
+def test_defaults_are_those_of_paddle(paddle: tuple[str, dict[str, Any]]) -> None:
     version, defaults = paddle
     for section in fields.FIELD_SECTIONS:
         known = defaults if section == "strategy" else defaults.get(section, {})
