@@ -171,7 +171,7 @@ def _numbered(job: RunningJob) -> str:
 
 
 def called(run: str, *, is_known: bool) -> str:
-    """Return the name that people use for the job of RUN, if that or its records are there."""
+    """Return the job name of RUN, the name of a run directory; RUN itself if it is not known."""
     return names.job_name(run) if is_known else run
 
 

@@ -1,6 +1,6 @@
 """Shows which fields of the strategy are in effect, by the evidence that ranks write.
 
-With `--strategy_strict`, it declares a strategy that is not in effect refuted, which ends the job.
+With `--strategy_strict`, it rejects a strategy that is not in effect, which ends the job.
 """
 
 from __future__ import annotations
