@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import functools
+import math
 import os
 import sys
 import time
@@ -33,25 +35,31 @@ class HeartbeatFile:
         self._next_at = 0.0
         # Kept open, as NFS writes to its server when a file is closed.
         self._fd: int | None = None
-        # The unwritten number, and the process that has counted it.
-        self._unwritten: tuple[int, int] | None = None
+        # What was written last, and the process that has counted updates last.
+        self._written = 0
+        self._pid = 0
+        self.watched_beat = border.watching(_WHAT)(self.beat)
 
-    def beat(self, _source: Any, number: int) -> None:
+    def beat(self, _source: Any, number: int) -> float:
         """Write NUMBER if it is due; `update` distinguishes it from what a script writes."""
-        self._unwritten = number, os.getpid()
+        self._pid = os.getpid()
         now = time.monotonic()
         if now >= self._next_at:
             self._next_at = now + self._EVERY_S
-            self.flush()
+            self._write(number)
+        updates.wake_at(self._next_at, self.watched_beat)
+        return math.inf
 
     def flush(self) -> None:
-        """Write the last number, unless it was written."""
-        if self._unwritten is None or self._next_at == float("inf") or not self._claim():
+        """Write the number of updates if this process has made them; a forked child inherits it."""
+        if self._pid == os.getpid():
+            self._write(updates.count())
+
+    def _write(self, number: int) -> None:
+        """Write NUMBER, unless it was written."""
+        if number == self._written or self._next_at == math.inf or not self._claim():
             return
-        # A forked child has the number of its parent.
-        if self._unwritten[1] != os.getpid():
-            return
-        text, self._unwritten = f"{self._unwritten[0]} update".encode(), None
+        text, self._written = f"{number} update".encode(), number
         try:
             if self._fd is None:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -60,7 +68,7 @@ class HeartbeatFile:
             # What a script has written may be longer.
             os.ftruncate(self._fd, len(text))
         except OSError as error:
-            self._next_at = float("inf")
+            self._next_at = math.inf
             print(f"fleetrun: the heartbeat cannot be written: {error}", file=sys.stderr)
 
 
@@ -73,6 +81,10 @@ def install(claim: Callable[[], bool] = lambda: True) -> None:
         # A skipped update is a sign of life, too.
         updates.on_skipped(heartbeat.beat, _WHAT)
         atexit.register(border.watching(_WHAT)(heartbeat.flush))
+        # A child that trains on counts by itself.
+        os.register_at_fork(
+            after_in_child=functools.partial(updates.wake_at, 0, heartbeat.watched_beat)
+        )
 
 
 def watch_programs(paddle: Any) -> None:

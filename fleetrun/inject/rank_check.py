@@ -67,7 +67,7 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
     check = _Check(spec, proof)
     after_import("paddle.distributed.parallel", check.watch_models)
     hybrid_models.watch()
-    updates.before_update(check.before_update, WHAT)
+    updates.before_update(check.before_update, WHAT, may_rest=True)
     updates.on_update(check.after_update, WHAT)
     # Ranks that have skipped an update still compare with those that have not.
     updates.on_skipped(check.after_update, WHAT)
@@ -106,7 +106,7 @@ class _Check:
         self._forwards: set[int] = set()
         # By the id of an optimizer or program. All ranks must compare at the same time, and one
         # rank may have optimizers that the others do not have.
-        self._progress: dict[int, _UpdateCount] = {}
+        self._progress: dict[int, _CheckProgress] = {}
         # Updates of the optimizer or program that is compared.
         self._updates = 0
         # By model or program. If ranks differ by rounding there is no interval, as each comparison
@@ -175,7 +175,7 @@ class _Check:
         if progress.late:
             late, progress.late = progress.late, 0
             self._compare_trained(optimizer, late)
-        count = progress.updates
+        count = updates.number_of(optimizer)
         if count + 1 < progress.next:
             return
         parameters = _of_optimizer(optimizer)
@@ -186,30 +186,31 @@ class _Check:
                 if sums is not None:
                     self._begun[trained] = sums.totals
 
-    def after_update(self, source: Any, _number: int) -> None:
-        """Compare if an update is due."""
-        # Read here: `paddle.distributed.spawn` sets the number of ranks late.
+    def after_update(self, source: Any, _number: int) -> float:
+        """Compare if an update is due; return the next one to look at."""
         progress = self._progress.get(id(source)) or self._begin(source)
-        count = progress.updates = progress.updates + 1
-        if count < progress.next:
-            return
-        self._updates = count
-        progress.next = count + 1 if self._watches(count) else next_due(self._every, count + 1)
-        if not self._is_due(count) or world_size() == 1:
-            return
+        count = updates.number_of(source)
+        if count >= progress.next:
+            self._updates = count
+            progress.next = count + 1 if self._watches(count) else next_due(self._every, count + 1)
+            # Read here: `paddle.distributed.spawn` sets the number of ranks late.
+            if self._is_due(count) and world_size() > 1:
+                self._compare_after(source, progress, count)
+        return 0 if progress.late else progress.next
+
+    def _compare_after(self, source: Any, progress: _CheckProgress, count: int) -> None:
         if hasattr(source, "global_block"):
             self._compare_program(source)
-            return
-        if hybrid_models.is_late(updates.wrapper_of(source)):
+        elif hybrid_models.is_late(updates.wrapper_of(source)):
             progress.late = count
         else:
             self._compare_trained(source, count)
 
-    def _begin(self, source: Any) -> _UpdateCount:
+    def _begin(self, source: Any) -> _CheckProgress:
         key = id(source)
         # Dropped with its source. `WeakKeyDictionary` costs 1,200 instructions more in each step.
         until = weakref.ref(source, functools.partial(self._progress.pop, key))
-        progress = self._progress[key] = _UpdateCount(until)
+        progress = self._progress[key] = _CheckProgress(until)
         return progress
 
     def _compare_trained(self, source: Any, count: int) -> None:
@@ -421,12 +422,12 @@ class _Check:
             self._proof.write()
 
 
-class _UpdateCount:
-    """The updates of an optimizer or a program so far, and the next one to examine."""
+class _CheckProgress:
+    """Which update of an optimizer or a program to examine next."""
 
     def __init__(self, source: weakref.ref[Any]) -> None:
         self._source = source
-        self.updates, self.next = 0, 1.0
+        self.next = 1.0
         # The last due update, if parameters are whole only after the next forward; else 0.
         self.late = 0
 

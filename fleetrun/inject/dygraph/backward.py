@@ -33,6 +33,10 @@ class BackwardListener(Protocol):
 _listeners: list[weakref.ref[BackwardListener]] = []
 _last_listeners: list[BackwardListener] = []
 _is_patched = False
+# The only listener; None: there are several, or none. Variables, as each step reads both.
+only: weakref.ref[BackwardListener] | None = None
+# The same if its `begin` is not to be called for the next backward.
+informed: weakref.ref[BackwardListener] | None = None
 _depth = 0
 # How many backwards have run inside others so far, as in recomputation.
 nested = 0
@@ -42,17 +46,30 @@ _final_hooks: list[Callable[[], Any]] = []
 
 def listen(listener: BackwardListener) -> None:
     """Notify LISTENER of every outermost backward as long as it lives."""
-    _listeners.append(weakref.ref(listener, _listeners.remove))
+    _listeners.append(weakref.ref(listener, _remove))
+    _find_only()
 
 
 def ignore(listener: BackwardListener) -> None:
     """Stop notifying LISTENER."""
-    _listeners.remove(weakref.ref(listener))
+    _remove(weakref.ref(listener))
 
 
 def listen_last(listener: BackwardListener) -> None:
     """Notify LISTENER after all others, which may change gradients when a backward ends."""
     _last_listeners.append(listener)
+    _find_only()
+
+
+def _remove(listener: weakref.ref[BackwardListener]) -> None:
+    _listeners.remove(listener)
+    _find_only()
+
+
+def _find_only() -> None:
+    global informed, only  # autograd of one process
+    only = _listeners[0] if len(_listeners) == 1 and not _last_listeners else None
+    informed = None
 
 
 def patch(core: ModuleType) -> None:
@@ -95,36 +112,59 @@ def _postponing(add: Callable[[Callable[[], Any]], Any]) -> Callable[..., Any]:
 
 def _observed(run: Callable[..., Any]) -> Callable[..., Any]:
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        global _depth, nested  # autograd of one process
-        if _depth:
-            _depth += 1
-            nested += 1
-            try:
-                return run(*args, **kwargs)
-            finally:
-                _depth -= 1
-        reducers: list[Any] = [*filter(None, map(weakref.ref.__call__, _listeners))]
-        listeners = reducers + _last_listeners
-        for listener in listeners:
-            listener.begin()
+        global _depth, informed  # autograd of one process
+        listener = informed and not _depth and informed()
+        if not listener:
+            return _run_announced(run, *args, **kwargs)
+        # As in most steps.
         _depth = 1
         try:
-            result = run(*args, **kwargs)
+            result = run(*args, **kwargs) if kwargs else run(*args)
         except BaseException:
-            for listener in listeners:
-                listener.abandon()
+            listener.abandon()
             raise
         finally:
-            _depth = 0
-        for listener in reducers:
-            listener.finish()
+            _depth, informed = 0, None
+        listener.finish()
         if _final_hooks:
-            hooks = _final_hooks[:]
-            _final_hooks.clear()
-            for hook in hooks:
-                hook()
-        for listener in listeners[len(reducers) :]:
-            listener.finish()
+            _call_final_hooks()
         return result
 
     return run_backward
+
+
+def _run_announced(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call RUN, after a call of all listeners unless it is part of another backward."""
+    global _depth, informed, nested
+    if _depth:
+        _depth += 1
+        nested += 1
+        try:
+            return run(*args, **kwargs)
+        finally:
+            _depth -= 1
+    reducers: list[Any] = [*filter(None, map(weakref.ref.__call__, _listeners))]
+    for listener in (*reducers, *_last_listeners):
+        listener.begin()
+    _depth = 1
+    try:
+        result = run(*args, **kwargs)
+    except BaseException:
+        for listener in (*reducers, *_last_listeners):
+            listener.abandon()
+        raise
+    finally:
+        _depth, informed = 0, None
+    for listener in reducers:
+        listener.finish()
+    _call_final_hooks()
+    for listener in _last_listeners:
+        listener.finish()
+    return result
+
+
+def _call_final_hooks() -> None:
+    hooks = _final_hooks[:]
+    _final_hooks.clear()
+    for hook in hooks:
+        hook()
