@@ -400,9 +400,10 @@ class _Check:
         self._proof.claim()
         self._proof.write()
         if is_ours:
+            doubt = getattr(getattr(trained, "_reducer", None), "doubt", "")
             raise border.Disproved(
-                f"The ranks no longer train the same model: {text}."
-                " --check_ranks=-1 disables this check."
+                f"The ranks no longer train the same model: {text}. {doubt}"
+                "--check_ranks=-1 disables this check."
             )
 
     def _changes_sums(self, trained: Any) -> bool:

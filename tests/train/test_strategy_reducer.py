@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import devices
@@ -113,6 +114,13 @@ def test_odd_backwards_are_averaged_right_or_refused_where_paddles_reducer_has_t
         # The words of fleetrun's own reducer.
         assert "had a gradient on every rank at first and has none now" in stopped["left_out"]
         assert "a recomputed layer that is used twice" in stopped["twice"]
+        # The weight of a layer of Paddle's, which is not watched.
+        assert "The ranks no longer train the same model: after update 8 " in stopped["turned"]
+        assert re.search(
+            r"misreads gradients that become strided, as that of linear_\d+\.w_0 has: DataParallel"
+            r"\(find_unused_parameters=True\) keeps fleetrun's reducer\. --check",
+            stopped["turned"],
+        )
 
 
 # The first of these keeps Paddle's reducer until a model is cast.

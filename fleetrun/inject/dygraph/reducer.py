@@ -116,6 +116,9 @@ class Reducer:
     parameter does not hold up those behind it.
     """
 
+    # Why the averages of earlier backwards may differ between ranks: a sentence, and a blank.
+    doubt = ""
+
     def __init__(
         self,
         parameters: Sequence[Any],

@@ -34,7 +34,8 @@ class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
         return (self.weight.T @ x.T).T if way == "strided" else x @ self.weight
 
     def forward(self, x: Any, way: str = "") -> Any:
-        x = paddle.tanh(self.first(x))
+        first = self.first
+        x = paddle.tanh((first.weight.T @ x.T).T + first.bias if way == "turned" else first(x))
         if way == "raised":
             x.register_hook(_raise)
         if way == "twice":
@@ -108,4 +109,4 @@ def why_not(way: str) -> str:
     return ""
 
 
-write([report, {way: why_not(way) for way in ("left_out", "twice")}])
+write([report, {way: why_not(way) for way in ("left_out", "twice", "turned")}])
