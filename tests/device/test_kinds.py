@@ -38,7 +38,8 @@ def shared_out() -> dict[tuple[str, int], list[str]]:
         case: set(train_kinds.on_plugins(device_strategies.ALL[case[0]], case[1])) for case in SHORT
     }
     for kind in train_kinds.ON_PLUGINS:
-        case = min(SHORT, key=lambda case: (kind not in able[case], len(shares[case])))
+        # Each rank trains it.
+        case = min(SHORT, key=lambda case: (kind not in able[case], case[1] * len(shares[case])))
         shares[case].append(kind)
     # Their later backwards make fleetrun replace Paddle's reducer.
     shares[SHORT[0]] = [*dict.fromkeys([*shares[SHORT[0]], "paired"])]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import forks
 import pytest
-from training import MODELS, PYTHONS
+from training import MODELS, PYTHONS, in_turns
 
 from fleetrun.run import guard
 from fleetrun.run.descriptors import FileLimit
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.train
 
 
-@pytest.mark.parametrize("version", PYTHONS)
-@pytest.mark.parametrize("form", ["file", "module"])
+@pytest.mark.parametrize(("version", "form"), in_turns("file", "module"))
 def test_a_forked_rank_is_what_a_new_one_is(tmp_path: Path, version: str, form: str) -> None:
     script = [str(MODELS / "state.py")] if form == "file" else ["-m", "state"]
     words = (str(PYTHONS[version]), "-u", *script, "--lr=0.1", "two words")

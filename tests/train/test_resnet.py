@@ -80,7 +80,7 @@ def test_a_lone_static_rank_learns(version: str, tmp_path: Path) -> None:
     assert (tmp_path / "weights" / "resnet.pdparams").stat().st_size > 0
 
 
-@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize("version", mostly("3.3.1"))
 def test_static_ranks_that_paddle_cannot_connect_get_one_sentence(
     version: str, tmp_path: Path
 ) -> None:

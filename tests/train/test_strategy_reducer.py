@@ -347,11 +347,11 @@ def test_steps_make_few_calls_in_python_beside_those_of_paddle_alone_and_are_sel
     # The preset `recommended` on one host.
     asked = {"fuse_grad_size_in_MB": "auto", "nccl_comm_num": 1}
     plain = train(PYTHONS["3.3.1"], "calls.py", tmp_path / "plain", None)
-    more = {"UPDATES": "600"}
+    more = {"UPDATES": "120"}
     folder = tmp_path / "ours"
     ours = train(PYTHONS["3.3.1"], "calls.py", folder, asked, check_ranks="auto", more=more)
     for without, with_strategy in zip(plain, ours, strict=True):
         # However many parameters there are.
         assert 0 < with_strategy - without <= 20
-    # After the updates 1, 2, 4, ..., 512, however fast the machine is.
-    assert evidence(folder)["counts"]["gradients_checked"] == 10
+    # After the updates 1, 2, 4, ..., 128, however fast the machine is.
+    assert evidence(folder)["counts"]["gradients_checked"] == 8
