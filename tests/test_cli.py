@@ -352,6 +352,7 @@ def test_the_banner_and_the_verdict_are_coloured_on_a_terminal(elsewhere: Path) 
     assert "\x1b" not in on_terminal(*words, CUDA_VISIBLE_DEVICES="", NO_COLOR="1")
 
 
+@pytest.mark.extended
 def test_long_help_goes_through_the_pager_of_a_terminal() -> None:
     paged = on_terminal("--help=all", PAGER="sed s/^/paged:/", NO_COLOR="1")
     assert paged.startswith("paged:Usage:")

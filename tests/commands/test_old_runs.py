@@ -44,6 +44,7 @@ def test_logs_shows_their_output_and_who_failed_first(folder: Path) -> None:
     ]
 
 
+@pytest.mark.extended
 def test_top_shows_how_their_ranks_ended(folder: Path) -> None:
     table = output(fleetrun("top", "--once", "failed", folder=folder, COLUMNS="160"))
     assert "rank 1 exited with 1" in table
@@ -61,6 +62,7 @@ def test_ps_shows_one_whose_launcher_still_runs(folder: Path) -> None:
     assert "0 of 2, attempt 1" in row
 
 
+@pytest.mark.extended
 def test_report_has_their_strategy_and_their_restart(folder: Path) -> None:
     for run, word in (("strategy", "fuse_grad_size_in_MB"), ("restarted", "restarting")):
         assert output(fleetrun("report", run, folder=folder))

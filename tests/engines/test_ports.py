@@ -73,6 +73,7 @@ def test_nothing_that_is_held_survives_an_exec(ports: Ports) -> None:
     assert "socket:" not in started.stdout
 
 
+@pytest.mark.extended
 def test_many_launches_at_once_share_no_port() -> None:
     # The same pid for all: in containers that share a network it can be so.
     launches = [

@@ -297,6 +297,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
 def test_s29_who_forks_away_all_the_time_is_caught_too(
     tmp_path: Path, signum: signal.Signals

@@ -113,6 +113,7 @@ def test_a_script_that_is_not_sent_is_one_sentence(
         shipment.pack(str(work), script, "log")
 
 
+@pytest.mark.extended
 def test_what_every_host_has_may_be_started(tmp_path: Path) -> None:
     work = a_folder(tmp_path)
     for script in (Script("file", "/bin/sh", ()), Script("module", "timeit", ())):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+import pytest
 from checkout import ROOT
 from commandline import Command
 from processes import assert_no_survivors
@@ -47,6 +48,7 @@ def test_s27_ctrl_c_reaches_each_rank_once(tmp_path: Path, terminal: Terminal) -
     assert_no_survivors(job.marker, 0.0)
 
 
+@pytest.mark.extended
 def test_who_is_waited_for_at_the_end_is_shown_on_a_terminal_only(
     tmp_path: Path, terminal: Terminal
 ) -> None:

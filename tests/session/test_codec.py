@@ -215,6 +215,7 @@ def test_a_long_message_is_compressed_once_for_all_who_get_it() -> None:
     assert CODEC.read(packed, 1 << 20) == long
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("most", [0, 1000])
 def test_what_is_compressed_is_read_up_to_a_limit(most: int) -> None:
     packed = CODEC.write_packed(Hello("all", ports=(0,) * 10**6))

@@ -778,6 +778,7 @@ def test_nobody_can_say_that_another_launcher_was_killed() -> None:
     assert session.state.phase == state.RUNNING
 
 
+@pytest.mark.extended
 def test_five_hundred_hosts_that_join_at_once_make_one_roster() -> None:
     count = 512
     session = Session(count)

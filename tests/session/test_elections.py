@@ -43,11 +43,13 @@ def test_an_elastic_job_succeeds_even_if_its_coordinator_is_killed(
         assert len(ends) >= world.config.most - (kind is KilledWorld), (seed, ends)
 
 
+@pytest.mark.extended
 def test_the_same_holds_where_each_host_has_options_of_its_own() -> None:
     for seed in range(at_most(HISTORIES)):
         play(seed, ElectedWorld, CHANCES, has_store=True, is_mixed=True)
 
 
+@pytest.mark.extended
 def test_the_same_holds_where_hosts_reach_etcd_and_not_each_other() -> None:
     for seed in range(at_most(HISTORIES)):
         play(seed, ApartWorld, CHANCES, has_store=True)

@@ -16,6 +16,7 @@ def test_whatever_happens_all_live_hosts_agree_and_none_waits_for_ever(part: int
         play(seed, World, Chances())
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_the_same_holds_where_each_host_has_options_of_its_own(part: int) -> None:
     for seed in range(part, at_most(HISTORIES), _PARTS):
