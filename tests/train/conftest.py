@@ -35,6 +35,7 @@ REFUSALS = (
         """
         test_strategy_setups.py[static] test_verdicts.py[static]
         test_a_build_for_gpus_trains_on_cpus_as_a_build_for_cpus
+        test_a_rank_that_lacks_what_the_others_do_not_use_ends_no_job[static]
         test_a_static_graph_merges_in_a_block_of_its_own
         test_computation_fusion_makes_fewer_operators_of_a_static_graph
         test_hierarchical_sums_are_the_sums_of_all_ranks
@@ -84,7 +85,10 @@ REFUSALS = (
         "Paddle crashes where it adds up sparse gradients on plug-ins: the report says what to do",
         "sparse",
         "`Segmentation fault` is detected",
-        "test_sparse_gradients_of_functions_are_averaged_as_dense_ones[-2]",
+        """
+        test_sparse_gradients_of_functions_are_averaged_as_dense_ones[-2]
+        test_what_is_drawn_is_trained_as_by_one_process
+        """,
     ),
     Refusal(
         "Paddle has no kernel add of bfloat16 for the device nor the CPU",

@@ -9,6 +9,7 @@ import os
 import random
 from typing import TYPE_CHECKING, Any
 
+import devices
 import pytest
 import train_kinds
 import yaml
@@ -78,7 +79,8 @@ def alone(
     python: Path, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> dict[str, Any]:
     """Train everything in one process, without a strategy."""
-    draws = range(DRAWS if pytestconfig.getoption("--long") else 0)
+    # What is drawn is skipped on devices: see conftest.py.
+    draws = range(DRAWS if pytestconfig.getoption("--long") and not devices.kind() else 0)
     chosen = [*train_kinds.names(), *train_kinds.draws(draws)]
     words = ("--kinds=own", f"--alone={','.join(chosen)}")
     return launch(python, tmp_path_factory.mktemp("alone"), *words, nranks=1).reports[0]

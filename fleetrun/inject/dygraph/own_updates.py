@@ -122,6 +122,7 @@ class OwnUpdates:
             self._own += 1
             updates.record(updated[0])
 
+    @border.watching("the count of updates")
     def finish(self) -> None:
         """Find the trained parameters after a backward."""
         self._proof.backwards += 1
