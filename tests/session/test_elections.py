@@ -55,6 +55,12 @@ def test_the_same_holds_where_hosts_reach_etcd_and_not_each_other() -> None:
         play(seed, ApartWorld, CHANCES, has_store=True)
 
 
+# Its ranks still stop when it reaches the next term of the coordinator at the same address.
+@pytest.mark.parametrize("seed", [1498, 1897])
+def test_a_host_that_reaches_another_term_of_a_coordinator_goes_on(seed: int) -> None:
+    play(seed, ElectedWorld, CHANCES, has_store=True)
+
+
 # Two standby hosts once gave way to each other for ever: neither reached enough hosts.
 @pytest.mark.parametrize("seed", [354, 1192])
 def test_hosts_that_are_too_few_end_although_each_may_lead(seed: int) -> None:
