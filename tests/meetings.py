@@ -81,10 +81,11 @@ class Meeting(Job):
             self.launchers.append(command.start(env=self.env, stdout=output, stderr=output))
         self.commands.append(command)
         if not number:
-            until(self._is_served)
+            until(self.is_served)
         return self.launchers[-1]
 
-    def _is_served(self) -> bool:
+    def is_served(self) -> bool:
+        """Whether a launcher listens at the port."""
         with closing(socket.socket()) as call:
             return call.connect_ex(("127.0.0.1", self.port)) == 0
 

@@ -116,12 +116,12 @@ int WithoutDelay(int connection) {
 }
 int Connect(const Address& address) {
   for (double end = device::Now() + kConnectSeconds; device::Now() < end; usleep(20000)) {
-    addrinfo hints{}, *found = nullptr;
+    addrinfo hints{}, *resolved = nullptr;
     hints.ai_family = AF_INET, hints.ai_socktype = SOCK_STREAM;
-    if (getaddrinfo(address.host, std::to_string(address.port).c_str(), &hints, &found)) continue;
+    if (getaddrinfo(address.host, std::to_string(address.port).c_str(), &hints, &resolved)) continue;
     int connection = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    int failure = connect(connection, found->ai_addr, found->ai_addrlen);
-    freeaddrinfo(found);
+    int failure = connect(connection, resolved->ai_addr, resolved->ai_addrlen);
+    freeaddrinfo(resolved);
     if (!failure) return WithoutDelay(connection);
     close(connection);
   }
@@ -248,9 +248,9 @@ const Type& TypeOf(C_DataType type) {
       {FLOAT32, {"float32", 4, ReduceAs<float>}},
       {FLOAT64, {"float64", 8, ReduceAs<double>}},
   };
-  auto found = types.find(type);
-  if (found == types.end()) device::Die("no collective knows type " + std::to_string(type));
-  return found->second;
+  auto entry = types.find(type);
+  if (entry == types.end()) device::Die("no collective knows type " + std::to_string(type));
+  return entry->second;
 }
 
 // ---- what a collective has in common with the others --------------------------------------------
@@ -408,7 +408,7 @@ thread_local std::vector<Pending> pending;
 C_Status Flush() {
   std::map<C_Stream, std::vector<Transfer>> all;
   C_DataType type = pending.empty() ? UNDEFINED : pending[0].type;
-  for (const Pending& one : pending) all[one.stream].push_back(one.transfer);
+  for (const Pending& operation : pending) all[operation.stream].push_back(operation.transfer);
   pending.clear();
   for (auto& [stream, transfers] : all) {
     const char* operation = transfers.size() > 1 ? "send_recv" : transfers[0].is_sent ? "send" : "recv";
@@ -422,8 +422,8 @@ C_Status Flush() {
 }
 C_Status BeginGroup() { return ++group_depth, C_SUCCESS; }
 C_Status EndGroup() { return --group_depth ? C_SUCCESS : Flush(); }
-C_Status Add(const Pending& one) {
-  pending.push_back(one);
+C_Status Add(const Pending& operation) {
+  pending.push_back(operation);
   return group_depth ? C_SUCCESS : Flush();
 }
 C_Status SendTo(void* memory, size_t count, C_DataType type, size_t peer, C_CCLComm comm, C_Stream stream) {

@@ -117,11 +117,11 @@ struct Arguments {
     return are_dense(inputs) && are_dense(outputs);
   }
   std::vector<DenseTensor*> DenseOutputs() const {
-    std::vector<DenseTensor*> found;
+    std::vector<DenseTensor*> tensors;
     for (auto& parameter : outputs)
       for (auto* tensor : parameter)
-        if (tensor) found.push_back(static_cast<DenseTensor*>(tensor));
-    return found;
+        if (tensor) tensors.push_back(static_cast<DenseTensor*>(tensor));
+    return tensors;
   }
 };
 

@@ -335,7 +335,7 @@ C_Status ProfilerCollect(C_Profiler, uint64_t, void*) { return C_SUCCESS; }
 
 void device::OverwriteReleased() {
   std::lock_guard<std::mutex> lock(released_mutex);
-  for (const Released& one : released) memset(one.memory, kGarbage, one.size);
+  for (const Released& block : released) memset(block.memory, kGarbage, block.size);
 }
 C_Stream device::ComputeStream(int index) {
   std::lock_guard<std::mutex> lock(streams_mutex);

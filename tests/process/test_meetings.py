@@ -75,7 +75,8 @@ def test_the_first_host_says_what_to_type_on_the_others(tmp_path: Path, port: st
     )
     line = launcher.stderr.readline().decode()
     words = shlex.split(line)
-    assert words[:2] == ["fleetrun", f"--master=127.0.0.1:{job.port or words[1].split(':')[1]}"]
+    job.port = job.port or int(words[1].split(":")[1])
+    assert words[:2] == ["fleetrun", f"--master=127.0.0.1:{job.port}"]
     assert words[2:] == [
         *("--quiet", "--nproc_per_node=1", "--nnodes=2", "--env=MY_TOKEN=***", "--grace=3"),
         first.argv[-1],
@@ -84,6 +85,8 @@ def test_the_first_host_says_what_to_type_on_the_others(tmp_path: Path, port: st
     other.mkdir()
     second = Command(other, job.script, ranks=1)
     second.argv = [*FLEETRUN, "--host=127.0.0.1", *words[1:]]
+    # Else it might listen there itself, as it is on the same host.
+    until(job.is_served)
     assert second.run(env=job.env).code == 0
     done = first.finish(launcher)
     assert (done.code, done.out) == (0, b"here is 0 of 2\n")

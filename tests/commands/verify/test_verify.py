@@ -104,7 +104,7 @@ def test_a_command_that_launches_is_verified_with_its_own_log_folder(tmp_path: P
 @pytest.mark.parametrize(
     ("end", "code", "expected"),
     [
-        ("true", 5, "part at update 3: b.weight of rank 0 differs by 0.001 ("),
+        ("true", 5, "diverge at update 3: b.weight of rank 0 differs by 0.001 ("),
         ("exit 3", 1, "plain Paddle: it exited with 3, although a training succeeded: "),
     ],
 )
