@@ -55,7 +55,7 @@ def test_the_others_are_called_all_the_same_when_one_has_failed(
         if number == 3:
             raise border.Disproved
 
-    watching: dict[Callable[[Any, Any], None], str] = {
+    watching: dict[Callable[[Any, Any], float | None], str] = {
         fail: "the heartbeat",
         lambda *given: calls.append(given): "the count",
         prove: "the check",
