@@ -393,7 +393,7 @@ def test_what_cannot_be_run_is_a_fault(root: Path, target: str, message: str) ->
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_script_that_cannot_be_read_is_a_fault(root: Path) -> None:
     (root / "work/train.py").chmod(0)
-    with pytest.raises(EnvironmentFault, match=r"train\.py cannot be read"):
+    with pytest.raises(EnvironmentFault, match=r"not read the script train\.py: run `chmod u\+r"):
         find("train.py")
 
 
