@@ -25,7 +25,7 @@ _LAYERS = {
         ("recompute_allgather", "sp_async_reduce_scatter"),
     ),
 }
-_OF_LAYERS = frozenset(key for _, keys in _LAYERS.values() for key in keys)
+_OF_LAYERS: frozenset[str] = frozenset(key for _, keys in _LAYERS.values() for key in keys)
 # Layers read the first only if the second is on.
 _ONLY_WITH = {"recompute_allgather": "sp_async_reduce_scatter"}
 _PIPELINES = "paddle.distributed.fleet.meta_parallel"

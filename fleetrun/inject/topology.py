@@ -103,7 +103,7 @@ def _names(topology: Any) -> list[str]:
     With expert parallelism, Paddle splits `sharding` in two: the ranks with copies of an expert,
     and the rest, which share the experts together with `mp`.
     """
-    names = topology.get_hybrid_group_names()
+    names: list[str] = topology.get_hybrid_group_names()
     own = {**AXES, "dense_sharding": "ep"} if topology.get_dim("model") == 1 else AXES
     return [own.get(name, name) for name in names]
 
