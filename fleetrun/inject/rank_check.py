@@ -171,7 +171,7 @@ class _Check:
 
     def before_update(self, optimizer: Any) -> None:
         """Record which parameters have gradients: an optimizer may clear them in its step."""
-        progress = self._progress.get(id(optimizer)) or self._begin(optimizer)
+        progress = updates.of_source(self._progress, optimizer, _CheckProgress)
         if progress.late:
             late, progress.late = progress.late, 0
             self._compare_trained(optimizer, late)
@@ -188,7 +188,7 @@ class _Check:
 
     def after_update(self, source: Any, _number: int) -> float:
         """Compare if an update is due; return the next one to look at."""
-        progress = self._progress.get(id(source)) or self._begin(source)
+        progress = updates.of_source(self._progress, source, _CheckProgress)
         count = updates.number_of(source)
         if count >= progress.next:
             self._updates = count
@@ -205,13 +205,6 @@ class _Check:
             progress.late = count
         else:
             self._compare_trained(source, count)
-
-    def _begin(self, source: Any) -> _CheckProgress:
-        key = id(source)
-        # Dropped with its source. `WeakKeyDictionary` costs 1,200 instructions more in each step.
-        until = weakref.ref(source, functools.partial(self._progress.pop, key))
-        progress = self._progress[key] = _CheckProgress(until)
-        return progress
 
     def _compare_trained(self, source: Any, count: int) -> None:
         """Compare the parameters that the optimizer SOURCE trains, after COUNT updates."""

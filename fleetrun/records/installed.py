@@ -65,21 +65,21 @@ def taken_command(prefix: str) -> str | None:
     it mends the other, without a network.
     """
     command = os.path.join(prefix, "bin", "fleetrun")
-    fault = f"{command} is Paddle's launcher now"
     try:
         with open(command, "rb") as file:
-            if PADDLES not in file.read(4096):
+            # Without the other, there is nothing to copy.
+            if PADDLES not in file.read(4096) or not os.path.exists(f"{command}x"):
                 return None
+        fault = "is Paddle's launcher now"
     except OSError:
-        fault = f"{command} is missing, as after an uninstalled Paddle"
-    # Without it, nobody has installed the commands here.
-    if not os.path.exists(f"{command}x"):
-        return None
-    return f"{fault}. To get the name back: {mend(prefix)}"
+        if not is_lost(prefix):
+            return None
+        fault = "is missing, as after an uninstalled Paddle"
+    return f"{command} {fault}. To get the name back: {mend(prefix)}"
 
 
 def is_lost(prefix: str) -> bool:
-    """Whether the environment PREFIX has `fleetrunx` but no `fleetrun`; see `taken_command`."""
+    """Whether the environment PREFIX has `fleetrunx` but no `fleetrun`."""
     folder = os.path.join(prefix, "bin")
     spare, command = (
         os.path.exists(os.path.join(folder, name)) for name in ("fleetrunx", "fleetrun")
