@@ -40,13 +40,12 @@ def bench(folder: Path, words: list[str], shown: tuple[str, ...], **env: str) ->
 
 def test_bench_launch_measures_everything(tmp_path: Path) -> None:
     little = ["--ranks=1,2", "--rounds=2", "--heavy-ranks=0", "--lines=2000", "--idle-s=0.2"]
-    shown = ("2 ranks, median", "fleetrun --help", "2000 lines", "Goals")
+    shown = ("2 ranks, median", "null pair", "fleetrun --help", "2000 lines", "Goals")
     results = bench(tmp_path, ["launch", *little], shown)
     assert [(row["launcher"], row["ranks"]) for row in results["launches"]] == [
-        ("bare loop", 1),
-        ("fleetrun", 1),
-        ("bare loop", 2),
-        ("fleetrun", 2),
+        (launcher, ranks)
+        for ranks in (1, 2)
+        for launcher in ("bare loop", "fleetrun", "fleetrun again")
     ]
     for launch in results["launches"]:
         for row in launch["rounds"]:
