@@ -483,11 +483,11 @@ class Supervisor:
         also_failed = frozenset(
             index
             for index, peer in self._workers.items()
-            if peer.has_ended() or self._has_raised(index)
+            if peer.has_ended() or self._has_failed(index, exited)
         )
         return exited._replace(also_failed=also_failed)
 
-    def _has_raised(self, index: int) -> bool:
+    def _has_failed(self, index: int, exited: Exited) -> bool:
         spec = self._plan.processes[index]
         paths = [spec.env.get(name, "") for name in (variables.RECORDS, variables.ERROR_FILE)]
         # The others are waiting for their signals: pay the 4 ms of this import only for a record.
@@ -495,7 +495,7 @@ class Supervisor:
             return False
         from fleetrun.postmortem import failures  # only after a failure
 
-        return failures.raised(spec) is not None
+        return failures.has_failed(self._plan, index, exited)
 
     def _examine(self, exits: tuple[Exited, ...]) -> RootCauses:
         from fleetrun.postmortem import failures  # only after a failure

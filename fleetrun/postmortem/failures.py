@@ -15,7 +15,7 @@ from fleetrun.records import names, rankfile, variables
 from fleetrun.records.heartbeat import read_step
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from fleetrun.model import LaunchPlan, ProcessSpec
     from fleetrun.records.rankfile import ErrorReport, RankAxes
@@ -39,11 +39,30 @@ _LAST = 5
 
 def raised(spec: ProcessSpec) -> ErrorReport | None:
     """Return the exception, or failing sys.exit, that will end the process of SPEC, now alive."""
+    # A wrapper may have survived the exception of its child.
+    return next((record for record in _reports(spec) if _is_alive(record)), None)
+
+
+def has_failed(plan: LaunchPlan, index: int, exited: Exited) -> bool:
+    """Whether the process INDEX, now alive, has failed before EXITED did, by an exception.
+
+    One that a wrapper may have survived counts if EXITED has lost a peer.
+    """
+    reports = list(_reports(plan.processes[index]))
+    return any(map(_is_alive, reports)) or (
+        any(exited.at - moment(record, exited.at) < _WRAPPER_S for record in reports)
+        and bool(_examined(plan, exited, None, with_log=True).is_victim)
+    )
+
+
+def _reports(spec: ProcessSpec) -> Iterator[ErrorReport]:
     for record in (rankfile.exception(spec), rankfile.exit_under_way(spec)):
-        # A shell may have survived the exception of its child.
-        if record is not None and record.pid and os.path.exists(f"/proc/{record.pid}"):
-            return record
-    return None
+        if record is not None and record.pid:
+            yield record
+
+
+def _is_alive(record: ErrorReport) -> bool:
+    return os.path.exists(f"/proc/{record.pid}")
 
 
 def examine(plan: LaunchPlan, exits: tuple[Exited, ...]) -> tuple[Exited, ...]:

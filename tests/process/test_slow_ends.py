@@ -304,3 +304,20 @@ if os.environ["PADDLE_RESTART_COUNT"] == "1": sys.exit(0)
     ended = job.run()
     assert ended.code == 0, ended.stderr
     assert "rank 1 exited with 1" in ended.stderr
+
+
+@pytest.mark.parametrize("lingers", [0.5, 30])
+def test_s16_a_wrapper_that_outlives_its_child_does_not_hide_the_childs_exception(
+    tmp_path: Path, lingers: float
+) -> None:
+    # As a profiler that writes its report does.
+    script = f"""
+if [ $R = 1 ]; then
+    {sys.executable} -c 'raise ValueError("bad batch")'; touch gone; sleep {lingers}; exit 1
+fi
+until [ -e gone ]; do sleep 0.05; done
+echo Connection reset by peer; exit 1
+"""
+    ended = Command(tmp_path, script, "--grace=1").run()
+    assert ended.stderr.startswith("fleetrun: rank 1 exited with 1."), ended.stderr
+    assert "ValueError: bad batch" in ended.stderr
