@@ -188,11 +188,18 @@ class Hung(NamedTuple):
         'the job hung for 30 s, rank 1 does not reach 10.0.0.1:6070'
         >>> Hung(30.0, 9.0, collectives=((("rank 1",), "rank 1 never entered ..."),)).describe()
         'the job hung for 30 s: rank 1 never entered ...'
+        >>> Hung(30.0, 9.0, unreached=("before the start b did not reach a:1 (no answer)",),
+        ...      collectives=((("rank 1",), "rank 1 never entered ..."),)).describe()
+        'the job hung for 30 s: rank 1 never entered ...'
         """
         where = f", {' and '.join(self.odd)} unlike the rest" if self.odd else ""
+        culprits: tuple[str, ...] = ()
         if self.collectives:
-            where = f": {self.collectives[0][1]}"
-        if self.unreached:
+            culprits, text = self.collectives[0]
+            where = f": {text}"
+        own = tuple(f"{label} " for label in culprits)
+        # Others wait for a culprit; and before the start, a busy host may have answered too late.
+        if self.unreached and (not own or self.unreached[0].startswith(own)):
             where = f", {self.unreached[0]}"
         return f"the job hung for {self.seconds:.0f} s{where}"
 
