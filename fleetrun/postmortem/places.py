@@ -10,15 +10,16 @@ if TYPE_CHECKING:
 # A rank with one of these functions on its stack waits for others.
 _MEETINGS = """
 all_gather all_gather_object all_reduce all_reduce_ alltoall alltoall_single barrier broadcast
-broadcast_object_list gather irecv isend new_group recv reduce reduce_scatter
-fused_allreduce_gradients init_parallel_env scatter send stream_synchronize
+broadcast_object_list gather gloo_barrier irecv isend new_group recv reduce reduce_scatter
+fused_allreduce_gradients init_parallel_env init_rpc scatter send stream_synchronize
 """
 _MEETING = frozenset(_MEETINGS.split())
 # Code that the user did not write.
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
 # Our wrappers of Paddle's calls, which are in every stack.
 _OURS = tuple(
-    f"/inject/{name}.py" for name in ("flight_recorder", "border", "store_wait", "gloo_stores")
+    f"/inject/{name}.py"
+    for name in ("flight_recorder", "border", "import_hooks", "store_wait", "gloo_stores")
 )
 
 
@@ -158,8 +159,10 @@ def compare(stacks: Mapping[int, Stack]) -> StackComparison:
     for key in (_exactly, _by_users_lines, _by_function, _innermost):
         groups = _places(known, key)
         if 2 * len(groups[-1].ranks) > len(known):
-            # A rank without a stack is not odd.
-            odd = [rank for group in groups[:-1] for rank in group.ranks]
+            # A rank without a stack is not odd; nor is one that waits elsewhere, if others do not.
+            absent = [group for group in groups[:-1] if not group.is_meeting]
+            fewer = absent if absent and groups[-1].is_meeting else groups[:-1]
+            odd = [rank for group in fewer for rank in group.ranks]
             return StackComparison(places, tuple(sorted(odd)))
     # Of two ranks, for example, the one that waits for the other is not odd.
     absent = [place for place in places if not place.is_meeting]

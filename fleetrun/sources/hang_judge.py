@@ -277,6 +277,10 @@ class HangJudge:
             # NCCL also counts what Paddle's own reducer has begun.
             collectives = (*self._ras.findings(), *collectives)
         finding = places.compare(stacks)
+        ended = tuple(f"rank {rank}" for rank, state in states.items() if state.has_ended)
+        waits = [place.is_meeting for place in finding.places]
+        if ended and waits and all(waits) and not collectives:
+            collectives = ((ended, f"{names.listed(ended)} ended earlier, and all others wait"),)
         # A rank that is late for a collective is better evidence than one that stands elsewhere.
         # Records without a culprit blame the network; NCCL may only not list who lags.
         odd = next(

@@ -67,6 +67,7 @@ def test_our_wrappers_of_paddles_calls_are_no_place() -> None:
     dump = """Current thread 0x1 (most recent call first):
   File "/x/fleetrun/inject/store_wait.py", line 65 in wait
   File "/x/fleetrun/inject/border.py", line 51 in watched
+  File "/x/fleetrun/inject/import_hooks.py", line 77 in replaced
   File "/x/site-packages/paddle/parallel.py", line 1162 in init_parallel_env
 """
     place = Frame("init_parallel_env", "/x/site-packages/paddle/parallel.py", 1162)
@@ -97,6 +98,14 @@ def test_lines_matter_only_if_they_make_a_majority() -> None:
     assert compare(dict(enumerate(elsewhere))).odd == ()
     assert compare({**dict(enumerate(elsewhere)), 4: LOAD}).odd == (4,)
     assert compare({0: WAIT, 1: WAIT, 2: elsewhere[0]}).odd == (2,)
+
+
+def test_who_waits_elsewhere_is_not_odd_beside_who_does_not_wait() -> None:
+    # Rank 0 serves the store in which the others meet.
+    first = (Frame("init_parallel_env", "/x/site-packages/paddle/parallel.py", 3), WAIT[1])
+    ranks = {0: first, 1: WAIT, 2: LOAD, 3: WAIT, 4: WAIT, 5: WAIT}
+    assert compare(ranks).odd == (2,)
+    assert compare({**ranks, 2: WAIT}).odd == (0,)
 
 
 def test_each_rank_is_told_with_its_own_line() -> None:

@@ -65,7 +65,8 @@ class Job:
     def collect(self, node: int, _seconds: float) -> None:
         """Answer for the ranks of NODE."""
         self.asked.append(node)
-        mine = {process: self.stacks[2 * node + process] for process in range(2)}
+        running = [process for process in range(2) if 2 * node + process in self.stacks]
+        mine = {process: self.stacks[2 * node + process] for process in running}
         went_on = self.went_on if node else None
         self.hosts[node].collected(
             mine,
@@ -100,6 +101,17 @@ def test_hosts_that_wait_for_one_that_stands_still_are_not_the_cause(tmp_path: P
     )
     # Its own host has written those.
     assert not (tmp_path / "stacks.0.txt").exists()
+
+
+def test_ranks_that_have_ended_are_named_where_all_others_wait(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    elsewhere = (("init_parallel_env", "/x/site-packages/paddle/parallel.py", 7), *WAITING[1:])
+    job.stacks = {0: elsewhere, 1: WAITING, 2: WAITING}
+    job.hosts[0].report(30.0)
+    job.hosts[1].report(30.0)
+    (hung,) = job.declared
+    assert hung.collectives == ((("rank 3",), "rank 3 ended earlier, and all others wait"),)
+    assert hung.odd == ("rank 3",)
 
 
 def test_a_host_that_works_lets_the_others_wait(tmp_path: Path) -> None:
