@@ -189,19 +189,20 @@ def desyncs(
 ) -> tuple[FlightFinding, ...]:
     """Return where ranks first called different collectives at the same position, if anywhere.
 
+    A send and its recv are compared by size, if they are not done.
     IS_EARLY: a tie is left out while ranks of its group may still show who is right.
     """
     places: dict[tuple[CollectiveChannel, int], dict[int, Collective]] = {}
     for rank, record in records.items():
         for collective in () if record.has_failed else record.collectives:
-            if not collective.channel.operation:
-                places.setdefault((collective.channel, collective.sequence), {})[rank] = collective
+            channel = collective.channel
+            if channel.is_pair:
+                channel = channel._replace(operation="")
+            if not channel.operation:
+                places.setdefault((channel, collective.sequence), {})[rank] = collective
     first: dict[CollectiveChannel, tuple[float, dict[int, Collective]]] = {}
     for (channel, _), calls in places.items():
-        counts = Counter(_signatures(calls).values())
-        if len(counts) < 2:
-            continue
-        if is_early and len(calls) < len(channel.ranks) and not _has_majority(counts):
+        if not _differ(channel, calls, is_early=is_early):
             continue
         at = min(collective.issued_at for collective in calls.values())
         if channel not in first or at < first[channel][0]:
@@ -212,10 +213,20 @@ def desyncs(
     )
 
 
+def _differ(channel: CollectiveChannel, calls: Mapping[int, Collective], *, is_early: bool) -> bool:
+    counts = Counter(_signatures(calls).values())
+    if channel.is_pair:
+        return len(counts) > 1 and any(call.is_open for call in calls.values())
+    is_tied = len(calls) < len(channel.ranks) and not _has_majority(counts)
+    return len(counts) > 1 and not (is_early and is_tied)
+
+
 def _signatures(calls: Mapping[int, Collective]) -> dict[int, tuple[object, ...]]:
     """Return by rank the properties that must be equal on all ranks."""
     return {
-        rank: (
+        rank: (call.nbytes,)
+        if call.channel.is_pair
+        else (
             call.operation,
             call.dtype,
             call.root,
@@ -245,7 +256,8 @@ def _desync(calls: Mapping[int, Collective], job: JobRanks) -> FlightFinding:
     parts = [
         f"{_who(ranks, job)} called {_call(calls[ranks[0]])}" for ranks in (*ordered[:-1], most)
     ]
-    text = f"{', '.join(parts[:-1])} where {parts[-1]}: collective {sequence} {of(channel, job)}"
+    kind = "message" if channel.is_pair else "collective"
+    text = f"{', '.join(parts[:-1])} where {parts[-1]}: {kind} {sequence} {of(channel, job)}"
     return FlightFinding(DESYNC, odd if is_majority else tuple(sorted(calls)), text)
 
 

@@ -484,6 +484,25 @@ def test_who_is_right_in_a_tie_is_left_to_ranks_that_come() -> None:
     assert [finding.ranks for finding in flight.desyncs(three, job, is_early=True)] == [(3,)]
 
 
+def test_a_message_of_another_size_than_its_receiver_expects_is_told_unless_it_arrives() -> None:
+    def end(rank: int, operation: str, size: int, done_at: float | None) -> FlightRecord:
+        channel = CollectiveChannel((0, 1, 2), 1, operation, 1, 2)
+        shape = {"shape": (size,), "dtype": "float32", "nbytes": 4 * size}
+        call = Collective(channel, 3, operation, 5.0 + rank, done_at, **shape)  # type: ignore[arg-type]
+        return FlightRecord(rank, rank, 0, (call,), {channel: 3})
+
+    job = JobRanks(3)
+    records = {1: end(1, "send", 8, 6.0), 2: end(2, "recv", 12, None)}
+    (finding,) = flight.desyncs(records, job, is_early=True)
+    assert (finding.kind, finding.ranks) == (DESYNC, (1, 2))
+    assert finding.text == (
+        "rank 1 called send of float32 [8] where rank 2 called recv of float32 [12]: "
+        "message 3 from rank 1 to rank 2"
+    )
+    assert flight.desyncs({**records, 2: end(2, "recv", 12, 8.0)}, job) == ()
+    assert flight.desyncs({**records, 2: end(2, "recv", 8, None)}, job) == ()
+
+
 # Devices that run calls in order ----------------------------------------
 
 STEPS, FAULTY = 6, 3
