@@ -100,11 +100,12 @@ def verdict(
     known = {rank: record for rank, record in records.items() if not record.has_failed}
     if has_failed:
         known = {rank: _reopened(record) for rank, record in known.items()}
-    desync = desyncs(known, job)
+    opened = _without_early_ends(known)
+    waits = _waits(opened, until)
+    desync = desyncs(known, job, waits=waits)
     if desync:
         return desync
-    known = _without_early_ends(known)
-    waits = _waits(known, until)
+    known = opened
     culprits = _culprits(waits)
     if culprits:
         return tuple(_missing(rank, waits, job) for rank in culprits[:_MOST])
@@ -185,12 +186,17 @@ def _is_needed(rank: int, call: Collective, absent: Sequence[int]) -> bool:
 
 
 def desyncs(
-    records: Mapping[int, FlightRecord], job: JobRanks, *, is_early: bool = False
+    records: Mapping[int, FlightRecord],
+    job: JobRanks,
+    *,
+    is_early: bool = False,
+    waits: Sequence[_OpenCollective] = (),
 ) -> tuple[FlightFinding, ...]:
     """Return where ranks first called different collectives at the same position, if anywhere.
 
     A send and its recv are compared by size, if they are not done.
-    IS_EARLY: a tie is left out while ranks of its group may still show who is right.
+    IS_EARLY: a tie is left out while ranks of its group may still show who is right. Of a tie, the
+    rank that others await in their WAITS elsewhere is wrong.
     """
     places: dict[tuple[CollectiveChannel, int], dict[int, Collective]] = {}
     for rank, record in records.items():
@@ -208,7 +214,7 @@ def desyncs(
         if channel not in first or at < first[channel][0]:
             first[channel] = at, calls
     return tuple(
-        _desync(calls, job)
+        _desync(calls, job, waits)
         for _, calls in sorted(first.values(), key=lambda collective: collective[0])
     )
 
@@ -242,7 +248,9 @@ def _has_majority(counts: Counter[tuple[object, ...]]) -> bool:
     return len(most) == 1 or most[0] > most[1]
 
 
-def _desync(calls: Mapping[int, Collective], job: JobRanks) -> FlightFinding:
+def _desync(
+    calls: Mapping[int, Collective], job: JobRanks, waits: Sequence[_OpenCollective]
+) -> FlightFinding:
     signatures = _signatures(calls)
     is_majority = _has_majority(Counter(signatures.values()))
     groups: dict[tuple[object, ...], list[int]] = {}
@@ -258,7 +266,13 @@ def _desync(calls: Mapping[int, Collective], job: JobRanks) -> FlightFinding:
     ]
     kind = "message" if channel.is_pair else "collective"
     text = f"{', '.join(parts[:-1])} where {parts[-1]}: {kind} {sequence} {of(channel, job)}"
-    return FlightFinding(DESYNC, odd if is_majority else tuple(sorted(calls)), text)
+    if is_majority:
+        return FlightFinding(DESYNC, odd, text)
+    others = [wait for wait in waits if wait.rank not in calls]
+    awaited = [rank for rank in sorted(calls) if any(rank in wait.missing for wait in others)]
+    if len(awaited) == 1:
+        text = f"{text}; {_missing(awaited[0], others, job).text}"
+    return FlightFinding(DESYNC, tuple(awaited if len(awaited) == 1 else sorted(calls)), text)
 
 
 def _call(call: Collective) -> str:

@@ -484,6 +484,16 @@ def test_who_is_right_in_a_tie_is_left_to_ranks_that_come() -> None:
     assert [finding.ranks for finding in flight.desyncs(three, job, is_early=True)] == [(3,)]
 
 
+def test_of_two_calls_that_differ_the_one_of_the_rank_that_others_await_is_wrong() -> None:
+    whole, part = CollectiveChannel(tuple(range(4))), CollectiveChannel((0, 1, 2))
+    right = [Call(part, "all_reduce"), Call(whole, "barrier")]
+    wrong = [Call(whole, "all_reduce"), Call(whole, "barrier")]
+    records = play({0: right, 1: right, 2: wrong, 3: [Call(whole, "barrier")]})
+    (finding,) = flight.verdict(records, JobRanks(4))
+    assert (finding.kind, finding.ranks) == (DESYNC, (2,))
+    assert "; rank 2 never entered all_reduce 1 of ranks 0-2; 2 others wait there" in finding.text
+
+
 def test_a_message_of_another_size_than_its_receiver_expects_is_told_unless_it_arrives() -> None:
     def end(rank: int, operation: str, size: int, done_at: float | None) -> FlightRecord:
         channel = CollectiveChannel((0, 1, 2), 1, operation, 1, 2)
