@@ -59,8 +59,10 @@ def run(chosen: argparse.Namespace) -> int:
     processes.adopt_orphans()
     parts = chosen.only.split(",") if chosen.only else ["ranks", "quick", "idle", "lines"]
     document: dict[str, Any] = {"machine": report.machine(), "versions": peers.versions()}
+    document["command"] = " ".join(FLEETRUN)
     goals: list[Goal] = []
     print(report.headline(document))
+    print(f"fleetrun is started as `{document['command']}`\n")
     for part in parts:
         _PARTS[part](chosen, document, goals)
     print(report.goals(goals))

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from processes import WORKER
 
+from fleetrun.records import installed
+
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
@@ -18,7 +20,17 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 # An empty mask means CPU to fleetrun, and one GPU to Paddle's launcher.
 OURS = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-FLEETRUN = (sys.executable, "-m", "fleetrun")
+
+
+def _typed() -> tuple[str, ...]:
+    """Return the command that users type; `-m` if it is not beside this Python, or Paddle's."""
+    command = Path(sys.executable).with_name("fleetrun")
+    if command.exists() and installed.OURS in command.read_bytes():
+        return (str(command),)
+    return (sys.executable, "-m", "fleetrun")
+
+
+FLEETRUN = _typed()
 
 _LOOP = """
 i=0
