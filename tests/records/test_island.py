@@ -139,8 +139,10 @@ def test_both_sides_have_the_same_words_and_schema() -> None:
     for name in ("SCHEMA", "EXCEPTION", "EXIT", "STRATEGY", "UPDATE"):
         assert getattr(rank_records, name) == getattr(rankfile, name)
     source = (SITE / "sitecustomize.py").read_text(encoding="utf-8")
-    for text in (stackdumps.MEMORY, rankfile.EXCEPTION, rankfile.EXIT):
-        assert f'"{text}"' in source
+    assert f'"{stackdumps.MEMORY}"' in source
+    failures = (SITE / "rank_failures.py").read_text(encoding="utf-8")
+    for text in (rankfile.EXCEPTION, rankfile.EXIT):
+        assert f'"{text}"' in failures
 
 
 def test_the_step_of_a_heartbeat_is_read(tmp_path: Path) -> None:

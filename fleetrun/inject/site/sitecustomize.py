@@ -5,7 +5,8 @@ fleetrun there.
 
 Python imports `sitecustomize` when it starts, and the launcher puts this folder first on the ranks'
 PYTHONPATH. The script must see no difference. A script may start an older Python, so the syntax
-stays plain, and nothing is imported before it is needed.
+stays plain, and nothing is imported before it is needed. Every Python pays for each line here, so
+what only some need is in the modules beside this one.
 """
 
 import os
@@ -14,21 +15,13 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     # For the type comments.
-    from collections.abc import Callable, Sequence  # noqa: F401
+    from collections.abc import Sequence  # noqa: F401
     from importlib.machinery import ModuleSpec  # noqa: F401
     from types import ModuleType, TracebackType  # noqa: F401
     from typing import Any, NoReturn  # noqa: F401
 
 # How the launcher recognises this descriptor; see fleetrun/postmortem/stackdumps.py.
 _STACKS = "fleetrun-stacks"
-# The package beside this folder, under a unique name.
-_INJECT = "_fleetrun_inject"
-# The most characters of a message or stack: some exceptions quote a whole tensor.
-_MOST = 256 * 1024
-# The most recorded frames of a stack, as many as the interpreter prints.
-_FRAMES = 1000
-# The most recorded failing exits that the script has caught.
-_MOST_EXITS = 100
 # Each of these variables requests a change to Paddle.
 _FOR_PADDLE = (
     "FLEETRUN_STRATEGY_FILE",
@@ -39,6 +32,23 @@ _FOR_PADDLE = (
 )
 # The longest life of a callback that has swallowed an interrupt.
 _CALLBACK_S = 0.02
+
+
+def _beside(name):
+    # type: (str) -> Any
+    """Load the module NAME beside this one under a unique name."""
+    from importlib import util
+
+    unique_name = "_fleetrun_" + name
+    if unique_name not in sys.modules:
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py")
+        spec = util.spec_from_file_location(unique_name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules[unique_name] = module
+    return sys.modules[unique_name]
 
 
 def _import_hidden():
@@ -58,93 +68,54 @@ def _import_hidden():
         sys.modules.setdefault("sitecustomize", ours)
 
 
-def _report_fatal_exceptions(path):
+def _report_exceptions(path):
     # type: (str) -> None
     """Append the exception that ends this process to PATH; the printed output is unchanged."""
     import atexit
 
     pid = os.getpid()
-    previous = sys.excepthook
-    reported = [None]  # type: list[BaseException | None]
+    show = sys.excepthook
 
-    def report(error):
-        # type: (BaseException | None) -> None
-        if (
-            error is None
-            or error is reported[0]
-            or isinstance(error, (KeyboardInterrupt, SystemExit))
-        ):
-            return
-        reported[0] = error
+    def report(error, is_shown):
+        # type: (BaseException | None, bool) -> None
         # Forked children are not the rank. A failure of ours must not hide the user's.
         try:
-            if os.getpid() == pid and _is_main(path):
-                _rank_records().append(path, "exception", _describe(error))
+            is_quiet = isinstance(error, (KeyboardInterrupt, SystemExit, type(None)))
+            if not is_quiet and os.getpid() == pid:
+                append = _beside("rank_records").append
+                _beside("rank_failures").report(append, path, error, is_shown)
         except Exception:
             pass
 
     def excepthook(kind, error, trace):
         # type: (type[BaseException], BaseException, TracebackType | None) -> None
-        # A script may call it to print an exception, and continue.
-        if not _is_called_by_the_script():
-            report(error)
-        previous(kind, error, trace)
+        report(error, is_shown=True)
+        show(kind, error, trace)
 
     sys.excepthook = excepthook
-    _record_exits(path, pid)
     # Libraries may replace our hook; Python keeps the exception in sys.last_value.
-    atexit.register(lambda: report(getattr(sys, "last_value", None)))
+    atexit.register(lambda: report(getattr(sys, "last_value", None), is_shown=False))
 
 
-def _is_called_by_the_script():
-    # type: () -> bool
-    """Whether the script's code is running, and no exception has ended it."""
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-    return frame.f_code.co_name in ("<module>", "_run_module_as_main")
-
-
-def _record_exits(path, pid):
-    # type: (str, int) -> None
+def _note_exits(path):
+    # type: (str) -> None
     """Record a failing exit in PATH at once: the end of the process may take long."""
+    import builtins
     from _thread import get_ident
 
-    main = get_ident()
-    caught = []  # type: list[None]
-
-    class Mark:
-        """Deleted with the exception; withdraws the record if the script has caught it."""
-
-        def __del__(self):
-            # type: () -> None
-            if os.getpid() == pid and _is_called_by_the_script():
-                caught.append(None)
-                _rank_records().append(path, "exit", {"code": None})
+    pid, main = os.getpid(), get_ident()
+    leave = sys.exit
 
     def note(error):
         # type: (SystemExit) -> None
-        """Record that ERROR ends the rank, if its code is not 0."""
         try:
             code = error.code
             code = 0 if code is None else code & 255 if isinstance(code, int) else 1
-            is_main = os.getpid() == pid and get_ident() == main and _is_main(path)
-            # A script that catches them again and again must not fill the disk.
-            if code and is_main and len(caught) < _MOST_EXITS:
-                _rank_records().append(path, "exit", {"code": code})
-                vars(error)["fleetrun"] = Mark()
+            if code and os.getpid() == pid and get_ident() == main:
+                append = _beside("rank_records").append
+                _beside("rank_failures").note_exit(append, path, error, code)
         except Exception:
             pass
-
-    _note_exits(note)
-
-
-def _note_exits(note):
-    # type: (Callable[[SystemExit], None]) -> None
-    """Call NOTE with what sys.exit, exit and quit raise."""
-    import builtins
-
-    leave = sys.exit
 
     def exit(*status):  # noqa: A001 - it replaces that one
         # type: (object) -> NoReturn
@@ -172,71 +143,6 @@ def _note_exits(note):
         quitter.__call__ = __call__
 
 
-def _is_main(path):
-    # type: (str) -> bool
-    """Whether this is the rank's first Python, not one that another Python of it has started."""
-    mark = b"\0FLEETRUN_RECORDS=" + os.fsencode(path) + b"\0"
-    pid = os.getppid()
-    while pid > 1:
-        try:
-            with open("/proc/%d/environ" % pid, "rb") as file:
-                if mark not in b"\0" + file.read():
-                    return True
-            if "python" in os.path.basename(os.readlink("/proc/%d/exe" % pid)):
-                return False
-            with open("/proc/%d/stat" % pid, "rb") as file:
-                pid = int(file.read().rpartition(b")")[2].split()[1])
-        except OSError:
-            return True
-    return True
-
-
-def _describe(error):
-    # type: (BaseException) -> dict[str, str]
-    """Return the record of ERROR."""
-    import traceback
-
-    kind = type(error)
-    try:
-        message = str(error)
-    except Exception as trouble:
-        message = "its text is unavailable (%s)" % type(trouble).__name__
-    # Formatting a million frames would take minutes.
-    lines = traceback.format_exception(kind, error, error.__traceback__, limit=-_FRAMES)
-    stack = "".join(lines)
-    if len(stack) > _MOST:
-        stack = stack[: _MOST // 2] + "\n[...]\n" + stack[-_MOST // 2 :]
-    return {
-        "class": kind.__name__,
-        "module": kind.__module__,
-        "message": message[:_MOST],
-        "stack": stack,
-    }
-
-
-def _rank_records():
-    # type: () -> Any
-    """Return the module that appends to the rank's records."""
-    return _beside("rank_records")
-
-
-def _beside(name):
-    # type: (str) -> Any
-    """Load the module NAME beside this one under a unique name."""
-    from importlib import util
-
-    unique_name = "_fleetrun_" + name
-    if unique_name not in sys.modules:
-        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py")
-        spec = util.spec_from_file_location(unique_name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        sys.modules[unique_name] = module
-    return sys.modules[unique_name]
-
-
 def _show_stacks_on(signum):
     # type: (int) -> None
     """Write the stacks of all threads on SIGNUM to a memory file, which the launcher reads."""
@@ -252,138 +158,34 @@ def _show_stacks_on(signum):
     faulthandler.register(signum, file=fd, all_threads=True, chain=False)
 
 
-class _PaddleFinder:
-    """Loads the package `inject` when Paddle is imported; finds no module itself."""
+def _await_paddle(is_crash_shown, is_changed):
+    # type: (bool, bool) -> None
+    """Load `paddle_import` when Paddle is imported."""
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(name, path=None, target=None):
         # type: (str, Sequence[str] | None, ModuleType | None) -> ModuleSpec | None
-        """Return the spec from `inject` if it has callbacks after Paddle's import, else None."""
-        if name != "paddle":
+        if name != "paddle" and name[:7] != "paddle.":
             return None
-        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+        sys.meta_path = [other for other in sys.meta_path if other is not finder]
         try:
-            _change_paddle()
-            # Python iterates over the old list, without the finder that `inject` has just added.
-            for finder in sys.meta_path:
-                if type(finder).__module__ == _INJECT + ".import_hooks":
-                    return finder.find_spec(name, path, target)
-        except Exception as error:
-            failure = "the strategy cannot be applied"
-            if not os.environ.get("FLEETRUN_STRATEGY_FILE"):
-                failure = "updates and gloo groups of this rank stay as Paddle has them"
-            failure = "%s: %r" % (failure, error)
-            sys.stderr.write("fleetrun: %s\n" % failure)
-            _record_unapplied(failure)
-        return None
-
-
-def _record_unapplied(failure):
-    # type: (str) -> None
-    """Tell the launcher: ranks that can apply the strategy would wait for this one."""
-    path = os.environ.get("FLEETRUN_RECORDS")
-    if not (path and os.environ.get("FLEETRUN_STRATEGY_FILE")):
-        return
-    records = _rank_records()
-    try:
-        records.append(path, records.STRATEGY, {"complete": False, "unapplied": [failure]})
-    except OSError:  # training goes on without
-        pass
-
-
-def _change_paddle():
-    # type: () -> None
-    """Load the necessary parts of `inject`, the parent of this folder, under a unique name."""
-    from importlib import import_module, util
-
-    root = os.path.dirname(os.path.dirname(__file__))
-    spec = util.spec_from_file_location(
-        _INJECT, os.path.join(root, "__init__.py"), submodule_search_locations=[root]
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = util.module_from_spec(spec)
-    sys.modules[_INJECT] = module
-    strategy = os.environ.get("FLEETRUN_STRATEGY_FILE", "")
-    if _is_over_gloo() and not strategy:
-        # The rest of the package takes a while to load.
-        import_module(_INJECT + ".gloo_stores").arm(
-            lambda text: sys.stderr.write("fleetrun: %s\n" % text)
-        )
-    if _is_one_of_several():
-        import_module(_INJECT + ".store_wait").arm()
-    is_armed = any(map(os.environ.get, _FOR_PADDLE))
-    if is_armed:
-        spec.loader.exec_module(module)
-        module.arm(strategy)
-    elif _is_one_of_several():
-        # With any launch, failures name the coordinates of ranks.
-        import_module(_INJECT + ".topology").arm()
-    if _is_restarted():
-        import_module(_INJECT + ".restarted").watch(_rank_records().append, is_armed=is_armed)
-
-
-def _is_restarted():
-    # type: () -> bool
-    """Whether this is a rank of a later attempt than the first."""
-    is_again = os.environ.get("PADDLE_RESTART_COUNT", "0") != "0"
-    return is_again and bool(os.environ.get("FLEETRUN_RECORDS"))
-
-
-def _is_one_of_several():
-    # type: () -> bool
-    """Whether this is one of several ranks."""
-    ranks = os.environ.get("PADDLE_TRAINERS_NUM", "")
-    return ranks.isdigit() and int(ranks) > 1
-
-
-def _is_over_gloo():
-    # type: () -> bool
-    """Whether this is one of several ranks whose collectives are gloo's."""
-    return _is_one_of_several() and os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo"
-
-
-class _CrashHandlerFinder:
-    """Restores faulthandler once Paddle has replaced it by its own crash handlers.
-
-    It finds no module, only observes imports, so tracebacks do not show it.
-    """
-
-    def find_spec(self, name, path=None, target=None):
-        # type: (str, object, object) -> None
-        """Find nothing."""
-        if name[:7] != "paddle.":
-            return
-        # `fluid` before Paddle 2.5. It installs the handlers when its import ends.
-        base = sys.modules.get("paddle.base") or sys.modules.get("paddle.fluid")
-        if base is None or getattr(base.__spec__, "_initializing", False):
-            return
+            finders = _beside("paddle_import").finders(
+                _beside, _FOR_PADDLE, is_crash_shown, is_changed
+            )
+        except Exception as error:  # fleetrun has been removed
+            sys.stderr.write("fleetrun: nothing is changed in Paddle: %r\n" % error)
+            if os.environ.get("FLEETRUN_STRATEGY_FILE"):
+                # Ranks that can apply the strategy would wait for this one.
+                raise
+            return None
         # A new list: Python is iterating over the old one.
-        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
-        try:
-            _restore_faulthandler()
-        except Exception:  # training goes on without
-            pass
+        sys.meta_path = finders + sys.meta_path
+        specs = (other.find_spec(name, path, target) for other in finders)
+        return next((spec for spec in specs if spec is not None), None)
 
-
-def _restore_faulthandler():
-    # type: () -> None
-    """Put faulthandler before the handlers that replaced it, and chain them: both report."""
-    import ctypes
-    import faulthandler
-    import signal
-
-    # Larger than any `struct sigaction`; opaque to us.
-    theirs = {
-        signum: ctypes.create_string_buffer(512)
-        for signum in (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
-    }
-    sigaction = ctypes.CDLL(None).sigaction
-    for signum, handler in theirs.items():
-        sigaction(signum, None, handler)
-    faulthandler.disable()
-    for signum, handler in theirs.items():
-        sigaction(signum, handler, None)
-    faulthandler.enable()
+    # A plain object: a class would take longer to create than the rest of this function.
+    plain = type(sys.implementation)  # type: Any
+    finder = plain(find_spec=find_spec)
+    sys.meta_path.insert(0, finder)
 
 
 def _keep_interrupts():
@@ -438,8 +240,9 @@ def _replace_launchers():
 
 def _begin():
     # type: () -> None
+    variable = os.environ.get
     try:
-        if os.environ.get("FLEETRUN_EXEC"):
+        if variable("FLEETRUN_EXEC"):
             _replace_launchers()
     except Exception:  # the command goes on without
         pass
@@ -449,32 +252,30 @@ def _begin():
         pass
     try:
         # Switched on by PYTHONFAULTHANDLER, if at all.
-        if sys.modules["faulthandler"].is_enabled():
-            sys.meta_path.insert(0, _CrashHandlerFinder())
+        is_crash_shown = sys.modules["faulthandler"].is_enabled()
     except (AttributeError, KeyError):
-        pass
+        is_crash_shown = False
     try:
-        path = os.environ.get("FLEETRUN_RECORDS")
+        path = variable("FLEETRUN_RECORDS")
         if path:
-            _report_fatal_exceptions(path)
-        signum = os.environ.get("FLEETRUN_STACK_SIGNAL")
+            _report_exceptions(path)
+            _note_exits(path)
+        signum = variable("FLEETRUN_STACK_SIGNAL")
         if signum:
             _show_stacks_on(int(signum))
-        if _is_one_of_several() or _is_restarted() or any(map(os.environ.get, _FOR_PADDLE)):
-            sys.meta_path.insert(0, _PaddleFinder())
     except Exception:  # training goes on without
         pass
-
-
-def _wait_for_orders():
-    # type: () -> None
-    """Become the process from which ranks are forked; return in each of them."""
-    _beside("fork_server").serve()
+    ranks, attempt = variable("PADDLE_TRAINERS_NUM"), variable("PADDLE_RESTART_COUNT")
+    is_changed = ranks not in {None, "", "1"} or attempt not in {None, "", "0"}
+    is_changed = is_changed or any(map(variable, _FOR_PADDLE))
+    if is_changed or is_crash_shown:
+        _await_paddle(is_crash_shown, is_changed)
 
 
 try:
     if os.environ.get("FLEETRUN_FORK_SERVER"):
-        _wait_for_orders()
+        # Become the process from which ranks are forked; return in each of them.
+        _beside("fork_server").serve()
     _import_hidden()
 finally:
     _begin()

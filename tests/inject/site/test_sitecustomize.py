@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -76,6 +77,28 @@ def test_a_folder_that_is_gone_is_no_trouble(tmp_path: Path) -> None:
     there = str(tmp_path / "error.json")
     assert printed("raise OSError('x')", SITE, FLEETRUN_RECORDS=there) == plain
     assert [entry.name for entry in tmp_path.iterdir()] == ["error.json"]
+
+
+def test_fleetrun_may_be_removed_while_ranks_run(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    shutil.copytree(SITE, site)
+    (tmp_path / "paddle.py").write_text("print('imported')\n")
+    env = {
+        "FLEETRUN_RECORDS": str(tmp_path / "records"),
+        "PADDLE_TRAINERS_NUM": "2",
+        "PYTHONFAULTHANDLER": "1",
+    }
+    remove = f"import shutil; shutil.rmtree({str(site)!r}, ignore_errors=True)\n"
+    text = printed(remove + "import paddle; raise OSError('x')", str(site), str(tmp_path), **env)
+    *lines, last = printed(remove + "import paddle; raise OSError('x')", str(tmp_path)).splitlines()
+    assert [line for line in text.splitlines() if "fleetrun" not in line] == [*lines, last]
+    assert "fleetrun: nothing is changed in Paddle: FileNotFoundError" in text
+    shutil.copytree(SITE, site)
+    strategy = {"FLEETRUN_STRATEGY_FILE": str(tmp_path / "strategy.json")}
+    text = printed(remove + "import paddle", str(site), str(tmp_path), **env, **strategy)
+    # The other ranks would wait for one without the strategy.
+    assert "imported" not in text
+    assert "FileNotFoundError" in text
 
 
 def test_nonsense_in_its_variables_is_no_trouble() -> None:

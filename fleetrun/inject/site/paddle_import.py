@@ -1,0 +1,168 @@
+"""Prepares the changes to Paddle when it is imported, and keeps Python's report of crashes.
+
+`sitecustomize` loads this file by its path when a rank imports Paddle, so its syntax is plain.
+"""
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    # For the type comments.
+    from collections.abc import Callable, Sequence  # noqa: F401
+    from importlib.machinery import ModuleSpec  # noqa: F401
+    from types import ModuleType  # noqa: F401
+    from typing import Any  # noqa: F401
+
+# The package above this folder, under a unique name.
+_INJECT = "_fleetrun_inject"
+
+
+def finders(beside, requests, is_crash_shown, is_changed):
+    # type: (Callable[[str], Any], Sequence[str], bool, bool) -> list[Any]
+    """Return the finders for a rank that begins to import Paddle.
+
+    BESIDE loads a module of this folder. Each of the variables REQUESTS requests a change.
+    """
+    changes = [_PaddleFinder(beside, requests)] if is_changed else []
+    return [*changes, *([_CrashHandlerFinder()] if is_crash_shown else [])]
+
+
+class _PaddleFinder:
+    """Loads the package `inject` when Paddle is imported; finds no module itself."""
+
+    def __init__(self, beside, requests):
+        # type: (Callable[[str], Any], Sequence[str]) -> None
+        self._beside = beside
+        self._requests = requests
+
+    def find_spec(self, name, path=None, target=None):
+        # type: (str, Sequence[str] | None, ModuleType | None) -> ModuleSpec | None
+        """Return the spec from `inject` if it has callbacks after Paddle's import, else None."""
+        if name != "paddle":
+            return None
+        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+        try:
+            _change_paddle(self._beside, self._requests)
+            # Python iterates over the old list, without the finder that `inject` has just added.
+            for finder in sys.meta_path:
+                if type(finder).__module__ == _INJECT + ".import_hooks":
+                    return finder.find_spec(name, path, target)
+        except Exception as error:
+            failure = "the strategy cannot be applied"
+            if not os.environ.get("FLEETRUN_STRATEGY_FILE"):
+                failure = "updates and gloo groups of this rank stay as Paddle has them"
+            failure = "%s: %r" % (failure, error)
+            sys.stderr.write("fleetrun: %s\n" % failure)
+            _record_unapplied(self._beside, failure)
+        return None
+
+
+def _record_unapplied(beside, failure):
+    # type: (Callable[[str], Any], str) -> None
+    """Tell the launcher: ranks that can apply the strategy would wait for this one."""
+    path = os.environ.get("FLEETRUN_RECORDS")
+    if not (path and os.environ.get("FLEETRUN_STRATEGY_FILE")):
+        return
+    records = beside("rank_records")
+    try:
+        records.append(path, records.STRATEGY, {"complete": False, "unapplied": [failure]})
+    except OSError:  # training goes on without
+        pass
+
+
+def _change_paddle(beside, requests):
+    # type: (Callable[[str], Any], Sequence[str]) -> None
+    """Load the necessary parts of `inject`, the parent of this folder, under a unique name."""
+    from importlib import import_module, util
+
+    root = os.path.dirname(os.path.dirname(__file__))
+    spec = util.spec_from_file_location(
+        _INJECT, os.path.join(root, "__init__.py"), submodule_search_locations=[root]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    sys.modules[_INJECT] = module
+    strategy = os.environ.get("FLEETRUN_STRATEGY_FILE", "")
+    if _is_over_gloo() and not strategy:
+        # The rest of the package takes a while to load.
+        import_module(_INJECT + ".gloo_stores").arm(
+            lambda text: sys.stderr.write("fleetrun: %s\n" % text)
+        )
+    if _is_one_of_several():
+        import_module(_INJECT + ".store_wait").arm()
+    is_armed = any(map(os.environ.get, requests))
+    if is_armed:
+        spec.loader.exec_module(module)
+        module.arm(strategy)
+    elif _is_one_of_several():
+        # With any launch, failures name the coordinates of ranks.
+        import_module(_INJECT + ".topology").arm()
+    if _is_restarted():
+        append = beside("rank_records").append
+        import_module(_INJECT + ".restarted").watch(append, is_armed=is_armed)
+
+
+def _is_restarted():
+    # type: () -> bool
+    """Whether this is a rank of a later attempt than the first."""
+    is_again = os.environ.get("PADDLE_RESTART_COUNT", "0") != "0"
+    return is_again and bool(os.environ.get("FLEETRUN_RECORDS"))
+
+
+def _is_one_of_several():
+    # type: () -> bool
+    """Whether this is one of several ranks."""
+    ranks = os.environ.get("PADDLE_TRAINERS_NUM", "")
+    return ranks.isdigit() and int(ranks) > 1
+
+
+def _is_over_gloo():
+    # type: () -> bool
+    """Whether this is one of several ranks whose collectives are gloo's."""
+    return _is_one_of_several() and os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo"
+
+
+class _CrashHandlerFinder:
+    """Restores faulthandler once Paddle has replaced it by its own crash handlers.
+
+    It finds no module, only observes imports, so tracebacks do not show it.
+    """
+
+    def find_spec(self, name, path=None, target=None):
+        # type: (str, object, object) -> None
+        """Find nothing."""
+        if name[:7] != "paddle.":
+            return
+        # `fluid` before Paddle 2.5. It installs the handlers when its import ends.
+        base = sys.modules.get("paddle.base") or sys.modules.get("paddle.fluid")
+        if base is None or getattr(base.__spec__, "_initializing", False):
+            return
+        # A new list: Python is iterating over the old one.
+        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+        try:
+            _restore_faulthandler()
+        except Exception:  # training goes on without
+            pass
+
+
+def _restore_faulthandler():
+    # type: () -> None
+    """Put faulthandler before the handlers that replaced it, and chain them: both report."""
+    import ctypes
+    import faulthandler
+    import signal
+
+    # Larger than any `struct sigaction`; opaque to us.
+    theirs = {
+        signum: ctypes.create_string_buffer(512)
+        for signum in (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
+    }
+    sigaction = ctypes.CDLL(None).sigaction
+    for signum, handler in theirs.items():
+        sigaction(signum, None, handler)
+    faulthandler.disable()
+    for signum, handler in theirs.items():
+        sigaction(signum, handler, None)
+    faulthandler.enable()
