@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 DESYNC, MISSING, CYCLE, UNFINISHED = "desync", "missing", "cycle", "unfinished"
 # Collectives in which all ranks must have tensors of one size.
-_SAME_SIZE = frozenset(("all_reduce", "reduce", "broadcast", "all_gather"))
+_SAME_SIZE = frozenset(
+    ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "scatter", "gather")
+)
 # Collectives whose root receives from all others.
 _FROM_ALL = frozenset(("gather", "reduce"))
 _OTHER = {"send": "recv", "recv": "send"}

@@ -469,6 +469,9 @@ def _heard(state: MemberState, message: FromCoordinator, at: float) -> Step:  # 
 
 
 def _run(state: MemberState, at: float) -> Step:
+    if not state.is_local and at - state.alive_at >= state.config.heartbeat_timeout_s:
+        # This launcher was stopped meanwhile; the others may run a later generation by now.
+        return _give_up(state, is_gone=False)
     state = state._replace(phase=RUNNING)
     if state.is_local:
         state = state._replace(alive_at=at, wake_at=at, stood_still_s=0.0)

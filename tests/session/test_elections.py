@@ -21,6 +21,8 @@ CHANCES = Chances(
     no_plan=0.01,
     trouble=0.03,
 )
+# Jobs that end while something goes wrong.
+SHORT = QUIET._replace(lasts_s=(3.0, 8.0), spans_s=(10.0,))
 
 
 def test_whoever_coordinates_no_two_generations_run_at_once_and_none_waits_for_ever() -> None:
@@ -59,6 +61,18 @@ def test_the_same_holds_where_hosts_reach_etcd_and_not_each_other() -> None:
 @pytest.mark.parametrize("seed", [1498, 1897])
 def test_a_host_that_reaches_another_term_of_a_coordinator_goes_on(seed: int) -> None:
     play(seed, ElectedWorld, CHANCES, has_store=True)
+
+
+# As the job ends, a host's connections break; the coordinator's key is gone, not its verdict.
+@pytest.mark.parametrize("seed", [11, 278])
+def test_a_host_that_is_cut_off_as_the_job_ends_hears_how_it_ended(seed: int) -> None:
+    play(seed, ElectedWorld, SHORT._replace(short_cut=0.9, reset=0.9), has_store=True)
+
+
+# A launcher is stopped before its ranks start, and finds the order to start when it goes on.
+def test_a_host_that_was_stopped_does_not_start_ranks_of_an_earlier_generation() -> None:
+    chances = SHORT._replace(short_cut=0.7, reset=0.7, failure=0.2, stop=0.2)
+    play(10678, ElectedWorld, chances, has_store=True)
 
 
 # Two standby hosts once gave way to each other for ever: neither reached enough hosts.

@@ -257,6 +257,17 @@ def test_a_launcher_that_was_stopped_says_so_and_kills_its_ranks() -> None:
     assert any(isinstance(action, Fence) for action in launcher.done)
 
 
+def test_one_that_was_stopped_before_its_ranks_start_does_not_start_them() -> None:
+    launcher = Launcher()
+    launcher.feed(Heard(RosterMessage(0, 0, (ENTRY, OTHER), CONFIG), launcher.now))
+    launcher.feed(Said(HostReady(0), launcher.now))
+    # The others run without it by now, and its connection still has what came before.
+    launcher.now += CONFIG.heartbeat_timeout_s
+    launcher.feed(Heard(Start(0), launcher.now))
+    assert launcher.delivered(Start) == []
+    assert launcher.state.phase != member.RUNNING
+
+
 def test_one_that_is_refused_because_it_was_stopped_says_so() -> None:
     launcher = suspended()
     now = launcher.now
