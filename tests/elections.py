@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulation import PORT, Chances, Launcher, World
 
+from fleetrun.session import member
 from fleetrun.session.driver import RendezvousEndpoint
 from fleetrun.session.elected import ElectedSession
 from fleetrun.session.jobstore import JobStore
@@ -180,6 +181,8 @@ class ElectedWorld(World):
     def script(self) -> None:
         """Plan what goes wrong, with the way to etcd alone, too."""
         super().script()
+        for moment in range(60):
+            self.at(float(moment), self.check_calls)
         for host in self.launchers:
             if self.chance.random() < self.chances.astray:
                 begin = self.chance.uniform(0.0, 40.0)
@@ -187,6 +190,15 @@ class ElectedWorld(World):
                 self.after(begin, partial(setattr, host, "astray_until", until))
 
     # What must hold.
+    def check_calls(self) -> None:
+        """Check that no host that waits calls a coordinator that etcd does not know any more."""
+        for host in self.launchers:
+            session: Any = host.session
+            waits = host.is_alive and session._member is not None and not session.is_connected
+            if waits and host.state.phase in {member.IDLE, member.JOINING}:
+                is_calling = session._dialer is not None
+                assert session._election.leader is not None or not is_calling, host.name
+
     def check(self, until: float) -> None:
         """Play, and check that all ended, and that they agree unless a host was lost."""
         if self.chance.random() < self.chances.down:

@@ -69,6 +69,12 @@ def test_a_host_that_is_cut_off_as_the_job_ends_hears_how_it_ended(seed: int) ->
     play(seed, ElectedWorld, SHORT._replace(short_cut=0.9, reset=0.9), has_store=True)
 
 
+@pytest.mark.parametrize("seed", [24, 191])
+def test_a_host_that_waits_does_not_call_a_coordinator_whose_key_is_gone(seed: int) -> None:
+    chances = SHORT._replace(short_cut=0.9, reset=0.9, astray=0.6, down=0.2)
+    play(seed, ElectedWorld, chances, has_store=True)
+
+
 # A launcher is stopped before its ranks start, and finds the order to start when it goes on.
 def test_a_host_that_was_stopped_does_not_start_ranks_of_an_earlier_generation() -> None:
     chances = SHORT._replace(short_cut=0.7, reset=0.7, failure=0.2, stop=0.2)
