@@ -203,6 +203,17 @@ class Hung(NamedTuple):
             where = f", {self.unreached[0]}"
         return f"the job hung for {self.seconds:.0f} s{where}"
 
+    def odd_place(self) -> str:
+        """Return where odd processes stand, unless their collectives tell more.
+
+        >>> places = (("rank 0",), "f (a.py:3)"), (("rank 2",), "g (a.py:9)")
+        >>> Hung(30.0, 9.0, places, odd=("rank 2",)).odd_place()
+        ': rank 2 in g (a.py:9)'
+        """
+        places = (place for place in self.places if set(place[0]) <= {*self.odd})
+        labels, where = next(places, ((), ""))
+        return f": {' and '.join(labels)} in {where}" if where and not self.collectives else ""
+
 
 class StacksRequested(NamedTuple):
     """The launcher was asked for the stacks of all processes."""

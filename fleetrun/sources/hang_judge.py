@@ -280,7 +280,8 @@ class HangJudge:
         ended = tuple(f"rank {rank}" for rank, state in states.items() if state.has_ended)
         waits = [place.is_meeting for place in finding.places]
         if ended and waits and all(waits) and not collectives:
-            collectives = ((ended, f"{names.listed(ended)} ended earlier, and all others wait"),)
+            text = f"{names.listed(ended)}, for which all others wait, ended earlier"
+            collectives = ((ended, text),)
         # A rank that is late for a collective is better evidence than one that stands elsewhere.
         # Records without a culprit blame the network; NCCL may only not list who lags.
         odd = next(

@@ -187,10 +187,8 @@ class JobSession(Source, SessionHandler):
                 words = self._last_lines(cause) if not cause.fault else ""
             case Overdue(exited=exited):
                 return self._failure(exited, no_retry)
-            case Hung(places=places):
-                what, code = cause.describe(), cause.exit_code
-                if cause.odd and places and not cause.collectives:
-                    what += f": {' and '.join(places[0][0])} in {places[0][1]}"
+            case Hung():
+                what, code = f"{cause.describe()}{cause.odd_place()}", cause.exit_code
             case Failure():
                 return cause
             case _:

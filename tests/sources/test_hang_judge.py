@@ -110,7 +110,7 @@ def test_ranks_that_have_ended_are_named_where_all_others_wait(tmp_path: Path) -
     job.hosts[0].report(30.0)
     job.hosts[1].report(30.0)
     (hung,) = job.declared
-    assert hung.collectives == ((("rank 3",), "rank 3 ended earlier, and all others wait"),)
+    assert hung.collectives == ((("rank 3",), "rank 3, for which all others wait, ended earlier"),)
     assert hung.odd == ("rank 3",)
 
 
