@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     # Exported.
+    from typing import Annotated as Annotated  # noqa: PLC0414
     from typing import Any as Any  # noqa: PLC0414
     from typing import NamedTuple as NamedTuple  # noqa: PLC0414
     from typing import NoReturn as NoReturn  # noqa: PLC0414
@@ -86,6 +87,12 @@ else:
 
     class Protocol:
         """As typing's, to derive from."""
+
+    class Annotated:
+        """As typing's, but `Annotated[KIND, TEST]` is a class, so that `|` takes it."""
+
+        def __class_getitem__(cls, given: tuple[Any, ...]) -> type:
+            return type("Annotated", (), {"__origin__": given[0], "__metadata__": given[1:]})
 
     # In annotations only.
     Any = NoReturn = TypeAlias = object

@@ -7,11 +7,13 @@ import os
 import re
 import subprocess
 import sys
+import uuid
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
+import ports
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -483,3 +485,28 @@ def test_a_real_launch_loads_nothing_slow(tmp_path: Path) -> None:
     assert len(before) <= 66, before
     later = ("engines.detect", "engines.meeting", "yamlfile", "sinks.eventlog", "sources.watch")
     assert not {f"fleetrun.{name}" for name in later} & set(before)
+
+
+def test_launchers_of_several_hosts_load_nothing_slow(tmp_path: Path) -> None:
+    agent = "import os\nfrom fleetrun.remote import agent, launcher\n"
+    loaded = loaded_by(f"{agent}launcher.load(os.environ, has_others=True)")
+    words = ("--ips=127.0.0.1,127.0.0.2", f"--job_id={uuid.uuid4().hex}", "--nproc_per_node=1")
+    command = [sys.executable, "-X", "importtime", "-m", "fleetrun", *words]
+    command.append(f"--start_port={ports.free(1)[0]}")
+    launchers = [
+        subprocess.Popen(
+            [*command, f"--host={host}", f"--log_dir={host}", "/bin/true"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for host in ("127.0.0.1", "127.0.0.2")
+    ]
+    errors = [launcher.communicate()[1] for launcher in launchers]
+    assert [launcher.returncode for launcher in launchers] == [0, 0], errors
+    loaded |= {row.rpartition("|")[2].strip() for row in "".join(errors).splitlines()}
+    assert "fleetrun.sources.watch" in loaded
+    slow = SLOW | {"fleetrun.sources.slowness", "random", "statistics", "typing"}
+    slow &= loaded - loaded_by("pass") - {"json"}
+    assert not slow, f"a job on two hosts loads {sorted(slow)}"

@@ -13,7 +13,6 @@ import sys
 import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fleetrun import __version__
 from fleetrun.engines.ports import Ports
@@ -23,6 +22,7 @@ from fleetrun.probe import devices, scripts
 from fleetrun.records import installed
 from fleetrun.records.folder import write_all
 from fleetrun.remote import launcher, protocol, reachability
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,9 +7,9 @@ import os
 import signal
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from fleetrun.remote import protocol
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,11 +6,11 @@ import _socket  # `socket` takes 40 ms to import, this one 1
 import errno
 import os
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fleetrun.run.loop import Loop
 from fleetrun.run.tcpconnect import TcpConnect, resolve
 from fleetrun.session.connection import reason
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

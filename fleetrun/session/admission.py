@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.records.variables import TOKEN
 from fleetrun.session import rank_assignment
 from fleetrun.session.authentication import fingerprint
 from fleetrun.session.messages import PROTOCOL, Join, Refused
 from fleetrun.session.state import ENDED, FORMING, Close, Refusal, Send
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from fleetrun.session.messages import JoinRequest, LauncherKilled

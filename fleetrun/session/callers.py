@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fleetrun.session import exchange, messages
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,10 +12,10 @@ from functools import cache
 from itertools import repeat
 from math import isfinite
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from fleetrun.plan.visible import visible, visible_lines
 from fleetrun.run.events import Lines
+from fleetrun.typehints import TYPE_CHECKING, Annotated, Any
 
 if TYPE_CHECKING:
     from json import JSONDecoder, JSONEncoder
@@ -291,7 +291,7 @@ def _typed(kind: Any, value: object, where: str) -> Any:  # noqa: ANN401, PLR091
     if kind in {str, Lines} and type(value) is str:
         return _text(value, where, has_lines=kind is Lines)
     origin, arguments = _shape(kind)
-    if origin in {Union, UnionType}:
+    if origin is UnionType:
         return _one_of(arguments, value, where)
     if origin is Annotated:
         return _tested(arguments[0], arguments[1], value, where)
@@ -307,7 +307,10 @@ def _typed(kind: Any, value: object, where: str) -> Any:  # noqa: ANN401, PLR091
 @cache
 def _shape(kind: Any) -> tuple[Any, tuple[Any, ...]]:  # noqa: ANN401 - an annotation
     """Return origin and arguments of KIND, cached because a roster has thousands of values."""
-    return get_origin(kind), get_args(kind)
+    tests = getattr(kind, "__metadata__", ())
+    if tests:
+        return Annotated, (kind.__origin__, *tests)
+    return getattr(kind, "__origin__", type(kind)), getattr(kind, "__args__", ())
 
 
 def _one_of(kinds: tuple[Any, ...], value: object, where: str) -> object:

@@ -8,7 +8,6 @@ import os
 import time
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.run.loop import READABLE, WRITABLE
 from fleetrun.session.authentication import (
@@ -18,6 +17,7 @@ from fleetrun.session.authentication import (
     Handshake,
 )
 from fleetrun.session.codec import Frames, Malformed, frame
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable

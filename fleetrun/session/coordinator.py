@@ -6,8 +6,6 @@ message of a member, every broken connection, and TimerExpired at `wake_at`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fleetrun.errors import RendezvousError
 from fleetrun.records.variables import TOKEN
 from fleetrun.run.events import Failure, TimerExpired
@@ -54,6 +52,7 @@ from fleetrun.session.state import (
     without_connection,
     without_host,
 )
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from fleetrun.errors import RendezvousError
 from fleetrun.run.events import Failure, TimerExpired
@@ -20,6 +19,7 @@ from fleetrun.session.dialer import Dialer, Target
 from fleetrun.session.listener import Listener, PortTaken
 from fleetrun.session.loss import LossReport, PlaceRelease
 from fleetrun.session.rival import RivalSearch
+from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,8 +80,8 @@ _FLUSH_S = 2.0
 _CODE = RendezvousError.exit_code
 # For all messages, in both directions.
 CODEC = Codec(
-    *get_args(messages.FromMember | messages.FromCoordinator),
-    *get_args(exchange.FromMember | exchange.FromCoordinator),
+    *(messages.FromMember | messages.FromCoordinator).__args__,
+    *(exchange.FromMember | exchange.FromCoordinator).__args__,
 )
 
 

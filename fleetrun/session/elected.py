@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
 from fleetrun.conversion import counted
 from fleetrun.run.tcpconnect import literal
@@ -14,6 +13,7 @@ from fleetrun.session.election import Election
 from fleetrun.session.jobrecord import StoreAddress
 from fleetrun.session.jobstore import JobStore
 from fleetrun.session.loss import PlaceRelease
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

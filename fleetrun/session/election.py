@@ -11,11 +11,11 @@ import math
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.session import jobrecord
 from fleetrun.session.jobrecord import JobRecord, LeaderRecord
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from abc import abstractmethod

@@ -12,8 +12,9 @@ import http.client
 import json
 import os
 import socket
-from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
+
+from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
 
 from fleetrun.records.variables import TOKEN
 from fleetrun.run import libc
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

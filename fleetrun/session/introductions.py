@@ -8,7 +8,6 @@ introduce themselves: the versions that matter to a job, and the time by their c
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.doctor.facts import Connect, HostDescription, Peer
 from fleetrun.model import Member
@@ -17,6 +16,7 @@ from fleetrun.session.codec import Codec
 from fleetrun.session.connection import Wire
 from fleetrun.session.dialer import SILENT, Dialer, Target
 from fleetrun.session.listener import Listener
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from fleetrun.session.authentication import Key

@@ -1,11 +1,11 @@
 """What etcd stores about a job: its coordinator, and its last roster."""
 
 # No `from __future__ import annotations`: the codec checks every field by its annotation.
-from typing import NamedTuple
 
 from fleetrun.session.codec import Codec, Malformed
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.messages import Count, Name, Port
+from fleetrun.typehints import NamedTuple
 
 
 class StoreAddress(NamedTuple):

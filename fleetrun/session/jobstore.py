@@ -6,10 +6,10 @@ import time
 from collections import deque
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from fleetrun.run.isolation import IsolatedCall
 from fleetrun.run.loop import nothing
+from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable

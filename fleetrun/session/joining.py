@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fleetrun import planner
 from fleetrun.engines import detect
@@ -26,6 +25,7 @@ from fleetrun.session.rank_assignment import LIST
 from fleetrun.session.rendezvous import Rendezvous
 from fleetrun.session.script import digest
 from fleetrun.session.sharing import LogFolder
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -9,12 +9,12 @@ import struct
 import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.run.tcpconnect import Link, plain_address
 from fleetrun.session.callers import PendingCallers
 from fleetrun.session.connection import Connection
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

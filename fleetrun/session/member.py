@@ -6,8 +6,6 @@ coordinator's messages, what happens to the ranks here, and TimerExpired at `wak
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
-
 from fleetrun.errors import RendezvousError
 from fleetrun.run.events import Failure, TimerExpired
 from fleetrun.run.policy import decide
@@ -31,6 +29,7 @@ from fleetrun.session.messages import (
     Stopped,
     Verdict,
 )
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from fleetrun.session.config import RendezvousConfig

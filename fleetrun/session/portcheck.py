@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from functools import partial
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING
 
 from fleetrun.session.codec import Codec
 from fleetrun.session.connection import Wire
 from fleetrun.session.dialer import Dialer, Target, in_words
 from fleetrun.session.listener import Listener
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

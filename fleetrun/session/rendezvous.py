@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault, FleetrunError, RendezvousError, UsageError
 from fleetrun.plan.visible import sentence
@@ -14,6 +13,7 @@ from fleetrun.run.isolation import IsolatedCall
 from fleetrun.session import portcheck
 from fleetrun.session.config import PREPARE_S
 from fleetrun.session.driver import SessionHandler
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable

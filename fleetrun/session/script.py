@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from fleetrun.errors import FleetrunError
 from fleetrun.plan.command import CHECK
 from fleetrun.probe import scripts
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

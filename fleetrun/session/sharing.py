@@ -13,11 +13,11 @@ import os
 import re
 import stat
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 from fleetrun.model import SharedLogs
 from fleetrun.records import names
 from fleetrun.records.folder import PRIVATE, SHARED, enter
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

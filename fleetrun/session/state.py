@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
-
 from fleetrun.records.hostsfile import HostEnd
 from fleetrun.run.events import Failure, TimerExpired
 from fleetrun.session.messages import LOST, JoinRequest, Verdict
 from fleetrun.session.rank_assignment import Host
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

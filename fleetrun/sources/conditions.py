@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import and_
-from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.conversion import numbers, ranges, size
 from fleetrun.doctor.gpus import THROTTLES
@@ -22,6 +20,7 @@ from fleetrun.session.exchange import (
     LinkConditions,
     RankConditions,
 )
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -242,7 +241,7 @@ def _of_processors(
         for (cause, processors), places in groups.items():
             who = _label(places, plan)
             is_one = len(places) == 1
-            time = f"{fmean(shares[cause][place] for place in places):.0%} of the time"
+            time = f"{sum(shares[cause][place] for place in places) / len(places):.0%} of the time"
             if cause == "throttled":
                 text = f"the limits of {'its' if is_one else 'their'} control group hold {who} back"
                 text += f" {time} (`cpu.max`, or the container's --cpus)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from fleetrun import conversion
 from fleetrun.run.events import (
@@ -25,6 +24,7 @@ from fleetrun.run.observers import Source
 from fleetrun.run.policy import FORWARDED, SESSION, TERM
 from fleetrun.session.driver import SessionHandler
 from fleetrun.session.exchange import ServerEnded
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fleetrun.records import hostsfile, names
 from fleetrun.session.exchange import Dismissed, LogPart, SendLog
 from fleetrun.session.messages import Heartbeat
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable

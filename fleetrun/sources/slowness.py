@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from typing import TYPE_CHECKING
 
 from fleetrun.plan.visible import sentence
 from fleetrun.records import metricsfile, names, reading
 from fleetrun.run.events import RunWarning
 from fleetrun.session.exchange import HostConditions
 from fleetrun.sources import conditions
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -165,12 +165,11 @@ class Watch(Source):
         now = time.monotonic()
         waiting.timer("compare", now + self._pace_s, self._look)
         if self._session is not None:
-            # Other hosts may tell of theirs at any time.
-            self._compare_conditions()
             from fleetrun.session.exchange import StoppedRank  # only with other hosts
 
             self._session.hearers[StoppedRank] = self._hear_of_stopped
-        elif self._is_measured:
+        if self._is_measured:
+            # Not in a short launch: what it imports takes 15 ms.
             waiting.timer("conditions", now + self._pace_s, self._compare_conditions)
         if self._timeout_s or self._job.request.flight_recorder:
             from fleetrun.sources.flightrecords import FlightRecords
@@ -239,11 +238,10 @@ class Watch(Source):
         return bool(period_s) and self._reports_stragglers and len(ranks) > 1
 
     def _compare_conditions(self) -> None:
-        if self._is_measured:
-            from fleetrun.sources.slowness import SlowRanks  # not in a short launch
+        from fleetrun.sources.slowness import SlowRanks  # as above
 
-            self._slow = SlowRanks(self._job, self._session)
-            self._slow.open(self._waiting, self._declare)
+        self._slow = SlowRanks(self._job, self._session)
+        self._slow.open(self._waiting, self._declare)
 
     def _forget(self, process: int) -> None:
         self._ranks.pop(process, None)
