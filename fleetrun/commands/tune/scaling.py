@@ -156,7 +156,7 @@ def measure(spec: TuneSpec, size: JobSize, name: str) -> ScaledRun:
     paths = sorted(run_dir.glob(names.trace("*")))
     traces = [trace for path in paths if (trace := tracefile.read(str(path))) is not None]
     if fault or not traces:
-        return ScaledRun(fault=fault or trials.UNSEEN, folder=str(folder))
+        return ScaledRun(fault=fault or trials.untimed(run_dir), folder=str(folder))
     remarks = tuple(
         (reading.texts(event.more.get("who")), reading.text(event.more.get("text")))
         for event in events

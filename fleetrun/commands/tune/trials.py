@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.commands.tune.candidates import FEWEST_TIMED
 from fleetrun.commands.tune.halving import Trial
+from fleetrun.conversion import counted
 from fleetrun.records import eventfile, names, rankfile, reading, reportfile, runs, variables
 from fleetrun.records.folder import SHARED, Folder
 from fleetrun.records.strategyfiles import EFFECTIVE, IN_EFFECT, NO_DIFFERENCE, SECTIONS
@@ -43,8 +44,7 @@ def run(spec: TuneSpec, candidate: Candidate, steps: int, name: str) -> Trial:
     timed = sorted(at)[planning + spec.warmup :]
     speed = updates_per_s(at, timed)
     if speed is None:
-        fault = f"it succeeded after {len(at)} updates, too few to time" if at else UNSEEN
-        return Trial(fault=fault, folder=str(folder))
+        return Trial(fault=untimed(run_dir), folder=str(folder))
     verdicts = verdicts_of(events)
     return Trial(
         updates_per_s=speed,
@@ -123,6 +123,12 @@ def write(out: str, texts: Mapping[str, str]) -> None:
     for name, text in texts.items():
         folder.write(name, text, SHARED)
     folder.close()
+
+
+def untimed(run_dir: Path) -> str:
+    """Return why a launch that has succeeded could not be timed."""
+    at, _ = read_updates(run_dir)
+    return f"it succeeded after {counted(len(at), 'update')}, too few to time" if at else UNSEEN
 
 
 def read_updates(run_dir: Path) -> tuple[dict[int, float], dict[int, dict[int, float]]]:

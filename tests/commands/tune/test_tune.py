@@ -95,6 +95,20 @@ def test_when_nothing_trains_nothing_is_chosen(tmp_path: Path) -> None:
     assert not (tmp_path / "tune" / "best.yaml").exists()
 
 
+def test_a_script_that_ends_before_it_is_timed_is_said_to(tmp_path: Path) -> None:
+    script = """
+import json, os
+with open(os.environ["FLEETRUN_RECORDS"], "w") as file:
+    for number in (1, 2):
+        record = {"schema": 1, "kind": "update", "number": number, "at": number}
+        print(json.dumps(record), file=file)
+"""
+    options = "--scaling=1,2", "--repeats=1"
+    done = tune(tmp_path, *options, script=script)
+    assert done.returncode == 1
+    assert "it succeeded after 2 updates, too few to time" in done.stdout
+
+
 def test_what_to_write_is_said_without_a_secret_to_hide(tmp_path: Path) -> None:
     done = tune(tmp_path)
     problem = (
