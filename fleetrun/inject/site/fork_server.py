@@ -228,6 +228,9 @@ def _name(name: bytes) -> bytes:
 def _be_rank(order: Mapping[str, Any], fds: list[int], loaded: Loaded) -> None:
     """Become the rank of ORDER, in the state of a new Python."""
     os.setsid()
+    main: Any = sys.modules["threading"].main_thread()
+    # Older Pythons leave it what it was before the fork.
+    main._set_native_id()
     output, errors = fds
     os.dup2(output, 1)
     os.dup2(errors, 2)

@@ -11,6 +11,7 @@ import random
 import resource
 import signal
 import sys
+import threading
 import traceback
 import warnings
 from pathlib import Path
@@ -42,6 +43,7 @@ def state() -> dict[str, Any]:
         },
         "path": [*sys.path],
         "flags": repr(sys.flags),
+        "main thread": threading.main_thread().native_id == here,
         "places": (os.getsid(0) == here, os.getpgid(0) == here, parent),
         "cpus": sorted(os.sched_getaffinity(0)),
         "priority": (os.sched_getscheduler(0), os.nice(0), status["Cpus_allowed_list"]),
