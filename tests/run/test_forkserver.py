@@ -85,6 +85,26 @@ def test_a_rank_that_needs_another_value_starts_as_ever(
     assert forks.run(parent, order(folder, rank=1))[0].is_forked
 
 
+def test_a_copy_of_the_environment_in_the_standard_library_is_the_ranks_own(
+    folder: Path, parent: guard.Guard
+) -> None:
+    (folder / "fake" / "serves.py").write_text("import wsgiref.handlers")
+    (folder / "tells.py").write_text(
+        "import paddle, wsgiref.handlers\nprint(wsgiref.handlers.BaseHandler.os_environ['OWN'])"
+    )
+    assert forks.stand_by(parent, order(folder), "serves")[0] == "ready"
+    assert forks.run(parent, order(folder, OWN="mine"))[0].is_forked
+    assert (folder / "log.0").read_text() == "Paddle says hello\nmine\n"
+
+
+def test_a_module_that_copies_the_environment_is_named(folder: Path, parent: guard.Guard) -> None:
+    (folder / "fake" / "copies.py").write_text("import os\nold = dict(os.environ)")
+    assert forks.stand_by(parent, order(folder, OWN="1"), "copies")[0] == "ready"
+    started, _ = forks.run(parent, order(folder, OWN="2"))
+    assert not started.is_forked
+    assert started.why_not == "OWN, which is read when copies is loaded, has another value"
+
+
 def test_another_program_starts_as_ever(folder: Path, parent: guard.Guard) -> None:
     forks.stand_by(parent, order(folder))
     wrapped = order(folder)

@@ -228,9 +228,10 @@ def _name(name: bytes) -> bytes:
 def _be_rank(order: Mapping[str, Any], fds: list[int], loaded: Loaded) -> None:
     """Become the rank of ORDER, in the state of a new Python."""
     os.setsid()
-    main: Any = sys.modules["threading"].main_thread()
-    # Older Pythons leave it what it was before the fork.
-    main._set_native_id()
+    threading: Any = sys.modules.get("threading")
+    if threading is not None:
+        # Older Pythons leave it what it was before the fork.
+        threading.main_thread()._set_native_id()
     output, errors = fds
     os.dup2(output, 1)
     os.dup2(errors, 2)
@@ -308,8 +309,9 @@ class Loaded:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
-        # Variables that Python code reads during its import.
-        self._read: set[str] = set()
+        # Variables that Python code reads during its import, and the modules of `load` that do.
+        self._read: dict[str, str] = {}
+        self._loading = ""
         self._modules: dict[str, ModuleType] = {}
         # Root packages that bring all other modules.
         self._whole: set[str] = set()
@@ -337,10 +339,13 @@ class Loaded:
                 0, os.getcwd() if script == "-m" else os.path.dirname(os.path.abspath(script))
             )
         known = set(sys.path)
+        if modules:
+            # It copies all variables, as ranks do again (`offer`); prometheus_client imports it.
+            import_module("wsgiref.handlers")
         read, register = type(os.environ).__getitem__, atexit.register
 
         def noting(environ: Any, name: str) -> Any:
-            self._read.add(name)
+            self._read.setdefault(name, self._loading)
             return read(environ, name)
 
         def at_exit(function: Any, /, *words: Any, **named: Any) -> Any:
@@ -375,7 +380,7 @@ class Loaded:
         warnings._filters_mutated()  # type: ignore[attr-defined]
 
     def _import(self, name: str, known_threads: Callable[[], int]) -> None:
-        threads = _threads()
+        threads, self._loading = _threads(), name
         try:
             import_module(name)
         except (Exception, SystemExit) as error:
@@ -410,7 +415,9 @@ class Loaded:
         if list(argv[: _fixed()]) != sys.orig_argv[: _fixed()]:
             return "its command differs"
         name = self._differs({os.fsdecode(k): os.fsdecode(v) for k, v in environ.items()})
-        return f"{name}, which is read when Paddle is loaded, has another value" if name else ""
+        reader = self._read.get(name, "")
+        reader = "Paddle" if reader in {"", "numpy", "paddle"} else reader
+        return f"{name}, which is read when {reader} is loaded, has another value" if name else ""
 
     def suitable(self, source: _socket.socket) -> tuple[Mapping[str, Any], list[int]]:
         """Wait for an order that this process can serve; exit when the guard has ended."""
@@ -438,6 +445,9 @@ class Loaded:
         if numpy is not None:
             # Otherwise all forks would draw the same numbers.
             numpy.seed()
+        handlers: Any = sys.modules.get("wsgiref.handlers")
+        if handlers is not None:
+            handlers.BaseHandler.os_environ = handlers.read_environ()
         if (
             os.environ.get("PADDLE_TRAINER_ID", "0") != "0"
             and "paddle.hapi.logger" in self._modules
