@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from functools import partial
 
 from fleetrun.errors import EnvironmentFault, FleetrunError
@@ -71,6 +72,8 @@ _SWEEP_S = 5.0
 _READY_S = 1.0
 # Orphans are reaped this long after SIGCHLD, when the exits of ranks have been handled.
 _ORPHANS_S = 0.1
+# The variables that name the files in which a process reports its exception.
+_ERRORS = (variables.RECORDS, variables.ERROR_FILE)
 # How often to check whether the processes that a rank has left in its group are gone.
 _GROUP_S = 0.05
 
@@ -480,22 +483,26 @@ class Supervisor:
 
     def _with_circumstances(self, exited: Exited) -> Exited:
         """Add the others that have failed by now; the rest is examined when all have ended."""
-        also_failed = frozenset(
-            index
-            for index, peer in self._workers.items()
-            if peer.has_ended() or self._has_failed(index, exited)
-        )
-        return exited._replace(also_failed=also_failed)
+        by_pidfd = {peer.pidfd: index for index, peer in self._workers.items()}
+        ended = {by_pidfd[fd] for fd in poll(0.0, *by_pidfd)}
+        return exited._replace(also_failed=frozenset((*ended, *self._raised())))
 
-    def _has_failed(self, index: int, exited: Exited) -> bool:
-        spec = self._plan.processes[index]
-        paths = [spec.env.get(name, "") for name in (variables.RECORDS, variables.ERROR_FILE)]
-        # The others are waiting for their signals: pay the 4 ms of this import only for a record.
-        if not any(map(os.path.exists, paths)):
-            return False
+    def _raised(self) -> list[int]:
+        """Return the running processes that have raised an exception."""
+        paths = {
+            index: [self._plan.processes[index].env.get(name, "") for name in _ERRORS]
+            for index in self._workers
+        }
+        # The others are waiting for their signals: look at the folder, not at each file, and pay
+        # the 4 ms of this import only for a record.
+        there = _beside([path for some in paths.values() for path in some if path])
+        reporting = [index for index, some in paths.items() if not there.isdisjoint(some)]
+        if not reporting:
+            return []
         from fleetrun.postmortem import failures  # only after a failure
 
-        return failures.has_failed(self._plan, index, exited)
+        processes = self._plan.processes
+        return [index for index in reporting if failures.raised(processes[index]) is not None]
 
     def _examine(self, exits: tuple[Exited, ...]) -> RootCauses:
         from fleetrun.postmortem import failures  # only after a failure
@@ -716,3 +723,12 @@ def _enter(folder: str) -> None:
     """Change to the plan's working directory, which differs only in tests."""
     if not os.path.samefile(folder, "."):
         os.chdir(folder)
+
+
+def _beside(paths: Sequence[str]) -> set[str]:
+    """Return the files in the folders of PATHS."""
+    found: set[str] = set()
+    for folder in set(map(os.path.dirname, paths)):
+        with suppress(OSError):
+            found.update(os.path.join(folder, name) for name in os.listdir(folder or "."))
+    return found

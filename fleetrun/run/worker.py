@@ -15,7 +15,6 @@ from fleetrun.run import proc, terminal
 from fleetrun.run.children import Ended, Launched, Leftover, Order
 from fleetrun.run.guard import Guard
 from fleetrun.run.libc import signal
-from fleetrun.run.loop import poll
 from fleetrun.typehints import NamedTuple
 
 # The size of a trial write to a log: without room for a traceback, a log is of no use.
@@ -70,10 +69,6 @@ class Worker:
         except PermissionError:
             # Only a set-user-id program is left in the group.
             return
-
-    def has_ended(self) -> bool:
-        """Whether the leader has ended; it is not reaped."""
-        return bool(poll(0.0, self.pidfd))
 
     def left_behind(self) -> int | None:
         """Return a member of the group that has outlived its leader, or None."""
