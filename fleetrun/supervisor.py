@@ -727,8 +727,8 @@ def _enter(folder: str) -> None:
 
 def _beside(paths: Sequence[str]) -> set[str]:
     """Return the files in the folders of PATHS."""
-    found: set[str] = set()
+    files: set[str] = set()
     for folder in set(map(os.path.dirname, paths)):
         with suppress(OSError):
-            found.update(os.path.join(folder, name) for name in os.listdir(folder or "."))
-    return found
+            files.update(os.path.join(folder, name) for name in os.listdir(folder or "."))
+    return files

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 _LENGTH = 8
 # The bytes of a C int.
 _INT = 4
+_SPACE = _socket.CMSG_SPACE(2 * _INT)
+# Most of what is awaited is there already: wait only where it is not.
+_FLAGS = _socket.MSG_CMSG_CLOEXEC | _socket.MSG_DONTWAIT
 
 
 def pack(message: Any) -> bytes:  # noqa: ANN401 - what marshal takes
@@ -41,10 +44,12 @@ def receive(sender: _socket.socket, is_readable: Callable[[], bool]) -> tuple[An
     def read(length: int) -> bytes:
         data = b""
         while len(data) < length:
-            if not is_readable():
-                raise EOFError
-            space = _socket.CMSG_SPACE(2 * _INT)
-            part, more, _, _ = sender.recvmsg(length - len(data), space, _socket.MSG_CMSG_CLOEXEC)
+            try:
+                part, more, _, _ = sender.recvmsg(length - len(data), _SPACE, _FLAGS)
+            except BlockingIOError:
+                if not is_readable():
+                    raise EOFError from None
+                continue
             for _, _, numbers in more:
                 fds.extend(memoryview(numbers).cast("i"))
             if not part:

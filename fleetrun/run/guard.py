@@ -23,7 +23,7 @@ from fleetrun.typehints import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from abc import abstractmethod
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
     from typing import Protocol
 
@@ -85,6 +85,8 @@ class Guard:
         self._tell_loss = tell_loss
         self._socket, guard_socket = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
         self._marker = os.fsencode(marker)
+        # The environment of the first process: of others, only what differs from it is sent.
+        self._env: Mapping[bytes, bytes] = {}
         self._is_dismissed = False
         self._watcher: int | None = None
         self._settings = settings
@@ -100,8 +102,13 @@ class Guard:
 
     def start(self, order: Order) -> Launched:
         """Start a process; raises OSError or ValueError."""
+        known = self._env.get
+        changed = {name: value for name, value in order.env.items() if known(name) is not value}
+        absent = tuple(self._env.keys() - order.env.keys())
+        brief = tuple(order._replace(env=changed))
         try:
-            self._ask("start", tuple(order), files=(order.output, order.errors))
+            self._ask("start", brief, absent, files=(order.output, order.errors))
+            self._env = self._env or order.env
             kind, value = self._answer()
         except _GuardLost as lost:
             if lost.was_received:
@@ -250,10 +257,10 @@ class Guard:
             raise _GuardLost(was_received=False)
         unsent = memoryview(framing.pack(order))
         while unsent:
-            self._is_ready(WRITABLE)
             try:
                 unsent = unsent[framing.send(self._socket, unsent, files) :]
             except BlockingIOError:
+                self._is_ready(WRITABLE)
                 continue
             except ConnectionError:
                 self._take_over()
@@ -436,6 +443,8 @@ class _Service:
         # The children that the launcher has not asked to be reaped yet.
         self.ranks: set[int] = set()
         self._forks: ForkServer | None = None
+        # The environment of the first one.
+        self._env: Mapping[bytes, bytes] = {}
         # When to kill them, in case the launcher is stopped; and the coordinator to tell, in case
         # the launcher is killed.
         self.kill_at: float | None = None
@@ -466,11 +475,11 @@ class _Service:
     def _serve(self) -> bool:
         """Serve one request; False when the launcher has ended."""
         try:
-            (order, *values), fds = framing.receive(self._orders, self._has_request)
+            (request, *values), fds = framing.receive(self._orders, self._has_request)
         except (EOFError, ConnectionError):
             return False
         try:
-            self._handle(order, values, fds)
+            self._handle(request, values, fds)
         except ConnectionError:
             return False
         finally:
@@ -483,11 +492,16 @@ class _Service:
         orders = self._orders.fileno()
         return orders in poll(None, orders, self._guarded)
 
-    def _handle(self, order: str, values: list[Any], fds: list[int]) -> None:  # noqa: C901, PLR0912 - one case for each
-        match order, values:
-            case "start", [fields]:
+    def _handle(self, request: str, values: list[Any], fds: list[int]) -> None:  # noqa: C901, PLR0912 - one case for each
+        match request, values:
+            case "start", [fields, absent]:
+                order = _received(fields, fds)
+                env = {**self._env, **order.env}
+                for name in absent:
+                    del env[name]
+                self._env = self._env or env
                 try:
-                    started = self._start(_received(fields, fds))
+                    started = self._start(order._replace(env=env))
                 except OSError as error:
                     self._say(("refused", error.errno))
                 except ValueError as error:
@@ -530,7 +544,7 @@ class _Service:
                 swept = children.sweep(frozenset(ranks) | self._own, seconds, is_guard=True)
                 self._say((swept.stuck, [tuple(process) for process in swept.ended]))
             case _:  # pragma: no cover - there are no others
-                raise AssertionError(order)
+                raise AssertionError(request)
 
     @property
     def _own(self) -> frozenset[int]:

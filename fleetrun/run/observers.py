@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Loop, Waiting
 
 
+# What a Python takes to start.
+_PYTHON_S = 0.02
+
+
 class _Observer:
     """The common base of sinks and sources; each overrides what it needs."""
 
@@ -125,9 +129,13 @@ class ObservedJob:
         return names.log_paths(self.plan, self.plan.processes[started.process], started.attempt)
 
     def late_s(self, delay_s: float) -> float:
-        """Return DELAY_S for late work if the start of the ranks needs all processors, else 0."""
-        has_spare = len(os.sched_getaffinity(0)) > len(self.plan.processes)
-        return 0.0 if has_spare else delay_s
+        """Return in how many seconds to do late work: 0 if the ranks need not all processors.
+
+        Else DELAY_S, after the ranks have had time to start.
+        """
+        per_processor = len(self.plan.processes) / len(os.sched_getaffinity(0))
+        started_at = self.began_at + _PYTHON_S * per_processor
+        return 0.0 if per_processor < 1 else max(0.0, started_at - time.monotonic()) + delay_s
 
     def preparing(self) -> Sequence[Sink | Source]:
         """Return new observers that prepare something before the ranks are started."""

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 
 from fleetrun.model import ExitStatus, LaunchPlan, ProcessSpec
 from fleetrun.plan.environment import STACK_SIGNAL
@@ -25,6 +26,8 @@ _NOT_RUNNABLE = ExitStatus(code=126)
 _LONGEST_LINE = 4096
 # The beginning of the command of a rank that is a Python script or module.
 _INTERPRETER = (sys.executable, "-u")
+# Ranks have most of their variables in common.
+_encoded = lru_cache(maxsize=1024)(os.fsencode)
 
 
 class SpawnRefusal(NamedTuple):
@@ -130,9 +133,9 @@ def environment(
     """Return BASE without what SPEC removes and with what it sets."""
     env = dict(base)
     for name in spec.unset:
-        env.pop(os.fsencode(name), None)
+        env.pop(_encoded(name), None)
     for more in (spec.env, extra):
-        env.update((os.fsencode(name), os.fsencode(value)) for name, value in more.items())
+        env.update(zip(map(_encoded, more), map(_encoded, more.values()), strict=True))
     return env
 
 

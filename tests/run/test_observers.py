@@ -246,6 +246,14 @@ def test_each_chore_is_done_once_and_at_the_end_at_the_latest() -> None:
 
 def test_late_work_waits_where_ranks_need_all_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     job = plans.job(plans.plan(per_node=2))
-    for processors, delay_s in ((2, 0.5), (3, 0.0)):
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    # The Pythons of the ranks take 20 ms of a processor to start.
+    for processors, began_at, delay_s in (
+        (3, 100.0, 0.0),
+        (2, 0.0, 0.5),
+        (2, 100.0, 0.52),
+        (1, 100.0, 0.54),
+    ):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, count=processors: range(count))
-        assert job.late_s(0.5) == delay_s
+        job.began_at = began_at
+        assert job.late_s(0.5) == pytest.approx(delay_s)
