@@ -268,11 +268,24 @@ def test_long_texts_take_no_long_time(text: str) -> None:
     list(secrets.in_arguments(["train.py", text]))
 
 
+def test_names_known_without_patterns_are_what_these_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["FLEETRUN_TOKEN", "DESKTOP_SESSION", "DBUS_SESSION_BUS_ADDRESS"]
+    names += [f"XDG_SESSION_{of}" for of in ("ID", "TYPE", "CLASS", "DESKTOP")]
+    known = [(secrets.is_secret(name), secrets.is_certain(name)) for name in names]
+    monkeypatch.setattr(secrets, "_KNOWN", {})
+    assert [(secrets.is_secret(name), secrets.is_certain(name)) for name in names] == known
+
+
 def test_what_every_launch_has_compiles_no_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
     # Each takes a millisecond and more.
     monkeypatch.setattr(secrets, "re", None)
-    for name in ("PATH", "LD_LIBRARY_PATH", "FLEETRUN_STACK_SIGNAL"):
+    for name in ("PATH", "LD_LIBRARY_PATH", "FLEETRUN_STACK_SIGNAL", "XDG_SESSION_ID"):
         assert not secrets.is_secret(name)
+    token = "60c1" * 16
+    hide = secrets.Hider(
+        {"FLEETRUN_TOKEN": token, "DBUS_SESSION_BUS_ADDRESS": "unix:path=/run/bus"}
+    )
+    assert hide(f"no trouble {token}") == "no trouble ***"
     # Lines of launch.txt, and an option.
     table = "| PADDLE_NNODES   1 |\n| FLEETRUN_STACK_SIGNAL   60 |\n| PYTHONPATH   /a:/b |\n" * 9
     for text in (table, "elastic_pre_hook"):
