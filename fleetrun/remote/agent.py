@@ -134,8 +134,12 @@ def run(silence_s: float = protocol.SILENCE_S, shipped: Shipped | None = None) -
 
     A head that is silent for SILENCE_S seconds counts as gone.
     """
-    # Not os._exit, as nothing else runs in this process.
-    sys.exit(_serve(silence_s, shipped))
+    code = _serve(silence_s, shipped)
+    if shipped is None:
+        # The job's end would wait 10 ms for the interpreter's.
+        os._exit(code)
+    # What was shipped is removed first.
+    sys.exit(code)
 
 
 def _serve(silence_s: float, shipped: Shipped | None) -> int:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from fleetrun.session.connection import Connection
     from fleetrun.session.messages import Entry
 
-# How many endpoints a host tries, on at least how many hosts, and for how long: the kernel repeats
-# a lost packet after a second.
-_MOST, _HOSTS, _WITHIN_S = 16, 3, 1.0
+# How many endpoints a host tries, on how many hosts at least and at most, and for how long: a call
+# takes both ends half a millisecond, and the kernel repeats a lost packet after a second.
+_MOST, _HOSTS, _MOST_HOSTS, _WITHIN_S = 16, 3, 5, 1.0
 # The most unauthenticated callers, and how long each may take.
 _MOST_PENDING, _ANSWER_S = 64, 2.0
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call
@@ -50,7 +50,8 @@ def chosen(entries: Sequence[Entry], own_index: int) -> tuple[Target, ...]:
         # Nothing lies between processes of one host.
         if place == own_index or entry.host == entries[own_index].host:
             continue
-        if len(tried) >= _HOSTS and sum(map(len, tried)) >= _MOST:
+        is_enough = len(tried) >= _HOSTS and sum(map(len, tried)) >= _MOST
+        if is_enough or len(tried) == _MOST_HOSTS:
             break
         master_ports = () if entry.master_port is None else (entry.master_port,)
         tried.append([Target(entry.host, port) for port in (*master_ports, *entry.ports)])
