@@ -135,6 +135,9 @@ def _dispatch(
         return parser.run(words[0], words[1:])
     if words in ([], ["--help"], ["-h"], ["--version"]):
         return _answer(words, environ)
+    from fleetrun import bytecode
+
+    bytecode.load(bytecode.EARLY)
     from fleetrun import argv
     from fleetrun.errors import FleetrunError
     from fleetrun.records.variables import EXEC_OPTIONS

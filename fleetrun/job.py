@@ -358,6 +358,9 @@ class LaunchedJob(ObservedJob):
 
     def observing(self) -> list[Sink | Source]:
         """Return the other observers, whose code is loaded while the ranks load theirs."""
+        from fleetrun import bytecode
+
+        bytecode.load(bytecode.LATE)
         from fleetrun.sinks.console import Console
         from fleetrun.sinks.eventlog import EventLog
         from fleetrun.sinks.launchfile import LaunchFile
@@ -373,7 +376,12 @@ class LaunchedJob(ObservedJob):
         # For the closing line, which would keep those waiting who want the exit code.
         from fleetrun.postmortem import ending  # noqa: F401
 
-        return [*files, console, times, *metrics, watch, *self._for_restarts()]
+        packing: list[Sink] = []
+        if bytecode.is_outdated:
+            from fleetrun.sinks.packing import Packing  # once
+
+            packing = [Packing()]
+        return [*files, console, times, *metrics, watch, *self._for_restarts(), *packing]
 
     def _for_restarts(self) -> list[Source]:
         """Return the sources that resume ranks, and let those of later attempts be forked."""

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import ports
 import pytest
 
+from fleetrun.sinks import packing
+
 ROOT = Path(__file__).parents[1]
 HOUSE = ROOT / "fleetrun"
 
@@ -23,7 +25,13 @@ HOUSE = ROOT / "fleetrun"
 # name that fits counts. A new room must be put on a floor here.
 FLOORS = (
     # The entrance runs in other programs' Pythons, and imports nothing.
-    ("fleetrun.errors", "fleetrun.typehints", "fleetrun.entrance"),
+    (
+        "fleetrun.errors",
+        "fleetrun.typehints",
+        "fleetrun.bytecode",
+        "fleetrun.packed",
+        "fleetrun.entrance",
+    ),
     ("fleetrun.model", "fleetrun.conversion", "fleetrun.records.variables", "fleetrun.run.events"),
     # Names, schemas, writers and readers of what a run leaves; /proc and the system's own calls.
     (
@@ -482,6 +490,11 @@ def test_a_real_launch_loads_nothing_slow(tmp_path: Path) -> None:
     ours = [name for name in names if within(name, ("fleetrun",))]
     # What shows and records the job is loaded when the ranks have been started.
     before = ours[: ours.index("fleetrun.sinks.console")]
+    # What the bytecode file has is loaded by any launch; what it lacks is loaded more slowly.
+    in_file = before[before.index("fleetrun.bytecode") + 1 :]
+    assert in_file == [f"fleetrun.{name}" for name in packing.EARLY.split()]
+    after = {name.removeprefix("fleetrun.") for name in ours[len(before) :]}
+    assert after == set(packing.LATE.split())
     assert len(before) <= 66, before
     later = ("engines.detect", "engines.meeting", "yamlfile", "sinks.eventlog", "sources.watch")
     assert not {f"fleetrun.{name}" for name in later} & set(before)

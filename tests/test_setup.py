@@ -107,6 +107,10 @@ def python():
             log("link")
             machine["linked"] = True
             save()
+        case ["-m", "compileall", "-q", "fleetrun"] if venv:
+            log("compile")
+        case ["-c", code] if "packing.write()" in code and venv:
+            log("pack")
         case ["-m", "pip", *asked] if venv:
             pip(*asked)
         case _:
@@ -291,9 +295,10 @@ def test_root_needs_to_type_nothing(machine: Make) -> None:
     assert "has fleetrun 0.1.0 and Paddle 3.3.1 (paddlepaddle)" in ended.output
 
 
-def test_the_command_imports_nothing_that_it_does_not_need(machine: Make) -> None:
+def test_the_command_is_compiled_and_imports_nothing_that_it_does_not_need(machine: Make) -> None:
     here = machine()
-    assert here.run("setup").code == 0
+    ended = here.run("setup")
+    assert (ended.code, ended.ran[-2:]) == (0, ["compile", "pack"])
     command = (here.folder / ".venv" / "bin" / "fleetrun").read_text()
     assert command.endswith("exit\n")
 
