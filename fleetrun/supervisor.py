@@ -485,10 +485,10 @@ class Supervisor:
         """Add the others that have failed by now; the rest is examined when all have ended."""
         by_pidfd = {peer.pidfd: index for index, peer in self._workers.items()}
         ended = {by_pidfd[fd] for fd in poll(0.0, *by_pidfd)}
-        return exited._replace(also_failed=frozenset((*ended, *self._raised())))
+        return exited._replace(also_failed=frozenset((*ended, *self._failed(exited))))
 
-    def _raised(self) -> list[int]:
-        """Return the running processes that have raised an exception."""
+    def _failed(self, exited: Exited) -> list[int]:
+        """Return the running processes that have raised an exception before EXITED ended."""
         paths = {
             index: [self._plan.processes[index].env.get(name, "") for name in _ERRORS]
             for index in self._workers
@@ -501,8 +501,7 @@ class Supervisor:
             return []
         from fleetrun.postmortem import failures  # only after a failure
 
-        processes = self._plan.processes
-        return [index for index in reporting if failures.raised(processes[index]) is not None]
+        return [index for index in reporting if failures.has_failed(self._plan, index, exited)]
 
     def _examine(self, exits: tuple[Exited, ...]) -> RootCauses:
         from fleetrun.postmortem import failures  # only after a failure
