@@ -475,10 +475,10 @@ class Supervisor:
 
     def _reap_successes(self, first: worker.Worker) -> None:
         """Reap FIRST with all others that have ended, too, if they are many and have succeeded."""
-        by_pidfd = {peer.pidfd: peer for peer in self._workers.values() if peer.ended is None}
-        ready = [by_pidfd[fd] for fd in poll(0.0, *by_pidfd)]
-        if len(ready) > 1:
-            others = [peer for peer in ready if peer is not first]
+        ready = self._loop.ready
+        peers = self._workers.values() if ready else ()
+        others = [peer for peer in peers if peer.pidfd in ready and peer.ended is None]
+        if others:
             worker.reap_successes([first, *others], self._guard)
 
     def _with_circumstances(self, exited: Exited) -> Exited:

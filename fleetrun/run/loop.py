@@ -40,6 +40,8 @@ class Loop:
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._timers: dict[Hashable, tuple[float, Callable[[], None]]] = {}
+        # Those of this turn that are still watched: a closed one's number may be another's by now.
+        self.ready: dict[int, None] = {}
 
     def watch(self, fd: int, callback: Callable[[], None], mask: int = READABLE) -> None:
         """Call CALLBACK whenever FD is ready; raise PermissionError for a regular file."""
@@ -49,6 +51,7 @@ class Loop:
 
     def unwatch(self, fd: int) -> None:
         """Stop calling for FD, if it was watched."""
+        self.ready.pop(fd, None)
         # A killed child may be waited for when the loop of its call is closed.
         if self._callbacks.pop(fd, None) is not None and not self._epoll.closed:
             self._epoll.unregister(fd)
@@ -67,11 +70,11 @@ class Loop:
             timeout = max(0.0, min(at for at, _ in self._timers.values()) - time.monotonic())
             # The kernel counts milliseconds in an int.
             timeout = min(timeout, _LONGEST_S)
-        for fd, _ in self._epoll.poll(timeout):
+        self.ready = dict.fromkeys([fd for fd, _ in self._epoll.poll(timeout)])
+        for fd in tuple(self.ready):
             # An earlier callback of this turn may have removed it.
-            callback = self._callbacks.get(fd)
-            if callback is not None:
-                callback()
+            if fd in self.ready:
+                self._callbacks[fd]()
         now = time.monotonic()
         for key, (at, callback) in list(self._timers.items()):
             if at <= now and self._timers.get(key) == (at, callback):
