@@ -494,6 +494,14 @@ def test_of_two_calls_that_differ_the_one_of_the_rank_that_others_await_is_wrong
     assert "; rank 2 never entered all_reduce 1 of ranks 0-2; 2 others wait there" in finding.text
 
 
+@pytest.mark.parametrize("operation", ["reduce_scatter", "scatter", "gather", "reduce (max)"])
+def test_parts_of_another_size_are_told(operation: str) -> None:
+    group = CollectiveChannel((0, 1, 2))
+    calls = {rank: [Call(group, operation, 5 if rank == 1 else 4)] for rank in group.ranks}
+    (finding,) = flight.desyncs(play(calls), JobRanks(3))
+    assert finding.ranks == (1,)
+
+
 def test_a_message_of_another_size_than_its_receiver_expects_is_told_unless_it_arrives() -> None:
     def end(rank: int, operation: str, size: int, done_at: float | None) -> FlightRecord:
         channel = CollectiveChannel((0, 1, 2), 1, operation, 1, 2)
