@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from fleetrun.records.variables import TOKEN
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import re
@@ -65,7 +67,7 @@ _KNOWN = {
     **dict.fromkeys(("PWD", "OLDPWD"), _NONE),
     **dict.fromkeys((f"XDG_SESSION_{of}" for of in ("ID", "TYPE", "CLASS", "DESKTOP")), _NONE),
     **dict.fromkeys(("DESKTOP_SESSION", "DBUS_SESSION_BUS_ADDRESS"), _NONE),
-    "FLEETRUN_TOKEN": _SURE,
+    TOKEN: _SURE,
 }
 
 
