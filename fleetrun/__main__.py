@@ -12,6 +12,9 @@ _COLLECT_AFTER = 20_000
 def run() -> None:
     """Run the command line and end this process."""
     gc.set_threshold(_COLLECT_AFTER)
+    # Each import would first look into the command's folder, which has no modules.
+    if sys.path[:1] == [os.path.join(sys.prefix, "bin")]:
+        del sys.path[0]
     try:
         # Here, so that Ctrl-C during the import prints no traceback.
         from fleetrun.cli import main
