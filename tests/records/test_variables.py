@@ -34,6 +34,7 @@ SPELL_IT_OUT = (
     "fleetrun/entrance/",
     "fleetrun/inject/",
     "fleetrun/cli.py",
+    "fleetrun/records/secrets.py",
     "fleetrun/records/variables.py",
 )
 
