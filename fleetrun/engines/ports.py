@@ -153,8 +153,10 @@ def _candidates(
         # All ports are in the kernel's range; those that it has not handed out are still free.
         ranges = [range(first, last + 1) for first, last in _FIELDS]
         total = sum(map(len, ranges))
-    start = pid * _STRIDE % total
-    yield from islice(chain(*ranges), start, None)
+    start = left = pid * _STRIDE % total
+    for ports in ranges:
+        yield from ports[left:]
+        left = max(0, left - len(ports))
     yield from islice(chain(*ranges), start)
 
 

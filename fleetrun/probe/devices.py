@@ -31,17 +31,17 @@ _AMD = "sys/class/kfd"
 
 _MASK = "CUDA_VISIBLE_DEVICES"
 
+_DIGITS = "0123456789"
+
 # Enough characters to recognise a process.
 _WIDEST_COMMAND = 60
 
 
 def by_files(root: str) -> dict[str, int]:
     """Count the devices that appear as files; GPUs are left to their driver."""
-    names = _in_dev(root)
+    names = _numbered_names(root)
     counts = {
-        kind: sum(_is_numbered(name, vendor.file) for name in names)
-        for kind, vendor in kinds.VENDORS.items()
-        if vendor.file
+        kind: names.count(vendor.file) for kind, vendor in kinds.VENDORS.items() if vendor.file
     }
     return {kind: count for kind, count in counts.items() if count}
 
@@ -166,12 +166,10 @@ def assumed(text: str) -> dict[str, int]:
 
 def _numbered(root: str, prefix: str) -> int:
     """Count the device files named PREFIX plus a number."""
-    return sum(_is_numbered(name, prefix) for name in _in_dev(root))
+    return _numbered_names(root).count(prefix)
 
 
-def _is_numbered(name: str, prefix: str) -> bool:
-    return name.startswith(prefix) and name[len(prefix) :].isdigit()
-
-
-def _in_dev(root: str) -> tuple[str, ...]:
-    return files.names(os.path.join(root, "dev"))
+def _numbered_names(root: str) -> list[str]:
+    """Return the names in /dev that end with a number, without it."""
+    names = files.names(os.path.join(root, "dev"))
+    return [name.rstrip(_DIGITS) for name in names if name[-1] in _DIGITS]
