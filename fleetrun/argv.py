@@ -1,7 +1,7 @@
 """Splits a command line into our options and the user's script; pure."""
 
-# No `from __future__ import annotations` here, for the reason given in options.py.
-from collections.abc import Iterable, Sequence
+from __future__ import annotations
+
 from itertools import takewhile
 
 from fleetrun import options
@@ -9,7 +9,10 @@ from fleetrun.errors import UsageError
 from fleetrun.model import Script
 from fleetrun.options import Option, RawOption
 from fleetrun.plan import kinds
-from fleetrun.typehints import NamedTuple
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 # Fewer letters are more likely a typing error than an abbreviation.
 _SHORTEST_PREFIX = 4

@@ -1,11 +1,11 @@
 """Decides whether fleetrun's own lines are coloured, and colours them; pure."""
 
-# No `from __future__ import annotations` here, for the reason given in options.py.
-from collections.abc import Mapping, Sequence
+from __future__ import annotations
 
 from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from typing import TextIO
 
 AUTO, ALWAYS, NEVER = "auto", "always", "never"
@@ -18,7 +18,7 @@ _WIDE_COLON = "\uff1a"
 _TERMS = ("fleetrun ", "-", "eval ")
 
 
-def on_stream(choice: str, environ: Mapping[str, str], stream: "TextIO | None") -> bool:
+def on_stream(choice: str, environ: Mapping[str, str], stream: TextIO | None) -> bool:
     """Whether to colour output to STREAM; None: it is closed."""
     return is_wanted(choice, environ, is_terminal=stream is not None and stream.isatty())
 

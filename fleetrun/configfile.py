@@ -1,8 +1,8 @@
 """The config file: options as `option: value` lines of YAML, with the user's own as defaults."""
 
-# No `from __future__ import annotations` here, for the reason given in options.py.
+from __future__ import annotations
+
 import os
-from collections.abc import Iterable, Mapping, Sequence
 
 from fleetrun import argv, options
 from fleetrun.errors import UsageError
@@ -10,6 +10,8 @@ from fleetrun.options import Option, RawOption
 from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
     from yaml import Node
 
 DEFAULT = "fleetrun.yaml"
@@ -80,7 +82,7 @@ def of_command(path: str, command: str, rows: Mapping[str, Option]) -> Iterable[
     return _read_entries(_mapping(path, (SUBMIT, command)), path, rows, command)
 
 
-def _mapping(path: str, keys: Iterable[str] = ()) -> "Sequence[tuple[Node, Node]]":
+def _mapping(path: str, keys: Iterable[str] = ()) -> Sequence[tuple[Node, Node]]:
     """Return the entries of the config file at PATH, or of the mapping below KEYS in it."""
     from yaml import MappingNode  # only imported for a config file
 
@@ -100,7 +102,7 @@ def _mapping(path: str, keys: Iterable[str] = ()) -> "Sequence[tuple[Node, Node]
 
 
 def _read_entries(
-    entries: "Iterable[tuple[Node, Node]]", path: str, rows: Mapping[str, Option], command: str = ""
+    entries: Iterable[tuple[Node, Node]], path: str, rows: Mapping[str, Option], command: str = ""
 ) -> Iterable[RawOption]:
     """Read each line of the file as one of ROWS, the options of a launch or of COMMAND."""
     lines: dict[str, int] = {}
@@ -133,7 +135,7 @@ def _read_entries(
                 yield setting
 
 
-def _read_values(option: Option, node: "Node", where: str) -> Iterable[tuple[str, int]]:
+def _read_values(option: Option, node: Node, where: str) -> Iterable[tuple[str, int]]:
     """Yield the texts that NODE stands for on the command line, each with its line."""
     from yaml import MappingNode, ScalarNode, SequenceNode
 
@@ -159,7 +161,7 @@ def _read_values(option: Option, node: "Node", where: str) -> Iterable[tuple[str
             raise UsageError(f"{where}: {option.name}: {problem}")
 
 
-def _scalar(node: "Node", where: str, option: Option) -> str:
+def _scalar(node: Node, where: str, option: Option) -> str:
     """Return NODE's text; UsageError if it is a list or a mapping."""
     from yaml import ScalarNode
 

@@ -1,12 +1,12 @@
 """Converts text to typed values and back: booleans, numbers, sizes, durations, ranges; pure."""
 
-# No `from __future__ import annotations` here, for the reason given in options.py.
-from collections.abc import Iterable
+from __future__ import annotations
 
 from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import re
+    from collections.abc import Iterable
 
 _YES = frozenset(("1", "true", "yes", "on", "y", "t"))
 NO = frozenset(("0", "false", "no", "off", "n", "f"))
@@ -182,7 +182,7 @@ def parse_duration(text: str) -> float | None:
     return _real(word)
 
 
-def pattern(text: str) -> "re.Pattern[bytes]":
+def pattern(text: str) -> re.Pattern[bytes]:
     """Return the regular expression TEXT, for bytes; ValueError if it is invalid."""
     import re  # as above
 

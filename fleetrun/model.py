@@ -5,9 +5,13 @@ NamedTuples, not dataclasses: `dataclasses` imports `inspect`, and every launch 
 the same reason: NamedTuple compiles each annotation that is a string.
 """
 
-from collections.abc import Mapping
+from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from fleetrun.typehints import Any, NamedTuple, TypeAlias
+if not TYPE_CHECKING:
+    # The other is part of `collections`, which is large.
+    from _collections_abc import Mapping
+else:
+    from collections.abc import Mapping
 
 # The default --job_id, as in Paddle.
 UNNAMED_JOB = "default"

@@ -1,15 +1,16 @@
 """The one table of every option: how it is written, what it means, and whether it works yet."""
 
-# No `from __future__ import annotations` here: typing.NamedTuple compiles each annotation that is a
-# text, which triples what these classes cost a launch.
-from collections.abc import Callable, Iterable
+from __future__ import annotations
 
 from fleetrun import conversion, modes
 from fleetrun.errors import UsageError
 from fleetrun.model import DEFAULTS
 from fleetrun.plan import kinds
 from fleetrun.records import variables
-from fleetrun.typehints import Any, NamedTuple
+from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 Value = str | int | float | bool | tuple[str, ...] | tuple[int, int] | None
 
@@ -121,14 +122,16 @@ class Option(NamedTuple):
     @property
     def status(self) -> str:
         """Whether it works, is accepted without effect, or may work later."""
-        return {PADDLE: "accepted", LATER: "later"}.get(self.group, "works")
+        if self.group == PADDLE:
+            return "accepted"
+        return "later" if self.group == LATER else "works"
 
     @property
     def default(self) -> str | None:
         """The default as people write it: the option's own, or that of the request's field."""
         is_field = self.group != "" and self.target.removesuffix("_s") == self.name
         value = DEFAULTS.get(self.target) if is_field else None
-        if self.own_default is not None or value in (None, ()):
+        if self.own_default is not None or value is None or value == ():
             return self.own_default
         return f"{value:g}" if isinstance(value, float) else str(value).lower()
 

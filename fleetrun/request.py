@@ -1,7 +1,6 @@
 """Resolves every option: command line > environment > config file > default, with its source."""
 
-# No `from __future__ import annotations` here, for the reason given in options.py.
-from collections.abc import Iterable, Mapping, Sequence
+from __future__ import annotations
 
 from fleetrun import argv, conversion, modes, options
 from fleetrun.configfile import Config, named
@@ -23,7 +22,7 @@ from fleetrun.records.variables import JOB
 from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import TypeVar
 
     from fleetrun.engines.detect import Detected
@@ -80,7 +79,7 @@ class ResolvedOption(NamedTuple):
     value: Value
     given: RawOption
 
-    def of(self, kind: "type[Kind]") -> "Kind | None":
+    def of(self, kind: type[Kind]) -> Kind | None:
         """Return the value if it is of KIND."""
         return self.value if isinstance(self.value, kind) else None
 
@@ -90,7 +89,7 @@ def resolve(
     environ: Mapping[str, str],
     config: Config | None = None,
     layers: Mapping[str, Layer] = _NOTHING_KNOWN,
-    detect: "Callable[[], Detected] | None" = None,
+    detect: Callable[[], Detected] | None = None,
     *,
     only_meeting: bool = False,
 ) -> Request:
@@ -112,8 +111,11 @@ def resolve(
     _answer_for_others((*typed, *variables, *filed), notes)
 
     tiers = (typed, variables, filed)
+    given = {setting.option.target for tier in tiers for setting in tier}
     chosen = {
-        target: _choose(option, [_about(target, tier) for tier in tiers], notes)
+        target: _choose([_about(target, tier) for tier in tiers], notes)
+        if target in given
+        else _default(option)
         for target, option in _targets().items()
     }
     chosen["master"] = _meeting_point(chosen["master"])
@@ -244,15 +246,17 @@ def _about(target: str, tier: Iterable[RawOption]) -> list[RawOption]:
     return [setting for setting in tier if setting.option.target == target]
 
 
-def _choose(
-    option: Option, tiers: Sequence[Sequence[RawOption]], notes: list[str]
-) -> ResolvedOption:
-    """Return the last value of the strongest of TIERS, or else OPTION's default."""
+def _default(option: Option) -> ResolvedOption:
+    """Return OPTION's default."""
+    default = option.default
+    given = RawOption(option, default or "", option.flag, "default")
+    return ResolvedOption(None if default is None else given.value(), given)
+
+
+def _choose(tiers: Sequence[Sequence[RawOption]], notes: list[str]) -> ResolvedOption:
+    """Return the last value of the strongest of TIERS."""
     typed, variables, filed = tiers
     strongest = typed or variables or filed
-    if not strongest:
-        default = RawOption(option, option.default or "", option.flag, "default")
-        return ResolvedOption(None if option.default is None else default.value(), default)
     resolved = ResolvedOption(strongest[-1].value(), strongest[-1])
     if typed:
         last = resolved.given
@@ -282,7 +286,7 @@ def _contradicted(resolved: ResolvedOption, variables: Iterable[RawOption]) -> I
 
 def _take_detected(
     chosen: dict[str, ResolvedOption],
-    detect: "Callable[[], Detected] | None",
+    detect: Callable[[], Detected] | None,
     environ: Mapping[str, str],
     notes: list[str],
 ) -> None:
@@ -778,18 +782,19 @@ def _inherited(environ: Mapping[str, str]) -> Iterable[str]:
 
 def _setting(resolved: ResolvedOption) -> Setting:
     """Return RESOLVED as a line of the settings."""
-    value = resolved.value
+    value, (option, raw, _, source) = resolved
+    if source == "default":
+        # It is in the source code, and looking for secrets takes a while.
+        return Setting(option.name, "None" if value is None else raw, source)
     if isinstance(value, bool):
         shown = str(value).lower()
-    elif isinstance(value, tuple) or (resolved.given.option.reader and value is not None):
-        shown = resolved.given.raw.strip()
+    elif isinstance(value, tuple) or (option.reader and value is not None):
+        shown = raw.strip()
     elif isinstance(value, float):
         shown = f"{value:.15g}"
     else:
         shown = str(value)
-    name, source = resolved.given.option.name, resolved.given.source
-    # A default is in the source code, and looking for secrets takes a while.
-    return Setting(name, shown if source == "default" else secrets.redact(name, shown), source)
+    return Setting(option.name, secrets.redact(option.name, shown), source)
 
 
 def _pair_settings(name: str, pairs: Mapping[str, tuple[str, str]]) -> Iterable[Setting]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
-from functools import partial
 
 from fleetrun.errors import EnvironmentFault, FleetrunError
 from fleetrun.model import Rules
@@ -47,6 +45,7 @@ from fleetrun.run.libc import signal
 from fleetrun.run.loop import Loop, nothing, poll
 from fleetrun.run.observers import Observers
 from fleetrun.run.signals import Signals, TerminalSignals, defaults_for_children
+from fleetrun.standard import partial, suppress
 from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -323,10 +322,11 @@ class Supervisor:
         return Gathered(attempt, planned, time.monotonic())
 
     def _set_up(self, plan: LaunchPlan) -> None:
-        """Create what all generations share: the observers, the run directory, the guard."""
-        self._observers.prepare(plan)
+        """Create what all generations share: the guard, the observers, the run directory."""
         _enter(plan.cwd)
+        # Meanwhile it gets ready to start ranks, which takes a millisecond.
         self._start_guard(plan)
+        self._observers.prepare(plan)
 
     def _start_guard(self, plan: LaunchPlan) -> None:
         if self._has_guard:

@@ -2,7 +2,7 @@
 
 The import of typing takes a twentieth of a launch. Its `NamedTuple` compiles a constructor for each
 class and checks each annotation, 80 µs in all, and a launch defines a hundred of them; here a class
-takes 10, and its constructor is compiled when some instances have been made: most have one or two.
+takes 10, and nothing is compiled.
 """
 
 from __future__ import annotations
@@ -16,34 +16,33 @@ if TYPE_CHECKING:
     from typing import Any as Any  # noqa: PLC0414
     from typing import NamedTuple as NamedTuple  # noqa: PLC0414
     from typing import NoReturn as NoReturn  # noqa: PLC0414
-    from typing import Protocol as Protocol  # noqa: PLC0414
     from typing import TypeAlias as TypeAlias  # noqa: PLC0414
     from typing import cast as cast  # noqa: PLC0414
 
 else:
     from _collections import _tuplegetter
 
-    # A compiled constructor is worth it from this instance on.
-    _SEVERAL = 4
-    # The instances of each class so far.
-    _made: dict[type, int] = {}
+    def _construct(_cls: type[tuple[object, ...]]) -> tuple[object, ...]:
+        # Its parameters become the names of fields. Compiling a text takes as long as 50 calls.
+        return tuple.__new__(_cls, tuple(locals().values())[1:])
+
+    _Function = type(_construct)
+    # Return the first field of a tuple, the second, ...
+    _getters: list[object] = []
 
     class _Record(tuple):
         __slots__ = ()
-        _fields: tuple[str, ...] = ()
-        _field_defaults: dict[str, Any] = {}  # noqa: RUF012 - as typing has it
 
         def __new__(cls, /, *values: object, **named: object) -> _Record:  # noqa: PYI034 - a checker reads typing's
+            if not named and len(values) == len(cls._fields):
+                return tuple.__new__(cls, values)
             owner = next(kind for kind in cls.__mro__ if "_fields" in vars(kind))
-            _made[owner] = _made.get(owner, 0) + 1
-            given, rest = {**owner._field_defaults, **named}, owner._fields[len(values) :]
-            is_valid = len(values) + len(rest) == len(owner._fields) and named.keys() <= set(rest)
-            if _made[owner] < _SEVERAL and is_valid and given.keys() >= set(rest):
-                return tuple.__new__(cls, (*values, *map(given.__getitem__, rest)))
-            names = "".join(f"{name}, " for name in owner._fields)
-            made = eval(f"lambda _cls, {names}: _new(_cls, ({names}))", {"_new": tuple.__new__})  # noqa: S307 - names of fields
-            made.__defaults__ = tuple(owner._field_defaults.values())
-            made.__name__, made.__qualname__ = "__new__", f"{owner.__qualname__}.__new__"
+            names = ("_cls", *owner._fields)
+            code = _construct.__code__.replace(
+                co_argcount=len(names), co_nlocals=len(names), co_varnames=names
+            )
+            made = _Function(code, globals(), "__new__", tuple(owner._field_defaults.values()))
+            made.__qualname__ = f"{owner.__qualname__}.__new__"
             owner.__new__ = staticmethod(made)
             return cls.__new__(cls, *values, **named)
 
@@ -70,22 +69,28 @@ else:
         def __getnewargs__(self) -> tuple[object, ...]:
             return tuple(self)
 
+    _METHODS = {
+        name: value
+        for name, value in vars(_Record).items()
+        if name not in {"__doc__", "__module__"}
+    }
+
     class _Maker(type):
         def __new__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> type:
             if not bases:
                 return super().__new__(cls, name, bases, members)
             fields = tuple(members.get("__annotations__", ()))
             defaults = {field: members[field] for field in fields if field in members}
-            getters = {field: _tuplegetter(at, None) for at, field in enumerate(fields)}
-            members |= {"__slots__": (), "_field_defaults": defaults, **getters}
+            while len(_getters) < len(fields):
+                _getters.append(_tuplegetter(len(_getters), None))
+            members.update(zip(fields, _getters, strict=False))
+            members["__slots__"], members["_field_defaults"] = (), defaults
             members["_fields"] = members["__match_args__"] = fields
-            # No _Maker: what derives from it is an ordinary class.
-            return type(name, (_Record,), members)
+            # No _Maker: what derives from it is an ordinary class. No common base: each class looks
+            # for some 90 names in all of its bases when it is made.
+            return type(name, (tuple,), {**_METHODS, **members})
 
     class NamedTuple(metaclass=_Maker):
-        """As typing's, to derive from."""
-
-    class Protocol:
         """As typing's, to derive from."""
 
     class Annotated:

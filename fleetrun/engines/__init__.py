@@ -1,36 +1,37 @@
 """Engines: each finds the hosts of a job in one environment, behind a common protocol."""
 
-# No `from __future__ import annotations` here, for the reason given in model.py.
-from abc import abstractmethod
-from collections.abc import Mapping
+from __future__ import annotations
 
 from fleetrun.engines.ports import GuessedPorts, Ports
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple, Protocol, cast
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple, cast
 
 if TYPE_CHECKING:
+    from abc import abstractmethod
+    from collections.abc import Mapping
+    from typing import Protocol
+
     from fleetrun.model import Facts, Request, Roster
     from fleetrun.plan.layout import ModeHosts, Slots
 
+    class EngineFactory(Protocol):
+        """The interface of an engine's module."""
 
-class EngineFactory(Protocol):
-    """The interface of an engine's module."""
+        @abstractmethod
+        def find(
+            self, request: Request, environ: Mapping[str, str], places: ModeHosts
+        ) -> tuple[str, ...] | None:
+            """Return the hosts known by name; None if this engine does not apply."""
 
-    @abstractmethod
-    def find(
-        self, request: "Request", environ: Mapping[str, str], places: "ModeHosts"
-    ) -> tuple[str, ...] | None:
-        """Return the hosts known by name; None if this engine does not apply."""
-
-    @abstractmethod
-    def assign(
-        self,
-        engine: "SelectedEngine",
-        held: Ports,
-        request: "Request",
-        facts: "Facts",
-        slots: "Slots",
-    ) -> "Roster":
-        """Return the hosts with a port for each of SLOTS, once they are HELD, and our index."""
+        @abstractmethod
+        def assign(
+            self,
+            engine: SelectedEngine,
+            held: Ports,
+            request: Request,
+            facts: Facts,
+            slots: Slots,
+        ) -> Roster:
+            """Return the hosts with a port for each of SLOTS, once they are HELD, and our index."""
 
 
 class EngineRow(NamedTuple):
@@ -59,7 +60,7 @@ class SelectedEngine(NamedTuple):
 
     factory: EngineFactory
     hosts: tuple[str, ...]
-    places: "ModeHosts"
+    places: ModeHosts
     dry: bool
     # The range of free ports, if the user has given one.
     within: tuple[int, int] | None = None
@@ -72,20 +73,18 @@ class SelectedEngine(NamedTuple):
         ports = GuessedPorts if self.dry else Ports
         return ports(pid + attempt, within=self.within)
 
-    def assign(self, held: Ports, request: "Request", facts: "Facts", slots: "Slots") -> "Roster":
+    def assign(self, held: Ports, request: Request, facts: Facts, slots: Slots) -> Roster:
         """Return the hosts with a port for each of SLOTS, once they are HELD, and our index."""
         return self.factory.assign(self, held, request, facts, slots)
 
 
-def find(request: "Request", environ: Mapping[str, str], places: "ModeHosts") -> SelectedEngine:
+def find(request: Request, environ: Mapping[str, str], places: ModeHosts) -> SelectedEngine:
     """Return the engine for REQUEST and ENVIRON."""
-    from importlib import import_module  # so it is asked for in one place only
-
     for row in ENGINES:
         named = [getattr(place, name, ()) for name in row.options for place in (request, places)]
         is_asked = any(named) or not row.options
         if is_asked and all(environ.get(name, "").strip() for name in row.variables):
-            factory = cast("EngineFactory", import_module(row.file))
+            factory = cast("EngineFactory", __import__(row.file, fromlist=("find",)))
             hosts = factory.find(request, environ, places)
             if hosts is not None:
                 is_dry = request.dry_run is not None

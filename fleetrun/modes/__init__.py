@@ -1,32 +1,31 @@
 """Modes define a job's processes and the variables of each; pure, behind one protocol."""
 
-# No `from __future__ import annotations` here, for the reason given in model.py.
-from abc import abstractmethod
+from __future__ import annotations
 
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple, Protocol, cast
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple, cast
 
 if TYPE_CHECKING:
+    from abc import abstractmethod
+    from typing import Protocol
+
     from fleetrun.model import Facts, Request, Roster
     from fleetrun.plan.devices import Share
     from fleetrun.plan.layout import Layout, ModeHosts, Slots
 
+    class ModeRules(Protocol):
+        """The interface of a mode's module."""
 
-class ModeRules(Protocol):
-    """The interface of a mode's module."""
+        @abstractmethod
+        def places(self, request: Request) -> ModeHosts:
+            """Return the hosts that REQUEST names."""
 
-    @abstractmethod
-    def places(self, request: "Request") -> "ModeHosts":
-        """Return the hosts that REQUEST names."""
+        @abstractmethod
+        def slots(self, request: Request, share: Share) -> Slots:
+            """Return the processes of REQUEST, with this host's devices."""
 
-    @abstractmethod
-    def slots(self, request: "Request", share: "Share") -> "Slots":
-        """Return the processes of REQUEST, with this host's devices."""
-
-    @abstractmethod
-    def layout(
-        self, request: "Request", facts: "Facts", share: "Share", roster: "Roster"
-    ) -> "Layout":
-        """Return the ranks of the slots on the hosts of ROSTER."""
+        @abstractmethod
+        def layout(self, request: Request, facts: Facts, share: Share, roster: Roster) -> Layout:
+            """Return the ranks of the slots on the hosts of ROSTER."""
 
 
 class Feature(NamedTuple):
@@ -53,9 +52,7 @@ class Mode(NamedTuple):
     @property
     def rules(self) -> ModeRules:
         """The mode's module, imported only when it is needed."""
-        from importlib import import_module  # the table is read without it
-
-        return cast("ModeRules", import_module(self.file))
+        return cast("ModeRules", __import__(self.file, fromlist=("layout",)))
 
 
 MODES = (

@@ -1,8 +1,13 @@
 """How ranks reach each other: the NCCL and gloo variables that the user has not set."""
 
-from fleetrun.model import Facts, Request, Roster
+from __future__ import annotations
+
 from fleetrun.plan import hosts
-from fleetrun.plan.devices import Share
+from fleetrun.typehints import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fleetrun.model import Facts, Request, Roster
+    from fleetrun.plan.devices import Share
 
 # Prefixes of interfaces that NCCL uses as a last resort.
 _NCCL_AVOIDS = ("docker", "lo")

@@ -1,15 +1,19 @@
 """Which devices each local rank gets, and the resulting backend."""
 
-from collections.abc import Mapping
+from __future__ import annotations
 
 from fleetrun import conversion
 from fleetrun.conversion import counted, is_digits
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.model import Device, Facts, Request
 from fleetrun.plan import kinds, masks, origin, use
 from fleetrun.plan.kinds import label
 from fleetrun.records.variables import ASSUME_DEVICES
-from fleetrun.typehints import NamedTuple
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fleetrun.model import Device, Facts, Request
 
 # The order in which CUDA numbers GPUs, and the order of NVML, the driver's library.
 ORDER, DRIVERS_ORDER = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"

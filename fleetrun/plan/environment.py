@@ -1,14 +1,12 @@
 """The environment of every rank: all variables that scripts for Paddle 2.0, 2.6 and 3.3 read."""
 
+from __future__ import annotations
+
 import os
-from collections.abc import Mapping
 
 from fleetrun.conversion import boolean
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.model import Facts, ProcessSpec, RankSpec, Request, Roster, Strategy
 from fleetrun.plan import communication, devices, kinds, masks
-from fleetrun.plan.devices import Share
-from fleetrun.plan.layout import Layout
 from fleetrun.records import names, secrets
 from fleetrun.records.variables import (
     ERROR_FILE,
@@ -25,7 +23,14 @@ from fleetrun.records.variables import (
     STRATEGY_FILE,
     TOKEN,
 )
-from fleetrun.typehints import NamedTuple
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fleetrun.model import Facts, ProcessSpec, RankSpec, Request, Roster, Strategy
+    from fleetrun.plan.devices import Share
+    from fleetrun.plan.layout import Layout
 
 # The kernel's MAX_ARG_STRLEN: one "NAME=value", with its end, may not be longer.
 STRING_LIMIT = 128 * 1024

@@ -1,11 +1,15 @@
 """Which hosts the user has named, and which of them is this one."""
 
-from collections.abc import Mapping, Sequence
+from __future__ import annotations
 
 from fleetrun.conversion import is_digits
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Endpoint, Facts, Request
 from fleetrun.plan import origin
+from fleetrun.typehints import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 LAST_PORT = 65535
 # Seen with 2.6.2 and 3.3.1: both split endpoints at their colons, and resolve names to IPv4 alone.

@@ -5,6 +5,8 @@ plug-in (`mlu`). The name determines the option --mlus, the variables FLAGS_sele
 MLU_VISIBLE_DEVICES, and the backend xccl.
 """
 
+from __future__ import annotations
+
 from fleetrun.typehints import NamedTuple
 
 # The variables for the kind of the plug-in's devices, and for the plug-in's folder.

@@ -1,11 +1,14 @@
 """From the slots of a mode to the ranks of a job, and their ports."""
 
-# No `from __future__ import annotations` here, for the reason given in model.py.
-from collections.abc import Mapping
+from __future__ import annotations
 
 from fleetrun.errors import UsageError
-from fleetrun.model import Device, Endpoint, RankSpec
-from fleetrun.typehints import NamedTuple
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fleetrun.model import Device, Endpoint, RankSpec
 
 LAST_PORT = 65535
 # The ports at which launchers of several hosts meet, counted from the first port: no rank gets

@@ -1,5 +1,7 @@
 """The devices that a process would see: those of the host, or those in a mask."""
 
+from __future__ import annotations
+
 from fleetrun import conversion
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Device, Facts

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.run.isolation import IsolatedCall
-from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import Protocol
 
     # GPUs as `NvmlGpu` has them, those that are barred, those that are lost.
     _Numbered = tuple[tuple[int, str], ...]
     _Uses = dict[str, tuple[int, int, tuple[int, ...]]]
     _Found = tuple[tuple[tuple[str, tuple[str, ...], str, _Uses], ...], _Numbered, _Numbered]
+
+    class Library(Protocol):
+        """pynvml, almost any function of which may be missing or fail."""
+
+        @property
+        def NVMLError(self) -> type[Exception]: ...
+
 
 # After this many seconds, a line says what the launch waits for.
 REMARK_S = 5.0
@@ -21,13 +29,6 @@ REMARK_S = 5.0
 _UNCORRECTED, _VOLATILE = 1, 0
 # The reason for a GPU that CUDA cannot use.
 _UNDIVIDED = "it is in MIG mode without an instance: nvidia-smi mig -cgi"
-
-
-class Library(Protocol):
-    """pynvml, almost any function of which may be missing or fail."""
-
-    @property
-    def NVMLError(self) -> type[Exception]: ...
 
 
 def library() -> Library:

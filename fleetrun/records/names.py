@@ -3,13 +3,17 @@
 The log folder has `runs/`, with a run directory for each launch, and links into the latest one.
 """
 
-# No `from __future__ import annotations` here, for the reason given in model.py.
+from __future__ import annotations
+
 import os
-from collections.abc import Sequence
 
 from fleetrun.conversion import ranges
-from fleetrun.model import LaunchPlan, ProcessSpec, RankSpec
-from fleetrun.typehints import NamedTuple
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fleetrun.model import LaunchPlan, ProcessSpec, RankSpec
 
 # In the log folder.
 RUNS = "runs"

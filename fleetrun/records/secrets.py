@@ -6,8 +6,6 @@ Ranks load this file by its path, in any Python, so it imports nothing of fleetr
 # No syntax newer than Python 3.7, for those ranks.
 from __future__ import annotations
 
-from functools import lru_cache
-
 from fleetrun.records.variables import TOKEN
 
 TYPE_CHECKING = False
@@ -59,7 +57,8 @@ _HARMLESS = (
 )
 # The shortest text with a secret in it is `://a@`. Results for texts shorter than a line are
 # cached, as all ranks have nearly the same environment.
-_SHORTEST, _LINE = 5, 200
+_SHORTEST, _LINE, _MOST_TOLD = 5, 200, 2048
+_told_before: dict[tuple[str, bool], str] = {}
 _SURE, _UNSURE, _NONE = 2, 1, 0
 # The folders of a shell; and names that most logins or jobs have, for which the patterns, which
 # take 10 ms to compile, say the same.
@@ -256,14 +255,13 @@ def redact(name: str, value: str) -> str:
 def _told(text: str, *, is_word: bool) -> str:
     if len(text) < _SHORTEST:
         return text
-    return (_masked_line if len(text) < _LINE else _without_secrets)(text, is_word)
-
-
-def _without_secrets(text: str, is_word: bool) -> str:  # noqa: FBT001 - it is kept by both
-    return _masked(text, [], is_word=is_word)
-
-
-_masked_line = lru_cache(maxsize=2048)(_without_secrets)
+    key = text, is_word
+    known = _told_before.get(key)
+    if known is None:
+        known = _masked(text, [], is_word=is_word)
+        if len(text) < _LINE and len(_told_before) < _MOST_TOLD:
+            _told_before[key] = known
+    return known
 
 
 def _masked(text: str, masked: list[str], *, is_word: bool = False) -> str:

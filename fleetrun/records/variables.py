@@ -4,11 +4,14 @@ The code in the ranks must not import this module, so it repeats the names; a te
 step, and the pages of docs/ with the public ones.
 """
 
-# No `from __future__ import annotations` here, for the reason given in model.py.
-import os
-from collections.abc import Mapping
+from __future__ import annotations
 
-from fleetrun.typehints import NamedTuple
+import os
+
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ASSUME_DEVICES = "FLEETRUN_ASSUME_DEVICES"
 STRATEGY = "FLEETRUN_STRATEGY"

@@ -7,13 +7,13 @@ them, so their ids cannot be reused.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 
 from fleetrun.run import libc, proc
 from fleetrun.run.libc import signal
 from fleetrun.run.loop import poll
+from fleetrun.standard import suppress
 from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def end_well(pids: Collection[int]) -> list[Ended]:
 def _end(pid: int, status: WaitStatus, members: Iterable[tuple[int, int]]) -> Ended:
     left = tuple(Leftover(member, proc.argv(member)) for group, member in members if group == pid)
     # The zombie still pins the group id.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+    with suppress(ProcessLookupError, PermissionError):
         # A set-user-id program may not be signalled.
         os.killpg(pid, _KILL)
     try:
@@ -258,7 +258,7 @@ def _reap_if_ended(pid: int) -> bool:
 def signal_groups(leaders: Collection[int], signum: int = _KILL) -> None:
     """Send SIGNUM to the children LEADERS and their process groups; reap none."""
     for pid in leaders:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError):
             # The process that reads the terminal leads no group.
             (os.killpg if _group(pid) == pid else os.kill)(pid, signum)
 
@@ -326,7 +326,7 @@ def kill_child(pid: int) -> bool:
     """Kill the child PID; return False without permission, as for a set-user-id program."""
     # A SCHED_IDLE process, such as a fork server that imports, would not get to die for minutes on
     # a busy host.
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         for thread in map(int, os.listdir(f"/proc/{pid}/task")):
             if os.sched_getscheduler(thread) == os.SCHED_IDLE:
                 os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))

@@ -10,7 +10,6 @@ processes with the job's marker in their environment.
 from __future__ import annotations
 
 import _socket  # `socket` takes 40 ms to import, this one 1
-import contextlib
 import errno
 import os
 import time
@@ -19,6 +18,7 @@ from itertools import takewhile
 from fleetrun.run import children, framing, libc
 from fleetrun.run.libc import signal
 from fleetrun.run.loop import READABLE, WRITABLE, Loop, nothing, poll
+from fleetrun.standard import suppress
 from fleetrun.typehints import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Guard:
 
     def stand_by(self, order: Order, modules: tuple[str, ...], count: int) -> None:
         """Start a fork server that imports Paddle and MODULES and parks COUNT forks."""
-        with contextlib.suppress(_GuardLost):
+        with suppress(_GuardLost):
             self._ask("stand by", tuple(order), modules, count, files=(order.output, order.errors))
 
     def standing_by(self) -> tuple[str, int, str]:
@@ -205,12 +205,12 @@ class Guard:
 
         Other hosts go on without a launcher that is stopped, and its ranks must be gone by then.
         """
-        with contextlib.suppress(_GuardLost):
+        with suppress(_GuardLost):
             self._ask("kill at", at)
 
     def tell_at(self, target: tuple[str, int]) -> None:
         """Have the guard tell the coordinator at TARGET if the launcher is killed."""
-        with contextlib.suppress(_GuardLost):
+        with suppress(_GuardLost):
             self._ask("tell at", tuple(target))
 
     def retire(self) -> None:
@@ -249,7 +249,7 @@ class Guard:
         if not self._is_dismissed:
             launcher = os.getpid()
             # There is no watcher if no more processes are allowed.
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 self._watcher = _fork(lambda: self._be_watcher(launcher))
 
     def _ask(self, *order: Any, files: tuple[int, ...] = ()) -> None:  # noqa: ANN401 - each order's own
@@ -315,7 +315,7 @@ class Guard:
         teller: LossTeller | None = None
         if self._tell_loss is not None and service.target is not None:
             # Ending the ranks matters more, whatever goes wrong here.
-            with contextlib.suppress(Exception):
+            with suppress(Exception):
                 teller = self._tell_loss(loop, service.target)
         until = time.monotonic() + self._grace_s
         if service.kill_at is not None:
@@ -357,7 +357,7 @@ def _turn(loop: Loop, until: float) -> None:
     """Run one turn of LOOP: short, and not beyond UNTIL."""
     loop.timer("turn", min(until, time.monotonic() + _ENDED_S), nothing)
     # Ending the ranks matters more, whatever goes wrong here.
-    with contextlib.suppress(Exception):
+    with suppress(Exception):
         loop.turn()
 
 
@@ -512,7 +512,7 @@ class _Service:
             case "stand by", [fields, modules, count]:
                 from fleetrun.run import forkserver  # only where a job may start again
 
-                with contextlib.suppress(OSError, ValueError):
+                with suppress(OSError, ValueError):
                     self._forks = forkserver.ForkServer(_received(fields, fds), modules, count)
             case "standing by", []:
                 unfit = "unfit", 0, "it could not be started"

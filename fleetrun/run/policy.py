@@ -5,7 +5,7 @@ The caller performs the actions. The answers to Spawn (Started, or Exited if it 
 to wait, the caller asks `is_current`.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
 
 from fleetrun.model import ExitStatus, Rules
 from fleetrun.run.events import (
@@ -40,7 +40,10 @@ from fleetrun.run.events import (
     TimerExpired,
     assert_never,
 )
-from fleetrun.typehints import NamedTuple, TypeAlias
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 HUP, INT, KILL, USR1, USR2, TERM = 1, 2, 9, 10, 12, 15
 # Schedulers send these when time is nearly up; acting on them is up to the ranks.

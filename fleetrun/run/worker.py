@@ -1,12 +1,11 @@
 """Starting one process of a plan, and the handle on it."""
 
+from __future__ import annotations
+
 import errno
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from functools import lru_cache
 
 from fleetrun.model import ExitStatus, LaunchPlan, ProcessSpec
 from fleetrun.plan.environment import STACK_SIGNAL
@@ -14,9 +13,14 @@ from fleetrun.records import names, variables
 from fleetrun.records.folder import SHARED, Folder, closed, point, write_all
 from fleetrun.run import proc, terminal
 from fleetrun.run.children import Ended, Launched, Leftover, Order
-from fleetrun.run.guard import Guard
 from fleetrun.run.libc import signal
-from fleetrun.typehints import NamedTuple
+from fleetrun.standard import suppress
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fleetrun.run.guard import Guard
 
 # The size of a trial write to a log: without room for a traceback, a log is of no use.
 _TRIAL = b"\n" * 4096
@@ -27,7 +31,8 @@ _LONGEST_LINE = 4096
 # The beginning of the command of a rank that is a Python script or module.
 _INTERPRETER = (sys.executable, "-u")
 # Ranks have most of their variables in common.
-_encoded = lru_cache(maxsize=1024)(os.fsencode)
+_encodings: dict[str, bytes] = {}
+_MOST_ENCODINGS = 1024
 
 
 class SpawnRefusal(NamedTuple):
@@ -137,6 +142,16 @@ def environment(
     for more in (spec.env, extra):
         env.update(zip(map(_encoded, more), map(_encoded, more.values()), strict=True))
     return env
+
+
+def _encoded(text: str) -> bytes:
+    """Return TEXT as `os.fsencode` does, which many ranks ask for the same texts."""
+    known = _encodings.get(text)
+    if known is None:
+        known = os.fsencode(text)
+        if len(_encodings) < _MOST_ENCODINGS:
+            _encodings[text] = known
+    return known
 
 
 def is_starting(worker: Worker, spec: ProcessSpec) -> bool:

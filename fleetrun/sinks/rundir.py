@@ -10,18 +10,16 @@ import errno
 import os
 import stat
 import time
-from contextlib import contextmanager, suppress
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.records import lockfile, names
 from fleetrun.records.folder import SHARED, Folder, enter, point, remove
 from fleetrun.run.events import Gathered, Started
 from fleetrun.run.observers import Chores, Sink
+from fleetrun.standard import suppress
 from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from fleetrun.run.events import Happening
     from fleetrun.run.loop import Waiting
     from fleetrun.run.observers import ObservedJob
@@ -185,7 +183,7 @@ class RunDirectory(Sink):
             return
         if name == os.path.basename(self._run_dir):
             return
-        with self._lock_of(name) as fd:
+        with _Lock(self._open_lock(name)) as fd:
             pid = None if fd is None else lockfile.launcher(fd, name)
             if fd is not None and pid is not None and lockfile.is_locked(fd):
                 self._job.log(
@@ -260,7 +258,7 @@ class RunDirectory(Sink):
 
     def _is_launch(self, name: str) -> bool:
         """Whether fleetrun created the folder NAME under this name and for this user."""
-        with self._lock_of(name) as fd:
+        with _Lock(self._open_lock(name)) as fd:
             return fd is not None and lockfile.launcher(fd, name) is not None
 
     def _forget_marker(self, name: str) -> None:
@@ -276,16 +274,6 @@ class RunDirectory(Sink):
                 os.close(shown)
             if "/" in run or not self._is_launch(run) or self._is_over(run):
                 os.unlink(name, dir_fd=fd)
-
-    @contextmanager
-    def _lock_of(self, name: str) -> Iterator[int | None]:
-        """Open the lock of the folder NAME while in the context; None if the folder is not ours."""
-        fd = self._open_lock(name)
-        try:
-            yield fd
-        finally:
-            if fd is not None:
-                os.close(fd)
 
     def _open_lock(self, name: str) -> int | None:
         try:
@@ -315,7 +303,7 @@ class RunDirectory(Sink):
 
     def _is_over(self, name: str) -> bool:
         """Whether NAME is an earlier launch of ours that has ended."""
-        with self._lock_of(name) as fd:
+        with _Lock(self._open_lock(name)) as fd:
             if fd is None or lockfile.is_locked(fd) or self._has_others(name):
                 return False
             # Within one second names are ordered by process id, and those wrap around.
@@ -345,7 +333,7 @@ class RunDirectory(Sink):
     def _remove(self, name: str) -> None:
         """Remove the launch NAME, if it is over."""
         # The next launch tries again to remove what is left.
-        with suppress(OSError), self._lock_of(name) as fd:
+        with suppress(OSError), _Lock(self._open_lock(name)) as fd:
             if fd is not None and not lockfile.is_locked(fd) and not self._has_others(name):
                 remove(name, self._runs_fd)
 
@@ -366,6 +354,20 @@ class RunDirectory(Sink):
             # Another launch in this folder may do the same at the same moment.
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self._log_fd)
+
+
+class _Lock:
+    """FD, the lock of a run directory, open while in the context; None: it is not ours."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+
+    def __enter__(self) -> int | None:
+        return self._fd
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
 
 
 def _join(folder: str, path: str) -> str:
