@@ -6,8 +6,6 @@ Ranks load this file by its path, in any Python, so it imports nothing of fleetr
 # No syntax newer than Python 3.7, for those ranks.
 from __future__ import annotations
 
-from fleetrun.records.variables import TOKEN
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import re
@@ -66,7 +64,7 @@ _KNOWN = {
     **dict.fromkeys(("PWD", "OLDPWD"), _NONE),
     **dict.fromkeys((f"XDG_SESSION_{of}" for of in ("ID", "TYPE", "CLASS", "DESKTOP")), _NONE),
     **dict.fromkeys(("DESKTOP_SESSION", "DBUS_SESSION_BUS_ADDRESS"), _NONE),
-    TOKEN: _SURE,
+    "FLEETRUN_TOKEN": _SURE,
 }
 
 
