@@ -107,6 +107,41 @@ def test_ranks_that_have_succeeded_are_reaped_at_once_up_to_the_first_that_faile
         made.dismiss()
 
 
+def test_each_process_has_its_own_environment(tmp_path: Path) -> None:
+    children.become_subreaper()
+    made = guard.Guard("marker", FileLimit(1))
+    path = (b"PATH", os.environb[b"PATH"])
+    envs = [
+        dict([path, (b"A", b"1"), (b"B", b"2")]),
+        # Those after the first one are sent only the differences.
+        dict([path, (b"B", b"2"), (b"C", b"3")]),
+        dict([path, (b"A", b"4")]),
+        dict([path, (b"A", b"1"), (b"B", b"2")]),
+    ]
+    try:
+        for number, env in enumerate(envs):
+            if number == len(envs) - 1:
+                os.kill(made.pid, signal.SIGKILL)
+                os.waitid(os.P_PID, made.pid, os.WEXITED | os.WNOWAIT)
+            log = os.open(tmp_path / f"{number}", os.O_WRONLY | os.O_CREAT)
+            order = Order(
+                argv=("cat", "/proc/self/environ"),
+                env=env,
+                output=log,
+                errors=log,
+                takes_our_stdin=False,
+                default_signals=(),
+                cpus=(),
+            )
+            made.end(made.start(order).pid)
+            os.close(log)
+            entries = (tmp_path / f"{number}").read_bytes().rstrip(b"\0").split(b"\0")
+            assert dict(entry.split(b"=", 1) for entry in entries) == env
+    finally:
+        libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 0)
+        made.dismiss()
+
+
 def test_ranks_whose_guard_was_killed_are_reaped_one_by_one() -> None:
     children.become_subreaper()
     made = guard.Guard("marker", FileLimit(1))

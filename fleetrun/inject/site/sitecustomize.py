@@ -55,7 +55,8 @@ def _import_hidden():
     # type: () -> None
     """Import the `sitecustomize` of the user or the system, which this one hides."""
     here = os.path.dirname(__file__)
-    sys.path[:] = [entry for entry in sys.path if entry != here]
+    while here in sys.path:
+        sys.path.remove(here)
     sys.path_importer_cache.pop(here, None)
     ours = sys.modules.pop("sitecustomize")
     try:
@@ -179,8 +180,11 @@ def _await_paddle(is_crash_shown, is_changed):
             return None
         # A new list: Python is iterating over the old one.
         sys.meta_path = finders + sys.meta_path
-        specs = (other.find_spec(name, path, target) for other in finders)
-        return next((spec for spec in specs if spec is not None), None)
+        for other in finders:
+            spec = other.find_spec(name, path, target)  # type: ModuleSpec | None
+            if spec is not None:
+                return spec
+        return None
 
     # A plain object: a class would take longer to create than the rest of this function.
     plain = type(sys.implementation)  # type: Any
