@@ -166,23 +166,14 @@ class Supervisor:
             self._perform_all()
         if self._why_no_plan is not None and not self._has_plan:
             raise self._why_no_plan
+        self._observers.open(self._loop)
         from fleetrun.postmortem import kernelfacts  # starting goes first
 
         self._baseline = kernelfacts.baseline(began)
-        # Other hosts do not wait until the ranks have started.
-        is_alone = self._has_plan and not self._gathering.is_shared
-        wait_s = self._job.late_s(0.0) if is_alone else 0.0
-        if wait_s:
-            self._loop.timer("observers", time.monotonic() + wait_s, self._open_observers)
-        else:
-            self._open_observers()
         while self._outcome is None:
             self._loop.turn()
             # The actions for the events of this turn are performed before the next wait.
             self._perform_all()
-            if self._state.phase != policy.RUNNING:
-                self._open_observers()
-        self._open_observers()
         self._is_over = True
         ended_at = time.monotonic()
         self._observers.on_event(Finished(self._outcome, ended_at))
@@ -210,12 +201,6 @@ class Supervisor:
             self._deliver()
         self._observers.close()
         return self._outcome
-
-    def _open_observers(self) -> None:
-        """Open the observers, once, of which many load code: the ranks start first."""
-        if not self._observers.are_open:
-            self._loop.timer("observers", None, nothing)
-            self._observers.open(self._loop)
 
     def kill_at(self, at: float | None) -> None:
         """Have the ranks killed at AT (monotonic seconds), even if this launcher is stopped."""
@@ -596,8 +581,6 @@ class Supervisor:
             case Await():
                 self._await(action)
             case SignalAll(signum=signum, spared=spared):
-                # Some note what ranks have done by now.
-                self._open_observers()
                 self._signal_all(signum, spared)
                 self._observers.on_event(action)
                 self._explain(signum)

@@ -39,7 +39,7 @@ def bench(folder: Path, words: list[str], shown: tuple[str, ...], **env: str) ->
 
 
 def test_bench_launch_measures_everything(tmp_path: Path) -> None:
-    little = ["--ranks=1,2", "--rounds=2", "--heavy-ranks=0", "--lines=2000", "--idle-s=0.2"]
+    little = ["--ranks=1,2", "--rounds=1", "--heavy-ranks=0", "--lines=2000", "--idle-s=0.2"]
     command = f"fleetrun is started as `{ROOT / '.venv' / 'bin' / 'fleetrun'}`"
     shown = ("2 ranks, median", "null pair", "fleetrun --help", "2000 lines", "Goals", command)
     results = bench(tmp_path, ["launch", *little], shown)

@@ -224,11 +224,6 @@ class Observers:
         self._warned: set[str] = set()
         self._is_closing = False
 
-    @property
-    def are_open(self) -> bool:
-        """Whether they have been opened."""
-        return self._undelivered is None
-
     def prepare(self, plan: LaunchPlan) -> None:
         """Prepare all for the first PLAN; a FleetrunError means that nothing can be started."""
         self._job.begin(plan)
