@@ -107,6 +107,14 @@ def _ranks(chosen: argparse.Namespace, document: dict[str, Any], goals: list[Goa
 _Launches = dict[tuple[str, int], list["Launch"]]
 
 
+_FIGURES: tuple[tuple[str, str, Callable[[float, float], float], Callable[[float], str]], ...] = (
+    ("first line, later by", "first_line_s", operator.sub, ms),
+    ("last line, later by", "last_line_s", operator.sub, ms),
+    ("last line, times", "last_line_s", operator.truediv, "{:.2f}".format),
+    ("exit lag, longer by", "exit_lag_s", operator.sub, ms),
+)
+
+
 def _beside_bare(ranks: Sequence[int], launches: _Launches) -> str:
     """Compare fleetrun with the bare loop, each figure beside that of its null pair."""
     rows = []
@@ -120,14 +128,6 @@ def _beside_bare(ranks: Sequence[int], launches: _Launches) -> str:
     title = "In pairs of a round, median (lowest-highest), ms or times"
     heads = ["ranks", "fleetrun, bare loop", f"{SMALLEST}, bare loop", "null pair"]
     return report.table(title, heads, rows)
-
-
-_FIGURES: tuple[tuple[str, str, Callable[[float, float], float], Callable[[float], str]], ...] = (
-    ("first line, later by", "first_line_s", operator.sub, ms),
-    ("last line, later by", "last_line_s", operator.sub, ms),
-    ("last line, times", "last_line_s", operator.truediv, "{:.2f}".format),
-    ("exit lag, longer by", "exit_lag_s", operator.sub, ms),
-)
 
 
 def _pairs(
@@ -193,20 +193,17 @@ def _judge_ranks(
     goals: list[Goal],
 ) -> None:
     ours = {ranks: medians.get((OUR_NAME, ranks)) for ranks in chosen.ranks}
-    few, many = (1, 8), (64, 256)
-    for ranks in sorted({*few, *many} & {*chosen.ranks}):
-        compare, limit = (
-            (operator.sub, AFTER_BARE_S) if ranks in few else (operator.truediv, TIMES_BARE)
-        )
+    for ranks in sorted({1, 8, 64, 256} & {*chosen.ranks}):
         pairs = _pairs(launches, (OUR_NAME, BARE), ranks, "last_line_s")
-        seen = median([compare(*pair) for pair in pairs]) if pairs else None
         of = f"{ranks} rank{'s' * (ranks > 1)}: last line"
-        what, wanted, write = (
-            (f"{of} after the bare loop's", f"<= {ms(limit)} ms", _in_ms)
-            if ranks in few
-            else (f"{of} against the bare loop's", f"<= {limit} x", "{:.2f} x".format)
-        )
-        goals.append(_goal(what, wanted, seen, limit, write))
+        if ranks <= 8:
+            what, wanted = f"{of} after the bare loop's", f"<= {ms(AFTER_BARE_S)} ms"
+            later = median([mine - bare for mine, bare in pairs]) if pairs else None
+            goals.append(_goal(what, wanted, later, AFTER_BARE_S, _in_ms))
+        else:
+            what, wanted = f"{of} against the bare loop's", f"<= {TIMES_BARE} x"
+            ratio = median([mine / bare for mine, bare in pairs]) if pairs else None
+            goals.append(_goal(what, wanted, ratio, TIMES_BARE, "{:.2f} x".format))
     for peer in peers.all_peers():
         if peer.is_heavy and 8 in chosen.ranks:
             theirs, mine = medians.get((peer.name, 8)), ours[8]
