@@ -272,9 +272,10 @@ def _desync(
         return FlightFinding(DESYNC, odd, text)
     others = [wait for wait in waits if wait.rank not in calls]
     awaited = [rank for rank in sorted(calls) if any(rank in wait.missing for wait in others)]
-    if len(awaited) == 1:
-        text = f"{text}; {_missing(awaited[0], others, job).text}"
-    return FlightFinding(DESYNC, tuple(awaited if len(awaited) == 1 else sorted(calls)), text)
+    if len(awaited) != 1:
+        return FlightFinding(DESYNC, tuple(sorted(calls)), text)
+    text = f"{text}; {_missing(awaited[0], others, job).text}"
+    return FlightFinding(DESYNC, tuple(awaited), text)
 
 
 def _call(call: Collective) -> str:
