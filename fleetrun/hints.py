@@ -1,6 +1,6 @@
 """The equivalents of other launchers' options; loaded only after a mistake."""
 
-# No `from __future__ import annotations` here, for the reason given in options.py.
+# No `from __future__ import annotations` here, for the reason given in model.py.
 from typing import NamedTuple
 
 _PROCESSES = "nproc_per_node"

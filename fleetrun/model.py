@@ -1,8 +1,9 @@
 """The nouns: immutable values that the rooms pass to each other.
 
 NamedTuples, not dataclasses: `dataclasses` imports `inspect`, and every launch would pay for it
-(20 to 30 ms of a start-up that has 100 ms to spend). No `from __future__ import annotations` for
-the same reason: NamedTuple compiles each annotation that is a string.
+(20 to 30 ms of a start-up that has 100 ms to spend). No `from __future__ import annotations`:
+typing's NamedTuple compiles each annotation that is a string, and `session.codec` checks fields by
+their annotations.
 """
 
 from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple, TypeAlias

@@ -8,7 +8,7 @@ anyway, for the script's own and for the places of secrets, and the resolved set
 people: without secrets, rounded, and without notes.
 """
 
-# No `from __future__ import annotations` here, for the reason given in options.py.
+# No `from __future__ import annotations` here, for the reason given in model.py.
 import os
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """`fleetrun --help`: one screen without click, and sections laid out by click's formatter."""
 
-# No `from __future__ import annotations` here, for the reason given in options.py.
+# No `from __future__ import annotations` here, for the reason given in model.py.
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 

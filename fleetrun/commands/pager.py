@@ -1,6 +1,6 @@
 """Prints long texts on a terminal: coloured if requested, and paged if they do not fit."""
 
-# No `from __future__ import annotations` here, for the reason given in options.py.
+# No `from __future__ import annotations` here, for the reason given in model.py.
 import os
 import sys
 from collections.abc import Mapping

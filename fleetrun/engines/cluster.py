@@ -3,7 +3,7 @@
 Pure. In a Slurm step `fleetrun train.py` equals `fleetrun --ips=n1,n2 --host=n1 train.py`.
 """
 
-# No `from __future__ import annotations` here, for the reason given in options.py.
+# No `from __future__ import annotations` here, for the reason given in model.py.
 from collections.abc import Mapping
 
 from fleetrun import options
