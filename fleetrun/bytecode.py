@@ -16,6 +16,7 @@ from posix import stat
 from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from types import CodeType, ModuleType
     from typing import TypeAlias
 
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
     # code: a package, whose own modules come first because it imports them.
     Row: TypeAlias = tuple[str, str, int, float, CodeType | None]
 
-# Of PARTS: this number, the rows of what a launch needs until its first rank is started, and the
-# marshalled rows of what it needs after that.
-FORMAT = 1
+# Of PARTS: this number, the rows of what a launch needs until its first rank is started, and what
+# it needs after that, each row marshalled.
+FORMAT = 2
 EARLY, LATE = 1, 2
 _FOLDER = __file__.removesuffix("bytecode.py")
 # `.cpython-311.pyc`, or that of -O.
@@ -37,26 +38,39 @@ is_outdated = False
 
 def load(part: int) -> None:
     """Load the modules of PART, EARLY or LATE, as far as they are not loaded yet."""
-    global is_outdated  # noqa: PLW0603 - one file is loaded by one process
+    for _ in loading(part):
+        pass
+
+
+def loading(part: int) -> "Iterator[None]":
+    """Load the modules of PART as `load` does, and yield between them."""
     # Who looks at imports sees all of them; with a prefix, bytecode has other names.
     xoptions = sys._xoptions  # noqa: SLF001 - its documented name
     if "importtime" in xoptions or sys.flags.verbose or sys.pycache_prefix is not None:
-        return
-    rows: tuple[Row, ...] = ()
+        return iter(())
+    return _execute(_current_rows(part))
+
+
+def _current_rows(part: int) -> "Iterator[Row]":
+    """Yield the rows of PART, up to the first whose source is another one by now."""
+    global is_outdated  # noqa: PLW0603 - one file is loaded by one process
+    is_current = False
     try:
         from fleetrun import packed
 
         if packed.PARTS is not ... and packed.PARTS[0] == FORMAT:
             rows = packed.PARTS[part]
             if part == LATE:
-                rows = marshal.loads(packed.PARTS[part])  # noqa: S302 - as all bytecode beside it
-                packed.PARTS = ...
+                rows, packed.PARTS = map(marshal.loads, rows), ...
+            for row in rows:
+                is_current = _is_current(row)
+                if not is_current:
+                    break
+                yield row
     except (EOFError, ImportError, TypeError, ValueError):
         # Half of a file, as after a loss of power.
-        rows = ()
-    if rows and all(map(_is_current, rows)):
-        _execute(rows)
-    else:
+        is_current = False
+    if not is_current:
         is_outdated = not sys.dont_write_bytecode
 
 
@@ -72,8 +86,8 @@ def _is_current(row: "Row") -> bool:
     return status.st_size == size and status.st_mtime == mtime
 
 
-def _execute(rows: "tuple[Row, ...]") -> None:
-    """Make the modules of ROWS, as `import` does."""
+def _execute(rows: "Iterable[Row]") -> "Iterator[None]":
+    """Make the modules of ROWS, as `import` does, and yield where no package is half made."""
     modules = sys.modules
     begun: dict[str, ModuleType] = {}
     try:
@@ -86,6 +100,8 @@ def _execute(rows: "tuple[Row, ...]") -> None:
             exec(code, begun[name].__dict__)  # noqa: S102 - as an import does
             parent, _, child = name.rpartition(".")
             setattr(modules[parent], child, begun.pop(name))
+            if not begun:
+                yield
     except ImportError:
         # Where the module is wanted, it is imported again, and fails there.
         pass

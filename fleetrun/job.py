@@ -19,7 +19,7 @@ from fleetrun.supervisor import Supervisor
 from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import TypeAlias
 
     from fleetrun.engines import SelectedEngine
@@ -356,11 +356,15 @@ class LaunchedJob(ObservedJob):
 
         return (LostTasks(self._alive, log=self.log),)
 
-    def observing(self) -> list[Sink | Source]:
-        """Return the other observers, whose code is loaded while the ranks load theirs."""
+    def loading(self) -> Iterator[None]:
+        """Load the code of the other observers while the ranks load theirs."""
         from fleetrun import bytecode
 
-        bytecode.load(bytecode.LATE)
+        return bytecode.loading(bytecode.LATE)
+
+    def observing(self) -> list[Sink | Source]:
+        """Return the other observers."""
+        from fleetrun import bytecode
         from fleetrun.sinks.console import Console
         from fleetrun.sinks.eventlog import EventLog
         from fleetrun.sinks.launchfile import LaunchFile

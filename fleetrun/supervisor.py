@@ -166,14 +166,19 @@ class Supervisor:
             self._perform_all()
         if self._why_no_plan is not None and not self._has_plan:
             raise self._why_no_plan
-        self._observers.open(self._loop)
         from fleetrun.postmortem import kernelfacts  # starting goes first
 
         self._baseline = kernelfacts.baseline(began)
+        if self._has_plan and not self._gathering.is_shared:
+            self._observers.open_later(self._loop, time.monotonic() + self._job.late_s(0.0))
+        else:
+            # Other hosts send messages to one of them.
+            self._observers.open(self._loop)
         while self._outcome is None:
             self._loop.turn()
             # The actions for the events of this turn are performed before the next wait.
             self._perform_all()
+        self._observers.open(self._loop)
         self._is_over = True
         ended_at = time.monotonic()
         self._observers.on_event(Finished(self._outcome, ended_at))
@@ -549,6 +554,8 @@ class Supervisor:
         before = self._state
         self._state, actions = policy.step(before, event, self._rules)
         self._todo += actions
+        if self._has_plan and self._state.phase not in {policy.RUNNING, policy.STOPPING}:
+            self._observers.open(self._loop)
         if self._state.is_resting and not before.is_resting:
             self._log_next_attempt(event.at)
         if self._state.phase != policy.RUNNING and self._readiness is not None:
@@ -582,6 +589,7 @@ class Supervisor:
                 self._await(action)
             case SignalAll(signum=signum, spared=spared):
                 self._signal_all(signum, spared)
+                self._observers.open(self._loop)
                 self._observers.on_event(action)
                 self._explain(signum)
             case Examine(exits=exits):

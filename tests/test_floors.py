@@ -491,11 +491,11 @@ def test_a_real_launch_loads_nothing_slow(tmp_path: Path) -> None:
     # contextlib with what it imports is 7.
     rather_late = "collections contextlib ctypes enum functools importlib re signal"
     early = set(rather_late.split())
-    early &= set(names[: names.index("fleetrun.sinks.console")]) - loaded_by("pass")
+    early &= set(names[: names.index("fleetrun.postmortem")]) - loaded_by("pass")
     assert not early, f"a launch loads {sorted(early)} before its first rank"
     ours = [name for name in names if within(name, ("fleetrun",))]
     # What shows and records the job is loaded when the ranks have been started.
-    before = ours[: ours.index("fleetrun.sinks.console")]
+    before = ours[: ours.index("fleetrun.postmortem")]
     # What the bytecode file has is loaded by any launch; what it lacks is loaded more slowly.
     in_file = before[before.index("fleetrun.bytecode") + 1 :]
     assert in_file == [f"fleetrun.{name}" for name in packing.EARLY.split()]

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import resource
-from contextlib import suppress
 
 from fleetrun.conversion import size
 from fleetrun.plan.visible import sentence
 from fleetrun.run import proc
 from fleetrun.run.libc import signal
+from fleetrun.standard import suppress
 from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from abc import abstractmethod
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Protocol
 
     from fleetrun.errors import FleetrunError
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 # What a Python takes to start.
 _PYTHON_S = 0.02
+# How long observers are opened before the loop looks for other events.
+_MOMENT_S = 0.001
 
 
 class _Observer:
@@ -156,6 +158,10 @@ class ObservedJob:
         """Return new observers that prepare something before the ranks are started."""
         return ()
 
+    def loading(self) -> Iterator[None]:
+        """Load the code of `observing`, and yield every millisecond or so."""
+        return iter(())
+
     def observing(self) -> Sequence[Sink | Source]:
         """Return the other observers; they are created after the ranks have been started."""
         return ()
@@ -218,6 +224,9 @@ class Observers:
         self._all: list[Sink | Source] = []
         self._declare = declare
         self._shares: dict[int, LoopShare] = {}
+        # The rest of `_opening`, and whether it goes on at the moment.
+        self._steps: Iterator[None] | None = None
+        self._is_opening = False
         # What happened before they were opened; None: they are open.
         self._undelivered: list[Happening] | None = []
         self._is_prepared = False
@@ -240,14 +249,38 @@ class Observers:
         self._all.clear()
         self._is_prepared = False
 
+    def open_later(self, loop: Loop, at: float) -> None:
+        """Open all from the moment AT on, so that no exit waits for the code that they load."""
+        loop.timer("observers", at, partial(self._open, loop, _MOMENT_S))
+
     def open(self, loop: Loop) -> None:
-        """Open all, and notify them of what has happened so far."""
-        undelivered, self._undelivered = self._undelivered or [], None
+        """Open now all that are not open yet, and notify them of what has happened so far."""
+        self._open(loop, float("inf"))
+
+    def _open(self, loop: Loop, seconds: float) -> None:
+        """Open observers for SECONDS, and the rest later."""
+        if self._is_opening:
+            # One of them has made the caller do this.
+            return
+        until = time.monotonic() + seconds
+        self._is_opening = True
+        self._steps = self._steps or self._opening(loop)
+        for _ in self._steps:
+            if time.monotonic() >= until:
+                self.open_later(loop, until)
+                break
+        self._is_opening = False
+
+    def _opening(self, loop: Loop) -> Iterator[None]:
+        """Do what `open` does, and yield every millisecond or so."""
         if self._is_prepared:
+            yield from self._job.loading()
             self._all += self._job.observing()
         self._all.sort(key=lambda observer: isinstance(observer, Source))
         for observer in list(self._all):
-            share = LoopShare(loop, partial(self._shielded, observer))
+            yield
+            # It waits for LOOP until it knows what has happened.
+            share = LoopShare(None, partial(self._shielded, observer))
             self._shares[id(observer)] = share
             begin = (
                 observer.open
@@ -255,8 +288,12 @@ class Observers:
                 else partial(self._open_source, observer)
             )
             self._shielded(observer, partial(begin, share))
-        for happening in undelivered:
-            self.on_event(happening)
+        while self._undelivered:
+            yield
+            self._notify(self._undelivered.pop(0))
+        self._undelivered = None
+        for share in self._shares.values():
+            share.move(loop)
 
     def _open_source(self, source: Source, waiting: Waiting) -> None:
         def declare(declared: Declared) -> None:
@@ -268,9 +305,12 @@ class Observers:
     def on_event(self, happening: Happening) -> None:
         """Notify all."""
         if self._undelivered is not None:
-            # Starting the ranks goes first; this is delivered by `open`.
+            # Starting the ranks goes first; this is delivered when they are open.
             self._undelivered.append(happening)
-            return
+        else:
+            self._notify(happening)
+
+    def _notify(self, happening: Happening) -> None:
         if isinstance(happening, Gathered):
             self._job.plan = happening.plan
         for observer in list(self._all):
@@ -300,8 +340,9 @@ class Observers:
             if observer not in self._all:
                 return
             self._all.remove(observer)
-            if id(observer) in self._shares:
-                self._shares[id(observer)].clear()
+            share = self._shares.pop(id(observer), None)
+            if share is not None:
+                share.clear()
             why = (error.strerror if isinstance(error, OSError) else "") or repr(error)
             if isinstance(observer, Sink):
                 self._warn(observer, why)

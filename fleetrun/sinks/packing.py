@@ -92,7 +92,7 @@ def write() -> None:
     status = os.stat(source)
     plain = loader.source_to_code(loader.get_data(source), source)
     early, late = (tuple(_rows(names.split())) for names in (EARLY, LATE))
-    parts = bytecode.FORMAT, early, dumps(late)
+    parts = bytecode.FORMAT, early, tuple(map(dumps, late))
     code = plain.replace(
         co_consts=tuple(parts if const is ... else const for const in plain.co_consts)
     )

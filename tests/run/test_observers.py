@@ -87,8 +87,13 @@ class _ObservedByTests(ObservedJob):
     early: Sequence[Sink | Source]
     late: Sequence[Sink | Source]
 
+    load: Callable[[], Iterator[None]] | None = None
+
     def preparing(self) -> Sequence[Sink | Source]:
         return self.early
+
+    def loading(self) -> Iterator[None]:
+        return super().loading() if self.load is None else self.load()
 
     def observing(self) -> Sequence[Sink | Source]:
         return self.late
@@ -127,6 +132,62 @@ def test_what_happened_before_they_were_opened_is_told_then(room: _Room) -> None
     assert ear.heard == spring.heard == [NEWS, NEWS]
     assert not observers.is_busy()
     assert not observers.shows(0)
+
+
+def test_an_exit_does_not_wait_for_what_observers_load(
+    room: _Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleetrun.run.observers._MOMENT_S", 0.0)
+    calls: list[str] = []
+    reader, writer = os.pipe()
+
+    def load() -> Iterator[None]:
+        for number in range(2):
+            calls.append(f"load {number}")
+            os.write(writer, b"x")
+            yield
+
+    def exited() -> None:
+        os.read(reader, 1)
+        calls.append("exit")
+        observers.on_event(NEWS)
+
+    class Slow(_Ear):
+        def open(self, waiting: Waiting) -> None:
+            waiting.timer("now", 0.0, lambda: calls.append(f"told {len(self.heard)}"))
+
+    job = _ObservedByTests(plans.request(), {}, log=plans.refuse)
+    job.early, job.late, job.load = [], [Slow(), _Ear()], load
+    observers = Observers(job, room.declared.append)
+    observers.prepare(plans.plan())
+    room.loop.watch(reader, exited)
+    observers.open_later(room.loop, 0.0)
+    while len(calls) < 5:
+        room.loop.turn()
+    # An observer's own turn comes when it has been told all.
+    assert calls == ["load 0", "exit", "load 1", "exit", "told 2"]
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_source_may_make_the_supervisor_open_the_others_at_once(room: _Room) -> None:
+    class Hasty(Source):
+        def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
+            declare(RunWarning("stopped", "rank 0 is stopped", 1.0))
+
+    ear = _Ear()
+    job = _ObservedByTests(plans.request(), {}, log=plans.refuse)
+    job.early, job.late = [], [Hasty(), ear]
+
+    def declared(happening: Declared) -> None:
+        observers.open(room.loop)
+        assert isinstance(happening, RunWarning)
+        observers.on_event(happening)
+
+    observers = Observers(job, declared)
+    observers.prepare(plans.plan())
+    observers.open(room.loop)
+    assert [type(heard) for heard in ear.heard] == [RunWarning]
 
 
 def test_a_sink_that_fails_at_the_end_keeps_no_job_going(room: _Room) -> None:
