@@ -70,6 +70,12 @@ class JobRanks(NamedTuple):
     states: Mapping[int, RankState] = {}
 
 
+# Two calls of a rank, one after the other.
+_Step = tuple[Collective, Collective]
+# The ranks that make a step, by the lines of both calls, and by their channels.
+_StepIndex = dict[tuple[object, ...], dict[tuple[CollectiveChannel, CollectiveChannel], set[int]]]
+
+
 class _OpenCollective(NamedTuple):
     """A rank that is in a collective, and the ranks that have not entered it."""
 
@@ -111,6 +117,9 @@ def verdict(
     culprits = _culprits(waits)
     if culprits:
         return tuple(_missing(rank, waits, job) for rank in culprits[:_MOST])
+    outvoted = _outvoted(waits, job)
+    if outvoted:
+        return outvoted
     cycle = _cycle(waits)
     if cycle:
         return (_drawn(cycle, known, job),)
@@ -395,8 +404,39 @@ def waiting(
     return dict(sorted(waiting.items()))
 
 
-def _missing(rank: int, waits: Sequence[_OpenCollective], job: JobRanks) -> FlightFinding:
-    """Describe the collective that RANK never entered, and the ranks that wait there."""
+def _outvoted(waits: Sequence[_OpenCollective], job: JobRanks) -> tuple[FlightFinding, ...]:
+    """Return the ranks that wait for all of a group while most of it waits elsewhere for them.
+
+    Calls of two groups of the same ranks, backwards and new groups are not compared by position.
+    """
+    first: dict[tuple[int, ...], dict[int, _OpenCollective]] = {}
+    for wait in sorted(waits, key=lambda wait: wait.collective.issued_at):
+        if wait.missing and not wait.collective.channel.is_pair:
+            first.setdefault(wait.collective.channel.ranks, {}).setdefault(wait.rank, wait)
+    for ranks, wait_of in first.items():
+        at = {rank: wait.collective.channel for rank, wait in wait_of.items()}
+        ((most, votes),) = Counter(at.values()).most_common(1)
+        if len(wait_of) == len(ranks) != votes > len(ranks) / 2:
+            right = [wait_of[rank] for rank in ranks if at[rank] == most]
+            return tuple(
+                _missing(rank, right, job, within=wait_of[rank].collective)
+                for rank in ranks
+                if at[rank] != most
+            )[:_MOST]
+    return ()
+
+
+def _missing(
+    rank: int,
+    waits: Sequence[_OpenCollective],
+    job: JobRanks,
+    *,
+    within: Collective | None = None,
+) -> FlightFinding:
+    """Describe the collective that RANK never entered, and the ranks that wait there.
+
+    It waits itself WITHIN another one, if that is given.
+    """
     first, waiting_ranks = _oldest([wait for wait in waits if rank in wait.missing])
     channel = first.channel
     if channel.is_pair:
@@ -411,9 +451,10 @@ def _missing(rank: int, waits: Sequence[_OpenCollective], job: JobRanks) -> Flig
             else f"{len(waiting_ranks)} others wait"
         )
         waiter = f"; {waiting} there{_at(first)} since {_since(first)}"
-    return FlightFinding(
-        MISSING, (rank,), f"{_who([rank], job)} never {action}{waiter}{_it(rank, job)}"
-    )
+    text = f"{_who([rank], job)} never {action}{waiter}"
+    if within is None:
+        return FlightFinding(MISSING, (rank,), f"{text}{_it(rank, job)}")
+    return FlightFinding(DESYNC, (rank,), f"{text}; it waits in {_named(within, job)}{_at(within)}")
 
 
 def _oldest(waits: Sequence[_OpenCollective]) -> tuple[Collective, list[int]]:
@@ -468,37 +509,73 @@ def _cycle(waits: Sequence[_OpenCollective]) -> list[_OpenCollective]:
 def _strayed(cycle: Sequence[_OpenCollective], records: Mapping[int, FlightRecord]) -> list[int]:
     """Return the ranks of CYCLE that deviate from the order of their earlier calls.
 
-    If that is not one rank: those that left it anywhere before.
+    If that is not one rank: those that left it anywhere before. What another rank does, too, is no
+    deviation.
     """
     last: list[int] = []
     anywhere: list[int] = []
+    made = _made_by(records)
     for wait in cycle:
         record = records[wait.rank]
-        calls = [(call.channel, call.operation, call.site) for call in record.collectives]
         place = record.collectives.index(wait.collective)
-        steps = list(itertools.pairwise(calls[: place + 1]))
-        followers = [after for before, after in steps[:-1] if before == calls[place - 1]]
-        # After a call that is new, there is no order to leave.
-        if followers and calls[place] not in followers:
-            last.append(wait.rank)
-        if _leaves_order(steps):
+        steps = itertools.pairwise(record.collectives[: place + 1])
+        left = [step for step in _departures(steps) if not _is_shared(wait.rank, step, made)]
+        if left:
             anywhere.append(wait.rank)
+        if left and left[-1][1] is record.collectives[place]:
+            last.append(wait.rank)
     return last if len(last) == 1 or len(anywhere) != 1 else anywhere
 
 
-def _leaves_order(steps: Sequence[tuple[object, object]]) -> bool:
-    """Whether a call is followed by one that has never followed it before.
+def _departures(steps: Iterable[_Step]) -> list[_Step]:
+    """Return the STEPS from a call to one that has never followed it, but another.
 
-    >>> _leaves_order([(1, 2), (2, 1), (1, 2)]), _leaves_order([(1, 2), (2, 1), (1, 3)])
-    (False, True)
+    A call that is new altogether belongs to no order yet.
     """
     followers: dict[object, set[object]] = {}
-    for before, after in steps:
-        known = followers.setdefault(before, set())
-        if known and after not in known:
-            return True
-        known.add(after)
-    return False
+    known: set[object] = set()
+    departures = []
+    for step in steps:
+        before, after = ((call.channel, call.operation, call.site) for call in step)
+        following = followers.setdefault(before, set())
+        if following and after in known - following:
+            departures.append(step)
+        following.add(after)
+        known |= {before, after}
+    return departures
+
+
+def _made_by(records: Mapping[int, FlightRecord]) -> _StepIndex:
+    """Return which ranks go from one line and operation to another, and in which groups."""
+    made: _StepIndex = {}
+    for rank, record in records.items():
+        for before, after in itertools.pairwise(record.collectives):
+            groups = made.setdefault(_lines(before, after), {})
+            groups.setdefault((before.channel, after.channel), set()).add(rank)
+    return made
+
+
+def _lines(*calls: Collective) -> tuple[object, ...]:
+    return tuple((call.operation, call.site) for call in calls)
+
+
+def _is_shared(rank: int, step: _Step, made: _StepIndex) -> bool:
+    """Whether another rank than RANK makes STEP: in the same groups, as far as it is in them.
+
+    Of a group that it is not in, it may have a sibling, such as its own data-parallel group.
+    """
+    return any(
+        other != rank
+        and any(other in call.channel.ranks for call in step)
+        and all(
+            channel == call.channel or channel.is_pair
+            if other in call.channel.ranks
+            else len(channel.ranks) == len(call.channel.ranks)
+            for channel, call in zip(channels, step, strict=True)
+        )
+        for channels, ranks in made.get(_lines(*step), {}).items()
+        for other in ranks
+    )
 
 
 def _drawn(

@@ -494,6 +494,43 @@ def test_of_two_calls_that_differ_the_one_of_the_rank_that_others_await_is_wrong
     assert "; rank 2 never entered all_reduce 1 of ranks 0-2; 2 others wait there" in finding.text
 
 
+@pytest.mark.parametrize("operation", ["new_group", "backward", ""])
+def test_of_ranks_in_two_calls_that_need_all_of_them_the_fewer_are_wrong(operation: str) -> None:
+    whole = CollectiveChannel((0, 1, 2))
+    other = CollectiveChannel((0, 1, 2), 1 if operation else 2, operation)
+    step = Call(whole, "all_reduce")
+    right = [step, step, Call(other, operation or "all_reduce"), step]
+    (finding,) = flight.verdict(play({0: right, 1: [step] * 3, 2: right}), JobRanks(3))
+    assert (finding.kind, finding.ranks) == (DESYNC, (1,))
+    where = f"{operation or 'all_reduce'} 1 of all ranks{'' if operation else ' (their group 2)'}"
+    assert finding.text.startswith(f"rank 1 never entered {where}; 2 others wait there in train.py")
+    assert finding.text.endswith("; it waits in all_reduce 3 of all ranks in train.py:7")
+
+
+def test_in_a_circle_who_does_as_others_do_has_not_left_its_order() -> None:
+    whole = CollectiveChannel((0, 1, 2, 3))
+    step, evaluation = Call(whole, "all_reduce"), Call(whole, "broadcast")
+
+    def steps(*pair: int) -> list[Call]:
+        save = Call(CollectiveChannel(pair), "all_reduce")
+        return [step, step, evaluation, save, step, step, save, step]
+
+    # All save without an evaluation before, for the first time; rank 1 skips that.
+    scripts = {0: steps(0, 1), 1: [*steps(0, 1)[:6], step], 2: steps(2, 3), 3: steps(2, 3)}
+    (finding,) = flight.verdict(play(scripts), JobRanks(4))
+    assert (finding.kind, finding.ranks) == (CYCLE, (0, 1))
+
+
+def test_in_a_circle_a_call_that_is_new_leaves_no_order() -> None:
+    whole = CollectiveChannel((0, 1, 2))
+    step, pair = Call(whole, "all_reduce"), Call(CollectiveChannel((0, 1)), "all_reduce")
+    before = [step] * 3
+    # Which of the two comes first is known to nobody.
+    scripts = {0: [*before, step, pair], 1: [*before, pair, step], 2: [*before, step]}
+    (finding,) = flight.verdict(play(scripts), JobRanks(3))
+    assert (finding.kind, finding.ranks) == (CYCLE, (0, 1))
+
+
 @pytest.mark.parametrize("operation", ["reduce_scatter", "scatter", "gather", "reduce (max)"])
 def test_parts_of_another_size_are_told(operation: str) -> None:
     group = CollectiveChannel((0, 1, 2))
