@@ -461,7 +461,7 @@ class Supervisor:
                 self._wait_for_group(ended, left)
                 return
         elif ended.ended is None:
-            self._reap_successes(ended)
+            self._reap_together(ended)
         status = ended.reap()
         self._left += ended.left
         at = time.monotonic()
@@ -478,13 +478,18 @@ class Supervisor:
         # Now, not at the end of the turn: the others must be signalled without delay.
         self._perform_all()
 
-    def _reap_successes(self, first: worker.Worker) -> None:
-        """Reap FIRST with all others that have ended, too, if they are many and have succeeded."""
+    def _reap_together(self, first: worker.Worker) -> None:
+        """Reap FIRST with all others that have ended, too, as far as they have succeeded.
+
+        Of many ranks, most end at once, and each answer of the guard costs.
+        """
         ready = self._loop.ready
         peers = self._workers.values() if ready else ()
         others = [peer for peer in peers if peer.pidfd in ready and peer.ended is None]
-        if others:
-            worker.reap_successes([first, *others], self._guard)
+        # What they leave is killed when the other hosts are done, too.
+        is_last = len(others) + 1 == len(self._workers) and not self._gathering.is_shared
+        sweep_s = _SWEEP_S if is_last else None
+        worker.reap_together([first, *others], self._guard, sweep_s)
 
     def _with_circumstances(self, exited: Exited) -> Exited:
         """Add the others that have failed by now; the rest is examined when all have ended."""

@@ -114,4 +114,4 @@ def run(parent: Guard, order: Order) -> tuple[Launched, Ended]:
     assert select.select([pidfd], [], [], TRAINING_S)[0]
     os.close(pidfd)
     os.close(order.output)
-    return started, parent.end(started.pid)
+    return started, parent.end([started.pid])[0]

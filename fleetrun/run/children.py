@@ -198,21 +198,26 @@ def wait_status(pid: int) -> WaitStatus:
     return WaitStatus(result.si_code, result.si_status)
 
 
-def has_succeeded(pid: int) -> bool:
-    """Whether PID, a child that has ended, has exited with 0; it stays a zombie."""
-    return wait_status(pid) == WELL
+def wait_statuses(pids: Iterable[int]) -> list[WaitStatus]:
+    """Return the statuses of PIDS, which have ended, up to the first that has failed."""
+    statuses = []
+    for pid in pids:
+        statuses.append(wait_status(pid))
+        if statuses[-1] != WELL:
+            break
+    return statuses
 
 
-def end(pid: int, status: WaitStatus | None = None) -> Ended:
-    """Reap PID, a child that has ended, and kill what is left of its process group."""
-    status = status or wait_status(pid)
-    return _end(pid, status, _members((pid,)) if status == WELL else ())
+def end(pids: Sequence[int], statuses: Sequence[WaitStatus] = ()) -> list[Ended]:
+    """Reap PIDS, children that have ended, and kill what is left of their process groups.
 
-
-def end_well(pids: Collection[int]) -> list[Ended]:
-    """Do the same for PIDS, which have succeeded, with one look at all children."""
-    members = list(_members(set(pids)))
-    return [_end(pid, WELL, members) for pid in pids]
+    With one look at all children; up to the first that has failed. STATUSES: theirs, if known.
+    """
+    statuses = statuses or wait_statuses(pids)
+    ended = list(zip(pids, statuses, strict=False))
+    well = {pid for pid, status in ended if status == WELL}
+    members = list(_members(well)) if well else []
+    return [_end(pid, status, members if status == WELL else ()) for pid, status in ended]
 
 
 def _end(pid: int, status: WaitStatus, members: Iterable[tuple[int, int]]) -> Ended:

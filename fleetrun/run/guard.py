@@ -13,7 +13,6 @@ import _socket  # `socket` takes 40 ms to import, this one 1
 import errno
 import os
 import time
-from itertools import takewhile
 
 from fleetrun.run import children, framing, libc
 from fleetrun.run.libc import signal
@@ -88,6 +87,9 @@ class Guard:
         # The environment of the first process: of others, only what differs from it is sent.
         self._env: Mapping[bytes, bytes] = {}
         self._is_dismissed = False
+        # For how long at most the guard sweeps, if its answer is still to come; and the answer.
+        self._sweeping_s: float | None = None
+        self._swept: Any = None
         self._watcher: int | None = None
         self._settings = settings
         # The launcher's group has the process that reads its terminal, and unrelated ones.
@@ -143,41 +145,28 @@ class Guard:
             return "unfit", 0, "its guard was killed"
         return state, own_bytes, why
 
-    def end_well(self, pids: Sequence[int]) -> list[Ended]:
-        """Reap PIDS, which have ended, up to the first that has not succeeded, as `end` does.
+    def end(self, pids: Sequence[int], sweep_s: float | None = None) -> list[Ended]:
+        """Reap PIDS, which have ended, and kill what is left of their process groups.
 
-        Each by itself would cost an answer; of many ranks, most end at once.
+        Up to the first that has failed: before the others are examined, they are to be signalled.
+        If all have succeeded and no rank is left, the guard goes on and sweeps for at most SWEEP_S
+        (None: it does not), and `sweep` has only to fetch the answer.
         """
         try:
-            self._ask("end well", pids)
-            (count,) = self._answer()
+            self._ask("end", pids, sweep_s)
+            statuses = [children.WaitStatus(*how) for how in self._answer()]
         except _GuardLost:
-            return []
+            return children.end(pids)
         try:
             parts = self._answer()
         except _GuardLost:
             # The guard was killed between the two parts of its answer.
-            return children.end_well(pids[:count])
+            return children.end(pids, statuses)
+        self._sweeping_s = sweep_s
         return [
-            children.Ended(children.WELL, peak, tuple(map(children.Leftover._make, left)))
-            for peak, left in parts
+            children.Ended(status, peak, tuple(map(children.Leftover._make, left)))
+            for status, (peak, left) in zip(statuses, parts, strict=True)
         ]
-
-    def end(self, pid: int) -> Ended:
-        """Reap PID, which has ended, and kill what is left of its process group."""
-        try:
-            self._ask("end", pid)
-            how = self._answer()
-        except _GuardLost:
-            return children.end(pid)
-        try:
-            peak, left = self._answer()
-        except _GuardLost:
-            # The guard was killed between the two parts of its answer.
-            return children.end(pid, children.WaitStatus(*how))
-        return children.Ended(
-            children.WaitStatus(*how), peak, tuple(map(children.Leftover._make, left))
-        )
 
     def left_in(self, group: int) -> int | None:
         """Return a living member of GROUP, whose leader has ended; None if there is none."""
@@ -192,10 +181,13 @@ class Guard:
         """Kill everything that outlived its rank, except RANKS themselves."""
         spared = ranks | self.pids
         try:
-            self._ask("sweep", sorted(ranks), seconds)
+            self._fetch_swept()
+            swept, self._swept = self._swept, None
+            if swept is None:
+                self._ask("sweep", sorted(ranks), seconds)
             # The launcher's own children are those that it runs itself, such as git.
             stuck_here = children.sweep(spared, seconds).stuck
-            stuck, left = self._answer(seconds + _MARGIN_S)
+            stuck, left = swept or self._answer(seconds + _MARGIN_S)
         except _GuardLost:
             return children.sweep(spared, seconds)
         return children.Swept((*stuck, *stuck_here), tuple(map(children.Leftover._make, left)))
@@ -252,7 +244,16 @@ class Guard:
             with suppress(OSError):
                 self._watcher = _fork(lambda: self._be_watcher(launcher))
 
+    def _fetch_swept(self) -> None:
+        """Fetch what came of the sweep that `end` asked for, if it did."""
+        seconds, self._sweeping_s = self._sweeping_s, None
+        if seconds is not None:
+            self._swept = self._answer(seconds + _MARGIN_S)
+
     def _ask(self, *order: Any, files: tuple[int, ...] = ()) -> None:  # noqa: ANN401 - each order's own
+        # The answer to the last request comes first.
+        with suppress(_GuardLost):
+            self._fetch_swept()
         if self._has_ended:
             raise _GuardLost(was_received=False)
         unsent = memoryview(framing.pack(order))
@@ -517,23 +518,15 @@ class _Service:
             case "standing by", []:
                 unfit = "unfit", 0, "it could not be started"
                 self._say(unfit if self._forks is None else tuple(self._forks.state()))
-            case "end", [pid]:
-                status = children.wait_status(pid)
-                self._say(tuple(status))
-                ended = children.end(pid, status)
-                self.ranks.discard(pid)
-                self._say((ended.peak_bytes, [tuple(process) for process in ended.left]))
-            case "end well", [pids]:
-                well = list(takewhile(children.has_succeeded, pids))
-                self._say((len(well),))
-                ended_well = children.end_well(well)
-                self.ranks.difference_update(well)
-                self._say(
-                    [
-                        (ended.peak_bytes, [tuple(process) for process in ended.left])
-                        for ended in ended_well
-                    ]
-                )
+            case "end", [pids, sweep_s]:
+                statuses = children.wait_statuses(pids)
+                self._say(list(map(tuple, statuses)))
+                ended = children.end(pids, statuses)
+                self.ranks.difference_update(pids[: len(ended)])
+                self._say([(how.peak_bytes, list(map(tuple, how.left))) for how in ended])
+                if sweep_s is not None:
+                    has_succeeded = not self.ranks and statuses[-1] == children.WELL
+                    self._say(self._sweep(frozenset(), sweep_s) if has_succeeded else None)
             case "kill at", [at]:
                 self.kill_at = at
             case "tell at", [target]:
@@ -541,8 +534,7 @@ class _Service:
             case "left", [group]:
                 self._say((children.left_in(group),))
             case "sweep", [ranks, seconds]:
-                swept = children.sweep(frozenset(ranks) | self._own, seconds, is_guard=True)
-                self._say((swept.stuck, [tuple(process) for process in swept.ended]))
+                self._say(self._sweep(frozenset(ranks), seconds))
             case _:  # pragma: no cover - there are no others
                 raise AssertionError(request)
 
@@ -550,6 +542,10 @@ class _Service:
     def _own(self) -> frozenset[int]:
         """The fork server and its parked forks."""
         return frozenset() if self._forks is None else self._forks.pids
+
+    def _sweep(self, ranks: frozenset[int], seconds: float) -> tuple[Any, ...]:
+        swept = children.sweep(ranks | self._own, seconds, is_guard=True)
+        return swept.stuck, list(map(tuple, swept.ended))
 
     def _start(self, order: Order) -> Launched:
         if not order.may_fork or self._forks is None:
@@ -561,7 +557,7 @@ class _Service:
         except forkserver.Unable as why:
             return children.Launched(children.start(order), why_not=str(why))
 
-    def _say(self, answer: Sequence[Any]) -> None:
+    def _say(self, answer: Sequence[Any] | None) -> None:
         self._orders.sendall(framing.pack(answer))
 
 

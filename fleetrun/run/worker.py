@@ -84,7 +84,7 @@ class Worker:
 
     def reap(self) -> ExitStatus:
         """Kill what is left of the group of a worker that has ended; return its exit status."""
-        ended = self.ended = self.ended or self._guard.end(self.pid)
+        ended = self.ended = self.ended or self._guard.end([self.pid])[0]
         (code, status), self.peak_bytes, self.left = ended
         os.close(self.pidfd)
         self.has_core = code == os.CLD_DUMPED
@@ -124,10 +124,12 @@ class TerminalWorker(Worker):
         return sorted(proc.descendants(members, roots) - roots)
 
 
-def reap_successes(workers: Sequence[Worker], guard: Guard) -> None:
-    """Reap WORKERS, which have ended, up to the first that has not succeeded, all at once."""
+def reap_together(workers: Sequence[Worker], guard: Guard, sweep_s: float | None) -> None:
+    """Reap WORKERS, which have ended, up to the first that has failed, as `Guard.end` does."""
     together = [worker for worker in workers if not worker.has_terminal]
-    ended = guard.end_well([worker.pid for worker in together])
+    if not together:
+        return
+    ended = guard.end([worker.pid for worker in together], sweep_s)
     for worker, how in zip(together, ended, strict=False):
         worker.ended = how
 
@@ -243,7 +245,7 @@ def spawn(
         return worker_type(index, attempt, launched, os.pidfd_open(launched.pid), guard)
     except OSError as error:
         os.kill(launched.pid, signal.SIGKILL)
-        guard.end(launched.pid)
+        guard.end([launched.pid])
         return _refusal(spec, error)
 
 

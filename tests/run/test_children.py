@@ -38,7 +38,7 @@ def test_a_rank_that_was_started_by_somebody_who_died_is_known_by_its_environmen
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-            assert children.end(pid).status.status == signal.SIGKILL
+            assert children.end([pid])[0].status.status == signal.SIGKILL
 
 
 def test_a_child_that_yields_to_all_others_dies_as_soon_as_they() -> None:
@@ -55,4 +55,4 @@ def test_a_child_that_yields_to_all_others_dies_as_soon_as_they() -> None:
         assert os.sched_getscheduler(pid) == os.SCHED_OTHER
     finally:
         os.kill(pid, signal.SIGKILL)
-        children.end(pid)
+        children.end([pid])

@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from waiting import LONG_S, until
@@ -15,8 +16,6 @@ from fleetrun.run.children import Order
 from fleetrun.run.descriptors import FileLimit
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pytest
 
 
@@ -64,7 +63,7 @@ def test_ranks_die_at_the_moment_that_was_named_even_if_nobody_asks_again(tmp_pa
         for pidfd in pidfds:
             assert select.select([pidfd], [], [], LONG_S)[0]
             os.close(pidfd)
-        assert made.end(started.pid).status == (os.CLD_KILLED, signal.SIGKILL)
+        assert made.end([started.pid])[0].status == (os.CLD_KILLED, signal.SIGKILL)
     finally:
         made.dismiss()
 
@@ -94,14 +93,37 @@ def test_ranks_that_have_succeeded_are_reaped_at_once_up_to_the_first_that_faile
             pidfd = os.pidfd_open(pid)
             assert select.select([pidfd], [], [], LONG_S)[0]
             os.close(pidfd)
-        ended = made.end_well(pids)
-        assert [how.status for how in ended] == [(os.CLD_EXITED, 0)] * 2
+        ended = made.end(pids, LONG_S)
+        statuses = [(os.CLD_EXITED, 0), (os.CLD_EXITED, 0), (os.CLD_EXITED, 3)]
+        assert [how.status for how in ended] == statuses
         assert [process.argv for process in ended[0].left] == [("sleep", "1000")]
-        assert made.end_well(pids[2:]) == []
-        assert made.end(pids[2]).status == (os.CLD_EXITED, 3)
-        assert made.end(pids[3]).status == (os.CLD_EXITED, 0)
+        assert [how.status for how in made.end(pids[3:])] == [(os.CLD_EXITED, 0)]
         made.retire()
         made.retire()
+    finally:
+        os.close(null)
+        made.dismiss()
+
+
+def test_after_the_last_success_the_guard_sweeps_without_being_asked_again() -> None:
+    made = guard.Guard("marker", FileLimit(1))
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        escapes = 'setsid sleep 1000 & until [ "$(cat /proc/$!/comm)" = sleep ]; do :; done'
+        pids = [_started(made, script, null) for script in (escapes, "exit 0")]
+        assert [how.left for how in made.end(pids[:1], LONG_S)] == [()]
+        # One is left, which is the other rank's.
+        assert made.sweep({pids[1]}, LONG_S).ended[0].argv == ("sleep", "1000")
+        again = _started(made, escapes, null)
+        assert len(made.end([pids[1], again], LONG_S)) == 2
+        until(lambda: not Path(f"/proc/{made.pid}/task/{made.pid}/children").read_text())
+        # Another request in between.
+        assert made.left_in(again) is None
+        assert made.sweep(frozenset(), LONG_S).ended[0].argv == ("sleep", "1000")
+        assert made.sweep(frozenset(), LONG_S) == ((), ())
+        failed = _started(made, f"{escapes}; exit 3", null)
+        made.end([failed], LONG_S)
+        assert made.sweep(frozenset(), LONG_S).ended[0].argv == ("sleep", "1000")
     finally:
         os.close(null)
         made.dismiss()
@@ -133,7 +155,7 @@ def test_each_process_has_its_own_environment(tmp_path: Path) -> None:
                 default_signals=(),
                 cpus=(),
             )
-            made.end(made.start(order).pid)
+            made.end([made.start(order).pid])
             os.close(log)
             entries = (tmp_path / f"{number}").read_bytes().rstrip(b"\0").split(b"\0")
             assert dict(entry.split(b"=", 1) for entry in entries) == env
@@ -152,8 +174,8 @@ def test_ranks_whose_guard_was_killed_are_reaped_one_by_one() -> None:
         assert select.select([pidfd], [], [], LONG_S)[0]
         os.close(pidfd)
         os.kill(made.pid, signal.SIGKILL)
-        assert made.end_well([pid]) == []
-        assert made.end(pid).status == (os.CLD_EXITED, 0)
+        assert made.end([pid], LONG_S)[0].status == (os.CLD_EXITED, 0)
+        assert made.sweep(frozenset(), LONG_S) == ((), ())
     finally:
         libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 0)
         os.close(null)
