@@ -455,8 +455,7 @@ class LaunchedJob(ObservedJob):
         from fleetrun.records import heartbeat, variables
 
         paths = [spec.env.get(variables.HEARTBEAT, "") for spec in self.plan.processes]
-        steps = [step for step in map(heartbeat.read_step, paths) if step is not None]
-        lasted_s, last = at - self.began_at, max(steps, default=None)
+        last, lasted_s = heartbeat.last_step(paths), at - self.began_at
         self._ending = ending.Ending(
             outcome, self.plan, lasted_s, self.began, last, tuple(self.restarts)
         )

@@ -8,6 +8,7 @@ import time
 from fleetrun.errors import EnvironmentFault, FleetrunError
 from fleetrun.model import Rules
 from fleetrun.records import names, variables
+from fleetrun.records.folder import beside
 from fleetrun.run import children, descriptors, policy, proc, terminal, worker
 from fleetrun.run.events import (
     Action,
@@ -45,7 +46,7 @@ from fleetrun.run.libc import signal
 from fleetrun.run.loop import Loop, nothing, poll
 from fleetrun.run.observers import Observers
 from fleetrun.run.signals import Signals, TerminalSignals, defaults_for_children
-from fleetrun.standard import partial, suppress
+from fleetrun.standard import partial
 from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -198,7 +199,6 @@ class Supervisor:
         children.wait_for_ending()
         self._deliver()
         if self._has_guard:
-            # While the last lines are written: a process takes a millisecond to end.
             self._guard.retire()
         closing = self._job.closing(self._outcome, ended_at) if self._has_plan else ""
         for line in closing.splitlines():
@@ -505,7 +505,7 @@ class Supervisor:
         }
         # The others are waiting for their signals: look at the folder, not at each file, and pay
         # the 4 ms of this import only for a record.
-        there = _beside([path for some in paths.values() for path in some if path])
+        there = beside([path for some in paths.values() for path in some if path])
         reporting = [index for index, some in paths.items() if not there.isdisjoint(some)]
         if not reporting:
             return []
@@ -608,6 +608,10 @@ class Supervisor:
                 self._log_leftovers()
             case Finish(outcome=outcome):
                 self._outcome = outcome
+                if self._has_guard and not outcome.stuck and not self._gathering.is_shared:
+                    # While the end is recorded: a process takes a millisecond to end. Other hosts
+                    # still have to be told if this launcher is killed.
+                    self._guard.retire()
             case _:  # pragma: no cover - there are no others
                 assert_never(action)
 
@@ -735,12 +739,3 @@ def _enter(folder: str) -> None:
     """Change to the plan's working directory, which differs only in tests."""
     if not os.path.samefile(folder, "."):
         os.chdir(folder)
-
-
-def _beside(paths: Sequence[str]) -> set[str]:
-    """Return the files in the folders of PATHS."""
-    files: set[str] = set()
-    for folder in set(map(os.path.dirname, paths)):
-        with suppress(OSError):
-            files.update(os.path.join(folder, name) for name in os.listdir(folder or "."))
-    return files

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.postmortem import causes, lastlines
 from fleetrun.records import names, rankfile, variables
-from fleetrun.records.heartbeat import read_step
+from fleetrun.records.heartbeat import last_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,8 +67,7 @@ def _is_alive(record: ErrorReport) -> bool:
 
 def examine(plan: LaunchPlan, exits: tuple[Exited, ...]) -> tuple[Exited, ...]:
     """Return EXITS completed from the ranks' records and logs."""
-    steps = [read_step(spec.env.get(variables.HEARTBEAT, "")) for spec in plan.processes]
-    step = max((value for value in steps if value is not None), default=None)
+    step = last_step(spec.env.get(variables.HEARTBEAT, "") for spec in plan.processes)
     topology = rankfile.topology(map(rankfile.path_of, plan.processes))
     examined = [
         _placed(plan, _examined(plan, exited, step, with_log=index < _MOST_LOGS), topology)

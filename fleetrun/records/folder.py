@@ -14,7 +14,7 @@ from fleetrun.standard import suppress
 from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 # Files about a launch are readable by the owner alone; the output of ranks follows the umask.
 PRIVATE = 0o600
@@ -33,6 +33,15 @@ def closed(path: str) -> str | None:
             if os.path.isdir(folder) and not os.access(folder, os.X_OK, effective_ids=True):
                 return folder
     return None
+
+
+def beside(paths: Iterable[str]) -> set[str]:
+    """Return the files in the folders of PATHS: one look at each folder, not at each path."""
+    files: set[str] = set()
+    for folder in set(map(os.path.dirname, paths)):
+        with suppress(OSError):
+            files.update(os.path.join(folder, name) for name in os.listdir(folder or "."))
+    return files
 
 
 class Folder:

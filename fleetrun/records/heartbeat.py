@@ -6,6 +6,11 @@ import os
 import time
 
 from fleetrun.records import reading
+from fleetrun.records.folder import beside
+from fleetrun.typehints import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _MOST = 64
 # Python does not name it.
@@ -22,6 +27,14 @@ def read_step(path: str) -> int | None:
     words = (reading.content(path, _MOST) or b"").split()
     # A file that is being written has no number yet.
     return int(words[0]) if words and words[0].isdigit() else None
+
+
+def last_step(paths: Iterable[str]) -> int | None:
+    """Return the highest of the steps in PATHS, of which few may exist; None without any."""
+    paths = list(filter(None, paths))
+    there = beside(paths)
+    steps = [read_step(path) for path in paths if path in there]
+    return max((step for step in steps if step is not None), default=None)
 
 
 def is_scripts(path: str) -> bool:

@@ -139,8 +139,7 @@ class Recovery(Source):
     def _step(self) -> int | None:
         """Return the last step that a rank of this attempt has reported; None without one."""
         paths = [path for path in self._heartbeats() if heartbeat.beat(path, self._since_ns)]
-        steps = [heartbeat.read_step(path) for path in paths]
-        return max((step for step in steps if step is not None), default=None)
+        return heartbeat.last_step(paths)
 
     def _lost(self) -> int | None:
         """Return how many steps are repeated; None where updates count from 1 in each attempt."""

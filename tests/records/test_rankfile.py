@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.model import ProcessSpec
 from fleetrun.records import rankfile
-from fleetrun.records.heartbeat import beat, read_step
+from fleetrun.records.heartbeat import beat, last_step, read_step
 from fleetrun.records.rankfile import ErrorReport, read_error
 
 if TYPE_CHECKING:
@@ -113,6 +113,15 @@ def test_a_heartbeat_may_tell_the_step(tmp_path: Path) -> None:
     assert beat(str(path), now) == now
     assert beat(str(path), now + 1) == 0
     assert read_step(str(tmp_path)) is None
+
+
+def test_the_last_step_is_that_of_the_rank_that_is_furthest(tmp_path: Path) -> None:
+    for rank, text in enumerate(("7", "120", "soon")):
+        (tmp_path / f"heartbeat.{rank}").write_text(text)
+    paths = [str(tmp_path / f"heartbeat.{rank}") for rank in range(4)]
+    assert last_step([*paths, "", str(tmp_path / "none" / "heartbeat.9")]) == 120
+    assert last_step([*paths[2:], ""]) is None
+    assert last_step([]) is None
 
 
 def test_s21_numbers_that_no_clock_has_are_no_times(tmp_path: Path) -> None:
