@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 _TRIED = ".link"
 # How long after the start of the ranks to do the late work: while they load their programs, as at
 # the end it would delay the exit of a short job.
-_PLAN_AFTER_S = 0.06
-_PRUNE_AFTER_S = 1.5
+_PLAN_AFTER_S, _PRUNE_AFTER_S = 0.06, 0.1
 # Longer than hosts wait for each other, unless the timeout was raised.
 _MARKED_S = 86400.0
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
@@ -43,6 +42,8 @@ class RunDirectory(Sink):
         self._keep = 1 if request.log_overwrite else max(1, request.log_keep)
         self._log_dir = _join(plan.cwd, plan.log_dir)
         self._folder, self._run_dir = job.folder, job.folder.path
+        # As links in the log folder have it.
+        self._own = os.path.relpath(self._run_dir, self._log_dir)
         self._log_fd = self._runs_fd = self._lock_fd = -1
         # What `withdraw` has to remove.
         self._has_made_log = self._has_made_runs = self._is_made = False
@@ -126,11 +127,12 @@ class RunDirectory(Sink):
         self._chores.add("plan", self._job.late_s(_PLAN_AFTER_S), self._write_plan)
         if self._is_first:
             self._name_previous()
-            self._link(names.LATEST, self._run_dir)
+            self._link(names.LATEST)
             if self._job.plan.ranks:
-                self._link(names.ENDPOINTS, self._write_endpoints())
+                self._write_endpoints()
+                self._link(names.ENDPOINTS, names.ENDPOINTS)
             self._link_others(0)
-            self._chores.add("old runs", _PRUNE_AFTER_S, self._prune)
+            self._chores.add("old runs", self._job.late_s(_PRUNE_AFTER_S), self._prune)
 
     def on_event(self, happening: Happening) -> None:
         """Point a process's well-known log name to the log of the current attempt."""
@@ -138,7 +140,7 @@ class RunDirectory(Sink):
             spec = self._job.plan.processes[happening.process]
             logs = zip((spec.log, spec.error_log), self._job.logs(happening), strict=False)
             for log, path in logs:
-                self._link(log, path)
+                self._link(log, os.path.basename(path))
         elif isinstance(happening, Gathered) and happening.attempt:
             # The same run with other ports, and maybe other ranks.
             if self._job.plan.ranks:
@@ -155,24 +157,26 @@ class RunDirectory(Sink):
         for fd in (self._lock_fd, self._runs_fd, self._log_fd):
             os.close(fd)
 
-    def _write_endpoints(self) -> str:
+    def _write_endpoints(self) -> None:
         """Write endpoints.log exactly as Paddle does: with a blank, and no final newline."""
         lines = "\n".join(str(rank.endpoint) for rank in self._job.plan.ranks if rank.is_trainer)
         self._folder.write(names.ENDPOINTS, f"PADDLE_TRAINER_ENDPOINTS: \n{lines}", SHARED)
-        return _join(self._run_dir, names.ENDPOINTS)
 
     # Names --------------------------------------------------------------------------------------
 
-    def _link(self, name: str, target: str) -> None:
-        """Point NAME in the log folder to TARGET, atomically; keep a file of that name."""
-        path = _join(self._log_dir, name)
+    def _link(self, name: str, file: str = "") -> None:
+        """Point NAME in the log folder to FILE of the run directory ("": to this itself).
+
+        Atomically; a file of that name is kept.
+        """
         try:
             self._keep_old(name)
-            point(name, os.path.relpath(target, self._log_dir), self._log_fd)
+            point(name, f"{self._own}/{file}" if file else self._own, self._log_fd)
         except OSError as error:
             # Only once: a full disk affects every rank.
             if not self._has_complained:
                 self._has_complained = True
+                path, target = _join(self._log_dir, name), _join(self._run_dir, file)
                 self._job.log(f"{path} could not be linked to {target} ({error.strerror}).")
 
     def _name_previous(self) -> None:
@@ -210,7 +214,7 @@ class RunDirectory(Sink):
                 their_log = names.log_name(name, shared.attempts.get(rank.node_rank, attempt))
                 with suppress(OSError):
                     os.symlink(_join(folder, their_log), log, dir_fd=self._folder.fd)
-                    self._link(name, _join(self._run_dir, log))
+                    self._link(name, log)
 
     def _keep_old(self, name: str) -> None:
         """Keep the file NAME, which Paddle's own launcher leaves, under an unused name."""
@@ -343,6 +347,8 @@ class RunDirectory(Sink):
             target = os.readlink(name, dir_fd=self._log_fd)
         except OSError:
             # It is not a link.
+            return
+        if target.startswith(f"{self._own}/"):
             return
         runs = os.path.dirname(self._run_dir)
         run_dir, log = os.path.split(_join(self._log_dir, target))
