@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 
 from fleetrun.errors import EnvironmentFault
 
@@ -48,25 +47,35 @@ class FileLimit:
 
     def hold(self, processes: int) -> None:
         """Raise the limit if PROCESSES may need more."""
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         needed = processes * self._per_process + self._fixed
+        target = needed + self._desirable
+        # The soft limit; -1: there is none.
+        if not -1 < os.sysconf("SC_OPEN_MAX") < target:
+            return
+        import resource  # an extension module, which most launches need not load
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if resource.RLIM_INFINITY != hard < needed:
             raise EnvironmentFault(
                 f"{processes} {self._label} need {needed} open files, and {hard} are "
                 "allowed: raise the hard limit (`ulimit -Hn`)."
             )
-        target = needed + self._desirable
-        if soft != resource.RLIM_INFINITY and soft < target:
-            new = target if hard == resource.RLIM_INFINITY else min(target, hard)
-            self._before, self._raised = self._before or (soft, hard), (new, hard)
-            self.lift()
+        new = target if hard == resource.RLIM_INFINITY else min(target, hard)
+        self._before, self._raised = self._before or (soft, hard), (new, hard)
+        self.lift()
 
     def lift(self) -> None:
         """Set the raised limit, if it is needed."""
         if self._raised is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, self._raised)
+            _set(self._raised)
 
     def restore(self) -> None:
         """Restore the user's limit: at the end, and for each process that is started."""
         if self._before is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, self._before)
+            _set(self._before)
+
+
+def _set(limits: tuple[int, int]) -> None:
+    import resource  # as above
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
