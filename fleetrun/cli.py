@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import sys
 
-from fleetrun.commands import COMMANDS
 from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -68,13 +67,8 @@ def main(
         return UNFIT
     words = sys.argv[1:] if argv is None else list(argv)
     variables = dict(os.environ) if environ is None else environ
-    # Below the check above, because an old Python cannot even compile them.
-    from fleetrun.errors import FleetrunError
-
     try:
         return _dispatch(words, variables, launch, caller)
-    except FleetrunError as error:
-        return _fail(error, words, variables, caller)
     except KeyboardInterrupt:
         return INTERRUPTED
     except MemoryError:
@@ -84,6 +78,13 @@ def main(
         # The reader (`| head`) has seen enough. Python would complain once more at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except Exception as error:
+        # Not at the top: a launch has it from the one file, and an old Python cannot compile it.
+        from fleetrun.errors import FleetrunError
+
+        if not isinstance(error, FleetrunError):
+            raise
+        return _fail(error, words, variables, caller)
 
 
 def _fail(
@@ -129,7 +130,7 @@ def _dispatch(
         from fleetrun.commands import answers  # only for Tab
 
         return answers.answer(environ[COMPLETE_VARIABLE])
-    if words and words[0] in COMMANDS:
+    if words and _is_command(words[0]):
         from fleetrun.commands import parser
 
         return parser.run(words[0], words[1:])
@@ -160,6 +161,16 @@ def _dispatch(
             misread.tell(fault, words, environ, caller)
         raise
     return _launch(*resolved, launch, caller)
+
+
+def _is_command(word: str) -> bool:
+    """Whether WORD names a command."""
+    # Most launches begin with an option or the name of a file.
+    if not word.isalpha():
+        return False
+    from fleetrun.commands import COMMANDS
+
+    return word in COMMANDS
 
 
 def _resolved(
@@ -318,6 +329,7 @@ def _check_command(word: str, rest: Sequence[str]) -> None:
 
     A program of that name hardly trains; `fleetrun -- kill` runs it.
     """
+    from fleetrun.commands import COMMANDS
     from fleetrun.errors import UsageError
 
     meant = _COMMANDS_ELSEWHERE.get(word)

@@ -212,6 +212,8 @@ def test_help_is_one_screen_of_what_people_use_first(capsys: pytest.CaptureFixtu
     assert "--help=all" in text
     for name in COMMANDS:
         assert name in text
+        # Else it would be taken for a script.
+        assert name.isalpha()
     assert cli.main(["--help=all"], environ={}) == 0
     whole = capsys.readouterr().out
     for name in COMMANDS:

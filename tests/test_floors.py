@@ -502,7 +502,7 @@ def test_a_real_launch_loads_nothing_slow(tmp_path: Path) -> None:
     assert in_file == [f"fleetrun.{name}" for name in packing.EARLY.split()]
     after = {name.removeprefix("fleetrun.") for name in ours[len(before) :]}
     assert after == set(packing.LATE.split())
-    assert len(before) <= 67, before
+    assert len(before) <= 66, before
     later = ("engines.detect", "engines.meeting", "yamlfile", "sinks.eventlog", "sources.watch")
     assert not {f"fleetrun.{name}" for name in later} & set(before)
 

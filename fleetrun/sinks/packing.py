@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 # The modules of a plain launch, in the order in which they are complete; tests/test_floors.py
 # compares them with a launch.
 EARLY = """
-conversion modes model plan plan.kinds records records.variables options argv configfile plan.origin
-plan.hosts records.secrets request colors plan.visible plan.masks run standard run.proc probe.files
-probe.devices plan.command plan.communication plan.use plan.devices records.names plan.environment
-probe.scripts probe.plugins probe probe.tcp engines.ports engines planner run.terminal
-run.descriptors run.loop run.gathering records.folder run.events run.observers sinks
+conversion modes errors model plan plan.kinds records records.variables options argv configfile
+plan.origin plan.hosts records.secrets request colors plan.visible plan.masks run standard run.proc
+probe.files probe.devices plan.command plan.communication plan.use plan.devices records.names
+plan.environment probe.scripts probe.plugins probe probe.tcp engines.ports engines planner
+run.terminal run.descriptors run.loop run.gathering records.folder run.events run.observers sinks
 records.lockfile sinks.rundir sinks.outlet sinks.stderr run.libc run.children run.policy run.worker
 run.framing run.guard run.signals supervisor job plan.layout modes.collective engines.local
 records.installed
