@@ -7,6 +7,7 @@ import ctypes
 import faulthandler
 import gc
 import importlib
+import inspect
 import marshal
 import os
 import random
@@ -69,7 +70,15 @@ class Imported:
         with warnings.catch_warnings():
             warnings.resetwarnings()
             paddle = importlib.import_module("paddle")
+            import numpy as np
+
             self._filters = list(warnings.filters)
+        # Paddle calls it for operators of static graphs; it looks at all modules the first time.
+        inspect.stack()
+        # Its first call makes what later ones use.
+        np.random.seed()  # noqa: NPY002 - what scripts draw from
+        # It would copy the tables of all kernels to this process, and then free them.
+        atexit.unregister(paddle.base.core.clear_kernel_factory)
         # The first is set in any case, and it was so before.
         self._environ = {"OMP_NUM_THREADS": "1"}
         self._environ |= {k: v for k, v in os.environ.items() if environ.get(k) != v}
@@ -221,7 +230,9 @@ def _become(wanted: Wanted, imported: Imported | None) -> None:
         str(Path(script).parent),
         *(folder for folder in given.split(os.pathsep) if folder),
     ]
-    sys.path_importer_cache.clear()
+    # What was missing may be there; of a folder that is known, the time tells whether it changed.
+    for folder in [path for path, finder in sys.path_importer_cache.items() if finder is None]:
+        del sys.path_importer_cache[folder]
     if imported is not None:
         imported.offer(wanted)
     # The modules beside this one are none of the rank's.

@@ -36,7 +36,7 @@ from warm.ranks import Imported, Wanted, move_to_host_of, run  # noqa: E402
 
 if TYPE_CHECKING:
     import types
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 # Standard input, output and error of a rank.
 _DESCRIPTORS = 3
@@ -48,6 +48,8 @@ _SETTINGS: tuple[dict[str, str], ...] = ({}, {"FLAGS_enable_pir_api": "0"})
 _OWN_FLAG = re.compile(
     r"""^( *)os\.environ(?:\.setdefault\(|\[)"(FLAGS_\w+)"(?:, |\] = )"(\w*)\"""", re.MULTILINE
 )
+# What most ranks load of fleetrun.
+_INJECT = Path(__file__).parents[2] / "fleetrun" / "inject"
 # A CPU has none of them.
 _DEVICES = "FLAGS_selected_"
 
@@ -74,14 +76,20 @@ def _starts_threads(paddle: Path) -> bool:
 
 def _load_all_but_paddle(modules: list[tuple[str, str]]) -> None:
     """Import those of MODULES, which come with Paddle, that are not its own; read its code."""
-    codes: dict[str, types.CodeType] = {}
-    for name, path in modules:
+    for name, _ in modules:
         if name.partition(".")[0] != "paddle":
             # Some are made by others, and cannot be imported by their name.
             with suppress(Exception):
                 importlib.import_module(name)
-        elif path.endswith(".py"):
-            code = SourceFileLoader(name, path).get_code(name)
+    _read_code([path for name, path in modules if name.partition(".")[0] == "paddle"])
+
+
+def _read_code(paths: Iterable[str]) -> None:
+    """Read the code of the modules in PATHS, for all imports in ranks."""
+    codes: dict[str, types.CodeType] = {}
+    for path in paths:
+        if path.endswith(".py"):
+            code = SourceFileLoader(path, path).get_code(path)
             if code is not None:
                 codes[path] = code
     read = SourceFileLoader.get_code
@@ -205,6 +213,7 @@ def _serve_imported(source: socket.socket, ready: socket.socket, flags: dict[str
     with ready.makefile("wb") as file:
         marshal.dump(imported.files(), file)
     ready.close()
+    _read_code(map(str, _INJECT.rglob("*.py")))
     gc.collect()
     gc.freeze()
 
