@@ -5,6 +5,7 @@ the result of each; a case that fails is also tried without fleetrun.
 """
 
 import atexit
+import gc
 import json
 import os
 import signal
@@ -224,6 +225,9 @@ def main() -> None:
     """Run all cases of the first file named in argv; write results to the second."""
     source, target = map(Path, sys.argv[1:])
     cases = json.loads(source.read_text())
+    # Else the collector of each child would copy the memory of all that Paddle has made.
+    gc.collect()
+    gc.freeze()
     results = run(cases, target.parent / "armed")
     failed = [place for place, result in enumerate(results) if any(result["codes"])]
     alone = run([{**cases[place], "is_armed": False} for place in failed], target.parent / "alone")
