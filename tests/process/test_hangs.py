@@ -298,8 +298,18 @@ def test_a_rank_that_cannot_be_watched_from_inside_is_said_and_alive_while_it_is
 
 
 @fakedriver.needed
-@pytest.mark.parametrize(("load", "code"), [("100 0", 124), ("60 0", 0), ("100 30", 0)])
-@pytest.mark.parametrize("wait", ["time.sleep(5)", "spin()"], ids=["idle", "spinning"])
+@pytest.mark.parametrize(
+    ("load", "code", "wait"),
+    [
+        *(
+            pytest.param(load, code, wait, id=f"{kind}-{load}")
+            for load, code in (("100 0", 124), ("100 30", 0))
+            for kind, wait in (("idle", "time.sleep(5)"), ("spinning", "spin()"))
+        ),
+        # Idle ranks tell the loads apart; one that spins makes no other difference here.
+        pytest.param("60 0", 0, "time.sleep(5)", id="idle-60 0"),
+    ],
+)
 def test_s61_a_gpu_that_waits_in_a_kernel_is_no_life_and_one_that_works_is(
     tmp_path: Path, load: str, code: int, wait: str
 ) -> None:

@@ -229,7 +229,7 @@ def test_who_has_raised_and_does_not_end_has_failed_after_the_grace(
     tmp_path: Path, stay: str
 ) -> None:
     script = STAYS.format(stay=STAYS_IN[stay], fail='raise ValueError("no such column")')
-    job = Command.python(tmp_path, script, "--grace=4", ranks=3)
+    job = Command.python(tmp_path, script, "--grace=2", ranks=3)
     ended = job.run()
     assert ended.code == 1, ended.stderr
     assert "Rank 1 raised ValueError" in ended.stderr

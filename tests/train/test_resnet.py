@@ -54,11 +54,11 @@ def assert_same_weights(logs: list[str]) -> None:
 
 @pytest.mark.parametrize("version", mostly("3.3.1"))
 def test_two_ranks_learn_to_read_digits_and_end_identical(version: str, tmp_path: Path) -> None:
-    output, logs = train(version, tmp_path, *LAUNCH, SCRIPT, "--epochs=4")
+    output, logs = train(version, tmp_path, *LAUNCH, SCRIPT, "--epochs=2")
     learned = epochs(logs[0])
-    assert len(learned) == 4
+    assert len(learned) == 2
     assert learned[-1].loss < learned[0].loss / 4
-    assert learned[-1].accuracy > 0.95
+    assert learned[-1].accuracy > 0.9
     assert_same_weights(logs)
     # The console has the whole of rank 0's output.
     assert epochs(output) == learned
