@@ -89,6 +89,7 @@ class Supervisor:
         gathering.keep_ready = self._keep_ready
         # The plan that is ready to start.
         self._prepared: LaunchPlan | None = None
+        self._logs = worker.OpenLogs()
         self._job = job
         self._log, self._show, self._progress = job.log, job.show, job.progress
         # The address of the coordinator, to which this launcher's death is reported.
@@ -149,6 +150,7 @@ class Supervisor:
                 self._guard.dismiss()
             children.sweep(frozenset(), _SWEEP_S)
             children.wait_for_ending()
+            self._logs.close()
             self._signals.close()
             if self._terminal is not None:
                 self._terminal.close()
@@ -222,7 +224,7 @@ class Supervisor:
     def stand_by(self, spec: ProcessSpec, modules: tuple[str, ...], count: int) -> None:
         """Start the process from which COUNT ranks like SPEC are forked in the next attempt."""
         self.stands_by = True
-        env = self._environment(spec)
+        env = self._environments.of(spec)
         if not self._has_plan:
             # A host that waits has no job that `fleetrun ps` could show.
             del env[os.fsencode(variables.JOB)]
@@ -290,7 +292,7 @@ class Supervisor:
             self._stdin = self._job.stdin(planned)
             if not self._has_plan:
                 self._set_up(planned)
-            worker.claim(planned, attempt, self._job.folder)
+            worker.claim(planned, attempt, self._job.folder, self._logs)
         except OSError as error:
             self._withdraw()
             raise EnvironmentFault(names.unwritable(planned.run_dir, error.strerror)) from None
@@ -302,6 +304,7 @@ class Supervisor:
     def _withdraw(self) -> None:
         """Undo the preparations for a first generation that does not start."""
         self._prepared = None
+        self._logs.close()
         if self._has_plan:
             return
         self._observers.withdraw()
@@ -338,11 +341,12 @@ class Supervisor:
             # It was started with the process that it keeps ready, before there was a plan.
             return
         own = plan.processes[0].env.get(variables.JOB) if plan.processes else None
-        self._marker = own or f"{os.path.basename(plan.run_dir)}-{os.getpid()}"
+        marker = own or f"{os.path.basename(plan.run_dir)}-{os.getpid()}"
+        self._environments = worker.Environments(self._base_env, {variables.JOB: marker})
         self._settings = terminal.TerminalSettings() if self._stdin.is_terminal else None
         try:
             self._guard = Guard(
-                f"{variables.JOB}={self._marker}",
+                f"{variables.JOB}={marker}",
                 self._files,
                 self._settings,
                 grace_s=plan.rules.grace_s,
@@ -652,8 +656,9 @@ class Supervisor:
             spec,
             index=index,
             attempt=attempt,
-            env=self._environment(spec),
+            env=self._environments.of(spec),
             logs=names.log_paths(self._plan, spec, attempt),
+            open_logs=self._logs,
             default_signals=self._default_signals,
             guard=self._guard,
             folder=self._job.folder,
@@ -673,9 +678,6 @@ class Supervisor:
             self._log(f"{self._labels[index].capitalize()} imports everything again: {why_not}.")
         is_forked = started.launched.is_forked
         return Started(index, self._labels[index], started.pid, now, attempt, is_forked)
-
-    def _environment(self, spec: ProcessSpec) -> dict[bytes, bytes]:
-        return worker.environment(self._base_env, spec, {variables.JOB: self._marker})
 
     def _signal_all(self, signum: int, spared: AbstractSet[int] = frozenset()) -> None:
         starting = []

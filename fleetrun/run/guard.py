@@ -104,8 +104,7 @@ class Guard:
 
     def start(self, order: Order) -> Launched:
         """Start a process; raises OSError or ValueError."""
-        known = self._env.get
-        changed = {name: value for name, value in order.env.items() if known(name) is not value}
+        changed = dict(order.env.items() - self._env.items())
         absent = tuple(self._env.keys() - order.env.keys())
         brief = tuple(order._replace(env=changed))
         try:

@@ -30,9 +30,6 @@ _NOT_RUNNABLE = ExitStatus(code=126)
 _LONGEST_LINE = 4096
 # The beginning of the command of a rank that is a Python script or module.
 _INTERPRETER = (sys.executable, "-u")
-# Ranks have most of their variables in common.
-_encodings: dict[str, bytes] = {}
-_MOST_ENCODINGS = 1024
 
 
 class SpawnRefusal(NamedTuple):
@@ -134,26 +131,40 @@ def reap_together(workers: Sequence[Worker], guard: Guard, sweep_s: float | None
         worker.ended = how
 
 
-def environment(
+class Environments:
+    """The environments of processes: BASE without what each removes and with what it sets.
+
+    EXTRA is set in all.
+    """
+
+    def __init__(self, base: Mapping[bytes, bytes], extra: Mapping[str, str]) -> None:
+        self._base, self._extra = base, extra
+        # Those after the first one differ little from it.
+        self._first: tuple[ProcessSpec, dict[bytes, bytes]] | None = None
+
+    def of(self, spec: ProcessSpec) -> dict[bytes, bytes]:
+        """Return the environment of SPEC."""
+        if self._first is None:
+            self._first = spec, _environment(self._base, spec, self._extra)
+        like, env = self._first
+        if spec.env.keys() != like.env.keys() or spec.unset != like.unset:
+            return _environment(self._base, spec, self._extra)
+        env = dict(env)
+        for name, value in spec.env.items() - like.env.items():
+            if name not in self._extra:
+                env[os.fsencode(name)] = os.fsencode(value)
+        return env
+
+
+def _environment(
     base: Mapping[bytes, bytes], spec: ProcessSpec, extra: Mapping[str, str]
 ) -> dict[bytes, bytes]:
-    """Return BASE without what SPEC removes and with what it sets."""
     env = dict(base)
     for name in spec.unset:
-        env.pop(_encoded(name), None)
+        env.pop(os.fsencode(name), None)
     for more in (spec.env, extra):
-        env.update(zip(map(_encoded, more), map(_encoded, more.values()), strict=True))
+        env.update(zip(map(os.fsencode, more), map(os.fsencode, more.values()), strict=True))
     return env
-
-
-def _encoded(text: str) -> bytes:
-    """Return TEXT as `os.fsencode` does, which many ranks ask for the same texts."""
-    known = _encodings.get(text)
-    if known is None:
-        known = os.fsencode(text)
-        if len(_encodings) < _MOST_ENCODINGS:
-            _encodings[text] = known
-    return known
 
 
 def is_starting(worker: Worker, spec: ProcessSpec) -> bool:
@@ -169,11 +180,41 @@ def is_starting(worker: Worker, spec: ProcessSpec) -> bool:
     return is_itself and not proc.catches(worker.pid, STACK_SIGNAL)
 
 
-def claim(plan: LaunchPlan, attempt: int, folder: Folder) -> None:
-    """Write the files of PLAN into FOLDER, and make a trial write to each log of ATTEMPT.
+class OpenLogs:
+    """The logs that `claim` has opened, until the process of each is started."""
+
+    def __init__(self) -> None:
+        self._fds: dict[str, int] = {}
+
+    def open(self, log: str, folder: Folder) -> int:
+        """Return a descriptor of LOG, a file of FOLDER, which is the caller's to close."""
+        return self._fds.pop(log) if log in self._fds else _append(log, folder)
+
+    def claim(self, log: str, folder: Folder) -> None:
+        """Open LOG and make a trial write to it; OSError if that fails."""
+        fd = self._fds[log] = _append(log, folder)
+        size = os.fstat(fd).st_size
+        try:
+            write_all(fd, _TRIAL)
+        finally:
+            os.ftruncate(fd, size)
+
+    def close(self) -> None:
+        """Close those of processes that were not started."""
+        _close(tuple(self._fds.values()))
+        self._fds.clear()
+
+
+def _append(log: str, folder: Folder) -> int:
+    return folder.append(os.path.basename(log), SHARED)
+
+
+def claim(plan: LaunchPlan, attempt: int, folder: Folder, logs: OpenLogs) -> None:
+    """Write the files of PLAN into FOLDER, and open and try each log of ATTEMPT.
 
     Raises OSError if one cannot be written, as on a full disk.
     """
+    logs.close()
     if attempt:
         # It may have been removed since the first attempt.
         folder.revive()
@@ -181,17 +222,9 @@ def claim(plan: LaunchPlan, attempt: int, folder: Folder) -> None:
         folder.write(os.path.basename(path), text)
     for path, target in plan.links.items():
         point(os.path.basename(path), target, folder.fd)
-    logs = [log for spec in plan.processes for log in names.log_paths(plan, spec, attempt)]
-    for log in logs:
-        fd = folder.append(os.path.basename(log), SHARED)
-        try:
-            size = os.fstat(fd).st_size
-            try:
-                write_all(fd, _TRIAL)
-            finally:
-                os.ftruncate(fd, size)
-        finally:
-            os.close(fd)
+    for spec in plan.processes:
+        for log in names.log_paths(plan, spec, attempt):
+            logs.claim(log, folder)
 
 
 def spawn(
@@ -201,6 +234,7 @@ def spawn(
     attempt: int,
     env: Mapping[bytes, bytes],
     logs: Sequence[str],
+    open_logs: OpenLogs,
     default_signals: Sequence[int],
     guard: Guard,
     folder: Folder,
@@ -215,7 +249,7 @@ def spawn(
     log = ""
     try:
         for log in logs:
-            fds.append(folder.append(os.path.basename(log), SHARED))
+            fds.append(open_logs.open(log, folder))
     except OSError as error:
         _close(fds)
         return SpawnRefusal(_NOT_RUNNABLE, f"its log {log} cannot be written ({error.strerror}).")
@@ -223,7 +257,7 @@ def spawn(
     has_terminal = has_stdin and stdin.is_terminal and terminal.is_foreground()
     order = Order(
         argv=tuple(spec.argv),
-        env=dict(env),
+        env=env,
         output=fds[0],
         errors=fds[-1],
         # In a session of its own it could not read a terminal.

@@ -7,6 +7,7 @@ import os
 import resource
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from plans import plan
@@ -15,6 +16,9 @@ from fleetrun.records import names
 from fleetrun.records.folder import Folder
 from fleetrun.run import worker
 
+if TYPE_CHECKING:
+    from fleetrun.model import ProcessSpec
+
 PLAN = plan()
 
 
@@ -22,7 +26,11 @@ def claim(path: Path, attempt: int = 0) -> None:
     """Claim the files of PLAN in the folder PATH."""
     files, links = {f"{path}/list": "a,b"}, {f"{path}/lib.so": "/plug-ins/lib.so"}
     made = PLAN._replace(run_dir=str(path), files=files, links=links)
-    worker.claim(made, attempt, Folder(str(path)))
+    logs, folder = worker.OpenLogs(), Folder(str(path))
+    try:
+        worker.claim(made, attempt, folder, logs)
+    finally:
+        logs.close()
 
 
 def test_the_files_of_a_plan_are_written_and_its_logs_are_there(tmp_path: Path) -> None:
@@ -37,6 +45,26 @@ def test_the_files_of_a_plan_are_written_and_its_logs_are_there(tmp_path: Path) 
     assert stat.S_IMODE((tmp_path / "list").stat().st_mode) == 0o600
     for log in logs:
         assert (tmp_path / log).read_bytes() == b""
+
+
+def test_a_log_is_opened_once_for_its_trial_and_its_process(tmp_path: Path) -> None:
+    folder, log = Folder(str(tmp_path)), str(tmp_path / "workerlog.0")
+    logs, before = worker.OpenLogs(), len(os.listdir("/proc/self/fd"))
+    logs.claim(log, folder)
+    logs.claim(str(tmp_path / "workerlog.1"), folder)
+    # The folder and the two logs.
+    assert len(os.listdir("/proc/self/fd")) == before + 3
+    fd = logs.open(log, folder)
+    assert len(os.listdir("/proc/self/fd")) == before + 3
+    os.write(fd, b"said")
+    os.close(fd)
+    # A process that is started again in the same attempt.
+    fd = logs.open(log, folder)
+    os.write(fd, b" again")
+    os.close(fd)
+    logs.close()
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert Path(log).read_text() == "said again"
 
 
 def test_what_a_log_has_stays(tmp_path: Path) -> None:
@@ -56,3 +84,33 @@ def test_a_log_that_takes_no_words_is_an_error(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert (tmp_path / PLAN.processes[0].log).read_bytes() == b""
+
+
+def test_each_process_has_the_environment_that_its_spec_says() -> None:
+    def spec(env: dict[str, str], unset: tuple[str, ...]) -> ProcessSpec:
+        return PLAN.processes[0]._replace(env=env, unset=unset)
+
+    base = {b"PATH": b"/bin", b"OLD": b"1", b"JOB": b"outer"}
+    alike = {"RANK": "0", "A": "\udcff", "JOB": "own"}
+    specs = [
+        spec(env=alike, unset=("OLD",)),
+        spec(env={**alike, "RANK": "1", "JOB": "other"}, unset=("OLD",)),
+        spec(env={**alike, "RANK": "2"}, unset=()),
+        spec(env={"RANK": "3", "OLD": "2"}, unset=("OLD", "A")),
+        spec(env=alike, unset=("OLD",)),
+    ]
+    made = worker.Environments(base, {"JOB": "marker"})
+    common = {b"PATH": b"/bin", b"JOB": b"marker"}
+    first = {**common, b"RANK": b"0", b"A": b"\xff"}
+    wanted = [
+        first,
+        {**first, b"RANK": b"1"},
+        {**first, b"RANK": b"2", b"OLD": b"1"},
+        {**common, b"RANK": b"3", b"OLD": b"2"},
+        first,
+    ]
+    for number, env in enumerate(wanted):
+        got = made.of(specs[number])
+        assert got == env
+        # It belongs to the caller.
+        got[b"RANK"] = b"spoilt"
