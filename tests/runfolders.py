@@ -71,6 +71,6 @@ def ring(rank: int, spans: list[tuple[float, float]]) -> bytes:
     slots = [bytes(flightfile.SLOT.size)] * 8
     for number, (begin, end) in enumerate(spans, 1):
         times = (int(begin * 1e9), int(end * 1e9))
-        slots[number] = flightfile.SLOT.pack(number, number, *times, 4, *(0,) * 6, -1, *(0,) * 6)
+        slots[number] = flightfile.SLOT.pack(number, number, *times, 4, *(0,) * 6, -1, *(0,) * 7)
     body = head.ljust(flightfile.HEADER_BYTES, b"\0") + len(spans).to_bytes(8, "little") + table
-    return body + b"".join(slots)
+    return body + b"".join(slots) + bytes(flightfile.PARTS_BYTES)

@@ -11,6 +11,7 @@ import atexit
 import functools
 import itertools
 import json
+import math
 import mmap
 import os
 import struct
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 _VARIABLE = "FLEETRUN_FLIGHT_RECORDER"
 _WHAT = "the flight recorder"
-MAGIC = b"FLTRING1"
+MAGIC = b"FLTRING2"
 # The header: magic, slots, channels, bytes of the table, its bytes in use, state, pid, restart,
 # rank, when the tasks of a device were last polled.
 HEADER = struct.Struct("<8s8IQ")
@@ -40,8 +41,13 @@ RECORDING, FAILED = 0, 1
 # The last sequence number of each channel.
 _HEAD = struct.Struct("<Q")
 # A slot: number, sequence number, time issued, time done, bytes, call site, channel, operation,
-# dtype, dimensions, state, peer, shape. Times are nanoseconds of the wall clock.
-SLOT = struct.Struct("<QQQQqIHHBBHi6I")
+# dtype, dimensions, state, peer, shape, place of the parts plus 1 (0: none). Times are nanoseconds
+# of the wall clock.
+SLOT = struct.Struct("<QQQQqIHHBBHi6II")
+# The parts of an all_to_all: the number of its slot, the ranks of its group, and how many elements
+# go to each of them and come from each. They lie behind the slots, in a ring of their own.
+PARTS, WORD = struct.Struct("<QI"), struct.Struct("<I")
+PARTS_BYTES = 32 * 1024
 _NUMBER, _DONE, _OUTCOME = struct.Struct("<Q"), struct.Struct("<Q"), struct.Struct("<H")
 _NUMBER_DONE = struct.Struct("<Q16xQ")
 _DONE_AT, _OUTCOME_AT = 24, 50
@@ -64,6 +70,8 @@ class _Operation(NamedTuple):
     tensor: int | None
     peer: int | None = None
     reduction: int | None = None
+    # Of what is sent and received in parts: the result, the tensor, and the sizes of their parts.
+    parts: tuple[int, ...] = ()
 
 
 # By method; each may end in `_on_calc_stream`.
@@ -75,9 +83,9 @@ OPERATIONS = {
     "all_gather": _Operation("all_gather", 1),
     "all_gather_into_tensor": _Operation("all_gather", 1),
     "all_gather_partial": _Operation("all_gather", 1),
-    "all_to_all": _Operation("all_to_all", 1),
-    "all_to_all_tensor": _Operation("all_to_all", 1),
-    "all_to_all_single": _Operation("all_to_all", 1),
+    "all_to_all": _Operation("all_to_all", 1, parts=(0, 1)),
+    "all_to_all_tensor": _Operation("all_to_all", 1, parts=(0, 1)),
+    "all_to_all_single": _Operation("all_to_all", 1, parts=(0, 1, 2, 3)),
     "alltoall": _Operation("all_to_all", 0),
     "alltoall_single": _Operation("all_to_all", 0),
     "reduce_scatter": _Operation("reduce_scatter", 0, None, 2),
@@ -93,10 +101,11 @@ OPERATIONS = {
 }
 # A backward in which Paddle's own reducer sums gradients, invisible to our hooks.
 BACKWARD = "backward"
-_BACKWARD = _Operation(BACKWARD, None)
-# A group whose members wait for each other to make it.
+_BACKWARD = _Operation(BACKWARD, None, None, 0)
+# A group whose members wait for each other to make it: in the call of the same number, which stands
+# in place of a peer.
 NEW_GROUP = "new_group"
-_NEW_GROUP = _Operation(NEW_GROUP, None)
+_NEW_GROUP = _Operation(NEW_GROUP, None, 0)
 # Operations that block with every backend, and operations that have channels of their own.
 _WAITS = (BACKWARD, NEW_GROUP)
 _OWN_CHANNELS = ("send", "recv", *_WAITS)
@@ -111,7 +120,8 @@ class Ring:
     def __init__(self, path: str) -> None:
         self._slots_at = HEADER_BYTES + CHANNELS * _HEAD.size + TABLE_BYTES
         self._table_at = HEADER_BYTES + CHANNELS * _HEAD.size
-        size = self._slots_at + SLOTS * SLOT.size
+        self._parts_at = self._slots_at + SLOTS * SLOT.size
+        size = self._parts_at + PARTS_BYTES
         draft = f"{path}.{os.getpid()}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(draft, flags, 0o600)
@@ -128,7 +138,7 @@ class Ring:
             raise
         finally:
             os.close(fd)
-        self._used = 0
+        self._used = self._parts_used = 0
         self._numbers = itertools.count(1)
         self._known: dict[tuple[str, Any], int] = {}
         self._counts: Counter[str] = Counter()
@@ -161,13 +171,29 @@ class Ring:
         self._used = end
         return number
 
-    def begin(self, sequence: int, channel: int, nbytes: int, *fields: Any) -> int:
+    def _write_parts(self, number: int, parts: Sequence[int]) -> int:
+        """Write the PARTS of the collective NUMBER; return their place plus 1, 0 without room."""
+        size = PARTS.size + len(parts) * WORD.size
+        if not parts or size > PARTS_BYTES:
+            return 0
+        with self._naming:
+            place = self._parts_used if self._parts_used + size <= PARTS_BYTES else 0
+            self._parts_used = place + size
+        at = self._parts_at + place
+        PARTS.pack_into(self.memory, at, number, len(parts) // 2)
+        struct.pack_into(f"<{len(parts)}I", self.memory, at + PARTS.size, *parts)
+        return place + 1
+
+    def begin(
+        self, sequence: int, channel: int, nbytes: int, *fields: Any, parts: Sequence[int] = ()
+    ) -> int:
         """Record a collective that is issued now, and return its number."""
         number = next(self._numbers)
         at = self._slots_at + number % SLOTS * SLOT.size
+        place = self._write_parts(number, parts) if parts else 0
         SLOT.pack_into(
             self.memory, at, number, sequence, time.time_ns(), 0, nbytes, fields[0], channel,
-            *fields[1:],
+            *fields[1:], place,
         )  # fmt: skip
         _HEAD.pack_into(self.memory, HEADER_BYTES + channel * _HEAD.size, sequence)
         return number
@@ -224,6 +250,8 @@ class FlightRecorder:
         self._path = path
         self._ring: Ring | None = None
         self._groups: dict[int, _Group] = {}
+        # How many calls of new_group there have been, of groups without this rank, too.
+        self._new_groups = 0
         # How many groups have had the same ranks.
         self._made: dict[tuple[int, ...], int] = {}
         self._dtypes: dict[Any, tuple[int, int]] = {}
@@ -255,6 +283,7 @@ class FlightRecorder:
 
     def begin_group(self, ranks: Sequence[int] | None) -> int:
         """Record that this rank makes a group of RANKS, by default of all."""
+        self._new_groups += 1
         world = next(iter(self._groups.values()), None)
         if world is None or not self.is_on:
             return 0
@@ -266,7 +295,7 @@ class FlightRecorder:
         group = _Group(self._ring, world.process_group, members, number)
         self._groups[id(group)] = group
         try:
-            return self.begin(group, _NEW_GROUP, ())
+            return self.begin(group, _NEW_GROUP, (self._new_groups,))
         finally:
             del self._groups[id(group)]
 
@@ -283,7 +312,7 @@ class FlightRecorder:
             return 0
         if self._pending:
             self.settle()
-        name, place, peer_place, reduction = operation
+        name, place, peer_place, reduction, parts_places = operation
         peer = -1
         if peer_place is not None and peer_place < len(args):
             peer = int(args[peer_place])
@@ -307,10 +336,13 @@ class FlightRecorder:
         lengths += [0] * (_MOST_DIMENSIONS - len(lengths))
         site = self._site(ring, sys._getframe(1))
         code = ring.name("operation", name)
-        is_blocking = group.is_blocking or name in _WAITS
+        is_blocking = group.is_blocking or operation.name in _WAITS
         state = BLOCKING if is_blocking else ASYNCHRONOUS
+        parts = _parts(args, parts_places, len(group.ranks)) if parts_places else ()
         return ring.begin(
-            *(next(counter), channel, size, site, code, dtype, dimensions, state, peer), *lengths
+            *(next(counter), channel, size, site, code, dtype, dimensions, state, peer),
+            *lengths,
+            parts=parts,
         )
 
     def end(self, number: int, process_group: Any, task: Any) -> None:
@@ -386,15 +418,35 @@ class FlightRecorder:
         return 0
 
 
-_sum_names: dict[tuple[str, Any], str] = {}
+def _parts(args: Sequence[Any], places: Sequence[int], ranks: int) -> list[int]:
+    """Return how many elements go to each of RANKS and come from each; nothing: not known."""
+    received, sent, *sizes = (args[place] for place in places if place < len(args))
+    received_sizes, sent_sizes = sizes if len(sizes) > 1 else ((), ())
+    parts = [*_elements(sent, sent_sizes, ranks), *_elements(received, received_sizes, ranks)]
+    return parts if len(parts) == 2 * ranks else []
+
+
+def _elements(tensor: Any, sizes: Sequence[int], ranks: int) -> list[int]:
+    """Return how many elements each part of TENSOR has, which is split at SIZES of its rows."""
+    if isinstance(tensor, (list, tuple)):
+        return [min(math.prod(part.shape), _LARGEST) for part in tensor]
+    if not sizes:
+        return [min(math.prod(tensor.shape) // ranks, _LARGEST)] * ranks
+    row = math.prod(tensor.shape[1:])
+    return [min(int(size) * row, _LARGEST) for size in sizes]
+
+
+_names: dict[tuple[str, Any], str] = {}
+# What needs no mention: the usual reduction, and a backward of the only model.
+_USUAL = ("sum", "model 1")
 
 
 def _sum_name(name: str, kind: Any) -> str:
-    """Return the operation's name with its KIND of reduction, unless that is the sum."""
-    known = _sum_names.get((name, kind))
+    """Return the operation's name with the KIND of its sum, unless that is the usual one."""
+    known = _names.get((name, kind))
     if known is None:
         word = str(kind).rpartition(".")[2].lower()
-        known = _sum_names[name, kind] = name if word == "sum" else f"{name} ({word})"
+        known = _names[name, kind] = name if word in _USUAL else f"{name} ({word})"
     return known
 
 
@@ -491,10 +543,11 @@ def _patch_backward(recorder: FlightRecorder, core: Any) -> None:
     """Record each backward in which a reducer of Paddle's sums gradients, as one collective."""
     kind: Any = core.EagerReducer
     build, run = kind.__init__, core.eager.run_backward
-    # By id; Paddle keeps the groups.
-    groups: dict[int, Any] = {}
-    # The groups of reducers whose forward has run.
-    armed: dict[int, Any] = {}
+    # By id, with its number among those of its group; Paddle keeps the groups.
+    groups: dict[int, tuple[Any, int]] = {}
+    made: Counter[int] = Counter()
+    # The groups of reducers whose forward has run, and the numbers of these.
+    armed: dict[int, tuple[Any, list[int]]] = {}
     begin, end, raised = (
         _watching(recorder, method) for method in (recorder.begin, recorder.end, recorder.raised)
     )
@@ -502,17 +555,24 @@ def _patch_backward(recorder: FlightRecorder, core: Any) -> None:
     @functools.wraps(build)
     def __init__(reducer: Any, *args: Any) -> None:
         build(reducer, *args)
-        groups[id(reducer)] = args[_REDUCERS_GROUP]
+        group = args[_REDUCERS_GROUP]
+        made[id(group)] += 1
+        groups[id(reducer)] = group, made[id(group)]
 
     def prepare(reducer: Any) -> None:
-        group = groups.get(id(reducer))
-        armed[id(group)] = group
+        group, number = groups.get(id(reducer), (None, 0))
+        numbers = armed.setdefault(id(group), (group, []))[1]
+        if number not in numbers:
+            numbers.append(number)
 
     @functools.wraps(run)
     def run_backward(*args: Any, **options: Any) -> Any:
         if not armed:
             return run(*args, **options)
-        called = [(begin(group, _BACKWARD, ()), group) for group in armed.values()]
+        called = [
+            (begin(group, _BACKWARD, (_models(numbers),)), group)
+            for group, numbers in armed.values()
+        ]
         armed.clear()
         try:
             result = run(*args, **options)
@@ -528,6 +588,16 @@ def _patch_backward(recorder: FlightRecorder, core: Any) -> None:
     kind.__init__ = __init__
     watch_method(kind, "prepare_for_backward", before=prepare)
     core.eager.run_backward = run_backward
+
+
+def _models(numbers: Sequence[int]) -> str:
+    """Name the models of one backward.
+
+    >>> _models([1]), _models([2, 1])
+    ('model 1', 'models 1, 2')
+    """
+    named = ", ".join(str(number) for number in sorted(numbers))
+    return f"model{'s' * (len(numbers) > 1)} {named}"
 
 
 def _recorded(

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from fleetrun.conversion import ranges
 from fleetrun.records.flightfile import (
     ASYNCHRONOUS,
+    BACKWARD,
     BLOCKING,
+    NEW_GROUP,
     RAISED,
     Collective,
     CollectiveChannel,
@@ -115,6 +117,9 @@ def verdict(
         return desync
     known = opened
     culprits = _culprits(waits)
+    alone = _alone(culprits, waits, job)
+    if alone:
+        return alone
     if culprits:
         return tuple(_missing(rank, waits, job) for rank in culprits[:_MOST])
     outvoted = _outvoted(waits, job)
@@ -205,18 +210,16 @@ def desyncs(
 ) -> tuple[FlightFinding, ...]:
     """Return where ranks first called different collectives at the same position, if anywhere.
 
-    A send and its recv are compared by size, if they are not done.
+    A send and its recv are compared by size, if they are not done; the parts of an all_to_all by
+    pairs of ranks.
     IS_EARLY: a tie is left out while ranks of its group may still show who is right. Of a tie, the
     rank that others await in their WAITS elsewhere is wrong.
     """
     places: dict[tuple[CollectiveChannel, int], dict[int, Collective]] = {}
     for rank, record in records.items():
-        for collective in () if record.has_failed else record.collectives:
-            channel = collective.channel
-            if channel.is_pair:
-                channel = channel._replace(operation="")
-            if not channel.operation:
-                places.setdefault((channel, collective.sequence), {})[rank] = collective
+        if not record.has_failed:
+            for channel, number, collective in _numbered(record):
+                places.setdefault((channel, number), {})[rank] = collective
     first: dict[CollectiveChannel, tuple[float, dict[int, Collective]]] = {}
     for (channel, _), calls in places.items():
         if not _differ(channel, calls, is_early=is_early):
@@ -230,10 +233,31 @@ def desyncs(
     )
 
 
+def _numbered(record: FlightRecord) -> Iterator[tuple[CollectiveChannel, int, Collective]]:
+    """Yield the calls of RECORD that are compared, newest first, with their positions.
+
+    Backwards, in which Paddle's own reducer sums gradients, count among the calls of their group.
+    """
+    newest = dict(record.last)
+    for call in record.collectives:
+        newest[call.channel] = call.sequence
+    later: Counter[CollectiveChannel] = Counter()
+    for call in reversed(record.collectives):
+        channel = call.channel._replace(operation="")
+        if channel.is_pair:
+            yield channel, call.sequence, call
+        elif call.channel.operation in {"", BACKWARD}:
+            issued = sum(newest.get(channel._replace(operation=name), 0) for name in ("", BACKWARD))
+            yield channel, issued - later[channel], call
+            later[channel] += 1
+
+
 def _differ(channel: CollectiveChannel, calls: Mapping[int, Collective], *, is_early: bool) -> bool:
     counts = Counter(_signatures(calls).values())
     if channel.is_pair:
         return len(counts) > 1 and any(call.is_open for call in calls.values())
+    if len(counts) == 1 and next(_unequal_parts(calls), None) is not None:
+        return not is_early or len(calls) == len(channel.ranks)
     is_tied = len(calls) < len(channel.ranks) and not _has_majority(counts)
     return len(counts) > 1 and not (is_early and is_tied)
 
@@ -253,6 +277,20 @@ def _signatures(calls: Mapping[int, Collective]) -> dict[int, tuple[object, ...]
     }
 
 
+def _unequal_parts(calls: Mapping[int, Collective]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield which rank sends how much in CALLS to which rank that expects how much else."""
+    for rank, call in sorted(calls.items()):
+        ranks = call.channel.ranks
+        for target, sent in zip(ranks, call.parts[: len(ranks)], strict=bool(call.parts)):
+            parts = calls[target].parts if target in calls else ()
+            if (
+                parts
+                and rank in ranks
+                and sent != (expected := parts[len(ranks) :][ranks.index(rank)])
+            ):
+                yield rank, target, sent, expected
+
+
 def _has_majority(counts: Counter[tuple[object, ...]]) -> bool:
     """Whether more ranks made one call than any other."""
     most = [number for _, number in counts.most_common(2)]
@@ -262,6 +300,9 @@ def _has_majority(counts: Counter[tuple[object, ...]]) -> bool:
 def _desync(
     calls: Mapping[int, Collective], job: JobRanks, waits: Sequence[_OpenCollective]
 ) -> FlightFinding:
+    unequal = [*_unequal_parts(calls)]
+    if unequal and len(set(_signatures(calls).values())) == 1:
+        return _unequal(unequal, calls, job)
     signatures = _signatures(calls)
     is_majority = _has_majority(Counter(signatures.values()))
     groups: dict[tuple[object, ...], list[int]] = {}
@@ -275,7 +316,7 @@ def _desync(
     parts = [
         f"{_who(ranks, job)} called {_call(calls[ranks[0]])}" for ranks in (*ordered[:-1], most)
     ]
-    kind = "message" if channel.is_pair else "collective"
+    kind = "message" if channel.is_pair else channel.operation or "collective"
     text = f"{', '.join(parts[:-1])} where {parts[-1]}: {kind} {sequence} {of(channel, job)}"
     if is_majority:
         return FlightFinding(DESYNC, odd, text)
@@ -285,6 +326,24 @@ def _desync(
         return FlightFinding(DESYNC, tuple(sorted(calls)), text)
     text = f"{text}; {_missing(awaited[0], others, job).text}"
     return FlightFinding(DESYNC, tuple(awaited), text)
+
+
+def _unequal(
+    unequal: Sequence[tuple[int, int, int, int]], calls: Mapping[int, Collective], job: JobRanks
+) -> FlightFinding:
+    """Describe UNEQUAL parts; blame the ranks at one end of all of them."""
+    common = set.intersection(*({source, target} for source, target, *_ in unequal))
+    ranks = common or {rank for ends in unequal for rank in ends[:2]}
+    source, target, sent, expected = unequal[0]
+    call = calls[source]
+    more = f"; {len(unequal)} parts differ" if len(unequal) > 1 else ""
+    text = (
+        f"{_who([source], job)} sends {sent} elements to {_who([target], job)}, which expects "
+        f"{expected}, in {_named(call, job)}{_at(call)}{more}"
+    )
+    if len(common) == 1:
+        text = f"{_who([*common], job)} splits its tensors unlike the rest: {text}"
+    return FlightFinding(DESYNC, tuple(sorted(ranks)), text)
 
 
 def _call(call: Collective) -> str:
@@ -404,6 +463,22 @@ def waiting(
     return dict(sorted(waiting.items()))
 
 
+def _alone(
+    culprits: Sequence[int], waits: Sequence[_OpenCollective], job: JobRanks
+) -> tuple[FlightFinding, ...]:
+    """Return the ranks in a collective without which most others have ended, all of CULPRITS."""
+    if not culprits or not all(job.states.get(rank, RankState()).has_ended for rank in culprits):
+        return ()
+    first, waiting_ranks = _oldest(waits)
+    if first.channel.is_pair or len(culprits) <= len(waiting_ranks):
+        return ()
+    text = (
+        f"{_who(waiting_ranks, job)} entered {_named(first, job)}{_at(first)}, without which "
+        f"{_who(culprits, job)} ended"
+    )
+    return (FlightFinding(DESYNC, tuple(waiting_ranks), text),)
+
+
 def _outvoted(waits: Sequence[_OpenCollective], job: JobRanks) -> tuple[FlightFinding, ...]:
     """Return the ranks that wait for all of a group while most of it waits elsewhere for them.
 
@@ -471,7 +546,9 @@ def _since(call: Collective) -> str:
 
 
 def _named(call: Collective, job: JobRanks) -> str:
-    return f"{call.operation} {call.sequence} {of(call.channel, job)}"
+    # A new group is the only one of its channel, which has the number of its call.
+    number = call.channel.number if call.channel.operation == NEW_GROUP else call.sequence
+    return f"{call.operation} {number} {of(call.channel, job)}"
 
 
 def _it(rank: int, job: JobRanks) -> str:
@@ -674,7 +751,8 @@ def of(channel: CollectiveChannel, job: JobRanks) -> str:
     """
     if channel.is_pair:
         return f"from rank {channel.source} to rank {channel.target}"
-    number = f" (their group {channel.number})" if channel.number > 1 else ""
+    is_numbered = channel.number > 1 and channel.operation != NEW_GROUP
+    number = f" (their group {channel.number})" if is_numbered else ""
     if len(channel.ranks) == job.ranks:
         return f"of all ranks{number}"
     axis = job.axes.axis_of(channel.ranks) if job.axes is not None else ""

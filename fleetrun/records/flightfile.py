@@ -15,14 +15,18 @@ from fleetrun.records import names, reading
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-MAGIC = b"FLTRING1"
+MAGIC = b"FLTRING2"
 HEADER = struct.Struct("<8s8IQ")
 # The last sequence numbers of the first channels.
 _HEADS = struct.Struct("<512Q")
 HEADER_BYTES = 64
-SLOT = struct.Struct("<QQQQqIHHBBHi6I")
+SLOT = struct.Struct("<QQQQqIHHBBHi6II")
+PARTS, WORD = struct.Struct("<QI"), struct.Struct("<I")
+PARTS_BYTES = 32 * 1024
 RECORDING = 0
 BLOCKING, ASYNCHRONOUS, RAISED = 0, 1, 2
+# The operations, beside send and recv, that have channels of their own.
+BACKWARD, NEW_GROUP = "backward", "new_group"
 # The largest size of a ring.
 MOST_BYTES = 4 << 20
 _NS = 1e9
@@ -31,12 +35,13 @@ _NS = 1e9
 class CollectiveChannel(NamedTuple):
     """A sequence of collectives: those of a group, or the messages to one peer.
 
-    RANKS are those of the whole job; NUMBER, from 1, tells groups of the same ranks apart.
+    RANKS are those of the whole job; NUMBER, from 1, tells groups of the same ranks apart, and of a
+    new group the call that makes it.
     """
 
     ranks: tuple[int, ...]
     number: int = 1
-    # Empty, `send`, `recv` or `backward`; and the ranks at both ends of a send or recv.
+    # Empty, `send`, `recv`, `backward` or `new_group`; and both ends of a send or recv.
     operation: str = ""
     source: int = -1
     target: int = -1
@@ -64,6 +69,9 @@ class Collective(NamedTuple):
     # File, line and function of the script; none if it was not the script.
     site: tuple[str, int, str] | None = None
     state: int = BLOCKING
+    # How many elements an all_to_all sends to each rank of its group, then how many it receives
+    # from each; empty: not known.
+    parts: tuple[int, ...] = ()
 
     @property
     def is_open(self) -> bool:
@@ -125,9 +133,10 @@ def parse(ring: bytes | None) -> FlightRecord | None:
     )
     table_at = HEADER_BYTES + 8 * channels
     slots_at = table_at + table_bytes
-    if magic != MAGIC or len(ring) < slots_at + slots * SLOT.size or not slots:
+    parts_at = slots_at + slots * SLOT.size
+    if magic != MAGIC or len(ring) < parts_at + PARTS_BYTES or not slots:
         return None
-    names = _Names(ring[table_at : table_at + min(used, table_bytes)], rank)
+    names = _Names(ring[table_at : table_at + min(used, table_bytes)], rank, ring[parts_at:])
     heads = struct.unpack_from(f"<{channels}Q", ring, HEADER_BYTES)
     last = {channel: heads[n] for n, channel in names.channels.items() if n < channels and heads[n]}
     slots_in_order = sorted(
@@ -161,7 +170,8 @@ def _in_order(collectives: list[Collective]) -> tuple[Collective, ...]:
 class _Names:
     """The names behind the numbers in a ring."""
 
-    def __init__(self, table: bytes, rank: int) -> None:
+    def __init__(self, table: bytes, rank: int, parts: bytes) -> None:
+        self._parts = parts
         self._names: dict[tuple[str, int], Any] = {}
         groups: dict[int, tuple[tuple[int, ...], int]] = {}
         self.channels: dict[int, CollectiveChannel] = {}
@@ -174,7 +184,9 @@ class _Names:
                 case ["channel", int(number), [int(group), str(operation), int(peer)]]:
                     ranks, made = groups.get(group, ((), 0))
                     channel = CollectiveChannel(ranks, made)
-                    if operation and peer < 0:
+                    if operation == NEW_GROUP:
+                        channel = CollectiveChannel(ranks, peer, operation)
+                    elif operation and peer < 0:
                         channel = CollectiveChannel(ranks, made, operation)
                     elif operation and peer < len(ranks):
                         pair = (rank, ranks[peer])
@@ -189,13 +201,13 @@ class _Names:
     def collectives(self, slots: list[tuple[int, ...]]) -> Iterator[Collective]:
         """Yield the collectives in SLOTS."""
         for slot in slots:
-            _, sequence, issued, done, nbytes, site, channel, operation, *remaining = slot
-            dtype, dimensions, state, peer, *shape = remaining
+            slot_number, sequence, issued, done, nbytes, site, channel, operation, *remaining = slot
+            dtype, dimensions, state, peer, *shape, place = remaining
             known = self.channels.get(channel)
             name = self._names.get(("operation", operation))
             if known is None or not isinstance(name, str):
                 continue
-            is_rooted = not known.is_pair and 0 <= peer < len(known.ranks)
+            is_rooted = not known.operation and 0 <= peer < len(known.ranks)
             yield Collective(
                 channel=known,
                 sequence=sequence,
@@ -208,7 +220,17 @@ class _Names:
                 root=known.ranks[peer] if is_rooted else -1,
                 site=_site(self._names.get(("site", site))),
                 state=state,
+                parts=self._parts_of(slot_number, place - 1, len(known.ranks)) if place else (),
             )
+
+    def _parts_of(self, slot_number: int, place: int, ranks: int) -> tuple[int, ...]:
+        """Return the parts at PLACE; nothing if they have been overwritten."""
+        size = 2 * ranks * WORD.size
+        if place + PARTS.size + size > PARTS_BYTES:
+            return ()
+        if PARTS.unpack_from(self._parts, place) != (slot_number, ranks):
+            return ()
+        return struct.unpack_from(f"<{2 * ranks}I", self._parts, place + PARTS.size)
 
 
 def _ranks(runs: list[object]) -> tuple[int, ...]:

@@ -494,7 +494,37 @@ def test_of_two_calls_that_differ_the_one_of_the_rank_that_others_await_is_wrong
     assert "; rank 2 never entered all_reduce 1 of ranks 0-2; 2 others wait there" in finding.text
 
 
-@pytest.mark.parametrize("operation", ["new_group", "backward", ""])
+def test_a_call_between_backwards_that_one_rank_makes_alone_is_told() -> None:
+    whole, backward = CollectiveChannel((0, 1, 2)), CollectiveChannel((0, 1, 2), 1, "backward")
+    step, metric = Call(backward, "backward"), Call(whole, "all_reduce", 1)
+    records = play({0: [metric, step, metric], 1: [metric, step, step], 2: [metric, step, step]})
+    (finding,) = flight.desyncs(records, JobRanks(3), is_early=True)
+    assert (finding.kind, finding.ranks) == (DESYNC, (0,))
+    assert finding.text == (
+        "rank 0 called all_reduce of float32 [1] in train.py:7 where ranks 1-2 called backward of "
+        "float32 [4] in train.py:7: backward 2 of all ranks"
+    )
+    # Whatever is no longer in the ring.
+    for rank, record in records.items():
+        records[rank] = record._replace(collectives=record.collectives[-1:])
+    assert flight.desyncs(records, JobRanks(3)) == (finding,)
+
+
+def test_of_ranks_most_of_which_have_ended_the_one_that_still_waits_is_named() -> None:
+    whole = CollectiveChannel((0, 1, 2))
+    step, end = Call(whole, "all_reduce"), Call(whole, "barrier")
+    records = play({0: [step, end], 1: [step], 2: [step]})
+    ended = RankState(has_ended=True)
+    (finding,) = flight.verdict(records, JobRanks(3, states={1: ended, 2: ended}))
+    assert (finding.kind, finding.ranks) == (DESYNC, (0,))
+    assert finding.text == (
+        "rank 0 entered barrier 2 of all ranks in train.py:7, without which ranks 1-2 ended"
+    )
+    findings = flight.verdict(records, JobRanks(3, states={1: ended}))
+    assert [finding.ranks for finding in findings] == [(1,), (2,)]
+
+
+@pytest.mark.parametrize("operation", ["new_group", ""])
 def test_of_ranks_in_two_calls_that_need_all_of_them_the_fewer_are_wrong(operation: str) -> None:
     whole = CollectiveChannel((0, 1, 2))
     other = CollectiveChannel((0, 1, 2), 1 if operation else 2, operation)
@@ -529,6 +559,78 @@ def test_in_a_circle_a_call_that_is_new_leaves_no_order() -> None:
     scripts = {0: [*before, step, pair], 1: [*before, pair, step], 2: [*before, step]}
     (finding,) = flight.verdict(play(scripts), JobRanks(3))
     assert (finding.kind, finding.ranks) == (CYCLE, (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected", "ranks", "text"),
+    [
+        pytest.param(
+            *({1: (3, 1, 2)}, {}, (1,)),
+            "rank 1 splits its tensors unlike the rest: rank 1 sends 3 elements to rank 0, which "
+            "expects 2, in all_to_all 1 of all ranks in train.py:7; 2 parts differ",
+            id="one sends other parts",
+        ),
+        pytest.param(
+            *({}, {2: (2, 5, 2)}, (1, 2)),
+            "rank 1 sends 2 elements to rank 2, which expects 5, in all_to_all 1 of all ranks in "
+            "train.py:7",
+            id="two disagree",
+        ),
+        pytest.param({1: (3, 1, 4)}, {1: (1, 1, 2)}, (1,), "", id="one has other parts"),
+        pytest.param({}, {}, (), "", id="all agree"),
+    ],
+)
+def test_parts_of_an_all_to_all_are_compared_by_pairs_of_ranks(
+    sent: dict[int, tuple[int, ...]],
+    expected: dict[int, tuple[int, ...]],
+    ranks: tuple[int, ...],
+    text: str,
+) -> None:
+    whole = CollectiveChannel((0, 1, 2))
+    records = play({rank: [Call(whole, "all_to_all")] for rank in whole.ranks})
+    for rank, record in records.items():
+        parts = sent.get(rank, (2, 2, 2)) + expected.get(rank, (2, 2, 2))
+        (call,) = record.collectives
+        records[rank] = record._replace(collectives=(call._replace(parts=parts),))
+    findings = flight.desyncs(records, JobRanks(3), is_early=True)
+    assert [finding.ranks for finding in findings] == ([ranks] if ranks else [])
+    assert all(finding.text == text or not text for finding in findings)
+    # A rank that has not come, or has not recorded its parts, may be the one that is wrong.
+    records.pop(2)
+    assert flight.desyncs(records, JobRanks(3), is_early=True) == ()
+    records[0] = records[0]._replace(
+        collectives=tuple(call._replace(parts=()) for call in records[0].collectives)
+    )
+    # A rank can disagree with itself.
+    assert {finding.ranks for finding in flight.desyncs(records, JobRanks(3))} <= {(1,)}
+
+
+def test_models_that_are_trained_in_another_order_are_told() -> None:
+    backward = CollectiveChannel((0, 1, 2), 1, "backward")
+    first, second = Call(backward, "backward"), Call(backward, "backward (model 2)")
+    records = play({0: [first, second], 1: [second, first], 2: [first, second]})
+    (finding,) = flight.desyncs(records, JobRanks(3), is_early=True)
+    assert (finding.kind, finding.ranks) == (DESYNC, (1,))
+    assert finding.text.startswith("rank 1 called backward (model 2)")
+    assert finding.text.endswith(": backward 1 of all ranks")
+
+
+def test_groups_made_in_another_order_are_another_call_of_each_rank() -> None:
+    def made(number: int, *ranks: int) -> Call:
+        return Call(CollectiveChannel(ranks, number, "new_group"), "new_group")
+
+    scripts = {0: [made(1, 0, 1)], 1: [made(2, 1, 2), made(3, 0, 1)], 2: [made(2, 1, 2)]}
+    (finding,) = flight.verdict(play(scripts), JobRanks(3))
+    assert (finding.kind, finding.ranks) == (CYCLE, (0, 1))
+    assert "rank 0 in new_group 1 of ranks 0-1 in train.py:7; rank 1 in new_group 3 of " in (
+        finding.text
+    )
+    # One that made a group of its own before.
+    scripts = {0: [made(1, 0, 1, 2)], 1: [made(2, 0, 1, 2)], 2: [made(1, 0, 1, 2)]}
+    (finding,) = flight.verdict(play(scripts), JobRanks(3))
+    assert (finding.kind, finding.ranks) == (DESYNC, (1,))
+    assert finding.text.endswith("; it waits in new_group 2 of all ranks in train.py:7")
+    assert finding.text.startswith("rank 1 never entered new_group 1 of all ranks; 2 others wait")
 
 
 @pytest.mark.parametrize("operation", ["reduce_scatter", "scatter", "gather", "reduce (max)"])
