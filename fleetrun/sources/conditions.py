@@ -33,7 +33,8 @@ _SHARE, _TIMES = 0.15, 1.5
 # A rank is late if its share of time in collectives is this much smaller than the others'. For one
 # that is held back, half of it will do: a backward of Paddle's own reducer counts as a collective.
 _LATE = 0.15
-# A rank waits if its main thread runs for less than this share of its time outside collectives.
+# A rank waits if its main thread runs, or waits for a processor, for less than this share of its
+# time outside collectives.
 _RUNS = 0.5
 # Bytes a second; a rank that reads more waits for a disk rather than for a lock.
 _READS = 1 << 20
@@ -227,6 +228,8 @@ def _of_processors(
         for cause, share in _HOLDS.items()
     }
     others = {cause: _others(shares[cause]) for cause in shares}
+    for place in _longer_runnable(ranks):
+        shares["queued"][place] = 0.0
     for host in hosts.values():
         # Ranks on the same processors with the same cause are reported together.
         groups: dict[tuple[str, str], list[int]] = {}
@@ -251,6 +254,33 @@ def _of_processors(
                 text = f"{who} {'waits' if is_one else 'wait'} {time} for "
                 text += _contended(processors, places, host, plan)
             yield Slowness(tuple(places), cause, text)
+
+
+def _longer_runnable(ranks: Mapping[int, RankConditions]) -> set[int]:
+    """Return the ranks that wait long for processors, but not because these are fuller.
+
+    One that has more to compute waits as long as the others for each second on a processor; one
+    that waits for a disk even longer waits for a processor as often as it goes on.
+    """
+    if any(rank.running < 0 or rank.queued < 0 for rank in ranks.values()):
+        return set()
+    crowding = {place: rank.queued / max(rank.running, 0.01) for place, rank in ranks.items()}
+    elsewhere = {
+        place: 1.0 - rank.running - rank.queued - rank.collectives
+        for place, rank in ranks.items()
+        if rank.collectives >= 0
+    }
+    queued = _others({place: rank.queued for place, rank in ranks.items()})
+    usual, usual_elsewhere = _others(crowding), _others(elsewhere) if len(elsewhere) > 1 else {}
+    return {
+        place
+        for place, rank in ranks.items()
+        if crowding[place] < usual[place] * _TIMES
+        or (
+            place in usual_elsewhere
+            and elsewhere[place] - usual_elsewhere[place] > rank.queued - queued[place]
+        )
+    }
 
 
 def _stands_out(share: float, others: float) -> bool:
@@ -373,10 +403,11 @@ def _own_work(rank: RankConditions, plan: LaunchPlan) -> Slowness:
     left = 1.0 - max(rank.collectives, 0.0)
     if rank.running < 0:
         return Slowness((rank.process,), "work", f"{who} is slow")
-    if rank.running >= _RUNS * left:
+    runnable = rank.running + max(rank.queued, 0.0)
+    if runnable >= _RUNS * left:
         text = f"{who} computes longer ({rank.running:.0%} of the time on a processor)"
         return Slowness((rank.process,), "work", text)
-    waits = max(0.0, left - rank.running)
+    waits = max(0.0, left - runnable)
     if rank.read_bytes_per_s >= _READS:
         text = f"{who} waits {waits:.0%} of the time for its data"
         text += f"; it reads {size(rank.read_bytes_per_s)} a second from a disk"

@@ -108,13 +108,13 @@ def late(place: int, collectives: float, **changes: object) -> list[RankConditio
         (
             {"running": 0.2, "read_bytes_per_s": 12e6},
             "data",
-            "rank 3 waits 70% of the time for its data; it reads 11.4 MiB a second from a disk",
+            "rank 3 waits 65% of the time for its data; it reads 11.4 MiB a second from a disk",
         ),
         (
             {"running": 0.2},
             "data",
             (
-                "rank 3 waits 70% of the time, neither on a processor nor in a collective: for its "
+                "rank 3 waits 65% of the time, neither on a processor nor in a collective: for its "
                 "data, a disk or a lock (`fleetrun stacks`)"
             ),
         ),
@@ -134,6 +134,26 @@ def test_a_rank_for_which_others_wait_in_collectives_is_named(
 ) -> None:
     text += "; others wait in collectives for 50% more of the time"
     assert told(host(*late(3, 0.1, **changes))) == [((3,), cause, text)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        # It writes and waits for the disk, and for a processor each time it goes on.
+        ({"running": 0.05, "queued": 0.35}, "data"),
+        # It has more to compute, and waits for a processor as long for each second of it.
+        ({"running": 0.3, "queued": 0.6}, "work"),
+        # Its own processor is fuller than the others'.
+        ({"running": 0.1, "queued": 0.75}, "queued"),
+        ({"running": -1.0, "queued": 0.75}, "queued"),
+    ],
+)
+def test_where_all_wait_for_processors_that_is_no_cause_by_itself(
+    changes: dict[str, object], cause: str
+) -> None:
+    ranks = [rank(place, collectives=0.7, running=0.1, queued=0.2) for place in range(3)]
+    slow = told(host(*ranks, rank(3, collectives=0.1, **changes)))
+    assert [(places, why) for places, why, _ in slow] == [((3,), cause)]
 
 
 @pytest.mark.parametrize("collectives", [(-1.0, -1.0), (0.68, 0.82)])
