@@ -37,7 +37,8 @@ HEADER = struct.Struct("<8s8IQ")
 _USED, _STATE, _SETTLED = struct.Struct("<I"), struct.Struct("<I"), struct.Struct("<Q")
 _USED_AT, _STATE_AT, _SETTLED_AT = 20, 24, 40
 HEADER_BYTES = 64
-RECORDING, FAILED = 0, 1
+# The state of a ring: its rank may go on, the recorder has failed, the script has ended.
+RECORDING, FAILED, ENDED = 0, 1, 2
 # The last sequence number of each channel.
 _HEAD = struct.Struct("<Q")
 # A slot: number, sequence number, time issued, time done, bytes, call site, channel, operation,
@@ -214,9 +215,9 @@ class Ring:
         """Record that the open collectives were not done at AT_NS."""
         _SETTLED.pack_into(self.memory, _SETTLED_AT, at_ns)
 
-    def fail(self) -> None:
-        """Record that the ring ends here, whatever the rank does."""
-        _STATE.pack_into(self.memory, _STATE_AT, FAILED)
+    def close(self, state: int) -> None:
+        """Record that the ring ends here: FAILED whatever the rank does, ENDED with its script."""
+        _STATE.pack_into(self.memory, _STATE_AT, state)
 
 
 class _Group:
@@ -269,7 +270,12 @@ class FlightRecorder:
         """Mark the ring as ended."""
         self.is_on = False
         if self._ring is not None:
-            self._ring.fail()
+            self._ring.close(FAILED)
+
+    def end_script(self) -> None:
+        """Record that the script has ended without an error: a device may take long to end."""
+        if self._ring is not None and self.is_on and getattr(sys, "last_value", None) is None:
+            self._ring.close(ENDED)
 
     def add(self, process_group: Any, ranks: Sequence[int]) -> None:
         """Register the RANKS of a PROCESS_GROUP."""
@@ -277,6 +283,8 @@ class FlightRecorder:
             return
         if self._ring is None:
             self._ring = Ring(self._path)
+            # What the script registers later runs earlier, and may communicate.
+            atexit.register(self.end_script)
         members = tuple(int(rank) for rank in ranks)
         number = self._made[members] = self._made.get(members, 0) + 1
         self._groups[id(process_group)] = _Group(self._ring, process_group, members, number)

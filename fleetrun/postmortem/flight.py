@@ -108,6 +108,11 @@ def verdict(
     Collectives issued after UNTIL may still be in progress.
     """
     known = {rank: record for rank, record in records.items() if not record.has_failed}
+    states = dict(job.states)
+    for rank, record in known.items():
+        if record.has_ended:
+            states[rank] = states.get(rank, RankState())._replace(has_ended=True)
+    job = job._replace(states=states)
     if has_failed:
         known = {rank: _reopened(record) for rank, record in known.items()}
     opened = _without_early_ends(known)

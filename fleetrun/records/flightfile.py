@@ -23,7 +23,7 @@ HEADER_BYTES = 64
 SLOT = struct.Struct("<QQQQqIHHBBHi6II")
 PARTS, WORD = struct.Struct("<QI"), struct.Struct("<I")
 PARTS_BYTES = 32 * 1024
-RECORDING = 0
+FAILED, ENDED = 1, 2
 BLOCKING, ASYNCHRONOUS, RAISED = 0, 1, 2
 # The operations, beside send and recv, that have channels of their own.
 BACKWARD, NEW_GROUP = "backward", "new_group"
@@ -95,6 +95,8 @@ class FlightRecord(NamedTuple):
     last: Mapping[CollectiveChannel, int] = {}
     # Whether the recorder has failed, so that the rank may be anywhere.
     has_failed: bool = False
+    # Whether its script has ended without an error.
+    has_ended: bool = False
     # When the rank last looked which of its asynchronous collectives are done (wall clock); 0:
     # never.
     settled_at: float = 0.0
@@ -150,7 +152,8 @@ def parse(ring: bytes | None) -> FlightRecord | None:
         restart=restart,
         collectives=_in_order(list(names.collectives(slots_in_order))),
         last=last,
-        has_failed=state != RECORDING,
+        has_failed=state == FAILED,
+        has_ended=state == ENDED,
         settled_at=settled / _NS,
     )
 

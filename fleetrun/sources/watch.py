@@ -66,6 +66,7 @@ class _Rank:
         "ring",
         "since_ns",
         "started_at",
+        "was_unseen",
     )
 
     def __init__(
@@ -81,7 +82,7 @@ class _Rank:
         self.pid = pid
         self.attempt = attempt
         self.started_at = time.monotonic()
-        self.is_looked_inside = self.is_seen_inside = False
+        self.is_looked_inside = self.is_seen_inside = self.was_unseen = False
         self.heartbeat = heartbeat
         # Where it records its collectives.
         self.ring = ring
@@ -467,11 +468,14 @@ class Watch(Source):
         from fleetrun.run import proc
 
         for process, rank in self._ranks.items():
-            if rank.is_looked_inside or now < rank.started_at + _LOADED_S:
+            if rank.is_looked_inside:
                 continue
-            rank.is_looked_inside = True
             rank.is_seen_inside = proc.catches(rank.pid, STACK_SIGNAL)
-            if proc.is_python(rank.pid):
+            has_loaded = now >= rank.started_at + _LOADED_S
+            # An interpreter that ends has given up its signals: one look late is not enough.
+            rank.is_looked_inside = rank.is_seen_inside or rank.was_unseen
+            rank.was_unseen = has_loaded
+            if rank.is_looked_inside and proc.is_python(rank.pid):
                 self._say_unseen((process,))
 
     def _say_unseen(self, processes: Sequence[int]) -> None:

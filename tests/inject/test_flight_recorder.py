@@ -95,7 +95,7 @@ def seen(folder: Path) -> FlightRecord:
 
 
 def test_the_writer_and_the_reader_have_one_layout() -> None:
-    names = "MAGIC HEADER_BYTES RECORDING BLOCKING ASYNCHRONOUS RAISED BACKWARD NEW_GROUP"
+    names = "MAGIC HEADER_BYTES FAILED ENDED BLOCKING ASYNCHRONOUS RAISED BACKWARD NEW_GROUP"
     for name in (*names.split(), "PARTS_BYTES"):
         assert getattr(flight_recorder, name) == getattr(flightfile, name), name
     for name in ("HEADER", "SLOT", "PARTS", "WORD"):
@@ -347,6 +347,26 @@ group.barrier()
     assert ended.returncode == -signal.SIGKILL
     first, last = seen(tmp_path).collectives
     assert (first.is_open, last.operation, last.is_open) == (False, "barrier", True)
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit", "1 / 0"])
+def test_the_record_says_that_the_script_has_ended_without_an_error(
+    tmp_path: Path, end: str
+) -> None:
+    code = f"""
+import atexit, sys
+sys.path[:0] = {[str(Path(__file__).parents[level]) for level in range(3)]!r}
+from pathlib import Path
+import test_flight_recorder as ours
+folder = Path({str(tmp_path)!r})
+group = ours.process_group()
+made = ours.recorder(folder, group)
+atexit.register(lambda: print(ours.seen(folder).has_ended))
+{end}
+"""
+    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
+    assert ended.stdout == b"False\n"
+    assert seen(tmp_path).has_ended == (ended.returncode == 0)
 
 
 def test_anything_can_be_read(tmp_path: Path) -> None:

@@ -520,6 +520,9 @@ def test_of_ranks_most_of_which_have_ended_the_one_that_still_waits_is_named() -
     assert finding.text == (
         "rank 0 entered barrier 2 of all ranks in train.py:7, without which ranks 1-2 ended"
     )
+    # A device still holds up the end of their processes.
+    own = {rank: record._replace(has_ended=rank > 0) for rank, record in records.items()}
+    assert flight.verdict(own, JobRanks(3)) == (finding,)
     findings = flight.verdict(records, JobRanks(3, states={1: ended}))
     assert [finding.ranks for finding in findings] == [(1,), (2,)]
 

@@ -19,6 +19,7 @@ from waiting import LONG_S
 
 from fleetrun.inject.flight_recorder import OPERATIONS, FlightRecorder
 from fleetrun.model import Rules
+from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.probe import nvml
 from fleetrun.run import children, isolation, proc
 from fleetrun.run.events import Hung, RunWarning, SignalAll, Started
@@ -152,6 +153,23 @@ def test_a_rank_whose_interpreter_ends_was_watched_from_inside(room: Callable[..
     here.watch._say_unseen([0])
     assert here.remarks == []
     here.watch._say_unseen([0, 1])
+    assert here.remarks[0].startswith("Rank 1 cannot be watched from inside ")
+
+
+def test_a_rank_that_ends_when_it_is_first_looked_at_was_perhaps_watched_from_inside(
+    room: Callable[..., Room],
+) -> None:
+    here = room(f"import signal\nsignal.signal({STACK_SIGNAL}, print)\n{IDLE}", IDLE)
+    first, second = here.watch._ranks.values()
+    here.until(lambda: proc.catches(first.pid, STACK_SIGNAL))
+    here.watch._look_inside(first.started_at)
+    assert (first.is_seen_inside, second.is_seen_inside) == (True, False)
+    # What has been seen once needs no other look.
+    here.children[0].kill()
+    here.watch._look_inside(first.started_at + LONG_S)
+    assert here.remarks == []
+    here.watch._look_inside(first.started_at + LONG_S)
+    assert len(here.remarks) == 1
     assert here.remarks[0].startswith("Rank 1 cannot be watched from inside ")
 
 
