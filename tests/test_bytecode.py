@@ -220,6 +220,19 @@ assert importlib.util.find_spec("fleetrun.plan.hosts").origin == hosts.__file__
     package.run("-c", LOAD + code)
 
 
+def test_code_has_neither_docstrings_nor_columns(package: Package) -> None:
+    code = """
+from fleetrun.plan import hosts
+from fleetrun.model import Script
+code = hosts.bounds.__code__
+columns = {place[2:] for place in getattr(code, "co_positions", tuple)()}
+# Python itself gives the beginning of a function one.
+print(hosts.bounds.__doc__, Script.__doc__, columns <= {(None, None), (0, 0)})
+"""
+    assert package.run("-c", LOAD + code) == "See the source. See the source. True\n"
+    assert "See the source" not in package.run("-c", code)
+
+
 def test_who_looks_at_imports_sees_them_one_by_one(package: Package) -> None:
     assert package.loads("-X", "importtime") == (0, False)
 
