@@ -490,9 +490,9 @@ class Supervisor:
         ready = self._loop.ready
         peers = self._workers.values() if ready else ()
         others = [peer for peer in peers if peer.pidfd in ready and peer.ended is None]
-        # What they leave is killed when the other hosts are done, too.
+        # Nothing follows unless other hosts fail, or evidence of these ranks.
         is_last = len(others) + 1 == len(self._workers) and not self._gathering.is_shared
-        sweep_s = _SWEEP_S if is_last else None
+        sweep_s = _SWEEP_S if is_last and not self._rules.max_restarts else None
         worker.reap_together([first, *others], self._guard, sweep_s)
 
     def _with_circumstances(self, exited: Exited) -> Exited:

@@ -148,8 +148,8 @@ class Guard:
         """Reap PIDS, which have ended, and kill what is left of their process groups.
 
         Up to the first that has failed: before the others are examined, they are to be signalled.
-        If all have succeeded and no rank is left, the guard goes on and sweeps for at most SWEEP_S
-        (None: it does not), and `sweep` has only to fetch the answer.
+        SWEEP_S: nothing is started any more once all have succeeded. If none is left, the guard
+        goes on, sweeps for at most so long and ends, and `sweep` has only to fetch the answer.
         """
         try:
             self._ask("end", pids, sweep_s)
@@ -162,6 +162,7 @@ class Guard:
             # The guard was killed between the two parts of its answer.
             return children.end(pids, statuses)
         self._sweeping_s = sweep_s
+        self._is_dismissed = sweep_s is not None and statuses[-1] == children.WELL
         return [
             children.Ended(status, peak, tuple(map(children.Leftover._make, left)))
             for status, (peak, left) in zip(statuses, parts, strict=True)
@@ -525,7 +526,11 @@ class _Service:
                 self._say([(how.peak_bytes, list(map(tuple, how.left))) for how in ended])
                 if sweep_s is not None:
                     has_succeeded = not self.ranks and statuses[-1] == children.WELL
-                    self._say(self._sweep(frozenset(), sweep_s) if has_succeeded else None)
+                    swept = self._sweep(frozenset(), sweep_s) if has_succeeded else None
+                    self._say(swept)
+                    if swept is not None and not swept[0]:
+                        # It takes a millisecond, for which the launcher would wait.
+                        os._exit(0)
             case "kill at", [at]:
                 self.kill_at = at
             case "tell at", [target]:

@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from waiting import LONG_S, until
@@ -16,6 +15,8 @@ from fleetrun.run.children import Order
 from fleetrun.run.descriptors import FileLimit
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pytest
 
 
@@ -105,7 +106,7 @@ def test_ranks_that_have_succeeded_are_reaped_at_once_up_to_the_first_that_faile
         made.dismiss()
 
 
-def test_after_the_last_success_the_guard_sweeps_without_being_asked_again() -> None:
+def test_after_the_last_success_the_guard_sweeps_and_ends() -> None:
     made = guard.Guard("marker", FileLimit(1))
     null = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -116,14 +117,26 @@ def test_after_the_last_success_the_guard_sweeps_without_being_asked_again() -> 
         assert made.sweep({pids[1]}, LONG_S).ended[0].argv == ("sleep", "1000")
         again = _started(made, escapes, null)
         assert len(made.end([pids[1], again], LONG_S)) == 2
-        until(lambda: not Path(f"/proc/{made.pid}/task/{made.pid}/children").read_text())
+        # Nothing is left for the guard to do.
+        os.waitid(os.P_PID, made.pid, os.WEXITED | os.WNOWAIT)
         # Another request in between.
         assert made.left_in(again) is None
         assert made.sweep(frozenset(), LONG_S).ended[0].argv == ("sleep", "1000")
         assert made.sweep(frozenset(), LONG_S) == ((), ())
-        failed = _started(made, f"{escapes}; exit 3", null)
-        made.end([failed], LONG_S)
+    finally:
+        os.close(null)
+        made.dismiss()
+
+
+def test_after_a_failure_the_guard_sweeps_when_it_is_asked() -> None:
+    made = guard.Guard("marker", FileLimit(1))
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        escapes = 'setsid sleep 1000 & until [ "$(cat /proc/$!/comm)" = sleep ]; do :; done'
+        made.end([_started(made, f"{escapes}; exit 3", null)], LONG_S)
         assert made.sweep(frozenset(), LONG_S).ended[0].argv == ("sleep", "1000")
+        # It goes on.
+        made.end([_started(made, "exit 3", null)], LONG_S)
     finally:
         os.close(null)
         made.dismiss()
