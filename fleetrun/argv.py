@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import takewhile
-
 from fleetrun import options
 from fleetrun.errors import UsageError
 from fleetrun.model import Script
@@ -237,7 +235,11 @@ def _continued(setting: RawOption, words: Sequence[str]) -> str:
         return f"{setting.raw}{words[0]}"
     if setting.option.kind != "list" or not _is_listed(words[0]):
         return ""
-    values = [setting.raw, *takewhile(_is_listed, words)]
+    values = [setting.raw]
+    for word in words:
+        if not _is_listed(word):
+            break
+        values.append(word)
     return ",".join(part for value in values for part in value.replace(",", " ").split())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _socket  # `socket` takes 40 ms to import, this one 1
 import errno
-from itertools import chain, islice
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.probe import tcp
@@ -43,7 +42,8 @@ class Ports:
 
     def free(self, count: int) -> tuple[int, ...]:
         """Return COUNT ports that nobody else uses."""
-        ports = tuple(islice(filter(self._is_free, _candidates(*self._range)), count))
+        free = filter(self._is_free, _candidates(*self._range))
+        ports = tuple(port for _, port in zip(range(count), free, strict=False))
         if len(ports) < count:
             self.close()
             raise EnvironmentFault(_too_few(count, len(ports), self._range[-1]))
@@ -157,7 +157,9 @@ def _candidates(
     for ports in ranges:
         yield from ports[left:]
         left = max(0, left - len(ports))
-    yield from islice(chain(*ranges), start)
+    for ports in ranges:
+        yield from ports[:start]
+        start = max(0, start - len(ports))
 
 
 def _can_bind(port: int, address: str | None, *, reuse: bool) -> bool:

@@ -27,14 +27,13 @@ plan.environment probe.scripts probe.plugins probe probe.tcp engines.ports engin
 run.terminal run.descriptors run.loop run.gathering records.folder run.events run.observers sinks
 records.lockfile sinks.rundir sinks.outlet sinks.stderr run.libc run.children run.policy run.worker
 run.framing run.guard run.signals supervisor job plan.layout modes.collective engines.local
-records.installed
 """
 LATE = """
 sinks.console records.reading records.eventfile sinks.eventlog sinks.launchfile sinks.manifest
 records.outputtimes sinks.outputtimes sources records.heartbeat sources.watch run.itself
 sinks.metrics postmortem postmortem.ending plan.brief postmortem.kernelfacts records.planfile
-records.arguments sinks.git plan.hostlist engines.detect records.manifestfile replay plan.shell
-plan.render
+records.arguments sinks.git plan.hostlist engines.detect records.installed records.manifestfile
+replay plan.shell plan.render
 """
 # Together with the other late work; a job that is over by then does without.
 _AFTER_S, _WRITE_S = 0.4, 20.0
