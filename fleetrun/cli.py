@@ -1,9 +1,8 @@
 """The command line: turns arguments into a request, and errors into a line and an exit code."""
 
 # Only sys here, and no syntax newer than Python 3.7: an old Python must reach the message that it
-# is too old.
-from __future__ import annotations
-
+# is too old. No `from __future__ import annotations`: it would import the module `__future__`, as
+# nothing else of a launch does (`sinks.packing`).
 import os
 import sys
 
@@ -54,11 +53,11 @@ COMPLETE_VARIABLE = "_FLEETRUN_COMPLETE"
 
 
 def main(
-    argv: Sequence[str] | None = None,
+    argv: "Sequence[str] | None" = None,
     *,
-    environ: Mapping[str, str] | None = None,
-    launch: Launch | None = None,
-    caller: Caller | None = None,
+    environ: "Mapping[str, str] | None" = None,
+    launch: "Launch | None" = None,
+    caller: "Caller | None" = None,
 ) -> int:
     """Run the command line ARGV and return its exit code; report to a CALLER in Python."""
     problem = unfit(sys.platform, tuple(sys.version_info[:3]))
@@ -88,7 +87,10 @@ def main(
 
 
 def _fail(
-    error: FleetrunError, words: Sequence[str], environ: Mapping[str, str], caller: Caller | None
+    error: "FleetrunError",
+    words: "Sequence[str]",
+    environ: "Mapping[str, str]",
+    caller: "Caller | None",
 ) -> int:
     """Print or report ERROR, and return its exit code."""
     from fleetrun.plan.visible import visible
@@ -103,7 +105,7 @@ def _fail(
     return error.exit_code
 
 
-def unfit(platform: str, version: tuple[int, ...]) -> str | None:
+def unfit(platform: str, version: "tuple[int, ...]") -> "str | None":
     """Return why fleetrun cannot run here; None if it can.
 
     >>> unfit("linux", (3, 9, 2))
@@ -120,10 +122,10 @@ def unfit(platform: str, version: tuple[int, ...]) -> str | None:
 
 
 def _dispatch(
-    words: list[str],
-    environ: Mapping[str, str],
-    launch: Launch | None,
-    caller: Caller | None,
+    words: "list[str]",
+    environ: "Mapping[str, str]",
+    launch: "Launch | None",
+    caller: "Caller | None",
 ) -> int:
     """Run the subcommand or the launch that the command line names."""
     if COMPLETE_VARIABLE in environ:
@@ -174,8 +176,8 @@ def _is_command(word: str) -> bool:
 
 
 def _resolved(
-    parsed: ParsedCommand, environ: Mapping[str, str]
-) -> tuple[Request, Mapping[str, str], detect.Detected | None]:
+    parsed: "ParsedCommand", environ: "Mapping[str, str]"
+) -> "tuple[Request, Mapping[str, str], detect.Detected | None]":
     """Return the request of PARSED, its environment, and the engine that has started us."""
     from fleetrun import request
 
@@ -197,7 +199,7 @@ def _resolved(
 
         if listed := rows(environ):
 
-            def detected() -> detect.Detected:
+            def detected() -> "detect.Detected":
                 detected_engines.append(read(listed, environ, _text))
                 return detected_engines[0]
 
@@ -208,11 +210,11 @@ def _resolved(
 
 
 def _launch(
-    request: Request,
-    environ: Mapping[str, str],
-    engine: detect.Detected | None,
-    launch: Launch | None,
-    caller: Caller | None,
+    request: "Request",
+    environ: "Mapping[str, str]",
+    engine: "detect.Detected | None",
+    launch: "Launch | None",
+    caller: "Caller | None",
 ) -> int:
     """Launch the job of REQUEST, started by ENGINE if that is not None."""
     if request.hosts or request.hostfile or request.include or request.exclude or request.ship:
@@ -236,7 +238,7 @@ def _launch(
     return start(request, environ, caller=caller)
 
 
-def _answer(words: Sequence[str], environ: Mapping[str, str]) -> int:
+def _answer(words: "Sequence[str]", environ: "Mapping[str, str]") -> int:
     """Answer WORDS, for which no table of options is needed."""
     if words == ["--version"]:
         return _version()
@@ -254,7 +256,7 @@ def _version() -> int:
     return put(f"fleetrun {__version__}\n")
 
 
-def _help(parsed: ParsedCommand, environ: Mapping[str, str]) -> int:
+def _help(parsed: "ParsedCommand", environ: "Mapping[str, str]") -> int:
     """Show the help text that PARSED requests."""
     from fleetrun import colors
     from fleetrun.commands import help as text
@@ -266,7 +268,7 @@ def _help(parsed: ParsedCommand, environ: Mapping[str, str]) -> int:
     return text.show(section, choice, environ)
 
 
-def _prefix(words: Sequence[str], environ: Mapping[str, str]) -> str:
+def _prefix(words: "Sequence[str]", environ: "Mapping[str, str]") -> str:
     """Return the prefix of an error, coloured if requested."""
     from fleetrun import colors  # only for an error
 
@@ -274,7 +276,7 @@ def _prefix(words: Sequence[str], environ: Mapping[str, str]) -> str:
     return colors.prefix(is_coloured=is_coloured, is_fault=True)
 
 
-def _replayed(parsed: ParsedCommand, environ: Mapping[str, str]) -> Replay:
+def _replayed(parsed: "ParsedCommand", environ: "Mapping[str, str]") -> "Replay":
     """Return the launch of the manifest that PARSED names, from inside its folder."""
     from fleetrun import replay  # a plain launch needs none of it
     from fleetrun.errors import EnvironmentFault
@@ -290,7 +292,7 @@ def _replayed(parsed: ParsedCommand, environ: Mapping[str, str]) -> Replay:
     return again._replace(parsed=noted)
 
 
-def _check_script(parsed: ParsedCommand) -> None:
+def _check_script(parsed: "ParsedCommand") -> None:
     """Refuse a missing script that looks like the rest of an option."""
     from fleetrun import argv
     from fleetrun.errors import UsageError
@@ -324,7 +326,7 @@ def _is_program(name: str) -> bool:
     )
 
 
-def _check_command(word: str, rest: Sequence[str]) -> None:
+def _check_command(word: str, rest: "Sequence[str]") -> None:
     """Refuse WORD, followed by REST, if it is nearly a command of ours or one of other launchers.
 
     A program of that name hardly trains; `fleetrun -- kill` runs it.

@@ -2,10 +2,9 @@
 
 The import of typing takes a twentieth of a launch. Its `NamedTuple` compiles a constructor for each
 class and checks each annotation, 80 µs in all, and a launch defines a hundred of them; here a class
-takes 10, and nothing is compiled.
+takes 10, and nothing is compiled. No `from __future__ import annotations`, for the reason given in
+`cli`.
 """
-
-from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 else:
     from _collections import _tuplegetter
 
-    def _construct(_cls: type[tuple[object, ...]]) -> tuple[object, ...]:
+    def _construct(_cls: "type[tuple[object, ...]]") -> "tuple[object, ...]":
         # Its parameters become the names of fields. Compiling a text takes as long as 50 calls.
         return tuple.__new__(_cls, tuple(locals().values())[1:])
 
@@ -33,7 +32,7 @@ else:
     class _Record(tuple):
         __slots__ = ()
 
-        def __new__(cls, /, *values: object, **named: object) -> _Record:  # noqa: PYI034 - a checker reads typing's
+        def __new__(cls, /, *values: object, **named: object) -> "_Record":  # noqa: PYI034 - a checker reads typing's
             if not named and len(values) == len(cls._fields):
                 return tuple.__new__(cls, values)
             owner = next(kind for kind in cls.__mro__ if "_fields" in vars(kind))
@@ -47,26 +46,26 @@ else:
             return cls.__new__(cls, *values, **named)
 
         @classmethod
-        def _make(cls, values: Iterable[object]) -> _Record:
+        def _make(cls, values: "Iterable[object]") -> "_Record":
             made = tuple.__new__(cls, values)
             if len(made) != len(cls._fields):
                 raise TypeError(f"Expected {len(cls._fields)} arguments, got {len(made)}")
             return made
 
-        def _replace(self, /, **named: object) -> _Record:
+        def _replace(self, /, **named: object) -> "_Record":
             made = self._make(map(named.pop, self._fields, self))
             if named:
                 raise ValueError(f"Got unexpected field names: {list(named)!r}")
             return made
 
-        def _asdict(self) -> dict[str, object]:
+        def _asdict(self) -> "dict[str, object]":
             return dict(zip(self._fields, self, strict=True))
 
         def __repr__(self) -> str:
             shown = (f"{name}={value!r}" for name, value in zip(self._fields, self, strict=True))
             return f"{type(self).__name__}({', '.join(shown)})"
 
-        def __getnewargs__(self) -> tuple[object, ...]:
+        def __getnewargs__(self) -> "tuple[object, ...]":
             return tuple(self)
 
     _METHODS = {
@@ -76,7 +75,7 @@ else:
     }
 
     class _Maker(type):
-        def __new__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> type:
+        def __new__(cls, name: str, bases: "tuple[type, ...]", members: "dict[str, Any]") -> type:
             if not bases:
                 return super().__new__(cls, name, bases, members)
             fields = tuple(members.get("__annotations__", ()))
@@ -96,7 +95,7 @@ else:
     class Annotated:
         """As typing's, but `Annotated[KIND, TEST]` is a class, so that `|` takes it."""
 
-        def __class_getitem__(cls, given: tuple[Any, ...]) -> type:
+        def __class_getitem__(cls, given: "tuple[Any, ...]") -> type:
             return type("Annotated", (), {"__origin__": given[0], "__metadata__": given[1:]})
 
     # In annotations only.

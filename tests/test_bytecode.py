@@ -233,6 +233,17 @@ print(hosts.bounds.__doc__, Script.__doc__, columns <= {(None, None), (0, 0)})
     assert "See the source" not in package.run("-c", code)
 
 
+def test_a_launch_does_not_import_future(package: Package) -> None:
+    code = """
+import sys
+from fleetrun import __main__, cli, bytecode
+bytecode.load(bytecode.EARLY)
+from fleetrun import job
+print("__future__" in sys.modules, job.launch.__annotations__["request"])
+"""
+    assert package.run("-c", code) == "False Request\n"
+
+
 def test_who_looks_at_imports_sees_them_one_by_one(package: Package) -> None:
     assert package.loads("-X", "importtime") == (0, False)
 
