@@ -672,12 +672,21 @@ class Supervisor:
             )
         self._workers[index] = started
         self._loop.watch(started.pidfd, lambda: self._on_exit(started))
-        why_not = started.launched.why_not
+        why_not = started.launched.why_not or self._unforkable(spec, attempt)
         if why_not and why_not not in self._not_forked:
             self._not_forked.add(why_not)
             self._log(f"{self._labels[index].capitalize()} imports everything again: {why_not}.")
         is_forked = started.launched.is_forked
         return Started(index, self._labels[index], started.pid, now, attempt, is_forked)
+
+    def _unforkable(self, spec: ProcessSpec, attempt: int) -> str:
+        """Return why SPEC could not be forked again, if that is what it runs."""
+        if not attempt or not self._job.request.preloads:
+            return ""
+        from fleetrun.run import forkserver  # only for a restart
+
+        program = os.path.basename(spec.argv[0])
+        return "" if forkserver.is_forkable(spec) else f"it runs {program}, no Python script"
 
     def _signal_all(self, signum: int, spared: AbstractSet[int] = frozenset()) -> None:
         starting = []

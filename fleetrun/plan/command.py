@@ -15,13 +15,13 @@ CHECK = "run_check"
 _CHECKER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "inject", "run_check.py")
 
 
+# The endings of files that Python runs: scripts, archives (zipapp), and Paddle's own kind.
+ENDINGS = (".py", ".pyz", ".pyxes")
+
+
 def is_python(script: Script) -> bool:
     """Whether Python runs SCRIPT, as far as we start it."""
-    return (
-        script.form == "module"
-        or script.target == CHECK
-        or script.target.endswith((".py", ".pyxes"))
-    )
+    return script.form == "module" or script.target == CHECK or script.target.endswith(ENDINGS)
 
 
 def argv(request: Request, facts: Facts, debugger: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -40,7 +40,7 @@ def argv(request: Request, facts: Facts, debugger: tuple[str, ...] = ()) -> tupl
     if script.form == "module":
         # Unbuffered, so that a log is complete up to a crash.
         return (facts.python, "-u", *before, "-m", script.target, *script.args)
-    if script.target.endswith(".py"):
+    if script.target.endswith((".py", ".pyz")):
         return (facts.python, "-u", *before, path, *script.args)
     if script.target.endswith(".pyxes"):
         return (facts.python, *debugger, path, *script.args)

@@ -20,7 +20,7 @@ def find(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
     if script.form == "module" or script.target == command.CHECK:
         return None
     target = script.target
-    interpreted = target.endswith((".py", ".pyxes"))
+    interpreted = target.endswith(command.ENDINGS)
     if not interpreted and "/" not in target:
         return _find_program(target, cwd, environ)
     path = os.path.join(cwd, target)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.conversion import size
 from fleetrun.errors import UsageError
+from fleetrun.plan import command
 from fleetrun.remote import bootstrap, protocol
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _without_git(folder: str) -> list[str]:
 def _check_script(folder: str, script: Script, names: Sequence[str]) -> None:
     """Raise UsageError if SCRIPT is a file here that is not among NAMES in FOLDER."""
     target = script.target
-    is_program = "/" not in target and not target.endswith((".py", ".pyxes"))
+    is_program = "/" not in target and not target.endswith(command.ENDINGS)
     path = os.path.normpath(os.path.join(folder, target))
     if script.form != "file" or is_program or not os.path.exists(path):
         return

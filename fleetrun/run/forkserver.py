@@ -17,7 +17,7 @@ from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fleetrun.model import LaunchPlan
+    from fleetrun.model import LaunchPlan, ProcessSpec
     from fleetrun.run.children import Order
 
 # The longest time that an answer may take on a machine that is busy or swaps.
@@ -47,7 +47,12 @@ class ServerState(NamedTuple):
 
 def forkable(plan: LaunchPlan) -> list[int]:
     """Return the processes of PLAN that can be forked: no wrapped command, and no other program."""
-    return [process for process, spec in enumerate(plan.processes) if spec.argv[1:2] == ("-u",)]
+    return [process for process, spec in enumerate(plan.processes) if is_forkable(spec)]
+
+
+def is_forkable(spec: ProcessSpec) -> bool:
+    """Whether a process runs a Python script or module itself, as we start it."""
+    return spec.argv[1:2] == ("-u",)
 
 
 class Unable(Exception):

@@ -20,6 +20,7 @@ AWKWARD = ("", "--", "-m", "--gpus=0", "a b", "ünïcode\n", "$HOME")
         ("file", "train.py", "train.py", (PYTHON, "-u", "train.py")),
         ("file", "a/b.py", "a/b.py", (PYTHON, "-u", "a/b.py")),
         ("file", "train.pyxes", "train.pyxes", (PYTHON, "train.pyxes")),
+        ("file", "train.pyz", "train.pyz", (PYTHON, "-u", "train.pyz")),
         ("module", "package.train", None, (PYTHON, "-u", "-m", "package.train")),
         ("file", "./run.sh", "./run.sh", ("./run.sh",)),
         ("file", "bash", "/usr/bin/bash", ("/usr/bin/bash",)),

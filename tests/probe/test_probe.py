@@ -342,6 +342,7 @@ def find(target: str, form: str = "file", path: str = "/usr/bin:/bin") -> str | 
     [
         ("train.py", 0o644, "train.py"),
         ("old.pyxes", 0o644, "old.pyxes"),
+        ("packed.pyz", 0o644, "packed.pyz"),
         ("./run.sh", 0o755, "./run.sh"),
         ("run.sh", 0o755, "./run.sh"),
     ],

@@ -47,6 +47,8 @@ def test_an_attempt_has_one_number_in_files_sentences_and_variables(tmp_path: Pa
     run = tmp_path / "log" / "latest"
     assert (run / "workerlog.1.attempt1").read_text() == "count 1\n"
     assert "Attempt 1 of 1 starts now." in done.stderr
+    again = "Rank 0 imports everything again: it runs script-"
+    assert done.stderr.count(again) == 1
     assert "It was attempt 1 (counted from 0); the first failed because" in done.stderr
     assert "\nAttempt 1\nLocal start 2 processes." in (run / "launch.txt").read_text()
     (restart,) = json.loads((run / "report.json").read_text())["restarts"]
