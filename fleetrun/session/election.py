@@ -197,7 +197,10 @@ class Election:
         record = jobrecord.read_record(recorded)
         if self._job is not None and (record is None or record.job != self._job):
             self.rest()
-            self._session.end("the job has ended, or etcd has lost its record")
+            self._session.end(
+                "how the job ended is not known here: it ended without this host, or etcd has lost "
+                "its record"
+            )
             return
         if record is not None and record.job not in {self._job, self._followed}:
             # Its own hosts take precedence; by then, those that are cut off have ended their ranks.

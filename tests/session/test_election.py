@@ -230,7 +230,13 @@ def test_who_had_a_part_in_a_job_that_is_over_ends(lab: Lab) -> None:
     lab.did()
     lab.election.seek()
     lab.answer(FREE)
-    assert lab.did()[1:] == [("end", "the job has ended, or etcd has lost its record")]
+    assert lab.did()[1:] == [
+        (
+            "end",
+            "how the job ended is not known here: it ended without this host, or etcd has lost its "
+            "record",
+        )
+    ]
     lab.election.seek()
     lab.answer((jobrecord.write(OTHER._replace(job="y")), 5, "", 0, ""))
     assert lab.did() == [("end", "another job of the same name has begun")]
