@@ -233,8 +233,10 @@ def test_who_had_a_part_in_a_job_that_is_over_ends(lab: Lab) -> None:
     assert lab.did()[1:] == [
         (
             "end",
-            "how the job ended is not known here: it ended without this host, or etcd has lost its "
-            "record",
+            (
+                "how the job ended is not known here: it ended without this host, or etcd has lost "
+                "its record"
+            ),
         )
     ]
     lab.election.seek()

@@ -7,6 +7,7 @@ The sizes run in turns, profiled on all ranks. A rank does the same work per ste
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +16,7 @@ from fleetrun.commands import tables
 from fleetrun.commands.tune import trials
 from fleetrun.errors import UsageError
 from fleetrun.plan import hostlist
-from fleetrun.records import names, reading, tracefile, variables
+from fleetrun.records import names, reading, runs, tracefile, variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -84,6 +85,8 @@ class ScaledRun(NamedTuple):
     folder: str = ""
     # What its launch has said of slow ranks: their labels and a sentence.
     remarks: tuple[tuple[tuple[str, ...], str], ...] = ()
+    # How many hosts have left no profile.
+    unseen_hosts: int = 0
 
 
 class Change(NamedTuple):
@@ -153,8 +156,7 @@ def measure(spec: TuneSpec, size: JobSize, name: str) -> ScaledRun:
     code = trials.launch(options, spec.script, environ, folder, spec.timeout_s)
     run_dir = folder / "log" / names.LATEST
     events, fault = trials.outcome(code, folder, run_dir, spec.timeout_s)
-    paths = sorted(run_dir.glob(names.trace("*")))
-    traces = [trace for path in paths if (trace := tracefile.read(str(path))) is not None]
+    traces, unseen_hosts = read_traces(run_dir)
     if fault or not traces:
         return ScaledRun(fault=fault or trials.untimed(run_dir), folder=str(folder))
     remarks = tuple(
@@ -165,7 +167,20 @@ def measure(spec: TuneSpec, size: JobSize, name: str) -> ScaledRun:
     step = breakdown(traces)
     held_by = next((text for who, text in remarks if f"rank {step.slowest}" in who), "")
     step = step._replace(held_by=held_by)
-    return ScaledRun(step, folder=str(folder), remarks=remarks)
+    return ScaledRun(step, folder=str(folder), remarks=remarks, unseen_hosts=unseen_hosts)
+
+
+def read_traces(run_dir: Path) -> tuple[list[TraceRecord], int]:
+    """Return the profiles of all ranks, and how many hosts have left none."""
+    launched = runs.read(str(run_dir.resolve()))
+    traces: list[TraceRecord] = []
+    unseen = 1 if launched.plan is None else len(launched.plan.nodes)
+    for host in runs.hosts(launched):
+        paths = sorted(Path(host.path).glob(names.trace("*")))
+        profiles = [trace for path in paths if (trace := tracefile.read(str(path))) is not None]
+        traces += profiles
+        unseen -= bool(profiles)
+    return traces, unseen
 
 
 def in_turns(
@@ -180,6 +195,9 @@ def in_turns(
             run = measure(spec, size, f"scaling-{prefix}{place}-{repeat}")
             runs[size].append(run)
             shown = run.fault or f"{run.step.seconds * 1e3:.1f} ms a step"
+            if run.unseen_hosts and not run.fault:
+                unseen = conversion.counted(run.unseen_hosts, "host")
+                shown += f"; no profile came from {unseen}, so waiting counts as communication"
             log(f"  {' '.join(size.words)}: {shown}")
     return runs
 

@@ -135,12 +135,14 @@ def read_updates(run_dir: Path) -> tuple[dict[int, float], dict[int, dict[int, f
     """Return the time of each update on the last rank here, and the losses of each rank."""
     at: dict[int, float] = {}
     losses: dict[int, dict[int, float]] = {}
-    folders = _folders(run_dir)
-    for path in [path for folder in folders for path in folder.glob(names.rank_records("*"))]:
+    own, *others = _folders(run_dir)
+    for path in [
+        path for folder in (own, *others) for path in folder.glob(names.rank_records("*"))
+    ]:
         rank = path.name.split(".")[1]
         for update in rankfile.updates(str(path)):
             # Each host has its own clock.
-            if path.parent == folders[0]:
+            if path.parent == own:
                 at[update.number] = max(at.get(update.number, update.at), update.at)
             if update.loss is not None and rank.isdigit():
                 losses.setdefault(int(rank), {})[update.number] = update.loss
@@ -148,7 +150,7 @@ def read_updates(run_dir: Path) -> tuple[dict[int, float], dict[int, dict[int, f
 
 
 def _folders(run_dir: Path) -> list[Path]:
-    """Return RUN_DIR, and the folders of other hosts beside it."""
+    """Return RUN_DIR, and the folders of the same launch on other hosts."""
     return [Path(run.path) for run in runs.hosts(runs.read(str(run_dir.resolve())))]
 
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from typing import TYPE_CHECKING
+
 import pytest
+from commandline import Command
 
 from fleetrun.commands.tune import scaling
+from fleetrun.records import names
 from fleetrun.records.tracefile import SpanRecord, TraceRecord
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def rank(number: int, data_s: float, forward_s: float, queued_s: float) -> TraceRecord:
@@ -39,6 +47,35 @@ def test_the_late_rank_is_named_with_what_makes_it_late(
     large = step._replace(backward=0.5)
     texts = [change.text for change in scaling.changes(small, large, ())]
     assert any(f"rank 3 is 200.0 ms later than the others, and {why}" in text for text in texts)
+
+
+def test_the_profiles_of_all_hosts_are_read_and_a_host_without_one_is_counted(
+    tmp_path: Path,
+) -> None:
+    """The log folder may be shared, or the files of other hosts come home into `node1`."""
+    job = Command(tmp_path, "exit 0", ranks=1)
+    assert job.run().code == 0
+    (run,) = (tmp_path / "log" / "runs").iterdir()
+    plan = json.loads((run / names.PLAN).read_text())
+    (run / names.PLAN).write_text(json.dumps({**plan, "nodes": ["10.0.0.1", "10.0.0.2"]}))
+
+    def leave(folder: Path, number: int) -> None:
+        about = {"rank": number, "first_step": 1, "summary": {"steps": 1, "seconds": {"step": 1.0}}}
+        trace = {"schema": 1, "traceEvents": [], "otherData": about}
+        (folder / names.trace(str(number))).write_text(json.dumps(trace))
+
+    leave(run, 0)
+    traces, unseen_hosts = scaling.read_traces(tmp_path / "log" / "latest")
+    assert ([trace.rank for trace in traces], unseen_hosts) == ([0], 1)
+    other = run / "node1"
+    other.mkdir()
+    for name in (names.EVENTS, names.PLAN, names.LOCK):
+        (other / name).write_text(
+            (run / name).read_text().replace('"node_rank": 0', '"node_rank": 1')
+        )
+    leave(other, 1)
+    traces, unseen_hosts = scaling.read_traces(tmp_path / "log" / "latest")
+    assert ([trace.rank for trace in traces], unseen_hosts) == ([0, 1], 0)
 
 
 def test_a_rank_that_is_late_for_several_things_has_no_cause() -> None:
