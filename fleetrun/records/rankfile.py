@@ -128,12 +128,15 @@ def last(path: str, kind: str, restart: int) -> dict[str, Any] | None:
 
 
 def progress(path: str, restart: int) -> dict[str, float]:
-    """Return the moments of PROGRESS that the file PATH has of the attempt RESTART: monotonic."""
-    moments = {}
+    """Return the moments of PROGRESS that the file PATH has of the attempt RESTART: monotonic.
+
+    The first ones are those of the rank itself; children that it spawns record theirs, too.
+    """
+    moments: dict[str, float] = {}
     for record in reading.lines(path) if path else ():
         kind, at = record.get("kind"), record.get("monotonic")
         if kind in PROGRESS and record.get("restart") == restart and isinstance(at, float):
-            moments[str(kind)] = at
+            moments.setdefault(str(kind), at)
     return moments
 
 

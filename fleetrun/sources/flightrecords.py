@@ -35,9 +35,9 @@ class FlightRecords:
         # From other hosts, by rank.
         self._received: dict[int, FlightRecord] = {}
         self._watched: dict[int, str] = {}
-        # The last collective for which each rank's record was sent, and the remarks so far.
+        # The last collective for which each rank's record was sent, and the ranks named so far.
         self._sent: dict[int, tuple[int, float]] = {}
-        self._reported: set[str] = set()
+        self._reported: set[tuple[int, ...]] = set()
 
     def open(
         self, waiting: Waiting, *, period_s: float, declare: Callable[[RunWarning], None]
@@ -54,6 +54,7 @@ class FlightRecords:
         self._received.clear()
         self._watched.clear()
         self._sent.clear()
+        self._reported.clear()
 
     def _wait(self) -> None:
         self._waiting.timer("collectives", time.monotonic() + self._period_s, self._look)
@@ -164,8 +165,9 @@ class FlightRecords:
         """Report once that ranks have called different collectives at one place."""
         records = {**self._received, **self._here()}
         for finding in flight.desyncs(records, self._job_of({}), is_early=True)[:1]:
-            if finding.text not in self._reported:
-                self._reported.add(finding.text)
+            # As other hosts send their records, more ranks prove the same ones wrong.
+            if finding.ranks not in self._reported:
+                self._reported.add(finding.ranks)
                 self._job.log(f"{sentence(finding.text)}.")
                 labels = tuple(f"rank {rank}" for rank in finding.ranks)
                 self._declare(RunWarning("desync", finding.text, time.monotonic(), labels))

@@ -14,6 +14,7 @@ from timers import Timers
 from fleetrun.inject.flight_recorder import OPERATIONS, FlightRecorder
 from fleetrun.model import ExitStatus, Rules
 from fleetrun.postmortem import investigation, kernelfacts
+from fleetrun.records.flightfile import Collective, CollectiveChannel, FlightRecord
 from fleetrun.run.events import Exited, Failure, Outcome, SignalAll, Started
 from fleetrun.session import codec
 from fleetrun.session.exchange import PackedCollectives
@@ -108,6 +109,23 @@ def test_ranks_of_two_hosts_that_differ_are_named_once(
     assert SITE.sub("", finding.text) == f"r{TEXT}"
     hosts[0].restart()
     assert hosts[0].verdict({}) == ()
+
+
+def test_a_rank_that_more_and_more_records_prove_wrong_is_named_once(tmp_path: Path) -> None:
+    whole = CollectiveChannel((0, 1, 2, 3))
+    remarks: list[str] = []
+    plan = plans.plan(per_node=4, cwd=str(tmp_path), run_dir=str(tmp_path))
+    records = FlightRecords(plans.job(plan, log=remarks.append), None)
+    records.open(Timers(), period_s=1.0, declare=lambda _: None)
+    for rank in (0, 2, 1, 3):
+        call = Collective(whole, 1, "barrier" if rank == 1 else "all_reduce", 1.0 + rank)
+        records._received[rank] = FlightRecord(rank, rank, 0, (call,), {whole: 1})
+        records._compare()
+    assert len(remarks) == 1
+    assert remarks[0].startswith("Rank 1 called barrier where ranks 0, 2 called all_reduce: ")
+    records.restart()
+    records._compare()
+    assert len(remarks) == 1
 
 
 def test_where_the_records_name_nobody_paddles_watchdog_does(
