@@ -457,7 +457,8 @@ class Supervisor:
         self._read_signals()
         self._perform_all()
         if ended.ended is None and self._state.phase == policy.STOPPING:
-            left = ended.left_behind()
+            worker.reap_alone([ended, *self._ready_peers()], self._guard)
+            left = ended.left_behind() if ended.ended is None else None
             if left is not None:
                 if ended.index in self._state.spared:
                     # Its leader has ended by itself; the rest of the group was not asked yet.
@@ -487,13 +488,17 @@ class Supervisor:
 
         Of many ranks, most end at once, and each answer of the guard costs.
         """
-        ready = self._loop.ready
-        peers = self._workers.values() if ready else ()
-        others = [peer for peer in peers if peer.pidfd in ready and peer.ended is None]
+        others = self._ready_peers()
         # Nothing follows unless other hosts fail, or evidence of these ranks.
         is_last = len(others) + 1 == len(self._workers) and not self._gathering.is_shared
         sweep_s = _SWEEP_S if is_last and not self._rules.max_restarts else None
         worker.reap_together([first, *others], self._guard, sweep_s)
+
+    def _ready_peers(self) -> list[worker.Worker]:
+        """Return the others that have ended, too, and are not reaped yet."""
+        ready = self._loop.ready
+        peers = self._workers.values() if ready else ()
+        return [peer for peer in peers if peer.pidfd in ready and peer.ended is None]
 
     def _with_circumstances(self, exited: Exited) -> Exited:
         """Add the others that have failed by now; the rest is examined when all have ended."""

@@ -239,6 +239,13 @@ def _end(pid: int, status: WaitStatus, members: Iterable[tuple[int, int]]) -> En
     return Ended(status, usage.ru_maxrss * 1024, left)
 
 
+def alone(pids: Iterable[int]) -> list[int]:
+    """Return those of PIDS, which have ended, whose groups have no living member."""
+    pids = list(pids)
+    groups = {group for group, _ in _members(set(pids))}
+    return [pid for pid in pids if pid not in groups]
+
+
 def left_in(group: int) -> int | None:
     """Return a living member of GROUP, whose leader has ended; None if there is none."""
     # Orphans are our children now. SIGTERM kills a wrapper shell, while the Python that it runs

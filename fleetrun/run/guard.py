@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
     from typing import Protocol
 
-    from fleetrun.run.children import Ended, Launched, Order, Swept
+    from fleetrun.run.children import Ended, Launched, Order, Swept, WaitStatus
     from fleetrun.run.descriptors import FileLimit
     from fleetrun.run.forkserver import ForkServer
     from fleetrun.run.loop import Waiting
@@ -156,13 +156,31 @@ class Guard:
             statuses = [children.WaitStatus(*how) for how in self._answer()]
         except _GuardLost:
             return children.end(pids)
+        ended = self._ended(pids, statuses)
+        if not self._has_ended:
+            self._sweeping_s = sweep_s
+            self._is_dismissed = sweep_s is not None and statuses[-1] == children.WELL
+        return ended
+
+    def end_alone(self, pids: Sequence[int]) -> dict[int, Ended]:
+        """Reap those of PIDS, which have ended, whose process groups have no living member."""
+        try:
+            self._ask("end alone", pids)
+            alone, *hows = self._answer()
+        except _GuardLost:
+            alone = children.alone(pids)
+            statuses = list(map(children.wait_status, alone))
+            return dict(zip(alone, children.end(alone, statuses), strict=True))
+        statuses = [children.WaitStatus(*how) for how in hows]
+        return dict(zip(alone, self._ended(alone, statuses), strict=True))
+
+    def _ended(self, pids: Sequence[int], statuses: Sequence[WaitStatus]) -> list[Ended]:
+        """Return how PIDS have ended with STATUSES, which the guard reaps now."""
         try:
             parts = self._answer()
         except _GuardLost:
             # The guard was killed between the two parts of its answer.
             return children.end(pids, statuses)
-        self._sweeping_s = sweep_s
-        self._is_dismissed = sweep_s is not None and statuses[-1] == children.WELL
         return [
             children.Ended(status, peak, tuple(map(children.Leftover._make, left)))
             for status, (peak, left) in zip(statuses, parts, strict=True)
@@ -521,9 +539,7 @@ class _Service:
             case "end", [pids, sweep_s]:
                 statuses = children.wait_statuses(pids)
                 self._say(list(map(tuple, statuses)))
-                ended = children.end(pids, statuses)
-                self.ranks.difference_update(pids[: len(ended)])
-                self._say([(how.peak_bytes, list(map(tuple, how.left))) for how in ended])
+                self._end(pids, statuses)
                 if sweep_s is not None:
                     has_succeeded = not self.ranks and statuses[-1] == children.WELL
                     swept = self._sweep(frozenset(), sweep_s) if has_succeeded else None
@@ -531,6 +547,11 @@ class _Service:
                     if swept is not None and not swept[0]:
                         # It takes a millisecond, for which the launcher would wait.
                         os._exit(0)
+            case "end alone", [pids]:
+                alone = children.alone(pids)
+                statuses = list(map(children.wait_status, alone))
+                self._say([alone, *map(tuple, statuses)])
+                self._end(alone, statuses)
             case "kill at", [at]:
                 self.kill_at = at
             case "tell at", [target]:
@@ -546,6 +567,11 @@ class _Service:
     def _own(self) -> frozenset[int]:
         """The fork server and its parked forks."""
         return frozenset() if self._forks is None else self._forks.pids
+
+    def _end(self, pids: Sequence[int], statuses: Sequence[WaitStatus]) -> None:
+        ended = children.end(pids, statuses) if pids else []
+        self.ranks.difference_update(pids[: len(ended)])
+        self._say([(how.peak_bytes, list(map(tuple, how.left))) for how in ended])
 
     def _sweep(self, ranks: frozenset[int], seconds: float) -> tuple[Any, ...]:
         swept = children.sweep(ranks | self._own, seconds, is_guard=True)

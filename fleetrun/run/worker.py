@@ -131,6 +131,14 @@ def reap_together(workers: Sequence[Worker], guard: Guard, sweep_s: float | None
         worker.ended = how
 
 
+def reap_alone(workers: Sequence[Worker], guard: Guard) -> None:
+    """Reap those of WORKERS, which have ended, that leave nobody in their groups."""
+    together = [worker for worker in workers if not worker.has_terminal]
+    ended = guard.end_alone([worker.pid for worker in together]) if together else {}
+    for worker in together:
+        worker.ended = ended.get(worker.pid)
+
+
 class Environments:
     """The environments of processes: BASE without what each removes and with what it sets.
 

@@ -128,6 +128,37 @@ def test_after_the_last_success_the_guard_sweeps_and_ends() -> None:
         made.dismiss()
 
 
+def test_ranks_that_leave_nobody_in_their_group_are_reaped_at_once() -> None:
+    children.become_subreaper()
+    made = guard.Guard("marker", FileLimit(1))
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        leaves = 'sleep 1000 & until [ "$(cat /proc/$!/comm)" = sleep ]; do :; done'
+        pids = [_started(made, script, null) for script in ("exit 3", leaves, "kill $$", "exit 0")]
+        for pid in pids:
+            os.close(_end_of(pid))
+        ended = made.end_alone(pids[:2] + pids[3:])
+        statuses = {pids[0]: (os.CLD_EXITED, 3), pids[3]: (os.CLD_EXITED, 0)}
+        assert {pid: how.status for pid, how in ended.items()} == statuses
+        assert made.end_alone(pids[1:2]) == {}
+        assert made.left_in(pids[1]) is not None
+        assert made.end(pids[1:2])[0].left[0].argv == ("sleep", "1000")
+        os.kill(made.pid, signal.SIGKILL)
+        ended = made.end_alone(pids[2:3])
+        assert ended[pids[2]].status == (os.CLD_KILLED, signal.SIGTERM)
+    finally:
+        libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 0)
+        os.close(null)
+        made.dismiss()
+
+
+def _end_of(pid: int) -> int:
+    """Return a pidfd of PID, which has ended then."""
+    pidfd = os.pidfd_open(pid)
+    assert select.select([pidfd], [], [], LONG_S)[0]
+    return pidfd
+
+
 def test_after_a_failure_the_guard_sweeps_when_it_is_asked() -> None:
     made = guard.Guard("marker", FileLimit(1))
     null = os.open(os.devnull, os.O_WRONLY)
