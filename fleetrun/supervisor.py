@@ -603,8 +603,9 @@ class Supervisor:
                 self._await(action)
             case SignalAll(signum=signum, spared=spared):
                 self._signal_all(signum, spared)
-                self._observers.open(self._loop)
+                # First, as to open them takes a while in which ranks may save a checkpoint.
                 self._observers.on_event(action)
+                self._observers.open(self._loop)
                 self._explain(signum)
             case Examine(exits=exits):
                 self._feed(self._examine(exits))

@@ -114,6 +114,8 @@ class ObservedJob:
     tell_loss: Callable[[Waiting, tuple[str, int]], LossTeller] | None = None
     # The preface is printed when the ranks have been started.
     is_on_screen = False
+    # The moment of what observers hear of now, if they hear of it later.
+    _told_of_at: float | None = None
 
     def __init__(
         self,
@@ -140,6 +142,25 @@ class ObservedJob:
         self.plan = plan
         self.folder = Folder(os.path.normpath(os.path.join(plan.cwd, plan.run_dir)))
         self.began, self.began_at = time.time(), time.monotonic()
+
+    @property
+    def happened_at(self) -> float:
+        """When that happened which observers hear of now: monotonic seconds."""
+        return time.monotonic() if self._told_of_at is None else self._told_of_at
+
+    def happened_ns(self) -> int:
+        """Return the same moment by the clock that dates files."""
+        from fleetrun.records import heartbeat  # only observers that are open need it
+
+        return heartbeat.file_clock_ns() - int((time.monotonic() - self.happened_at) * 1e9)
+
+    def deliver(self, notify: Callable[[], None], at: float) -> None:
+        """Call NOTIFY, which tells observers of what happened at the moment AT."""
+        self._told_of_at = at
+        try:
+            notify()
+        finally:
+            self._told_of_at = None
 
     def logs(self, started: Started) -> tuple[str, ...]:
         """Return the paths of the output of a process of the current plan that has STARTED."""
@@ -228,7 +249,7 @@ class Observers:
         self._steps: Iterator[None] | None = None
         self._is_opening = False
         # What happened before they were opened; None: they are open.
-        self._undelivered: list[Happening] | None = []
+        self._undelivered: list[tuple[Happening, float]] | None = []
         self._is_prepared = False
         self._warned: set[str] = set()
         self._is_closing = False
@@ -290,7 +311,8 @@ class Observers:
             self._shielded(observer, partial(begin, share))
         while self._undelivered:
             yield
-            self._notify(self._undelivered.pop(0))
+            happening, at = self._undelivered.pop(0)
+            self._job.deliver(partial(self._notify, happening), at)
         self._undelivered = None
         for share in self._shares.values():
             share.move(loop)
@@ -306,7 +328,7 @@ class Observers:
         """Notify all."""
         if self._undelivered is not None:
             # Starting the ranks goes first; this is delivered when they are open.
-            self._undelivered.append(happening)
+            self._undelivered.append((happening, time.monotonic()))
         else:
             self._notify(happening)
 

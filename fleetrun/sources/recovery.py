@@ -72,14 +72,12 @@ class Recovery(Source):
                     self._moments["failed"] = min([self._moments["failed"], *moments])
             case Gathered(attempt=attempt, at=at) if attempt:
                 self._moments["agreed"] = at
-                self._attempt, self._since_ns = attempt, heartbeat.file_clock_ns()
+                self._attempt, self._since_ns = attempt, self._job.happened_ns()
             case Started(attempt=attempt, at=at) if attempt:
                 self._moments["started"] = at
                 self._waiting.timer("look", at + _LOOK_S, self._look)
             case SignalAll() | Finished():
-                self._conclude(
-                    happening.at if isinstance(happening, Finished) else time.monotonic()
-                )
+                self._conclude(self._job.happened_at)
             case _:
                 pass
 

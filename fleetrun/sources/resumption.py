@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from fleetrun.records import heartbeat
 from fleetrun.run.events import Exited, Gathered, RunWarning, SignalAll
 from fleetrun.run.observers import Source
 
@@ -49,7 +48,7 @@ class Resumption(Source):
                 if plan.checkpoints is not None:
                     self._say(_given(plan.checkpoints, self._folder))
             case SignalAll(signum=signum) if signum != _KILL and self._asked_ns is None:
-                self._asked_ns = heartbeat.file_clock_ns() - _TICK_NS
+                self._asked_ns = self._job.happened_ns() - _TICK_NS
             case Exited():
                 self._alive -= 1
                 if not self._alive and self._asked_ns is not None:

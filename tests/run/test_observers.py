@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
 import plans
 import pytest
 from timers import Timers
+from waiting import until
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.run.events import Declared, Happening, RunWarning, SourceFailed, TimerExpired
@@ -132,6 +134,29 @@ def test_what_happened_before_they_were_opened_is_told_then(room: _Room) -> None
     assert ear.heard == spring.heard == [NEWS, NEWS]
     assert not observers.is_busy()
     assert not observers.shows(0)
+
+
+def test_what_is_told_later_has_the_moment_when_it_happened(room: _Room) -> None:
+    job = _ObservedByTests(plans.request(), {}, log=plans.refuse)
+    moments: list[tuple[float, int]] = []
+
+    class _Witness(_Ear):
+        def on_event(self, happening: Happening) -> None:
+            moments.append((job.happened_at, job.happened_ns()))
+
+    job.early, job.late = [_Witness()], []
+    observers = Observers(job, room.declared.append)
+    observers.prepare(plans.plan())
+    observers.on_event(NEWS)
+    happened_by = time.monotonic(), time.time_ns()
+    until(lambda: time.monotonic() > happened_by[0] + 0.05)
+    observers.open(room.loop)
+    observers.on_event(NEWS)
+    told, now = moments
+    assert told[0] <= happened_by[0]
+    assert told[1] <= happened_by[1]
+    assert now[0] >= happened_by[0] + 0.05
+    assert now[1] - told[1] == pytest.approx((now[0] - told[0]) * 1e9, abs=2e7)
 
 
 def test_an_exit_does_not_wait_for_what_observers_load(
