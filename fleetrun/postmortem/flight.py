@@ -474,7 +474,8 @@ def _alone(
     """Return the ranks in a collective without which most others have ended, all of CULPRITS."""
     if not culprits or not all(job.states.get(rank, RankState()).has_ended for rank in culprits):
         return ()
-    first, waiting_ranks = _oldest(waits)
+    # What runs on a device may be done, though nobody has looked since.
+    first, waiting_ranks = _oldest([wait for wait in waits if culprits[0] in wait.missing])
     if first.channel.is_pair or len(culprits) <= len(waiting_ranks):
         return ()
     text = (

@@ -523,6 +523,11 @@ def test_of_ranks_most_of_which_have_ended_the_one_that_still_waits_is_named() -
     # A device still holds up the end of their processes.
     own = {rank: record._replace(has_ended=rank > 0) for rank, record in records.items()}
     assert flight.verdict(own, JobRanks(3)) == (finding,)
+    # Nobody has looked whether the first collective is done.
+    for rank, record in own.items():
+        calls = (call._replace(state=ASYNCHRONOUS, done_at=None) for call in record.collectives)
+        own[rank] = record._replace(collectives=tuple(calls))
+    assert flight.verdict(own, JobRanks(3)) == (finding,)
     findings = flight.verdict(records, JobRanks(3, states={1: ended}))
     assert [finding.ranks for finding in findings] == [(1,), (2,)]
 
