@@ -156,7 +156,8 @@ def test_which_of_several_running_jobs_of_a_folder_is_meant_is_asked(
 def test_top_means_the_job_that_still_runs_not_a_newer_one_that_has_ended(tmp_path: Path) -> None:
     job = Command(tmp_path, "touch up; until [ -e go ]; do sleep 0.01; done", ranks=1)
     launcher = job.start()
-    job.wait_for("up")
+    # A launcher that is starved makes its links after others that were started later.
+    job.wait_for("up", "log/latest")
     assert Command(tmp_path, "echo newer", ranks=1).run().code == 0
     assert shown(tmp_path) == "newer\n"
     assert f"-{launcher.pid}" in fleetrun("top", "--once", folder=tmp_path).stdout.splitlines()[0]
