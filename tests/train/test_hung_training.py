@@ -55,7 +55,7 @@ dist.all_reduce(paddle.ones([4]))
 def _hangs() -> Iterator[ParameterSet]:
     """Return seeds and where ranks run; all but a few are for --long."""
     for seed, where in itertools.product(range(60), ("cpu", "2.6.2", "npu")):
-        is_short = where == "cpu" and seed in {0, 3}
+        is_short = where == "cpu" and seed in {3, 8}
         yield pytest.param(seed, where, marks=[] if is_short else pytest.mark.long)
 
 
