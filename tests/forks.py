@@ -60,7 +60,9 @@ class ProcessGroup:
     "r.setrlimit(r.RLIMIT_NOFILE, (99, 99))\n",
     "buffers.py": "import sys\nsys.stdout.reconfigure(line_buffering=True, errors='replace')\n",
     "handles_a_signal.py": "import signal\nsignal.signal(signal.SIGTERM, print)\n",
-    "starts_a_process.py": "import subprocess\nchild = subprocess.Popen(['sleep', '1000'])\n",
+    # It ends with the one that has imported the module.
+    "starts_a_process.py": "import os, subprocess\nwatched = f'--pid={os.getpid()}'\n"
+    "child = subprocess.Popen(['tail', watched, '-f', '/dev/null'])\n",
     "listens.py": "import socket\nserver = socket.create_server(('127.0.0.1', 0))\n",
     "writes.py": "file = open(__file__ + '.log', 'w')\n",
     "reads.py": "file = open(__file__)\n",
