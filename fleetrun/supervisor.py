@@ -489,9 +489,12 @@ class Supervisor:
         Of many ranks, most end at once, and each answer of the guard costs.
         """
         others = self._ready_peers()
-        # Nothing follows unless other hosts fail, or evidence of these ranks.
+        # Nothing follows unless other hosts fail, or evidence of these ranks; or a trainer that
+        # waits for its servers is still to be started.
         is_last = len(others) + 1 == len(self._workers) and not self._gathering.is_shared
-        sweep_s = _SWEEP_S if is_last and not self._rules.max_restarts else None
+        are_all_started = self._state.next_index == self._state.total
+        may_follow = self._rules.max_restarts or not are_all_started
+        sweep_s = _SWEEP_S if is_last and not may_follow else None
         worker.reap_together([first, *others], self._guard, sweep_s)
 
     def _ready_peers(self) -> list[worker.Worker]:
