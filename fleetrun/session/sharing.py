@@ -48,7 +48,8 @@ class LogFolder:
     def announce(self) -> None:
         """Create our file for the others to find; if that fails, the folder counts as our own."""
         with suppress(OSError):
-            if not os.path.isdir(self._path):
+            # A host that shares the folder may make it at the same time.
+            with suppress(FileExistsError):
                 os.makedirs(self._path)
                 self._has_made_folder = True
             self._write(names.marker(self._launcher), os.fsencode(self._run), SHARED)

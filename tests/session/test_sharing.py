@@ -11,6 +11,8 @@ from fleetrun.session.sharing import LogFolder
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
 LAUNCHERS = [f"{number:016x}" for number in range(4)]
 
 
@@ -33,6 +35,22 @@ def test_hosts_with_one_folder_use_the_first_ones_run(tmp_path: Path) -> None:
     assert [folder and folder.own for folder in looks[:3]] == ["", "node1", "node2"]
     assert looks[0] is not None
     assert looks[0].folders == {1: "node1", 2: "node2"}
+
+
+def test_hosts_that_make_their_folder_at_the_same_time_share_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, make = tmp_path / "log", os.makedirs
+
+    def too_late(path: str, **options: bool) -> None:
+        log.mkdir(exist_ok=True)
+        make(path, **options)
+
+    monkeypatch.setattr(os, "makedirs", too_late)
+    first, second = (folder.look(LAUNCHERS[:2], 0) for folder in folders(log, log))
+    assert first is not None
+    assert second is not None
+    assert (first.own, second.own) == ("", "node1")
 
 
 def test_hosts_with_folders_of_their_own_keep_them(tmp_path: Path) -> None:
