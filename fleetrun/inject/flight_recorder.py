@@ -175,7 +175,7 @@ class Ring:
     def _write_parts(self, number: int, parts: Sequence[int]) -> int:
         """Write the PARTS of the collective NUMBER; return their place plus 1, 0 without room."""
         size = PARTS.size + len(parts) * WORD.size
-        if not parts or size > PARTS_BYTES:
+        if size > PARTS_BYTES:
             return 0
         with self._naming:
             place = self._parts_used if self._parts_used + size <= PARTS_BYTES else 0

@@ -305,10 +305,9 @@ def _has_majority(counts: Counter[tuple[object, ...]]) -> bool:
 def _desync(
     calls: Mapping[int, Collective], job: JobRanks, waits: Sequence[_OpenCollective]
 ) -> FlightFinding:
-    unequal = [*_unequal_parts(calls)]
-    if unequal and len(set(_signatures(calls).values())) == 1:
-        return _unequal(unequal, calls, job)
     signatures = _signatures(calls)
+    if len(set(signatures.values())) == 1:
+        return _unequal([*_unequal_parts(calls)], calls, job)
     is_majority = _has_majority(Counter(signatures.values()))
     groups: dict[tuple[object, ...], list[int]] = {}
     for rank in sorted(calls):

@@ -239,11 +239,10 @@ def _end(pid: int, status: WaitStatus, members: Iterable[tuple[int, int]]) -> En
     return Ended(status, usage.ru_maxrss * 1024, left)
 
 
-def alone(pids: Iterable[int]) -> list[int]:
-    """Return those of PIDS, which have ended, whose groups have no living member."""
-    pids = list(pids)
+def alone(pids: Sequence[int]) -> dict[int, WaitStatus]:
+    """Return the statuses of those of PIDS, all ended, whose groups have no living member."""
     groups = {group for group, _ in _members(set(pids))}
-    return [pid for pid in pids if pid not in groups]
+    return {pid: wait_status(pid) for pid in pids if pid not in groups}
 
 
 def left_in(group: int) -> int | None:

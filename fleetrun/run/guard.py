@@ -168,9 +168,8 @@ class Guard:
             self._ask("end alone", pids)
             alone, *hows = self._answer()
         except _GuardLost:
-            alone = children.alone(pids)
-            statuses = list(map(children.wait_status, alone))
-            return dict(zip(alone, children.end(alone, statuses), strict=True))
+            known = children.alone(pids)
+            return dict(zip(known, children.end([*known], [*known.values()]), strict=True))
         statuses = [children.WaitStatus(*how) for how in hows]
         return dict(zip(alone, self._ended(alone, statuses), strict=True))
 
@@ -548,10 +547,9 @@ class _Service:
                         # It takes a millisecond, for which the launcher would wait.
                         os._exit(0)
             case "end alone", [pids]:
-                alone = children.alone(pids)
-                statuses = list(map(children.wait_status, alone))
-                self._say([alone, *map(tuple, statuses)])
-                self._end(alone, statuses)
+                known = children.alone(pids)
+                self._say([[*known], *map(tuple, known.values())])
+                self._end([*known], [*known.values()])
             case "kill at", [at]:
                 self.kill_at = at
             case "tell at", [target]:
@@ -569,7 +567,7 @@ class _Service:
         return frozenset() if self._forks is None else self._forks.pids
 
     def _end(self, pids: Sequence[int], statuses: Sequence[WaitStatus]) -> None:
-        ended = children.end(pids, statuses) if pids else []
+        ended = children.end(pids, statuses)
         self.ranks.difference_update(pids[: len(ended)])
         self._say([(how.peak_bytes, list(map(tuple, how.left))) for how in ended])
 

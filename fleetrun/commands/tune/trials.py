@@ -135,14 +135,12 @@ def read_updates(run_dir: Path) -> tuple[dict[int, float], dict[int, dict[int, f
     """Return the time of each update on the last rank here, and the losses of each rank."""
     at: dict[int, float] = {}
     losses: dict[int, dict[int, float]] = {}
-    own, *others = _folders(run_dir)
-    for path in [
-        path for folder in (own, *others) for path in folder.glob(names.rank_records("*"))
-    ]:
+    folders = _folders(run_dir)
+    for path in [path for folder in folders for path in folder.glob(names.rank_records("*"))]:
         rank = path.name.split(".")[1]
         for update in rankfile.updates(str(path)):
             # Each host has its own clock.
-            if path.parent == own:
+            if path.parent == folders[0]:
                 at[update.number] = max(at.get(update.number, update.at), update.at)
             if update.loss is not None and rank.isdigit():
                 losses.setdefault(int(rank), {})[update.number] = update.loss
