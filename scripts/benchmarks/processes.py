@@ -24,7 +24,8 @@ WORKER = str(HERE / "worker.py")
 MARK = "BENCH_MARK"
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 TIMEOUT_S = 120
-_SETTLE_S = 0.5
+# The run directory's plan, manifest and pruning, and git, belong to the start.
+_SETTLE_S = 3.0
 # How a line of flood.py ends.
 _LINE_END = b" images a second\n"
 _serial = itertools.count()
@@ -200,7 +201,6 @@ def watch(
         launcher = start(argv, folder, {**base, **reports.env, **(env or {})})
         try:
             first = reports.expect("first", ranks, [launcher], output)
-            # The launcher may still be busy with the start; the end is another matter.
             time.sleep(_SETTLE_S)
             idle_share = _idle(launcher.pid, idle_s) if idle_s else None
             peak = _peak_rss(launcher.pid)
@@ -252,13 +252,8 @@ def _peak_rss(pid: int) -> int:
     return 0
 
 
-_SETTLE_S = 3.0
-
-
 def _idle(pid: int, seconds: float) -> float:
     """Return the share of a core that process PID uses while its ranks are quiet."""
-    # The run directory's plan, manifest and pruning belong to the start.
-    time.sleep(_SETTLE_S)
     before, at = on_cpu_s(pid), time.monotonic()
     time.sleep(seconds)
     return (on_cpu_s(pid) - before) / (time.monotonic() - at)
