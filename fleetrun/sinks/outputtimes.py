@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from fleetrun.sinks.rotate import Cut
 
 _PACE_S = 0.1
-# The pace once no log has grown for a while: eight quiet ranks cost under 0.1 % of a core.
-_QUIET_S, _QUIET_PACE_S = 1.0, 0.2
+# Once no log has grown for a while, the next check comes after a tenth of that time, but not later
+# than this: eight quiet ranks cost 0.1 % of a core.
+_QUIET_PACE_S = 0.5
 # The clock of file times may lag by this much.
 _TICK_MS = 20
 # With very many logs, checks are so rare that they take at most 0.5 % of a core.
@@ -111,7 +112,7 @@ class OutputTimes(Sink):
         if self._note():
             self._grown_at = begin
         end = time.monotonic()
-        least = _PACE_S if begin - self._grown_at < _QUIET_S else _QUIET_PACE_S
+        least = min(max(_PACE_S, (begin - self._grown_at) / 10), _QUIET_PACE_S)
         pace = max(least, (end - begin) * _REST) * 2 ** (self._size // _LENGTHY)
         self._waiting.timer("look", begin + pace, self._look)
 
