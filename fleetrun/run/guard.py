@@ -467,28 +467,35 @@ class _Service:
         # the launcher is killed.
         self.kill_at: float | None = None
         self.target: tuple[str, int] | None = None
+        # When to reap orphans.
+        self._orphans_at: float | None = None
 
     def run(self) -> None:
         """Return when the launcher has ended."""
-        orphans_at: float | None = None
         while True:
-            due = [at for at in (orphans_at, self.kill_at) if at is not None]
+            due = [at for at in (self._orphans_at, self.kill_at) if at is not None]
             timeout_s = min(due) - time.monotonic() if due else None
             fds = poll(timeout_s, self._orders.fileno(), self._guarded, self._woken)
             if self._guarded in fds:
                 return
             if self._woken in fds:
                 _drain(self._woken)
-                if orphans_at is None:
-                    orphans_at = time.monotonic() + _ORPHANS_S
+                self._reap_orphans_later()
             if self._orders.fileno() in fds and not self._serve():
                 return
-            if orphans_at is not None and orphans_at <= time.monotonic():
-                orphans_at = None
+            if self._orphans_at is not None and self._orphans_at <= time.monotonic():
+                self._orphans_at = None
+                # `os.wait4` would load it when the first rank has ended, for half a millisecond.
+                import resource  # noqa: F401
+
                 children.reap_orphans(self.ranks | self._own)
             if self.kill_at is not None and self.kill_at <= time.monotonic():
                 self.kill_at = None
                 children.kill(self.ranks, _STUCK_S)
+
+    def _reap_orphans_later(self) -> None:
+        if self._orphans_at is None:
+            self._orphans_at = time.monotonic() + _ORPHANS_S
 
     def _serve(self) -> bool:
         """Serve one request; False when the launcher has ended."""
@@ -526,6 +533,8 @@ class _Service:
                     self._say(("impossible", str(error)))
                 else:
                     self.ranks.add(started.pid)
+                    # Also for what that loads.
+                    self._reap_orphans_later()
                     self._say(("started", tuple(started)))
             case "stand by", [fields, modules, count]:
                 from fleetrun.run import forkserver  # only where a job may start again
@@ -544,7 +553,7 @@ class _Service:
                     swept = self._sweep(frozenset(), sweep_s) if has_succeeded else None
                     self._say(swept)
                     if swept is not None and not swept[0]:
-                        # It takes a millisecond, for which the launcher would wait.
+                        _make_way()
                         os._exit(0)
             case "end alone", [pids]:
                 known = children.alone(pids)
@@ -587,6 +596,16 @@ class _Service:
 
     def _say(self, answer: Sequence[Any] | None) -> None:
         self._orders.sendall(framing.pack(answer))
+
+
+def _make_way() -> None:
+    """Leave this processor to the launcher, while the kernel removes this process.
+
+    That takes a millisecond, and the kernel wakes who gets an answer where who sent it runs.
+    """
+    # Not where it is the only one.
+    with suppress(OSError):
+        os.sched_setaffinity(0, os.sched_getaffinity(0) - {libc.processor()})
 
 
 def _received(order: tuple[Any, ...], fds: list[int]) -> Order:

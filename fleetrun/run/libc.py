@@ -26,12 +26,19 @@ COLLAPSE_RANGE = 0x08
 PUNCH_HOLE = 0x02 | 0x01
 
 # None: what this process has loaded.
-_prctl = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]
+_loaded = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]
+_prctl = _ctypes.dlsym(_loaded, "prctl")
 
 
 def prctl(option: int, argument: int | bytes) -> None:
     """Set an attribute of this process; a kernel that does not know OPTION ignores it."""
     _ctypes.call_function(_prctl, (option, argument, 0, 0, 0))
+
+
+def processor() -> int:
+    """Return the processor that this thread runs on; -1: unknown."""
+    number: int = _ctypes.call_function(_ctypes.dlsym(_loaded, "sched_getcpu"), ())
+    return number
 
 
 def set_command(text: bytes) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from waiting import LONG_S, until
 
-from fleetrun.run import children, guard, libc
+from fleetrun.run import children, guard, libc, proc
 from fleetrun.run.children import Order
 from fleetrun.run.descriptors import FileLimit
 
@@ -123,6 +123,32 @@ def test_after_the_last_success_the_guard_sweeps_and_ends() -> None:
         assert made.left_in(again) is None
         assert made.sweep(frozenset(), LONG_S).ended[0].argv == ("sleep", "1000")
         assert made.sweep(frozenset(), LONG_S) == ((), ())
+    finally:
+        os.close(null)
+        made.dismiss()
+
+
+def test_the_guard_has_loaded_what_reaping_needs_before_the_first_rank_ends() -> None:
+    made = guard.Guard("marker", FileLimit(1))
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        _started(made, "sleep 1000", null)
+        # The extension module of `os.wait4`.
+        until(lambda: b"/resource." in proc.content(f"/proc/{made.pid}/maps"))
+    finally:
+        os.close(null)
+        made.sweep(frozenset(), LONG_S)
+        made.dismiss()
+
+
+def test_a_guard_that_ends_leaves_its_processor_to_the_launcher() -> None:
+    ours = os.sched_getaffinity(0)
+    made = guard.Guard("marker", FileLimit(1))
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        made.end([_started(made, "exit 0", null)], LONG_S)
+        os.waitid(os.P_PID, made.pid, os.WEXITED | os.WNOWAIT)
+        assert len(ours - os.sched_getaffinity(made.pid)) == (len(ours) > 1)
     finally:
         os.close(null)
         made.dismiss()
