@@ -23,17 +23,30 @@ if TYPE_CHECKING:
     from fleetrun.model import HostListing
 
 # Names of unfinished ones end differently, or begin with a dot or `tmp`.
-_NUMBERED = re.compile(r"(?!\.|tmp)(?:.*[-_.])?(\d+)(?:\.(?:pdparams|pdckpt|ckpt|pkl))?")
+_NUMBERED = re.compile(r"(?!\.|tmp)(?:.*[-_.])?(\d+)(\.(?:pdparams|pdckpt|ckpt|pkl))?")
 # The output of paddle.save and pickle begins and ends with these bytes; that of
 # `paddle.save(..., use_binary_format=True)` does not begin so.
 _PICKLED = (".distcp", ".metadata", ".pdparams", ".pdopt", ".pdscaler", ".pkl", ".pdckpt", ".pth")
 _BEGIN, _END = b"\x80", b"."
+_ZIP = b"PK"
 _PART = re.compile(rb"\d+_\d+\.distcp")
 _RANKS = re.compile(r"(rng_state)_(\d+)(\.pth)")
 # Trainers write the first one with the model, and one of the others (.bin: PaddleFormers) later.
 _TRAINERS, _STATES = "training_args.bin", frozenset({"trainer_state.json", "trainer_state.bin"})
 # Some Trainers write these when everything else is there.
-_LAST = (".checkpoint_done", "scheduler.pdparams")
+_SCHEDULER = "scheduler.pdparams"
+_LAST = (".checkpoint_done", _SCHEDULER)
+# How the first one says that the optimizer and its scheduler are saved, too.
+_SAVES_OPTIMIZER = b"ignore_save_lr_and_optim\x94\x89"
+# A part of a model, its place and the number of parts.
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)")
+# What accompanies a model's weights, and is written before them.
+_SETTINGS = frozenset(("config.json", "model_config.json"))
+_COMPANIONS = _SETTINGS | {
+    *("generation_config.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "tokenizer.json", "vocab.json", "vocab.txt", "merges.txt"),
+    *("chat_template.json", "chat_template.jinja", "preprocessor_config.json"),
+}
 _HEADER = 8
 _MOST = 256 * 1024 * 1024
 # The most checkpoints that a host reports to the others, and characters of each reason.
@@ -52,7 +65,7 @@ def find(folder: str, *, is_alone: bool = True) -> Checkpoints:
         path = os.path.abspath(os.path.join(folder, name))
         if not why:
             with suppress(OSError):
-                return Checkpoints(path, os.stat(path).st_mtime_ns, tuple(partial))
+                return Checkpoints(path, _written_ns(path), tuple(partial))
         partial.append((path, why or "it is gone"))
     return Checkpoints(None, 0, tuple(partial))
 
@@ -84,20 +97,46 @@ def agreed(folder: str, listings: Sequence[HostListing]) -> Checkpoints:
                 f"{path}, from which the other hosts resume, is not complete on this one ({why}): "
                 "copy it here, or share the folder of --resume_from."
             )
-        return Checkpoints(path, os.stat(path).st_mtime_ns, tuple(partial))
+        return Checkpoints(path, _written_ns(path), tuple(partial))
     return Checkpoints(None, 0, tuple(partial))
 
 
 def _newest_first(folder: str, *, is_alone: bool) -> Iterator[tuple[str, str]]:
     """Yield each checkpoint's name, and why it is incomplete."""
     names: list[str] = []
-    with suppress(OSError):
-        names = [name for name in os.listdir(folder) if _NUMBERED.fullmatch(name)]
+    try:
+        names = [name for name in os.listdir(folder) if _is_checkpoint(folder, name)]
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        # Not the same as an empty folder: ranks would begin again, and overwrite what is there.
+        raise EnvironmentFault(
+            f"--resume_from={folder} cannot be read ({error.strerror})."
+        ) from None
     last = [
         file for file in _LAST if any(os.path.exists(f"{folder}/{name}/{file}") for name in names)
     ]
     for name in sorted(names, key=_age, reverse=True):
         yield name, fault(os.path.join(folder, name), last, is_alone=is_alone)
+
+
+def _is_checkpoint(folder: str, name: str) -> bool:
+    """Whether NAME is one by its name, and not the core dump, log or pipe of such a name."""
+    match = _NUMBERED.fullmatch(name)
+    path = os.path.join(folder, name)
+    if match is None or match[2] or not os.path.isfile(path):
+        # A link that leads nowhere is incomplete.
+        return match is not None and (os.path.isdir(path) or os.path.islink(path) or bool(match[2]))
+    with suppress(OSError), open(path, "rb") as file:
+        begin = file.read(2)
+        return not begin or begin[:1] == _BEGIN or begin == _ZIP
+    return True
+
+
+def _written_ns(path: str) -> int:
+    """Return when something was last written into the checkpoint PATH, by the clock of files."""
+    inside = (f"{path}/{name}" for name in _files(path)) if os.path.isdir(path) else ()
+    return max(os.stat(file).st_mtime_ns for file in (path, *inside))
 
 
 def _age(name: str) -> tuple[int, str]:
@@ -116,6 +155,8 @@ def fault(path: str, last: Iterable[str] = (), *, is_alone: bool = True) -> str:
         names = sorted(_files(path))
         return (
             _missing(frozenset(names), last, is_alone=is_alone)
+            or _missing_model(frozenset(names), is_alone=is_alone)
+            or _unsaved(path, names)
             or next(filter(None, (_fault_of(f"{path}/{name}") for name in names)), "")
             or _unlisted(path, names)
         )
@@ -124,9 +165,13 @@ def fault(path: str, last: Iterable[str] = (), *, is_alone: bool = True) -> str:
 
 
 def _files(path: str) -> Iterable[str]:
-    for root, _, names in os.walk(path):
+    for root, _, names in os.walk(path, onerror=_refuse):
         for name in names:
             yield os.path.relpath(os.path.join(root, name), path)
+
+
+def _refuse(error: OSError) -> None:
+    raise error
 
 
 def _missing(names: frozenset[str], last: Iterable[str], *, is_alone: bool) -> str:
@@ -149,6 +194,28 @@ def _missing(names: frozenset[str], last: Iterable[str], *, is_alone: bool) -> s
     first = 0 if is_from_0 else min(ranks, default=0)
     absent = set(range(first, max(ranks, default=-1))) - ranks
     return f"rng_state_{min(absent)}.pth is missing" if absent else ""
+
+
+def _missing_model(names: frozenset[str], *, is_alone: bool) -> str:
+    """Name what is missing of a model whose settings or other parts are there."""
+    if names & _SETTINGS and names <= _COMPANIONS:
+        return "the model's weights are missing"
+    shards = filter(None, map(_SHARD.fullmatch, sorted(names))) if is_alone else ()
+    for shard in shards:
+        model, _, count, suffix = shard.groups()
+        others = (f"{model}-{part + 1:05}-of-{count}{suffix}" for part in range(int(count)))
+        for name in (*others, f"{model}{suffix}.index.json"):
+            if name not in names:
+                return f"{name} is missing"
+    return ""
+
+
+def _unsaved(path: str, names: Sequence[str]) -> str:
+    """Name the scheduler's file if a Trainer saves it, which it does after the optimizer's."""
+    if _TRAINERS not in names or _SCHEDULER in names:
+        return ""
+    with open(f"{path}/{_TRAINERS}", "rb") as file:
+        return f"{_SCHEDULER} is missing" if _SAVES_OPTIMIZER in file.read(_MOST) else ""
 
 
 def _fault_of(path: str) -> str:

@@ -41,6 +41,15 @@ DISTRIBUTED = {
     "1_0.distcp": PICKLED,
     "0.metadata": b"\x80\x04\x8c\x0a0_0.distcp\x8c\x0a1_0.distcp.",
 }
+MODEL = {"config.json": b"{}", "tokenizer_config.json": b"{}"}
+SHARDS = {
+    "config.json": b"{}",
+    "model-00001-of-00002.safetensors": safetensors(),
+    "model-00002-of-00002.safetensors": safetensors(),
+    "model.safetensors.index.json": b"{}",
+}
+# As paddle.save writes that attribute.
+SAVES_OPTIMIZER = b"\x80\x04}\x94\x8c\x18ignore_save_lr_and_optim\x94\x89s."
 NO_RANKS: dict[str, bytes | None] = {"rng_state_0.pth": None, "rng_state_1.pth": None}
 
 
@@ -82,6 +91,17 @@ def make(folder: Path, files: dict[str, bytes]) -> None:
         (DISTRIBUTED, {"1_0.distcp": PICKLED[:2]}, "1_0.distcp is cut off"),
         (DISTRIBUTED, {"0.metadata": None}, "the .metadata of its parts is missing"),
         ({}, {}, "it is empty"),
+        # A model is saved: its settings, its weights, and an index of their parts.
+        (MODEL, {}, "the model's weights are missing"),
+        (MODEL, {"model_state.pdparams": PICKLED}, ""),
+        (MODEL, {"weights.npy": b"x"}, ""),
+        (SHARDS, {}, ""),
+        (SHARDS, {"model-00002-of-00002.safetensors": None}, "model-00002-of-00002.safetensors is"),
+        (SHARDS, {"model.safetensors.index.json": None}, "model.safetensors.index.json is missing"),
+        # PaddleFormers writes the optimizer and its scheduler after trainer_state.
+        (TRAINER, {"training_args.bin": SAVES_OPTIMIZER}, "scheduler.pdparams is missing"),
+        (TRAINER, {"training_args.bin": SAVES_OPTIMIZER.replace(b"\x89", b"\x88")}, ""),
+        (TRAINER, {"training_args.bin": SAVES_OPTIMIZER, "scheduler.pdparams": PICKLED}, ""),
     ],
 )
 def test_a_checkpoint_is_whole_if_all_its_parts_are(
@@ -97,6 +117,45 @@ def test_a_checkpoint_is_whole_if_all_its_parts_are(
     assert all(fault.startswith(why) for _, fault in state.partial)
     # No file is deleted.
     assert sorted(os.listdir(newest)) == sorted(changed)
+
+
+def test_a_folder_behind_a_file_is_no_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(EnvironmentFault, match=r"out cannot be read \(Not a directory"):
+        checkpoints.find(str(tmp_path / "file/out"))
+
+
+def test_dumps_logs_and_pipes_with_a_number_are_no_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "step_3").write_bytes(PICKLED)
+    (tmp_path / "archive_2").write_bytes(b"PK\3\4")
+    for name in ("core.4242", "train.log.7", "events.out.tfevents.17.host.8"):
+        (tmp_path / name).write_bytes(b"\x7fELF")
+    os.mkfifo(tmp_path / "pipe.9")
+    assert checkpoints.find(str(tmp_path)) == (
+        str(tmp_path / "step_3"),
+        (tmp_path / "step_3").stat().st_mtime_ns,
+        (),
+    )
+
+
+def test_links_are_followed_and_may_lead_nowhere(tmp_path: Path) -> None:
+    make(tmp_path / "store/latest", TRAINER)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/step_1").symlink_to("../store/latest")
+    (tmp_path / "out/step_2").symlink_to("nowhere")
+    (tmp_path / "out/step_3").symlink_to("step_3")
+    state = checkpoints.find(str(tmp_path / "out"))
+    assert state.newest == str(tmp_path / "out/step_1")
+    assert [os.path.basename(path) for path, _ in state.partial] == ["step_3", "step_2"]
+
+
+def test_a_checkpoint_is_as_new_as_what_was_written_last(tmp_path: Path) -> None:
+    make(tmp_path / "step_1/model", {"model.pdparams": PICKLED})
+    for path in (tmp_path / "step_1", tmp_path / "step_1/model"):
+        os.utime(path, ns=(5, 5))
+    # The same step, saved again, or a file that a background process has finished since.
+    os.utime(tmp_path / "step_1/model/model.pdparams", ns=(7, 7))
+    assert checkpoints.find(str(tmp_path)).written_ns == 7
 
 
 @pytest.mark.parametrize("mark", [".checkpoint_done", "scheduler.pdparams"])

@@ -11,7 +11,7 @@ from waiting import LONG_S
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Script
-from fleetrun.probe import scripts
+from fleetrun.probe import checkpoints, scripts
 from fleetrun.records.folder import closed
 from fleetrun.run import worker
 from fleetrun.run.isolation import IsolatedCall
@@ -87,3 +87,27 @@ def test_a_program_whose_interpreter_lies_in_one_needs_no_chmod(home: Path) -> N
     program.write_text("#!/bin/sh\n")
     program.chmod(0o644)
     assert "try chmod +x" in str(as_nobody(lambda: worker._why(str(program), 13)))
+
+
+@pytest.mark.parametrize("hidden", ["step_2", "step_2/optimizer", ""])
+def test_a_checkpoint_that_cannot_be_read_is_neither_empty_nor_complete(
+    home: Path, hidden: str
+) -> None:
+    folder = home.parent / "out"
+    (folder / "step_2" / "optimizer").mkdir(parents=True)
+    (folder / "step_2" / "model.pdparams").write_bytes(b"\x80\x04K\x01.")
+    (folder / hidden).chmod(0)
+
+    def find() -> tuple[str | None, ...]:
+        try:
+            state = checkpoints.find(str(folder))
+        except EnvironmentFault as fault:
+            return (str(fault),)
+        return state.newest, *(why for _, why in state.partial)
+
+    answer = as_nobody(find)
+    denied = f"[Errno 13] Permission denied: '{folder / hidden}'"
+    if hidden:
+        assert answer == (None, f"it cannot be read ({denied})")
+    else:
+        assert answer == (f"--resume_from={folder} cannot be read (Permission denied).",)
