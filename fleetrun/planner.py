@@ -168,15 +168,19 @@ def with_checkpoint(args: tuple[str, ...], path: str | None) -> tuple[str, ...]:
     ('--resume', 'out/checkpoint-7', '--lr=1')
     >>> with_checkpoint(("--resume", "{checkpoint}", "--from={checkpoint}", "--lr=1"), None)
     ('--lr=1',)
+    >>> with_checkpoint(("--fp16", "--resume", "{checkpoint}", "{checkpoint}"), None)
+    ('--fp16',)
     """
     words: list[str] = []
+    before = ""
     for word in args:
         if _CHECKPOINT not in word:
             words.append(word)
         elif path is not None:
             words.append(word.replace(_CHECKPOINT, path))
-        elif word == _CHECKPOINT and words and words[-1].startswith("-") and "=" not in words[-1]:
+        elif word == _CHECKPOINT and before.startswith("-") and "=" not in before:
             words.pop()
+        before = word
     return tuple(words)
 
 
