@@ -14,7 +14,7 @@ from fleetrun.typehints import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fleetrun.model import Device, Knob, LaunchPlan, ProcessSpec, RankSpec, Request, Setting
+    from fleetrun.model import Knob, LaunchPlan, ProcessSpec, RankSpec, Request, Setting
 
 WIDTH = 100
 SCHEMA = 1
@@ -192,7 +192,8 @@ def _node_lines(
         lines += ["", f"  {_title(process)}"]
         lines += _hanging("    command", visible(_command(process.argv)), 14)
         if process.rank is not None:
-            lines += _hanging("    devices", _devices(process.rank.devices) or "cpu", 14)
+            devices = [f"{device.kind} {device.id}" for device in process.rank.devices]
+            lines += _hanging("    devices", ", ".join(devices) or "cpu", 14)
             lines += _hanging("    endpoint", str(process.rank.endpoint), 14)
         if process.cpus:
             lines += _hanging("    cpus", conversion.ranges(process.cpus, ","), 14)
@@ -344,10 +345,6 @@ def _title(process: ProcessSpec) -> str:
 
 def _host(plan: LaunchPlan) -> str:
     return plan.nodes[plan.node_rank]
-
-
-def _devices(devices: tuple[Device, ...]) -> str:
-    return ", ".join(f"{device.kind} {device.id}" for device in devices)
 
 
 def _under(folder: str, name: str) -> str:

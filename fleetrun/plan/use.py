@@ -41,7 +41,7 @@ def free(
                 f"{option}: the driver does not tell whether GPU {device.id} is free; name the "
                 "GPUs to use."
             )
-        if _is_free(use):
+        if not use.holders and not _is_filled(use):
             free_devices.append(device)
     total = len(visible.devices)
     if not free_devices or len(free_devices) < (needed or 0):
@@ -91,10 +91,6 @@ def before(facts: Facts, groups: tuple[tuple[Device, ...], ...]) -> dict[str, Gp
         for uuid, use in facts.gpu_uses.items()
         if any(name and uuid.startswith(name) for name in known)
     }
-
-
-def _is_free(use: GpuUse) -> bool:
-    return not use.holders and not _is_filled(use)
 
 
 def _is_filled(use: GpuUse) -> bool:

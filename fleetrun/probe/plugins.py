@@ -95,16 +95,13 @@ def _ranks_python(request: Request, facts: Facts, environ: Mapping[str, str]) ->
         return facts.python
     program = facts.program or request.script.target
     # A shell script most likely says `python`.
-    named = [name for name in (program, _interpreter(program, facts.cwd)) if _is_python(name)]
-    for name in named or ("python", "python3"):
+    named = [program, _interpreter(program, facts.cwd)]
+    pythons = [name for name in named if os.path.basename(name).startswith("python")]
+    for name in pythons or ("python", "python3"):
         python = scripts.which(name, facts.cwd, environ)
         if python is not None:
             return python
     return facts.python
-
-
-def _is_python(path: str) -> bool:
-    return os.path.basename(path).startswith("python")
 
 
 def _interpreter(program: str, cwd: str) -> str:

@@ -37,7 +37,8 @@ def choose(plan: LaunchPlan, shown: Sequence[int] = (), rank: str | None = None)
     trainers = plan.trainers
     if not os.isatty(0):
         # Only one process can read a pipe.
-        first = next(iter(trainers.values()), None) if _has_ranks(plan) else 0
+        has_ranks = any(process.rank is not None for process in plan.processes)
+        first = next(iter(trainers.values()), None) if has_ranks else 0
         return Stdin(first if rank is None else trainers.get(int(rank)))
     if not is_foreground():
         return Stdin(None)
@@ -46,10 +47,6 @@ def choose(plan: LaunchPlan, shown: Sequence[int] = (), rank: str | None = None)
         return Stdin(shown[0] if len(shown) == 1 else None, is_terminal=len(shown) == 1)
     process = trainers.get(int(rank))
     return Stdin(process, is_terminal=process is not None)
-
-
-def _has_ranks(plan: LaunchPlan) -> bool:
-    return any(process.rank is not None for process in plan.processes)
 
 
 def _is_inherited() -> bool:

@@ -67,13 +67,9 @@ class Worker:
         if self.ended is not None:
             return
         # Until `reap` the leader, even a zombie, keeps the group id from being reused.
-        try:
+        with suppress(ProcessLookupError, PermissionError):
+            # Without permission: only a set-user-id program is left in the group.
             os.killpg(self.pid, signum)
-        except ProcessLookupError:
-            return
-        except PermissionError:
-            # Only a set-user-id program is left in the group.
-            return
 
     def left_behind(self) -> int | None:
         """Return a member of the group that has outlived its leader, or None."""

@@ -83,7 +83,7 @@ def _gpus(
     while True:
         usable, barred, lost = reader.survey(library, wants_bus=False)
         gpus = [reader.NvmlGpu(*gpu) for gpu in usable]
-        absent = sorted(set(before) - {name for gpu in gpus for name in _names(gpu)})
+        absent = sorted(set(before) - {name for gpu in gpus for name in (gpu.uuid, *gpu.instances)})
         if absent:
             why = "; ".join(text for _, text in (*lost, *barred))
             return f"{absent[0]} does not answer{f': {why}' if why else ''}"
@@ -91,10 +91,6 @@ def _gpus(
         if not full or time.monotonic() >= until:
             return full
         time.sleep(_LOOK_S)
-
-
-def _names(gpu: NvmlGpu) -> tuple[str, ...]:
-    return (gpu.uuid, *gpu.instances)
 
 
 def _full(before: Mapping[str, GpuUse], gpus: list[NvmlGpu]) -> str:

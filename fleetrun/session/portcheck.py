@@ -88,7 +88,7 @@ class PortCheck:
             (_EVERYWHERE,),
             ports,
             Wire(self._key, Codec(), waiting),
-            opened=_hang_up,
+            opened=lambda caller: caller.close(),
             refused=_ignore,
             allowed=self._allowed,
             most_pending=_MOST_PENDING,
@@ -151,10 +151,6 @@ class PortCheck:
             f"This host does not reach ports of other hosts' ranks: {in_words(self.failures)}. The "
             "job starts anyway, but may hang. --port_check=off skips this check."
         )
-
-
-def _hang_up(caller: Connection) -> None:
-    caller.close()
 
 
 def _ignore(_address: str, _why: str) -> None:

@@ -392,11 +392,8 @@ class Rendezvous(Gathering, SessionHandler):
         ports.begin(portcheck.chosen(roster.entries, me), self._waiting, tried)
 
     def _failure(self, fault: FleetrunError) -> Failure:
-        return Failure(self._bare.named(), self._shareable(fault), fault.exit_code)
-
-    def _shareable(self, error: FleetrunError) -> str:
-        """Return ERROR for the other hosts, without secrets."""
-        return self._redact(str(error))[:_LONGEST].rstrip(".")
+        what = self._redact(str(fault))[:_LONGEST].rstrip(".")
+        return Failure(self._bare.named(), what, fault.exit_code)
 
     def run(self) -> None:
         """Answer with the plan: all hosts are ready."""
@@ -441,22 +438,19 @@ class Rendezvous(Gathering, SessionHandler):
         reason = "the job is done" if failure is None else failure.what
         where = f" (on {failure.host})" if failure is not None and failure.host else ""
         error = self._fault
-        if error is None or (verdict.is_final and verdict.launcher not in self._nobody_else):
+        is_ours = verdict.launcher in ("", self._session.launcher)
+        if error is None or (verdict.is_final and not is_ours):
             error = RendezvousError(sentence(f"{reason}{where}."))
-            error.exit_code = failure.exit_code if failure is not None else self._unused()
+            if failure is not None:
+                error.exit_code = failure.exit_code
+            elif self._until is None:
+                # The job did not need this host; otherwise it came too late.
+                error.exit_code = 0
         if self._session.serves and not self._attempt and error.exit_code in _EARLY:
             # A host that starts a moment later would find nobody and wait for --rdzv_timeout.
             self._tell_late(error)
         else:
             self._refuse(error)
-
-    @property
-    def _nobody_else(self) -> tuple[str, str]:
-        return "", self._session.launcher
-
-    def _unused(self) -> int:
-        """Return the exit code of a host that the job did not need, or that came too late."""
-        return 0 if self._until is None else RendezvousError.exit_code
 
 
 # The exit code of shells for SIGTERM.

@@ -203,7 +203,7 @@ class HangJudge:
         if self._silent_s:
             self._awaited, self._stacks = set(nodes), {}
             self._waiting.timer("stacks", now + _STACKS_S, self._conclude)
-            if self._ras is not None and self._ras.ask(self._waiting, self._take_ras):
+            if self._ras is not None and self._ras.ask(self._waiting, lambda: self._answered(_RAS)):
                 self._awaited.add(_RAS)
             if session is None:
                 self._collect(self._silent_s)
@@ -212,20 +212,15 @@ class HangJudge:
                 session.to_member(node, WantStacks(plan.generation, self._silent_s))
 
     def _take(self, node_rank: int, message: Stacks) -> None:
-        if self._awaited is None or message.generation != self._job.plan.generation:
-            return
-        self._stacks[node_rank] = message
-        self._answered(node_rank)
-
-    def _take_ras(self) -> None:
-        if self._awaited is not None:
-            self._answered(_RAS)
+        if self._awaited is not None and message.generation == self._job.plan.generation:
+            self._stacks[node_rank] = message
+            self._answered(node_rank)
 
     def _answered(self, who: int) -> None:
-        assert self._awaited is not None
-        self._awaited.discard(who)
-        if not self._awaited:
-            self._conclude()
+        if self._awaited is not None:
+            self._awaited.discard(who)
+            if not self._awaited:
+                self._conclude()
 
     def _conclude(self) -> None:
         """Declare the hang, unless a rank has gone on while the stacks were fetched."""

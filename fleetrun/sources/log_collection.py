@@ -214,7 +214,8 @@ class LogCollector:
         else:
             offset, length = host.offset, LONGEST_PART
         request = SendLog(process, attempt, offset, length, is_error_log)
-        self._await(node, now + self._timeout_s())
+        # Its ranks may still be stopping.
+        self._await(node, now + _TIMEOUT_S + self.plan.rules.grace_s)
         self._ask(node, request)
 
     def _await(self, node: int, until: float) -> None:
@@ -225,10 +226,6 @@ class LogCollector:
         else:
             at = min(until, now + _LOOK_S)
             self._waiting.timer(("log", node), at, partial(self._await, node, until))
-
-    def _timeout_s(self) -> float:
-        # Its ranks may still be stopping.
-        return _TIMEOUT_S + self.plan.rules.grace_s
 
     def take(self, node: int, part: LogPart) -> None:
         """Take the answer PART of the host NODE."""

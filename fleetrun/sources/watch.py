@@ -54,21 +54,6 @@ _MOST_READ = 65536
 class _Rank:
     """A process that runs: its leader, its log and its heartbeat file."""
 
-    # Not a NamedTuple: every launch loads this module, and that would cost 0.3 ms.
-    __slots__ = (
-        "_idle_bytes",
-        "_sizes",
-        "attempt",
-        "heartbeat",
-        "is_looked_inside",
-        "is_seen_inside",
-        "pid",
-        "ring",
-        "since_ns",
-        "started_at",
-        "was_unseen",
-    )
-
     def __init__(
         self,
         pid: int,

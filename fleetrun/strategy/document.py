@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleetrun.records import secrets
+from fleetrun.records import reading, secrets
 from fleetrun.records.strategyfiles import DOCUMENT_SCHEMA
 from fleetrun.strategy import fields
 
@@ -69,7 +69,8 @@ def known(requested: Mapping[str, object]) -> dict[str, dict[str, list[dict[str,
     [{'status': 'no_difference', 'reason': 'off, the same as if not set'}]
     """
     table = fields.by_name(fields.STRATEGY)
-    names = [name for section in fields.FIELD_SECTIONS for name in _mapping(requested.get(section))]
+    sections = [reading.mapping(requested.get(section)) for section in fields.FIELD_SECTIONS]
+    names = [name for section in sections for name in section]
     names += [name.removesuffix("_configs") for name in names]
     outcomes: dict[str, dict[str, list[dict[str, object]]]] = {}
     for name in dict.fromkeys(names):
@@ -85,7 +86,3 @@ def _line(outcome: fields.FieldOutcome) -> dict[str, object]:
     """Return OUTCOME as JSON: empty values are omitted, and a status is one word."""
     line: dict[str, object] = {key: value for key, value in outcome._asdict().items() if value}
     return {**line, "status": outcome.status.replace(" ", "_")}
-
-
-def _mapping(section: object) -> Mapping[str, object]:
-    return section if isinstance(section, dict) else {}

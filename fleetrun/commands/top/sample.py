@@ -181,7 +181,7 @@ class Sampler:
             hosts=max(len(self._runs), 1 if first.plan is None else len(first.plan.nodes)),
             rows=tuple(rows),
             notice=self._notice(),
-            verdict=_verdict(bad) if is_over else "",
+            verdict=(bad.verdict or "its launcher was killed") if is_over else "",
             exit_code=bad.exit_code if is_over else None,
             eta_s=None if is_over else eta_s(rows),
             memory_total_bytes=_TOTAL_BYTES,
@@ -392,10 +392,6 @@ def _phase(job_runs: Sequence[runs.Run], rows: Sequence[RankRow], *, is_over: bo
         return "starting"
     alive = [row for row in rows if row.state not in {"done", "failed", "ended", "lost"}]
     return "running" if any(not row.state.startswith("exit ") for row in alive) else "stopping"
-
-
-def _verdict(run: runs.Run) -> str:
-    return run.verdict or "its launcher was killed"
 
 
 def _waiting(found_runs: Sequence[runs.Run], rows: list[RankRow]) -> list[RankRow]:

@@ -67,11 +67,8 @@ def _wrap(owner: Any, attribute: str, name: str, recorder: Recorder) -> None:
             return function(*args, **options)
         finally:
             depth -= 1
-            recorder.add(name, TRAINING, begin, details=_details(name, args))
-
-
-def _details(name: str, args: tuple[Any, ...]) -> dict[str, Any]:
-    return {"layer": type(args[0]).__name__} if name == "forward" and args else {}
+            details = {"layer": type(args[0]).__name__} if name == "forward" and args else {}
+            recorder.add(name, TRAINING, begin, details=details)
 
 
 def _watch_loaders(kind: Any, recorder: Recorder) -> None:
