@@ -18,6 +18,7 @@ import gc
 import io
 import marshal
 import os
+import random
 import signal
 import sys
 import warnings
@@ -44,7 +45,7 @@ READ_AT_LOAD = (
     # numpy, Fortran's runtime, OpenSSL and glog.
     *("NPY_", "NUMPY_", "GFORTRAN_", "OPENSSL_", "GLOG_", "GOOGLE_"),
 )
-# Read while Paddle is imported, and applied again in the fork (`Loaded.offer`).
+# Read while Paddle is imported, and applied again in the fork (`Loaded.exec_module`).
 _DONE_AGAIN = frozenset(("PADDLE_TRAINER_ID",))
 # The functions that Paddle's start calls, in order.
 _START = (
@@ -69,6 +70,8 @@ _PLAIN = (
     "/dev/pts",
     "/dev/shm",
 )
+# What `random` draws at a time, and the most draws of an import that are done again.
+_BITS, _MOST_DRAWN = 32, 1000
 _LENGTH = 8
 _INT = 4
 _PR_SET_PDEATHSIG = 1
@@ -318,6 +321,9 @@ class Loaded:
         self._start: list[tuple[str, Callable[..., None], tuple[Any, ...]]] = []
         # Calls of `atexit.register`, which ranks make in their own order.
         self._at_exit: list[tuple[Any, ...]] = []
+        self._logging = _Logging()
+        # How many numbers of `random` imports draw.
+        self._drawn = 0
         # The warning filters before and after.
         self._filters: tuple[list[Any], list[Any]] = [], []
         self._finders: list[Any] = []
@@ -332,6 +338,7 @@ class Loaded:
         """Import numpy, Paddle and MODULES, and hide them; raise Unfit if that prevents forking."""
         before, path, filters = set(sys.modules), list(sys.path), list(warnings.filters)
         finders = list(sys.meta_path)
+        state = random.getstate()
         # As the interpreter sets it when it runs the script.
         if not getattr(sys.flags, "safe_path", False):
             script = sys.argv[0]
@@ -356,6 +363,7 @@ class Loaded:
             _replaced(type(os.environ), "__getitem__", noting),
             _replaced(atexit, "register", at_exit),
             _kept_output(self._printed),
+            self._logging.noting(),
         ):
             sys.meta_path.insert(0, _CoreFinder(self._put_off_start))
             self._import("numpy", _openblas_threads)
@@ -365,6 +373,7 @@ class Loaded:
         held = _open_devices()
         if held:
             raise Unfit(f"importing {', '.join(('paddle', *modules))} opens {held}")
+        self._drawn = _drawn(state)
         self._filters = filters, list(warnings.filters)
         self._whole = {"paddle", *(name.partition(".")[0] for name in modules)}
         self._changed = {
@@ -448,14 +457,6 @@ class Loaded:
         handlers: Any = sys.modules.get("wsgiref.handlers")
         if handlers is not None:
             handlers.BaseHandler.os_environ = handlers.read_environ()
-        if (
-            os.environ.get("PADDLE_TRAINER_ID", "0") != "0"
-            and "paddle.hapi.logger" in self._modules
-        ):
-            # Paddle lets only the first rank print through it.
-            import logging
-
-            logging.getLogger("hapi").handlers.clear()
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
@@ -499,6 +500,10 @@ class Loaded:
         own = [entry for entry in warnings.filters if entry not in before]
         warnings.filters[:] = own + after  # type: ignore[index]
         warnings._filters_mutated()  # type: ignore[attr-defined]
+        # Paddle lets only the first rank print through this one.
+        is_first = os.environ.get("PADDLE_TRAINER_ID", "0") == "0"
+        self._logging.again(silent="" if is_first else "hapi")
+        _draw(self._drawn)
         core: Any = sys.modules.get(_CORE)
         for called, real, _ in self._start:
             setattr(core, called, real)
@@ -522,6 +527,80 @@ class Loaded:
             # Python ignores them, and a new one would inherit that.
             signal.signal(signum, signal.SIG_DFL)
         os.execve(sys.orig_argv[0], sys.orig_argv, dict(self._given))  # noqa: S606
+
+
+class _Logging:
+    """What imports do to Python's logging, which ranks do after the script has configured it."""
+
+    def __init__(self) -> None:
+        # Of the root logger: whether it had handlers, the method and its arguments.
+        self._calls: list[tuple[bool, Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+        # The loggers that imports make: level, propagate, disabled, handlers.
+        self._made: list[tuple[Any, int, bool, bool, list[Any]]] = []
+        self._streams: list[tuple[str, Any]] = []
+        self._propagates = True
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note what is done, and leave the root logger as it was."""
+        import logging
+
+        root, loggers = logging.root, logging.root.manager.loggerDict
+        before, known = (root.level, root.propagate, list(root.handlers)), set(loggers)
+        self._streams = [(name, getattr(sys, name)) for name in ("stdout", "stderr")]
+        with (
+            _replaced(logging.Logger, "setLevel", self._noted(root, logging.Logger.setLevel)),
+            _replaced(logging.Logger, "addHandler", self._noted(root, logging.Logger.addHandler)),
+        ):
+            yield
+        self._propagates = root.propagate
+        level, root.propagate, root.handlers[:] = before
+        root.setLevel(level)
+        self._made = [
+            (made, made.level, made.propagate, made.disabled, list(made.handlers))
+            for name, made in loggers.items()
+            if name not in known and isinstance(made, logging.Logger)
+        ]
+
+    def _noted(self, root: Any, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(logger: Any, *words: Any, **named: Any) -> Any:
+            if logger is root:
+                self._calls.append((bool(root.handlers), real, words, named))
+            return real(logger, *words, **named)
+
+        return call
+
+    def again(self, silent: str) -> None:
+        """Do it again, as imports do now that the script may have configured loggers.
+
+        The logger SILENT gets no handler.
+        """
+        import logging
+
+        root = logging.root
+        is_configured = bool(root.handlers)
+        for had_handlers, real, words, named in self._calls:
+            # Paddle, like `basicConfig`, adds a handler only where there is none.
+            if had_handlers or not is_configured:
+                real(root, *words, **named)
+        root.propagate = root.propagate and self._propagates
+        changed = [(old, name) for name, old in self._streams if getattr(sys, name) is not old]
+        for logger, level, propagates, is_disabled, handlers in self._made:
+            if level:
+                logger.setLevel(level)
+            logger.propagate = logger.propagate and propagates
+            # `dictConfig` disables the loggers that there are, and these come later.
+            logger.disabled = is_disabled
+            if logger.name == silent:
+                logger.handlers = [own for own in logger.handlers if own not in handlers]
+                continue
+            for handler in handlers:
+                logger.addHandler(handler)
+        made = [logger for logger, *_ in self._made]
+        for handler in (handler for logger in (root, *made) for handler in logger.handlers):
+            for old, name in changed:
+                if isinstance(handler, logging.StreamHandler) and handler.stream is old:
+                    handler.stream = getattr(sys, name)
 
 
 class _CoreFinder:
@@ -575,6 +654,22 @@ def _kept_output(printed: list[bytes]) -> Iterator[None]:
         for fd, saved in enumerate(before, 1):
             os.dup2(saved, fd)
         _close((*before, *files))
+
+
+def _drawn(before: tuple[Any, ...]) -> int:
+    """Return how many numbers were drawn from `random` since it was BEFORE; 0 if very many."""
+    after = random.getstate()
+    random.setstate(before)
+    for count in range(_MOST_DRAWN):
+        if random.getstate() == after:
+            return count
+        _draw(1)
+    return 0
+
+
+def _draw(count: int) -> None:
+    for _ in range(count):
+        random.getrandbits(_BITS)
 
 
 def _threads() -> int:

@@ -6,6 +6,8 @@ import atexit
 import ctypes
 import gc
 import json
+import logging
+import logging.config
 import os
 import random
 import resource
@@ -76,6 +78,25 @@ def state() -> dict[str, Any]:
             for finder in sys.meta_path
             if "fork_server" not in str(finder)
         ],
+        "loggers": {
+            name: (
+                logger.level,
+                logger.disabled,
+                logger.propagate,
+                [
+                    (type(handler).__name__, getattr(handler.stream, "name", None))
+                    for handler in logger.handlers
+                    if isinstance(handler, logging.StreamHandler)
+                ],
+            )
+            for name, logger in [
+                ("root", logging.root),
+                *logging.root.manager.loggerDict.items(),
+            ]
+            if isinstance(logger, logging.Logger)
+        }
+        if "paddle" in sys.modules
+        else [repr(handler) for handler in logging.root.handlers],
         "stack": len(traceback.extract_stack()),
         "outermost": sys._getframe(1).f_code.co_name,
         "has Paddle": "paddle" in sys.modules or "numpy" in sys.modules,
@@ -84,9 +105,23 @@ def state() -> dict[str, Any]:
 
 before = state()
 stdin = sys.stdin.read()
+# It disables all loggers that there are, and Paddle's come later.
+logging.config.dictConfig(
+    {
+        "version": 1,
+        "handlers": {"own": {"class": "logging.StreamHandler", "stream": "ext://sys.stdout"}},
+        "loggers": {"paddle": {"level": "ERROR"}},
+        "root": {"level": "DEBUG", "handlers": ["own"]},
+    }
+)
+logging.getLogger("script").debug("before the import")
+# What Paddle imports draws numbers, too (rich).
+random.seed(3)
 import numpy as np
 import paddle
 
+seeded = random.random()
+random.seed()
 after = state()
 registry = paddle.base.core.globals()
 flags = {name: registry[name] for name in registry.keys()}  # noqa: SIM118 - it is no dict
@@ -109,6 +144,7 @@ report = {
     "after": after,
     "flags": {name: repr(value) for name, value in flags.items()},
     "device": paddle.device.get_device(),
+    "seeded": seeded,
     "losses": losses,
     "product": (image @ image).sum().hex(),
     "drawn": drawn,
