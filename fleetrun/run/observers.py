@@ -94,6 +94,7 @@ class Source(_Observer):
 
     def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
         """Begin, once all processes are started; report to the policy with DECLARE."""
+        self._waiting, self._declare = waiting, declare
 
 
 class ObservedJob:

@@ -40,7 +40,7 @@ class LostTasks(Source):
 
     def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
         """Begin."""
-        self._waiting, self._declare = waiting, declare
+        super().open(waiting, declare)
         for task, fd in self._tasks.items():
             waiting.watch(fd, partial(self._on_lost, task, fd))
 

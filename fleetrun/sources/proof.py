@@ -131,7 +131,6 @@ class Proof(Source):
         self._width = width
         self._first_s = first_s
         self._timeout_s = timeout_s
-        self._waiting: Waiting | None = None
         self._is_ending = False
         strategy = job.plan.strategy
         self._need(is_strict=strategy is not None and strategy.is_strict)
@@ -171,8 +170,7 @@ class Proof(Source):
 
     def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
         """Begin to look."""
-        self._waiting = waiting
-        self._declare = declare
+        super().open(waiting, declare)
         if self._session is not None:
             from fleetrun.session.exchange import PackedEvidence  # only with others
 
@@ -204,7 +202,7 @@ class Proof(Source):
                 self._begin()
                 self._look_later()
             case Finished(outcome=outcome):
-                self._stop()
+                self.close()
                 self._read()
                 trainers = self._trainers.values()
                 has_evidence = any(rank.evidence and rank.evidence.tells for rank in trainers)
@@ -214,16 +212,10 @@ class Proof(Source):
             case _:
                 pass
 
-    def close(self) -> None:
-        """Stop."""
-        self._stop()
-
     # Looking ------------------------------------------------------------------------------------
 
     def _look_later(self) -> None:
-        if self._waiting is not None:
-            at = time.monotonic() + self._pace_s
-            self._waiting.timer("evidence", at, self._look_again)
+        self._waiting.timer("evidence", time.monotonic() + self._pace_s, self._look_again)
 
     def _look_again(self) -> None:
         self._pace_s = min(self._pace_s * _SLOWER, _SLOWEST_S)
@@ -232,9 +224,9 @@ class Proof(Source):
         if not self._is_ending:
             self._look()
 
-    def _stop(self) -> None:
-        if self._waiting is not None:
-            self._waiting.timer("evidence", None, self._look_again)
+    def close(self) -> None:
+        """Stop looking."""
+        self._waiting.timer("evidence", None, self._look_again)
 
     def _trainer(self, process: int) -> _Trainer | None:
         return self._trainers.get(self._places.get(process, -1))
@@ -296,7 +288,7 @@ class Proof(Source):
         if any(rank.is_settled for rank in trainers) and self._patient_until is None:
             self._patient_until = now + self._timeout_s
         if all(rank.is_settled for rank in trainers):
-            self._stop()
+            self.close()
             self._judge(is_last=all(rank.has_ended for rank in trainers))
         elif self._patient_until is not None and now >= self._patient_until and self._shown is None:
             self._show(self._asked_for())

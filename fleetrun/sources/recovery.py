@@ -20,10 +20,7 @@ from fleetrun.run.events import (
 from fleetrun.run.observers import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fleetrun.run.events import Declared, Happening
-    from fleetrun.run.loop import Waiting
+    from fleetrun.run.events import Happening
     from fleetrun.run.observers import ObservedJob
 
 # Pause between two looks at ranks that start again: their imports, and their first step. What has
@@ -45,10 +42,6 @@ class Recovery(Source):
         self._lost_steps: int | None = None
         self._step_before: int | None = None
         self._since_ns = 0
-
-    def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
-        """Begin."""
-        self._waiting, self._declare = waiting, declare
 
     def on_event(self, happening: Happening) -> None:  # noqa: C901 - one case for each kind
         """Record when each phase ends."""

@@ -9,11 +9,8 @@ from fleetrun.run.events import Exited, Gathered, RunWarning, SignalAll
 from fleetrun.run.observers import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fleetrun.model import Checkpoints
-    from fleetrun.run.events import Declared, Happening
-    from fleetrun.run.loop import Waiting
+    from fleetrun.run.events import Happening
     from fleetrun.run.observers import ObservedJob
 
 _KILL = 9
@@ -34,11 +31,6 @@ class Resumption(Source):
         # When the ranks were asked to end, and how many still run.
         self._asked_ns: int | None = None
         self._alive = 0
-
-    def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
-        """Begin."""
-        del waiting
-        self._declare = declare
 
     def on_event(self, happening: Happening) -> None:
         """Report what the ranks resume from, and what they leave."""

@@ -87,8 +87,7 @@ class JobSession(Source, SessionHandler):
 
     def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
         """Continue the session that the gathering has begun."""
-        self._waiting = waiting
-        self._declare = declare
+        super().open(waiting, declare)
         self._session.move(waiting)
         self._session.handler = self
         self._end.open(waiting)

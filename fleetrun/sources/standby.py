@@ -44,7 +44,7 @@ class StandBy(Source):
 
     def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
         """Begin to look at the ranks, after a pause."""
-        self._waiting, self._declare = waiting, declare
+        super().open(waiting, declare)
         waiting.timer("look", time.monotonic() + _LOOK_S, self._look)
 
     def on_event(self, happening: Happening) -> None:

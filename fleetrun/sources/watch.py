@@ -146,8 +146,7 @@ class Watch(Source):
 
     def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
         """Begin to look at the ranks, after a pause."""
-        self._waiting = waiting
-        self._declare = declare
+        super().open(waiting, declare)
         now = time.monotonic()
         waiting.timer("compare", now + self._pace_s, self._look)
         if self._session is not None:
@@ -197,17 +196,13 @@ class Watch(Source):
                 self._forget(process)
             case SignalAll() if happening.ends_ranks and not self._is_ending:
                 self._send_records()
-                self._end()
+                self.close()
             case Finished():
-                self._end()
+                self.close()
             case StacksRequested():
                 self._collect("fleetrun was asked for its stack", self._say_where)
             case _:
                 pass
-
-    def close(self) -> None:
-        """Stop."""
-        self._end()
 
     def _take(self, plan: LaunchPlan) -> None:
         """Take over the processes of a generation, and the query for their GPUs."""
@@ -250,7 +245,8 @@ class Watch(Source):
         if self._records is not None:
             self._records.send()
 
-    def _end(self) -> None:
+    def close(self) -> None:
+        """Ask and report nothing more."""
         self._is_ending = True
         if self._judge is not None:
             self._judge.restart()
