@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from pathlib import Path
 
 import faults
 import launch
@@ -22,6 +23,8 @@ def main() -> int:
     nodes.add_to(subcommands)
     recovery.add_to(subcommands)
     strategy.add_to(subcommands)
+    for benchmark in subcommands.choices.values():
+        benchmark.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
     chosen = parser.parse_args()
     code: int = chosen.run(chosen)
     return code

@@ -7,7 +7,6 @@ no engine and of no other.
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -173,18 +172,15 @@ def run(chosen: argparse.Namespace) -> int:
             lab.hosts(number, Path(name)) as made,
         ):
             hosts = Hosts(chosen.engine, made, Path(name))
-            for turn in range(chosen.rounds):
-                for which in names if turn % 2 == 0 else names[::-1]:
-                    report.progress(f"{number} hosts, round {turn + 1}: {which}")
-                    times[which].append(hosts.measure(which))
+            for turn, which in report.in_turns(chosen.rounds, names):
+                report.progress(f"{number} hosts, round {turn}: {which}")
+                times[which].append(hosts.measure(which))
             hosts.close()
         times_by_hosts[number] = times
     report.progress("")
     _show(chosen.engine, names, times_by_hosts, chosen.rounds)
-    if chosen.json:
-        rows = [{"hosts": number, **times} for number, times in times_by_hosts.items()]
-        document = {"machine": machine, "engine": chosen.engine, "seconds": rows}
-        chosen.json.write_text(json.dumps(document, indent=1) + "\n")
+    rows = [{"hosts": number, **times} for number, times in times_by_hosts.items()]
+    report.write(chosen, {"machine": machine, "engine": chosen.engine, "seconds": rows})
     return 0
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import signal
-import sys
 import time
 from collections import defaultdict
-from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import peers
@@ -16,7 +14,7 @@ import processes
 import report
 from peers import BARE, FLEETRUN, OUR_NAME, SMALLEST
 from processes import HERE, MARK, WORKER, Failed
-from report import Goal, ms, spread, summary
+from report import Goal, spread, summary
 
 if TYPE_CHECKING:
     import argparse
@@ -65,7 +63,6 @@ def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser = subcommands.add_parser("faults", help="how a launch ends when something goes wrong")
     peers.add_ranks(parser, RANKS, heavy=4)
     parser.add_argument("--grace", type=float, default=1.0, help="fleetrun's --grace (1)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
     parser.set_defaults(run=run)
 
 
@@ -76,22 +73,20 @@ def run(chosen: argparse.Namespace) -> int:
     for fault in FAULTS:
         for ranks in chosen.ranks:
             _show(fault, ranks, chosen.rounds, seen)
-    for name, why in failures.items():
-        print(f"{name}: not measured: {why}\n")
+    report.unmeasured(failures)
     goals = _goals(chosen, seen)
     print(report.goals(goals))
-    if chosen.json:
-        document = {
-            "versions": peers.versions(),
-            "grace_s": chosen.grace,
-            "faults": [
-                {"fault": fault, "launcher": name, "ranks": ranks, "rounds": _as_dicts(rounds)}
-                for (fault, name, ranks), rounds in seen.items()
-            ],
-            "failures": failures,
-            "goals": [goal._asdict() for goal in goals],
-        }
-        chosen.json.write_text(json.dumps(document, indent=1) + "\n")
+    document = {
+        "versions": peers.versions(),
+        "grace_s": chosen.grace,
+        "faults": [
+            {"fault": fault, "launcher": name, "ranks": ranks, "rounds": _as_dicts(rounds)}
+            for (fault, name, ranks), rounds in seen.items()
+        ],
+        "failures": failures,
+        "goals": [goal._asdict() for goal in goals],
+    }
+    report.write(chosen, document)
     return 0
 
 
@@ -116,17 +111,16 @@ def _measure(
         for peer in launchers
         if not peer.absent and (not peer.is_heavy or ranks <= chosen.heavy_ranks)
     ]
-    for number in range(chosen.rounds):
-        for fault, peer, ranks in todo if number % 2 == 0 else todo[::-1]:
-            if sys.stderr.isatty():
-                what = f"{peer.name}, {ranks} ranks, {fault.name}"
-                print(f"\r\033[K{number + 1}: {what}", end="\r", file=sys.stderr, flush=True)
-            try:
-                outcome = _do(fault, _command(peer, ranks, chosen.grace), ranks, peer.env)
-            except Failed as failure:
-                failures[f"{peer.name}, {ranks} ranks, {fault.name}"] = str(failure)
-            else:
-                seen[fault.name, peer.name, ranks].append(outcome)
+    for number, (fault, peer, ranks) in report.in_turns(chosen.rounds, todo):
+        what = f"{peer.name}, {ranks} ranks, {fault.name}"
+        report.progress(f"{number}: {what}")
+        try:
+            outcome = _do(fault, _command(peer, ranks, chosen.grace), ranks, peer.env)
+        except Failed as failure:
+            failures[what] = str(failure)
+        else:
+            seen[fault.name, peer.name, ranks].append(outcome)
+    report.progress("")
     return seen, failures
 
 
@@ -210,22 +204,17 @@ def _goals(
     for ranks in chosen.ranks:
         fails, deaf, _ = (seen.get((fault.name, OUR_NAME, ranks), []) for fault in FAULTS)
         terms = [trial.first_term_s for trial in fails if trial.first_term_s is not None]
-        goals.append(_goal(f"{ranks} ranks: failure to first TERM", terms, FIRST_TERM_S))
-        if ranks in EXIT_S:
-            exits = [trial.exit_s for trial in fails]
-            goals.append(_goal(f"{ranks} ranks: failure to exit", exits, EXIT_S[ranks]))
-        late = [trial.exit_s for trial in deaf]
-        limit = chosen.grace + AFTER_GRACE_S
-        goals.append(_goal(f"{ranks} ranks: failure to exit, TERM ignored", late, limit))
+        exits, late = ([trial.exit_s for trial in trials] for trials in (fails, deaf))
+        figures = [
+            ("first TERM", terms, FIRST_TERM_S),
+            *([("exit", exits, EXIT_S[ranks])] if ranks in EXIT_S else []),
+            ("exit, TERM ignored", late, chosen.grace + AFTER_GRACE_S),
+        ]
+        for what, seconds, limit in figures:
+            middle = median(seconds) if seconds else None
+            goals.append(report.goal(f"{ranks} ranks: failure to {what}", middle, limit))
     ours = [
         trial.left for (_, name, _), rounds in seen.items() if name == OUR_NAME for trial in rounds
     ]
     goals.append(Goal("processes left behind", "0", str(max(ours, default=0)), not any(ours)))
     return goals
-
-
-def _goal(what: str, values: Sequence[float], limit: float) -> Goal:
-    if not values:
-        return Goal(what, f"<= {ms(limit)} ms", "-", None)
-    seen = summary(values).median
-    return Goal(what, f"<= {ms(limit)} ms", f"{ms(seen)} ms", seen <= limit)

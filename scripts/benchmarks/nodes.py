@@ -6,7 +6,6 @@ to the same number of launches side by side.
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 import time
@@ -120,7 +119,6 @@ def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="launchers that import a framework are measured up to this many hosts (2)",
     )
     parser.add_argument("--give-up-s", type=float, default=15.0, help="await an end so long (15)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
     parser.set_defaults(run=run)
 
 
@@ -148,46 +146,33 @@ def run(chosen: argparse.Namespace) -> int:
             and not (launcher.is_heavy and number > chosen.heavy_hosts)
             and not (number == 1 and launcher.name == BY_LIST)
         ]
-        for turn in range(chosen.rounds):
-            for launcher in todo if turn % 2 == 0 else todo[::-1]:
-                report.progress(f"{number} hosts, round {turn + 1}: {launcher.name}")
-                try:
-                    starts[number, launcher.name].append(_start(launcher, number))
-                    if launcher.name != APART:
-                        ends[number, launcher.name].append(
-                            _fail(launcher, number, chosen.give_up_s)
-                        )
-                except Failed as failure:
-                    failures[f"{launcher.name}, {number} hosts"] = str(failure)
+        for turn, launcher in report.in_turns(chosen.rounds, todo):
+            report.progress(f"{number} hosts, round {turn}: {launcher.name}")
+            try:
+                starts[number, launcher.name].append(_start(launcher, number))
+                if launcher.name != APART:
+                    ends[number, launcher.name].append(_fail(launcher, number, chosen.give_up_s))
+            except Failed as failure:
+                failures[f"{launcher.name}, {number} hosts"] = str(failure)
     report.progress("")
     goals = _goals(chosen, starts, ends)
     _show(chosen, starts, ends)
-    for name, why in failures.items():
-        print(f"{name}: not measured: {why}\n")
+    report.unmeasured(failures)
     print(report.goals(goals))
-    if chosen.json:
-        document: dict[str, Any] = {
-            **machine,
-            "starts": [
-                {
-                    "hosts": hosts,
-                    "launcher": name,
-                    "rounds": [launcher._asdict() for launcher in rounds],
-                }
-                for (hosts, name), rounds in starts.items()
-            ],
-            "failures": [
-                {
-                    "hosts": hosts,
-                    "launcher": name,
-                    "rounds": [launcher._asdict() for launcher in rounds],
-                }
-                for (hosts, name), rounds in ends.items()
-            ],
-            "not_measured": failures,
-            "goals": [goal._asdict() for goal in goals],
-        }
-        chosen.json.write_text(json.dumps(document, indent=1) + "\n")
+    measured = {"starts": starts, "failures": ends}
+    document: dict[str, Any] = {
+        **machine,
+        **{
+            what: [
+                {"hosts": hosts, "launcher": name, "rounds": [trial._asdict() for trial in rounds]}
+                for (hosts, name), rounds in trials.items()
+            ]
+            for what, trials in measured.items()
+        },
+        "not_measured": failures,
+        "goals": [goal._asdict() for goal in goals],
+    }
+    report.write(chosen, document)
     return 0
 
 
@@ -313,7 +298,7 @@ def _goals(
             limit = TIMES_APART * bare + AFTER_APART_S
             seen = summary([start.last_s for start in ours]).median
             what = f"{number} hosts, {name}: last first line"
-            goals.append(Goal(what, f"<= {ms(limit)} ms", f"{ms(seen)} ms", seen <= limit))
+            goals.append(report.goal(what, seen, limit))
             for field, most in (("last_term_s", LAST_TERM_S), ("exit_s", EXIT_S)):
                 values = [getattr(end, field) for end in ends.get((number, name), ())]
                 is_known = bool(values) and None not in values

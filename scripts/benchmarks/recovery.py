@@ -10,7 +10,6 @@ import sys
 import time
 from collections import defaultdict
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import peers
@@ -18,12 +17,13 @@ import processes
 import report
 from peers import FLEETRUN, OURS
 from processes import HERE, Failed
-from report import Goal, ms, spread, summary
+from report import ms, spread, summary
 
 if TYPE_CHECKING:
     import argparse
     import subprocess
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
 RANKS = (8,)
 SCRIPT = str(HERE / "recovering.py")
@@ -90,7 +90,6 @@ def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         default=1,
         help="launchers on this machine that meet as hosts and share the ranks (1); fleetrun only",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
     parser.set_defaults(run=run)
 
 
@@ -103,16 +102,15 @@ def run(chosen: argparse.Namespace) -> int:
     compared = [way for way in ways() if chosen.hosts == 1 or way.name.startswith("fleetrun")]
     todo = [(way, ranks) for ranks in chosen.ranks for way in compared]
     goal_s = FIRST_LINE_S if chosen.hosts == 1 else HOSTS_FIRST_LINE_S
-    for number in range(chosen.rounds):
-        for way, ranks in todo if number % 2 == 0 else todo[::-1]:
-            report.progress(f"{number + 1}: {way.name}, {ranks} ranks")
-            if way.absent:
-                failures[way.name] = way.absent
-                continue
-            try:
-                seen[way.name, ranks].append(_recover(way, ranks, chosen.hosts))
-            except Failed as failure:
-                failures[way.name] = str(failure)
+    for number, (way, ranks) in report.in_turns(chosen.rounds, todo):
+        report.progress(f"{number}: {way.name}, {ranks} ranks")
+        if way.absent:
+            failures[way.name] = way.absent
+            continue
+        try:
+            seen[way.name, ranks].append(_recover(way, ranks, chosen.hosts))
+        except Failed as failure:
+            failures[way.name] = str(failure)
     goals = []
     for ranks in chosen.ranks:
         rows = []
@@ -130,19 +128,12 @@ def run(chosen: argparse.Namespace) -> int:
         print(report.table(title, ["", "first line", "imported", "phases of the last"], rows))
         lines = [trial["first line"] for trial in seen.get(("fleetrun", ranks), [])]
         first = summary(lines).median if lines else None
-        seen_ms = "-" if first is None else f"{ms(first)} ms"
-        reached = None if first is None else first <= goal_s
-        what = f"{ranks} ranks{where}: failure to first line"
-        goals.append(Goal(what, f"<= {ms(goal_s)} ms", seen_ms, reached))
-    for name, why in failures.items():
-        print(f"{name}: not measured: {why}\n")
+        goals.append(report.goal(f"{ranks} ranks{where}: failure to first line", first, goal_s))
+    report.unmeasured(failures)
     print(report.goals(goals))
-    if chosen.json:
-        rounds_of = [
-            {"way": way, "ranks": n, "rounds": rounds} for (way, n), rounds in seen.items()
-        ]
-        document = {"versions": peers.versions(), "recovery": rounds_of, "failures": failures}
-        chosen.json.write_text(json.dumps(document, indent=1) + "\n")
+    rounds_of = [{"way": way, "ranks": n, "rounds": rounds} for (way, n), rounds in seen.items()]
+    document = {"versions": peers.versions(), "recovery": rounds_of, "failures": failures}
+    report.write(chosen, document)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import sys
@@ -9,7 +10,11 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    import argparse
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 
 class Summary(NamedTuple):
@@ -35,9 +40,21 @@ def summary(values: Sequence[float]) -> Summary:
     return Summary(median(values), min(values), max(values), len(values))
 
 
+def in_turns(rounds: int, todo: Sequence[T]) -> Iterator[tuple[int, T]]:
+    """Yield all of TODO in each of ROUNDS, whose number is from 1; every other one is reversed."""
+    for number in range(1, rounds + 1):
+        for item in todo if number % 2 else todo[::-1]:
+            yield number, item
+
+
 def ms(value: float) -> str:
     """Write seconds as milliseconds."""
     return f"{value * 1000:.0f}" if abs(value) >= 0.01 else f"{value * 1000:.1f}"
+
+
+def in_ms(value: float) -> str:
+    """Write seconds as milliseconds, with the unit."""
+    return f"{ms(value)} ms"
 
 
 def mb(value: float) -> str:
@@ -70,11 +87,37 @@ def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> st
     return "\n".join(lines) + "\n"
 
 
+def goal(
+    what: str,
+    seen: float | None,
+    limit: float,
+    write: Callable[[float], str] = in_ms,
+    wanted: str = "",
+) -> Goal:
+    """Return the goal that WHAT, which was SEEN if it could be measured, is at most LIMIT."""
+    wanted = wanted or f"<= {write(limit)}"
+    if seen is None:
+        return Goal(what, wanted, "-", None)
+    return Goal(what, wanted, write(seen), seen <= limit)
+
+
 def goals(reached: Sequence[Goal]) -> str:
     """Say of every goal whether it was reached."""
     words = {True: "reached", False: "MISSED", None: "not measured"}
     rows = [[goal.what, goal.wanted, goal.seen, words[goal.reached]] for goal in reached]
     return table("Goals", ["what", "wanted", "seen", ""], rows)
+
+
+def unmeasured(failures: Mapping[str, str]) -> None:
+    """Print what could not be measured, and why."""
+    for name, why in failures.items():
+        print(f"{name}: not measured: {why}\n")
+
+
+def write(chosen: argparse.Namespace, document: Mapping[str, Any]) -> None:
+    """Write DOCUMENT to the file of --json, if it is given."""
+    if chosen.json:
+        chosen.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def machine() -> dict[str, Any]:

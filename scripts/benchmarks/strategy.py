@@ -382,7 +382,6 @@ def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="what is for a link of so many Mbit/s between two hosts, which are namespaces (root)",
     )
     parser.add_argument("--cpu", action="store_true", help="leave GPUs alone")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
     parser.set_defaults(run=run)
 
 
@@ -434,31 +433,29 @@ def run(chosen: argparse.Namespace) -> int:
         seen += some
         if some:
             print(report.table(f"{comparison.name}, median", _HEADS, [_row(pair) for pair in some]))
-    for what, why in failures.items():
-        print(f"{what}: not measured: {why}\n")
+    report.unmeasured(failures)
     goals = _goals(seen)
     print(report.goals(goals))
-    if chosen.json:
-        document["comparisons"] = [
-            {
-                "comparison": pair.comparison,
-                "model": pair.model,
-                "launches": pair.launches,
-                "proofs": [proof and proof._asdict() for proof in pair.proofs],
-                "options": [COMPARISONS[pair.comparison].first, COMPARISONS[pair.comparison].other],
-                "about": COMPARISONS[pair.comparison].name,
-                "confident": _confident(pair.ratios),
-                "one": [turn._asdict() for turn in pair.first],
-                "other": [turn._asdict() for turn in pair.other],
-                "ratios": pair.ratios,
-                "ratio": median(pair.ratios),
-                "cpu_ratio": median(pair.cpu_ratios),
-            }
-            for pair in seen
-        ]
-        document["failures"] = failures
-        document["goals"] = [goal._asdict() for goal in goals]
-        chosen.json.write_text(json.dumps(document, indent=1) + "\n")
+    document["comparisons"] = [
+        {
+            "comparison": pair.comparison,
+            "model": pair.model,
+            "launches": pair.launches,
+            "proofs": [proof and proof._asdict() for proof in pair.proofs],
+            "options": [COMPARISONS[pair.comparison].first, COMPARISONS[pair.comparison].other],
+            "about": COMPARISONS[pair.comparison].name,
+            "confident": _confident(pair.ratios),
+            "one": [turn._asdict() for turn in pair.first],
+            "other": [turn._asdict() for turn in pair.other],
+            "ratios": pair.ratios,
+            "ratio": median(pair.ratios),
+            "cpu_ratio": median(pair.cpu_ratios),
+        }
+        for pair in seen
+    ]
+    document["failures"] = failures
+    document["goals"] = [goal._asdict() for goal in goals]
+    report.write(chosen, document)
     return 0
 
 
