@@ -10,6 +10,7 @@ import resource
 
 from fleetrun.conversion import size
 from fleetrun.plan.visible import sentence
+from fleetrun.records.folder import Closing
 from fleetrun.run import proc
 from fleetrun.run.libc import signal
 from fleetrun.standard import suppress
@@ -202,13 +203,11 @@ def shared_memory(path: str = "/dev/shm") -> list[str]:  # noqa: S108 - only mea
 def unwritable(folder: str) -> list[str]:
     """Return why FOLDER cannot be written, if it cannot: the log would be incomplete then."""
     path = os.path.join(folder, f".room.{os.getpid()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
+        with Closing(fd := os.open(path, flags, 0o600)):
             os.unlink(path)
             os.write(fd, bytes(4096))
-        finally:
-            os.close(fd)
     except OSError as error:
         fault = f"Nothing can be written to {folder} ({error.strerror}): the last lines are not"
         return [f"{fault} in its log, and it may have failed while printing."]

@@ -44,6 +44,20 @@ def beside(paths: Iterable[str]) -> set[str]:
     return files
 
 
+class Closing:
+    """A context at whose end the descriptor FD is closed, if there is one."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+
+
 class Folder:
     """One folder at PATH, opened when it is first used."""
 
@@ -133,10 +147,8 @@ class Folder:
 
 def _fill(fd: int, text: str) -> None:
     """Write all of TEXT to FD, and close it."""
-    try:
+    with Closing(fd):
         write_all(fd, text.encode(errors="surrogateescape"))
-    finally:
-        os.close(fd)
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -172,12 +184,9 @@ def enter(path: str, dir_fd: int | None = None) -> int:
         if error.errno not in {errno.ELOOP, errno.ENOTDIR}:
             raise
     above = os.path.dirname(path) or "."
-    parent = os.open(above, os.O_PATH | os.O_CLOEXEC, dir_fd=dir_fd)
-    try:
-        link = os.open(
-            os.path.basename(path), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent
-        )
-        try:
+    with Closing(parent := os.open(above, os.O_PATH | os.O_CLOEXEC, dir_fd=dir_fd)):
+        flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+        with Closing(link := os.open(os.path.basename(path), flags, dir_fd=parent)):
             status = os.fstat(link)
             if not stat.S_ISLNK(status.st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
@@ -187,11 +196,7 @@ def enter(path: str, dir_fd: int | None = None) -> int:
                 )
             # The target of the link that was checked, not of one that has taken its place.
             target = os.readlink("", dir_fd=link)
-        finally:
-            os.close(link)
         return os.open(target, _OPEN, dir_fd=parent)
-    finally:
-        os.close(parent)
 
 
 def remove(name: str, parent: int) -> None:
@@ -200,8 +205,7 @@ def remove(name: str, parent: int) -> None:
     Mounted file systems stay, and then so does the folder.
     """
     # Not shutil: it takes longer to import than this takes to run.
-    fd = os.open(name, _OPEN | os.O_NOFOLLOW, dir_fd=parent)
-    try:
+    with Closing(fd := os.open(name, _OPEN | os.O_NOFOLLOW, dir_fd=parent)):
         if os.fstat(fd).st_dev != os.fstat(parent).st_dev:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), name)
         with os.scandir(fd) as entries:
@@ -210,6 +214,4 @@ def remove(name: str, parent: int) -> None:
                     remove(entry.name, fd)
                 else:
                     os.unlink(entry.name, dir_fd=fd)
-    finally:
-        os.close(fd)
     os.rmdir(name, dir_fd=parent)

@@ -9,7 +9,7 @@ import fcntl
 import os
 
 from fleetrun.records import names
-from fleetrun.records.folder import Folder, enter
+from fleetrun.records.folder import Closing, Folder, enter
 from fleetrun.standard import suppress
 
 
@@ -47,12 +47,9 @@ def begin(log_dir: str, name: str) -> tuple[Folder, int]:
     """
     with suppress(FileExistsError):
         os.mkdir(os.path.join(log_dir, names.RUNS))
-    runs = enter(os.path.join(log_dir, names.RUNS))
     folder = Folder(os.path.join(log_dir, names.RUNS, name))
-    try:
+    with Closing(runs := enter(os.path.join(log_dir, names.RUNS))):
         folder.make(runs)
-    finally:
-        os.close(runs)
     return folder, hold(folder)
 
 

@@ -13,7 +13,7 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetrun.records import reading
-from fleetrun.records.folder import append_whole
+from fleetrun.records.folder import Closing, append_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,12 +135,9 @@ def append(path: str, record: MetricsRecord) -> int:
     document["gpus"] = [use._asdict() for use in record.gpus]
     document["links"] = [use._asdict() for use in record.links]
     line = json.dumps(_finite(document), allow_nan=False).encode() + b"\n"
-    fd = os.open(path, _OPEN, 0o600)
-    try:
+    with Closing(fd := os.open(path, _OPEN, 0o600)):
         append_whole(fd, line)
         return os.fstat(fd).st_size
-    finally:
-        os.close(fd)
 
 
 def _finite(value: object) -> object:

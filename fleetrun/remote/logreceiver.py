@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fleetrun.records import lockfile, names
-from fleetrun.records.folder import SHARED, Folder, enter, point, write_all
+from fleetrun.records.folder import SHARED, Closing, Folder, enter, point, write_all
 from fleetrun.remote import logsender
 
 if TYPE_CHECKING:
@@ -164,11 +164,8 @@ class FetchedLogs:
                 base, _, number = name.partition(".")
                 if base in names.LOG_NAMES and number.isdecimal():
                     targets[name] = os.path.join(run, folder, name)
-        log_fd = enter(self._log_dir)
-        try:
+        with Closing(log_fd := enter(self._log_dir)):
             for name, target in targets.items():
                 path = os.path.join(self._log_dir, name)
                 if os.path.islink(path) or not os.path.lexists(path):
                     point(name, target, log_fd)
-        finally:
-            os.close(log_fd)

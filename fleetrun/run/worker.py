@@ -10,7 +10,7 @@ import time
 from fleetrun.model import ExitStatus, LaunchPlan, ProcessSpec
 from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.records import names, variables
-from fleetrun.records.folder import SHARED, Folder, closed, point, write_all
+from fleetrun.records.folder import SHARED, Closing, Folder, closed, point, write_all
 from fleetrun.run import proc, terminal
 from fleetrun.run.children import Ended, Launched, Leftover, Order
 from fleetrun.run.libc import signal
@@ -298,8 +298,7 @@ def stand_by(
     count: int,
 ) -> None:
     """Start a fork server for COUNT ranks like SPEC, which imports MODULES besides Paddle."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    try:
+    with Closing(null := os.open(os.devnull, os.O_WRONLY)):
         order = Order(
             argv=tuple(spec.argv),
             env=dict(env),
@@ -311,8 +310,6 @@ def stand_by(
             cpus=tuple(spec.cpus),
         )
         guard.stand_by(order, modules, count)
-    finally:
-        os.close(null)
 
 
 def _close(fds: Sequence[int]) -> None:

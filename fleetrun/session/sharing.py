@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 
 from fleetrun.model import SharedLogs
 from fleetrun.records import names
-from fleetrun.records.folder import PRIVATE, SHARED, enter
+from fleetrun.records.folder import PRIVATE, SHARED, Closing, enter
 from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -146,21 +146,17 @@ class LogFolder:
     @contextmanager
     def _entered(self) -> Iterator[int]:
         """Open the folder; raises OSError."""
-        folder = enter(self._path)
-        try:
+        with Closing(folder := enter(self._path)):
             yield folder
-        finally:
-            os.close(folder)
 
     def _write(self, name: str, data: bytes, mode: int) -> None:
         """Write DATA to the new file NAME."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with self._entered() as folder:
-            fd = os.open(name, flags, mode, dir_fd=folder)
-            try:
-                os.write(fd, data)
-            finally:
-                os.close(fd)
+        with (
+            self._entered() as folder,
+            Closing(fd := os.open(name, flags, mode, dir_fd=folder)),
+        ):
+            os.write(fd, data)
 
 
 def _status(name: str, folder: int) -> os.stat_result:
@@ -171,8 +167,6 @@ def _status(name: str, folder: int) -> os.stat_result:
 
 
 def _text(name: str, folder: int) -> str:
-    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-    try:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with Closing(fd := os.open(name, flags, dir_fd=folder)):
         return os.fsdecode(os.read(fd, _LONGEST))
-    finally:
-        os.close(fd)

@@ -26,6 +26,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.errors import EnvironmentFault
+from fleetrun.records.folder import Closing
 from fleetrun.records.names import label
 from fleetrun.run import libc
 from fleetrun.run.events import Finished, Gathered, Happening, Started
@@ -279,8 +280,8 @@ def can_collapse(folder: str) -> bool:
     Raises OSError if neither is possible.
     """
     path = os.path.join(folder, f".rotation.{os.getpid()}")
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with Closing(fd := os.open(path, flags, 0o600)):
         os.unlink(path)
         os.pwrite(fd, b"a" * _UNIT + b"b" * _UNIT, 0)
         try:
@@ -291,5 +292,3 @@ def can_collapse(folder: str) -> bool:
                 raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP)) from None
             return False
         return os.fstat(fd).st_size == _UNIT and os.pread(fd, 1, 0) == b"b"
-    finally:
-        os.close(fd)

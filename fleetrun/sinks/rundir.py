@@ -13,7 +13,7 @@ import time
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.records import lockfile, names
-from fleetrun.records.folder import SHARED, Folder, enter, point, remove
+from fleetrun.records.folder import SHARED, Closing, Folder, enter, point, remove
 from fleetrun.run.events import Gathered, Started
 from fleetrun.run.observers import Chores, Sink
 from fleetrun.standard import suppress
@@ -88,11 +88,9 @@ class RunDirectory(Sink):
         if self._is_first:
             # The lock, which must be new, tells whether another launch had it.
             return
-        whole = os.open(name, os.O_RDONLY | os.O_DIRECTORY | _NO_LINK, dir_fd=self._runs_fd)
-        try:
+        flags = os.O_RDONLY | os.O_DIRECTORY | _NO_LINK
+        with Closing(whole := os.open(name, flags, dir_fd=self._runs_fd)):
             self._folder.make(whole)
-        finally:
-            os.close(whole)
 
     def withdraw(self) -> None:
         """Leave no trace of a launch that never began."""
@@ -187,7 +185,7 @@ class RunDirectory(Sink):
             return
         if name == os.path.basename(self._run_dir):
             return
-        with _Lock(self._open_lock(name)) as fd:
+        with Closing(fd := self._open_lock(name)):
             pid = None if fd is None else lockfile.launcher(fd, name)
             if fd is not None and pid is not None and lockfile.is_locked(fd):
                 self._job.log(
@@ -262,7 +260,7 @@ class RunDirectory(Sink):
 
     def _is_launch(self, name: str) -> bool:
         """Whether fleetrun created the folder NAME under this name and for this user."""
-        with _Lock(self._open_lock(name)) as fd:
+        with Closing(fd := self._open_lock(name)):
             return fd is not None and lockfile.launcher(fd, name) is not None
 
     def _forget_marker(self, name: str) -> None:
@@ -271,26 +269,17 @@ class RunDirectory(Sink):
         with suppress(OSError):
             if os.stat(name, dir_fd=fd, follow_symlinks=False).st_mtime + _MARKED_S > time.time():
                 return
-            shown = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _NO_LINK, dir_fd=fd)
-            try:
+            flags = os.O_RDONLY | os.O_NONBLOCK | _NO_LINK
+            with Closing(shown := os.open(name, flags, dir_fd=fd)):
                 run = os.fsdecode(os.read(shown, 1000))
-            finally:
-                os.close(shown)
             if "/" in run or not self._is_launch(run) or self._is_over(run):
                 os.unlink(name, dir_fd=fd)
 
     def _open_lock(self, name: str) -> int | None:
-        try:
-            folder = os.open(
-                name,
-                os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
-                dir_fd=self._runs_fd,
-            )
-        except OSError:
-            return None
-        try:
-            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            fd = os.open(names.LOCK, flags, dir_fd=folder)
+        """Return the lock of the run directory NAME; None: it is not ours."""
+        place = os.O_PATH | os.O_DIRECTORY | _NO_LINK
+        with suppress(OSError), Closing(folder := os.open(name, place, dir_fd=self._runs_fd)):
+            fd = os.open(names.LOCK, os.O_RDWR | os.O_NONBLOCK | _NO_LINK, dir_fd=folder)
             status, own_status = os.fstat(fd), os.fstat(self._lock_fd)
             if (
                 stat.S_ISREG(status.st_mode)
@@ -299,15 +288,11 @@ class RunDirectory(Sink):
             ):
                 return fd
             os.close(fd)
-        except OSError:
-            return None
-        finally:
-            os.close(folder)
         return None
 
     def _is_over(self, name: str) -> bool:
         """Whether NAME is an earlier launch of ours that has ended."""
-        with _Lock(self._open_lock(name)) as fd:
+        with Closing(fd := self._open_lock(name)):
             if fd is None or lockfile.is_locked(fd) or self._has_others(name):
                 return False
             # Within one second names are ordered by process id, and those wrap around.
@@ -320,24 +305,21 @@ class RunDirectory(Sink):
             folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | _NO_LINK, dir_fd=self._runs_fd)
         except OSError:
             return False
-        try:
+        flags = os.O_RDWR | os.O_NONBLOCK | _NO_LINK
+        with Closing(folder):
             for part in filter(names.is_node_folder, os.listdir(folder)):
-                with suppress(OSError):
-                    flags = os.O_RDWR | os.O_NONBLOCK | _NO_LINK
-                    fd = os.open(f"{part}/{names.LOCK}", flags, dir_fd=folder)
-                    try:
-                        if lockfile.is_locked(fd):
-                            return True
-                    finally:
-                        os.close(fd)
-        finally:
-            os.close(folder)
+                with (
+                    suppress(OSError),
+                    Closing(fd := os.open(f"{part}/{names.LOCK}", flags, dir_fd=folder)),
+                ):
+                    if lockfile.is_locked(fd):
+                        return True
         return False
 
     def _remove(self, name: str) -> None:
         """Remove the launch NAME, if it is over."""
         # The next launch tries again to remove what is left.
-        with suppress(OSError), _Lock(self._open_lock(name)) as fd:
+        with suppress(OSError), Closing(fd := self._open_lock(name)):
             if fd is not None and not lockfile.is_locked(fd) and not self._has_others(name):
                 remove(name, self._runs_fd)
 
@@ -360,20 +342,6 @@ class RunDirectory(Sink):
             # Another launch in this folder may do the same at the same moment.
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self._log_fd)
-
-
-class _Lock:
-    """FD, the lock of a run directory, open while in the context; None: it is not ours."""
-
-    def __init__(self, fd: int | None) -> None:
-        self._fd = fd
-
-    def __enter__(self) -> int | None:
-        return self._fd
-
-    def __exit__(self, *_: object) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
 
 
 def _join(folder: str, path: str) -> str:

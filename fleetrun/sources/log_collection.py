@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fleetrun.records import names
-from fleetrun.records.folder import write_all
+from fleetrun.records.folder import Closing, write_all
 from fleetrun.session.exchange import LONGEST_PART, Dismissed, LogPart, SendLog
 
 if TYPE_CHECKING:
@@ -69,15 +69,12 @@ class LogServer:
     def _part(self, request: SendLog) -> LogPart:
         path = self._path(request)
         size, offset, data = 0, 0, b""
-        with suppress(OSError):
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                size = os.fstat(fd).st_size
-                offset = max(0, size - request.length) if request.offset < 0 else request.offset
-                offset = min(offset, size)
-                data = os.pread(fd, min(request.length, LONGEST_PART), offset)
-            finally:
-                os.close(fd)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with suppress(OSError), Closing(fd := os.open(path, flags)):
+            size = os.fstat(fd).st_size
+            offset = max(0, size - request.length) if request.offset < 0 else request.offset
+            offset = min(offset, size)
+            data = os.pread(fd, min(request.length, LONGEST_PART), offset)
         text = base64.b64encode(data).decode("ascii")
         return LogPart(request.process, request.attempt, offset, size, text, request.is_error_log)
 
