@@ -28,9 +28,7 @@ class ProcessRecord(NamedTuple):
     name: str
     rank: int | None
     argv: tuple[str, ...]
-    cpus: tuple[int, ...]
     log: str
-    essential: bool
     # Kind and number or UUID, as `gpu:0`.
     devices: tuple[str, ...] = ()
 
@@ -40,12 +38,9 @@ class PlanRecord(NamedTuple):
 
     job_id: str
     mode: str
-    engine: str
-    generation: int
     node_rank: int
     nodes: tuple[str, ...]
     cwd: str
-    notes: tuple[str, ...]
     processes: tuple[ProcessRecord, ...]
     max_restarts: int = 0
 

@@ -86,7 +86,6 @@ class State(NamedTuple):
     """The state of the session."""
 
     config: RendezvousConfig
-    began_at: float
     wake_at: float
     # When the roster must be complete, and how long that is after its beginning.
     deadline: float
@@ -161,7 +160,6 @@ def begin(
     """Return the initial state of SESSION."""
     return State(
         config,
-        at,
         at + min(config.look_s, config.rdzv_timeout_s),
         at + config.rdzv_timeout_s,
         config.rdzv_timeout_s,

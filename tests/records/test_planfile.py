@@ -15,23 +15,12 @@ if TYPE_CHECKING:
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    plan = plans.plan(argv=("train", "--token=hush"), notes=("A note.",))
+    plan = plans.plan(argv=("train", "--token=hush"))
     planfile.write(Folder(str(tmp_path)), plan)
     read = planfile.read(str(tmp_path / names.PLAN))
     assert read is not None
-    assert read[:8] == (
-        *("default", "collective", "local", 0, 0),
-        *(("127.0.0.1",), "/home/me/job", ("A note.",)),
-    )
+    assert read[:5] == ("default", "collective", 0, ("127.0.0.1",), "/home/me/job")
     assert read.processes == tuple(
-        ProcessRecord(
-            f"trainer.{rank}",
-            rank,
-            ("train", "--token=***"),
-            (),
-            log,
-            essential=True,
-            devices=(f"gpu:{4 + rank}",),
-        )
+        ProcessRecord(f"trainer.{rank}", rank, ("train", "--token=***"), log, (f"gpu:{4 + rank}",))
         for rank, log in enumerate(("workerlog.0", "workerlog.1"))
     )

@@ -146,7 +146,6 @@ class RunHistory(NamedTuple):
     name: str
     # The script's file name; empty if unknown.
     script: str
-    job_id: str
     verdict: str
     # None: it runs, or its launcher was killed.
     exit_code: int | None
@@ -225,7 +224,6 @@ def read(
     return RunHistory(
         name=first.name,
         script=_script(reading.texts(manifest.get("command"))),
-        job_id=first.job_id,
         verdict=failed.verdict,
         exit_code=failed.exit_code,
         began=began,

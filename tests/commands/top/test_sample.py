@@ -42,8 +42,8 @@ def test_steps_that_are_told_at_different_moments_mean_nothing() -> None:
 
 
 def a_run(folder: Path, **ended: object) -> runs.Run:
-    process = planfile.ProcessRecord("trainer.0", 0, ("true",), (), "workerlog.0", essential=True)
-    plan = planfile.PlanRecord("j", "collective", "local", 0, 0, ("h",), "/", (), (process,))
+    process = planfile.ProcessRecord("trainer.0", 0, ("true",), "workerlog.0")
+    plan = planfile.PlanRecord("j", "collective", 0, ("h",), "/", (process,))
     log = runs.LogRecord(str(folder / "workerlog.0"), "trainer.0", 0, 0, None, 0.0)
     log = log._replace(**ended)  # type: ignore[arg-type]
     return runs.Run(str(folder), plan, (log,), "j", 0, None, 1, 1000.0, None, None, "", 0)
