@@ -207,7 +207,7 @@ def _early_ends(
         return []
     failed_at = policy.failed_at(culprit)
     return [
-        f"{ended.label[:1].upper()}{ended.label[1:]} had ended without an error"
+        f"{sentence(ended.label)} had ended without an error"
         f"{_updates_of(plan, ended)} {max(failed_at - ended.at, 0.0):.1f} s before; its log is "
         f"{names.log_path(plan, plan.processes[ended.process], ended.attempt)}."
         for ended in outcome.exits

@@ -47,11 +47,11 @@ def _scan(marker: bytes, shared: int) -> list[proc.Stat]:
     """
     # A process that dies with its group before it is read below may have had children, whose
     # parent would then be unknown.
-    before = _all_processes()
+    before = proc.all_processes()
     processes: list[proc.Stat] = []
     marked: set[int] = set()
     groups: set[int] = set()
-    for process in _all_processes():
+    for process in proc.all_processes():
         processes.append(process)
         if b"\0" + marker + b"\0" in b"\0" + proc.content(f"/proc/{process.pid}/environ"):
             marked.add(process.pid)
@@ -76,12 +76,6 @@ def of_job(
     family = roots | proc.descendants(processes, roots)
     by_pid = {process.pid: process for process in processes if process.pid in family}
     return [process for pid, process in by_pid.items() if pid != os.getpid()]
-
-
-def _all_processes() -> list[proc.Stat]:
-    """Return all processes, highest ids first, which are usually the newest."""
-    stats = map(proc.stat, sorted(proc.pids(), reverse=True))
-    return [stat for stat in stats if stat is not None]
 
 
 def _kill_group(group: int) -> None:

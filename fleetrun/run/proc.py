@@ -143,8 +143,9 @@ def pids() -> list[int]:
 
 
 def all_processes() -> list[Stat]:
-    """Return every living process of this host."""
-    return [process for process in map(stat, pids()) if process is not None]
+    """Return every living process of this host, highest ids first: usually the newest."""
+    stats = map(stat, sorted(pids(), reverse=True))
+    return [process for process in stats if process is not None]
 
 
 def families(processes: Iterable[Stat], leaders: Iterable[int]) -> dict[int, list[Stat]]:
@@ -260,8 +261,7 @@ def command(pid: int) -> str:
     """Return PID's command line without secrets."""
     from fleetrun.records import arguments
 
-    words = content(f"/proc/{pid}/cmdline").rstrip(b"\0").decode(errors="replace").split("\0")
-    return " ".join(arguments.conceal(words)[0])
+    return " ".join(arguments.conceal(argv(pid))[0])
 
 
 def is_python(pid: int) -> bool:

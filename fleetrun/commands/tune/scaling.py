@@ -16,7 +16,7 @@ from fleetrun.commands import tables
 from fleetrun.commands.tune import trials
 from fleetrun.errors import UsageError
 from fleetrun.plan import hostlist
-from fleetrun.records import names, reading, runs, tracefile, variables
+from fleetrun.records import names, reading, tracefile, variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -172,10 +172,10 @@ def measure(spec: TuneSpec, size: JobSize, name: str) -> ScaledRun:
 
 def read_traces(run_dir: Path) -> tuple[list[TraceRecord], int]:
     """Return the profiles of all ranks, and how many hosts have left none."""
-    launched = runs.read(str(run_dir.resolve()))
+    hosts = trials.hosts(run_dir)
     traces: list[TraceRecord] = []
-    unseen = 1 if launched.plan is None else len(launched.plan.nodes)
-    for host in runs.hosts(launched):
+    unseen = 1 if hosts[0].plan is None else len(hosts[0].plan.nodes)
+    for host in hosts:
         paths = sorted(Path(host.path).glob(names.trace("*")))
         profiles = [trace for path in paths if (trace := tracefile.read(str(path))) is not None]
         traces += profiles

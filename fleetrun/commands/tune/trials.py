@@ -135,7 +135,7 @@ def read_updates(run_dir: Path) -> tuple[dict[int, float], dict[int, dict[int, f
     """Return the time of each update on the last rank here, and the losses of each rank."""
     at: dict[int, float] = {}
     losses: dict[int, dict[int, float]] = {}
-    folders = _folders(run_dir)
+    folders = [Path(host.path) for host in hosts(run_dir)]
     for path in [path for folder in folders for path in folder.glob(names.rank_records("*"))]:
         rank = path.name.split(".")[1]
         for update in rankfile.updates(str(path)):
@@ -147,9 +147,9 @@ def read_updates(run_dir: Path) -> tuple[dict[int, float], dict[int, dict[int, f
     return at, losses
 
 
-def _folders(run_dir: Path) -> list[Path]:
-    """Return RUN_DIR, and the folders of the same launch on other hosts."""
-    return [Path(run.path) for run in runs.hosts(runs.read(str(run_dir.resolve())))]
+def hosts(run_dir: Path) -> list[runs.Run]:
+    """Return the launch in RUN_DIR, on all of its hosts whose files are here."""
+    return runs.hosts(runs.read(str(run_dir.resolve())))
 
 
 def peak_bytes(events: Iterable[EventRecord]) -> int | None:
@@ -163,7 +163,7 @@ def _why(folder: Path, run_dir: Path, code: int, events: Sequence[EventRecord]) 
     end = events[-1].more if events else {}
     verdict = reading.text(end.get("verdict"))
     parts = [verdict] if verdict and end.get("exit_code") != 0 else []
-    reports = [reportfile.read(str(folder / names.REPORT)) for folder in _folders(run_dir)]
+    reports = [reportfile.read(str(Path(host.path) / names.REPORT)) for host in hosts(run_dir)]
     culprit = next((report.culprit for report in reports if report and report.culprit), None)
     if culprit is not None:
         words = [line for line in culprit.last_words if line.strip()]
