@@ -10,7 +10,7 @@ import os
 import time
 
 from fleetrun.records import variables
-from fleetrun.run import children, framing
+from fleetrun.run import children, framing, proc
 from fleetrun.run.loop import poll
 from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 # The longest time that an answer may take on a machine that is busy or swaps.
 _ANSWER_S = 20.0
+# The pause between two looks whether who shall answer has been stopped.
+_LOOK_S = 0.1
+_LOST = "the waiting processes are gone"
 # Padding, for ranks' environments longer than the server's own.
 _ROOM = 16 * 1024
 LOADING, READY, UNFIT = "loading", "ready", "unfit"
@@ -88,7 +91,7 @@ class ForkServer:
         """Return how far the server has got; let it refill the parked forks."""
         try:
             if self._state.state == LOADING and poll(0.0, self._socket.fileno()):
-                kind, value = _receive(self._socket)[0]
+                kind, value = _receive(self._socket, self._pid)[0]
                 if kind == "unfit":
                     self._lose(value)
                 else:
@@ -96,7 +99,7 @@ class ForkServer:
             if self._state.state == READY and len(self._parked) < self._count:
                 self._park(self._count - len(self._parked))
         except (OSError, EOFError):
-            self._lose("it has ended")
+            self._lose(_LOST)
         return self._state
 
     def fork(self, order: Order) -> int:
@@ -113,21 +116,21 @@ class ForkServer:
             pid, link = next(iter(self._parked.items()))
             try:
                 _send(link, request, order.output, order.errors)
-                (kind, why), _ = _receive(link)
+                (kind, why), _ = _receive(link, pid)
             except (OSError, EOFError):
-                # It was killed, or is too slow; then it ends when this is closed.
+                # It was killed or stopped, or is too slow.
                 self._forget(pid)
                 continue
             if kind != "forked":
                 raise Unable(why)
             self._parked.pop(pid).close()
             return pid
-        raise Unable("the processes that waited for it have ended")
+        raise Unable(_LOST)
 
     def _park(self, count: int) -> None:
         _send(self._socket, count)
         for _ in range(count):
-            (_, pid), fds = _receive(self._socket)
+            (_, pid), fds = _receive(self._socket, self._pid)
             link = _socket.socket(fileno=fds[0])
             if pid:
                 self._parked[pid] = link
@@ -162,6 +165,15 @@ def _send(to: _socket.socket, message: Any, *fds: int) -> None:  # noqa: ANN401 
         to.sendall(whole[sent:])
 
 
-def _receive(link: _socket.socket) -> tuple[tuple[str, Any], list[int]]:
+def _receive(link: _socket.socket, pid: int) -> tuple[tuple[str, Any], list[int]]:
+    """Return the message of process PID; raises EOFError if it does not answer or is stopped."""
     deadline = time.monotonic() + _ANSWER_S
-    return framing.receive(link, lambda: bool(poll(deadline - time.monotonic(), link.fileno())))
+
+    def is_readable() -> bool:
+        while not poll(_LOOK_S, link.fileno()):
+            status = proc.stat(pid)
+            if status is None or status.state == "T" or time.monotonic() > deadline:
+                return False
+        return True
+
+    return framing.receive(link, is_readable)

@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -181,9 +182,28 @@ def test_a_lost_waiting_process_fails_no_rank(folder: Path, parent: guard.Guard)
     started, _ = forks.run(parent, order(folder))
     assert (started.is_forked, started.pid) == (True, second)
     started, ended = forks.run(parent, order(folder))
-    assert (started.is_forked, started.why_not) == (False, "it has ended")
+    assert (started.is_forked, started.why_not) == (False, "the waiting processes are gone")
     assert ended.status == (os.CLD_EXITED, 0)
     assert waiting(parent) == []
+
+
+@pytest.mark.parametrize("stopped", [slice(1, 3), slice(0, 3)])
+def test_stopped_waiting_processes_delay_no_rank(
+    folder: Path, parent: guard.Guard, stopped: slice
+) -> None:
+    forks.stand_by(parent, order(folder))
+    server, *parked = waiting(parent)
+    for pid in [server, *parked][stopped]:
+        os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    started, ended = forks.run(parent, order(folder))
+    # It may take twenty seconds until one that is not stopped answers.
+    assert time.monotonic() - began < 15
+    assert (started.is_forked, started.why_not) == (False, "the waiting processes are gone")
+    assert ended.status == (os.CLD_EXITED, 0)
+    # If the server is not stopped, it makes new ones.
+    assert parent.standing_by()[0] == ("unfit" if stopped.start == 0 else "ready")
+    assert set(waiting(parent)).isdisjoint([server, *parked][stopped])
 
 
 def test_who_waits_ends_with_the_guard(folder: Path, parent: guard.Guard) -> None:
