@@ -31,11 +31,16 @@ def measured(ranks: int, moment: int, *, step: int | None = None) -> metricsfile
     return metricsfile.MetricsRecord(1e9 + 5 * moment, 0.0, "h", 0, system, uses, gpus)
 
 
-def big(folder: Path, ranks: int) -> Path:
-    """Make the run directory of a job of RANKS, of which one has failed and ended the others."""
+def big(folder: Path, ranks: int, **launched: object) -> Path:
+    """Make the run directory of a job of RANKS, of which one has failed and ended the others.
+
+    LAUNCHED are more fields of its first event.
+    """
     folder.mkdir(parents=True)
     (folder / "lock").write_text("its launcher has ended")
-    lines: list[dict[str, Any]] = [{"event": "launched", "job_id": "big", "processes": ranks}]
+    lines: list[dict[str, Any]] = [
+        {"event": "launched", "job_id": "big", "processes": ranks, **launched}
+    ]
     about = [
         {"process": f"trainer.{rank}", "rank": rank, "attempt": 0, "log": f"workerlog.{rank}"}
         for rank in range(ranks)
@@ -62,11 +67,11 @@ def big(folder: Path, ranks: int) -> Path:
     return folder
 
 
-def ring(rank: int, spans: list[tuple[float, float]]) -> bytes:
+def ring(rank: int, spans: list[tuple[float, float]], generation: int = 0) -> bytes:
     """Make what a rank has recorded of all-reduces, from and until seconds; 0: not done."""
     names = [["group", 0, [[[0, 5]], 1, 0]], ["channel", 0, [0, "", 0]], ["operation", 0, "sum"]]
     table = "".join(f"{json.dumps(name)}\n" for name in names).encode()
-    counts = 8, 1, len(table), len(table), 0, 1, 0, rank, 0
+    counts = 8, 1, len(table), len(table), 0, 1, generation, rank, 0
     head = flightfile.HEADER.pack(flightfile.MAGIC, *counts)
     slots = [bytes(flightfile.SLOT.size)] * 8
     for number, (begin, end) in enumerate(spans, 1):

@@ -65,6 +65,13 @@ class Run(NamedTuple):
     exit_code: int | None
     verdict: str
     attempt: int
+    # The generation of the first attempt: more than 0 on a host that joined later.
+    joined_in: int = 0
+
+    @property
+    def generation(self) -> int:
+        """The job's number of the last attempt, by which its ranks know it."""
+        return self.joined_in + self.attempt
 
     @property
     def name(self) -> str:
@@ -133,6 +140,7 @@ def read(path: str) -> Run:
         exit_code=reading.whole(ended.get("exit_code")),
         verdict=reading.text(ended.get("verdict")),
         attempt=attempt,
+        joined_in=reading.whole(reported.get("generation")) or 0,
     )
 
 

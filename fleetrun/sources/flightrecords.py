@@ -38,6 +38,8 @@ class FlightRecords:
         # The last collective for which each rank's record was sent, and the ranks named so far.
         self._sent: dict[int, tuple[int, float]] = {}
         self._reported: set[tuple[int, ...]] = set()
+        # The attempt on this host, by which its logs are named.
+        self._attempt = 0
 
     def open(
         self, waiting: Waiting, *, period_s: float, declare: Callable[[RunWarning], None]
@@ -51,6 +53,7 @@ class FlightRecords:
 
     def restart(self) -> None:
         """Start over: the ranks are new."""
+        self._attempt += 1
         self._received.clear()
         self._watched.clear()
         self._sent.clear()
@@ -119,8 +122,8 @@ class FlightRecords:
         return {rank: record for rank, record in records.items() if record is not None}
 
     def _watchdog_lines(self, rank: int) -> str:
-        plan, (_, restart) = self._job.plan, self._paths()[rank]
-        logs = names.log_paths(plan, plan.processes[plan.trainers[rank]], restart)
+        plan = self._job.plan
+        logs = names.log_paths(plan, plan.processes[plan.trainers[rank]], self._attempt)
         return "".join(watchdog.lines(lastlines.tail(log)) for log in logs)
 
     def _send(self, rank: int) -> None:

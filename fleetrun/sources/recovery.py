@@ -91,8 +91,10 @@ class Recovery(Source):
 
     def _read(self) -> bool:
         """Record what the ranks have told, and return whether nothing more is to come."""
-        paths = map(rankfile.path_of, self._job.plan.processes)
-        told = [rankfile.progress(path, self._attempt) for path in paths]
+        told = [
+            rankfile.progress(rankfile.path_of(spec), rankfile.restart_of(spec))
+            for spec in self._job.plan.processes
+        ]
         for name in rankfile.PROGRESS:
             moments = [times[name] for times in told if name in times]
             if moments:
@@ -112,6 +114,9 @@ class Recovery(Source):
         self._read()
         self._waiting.timer("look", None, self._look)
         moments, self._moments = self._moments, {}
+        if rankfile.IMPORTED in moments:
+            # A start may be noted late.
+            moments["started"] = min(moments["started"], moments[rankfile.IMPORTED])
         before = failed_at = moments.pop("failed")
         phases = []
         for name, moment in sorted(moments.items(), key=lambda item: item[1]):

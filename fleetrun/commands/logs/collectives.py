@@ -32,7 +32,7 @@ def text(chosen: Sequence[runs.Run], ranks: Container[str] | None) -> str:
     records = {
         rank: record
         for run in chosen
-        for rank, record in flightfile.of_folder(run.path, run.attempt).items()
+        for rank, record in flightfile.of_folder(run.path, run.generation).items()
     }
     if not any(record.last for record in records.values()):
         raise EnvironmentFault(

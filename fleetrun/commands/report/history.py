@@ -289,7 +289,7 @@ def _in_collectives(job_runs: Sequence[Run], began: float, last: float) -> Itera
     """
     spans: dict[str, list[tuple[float, float]]] = {}
     for run in job_runs:
-        records = flightfile.of_folder(run.path, run.attempt)
+        records = flightfile.of_folder(run.path, run.generation)
         for rank, record in [*records.items()][:_MOST_PROFILED]:
             for collective in record.collectives:
                 if collective.state == flightfile.BLOCKING or collective.is_open:

@@ -401,7 +401,7 @@ def _waiting(found_runs: Sequence[runs.Run], rows: list[RankRow]) -> list[RankRo
         return rows
     records: dict[int, flightfile.FlightRecord] = {}
     for run in found_runs:
-        records.update(flightfile.of_folder(run.path, run.attempt))
+        records.update(flightfile.of_folder(run.path, run.generation))
     now = time.time()
     waits = flight.waiting(records, now - flight.LATE_S)
     job = flight.JobRanks(sum(row.label.startswith("rank ") for row in rows))
