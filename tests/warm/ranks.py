@@ -177,12 +177,23 @@ def _end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def move_to_host_of(caller: socket.socket) -> None:
-    """Be on the host of CALLER, which may be made of namespaces (lab.py)."""
+def _spaces_of(caller: socket.socket) -> Path:
     credentials = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    spaces = Path(f"/proc/{int.from_bytes(credentials[:4], sys.byteorder)}/ns")
-    own = Path("/proc/self/ns")
-    if (spaces / "pid").readlink() == (own / "pid").readlink():
+    return Path(f"/proc/{int.from_bytes(credentials[:4], sys.byteorder)}/ns")
+
+
+def is_elsewhere(caller: socket.socket) -> bool:
+    """Whether CALLER is on another host, which is made of namespaces (lab.py); or is gone."""
+    with suppress(OSError):
+        own = Path("/proc/self/ns/pid").readlink()
+        return (_spaces_of(caller) / "pid").readlink() != own
+    return True
+
+
+def move_to_host_of(caller: socket.socket) -> None:
+    """Be on the host of CALLER, as the child of a process that ends as this one does."""
+    spaces = _spaces_of(caller)
+    if not is_elsewhere(caller):
         return
     # The thread that Paddle 2.6 starts in a fork would keep its view of the files otherwise.
     _check(_libc.unshare(_CLONE_FS))

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 
 # As the checkers know it.
 sys.path[0] = str(Path(__file__).parents[1])
-from warm.ranks import Imported, Wanted, move_to_host_of, run  # noqa: E402
+from warm.ranks import Imported, Wanted, is_elsewhere, move_to_host_of, run  # noqa: E402
 
 if TYPE_CHECKING:
     import types
@@ -107,6 +107,8 @@ class _Server:
         self._source = source
         self._receive = receive
         self._children: dict[int, socket.socket] = {}
+        # Those that wait for the end of a rank on another host.
+        self._waiting: set[int] = set()
 
     def serve(self) -> Wanted | None:
         """Serve until standard input or SOURCE ends; in a child, return what it is to run."""
@@ -131,16 +133,19 @@ class _Server:
                     self._tell(exits[descriptor])
                 elif callers[descriptor] in self._children:
                     # The process that stands for the rank is gone; the rank goes, too.
-                    os.kill(callers[descriptor], signal.SIGKILL)
+                    self._kill(callers[descriptor])
                     self._tell(callers[descriptor])
 
     def _fork(self, wanted: Wanted) -> int:
         """Fork a rank; return its pid, 0 in itself."""
+        is_moved = is_elsewhere(wanted.caller)
         pid = os.fork()
         if pid:
             for descriptor in wanted.descriptors:
                 os.close(descriptor)
             self._children[pid] = wanted.caller
+            if is_moved:
+                self._waiting.add(pid)
             return pid
         for number, descriptor in enumerate(wanted.descriptors):
             os.dup2(descriptor, number)
@@ -151,7 +156,15 @@ class _Server:
         wanted.caller.close()
         return 0
 
+    def _kill(self, pid: int) -> None:
+        """Kill the rank of PID, so that it is gone when PID is."""
+        rank = ""
+        if pid in self._waiting:
+            rank = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+        os.kill(int(rank or pid), signal.SIGKILL)
+
     def _tell(self, pid: int) -> None:
+        self._waiting.discard(pid)
         _, status = os.waitpid(pid, 0)
         code = os.waitstatus_to_exitcode(status)
         with suppress(OSError), self._children.pop(pid) as caller:

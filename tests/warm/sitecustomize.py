@@ -1,7 +1,7 @@
 """Lets a rank be forked by tests/warm/server.py instead of starting from nothing.
 
 On the PYTHONPATH of a test's launch. A Python that is to run a script stays as a stand-in for the
-one that is forked, and ends as it does.
+one that is forked, and ends as it does, or when that is gone after TERM: ports are free then.
 """
 
 from __future__ import annotations
@@ -39,6 +39,16 @@ def _stand_in(path: str, place: int) -> None:
     )
     caller = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     caller.connect(path)
+    is_asked_to_end = False
+
+    def end(signum: int, frame: object) -> None:
+        nonlocal is_asked_to_end
+        del signum, frame
+        is_asked_to_end = True
+        # The rank is killed, and `recv` returns.
+        caller.shutdown(_socket.SHUT_WR)
+
+    signal.signal(signal.SIGTERM, end)
     descriptors = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2))
     rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, descriptors)]
     text = len(text).to_bytes(4, "big") + text
@@ -46,6 +56,8 @@ def _stand_in(path: str, place: int) -> None:
     while sent < len(text):
         sent += caller.send(text[sent:])
     code = int.from_bytes(caller.recv(2) or b"\0\1", "big", signed=True)
+    if is_asked_to_end:
+        code = -signal.SIGTERM
     if code < 0:
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
