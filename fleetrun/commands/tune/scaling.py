@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fleetrun.commands.tune.candidates import TuneSpec
-    from fleetrun.records.tracefile import TraceRecord
+    from fleetrun.records.tracefile import SpanRecord, TraceRecord
 
 DATA = "scaling.json"
 # What the additional time of a step is lost to.
@@ -37,6 +37,8 @@ _MOST_ADVICE = 3
 _LATE = 0.02
 # How often the resources of a run are measured.
 _MEASURED_S = 0.5
+# Spans in which ranks wait for each other.
+_MEETINGS = "backward", "run"
 # The share of its lateness that one thing must explain.
 _MOSTLY = 0.6
 # How much of a step a rank must wait for a processor to be named.
@@ -51,12 +53,15 @@ class JobSize(NamedTuple):
 
 
 class StepTimes(NamedTuple):
-    """The parts of a step of one run, in seconds, averaged over all ranks and recorded steps."""
+    """The parts of a step of one run, in seconds, averaged over recorded steps and ranks.
+
+    They are those of the ranks that wait if there is one that the others wait for.
+    """
 
     seconds: float
     data: float = 0.0
     forward: float = 0.0
-    # Without waiting for buckets, if that is recorded separately.
+    # Without buckets, if they are recorded separately.
     backward: float = 0.0
     update: float = 0.0
     # A static graph's program, which is computation and communication at once.
@@ -65,7 +70,7 @@ class StepTimes(NamedTuple):
     buckets: float = 0.0
     # Until the slowest rank begins its backward.
     waiting: float = 0.0
-    # The rank that the others wait for, and how many seconds it is behind the median rank.
+    # The rank that the others wait for, and how many seconds it is behind the others.
     slowest: int | None = None
     late: float = 0.0
     # What that rank is late for, with its additional seconds; empty: not known.
@@ -208,39 +213,45 @@ def in_turns(
 def breakdown(traces: Sequence[TraceRecord]) -> StepTimes:
     """Return the parts of a step, from the profiles of all ranks.
 
-    A rank is ready when its data and forward are done; in the backward, ranks wait for the last
-    one.
+    In the backward, or in a static program, ranks wait for the one that has spent most time outside
+    it since the last one. Its backward counts, too, if waiting for buckets is recorded separately.
 
     >>> from fleetrun.records.tracefile import SpanRecord, TraceRecord
     >>> def rank(number, forward):
     ...     spans = (
     ...         SpanRecord("step 1", "step", "training", 0.0, 1.0),
     ...         SpanRecord("forward", "forward", "training", 0.0, forward),
+    ...         SpanRecord("backward", "backward", "training", forward, 0.9 - forward),
     ...     )
     ...     seconds = {"step": 1.0, "forward": forward, "backward": 0.9 - forward}
     ...     return TraceRecord(number, 1, 1, seconds, None, spans)
     >>> step = breakdown([rank(0, 0.2), rank(1, 0.4)])
     >>> step.slowest, round(step.late, 3), round(step.waiting, 3), round(step.backward, 3)
-    (1, 0.1, 0.1, 0.6)
+    (1, 0.2, 0.2, 0.7)
     """
-
-    def of(kind: str) -> float:
-        return fmean(trace.seconds.get(kind, 0.0) for trace in traces)
-
-    ready = [_ready(trace) for trace in traces]
-    together = list(zip(*ready, strict=False))
-    waiting = fmean(max(times) - fmean(times) for times in together) if together else 0.0
-    means = [fmean(times) if times else 0.0 for times in ready]
-    latest = max(range(len(means)), key=means.__getitem__)
-    late = means[latest] - median(means)
-    step = of("step")
+    own = [_own_times(trace) for trace in traces]
+    together = list(zip(*own, strict=False))
+    # A step may have several backwards.
+    steps = max(1, traces[0].steps)
+    totals = [sum(times) / steps for times in zip(*together, strict=True)] or [0.0] * len(traces)
+    latest = max(range(len(totals)), key=totals.__getitem__)
+    late = _more(totals, latest)
+    step = fmean(trace.seconds.get("step", 0.0) for trace in traces)
     queued, queued_rank = max((trace.seconds.get("queued", 0.0), trace.rank) for trace in traces)
     is_late = len(traces) > 1 and late > _LATE * step
+    # What one rank alone does longer is waiting for the others, and nothing else.
+    usual = [place for place in range(len(traces)) if not (is_late and place == latest)]
+    waiting = sum(max(times) - fmean(times[place] for place in usual) for times in together) / steps
+
+    def of(kind: str) -> float:
+        return fmean(traces[place].seconds.get(kind, 0.0) for place in usual)
+
     return StepTimes(
         seconds=step,
         data=of("data"),
         forward=of("forward"),
-        backward=of("backward"),
+        # Passing buckets on is a part of the backward.
+        backward=max(0.0, of("backward") - of("send")),
         update=of("update"),
         program=of("run"),
         buckets=of("wait") + of("send"),
@@ -255,39 +266,69 @@ def breakdown(traces: Sequence[TraceRecord]) -> StepTimes:
 
 def _late_for(traces: Sequence[TraceRecord], latest: int, late: float) -> str:
     """Return what makes the rank of the trace LATEST late; empty: no single thing."""
+    parts = [{**trace.seconds, "outside": _outside(trace)} for trace in traces]
     causes = (
         ("queued", "waits {} longer for a processor, which something else uses or a limit holds"),
         ("data", "waits {} longer for its data"),
         ("forward", "computes {} longer in its forward"),
+        ("backward", "computes {} longer in its backward"),
+        ("update", "takes {} longer for its update"),
+        ("outside", "spends {} longer in the script itself: files, prints, checkpoints, locks"),
     )
     for kind, text in causes:
-        seconds = [trace.seconds.get(kind, 0.0) for trace in traces]
-        more = seconds[latest] - median(seconds)
+        more = _more([part.get(kind, 0.0) for part in parts], latest)
         if more > _MOSTLY * late:
             return text.format(f"{more * 1e3:.1f} ms")
     return ""
 
 
-def _ready(trace: TraceRecord) -> list[float]:
-    """Return the seconds of data and forward of each step of TRACE."""
+def _more(seconds: Sequence[float], place: int) -> float:
+    """Return how much more there is at PLACE than the median of the others.
+
+    >>> _more([0.2, 0.5], 1)
+    0.3
+    """
+    others = [*seconds[:place], *seconds[place + 1 :]]
+    return seconds[place] - median(others) if others else 0.0
+
+
+def _outside(trace: TraceRecord) -> float:
+    """Return the seconds of a step that belong to no recorded part."""
+    parts = ("data", "forward", "backward", "wait", "update", "run")
+    return trace.seconds.get("step", 0.0) - sum(trace.seconds.get(part, 0.0) for part in parts)
+
+
+def _own_times(trace: TraceRecord) -> list[float]:
+    """Return how long TRACE's rank was busy before it could wait for others, each time it could."""
+    spans = sorted((span for span in trace.spans if span.kind in _MEETINGS), key=_begin)
+    waits = [span for span in trace.spans if span.kind == "wait"]
     steps = [span for span in trace.spans if span.kind == "step"]
-    ready_s = []
-    for step in steps:
-        inside = [
-            span.seconds
-            for span in trace.spans
-            if span.kind in ("data", "forward")
-            and step.begin <= span.begin < step.begin + step.seconds
-        ]
-        ready_s.append(sum(inside))
-    return ready_s
+    if not steps or not spans:
+        return []
+    # What follows the last one counts as if it came before the first one.
+    last = steps[-1].begin + steps[-1].seconds
+    ended = steps[0].begin - (last - spans[-1].begin - spans[-1].seconds)
+    own = []
+    for span in spans:
+        end = span.begin + span.seconds
+        busy = span.begin - ended
+        inside = [wait.seconds for wait in waits if span.begin <= wait.begin < end]
+        if inside and span.kind == "backward":
+            busy += span.seconds - sum(inside)
+        own.append(busy)
+        ended = end
+    return own
+
+
+def _begin(span: SpanRecord) -> float:
+    return span.begin
 
 
 def lost(small: StepTimes, large: StepTimes) -> dict[str, float]:
     """Return, by cause, the additional seconds of a step of LARGE over one of SMALL.
 
-    The backward of one rank is computation; that of many also has communication. Its computation
-    is assumed to slow down as the forward does.
+    The backward of one rank is computation; that of many also has communication unless buckets are
+    recorded separately. Its computation is assumed to slow down as the forward does then.
 
     >>> small = StepTimes(1.0, forward=0.4, backward=0.6)
     >>> large = StepTimes(1.7, forward=0.5, backward=1.1, waiting=0.05)
@@ -295,7 +336,7 @@ def lost(small: StepTimes, large: StepTimes) -> dict[str, float]:
     {'data': 0.0, 'computation': 0.25, 'waiting': 0.05, 'communication': 0.3, 'other': 0.1}
     """
     slower = large.forward / small.forward if small.forward else 1.0
-    computed = small.backward * slower
+    computed = large.backward if large.buckets else small.backward * slower
     computation = (large.forward - small.forward) + (large.update - small.update)
     computation += computed - small.backward
     communication = large.backward + large.buckets - small.buckets - computed

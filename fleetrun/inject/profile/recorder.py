@@ -205,23 +205,27 @@ def summary(steps: list[tuple[int, int]], spans: list[Span]) -> dict[str, Any]:
     """Return the mean seconds of each kind of span in a step, and the hidden share.
 
     `hidden` is the share of the collectives' time in which the training waited for none of them,
-    null without collectives. Waiting counts as `wait`, not as part of the backward around it.
+    null without collectives. Waiting counts as `wait`, not as part of what is around it.
 
     >>> steps = [(0, 1000)]
     >>> spans = [
     ...     Span("backward", 0, 100, 600, {}, "backward"),
     ...     Span("bucket 0", 1, 300, 500, {}, FLIGHT),
+    ...     Span("send bucket 0", 0, 440, 500, {}, "send"),
     ...     Span("wait for bucket 0", 0, 450, 500, {}, WAIT),
     ... ]
     >>> result = summary(steps, spans)
-    >>> result["hidden"], round(result["seconds"]["backward"] * 1e9), result["steps"]
-    (0.75, 450, 1)
+    >>> result["hidden"], result["steps"]
+    (0.75, 1)
+    >>> {kind: round(seconds * 1e9) for kind, seconds in result["seconds"].items()}
+    {'backward': 450, 'flight': 200, 'send': 10, 'step': 1000, 'wait': 50}
     """
     totals: dict[str, int] = {}
     for span in spans:
         totals[span.kind] = totals.get(span.kind, 0) + span.end - span.begin
     waits = _union([(span.begin, span.end) for span in spans if span.kind == WAIT])
-    for kind in ("backward", "update"):
+    # Over gloo a bucket is waited for while it is sent.
+    for kind in ("backward", "send", "update"):
         inside = [(span.begin, span.end) for span in spans if span.kind == kind]
         if kind in totals:
             totals[kind] -= _overlap(_union(inside), waits)

@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 
 
 def rank(number: int, data_s: float, forward_s: float, queued_s: float) -> TraceRecord:
+    ready_s = data_s + forward_s
     parts = [("data", 0.0, data_s), ("forward", data_s, forward_s)]
+    parts += [("backward", ready_s, 1.0 - ready_s)]
     spans = [SpanRecord(kind, kind, "training", begin, length) for kind, begin, length in parts]
     step = SpanRecord("step 1", "step", "training", 0.0, 1.0)
     seconds = {"step": 1.0, "data": data_s, "forward": forward_s, "queued": queued_s}
+    seconds["backward"] = 1.0 - ready_s
     return TraceRecord(number, 1, 1, seconds, None, (step, *spans))
 
 
@@ -82,6 +85,65 @@ def test_a_rank_that_is_late_for_several_things_has_no_cause() -> None:
     traces = [rank(number, 0.1, 0.2, 0.0) for number in range(3)]
     step = scaling.breakdown([*traces, rank(3, 0.2, 0.3, 0.05)])
     assert (step.slowest, step.late_for) == (3, "")
+
+
+def trained(number: int, *parts: tuple[str, float], steps: int = 10) -> TraceRecord:
+    """Return the profile of a rank whose steps have PARTS, one after the other; "" is no part."""
+    length = sum(seconds for _, seconds in parts)
+    spans = []
+    for step in range(steps):
+        at = step * length
+        spans.append(SpanRecord(f"step {step + 1}", "step", "training", at, length))
+        for kind, seconds in parts:
+            if kind:
+                spans.append(SpanRecord(kind, kind, "training", at, seconds))
+            at += seconds
+    means = dict.fromkeys((kind for kind, _ in parts if kind), 0.0)
+    for kind, seconds in parts:
+        if kind:
+            means[kind] += seconds
+    return TraceRecord(number, 1, steps, {"step": length, **means}, None, tuple(spans))
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+def test_a_rank_that_is_late_in_code_of_the_script_is_named(place: int) -> None:
+    """Wherever its own code stands: before the data, the forward, the backward or the update."""
+
+    def rank(number: int, gap: float) -> TraceRecord:
+        parts = [("data", 0.1), ("forward", 0.2), ("backward", 0.7 - gap), ("update", 0.1)]
+        parts.insert(place, ("", gap))
+        return trained(number, *parts)
+
+    step = scaling.breakdown([rank(0, 0.0), rank(1, 0.4)])
+    assert (step.slowest, round(step.waiting, 2)) == (1, 0.4)
+    assert step.late == pytest.approx(0.4)
+    assert step.late_for.startswith("spends 400.0 ms longer in the script itself")
+    small = scaling.StepTimes(0.7, data=0.1, forward=0.2, backward=0.3, update=0.1)
+    changes = scaling.changes(small, step, ())
+    assert [change.cause for change in changes] == ["waiting"]
+    assert changes[0].share == pytest.approx(0.4 / 1.1)
+
+
+def test_a_rank_that_is_late_in_its_backward_is_named_if_waits_are_recorded() -> None:
+    def rank(number: int, computed: float) -> TraceRecord:
+        traced = trained(number, ("forward", 0.2), ("backward", 0.7), ("", 0.1), steps=1)
+        waited = 0.7 - computed
+        wait = SpanRecord("wait for bucket 0", "wait", "training", 0.2 + computed, waited)
+        seconds = {**traced.seconds, "backward": computed, "wait": waited}
+        return traced._replace(seconds=seconds, spans=(*traced.spans, wait))
+
+    step = scaling.breakdown([rank(0, 0.2), rank(1, 0.6)])
+    assert (step.slowest, round(step.late, 3)) == (1, 0.4)
+    assert step.late_for == "computes 400.0 ms longer in its backward"
+    small = scaling.StepTimes(0.5, forward=0.2, backward=0.2)
+    parts = scaling.lost(small, step)
+    assert {cause: abs(round(seconds, 3)) for cause, seconds in parts.items()} == {
+        "data": 0.0,
+        "computation": 0.0,
+        "waiting": 0.4,
+        "communication": 0.1,
+        "other": 0.0,
+    }
 
 
 def test_ranks_that_compute_longer_are_told_who_waits_for_a_processor() -> None:

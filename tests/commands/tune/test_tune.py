@@ -186,7 +186,8 @@ def span(name, at, seconds, args={}):
 events = [{"ph": "M", "name": "thread_name", "pid": rank, "tid": 0, "args": {"name": "training"}}]
 for step in range(first, last + 1):
     events += [span(f"step {step}", step, 0.5), span("data", step, data)]
-    events += [span("forward", step + data, forward)]
+    ready = step + data + forward
+    events += [span("forward", step + data, forward), span("backward", ready, backward + sends)]
 summary = {"steps": last + 1 - first, "seconds": seconds, "hidden": None}
 more = {"rank": rank, "first_step": first, "summary": summary}
 json.dump({"schema": 1, "traceEvents": events, "otherData": more}, open(path, "w"))
@@ -205,9 +206,9 @@ def test_what_scaling_is_lost_to_is_told_and_tried(tmp_path: Path) -> None:
     ]
     kept = json.loads((tmp_path / "tune" / "scaling.json").read_text())
     assert [size["number"] for size in kept["sizes"]] == [1, 2]
-    assert [change["cause"] for change in kept["changes"]] == ["computation", "data", "waiting"]
-    assert "rank 1 is 25.0 ms later than the others" in done.stdout
-    assert "Tried --bind=cores: 1.00 times as fast." in done.stdout
+    assert [change["cause"] for change in kept["changes"]] == ["communication", "waiting", "data"]
+    assert "rank 1 is 50.0 ms later than the others" in done.stdout
+    assert "Tried --strategy=recommended: 1.20 times as fast." in done.stdout
 
 
 def test_a_size_that_fails_is_told_and_the_others_are_compared(tmp_path: Path) -> None:
