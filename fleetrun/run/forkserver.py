@@ -130,7 +130,11 @@ class ForkServer:
     def _park(self, count: int) -> None:
         _send(self._socket, count)
         for _ in range(count):
-            (_, pid), fds = _receive(self._socket, self._pid)
+            (kind, pid), fds = _receive(self._socket, self._pid)
+            if kind != "parked":
+                # The server has failed, and says why.
+                self._lose(str(pid))
+                return
             link = _socket.socket(fileno=fds[0])
             if pid:
                 self._parked[pid] = link

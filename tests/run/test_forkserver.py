@@ -206,6 +206,34 @@ def test_stopped_waiting_processes_delay_no_rank(
     assert set(waiting(parent)).isdisjoint([server, *parked][stopped])
 
 
+@pytest.mark.parametrize(
+    # How many forks of the server itself, and of the process in between, succeed.
+    ("in_server", "in_between", "forked"),
+    [(0, 9, [False, False, False]), (1, 9, [True, True, False]), (9, 1, [True, True, True])],
+)
+def test_where_no_more_processes_are_allowed_ranks_start_as_ever(
+    folder: Path, parent: guard.Guard, in_server: int, in_between: int, forked: list[bool]
+) -> None:
+    # As a limit of processes does, which root has not.
+    (folder / "fake" / "limited.py").write_text(
+        "import os\nreal, server, calls = os.fork, os.getpid(), {}\n"
+        "def fork():\n"
+        "    pid = os.getpid()\n"
+        "    calls[pid] = calls.get(pid, 0) + 1\n"
+        f"    if calls[pid] > ({in_server} if pid == server else {in_between}):\n"
+        "        raise BlockingIOError(11, 'Resource temporarily unavailable')\n"
+        "    return real()\n"
+        "os.fork = fork\n"
+    )
+    forks.stand_by(parent, order(folder), "limited")
+    for rank, is_forked in enumerate(forked):
+        started, ended = forks.run(parent, order(folder, rank=rank))
+        assert (started.is_forked, ended.status) == (is_forked, (os.CLD_EXITED, 0))
+        assert is_forked or "the waiting processes are gone" in started.why_not
+        if rank == 1:
+            parent.standing_by()
+
+
 def test_who_waits_ends_with_the_guard(folder: Path, parent: guard.Guard) -> None:
     forks.stand_by(parent, order(folder))
     pidfds = [os.pidfd_open(pid) for pid in waiting(parent)]

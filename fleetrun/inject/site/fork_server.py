@@ -187,11 +187,13 @@ def _park(source: _socket.socket, count: int) -> _socket.socket | None:
     with warnings.catch_warnings():
         # Newer Pythons warn of forks beside threads.
         warnings.simplefilter("ignore")
-        middle = os.fork()
-        if not middle:
+        middle = _forked()
+        if middle == 0:
             for ours, theirs in pairs:
-                pid = os.fork()
-                if not pid:
+                pid = _forked()
+                if pid is None:
+                    break
+                if pid == 0:
                     fd = ours.detach()
                     for pair in pairs:
                         for end in pair:
@@ -205,8 +207,9 @@ def _park(source: _socket.socket, count: int) -> _socket.socket | None:
     os.close(pids_out)
     with open(pids_in, "rb") as file:
         pids = file.read()
-    # From now on they are the guard's children.
-    os.waitpid(middle, 0)
+    if middle is not None:
+        # From now on they are the guard's children.
+        os.waitpid(middle, 0)
     for at, (ours, theirs) in enumerate(pairs):
         ours.close()
         # Missing if no more processes are allowed.
@@ -215,6 +218,14 @@ def _park(source: _socket.socket, count: int) -> _socket.socket | None:
         source.sendmsg([_framed(("parked", pid))], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, sent)])
         theirs.close()
     return None
+
+
+def _forked() -> int | None:
+    """Fork this process; None if no more processes are allowed."""
+    try:
+        return os.fork()
+    except OSError:
+        return None
 
 
 def _name(name: bytes) -> bytes:
