@@ -48,3 +48,14 @@ def of(leaders: Iterable[int]) -> dict[int, Usage]:
         for leader, members in proc.families(everybody, wanted).items()
         if leader in states
     }
+
+
+def percent(before: tuple[float, float] | None, now: tuple[float, float]) -> float | None:
+    """Return the use of processors between two looks: monotonic and processor seconds of each.
+
+    >>> percent((10.0, 3.0), (12.0, 4.0)), percent(None, (12.0, 4.0))
+    (50.0, None)
+    """
+    if before is None or now[0] <= before[0]:
+        return None
+    return max(0.0, 100 * (now[1] - before[1]) / (now[0] - before[0]))

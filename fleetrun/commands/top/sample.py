@@ -459,9 +459,7 @@ def _with_gpus(row: RankRow, gpus: Sequence[metricsfile.GpuUsage]) -> RankRow:
 def _percent(log: _LogState, cpu_s: float, now: float) -> float | None:
     """Return the processor use since the last sample, in percent."""
     before, log.cpu = log.cpu, (now, cpu_s)
-    if before is None or now <= before[0]:
-        return None
-    return max(0.0, 100 * (cpu_s - before[1]) / (now - before[0]))
+    return usage.percent(before, log.cpu)
 
 
 def rate(steps: Sequence[tuple[float, int]], waited_s: float) -> float | None:

@@ -72,8 +72,8 @@ class Meter:
     def __init__(self, run_dir: str, period_s: float) -> None:
         self._period_s = period_s
         self._host = socket.gethostname()
-        self.run = runs.read(run_dir)
-        self._events = -1
+        self._reader = runs.RunReader()
+        self.run = self._reader.read(run_dir)
         self._gpus: GpuMeter | None = None
         self._before: dict[int, tuple[float, float]] = {}
         self._scalars: set[str] = set()
@@ -90,10 +90,7 @@ class Meter:
 
     def measure(self) -> MetricsRecord:
         """Return a record of the job, its GPUs and the host now."""
-        size = reading.size(os.path.join(self.run.path, names.EVENTS))
-        if size != self._events or self.run.plan is None:
-            self._events = size
-            self.run = runs.read(self.run.path)
+        self.run = self._reader.read(self.run.path)
         logs = {
             log.pid: log for log in self.run.logs if log.ended_at is None and log.pid is not None
         }
@@ -122,11 +119,8 @@ class Meter:
         self, log: runs.LogRecord, used: usage.Usage, now: float, delayed: delays.Delays
     ) -> RankUse:
         pid = log.pid or 0
-        before = self._before.get(pid)
-        self._before[pid] = (now, used.cpu_s)
-        percent = None
-        if before is not None and now > before[0]:
-            percent = round(max(0.0, 100 * (used.cpu_s - before[1]) / (now - before[0])), 1)
+        before, self._before[pid] = self._before.get(pid), (now, used.cpu_s)
+        percent = usage.percent(before, self._before[pid])
         moved = proc.io(pid)
         reported = progress.read(self.run.path, log)
         return RankUse(
@@ -135,7 +129,7 @@ class Meter:
             pid=pid,
             state=used.state,
             cpu_s=round(used.cpu_s, 2),
-            cpu_percent=percent,
+            cpu_percent=None if percent is None else round(percent, 1),
             memory_bytes=used.resident_bytes,
             threads=used.threads,
             processes=used.processes,
