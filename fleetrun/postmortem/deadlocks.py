@@ -22,7 +22,8 @@ _MOST_THREADS = 512
 
 def forked(family: Iterable[proc.Stat]) -> list[int]:
     """Return the deadlocked processes of FAMILY that are forks of another member of it."""
-    members = list(family)
+    # The oldest first, as far as ids tell.
+    members = sorted(family)
     pids = {process.pid for process in members}
     # A process that has replaced itself has another command line, and locks of its own.
     return [
