@@ -195,11 +195,10 @@ class Evidence:
         """Return KNOB, as without effect until an update was made."""
         if self.updates or knob["status"] not in {EFFECTIVE, NO_DIFFERENCE}:
             return knob
-        reason = "no update of the optimizer was made"
+        status, reason = NO_EFFECT, "no update of the optimizer was made"
         if self.failures:
-            reason = "the check of its effect has failed"
-            return {**knob, "status": NO_WORD, "in_effect": None, "reason": reason}
-        return {**knob, "status": NO_EFFECT, "in_effect": None, "reason": reason}
+            status, reason = NO_WORD, "the check of its effect has failed"
+        return {**knob, "status": status, "in_effect": None, "reason": reason}
 
 
 def _owner(path: str) -> int | None:

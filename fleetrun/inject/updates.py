@@ -120,7 +120,9 @@ def install(_spec: StrategySpec, proof: Evidence) -> None:
 
 def watch() -> None:
     """Call the callbacks around the updates of every optimizer."""
-    after_import("paddle.optimizer.optimizer", _patch)
+    after_import(
+        "paddle.optimizer.optimizer", lambda module: wrap_subclasses(module.Optimizer, _wrap)
+    )
     for module, names in {**_WRAPPERS, **_SCALERS}.items():
         after_import(module, functools.partial(_patch_wrappers, names))
     after_import(_STAGE3, _patch_stage3)
@@ -271,10 +273,6 @@ def flat(entries: Any) -> list[Any]:
     for entry in entries or ():
         parameters += entry["params"] if isinstance(entry, dict) else [entry]
     return parameters
-
-
-def _patch(module: ModuleType) -> None:
-    wrap_subclasses(module.Optimizer, _wrap)
 
 
 def _wrap(kind: Any) -> None:

@@ -196,10 +196,8 @@ def newest(path: str) -> MetricsRecord | None:
 def parse(line: bytes) -> MetricsRecord | None:
     """Return the record in LINE, if it is one."""
     document = reading.parse(line)
-    return _record(document) if document is not None and document.get("schema") == SCHEMA else None
-
-
-def _record(document: dict[str, Any]) -> MetricsRecord:
+    if document is None or document.get("schema") != SCHEMA:
+        return None
     return reading.record(
         MetricsRecord,
         document,

@@ -25,10 +25,8 @@ class ProfileSink(Sink):
 
     def on_event(self, happening: Happening) -> None:
         """Report at the end."""
-        if isinstance(happening, Finished):
-            self._conclude()
-
-    def _conclude(self) -> None:
+        if not isinstance(happening, Finished):
+            return
         from fleetrun.records import tracefile  # imported late: the start has priority
 
         records, silent, path = [], [], ""

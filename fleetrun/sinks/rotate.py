@@ -159,13 +159,10 @@ class _RotatedLog:
 class Rotation(Sink):
     """Cuts logs according to --log_max_size and --log_max_files, and reports each cut to FOLLOW."""
 
-    def __init__(
-        self, job: ObservedJob, follow: Callable[[Cut], None], *, pace_s: float = _PACE_S
-    ) -> None:
+    def __init__(self, job: ObservedJob, follow: Callable[[Cut], None]) -> None:
         self._job = job
         self._max_bytes, self._files = job.request.log_max_bytes, job.request.log_max_files
         self._follow = follow
-        self._pace_s = pace_s
         self._can_collapse = False
         # The logs of each process.
         self._logs: dict[int, list[_RotatedLog]] = {}
@@ -188,7 +185,7 @@ class Rotation(Sink):
     def open(self, waiting: Waiting) -> None:
         """Begin to check sizes."""
         self._waiting = waiting
-        waiting.timer("look", time.monotonic() + self._pace_s, self._look)
+        waiting.timer("look", time.monotonic() + _PACE_S, self._look)
 
     def on_event(self, happening: Happening) -> None:
         """Follow the logs of each process that starts."""
@@ -230,7 +227,7 @@ class Rotation(Sink):
                     self._enlist(log)
                 except OSError as error:
                     self._fail(log, error)
-        self._waiting.timer("look", now + self._pace_s, self._look)
+        self._waiting.timer("look", now + _PACE_S, self._look)
         if self._queue:
             self._waiting.timer("copy", now, self._copy)
 

@@ -108,15 +108,10 @@ def write(spec: TuneSpec, results: Sequence[Result]) -> Result | None:
         # Remove the best of an earlier tuning.
         (Path(spec.out) / BEST).unlink(missing_ok=True)
     else:
-        texts[BEST] = yaml_of(best, strategy_of(best))
+        path = Path(best.trials[-1].folder) / "log" / names.LATEST / names.STRATEGY
+        texts[BEST] = yaml_of(best, reading.document(str(path)) or {})
     trials.write(spec.out, texts)
     return best
-
-
-def strategy_of(best: Result) -> dict[str, Any]:
-    """Return the complete strategy that BEST was launched with; empty if it is missing."""
-    path = Path(best.trials[-1].folder) / "log" / names.LATEST / names.STRATEGY
-    return reading.document(str(path)) or {}
 
 
 def yaml_of(best: Result, strategy: dict[str, Any]) -> str:

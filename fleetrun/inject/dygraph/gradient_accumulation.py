@@ -568,9 +568,8 @@ class GradientMerge:
                 current.remember_gradients()
         self._others_in_backward = self.other_calls
 
-    def abandon(self) -> None:
-        """Do the same for a backward that has raised."""
-        self.finish()
+    # A backward that has raised is over, too.
+    abandon = finish
 
     def read(self, parameter: Any, merged: Callable[[Any], Any]) -> Any:
         """Return the gradient of PARAMETER as the script sees it; MERGED returns the real one."""
