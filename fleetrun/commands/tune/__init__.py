@@ -27,6 +27,8 @@ def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as candid
     probe.current_folder()
     sizes = scaling.sizes(own["scaling"], study) if own["scaling"] else ()
     study = candidates.settle(study, os.environ)
+    if sizes:
+        scaling.refuse_invalid(study, sizes)
 
     with held_folder(study.out):
         return scaling.run(study, sizes, say, tables.width()) if sizes else _search(study)

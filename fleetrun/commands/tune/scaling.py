@@ -150,12 +150,11 @@ def _listed(text: str, kind: str) -> list[str]:
 def measure(spec: TuneSpec, size: JobSize, name: str) -> ScaledRun:
     """Launch SIZE in the folder NAME and return where its steps went."""
     folder = trials.new_folder(spec.out, "trials", name)
-    replaced = {word.partition("=")[0] for word in size.words}
-    options = [word for word in spec.launch if word.partition("=")[0] not in replaced]
+    options = _options(spec, size)
     if not any(word.startswith("--metrics_period") for word in options):
         # A run is short.
         options.append(f"--metrics_period={_MEASURED_S}")
-    options += [*size.words, f"--profile=all:{spec.warmup + 1}-{spec.steps}"]
+    options.append(f"--profile=all:{spec.warmup + 1}-{spec.steps}")
     # One more, as the last recorded step ends when the next begins.
     environ = {variables.STOP_AFTER: str(spec.steps + 1)}
     code = trials.launch(options, spec.script, environ, folder, spec.timeout_s)
@@ -173,6 +172,18 @@ def measure(spec: TuneSpec, size: JobSize, name: str) -> ScaledRun:
     held_by = next((text for who, text in remarks if f"rank {step.slowest}" in who), "")
     step = step._replace(held_by=held_by)
     return ScaledRun(step, folder=str(folder), remarks=remarks, unseen_hosts=unseen_hosts)
+
+
+def _options(spec: TuneSpec, size: JobSize) -> list[str]:
+    """Return the options of a launch of SIZE."""
+    replaced = {word.partition("=")[0] for word in size.words}
+    options = [word for word in spec.launch if word.partition("=")[0] not in replaced]
+    return [*options, *size.words]
+
+
+def refuse_invalid(spec: TuneSpec, job_sizes: Sequence[JobSize]) -> None:
+    """Raise what a launch of the largest of JOB_SIZES says if it cannot start, before any runs."""
+    trials.refuse_invalid(_options(spec, job_sizes[-1]), spec.script)
 
 
 def read_traces(run_dir: Path) -> tuple[list[TraceRecord], int]:

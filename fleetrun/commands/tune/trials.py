@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from fleetrun.commands.tune.candidates import FEWEST_TIMED
 from fleetrun.commands.tune.halving import Trial
 from fleetrun.conversion import counted
+from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.records import eventfile, names, rankfile, reading, reportfile, runs, variables
 from fleetrun.records.folder import SHARED, Folder
 from fleetrun.records.strategyfiles import EFFECTIVE, IN_EFFECT, NO_DIFFERENCE, SECTIONS
@@ -63,6 +64,18 @@ def new_folder(*parts: str) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
+
+
+def refuse_invalid(options: Sequence[str], script: Sequence[str]) -> None:
+    """Raise UsageError or EnvironmentFault, as a launch does, if OPTIONS or SCRIPT are wrong."""
+    words = [sys.executable, "-m", "fleetrun", "--dry-run", *options, *script]
+    done = subprocess.run(
+        words, stdin=subprocess.DEVNULL, capture_output=True, errors="replace", check=False
+    )
+    for kind in (UsageError, EnvironmentFault):
+        if done.returncode == kind.exit_code:
+            sentence = done.stderr.strip().rpartition("\n")[2]
+            raise kind(sentence.removeprefix("fleetrun: "))
 
 
 def launch(

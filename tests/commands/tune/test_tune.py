@@ -237,6 +237,25 @@ def test_what_cannot_be_scaled_is_refused(tmp_path: Path, words: list[str], says
     assert not (tmp_path / "tune").exists()
 
 
+@pytest.mark.parametrize(
+    ("script", "code", "says"),
+    [
+        ("train.py", 2, "fleetrun: 4 processes, 2 devices; "),
+        ("none.py", 3, "fleetrun: There is no script none.py in "),
+    ],
+)
+def test_a_size_that_cannot_start_is_refused_before_any_runs(
+    tmp_path: Path, script: str, code: int, says: str
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    devices = {"FLEETRUN_ASSUME_DEVICES": "gpu:2"}
+    done = fleetrun("tune", "--scaling=4,1", script, folder=tmp_path, **devices)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith(says)
+    assert done.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
 def test_a_folder_of_another_command_is_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "tune"
     folder.mkdir()
