@@ -12,6 +12,7 @@ from fleetrun.session.driver import TRANSPORT, RendezvousEndpoint, Session, Tran
 from fleetrun.session.election import Election
 from fleetrun.session.jobrecord import StoreAddress
 from fleetrun.session.jobstore import JobStore
+from fleetrun.session.listener import EVERYWHERE
 from fleetrun.session.loss import PlaceRelease
 from fleetrun.typehints import TYPE_CHECKING
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 # Bounds of the timeout of a request to etcd, which is a fifth of the heartbeat timeout, so that
 # three members can be asked before the lease ends.
 _LEAST_TIMEOUT_S, _MOST_TIMEOUT_S = 0.5, 2.0
-_EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call
 _LOOPBACK = ("127.", "::1")
 # The prefix of a target that is this coordinator's own key in etcd.
 _PLACE = "place "
@@ -137,7 +137,7 @@ class ElectedSession(Session):
         host = endpoint.host or local
         if not endpoint.host and local.startswith(_LOOPBACK) and self._own:
             host = self._own[0]
-        everywhere = (host,) if literal(host, 1) else (_EVERYWHERE,)
+        everywhere = (host,) if literal(host, 1) else (EVERYWHERE,)
         self._listener = self._listen(endpoint.addresses or everywhere)
         assert self._listener is not None  # else it has raised PortTaken
         return host, self._listener.port

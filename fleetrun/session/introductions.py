@@ -15,14 +15,13 @@ from fleetrun.run.loop import Loop
 from fleetrun.session.codec import Codec
 from fleetrun.session.connection import Wire
 from fleetrun.session.dialer import SILENT, Dialer, Target
-from fleetrun.session.listener import Listener
+from fleetrun.session.listener import EVERYWHERE, Listener
 from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from fleetrun.session.authentication import Key
     from fleetrun.session.connection import Connection
 
-_EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call
 # After this long, log who is awaited, naming at most this many.
 _SILENCE_S, _MOST_NAMED = 1.0, 5
 
@@ -74,8 +73,8 @@ class PeerCheck:
         ports = self._members[self._own_index].ports
         others = [host for node, host in enumerate(self._members) if node != self._own_index]
         wire = Wire(self._key, CODEC, self._loop)
-        addresses = (address or _EVERYWHERE,)
-        listener = Listener(addresses, ports, wire, opened=self._called, refused=_ignore)
+        addresses = (address or EVERYWHERE,)
+        listener = Listener(addresses, ports, wire, opened=self._called)
         # A port that is taken is a finding of its own.
         listener.hold()
         listener.open()
@@ -149,7 +148,3 @@ class PeerCheck:
         dialer = self._dialers[target]
         outcome = dialer.outcomes.get(target, SILENT)
         return Connect(target.port, outcome, dialer.troubles.get(target, "no answer"))
-
-
-def _ignore(_address: str, _why: str) -> None:
-    """Do nothing: the caller learns why."""

@@ -19,6 +19,7 @@ from fleetrun.session import script
 from fleetrun.session.codec import LONGEST_TEXT
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.driver import RendezvousEndpoint, Session
+from fleetrun.session.listener import EVERYWHERE
 from fleetrun.session.messages import JoinRequest, is_name
 from fleetrun.session.portcheck import PortCheck
 from fleetrun.session.rank_assignment import LIST
@@ -45,7 +46,6 @@ _SHORT = (
     f"{TOKEN} has fewer than {_LEAST_TOKEN} characters, which can be guessed: make one "
     "with `openssl rand -hex 32`, the same on every host."
 )
-_EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call
 _NAME_BYTES = 8
 
 
@@ -372,7 +372,7 @@ def _address(host: str, facts: Facts) -> str:
         for address in facts.addresses
         if address.interface == facts.peer_interface and ":" not in address.ip
     ]
-    return near[0] if near else _EVERYWHERE
+    return near[0] if near else EVERYWHERE
 
 
 def _listed(names: Sequence[str], facts: Facts) -> frozenset[str] | None:

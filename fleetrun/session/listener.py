@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from fleetrun.session.connection import Wire
 
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call
 # A launcher introduces itself as soon as it is connected; on a bad network it takes seconds.
 _INTRODUCTION_S = 5.0
 # The most connections that are not authenticated yet.
@@ -53,7 +54,7 @@ class Listener:
         wire: Wire,
         *,
         opened: Callable[[Connection], None],
-        refused: Callable[[str, str], None],
+        refused: Callable[[str, str], None] = lambda _address, _why: None,
         allowed: Collection[str] | None = None,
         most_pending: int = _MOST_PENDING,
         introduction_s: float = _INTRODUCTION_S,

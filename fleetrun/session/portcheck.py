@@ -13,7 +13,7 @@ from itertools import chain, zip_longest
 from fleetrun.session.codec import Codec
 from fleetrun.session.connection import Wire
 from fleetrun.session.dialer import Dialer, Target, in_words
-from fleetrun.session.listener import Listener
+from fleetrun.session.listener import EVERYWHERE, Listener
 from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 _MOST, _HOSTS, _MOST_HOSTS, _WITHIN_S = 16, 3, 5, 1.0
 # The most unauthenticated callers, and how long each may take.
 _MOST_PENDING, _ANSWER_S = 64, 2.0
-_EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call
 _SILENCE = f"no answer within {_WITHIN_S:g} s (is a firewall in between?)"
 
 
@@ -85,11 +84,10 @@ class PortCheck:
         if self._listener is not None or not ports:
             return
         self._listener = Listener(
-            (_EVERYWHERE,),
+            (EVERYWHERE,),
             ports,
             Wire(self._key, Codec(), waiting),
             opened=lambda caller: caller.close(),
-            refused=_ignore,
             allowed=self._allowed,
             most_pending=_MOST_PENDING,
             introduction_s=_ANSWER_S,
@@ -151,7 +149,3 @@ class PortCheck:
             f"This host does not reach ports of other hosts' ranks: {in_words(self.failures)}. The "
             "job starts anyway, but may hang. --port_check=off skips this check."
         )
-
-
-def _ignore(_address: str, _why: str) -> None:
-    """Print nothing: whoever calls by mistake will notice."""
