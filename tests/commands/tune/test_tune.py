@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import yaml
-from commandline import fleetrun
-from processes import MARKER, assert_no_survivors
+from checkout import environ
+from commandline import fleetrun, started
+from processes import MARKER, Job, assert_no_survivors
 
 from fleetrun.commands.tune import held_folder, trials
 
@@ -254,6 +256,21 @@ def test_a_size_that_cannot_start_is_refused_before_any_runs(
     assert done.stderr.startswith(says)
     assert done.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_a_run_ends_with_the_command_that_started_it(
+    tmp_path: Path, signum: signal.Signals
+) -> None:
+    script = "import pathlib, signal; pathlib.Path('runs').touch(); signal.pause()"
+    (tmp_path / "train.py").write_text(script)
+    job = Job(tmp_path)
+    words = "tune", "--scaling=1,2", "train.py"
+    with started(*words, folder=tmp_path, env=environ(**{MARKER: job.marker})) as command:
+        job.wait_for("runs")
+        command.send_signal(signum)
+        command.communicate()
+    assert_no_survivors(job.marker)
 
 
 def test_a_folder_of_another_command_is_left_alone(tmp_path: Path) -> None:
