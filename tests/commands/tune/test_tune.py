@@ -250,7 +250,7 @@ def test_a_size_that_cannot_start_is_refused_before_any_runs(
     tmp_path: Path, script: str, code: int, says: str
 ) -> None:
     (tmp_path / "train.py").write_text("")
-    devices = {"FLEETRUN_ASSUME_DEVICES": "gpu:2"}
+    devices = {"FLEETRUN_ASSUME_DEVICES": "gpu:2", "CUDA_VISIBLE_DEVICES": "0,1"}
     done = fleetrun("tune", "--scaling=4,1", script, folder=tmp_path, **devices)
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith(says)
