@@ -504,8 +504,10 @@ def run(
                 f"{1 / (1 - min(change.share, 0.99)):.2f} times as fast."
             )
             prefix = f"try{number}-"
-            times = _tried(spec, sound[-1], change, prefix, log) if change.words else None
-            tried.append({**change._asdict(), "tried": times})
+            times, then = None, ""
+            if change.words:
+                times, then = _tried(spec, sound[-1], change, prefix, log)
+            tried.append({**change._asdict(), "tried": times, "then": then})
     document = {
         "schema": 1,
         "sizes": [_row(size, runs[size]) for size in job_sizes],
@@ -517,19 +519,28 @@ def run(
 
 def _tried(
     spec: TuneSpec, size: JobSize, change: Change, prefix: str, log: Callable[[str], object]
-) -> float | None:
-    """Run SIZE with and without CHANGE in turns, and return how many times as fast it is."""
+) -> tuple[float | None, str]:
+    """Run SIZE with and without CHANGE in turns.
+
+    Return how many times as fast it is, and what only its profiles show: a strategy's buckets tell
+    a rank that computes longer in its backward from communication.
+    """
     changed = JobSize(size.number, (*size.words, *change.words))
     runs = in_turns(spec, (size, changed), lambda _: None, prefix)
     shown = " ".join(change.words)
     fault = next((run.fault for several in runs.values() for run in several if run.fault), "")
     if fault:
         log(f"   Tried {shown}: {fault}")
-        return None
+        return None, ""
     least, middle, most = efficiency(runs[size], runs[changed])
     spread = f" ({least:.2f} to {most:.2f})" if spec.repeats > 1 else ""
     log(f"   Tried {shown}: {middle:.2f} times as fast{spread}.")
-    return middle
+    before, after = typical(runs[size]), typical(runs[changed])
+    then = ""
+    if before.slowest is None and after.slowest is not None and after.late > _WORTH * after.seconds:
+        then = f"{_slowest(after)}; the others wait for it, and not for communication"
+        log(f"   Its profiles show more: {then}.")
+    return middle, then
 
 
 def _row(size: JobSize, runs: Sequence[ScaledRun]) -> dict[str, object]:

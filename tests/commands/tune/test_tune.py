@@ -213,6 +213,34 @@ def test_what_scaling_is_lost_to_is_told_and_tried(tmp_path: Path) -> None:
     assert "Tried --strategy=recommended: 1.20 times as fast." in done.stdout
 
 
+# The second rank is late in its backward; who waits for buckets is recorded with a strategy only.
+LATE_BACKWARD = SCALED.replace(
+    "def span(",
+    """
+forward, backward, sends = 0.1, 0.2 * ranks, 0.0
+seconds = {"data": data, "forward": 0.1, "backward": backward, "step": 0.3 + backward}
+waited = (0.3, 0.01)[rank] if ranks == 2 and "FLEETRUN_STRATEGY_FILE" in os.environ else 0.0
+if waited:
+    seconds |= {"backward": backward - waited, "wait": waited}
+def span(""",
+).replace(
+    "summary =",
+    """
+    events += [span("wait for bucket 0", ready + backward - waited, waited)] * bool(waited)
+summary =""",
+)
+
+
+def test_a_rank_that_is_late_in_its_backward_is_found_by_what_is_tried(tmp_path: Path) -> None:
+    done = tune(tmp_path, "--scaling=1,2", "--warmup=2", "--repeats=1", script=LATE_BACKWARD)
+    assert (done.returncode, done.stderr) == (0, "")
+    kept = json.loads((tmp_path / "tune" / "scaling.json").read_text())
+    then = [change["then"] for change in kept["changes"] if change["cause"] == "communication"]
+    late = "rank 1 is 290.0 ms later than the others, and computes 290.0 ms longer in its backward"
+    assert then == [f"{late}; the others wait for it, and not for communication"]
+    assert f"   Its profiles show more: {then[0]}.\n" in done.stdout
+
+
 def test_a_size_that_fails_is_told_and_the_others_are_compared(tmp_path: Path) -> None:
     done = tune(tmp_path, "--scaling=1,2,3", "--repeats=1", "--warmup=2", script=SCALED)
     assert done.returncode == 1
