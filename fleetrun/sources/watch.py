@@ -733,11 +733,12 @@ def _lag_sentence(lag: hang.Lag, labels: list[str]) -> str:
         names.listed([labels[process] for process in lag.others]),
     )
     have = "has" if len(lag.ranks) == 1 else "have"
-    are = "is" if len(lag.others) == 1 else "are"
+    are, them = ("is", "it") if len(lag.others) == 1 else ("are", "them")
     if lag.is_idle:
+        # In a collective over gloo, too, a rank uses no processor.
         return (
             f"{stragglers} {have} used no processor for {lag.seconds:.0f} s while {others} {are} "
-            "busy: waiting for data, a disk or a lock?"
+            f"busy: waiting for {them}, data, a disk or a lock?"
         )
     return (
         f"{stragglers} {have} been busy for {lag.seconds:.0f} s while {others} {are} "

@@ -116,7 +116,10 @@ def room(tmp_path: Path) -> Iterator[Callable[..., Room]]:
 @pytest.mark.parametrize(
     ("codes", "words"),
     [
-        ((BUSY, IDLE), "Rank 1 has used no processor for 1 s while rank 0 is busy"),
+        (
+            (BUSY, IDLE),
+            "Rank 1 has used no processor for 1 s while rank 0 is busy: waiting for it, data",
+        ),
         ((IDLE, BUSY, IDLE), "Rank 1 has been busy for 1 s while ranks 0, 2 are idle and"),
     ],
     ids=["idle", "busy"],
