@@ -291,14 +291,14 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def kill(leaders: AbstractSet[int], seconds: float) -> None:
-    """Kill LEADERS, children of the guard, and all their descendants; reap no leader."""
+def kill(leaders: AbstractSet[int], seconds: float, spare: AbstractSet[int]) -> None:
+    """Kill all children of the guard but SPARE, LEADERS first; reap no leader."""
     deadline = time.monotonic() + seconds
     signal_groups(leaders)
     while any(map(_is_alive, leaders)) and time.monotonic() < deadline:
         poll(_LOOK_S)
     # Their descendants in other sessions are our children now.
-    sweep(leaders, max(0.0, deadline - time.monotonic()), is_guard=True)
+    sweep(leaders | spare, max(0.0, deadline - time.monotonic()), is_guard=True)
 
 
 def sweep(spare: AbstractSet[int], seconds: float, *, is_guard: bool = False) -> Swept:

@@ -491,7 +491,8 @@ class _Service:
                 children.reap_orphans(self.ranks | self._own)
             if self.kill_at is not None and self.kill_at <= time.monotonic():
                 self.kill_at = None
-                children.kill(self.ranks, _STUCK_S)
+                # Those who wait for the next attempt are no ranks, and compute nothing.
+                children.kill(self.ranks, _STUCK_S, self._own)
 
     def _reap_orphans_later(self) -> None:
         if self._orphans_at is None:

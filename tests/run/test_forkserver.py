@@ -234,6 +234,18 @@ def test_where_no_more_processes_are_allowed_ranks_start_as_ever(
             parent.standing_by()
 
 
+def test_when_all_ranks_are_killed_those_who_wait_live_on(
+    folder: Path, parent: guard.Guard
+) -> None:
+    forks.stand_by(parent, order(folder))
+    waiting_before = waiting(parent)
+    # As when a launcher gathers hosts for longer than others wait for its heartbeat.
+    parent.kill_at(time.monotonic())
+    started, ended = forks.run(parent, order(folder))
+    assert (started.is_forked, ended.status) == (True, (os.CLD_EXITED, 0))
+    assert waiting(parent) == [pid for pid in waiting_before if pid != started.pid]
+
+
 def test_who_waits_ends_with_the_guard(folder: Path, parent: guard.Guard) -> None:
     forks.stand_by(parent, order(folder))
     pidfds = [os.pidfd_open(pid) for pid in waiting(parent)]
