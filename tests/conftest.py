@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import signal
@@ -18,6 +17,7 @@ from hypothesis import HealthCheck, settings
 sys.path.insert(0, str(Path(__file__).parent))
 
 from examples import FEW, MANY, USUAL
+from freezing import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -136,12 +136,8 @@ def _begin_with_long_files(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Freeze the collected tests, thousands of objects that stay, for the garbage collector."""
-    gc.disable()
-    try:
+    with frozen():
         return (yield)
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

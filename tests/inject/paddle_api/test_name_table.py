@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from freezing import frozen
+
 from fleetrun import inject
 from fleetrun.inject.paddle_api import private_names
 
@@ -48,11 +50,12 @@ MODULES = {
 @cache
 def sources() -> tuple[tuple[str, ast.AST], ...]:
     """Return the path and the code of each module that imports Paddle, without the table."""
-    return tuple(
-        (str(path.relative_to(ROOT)), ast.parse(path.read_text()))
-        for path in sorted(ROOT.rglob("*.py"))
-        if path.name != "private_names.py" and path.parent.name != "site"
-    )
+    with frozen():
+        return tuple(
+            (str(path.relative_to(ROOT)), ast.parse(path.read_text()))
+            for path in sorted(ROOT.rglob("*.py"))
+            if path.name != "private_names.py" and path.parent.name != "site"
+        )
 
 
 def spelled_by(node: ast.AST) -> Iterator[str]:
