@@ -324,7 +324,12 @@ def _desync(
     text = f"{', '.join(parts[:-1])} where {parts[-1]}: {kind} {sequence} {of(channel, job)}"
     if is_majority:
         return FlightFinding(DESYNC, odd, text)
-    others = [wait for wait in waits if wait.rank not in calls]
+    # In a group of several of them, one may only be slower than the other.
+    others = [
+        wait
+        for wait in waits
+        if wait.rank not in calls and len(calls.keys() & {*wait.collective.channel.ranks}) < 2
+    ]
     awaited = [rank for rank in sorted(calls) if any(rank in wait.missing for wait in others)]
     if len(awaited) != 1:
         return FlightFinding(DESYNC, tuple(sorted(calls)), text)
@@ -491,18 +496,19 @@ def _outvoted(waits: Sequence[_OpenCollective], job: JobRanks) -> tuple[FlightFi
     """
     first: dict[tuple[int, ...], dict[int, _OpenCollective]] = {}
     for wait in sorted(waits, key=lambda wait: wait.collective.issued_at):
-        if wait.missing and not wait.collective.channel.is_pair:
+        if wait.awaited and not wait.collective.channel.is_pair:
             first.setdefault(wait.collective.channel.ranks, {}).setdefault(wait.rank, wait)
     for ranks, wait_of in first.items():
         at = {rank: wait.collective.channel for rank, wait in wait_of.items()}
         ((most, votes),) = Counter(at.values()).most_common(1)
         if len(wait_of) == len(ranks) != votes > len(ranks) / 2:
             right = [wait_of[rank] for rank in ranks if at[rank] == most]
-            return tuple(
-                _missing(rank, right, job, within=wait_of[rank].collective)
-                for rank in ranks
-                if at[rank] != most
-            )[:_MOST]
+            fewer = [rank for rank in ranks if any(rank in wait.missing for wait in right)]
+            if fewer:
+                return tuple(
+                    _missing(rank, right, job, within=wait_of[rank].collective)
+                    for rank in fewer[:_MOST]
+                )
     return ()
 
 
@@ -579,7 +585,8 @@ def _cycle(waits: Sequence[_OpenCollective]) -> list[_OpenCollective]:
                 if member in path:
                     continue
                 path[member] = wait
-                todo += [follower for follower in waits if follower.rank == member]
+                # The oldest first: it may hold up the others.
+                todo += [follower for follower in reversed(waits) if follower.rank == member]
         if start.rank in path:
             circle = [path[start.rank]]
             while circle[-1].rank != start.rank:
@@ -753,6 +760,9 @@ def of(channel: CollectiveChannel, job: JobRanks) -> str:
 
     >>> of(CollectiveChannel((0, 1)), JobRanks(2)), of(CollectiveChannel((0, 2), 3), JobRanks(4))
     ('of all ranks', 'of ranks 0, 2 (their group 3)')
+    >>> from fleetrun.records.rankfile import RankAxes
+    >>> of(CollectiveChannel((2, 3), 2), JobRanks(4, RankAxes((("dp", 2), ("mp", 2)))))
+    'of mp [2-3] (their group 2)'
     """
     if channel.is_pair:
         return f"from rank {channel.source} to rank {channel.target}"
@@ -762,7 +772,7 @@ def of(channel: CollectiveChannel, job: JobRanks) -> str:
         return f"of all ranks{number}"
     axis = job.axes.axis_of(channel.ranks) if job.axes is not None else ""
     numbers = ranges(channel.ranks)
-    return f"of {axis} [{numbers}]" if axis else f"of ranks {numbers}{number}"
+    return f"of {axis} [{numbers}]{number}" if axis else f"of ranks {numbers}{number}"
 
 
 def table(records: Iterable[FlightRecord], most: int) -> list[tuple[FlightRecord, Collective]]:

@@ -293,6 +293,41 @@ def test_a_circle_of_receivers_is_drawn(ranks: int, shift: int) -> None:
     assert " → " in finding.text
 
 
+def test_in_a_circle_each_rank_stands_in_the_call_that_holds_up_its_later_ones() -> None:
+    whole = CollectiveChannel((0, 1), 2)
+    # The first stage sends one micro-batch less than the last one receives.
+    calls = {
+        0: [p2p("recv", 1, 0, 2), Call(whole, "broadcast")],
+        1: [p2p("recv", 0, 1, 2), p2p("send", 1, 0, 2), p2p("send", 1, 0, 2)],
+    }
+    records = {}
+    for rank, script in calls.items():
+        numbers: dict[CollectiveChannel, int] = {}
+        issued = []
+        for at, call in enumerate(script):
+            number = numbers[call.channel] = numbers.get(call.channel, 0) + 1
+            # All are issued at once.
+            issued.append(
+                Collective(call.channel, number, call.operation, 5.0 + at, state=ASYNCHRONOUS)
+            )
+        records[rank] = FlightRecord(rank, 100, 0, tuple(issued), numbers, settled_at=99.0)
+    (finding,) = flight.verdict(records, JobRanks(2))
+    assert finding.kind == CYCLE
+    assert finding.text.endswith("rank 0 in recv 1 from rank 1; rank 1 in recv 1 from rank 0")
+
+
+def test_two_groups_of_the_same_ranks_have_two_names() -> None:
+    axes = RankAxes((("dp", 2), ("mp", 2)))
+    # Fleet sums the norms of gradients in a group of its own.
+    scripts = {
+        rank: [Call(CollectiveChannel((0, 1), number), "all_reduce") for number in numbers]
+        for rank, numbers in ((0, (1, 2)), (1, (2, 1)))
+    }
+    (finding,) = flight.verdict(play(scripts), JobRanks(4, axes))
+    for where in ("mp [0-1] in", "mp [0-1] (their group 2) in"):
+        assert f"in all_reduce 1 of {where} train.py:7" in finding.text
+
+
 def test_in_a_circle_the_rank_that_left_its_order_is_named() -> None:
     world, pair = CollectiveChannel((0, 1, 2)), CollectiveChannel((0, 1))
     first, second, last = (
@@ -492,6 +527,51 @@ def test_of_two_calls_that_differ_the_one_of_the_rank_that_others_await_is_wrong
     (finding,) = flight.verdict(records, JobRanks(4))
     assert (finding.kind, finding.ranks) == (DESYNC, (2,))
     assert "; rank 2 never entered all_reduce 1 of ranks 0-2; 2 others wait there" in finding.text
+
+
+def test_of_two_calls_that_differ_the_one_of_the_slower_rank_is_not_wrong_for_that() -> None:
+    pair, whole = CollectiveChannel((0, 1)), CollectiveChannel((0, 1, 2))
+    calls = {
+        0: [Call(pair, "all_reduce")],
+        # It has left out a call, and waits with the third rank for the one that has made it.
+        1: [Call(pair, "broadcast"), Call(whole, "barrier")],
+        2: [Call(whole, "barrier")],
+    }
+    records = {
+        rank: FlightRecord(
+            *(rank, 100, 0),
+            tuple(
+                Collective(call.channel, 1, call.operation, 5.0 + at, site=SITE)
+                for at, call in enumerate(script)
+            ),
+            {call.channel: 1 for call in script},
+        )
+        for rank, script in calls.items()
+    }
+    (finding,) = flight.verdict(records, JobRanks(3))
+    assert (finding.kind, finding.ranks) == (DESYNC, (0, 1))
+    assert "never entered" not in finding.text
+
+
+def test_on_devices_a_rank_that_leaves_out_what_all_others_call_is_named() -> None:
+    whole, again = CollectiveChannel((0, 1, 2)), CollectiveChannel((0, 1, 2), 2)
+    scripts = {
+        rank: [*([Call(again, "reduce")] if rank != 1 else []), Call(whole, "barrier")]
+        for rank in range(3)
+    }
+    records = {}
+    for rank, script in scripts.items():
+        # All are issued at once.
+        issued = tuple(
+            Collective(call.channel, 1, call.operation, 5.0 + at, state=ASYNCHRONOUS)
+            for at, call in enumerate(script)
+        )
+        last = {call.channel: 1 for call in script}
+        records[rank] = FlightRecord(rank, 100, 0, issued, last, settled_at=99.0)
+    (finding,) = flight.verdict(records, JobRanks(3))
+    assert (finding.kind, finding.ranks) == (DESYNC, (1,))
+    assert finding.text.startswith("rank 1 never entered reduce 1 of all ranks (their group 2)")
+    assert finding.text.endswith("; it waits in barrier 1 of all ranks")
 
 
 def test_a_call_between_backwards_that_one_rank_makes_alone_is_told() -> None:
