@@ -282,6 +282,10 @@ class FlightRecorder:
         if not self.is_on or id(process_group) in self._groups:
             return
         if self._ring is None:
+            if _is_ancestors(self._path):
+                # The script of the rank has started a job of its own.
+                self.is_on = False
+                return
             self._ring = Ring(self._path)
             # What the script registers later runs earlier, and may communicate.
             atexit.register(self.end_script)
@@ -424,6 +428,25 @@ class FlightRecorder:
                 return ring.name("site", line, [file[-200:], line[1], line[2][:100]])
             frame = frame.f_back
         return 0
+
+
+def _is_ancestors(path: str) -> bool:
+    """Whether the ring PATH is that of a process of this attempt from which this one descends."""
+    try:
+        with open(path, "rb") as file:
+            header = HEADER.unpack(file.read(HEADER.size))
+        owner, restart = header[6:8]
+        process = os.getppid()
+        while restart == _number("PADDLE_RESTART_COUNT") and process > 1:
+            if process == owner:
+                return True
+            with open(f"/proc/{process}/stat", "rb") as file:
+                # The name, in parentheses, may contain anything; the state and the parent follow.
+                process = int(file.read().rpartition(b")")[2].split()[1])
+    except (OSError, struct.error):
+        # There is no ring, or an ancestor has just ended.
+        return False
+    return False
 
 
 def _parts(args: Sequence[Any], places: Sequence[int], ranks: int) -> list[int]:

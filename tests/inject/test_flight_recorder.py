@@ -349,6 +349,39 @@ group.barrier()
     assert (first.is_open, last.operation, last.is_open) == (False, "barrier", True)
 
 
+def _in_another_process(folder: Path) -> None:
+    """Record a barrier, as FOLDER's ring, in a child of this process."""
+    code = f"""
+import sys
+sys.path[:0] = {[str(Path(__file__).parents[level]) for level in range(3)]!r}
+from pathlib import Path
+import test_flight_recorder as ours
+group = ours.process_group()
+type(group).barrier = lambda group: None
+ours.recorder(Path({str(folder)!r}), group)
+group.barrier()
+"""
+    # A shell between them, as in scripts that call scripts.
+    subprocess.run(["sh", "-c", '"$@"; :', "sh", sys.executable, "-c", code], check=True)
+
+
+def test_a_job_that_a_rank_starts_leaves_the_ranks_record_alone(tmp_path: Path) -> None:
+    group = process_group()
+    recorder(tmp_path, group)
+    group.all_reduce(Tensor(1), "ReduceOp.SUM", True)
+    _in_another_process(tmp_path)
+    group.all_reduce(Tensor(1), "ReduceOp.SUM", True)
+    assert seen(tmp_path).pid == os.getpid()
+    assert [call.operation for call in seen(tmp_path).collectives] == ["all_reduce"] * 2
+
+
+def test_a_rank_replaces_the_record_of_a_job_that_it_started_before(tmp_path: Path) -> None:
+    _in_another_process(tmp_path)
+    assert [call.operation for call in seen(tmp_path).collectives] == ["barrier"]
+    recorder(tmp_path, process_group())
+    assert seen(tmp_path).pid == os.getpid()
+
+
 @pytest.mark.parametrize("end", ["", "raise SystemExit", "1 / 0"])
 def test_the_record_says_that_the_script_has_ended_without_an_error(
     tmp_path: Path, end: str
