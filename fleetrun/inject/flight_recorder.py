@@ -22,7 +22,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import border
-from .import_hooks import after_import, watch_method
+from .import_hooks import after_import, in_place_of, watch_method
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -260,6 +260,8 @@ class FlightRecorder:
         self._pending: deque[tuple[int, Any]] = deque(maxlen=_MOST_PENDING)
         self._settling: threading.Thread | None = None
         self._has_ended = threading.Event()
+        # What is used that calls collectives where they cannot be recorded.
+        self._unrecorded: dict[str, None] = {}
         self.is_on = True
 
     def leave(self) -> None:
@@ -287,11 +289,20 @@ class FlightRecorder:
                 self.is_on = False
                 return
             self._ring = Ring(self._path)
+            for what in self._unrecorded:
+                self._ring.name("unrecorded", what)
             # What the script registers later runs earlier, and may communicate.
             atexit.register(self.end_script)
         members = tuple(int(rank) for rank in ranks)
         number = self._made[members] = self._made.get(members, 0) + 1
         self._groups[id(process_group)] = _Group(self._ring, process_group, members, number)
+
+    def note_unrecorded(self, what: str) -> None:
+        """Record that WHAT is used, within which Paddle calls collectives without our knowledge."""
+        if what not in self._unrecorded:
+            self._unrecorded[what] = None
+            if self._ring is not None and self.is_on:
+                self._ring.name("unrecorded", what)
 
     def begin_group(self, ranks: Sequence[int] | None) -> int:
         """Record that this rank makes a group of RANKS, by default of all."""
@@ -481,6 +492,17 @@ def _sum_name(name: str, kind: Any) -> str:
     return known
 
 
+# By module: the class, if any, and the functions that let Paddle call collectives in C++; and how
+# that is named.
+_UNRECORDED = {
+    "paddle.distributed.auto_parallel.api": (
+        "",
+        ("shard_tensor", "dtensor_from_fn", "dtensor_from_local", "reshard"),
+        "auto parallel",
+    ),
+    "paddle.base.executor": ("Executor", ("run",), "static programs"),
+}
+
 # The recorder of this process, if the launcher requests one.
 _recorder: FlightRecorder | None = None
 
@@ -497,6 +519,8 @@ def watch() -> None:
         after_import(
             "paddle.distributed.collective", functools.partial(_patch_new_group, _recorder)
         )
+        for module, (owner, functions, what) in _UNRECORDED.items():
+            after_import(module, functools.partial(_note, _recorder, owner, functions, what))
 
 
 def add_group(process_group: Any, ranks: Sequence[int]) -> None:
@@ -546,10 +570,31 @@ def _patch_new_group(recorder: FlightRecorder, collective: Any) -> None:
         return group
 
     collective.new_group = recorded
-    # Paddle may have been imported before.
+    _replace_in_modules("new_group", new_group, recorded)
+
+
+def _replace_in_modules(name: str, function: Any, replacement: Any) -> None:
+    """Replace FUNCTION in the modules that have imported it: Paddle may be imported already."""
     for module in tuple(sys.modules.values()):
-        if getattr(module, "__dict__", {}).get("new_group") is new_group:
-            vars(module)["new_group"] = recorded
+        if getattr(module, "__dict__", {}).get(name) is function:
+            vars(module)[name] = replacement
+
+
+def _note(
+    recorder: FlightRecorder, owner: str, functions: Sequence[str], what: str, module: Any
+) -> None:
+    """Record that WHAT is used when a function of OWNER in MODULE is called."""
+    patched = getattr(module, owner) if owner else module
+    note = _watching(recorder, recorder.note_unrecorded)
+
+    def noted(original: Any, *args: Any, **options: Any) -> Any:
+        note(what)
+        return original(*args, **options)
+
+    for name in functions:
+        if hasattr(patched, name):
+            function = getattr(patched, name)
+            _replace_in_modules(name, function, in_place_of(patched, name)(noted))
 
 
 def _patch_methods(recorder: FlightRecorder, core: ModuleType) -> None:

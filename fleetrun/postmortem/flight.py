@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from fleetrun.records.rankfile import RankAxes
 
 DESYNC, MISSING, CYCLE, UNFINISHED = "desync", "missing", "cycle", "unfinished"
+# A rank is awaited that may itself wait for others, in collectives that are not recorded.
+UNKNOWN = "unknown"
 # Collectives in which all ranks must have tensors of one size.
 _SAME_SIZE = frozenset(
     ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "scatter", "gather")
@@ -62,6 +64,8 @@ class RankState(NamedTuple):
     # Where its main thread stands; empty: not known.
     place: str = ""
     has_ended: bool = False
+    # Whether that is known to be outside of Paddle, which may call collectives itself.
+    is_outside_paddle: bool = False
 
 
 class JobRanks(NamedTuple):
@@ -121,12 +125,14 @@ def verdict(
     if desync:
         return desync
     known = opened
-    culprits = _culprits(waits)
+    awaited = _culprits(waits)
+    culprits = [rank for rank in awaited if not may_wait(known[rank], job)]
     alone = _alone(culprits, waits, job)
     if alone:
         return alone
-    if culprits:
-        return tuple(_missing(rank, waits, job) for rank in culprits[:_MOST])
+    if awaited:
+        missing = tuple(_missing([rank], waits, job) for rank in culprits[:_MOST])
+        return missing or (_unknown(awaited, waits, known, job),)
     outvoted = _outvoted(waits, job)
     if outvoted:
         return outvoted
@@ -333,7 +339,7 @@ def _desync(
     awaited = [rank for rank in sorted(calls) if any(rank in wait.missing for wait in others)]
     if len(awaited) != 1:
         return FlightFinding(DESYNC, tuple(sorted(calls)), text)
-    text = f"{text}; {_missing(awaited[0], others, job).text}"
+    text = f"{text}; {_missing(awaited, others, job).text}"
     return FlightFinding(DESYNC, tuple(awaited), text)
 
 
@@ -456,6 +462,12 @@ def _culprits(waits: Sequence[_OpenCollective]) -> list[int]:
     return sorted(since, key=lambda rank: (since[rank], rank))
 
 
+def may_wait(record: FlightRecord, job: JobRanks) -> bool:
+    """Whether the rank of RECORD may wait in a collective that is not recorded."""
+    state = job.states.get(record.rank, RankState())
+    return bool(record.unrecorded) and not (state.has_ended or state.is_outside_paddle)
+
+
 def waiting(
     records: Mapping[int, FlightRecord], until: float
 ) -> dict[int, tuple[Collective, tuple[int, ...]]]:
@@ -506,24 +518,41 @@ def _outvoted(waits: Sequence[_OpenCollective], job: JobRanks) -> tuple[FlightFi
             fewer = [rank for rank in ranks if any(rank in wait.missing for wait in right)]
             if fewer:
                 return tuple(
-                    _missing(rank, right, job, within=wait_of[rank].collective)
+                    _missing([rank], right, job, within=wait_of[rank].collective)
                     for rank in fewer[:_MOST]
                 )
     return ()
 
 
+def _unknown(
+    ranks: Sequence[int],
+    waits: Sequence[_OpenCollective],
+    records: Mapping[int, FlightRecord],
+    job: JobRanks,
+) -> FlightFinding:
+    """Describe the oldest collective that any of RANKS never entered; blame nobody."""
+    awaiting = [wait for wait in waits if any(rank in wait.missing for rank in ranks)]
+    first = min(awaiting, key=lambda wait: (wait.collective.issued_at, wait.rank))
+    late = [rank for rank in sorted(ranks) if rank in first.missing]
+    unrecorded = " and ".join(sorted({what for rank in late for what in records[rank].unrecorded}))
+    reserve = f"may wait elsewhere, as collectives of {unrecorded} are not recorded, and "
+    text = _missing(late, awaiting, job, reserve=reserve).text
+    return FlightFinding(UNKNOWN, (), text)
+
+
 def _missing(
-    rank: int,
+    ranks: Sequence[int],
     waits: Sequence[_OpenCollective],
     job: JobRanks,
     *,
     within: Collective | None = None,
+    reserve: str = "",
 ) -> FlightFinding:
-    """Describe the collective that RANK never entered, and the ranks that wait there.
+    """Describe the collective that RANKS never entered, and the ranks that wait there.
 
-    It waits itself WITHIN another one, if that is given.
+    They wait themselves WITHIN another one, if that is given. RESERVE is said of them first.
     """
-    first, waiting_ranks = _oldest([wait for wait in waits if rank in wait.missing])
+    first, waiting_ranks = _oldest([wait for wait in waits if ranks[0] in wait.missing])
     channel = first.channel
     if channel.is_pair:
         opposite = _OTHER[channel.operation]
@@ -537,10 +566,12 @@ def _missing(
             else f"{len(waiting_ranks)} others wait"
         )
         waiter = f"; {waiting} there{_at(first)} since {_since(first)}"
-    text = f"{_who([rank], job)} never {action}{waiter}"
-    if within is None:
-        return FlightFinding(MISSING, (rank,), f"{text}{_it(rank, job)}")
-    return FlightFinding(DESYNC, (rank,), f"{text}; it waits in {_named(within, job)}{_at(within)}")
+    text = f"{_who(ranks, job)} {reserve}never {action}{waiter}"
+    if within is not None:
+        text = f"{text}; it waits in {_named(within, job)}{_at(within)}"
+        return FlightFinding(DESYNC, tuple(ranks), text)
+    stands = _it(ranks[0], job) if len(ranks) == 1 else ""
+    return FlightFinding(MISSING, tuple(ranks), f"{text}{stands}")
 
 
 def _oldest(waits: Sequence[_OpenCollective]) -> tuple[Collective, list[int]]:

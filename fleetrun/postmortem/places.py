@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
 
 # A rank with one of these functions on its stack waits for others.
 _MEETINGS = """
@@ -15,7 +15,11 @@ fused_allreduce_gradients init_parallel_env init_rpc scatter send stream_synchro
 """
 _MEETING = frozenset(_MEETINGS.split())
 # Code that the user did not write.
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
+_LIBRARIES = (
+    *("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen "),
+    # From a checkout.
+    "/fleetrun/inject/",
+)
 # Our wrappers of Paddle's calls, which are in every stack.
 _OURS = tuple(
     f"/inject/{name}.py"
@@ -147,8 +151,15 @@ def _frame(line: str) -> Frame | None:
     return Frame(function, file, int(number))
 
 
-def compare(stacks: Mapping[int, Stack]) -> StackComparison:
-    """Find the ranks that stand elsewhere than the majority; none if there is no majority."""
+def compare(stacks: Mapping[int, Stack], waiting: Container[int] = ()) -> StackComparison:
+    """Find the ranks that stand elsewhere than the majority; none if there is no majority.
+
+    The ranks WAITING may wait for others, whatever function they are in.
+    """
+
+    def is_meeting(group: StackGroup) -> bool:
+        return group.is_meeting or any(rank in waiting for rank in group.ranks)
+
     known = {rank: stack for rank, stack in stacks.items() if stack}
     if not known:
         return StackComparison((), ())
@@ -160,17 +171,23 @@ def compare(stacks: Mapping[int, Stack]) -> StackComparison:
         groups = _places(known, key)
         if 2 * len(groups[-1].ranks) > len(known):
             # A rank without a stack is not odd; nor is one that waits elsewhere, if others do not.
-            absent = [group for group in groups[:-1] if not group.is_meeting]
-            fewer = absent if absent and groups[-1].is_meeting else groups[:-1]
+            absent = [group for group in groups[:-1] if not is_meeting(group)]
+            fewer = absent if absent and is_meeting(groups[-1]) else groups[:-1]
             odd = [rank for group in fewer for rank in group.ranks]
             return StackComparison(places, tuple(sorted(odd)))
     # Of two ranks, for example, the one that waits for the other is not odd.
-    absent = [place for place in places if not place.is_meeting]
+    absent = [place for place in places if not is_meeting(place)]
     if 0 < len(absent) < len(places):
         odd = [rank for place in absent for rank in place.ranks]
         if 2 * len(odd) <= len(known):
             return StackComparison(places, tuple(sorted(odd)))
     return StackComparison(places, ())
+
+
+def is_in_paddle(stack: Stack) -> bool:
+    """Whether Paddle itself runs, but not its loader of data, which calls no collectives."""
+    file = stack[0].file if stack else ""
+    return "-packages/paddle/" in file and "-packages/paddle/io/" not in file
 
 
 def _places(stacks: Mapping[int, Stack], key: Callable[[Stack], object]) -> tuple[StackGroup, ...]:

@@ -100,6 +100,8 @@ class FlightRecord(NamedTuple):
     # When the rank last looked which of its asynchronous collectives are done (wall clock); 0:
     # never.
     settled_at: float = 0.0
+    # What it has used that calls collectives without a record, such as auto parallel.
+    unrecorded: tuple[str, ...] = ()
 
 
 def read(path: str, restart: int) -> FlightRecord | None:
@@ -155,6 +157,7 @@ def parse(ring: bytes | None) -> FlightRecord | None:
         has_failed=state == FAILED,
         has_ended=state == ENDED,
         settled_at=settled / _NS,
+        unrecorded=names.all_of("unrecorded"),
     )
 
 
@@ -200,6 +203,11 @@ class _Names:
                     self._names[kind, number] = value
                 case _:
                     continue
+
+    def all_of(self, kind: str) -> tuple[str, ...]:
+        """Return all names of KIND, in order."""
+        named = (name for (other, _), name in self._names.items() if other == kind)
+        return tuple(name for name in named if isinstance(name, str))
 
     def collectives(self, slots: list[tuple[int, ...]]) -> Iterator[Collective]:
         """Yield the collectives in SLOTS."""

@@ -107,6 +107,16 @@ class FlightRecords:
         late = flight.verdict(watchdog.current(known), job)
         return (*(finding for finding in late if finding.ranks), *findings)
 
+    def may_wait(self, states: Mapping[int, RankState]) -> set[int]:
+        """Return the ranks that may wait in collectives that are not recorded."""
+        job = self._job_of(states)
+        records = {**self._received, **self._here()}
+        return {
+            rank
+            for rank, record in records.items()
+            if flight.may_wait(record._replace(rank=rank), job)
+        }
+
     # Records --------------------------------------------------------------------------------------
 
     def _paths(self) -> dict[int, tuple[str, int]]:

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from fleetrun.plan.visible import visible
-from fleetrun.postmortem.flight import RankState
+from fleetrun.postmortem.flight import UNKNOWN, RankState
 from fleetrun.records import names
 from fleetrun.run.events import Hung
 from fleetrun.session.exchange import RankStack, SilentHost, Stacks, WantStacks
@@ -271,16 +271,26 @@ class HangJudge:
         if self._ras is not None and not any(labels for labels, _ in collectives):
             # NCCL also counts what Paddle's own reducer has begun.
             collectives = (*self._ras.findings(), *collectives)
-        finding = places.compare(stacks)
+        may_wait = () if self._records is None else self._records.may_wait(states)
+        finding = places.compare(
+            stacks,
+            {
+                process
+                for process, spec in enumerate(ranks)
+                if spec.is_trainer and spec.rank in may_wait
+            },
+        )
         ended = tuple(f"rank {rank}" for rank, state in states.items() if state.has_ended)
         waits = [place.is_meeting for place in finding.places]
         if ended and waits and all(waits) and not collectives:
             text = f"{names.listed(ended)}, for which all others wait, ended earlier"
             collectives = ((ended, text),)
         # A rank that is late for a collective is better evidence than one that stands elsewhere.
-        # Records without a culprit blame the network; NCCL may only not list who lags.
+        # Records without a culprit blame the network, unless something is not recorded; NCCL may
+        # only not list who lags.
+        is_complete = any(culprit.kind != UNKNOWN for culprit in culprits)
         odd = next(
-            (labels for labels, _ in collectives if labels or culprits),
+            (labels for labels, _ in collectives if labels or is_complete),
             tuple(self._label(process) for process in finding.odd),
         )
         signs = {answer.sign for answer in self._stacks.values()}
@@ -303,10 +313,14 @@ class HangJudge:
 
     def _states(self, stacks: Mapping[int, places.Stack]) -> dict[int, RankState]:
         """Return where each trainer stands; one without a stack has ended."""
+        from fleetrun.postmortem import places
+
         return {
             spec.rank: RankState(
                 place=_users(stacks.get(process, ())),
                 has_ended=process not in stacks and spec.node_rank in self._stacks,
+                is_outside_paddle=bool(stacks.get(process))
+                and not places.is_in_paddle(stacks[process]),
             )
             for process, spec in enumerate(self._job.plan.ranks)
             if spec.is_trainer

@@ -349,6 +349,25 @@ group.barrier()
     assert (first.is_open, last.operation, last.is_open) == (False, "barrier", True)
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_calls_collectives_without_a_record_is_recorded(
+    tmp_path: Path, is_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api: Any = SimpleNamespace(reshard=lambda tensor, *, mesh: (tensor, mesh))
+    importer: Any = ModuleType("importer")
+    importer.reshard = api.reshard
+    monkeypatch.setitem(sys.modules, "importer", importer)
+    made = FlightRecorder(str(tmp_path / "ring"))
+    flight_recorder._note(made, "", ("reshard", "of another Paddle"), "auto parallel", api)
+    if not is_first:
+        made.add(process_group(), (0, 1))
+        assert seen(tmp_path).unrecorded == ()
+    assert [importer.reshard(1, mesh=2), api.reshard(3, mesh=4)] == [(1, 2), (3, 4)]
+    if is_first:
+        made.add(process_group(), (0, 1))
+    assert seen(tmp_path).unrecorded == ("auto parallel",)
+
+
 def _in_another_process(folder: Path) -> None:
     """Record a barrier, as FOLDER's ring, in a child of this process."""
     code = f"""

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetrun.postmortem import flight
-from fleetrun.postmortem.flight import CYCLE, DESYNC, MISSING, UNFINISHED, JobRanks, RankState
+from fleetrun.postmortem.flight import (
+    CYCLE,
+    DESYNC,
+    MISSING,
+    UNFINISHED,
+    UNKNOWN,
+    JobRanks,
+    RankState,
+)
 from fleetrun.records.flightfile import (
     ASYNCHRONOUS,
     BLOCKING,
@@ -291,6 +299,28 @@ def test_a_circle_of_receivers_is_drawn(ranks: int, shift: int) -> None:
     (finding,) = flight.verdict(play(scripts), JobRanks(ranks))
     assert finding.kind == CYCLE
     assert " → " in finding.text
+
+
+@pytest.mark.parametrize("stands_outside", [True, False])
+def test_a_rank_that_may_wait_in_what_is_not_recorded_is_not_named(stands_outside: bool) -> None:
+    whole = CollectiveChannel((0, 1, 2))
+    scripts = {0: [], 1: [Call(whole, "all_reduce")], 2: []}
+    records = {
+        rank: record._replace(unrecorded=("auto parallel",))
+        for rank, record in play(scripts).items()
+    }
+    states = {0: RankState("train.py:7 (step)", is_outside_paddle=stands_outside)}
+    findings = flight.verdict(records, JobRanks(3, states=states))
+    if stands_outside:
+        (finding,) = findings
+        assert (finding.kind, finding.ranks) == (MISSING, (0,))
+        return
+    (finding,) = findings
+    assert (finding.kind, finding.ranks) == (UNKNOWN, ())
+    assert finding.text.startswith(
+        "ranks 0, 2 may wait elsewhere, as collectives of auto parallel are not recorded, and "
+        "never entered all_reduce 1 of all ranks; rank 1 waits there in train.py:7 since "
+    )
 
 
 def test_in_a_circle_each_rank_stands_in_the_call_that_holds_up_its_later_ones() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetrun.postmortem.places import Frame, StackGroup, compare, main_thread
+from fleetrun.postmortem.places import Frame, StackGroup, compare, is_in_paddle, main_thread
 
 SPY = """\
 # 2025-11-21 05:10:55 rank 1: nothing has happened for 30 s
@@ -129,6 +129,22 @@ def test_lines_of_a_librarys_loop_make_nobody_odd() -> None:
     elsewhere = (WAIT[0]._replace(line=53), WAIT[1]._replace(line=12))
     finding = compare({0: WAIT, 1: again, 2: elsewhere})
     assert finding.odd == (2,)
+
+
+def test_who_may_wait_in_paddle_is_not_odd_beside_who_waits() -> None:
+    linear = (Frame("linear", "/x/site-packages/paddle/common.py", 3), *LOAD)
+    assert is_in_paddle(linear)
+    assert not is_in_paddle((Frame("next", "/x/site-packages/paddle/io/reader.py", 3), *LOAD))
+    assert not is_in_paddle(())
+    assert compare({0: linear, 1: WAIT}).odd == (0,)
+    assert compare({0: linear, 1: WAIT}, {0}).odd == ()
+    assert compare({0: linear, 1: linear, 2: WAIT}, {0, 1}).odd == (2,)
+
+
+def test_our_own_code_in_a_checkout_is_not_the_users() -> None:
+    ours = Frame("apply", "/home/me/fleetrun/fleetrun/inject/updates.py", 323)
+    (place,) = compare({0: (WAIT[0], ours, *WAIT[1:])}).places
+    assert str(place) == "all_reduce (group.py:51), called from step (train.py:9)"
 
 
 def test_who_cannot_be_asked_is_not_odd() -> None:
