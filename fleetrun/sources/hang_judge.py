@@ -31,8 +31,9 @@ _LOOKS = 3
 _SLACK_S = 2.0
 # How long py-spy and faulthandler together take to fail to fetch a stack.
 _STACKS_S = 20.0
-# Limits on the stacks of a host, which must fit into one message.
-_MOST_FRAMES, _MOST_LETTERS, _LONGEST_FRAME = 40, 150_000, 200
+# Limits on the stacks of a host, which must fit into one message. No path of Paddle is longer below
+# the folder of packages, by which its code is told from the script's.
+_MOST_FRAMES, _MOST_LETTERS, _LONGEST_FUNCTION, _LONGEST_FILE = 40, 150_000, 80, 120
 _MOST_UNREACHED = 256
 # NCCL's RAS among the hosts that answer.
 _RAS = -1
@@ -154,7 +155,8 @@ class HangJudge:
         """
         plan = self._job.plan
         places = [plan.ranks.index(spec.rank) if spec.rank else -1 for spec in plan.processes]
-        room = _MOST_LETTERS // max(1, len(stacks)) // _LONGEST_FRAME
+        longest = _LONGEST_FUNCTION + _LONGEST_FILE
+        room = _MOST_LETTERS // max(1, len(stacks)) // longest
         own_unreached = () if self._session is None else self._session.unreached
         message = Stacks(
             plan.generation,
@@ -162,7 +164,7 @@ class HangJudge:
                 RankStack(
                     places[process],
                     tuple(
-                        (function[:100], file[-100:], line)
+                        (function[:_LONGEST_FUNCTION], file[-_LONGEST_FILE:], line)
                         for function, file, line in frames[: max(2, min(room, _MOST_FRAMES))]
                     ),
                 )

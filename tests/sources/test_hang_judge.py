@@ -103,6 +103,18 @@ def test_hosts_that_wait_for_one_that_stands_still_are_not_the_cause(tmp_path: P
     assert not (tmp_path / "stacks.0.txt").exists()
 
 
+def test_a_long_path_within_paddle_is_no_line_of_the_script(tmp_path: Path) -> None:
+    folder = "/work/someone/job/.venv/lib/python3.11/site-packages/paddle/distributed/fleet"
+    file = f"{folder}/meta_optimizers/dygraph_optimizer/hybrid_parallel_gradscaler.py"
+    job = Job(tmp_path)
+    job.stacks = dict.fromkeys(range(4), (("scale", file, 7), *WAITING[1:]))
+    job.hosts[0].report(30.0)
+    job.hosts[1].report(30.0)
+    (hung,) = job.declared
+    ((_, place),) = hung.places
+    assert place == "scale (hybrid_parallel_gradscaler.py:7), called from <module> (train.py:9)"
+
+
 def test_ranks_that_have_ended_are_named_where_all_others_wait(tmp_path: Path) -> None:
     job = Job(tmp_path)
     elsewhere = (("init_parallel_env", "/x/site-packages/paddle/parallel.py", 7), *WAITING[1:])
