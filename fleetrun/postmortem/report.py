@@ -166,19 +166,25 @@ def _hang(hang: Hung, devices: Mapping[str, str]) -> list[str]:
     # Where all wait for each other, none is unlike the rest.
     known = {label for labels, _ in hang.places for label in labels}
     odd = set(hang.odd) if known - set(hang.odd) else set[str]()
-    for labels, where in hang.places[:_PLACES]:
-        stand = "stands" if len(labels) == 1 else "stand"
-        alone = ", unlike the rest" if set(labels) <= odd else ""
-        held = [devices[label] for label in labels if devices.get(label)]
+    # Ranks whose stacks differ only between both ends stand in what reads as one place.
+    together: dict[tuple[str, bool], list[str]] = {}
+    for labels, where in hang.places:
+        together.setdefault((where, odd.issuperset(labels)), []).extend(labels)
+    for (where, is_alone), standing in list(together.items())[:_PLACES]:
+        # By number.
+        standing.sort(key=lambda label: (len(label), label))
+        stand = "stands" if len(standing) == 1 else "stand"
+        alone = ", unlike the rest" if is_alone else ""
+        held = [devices[label] for label in standing if devices.get(label)]
         # A place has commas, devices have none.
         on = (
             f" ({('; ' if ',' in ''.join(held) else ', ').join(held)})"
             if 0 < len(held) <= _DEVICES
             else ""
         )
-        lines.append(f"    {sentence(listed(labels))}{on} {stand} in {where}{alone}.")
-    if len(hang.places) > _PLACES:
-        lines.append(f"    The others stand in {len(hang.places) - _PLACES} more places.")
+        lines.append(f"    {sentence(listed(standing))}{on} {stand} in {where}{alone}.")
+    if len(together) > _PLACES:
+        lines.append(f"    The others stand in {len(together) - _PLACES} more places.")
     lines += [f"    {sentence(endpoint)}." for endpoint in hang.unreached[:_PLACES]]
     if len(hang.unreached) > _PLACES:
         lines.append(f"    {len(hang.unreached) - _PLACES} more.")

@@ -149,6 +149,14 @@ def test_without_findings_the_verdict_is_still_there() -> None:
     assert report.verdict(outcome, Investigation(), [], frozenset()) == "rank 2 exited with 1."
 
 
+def test_ranks_of_a_hung_job_that_read_as_in_one_place_are_in_one_line() -> None:
+    where = "broadcast (broadcast.py:43), called from step (train.py:9)"
+    places = ((("rank 10",), where), (("rank 0", "rank 2"), where), (("rank 1",), where))
+    hung = Hung(8.0, 1.0, places, ("rank 1",), "/stacks")
+    verdict = report.verdict(Outcome(hung), Investigation(), [], frozenset())
+    assert f"Ranks 0, 2, 10 stand in {where}.\n    Rank 1 stands in {where}, unlike" in verdict
+
+
 def test_a_hung_job_names_the_devices_of_few_ranks() -> None:
     where = (
         (("rank 1",), "wait (net.py:7)"),
