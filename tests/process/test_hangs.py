@@ -304,10 +304,10 @@ def test_a_rank_that_cannot_be_watched_from_inside_is_said_and_alive_while_it_is
         *(
             pytest.param(load, code, wait, id=f"{kind}-{load}")
             for load, code in (("100 0", 124), ("100 30", 0))
-            for kind, wait in (("idle", "time.sleep(5)"), ("spinning", "spin()"))
+            for kind, wait in (("idle", "time.sleep({})"), ("spinning", "spin()"))
         ),
         # Idle ranks tell the loads apart; one that spins makes no other difference here.
-        pytest.param("60 0", 0, "time.sleep(5)", id="idle-60 0"),
+        pytest.param("60 0", 0, "time.sleep({})", id="idle-60 0"),
     ],
 )
 def test_s61_a_gpu_that_waits_in_a_kernel_is_no_life_and_one_that_works_is(
@@ -315,8 +315,9 @@ def test_s61_a_gpu_that_waits_in_a_kernel_is_no_life_and_one_that_works_is(
 ) -> None:
     (tmp_path / "load").write_text(load)
     env = {**NO_SPY, **fakedriver.build(tmp_path / "driver"), "CUDA_VISIBLE_DEVICES": "0"}
-    seconds = f"{patient(5.0):.1f}"
-    script = f"{SPIN.replace('60', seconds)}\n{wait.replace('5', seconds)}"
+    # A rank that hangs must not end before a launcher that gets no processor sees it.
+    seconds = f"{LONG_S if code else patient(5.0):.1f}"
+    script = f"{SPIN.replace('60', seconds)}\n{wait.format(seconds)}"
     job = Command.python(tmp_path, script, alive(), ranks=1)
     env["FAKE_LOAD"] = str(tmp_path / "load")
     ended = job.finish(job.start(prefix=fakedriver.HERE, env=env))
