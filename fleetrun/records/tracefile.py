@@ -1,8 +1,10 @@
 """`trace.RANK.json`: where the time of a few steps went; a Chrome trace with a summary; schema 1.
 
 `traceEvents` are Chrome's, in microseconds since 1970. `otherData` has `rank`, `first_step` and
-`summary`: `steps` (how many were recorded), `seconds` (of each kind of span in a step, on average)
-and `hidden` (the share of the time of collectives that nobody waited for; null: there were none).
+`summary`: `steps` (how many were recorded), `seconds` (of each kind of span in a step, on average),
+`hidden` (the share of the time of collectives that nobody waited for; null: there were none),
+`thread` (the name of the other thread of Python that ran longest; empty: none) and `reducer`
+(whether one of Paddle's averages gradients in the backward).
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ class TraceRecord(NamedTuple):
     seconds: dict[str, float]
     hidden: float | None
     spans: tuple[SpanRecord, ...]
+    thread: str = ""
+    has_reducer: bool = True
 
     def reported(self) -> str:
         """Return in one line where the time went.
@@ -43,7 +47,7 @@ class TraceRecord(NamedTuple):
         """
         shown = [
             f"{kind} {self.seconds[kind] * 1e3:.0f}"
-            for kind in ("data", "forward", "run", "backward", "wait", "update")
+            for kind in ("data", "forward", "run", "backward", "wait", "collective", "update")
             if kind in self.seconds
         ]
         last = self.first_step + self.steps - 1
@@ -85,4 +89,5 @@ def read(path: str) -> TraceRecord | None:
         if (value := reading.real(raw)) is not None
     }
     hidden = reading.real(summary.get("hidden"))
-    return TraceRecord(rank, first, steps, seconds, hidden, tuple(spans))
+    thread, has_reducer = reading.text(summary.get("thread")), summary.get("reducer") is not False
+    return TraceRecord(rank, first, steps, seconds, hidden, tuple(spans), thread, has_reducer)

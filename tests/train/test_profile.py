@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from training import PYTHONS, train
 
+from fleetrun.commands.tune import scaling
 from fleetrun.records import tracefile
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.train
+USE = {"running", "queued", "threads"}
 
 
 def recorded(folder: Path) -> list[tracefile.TraceRecord]:
@@ -30,8 +32,8 @@ def test_each_bucket_is_sent_flies_and_is_waited_for(version: str, tmp_path: Pat
     assert first == second
     for trace in recorded(folder):
         assert trace.steps == 3
-        # The wait for a processor is a total, without spans.
-        kinds = trace.seconds.keys() - {"queued"}
+        # The use of processors is a total, without spans; in some steps our checks communicate.
+        kinds = trace.seconds.keys() - USE - {"collective"}
         counts = {kind: sum(span.kind == kind for span in trace.spans) for kind in kinds}
         # Four layers have eight gradients. Each step loads its batch first.
         assert counts == {
@@ -51,6 +53,26 @@ def test_without_a_strategy_the_parts_of_a_step_are_told(version: str, tmp_path:
     train(PYTHONS[version], "profiled.py", folder, None, profile="1-2")
     for trace in recorded(folder):
         assert trace.steps == 2
-        parts = {"step", "forward", "backward", "update", "data", "queued"}
-        assert set(trace.seconds) == parts
+        assert set(trace.seconds) == {"step", "forward", "backward", "update", "data"} | USE
+        assert trace.has_reducer
         assert trace.hidden is None
+
+
+@pytest.mark.parametrize("version", ["3.3.1", pytest.param("2.6.2", marks=pytest.mark.long)])
+@pytest.mark.parametrize("asked", [None, {"fuse_grad_size_in_num": 2}])
+def test_collectives_that_the_script_calls_are_waits(
+    version: str, asked: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    """With our reducer, too, whose own ones are waits for buckets."""
+    train(PYTHONS[version], "meeting.py", tmp_path / "run", asked, profile="3-5")
+    first, second = recorded(tmp_path / "run")
+    for trace in (first, second):
+        names = [span.name for span in trace.spans if span.kind == "collective"]
+        # In some steps our checks communicate, too.
+        assert names.count("barrier") == 3
+        assert names.count("all_reduce") == 3 or (asked and names.count("all_reduce") > 3)
+    assert first.seconds["collective"] - second.seconds["collective"] > 0.04
+    step = scaling.breakdown([first, second])
+    assert step.slowest == 1
+    assert step.late > 0.04
+    assert step.late_for.startswith("spends ")

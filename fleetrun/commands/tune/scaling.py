@@ -37,12 +37,33 @@ _MOST_ADVICE = 3
 _LATE = 0.02
 # How often the resources of a run are measured.
 _MEASURED_S = 0.5
-# Spans in which ranks wait for each other.
+# Spans in which ranks wait for each other; and waits that are recorded separately.
 _MEETINGS = "backward", "run"
+_WAITS = "wait", "collective"
 # The share of its lateness that one thing must explain.
 _MOSTLY = 0.6
 # How much of a step a rank must wait for a processor to be named.
 _QUEUED = 0.1
+# Why a rank is late, the deepest reason first: if it does not compute longer, and if it does.
+_IN_LAYERS = (
+    "waits {{}} longer in its {}, without computing (a lock, a file, a device)",
+    "computes {{}} longer in its {}",
+)
+_REASONS = {
+    "threads": (
+        "waits for Python's lock (GIL): its other threads compute for {} of a step{thread}",
+        "",
+    ),
+    "queued": ("waits {} longer for a processor, which something else uses or a limit holds",) * 2,
+    "data": ("waits {} longer for its data",) * 2,
+    "forward": tuple(text.format("forward") for text in _IN_LAYERS),
+    "backward": tuple(text.format("backward") for text in _IN_LAYERS),
+    "update": ("takes {} longer for its update",) * 2,
+    "outside": (
+        "spends {} longer in the script itself: files, prints, checkpoints, locks",
+        "computes {} longer in the script itself",
+    ),
+}
 
 
 class JobSize(NamedTuple):
@@ -68,6 +89,10 @@ class StepTimes(NamedTuple):
     program: float = 0.0
     # Passing buckets on and waiting for them.
     buckets: float = 0.0
+    # Collectives that the script or its layers call.
+    collectives: float = 0.0
+    # Whether a reducer of Paddle's communicates in the backward, unrecorded.
+    has_reducer: bool = True
     # Until the slowest rank begins its backward.
     waiting: float = 0.0
     # The rank that the others wait for, and how many seconds it is behind the others.
@@ -224,8 +249,9 @@ def in_turns(
 def breakdown(traces: Sequence[TraceRecord]) -> StepTimes:
     """Return the parts of a step, from the profiles of all ranks.
 
-    In the backward, or in a static program, ranks wait for the one that has spent most time outside
-    it since the last one. Its backward counts, too, if waiting for buckets is recorded separately.
+    In the backward, a static program or a collective, ranks wait for the one that has spent most
+    time outside it since the last one. Its backward counts, too, unless a reducer of Paddle's waits
+    there unrecorded.
 
     >>> from fleetrun.records.tracefile import SpanRecord, TraceRecord
     >>> def rank(number, forward):
@@ -241,7 +267,10 @@ def breakdown(traces: Sequence[TraceRecord]) -> StepTimes:
     (1, 0.2, 0.2, 0.7)
     """
     own = [_own_times(trace) for trace in traces]
-    together = list(zip(*own, strict=False))
+    if len({len(times) for times in own}) > 1:
+        # Ranks that wait for each other elsewhere, as those of a pipeline, compare as a whole.
+        own = [[sum(times)] for times in own]
+    together = list(zip(*own, strict=True))
     # A step may have several backwards.
     steps = max(1, traces[0].steps)
     totals = [sum(times) / steps for times in zip(*together, strict=True)] or [0.0] * len(traces)
@@ -266,6 +295,8 @@ def breakdown(traces: Sequence[TraceRecord]) -> StepTimes:
         update=of("update"),
         program=of("run"),
         buckets=of("wait") + of("send"),
+        collectives=of("collective"),
+        has_reducer=any(trace.has_reducer for trace in traces),
         waiting=waiting,
         slowest=traces[latest].rank if is_late else None,
         late=late,
@@ -278,19 +309,21 @@ def breakdown(traces: Sequence[TraceRecord]) -> StepTimes:
 def _late_for(traces: Sequence[TraceRecord], latest: int, late: float) -> str:
     """Return what makes the rank of the trace LATEST late; empty: no single thing."""
     parts = [{**trace.seconds, "outside": _outside(trace)} for trace in traces]
-    causes = (
-        ("queued", "waits {} longer for a processor, which something else uses or a limit holds"),
-        ("data", "waits {} longer for its data"),
-        ("forward", "computes {} longer in its forward"),
-        ("backward", "computes {} longer in its backward"),
-        ("update", "takes {} longer for its update"),
-        ("outside", "spends {} longer in the script itself: files, prints, checkpoints, locks"),
-    )
-    for kind, text in causes:
-        more = _more([part.get(kind, 0.0) for part in parts], latest)
-        if more > _MOSTLY * late:
-            return text.format(f"{more * 1e3:.1f} ms")
-    return ""
+    more = {
+        kind: _more([part.get(kind, 0.0) for part in parts], latest)
+        for kind in ("running", *_REASONS)
+    }
+    explaining = {kind for kind, seconds in more.items() if seconds > _MOSTLY * late}
+    computes = "running" in explaining
+    if computes or "data" in explaining:
+        # It does not wait for its threads, or they load its data.
+        explaining.discard("threads")
+    kind = next((kind for kind in _REASONS if kind in explaining), None)
+    if kind is None:
+        return ""
+    thread = traces[latest].thread
+    named = f" (mostly {thread})" if thread else ""
+    return _REASONS[kind][computes].format(f"{more[kind] * 1e3:.1f} ms", thread=named)
 
 
 def _more(seconds: Sequence[float], place: int) -> float:
@@ -305,40 +338,49 @@ def _more(seconds: Sequence[float], place: int) -> float:
 
 def _outside(trace: TraceRecord) -> float:
     """Return the seconds of a step that belong to no recorded part."""
-    parts = ("data", "forward", "backward", "wait", "update", "run")
+    parts = ("data", "forward", "backward", "update", "run", *_WAITS)
     return trace.seconds.get("step", 0.0) - sum(trace.seconds.get(part, 0.0) for part in parts)
 
 
 def _own_times(trace: TraceRecord) -> list[float]:
     """Return how long TRACE's rank was busy before it could wait for others, each time it could."""
-    spans = sorted((span for span in trace.spans if span.kind in _MEETINGS), key=_begin)
-    waits = [span for span in trace.spans if span.kind == "wait"]
+    # What is within another one follows it.
+    spans = sorted(
+        (span for span in trace.spans if span.kind in (*_MEETINGS, *_WAITS)),
+        key=lambda span: (span.begin, -span.seconds),
+    )
+    meetings: list[SpanRecord] = []
+    waited: list[float] = []
+    ended = 0.0
+    for span in spans:
+        end = span.begin + span.seconds
+        if not meetings or span.begin >= meetings[-1].begin + meetings[-1].seconds:
+            meetings.append(span)
+            waited.append(0.0)
+            ended = span.begin
+        elif end > ended:
+            waited[-1] += end - max(span.begin, ended)
+            ended = end
     steps = [span for span in trace.spans if span.kind == "step"]
-    if not steps or not spans:
+    if not steps or not meetings:
         return []
     # What follows the last one counts as if it came before the first one.
     last = steps[-1].begin + steps[-1].seconds
-    ended = steps[0].begin - (last - spans[-1].begin - spans[-1].seconds)
+    ended = steps[0].begin - (last - meetings[-1].begin - meetings[-1].seconds)
     own = []
-    for span in spans:
-        end = span.begin + span.seconds
+    for span, waited_s in zip(meetings, waited, strict=True):
         busy = span.begin - ended
-        inside = [wait.seconds for wait in waits if span.begin <= wait.begin < end]
-        if inside and span.kind == "backward":
-            busy += span.seconds - sum(inside)
+        if span.kind == "backward" and (waited_s or not trace.has_reducer):
+            busy += span.seconds - waited_s
         own.append(busy)
-        ended = end
+        ended = span.begin + span.seconds
     return own
-
-
-def _begin(span: SpanRecord) -> float:
-    return span.begin
 
 
 def lost(small: StepTimes, large: StepTimes) -> dict[str, float]:
     """Return, by cause, the additional seconds of a step of LARGE over one of SMALL.
 
-    The backward of one rank is computation; that of many also has communication unless buckets are
+    The backward of one rank is computation; that of many also has communication unless that is
     recorded separately. Its computation is assumed to slow down as the forward does then.
 
     >>> small = StepTimes(1.0, forward=0.4, backward=0.6)
@@ -347,10 +389,12 @@ def lost(small: StepTimes, large: StepTimes) -> dict[str, float]:
     {'data': 0.0, 'computation': 0.25, 'waiting': 0.05, 'communication': 0.3, 'other': 0.1}
     """
     slower = large.forward / small.forward if small.forward else 1.0
-    computed = large.backward if large.buckets else small.backward * slower
+    is_separate = large.buckets or not large.has_reducer
+    computed = large.backward if is_separate else small.backward * slower
     computation = (large.forward - small.forward) + (large.update - small.update)
     computation += computed - small.backward
     communication = large.backward + large.buckets - small.buckets - computed
+    communication += large.collectives - small.collectives
     # A program contains all of it; its waiting ranks are not visible either.
     communication += large.program - small.program
     waiting = min(large.waiting, max(0.0, communication))
@@ -415,6 +459,12 @@ def changes(small: StepTimes, large: StepTimes, launch: Iterable[str]) -> list[C
             words = () if "--bind" in used else ("--bind=cores",)
         elif cause == _WAITING:
             text = f"give all ranks the same work; {_slowest(large)}"
+        elif cause == _COMMUNICATION and _in_collectives(large) > seconds / 2:
+            text = (
+                "collectives that the script or its layers call take "
+                f"{_in_collectives(large) * 1e3:.1f} ms: call fewer and larger ones; in a hybrid "
+                "job, lower the degrees of mp, sep or pp"
+            )
         elif cause == _COMMUNICATION and not used & {"--strategy", "--set"}:
             text = "fuse gradients and overlap their allreduce (--strategy=recommended)"
             words = ("--strategy=recommended",)
@@ -430,6 +480,11 @@ def changes(small: StepTimes, large: StepTimes, launch: Iterable[str]) -> list[C
             )
         advice.append(Change(cause, share, text, words))
     return sorted(advice, key=lambda change: -change.share)[:_MOST_ADVICE]
+
+
+def _in_collectives(step: StepTimes) -> float:
+    """Return how long the collectives that are called from Python take beside waiting for ranks."""
+    return max(0.0, step.collectives - step.waiting)
 
 
 def _starved(step: StepTimes) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 from typing import TYPE_CHECKING, Any
 
-from .. import updates
-from ..import_hooks import in_place_of
+from .. import flight_recorder, updates
+from ..import_hooks import after_import, in_place_of, watch_method
 from .recorder import TRAINING, Recorder, now
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
 
 _VARIABLE = "FLEETRUN_PROFILE"
 _PROFILE = "the profile"
@@ -49,6 +51,7 @@ def watch(recorder: Recorder, paddle: Any, *, has_strategy: bool) -> None:
     _wrap(paddle.autograd, "backward", "backward", recorder)
     _wrap(paddle.nn.Layer, "__call__", "forward", recorder)
     _watch_loaders(paddle.io.DataLoader, recorder)
+    after_import("paddle.base.core", functools.partial(_watch_collectives, recorder))
     _watch_programs(paddle.static.Executor, recorder, counts=not has_strategy)
 
 
@@ -69,6 +72,26 @@ def _wrap(owner: Any, attribute: str, name: str, recorder: Recorder) -> None:
             depth -= 1
             details = {"layer": type(args[0]).__name__} if name == "forward" and args else {}
             recorder.add(name, TRAINING, begin, details=details)
+
+
+def _watch_collectives(recorder: Recorder, core: ModuleType) -> None:
+    """Record the collectives that are called from Python; on a device, only their launch."""
+    kind: Any = core.ProcessGroup
+    for method, operation in flight_recorder.methods_of(kind):
+
+        @in_place_of(kind, method)
+        def recorded(call: Any, *args: Any, _name: str = operation.name, **options: Any) -> Any:
+            begin = now()
+            try:
+                return call(*args, **options)
+            finally:
+                recorder.add_collective(_name, begin)
+
+    def note(_reducer: Any) -> None:
+        recorder.has_reducer = True
+
+    if hasattr(core, "EagerReducer"):
+        watch_method(core.EagerReducer, "prepare_for_backward", before=note)
 
 
 def _watch_loaders(kind: Any, recorder: Recorder) -> None:

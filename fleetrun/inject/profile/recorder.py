@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from typing import Any, NamedTuple
 
@@ -13,12 +14,16 @@ from .. import border
 SCHEMA = 1
 # Tracks: the script's thread, and from 1 on each bucket of gradients.
 TRAINING = 0
-# Kinds of spans: waiting for a collective, and a collective in flight.
-WAIT, FLIGHT = "wait", "flight"
-# How long the thread waited for a processor, taken by others or withheld by a cgroup; and where the
-# kernel counts it.
-QUEUED = "queued"
+# Kinds of spans: waiting for a bucket, a bucket in flight, and a collective that the script or one
+# of its layers calls.
+WAIT, FLIGHT, COLLECTIVE = "wait", "flight", "collective"
+# How long the thread ran, and how long it waited for a processor, taken by others or withheld by a
+# cgroup; and where the kernel counts both.
+RUNNING, QUEUED = "running", "queued"
 _SCHEDULED = "/proc/self/schedstat"
+# How long the other threads of Python ran, and where the kernel counts each.
+THREADS = "threads"
+_THREAD_SCHEDULED = "/proc/self/task/{}/schedstat"
 _NS_PER_US, _NS_PER_S = 1e3, 1e9
 
 now = time.monotonic_ns
@@ -33,8 +38,17 @@ class Span(NamedTuple):
     begin: int
     end: int
     details: dict[str, Any]
-    # WAIT, FLIGHT, or the name.
+    # WAIT, FLIGHT, COLLECTIVE, or the name.
     kind: str
+
+
+class _ThreadTimes(NamedTuple):
+    """How the threads of Python have used processors so far, in nanoseconds."""
+
+    running: int
+    queued: int
+    # By the name of each other thread.
+    threads: dict[str, int]
 
 
 class Recorder:
@@ -55,11 +69,14 @@ class Recorder:
         # Begins and ends of the steps that were recorded.
         self._steps: list[tuple[int, int]] = []
         self._began = now()
-        self._queued_ns = _queued_ns()
+        self._use = _use()
+        self._thread = threading.get_ident()
         self._opened: dict[str, int] = {}
         # The running programs, and whether a step has ended in one of them.
         self._programs = 0
         self._has_ended = False
+        # Whether a reducer of Paddle's averages gradients, which only it sees.
+        self.has_reducer = False
         # The bucket of collectives that begin now: its name and track.
         self.label: tuple[str, int] | None = None
         # Wall clock, so that traces of several ranks can be overlaid.
@@ -77,7 +94,16 @@ class Recorder:
     ) -> None:
         """Record a span from BEGIN until now if its step is requested."""
         if self.is_on:
+            if not self.spans and self._step == 1:
+                # The process has been busy with other things before.
+                self._use = _use()
             self.spans.append(Span(name, track, begin, now(), details or {}, kind or name))
+
+    @_watching
+    def add_collective(self, name: str, begin: int) -> None:
+        """Record the collective NAME since BEGIN if the training waited for it."""
+        if self.is_on and threading.get_ident() == self._thread:
+            self.add(name, TRAINING, begin, kind=COLLECTIVE)
 
     @_watching
     def open(self, name: str) -> None:
@@ -120,12 +146,14 @@ class Recorder:
         self._began = at
         was_on, self.is_on = self.is_on, self._first <= self._step <= self._last
         if self.is_on and not was_on:
-            self._queued_ns = _queued_ns()
+            self._use = _use()
         if was_on and not self.is_on:
             self.write()
 
     def _earliest(self, at: int) -> int:
-        return min((span.begin for span in self.spans), default=at)
+        """Return when the first step began; making a model may communicate, too."""
+        begins = (span.begin for span in self.spans if span.kind != COLLECTIVE)
+        return min(begins, default=at)
 
     @_watching
     def write(self) -> None:
@@ -151,8 +179,16 @@ class Recorder:
         names = {span.track: span.name for span in spans if span.track}
         names[TRAINING] = "training"
         means = summary(self._steps, spans)
-        queued_s = (_queued_ns() - self._queued_ns) / _NS_PER_S
-        means["seconds"][QUEUED] = queued_s / len(self._steps)
+        use = _used(self._use, _use())
+        for kind, used_ns in (
+            (RUNNING, use.running),
+            (QUEUED, use.queued),
+            (THREADS, sum(use.threads.values())),
+        ):
+            means["seconds"][kind] = used_ns / _NS_PER_S / len(self._steps)
+        # The thread that ran longest; empty: there is only one thread.
+        means["thread"] = max(use.threads, key=use.threads.__getitem__, default="")
+        means["reducer"] = self.has_reducer
         events = [
             _named("process_name", self._rank, 0, f"rank {self._rank}"),
             *(_named("thread_name", self._rank, *track) for track in sorted(names.items())),
@@ -188,13 +224,29 @@ class Recorder:
         }
 
 
-def _queued_ns() -> int:
-    """Return how long the main thread has waited for a processor; 0 if that is not known."""
+def _use() -> _ThreadTimes:
+    """Return the use of processors so far; zeros where it is not known."""
+    others = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
+    threads = {
+        thread.name: _scheduled(_THREAD_SCHEDULED.format(thread.native_id))[0] for thread in others
+    }
+    return _ThreadTimes(*_scheduled(_SCHEDULED), threads)
+
+
+def _used(before: _ThreadTimes, after: _ThreadTimes) -> _ThreadTimes:
+    """Return the use of processors between BEFORE and AFTER."""
+    threads = {name: ns - before.threads.get(name, 0) for name, ns in after.threads.items()}
+    return _ThreadTimes(after.running - before.running, after.queued - before.queued, threads)
+
+
+def _scheduled(path: str) -> tuple[int, int]:
+    """Return how long the thread of the file PATH ran and waited for a processor, in ns."""
     try:
-        with open(_SCHEDULED, encoding="ascii") as file:
-            return int(file.read().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
+        with open(path, encoding="ascii") as file:
+            running, queued = file.read().split()[:2]
+            return int(running), int(queued)
+    except (OSError, ValueError):
+        return 0, 0
 
 
 def _named(kind: str, process: int, track: int, name: str) -> dict[str, Any]:
@@ -205,7 +257,8 @@ def summary(steps: list[tuple[int, int]], spans: list[Span]) -> dict[str, Any]:
     """Return the mean seconds of each kind of span in a step, and the hidden share.
 
     `hidden` is the share of the collectives' time in which the training waited for none of them,
-    null without collectives. Waiting counts as `wait`, not as part of what is around it.
+    null without collectives. Waiting counts as `wait` or `collective`, not as part of what is
+    around it.
 
     >>> steps = [(0, 1000)]
     >>> spans = [
@@ -224,11 +277,12 @@ def summary(steps: list[tuple[int, int]], spans: list[Span]) -> dict[str, Any]:
     for span in spans:
         totals[span.kind] = totals.get(span.kind, 0) + span.end - span.begin
     waits = _union([(span.begin, span.end) for span in spans if span.kind == WAIT])
-    # Over gloo a bucket is waited for while it is sent.
-    for kind in ("backward", "send", "update"):
+    # A bucket may be waited for in a collective, and over gloo while it is sent.
+    both = _union([(span.begin, span.end) for span in spans if span.kind in (WAIT, COLLECTIVE)])
+    for kind in ("data", "forward", "backward", "send", "update", COLLECTIVE):
         inside = [(span.begin, span.end) for span in spans if span.kind == kind]
         if kind in totals:
-            totals[kind] -= _overlap(_union(inside), waits)
+            totals[kind] -= _overlap(_union(inside), waits if kind == COLLECTIVE else both)
     flights = [(span.begin, span.end) for span in spans if span.kind == FLIGHT]
     flown = sum(end - begin for begin, end in flights)
     exposed = sum(_overlap([flight], waits) for flight in flights)

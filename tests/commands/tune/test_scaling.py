@@ -23,6 +23,7 @@ def rank(number: int, data_s: float, forward_s: float, queued_s: float) -> Trace
     spans = [SpanRecord(kind, kind, "training", begin, length) for kind, begin, length in parts]
     step = SpanRecord("step 1", "step", "training", 0.0, 1.0)
     seconds = {"step": 1.0, "data": data_s, "forward": forward_s, "queued": queued_s}
+    seconds["running"] = forward_s
     seconds["backward"] = 1.0 - ready_s
     return TraceRecord(number, 1, 1, seconds, None, (step, *spans))
 
@@ -129,7 +130,7 @@ def test_a_rank_that_is_late_in_its_backward_is_named_if_waits_are_recorded() ->
         traced = trained(number, ("forward", 0.2), ("backward", 0.7), ("", 0.1), steps=1)
         waited = 0.7 - computed
         wait = SpanRecord("wait for bucket 0", "wait", "training", 0.2 + computed, waited)
-        seconds = {**traced.seconds, "backward": computed, "wait": waited}
+        seconds = {**traced.seconds, "backward": computed, "wait": waited, "running": computed}
         return traced._replace(seconds=seconds, spans=(*traced.spans, wait))
 
     step = scaling.breakdown([rank(0, 0.2), rank(1, 0.6)])
@@ -144,6 +145,84 @@ def test_a_rank_that_is_late_in_its_backward_is_named_if_waits_are_recorded() ->
         "communication": 0.1,
         "other": 0.0,
     }
+
+
+@pytest.mark.parametrize("around", ["", "forward"])
+def test_who_is_awaited_in_a_collective_of_the_script_or_a_layer_is_late(around: str) -> None:
+    """The others wait there and not in the backward, so they seem to be as busy."""
+
+    def rank(number: int, gap: float) -> TraceRecord:
+        traced = trained(
+            number,
+            *(("", gap), ("collective", 0.5 - gap), ("forward", 0.2), ("backward", 0.2)),
+        )
+        if not around:
+            return traced
+        # A layer calls it.
+        seconds = {**traced.seconds, "forward": 0.2 + gap, "running": gap}
+        steps = [span for span in traced.spans if span.kind == "step"]
+        layers = [SpanRecord(around, around, "training", step.begin, 0.7) for step in steps]
+        spans = [*(span for span in traced.spans if span.kind != around), *layers]
+        return traced._replace(seconds=seconds, spans=tuple(spans))
+
+    step = scaling.breakdown([rank(0, 0.1), rank(1, 0.1), rank(2, 0.4)])
+    assert (step.slowest, round(step.late, 3), round(step.waiting, 3)) == (2, 0.3, 0.3)
+    place = "computes 300.0 ms longer in its forward" if around else "spends 300.0 ms longer in"
+    assert step.late_for.startswith(place)
+    small = scaling.StepTimes(0.5, forward=0.3 if around else 0.2, backward=0.2)
+    parts = {cause: round(s, 3) for cause, s in scaling.lost(small, step).items() if abs(s) > 1e-6}
+    assert parts == {"waiting": 0.3, "communication": 0.1}
+
+
+def test_stages_of_a_pipeline_are_compared_as_a_whole() -> None:
+    """They send and receive in different places, and their backwards wait for nobody."""
+    first = trained(0, ("forward", 0.2), ("collective", 0.5), ("backward", 0.3))
+    second = trained(
+        *(1, ("collective", 0.1), ("forward", 0.4), ("backward", 0.45), ("collective", 0.05))
+    )
+    traces = [trace._replace(has_reducer=False) for trace in (first, second)]
+    step = scaling.breakdown(traces)
+    assert (step.slowest, round(step.late, 3), round(step.waiting, 3)) == (1, 0.35, 0.35)
+    parts = scaling.lost(scaling.StepTimes(0.6, forward=0.2, backward=0.3), step)
+    assert round(parts["communication"], 3) == 0.15
+    (change,) = (
+        change
+        for change in scaling.changes(scaling.StepTimes(0.5, forward=0.2, backward=0.3), step, ())
+        if change.cause == "communication"
+    )
+    assert change.words == ()
+    assert change.text == (
+        "collectives that the script or its layers call take 150.0 ms: call fewer and larger ones; "
+        "in a hybrid job, lower the degrees of mp, sep or pp"
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"running": 0.2}, "computes 200.0 ms longer in its forward"),
+        (
+            {},
+            "waits 200.0 ms longer in its forward, without computing (a lock, a file, a device)",
+        ),
+        (
+            {"threads": 0.9, "queued": 0.2},
+            "waits for Python's lock (GIL): its other threads compute for 900.0 ms of a step",
+        ),
+    ],
+)
+def test_what_computes_and_what_waits_are_told_apart(more: dict[str, float], why: str) -> None:
+    known = {"running": 0.1, "threads": 0.0}
+    traces = [rank(number, 0.1, 0.2, 0.0) for number in range(3)]
+    traces = [trace._replace(seconds={**trace.seconds, **known}) for trace in traces]
+    late = rank(3, 0.1, 0.4, 0.0)
+    seconds = {**late.seconds, **known}
+    for kind, seconds_of_it in more.items():
+        seconds[kind] += seconds_of_it
+    step = scaling.breakdown([*traces, late._replace(seconds=seconds, thread="reader")])
+    assert step.slowest == 3
+    assert step.late_for.startswith(why)
+    assert step.late_for.endswith(" (mostly reader)") == ("threads" in more)
 
 
 def test_ranks_that_compute_longer_are_told_who_waits_for_a_processor() -> None:

@@ -221,7 +221,7 @@ forward, backward, sends = 0.1, 0.2 * ranks, 0.0
 seconds = {"data": data, "forward": 0.1, "backward": backward, "step": 0.3 + backward}
 waited = (0.3, 0.01)[rank] if ranks == 2 and "FLEETRUN_STRATEGY_FILE" in os.environ else 0.0
 if waited:
-    seconds |= {"backward": backward - waited, "wait": waited}
+    seconds |= {"backward": backward - waited, "running": backward - waited, "wait": waited}
 def span(""",
 ).replace(
     "summary =",

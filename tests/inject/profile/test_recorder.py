@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetrun.inject.profile import bucket_spans, recorder
-from fleetrun.inject.profile.recorder import FLIGHT, WAIT, Recorder, Span
+from fleetrun.inject.profile.recorder import COLLECTIVE, FLIGHT, WAIT, Recorder, Span
 from fleetrun.records import tracefile
 
 if TYPE_CHECKING:
@@ -124,6 +126,77 @@ def test_waiting_is_no_part_of_the_backward_around_it() -> None:
         "step": 100,
         "wait": 15,
     }
+
+
+def test_a_collective_is_no_part_of_what_is_around_it() -> None:
+    described = recorder.summary(
+        [(0, 100 * MS)],
+        [
+            *spans("forward", [[0, 40 * MS]]),
+            *spans("backward", [[40 * MS, 80 * MS]]),
+            *spans(WAIT, [[50 * MS, 60 * MS]]),
+            # In a layer, for a bucket that is waited for, and in the script.
+            *spans(COLLECTIVE, [[10 * MS, 15 * MS], [55 * MS, 60 * MS], [90 * MS, 93 * MS]]),
+        ],
+    )
+    assert {kind: round(s * 1e3) for kind, s in described["seconds"].items()} == {
+        "backward": 30,
+        "collective": 8,
+        "forward": 35,
+        "step": 100,
+        "wait": 10,
+    }
+
+
+def test_collectives_of_other_threads_are_not_waited_for(tmp_path: Path) -> None:
+    made = Recorder(str(tmp_path / "trace"), 1, 1, rank=0)
+    made.add_collective("barrier", recorder.now())
+    other = threading.Thread(target=made.add_collective, args=("all_reduce", recorder.now()))
+    other.start()
+    other.join()
+    assert [(span.name, span.kind) for span in made.spans] == [("barrier", COLLECTIVE)]
+
+
+def test_the_first_step_does_not_begin_with_the_collectives_that_make_a_model(
+    tmp_path: Path,
+) -> None:
+    made = Recorder(str(tmp_path / "trace"), 1, 1, rank=0)
+    made.add_collective("broadcast", recorder.now())
+    begin = recorder.now()
+    made.add("forward", 0, begin)
+    made.end_step()
+    trace = tracefile.read(str(tmp_path / "trace"))
+    assert trace is not None
+    assert [span.kind for span in trace.spans] == ["step", "forward"]
+
+
+def test_the_use_of_processors_by_threads_is_recorded(tmp_path: Path) -> None:
+    made = Recorder(str(tmp_path / "trace"), 1, 1, rank=0)
+    goes_on, worked, ends = (threading.Event() for _ in range(3))
+
+    def work() -> None:
+        goes_on.wait()
+        until = time.thread_time() + 0.05
+        while time.thread_time() < until:
+            pass
+        worked.set()
+        ends.wait()
+
+    thread = threading.Thread(target=work, name="reader")
+    thread.start()
+    made.add("forward", 0, recorder.now())
+    goes_on.set()
+    worked.wait()
+    made.end_step()
+    made.write()
+    ends.set()
+    thread.join()
+    trace = tracefile.read(str(tmp_path / "trace"))
+    assert trace is not None
+    assert trace.thread == "reader"
+    assert trace.seconds["threads"] >= 0.05
+    assert 0.0 <= trace.seconds["running"] < trace.seconds["threads"]
+    assert not trace.has_reducer
 
 
 def test_a_broken_trace_is_none(tmp_path: Path) -> None:
