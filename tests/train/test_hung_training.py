@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.train
 MODELS = Path(__file__).parent / "models"
 sys.path.append(str(MODELS))
-import hanging  # type: ignore[import-not-found]  # noqa: E402
+import hanging  # noqa: E402
 
 GLOO = """
 import paddle

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import learning  # type: ignore[import-not-found, unused-ignore]
+import learning
 import paddle
-from learning import (  # type: ignore[import-not-found, unused-ignore]
-    KINDS,
-    MICRO,
-    UPDATES,
-    batches,
-    learn,
-    trained,
-    words,
-)
+from learning import KINDS, MICRO, UPDATES, batches, learn, trained, words
 from paddle import nn
 from paddle.nn import functional
 from paddle.optimizer import SGD, Adam, Momentum

@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Any
 import paddle
 import paddle.distributed as dist
 from paddle.distributed.fleet.utils import hybrid_parallel_util
-from twins import (  # type: ignore[import-not-found, unused-ignore]
-    ByHand,
-    batches,
-    mlp,
-    once,
-    rank,
-    twins,
-    weights,
-    write,
-)
+from twins import ByHand, batches, mlp, once, rank, twins, weights, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable

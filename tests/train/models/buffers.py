@@ -4,7 +4,7 @@ from typing import Any
 
 import paddle
 from paddle import nn
-from twins import write  # type: ignore[import-not-found, unused-ignore]
+from twins import write
 
 paddle.distributed.init_parallel_env()
 SIZES: Any = ({}, {"comm_buffer_size": 0.0008}, {"last_comm_buffer_size": 0.0004})

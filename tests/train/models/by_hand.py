@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import paddle
 from paddle import nn
-from twins import (  # type: ignore[import-not-found, unused-ignore]
-    ByHand,
-    mlp,
-    once,
-    rank,
-    twins,
-    weights,
-    write,
-)
+from twins import ByHand, mlp, once, rank, twins, weights, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import paddle
 from paddle import nn
-from twins import batches, compare, train, write  # type: ignore[import-not-found, unused-ignore]
+from twins import batches, compare, train, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable

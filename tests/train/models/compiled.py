@@ -9,13 +9,7 @@ from itertools import islice
 from typing import Any
 
 import paddle
-from twins import (  # type: ignore[import-not-found, unused-ignore]
-    batches,
-    compare,
-    mlp,
-    weights,
-    write,
-)
+from twins import batches, compare, mlp, weights, write
 
 paddle.distributed.init_parallel_env()
 

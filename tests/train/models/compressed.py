@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import paddle
-from counting import observe  # type: ignore[import-not-found, unused-ignore]
-from twins import batches, compare, mlp, train, write  # type: ignore[import-not-found, unused-ignore]
+from counting import observe
+from twins import batches, compare, mlp, train, write
 
 STEPS = 6
 sent: list[str] = []

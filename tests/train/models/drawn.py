@@ -7,13 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import paddle
-from counting import Meter  # type: ignore[import-not-found, unused-ignore]
-from learning import (  # type: ignore[import-not-found, unused-ignore]
-    batches,
-    options,
-    parallel,
-    say,
-)
+from counting import Meter
+from learning import batches, options, parallel, say
 from paddle import nn
 from paddle.nn import functional
 

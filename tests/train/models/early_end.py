@@ -7,7 +7,7 @@ from typing import Any
 
 import paddle
 from paddle import nn
-from twins import rank, twins, write  # type: ignore[import-not-found, unused-ignore]
+from twins import rank, twins, write
 
 
 class Net(nn.Layer):  # type: ignore[misc, unused-ignore]

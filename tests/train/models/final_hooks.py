@@ -15,7 +15,7 @@ import paddle
 from paddle import nn
 from paddle.base import core
 from paddle.distributed.fleet.utils import recompute
-from twins import rank, write  # type: ignore[import-not-found, unused-ignore]
+from twins import rank, write
 
 MICRO, ROUNDS = 2, 3
 eager: Any = core.eager

@@ -11,7 +11,7 @@ from typing import Any
 
 import paddle
 from paddle import nn
-from twins import batches, rank, weights, write  # type: ignore[import-not-found, unused-ignore]
+from twins import batches, rank, weights, write
 
 
 class Scaled(nn.Layer):

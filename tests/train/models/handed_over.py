@@ -10,16 +10,9 @@ from contextlib import nullcontext
 from typing import Any
 
 import paddle
-from counting import Meter  # type: ignore[import-not-found, unused-ignore]
+from counting import Meter
 from paddle import nn
-from twins import (  # type: ignore[import-not-found, unused-ignore]
-    batches,
-    mlp,
-    rank,
-    twins,
-    weights,
-    write,
-)
+from twins import batches, mlp, rank, twins, weights, write
 
 LATE = 5
 paddle.distributed.init_parallel_env()

@@ -10,7 +10,7 @@ from typing import Any
 
 import paddle
 from paddle import nn
-from twins import write  # type: ignore[import-not-found, unused-ignore]
+from twins import write
 
 READS = ("numpy", "item", "tolist", "__float__", "__int__", "__bool__", "__index__", "cpu")
 STEPS = 12

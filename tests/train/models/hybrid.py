@@ -17,7 +17,7 @@ import numpy as np
 import paddle
 from paddle import nn
 from paddle.distributed import fleet
-from twins import elsewhere  # type: ignore[import-not-found, unused-ignore]
+from twins import elsewhere
 
 fleet_: Any = fleet
 layout = json.loads(os.environ["LAYOUT"])

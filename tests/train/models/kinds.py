@@ -10,14 +10,14 @@ import json
 import os
 from pathlib import Path
 
-import architectures  # type: ignore[import-not-found, unused-ignore]  # noqa: F401  # its kinds
-import drawn  # type: ignore[import-not-found, unused-ignore]
-import learning  # type: ignore[import-not-found, unused-ignore]
-import loops  # type: ignore[import-not-found, unused-ignore]  # noqa: F401  # its kinds
+import architectures  # noqa: F401  # its kinds
+import drawn
+import learning
+import loops  # noqa: F401  # its kinds
 import paddle
-import shapes  # type: ignore[import-not-found, unused-ignore]
-import stepping  # type: ignore[import-not-found, unused-ignore]
-from learning import options, rank, report  # type: ignore[import-not-found, unused-ignore]
+import shapes
+import stepping
+from learning import options, rank, report
 
 paddle.distributed.init_parallel_env()
 KINDS = {

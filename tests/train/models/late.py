@@ -11,7 +11,7 @@ import numpy as np
 import paddle
 from paddle import nn
 from paddle.distributed.communication import stream
-from twins import rank, write  # type: ignore[import-not-found, unused-ignore]
+from twins import rank, write
 
 PART_WAYS = 40
 paddle.distributed.init_parallel_env()

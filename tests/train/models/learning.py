@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import paddle
-from counting import Meter  # type: ignore[import-not-found, unused-ignore]
+from counting import Meter
 from paddle import nn
 from paddle.optimizer import Momentum
 

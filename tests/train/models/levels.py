@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import paddle
 from paddle import nn
 from paddle.base import core
-from twins import batches, nranks, rank, train, twins, write  # type: ignore[import-not-found, unused-ignore]
+from twins import batches, nranks, rank, train, twins, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +71,7 @@ def net(width: int) -> Any:
     return nn.Sequential(nn.Linear(4, width), nn.Linear(width, 2))
 
 
-report = {}
+report: dict[str, Any] = {}
 models = []
 # The second model has the sizes of the first, so nothing is measured again.
 for name, width, two_s, one_s, leaders_s in (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import paddle
 from paddle import nn
-from twins import rank, twins, weights, write  # type: ignore[import-not-found, unused-ignore]
+from twins import rank, twins, weights, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

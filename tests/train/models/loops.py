@@ -5,19 +5,10 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-import learning  # type: ignore[import-not-found, unused-ignore]
+import learning
 import paddle
-from counting import Meter  # type: ignore[import-not-found, unused-ignore]
-from learning import (  # type: ignore[import-not-found, unused-ignore]
-    KINDS,
-    MICRO,
-    batches,
-    learn,
-    mlp,
-    options,
-    parallel,
-    say,
-)
+from counting import Meter
+from learning import KINDS, MICRO, batches, learn, mlp, options, parallel, say
 from paddle import nn
 from paddle.optimizer import SGD, Adam, AdamW, Momentum
 

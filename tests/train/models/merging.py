@@ -6,9 +6,9 @@ import os
 from typing import Any
 
 import paddle
-from counting import observe  # type: ignore[import-not-found, unused-ignore]
+from counting import observe
 from paddle import nn
-from twins import batches, rank, weights, write  # type: ignore[import-not-found, unused-ignore]
+from twins import batches, rank, weights, write
 
 STEPS = 4
 merges = bool(os.environ.get("FLEETRUN_STRATEGY_FILE"))

@@ -13,14 +13,7 @@ from typing import Any
 import paddle
 from paddle import nn
 from paddle.distributed import fleet
-from twins import (  # type: ignore[import-not-found, unused-ignore]
-    batches,
-    elsewhere,
-    rank,
-    twins,
-    weights,
-    write,
-)
+from twins import batches, elsewhere, rank, twins, weights, write
 
 nranks = int(os.environ["PADDLE_TRAINERS_NUM"])
 has_unused = bool(os.environ.get("UNUSED"))

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import paddle
-from counting import Meter  # type: ignore[import-not-found, unused-ignore]
+from counting import Meter
 from paddle import nn
 from paddle.distributed.fleet.utils import recompute
-from twins import batches, rank, twins, weights, write  # type: ignore[import-not-found, unused-ignore]
+from twins import batches, rank, twins, weights, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable

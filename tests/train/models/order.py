@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import paddle
-from counting import observe  # type: ignore[import-not-found, unused-ignore]
+from counting import observe
 from paddle import nn
-from twins import batches, rank, train, twins, write  # type: ignore[import-not-found, unused-ignore]
+from twins import batches, rank, train, twins, write
 
 STEPS = 4
 seen: list[Any] = []

@@ -12,7 +12,7 @@ from typing import Any
 
 import paddle
 from paddle import nn
-from twins import batches, rank, twins, weights, write  # type: ignore[import-not-found, unused-ignore]
+from twins import batches, rank, twins, weights, write
 
 paddle.distributed.init_parallel_env()
 kernels: Any = paddle._C_ops  # pyright: ignore[reportAttributeAccessIssue] - made when it is loaded

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import paddle
-from counting import Meter  # type: ignore[import-not-found, unused-ignore]
+from counting import Meter
 from paddle import nn
-from twins import rank, weights, write  # type: ignore[import-not-found, unused-ignore]
+from twins import rank, weights, write
 
 paddle.distributed.init_parallel_env()
 paddle.seed(5)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import paddle
-from counting import Meter  # type: ignore[import-not-found, unused-ignore]
+from counting import Meter
 from paddle import nn
-from twins import batches, rank, twins, weights, write  # type: ignore[import-not-found, unused-ignore]
+from twins import batches, rank, twins, weights, write
 
 STEPS = 60
 meter = Meter()

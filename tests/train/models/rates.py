@@ -6,19 +6,12 @@ the gradients of each model's own steps.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import paddle
 from paddle import nn
-from twins import (  # type: ignore[import-not-found, unused-ignore]
-    ByHand,
-    batches,
-    mlp,
-    rank,
-    twins,
-    weights,
-    write,
-)
+from twins import ByHand, batches, mlp, rank, twins, weights, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,7 +136,7 @@ def train(way: Any, models: Any, optimizers: list[Any], drawn: Any, name: str) -
 
 def compare(way: Any, shape: tuple[int, ...], name: str, *, is_one: bool) -> None:
     """Train models of SHAPE in this WAY with all ranks, as one model if IS_ONE, and alone."""
-    nets, alone = zip(*(twins(lambda wide=wide: mlp(outputs=wide)) for wide in shape), strict=True)
+    nets, alone = zip(*(twins(partial(mlp, outputs=wide)) for wide in shape), strict=True)
     report[name] = {}
     shared: list[Any] = [paddle.DataParallel(net) for net in nets] if not is_one else []
     if is_one:

@@ -9,16 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import paddle
-from twins import (  # type: ignore[import-not-found, unused-ignore]
-    ByHand,
-    batches,
-    mlp,
-    once,
-    rank,
-    twins,
-    weights,
-    write,
-)
+from twins import ByHand, batches, mlp, once, rank, twins, weights, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable

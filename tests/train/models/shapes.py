@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import learning  # type: ignore[import-not-found, unused-ignore]
+import learning
 import paddle
-from counting import Meter  # type: ignore[import-not-found, unused-ignore]
-from learning import (  # type: ignore[import-not-found, unused-ignore]
-    MICRO,
-    UPDATES,
-    batches,
-    learn,
-    mlp,
-    options,
-    rank,
-    say,
-    words,
-)
+from counting import Meter
+from learning import MICRO, UPDATES, batches, learn, mlp, options, rank, say, words
 from paddle import nn
 from paddle.distributed.fleet.utils import recompute
 from paddle.optimizer import SGD, Adam, AdamW, Momentum

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import paddle
-from twins import batches, rank, write  # type: ignore[import-not-found, unused-ignore]
+from twins import batches, rank, write
 
 fleet: Any = paddle.distributed.fleet
 strategy = fleet.DistributedStrategy()

@@ -9,7 +9,7 @@ from typing import Any
 
 import paddle
 from paddle import nn
-from twins import batches, rank, write  # type: ignore[import-not-found, unused-ignore]
+from twins import batches, rank, write
 
 paddle.distributed.init_parallel_env()
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import paddle
-from counting import observe  # type: ignore[import-not-found, unused-ignore]
+from counting import observe
 from paddle import nn
-from twins import batches, nranks, rank, train, twins, write  # type: ignore[import-not-found, unused-ignore]
+from twins import batches, nranks, rank, train, twins, write
 
 STEPS, WAITED_S = 4, 60.0
 # Gradients of the buckets that are sent first and last: each layer is a bucket.

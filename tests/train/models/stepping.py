@@ -6,19 +6,8 @@ from typing import Any
 
 import numpy as np
 import paddle
-from counting import Meter  # type: ignore[import-not-found, unused-ignore]
-from learning import (  # type: ignore[import-not-found, unused-ignore]
-    MICRO,
-    batches,
-    learn,
-    mlp,
-    options,
-    rank,
-    report,
-    say,
-    weights,
-    world,
-)
+from counting import Meter
+from learning import MICRO, batches, learn, mlp, options, rank, report, say, weights, world
 from paddle import nn
 from paddle.optimizer import Adam, AdamW, Momentum
 

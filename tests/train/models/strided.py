@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import paddle
 from paddle import nn
-from twins import batches, compare, rank, train, write  # type: ignore[import-not-found, unused-ignore]
+from twins import batches, compare, rank, train, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle import nn
-from twins import rank, write  # type: ignore[import-not-found, unused-ignore]
+from twins import rank, write
 
 paddle.distributed.init_parallel_env()
 

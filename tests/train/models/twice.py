@@ -9,15 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import paddle
-from counting import Meter  # type: ignore[import-not-found, unused-ignore]
-from twins import (  # type: ignore[import-not-found, unused-ignore]
-    batches,
-    mlp,
-    rank,
-    twins,
-    weights,
-    write,
-)
+from counting import Meter
+from twins import batches, mlp, rank, twins, weights, write
 
 paddle.distributed.init_parallel_env()
 

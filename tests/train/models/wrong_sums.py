@@ -12,7 +12,7 @@ import numpy as np
 import paddle
 from paddle import nn
 from paddle.base import core
-from twins import rank, write  # type: ignore[import-not-found, unused-ignore]
+from twins import rank, write
 
 paddle.distributed.init_parallel_env()
 plain = core.ProcessGroup.all_reduce
