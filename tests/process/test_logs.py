@@ -7,15 +7,15 @@ import os
 import shutil
 import signal
 import subprocess
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
 from commandline import Command
+from mounts import mounted
 from waiting import LONG_S, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.slow
@@ -35,18 +35,6 @@ open(f"count{rank}", "w").write(str(count))
 """
 
 
-@contextmanager
-def small_disk(folder: Path, options: str) -> Iterator[Path]:
-    """Mount a small file system where the logs go."""
-    log = folder / "log"
-    log.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", log], check=True)
-    try:
-        yield log
-    finally:
-        subprocess.run(["umount", "-l", log], check=True)
-
-
 def whole(job: Command, rank: int) -> bytes:
     """Join the parts of a rank's log, without a hole at its beginning."""
     log = job.log(rank).resolve()
@@ -63,7 +51,7 @@ def expected(folder: Path, rank: int) -> bytes:
 def test_s68_fast_ranks_lose_no_line_to_rotation(tmp_path: Path, *, is_tmpfs: bool) -> None:
     options = ["--log_max_size=1M", "--log_max_files=999", "--tee=all"]
     job = Command.python(tmp_path, LINES, *options)
-    with small_disk(tmp_path, "size=200m") if is_tmpfs else nothing():
+    with mounted(tmp_path / "log", "tmpfs", "size=200m") if is_tmpfs else nullcontext():
         done = job.run()
         assert done.code == 0, done.stderr
         for rank in range(2):
@@ -74,11 +62,6 @@ def test_s68_fast_ranks_lose_no_line_to_rotation(tmp_path: Path, *, is_tmpfs: bo
             shown = [line for line in done.out.splitlines(keepends=True) if line.startswith(prefix)]
             assert b"".join(line.removeprefix(prefix) for line in shown) == text
     assert done.stderr == ""
-
-
-@contextmanager
-def nothing() -> Iterator[None]:
-    yield
 
 
 def test_s68_a_stuck_reader_neither_blocks_ranks_nor_fills_the_disk(tmp_path: Path) -> None:
@@ -118,12 +101,8 @@ def test_a_size_that_is_none_is_refused(tmp_path: Path, size: str) -> None:
 
 @NEEDS_ROOT
 def test_s37_where_logs_cannot_be_rotated_nothing_starts(tmp_path: Path) -> None:
-    (tmp_path / "log").mkdir()
-    subprocess.run(["mount", "-t", "ramfs", "none", tmp_path / "log"], check=True)
-    try:
+    with mounted(tmp_path / "log", "ramfs"):
         done = Command(tmp_path, "touch born", "--log_max_size=1M").run()
-    finally:
-        subprocess.run(["umount", "-l", tmp_path / "log"], check=True)
     assert done.code == 3
     assert "--log_max_size cannot work in" in done.stderr
     assert not (tmp_path / "born").exists()
@@ -162,19 +141,15 @@ def test_s37_a_stopped_reader_costs_nobody_anything(tmp_path: Path) -> None:
     with (tmp_path / "seen").open("wb") as seen:
         reader = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=seen)
     assert reader.stdin is not None
-    try:
-        reader.send_signal(signal.SIGSTOP)
-        launcher = job.start(stdout=reader.stdin)
-        reader.stdin.close()
-        job.wait_for("wrote")
-        (tmp_path / "go").touch()
-        until(lambda: any(event["event"] == "finished" for event in job.events()))
-        reader.send_signal(signal.SIGCONT)
-        done = job.finish(launcher)
-        assert reader.wait(LONG_S) == 0
-    finally:
-        reader.kill()
-        reader.wait()
+    reader.send_signal(signal.SIGSTOP)
+    launcher = job.start(stdout=reader.stdin)
+    reader.stdin.close()
+    job.wait_for("wrote")
+    (tmp_path / "go").touch()
+    until(lambda: any(event["event"] == "finished" for event in job.events()))
+    reader.send_signal(signal.SIGCONT)
+    done = job.finish(launcher)
+    assert reader.wait(LONG_S) == 0
     assert (done.code, done.stderr) == (0, "")
     assert (tmp_path / "seen").read_bytes() == b"0123456789\n" * 200_000
 
@@ -211,7 +186,7 @@ def test_s52_a_log_folder_that_vanished_is_made_again_for_another_attempt(tmp_pa
 @NEEDS_ROOT
 def test_s37_a_rank_that_fails_on_a_full_disk_is_explained(tmp_path: Path) -> None:
     code = "while rank == 0: print('x' * 9999, flush=True)\ntime.sleep(60)"
-    with small_disk(tmp_path, "size=512k"):
+    with mounted(tmp_path / "log", "tmpfs", "size=512k"):
         done = Command.python(tmp_path, code).run()
     assert done.code == 1
     assert "Nothing can be written to" in done.stderr
@@ -226,7 +201,7 @@ def test_s37_ranks_that_do_not_mind_a_full_disk_go_on(tmp_path: Path) -> None:
     # The ends of so many are more than the rest of a page, which a full disk still takes.
     ranks = 40
     script = f"if [ $R = 0 ]; then {fill}; else {wait}; echo more; fi; touch done$R; exit 0"
-    with small_disk(tmp_path, "size=512k"):
+    with mounted(tmp_path / "log", "tmpfs", "size=512k"):
         done = Command(tmp_path, script, "--tee=1", ranks=ranks).run()
     assert done.code == 0
     assert all((tmp_path / f"done{rank}").exists() for rank in range(ranks))
@@ -236,7 +211,7 @@ def test_s37_ranks_that_do_not_mind_a_full_disk_go_on(tmp_path: Path) -> None:
 
 @NEEDS_ROOT
 def test_s68_rotation_on_a_full_disk_is_one_warning(tmp_path: Path) -> None:
-    with small_disk(tmp_path, "size=3m"):
+    with mounted(tmp_path / "log", "tmpfs", "size=3m"):
         code = """
 for _ in range(240):
     print('x' * 9999, flush=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commandline import Driven
+from mounts import mounted
 from waiting import LONG_S, until
 
 if TYPE_CHECKING:
@@ -274,10 +275,7 @@ def test_ranks_find_signals_limits_and_variables_as_the_user_left_them(tmp_path:
 def test_s37_a_full_or_read_only_log_folder_is_said_before_anything_starts(
     tmp_path: Path, options: str
 ) -> None:
-    small = tmp_path / "log"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", small], check=True)
-    try:
+    with mounted(tmp_path / "log", "tmpfs", "size=64k") as small:
         (small / "filler").write_bytes(b"x" * 60_000)
         with (small / "filler").open("ab") as filler:
             while filler_takes(filler.fileno()):
@@ -285,8 +283,6 @@ def test_s37_a_full_or_read_only_log_folder_is_said_before_anything_starts(
         if "ro" in options.split(","):
             subprocess.run(["mount", "-o", "remount,ro", small], check=True)
         done = Driven(tmp_path, f"touch {tmp_path}/born").run()
-    finally:
-        subprocess.run(["umount", "-l", small], check=True)
     assert done.code == 3
     assert re.search(r"cannot be written .* \(.*\): make room or choose", done.stderr)
     assert not (tmp_path / "born").exists()
@@ -301,10 +297,7 @@ def filler_takes(fd: int) -> bool:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_s37_a_disk_that_fills_up_later_ends_nothing(tmp_path: Path) -> None:
-    small = tmp_path / "log"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", small], check=True)
-    try:
+    with mounted(tmp_path / "log", "tmpfs", "size=256k") as small:
         fill = "head -c 400000 /dev/zero > log/filler 2>/dev/null; touch full"
         wait = "until [ -e full ]; do sleep 0.01; done; exit 0"
         # The ends of forty ranks are more than the rest of a page, which a full disk still takes.
@@ -314,8 +307,6 @@ def test_s37_a_disk_that_fills_up_later_ends_nothing(tmp_path: Path) -> None:
         until((small / "latest" / "plan.json").exists)
         (tmp_path / "go").touch()
         done = job.finish(launcher)
-    finally:
-        subprocess.run(["umount", "-l", small], check=True)
     assert done.code == 0
     assert done.stderr.count("The event log failed (No space left on device)") == 1
     assert done.stderr.count(" failed (") == 1

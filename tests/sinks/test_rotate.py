@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ import pytest
 from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mounts import mounted
 from timers import Timers
 
 from fleetrun.errors import EnvironmentFault
@@ -268,9 +268,8 @@ def test_the_console_shows_each_line_once(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
 def test_where_it_cannot_work_nothing_starts(tmp_path: Path) -> None:
-    subprocess.run(["mount", "-t", "ramfs", "none", tmp_path], check=True)
-    try:
-        with pytest.raises(EnvironmentFault, match=r"--log_max_size cannot work in .*--log_dir"):
-            Rank(str(tmp_path))
-    finally:
-        subprocess.run(["umount", "-l", tmp_path], check=True)
+    with (
+        mounted(tmp_path, "ramfs"),
+        pytest.raises(EnvironmentFault, match=r"--log_max_size cannot work in .*--log_dir"),
+    ):
+        Rank(str(tmp_path))
