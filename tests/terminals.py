@@ -107,23 +107,19 @@ def stopped_in_a_shell(terminal: Terminal, job: Command) -> Iterator[list[int]]:
     env = {**job.environ(), "PS1": "shell> ", "HISTFILE": ""}
     shell = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
     bash = terminal.start(shell, env=env, cwd=job.folder)
-    try:
-        until(terminal.shows(b"shell> "))
-        before = terminal.settings()
-        terminal.type(f"{' '.join(job.argv)}; echo code=$?\n".encode())
-        job.wait_for("ready0", "ready1")
-        ranks = [int((job.folder / f"pid{rank}").read_text()) for rank in range(2)]
-        everybody = [*ranks, launcher_of(ranks[0])]
-        terminal.type(b"\x1a")
-        until(lambda: all(state(pid) == "T" for pid in everybody))
-        until(terminal.shows(b"Stopped"))
-        terminal.shown = b""
-        yield everybody
-        until(terminal.shows(b"code=0\r\n"))
-        assert terminal.settings() == before
-        terminal.type(b"exit\n")
-        until(lambda: bash.poll() is not None)
-    finally:
-        bash.kill()
-        bash.wait()
+    until(terminal.shows(b"shell> "))
+    before = terminal.settings()
+    terminal.type(f"{' '.join(job.argv)}; echo code=$?\n".encode())
+    job.wait_for("ready0", "ready1")
+    ranks = [int((job.folder / f"pid{rank}").read_text()) for rank in range(2)]
+    everybody = [*ranks, launcher_of(ranks[0])]
+    terminal.type(b"\x1a")
+    until(lambda: all(state(pid) == "T" for pid in everybody))
+    until(terminal.shows(b"Stopped"))
+    terminal.shown = b""
+    yield everybody
+    until(terminal.shows(b"code=0\r\n"))
+    assert terminal.settings() == before
+    terminal.type(b"exit\n")
+    until(lambda: bash.poll() is not None)
     assert_no_survivors(job.marker, 0.0)

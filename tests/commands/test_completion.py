@@ -261,17 +261,15 @@ def test_a_real_shell_completes(name: str, installed: Path) -> None:
         before, _, shown = shown.partition(mark)
         return before
 
-    try:
-        os.write(leader, f"{_READY[name]}; echo READY''NOW\n".encode())
-        read_until(b"READYNOW\r\n")
-        for typed, line in TYPED.items():
-            os.write(leader, f"{typed}\tX\x01{_SHOW[name]}'\x05'; echo EN''D\n".encode())
-            answer = read_until(b"END\r\n").decode(errors="replace")
-            assert answer.rpartition("LINE:")[2].rstrip() == line, answer
-    finally:
-        process.kill()
-        process.wait()
-        os.close(leader)
+    os.write(leader, f"{_READY[name]}; echo READY''NOW\n".encode())
+    read_until(b"READYNOW\r\n")
+    for typed, line in TYPED.items():
+        os.write(leader, f"{typed}\tX\x01{_SHOW[name]}'\x05'; echo EN''D\n".encode())
+        answer = read_until(b"END\r\n").decode(errors="replace")
+        assert answer.rpartition("LINE:")[2].rstrip() == line, answer
+    process.kill()
+    process.wait()
+    os.close(leader)
 
 
 @pytest.mark.slow

@@ -86,13 +86,11 @@ def test_many_launches_at_once_share_no_port() -> None:
         )
         for _ in range(12)
     ]
-    try:
-        lines = [launch.stdout.readline() for launch in launches if launch.stdout]
-        ports = [port for line in lines for port in line.split()]
-        assert len(ports) == len(set(ports)) == 12 * 40
-    finally:
-        for launch in launches:
-            launch.communicate()
+    lines = [launch.stdout.readline() for launch in launches if launch.stdout]
+    ports = [port for line in lines for port in line.split()]
+    assert len(ports) == len(set(ports)) == 12 * 40
+    for launch in launches:
+        launch.communicate()
     assert [launch.returncode for launch in launches] == [0] * 12
 
 

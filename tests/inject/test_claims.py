@@ -36,22 +36,20 @@ def test_another_process_of_the_rank_that_trains_keeps_its_claim(tmp_path: Path)
         stdin=subprocess.PIPE,
         env={**os.environ, "FLEETRUN_RECORDS": str(path)},
     )
-    try:
-        # During exec a process seems to have no environment.
-        until(lambda: bytes(path) in Path(f"/proc/{other.pid}/environ").read_bytes())
-        for pid in (1, other.pid):
-            record(path, pid, complete=True)
-        late = Evidence(str(path), NOTHING)
-        assert not late.claim()
-        late.updates = 1
-        late.write()
-        assert evidence(tmp_path)["pid"] == other.pid
-        # A process that only imported Paddle has no claim.
-        path.unlink()
-        record(path, other.pid, complete=False)
-        assert Evidence(str(path), NOTHING).claim()
-    finally:
-        other.communicate()
+    # During exec a process seems to have no environment.
+    until(lambda: bytes(path) in Path(f"/proc/{other.pid}/environ").read_bytes())
+    for pid in (1, other.pid):
+        record(path, pid, complete=True)
+    late = Evidence(str(path), NOTHING)
+    assert not late.claim()
+    late.updates = 1
+    late.write()
+    assert evidence(tmp_path)["pid"] == other.pid
+    # A process that only imported Paddle has no claim.
+    path.unlink()
+    record(path, other.pid, complete=False)
+    assert Evidence(str(path), NOTHING).claim()
+    other.communicate()
 
 
 def test_the_claim_of_a_process_that_is_gone_ends(tmp_path: Path) -> None:

@@ -109,12 +109,10 @@ def pong(hosts: tuple[Host, ...]) -> Iterator[None]:
     answering = [host.start(sys.executable, "-c", PONG) for host in hosts]
     for host in hosts:
         until((host.folder / "listening").exists)
-    try:
-        yield
-    finally:
-        for process in answering:
-            process.kill()
-            process.wait()
+    yield
+    for process in answering:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize("kind", ["four_hosts", "slow_hosts"])

@@ -30,14 +30,12 @@ def test_two_processes_on_one_processor_wait_for_it() -> None:
         )
         for _ in range(2)
     ]
-    try:
-        until(lambda: {delays.of(child.pid, {}).processors for child in children} == {str(number)})
-        until(lambda: all((delays.of(child.pid, {}).queued_s or 0.0) > 0.1 for child in children))
-        assert all(delays.of(child.pid, {}).main_s for child in children)
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
+    until(lambda: {delays.of(child.pid, {}).processors for child in children} == {str(number)})
+    until(lambda: all((delays.of(child.pid, {}).queued_s or 0.0) > 0.1 for child in children))
+    assert all(delays.of(child.pid, {}).main_s for child in children)
+    for child in children:
+        child.kill()
+        child.wait()
 
 
 @pytest.mark.skipif(

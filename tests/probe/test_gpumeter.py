@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from nvmls import FakeNvml, NoPermission
@@ -64,12 +65,11 @@ def test_gpus_are_numbered_as_a_launch_numbers_them_and_instances_are_told_of() 
 
 
 def test_the_newest_line_counts_and_a_hanging_driver_holds_nobody_up() -> None:
-    meter = GpuMeter(60.0, f"{SAY} sys.stdout.write('[half a li'); sys.stdout.flush(); input()")
-    try:
+    with closing(
+        GpuMeter(60.0, f"{SAY} sys.stdout.write('[half a li'); sys.stdout.flush(); input()")
+    ) as meter:
         until(meter.newest)
         assert meter.newest() == (GpuUsage(0, "a", "H", 50, 1, 2, 300.5, None),)
-    finally:
-        meter.close()
 
 
 def test_what_is_old_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:

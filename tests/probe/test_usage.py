@@ -28,19 +28,17 @@ def test_a_family_is_counted_as_one() -> None:
         start_new_session=True,
     )
     assert leader.stdout is not None
-    try:
-        leader.stdout.readline()
+    leader.stdout.readline()
 
-        def used() -> usage.Usage:
-            return usage.of([leader.pid, 2**22 + 1])[leader.pid]
+    def used() -> usage.Usage:
+        return usage.of([leader.pid, 2**22 + 1])[leader.pid]
 
-        until(lambda: used().resident_bytes > 64 << 20)
-        family = used()
-        assert family.processes == 2
-        assert family.threads >= 2
-        assert family.cpu_s > 0
-        assert family.state in "RS"
-    finally:
-        leader.communicate(b"\n")
+    until(lambda: used().resident_bytes > 64 << 20)
+    family = used()
+    assert family.processes == 2
+    assert family.threads >= 2
+    assert family.cpu_s > 0
+    assert family.state in "RS"
+    leader.communicate(b"\n")
     assert usage.of([leader.pid]) == {}
     assert usage.of([]) == {}

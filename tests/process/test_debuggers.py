@@ -98,8 +98,7 @@ def test_an_editor_attaches_and_stops_the_rank_at_a_breakpoint(tmp_path: Path, f
         until(lambda: endpoints.exists() and endpoints.read_text().endswith("\n"))
     port = json.loads(endpoints.read_text())["client"]["port"]
     assert port > debug.FIRST_PORT + 1
-    editor = Editor(port)
-    try:
+    with closing(Editor(port)) as editor:
         editor.get("initialize", adapterID="test")
         attaching = editor.ask("attach", justMyCode=True)
         editor.wait(type="event", event="initialized")
@@ -113,8 +112,6 @@ def test_an_editor_attaches_and_stops_the_rank_at_a_breakpoint(tmp_path: Path, f
         assert editor.get("evaluate", expression="secret", frameId=frame["id"])["result"] == "43"
         editor.ask("continue", threadId=thread)
         editor.wait(type="event", event="terminated")
-    finally:
-        editor.close()
     ended = job.finish(launcher)
     assert ended.code == 0
     assert "argv ['x'] __main__ True" in job.log(1).read_text()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from commandline import Driven
 from processes import assert_no_survivors, survivors
+from terminals import state
 from waiting import LONG_S, until
 
 from fleetrun.run.policy import REPEAT_S
@@ -452,11 +453,6 @@ def test_s33_ctrl_z_stops_ranks_and_launcher_and_fg_goes_on(tmp_path: Path) -> N
     launcher.send_signal(signal.SIGCONT)
     (tmp_path / "go").write_text("go\n")
     assert job.finish(launcher).code == 0
-
-
-def state(pid: object) -> str:
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()[0].decode()
 
 
 def test_s35_a_stop_while_starting_is_clean(tmp_path: Path) -> None:

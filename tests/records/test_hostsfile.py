@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from fleetrun.records import hostsfile, names, secrets
@@ -18,11 +19,8 @@ def test_each_host_is_an_entry_and_no_secret_is_written(tmp_path: Path) -> None:
         HostEnd(0, "10.0.0.1", "a", 2, "ended well", 0),
         HostEnd(1, "10.0.0.2", "b", 2, 'could not get "https://me:pw@h"', 3, is_first=True),
     )
-    folder = Folder(str(tmp_path))
-    try:
+    with closing(Folder(str(tmp_path))) as folder:
         hostsfile.write(folder, ends, secrets.mask)
-    finally:
-        folder.close()
     document = json.loads((tmp_path / names.HOSTS).read_text())
     assert document["schema"] == hostsfile.SCHEMA
     assert document["hosts"][0] == ends[0]._asdict()

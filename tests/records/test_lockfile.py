@@ -30,11 +30,8 @@ if TYPE_CHECKING:
 def test_the_launcher_is_told_by_its_whole_mark(tmp_path: Path, text: bytes, pid: int) -> None:
     path = tmp_path / "lock"
     path.write_bytes(text)
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        assert lockfile.launcher(fd, "a b") == pid
-    finally:
-        os.close(fd)
+    with path.open("rb") as file:
+        assert lockfile.launcher(file.fileno(), "a b") == pid
 
 
 def test_a_lock_is_had_once(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import stat
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,11 +27,8 @@ def claim(path: Path, attempt: int = 0) -> None:
     """Claim the files of PLAN in the folder PATH."""
     files, links = {f"{path}/list": "a,b"}, {f"{path}/lib.so": "/plug-ins/lib.so"}
     made = PLAN._replace(run_dir=str(path), files=files, links=links)
-    logs, folder = worker.OpenLogs(), Folder(str(path))
-    try:
-        worker.claim(made, attempt, folder, logs)
-    finally:
-        logs.close()
+    with closing(worker.OpenLogs()) as logs:
+        worker.claim(made, attempt, Folder(str(path)), logs)
 
 
 def test_the_files_of_a_plan_are_written_and_its_logs_are_there(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import ports
 import pytest
 from commandline import Command
 from processes import survivors
+from terminals import state
 from waiting import LONG_S, until
 
 if TYPE_CHECKING:
@@ -106,11 +107,6 @@ def test_s33_a_rank_that_stands_still_is_ended_with_the_job(tmp_path: Path) -> N
     done = job.finish(launcher)
     assert done.code == 143
     assert "Rank 1 had to be killed" in done.stderr
-
-
-def state(pid: int) -> str:
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()[0].decode()
 
 
 FREEZER = "/sys/fs/cgroup/freezer"

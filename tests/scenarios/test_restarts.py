@@ -203,11 +203,9 @@ printf half; exit $((5 + PADDLE_RESTART_COUNT))"""
     job = Command(tmp_path, script, "--max_restart=2", "--tee")
     launcher = job.start()
     until((tmp_path / "log/latest/workerlog.1.attempt2").exists)
-    try:
-        until(lambda: logs_open_in(launcher) == ["workerlog.0.attempt2", "workerlog.1.attempt2"])
-    finally:
-        (tmp_path / "go").touch()
-        done = job.finish(launcher)
+    until(lambda: logs_open_in(launcher) == ["workerlog.0.attempt2", "workerlog.1.attempt2"])
+    (tmp_path / "go").touch()
+    done = job.finish(launcher)
     assert done.code == 0
     shown = done.out.splitlines()
     assert shown[:2] == [b"[rank 0] half"] * 2

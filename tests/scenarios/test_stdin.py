@@ -23,11 +23,7 @@ pytestmark = pytest.mark.slow
 
 def ended(launcher: subprocess.Popen[bytes], terminal: Terminal, job: Command) -> int:
     """Wait for the end of LAUNCHER; no process may be left."""
-    try:
-        until(lambda: launcher.poll() is not None or terminal.shows(b"\0")())
-    finally:
-        launcher.kill()
-        launcher.wait()
+    until(lambda: launcher.poll() is not None or terminal.shows(b"\0")())
     terminal.read()
     # After a kill -9 of a launcher its guard needs a moment.
     assert_no_survivors(job.marker)

@@ -29,16 +29,13 @@ def test_s27_ctrl_c_reaches_each_rank_once(tmp_path: Path, terminal: Terminal) -
     job = Command.python(tmp_path, COUNT)
     before = terminal.settings()
     launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
-    try:
-        until(terminal.shows(b"working"))
-        job.wait_for("ready0", "ready1")
-        terminal.type(b"\x03")
-        until(terminal.shows(b"asked ranks 0-1 to stop"))
-        job.wait_for("heard0", "heard1")
-        (tmp_path / "go").touch()
-        until(lambda: launcher.poll() is not None)
-    finally:
-        launcher.kill()
+    until(terminal.shows(b"working"))
+    job.wait_for("ready0", "ready1")
+    terminal.type(b"\x03")
+    until(terminal.shows(b"asked ranks 0-1 to stop"))
+    job.wait_for("heard0", "heard1")
+    (tmp_path / "go").touch()
+    until(lambda: launcher.poll() is not None)
     terminal.read()
     assert launcher.wait() == 130
     for rank in range(2):
@@ -56,12 +53,10 @@ def test_who_is_waited_for_at_the_end_is_shown_on_a_terminal_only(
     script = f"{deaf}; [ $R = 0 ] || exit 7; until [ -e end ]; do sleep 0.05; done"
     job = Command(tmp_path, script, "--grace=60")
     launcher = terminal.start(job.argv, env=job.environ({"CI": ""}), cwd=tmp_path)
-    try:
-        until(terminal.shows(b"rank 1 exited with 7. Waiting up to"))
-        until(terminal.shows(b"s for rank 0 to end."))
-    finally:
-        (tmp_path / "end").touch()
-        assert launcher.wait(LONG_S) == 7
+    until(terminal.shows(b"rank 1 exited with 7. Waiting up to"))
+    until(terminal.shows(b"s for rank 0 to end."))
+    (tmp_path / "end").touch()
+    assert launcher.wait(LONG_S) == 7
     (tmp_path / "piped").mkdir()
     piped = Command(tmp_path / "piped", script, "--grace=1.5").run()
     assert piped.code == 7
@@ -73,13 +68,10 @@ def test_s27_one_ctrl_c_shows_no_heap_of_tracebacks(tmp_path: Path, terminal: Te
     wait = "print('working', flush=True); open(f'ready{rank}', 'w').close(); time.sleep(60)"
     job = Command.python(tmp_path, wait, ranks=4)
     launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
-    try:
-        until(terminal.shows(b"working"))
-        job.wait_for(*(f"ready{rank}" for rank in range(4)))
-        terminal.type(b"\x03")
-        until(lambda: launcher.poll() is not None)
-    finally:
-        launcher.kill()
+    until(terminal.shows(b"working"))
+    job.wait_for(*(f"ready{rank}" for rank in range(4)))
+    terminal.type(b"\x03")
+    until(lambda: launcher.poll() is not None)
     terminal.read()
     assert launcher.wait() == 130
     # The output of the only rank that is shown.

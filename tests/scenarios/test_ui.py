@@ -48,15 +48,11 @@ def test_the_job_is_shown_and_its_report_comes_at_the_end(
     job = a_job(tmp_path, terminal)
     before = terminal.settings()
     launcher = terminal.start(job.argv, environ(job), tmp_path)
-    try:
-        until(terminal.shows(b"\x1b[?1049h"))
-        until(terminal.shows(b"2 running; "))
-        (tmp_path / "fail").touch()
-        (tmp_path / "go").touch()
-        assert launcher.wait(LONG_S) == 1
-    finally:
-        launcher.kill()
-        launcher.wait()
+    until(terminal.shows(b"\x1b[?1049h"))
+    until(terminal.shows(b"2 running; "))
+    (tmp_path / "fail").touch()
+    (tmp_path / "go").touch()
+    assert launcher.wait(LONG_S) == 1
     terminal.read()
     _, _, below = terminal.shown.rpartition(b"\x1b[?1049l")
     # The last table, and then the launcher's messages.
@@ -73,22 +69,18 @@ def test_the_job_goes_on_when_the_screen_is_given_back(
     job = a_job(tmp_path, terminal)
     before = terminal.settings()
     launcher = terminal.start(job.argv, environ(job), tmp_path)
-    try:
-        until(terminal.shows(b"2 running; "))
-        if how == "q":
-            terminal.type(b"q")
-        else:
-            [viewer] = [pid for pid, words in survivors(job.marker).items() if "'top'" in words]
-            os.kill(viewer, signal.SIGKILL)
-        until(terminal.shows(b"The job goes on; `fleetrun top` shows it again."))
-        assert b"\x1b[?1049l" in terminal.shown
-        assert launcher.poll() is None
-        assert terminal.settings() == before
-        (tmp_path / "go").touch()
-        assert launcher.wait(LONG_S) == 0
-    finally:
-        launcher.kill()
-        launcher.wait()
+    until(terminal.shows(b"2 running; "))
+    if how == "q":
+        terminal.type(b"q")
+    else:
+        [viewer] = [pid for pid, words in survivors(job.marker).items() if "'top'" in words]
+        os.kill(viewer, signal.SIGKILL)
+    until(terminal.shows(b"The job goes on; `fleetrun top` shows it again."))
+    assert b"\x1b[?1049l" in terminal.shown
+    assert launcher.poll() is None
+    assert terminal.settings() == before
+    (tmp_path / "go").touch()
+    assert launcher.wait(LONG_S) == 0
     assert_no_survivors(job.marker, 0.0)
 
 
@@ -96,13 +88,9 @@ def test_ctrl_c_ends_the_job_and_the_screen(tmp_path: Path, terminal: Terminal) 
     job = a_job(tmp_path, terminal)
     before = terminal.settings()
     launcher = terminal.start(job.argv, environ(job), tmp_path)
-    try:
-        until(terminal.shows(b"2 running; "))
-        terminal.type(b"\x03")
-        assert launcher.wait(LONG_S) == 130
-    finally:
-        launcher.kill()
-        launcher.wait()
+    until(terminal.shows(b"2 running; "))
+    terminal.type(b"\x03")
+    assert launcher.wait(LONG_S) == 130
     terminal.read()
     assert b"asked ranks 0-1 to stop" in terminal.shown.rpartition(b"\x1b[?1049l")[2]
     assert b"The job goes on" not in terminal.shown

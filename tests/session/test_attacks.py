@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -506,8 +507,7 @@ class FalseCoordinator:
 
 
 def test_who_pretends_to_be_the_coordinator_does_not_choose_the_endpoints(job: Job) -> None:
-    false = FalseCoordinator(job, script="another")
-    try:
+    with closing(FalseCoordinator(job, script="another")) as false:
         _, handler, _ = job.launch(1)
         job.join(0)
         turn_until(job.loop, lambda: handler.verdicts)
@@ -517,8 +517,6 @@ def test_who_pretends_to_be_the_coordinator_does_not_choose_the_endpoints(job: J
         assert "script differs from the one here" in verdict.failure.what
         # Nor did it learn the digest.
         assert SCRIPT[:12] not in repr(false.heard)
-    finally:
-        false.close()
 
 
 # Replayed connections ----------------------------------------------------------------------------

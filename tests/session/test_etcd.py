@@ -103,9 +103,10 @@ def test_a_store_answers_in_order_also_after_one_that_was_killed(
     endpoint: tuple[str, int], loop: Loop
 ) -> None:
     nobody = ("127.0.0.1", ports.free(1)[0])
-    store = JobStore(StoreAddress((nobody, endpoint), "another job", TIMEOUT_S), loop)
     answers: list[StoreAnswer] = []
-    try:
+    with closing(
+        JobStore(StoreAddress((nobody, endpoint), "another job", TIMEOUT_S), loop)
+    ) as store:
         store.ask(answers.append, "campaign", "me", 60, 0)
         store.ask(answers.append, "look")
         turn_until(loop, lambda: not store.is_busy)
@@ -124,8 +125,6 @@ def test_a_store_answers_in_order_also_after_one_that_was_killed(
         store.ask(answers.append, "renew", answers[0].value[0])
         turn_until(loop, lambda: not store.is_busy)
         assert answers[3].value is True
-    finally:
-        store.close()
 
 
 def test_an_etcd_that_wants_tls_is_asked_with_the_certificates_of_etcdctl(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -177,15 +178,12 @@ PIECES = st.lists(
 def test_every_line_on_the_screen_has_the_prefix_of_who_wrote_it(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[tuple[int, bytes, bool]]
 ) -> None:
-    made = Ranks(tmp_path_factory.mktemp("ranks"))
-    try:
+    with closing(Ranks(tmp_path_factory.mktemp("ranks"))) as made:
         for rank, text, waits in pieces:
             made.write(rank, text)
             if waits:
                 made.wait()
         made.look(is_last=True)
-    finally:
-        made.close()
     for rank, path in enumerate(made.paths):
         own = b"[%d] " % rank
         mine = [line for line in seen(made.shown) if line.startswith(own)]

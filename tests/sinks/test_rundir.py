@@ -239,15 +239,6 @@ def test_the_part_of_another_host_stays_where_ours_is_withdrawn(tmp_path: Path) 
     assert (theirs / "workerlog.1").exists()
 
 
-def test_the_folder_is_readable_for_others(tmp_path: Path) -> None:
-    before = os.umask(0o022)
-    try:
-        launch(plan(tmp_path, "1"))
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "log/runs/1").stat().st_mode) == 0o755
-
-
 def test_a_folder_that_cannot_be_is_said_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("a file")
     with pytest.raises(EnvironmentFault, match=r"Not a directory.*--log_dir"):

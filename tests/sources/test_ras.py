@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import plans
@@ -106,13 +107,11 @@ def ras(
 
 
 def answered(asked: Ras) -> bool:
-    loop, done = Loop(), []
-    try:
+    done: list[bool] = []
+    with closing(Loop()) as loop:
         if not asked.ask(loop, lambda: done.append(True)):
             return False
         turn_until(loop, lambda: done)
-    finally:
-        loop.close()
     return bool(done)
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -263,25 +264,21 @@ def test_s61_a_gpu_that_computes_is_life(tmp_path: Path) -> None:
         lib = FakeNvml(("GPU-a",), loads={"GPU-a": load})
         return nvml.ask_loads(("0",), lambda: lib)
 
-    here = watched(tmp_path, gpus=lambda: ask)
-    try:
+    with closing(watched(tmp_path, gpus=lambda: ask)) as here:
         here.until(lambda: here.declared)
-    finally:
-        here.close()
     assert len(asked) >= 3
     assert isinstance(here.declared[0], Hung)
 
 
 def test_a_driver_that_hangs_is_said_and_the_hang_declared(tmp_path: Path) -> None:
-    here = watched(
-        tmp_path,
-        gpus=lambda: lambda: nvml.ask_loads(("0",), lambda: FakeNvml(init=hang)),
-        driver_s=0.3,
-    )
-    try:
+    with closing(
+        watched(
+            tmp_path,
+            gpus=lambda: lambda: nvml.ask_loads(("0",), lambda: FakeNvml(init=hang)),
+            driver_s=0.3,
+        )
+    ) as here:
         here.until(lambda: here.declared)
-    finally:
-        here.close()
     why = "Whether a GPU computes is not known: the NVIDIA driver has not answered within 0.3 s ("
     assert here.remarks[0].startswith(why)
     assert isinstance(here.declared[0], Hung)
@@ -298,11 +295,8 @@ def test_a_watch_that_ends_while_the_driver_hangs_leaves_no_child(
         asked.append(nvml.ask_loads(("0",), lambda: FakeNvml(init=hang)))
         return asked[0]
 
-    here = watched(tmp_path, gpus=lambda: ask)
-    try:
+    with closing(watched(tmp_path, gpus=lambda: ask)) as here:
         here.until(lambda: asked)
-    finally:
-        here.close()
     assert proc.stat(asked[0].pid) is None
     assert here.remarks == []
 
@@ -311,11 +305,8 @@ def test_where_no_child_can_ask_the_hang_is_declared_all_the_same(tmp_path: Path
     def refuse() -> IsolatedCall:
         raise OSError(11, "Resource temporarily unavailable")
 
-    here = watched(tmp_path, gpus=lambda: refuse)
-    try:
+    with closing(watched(tmp_path, gpus=lambda: refuse)) as here:
         here.until(lambda: here.declared)
-    finally:
-        here.close()
     assert here.remarks[0] == (
         "Whether a GPU computes cannot be determined (Resource temporarily unavailable)."
     )

@@ -248,21 +248,17 @@ print("ne\\nno end", end="")
     words = ["-f", *([f"--rank={rank}"] if rank else [])]
     env = environ(TERM="xterm")
     reader = terminal.start([*LOGS, *words], env, tmp_path)
-    try:
-        until(terminal.shows(b"begin 1\r\n"))
-        if not rank:
-            until(terminal.shows(b"begin 0\r\n"))
-        (tmp_path / "go").touch()
-        if rank:
-            # A single rank's output comes unchanged.
-            until(terminal.shows(b"half a li"))
-        assert reader.poll() is None
-        (tmp_path / "end").touch()
-        assert job.finish(launcher).code == 0
-        assert reader.wait(LONG_S) == 0
-    finally:
-        reader.kill()
-        reader.wait()
+    until(terminal.shows(b"begin 1\r\n"))
+    if not rank:
+        until(terminal.shows(b"begin 0\r\n"))
+    (tmp_path / "go").touch()
+    if rank:
+        # A single rank's output comes unchanged.
+        until(terminal.shows(b"half a li"))
+    assert reader.poll() is None
+    (tmp_path / "end").touch()
+    assert job.finish(launcher).code == 0
+    assert reader.wait(LONG_S) == 0
     terminal.read()
     lines = terminal.shown.decode().replace("\r\n", "\n")
     if rank:

@@ -55,11 +55,9 @@ def running(job: Command, code: int = 0) -> Iterator[subprocess.Popen[bytes]]:
     # Wait for plan.json, which comes a little later.
     plan = job.folder / "log" / "latest" / "plan.json"
     until(lambda: len(started(job)) == 2 and plan.exists())
-    try:
-        yield launcher
-    finally:
-        (job.folder / "go").touch()
-        ended = job.finish(launcher)
+    yield launcher
+    (job.folder / "go").touch()
+    ended = job.finish(launcher)
     assert ended.code == code
 
 
@@ -70,11 +68,9 @@ def watched(job: Command, terminal: Terminal, code: int = 0) -> Iterator[subproc
     with running(job, code):
         env = environ(TERM="xterm-256color")
         viewer = terminal.start([*TOP, "--interval=0.2"], env, job.folder)
-        try:
-            yield viewer
-        finally:
-            viewer.kill()
-            viewer.wait()
+        yield viewer
+        viewer.kill()
+        viewer.wait()
 
 
 def resize(terminal: Terminal, rows: int, columns: int) -> None:

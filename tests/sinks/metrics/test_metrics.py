@@ -81,12 +81,10 @@ def test_what_ranks_use_is_written_and_served(tmp_path: Path) -> None:
     [port] = free(1)
     job = Command.python(tmp_path, TRAIN, OFTEN, f"--metrics_port={port}")
     launcher = job.start()
-    try:
-        until(lambda: any(is_whole(record) and record.scalars for record in records(job)))
-        served = scrape(port)
-    finally:
-        (tmp_path / "go").touch()
-        done = job.finish(launcher)
+    until(lambda: any(is_whole(record) and record.scalars for record in records(job)))
+    served = scrape(port)
+    (tmp_path / "go").touch()
+    done = job.finish(launcher)
     assert (done.code, done.stderr) == (0, "")
     whole = next(record for record in records(job) if is_whole(record) and record.scalars)
     assert [rank.rank for rank in whole.ranks] == [0, 1]
