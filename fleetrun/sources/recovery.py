@@ -47,11 +47,11 @@ class Recovery(Source):
         """Record when each phase ends."""
         match happening:
             case Exited(status=status, at=at, attempt=attempt) if attempt == self._attempt:
-                self._conclude(at)
                 if status.exit_code:
+                    self._conclude(at)
                     self._fail(at, at)
-                # The last one counts.
-                if self._moments:
+                # The last one counts, until ranks start again; others may still import then.
+                if self._moments and "started" not in self._moments:
                     self._moments["stopped"] = at
             case Hung(seconds=seconds, at=at):
                 self._conclude(at)

@@ -61,3 +61,42 @@ def test_phases_are_those_of_the_new_ranks_in_order(
         **phases,
     }
     assert [name for name, _ in recovered.phases][-3:] == [*phases]
+
+
+def test_a_rank_that_ends_early_does_not_end_the_restart(tmp_path: Path) -> None:
+    began, attempt = time.monotonic(), 1
+    files = [tmp_path / f"rank.{rank}.jsonl" for rank in range(2)]
+    plan = plans.plan(per_node=2, cwd=str(tmp_path), run_dir=".")
+    restart = {"PADDLE_RESTART_COUNT": str(attempt)}
+    processes = tuple(
+        spec._replace(env={**restart, "FLEETRUN_RECORDS": str(file)})
+        for spec, file in zip(plan.processes, files, strict=True)
+    )
+    plan = plan._replace(processes=processes)
+
+    def imports(rank: int, at_s: float) -> None:
+        record = {"kind": "imported", "monotonic": began + at_s, "restart": attempt, "schema": 1}
+        files[rank].write_text(json.dumps(record) + "\n")
+
+    declared: list[Declared] = []
+    recovery = Recovery(plans.job(plan, log=lambda _: None))
+    recovery.open(Timers(), declared.append)
+    recovery.on_event(Exited(0, "rank 0", ExitStatus(7), began))
+    recovery.on_event(Exited(1, "rank 1", ExitStatus(0), began + 1))
+    recovery.on_event(Gathered(attempt, plan, began + 2))
+    for rank in range(2):
+        recovery.on_event(Started(rank, f"rank {rank}", 1, began + 3, attempt))
+    imports(0, 4.0)
+    recovery.on_event(Exited(0, "rank 0", ExitStatus(0), began + 5, attempt=attempt))
+    assert not declared
+    imports(1, 9.0)
+    recovery.on_event(Finished(Outcome(None), began + 10))
+    [recovered] = declared
+    assert isinstance(recovered, Recovered)
+    assert {name: round(seconds, 3) for name, seconds in recovered.phases} == {
+        "detected": 0.0,
+        "stopped": 1.0,
+        "agreed": 1.0,
+        "started": 1.0,
+        "imported": 6.0,
+    }
