@@ -173,6 +173,42 @@ def test_a_script_that_sets_what_is_read_at_the_import_starts_again(
     assert "".join(rest) == NEW.format(0, "x", 2)
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        "warnings.simplefilter('ignore')",
+        "warnings.filterwarnings('ignore', module='warns')",
+        "warnings.simplefilter('always')",
+        "warnings.resetwarnings()",
+        "sys.stderr = io.StringIO()",
+        "warnings.showwarning = lambda *words: print('shown', words[0])",
+        "warnings.simplefilter('error')",
+    ],
+)
+def test_imports_warn_as_the_script_wants(folder: Path, parent: guard.Guard, before: str) -> None:
+    (folder / "fake" / "warns.py").write_text(
+        "import warnings\n"
+        "warnings.warn('too old')\n"
+        "warnings.warn('soon gone', DeprecationWarning)\n"
+        "for _ in range(2): warnings.warn('slow', RuntimeWarning)\n"
+        "warnings.filterwarnings('default', category=RuntimeWarning)\n"
+    )
+    (folder / "tells.py").write_text(
+        f"import io, sys, warnings\n{before}\nimport paddle, warns\n"
+        "warnings.warn('slow', RuntimeWarning)\nprint(*warnings.filters, sep='\\n')\n"
+    )
+    _, ended = forks.run(parent, order(folder))
+    new = (folder / "log.0").read_text()
+    assert forks.stand_by(parent, order(folder), "warns")[0] == "ready"
+    forked, ended_forked = forks.run(parent, order(folder))
+    assert (forked.is_forked, ended_forked.status) == (True, ended.status)
+    again = "fleetrun: importing paddle warns, which is an error here: this rank starts again"
+    _, _, log = (folder / "log.0").read_text().removeprefix(new).rpartition(again)
+    assert log.removeprefix(", and imports it then.\n") == new
+    assert ("error" in before) == (log != new)
+
+
 def test_a_lost_waiting_process_fails_no_rank(folder: Path, parent: guard.Guard) -> None:
     forks.stand_by(parent, order(folder))
     server, first, second = waiting(parent)

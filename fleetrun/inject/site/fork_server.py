@@ -335,8 +335,7 @@ class Loaded:
         self._logging = _Logging()
         # How many numbers of `random` imports draw.
         self._drawn = 0
-        # The warning filters before and after.
-        self._filters: tuple[list[Any], list[Any]] = [], []
+        self._warnings = _Warnings()
         self._finders: list[Any] = []
         # What imports have added to the path: setuptools, the folder of its own needs.
         self._folders: list[str] = []
@@ -347,8 +346,7 @@ class Loaded:
 
     def load(self, modules: Sequence[str]) -> None:
         """Import numpy, Paddle and MODULES, and hide them; raise Unfit if that prevents forking."""
-        before, path, filters = set(sys.modules), list(sys.path), list(warnings.filters)
-        finders = list(sys.meta_path)
+        before, path, finders = set(sys.modules), list(sys.path), list(sys.meta_path)
         state = random.getstate()
         # As the interpreter sets it when it runs the script.
         if not getattr(sys.flags, "safe_path", False):
@@ -375,6 +373,7 @@ class Loaded:
             _replaced(atexit, "register", at_exit),
             _kept_output(self._printed),
             self._logging.noting(),
+            self._warnings.noting(),
         ):
             sys.meta_path.insert(0, _CoreFinder(self._put_off_start))
             self._import("numpy", _openblas_threads)
@@ -385,7 +384,6 @@ class Loaded:
         if held:
             raise Unfit(f"importing {', '.join(('paddle', *modules))} opens {held}")
         self._drawn = _drawn(state)
-        self._filters = filters, list(warnings.filters)
         self._whole = {"paddle", *(name.partition(".")[0] for name in modules)}
         self._changed = {
             name: value for name, value in os.environ.items() if self._environ.get(name) != value
@@ -396,8 +394,6 @@ class Loaded:
         self._finders = [finder for finder in sys.meta_path if finder not in finders]
         self._folders = [folder for folder in sys.path if folder not in known]
         sys.path[:], sys.meta_path[:] = path, finders
-        warnings.filters[:] = filters  # type: ignore[index]
-        warnings._filters_mutated()  # type: ignore[attr-defined]
 
     def _import(self, name: str, known_threads: Callable[[], int]) -> None:
         threads, self._loading = _threads(), name
@@ -478,7 +474,7 @@ class Loaded:
             return None
         changed = self._differs(os.environ)
         if changed:
-            self._start_again(changed, name)
+            self._start_again(f"{changed} was set before {name} is imported, which reads it")
         real = module.__spec__
         spec = ModuleSpec(name, self, origin=getattr(real, "origin", None), is_package=True)  # type: ignore[arg-type]
         spec.submodule_search_locations = getattr(real, "submodule_search_locations", None)
@@ -507,14 +503,22 @@ class Loaded:
             os.write(fd, text)
         for variable, value in self._changed.items():
             os.environ.setdefault(variable, value)
-        before, after = self._filters
-        own = [entry for entry in warnings.filters if entry not in before]
-        warnings.filters[:] = own + after  # type: ignore[index]
-        warnings._filters_mutated()  # type: ignore[attr-defined]
+        try:
+            self._warnings.again()
+        except Warning:
+            self._start_again(f"importing {name} warns, which is an error here")
         # Paddle lets only the first rank print through this one.
         is_first = os.environ.get("PADDLE_TRAINER_ID", "0") == "0"
         self._logging.again(silent="" if is_first else "hapi")
         _draw(self._drawn)
+        self._start_paddle()
+        # `sitecustomize` waits for the first import after Paddle's start to restore faulthandler.
+        handlers = (f for f in sys.meta_path if type(f).__name__ == "_CrashHandlerFinder")
+        for finder in list(handlers):
+            finder.find_spec("paddle.")  # type: ignore[call-arg]
+
+    def _start_paddle(self) -> None:
+        """Let Paddle read the flags, find the devices and register its exit functions."""
         core: Any = sys.modules.get(_CORE)
         for called, real, _ in self._start:
             setattr(core, called, real)
@@ -522,17 +526,10 @@ class Loaded:
             real(*words)
         for words in self._at_exit:
             words[0](*words[1], **words[2])
-        # `sitecustomize` waits for the first import after Paddle's start to restore faulthandler.
-        handlers = (f for f in sys.meta_path if type(f).__name__ == "_CrashHandlerFinder")
-        for finder in list(handlers):
-            finder.find_spec("paddle.")  # type: ignore[call-arg]
 
-    def _start_again(self, changed: str, name: str) -> NoReturn:
-        """Replace this process by a new Python, so that the script's settings count for NAME."""
-        sys.stderr.write(
-            f"fleetrun: {changed} was set before {name} is imported, which reads it: this rank "
-            "starts again, and imports it then.\n"
-        )
+    def _start_again(self, why: str) -> NoReturn:
+        """Replace this process by a new Python, so that the script's settings count."""
+        sys.stderr.write(f"fleetrun: {why}: this rank starts again, and imports it then.\n")
         sys.stderr.flush()
         for signum in (signal.SIGPIPE, signal.SIGXFSZ):
             # Python ignores them, and a new one would inherit that.
@@ -612,6 +609,51 @@ class _Logging:
             for old, name in changed:
                 if isinstance(handler, logging.StreamHandler) and handler.stream is old:
                     handler.stream = getattr(sys, name)
+
+
+class _Warnings:
+    """What imports do to Python's warnings, which ranks do after the script has configured them."""
+
+    def __init__(self) -> None:
+        self._shown: list[warnings.WarningMessage] = []
+        # The filters that imports have added, before and after those that there were.
+        self._first: list[Any] = []
+        self._last: list[Any] = []
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note what is done, show no warning, and leave the filters as they were."""
+        before = list(warnings.filters)
+        # Nothing that a script may want to see is lost. The pattern tells this entry from others.
+        with _replaced(warnings, "_showwarnmsg_impl", self._shown.append):
+            warnings.resetwarnings()
+            warnings.filterwarnings("always", module=".*")
+            entry = warnings.filters[0]
+            yield
+        at = warnings.filters.index(entry)
+        self._first, self._last = list(warnings.filters[:at]), list(warnings.filters[at + 1 :])
+        self._set(before)
+
+    def again(self) -> None:
+        """Do it again; raises a Warning if that is an error for the script."""
+        modules = {getattr(module, "__file__", None): module for module in sys.modules.values()}
+        for shown in self._shown:
+            module = modules.get(shown.filename)
+            warnings.warn_explicit(
+                shown.message,
+                shown.category,
+                shown.filename,
+                shown.lineno,
+                getattr(module, "__name__", None),
+                vars(module).setdefault("__warningregistry__", {}) if module else None,
+            )
+        added = [*self._first, *self._last]
+        own = [entry for entry in warnings.filters if entry not in added]
+        self._set([*self._first, *own, *self._last])
+
+    def _set(self, filters: list[Any]) -> None:
+        warnings.filters[:] = filters  # type: ignore[index]
+        warnings._filters_mutated()  # type: ignore[attr-defined]
 
 
 class _CoreFinder:

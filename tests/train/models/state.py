@@ -115,6 +115,8 @@ logging.config.dictConfig(
     }
 )
 logging.getLogger("script").debug("before the import")
+# Some imports warn, and add filters.
+warnings.filterwarnings("ignore", module="paddle.utils")
 # What Paddle imports draws numbers, too (rich).
 random.seed(3)
 import numpy as np
