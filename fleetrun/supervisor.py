@@ -92,8 +92,6 @@ class Supervisor:
         self._logs = worker.OpenLogs()
         self._job = job
         self._log, self._show, self._progress = job.log, job.show, job.progress
-        # The address of the coordinator, to which this launcher's death is reported.
-        self._coordinator: tuple[str, int] | None = None
         self._files = files or descriptors.FileLimit(0)
         self._terminal: TerminalSignals | None = None
         self._settings: terminal.TerminalSettings | None = None
@@ -115,8 +113,6 @@ class Supervisor:
         self._has_guard = False
         # Whether it has a process from which ranks can be forked, or has tried.
         self.stands_by = False
-        # When the guard kills the ranks if this launcher is stopped.
-        self._kill_at: float | None = None
         self._outcome: Outcome | None = None
         # Killed processes that ranks had left running when they succeeded.
         self._left: list[children.Leftover] = []
@@ -211,13 +207,11 @@ class Supervisor:
 
     def kill_at(self, at: float | None) -> None:
         """Have the ranks killed at AT (monotonic seconds), even if this launcher is stopped."""
-        self._kill_at = at
         if self._has_guard:
             self._guard.kill_at(at)
 
     def tell_at(self, target: tuple[str, int]) -> None:
         """Have the guard report to the coordinator at TARGET if this launcher is killed."""
-        self._coordinator = target
         if self._has_guard:
             self._guard.tell_at(target)
 
@@ -358,10 +352,6 @@ class Supervisor:
                 "and the pids limit of the container."
             ) from None
         self._has_guard = True
-        if self._kill_at is not None:
-            self._guard.kill_at(self._kill_at)
-        if self._coordinator is not None:
-            self._guard.tell_at(self._coordinator)
 
     # The end ------------------------------------------------------------------------------------
 
