@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import argv, conversion, options
@@ -19,7 +19,7 @@ from fleetrun.plan import hostlist
 from fleetrun.records import names, reading, tracefile, variables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from fleetrun.commands.tune.candidates import TuneSpec
     from fleetrun.records.tracefile import SpanRecord, TraceRecord
@@ -35,11 +35,15 @@ _WORTH = 0.03
 _MOST_ADVICE = 3
 # How much later than the others a rank must be, as a share of a step, to be named.
 _LATE = 0.02
+# By how many standard errors, unless it is later by this share of a step: in some steps only.
+_CERTAIN, _VERY_LATE = 3.0, 0.15
 # How often the resources of a run are measured.
 _MEASURED_S = 0.5
 # Spans in which ranks wait for each other; and waits that are recorded separately.
 _MEETINGS = "backward", "run"
 _WAITS = "wait", "collective"
+# The efficiency above which something slows the smallest size down.
+_SUPERLINEAR = 1.1
 # The share of its lateness that one thing must explain.
 _MOSTLY = 0.6
 # How much of a step a rank must wait for a processor to be named.
@@ -102,9 +106,10 @@ class StepTimes(NamedTuple):
     late_for: str = ""
     # What holds it back, as the launch has measured; empty: nothing that is known.
     held_by: str = ""
-    # The rank that waits longest for a processor, and how many seconds of a step.
+    # The rank that waits longest for a processor, how many seconds of a step, and all on average.
     queued_rank: int | None = None
     queued: float = 0.0
+    queued_mean: float = 0.0
 
 
 class ScaledRun(NamedTuple):
@@ -279,6 +284,7 @@ def breakdown(traces: Sequence[TraceRecord]) -> StepTimes:
     step = fmean(trace.seconds.get("step", 0.0) for trace in traces)
     queued, queued_rank = max((trace.seconds.get("queued", 0.0), trace.rank) for trace in traces)
     is_late = len(traces) > 1 and late > _LATE * step
+    is_late = is_late and (late > _VERY_LATE * step or _is_certain(together, latest))
     # What one rank alone does longer is waiting for the others, and nothing else.
     usual = [place for place in range(len(traces)) if not (is_late and place == latest)]
     waiting = sum(max(times) - fmean(times[place] for place in usual) for times in together) / steps
@@ -303,7 +309,20 @@ def breakdown(traces: Sequence[TraceRecord]) -> StepTimes:
         late_for=_late_for(traces, latest, late) if is_late else "",
         queued_rank=queued_rank if queued > _QUEUED * step else None,
         queued=queued,
+        queued_mean=of("queued"),
     )
+
+
+def _is_certain(together: Sequence[Sequence[float]], place: int) -> bool:
+    """Whether what is at PLACE exceeds the others by more than it does by chance.
+
+    >>> _is_certain([(1.0, 1.5), (2.0, 1.8)], 1), _is_certain([(1.0, 1.5), (1.4, 1.8)], 1)
+    (False, True)
+    """
+    more = [_more(times, place) for times in together]
+    if len(more) < 2:
+        return True
+    return bool(fmean(more) * len(more) ** 0.5 > _CERTAIN * stdev(more))
 
 
 def _late_for(traces: Sequence[TraceRecord], latest: int, late: float) -> str:
@@ -447,13 +466,14 @@ def changes(small: StepTimes, large: StepTimes, launch: Iterable[str]) -> list[C
         share = seconds / large.seconds if large.seconds else 0.0
         if share < _WORTH:
             continue
+        is_queued = large.queued_mean - small.queued_mean > _MOSTLY * seconds
         words: tuple[str, ...] = ()
         if cause == _DATA:
             text = (
                 "give the DataLoader more processes (num_workers=4, persistent_workers=True), or "
                 "prepare data before the training"
             )
-        elif cause == _COMPUTATION:
+        elif cause == _COMPUTATION or (cause == _OTHER and is_queued):
             text = "ranks share processors or memory: bind each to its own (--bind=cores)"
             text += _starved(large)
             words = () if "--bind" in used else ("--bind=cores",)
@@ -508,7 +528,7 @@ def _slowest(step: StepTimes) -> str:
 
 def table(runs: Mapping[JobSize, Sequence[ScaledRun]], width: int = 0) -> str:
     """Return a table of sizes: speed, efficiency and the time lost to each cause."""
-    sound = [size for size in runs if not any(run.fault for run in runs[size])]
+    sound = _sound(runs)
     rows: list[tuple[str, ...]] = []
     faults = []
     for size in runs:
@@ -538,19 +558,16 @@ def run(
     log(f"{len(job_sizes)} sizes, {spec.steps} updates, {spec.repeats} runs each, in turns")
     runs = in_turns(spec, job_sizes, log)
     log(table(runs, width))
-    sound = [size for size in job_sizes if not any(result.fault for result in runs[size])]
+    sound = _sound(runs)
     tried: list[dict[str, object]] = []
     if len(sound) > 1:
         log(
             f"From {CAUSES[0]} on: how many milliseconds longer a step takes than at the smallest "
             "size. Speedup and efficiency assume that each rank keeps its batch size."
         )
-        small, large = typical(runs[sound[0]]), typical(runs[sound[-1]])
-        advice = changes(small, large, spec.launch)
-        texts = [text for result in runs[sound[-1]] for _, text in result.remarks]
-        for text in dict.fromkeys(texts):
-            if not any(text.removesuffix(".") in change.text for change in advice):
-                log(f"With {sound[-1].number}: {text}")
+        advice = changes(typical(runs[sound[0]]), typical(runs[sound[-1]]), spec.launch)
+        for text in _remarks(runs, advice):
+            log(text)
         if not advice:
             log(f"No loss is large enough to justify a change ({_WORTH:.0%} of a step).")
         for number, change in enumerate(advice, 1):
@@ -570,6 +587,33 @@ def run(
     }
     trials.write(spec.out, {DATA: json.dumps(document, indent=1) + "\n"})
     return 0 if len(sound) == len(job_sizes) else 1
+
+
+def _sound(runs: Mapping[JobSize, Sequence[ScaledRun]]) -> list[JobSize]:
+    """Return the sizes of which no run has failed."""
+    return [size for size in runs if not any(run.fault for run in runs[size])]
+
+
+def _remarks(
+    runs: Mapping[JobSize, Sequence[ScaledRun]], advice: Sequence[Change]
+) -> Iterator[str]:
+    """Yield what ADVICE does not say: why speed grows faster than ranks, and slow ranks."""
+    sound = _sound(runs)
+    first, last = sound[0], sound[-1]
+    _, most = max((efficiency(runs[first], runs[size])[0], size) for size in sound[1:])
+    if efficiency(runs[first], runs[most])[0] > _SUPERLINEAR:
+        small = typical(runs[first])
+        why = "see the processors and what else runs on them"
+        if small.queued_rank is not None:
+            queued = f"{small.queued * 1e3:.1f} ms of a step"
+            why = f"rank {small.queued_rank} waits {queued} for a processor"
+        yield (
+            f"A step with {first.number} takes longer than with {most.number}, so it is slowed "
+            f"down ({why}), and efficiencies mean little."
+        )
+    for text in dict.fromkeys(text for run in runs[last] for _, text in run.remarks):
+        if not any(text.removesuffix(".") in change.text for change in advice):
+            yield f"With {last.number}: {text}"
 
 
 def _tried(

@@ -225,6 +225,70 @@ def test_what_computes_and_what_waits_are_told_apart(more: dict[str, float], why
     assert step.late_for.endswith(" (mostly reader)") == ("threads" in more)
 
 
+def jittered(number: int, gaps: list[float]) -> TraceRecord:
+    """Return a profile with a step for each of GAPS, spent before the forward."""
+    spans, at = [], 0.0
+    for gap in gaps:
+        for kind, begin, length in (
+            ("step", at, 1.0),
+            ("forward", at + gap, 0.2),
+            ("backward", at + gap + 0.2, 0.8 - gap),
+        ):
+            spans.append(SpanRecord(kind, kind, "training", begin, length))
+        at += 1.0
+    mean = sum(gaps) / len(gaps)
+    seconds = {"step": 1.0, "forward": 0.2, "backward": 0.8 - mean}
+    return TraceRecord(number, 1, len(gaps), seconds, None, tuple(spans))
+
+
+@pytest.mark.parametrize(
+    ("gaps", "slowest"),
+    [
+        # By chance; in each step; in one of ten, as with an evaluation.
+        ([0.0, 0.1, 0.3, 0.0, 0.2, 0.0, 0.1, 0.3, 0.1, 0.1], None),
+        ([0.19, 0.2, 0.21, 0.19, 0.2, 0.18, 0.2, 0.21, 0.19, 0.2], 1),
+        ([0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 2.6], 1),
+    ],
+)
+def test_a_rank_that_is_late_by_chance_is_not_named(gaps: list[float], slowest: int | None) -> None:
+    others = [jittered(0, [0.2, 0.0, 0.1, 0.1, 0.0, 0.1, 0.0, 0.1, 0.0, 0.2])]
+    step = scaling.breakdown([*others, jittered(1, gaps)])
+    assert step.slowest == slowest
+    assert step.waiting > 0.03
+
+
+def test_code_of_the_script_that_waits_for_a_processor_is_told_apart() -> None:
+    """Computing outside of a layer, as prints and checkpoints do not."""
+    small = scaling.StepTimes(1.0, forward=0.5, backward=0.5)
+    for queued, cause in ((0.8, "ranks share processors"), (0.1, "the script itself: prints")):
+        large = small._replace(seconds=2.0, queued_mean=queued, queued_rank=1, queued=queued)
+        (change,) = scaling.changes(small, large, ())
+        assert (change.cause, bool(change.words)) == ("other", queued > 0.5)
+        assert change.text.startswith(cause)
+
+
+@pytest.mark.parametrize(
+    ("small", "why"),
+    [
+        (scaling.StepTimes(2.0), "see the processors and what else runs on them"),
+        (
+            scaling.StepTimes(2.0, queued_rank=0, queued=1.5),
+            "rank 0 waits 1500.0 ms of a step for a processor",
+        ),
+    ],
+)
+def test_more_than_all_speed_is_explained(small: scaling.StepTimes, why: str) -> None:
+    sizes = [scaling.JobSize(number, ()) for number in (1, 2, 4)]
+    steps = (small, scaling.StepTimes(1.0), scaling.StepTimes(1.9))
+    runs = {size: [scaling.ScaledRun(step)] * 2 for size, step in zip(sizes, steps, strict=True)}
+    (text,) = scaling._remarks(runs, ())
+    assert text == (
+        f"A step with 1 takes longer than with 2, so it is slowed down ({why}), and efficiencies "
+        "mean little."
+    )
+    assert list(scaling._remarks({**runs, sizes[0]: runs[sizes[1]]}, ())) == []
+
+
 def test_ranks_that_compute_longer_are_told_who_waits_for_a_processor() -> None:
     step = scaling.breakdown([rank(0, 0.1, 0.2, 0.05), rank(1, 0.1, 0.2, 0.3)])
     assert (step.queued_rank, step.queued) == (1, 0.3)
