@@ -36,6 +36,13 @@ def remark(text: str) -> None:
             print(f"{NAME}{visible(text)}", file=sys.stderr, flush=True)
 
 
+def tell(text: str) -> None:
+    """Print TEXT as `say` does, but on standard error, unless that is closed."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            print(visible_lines(text), file=sys.stderr, flush=True)
+
+
 def write(piece: bytes) -> None:
     """Print PIECE at once; BrokenPipeError without a reader, EnvironmentFault if that fails."""
     out = _out()

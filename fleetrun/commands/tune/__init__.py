@@ -7,6 +7,7 @@ import fcntl
 import os
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,10 +16,10 @@ from fleetrun import probe
 from fleetrun.commands import parser, tables
 from fleetrun.commands.tune import candidates, halving, scaling, summary, trials
 from fleetrun.errors import EnvironmentFault
-from fleetrun.printing import say
+from fleetrun.printing import put, say, tell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as candidates.make has them
@@ -30,21 +31,27 @@ def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as candid
     if sizes:
         scaling.refuse_invalid(study, sizes)
 
+    log = tell if study.is_json else say
     with held_folder(study.out):
-        return scaling.run(study, sizes, say, tables.width()) if sizes else _search(study)
+        code = scaling.run(study, sizes, log, tables.width()) if sizes else _search(study, log)
+        if study.is_json:
+            put(
+                Path(study.out, scaling.DATA if sizes else summary.DATA).read_text(encoding="utf-8")
+            )
+        return code
 
 
-def _search(study: candidates.TuneSpec) -> int:
-    say(f"fleetrun tune: {len(study.candidates)} candidates; everything is kept in {study.out}")
-    results = halving.run(study, partial(trials.run, study), log=say)
-    say(summary.table(results, tables.width()))
+def _search(study: candidates.TuneSpec, log: Callable[[str], object]) -> int:
+    log(f"fleetrun tune: {len(study.candidates)} candidates; everything is kept in {study.out}")
+    results = halving.run(study, partial(trials.run, study), log=log)
+    log(summary.table(results, tables.width()))
     best = summary.write(study, results)
     if best is None:
-        say("No candidate works, so there is nothing to choose.")
+        log("No candidate works, so there is nothing to choose.")
         return 1
     for doubt in summary.doubts(results):
-        say(doubt)
-    say(f"Fastest: {best.candidate}. Launch with --strategy={study.out}/{summary.BEST}.")
+        log(doubt)
+    log(f"Fastest: {best.candidate}. Launch with --strategy={study.out}/{summary.BEST}.")
     return 0
 
 
@@ -126,10 +133,15 @@ command = parser.LaunchCommand(
         parser.option(
             "out",
             "text",
-            "Output folder: best.yaml, tune.json, tune.html, trials/.",
+            "Output folder: best.yaml, tune.json, tune.html, scaling.json, trials/.",
             default="tune",
             metavar="DIR",
             path="dir",
+        ),
+        parser.option(
+            "json",
+            "flag",
+            "Print tune.json or scaling.json at the end, and everything else on standard error.",
         ),
     ],
 )

@@ -54,6 +54,8 @@ class TuneSpec(NamedTuple):
     script: tuple[str, ...]
     # Whether the launch itself asks for planned buckets.
     plans: bool = False
+    # Whether standard output is for the results as JSON alone.
+    is_json: bool = False
 
     def planning(self, candidate: Candidate) -> int:
         """Return how many updates CANDIDATE needs to plan its buckets, before all others.
@@ -79,6 +81,7 @@ def make(
     repeats: int,
     timeout: float,
     out: str,
+    json: bool = False,
 ) -> TuneSpec:
     """Return the request of LAUNCH and tune's own options; UsageError if it cannot be tuned."""
     refuse_taken(launch, "tune")
@@ -102,6 +105,7 @@ def make(
         out=out or "tune",
         launch=tuple(f"{setting.typed}={setting.raw}" for setting in launch.options),
         script=launch.script,
+        is_json=json,
     )
 
 

@@ -16,7 +16,7 @@ from fleetrun.commands import tables
 from fleetrun.commands.tune import trials
 from fleetrun.errors import UsageError
 from fleetrun.plan import hostlist
-from fleetrun.records import names, reading, tracefile, variables
+from fleetrun.records import arguments, names, reading, tracefile, variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -571,18 +571,23 @@ def run(
         if not advice:
             log(f"No loss is large enough to justify a change ({_WORTH:.0%} of a step).")
         for number, change in enumerate(advice, 1):
+            at_most = 1 / (1 - min(change.share, 0.99))
             log(
                 f"{number}. {change.cause}, {change.share:.0%} of a step: {change.text}; at most "
-                f"{1 / (1 - min(change.share, 0.99)):.2f} times as fast."
+                f"{at_most:.2f} times as fast."
             )
-            prefix = f"try{number}-"
-            times, then = None, ""
+            row: dict[str, object] = {**change._asdict(), "at_most": at_most}
+            row |= {"tried": None, "tried_range": None, "then": ""}
             if change.words:
-                times, then = _tried(spec, sound[-1], change, prefix, log)
-            tried.append({**change._asdict(), "tried": times, "then": then})
+                row |= _tried(spec, sound[-1], change, f"try{number}-", log)
+            tried.append(row)
     document = {
         "schema": 1,
-        "sizes": [_row(size, runs[size]) for size in job_sizes],
+        "launch": arguments.conceal([*spec.launch, *spec.script])[0],
+        "steps": spec.steps,
+        "warmup": spec.warmup,
+        "repeats": spec.repeats,
+        "sizes": [_row(size, runs) for size in job_sizes],
         "changes": tried,
     }
     trials.write(spec.out, {DATA: json.dumps(document, indent=1) + "\n"})
@@ -618,11 +623,11 @@ def _remarks(
 
 def _tried(
     spec: TuneSpec, size: JobSize, change: Change, prefix: str, log: Callable[[str], object]
-) -> tuple[float | None, str]:
+) -> dict[str, object]:
     """Run SIZE with and without CHANGE in turns.
 
-    Return how many times as fast it is, and what only its profiles show: a strategy's buckets tell
-    a rank that computes longer in its backward from communication.
+    Return how many times as fast it is, in each run, too, and what only its profiles show: a
+    strategy's buckets tell a rank that computes longer in its backward from communication.
     """
     changed = JobSize(size.number, (*size.words, *change.words))
     runs = in_turns(spec, (size, changed), lambda _: None, prefix)
@@ -630,7 +635,7 @@ def _tried(
     fault = next((run.fault for several in runs.values() for run in several if run.fault), "")
     if fault:
         log(f"   Tried {shown}: {fault}")
-        return None, ""
+        return {}
     least, middle, most = efficiency(runs[size], runs[changed])
     spread = f" ({least:.2f} to {most:.2f})" if spec.repeats > 1 else ""
     log(f"   Tried {shown}: {middle:.2f} times as fast{spread}.")
@@ -639,12 +644,26 @@ def _tried(
     if before.slowest is None and after.slowest is not None and after.late > _WORTH * after.seconds:
         then = f"{_slowest(after)}; the others wait for it, and not for communication"
         log(f"   Its profiles show more: {then}.")
-    return middle, then
+    return {"tried": middle, "tried_range": [least, most], "then": then}
 
 
-def _row(size: JobSize, runs: Sequence[ScaledRun]) -> dict[str, object]:
-    return {
-        "number": size.number,
-        "words": list(size.words),
-        "runs": [{"fault": run.fault, "folder": run.folder, **run.step._asdict()} for run in runs],
-    }
+def _row(size: JobSize, runs: Mapping[JobSize, Sequence[ScaledRun]]) -> dict[str, object]:
+    """Return what is kept of SIZE; of a failed one, and without others, only its runs."""
+    row: dict[str, object] = {"number": size.number, "words": list(size.words)}
+    sound = _sound(runs)
+    row |= dict.fromkeys(("step_s", "speedup", "efficiency", "efficiency_range", "lost_s"))
+    if size in sound:
+        step, first = typical(runs[size]), sound[0]
+        least, middle, most = efficiency(runs[first], runs[size])
+        row |= {
+            "step_s": step.seconds,
+            "speedup": middle * size.number / first.number,
+            "efficiency": middle,
+            "efficiency_range": [least, most],
+            "lost_s": lost(typical(runs[first]), step),
+        }
+    row["remarks"] = list(dict.fromkeys(text for run in runs[size] for _, text in run.remarks))
+    row["runs"] = [
+        {"fault": run.fault, "folder": run.folder, **run.step._asdict()} for run in runs[size]
+    ]
+    return row

@@ -241,6 +241,34 @@ def test_a_rank_that_is_late_in_its_backward_is_found_by_what_is_tried(tmp_path:
     assert f"   Its profiles show more: {then[0]}.\n" in done.stdout
 
 
+@pytest.mark.parametrize("options", [("--scaling=1,2,3",), ("--vary=fuse_grad_size_in_MB=1,64",)])
+def test_results_are_one_json_object_if_that_is_asked_for(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    words = (*options, "--json", "--warmup=2", "--repeats=1")
+    is_scaling = options[0].startswith("--scaling")
+    script = {"script": SCALED} if is_scaling else {}
+    done = tune(tmp_path, *words, **script)
+    assert done.returncode == is_scaling
+    shown = json.loads(done.stdout)
+    name = "scaling.json" if is_scaling else "tune.json"
+    assert shown == json.loads((tmp_path / "tune" / name).read_text())
+    if not is_scaling:
+        assert "Fastest: " in done.stderr
+        return
+    assert "in turns\n" in done.stderr
+    first, second, failed = shown["sizes"]
+    assert (first["efficiency"], first["speedup"]) == (1.0, 1.0)
+    assert second["efficiency_range"] == [pytest.approx(0.5 / 0.6)] * 2
+    assert (second["speedup"], second["step_s"]) == (pytest.approx(1 / 0.6), 0.6)
+    assert second["lost_s"]["data"] == pytest.approx(0.05)
+    assert (failed["efficiency"], failed["lost_s"]) == (None, None)
+    assert "KeyError: 3" in failed["runs"][0]["fault"]
+    change = shown["changes"][0]
+    assert change["at_most"] == pytest.approx(1 / (1 - change["share"]))
+    assert change["tried_range"] == [change["tried"]] * 2
+
+
 def test_a_size_that_fails_is_told_and_the_others_are_compared(tmp_path: Path) -> None:
     done = tune(tmp_path, "--scaling=1,2,3", "--repeats=1", "--warmup=2", script=SCALED)
     assert done.returncode == 1
