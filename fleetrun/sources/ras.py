@@ -1,8 +1,9 @@
 """Asks NCCL in a hang which ranks lag, through its RAS port.
 
 Since version 2.24 NCCL counts what each rank has launched on each communicator, by Paddle's own
-reducer, too, and lists the counts that differ. Written by NVIDIA's guide (Troubleshooting, RAS) and
-NCCL's `src/ras/client.cc` and `client_support.cc`; never run on a GPU.
+reducer, too, and lists the counts that differ, and the ranks that do not answer it. Written by
+NVIDIA's guide (Troubleshooting, RAS) and NCCL's `src/ras/client.cc` and `client_support.cc`;
+compared with what 2.28.9 answers for processes that share an H100.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fleetrun.records import names
 from fleetrun.run.isolation import IsolatedCall
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from fleetrun.run.isolation import CallResult
     from fleetrun.run.loop import Waiting
@@ -32,7 +33,10 @@ _NCCL_S, _TIMEOUT_S = 5, 10.0
 _MOST_BYTES = 1 << 20
 _MOST_FINDINGS = 4
 
-_COMMUNICATOR = re.compile(r"#\d+-\d+ \((\w+)\) MISMATCH")
+# In the table: the number of a group of communicators, and the ranks that each of them has.
+_GROUP = re.compile(r"(\d+)(?: +\S+){3} +(\d+) +\S+ +[A-Z].*")
+_COMMUNICATOR = re.compile(r"#(\d+)-\d+ \((\w+)\) ([A-Z]+)")
+_MISMATCH, _INCOMPLETE = "MISMATCH", "INCOMPLETE"
 # Older versions count all operations together.
 _DIFFERENT = re.compile(r"Communicator ranks have different (?:(\w+) )?operation counts")
 _LAUNCHED = r"(?:launched up to operation (\d+)|not launched any operations)"
@@ -50,10 +54,17 @@ class _CommunicatorRank(NamedTuple):
     node: str
 
 
+class _NcclCommunicator(NamedTuple):
+    """A communicator, by NCCL's name of it, and the number of its ranks; 0 if it is not known."""
+
+    name: str
+    size: int
+
+
 class _Counts(NamedTuple):
     """How many ranks of a communicator have launched how many operations of one kind."""
 
-    communicator: str
+    communicator: _NcclCommunicator
     operation: str
     # By the number of operations: of how many ranks it is, and those of them that are listed.
     ranks: dict[int, int]
@@ -107,7 +118,11 @@ class Ras:
             question.abandon(lambda _: None)
 
     def findings(self) -> tuple[tuple[tuple[str, ...], str], ...]:
-        """Return the labels of the ranks that lag, and a sentence, for each communicator."""
+        """Return the labels of the ranks that lag, and a sentence, for each communicator.
+
+        Those that do not even answer NCCL, because their processes have ended or stand still, come
+        first.
+        """
         plan, pids = self._job.plan, self._pids()
         trainers = sum(spec.is_trainer for spec in plan.ranks)
 
@@ -119,50 +134,83 @@ class Ras:
                 return pids[member.pid]
             return f"process {member.pid} on {visible(member.node)}"
 
-        lagging = []
-        for counts in differences(self._text)[:_MOST_FINDINGS]:
-            size, least, most = sum(counts.ranks.values()), min(counts.ranks), max(counts.ranks)
-            late = counts.members.get(least, ()) if least < most else ()
-            labels = tuple(label(member, size) for member in late)
-            who = names.listed(labels) if labels else counted(counts.ranks[least], "rank")
-            have = "has" if counts.ranks[least] == 1 else "have"
+        findings = []
+        for communicator, members in unanswered(self._text).items():
+            labels = tuple(label(member, communicator.size) for member in members)
+            text = f"{names.listed(labels)} did not answer NCCL's RAS about communicator "
+            findings.append((labels, text + communicator.name))
+        for counts in differences(self._text):
+            communicator, size = counts.communicator, sum(counts.ranks.values())
+            size = communicator.size or size
+            least, most = min(counts.ranks), max(counts.ranks)
+            # NCCL lists those of which there are few. That most ranks lag behind them is no fault.
+            shown = next((n for n in (least, most) if n in counts.members), least)
+            other = most if shown == least else least
+            listed = tuple(label(member, size) for member in counts.members.get(shown, ()))
+            who = names.listed(listed) if listed else counted(counts.ranks[shown], "rank")
+            have = "has" if counts.ranks[shown] == 1 else "have"
             text = (
-                f"{who} {have} launched {least} {counts.operation} on NCCL's communicator "
-                f"{counts.communicator}, {counted(counts.ranks[most], 'other')} {most}"
+                f"{who} {have} launched {shown} {counts.operation} on NCCL's communicator "
+                f"{communicator.name}, {counted(counts.ranks[other], 'other')} {other}"
             )
-            lagging.append((labels, text))
-        return tuple(lagging)
+            findings.append((listed if shown == least < most else (), text))
+        return tuple(findings[:_MOST_FINDINGS])
 
 
 def differences(text: str) -> list[_Counts]:
     """Return the numbers of operations that differ between ranks, from a STATUS of RAS."""
     different: list[_Counts] = []
-    communicator = ""
-    # The count whose members follow.
-    count = 0
-    for line in map(str.strip, text.splitlines()):
-        if match := _COMMUNICATOR.match(line):
-            communicator = match[1]
-        elif line.startswith("#"):
-            communicator = ""
-        elif not communicator:
-            continue
-        elif match := _DIFFERENT.match(line):
-            operation = f"{match[1]} operations" if match[1] else "operations"
-            different.append(_Counts(communicator, operation, {}, {}))
-        elif not different or different[-1].communicator != communicator:
-            continue
-        elif match := _SEVERAL.match(line):
-            count = int(match[2] or 0)
-            different[-1].ranks[count] = int(match[1])
-        elif match := _ONE.match(line):
-            count = int(match[2] or 0)
-            different[-1].ranks[count] = 1
-            different[-1].members[count] = [_member(match[1], match[3], match[4])]
-        elif match := _LISTED.match(line):
-            member = _member(match[1], match[2], match[3])
-            different[-1].members.setdefault(count, []).append(member)
+    for communicator, lines in _remarks(text, _MISMATCH):
+        # The count whose members follow.
+        count = 0
+        counts: _Counts | None = None
+        for line in lines:
+            if match := _DIFFERENT.match(line):
+                operation = f"{match[1]} operations" if match[1] else "operations"
+                counts = _Counts(communicator, operation, {}, {})
+                different.append(counts)
+            elif counts is None:
+                continue
+            elif match := _SEVERAL.match(line):
+                count = int(match[2] or 0)
+                counts.ranks[count] = int(match[1])
+            elif match := _ONE.match(line):
+                count = int(match[2] or 0)
+                counts.ranks[count] = 1
+                counts.members[count] = [_member(match[1], match[3], match[4])]
+            elif match := _LISTED.match(line):
+                member = _member(match[1], match[2], match[3])
+                counts.members.setdefault(count, []).append(member)
     return [counts for counts in different if counts.ranks]
+
+
+def unanswered(text: str) -> dict[_NcclCommunicator, list[_CommunicatorRank]]:
+    """Return the ranks of each communicator that did not answer, from a STATUS of RAS."""
+    silent: dict[_NcclCommunicator, list[_CommunicatorRank]] = {}
+    for communicator, lines in _remarks(text, _INCOMPLETE):
+        members = [_member(*match.groups()) for match in map(_LISTED.match, lines) if match]
+        if members:
+            silent[communicator] = members
+    return silent
+
+
+def _remarks(text: str, kind: str) -> Iterator[tuple[_NcclCommunicator, list[str]]]:
+    """Yield the lines of the remarks of KIND, from a STATUS of RAS, with their communicators."""
+    sizes: dict[str, int] = {}
+    remark: list[str] | None = None
+    communicator = _NcclCommunicator("", 0)
+    for line in [*map(str.strip, text.splitlines()), "#"]:
+        if match := _GROUP.fullmatch(line):
+            sizes[match[1]] = int(match[2])
+        elif line.startswith("#"):
+            if remark is not None:
+                yield communicator, remark
+            remark = None
+            match = _COMMUNICATOR.match(line)
+            if match and match[3] == kind:
+                communicator, remark = _NcclCommunicator(match[2], sizes.get(match[1], 0)), []
+        elif remark is not None:
+            remark.append(line)
 
 
 def _member(rank: str, pid: str | None, node: str | None) -> _CommunicatorRank:

@@ -9,6 +9,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import plans
+import pytest
 from waiting import LONG_S
 from wire import turn_until
 
@@ -62,6 +63,92 @@ Warnings
 """
 PIDS = {os.getpid(): "rank 0", 701: "rank 2"}
 
+# What NCCL 2.28.9 said of three processes on an H100: the third had called all_gather where the
+# others called all_reduce; it had been killed; and it was one all_reduce ahead, and another one
+# behind in a group of two.
+HEAD = """\
+NCCL version 2.28.9 compiled with CUDA 13.0
+CUDA runtime version 13000, driver version 13000
+
+Job summary
+===========
+
+  Nodes  Processes         GPUs  Processes     GPUs
+(total)   per node  per process    (total)  (total)
+      1          3            1          3        3
+
+Communicators... (0.000s)
+=============
+
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+"""
+OTHER_OPERATION = f"""{HEAD}\
+    0         1         1         3         3         3   RUNNING  MISMATCH
+
+Errors
+======
+
+Warnings
+========
+
+#0-0 (03ebcc1e557ca1d4) MISMATCH
+  Communicator ranks have different AllGather operation counts
+  2 ranks have not launched any operations
+  Rank 2 has launched up to operation 1 -- GPU 0 managed by process 699 on node 127.0.0.1
+
+  Communicator ranks have different AllReduce operation counts
+  2 ranks have launched up to operation 7
+  Rank 2 has launched up to operation 6 -- GPU 0 managed by process 699 on node 127.0.0.1
+
+"""
+KILLED = f"""{HEAD}\
+    0         1         1         2         3         2   RUNNING  INCOMPLETE,ERROR
+
+Errors
+======
+
+INCOMPLETE
+  Missing communicator data from 1 job process
+  Process 543 on node 127.0.0.1 managing GPU 0
+
+#0-0 (0eeb94c5c7b0a050) INCOMPLETE
+  Missing communicator data from 1 rank
+  Rank 2 -- GPU 0 managed by process 543 on node 127.0.0.1
+
+#0-0 (0eeb94c5c7b0a050) ERROR
+  Asynchronous errors on 2 ranks
+  2 ranks reported Remote process error
+  Rank 0 -- GPU 0 managed by process 541 on node 127.0.0.1
+  Rank 1 -- GPU 0 managed by process 542 on node 127.0.0.1
+
+Warnings
+========
+
+"""
+TWO_GROUPS = f"""{HEAD}\
+    0         1         1         3         3         3   RUNNING  MISMATCH
+    1         1         1         3         3         3   RUNNING      OK
+    2         1         1         2         2         2   RUNNING  MISMATCH
+
+Errors
+======
+
+Warnings
+========
+
+#0-0 (48375987a9be91d5) MISMATCH
+  Communicator ranks have different AllReduce operation counts
+  2 ranks have launched up to operation 2
+  Rank 2 has launched up to operation 3 -- GPU 0 managed by process 702 on node 127.0.0.1
+
+#2-0 (6bcc5edf9f845257) MISMATCH
+  Communicator ranks have different AllReduce operation counts
+  Rank 0 has launched up to operation 4 -- GPU 0 managed by process 700 on node 127.0.0.1
+  Rank 1 has launched up to operation 3 -- GPU 0 managed by process 702 on node 127.0.0.1
+
+"""
+
 
 class FakeRas:
     """Listens like NCCL, and answers STATUS to clients of its protocol."""
@@ -99,8 +186,9 @@ def ras(
     environ: Mapping[str, str],
     pids: Mapping[int, str] = PIDS,
     log: Callable[[str], None] = plans.refuse,
+    ranks: int = 4,
 ) -> Ras:
-    made = plans.plan(per_node=4, cwd=str(folder), run_dir=".")
+    made = plans.plan(per_node=ranks, cwd=str(folder), run_dir=".")
     job = plans.job(made, log=log)
     job.environ = environ
     return Ras(job, lambda: pids)
@@ -137,6 +225,54 @@ def test_ranks_that_lag_are_named_by_their_number_or_process(tmp_path: Path) -> 
     )
     assert (tmp_path / "nccl-ras.txt").read_text() == STATUS
     assert fake.requests == ["CLIENT PROTOCOL 2", "TIMEOUT 5", "VERBOSE STATUS"]
+
+
+@pytest.mark.parametrize(
+    ("status", "labels", "words"),
+    [
+        (
+            OTHER_OPERATION,
+            [(), ("rank 2",)],
+            [
+                (
+                    "rank 2 has launched 1 AllGather operations on NCCL's communicator "
+                    "03ebcc1e557ca1d4, 2 others 0"
+                ),
+                (
+                    "rank 2 has launched 6 AllReduce operations on NCCL's communicator "
+                    "03ebcc1e557ca1d4, 2 others 7"
+                ),
+            ],
+        ),
+        (
+            KILLED,
+            [("rank 2",)],
+            ["rank 2 did not answer NCCL's RAS about communicator 0eeb94c5c7b0a050"],
+        ),
+        (
+            TWO_GROUPS,
+            [(), ("rank 2",)],
+            [
+                (
+                    "rank 2 has launched 3 AllReduce operations on NCCL's communicator "
+                    "48375987a9be91d5, 2 others 2"
+                ),
+                (
+                    "rank 2 has launched 3 AllReduce operations on NCCL's communicator "
+                    "6bcc5edf9f845257, 1 other 4"
+                ),
+            ],
+        ),
+    ],
+)
+def test_what_a_real_one_said_is_understood(
+    tmp_path: Path, status: str, labels: list[tuple[str, ...]], words: list[str]
+) -> None:
+    fake = FakeRas(status)
+    asked = ras(tmp_path, fake.environ, {**PIDS, 700: "rank 0", 702: "rank 2"}, ranks=3)
+    assert answered(asked)
+    fake.close()
+    assert list(asked.findings()) == list(zip(labels, words, strict=True))
 
 
 def test_ranks_of_other_hosts_are_named_by_process_and_node(tmp_path: Path) -> None:
