@@ -44,7 +44,7 @@ def judge(
             "Paddle",
             f"{software.python} has none",
             "scripts that import Paddle fail, unless --env gives them a PYTHONPATH",
-            f"{software.python} -m pip install paddlepaddle  # or paddlepaddle-gpu",
+            _INSTALL if gpus.gpus else f"{software.python} -m pip install paddlepaddle",
         )
         return
     yield _paddle(build, gpus, feature)
@@ -66,15 +66,12 @@ def _commands(software: Software) -> Iterator[Finding]:
     """Yield the findings about the fleetrun that a shell starts."""
     check = "fleetrun on PATH"
     commands = software.commands
-    python = software.python
     if not commands:
         yield warning(
             check,
             "there is none",
             "scripts that call `fleetrun` fail",
-            installed.mend(software.prefix)
-            if software.is_command_lost
-            else f'export PATH="{software.prefix}/bin:$PATH"  # or `{python} -m fleetrun`',
+            _way_to_command(software),
         )
         return
     first = commands[0]
@@ -106,6 +103,15 @@ def _commands(software: Software) -> Iterator[Finding]:
         )
     else:
         yield ok(check, f"{first.path}, version {software.fleetrun}")
+
+
+def _way_to_command(software: Software) -> str:
+    if software.is_command_lost:
+        return installed.mend(software.prefix)
+    module = f"{software.python} -m fleetrun"
+    if software.has_command:
+        return f'export PATH="{software.prefix}/bin:$PATH"  # or `{module}`'
+    return f"{module}  # or `{software.python} -m pip install FOLDER` of fleetrun"
 
 
 def _exec_file(software: Software) -> Iterator[Finding]:

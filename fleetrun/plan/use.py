@@ -51,9 +51,10 @@ def free(
         )
         count += f" ({names})" if free_devices else ""
         shortfall = f", and {needed} are requested" if needed and free_devices else ""
+        wanted = ",".join(device.id for device in visible.devices[: needed or total])
         raise EnvironmentFault(
-            f"{option}: {count}{shortfall}; `nvidia-smi` shows who uses the others; --gpus=0,1 "
-            "uses them anyway."
+            f"{option}: {count}{shortfall}; `nvidia-smi` shows who uses the others; "
+            f"--gpus={wanted} uses {'it' if total == 1 else 'them'} anyway."
         )
     chosen = tuple(free_devices[:needed])
     names = ", ".join(device.id for device in chosen)

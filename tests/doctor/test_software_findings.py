@@ -76,13 +76,38 @@ def test_what_is_not_well_is_the_one_finding(
     assert bad(judged(WELL._replace(**changed))) == [(check, level)]
 
 
-def test_a_command_that_was_uninstalled_with_paddle_is_copied_back() -> None:
-    (lost,) = (
-        finding
-        for finding in judged(WELL._replace(commands=(), is_command_lost=True))
-        if finding.level != OK
+@pytest.mark.parametrize(
+    ("changed", "fix"),
+    [
+        (
+            {"is_command_lost": True, "has_command": False},
+            "cp /env/bin/fleetrunx /env/bin/fleetrun",
+        ),
+        ({}, 'export PATH="/env/bin:$PATH"  # or `/env/bin/python -m fleetrun`'),
+        (
+            {"has_command": False},
+            "/env/bin/python -m fleetrun  # or `/env/bin/python -m pip install FOLDER` of fleetrun",
+        ),
+    ],
+)
+def test_what_gives_the_command_depends_on_what_is_there(changed: dict[str, Any], fix: str) -> None:
+    (missing,) = (
+        finding for finding in judged(WELL._replace(commands=(), **changed)) if finding.level != OK
     )
-    assert lost.fix == "cp /env/bin/fleetrunx /env/bin/fleetrun"
+    assert missing.fix == fix
+
+
+def test_the_paddle_to_install_is_one_for_the_gpus_of_the_host() -> None:
+    fixes = [
+        finding.fix
+        for gpus in (NO_GPUS, GPUS)
+        for finding in judged(WELL._replace(build=None, packages=()), gpus)
+        if finding.check == "Paddle"
+    ]
+    assert fixes == [
+        "/env/bin/python -m pip install paddlepaddle",
+        "scripts/setup  # or pip install paddlepaddle-gpu of a fitting CUDA",
+    ]
 
 
 def test_a_part_that_the_job_needs_and_paddle_lacks_is_an_error() -> None:

@@ -45,7 +45,12 @@ def test_as_many_free_ones_are_taken_as_there_are_processes(wanted: int) -> None
 @pytest.mark.parametrize(
     ("facts", "wanted", "message"),
     [
-        (host(FULL, HELD), None, r"0 of 2 GPUs are free; `nvidia-smi` shows"),
+        (
+            host(FULL, HELD),
+            None,
+            r"0 of 2 GPUs are free; `nvidia-smi` shows.*; --gpus=0,1 uses them",
+        ),
+        (host(FULL), None, r"0 of 1 GPUs are free.*; --gpus=0 uses it anyway"),
         (host(FULL, FREE), 2, r"1 of 2 GPUs is free \(1\), and 2 are requested; `nvidia-smi`"),
         (host(FREE, None), None, r"the driver does not tell whether GPU 1 is free"),
         (some_facts(2), None, r"the driver does not tell whether GPU 0 is free"),

@@ -42,6 +42,7 @@ def read(environ: Mapping[str, str], *, path: Sequence[str] = ()) -> Software:
         protobuf=next((p.version for p in installed.packages(folders) if p.name == "protobuf"), ""),
         exec_file=exec_file,
         is_exec_ours=is_exec_ours,
+        has_command=os.path.exists(os.path.join(sys.prefix, "bin", "fleetrun")),
         is_command_lost=installed.is_lost(sys.prefix),
     )
 
