@@ -6,6 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+import devices
 import forks
 import pytest
 from training import MODELS, PYTHONS, in_turns
@@ -65,3 +66,40 @@ def test_a_forked_rank_is_what_a_new_one_is(tmp_path: Path, version: str, form: 
         log = (tmp_path / f"log.{rank}").read_text()
         assert log[: len(log) // 2] == log[len(log) // 2 :]
         assert log.endswith("at exit\n")
+
+
+# The default device while Paddle is dynamic, static, and dynamic again.
+_PLACES = """
+import paddle
+from paddle.base import framework
+print(paddle.get_device())
+paddle.enable_static()
+print(framework._current_expected_place_())
+paddle.disable_static()
+print(paddle.get_device(), framework._dygraph_tracer()._expected_place)
+"""
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_a_forked_rank_computes_where_a_new_one_does(tmp_path: Path, version: str) -> None:
+    (tmp_path / "places.py").write_text(_PLACES)
+    words = (str(PYTHONS[version]), "-W", "ignore", str(tmp_path / "places.py"))
+    on_device = {
+        "CUSTOM_DEVICE_ROOT": str(devices.library(PYTHONS[version]).parent),
+        "TESTDEVICE_KIND": "npu",
+        "GLOG_minloglevel": "1",
+        "FLAGS_selected_npus": "1",
+    }
+    parent = guard.Guard("marker", FileLimit(1))
+    try:
+        for is_forked in (False, True):
+            order = forks.order(tmp_path, str(tmp_path), *words, rank=0, **on_device)
+            if is_forked:
+                assert forks.stand_by(parent, order)[::2] == ("ready", "")
+            started, ended = forks.run(parent, order)
+            assert started.is_forked == is_forked, started.why_not
+            assert ended.status == (os.CLD_EXITED, 0), (tmp_path / "log.0").read_text()
+    finally:
+        parent.dismiss()
+    log = (tmp_path / "log.0").read_text()
+    assert log == 2 * "npu:1\nPlace(npu:1)\nnpu:1 Place(npu:1)\n"

@@ -6,7 +6,7 @@ and before the script. So the interpreter itself runs the script, however it was
 as usual.
 
 Imported modules are hidden until the script imports them. Paddle's start happens then, too: it
-reads the flags, finds the devices, and registers its exit functions.
+reads the flags, finds the devices, chooses one, and registers its exit functions.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ _START = (
     "init_default_kernel_signatures",
 )
 _CORE = "paddle.base.core"
+# Where Paddle has its default device, and becomes dynamic, for which it chooses one.
+_FRAMEWORK, _DYGRAPH = "paddle.base.framework", "paddle.base.dygraph.base"
 # The versions of Paddle that start a thread when loaded, the sampler of brpc's bvar, which their
 # own fork handler starts again.
 _SAMPLING = ("2.6.",)
@@ -330,6 +332,10 @@ class Loaded:
         # Root packages that bring all other modules.
         self._whole: set[str] = set()
         self._start: list[tuple[str, Callable[..., None], tuple[Any, ...]]] = []
+        # The device on which Paddle is imported; and what makes it dynamic in ranks, by which it
+        # chooses theirs.
+        self._place: object = None
+        self._become_dynamic: Callable[[], object] = bool
         # Calls of `atexit.register`, which ranks make in their own order.
         self._at_exit: list[tuple[Any, ...]] = []
         self._logging = _Logging()
@@ -375,11 +381,13 @@ class Loaded:
             self._logging.noting(),
             self._warnings.noting(),
         ):
-            sys.meta_path.insert(0, _CoreFinder(self._put_off_start))
+            sys.meta_path.insert(0, _AfterExecution(_CORE, self._put_off_start))
+            sys.meta_path.insert(0, _AfterExecution(_FRAMEWORK, self._begin_on_cpu))
             self._import("numpy", _openblas_threads)
             self._import("paddle", _paddle_threads)
             for name in modules:
                 self._import_unchanged(name)
+            self._put_off_choice()
         held = _open_devices()
         if held:
             raise Unfit(f"importing {', '.join(('paddle', *modules))} opens {held}")
@@ -425,6 +433,21 @@ class Loaded:
 
     def _noting(self, name: str, real: Callable[..., None]) -> Callable[..., None]:
         return lambda *words: self._start.append((name, real, words))
+
+    def _begin_on_cpu(self, framework: Any) -> None:
+        """Set a default device: Paddle would look for GPUs, and so open CUDA, unfit for forks."""
+        self._place = framework._global_expected_place_ = framework.core.CPUPlace()
+
+    def _put_off_choice(self) -> None:
+        """Leave the choice of a device to each rank, unless a module has made it."""
+        framework: Any = sys.modules.get(_FRAMEWORK)
+        if framework is None or framework._global_expected_place_ is not self._place:
+            return
+        if framework.global_var._functional_dygraph_context_manager is not None:
+            dygraph: Any = sys.modules[_DYGRAPH]
+            dygraph.disable_dygraph()
+            self._become_dynamic = dygraph.enable_dygraph
+        framework._global_expected_place_ = None
 
     def _refusal(self, environ: Mapping[bytes, bytes], argv: Sequence[str]) -> str:
         """Return why the rank with ENVIRON and ARGV must start normally; empty if it need not."""
@@ -524,6 +547,7 @@ class Loaded:
             setattr(core, called, real)
         for _, real, words in self._start:
             real(*words)
+        self._become_dynamic()
         for words in self._at_exit:
             words[0](*words[1], **words[2])
 
@@ -656,16 +680,17 @@ class _Warnings:
         warnings._filters_mutated()  # type: ignore[attr-defined]
 
 
-class _CoreFinder:
-    """Calls CHANGE with Paddle's core right after its execution."""
+class _AfterExecution:
+    """Calls CHANGE with the module NAME right after its execution."""
 
-    def __init__(self, change: Callable[[ModuleType], None]) -> None:
+    def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
+        self._name = name
         self._change = change
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Return the spec of Paddle's core, with a loader that changes it."""
+        """Return the spec of the module, with a loader that changes it."""
         del path, target
-        if name != _CORE:
+        if name != self._name:
             return None
         sys.meta_path.remove(self)
         spec = find_spec(name)
