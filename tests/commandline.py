@@ -76,9 +76,20 @@ class Launcher(Job):
         }
         return subprocess.Popen([*prefix, *self.argv], **{**usual, **popen})  # pyright: ignore[reportReturnType] - nobody asks for text
 
+    def start_until(self, *names: str, **start: Any) -> subprocess.Popen[bytes]:
+        """Start the launcher, and wait until ranks have made these files in the folder."""
+        launcher = self.start(**start)
+        self.wait_for(*names)
+        return launcher
+
     def run(self, **popen: Any) -> Ended:
         """Run the launcher to its end; no process may be left."""
         return self.finish(self.start(**popen))
+
+    def release(self, launcher: subprocess.Popen[bytes]) -> Ended:
+        """Let ranks that wait for the file `go` end, and finish."""
+        (self.folder / "go").touch()
+        return self.finish(launcher)
 
     def finish(self, process: subprocess.Popen[bytes], seconds: float = LONG_S) -> Ended:
         """Wait for the end of a started launcher; no process may be left."""

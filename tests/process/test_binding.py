@@ -26,12 +26,10 @@ until [ -e go ]; do sleep 0.01; done
 
 def shown(job: Command, ranks: int, allowed: set[int]) -> list[tuple[set[int], set[int], str]]:
     """Run JOB, whose launcher may use ALLOWED; return the output of its ranks."""
-    launcher = job.start()
-    job.wait_for(*(f"shown{rank}" for rank in range(ranks)))
+    launcher = job.start_until(*(f"shown{rank}" for rank in range(ranks)))
     # The launcher is bound to a rank's CPUs only while it starts that rank.
     until(lambda: os.sched_getaffinity(launcher.pid) == allowed)
-    (job.folder / "go").touch()
-    ended = job.finish(launcher)
+    ended = job.release(launcher)
     assert ended.code == 0, ended.stderr
     lines = []
     for rank in range(ranks):

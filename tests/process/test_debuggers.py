@@ -92,8 +92,7 @@ def test_an_editor_attaches_and_stops_the_rank_at_a_breakpoint(tmp_path: Path, f
     with closing(Ports(os.getpid())) as another:
         # The rank has a port, but does not listen yet; one of two launches was never reached.
         until(lambda: not another.hold([debug.FIRST_PORT + 1]))
-        launcher = job.start(env=env)
-        job.wait_for("passed0")
+        launcher = job.start_until("passed0", env=env)
         # debugpy drops a connection that comes before it has noted that it listens.
         until(lambda: endpoints.exists() and endpoints.read_text().endswith("\n"))
     port = json.loads(endpoints.read_text())["client"]["port"]

@@ -76,8 +76,7 @@ def test_term_ends_a_launcher_whose_driver_never_answers(
     tmp_path: Path, dev: tuple[str, ...]
 ) -> None:
     job = Command(tmp_path, "true", ranks=1)
-    launcher = job.start(dev, environ(tmp_path, HANGS="nvmlInit"))
-    job.wait_for("asked")
+    launcher = job.start_until("asked", prefix=dev, env=environ(tmp_path, HANGS="nvmlInit"))
     launcher.send_signal(signal.SIGTERM)
     assert launcher.wait(LONG_S) == -signal.SIGTERM
     # The child of a launcher that has ended ends, too.
@@ -88,8 +87,9 @@ def test_term_ends_a_job_whose_driver_hangs_when_asked_whether_a_gpu_computes(
     tmp_path: Path, dev: tuple[str, ...]
 ) -> None:
     job = Command(tmp_path, "touch up; exec sleep 60", "--hang_timeout=1", ranks=1)
-    launcher = job.start(dev, environ(tmp_path, HANGS="nvmlDeviceGetUtilizationRates"))
-    job.wait_for("asked")
+    launcher = job.start_until(
+        "asked", prefix=dev, env=environ(tmp_path, HANGS="nvmlDeviceGetUtilizationRates")
+    )
     launcher.send_signal(signal.SIGTERM)
     done = job.finish(launcher)
     assert done.code == 143
@@ -112,8 +112,7 @@ def test_a_child_that_not_even_sigkill_ends_is_left_behind_with_a_line(
 ) -> None:
     job = Command(tmp_path, "exec sleep 60", "--hang_timeout=1", ranks=1)
     env = environ(tmp_path, HANGS="nvmlDeviceGetUtilizationRates", AS_NOBODY="1")
-    launcher = job.start((*dev, *NO_KILL), env)
-    job.wait_for("asked")
+    launcher = job.start_until("asked", prefix=(*dev, *NO_KILL), env=env)
     left = int((tmp_path / "asked").read_text())
     until(lambda: Path(f"/proc/{left}").stat().st_uid == NOBODY)
     try:

@@ -217,8 +217,7 @@ def _is_gone(pid: str) -> bool:
 
 def test_a_signal_ends_the_wait_and_not_the_exit_code(tmp_path: Path) -> None:
     job = Command(tmp_path, "exit 5", "--on_end=touch begun; exec sleep 600")
-    launcher = job.start()
-    job.wait_for("begun")
+    launcher = job.start_until("begun")
     launcher.send_signal(signal.SIGTERM)
     assert job.finish(launcher).code == 5
     assert_no_survivors(job.marker)

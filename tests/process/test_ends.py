@@ -52,8 +52,7 @@ def test_s16_who_dies_first_is_the_culprit_even_if_seen_late(tmp_path: Path) -> 
         "touch ready0; until [ -e go0 ]; do sleep 0.01; done; exit 5",
         "touch ready1; until [ -e go1 ]; do sleep 0.01; done; exit 6",
     )
-    launcher = job.start()
-    job.wait_for("ready0", "ready1")
+    launcher = job.start_until("ready0", "ready1")
     pids = {event["rank"]: event["pid"] for event in started(job, 2)}
     os.kill(launcher.pid, signal.SIGSTOP)
     for rank in (1, 0):
@@ -143,8 +142,7 @@ def test_s24_a_signal_stops_everybody_politely(
     save = "trap 'echo saved; exit 0' {0}; touch ready{1}; while :; do sleep 0.02; done"
     name = signum.name[3:]
     job = Driven(tmp_path, save.format(name, 0), save.format(name, 1), tee=[0, 1])
-    launcher = job.start()
-    job.wait_for("ready0", "ready1")
+    launcher = job.start_until("ready0", "ready1")
     launcher.send_signal(signum)
     done = job.finish(launcher)
     assert done.code == code
@@ -156,8 +154,7 @@ def test_s24_a_signal_stops_everybody_politely(
 
 def test_s25_who_ignores_it_is_killed_after_the_grace(tmp_path: Path) -> None:
     job = Driven(tmp_path, IGNORE_TERM.format(rank=0), "touch ready1; sleep 60", grace_s=0.3)
-    launcher = job.start()
-    job.wait_for("ready0", "ready1")
+    launcher = job.start_until("ready0", "ready1")
     launcher.terminate()
     done = job.finish(launcher)
     assert done.code == 143
@@ -202,14 +199,12 @@ def test_a_child_that_leaves_the_group_while_it_is_waited_for_does_not_hold_the_
     tmp_path: Path,
 ) -> None:
     job = Driven(tmp_path, ["python3", "-c", LEAVES_THE_GROUP], grace_s=60)
-    launcher = job.start()
-    job.wait_for("ready0")
+    launcher = job.start_until("ready0")
     until(lambda: (tmp_path / "ready0").read_text().endswith("\n"))
     child = (tmp_path / "ready0").read_text().strip()
     launcher.terminate()
     until(lambda: child in pidfds(launcher.pid))
-    (tmp_path / "go").touch()
-    assert job.finish(launcher).code == 143
+    assert job.release(launcher).code == 143
 
 
 def pidfds(pid: int) -> set[str]:
@@ -226,8 +221,7 @@ def pidfds(pid: int) -> set[str]:
 
 def test_s26_the_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
     job = Driven(tmp_path, IGNORE_TERM.format(rank=0), grace_s=60)
-    launcher = job.start()
-    job.wait_for("ready0")
+    launcher = job.start_until("ready0")
     launcher.send_signal(signal.SIGINT)
     assert launcher.stderr is not None
     assert b"asked rank 0 to stop" in launcher.stderr.readline()
@@ -250,8 +244,9 @@ def test_s28_sigkill_of_the_launcher_leaves_nobody(tmp_path: Path) -> None:
         "(env -i setsid sleep 61.0625 &); touch ready4",
         grace_s=1,
     )
-    launcher = job.start(stdout=None, stderr=None)
-    job.wait_for("ready0", "ready1", "ready2", "ready3", "ready4")
+    launcher = job.start_until(
+        "ready0", "ready1", "ready2", "ready3", "ready4", stdout=None, stderr=None
+    )
     launcher.kill()
     launcher.wait()
     assert_no_survivors(job.marker)
@@ -263,8 +258,7 @@ def test_ranks_of_a_launcher_that_was_killed_may_save_what_they_have(tmp_path: P
         "trap 'sleep 0.2; touch saved{0}; exit' TERM; touch ready{0}; while :; do sleep 0.01; done"
     )
     job = Driven(tmp_path, save.format(0), save.format(1), grace_s=60)
-    launcher = job.start(stdout=None, stderr=None)
-    job.wait_for("ready0", "ready1")
+    launcher = job.start_until("ready0", "ready1", stdout=None, stderr=None)
     launcher.kill()
     launcher.wait()
     assert_no_survivors(job.marker)
@@ -276,8 +270,7 @@ def test_a_guard_that_was_stopped_ends_the_ranks_of_a_launcher_that_is_killed(
     tmp_path: Path,
 ) -> None:
     job = Driven(tmp_path, "touch ready0; exec sleep 1000")
-    launcher = job.start(stdout=None, stderr=None)
-    job.wait_for("ready0")
+    launcher = job.start_until("ready0", stdout=None, stderr=None)
     os.kill(the_guard(launcher.pid), signal.SIGSTOP)
     launcher.kill()
     launcher.wait()
@@ -304,8 +297,7 @@ def test_s29_who_forks_away_all_the_time_is_caught_too(
     tmp_path: Path, signum: signal.Signals
 ) -> None:
     job = Driven(tmp_path, ["python3", "-c", HOPPER])
-    launcher = job.start(stdout=None, stderr=None)
-    job.wait_for("ready0")
+    launcher = job.start_until("ready0", stdout=None, stderr=None)
     launcher.send_signal(signum)
     launcher.wait(LONG_S)
     # A look between two hops sees none; after so many looks there is none.
@@ -327,8 +319,7 @@ def commands() -> bytes:
 
 def test_s28_sigkill_ends_the_pipe_too(tmp_path: Path) -> None:
     job = Driven(tmp_path, "touch ready0; sleep 60")
-    launcher = job.start()
-    job.wait_for("ready0")
+    launcher = job.start_until("ready0")
     launcher.kill()
     # Neither the guard nor a rank keeps the launcher's output open.
     launcher.communicate(timeout=LONG_S)
@@ -339,8 +330,7 @@ def test_s28_sigkill_ends_the_pipe_too(tmp_path: Path) -> None:
 def test_s29_grandchildren_die_however_it_ends(tmp_path: Path, end: str) -> None:
     brood = "sleep 60 & setsid sleep 60 & (setsid sh -c 'sleep 60 & sleep 60' &) ; touch ready0; "
     job = Driven(tmp_path, brood + end)
-    launcher = job.start()
-    job.wait_for("ready0")
+    launcher = job.start_until("ready0")
     if end == "sleep 60":
         launcher.terminate()
     assert job.finish(launcher).code == {"exit 0": 0, "exit 3": 3, "sleep 60": 143}.get(end, 137)
@@ -404,8 +394,7 @@ def test_who_may_not_be_signalled_is_killed_by_a_cgroup(tmp_path: Path) -> None:
 def test_s30_a_wrapper_shell_passes_the_signal_on(tmp_path: Path) -> None:
     inner = "trap 'touch told; exit 0' TERM; touch ready0; while :; do sleep 0.02; done"
     job = Driven(tmp_path, f'sh -c "{inner}"; true')
-    launcher = job.start()
-    job.wait_for("ready0")
+    launcher = job.start_until("ready0")
     launcher.terminate()
     assert job.finish(launcher).code == 143
     assert (tmp_path / "told").exists()
@@ -413,11 +402,9 @@ def test_s30_a_wrapper_shell_passes_the_signal_on(tmp_path: Path) -> None:
 
 def test_s31_nohup_survives_the_terminal(tmp_path: Path) -> None:
     job = Driven(tmp_path, "touch ready0; until [ -e go ]; do sleep 0.01; done")
-    launcher = job.start(prefix=["nohup"])
-    job.wait_for("ready0")
+    launcher = job.start_until("ready0", prefix=["nohup"])
     launcher.send_signal(signal.SIGHUP)
-    (tmp_path / "go").touch()
-    assert job.finish(launcher).code == 0
+    assert job.release(launcher).code == 0
 
 
 def test_s31_without_nohup_a_lost_terminal_stops_the_job(tmp_path: Path) -> None:
@@ -434,8 +421,7 @@ def test_s31_without_nohup_a_lost_terminal_stops_the_job(tmp_path: Path) -> None
 def test_s32_users_signals_reach_every_rank(tmp_path: Path) -> None:
     code = "trap 'exit 0' USR1; touch ready{0}; while :; do sleep 0.02; done"
     job = Driven(tmp_path, code.format(0), code.format(1))
-    launcher = job.start()
-    job.wait_for("ready0", "ready1")
+    launcher = job.start_until("ready0", "ready1")
     launcher.send_signal(signal.SIGUSR1)
     assert job.finish(launcher).code == 0
 
@@ -444,8 +430,7 @@ def test_s33_ctrl_z_stops_ranks_and_launcher_and_fg_goes_on(tmp_path: Path) -> N
     # A shell that starts a program just then would be in state D, waiting for the stopped child.
     os.mkfifo(tmp_path / "go")
     job = Driven(tmp_path, "touch ready0; read line < go")
-    launcher = job.start()
-    job.wait_for("ready0")
+    launcher = job.start_until("ready0")
     (event,) = started(job, 1)
     launcher.send_signal(signal.SIGTSTP)
     for pid in (launcher.pid, event["pid"]):
@@ -457,8 +442,7 @@ def test_s33_ctrl_z_stops_ranks_and_launcher_and_fg_goes_on(tmp_path: Path) -> N
 
 def test_s35_a_stop_while_starting_is_clean(tmp_path: Path) -> None:
     job = Driven(tmp_path, *["touch born; sleep 60"] * 200, tee=[])
-    launcher = job.start()
-    job.wait_for("born")
+    launcher = job.start_until("born")
     launcher.terminate()
     assert job.finish(launcher).code == 143
 
@@ -489,44 +473,37 @@ def test_restart_begins_when_all_are_dead_and_keeps_the_logs(tmp_path: Path) -> 
 def test_orphans_that_end_are_reaped_while_the_job_runs(tmp_path: Path) -> None:
     orphans = "for i in 1 2 3; do (sh -c 'exit 0' &); done; touch ready0; "
     job = Driven(tmp_path, orphans + "until [ -e go ]; do sleep 0.01; done")
-    launcher = job.start()
-    job.wait_for("ready0")
+    launcher = job.start_until("ready0")
     (event,) = started(job, 1)
 
     guard = the_guard(launcher.pid)
     until(lambda: children(guard) == {event["pid"]})
-    (tmp_path / "go").touch()
-    assert job.finish(launcher).code == 0
+    assert job.release(launcher).code == 0
 
 
 def test_the_guard_may_be_killed(tmp_path: Path) -> None:
     job = Driven(tmp_path, "touch ready0; until [ -e go ]; do sleep 0.01; done")
-    launcher = job.start()
-    job.wait_for("ready0")
+    launcher = job.start_until("ready0")
     started(job, 1)
     os.kill(the_guard(launcher.pid), signal.SIGKILL)
-    (tmp_path / "go").touch()
-    assert job.finish(launcher).code == 0
+    assert job.release(launcher).code == 0
 
 
 def test_who_kills_the_guard_changes_nothing_of_how_the_job_ends(tmp_path: Path) -> None:
     # A further attempt, leftovers of the first one, and exit codes all pass through the launcher.
     script = "(setsid sleep 60 &); touch ready0; until [ -e go ]; do sleep 0.01; done; exit 7"
     job = Driven(tmp_path, script, max_restarts=1)
-    launcher = job.start()
-    job.wait_for("ready0")
+    launcher = job.start_until("ready0")
     started(job, 1)
     os.kill(the_guard(launcher.pid), signal.SIGKILL)
-    (tmp_path / "go").touch()
-    done = job.finish(launcher)
+    done = job.release(launcher)
     assert done.code == 7
     assert (tmp_path / "log" / "latest" / "workerlog.0.attempt1").exists()
 
 
 def test_who_kills_the_guard_and_then_the_launcher_still_leaves_nobody(tmp_path: Path) -> None:
     job = Driven(tmp_path, "setsid sleep 60 & touch ready0; sleep 60", IGNORE_TERM.format(rank=1))
-    launcher = job.start(stdout=None, stderr=None)
-    job.wait_for("ready0", "ready1")
+    launcher = job.start_until("ready0", "ready1", stdout=None, stderr=None)
     started(job, 2)
     guard = the_guard(launcher.pid)
     os.kill(guard, signal.SIGKILL)
@@ -548,8 +525,7 @@ def names(parent: int) -> bytes:
 
 def test_a_guard_that_was_stopped_is_told_to_go_on(tmp_path: Path) -> None:
     job = Driven(tmp_path, "(setsid sleep 60 &); touch ready0; sleep 60")
-    launcher = job.start()
-    job.wait_for("ready0")
+    launcher = job.start_until("ready0")
     guard = the_guard(launcher.pid)
     os.kill(guard, signal.SIGSTOP)
     until(lambda: state(guard) == "T")
@@ -569,8 +545,7 @@ def children(pid: int) -> set[int]:
 
 def test_s28_sigkill_while_starting_leaves_nobody(tmp_path: Path) -> None:
     job = Driven(tmp_path, *["touch born; sleep 60"] * 100, tee=[])
-    launcher = job.start()
-    job.wait_for("born")
+    launcher = job.start_until("born")
     launcher.kill()
     launcher.communicate(timeout=LONG_S)
     assert_no_survivors(job.marker)

@@ -445,12 +445,10 @@ def test_sigquit_dumps_all_stacks_and_the_job_goes_on(tmp_path: Path) -> None:
     )
     code = code.replace("else meet()", "else 0")
     job = Command.python(tmp_path, code)
-    launcher = job.start(env=NO_SPY)
-    job.wait_for("up0", "up1")
+    launcher = job.start_until("up0", "up1", env=NO_SPY)
     os.kill(launcher.pid, signal.SIGQUIT)
     until(lambda: any(event.get("what") == "stacks" for event in job.events()))
-    (tmp_path / "go").touch()
-    ended = job.finish(launcher)
+    ended = job.release(launcher)
     assert ended.code == 0
     assert "The stacks of 2 processes are in" in ended.stderr
     assert "<module>" in stacks(job, 0)
@@ -459,8 +457,7 @@ def test_sigquit_dumps_all_stacks_and_the_job_goes_on(tmp_path: Path) -> None:
 
 def test_s33_a_stopped_rank_is_reported_and_no_hang(tmp_path: Path) -> None:
     job = Command.python(tmp_path, LIVE_UNTIL.format("go") + DEADLOCK, "--hang_timeout=0.8")
-    launcher = job.start(env=NO_SPY)
-    job.wait_for("alive0", "alive1")
+    launcher = job.start_until("alive0", "alive1", env=NO_SPY)
     # A rank may be faster than the launcher's first event about it.
     until(lambda: len(started(job)) == 2)
     pid = started(job)[0]
@@ -489,8 +486,7 @@ def test_s61_a_job_that_is_told_to_end_is_not_hung(tmp_path: Path) -> None:
     code = f"import signal; signal.signal(signal.SIGTERM, {told})\n"
     code += LIVE_UNTIL.format("told{rank}") + DEADLOCK
     job = Command.python(tmp_path, code, "--hang_timeout=0.8", "--grace=1.5")
-    launcher = job.start(env=NO_SPY)
-    job.wait_for("alive0", "alive1")
+    launcher = job.start_until("alive0", "alive1", env=NO_SPY)
     os.kill(launcher.pid, signal.SIGTERM)
     ended = job.finish(launcher)
     assert ended.code == 143

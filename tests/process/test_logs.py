@@ -165,8 +165,7 @@ def test_s37_a_log_folder_that_vanishes_is_one_warning(tmp_path: Path) -> None:
     until(lambda: any(event["event"] == "started" and event["rank"] == 1 for event in job.events()))
     job.wait_for("ready0", "ready1")
     vanish(tmp_path / "log")
-    (tmp_path / "go").touch()
-    done = job.finish(launcher)
+    done = job.release(launcher)
     assert done.code == 5
     assert done.stderr.count(" failed (") == 1
     assert "No such file or directory" in done.stderr
@@ -179,8 +178,7 @@ def test_s52_a_log_folder_that_vanished_is_made_again_for_another_attempt(tmp_pa
     until(lambda: any(event["event"] == "started" and event["rank"] == 1 for event in job.events()))
     job.wait_for("ready0", "ready1")
     vanish(tmp_path / "log")
-    (tmp_path / "go").touch()
-    assert job.finish(launcher).code == 0
+    assert job.release(launcher).code == 0
 
 
 @NEEDS_ROOT
@@ -224,8 +222,7 @@ while time.monotonic() < begin + 2.5 or not os.path.exists('go'):
         with out.open("wb") as stdout, errors.open("wb") as stderr:
             launcher = job.start(stdout=stdout, stderr=stderr)
         until(errors.read_bytes)
-        (tmp_path / "go").touch()
-        assert job.finish(launcher).code == 0
+        assert job.release(launcher).code == 0
         assert job.log(0).stat().st_size == 2_400_000
         assert not list(job.log(0).resolve().parent.glob("*.part"))
     assert out.stat().st_size == 2_400_000
@@ -254,8 +251,7 @@ def test_s37_a_log_folder_that_becomes_read_only_is_one_warning(tmp_path: Path) 
     folders = [tmp_path / "log", *(tmp_path / "log" / "runs").iterdir()]
     for folder in folders:
         folder.chmod(0o555)
-    (tmp_path / "go").touch()
-    done = job.finish(launcher)
+    done = job.release(launcher)
     for folder in folders:
         folder.chmod(0o755)
     assert done.code == 5

@@ -107,8 +107,7 @@ def test_s37_a_reader_that_leaves_ends_nothing(tmp_path: Path) -> None:
     launcher.stdout = None
     assert launcher.stderr is not None
     warning = launcher.stderr.readline()
-    (tmp_path / "go").touch()
-    done = job.finish(launcher)
+    done = job.release(launcher)
     assert b"standard output was closed" in warning
     assert b"workerlog.0" in warning
     assert done.code == 4
@@ -305,8 +304,7 @@ def test_s37_a_disk_that_fills_up_later_ends_nothing(tmp_path: Path) -> None:
         launcher = job.start()
         # It appears when it is whole, and is the last that anybody but the events has to write.
         until((small / "latest" / "plan.json").exists)
-        (tmp_path / "go").touch()
-        done = job.finish(launcher)
+        done = job.release(launcher)
     assert done.code == 0
     assert done.stderr.count("The event log failed (No space left on device)") == 1
     assert done.stderr.count(" failed (") == 1

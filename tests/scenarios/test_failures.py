@@ -31,8 +31,7 @@ def test_s15_a_bus_error_points_to_shared_memory(tmp_path: Path) -> None:
 def test_s17_two_that_fail_together_are_both_named_and_one_is_the_cause(tmp_path: Path) -> None:
     end = "[ $R = 1 ] && exit 5; [ $R = 3 ] && exit 6; sleep 60"
     job = Command(tmp_path, f"echo $$ > pid$R; {WAIT_FOR_GO}; {end}", ranks=4)
-    launcher = job.start()
-    job.wait_for("ready0", "ready1", "ready2", "ready3")
+    launcher = job.start_until("ready0", "ready1", "ready2", "ready3")
     pids = [int((tmp_path / f"pid{rank}").read_text()) for rank in (1, 3)]
     # The launcher learns of both at once.
     os.kill(launcher.pid, signal.SIGSTOP)
@@ -50,11 +49,9 @@ def test_s17_two_that_fail_together_are_both_named_and_one_is_the_cause(tmp_path
 
 def test_s22_a_rank_that_ends_well_early_is_no_failure(tmp_path: Path) -> None:
     job = Command(tmp_path, f"[ $R = 1 ] && exit 0; {WAIT_FOR_GO}", ranks=3)
-    launcher = job.start()
-    job.wait_for("ready0", "ready2")
+    launcher = job.start_until("ready0", "ready2")
     until(lambda: any(event["event"] == "exited" for event in job.events()))
-    (tmp_path / "go").touch()
-    done = job.finish(launcher)
+    done = job.release(launcher)
     assert (done.code, done.stderr) == (0, "")
 
 
@@ -75,8 +72,7 @@ def test_s23_a_host_whose_ranks_end_well_fails_with_the_other_host(tmp_path: Pat
 
 def test_s28_killing_fleetrun_by_name_leaves_nobody(tmp_path: Path) -> None:
     job = Command(tmp_path, "setsid sleep 60 & touch ready$R; sleep 60")
-    launcher = job.start()
-    job.wait_for("ready0", "ready1")
+    launcher = job.start_until("ready0", "ready1")
     # `pkill -KILL -f fleetrun` finds these, in this job.
     for pid, command in survivors(job.marker).items():
         if "fleetrun" in command.partition(str(tmp_path))[0]:
@@ -86,20 +82,17 @@ def test_s28_killing_fleetrun_by_name_leaves_nobody(tmp_path: Path) -> None:
 
 def test_s33_a_rank_that_stands_still_and_goes_on_is_no_failure(tmp_path: Path) -> None:
     job = Command(tmp_path, f"echo $$ > pid$R; {WAIT_FOR_GO}")
-    launcher = job.start()
-    job.wait_for("ready0", "ready1")
+    launcher = job.start_until("ready0", "ready1")
     pid = int((tmp_path / "pid1").read_text())
     os.kill(pid, signal.SIGSTOP)
     until(lambda: state(pid) == "T")
     os.kill(pid, signal.SIGCONT)
-    (tmp_path / "go").touch()
-    assert job.finish(launcher).code == 0
+    assert job.release(launcher).code == 0
 
 
 def test_s33_a_rank_that_stands_still_is_ended_with_the_job(tmp_path: Path) -> None:
     job = Command(tmp_path, f"echo $$ > pid$R; {WAIT_FOR_GO}", "--grace=0.2")
-    launcher = job.start()
-    job.wait_for("ready0", "ready1")
+    launcher = job.start_until("ready0", "ready1")
     pid = int((tmp_path / "pid1").read_text())
     os.kill(pid, signal.SIGSTOP)
     until(lambda: state(pid) == "T")
@@ -122,8 +115,7 @@ def test_s34_a_rank_that_sigkill_does_not_end_is_named_and_left(tmp_path: Path) 
     patience = "import sys, fleetrun.run.policy as p; p.STUCK_S = 0.5; from fleetrun import cli; "
     at = job.argv.index("-m")
     job.argv[at : at + 2] = ["-c", patience + "sys.exit(cli.main())"]
-    launcher = job.start()
-    job.wait_for("ready0", "ready1")
+    launcher = job.start_until("ready0", "ready1")
     cgroup = f"{FREEZER}/{job.marker}"
     os.mkdir(cgroup)
     try:

@@ -126,8 +126,9 @@ def test_ranks_of_another_attempt_are_forked_and_its_phases_are_told(
     options = [f"--preload={preload}"] if preload else []
     job = Command.python(tmp_path, IMPORTS, "--max_restart=5", "--on_end=cat >ended.json", *options)
     job.argv.remove("--quiet")
-    launcher = job.start(env={"PYTHONPATH": fake_paddle(tmp_path)})
-    job.wait_for("trains.0.0", "trains.0.1")
+    launcher = job.start_until(
+        "trains.0.0", "trains.0.1", env={"PYTHONPATH": fake_paddle(tmp_path)}
+    )
     if not preload:
         until(lambda: any(event.get("what") == "fork server" for event in job.events()))
     (tmp_path / "end.0").touch()
@@ -204,8 +205,7 @@ printf half; exit $((5 + PADDLE_RESTART_COUNT))"""
     launcher = job.start()
     until((tmp_path / "log/latest/workerlog.1.attempt2").exists)
     until(lambda: logs_open_in(launcher) == ["workerlog.0.attempt2", "workerlog.1.attempt2"])
-    (tmp_path / "go").touch()
-    done = job.finish(launcher)
+    done = job.release(launcher)
     assert done.code == 0
     shown = done.out.splitlines()
     assert shown[:2] == [b"[rank 0] half"] * 2
@@ -226,6 +226,5 @@ def test_a_reader_that_leaves_is_told_the_log_of_the_attempt_that_runs(tmp_path:
     assert launcher.stderr is not None
     lines = iter(launcher.stderr.readline, b"")
     warning = next(line for line in lines if b"standard output was closed" in line)
-    (tmp_path / "go").touch()
-    assert job.finish(launcher).code == 0
+    assert job.release(launcher).code == 0
     assert warning.rstrip().endswith(b"workerlog.0.attempt1")

@@ -106,8 +106,7 @@ def test_s14_a_dead_server_ends_the_job_at_once_and_is_named(tmp_path: Path) -> 
 def test_trainers_start_when_all_servers_listen(tmp_path: Path) -> None:
     late = "[ $N = 1 ] && until [ -e go ]; do sleep 0.01; done"
     job = roles(tmp_path, server=f"{late}; {SERVE}", trainer="ls serving0 serving1")
-    launcher = job.start()
-    job.wait_for("serving0")
+    launcher = job.start_until("serving0")
 
     def started() -> list[str]:
         return [event["process"] for event in job.events() if event["event"] == "started"]
@@ -115,8 +114,7 @@ def test_trainers_start_when_all_servers_listen(tmp_path: Path) -> None:
     # A server may be faster than the launcher's first event about it.
     until(lambda: len(started()) > 1)
     assert started() == ["server.0", "server.1"]
-    (tmp_path / "go").touch()
-    done = job.finish(launcher)
+    done = job.release(launcher)
     assert (done.code, done.out) == (0, b"serving0\nserving1\n")
 
 
@@ -128,8 +126,7 @@ def test_with_gloo_the_first_server_listens_elsewhere_first(tmp_path: Path) -> N
 
 def test_s35_a_signal_while_trainers_wait_starts_none(tmp_path: Path) -> None:
     job = roles(tmp_path, server=f"touch up$N; {IDLE}", trainer="touch trained")
-    launcher = job.start()
-    job.wait_for("up0", "up1")
+    launcher = job.start_until("up0", "up1")
     launcher.send_signal(signal.SIGTERM)
     done = job.finish(launcher)
     assert done.code == 143
@@ -151,8 +148,7 @@ def test_nobody_waits_for_a_server_that_ended_well(tmp_path: Path) -> None:
 
 def test_s24_a_signal_stops_every_role(tmp_path: Path) -> None:
     job = roles(tmp_path, trainer=f"touch up$N; {IDLE}")
-    launcher = job.start()
-    job.wait_for("up0", "up1")
+    launcher = job.start_until("up0", "up1")
     launcher.send_signal(signal.SIGINT)
     done = job.finish(launcher)
     assert done.code == 130
@@ -161,8 +157,7 @@ def test_s24_a_signal_stops_every_role(tmp_path: Path) -> None:
 
 def test_s28_sigkill_of_the_launcher_leaves_no_server(tmp_path: Path) -> None:
     job = roles(tmp_path, trainer=f"touch up$N; {IDLE}")
-    launcher = job.start(stdout=None, stderr=None)
-    job.wait_for("up0", "up1")
+    launcher = job.start_until("up0", "up1", stdout=None, stderr=None)
     launcher.kill()
     launcher.wait()
     assert_no_survivors(job.marker)

@@ -117,12 +117,12 @@ def test_a_rank_that_has_not_begun_its_script_gets_term_after_int_and_others_the
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib/sitecustomize.py").write_text(SWALLOW)
     job = Command.python(tmp_path, SAVE, "--grace=60")
-    launcher = job.start(env={"PYTHONPATH": f"{tmp_path / 'lib'}:{ROOT}"})
-    job.wait_for("starting1", "working0")
+    launcher = job.start_until(
+        "starting1", "working0", env={"PYTHONPATH": f"{tmp_path / 'lib'}:{ROOT}"}
+    )
     launcher.send_signal(signal.SIGINT)
     until(lambda: [event["rank"] for event in job.events() if event["event"] == "exited"] == [1])
-    (tmp_path / "go").touch()
-    done = job.finish(launcher)
+    done = job.release(launcher)
     assert done.code == 130
     assert (tmp_path / "saved").exists()
     assert not (tmp_path / "termed").exists()

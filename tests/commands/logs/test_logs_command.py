@@ -161,8 +161,7 @@ def test_top_means_the_job_that_still_runs_not_a_newer_one_that_has_ended(tmp_pa
     assert Command(tmp_path, "echo newer", ranks=1).run().code == 0
     assert shown(tmp_path) == "newer\n"
     assert f"-{launcher.pid}" in fleetrun("top", "--once", folder=tmp_path).stdout.splitlines()[0]
-    (tmp_path / "go").touch()
-    assert job.finish(launcher).code == 0
+    assert job.release(launcher).code == 0
 
 
 def test_without_a_run_there_is_a_sentence(tmp_path: Path) -> None:
@@ -289,8 +288,7 @@ def test_following_knows_of_attempts_that_come(tmp_path: Path) -> None:
     reader = started("logs", "-f", "--grep=attempt", folder=tmp_path)
     assert reader.stdout is not None
     assert reader.stdout.readline() == b"attempt 0\n"
-    (tmp_path / "go").touch()
-    assert job.finish(launcher).code == 0
+    assert job.release(launcher).code == 0
     out, _ = reader.communicate(timeout=LONG_S)
     assert (out, reader.returncode) == (b"attempt 1\n", 0)
 

@@ -56,8 +56,7 @@ def running(job: Command, code: int = 0) -> Iterator[subprocess.Popen[bytes]]:
     plan = job.folder / "log" / "latest" / "plan.json"
     until(lambda: len(started(job)) == 2 and plan.exists())
     yield launcher
-    (job.folder / "go").touch()
-    ended = job.finish(launcher)
+    ended = job.release(launcher)
     assert ended.code == code
 
 

@@ -186,8 +186,7 @@ def test_another_page_in_the_same_browser_gets_nothing_not_even_with_the_token(
     tmp_path: Path,
 ) -> None:
     job = Command.python(tmp_path, "open('up','w').close()\ntime.sleep(600)", "--job_id=victim")
-    launcher = job.start()
-    job.wait_for("up")
+    launcher = job.start_until("up")
     try:
         with served(tmp_path) as page:
             # Once it is listed, its stacks can be requested.
@@ -282,8 +281,7 @@ sys.exit(rank)
                 "is_running",
             }
     finally:
-        (tmp_path / "go").touch()
-        assert job.finish(launcher).code == 1
+        assert job.release(launcher).code == 1
 
 
 def test_without_its_packages_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:

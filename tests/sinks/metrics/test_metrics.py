@@ -83,8 +83,7 @@ def test_what_ranks_use_is_written_and_served(tmp_path: Path) -> None:
     launcher = job.start()
     until(lambda: any(is_whole(record) and record.scalars for record in records(job)))
     served = scrape(port)
-    (tmp_path / "go").touch()
-    done = job.finish(launcher)
+    done = job.release(launcher)
     assert (done.code, done.stderr) == (0, "")
     whole = next(record for record in records(job) if is_whole(record) and record.scalars)
     assert [rank.rank for rank in whole.ranks] == [0, 1]
@@ -112,8 +111,7 @@ def test_other_attempts_are_measured_too(tmp_path: Path) -> None:
     job = Command.python(tmp_path, code, OFTEN, "--max_restart=1")
     launcher = job.start()
     until(lambda: any(record.attempt == 1 and len(record.ranks) == 2 for record in records(job)))
-    (tmp_path / "go").touch()
-    assert job.finish(launcher).code == 5
+    assert job.release(launcher).code == 5
 
 
 def test_the_job_goes_on_without_it(tmp_path: Path) -> None:
@@ -130,8 +128,7 @@ def test_the_job_goes_on_without_it(tmp_path: Path) -> None:
     until(lambda: sentence in console.read_text())
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
-    (tmp_path / "go").touch()
-    assert job.finish(launcher).code == 0
+    assert job.release(launcher).code == 0
     assert console.read_text().count(sentence) == 1
 
 
@@ -172,8 +169,7 @@ def test_modules_of_the_job_are_not_taken_for_its_own(tmp_path: Path) -> None:
     job.argv[1:3] = ["-c", "import sys; sys.path.pop(0); from fleetrun.__main__ import run; run()"]
     launcher = job.start()
     until(lambda: records(job))
-    (tmp_path / "go").touch()
-    assert job.finish(launcher).stderr == ""
+    assert job.release(launcher).stderr == ""
 
 
 def test_a_job_whose_port_is_taken_runs_with_a_warning_and_is_measured(tmp_path: Path) -> None:
@@ -184,8 +180,7 @@ def test_a_job_whose_port_is_taken_runs_with_a_warning_and_is_measured(tmp_path:
         )
         launcher = job.start()
         until(lambda: records(job))
-        (tmp_path / "go").touch()
-        done = job.finish(launcher)
+        done = job.release(launcher)
     assert done.stderr == (
         f"fleetrun: --metrics_port={port} cannot be used (Address already in use): the metrics of "
         "this job are not served, metrics.jsonl has them.\n"
