@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import learning
 import paddle
 from counting import Meter
-from learning import KINDS, MICRO, batches, learn, mlp, options, parallel, say
+from learning import KINDS, MICRO, UPDATES, batches, learn, mlp, options, parallel, say
 from paddle import nn
 from paddle.optimizer import SGD, Adam, AdamW, Momentum
 
@@ -34,6 +34,23 @@ def step(*optimizers: Any) -> None:
     for optimizer in optimizers:
         optimizer.step()
         optimizer.clear_grad()
+
+
+def made(kind: Any = Momentum, rate: Any = 0.1, **options: Any) -> tuple[Any, Any, Any]:
+    """Return a net, its parallel model, and its optimizer of KIND."""
+    net = mlp()
+    return net, parallel(net), kind(rate, parameters=net.parameters(), **options)
+
+
+def micro_steps(
+    name: str, nets: list[Any], optimizer: Any, *, updates: int = UPDATES
+) -> Iterator[tuple[int, Any]]:
+    """Yield batches with their numbers; step after the last one of an update; report NETS."""
+    for number, batch in enumerate(batches(6, updates=updates)):
+        yield number, batch
+        if is_due(number):
+            step(optimizer)
+    say(name, nets, Meter())
 
 
 def alternating() -> None:
@@ -68,10 +85,8 @@ def folds() -> None:
     """Train from scratch on each part of the data."""
     nets = []
     for left_out in range(3):
-        net = mlp()
+        net, model, optimizer = made(Adam, 0.01, epsilon=1e-3)
         nets.append(net)
-        model = parallel(net)
-        optimizer = Adam(0.01, parameters=net.parameters(), epsilon=1e-3)
         for number, batch in enumerate(batches(6)):
             if number // MICRO == left_out:
                 continue
@@ -84,31 +99,21 @@ def folds() -> None:
 
 def retained() -> None:
     """Run backward twice through the same graph."""
-    net = mlp()
-    model = parallel(net)
-    optimizer = Momentum(0.05, parameters=net.parameters())
-    for number, batch in enumerate(batches(6)):
+    net, model, optimizer = made(rate=0.05)
+    for _, batch in micro_steps("retained", [net], optimizer):
         value = share(square(model(batch)))
         value.backward(retain_graph=True)
         (value * 0.5).backward()
-        if is_due(number):
-            step(optimizer)
-    say("retained", [net], Meter())
 
 
 def losses() -> None:
     """Run backward from two losses of two forwards, and from two of one."""
-    net = mlp()
-    model = parallel(net)
-    optimizer = AdamW(0.01, parameters=net.parameters(), epsilon=1e-3, weight_decay=0.1)
-    for number, batch in enumerate(batches(6)):
+    net, model, optimizer = made(AdamW, 0.01, epsilon=1e-3, weight_decay=0.1)
+    for _, batch in micro_steps("losses", [net], optimizer):
         share(square(model(batch))).backward()
         out = model(batch * 0.5)
         both: list[Any] = [share(square(out)), share(out.abs().mean())]
         paddle.autograd.backward(both)
-        if is_due(number):
-            step(optimizer)
-    say("losses", [net], Meter())
 
 
 def critic() -> None:
@@ -163,9 +168,7 @@ def early() -> None:
 
 def skipped() -> None:
     """Drop batches after their backward, the same ones on all ranks."""
-    net = mlp()
-    model = parallel(net)
-    optimizer = Momentum(0.1, parameters=net.parameters())
+    net, model, optimizer = made()
     for number, batch in enumerate(batches(6, updates=4)):
         share(square(model(batch))).backward()
         if number == 2 * MICRO - 1:
@@ -207,10 +210,8 @@ def clips() -> None:
 
 def plateau() -> None:
     """Let the mean loss of all ranks set the rate."""
-    net = mlp()
-    model = parallel(net)
     rate = paddle.optimizer.lr.ReduceOnPlateau(0.1, factor=0.5, patience=0, threshold=1.0)
-    optimizer = Momentum(rate, parameters=net.parameters())
+    net, model, optimizer = made(rate=rate)
     total = 0.0
     for number, batch in enumerate(batches(6)):
         value = square(model(batch))
@@ -266,9 +267,7 @@ def by_hand() -> None:
 
 def minimized() -> None:
     """Step by the optimizer's older method."""
-    net = mlp()
-    model = parallel(net)
-    optimizer = Momentum(0.1, parameters=net.parameters())
+    net, model, optimizer = made()
     for number, batch in enumerate(batches(6)):
         value = share(square(model(batch)))
         value.backward()
@@ -280,9 +279,7 @@ def minimized() -> None:
 
 def sharpness() -> None:
     """Minimise sharpness (SAM): two backwards per update."""
-    net = mlp()
-    model = parallel(net)
-    optimizer = Momentum(0.1, parameters=net.parameters())
+    net, model, optimizer = made()
     parts: list[Any] = []
     for number, batch in enumerate(batches(6)):
         parts.append(batch)
@@ -307,9 +304,7 @@ def sharpness() -> None:
 
 def projected() -> None:
     """Combine the gradients of two losses without conflict (PCGrad)."""
-    net = mlp()
-    model = parallel(net)
-    optimizer = SGD(0.1, parameters=net.parameters())
+    net, model, optimizer = made(SGD, 0.1)
     parts: list[Any] = []
     for number, batch in enumerate(batches(6)):
         parts.append(batch)
@@ -338,19 +333,14 @@ def chained() -> None:
     models = parallel(first), parallel(last)
     parts: list[Any] = [*first.parameters(), *last.parameters()]
     optimizer = Momentum(0.1, parameters=parts, grad_clip=nn.ClipGradByGlobalNorm(0.1))
-    for number, batch in enumerate(batches(6)):
+    for _, batch in micro_steps("chained", [first, last], optimizer):
         share(square(models[1](paddle.tanh(models[0](batch))))).backward()
-        if is_due(number):
-            step(optimizer)
-    say("chained", [first, last], Meter())
 
 
 def evaluated() -> None:
     """Evaluate between steps: without gradients, and with graphs that are dropped."""
-    net = mlp()
-    model = parallel(net)
-    optimizer = Momentum(0.1, parameters=net.parameters())
-    for number, batch in enumerate(batches(6)):
+    net, model, optimizer = made()
+    for _, batch in micro_steps("evaluated", [net], optimizer):
         value = square(model(batch))
         model.eval()
         with paddle.no_grad():
@@ -358,22 +348,17 @@ def evaluated() -> None:
         model(batch * 2.0)
         model.train()
         share(value).backward()
-        if is_due(number):
-            step(optimizer)
-    say("evaluated", [net], Meter())
 
 
 def tried_again() -> None:
     """Continue after a failed forward, and after a failed backward."""
-    net = mlp()
-    model = parallel(net)
-    optimizer = Momentum(0.1, parameters=net.parameters())
+    net, model, optimizer = made()
 
     def fail(_gradient: Any) -> None:
         message = "on purpose"
         raise RuntimeError(message)
 
-    for number, batch in enumerate(batches(6)):
+    for number, batch in micro_steps("tried_again", [net], optimizer):
         if number == MICRO:
             with contextlib.suppress(ValueError):
                 model(batch[:, :3])
@@ -383,9 +368,6 @@ def tried_again() -> None:
                 out.register_hook(fail)
                 square(out).backward()
         share(square(model(batch))).backward()
-        if is_due(number):
-            step(optimizer)
-    say("tried_again", [net], Meter())
 
 
 def truncated() -> None:
@@ -408,22 +390,17 @@ def truncated() -> None:
     model = parallel(Step())
     optimizer = Adam(0.01, parameters=net.parameters(), epsilon=1e-3)
     state: Any = None
-    for number, batch in enumerate(batches(6)):
+    for _, batch in micro_steps("truncated", [net], optimizer):
         out, state = model(batch, state)
         share(square(out)).backward()
         state = state.detach()
-        if is_due(number):
-            step(optimizer)
-    say("truncated", [net], Meter())
 
 
 def reloaded() -> None:
     """Return to a checkpoint that was saved midway."""
-    net = mlp()
-    model = parallel(net)
-    optimizer = Adam(0.01, parameters=net.parameters(), epsilon=1e-3)
+    net, model, optimizer = made(Adam, 0.01, epsilon=1e-3)
     saved: Any = None
-    for number, batch in enumerate(batches(6, updates=4)):
+    for number, batch in micro_steps("reloaded", [net], optimizer, updates=4):
         if number == MICRO:
             saved = [
                 {name: tensor.clone() for name, tensor in model.state_dict().items()},
@@ -436,16 +413,11 @@ def reloaded() -> None:
             model.set_state_dict(saved[0])
             optimizer.set_state_dict(saved[1])
         share(square(model(batch))).backward()
-        if is_due(number):
-            step(optimizer)
-    say("reloaded", [net], Meter())
 
 
 def in_one_vector() -> None:
     """Copy all parameters to one tensor, and back."""
-    net = mlp()
-    model = parallel(net)
-    optimizer = SGD(0.1, parameters=net.parameters())
+    net, model, optimizer = made(SGD, 0.1)
     for number, batch in enumerate(batches(6)):
         share(square(model(batch))).backward()
         if is_due(number):
@@ -515,10 +487,8 @@ def compiled_in_part() -> None:
 
 def unscaled() -> None:
     """Scale each loss by hand under autocast, and unscale the gradients in place."""
-    net = mlp()
-    model = parallel(net)
-    optimizer = Momentum(0.1, parameters=net.parameters())
-    for number, batch in enumerate(batches(6)):
+    net, model, optimizer = made()
+    for number, batch in micro_steps("unscaled", [net], optimizer):
         with paddle.amp.auto_cast(level="O1", enable=False):
             value = square(model(batch))
         (share(value) * 512.0).backward()
@@ -526,41 +496,29 @@ def unscaled() -> None:
             with paddle.no_grad():
                 for parameter in net.parameters():
                     parameter.grad.scale_(1 / 512.0)
-            step(optimizer)
-    say("unscaled", [net], Meter())
 
 
 def replaced_at_the_end() -> None:
     """Replace each gradient at the end of backward, as fp32 master gradients are."""
     core: Any = paddle.base.core
-    if not hasattr(core.eager, "_add_backward_final_hook"):
-        add = None
-    else:
-        add = core.eager._add_backward_final_hook
-    net = mlp()
-    model = parallel(net)
-    optimizer = Momentum(0.1, parameters=net.parameters())
+    add = getattr(core.eager, "_add_backward_final_hook", None)
+    net, model, optimizer = made()
 
     def replace() -> None:
         for parameter in net.parameters():
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.clone()
 
-    for number, batch in enumerate(batches(6)):
+    for _, batch in micro_steps("replaced_at_the_end", [net], optimizer):
         value = share(square(model(batch)))
         if add is not None:
             add(replace)
         value.backward()
-        if is_due(number):
-            step(optimizer)
-    say("replaced_at_the_end", [net], Meter())
 
 
 def thinned() -> None:
     """Zero part of the weights and of their gradients, which stay zero."""
-    net = mlp()
-    model = parallel(net)
-    optimizer = Momentum(0.1, parameters=net.parameters())
+    net, model, optimizer = made()
     masks = [
         (paddle.arange(parameter.size) % 3 != 0).reshape(parameter.shape)
         for parameter in net.parameters()
