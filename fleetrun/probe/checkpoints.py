@@ -124,9 +124,11 @@ def _is_checkpoint(folder: str, name: str) -> bool:
     """Whether NAME is one by its name, and not the core dump, log or pipe of such a name."""
     match = _NUMBERED.fullmatch(name)
     path = os.path.join(folder, name)
-    if match is None or match[2] or not os.path.isfile(path):
+    if match is None or match[2]:
+        return match is not None
+    if not os.path.isfile(path):
         # A link that leads nowhere is incomplete.
-        return match is not None and (os.path.isdir(path) or os.path.islink(path) or bool(match[2]))
+        return os.path.isdir(path) or os.path.islink(path)
     with suppress(OSError), open(path, "rb") as file:
         begin = file.read(2)
         return not begin or begin[:1] == _BEGIN or begin == _ZIP
