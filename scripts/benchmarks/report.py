@@ -88,14 +88,10 @@ def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> st
 
 
 def goal(
-    what: str,
-    seen: float | None,
-    limit: float,
-    write: Callable[[float], str] = in_ms,
-    wanted: str = "",
+    what: str, seen: float | None, limit: float, write: Callable[[float], str] = in_ms
 ) -> Goal:
     """Return the goal that WHAT, which was SEEN if it could be measured, is at most LIMIT."""
-    wanted = wanted or f"<= {write(limit)}"
+    wanted = f"<= {write(limit)}"
     if seen is None:
         return Goal(what, wanted, "-", None)
     return Goal(what, wanted, write(seen), seen <= limit)
