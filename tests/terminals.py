@@ -87,12 +87,12 @@ def launcher_of(rank: int) -> int:
     return int(stat_of(int(stat_of(rank)[1]))[1])
 
 
-def state(pid: int) -> str:
+def state(pid: object) -> str:
     """Return the letter of the state of PID."""
     return stat_of(pid)[0]
 
 
-def stat_of(pid: int) -> list[str]:
+def stat_of(pid: object) -> list[str]:
     """Return what the kernel says of PID."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].decode().split()

@@ -6,18 +6,20 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import sshd_hosts
 from checkout import ROOT, environ
 from processes import MARKER, assert_no_survivors, survivors
+from terminals import stat_of
 from waiting import LONG_S, until
 
 from fleetrun.remote import protocol
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from lab import Network
 
 pytestmark = [pytest.mark.multinode, pytest.mark.slow, pytest.mark.long]
@@ -28,10 +30,6 @@ touch up.$PADDLE_TRAINER_ID
 until [ -e go ]; do sleep 0.1; done
 exit 5
 """
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.mark.parametrize("killed", ["", "head", "agent", "ssh"])
@@ -74,7 +72,7 @@ def test_nothing_that_was_sent_stays_on_a_host(
         elif killed == "agent":
             # Its child cleans up.
             agents = [pid for pid, line in processes.items() if protocol.RECEIVE in line]
-            strike([pid for pid in agents if parent(pid) not in agents][:1])
+            strike([pid for pid in agents if int(stat_of(pid)[1]) not in agents][:1])
         elif killed == "ssh":
             strike([pid for pid, line in processes.items() if line.startswith("ssh ")][:1])
         else:

@@ -57,7 +57,7 @@ def test_s16_who_dies_first_is_the_culprit_even_if_seen_late(tmp_path: Path) -> 
     os.kill(launcher.pid, signal.SIGSTOP)
     for rank in (1, 0):
         (tmp_path / f"go{rank}").touch()
-        until(lambda rank=rank: is_zombie(pids[rank]))  # type: ignore[misc]
+        until(lambda rank=rank: state(pids[rank]) == "Z")  # type: ignore[misc]
     os.kill(launcher.pid, signal.SIGCONT)
     done = job.finish(launcher)
     assert done.code == 6
@@ -73,11 +73,6 @@ def started(job: Driven, count: int) -> list[dict[str, object]]:
 
     until(lambda: len(now()) == count)
     return now()
-
-
-def is_zombie(pid: object) -> bool:
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()[0] == b"Z"
 
 
 def test_s18_the_culprits_traceback_is_the_end_of_the_console(tmp_path: Path) -> None:
