@@ -47,6 +47,7 @@ from fleetrun.session.state import (
     Report,
     Send,
     caller,
+    to_hosts,
     to_placed,
     with_host,
     without_connection,
@@ -737,8 +738,7 @@ def _wait(state: State, at: float) -> Step:
     if news == state.told or at < state.told_at + _REMARK_S:
         return state, ()
     state = state._replace(told=news, told_at=at)
-    everybody = tuple(h.connection for h in state.hosts.values() if h.connection is not None)
-    return state, (Send(everybody, _awaited(state, state.remarks, at)),)
+    return state, (to_hosts(state.hosts.values(), _awaited(state, state.remarks, at)),)
 
 
 def _rendezvous_failed(state: State, what: str, at: float) -> Step:
@@ -748,7 +748,6 @@ def _rendezvous_failed(state: State, what: str, at: float) -> Step:
 
 def _end(state: State, verdict: Verdict, at: float) -> Step:
     """End the job, and send the verdict to all hosts."""
-    everybody = tuple(h.connection for h in state.hosts.values() if h.connection is not None)
     connected = (host.launcher for host in state.hosts.values() if host.connection is not None)
     state = state._replace(
         phase=ENDED,
@@ -756,4 +755,4 @@ def _end(state: State, verdict: Verdict, at: float) -> Step:
         heard_end=state.heard_end.union(connected),
         wake_at=at + state.config.look_s,
     )
-    return state, (Send(everybody, verdict),)
+    return state, (to_hosts(state.hosts.values(), verdict),)

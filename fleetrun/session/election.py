@@ -347,7 +347,7 @@ class Election:
 
     def _free(self, *, is_final: bool) -> None:
         """Free the place for another coordinator, or for another job."""
-        self._store.ask(_ignore, "leave", self._revision, self._lease, is_final)
+        self._store.ask(lambda _: None, "leave", self._revision, self._lease, is_final)
 
     def close(self) -> None:
         """Stop asking."""
@@ -358,7 +358,3 @@ class Election:
 
     def _timer(self, timer: str, at: float | None, call: Callable[[], None]) -> None:
         self._waiting.timer((id(self), timer), at, call)
-
-
-def _ignore(_: StoreAnswer) -> None:
-    """Ignore the answer to the last request."""

@@ -30,6 +30,7 @@ from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import NoReturn
 
     from fleetrun.engines import SelectedEngine
     from fleetrun.model import Facts, LaunchPlan, Request
@@ -191,13 +192,10 @@ def tell(
     bare = _named(request, facts, engine, place)
     session = _session(request, facts, endpoint, os.urandom(_NAME_BYTES).hex(), bare, log)
 
-    def offer(_: int) -> JoinRequest:
+    def fail(_: object) -> NoReturn:
         raise fault
 
-    def plan(_: messages.RosterMessage) -> LaunchPlan:
-        raise fault
-
-    return session, Rendezvous(session, offer=offer, bare=bare, plan=plan, redact=redact, log=log)
+    return session, Rendezvous(session, offer=fail, bare=bare, plan=fail, redact=redact, log=log)
 
 
 def _port_check(

@@ -530,23 +530,22 @@ def _refused(state: MemberState, why: str) -> Step:
 
 def _end_for(state: MemberState, failure: Failure) -> Step:
     """End this launcher alone because of FAILURE, after its ranks have stopped."""
-    verdict = Verdict(state.generation, "", failure, is_final=True)
-    if state.phase == RUNNING:
-        state = state._replace(phase=STOPPING, verdict=verdict, is_own=False)
-        return state, (Deliver(Stop(state.generation, failure)),)
-    if state.phase == STOPPING:
-        return state._replace(verdict=verdict, is_own=False), ()
-    return _conclude(state, verdict)
+    return _take(state, Verdict(state.generation, "", failure, is_final=True))
 
 
 def _judged(state: MemberState, verdict: Verdict) -> Step:
-    """Take the verdict, after the ranks have stopped."""
+    """Take the coordinator's VERDICT if it concerns this launcher."""
     # The end of a generation without this launcher matters only if it was the last.
     is_over = state.phase == JOINING and verdict.is_final
     if verdict.generation != state.generation and not (
         is_over and verdict.generation > state.generation
     ):
         return state, ()
+    return _take(state, verdict)
+
+
+def _take(state: MemberState, verdict: Verdict) -> Step:
+    """Take VERDICT, after the ranks have stopped."""
     if verdict.failure is not None and state.phase == RUNNING:
         state = state._replace(phase=STOPPING, verdict=verdict, is_own=False)
         return state, (Deliver(Stop(state.generation, verdict.failure)),)

@@ -9,7 +9,7 @@ from fleetrun.session.rank_assignment import Host
 from fleetrun.typehints import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from fleetrun.session.config import RendezvousConfig
     from fleetrun.session.jobrecord import JobRecord, RosterEntry
@@ -319,7 +319,10 @@ def without_connection(state: State, connection: int) -> State:
 
 def to_placed(state: State, message: FromCoordinator) -> Send:
     """Return the action that sends MESSAGE to all connected hosts of the roster."""
-    hosts: Sequence[Host] = [
-        state.hosts[launcher] for launcher in state.placed if launcher in state.hosts
-    ]
+    placed = [state.hosts[launcher] for launcher in state.placed if launcher in state.hosts]
+    return to_hosts(placed, message)
+
+
+def to_hosts(hosts: Iterable[Host], message: FromCoordinator) -> Send:
+    """Return the action that sends MESSAGE to those of HOSTS that are connected."""
     return Send(tuple(h.connection for h in hosts if h.connection is not None), message)
