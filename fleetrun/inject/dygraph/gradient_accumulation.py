@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ..spec import StrategySpec
 
 
+_FIELDS = ("gradient_merge", "gradient_merge_configs")
 # The attribute of an optimizer with its accumulator.
 _HELD_BY_OPTIMIZER = "_fleetrun_accumulator"
 # The attribute of an optimizer that updates only its share: all parameters that have gradients.
@@ -45,8 +46,6 @@ _STAGE_2 = "GroupShardedOptimizerStage2"
 # The number of micro-steps in which the script's changes of gradients are looked for.
 _WATCHED_STEPS = 8
 _WATCHED = "the watch over merged gradients"
-
-
 _COMPOSED = (
     "fleetrun: gradient_merge: the script changes gradients after it has read and cleared those of"
     " an earlier backward of the same step: gradients that are composed from several backwards"
@@ -426,9 +425,12 @@ class GradientMerge:
     def give_up(self, reason: str) -> None:
         """Merge nothing and report REASON; called before the first step."""
         self.withdraw()
-        for name in ("gradient_merge", "gradient_merge_configs"):
+        self._report_fields(NO_EFFECT, reason=reason)
+
+    def _report_fields(self, status: str, **more: Any) -> None:
+        for name in _FIELDS:
             if self._spec.get(name) is not None:
-                self._proof.knob(name, NO_EFFECT, reason=reason)
+                self._proof.knob(name, status, **more)
 
     def _own(self, accumulator: GradientAccumulator) -> None:
         """Make ACCUMULATOR the newest owner of its parameters."""
@@ -488,10 +490,8 @@ class GradientMerge:
                 " without gradient_merge."
             )
             raise RuntimeError(message)
-        for name in ("gradient_merge", "gradient_merge_configs"):
-            if self._spec.get(name) is not None:
-                reason = f"{updater} updates the weights, and no optimizer of Paddle's has stepped"
-                self._proof.knob(name, NO_EFFECT, reason=reason)
+        reason = f"{updater} updates the weights, and no optimizer of Paddle's has stepped"
+        self._report_fields(NO_EFFECT, reason=reason)
 
     def step(
         self, current: GradientAccumulator, update: Callable[[], Any], outermost: Any = None
@@ -660,7 +660,7 @@ class GradientMerge:
         if self.reduced:
             text += "; Paddle reduces in each backward, so each rank keeps its share only"
         text += self.hint
-        for name in ("gradient_merge", "gradient_merge_configs"):
+        for name in _FIELDS:
             if self._spec.get(name) is None:
                 continue
             value = settings.effective(name)
@@ -680,12 +680,10 @@ class GradientMerge:
             rounds = "round was" if self.tails == 1 else "rounds were"
             where = "at the end of a paddle.io.DataLoader (merge_tail=step)"
             self._proof.note(f"{self.tails} partial {rounds} applied {where}")
-            self._proof.write()
         cleared = sum(accumulator.cleared for accumulator in self.all())
         if cleared:
             text = "were cleared before a step, and did not count (gradient_merge)"
             self._proof.note(f"{plural(cleared, 'micro-step')} {text}")
-            self._proof.write()
         count = max(self._dropped, *(accumulator.merged for accumulator in self.all()), 0)
         if count:
             tail = self._spec.merge_tail
@@ -694,6 +692,7 @@ class GradientMerge:
             if tail == "step":
                 text += ": they were not at the end of a paddle.io.DataLoader"
             self._proof.note(f"{text})")
+        if self.tails or cleared or count:
             self._proof.write()
 
 
