@@ -105,6 +105,15 @@ class Host(NamedTuple):
         """The output of what was started last."""
         return (self.folder / "output").read_text()
 
+    def filter(self, *rules: str) -> None:
+        """Add the RULES of nft, each with its chain, to the firewall of this host: in and out."""
+        chains = (
+            f"add chain ip lab {way} {{ type filter hook {way}put priority 0; }}"
+            for way in ("in", "out")
+        )
+        added = (f"add rule ip lab {rule}" for rule in rules)
+        self.run("nft", "; ".join(("add table ip lab", *chains, *added)))
+
     def crash(self) -> None:
         """End all its processes at once, as when a host loses its power."""
         os.kill(self.pid, signal.SIGKILL)

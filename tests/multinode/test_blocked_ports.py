@@ -57,12 +57,7 @@ while True:
 
 def block(host: Host, ports: str, what: str, *, of: str = "10.88.0.0/24") -> None:
     """Let the firewall of HOST do WHAT with connections from OF to PORTS."""
-    rules = (
-        "add table ip lab",
-        "add chain ip lab in { type filter hook input priority 0; }",
-        f"add rule ip lab in ip saddr {of} tcp dport {ports} {what}",
-    )
-    host.run("nft", "; ".join(rules))
+    host.filter(f"in ip saddr {of} tcp dport {ports} {what}")
 
 
 def start(host: Host, script: str, *options: str) -> subprocess.Popen[bytes]:

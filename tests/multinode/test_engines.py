@@ -70,12 +70,17 @@ def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
 
 
-@pytest.mark.parametrize("mpirun", ["mpirun.openmpi --oversubscribe", "mpirun.mpich"])
-def test_a_task_for_each_rank_by_a_real_mpi(job: Job, mpirun: str) -> None:
-    program, *options = mpirun.split()
-    if not shutil.which(program):
-        pytest.skip(f"there is no {program} here (Debian: apt install openmpi-bin mpich)")
-    command = [program, *options, "-n", "3", *job.words]
+@pytest.fixture(params=["mpirun.openmpi --oversubscribe", "mpirun.mpich"])
+def mpirun(request: pytest.FixtureRequest) -> list[str]:
+    """Return the words of a real MPI."""
+    words: list[str] = request.param.split()
+    if not shutil.which(words[0]):
+        pytest.skip(f"there is no {words[0]} here (Debian: apt install openmpi-bin mpich)")
+    return words
+
+
+def test_a_task_for_each_rank_by_a_real_mpi(job: Job, mpirun: list[str]) -> None:
+    command = [*mpirun, "-n", "3", *job.words]
     done = job.run(command)
     assert done.returncode == 0, done.stderr
     lines = sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
@@ -83,17 +88,13 @@ def test_a_task_for_each_rank_by_a_real_mpi(job: Job, mpirun: str) -> None:
     done = job.run(command, FAIL="2")
     assert done.returncode == 7, done.stderr
     assert "rank 2 exited with 7" in done.stderr
-    alone = job.run([program, *options, "-n", "1", *job.words])
+    alone = job.run([*mpirun, "-n", "1", *job.words])
     assert (alone.returncode, alone.stdout) == (0, "0 of 1 0\n")
 
 
-@pytest.mark.parametrize("mpirun", ["mpirun.openmpi --oversubscribe", "mpirun.mpich"])
-def test_nothing_is_left_when_mpirun_is_killed(job: Job, mpirun: str) -> None:
-    program, *options = mpirun.split()
-    if not shutil.which(program):
-        pytest.skip(f"there is no {program} here (Debian: apt install openmpi-bin mpich)")
+def test_nothing_is_left_when_mpirun_is_killed(job: Job, mpirun: list[str]) -> None:
     with subprocess.Popen(
-        [program, *options, "-n", "2", *job.words],
+        [*mpirun, "-n", "2", *job.words],
         cwd=job.folder,
         env=job.env(HOLD="1"),
         stdout=subprocess.DEVNULL,
@@ -136,15 +137,11 @@ def strike_task(job: Job, command: list[str], number: int) -> int:
     return process.returncode
 
 
-@pytest.mark.parametrize("mpirun", ["mpirun.openmpi --oversubscribe", "mpirun.mpich"])
 @pytest.mark.parametrize("number", [0, 2])
 def test_a_task_of_a_real_mpi_that_is_killed_ends_the_job(
-    job: Job, mpirun: str, number: int
+    job: Job, mpirun: list[str], number: int
 ) -> None:
-    program, *options = mpirun.split()
-    if not shutil.which(program):
-        pytest.skip(f"there is no {program} here (Debian: apt install openmpi-bin mpich)")
-    assert strike_task(job, [program, *options, "-n", "3", *job.words], number) in {137, 9}
+    assert strike_task(job, [*mpirun, "-n", "3", *job.words], number) in {137, 9}
 
 
 @pytest.fixture

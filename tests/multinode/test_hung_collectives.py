@@ -57,13 +57,7 @@ def test_of_a_dead_network_no_rank_is_named(two_hosts: tuple[Host, Host]) -> Non
     options = "--master=10.88.0.1:6000", "--nnodes=2", "--nproc_per_node=2", "--hang_timeout=8"
     launchers = [start_warm(host, *options, "job.py") for host in two_hosts]
     until(lambda: all((host.folder / "trains").exists() for host in two_hosts), TRAINING_S)
-    rules = (
-        "add table ip lab",
-        "add chain ip lab in { type filter hook input priority 0; }",
-        "add rule ip lab in tcp sport 6000 accept",
-        "add rule ip lab in ip saddr 10.88.0.1 drop",
-    )
-    two_hosts[1].run("nft", "; ".join(rules))
+    two_hosts[1].filter("in tcp sport 6000 accept", "in ip saddr 10.88.0.1 drop")
     assert ends(launchers, TRAINING_S) == [124, 124]
     run = two_hosts[0].folder / "log" / "latest"
     (hung,) = [event for event in eventfile.read(str(run / names.EVENTS)) if event.event == "hung"]

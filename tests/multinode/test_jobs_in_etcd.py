@@ -185,14 +185,7 @@ def test_a_coordinator_that_reaches_etcd_and_no_other_host_gives_way(
     job, hosts = begun(four_hosts, etcd, tmp_path, "--nnodes=2:3")
     first, *others = hosts
     apart = ", ".join(host.ip for host in others)
-    rules = (
-        "add table ip lab",
-        "add chain ip lab in { type filter hook input priority 0; }",
-        "add chain ip lab out { type filter hook output priority 0; }",
-        f"add rule ip lab in ip saddr {{ {apart} }} drop",
-        f"add rule ip lab out ip daddr {{ {apart} }} drop",
-    )
-    first.run("nft", "; ".join(rules))
+    first.filter(f"in ip saddr {{ {apart} }} drop", f"out ip daddr {{ {apart} }} drop")
     assert job.wait_for(1, 2) == ["node-2", "node-3"]
     assert "it reaches 1 host, and the job needs 2" in first.output
     assert not [line for line in first.processes() if line.startswith("sh rank.sh")]
