@@ -8,8 +8,7 @@ _INTERFACE = ("Job", "LaunchResult", "launch")
 def __getattr__(name: str) -> object:
     """Return a name of the Python interface, which is only imported when it is used."""
     if name not in _INTERFACE:
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module  # a launch does not need it
 
     return getattr(import_module("fleetrun.interface"), name)

@@ -147,8 +147,7 @@ class Job:
             self._lock.release()
 
     def _raise_late(self) -> NoReturn:
-        message = f"the job still runs as process {self.pid}"
-        raise TimeoutError(message)
+        raise TimeoutError(f"the job still runs as process {self.pid}")
 
     def _take(self, report: dict[str, object]) -> None:
         # A failed launcher has not begun: this is its last report.

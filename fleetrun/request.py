@@ -100,8 +100,7 @@ def resolve(
     rendezvous, and omit invalid values.
     """
     if parsed.script is None:
-        message = "a command without a script does nothing"
-        raise ValueError(message)
+        raise ValueError("a command without a script does nothing")
     notes = list(parsed.notes)
     typed = tuple(setting for setting in parsed.settings if not _is_blank(setting, notes))
     variables = _variables(environ)

@@ -95,8 +95,7 @@ class FakeNvml:
     def nvmlInit(self) -> None:
         self._init()
         if self._broken:
-            message = "Driver/library version mismatch"
-            raise FakeNvmlError(message)
+            raise FakeNvmlError("Driver/library version mismatch")
         self._is_open = True
 
     def nvmlDeviceGetCount(self) -> int:
@@ -115,14 +114,12 @@ class FakeNvml:
         for gpu in self._gpus:
             if uuid in gpu:
                 return gpu if uuid == gpu[0] else uuid
-        message = "Not Found"
-        raise FakeNvmlError(message)
+        raise FakeNvmlError("Not Found")
 
     def nvmlDeviceGetUtilizationRates(self, handle: object, /) -> Load:
         uuid = self.nvmlDeviceGetUUID(handle)
         if uuid not in self._loads:
-            message = "Not Supported"
-            raise FakeNvmlError(message)
+            raise FakeNvmlError("Not Supported")
         return Load(*self._loads[uuid])
 
     def nvmlDeviceGetMemoryInfo(self, handle: object, /) -> Bytes:
@@ -134,15 +131,13 @@ class FakeNvml:
     def _use(self, handle: object) -> tuple[int, int, tuple[int, ...]]:
         uuid = self.nvmlDeviceGetUUID(handle)
         if uuid not in self._uses:
-            message = "Not Supported"
-            raise FakeNvmlError(message)
+            raise FakeNvmlError("Not Supported")
         return self._uses[uuid]
 
     def nvmlDeviceGetPciInfo(self, handle: object, /) -> Bus:
         uuid = self.nvmlDeviceGetUUID(handle)
         if uuid not in self._buses:
-            message = "Unknown Error"
-            raise FakeNvmlError(message)
+            raise FakeNvmlError("Unknown Error")
         return Bus(self._buses[uuid])
 
     def nvmlDeviceGetUUID(self, handle: object, /) -> str:
@@ -163,8 +158,7 @@ class FakeNvml:
     def _state(self, handle: object) -> tuple[int, int, int]:
         uuid = self.nvmlDeviceGetUUID(handle)
         if uuid not in self._states:
-            message = "Not Supported"
-            raise FakeNvmlError(message)
+            raise FakeNvmlError("Not Supported")
         return self._states[uuid]
 
     NVML_TEMPERATURE_GPU = 0
@@ -184,8 +178,7 @@ class FakeNvml:
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: object, /) -> int:
         assert isinstance(handle, tuple)
         if len(handle) == 1 and handle[0] not in self._whole:
-            message = "Not Supported"
-            raise FakeNvmlError(message)
+            raise FakeNvmlError("Not Supported")
         return 7
 
     def nvmlDeviceGetMigMode(self, handle: object, /) -> list[int]:
@@ -197,8 +190,7 @@ class FakeNvml:
     def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: object, index: int, /) -> object:
         assert isinstance(handle, tuple)
         if index + 1 >= len(handle) or not handle[index + 1]:
-            message = "Not Found"
-            raise FakeNvmlError(message)
+            raise FakeNvmlError("Not Found")
         return handle[index + 1]
 
 

@@ -78,8 +78,7 @@ def assert_no_survivors(marker: str, seconds: float = _GONE_S) -> None:
     try:
         until(lambda: not survivors(marker), seconds)
     except AssertionError:
-        message = f"these outlived the launcher: {survivors(marker)}"
-        raise AssertionError(message) from None
+        raise AssertionError(f"these outlived the launcher: {survivors(marker)}") from None
 
 
 class Job:

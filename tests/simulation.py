@@ -751,8 +751,7 @@ def play(
     try:
         made.check(1000.0)
     except AssertionError as error:
-        message = f"history {seed}: {error}"
-        raise AssertionError(message) from error
+        raise AssertionError(f"history {seed}: {error}") from error
     return made
 
 

@@ -26,8 +26,7 @@ def until(condition: Callable[[], object], seconds: float = LONG_S) -> None:
     while not condition():
         now_s = time.monotonic()
         if now_s > deadline:
-            message = f"the awaited condition did not come within {seconds} s"
-            raise AssertionError(message)
+            raise AssertionError(f"the awaited condition did not come within {seconds} s")
         # What starts processes to look would take a processor from what it waits for.
         time.sleep(min(max(0.005, 3 * (now_s - looks_s)), 0.5))
         looks_s = time.monotonic()

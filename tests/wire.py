@@ -39,8 +39,7 @@ class End(NamedTuple):
     def check(self) -> None:
         """Allow what a process can end with."""
         if not 0 <= self.code <= 255:
-            message = "an exit code that no process has"
-            raise ValueError(message)
+            raise ValueError("an exit code that no process has")
 
 
 CODEC = Codec(Hello, End)

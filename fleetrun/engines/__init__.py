@@ -89,5 +89,4 @@ def find(request: Request, environ: Mapping[str, str], places: ModeHosts) -> Sel
             if hosts is not None:
                 is_dry = request.dry_run is not None
                 return SelectedEngine(factory, hosts, places, is_dry, request.port_range)
-    message = "the last engine takes every job"
-    raise AssertionError(message)
+    raise AssertionError("the last engine takes every job")

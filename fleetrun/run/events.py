@@ -570,5 +570,4 @@ Happening: TypeAlias = (
 
 def assert_never(value: NoReturn) -> NoReturn:
     """Close a `match` over all events or actions; Python 3.10 has no `typing.assert_never`."""
-    message = f"this case should not exist: {value!r}"
-    raise AssertionError(message)
+    raise AssertionError(f"this case should not exist: {value!r}")

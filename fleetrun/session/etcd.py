@@ -199,8 +199,7 @@ class Client:
                 setting = f"{_CERTIFICATE}={certificate} with {_KEY}={key or ''}"
                 context.load_cert_chain(certificate, key)
         except (OSError, ValueError) as error:
-            message = f"{setting} cannot be used ({_reason(error)})"
-            raise EtcdError(message) from None
+            raise EtcdError(f"{setting} cannot be used ({_reason(error)})") from None
         return http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=context)
 
     def close(self) -> None:

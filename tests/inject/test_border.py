@@ -22,10 +22,9 @@ def test_a_failure_is_remarked_on_once_and_left_out(monkeypatch: pytest.MonkeyPa
     def count(number: int) -> int:
         calls.append(number)
         if number > 1:
-            message = (
+            raise RuntimeError(
                 "\n\n-----\nC++ stack\n-----\nError Message Summary:\n(NotFound) no such kernel"
             )
-            raise RuntimeError(message)
         return number
 
     @border.watching("the count")

@@ -165,8 +165,7 @@ def test_nothing_is_left_of_a_lab(tmp_path: Path) -> None:
             assert started[0].poll() is None
             during = subprocess.run(["ip", "link"], capture_output=True, text=True, check=True)
             assert during.stdout == before
-            message = f"{host.pid}"
-            raise KeyError(message)
+            raise KeyError(f"{host.pid}")
 
     with pytest.raises(KeyError) as caught:
         fail_inside()

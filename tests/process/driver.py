@@ -82,8 +82,7 @@ class BrokenSource(Source):
     def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
         """Look for the file again and again."""
         if self._file.exists():
-            text = "no such message"
-            raise KeyError(text)
+            raise KeyError("no such message")
         again = partial(self.open, waiting, declare)
         waiting.timer("look", time.monotonic() + 0.01, again)
 
@@ -115,8 +114,7 @@ class Hosts(Gathering):
                 self._read_fd = os.open(self._folder / "hosts", os.O_RDONLY | os.O_NONBLOCK)
                 waiting.watch(self._read_fd, partial(self._on_host, attempt, waiting, answer))
             case "fails":
-                text = "Port 6070 is taken."
-                raise EnvironmentFault(text)
+                raise EnvironmentFault("Port 6070 is taken.")
             case "breaks":
                 waiting.timer("break", 0.0, partial(os.close, -1))
             case "never":

@@ -38,16 +38,14 @@ class _Hosts(Gathering):
         def come() -> None:
             what = os.read(self.read_fd, 1)
             if what == b"!":
-                text = "10.0.0.2 has another script."
-                raise EnvironmentFault(text)
+                raise EnvironmentFault("10.0.0.2 has another script.")
             answer(PLAN)
 
         waiting.watch(self.read_fd, come)
 
     def missing(self) -> str:
         if not self.names:
-            text = "a bug"
-            raise KeyError(text)
+            raise KeyError("a bug")
         return self.names
 
     def cancel(self) -> None:

@@ -297,8 +297,7 @@ def test_a_source_that_is_not_needed_is_said_once(room: _Room) -> None:
 def test_what_cannot_be_prepared_keeps_everything_from_starting(room: _Room) -> None:
     class Refuses(Sink):
         def prepare(self) -> None:
-            text = "no room"
-            raise EnvironmentFault(text)
+            raise EnvironmentFault("no room")
 
     with pytest.raises(EnvironmentFault, match="no room"):
         room.open(Refuses())

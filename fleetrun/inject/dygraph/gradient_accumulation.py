@@ -192,11 +192,10 @@ class GradientAccumulator:
         if self._has_rescaled and self.is_last and not self._has_plain_step:
             raise RuntimeError(_COMPOSED)
         if self._is_written and not (self._dirty or self.merged):
-            message = (
+            raise RuntimeError(
                 "fleetrun: gradient_merge: the script computes gradients without backward, as with"
                 " paddle.grad: they cannot be merged."
             )
-            raise RuntimeError(message)
 
     def _check_rescaled(self, before: Sequence[Any], now: Sequence[Any]) -> None:
         """Raise RuntimeError unless the gradients NOW are those BEFORE, scaled or clamped."""
@@ -215,11 +214,10 @@ class GradientAccumulator:
         self._check_weights()
         if self._is_divided:
             if self.is_changed():
-                message = (
+                raise RuntimeError(
                     "fleetrun: gradient_merge: the script changes gradients between two backwards"
                     " of one step: they cannot be merged."
                 )
-                raise RuntimeError(message)
             self._is_divided = False
             _divide(self.parameters, 1 / self._divisor)
         if self.merged and self._kept is None:
@@ -484,12 +482,11 @@ class GradientMerge:
             kinds = ", ".join(
                 sorted({type(accumulator.optimizer).__name__ for accumulator in self.all()})
             )
-            message = (
+            raise RuntimeError(
                 f"fleetrun: gradient_merge: {updater} updates the weights itself and never calls"
                 f" step of the optimizer ({kinds}), so nothing can be merged: use the strategy"
                 " without gradient_merge."
             )
-            raise RuntimeError(message)
         reason = f"{updater} updates the weights, and no optimizer of Paddle's has stepped"
         self._report_fields(NO_EFFECT, reason=reason)
 

@@ -436,11 +436,10 @@ class SparingReducer(Reducer):
         if self._runs_paddles:
             self._runs_paddles = False
             if _TWICE in str(sys.exc_info()[1]):
-                message = (
+                raise RuntimeError(
                     "fleetrun: a parameter got a second gradient in one backward, from a recomputed"
                     f" layer that is used twice, which Paddle's own reducer cannot average: {_KEEP}"
                 )
-                raise RuntimeError(message)
             if self._arrivals.keys and self._paddles is not None:
                 self._is_awaited = False
                 self._paddles.complete(self.parameters)

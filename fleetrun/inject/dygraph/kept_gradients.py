@@ -41,12 +41,11 @@ class KeptGradients:
         import paddle
 
         if self._has_sparse:
-            message = (
+            raise RuntimeError(
                 "fleetrun: gradient_merge: the script clears gradients that no optimizer step has"
                 " used, after others were merged with them. This cannot be undone for gradients"
                 " that are sparse or in main_grad, as some of them are."
             )
-            raise RuntimeError(message)
         with paddle.no_grad():
             for parameter in parameters:
                 kept = self._copies.get(id(parameter))

@@ -69,11 +69,10 @@ def _optimizers(module: ModuleType, merge: GradientMerge) -> None:
         return merge.clear(parameters, lambda: clear(self, *args, **kwargs), _remove_gradient)
 
     def refuse(*_: Any, **__: Any) -> None:
-        message = (
+        raise RuntimeError(
             "fleetrun: gradient_merge: LBFGS runs several backwards in one step, so its gradients"
             " cannot be merged."
         )
-        raise RuntimeError(message)
 
     def wrap(kind: Any) -> None:
         for method in (step, minimize, clear_grad):

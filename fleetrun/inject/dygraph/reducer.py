@@ -341,12 +341,11 @@ class Reducer:
         for key in self._arrivals.take():
             bucket = self._bucket_of[key]
             if bucket.is_sent:
-                message = (
+                raise RuntimeError(
                     "fleetrun: a parameter got a second gradient in one backward after its bucket"
                     " was sent (a recomputed layer shares it): use the strategy without"
                     " communication fusion for this model."
                 )
-                raise RuntimeError(message)
             if key not in self._ready:
                 self._ready[key] = None
                 bucket.missing -= 1

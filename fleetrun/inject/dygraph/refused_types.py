@@ -30,5 +30,4 @@ def check(model: Any) -> None:
                 hint += "; or register it with persistable=False"
             raise RuntimeError(f"{text}: {hint}.")
         if kind == "parameter" and "int" in dtype and not tensor.stop_gradient:
-            message = f"{text} and trained: set its stop_gradient, or make it a buffer."
-            raise RuntimeError(message)
+            raise RuntimeError(f"{text} and trained: set its stop_gradient, or make it a buffer.")

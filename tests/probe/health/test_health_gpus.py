@@ -55,8 +55,7 @@ class Talkative(FakeNvml):
 
     def _of_first(self, handle: object, answer: object) -> object:
         if self.nvmlDeviceGetUUID(handle) != "GPU-a":
-            message = "Not Supported"
-            raise FakeNvmlError(message)
+            raise FakeNvmlError("Not Supported")
         return answer
 
     def __getattr__(self, name: str) -> Any:
@@ -78,8 +77,7 @@ class Talkative(FakeNvml):
             self._of_first(handle, None)
             if name == "nvmlDeviceGetNvLinkState":
                 if int(str(words[0])) > 3:
-                    message = "Invalid Argument"
-                    raise FakeNvmlError(message)
+                    raise FakeNvmlError("Invalid Argument")
                 return int(words[0] != 2)
             return known[name]
 
@@ -148,8 +146,7 @@ def test_a_container_without_gpus_is_no_broken_driver(tmp_path: Path) -> None:
     )
 
     def missing() -> Library:
-        message = "NVML Shared Library Not Found"
-        raise FakeNvmlError(message)
+        raise FakeNvmlError("NVML Shared Library Not Found")
 
     health = gpus.read(missing, root=str(tmp_path))
     assert (health.has_driver, health.has_files, health.driver) == (True, False, "550.54.14")

@@ -36,8 +36,7 @@ def test_what_cannot_be_written_says_why() -> None:
 
 def test_a_library_that_is_not_there_says_why() -> None:
     def load(name: str) -> object:
-        message = f"{name}: cannot open shared object file"
-        raise OSError(message)
+        raise OSError(f"{name}: cannot open shared object file")
 
     assert machine.libgomp(load) == "libgomp.so.1: cannot open shared object file"
 

@@ -29,8 +29,7 @@ border.on_remark(remarks.append)
 
 
 def broken(*_: Any, **__: Any) -> Any:
-    message = "(NotFound) it is broken"
-    raise ValueError(message)
+    raise ValueError("(NotFound) it is broken")
 
 
 if "where" in fault and fault.get("rank", rank) == rank:

@@ -355,8 +355,7 @@ def tried_again() -> None:
     net, model, optimizer = made()
 
     def fail(_gradient: Any) -> None:
-        message = "on purpose"
-        raise RuntimeError(message)
+        raise RuntimeError("on purpose")
 
     for number, batch in micro_steps("tried_again", [net], optimizer):
         if number == MICRO:
