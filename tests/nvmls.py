@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 
 class Bus(NamedTuple):
@@ -117,10 +120,7 @@ class FakeNvml:
         raise FakeNvmlError("Not Found")
 
     def nvmlDeviceGetUtilizationRates(self, handle: object, /) -> Load:
-        uuid = self.nvmlDeviceGetUUID(handle)
-        if uuid not in self._loads:
-            raise FakeNvmlError("Not Supported")
-        return Load(*self._loads[uuid])
+        return Load(*self._of(handle, self._loads))
 
     def nvmlDeviceGetMemoryInfo(self, handle: object, /) -> Bytes:
         return Bytes(*self._use(handle)[:2])
@@ -129,16 +129,16 @@ class FakeNvml:
         return [Holder(pid) for pid in self._use(handle)[2]]
 
     def _use(self, handle: object) -> tuple[int, int, tuple[int, ...]]:
-        uuid = self.nvmlDeviceGetUUID(handle)
-        if uuid not in self._uses:
-            raise FakeNvmlError("Not Supported")
-        return self._uses[uuid]
+        return self._of(handle, self._uses)
 
     def nvmlDeviceGetPciInfo(self, handle: object, /) -> Bus:
+        return Bus(self._of(handle, self._buses, "Unknown Error"))
+
+    def _of(self, handle: object, table: Mapping[str, T], error: str = "Not Supported") -> T:
         uuid = self.nvmlDeviceGetUUID(handle)
-        if uuid not in self._buses:
-            raise FakeNvmlError("Unknown Error")
-        return Bus(self._buses[uuid])
+        if uuid not in table:
+            raise FakeNvmlError(error)
+        return table[uuid]
 
     def nvmlDeviceGetUUID(self, handle: object, /) -> str:
         assert self._is_open
@@ -156,10 +156,7 @@ class FakeNvml:
         return self._state(handle)[2]
 
     def _state(self, handle: object) -> tuple[int, int, int]:
-        uuid = self.nvmlDeviceGetUUID(handle)
-        if uuid not in self._states:
-            raise FakeNvmlError("Not Supported")
-        return self._states[uuid]
+        return self._of(handle, self._states)
 
     NVML_TEMPERATURE_GPU = 0
 

@@ -269,12 +269,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
     return lambda name: runpy.run_path(str(ROOT / "scripts" / name))
 
 
-def test_the_page_of_options_is_what_the_table_makes_of_it(made: Made) -> None:
-    script = made("options_page.py")
+@pytest.mark.parametrize("name", ["options_page.py", "reference_page.py"])
+def test_a_page_is_what_the_tables_make_of_it(made: Made, name: str) -> None:
+    script = made(name)
     for page in script["PAGES"]:
-        assert page.read_text(encoding="utf-8") == script["text"](page), (
-            "run scripts/options_page.py"
-        )
+        assert page.read_text(encoding="utf-8") == script["text"](page), f"run scripts/{name}"
     assert sys.modules["pages"].MISSING == []
 
 
@@ -285,15 +284,6 @@ def test_every_spelling_of_every_option_is_on_the_page() -> None:
             assert re.search(rf"^\| .*`{spelling}[` \[]", page, flags=re.MULTILINE), spelling
         for name in option.env:
             assert f"`{name}`" in page
-
-
-def test_the_reference_is_what_the_tables_make_of_it(made: Made) -> None:
-    script = made("reference_page.py")
-    for page in script["PAGES"]:
-        assert page.read_text(encoding="utf-8") == script["text"](page), (
-            "run scripts/reference_page.py"
-        )
-    assert sys.modules["pages"].MISSING == []
 
 
 def test_the_table_of_devices_is_what_the_tests_have(made: Made) -> None:

@@ -99,6 +99,13 @@ def folder(request: pytest.FixtureRequest) -> Iterator[str]:
         yield name
 
 
+@pytest.fixture
+def rank(folder: str) -> Iterator[Rank]:
+    rank = Rank(folder)
+    yield rank
+    rank.close()
+
+
 def lines(count: int, begin: int = 0) -> bytes:
     return b"".join(b"%09d %s\n" % (i, b"x" * (i % 100)) for i in range(begin, begin + count))
 
@@ -133,30 +140,23 @@ def test_s68_the_newest_are_kept(folder: str) -> None:
     parts = rank.parts()
     assert len(parts) == 3
     assert written.endswith(b"".join(parts))
-    assert sorted(os.listdir(f"{folder}/run")) == [
-        "workerlog.0",
-        "workerlog.0.1",
-        "workerlog.0.2",
-    ]
+    names = {"workerlog.0", "workerlog.0.1", "workerlog.0.2"}
+    assert {*os.listdir(f"{folder}/run")} == names
     rank.close()
 
 
-def test_the_end_stays_where_the_report_looks_for_it(folder: str) -> None:
-    rank = Rank(folder)
+def test_the_end_stays_where_the_report_looks_for_it(rank: Rank) -> None:
     rank.write(lines(20_000))
     rank.look()
     assert len(rank.cuts) > 1
     assert 64 * KIB <= len(rank.parts()[-1]) <= LIMIT
-    rank.close()
 
 
-def test_a_log_within_the_limit_is_left_alone(folder: str) -> None:
-    rank = Rank(folder)
+def test_a_log_within_the_limit_is_left_alone(rank: Rank) -> None:
     rank.write(b"x" * LIMIT)
     rank.look()
     assert rank.cuts == []
     assert rank.parts() == [b"x" * LIMIT]
-    rank.close()
 
 
 def test_a_reader_who_stopped_does_not_keep_old_parts_alive(folder: str) -> None:
@@ -172,8 +172,7 @@ def test_a_reader_who_stopped_does_not_keep_old_parts_alive(folder: str) -> None
     rank.close()
 
 
-def test_somebody_may_empty_the_file(folder: str) -> None:
-    rank = Rank(folder)
+def test_somebody_may_empty_the_file(rank: Rank) -> None:
     rank.write(lines(8000))
     rank.look()
     assert len(rank.cuts) > 0
@@ -188,11 +187,9 @@ def test_somebody_may_empty_the_file(folder: str) -> None:
     rank.look()
     assert rank.show() == more
     assert rank.remarks == []
-    rank.close()
 
 
-def test_a_copy_that_is_not_finished_leaves_everything_as_it_was(folder: str) -> None:
-    rank = Rank(folder)
+def test_a_copy_that_is_not_finished_leaves_everything_as_it_was(folder: str, rank: Rank) -> None:
     # More than is copied in one turn.
     written = b"x" * (20 * 1024 * KIB)
     rank.write(written)
@@ -206,11 +203,9 @@ def test_a_copy_that_is_not_finished_leaves_everything_as_it_was(folder: str) ->
     assert not rank.timers.elapse("copy") or rank.cuts == []
     assert os.listdir(f"{folder}/run") == ["workerlog.0"]
     assert rank.parts() == [written]
-    rank.close()
 
 
-def test_another_attempt_has_another_file(folder: str) -> None:
-    rank = Rank(folder)
+def test_another_attempt_has_another_file(rank: Rank) -> None:
     rank.write(first := lines(3000))
     second = Path(f"{rank.path}.attempt1")
     second.write_bytes(lines(9000))
@@ -218,18 +213,15 @@ def test_another_attempt_has_another_file(folder: str) -> None:
     rank.look()
     assert {cut.log for cut in rank.cuts} == {str(second)}
     assert Path(rank.path).read_bytes() == first
-    rank.close()
 
 
-def test_a_folder_that_vanished_is_one_warning(folder: str) -> None:
-    rank = Rank(folder)
+def test_a_folder_that_vanished_is_one_warning(folder: str, rank: Rank) -> None:
     os.rename(f"{folder}/run", f"{folder}/moved")
     for _ in range(3):
         rank.write(lines(8000))
         rank.look()
     assert len(rank.remarks) == 1
     assert "could not be rotated (No such file or directory)" in rank.remarks[0]
-    rank.close()
 
 
 @given(

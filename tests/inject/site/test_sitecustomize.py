@@ -28,17 +28,19 @@ def printed(code: str, *paths: str, **env: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_paths_arguments_and_modules_are_as_without_it(tmp_path: Path) -> None:
-    see = """
+SEE = """
 import sys
 import zipfile
 import __main__
 ours = {"sitecustomize"}
 print(sys.path, sys.argv, __main__.__dict__.keys(), sorted(sys.modules.keys() - ours))
-print([p for p in sys.path_importer_cache if "inject" in p], len(sys.meta_path))
+print([p for p in sys.path_importer_cache if "inject" in p])
 """
+
+
+def test_paths_arguments_and_modules_are_as_without_it(tmp_path: Path) -> None:
     # `faulthandler` and `atexit` are built into the interpreter.
-    also = "import faulthandler, atexit\n" + see
+    also = f"import faulthandler, atexit\n{SEE}print(len(sys.meta_path))\n"
     env = {"FLEETRUN_RECORDS": str(tmp_path / "error"), "FLEETRUN_STACK_SIGNAL": "60"}
     assert printed(also, SITE, str(tmp_path), **env) == printed(also, str(tmp_path))
 
@@ -140,15 +142,7 @@ def test_s15_python_and_paddle_both_show_a_crash(tmp_path: Path) -> None:
 
 
 def test_a_strategy_leaves_no_trace_where_paddle_is_never_imported(tmp_path: Path) -> None:
-    see = """
-import sys
-import zipfile
-import __main__
-ours = {"sitecustomize"}
-print(sys.path, sys.argv, __main__.__dict__.keys(), sorted(sys.modules.keys() - ours))
-print([p for p in sys.path_importer_cache if "inject" in p])
-import json
-"""
+    see = f"{SEE}import json\n"
     env = {"FLEETRUN_STRATEGY_FILE": str(tmp_path / "nowhere")}
     assert printed(see, SITE, str(tmp_path), **env) == printed(see, str(tmp_path))
 
