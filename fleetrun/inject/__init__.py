@@ -117,7 +117,11 @@ def _install_recorded(
     """Call INSTALL; record what the launcher requests: topology, collectives, a profile."""
     import_hooks.after_import("paddle.base.core", _leave_to_python)
     topology.watch()
-    flight_recorder.watch()
+    flight = flight_recorder.watch()
+    if flight is not None:
+        from . import compiled_collectives  # not needed without a recorder
+
+        compiled_collectives.watch(flight)
     recorder = profile.from_environment()
     if recorder is not None:
         profile.watch_updates(recorder)

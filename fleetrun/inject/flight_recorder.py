@@ -64,7 +64,7 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", 
 _OURS = os.path.dirname(os.path.abspath(__file__))
 
 
-class _Operation(NamedTuple):
+class Operation(NamedTuple):
     """How a method of ProcessGroup is called: which arguments are tensor, peer and kind of sum."""
 
     name: str
@@ -73,43 +73,45 @@ class _Operation(NamedTuple):
     reduction: int | None = None
     # Of what is sent and received in parts: the result, the tensor, and the sizes of their parts.
     parts: tuple[int, ...] = ()
+    # Whether it blocks with every backend; such calls have a channel of their own.
+    blocks: bool = False
 
 
 # By method; each may end in `_on_calc_stream`.
 OPERATIONS = {
-    "all_reduce": _Operation("all_reduce", 0, None, 1),
-    "allreduce": _Operation("all_reduce", 0, None, 1),
-    "broadcast": _Operation("broadcast", 0, 1),
-    "reduce": _Operation("reduce", 0, 1, 2),
-    "all_gather": _Operation("all_gather", 1),
-    "all_gather_into_tensor": _Operation("all_gather", 1),
-    "all_gather_partial": _Operation("all_gather", 1),
-    "all_to_all": _Operation("all_to_all", 1, parts=(0, 1)),
-    "all_to_all_tensor": _Operation("all_to_all", 1, parts=(0, 1)),
-    "all_to_all_single": _Operation("all_to_all", 1, parts=(0, 1, 2, 3)),
-    "alltoall": _Operation("all_to_all", 0),
-    "alltoall_single": _Operation("all_to_all", 0),
-    "reduce_scatter": _Operation("reduce_scatter", 0, None, 2),
-    "reduce_scatter_tensor": _Operation("reduce_scatter", 0, None, 2),
-    "scatter": _Operation("scatter", 0, 2),
-    "scatter_tensor": _Operation("scatter", 0, 2),
-    "gather": _Operation("gather", 0, 2),
-    "barrier": _Operation("barrier", None),
-    "send": _Operation("send", 0, 1),
-    "recv": _Operation("recv", 0, 1),
-    "send_partial": _Operation("send", 0, 1),
-    "recv_partial": _Operation("recv", 0, 1),
+    "all_reduce": Operation("all_reduce", 0, None, 1),
+    "allreduce": Operation("all_reduce", 0, None, 1),
+    "broadcast": Operation("broadcast", 0, 1),
+    "reduce": Operation("reduce", 0, 1, 2),
+    "all_gather": Operation("all_gather", 1),
+    "all_gather_into_tensor": Operation("all_gather", 1),
+    "all_gather_partial": Operation("all_gather", 1),
+    "all_to_all": Operation("all_to_all", 1, parts=(0, 1)),
+    "all_to_all_tensor": Operation("all_to_all", 1, parts=(0, 1)),
+    "all_to_all_single": Operation("all_to_all", 1, parts=(0, 1, 2, 3)),
+    "alltoall": Operation("all_to_all", 0),
+    "alltoall_single": Operation("all_to_all", 0),
+    "reduce_scatter": Operation("reduce_scatter", 0, None, 2),
+    "reduce_scatter_tensor": Operation("reduce_scatter", 0, None, 2),
+    "scatter": Operation("scatter", 0, 2),
+    "scatter_tensor": Operation("scatter", 0, 2),
+    "gather": Operation("gather", 0, 2),
+    "barrier": Operation("barrier", None),
+    "send": Operation("send", 0, 1),
+    "recv": Operation("recv", 0, 1),
+    "send_partial": Operation("send", 0, 1),
+    "recv_partial": Operation("recv", 0, 1),
 }
 # A backward in which Paddle's own reducer sums gradients, invisible to our hooks.
 BACKWARD = "backward"
-_BACKWARD = _Operation(BACKWARD, None, None, 0)
+_BACKWARD = Operation(BACKWARD, None, None, 0, blocks=True)
 # A group whose members wait for each other to make it: in the call of the same number, which stands
 # in place of a peer.
 NEW_GROUP = "new_group"
-_NEW_GROUP = _Operation(NEW_GROUP, None, 0)
-# Operations that block with every backend, and operations that have channels of their own.
-_WAITS = (BACKWARD, NEW_GROUP)
-_OWN_CHANNELS = ("send", "recv", *_WAITS)
+_NEW_GROUP = Operation(NEW_GROUP, None, 0, blocks=True)
+# A wait for a key of a store, which a rank makes alone.
+STORE = "store"
+_PAIRS = ("send", "recv")
 _ON_STREAM = "{}_on_calc_stream"
 # The index of the ProcessGroup among the arguments of Paddle's reducer.
 _REDUCERS_GROUP = 3
@@ -251,6 +253,8 @@ class FlightRecorder:
         self._path = path
         self._ring: Ring | None = None
         self._groups: dict[int, _Group] = {}
+        # The group of what this rank waits for alone.
+        self._alone: _Group | None = None
         # How many calls of new_group there have been, of groups without this rank, too.
         self._new_groups = 0
         # How many groups have had the same ranks.
@@ -260,6 +264,11 @@ class FlightRecorder:
         self._pending: deque[tuple[int, Any]] = deque(maxlen=_MOST_PENDING)
         self._settling: threading.Thread | None = None
         self._has_ended = threading.Event()
+        # The groups by their ids in Paddle.
+        self._rings: dict[int, Any] = {}
+        # The groups in which the next backward communicates, and the numbers of Paddle's reducers
+        # whose forward has run.
+        self._armed: dict[int, tuple[Any, list[int]]] = {}
         # What is used that calls collectives where they cannot be recorded.
         self._unrecorded: dict[str, None] = {}
         self.is_on = True
@@ -279,9 +288,13 @@ class FlightRecorder:
         if self._ring is not None and self.is_on and getattr(sys, "last_value", None) is None:
             self._ring.close(ENDED)
 
-    def add(self, process_group: Any, ranks: Sequence[int]) -> None:
-        """Register the RANKS of a PROCESS_GROUP."""
-        if not self.is_on or id(process_group) in self._groups:
+    def add(self, process_group: Any, ranks: Sequence[int], ring: int | None = None) -> None:
+        """Register the RANKS of a PROCESS_GROUP, which kernels and programs call RING."""
+        if not self.is_on:
+            return
+        if ring is not None:
+            self._rings[ring] = process_group
+        if id(process_group) in self._groups:
             return
         if self._ring is None:
             if _is_ancestors(self._path):
@@ -303,6 +316,37 @@ class FlightRecorder:
             self._unrecorded[what] = None
             if self._ring is not None and self.is_on:
                 self._ring.name("unrecorded", what)
+
+    def group_of(self, ring: int) -> Any:
+        """Return the group that kernels and programs call RING; None if it is not known."""
+        return self._rings.get(ring)
+
+    def arm(self, process_group: Any, model: int = 0) -> None:
+        """Let the next backward communicate in PROCESS_GROUP, for Paddle's reducer of MODEL."""
+        models = self._armed.setdefault(id(process_group), (process_group, []))[1]
+        if model and model not in models:
+            models.append(model)
+
+    def begin_backward(self) -> list[tuple[int, Any]]:
+        """Record the backward that begins, in each group in which it communicates."""
+        armed = [*self._armed.values()]
+        self._armed.clear()
+        return [
+            (self.begin(group, _BACKWARD, (_models(models),)), group) for group, models in armed
+        ]
+
+    def begin_wait(self, operation: Operation) -> int:
+        """Record that this rank waits in OPERATION, for which it has no group."""
+        world = next(iter(self._groups.values()), None)
+        if world is None or not self.is_on:
+            return 0
+        assert self._ring is not None
+        if self._alone is None:
+            members = (_number("PADDLE_TRAINER_ID"),)
+            # Not that of a group of this rank alone.
+            self._alone = _Group(self._ring, world.process_group, members, 0)
+            self._groups[id(self._alone)] = self._alone
+        return self.begin(self._alone, operation, ())
 
     def begin_group(self, ranks: Sequence[int] | None) -> int:
         """Record that this rank makes a group of RANKS, by default of all."""
@@ -327,7 +371,7 @@ class FlightRecorder:
         if self._ring is not None and self.is_on:
             self._ring.end(number)
 
-    def begin(self, process_group: Any, operation: _Operation, args: Sequence[Any]) -> int:
+    def begin(self, process_group: Any, operation: Operation, args: Sequence[Any]) -> int:
         """Record that OPERATION is called with ARGS; return its number, 0 if it is not recorded."""
         group = self._groups.get(id(process_group))
         ring = self._ring
@@ -335,12 +379,12 @@ class FlightRecorder:
             return 0
         if self._pending:
             self.settle()
-        name, place, peer_place, reduction, parts_places = operation
+        name, place, peer_place, reduction, parts_places, blocks = operation
         peer = -1
         if peer_place is not None and peer_place < len(args):
             peer = int(args[peer_place])
         channel, counter = group.collectives
-        if name in _OWN_CHANNELS:
+        if blocks or name in _PAIRS:
             channel, counter = group.channel(name, peer)
         if reduction is not None and reduction < len(args):
             name = _sum_name(name, args[reduction])
@@ -359,8 +403,7 @@ class FlightRecorder:
         lengths += [0] * (_MOST_DIMENSIONS - len(lengths))
         site = self._site(ring, sys._getframe(1))
         code = ring.name("operation", name)
-        is_blocking = group.is_blocking or operation.name in _WAITS
-        state = BLOCKING if is_blocking else ASYNCHRONOUS
+        state = BLOCKING if blocks or group.is_blocking else ASYNCHRONOUS
         parts = _parts(args, parts_places, len(group.ranks)) if parts_places else ()
         return ring.begin(
             *(next(counter), channel, size, site, code, dtype, dimensions, state, peer),
@@ -403,7 +446,7 @@ class FlightRecorder:
             ring.settled(at_ns)
 
     def _settle_periodically(self) -> None:
-        settle = _watching(self, self.settle_all)
+        settle = watching(self, self.settle_all)
 
         def run() -> None:
             while self.is_on and not self._has_ended.wait(_PERIOD_S):
@@ -492,23 +535,20 @@ def _sum_name(name: str, kind: Any) -> str:
     return known
 
 
-# By module: the class, if any, and the functions that let Paddle call collectives in C++; and how
-# that is named.
+# By module: the functions that let Paddle call collectives in C++; and how that is named.
 _UNRECORDED = {
     "paddle.distributed.auto_parallel.api": (
-        "",
         ("shard_tensor", "dtensor_from_fn", "dtensor_from_local", "reshard"),
         "auto parallel",
     ),
-    "paddle.base.executor": ("Executor", ("run",), "static programs"),
 }
 
 # The recorder of this process, if the launcher requests one.
 _recorder: FlightRecorder | None = None
 
 
-def watch() -> None:
-    """Record collectives if the launcher has given the rank a file for them."""
+def watch() -> FlightRecorder | None:
+    """Record collectives if the launcher has given a file for them, and return the recorder."""
     global _recorder
     path = os.environ.get(_VARIABLE)
     if path:
@@ -519,17 +559,18 @@ def watch() -> None:
         after_import(
             "paddle.distributed.collective", functools.partial(_patch_new_group, _recorder)
         )
-        for module, (owner, functions, what) in _UNRECORDED.items():
-            after_import(module, functools.partial(_note, _recorder, owner, functions, what))
+        for module, (functions, what) in _UNRECORDED.items():
+            after_import(module, functools.partial(_note, _recorder, functions, what))
+    return _recorder
 
 
-def add_group(process_group: Any, ranks: Sequence[int]) -> None:
-    """Register the RANKS of a PROCESS_GROUP without a Group, if there is a recorder."""
+def add_group(process_group: Any, ranks: Sequence[int], ring: int | None = None) -> None:
+    """Register the RANKS of a PROCESS_GROUP, if there is a recorder; RING: its Group's id."""
     if _recorder is not None and process_group is not None:
-        _watching(_recorder, _recorder.add)(process_group, ranks)
+        watching(_recorder, _recorder.add)(process_group, ranks, ring)
 
 
-def _watching(recorder: FlightRecorder, method: Callable[..., Any]) -> Callable[..., Any]:
+def watching(recorder: FlightRecorder, method: Callable[..., Any]) -> Callable[..., Any]:
     """Let METHOD of RECORDER fail at most once: then the ring is marked, and recording stops."""
 
     def guarded(*args: Any) -> Any:
@@ -544,7 +585,7 @@ def _watching(recorder: FlightRecorder, method: Callable[..., Any]) -> Callable[
 
 def _patch_groups(module: Any) -> None:
     def add(group: Any) -> None:
-        add_group(group.process_group, group.ranks)
+        add_group(group.process_group, group.ranks, group.id)
 
     watch_method(module.Group, "__init__", after=add)
 
@@ -552,7 +593,7 @@ def _patch_groups(module: Any) -> None:
 def _patch_new_group(recorder: FlightRecorder, collective: Any) -> None:
     new_group = collective.new_group
     begin, end, raised = (
-        _watching(recorder, hook)
+        watching(recorder, hook)
         for hook in (recorder.begin_group, recorder.end_group, recorder.raised)
     )
 
@@ -570,31 +611,28 @@ def _patch_new_group(recorder: FlightRecorder, collective: Any) -> None:
         return group
 
     collective.new_group = recorded
-    _replace_in_modules("new_group", new_group, recorded)
+    replace_in_modules("new_group", new_group, recorded)
 
 
-def _replace_in_modules(name: str, function: Any, replacement: Any) -> None:
+def replace_in_modules(name: str, function: Any, replacement: Any) -> None:
     """Replace FUNCTION in the modules that have imported it: Paddle may be imported already."""
     for module in tuple(sys.modules.values()):
         if getattr(module, "__dict__", {}).get(name) is function:
             vars(module)[name] = replacement
 
 
-def _note(
-    recorder: FlightRecorder, owner: str, functions: Sequence[str], what: str, module: Any
-) -> None:
-    """Record that WHAT is used when a function of OWNER in MODULE is called."""
-    patched = getattr(module, owner) if owner else module
-    note = _watching(recorder, recorder.note_unrecorded)
+def _note(recorder: FlightRecorder, functions: Sequence[str], what: str, module: Any) -> None:
+    """Record that WHAT is used when one of the FUNCTIONS of MODULE is called."""
+    note = watching(recorder, recorder.note_unrecorded)
 
     def noted(original: Any, *args: Any, **options: Any) -> Any:
         note(what)
         return original(*args, **options)
 
     for name in functions:
-        if hasattr(patched, name):
-            function = getattr(patched, name)
-            _replace_in_modules(name, function, in_place_of(patched, name)(noted))
+        if hasattr(module, name):
+            function = getattr(module, name)
+            replace_in_modules(name, function, in_place_of(module, name)(noted))
 
 
 def _patch_methods(recorder: FlightRecorder, core: ModuleType) -> None:
@@ -605,7 +643,7 @@ def _patch_methods(recorder: FlightRecorder, core: ModuleType) -> None:
         _patch_backward(recorder, core)
 
 
-def methods_of(kind: Any) -> list[tuple[str, _Operation]]:
+def methods_of(kind: Any) -> list[tuple[str, Operation]]:
     """Return the names of the methods of a ProcessGroup's class that are collectives, and which."""
     methods = [
         (method, operation)
@@ -622,10 +660,9 @@ def _patch_backward(recorder: FlightRecorder, core: Any) -> None:
     # By id, with its number among those of its group; Paddle keeps the groups.
     groups: dict[int, tuple[Any, int]] = {}
     made: Counter[int] = Counter()
-    # The groups of reducers whose forward has run, and the numbers of these.
-    armed: dict[int, tuple[Any, list[int]]] = {}
-    begin, end, raised = (
-        _watching(recorder, method) for method in (recorder.begin, recorder.end, recorder.raised)
+    begin, end, raised, arm = (
+        watching(recorder, method)
+        for method in (recorder.begin_backward, recorder.end, recorder.raised, recorder.arm)
     )
 
     @functools.wraps(build)
@@ -636,25 +673,17 @@ def _patch_backward(recorder: FlightRecorder, core: Any) -> None:
         groups[id(reducer)] = group, made[id(group)]
 
     def prepare(reducer: Any) -> None:
-        group, number = groups.get(id(reducer), (None, 0))
-        numbers = armed.setdefault(id(group), (group, []))[1]
-        if number not in numbers:
-            numbers.append(number)
+        arm(*groups.get(id(reducer), (None, 0)))
 
     @functools.wraps(run)
     def run_backward(*args: Any, **options: Any) -> Any:
-        if not armed:
-            return run(*args, **options)
-        called = [
-            (begin(group, _BACKWARD, (_models(numbers),)), group)
-            for group, numbers in armed.values()
-        ]
-        armed.clear()
+        called = begin() or ()
         try:
             result = run(*args, **options)
         except BaseException:
             for number, _ in called:
-                raised(number)
+                if number:
+                    raised(number)
             raise
         for number, group in called:
             if number:
@@ -667,20 +696,21 @@ def _patch_backward(recorder: FlightRecorder, core: Any) -> None:
 
 
 def _models(numbers: Sequence[int]) -> str:
-    """Name the models of one backward.
+    """Name the models of one backward; without one, layers communicate in it.
 
-    >>> _models([1]), _models([2, 1])
-    ('model 1', 'models 1, 2')
+    >>> _models([1]), _models([2, 1]), _models([])
+    ('model 1', 'models 1, 2', 'model 1')
     """
+    numbers = numbers or [1]
     named = ", ".join(str(number) for number in sorted(numbers))
     return f"model{'s' * (len(numbers) > 1)} {named}"
 
 
 def _recorded(
-    method: Callable[..., Any], operation: _Operation, recorder: FlightRecorder
+    method: Callable[..., Any], operation: Operation, recorder: FlightRecorder
 ) -> Callable[..., Any]:
     begin, end, raised = (
-        _watching(recorder, hook) for hook in (recorder.begin, recorder.end, recorder.raised)
+        watching(recorder, hook) for hook in (recorder.begin, recorder.end, recorder.raised)
     )
 
     @functools.wraps(method)

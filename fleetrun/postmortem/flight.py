@@ -726,7 +726,10 @@ def _drawn(
 def _unfinished(
     waits: Sequence[_OpenCollective], records: Mapping[int, FlightRecord], job: JobRanks
 ) -> tuple[FlightFinding, ...]:
-    """Describe the oldest collective that all ranks have entered and none finishes."""
+    """Describe a wait for a store; else the oldest collective that none of its ranks finishes."""
+    keyless = [wait for wait in waits if wait.collective.channel.is_store]
+    if keyless:
+        return (_keyless(keyless, waits, job),)
     entered = [wait for wait in waits if not wait.missing and _all_known(wait, records)]
     if not entered:
         return ()
@@ -745,6 +748,28 @@ def _unfinished(
         f"there{_at(first)} since {_since(first)}: {reason}"
     )
     return (FlightFinding(UNFINISHED, (), text),)
+
+
+def _keyless(
+    stores: Sequence[_OpenCollective], waits: Sequence[_OpenCollective], job: JobRanks
+) -> FlightFinding:
+    """Describe the waits for keys in STORES, which any rank may have to write."""
+    call = min((wait.collective for wait in stores), key=lambda call: call.issued_at)
+    ranks = sorted({wait.rank for wait in stores})
+    verb = "waits" if len(ranks) == 1 else "wait"
+    text = (
+        f"{_who(ranks, job)} {verb} in {call.operation}{_at(call)} since {_since(call)}, for a key "
+        "that no rank writes"
+    )
+    for_them = [wait for wait in waits if any(rank in wait.missing for rank in ranks)]
+    if for_them:
+        first, waiting_ranks = _oldest(for_them)
+        verb = "waits" if len(waiting_ranks) == 1 else "wait"
+        them = "it" if len(ranks) == 1 else "them"
+        text += (
+            f"; {_who(waiting_ranks, job)} {verb} for {them} in {_named(first, job)}{_at(first)}"
+        )
+    return FlightFinding(UNFINISHED, (), text)
 
 
 def _places(entered: Collective, records: Mapping[int, FlightRecord]) -> dict[int, list[int]]:
@@ -797,6 +822,8 @@ def of(channel: CollectiveChannel, job: JobRanks) -> str:
     """
     if channel.is_pair:
         return f"from rank {channel.source} to rank {channel.target}"
+    if channel.is_store:
+        return f"by rank {channel.ranks[0]}"
     is_numbered = channel.number > 1 and channel.operation != NEW_GROUP
     number = f" (their group {channel.number})" if is_numbered else ""
     if len(channel.ranks) == job.ranks:

@@ -23,7 +23,14 @@ _LIBRARIES = (
 # Our wrappers of Paddle's calls, which are in every stack.
 _OURS = tuple(
     f"/inject/{name}.py"
-    for name in ("flight_recorder", "border", "import_hooks", "store_wait", "gloo_stores")
+    for name in (
+        "flight_recorder",
+        "compiled_collectives",
+        "border",
+        "import_hooks",
+        "store_wait",
+        "gloo_stores",
+    )
 )
 
 

@@ -25,8 +25,9 @@ PARTS, WORD = struct.Struct("<QI"), struct.Struct("<I")
 PARTS_BYTES = 32 * 1024
 FAILED, ENDED = 1, 2
 BLOCKING, ASYNCHRONOUS, RAISED = 0, 1, 2
-# The operations, beside send and recv, that have channels of their own.
-BACKWARD, NEW_GROUP = "backward", "new_group"
+# Operations, beside send and recv, that have channels of their own; the last begins the names of a
+# rank's waits for keys of a store.
+BACKWARD, NEW_GROUP, STORE = "backward", "new_group", "store"
 # The largest size of a ring.
 MOST_BYTES = 4 << 20
 _NS = 1e9
@@ -41,7 +42,7 @@ class CollectiveChannel(NamedTuple):
 
     ranks: tuple[int, ...]
     number: int = 1
-    # Empty, `send`, `recv`, `backward` or `new_group`; and both ends of a send or recv.
+    # Empty, or an operation with a channel of its own; and both ends of a send or recv.
     operation: str = ""
     source: int = -1
     target: int = -1
@@ -50,6 +51,11 @@ class CollectiveChannel(NamedTuple):
     def is_pair(self) -> bool:
         """Whether it goes from one rank to another."""
         return self.source >= 0
+
+    @property
+    def is_store(self) -> bool:
+        """Whether a rank waits there alone, for what another one writes to a store."""
+        return self.operation.startswith(f"{STORE}.")
 
 
 class Collective(NamedTuple):

@@ -95,7 +95,7 @@ def seen(folder: Path) -> FlightRecord:
 
 
 def test_the_writer_and_the_reader_have_one_layout() -> None:
-    names = "MAGIC HEADER_BYTES FAILED ENDED BLOCKING ASYNCHRONOUS RAISED BACKWARD NEW_GROUP"
+    names = "MAGIC HEADER_BYTES FAILED ENDED BLOCKING ASYNCHRONOUS RAISED BACKWARD NEW_GROUP STORE"
     for name in (*names.split(), "PARTS_BYTES"):
         assert getattr(flight_recorder, name) == getattr(flightfile, name), name
     for name in ("HEADER", "SLOT", "PARTS", "WORD"):
@@ -358,7 +358,7 @@ def test_what_calls_collectives_without_a_record_is_recorded(
     importer.reshard = api.reshard
     monkeypatch.setitem(sys.modules, "importer", importer)
     made = FlightRecorder(str(tmp_path / "ring"))
-    flight_recorder._note(made, "", ("reshard", "of another Paddle"), "auto parallel", api)
+    flight_recorder._note(made, ("reshard", "of another Paddle"), "auto parallel", api)
     if not is_first:
         made.add(process_group(), (0, 1))
         assert seen(tmp_path).unrecorded == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import NamedTuple
 
 import pytest
@@ -321,6 +322,38 @@ def test_a_rank_that_may_wait_in_what_is_not_recorded_is_not_named(stands_outsid
         "ranks 0, 2 may wait elsewhere, as collectives of auto parallel are not recorded, and "
         "never entered all_reduce 1 of all ranks; rank 1 waits there in train.py:7 since "
     )
+
+
+def test_who_waits_for_a_key_of_a_store_is_not_named() -> None:
+    whole = CollectiveChannel((0, 1, 2))
+    alone = {rank: CollectiveChannel((rank,), 0, "store.wait") for rank in (1, 2)}
+    # Rank 0 does not write what the others wait for.
+    scripts = {
+        0: [Call(whole, "all_reduce")],
+        **{rank: [Call(channel, "store.wait", 0)] for rank, channel in alone.items()},
+    }
+    records = play(scripts)
+    for rank, channel in alone.items():
+        (call,) = records[rank].collectives
+        records[rank] = records[rank]._replace(collectives=(call._replace(done_at=None),))
+        assert flight.of(channel, JobRanks(3)) == f"by rank {rank}"
+    (finding,) = flight.verdict(records, JobRanks(3))
+    assert (finding.kind, finding.ranks) == (UNFINISHED, ())
+    assert re.fullmatch(
+        "ranks 1-2 wait in store.wait in train.py:7 since ..:..:.., for a key that no rank writes; "
+        "rank 0 waits for them in all_reduce 1 of all ranks in train.py:7",
+        finding.text,
+    )
+
+
+def test_who_leaves_out_a_barrier_outside_of_its_group_is_named() -> None:
+    whole = CollectiveChannel((0, 1, 2))
+    barrier = Call(whole._replace(operation="gloo_barrier"), "gloo_barrier", 0)
+    scripts = {rank: [barrier, Call(whole, "all_reduce")] for rank in (0, 2)}
+    scripts[1] = [Call(whole, "all_reduce")]
+    (finding,) = flight.verdict(play(scripts), JobRanks(3))
+    assert (finding.kind, finding.ranks) == (DESYNC, (1,))
+    assert finding.text.startswith("rank 1 never entered gloo_barrier 1 of all ranks; 2 others")
 
 
 def test_in_a_circle_each_rank_stands_in_the_call_that_holds_up_its_later_ones() -> None:
