@@ -52,8 +52,10 @@ PARTS_BYTES = 32 * 1024
 _NUMBER, _DONE, _OUTCOME = struct.Struct("<Q"), struct.Struct("<Q"), struct.Struct("<H")
 _NUMBER_DONE = struct.Struct("<Q16xQ")
 _DONE_AT, _OUTCOME_AT = 24, 50
-# The state of a collective: the caller waits, it runs on a device, or it has raised.
+# The state of a collective: the caller waits, it runs on a device, or it has raised; added if it
+# runs in the stream of computation, of which Paddle does not tell whether it is done.
 BLOCKING, ASYNCHRONOUS, RAISED = 0, 1, 2
+IN_STREAM = 4
 SLOTS, CHANNELS, TABLE_BYTES = 1024, 512, 64 * 1024
 _MOST_DIMENSIONS, _LARGEST = 6, 2**32 - 1
 # The most device tasks that are not known to be done.
@@ -75,6 +77,7 @@ class Operation(NamedTuple):
     parts: tuple[int, ...] = ()
     # Whether it blocks with every backend; such calls have a channel of their own.
     blocks: bool = False
+    is_in_stream: bool = False
 
 
 # By method; each may end in `_on_calc_stream`.
@@ -264,6 +267,8 @@ class FlightRecorder:
         self._pending: deque[tuple[int, Any]] = deque(maxlen=_MOST_PENDING)
         self._settling: threading.Thread | None = None
         self._has_ended = threading.Event()
+        # Whether the calls that are made begin together, later.
+        self._is_coalescing = False
         # The groups by their ids in Paddle.
         self._rings: dict[int, Any] = {}
         # The groups in which the next backward communicates, and the numbers of Paddle's reducers
@@ -320,6 +325,11 @@ class FlightRecorder:
     def group_of(self, ring: int) -> Any:
         """Return the group that kernels and programs call RING; None if it is not known."""
         return self._rings.get(ring)
+
+    def coalesce(self, process_group: Any, *, begins: bool) -> None:
+        """Record that a batch of calls in PROCESS_GROUP begins or ends."""
+        # On a custom device, Paddle 3.3.1 calls them one after the other.
+        self._is_coalescing = begins and not process_group.name().startswith("XCCL")
 
     def arm(self, process_group: Any, model: int = 0) -> None:
         """Let the next backward communicate in PROCESS_GROUP, for Paddle's reducer of MODEL."""
@@ -379,7 +389,7 @@ class FlightRecorder:
             return 0
         if self._pending:
             self.settle()
-        name, place, peer_place, reduction, parts_places, blocks = operation
+        name, place, peer_place, reduction, parts_places, blocks, is_in_stream = operation
         peer = -1
         if peer_place is not None and peer_place < len(args):
             peer = int(args[peer_place])
@@ -404,6 +414,8 @@ class FlightRecorder:
         site = self._site(ring, sys._getframe(1))
         code = ring.name("operation", name)
         state = BLOCKING if blocks or group.is_blocking else ASYNCHRONOUS
+        if is_in_stream and state == ASYNCHRONOUS and not self._is_coalescing:
+            state |= IN_STREAM
         parts = _parts(args, parts_places, len(group.ranks)) if parts_places else ()
         return ring.begin(
             *(next(counter), channel, size, site, code, dtype, dimensions, state, peer),
@@ -639,6 +651,10 @@ def _patch_methods(recorder: FlightRecorder, core: ModuleType) -> None:
     kind: Any = core.ProcessGroup
     for name, operation in methods_of(kind):
         setattr(kind, name, _recorded(getattr(kind, name), operation, recorder))
+    for name, begins in (("_start_coalescing", True), ("_end_coalescing", False)):
+        if hasattr(kind, name):
+            coalesce = watching(recorder, functools.partial(recorder.coalesce, begins=begins))
+            watch_method(kind, name, before=coalesce)
     if hasattr(core, "EagerReducer"):
         _patch_backward(recorder, core)
 
@@ -646,9 +662,9 @@ def _patch_methods(recorder: FlightRecorder, core: ModuleType) -> None:
 def methods_of(kind: Any) -> list[tuple[str, Operation]]:
     """Return the names of the methods of a ProcessGroup's class that are collectives, and which."""
     methods = [
-        (method, operation)
+        (form.format(name), Operation(*operation[:-1], is_in_stream=form == _ON_STREAM))
         for name, operation in OPERATIONS.items()
-        for method in (name, _ON_STREAM.format(name))
+        for form in ("{}", _ON_STREAM)
     ]
     return [(name, operation) for name, operation in methods if hasattr(kind, name)]
 

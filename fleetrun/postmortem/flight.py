@@ -159,7 +159,12 @@ def _without_early_ends(records: Mapping[int, FlightRecord]) -> dict[int, Flight
     # The last call of each channel that each rank's device may have begun.
     reached = {rank: dict(record.last) for rank, record in records.items()}
     first_open: dict[int, int] = {}
+    places = _stopped(records)
     while True:
+        first_open |= places
+        for rank, place in places.items():
+            for call in reversed(records[rank].collectives[place:]):
+                reached[rank][call.channel] = call.sequence - 1
         begun_by_all: dict[CollectiveChannel, int] = {}
         for last in reached.values():
             for channel in last.keys() - begun_by_all.keys():
@@ -178,14 +183,34 @@ def _without_early_ends(records: Mapping[int, FlightRecord]) -> dict[int, Flight
                     break
         if not places:
             break
-        first_open |= places
-        for rank, place in places.items():
-            for call in reversed(records[rank].collectives[place:]):
-                reached[rank][call.channel] = call.sequence - 1
     return {
         **records,
         **{rank: _opened(records[rank], place) for rank, place in first_open.items()},
     }
+
+
+def _stopped(records: Mapping[int, FlightRecord]) -> dict[int, int]:
+    """Return by rank the place of the first call that its stream of computation cannot finish.
+
+    Such a stream runs its calls in order: a rank whose recv comes before its send keeps that from
+    its peer, though both have been issued.
+    """
+    places = dict.fromkeys(records, 0)
+    begun = {rank: dict(record.last) for rank, record in records.items()}
+    for rank, record in records.items():
+        for call in reversed(record.collectives):
+            begun[rank][call.channel] = call.sequence - 1
+    has_changed = True
+    while has_changed:
+        has_changed = False
+        for rank, record in records.items():
+            for call in record.collectives[places[rank] :]:
+                begun[rank][call.channel] = call.sequence
+                if call.is_in_stream and _is_needed(rank, call, tuple(_absent(rank, call, begun))):
+                    break
+                places[rank] += 1
+                has_changed = True
+    return {rank: at for rank, at in places.items() if at < len(records[rank].collectives)}
 
 
 def _opened(record: FlightRecord, first: int) -> FlightRecord:

@@ -25,6 +25,7 @@ PARTS, WORD = struct.Struct("<QI"), struct.Struct("<I")
 PARTS_BYTES = 32 * 1024
 FAILED, ENDED = 1, 2
 BLOCKING, ASYNCHRONOUS, RAISED = 0, 1, 2
+IN_STREAM = 4
 # Operations, beside send and recv, that have channels of their own; the last begins the names of a
 # rank's waits for keys of a store.
 BACKWARD, NEW_GROUP, STORE = "backward", "new_group", "store"
@@ -78,6 +79,9 @@ class Collective(NamedTuple):
     # How many elements an all_to_all sends to each rank of its group, then how many it receives
     # from each; empty: not known.
     parts: tuple[int, ...] = ()
+    # Whether it runs in the stream of computation, after all that runs there: it may not be done,
+    # whatever is recorded.
+    is_in_stream: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -236,7 +240,8 @@ class _Names:
                 nbytes=nbytes,
                 root=known.ranks[peer] if is_rooted else -1,
                 site=_site(self._names.get(("site", site))),
-                state=state,
+                state=state & ~IN_STREAM,
+                is_in_stream=bool(state & IN_STREAM),
                 parts=self._parts_of(slot_number, place - 1, len(known.ranks)) if place else (),
             )
 

@@ -95,8 +95,8 @@ def seen(folder: Path) -> FlightRecord:
 
 
 def test_the_writer_and_the_reader_have_one_layout() -> None:
-    names = "MAGIC HEADER_BYTES FAILED ENDED BLOCKING ASYNCHRONOUS RAISED BACKWARD NEW_GROUP STORE"
-    for name in (*names.split(), "PARTS_BYTES"):
+    names = "MAGIC HEADER_BYTES FAILED ENDED BLOCKING ASYNCHRONOUS RAISED IN_STREAM PARTS_BYTES"
+    for name in (*names.split(), "BACKWARD", "NEW_GROUP", "STORE"):
         assert getattr(flight_recorder, name) == getattr(flightfile, name), name
     for name in ("HEADER", "SLOT", "PARTS", "WORD"):
         assert getattr(flight_recorder, name).format == getattr(flightfile, name).format, name
@@ -366,6 +366,26 @@ def test_what_calls_collectives_without_a_record_is_recorded(
     if is_first:
         made.add(process_group(), (0, 1))
     assert seen(tmp_path).unrecorded == ("auto parallel",)
+
+
+@pytest.mark.parametrize("backend", ["NCCL", "XCCL_npu", "GLOO"])
+def test_calls_in_the_stream_of_computation_are_marked_unless_they_begin_together(
+    tmp_path: Path, backend: str
+) -> None:
+    group = process_group(backend)
+    for name in ("_start_coalescing", "_end_coalescing"):
+        setattr(type(group), name, lambda _group: None)
+    recorder(tmp_path, group)
+    group.broadcast_on_calc_stream(Tensor(1), 0)
+    group._start_coalescing()
+    group.broadcast_on_calc_stream(Tensor(1), 0)
+    group._end_coalescing()
+    group.broadcast_on_calc_stream(Tensor(1), 0)
+    group.all_reduce(Tensor(1), "ReduceOp.SUM", True)
+    calls = seen(tmp_path).collectives
+    expected = {"NCCL": (True, False, True), "XCCL_npu": (True,) * 3, "GLOO": (False,) * 3}
+    assert tuple(call.is_in_stream for call in calls) == (*expected[backend], False)
+    assert {call.state for call in calls} == {BLOCKING if backend == "GLOO" else ASYNCHRONOUS}
 
 
 def _in_another_process(folder: Path) -> None:

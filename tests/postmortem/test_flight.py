@@ -193,6 +193,33 @@ def test_a_rank_waits_whose_pipeline_seems_done_behind_a_stage_that_waits() -> N
     assert (finding.kind, finding.ranks) == (MISSING, (1,))
 
 
+@pytest.mark.parametrize("is_in_stream", [True, False])
+def test_streams_whose_recvs_come_before_their_sends_wait_in_a_circle(is_in_stream: bool) -> None:
+    """Paddle groups no calls on a custom device, as its interleaved pipelines need."""
+    records = {}
+    for rank in range(3):
+        before, after = (rank - 1) % 3, (rank + 1) % 3
+        script = [p2p("recv", before, rank, 3), p2p("send", rank, after, 3)]
+        calls = [
+            Collective(
+                call.channel, 1, call.operation, 5.0 + at, 5.0 + at, state=ASYNCHRONOUS
+            )._replace(is_in_stream=is_in_stream)
+            for at, call in enumerate(script)
+        ]
+        last = {call.channel: 1 for call in script}
+        if rank == 0:
+            # The next thing, which rank 2 does not do: its host waits for its device.
+            calls.append(calls[0]._replace(sequence=2, issued_at=9.0, done_at=9.0))
+            last[calls[0].channel] = 2
+        records[rank] = FlightRecord(rank, 100, 0, tuple(calls), last)
+    (finding,) = flight.verdict(records, JobRanks(3))
+    if is_in_stream:
+        assert (finding.kind, finding.ranks) == (CYCLE, (0, 1, 2))
+        assert ", 0 → 2 → 1 → 0: rank 0 in recv 1 from rank 2" in finding.text
+    else:
+        assert (finding.kind, finding.ranks) == (MISSING, (2,))
+
+
 @pytest.mark.parametrize(
     ("operation", "root", "rank", "holds"),
     [
