@@ -13,6 +13,7 @@ import itertools
 import json
 import math
 import mmap
+import operator
 import os
 import struct
 import sys
@@ -25,7 +26,7 @@ from . import border
 from .import_hooks import after_import, in_place_of, watch_method
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from types import FrameType, ModuleType
 
 _VARIABLE = "FLEETRUN_FLIGHT_RECORDER"
@@ -107,7 +108,7 @@ OPERATIONS = {
 }
 # A backward in which Paddle's own reducer sums gradients, invisible to our hooks.
 BACKWARD = "backward"
-_BACKWARD = Operation(BACKWARD, None, None, 0, blocks=True)
+_BACKWARD = Operation(BACKWARD, 1, None, 0, blocks=True)
 # A group whose members wait for each other to make it: in the call of the same number, which stands
 # in place of a peer.
 NEW_GROUP = "new_group"
@@ -225,6 +226,23 @@ class Ring:
         _STATE.pack_into(self.memory, _STATE_AT, state)
 
 
+class _Gradients:
+    """What a reducer of Paddle's sums in a backward, as one tensor."""
+
+    def __init__(self, parameter: Any, elements: int) -> None:
+        self._parameter = parameter
+        self.dtype = parameter.dtype
+        self.shape = [elements]
+
+    def element_size(self) -> int:
+        """Return the bytes of a number of the first parameter."""
+        return int(self._parameter.element_size())
+
+    def __add__(self, other: _Gradients) -> _Gradients:
+        """Return those of both reducers."""
+        return _Gradients(self._parameter, self.shape[0] + other.shape[0])
+
+
 class _Group:
     """A ProcessGroup, and the number of collectives of each of its channels."""
 
@@ -271,9 +289,9 @@ class FlightRecorder:
         self._is_coalescing = False
         # The groups by their ids in Paddle.
         self._rings: dict[int, Any] = {}
-        # The groups in which the next backward communicates, and the numbers of Paddle's reducers
-        # whose forward has run.
-        self._armed: dict[int, tuple[Any, list[int]]] = {}
+        # The groups in which the next backward communicates, and Paddle's reducers whose forward
+        # has run.
+        self._armed: dict[int, tuple[Any, dict[int, _Gradients | None]]] = {}
         # What is used that calls collectives where they cannot be recorded.
         self._unrecorded: dict[str, None] = {}
         self.is_on = True
@@ -331,18 +349,19 @@ class FlightRecorder:
         # On a custom device, Paddle 3.3.1 calls them one after the other.
         self._is_coalescing = begins and not process_group.name().startswith("XCCL")
 
-    def arm(self, process_group: Any, model: int = 0) -> None:
-        """Let the next backward communicate in PROCESS_GROUP, for Paddle's reducer of MODEL."""
-        models = self._armed.setdefault(id(process_group), (process_group, []))[1]
-        if model and model not in models:
-            models.append(model)
+    def arm(self, process_group: Any, model: int = 0, gradients: _Gradients | None = None) -> None:
+        """Let the next backward communicate in PROCESS_GROUP: the GRADIENTS of MODEL, or layers."""
+        models = self._armed.setdefault(id(process_group), (process_group, {}))[1]
+        if model:
+            models[model] = gradients
 
     def begin_backward(self) -> list[tuple[int, Any]]:
         """Record the backward that begins, in each group in which it communicates."""
         armed = [*self._armed.values()]
         self._armed.clear()
         return [
-            (self.begin(group, _BACKWARD, (_models(models),)), group) for group, models in armed
+            (self.begin(group, _BACKWARD, (_models([*models]), *_sum(models.values()))), group)
+            for group, models in armed
         ]
 
     def begin_wait(self, operation: Operation) -> int:
@@ -674,11 +693,14 @@ def _patch_backward(recorder: FlightRecorder, core: Any) -> None:
     kind: Any = core.EagerReducer
     build, run = kind.__init__, core.eager.run_backward
     # By id, with its number among those of its group; Paddle keeps the groups.
-    groups: dict[int, tuple[Any, int]] = {}
+    reducers: dict[int, tuple[Any, int, _Gradients | None]] = {}
     made: Counter[int] = Counter()
-    begin, end, raised, arm = (
-        watching(recorder, method)
-        for method in (recorder.begin_backward, recorder.end, recorder.raised, recorder.arm)
+    begin, end, raised, arm, count = (
+        watching(recorder, hook)
+        for hook in (
+            *(recorder.begin_backward, recorder.end, recorder.raised, recorder.arm),
+            _gradients,
+        )
     )
 
     @functools.wraps(build)
@@ -686,10 +708,10 @@ def _patch_backward(recorder: FlightRecorder, core: Any) -> None:
         build(reducer, *args)
         group = args[_REDUCERS_GROUP]
         made[id(group)] += 1
-        groups[id(reducer)] = group, made[id(group)]
+        reducers[id(reducer)] = group, made[id(group)], count(args[0])
 
     def prepare(reducer: Any) -> None:
-        arm(*groups.get(id(reducer), (None, 0)))
+        arm(*reducers.get(id(reducer), (None,)))
 
     @functools.wraps(run)
     def run_backward(*args: Any, **options: Any) -> Any:
@@ -709,6 +731,18 @@ def _patch_backward(recorder: FlightRecorder, core: Any) -> None:
     kind.__init__ = __init__
     watch_method(kind, "prepare_for_backward", before=prepare)
     core.eager.run_backward = run_backward
+
+
+def _gradients(parameters: Sequence[Any]) -> _Gradients | None:
+    """Return the gradients of PARAMETERS, if there are any."""
+    elements = sum(math.prod(parameter.shape) for parameter in parameters)
+    return _Gradients(parameters[0], elements) if parameters else None
+
+
+def _sum(models: Iterable[_Gradients | None]) -> list[_Gradients]:
+    """Return the gradients of all MODELS, which is nothing if there are none."""
+    known = [gradients for gradients in models if gradients is not None]
+    return [functools.reduce(operator.add, known)] if known else []
 
 
 def _models(numbers: Sequence[int]) -> str:

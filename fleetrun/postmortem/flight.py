@@ -35,7 +35,10 @@ DESYNC, MISSING, CYCLE, UNFINISHED = "desync", "missing", "cycle", "unfinished"
 UNKNOWN = "unknown"
 # Collectives in which all ranks must have tensors of one size.
 _SAME_SIZE = frozenset(
-    ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "scatter", "gather")
+    (
+        *("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "scatter", "gather"),
+        BACKWARD,
+    )
 )
 # Collectives whose root receives from all others.
 _FROM_ALL = frozenset(("gather", "reduce"))

@@ -254,7 +254,7 @@ def test_a_backward_of_paddles_own_reducer_is_seen_from_its_begin_to_its_end(
     made = FlightRecorder(str(tmp_path / "ring"))
     flight_recorder._patch_methods(made, core)
     made.add(group, (4, 6))
-    reducer = EagerReducer([], [], [], group, [], False)
+    reducer = EagerReducer([Tensor(2, 3), Tensor(3)], [], [], group, [], False)
     # A backward without a forward does not belong to DataParallel.
     core.eager.run_backward(False)
     reducer.prepare_for_backward([])
@@ -262,7 +262,7 @@ def test_a_backward_of_paddles_own_reducer_is_seen_from_its_begin_to_its_end(
     reducer.prepare_for_backward([])
     with pytest.raises(RuntimeError, match="peer lost"):
         core.eager.run_backward(True)
-    other = EagerReducer([], [], [], group, [], False)
+    other = EagerReducer([Tensor(5)], [], [], group, [], False)
     other.prepare_for_backward([])
     core.eager.run_backward(False)
     other.prepare_for_backward([])
@@ -273,6 +273,9 @@ def test_a_backward_of_paddles_own_reducer_is_seen_from_its_begin_to_its_end(
     assert (first.operation, first.sequence, first.is_open) == ("backward", 1, False)
     assert (second.sequence, second.state) == (2, RAISED)
     assert [third.operation, both.operation] == ["backward (model 2)", "backward (models 1, 2)"]
+    assert [call.tensor for call in (first, third, both)] == [
+        *("float32 [9]", "float32 [5]", "float32 [14]"),
+    ]
     assert {call.state for call in (first, third, both)} == {BLOCKING}
 
 

@@ -193,6 +193,17 @@ def test_a_rank_waits_whose_pipeline_seems_done_behind_a_stage_that_waits() -> N
     assert (finding.kind, finding.ranks) == (MISSING, (1,))
 
 
+def test_reducers_that_sum_other_gradients_are_told() -> None:
+    backward = CollectiveChannel((0, 1, 2), 1, "backward")
+    scripts = {rank: [Call(backward, "backward", 4 if rank == 1 else 8)] for rank in range(3)}
+    (finding,) = flight.verdict(play(scripts, dead=frozenset({1})), JobRanks(3))
+    assert (finding.kind, finding.ranks) == (DESYNC, (1,))
+    assert finding.text.startswith(
+        "rank 1 called backward of float32 [4] in train.py:7 where ranks 0, 2 called backward of "
+        "float32 [8]"
+    )
+
+
 @pytest.mark.parametrize("is_in_stream", [True, False])
 def test_streams_whose_recvs_come_before_their_sends_wait_in_a_circle(is_in_stream: bool) -> None:
     """Paddle groups no calls on a custom device, as its interleaved pipelines need."""
