@@ -259,17 +259,60 @@ def desyncs(
         if not record.has_failed:
             for channel, number, collective in _numbered(record):
                 places.setdefault((channel, number), {})[rank] = collective
-    first: dict[CollectiveChannel, tuple[float, dict[int, Collective]]] = {}
-    for (channel, _), calls in places.items():
+    first: dict[CollectiveChannel, tuple[float, int]] = {}
+    for (channel, number), calls in places.items():
         if not _differ(channel, calls, is_early=is_early):
             continue
         at = min(collective.issued_at for collective in calls.values())
         if channel not in first or at < first[channel][0]:
-            first[channel] = at, calls
+            first[channel] = at, number
     return tuple(
-        _desync(calls, job, waits)
-        for _, calls in sorted(first.values(), key=lambda collective: collective[0])
+        _desync(places[channel, number], job, waits, _siblings((channel, number), places, job))
+        for channel, (_, number) in sorted(first.items(), key=lambda item: item[1])
     )
+
+
+def _siblings(
+    place: tuple[CollectiveChannel, int],
+    places: Mapping[tuple[CollectiveChannel, int], dict[int, Collective]],
+    job: JobRanks,
+) -> dict[int, Collective]:
+    """Return the calls at PLACE of another group of its axis that has made the same calls before.
+
+    All of its ranks have called the same there; empty if there is no such group, or they differ.
+    """
+    channel, number = place
+    axis = "" if job.axes is None else job.axes.axis_of(channel.ranks)
+    agreeing: list[dict[int, Collective]] = []
+    for (other, at), calls in places.items():
+        if (
+            at == number
+            and other.ranks != channel.ranks
+            and other._replace(ranks=channel.ranks) == channel
+            and (axis and job.axes is not None and job.axes.axis_of(other.ranks) == axis)
+            and len(calls) == len(other.ranks)
+            and len(_kinds(calls)) == 1
+            and all(
+                _kinds(places[channel, before]) == _kinds(places[other, before])
+                for before in range(1, number)
+                if (channel, before) in places and (other, before) in places
+            )
+        ):
+            agreeing.append(calls)
+    same = {kind for calls in agreeing for kind in _kinds(calls)}
+    return agreeing[0] if len(same) == 1 else {}
+
+
+def _kinds(calls: Mapping[int, Collective]) -> set[tuple[object, ...]]:
+    """Return what CALLS are, their roots counted within their group."""
+    return {_kind(call) for call in calls.values()}
+
+
+def _kind(call: Collective) -> tuple[object, ...]:
+    ranks = call.channel.ranks
+    root = ranks.index(call.root) if call.root in ranks else -1
+    size = math.prod(call.shape) if call.operation.partition(" ")[0] in _SAME_SIZE else 0
+    return call.operation, call.dtype, root, size
 
 
 def _numbered(record: FlightRecord) -> Iterator[tuple[CollectiveChannel, int, Collective]]:
@@ -304,14 +347,7 @@ def _differ(channel: CollectiveChannel, calls: Mapping[int, Collective], *, is_e
 def _signatures(calls: Mapping[int, Collective]) -> dict[int, tuple[object, ...]]:
     """Return by rank the properties that must be equal on all ranks."""
     return {
-        rank: (call.nbytes,)
-        if call.channel.is_pair
-        else (
-            call.operation,
-            call.dtype,
-            call.root,
-            math.prod(call.shape) if call.operation.partition(" ")[0] in _SAME_SIZE else 0,
-        )
+        rank: (call.nbytes,) if call.channel.is_pair else _kind(call)
         for rank, call in calls.items()
     }
 
@@ -337,7 +373,10 @@ def _has_majority(counts: Counter[tuple[object, ...]]) -> bool:
 
 
 def _desync(
-    calls: Mapping[int, Collective], job: JobRanks, waits: Sequence[_OpenCollective]
+    calls: Mapping[int, Collective],
+    job: JobRanks,
+    waits: Sequence[_OpenCollective],
+    siblings: Mapping[int, Collective],
 ) -> FlightFinding:
     signatures = _signatures(calls)
     if len(set(signatures.values())) == 1:
@@ -366,7 +405,15 @@ def _desync(
     ]
     awaited = [rank for rank in sorted(calls) if any(rank in wait.missing for wait in others)]
     if len(awaited) != 1:
-        return FlightFinding(DESYNC, tuple(sorted(calls)), text)
+        unlike = [rank for rank in sorted(calls) if _kind(calls[rank]) not in _kinds(siblings)]
+        if not siblings or len(unlike) == len(calls):
+            return FlightFinding(DESYNC, tuple(sorted(calls)), text)
+        other = next(iter(siblings.values()))
+        text = (
+            f"{text}; {_who(sorted(siblings), job)} called {other.operation} at this place of "
+            f"{of(other.channel, job).removeprefix('of ')}"
+        )
+        return FlightFinding(DESYNC, tuple(unlike), text)
     text = f"{text}; {_missing(awaited, others, job).text}"
     return FlightFinding(DESYNC, tuple(awaited), text)
 

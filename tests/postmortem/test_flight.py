@@ -193,6 +193,31 @@ def test_a_rank_waits_whose_pipeline_seems_done_behind_a_stage_that_waits() -> N
     assert (finding.kind, finding.ranks) == (MISSING, (1,))
 
 
+@pytest.mark.parametrize(
+    ("before", "sibling", "named"),
+    [
+        ("all_reduce", "broadcast", (3,)),
+        # Another sequence of calls is no evidence, nor is a sibling that is as wrong.
+        ("barrier", "broadcast", (2, 3)),
+        ("all_reduce", "reduce", (2, 3)),
+    ],
+)
+def test_of_a_tie_a_group_of_the_same_axis_shows_who_is_wrong(
+    before: str, sibling: str, named: tuple[int, ...]
+) -> None:
+    first, second = CollectiveChannel((0, 1)), CollectiveChannel((2, 3))
+    scripts = {rank: [Call(first, before), Call(first, sibling)] for rank in (0, 1)}
+    scripts[2] = [Call(second, "all_reduce"), Call(second, "broadcast")]
+    scripts[3] = [Call(second, "all_reduce"), Call(second, "all_gather")]
+    axes = RankAxes((("dp", 2), ("mp", 2)))
+    (finding,) = flight.verdict(play(scripts), JobRanks(4, axes))
+    assert (finding.kind, finding.ranks) == (DESYNC, named)
+    shown = "; ranks 0-1 called broadcast at this place of mp [0-1]"
+    assert finding.text.endswith(shown) == (named == (3,))
+    (finding,) = flight.verdict(play(scripts), JobRanks(4))
+    assert finding.ranks == (2, 3)
+
+
 def test_reducers_that_sum_other_gradients_are_told() -> None:
     backward = CollectiveChannel((0, 1, 2), 1, "backward")
     scripts = {rank: [Call(backward, "backward", 4 if rank == 1 else 8)] for rank in range(3)}
