@@ -192,11 +192,23 @@ class Ring:
         return place + 1
 
     def begin(
-        self, sequence: int, channel: int, nbytes: int, *fields: Any, parts: Sequence[int] = ()
+        self,
+        sequence: int,
+        channel: int,
+        nbytes: int,
+        *fields: Any,
+        parts: Sequence[int] = (),
+        again: int = 0,
     ) -> int:
-        """Record a collective that is issued now, and return its number."""
-        number = next(self._numbers)
-        at = self._slots_at + number % SLOTS * SLOT.size
+        """Record a collective that is issued now, and return its number.
+
+        It takes the place of the collective AGAIN, if that is given and still in the ring.
+        """
+        at = self._slots_at + again % SLOTS * SLOT.size
+        number = again
+        if not again or _NUMBER.unpack_from(self.memory, at)[0] != again:
+            number = next(self._numbers)
+            at = self._slots_at + number % SLOTS * SLOT.size
         place = self._write_parts(number, parts) if parts else 0
         SLOT.pack_into(
             self.memory, at, number, sequence, time.time_ns(), 0, nbytes, fields[0], channel,
@@ -251,6 +263,7 @@ class _Group:
         self.process_group = process_group
         self.ranks = tuple(ranks)
         self.is_blocking = process_group.name().lower() == "gloo"
+        self._is_alone = not number
         self._ring = ring
         value = [_ranges(self.ranks), number, process_group.name()]
         self._name = ring.name("group", (self.ranks, number), value)
@@ -263,7 +276,9 @@ class _Group:
         if channel is None:
             value = [self._name, operation, peer]
             number = self._ring.name("channel", tuple(value), value)
-            channel = self._channels[operation, peer] = number, itertools.count(1)
+            # What a rank waits for alone needs no number.
+            counter = itertools.repeat(1) if self._is_alone else itertools.count(1)
+            channel = self._channels[operation, peer] = number, counter
         return channel
 
 
@@ -274,8 +289,9 @@ class FlightRecorder:
         self._path = path
         self._ring: Ring | None = None
         self._groups: dict[int, _Group] = {}
-        # The group of what this rank waits for alone.
+        # The group of what this rank waits for alone, and the last wait of each kind.
         self._alone: _Group | None = None
+        self._last_waits: dict[str, int] = {}
         # How many calls of new_group there have been, of groups without this rank, too.
         self._new_groups = 0
         # How many groups have had the same ranks.
@@ -375,7 +391,11 @@ class FlightRecorder:
             # Not that of a group of this rank alone.
             self._alone = _Group(self._ring, world.process_group, members, 0)
             self._groups[id(self._alone)] = self._alone
-        return self.begin(self._alone, operation, ())
+        # Polls neither fill the ring nor show that the job makes progress.
+        again = self._last_waits.get(operation.name, 0)
+        number = self.begin(self._alone, operation, (), again)
+        self._last_waits[operation.name] = number
+        return number
 
     def begin_group(self, ranks: Sequence[int] | None) -> int:
         """Record that this rank makes a group of RANKS, by default of all."""
@@ -400,7 +420,9 @@ class FlightRecorder:
         if self._ring is not None and self.is_on:
             self._ring.end(number)
 
-    def begin(self, process_group: Any, operation: Operation, args: Sequence[Any]) -> int:
+    def begin(
+        self, process_group: Any, operation: Operation, args: Sequence[Any], again: int = 0
+    ) -> int:
         """Record that OPERATION is called with ARGS; return its number, 0 if it is not recorded."""
         group = self._groups.get(id(process_group))
         ring = self._ring
@@ -440,6 +462,7 @@ class FlightRecorder:
             *(next(counter), channel, size, site, code, dtype, dimensions, state, peer),
             *lengths,
             parts=parts,
+            again=again,
         )
 
     def end(self, number: int, process_group: Any, task: Any) -> None:

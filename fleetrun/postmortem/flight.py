@@ -124,6 +124,9 @@ def verdict(
         known = {rank: _reopened(record) for rank, record in known.items()}
     opened = _without_early_ends(known)
     waits = _waits(opened, until)
+    if not has_failed:
+        opened = _with_polls(opened, waits)
+        waits = _waits(opened, until)
     desync = desyncs(known, job, waits=waits)
     if desync:
         return desync
@@ -224,6 +227,21 @@ def _opened(record: FlightRecord, first: int) -> FlightRecord:
     )
     collectives = (*record.collectives[:first], *calls)
     return record._replace(collectives=collectives, settled_at=math.inf)
+
+
+def _with_polls(
+    records: Mapping[int, FlightRecord], waits: Sequence[_OpenCollective]
+) -> dict[int, FlightRecord]:
+    """Return RECORDS, with the newest call of a rank open if it has polled a store until late."""
+    since = min((wait.collective.issued_at for wait in waits if wait.missing), default=math.inf)
+    polling = {}
+    for rank, record in records.items():
+        calls = sorted(record.collectives, key=lambda call: call.issued_at)
+        if calls and calls[-1].channel.is_store and calls[-1].issued_at > since + LATE_S:
+            others = [call for call in record.collectives if call is not calls[-1]]
+            newest = calls[-1]._replace(done_at=None)
+            polling[rank] = record._replace(collectives=(*others, newest))
+    return {**records, **polling}
 
 
 def _is_needed(rank: int, call: Collective, absent: Sequence[int]) -> bool:
@@ -833,8 +851,8 @@ def _keyless(
     ranks = sorted({wait.rank for wait in stores})
     verb = "waits" if len(ranks) == 1 else "wait"
     text = (
-        f"{_who(ranks, job)} {verb} in {call.operation}{_at(call)} since {_since(call)}, for a key "
-        "that no rank writes"
+        f"{_who(ranks, job)} {verb} in {call.operation}{_at(call)} since {_since(call)}, for "
+        "what no rank writes there"
     )
     for_them = [wait for wait in waits if any(rank in wait.missing for rank in ranks)]
     if for_them:

@@ -295,6 +295,11 @@ def test_the_wait_of_the_main_thread_for_a_key_is_recorded(
     thread = threading.Thread(target=TCPStore().get, args=("c",))
     thread.start()
     thread.join()
+    issued = flightfile.issued(str(tmp_path / "ring"))
+    for _ in range(3):
+        TCPStore().get("a")
+    # Polls are no progress.
+    assert flightfile.issued(str(tmp_path / "ring")) == issued
     first, second = seen(tmp_path)
     assert first.channel == CollectiveChannel((1,), 0, "store.get")
     assert first.channel.is_store

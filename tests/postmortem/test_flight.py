@@ -403,10 +403,25 @@ def test_who_waits_for_a_key_of_a_store_is_not_named() -> None:
     (finding,) = flight.verdict(records, JobRanks(3))
     assert (finding.kind, finding.ranks) == (UNFINISHED, ())
     assert re.fullmatch(
-        "ranks 1-2 wait in store.wait in train.py:7 since ..:..:.., for a key that no rank writes; "
+        "ranks 1-2 wait in store.wait in train.py:7 since ..:..:.., for what no rank writes "
+        "there; "
         "rank 0 waits for them in all_reduce 1 of all ranks in train.py:7",
         finding.text,
     )
+
+
+@pytest.mark.parametrize(("late_s", "named"), [(5.0, ()), (1.0, (2,))])
+def test_who_polls_a_store_for_long_is_not_named(late_s: float, named: tuple[int, ...]) -> None:
+    whole = CollectiveChannel((0, 1, 2))
+    poll = CollectiveChannel((2,), 0, "store.get")
+    scripts = {0: [Call(whole, "all_reduce")], 1: [Call(whole, "all_reduce")], 2: []}
+    records = play(scripts)
+    at = min(record.collectives[0].issued_at for record in (records[0], records[1])) + late_s
+    call = Collective(poll, 1, "store.get", at, at)
+    records[2] = records[2]._replace(collectives=(call,), last={poll: 1})
+    (finding,) = flight.verdict(records, JobRanks(3))
+    assert finding.ranks == named
+    assert ("rank 2 waits in store.get" in finding.text) == (not named)
 
 
 def test_who_leaves_out_a_barrier_outside_of_its_group_is_named() -> None:
