@@ -64,6 +64,7 @@ _KERNELS = {
 _PROGRAM = Operation("program", None)
 # Operators with a group's id that do not communicate.
 _LOCAL = ("c_identity", "c_split", "c_embedding", "c_sync_", "c_wait_", "c_comm_", "c_gen_")
+_MESSAGES = ("send", "recv", "p_send", "p_recv", "partial_send", "partial_recv")
 # By module and class: what waits for all ranks, outside of a ProcessGroup.
 _BARRIERS = {
     ("paddle.distributed.parallel_with_gloo", ""): {"gloo_barrier": "gloo_barrier"},
@@ -223,7 +224,7 @@ def _groups_in(recorder: FlightRecorder, program: Any) -> list[Any]:
 
 
 def _rings_in(program: Any) -> set[int]:
-    """Return the ids of the groups that the operators of PROGRAM name."""
+    """Return the ids of the groups that the operators of PROGRAM name; -1 if it sends messages."""
     rings = set()
     todo = list(program.blocks) if hasattr(program, "blocks") else [program.global_block()]
     while todo:
@@ -236,7 +237,8 @@ def _rings_in(program: Any) -> set[int]:
                 ring = operator.attrs().get(_RING) if operator.has_attr(_RING) else None
                 todo += operator.blocks()
             if isinstance(ring, int) and ring >= 0 and not name.startswith(_LOCAL):
-                rings.add(ring)
+                # A message is between two ranks of its group.
+                rings.add(-1 if name.startswith(_MESSAGES) else ring)
             if name.startswith("sync_batch_norm"):
                 rings.add(0)
     return rings

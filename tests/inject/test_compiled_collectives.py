@@ -186,9 +186,10 @@ def program(*operators: Any, is_old: bool) -> Any:
     return SimpleNamespace(global_block=lambda: block)
 
 
+@pytest.mark.parametrize(("operator", "ring"), [("all_gather", 9), ("send_v2", 7)])
 @pytest.mark.parametrize("is_old", [True, False])
 def test_a_program_is_a_collective_of_each_group_that_it_names(
-    tmp_path: Path, is_old: bool
+    tmp_path: Path, is_old: bool, operator: str, ring: int
 ) -> None:
     class Executor:
         """Runs programs."""
@@ -214,7 +215,8 @@ def test_a_program_is_a_collective_of_each_group_that_it_names(
     channels = {(call.operation, call.channel, call.sequence) for call in seen(tmp_path)}
     assert channels == {("program", channel, at) for channel in (WORLD, PAIR) for at in (1, 2)}
     opened = 0
-    Executor().run(program(kind("send", 9), is_old=is_old))
+    Executor().run(program(kind(operator, ring), is_old=is_old))
+    assert len(seen(tmp_path)) == 4
     record = flightfile.read(str(tmp_path / "ring"), 0)
     assert record is not None
     assert record.unrecorded == ("static programs",)
