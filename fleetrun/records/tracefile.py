@@ -3,8 +3,8 @@
 `traceEvents` are Chrome's, in microseconds since 1970. `otherData` has `rank`, `first_step` and
 `summary`: `steps` (how many were recorded), `seconds` (of each kind of span in a step, on average),
 `hidden` (the share of the time of collectives that nobody waited for; null: there were none),
-`thread` (the name of the other thread of Python that ran longest; empty: none) and `reducer`
-(whether one of Paddle's averages gradients in the backward).
+`thread` (the name of the other thread of Python that ran longest; empty: none), `reducer` (whether
+one of Paddle's averages gradients in the backward) and `device` (cpu, gpu, ...; empty: not known).
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class TraceRecord(NamedTuple):
     spans: tuple[SpanRecord, ...]
     thread: str = ""
     has_reducer: bool = True
+    device: str = ""
 
     def reported(self) -> str:
         """Return in one line where the time went.
@@ -47,7 +48,16 @@ class TraceRecord(NamedTuple):
         """
         shown = [
             f"{kind} {self.seconds[kind] * 1e3:.0f}"
-            for kind in ("data", "forward", "run", "backward", "wait", "collective", "update")
+            for kind in (
+                "data",
+                "forward",
+                "run",
+                "backward",
+                "wait",
+                "collective",
+                "sync",
+                "update",
+            )
             if kind in self.seconds
         ]
         last = self.first_step + self.steps - 1
@@ -90,4 +100,7 @@ def read(path: str) -> TraceRecord | None:
     }
     hidden = reading.real(summary.get("hidden"))
     thread, has_reducer = reading.text(summary.get("thread")), summary.get("reducer") is not False
-    return TraceRecord(rank, first, steps, seconds, hidden, tuple(spans), thread, has_reducer)
+    device = reading.text(summary.get("device"))
+    return TraceRecord(
+        rank, first, steps, seconds, hidden, tuple(spans), thread, has_reducer, device
+    )

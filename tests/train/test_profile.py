@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import devices
 import pytest
 from training import PYTHONS, train
 
@@ -71,7 +72,24 @@ def test_collectives_that_the_script_calls_are_waits(
         # In some steps our checks communicate, too.
         assert names.count("barrier") == 3
         assert names.count("all_reduce") == 3 or (asked and names.count("all_reduce") > 3)
+        assert (trace.device, "sync" in trace.seconds) == ("cpu", False)
     assert first.seconds["collective"] - second.seconds["collective"] > 0.04
+    step = scaling.breakdown([first, second])
+    assert step.slowest == 1
+    assert step.late > 0.04
+    assert step.late_for.startswith("spends ")
+
+
+@pytest.mark.parametrize("version", ["3.3.1", pytest.param("2.6.2", marks=pytest.mark.long)])
+def test_what_a_rank_waits_for_on_its_device_is_seen_where_the_script_waits(
+    version: str, tmp_path: Path
+) -> None:
+    with devices.on("npu"):
+        train(PYTHONS[version], "meeting.py", tmp_path / "run", None, profile="3-5")
+    first, second = recorded(tmp_path / "run")
+    for trace in (first, second):
+        assert trace.device == "npu"
+        assert sum(span.kind == "sync" for span in trace.spans) == 3
     step = scaling.breakdown([first, second])
     assert step.slowest == 1
     assert step.late > 0.04

@@ -41,7 +41,7 @@ _CERTAIN, _VERY_LATE = 3.0, 0.15
 _MEASURED_S = 0.5
 # Spans in which ranks wait for each other; and waits that are recorded separately.
 _MEETINGS = "backward", "run"
-_WAITS = "wait", "collective"
+_WAITS = "wait", "collective", "sync"
 # The efficiency above which something slows the smallest size down.
 _SUPERLINEAR = 1.1
 # The share of its lateness that one thing must explain.
@@ -93,8 +93,10 @@ class StepTimes(NamedTuple):
     program: float = 0.0
     # Passing buckets on and waiting for them.
     buckets: float = 0.0
-    # Collectives that the script or its layers call.
+    # Collectives that the script or its layers call, and waiting for the device.
     collectives: float = 0.0
+    sync: float = 0.0
+    device: str = ""
     # Whether a reducer of Paddle's communicates in the backward, unrecorded.
     has_reducer: bool = True
     # Until the slowest rank begins its backward.
@@ -302,6 +304,8 @@ def breakdown(traces: Sequence[TraceRecord]) -> StepTimes:
         program=of("run"),
         buckets=of("wait") + of("send"),
         collectives=of("collective"),
+        sync=of("sync"),
+        device=traces[0].device,
         has_reducer=any(trace.has_reducer for trace in traces),
         waiting=waiting,
         slowest=traces[latest].rank if is_late else None,
@@ -414,6 +418,8 @@ def lost(small: StepTimes, large: StepTimes) -> dict[str, float]:
     computation += computed - small.backward
     communication = large.backward + large.buckets - small.buckets - computed
     communication += large.collectives - small.collectives
+    # A device computes as much with any number of ranks.
+    communication += large.sync - small.sync
     # A program contains all of it; its waiting ranks are not visible either.
     communication += large.program - small.program
     waiting = min(large.waiting, max(0.0, communication))
@@ -615,6 +621,12 @@ def _remarks(
         yield (
             f"A step with {first.number} takes longer than with {most.number}, so it is slowed "
             f"down ({why}), and efficiencies mean little."
+        )
+    device = typical(runs[last]).device
+    if device not in ("", "cpu"):
+        yield (
+            f"On a {device}, forward and backward are the time to launch kernels; what these and "
+            "collectives take is seen where the script waits for the device."
         )
     for text in dict.fromkeys(text for run in runs[last] for _, text in run.remarks):
         if not any(text.removesuffix(".") in change.text for change in advice):

@@ -153,6 +153,8 @@ _get_default_group  REDUCER: the group of all ranks
 _default_store  REDUCER: the job's store
 _default_backend  REDUCER: gloo, nccl, ...
 [paddle.base.core]
+task.wait  -: where the host waits for a collective on a device (--profile)
+task.synchronize  -: the same, with the device
 ReduceOp.SUM  REDUCER: the operation of a ProcessGroup's collectives
 ProcessGroup.all_reduce  REDUCER: sums a bucket
 ProcessGroup.reduce  REDUCER: the first level of a hierarchical sum

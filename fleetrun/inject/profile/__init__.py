@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import flight_recorder, updates
 from ..import_hooks import after_import, in_place_of, watch_method
-from .recorder import TRAINING, Recorder, now
+from .recorder import SYNC, TRAINING, Recorder, now
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +51,8 @@ def watch(recorder: Recorder, paddle: Any, *, has_strategy: bool) -> None:
     _wrap(paddle.autograd, "backward", "backward", recorder)
     _wrap(paddle.nn.Layer, "__call__", "forward", recorder)
     _watch_loaders(paddle.io.DataLoader, recorder)
+    recorder.device = lambda: paddle.get_device().partition(":")[0]
+    _watch_syncs(recorder, paddle)
     after_import("paddle.base.core", functools.partial(_watch_collectives, recorder))
     _watch_programs(paddle.static.Executor, recorder, counts=not has_strategy)
 
@@ -74,8 +76,40 @@ def _wrap(owner: Any, attribute: str, name: str, recorder: Recorder) -> None:
             recorder.add(name, TRAINING, begin, details=details)
 
 
+def _watch_syncs(recorder: Recorder, paddle: Any) -> None:
+    """Record where the script waits for its device, which may wait for other ranks."""
+    depth = 0
+
+    def record(wait: Any, *args: Any, **options: Any) -> Any:
+        nonlocal depth
+        if not recorder.is_on or depth or (args and args[0].place.is_cpu_place()):
+            return wait(*args, **options)
+        depth += 1
+        begin = now()
+        try:
+            return wait(*args, **options)
+        finally:
+            depth -= 1
+            recorder.add(SYNC, TRAINING, begin)
+
+    for method in ("numpy", "item", "cpu"):
+        in_place_of(paddle.Tensor, method)(record)
+    in_place_of(paddle.device, "synchronize")(lambda wait, *_, **__: record(wait))
+
+
 def _watch_collectives(recorder: Recorder, core: ModuleType) -> None:
     """Record the collectives that are called from Python; on a device, only their launch."""
+    task: Any = getattr(core, "task", None)
+    for method in ("wait", "synchronize") if task is not None else ():
+
+        @in_place_of(task, method)
+        def waited(wait: Any, *args: Any) -> Any:
+            begin = now()
+            try:
+                return wait(*args)
+            finally:
+                recorder.add_collective("wait", begin)
+
     kind: Any = core.ProcessGroup
     for method, operation in flight_recorder.methods_of(kind):
 

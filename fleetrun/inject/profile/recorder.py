@@ -7,16 +7,19 @@ import os
 import sys
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import border
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SCHEMA = 1
 # Tracks: the script's thread, and from 1 on each bucket of gradients.
 TRAINING = 0
-# Kinds of spans: waiting for a bucket, a bucket in flight, and a collective that the script or one
-# of its layers calls.
-WAIT, FLIGHT, COLLECTIVE = "wait", "flight", "collective"
+# Kinds of spans: waiting for a bucket, a bucket in flight, a collective that the script or one of
+# its layers calls, and waiting for the device.
+WAIT, FLIGHT, COLLECTIVE, SYNC = "wait", "flight", "collective", "sync"
 # How long the thread ran, and how long it waited for a processor, taken by others or withheld by a
 # cgroup; and where the kernel counts both.
 RUNNING, QUEUED = "running", "queued"
@@ -38,7 +41,7 @@ class Span(NamedTuple):
     begin: int
     end: int
     details: dict[str, Any]
-    # WAIT, FLIGHT, COLLECTIVE, or the name.
+    # WAIT, FLIGHT, COLLECTIVE, SYNC, or the name.
     kind: str
 
 
@@ -77,6 +80,8 @@ class Recorder:
         self._has_ended = False
         # Whether a reducer of Paddle's averages gradients, which only it sees.
         self.has_reducer = False
+        # Returns what the rank computes on: cpu, gpu, ...; empty: not known.
+        self.device: Callable[[], str] = str
         # The bucket of collectives that begin now: its name and track.
         self.label: tuple[str, int] | None = None
         # Wall clock, so that traces of several ranks can be overlaid.
@@ -189,6 +194,7 @@ class Recorder:
         # The thread that ran longest; empty: there is only one thread.
         means["thread"] = max(use.threads, key=use.threads.__getitem__, default="")
         means["reducer"] = self.has_reducer
+        means["device"] = self.device()
         events = [
             _named("process_name", self._rank, 0, f"rank {self._rank}"),
             *(_named("thread_name", self._rank, *track) for track in sorted(names.items())),
@@ -278,11 +284,18 @@ def summary(steps: list[tuple[int, int]], spans: list[Span]) -> dict[str, Any]:
         totals[span.kind] = totals.get(span.kind, 0) + span.end - span.begin
     waits = _union([(span.begin, span.end) for span in spans if span.kind == WAIT])
     # A bucket may be waited for in a collective, and over gloo while it is sent.
-    both = _union([(span.begin, span.end) for span in spans if span.kind in (WAIT, COLLECTIVE)])
-    for kind in ("data", "forward", "backward", "send", "update", COLLECTIVE):
-        inside = [(span.begin, span.end) for span in spans if span.kind == kind]
-        if kind in totals:
-            totals[kind] -= _overlap(_union(inside), waits if kind == COLLECTIVE else both)
+    within: list[tuple[int, int]] = []
+    for kinds in (
+        (WAIT,),
+        (COLLECTIVE,),
+        (SYNC,),
+        ("data", "forward", "backward", "send", "update"),
+    ):
+        for kind in kinds:
+            inside = [(span.begin, span.end) for span in spans if span.kind == kind]
+            if kind in totals:
+                totals[kind] -= _overlap(_union(inside), _union(within))
+        within += [(span.begin, span.end) for span in spans if span.kind in kinds]
     flights = [(span.begin, span.end) for span in spans if span.kind == FLIGHT]
     flown = sum(end - begin for begin, end in flights)
     exposed = sum(_overlap([flight], waits) for flight in flights)

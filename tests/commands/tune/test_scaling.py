@@ -174,6 +174,25 @@ def test_who_is_awaited_in_a_collective_of_the_script_or_a_layer_is_late(around:
     assert parts == {"waiting": 0.3, "communication": 0.1}
 
 
+def test_who_is_awaited_by_the_devices_of_the_others_is_late() -> None:
+    """Their hosts wait where they read a loss, and not in the backward or the collectives."""
+
+    def rank(number: int, gap: float) -> TraceRecord:
+        parts = (("", gap), ("forward", 0.1), ("backward", 0.1), ("sync", 0.7 - gap))
+        return trained(number, *parts)._replace(device="gpu", has_reducer=True)
+
+    step = scaling.breakdown([rank(0, 0.0), rank(1, 0.5)])
+    assert (step.slowest, round(step.late, 3), round(step.waiting, 3)) == (1, 0.5, 0.5)
+    small = scaling.StepTimes(0.3, forward=0.1, backward=0.1, sync=0.1)
+    parts = {cause: round(s, 3) for cause, s in scaling.lost(small, step).items() if abs(s) > 1e-6}
+    assert parts == {"waiting": 0.5, "communication": 0.1}
+    sizes = [scaling.JobSize(number, ()) for number in (1, 2)]
+    runs = {
+        size: [scaling.ScaledRun(times)] for size, times in zip(sizes, (small, step), strict=True)
+    }
+    assert [text.partition(",")[0] for text in scaling._remarks(runs, ())] == ["On a gpu"]
+
+
 def test_stages_of_a_pipeline_are_compared_as_a_whole() -> None:
     """They send and receive in different places, and their backwards wait for nobody."""
     first = trained(0, ("forward", 0.2), ("collective", 0.5), ("backward", 0.3))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetrun.inject.profile import bucket_spans, recorder
-from fleetrun.inject.profile.recorder import COLLECTIVE, FLIGHT, WAIT, Recorder, Span
+from fleetrun.inject.profile.recorder import COLLECTIVE, FLIGHT, SYNC, WAIT, Recorder, Span
 from fleetrun.records import tracefile
 
 if TYPE_CHECKING:
@@ -137,13 +137,16 @@ def test_a_collective_is_no_part_of_what_is_around_it() -> None:
             *spans(WAIT, [[50 * MS, 60 * MS]]),
             # In a layer, for a bucket that is waited for, and in the script.
             *spans(COLLECTIVE, [[10 * MS, 15 * MS], [55 * MS, 60 * MS], [90 * MS, 93 * MS]]),
+            # The barrier of a device waits for it.
+            *spans(SYNC, [[20 * MS, 22 * MS], [91 * MS, 95 * MS]]),
         ],
     )
     assert {kind: round(s * 1e3) for kind, s in described["seconds"].items()} == {
         "backward": 30,
         "collective": 8,
-        "forward": 35,
+        "forward": 33,
         "step": 100,
+        "sync": 4,
         "wait": 10,
     }
 
