@@ -38,12 +38,12 @@ def get_available_custom_device():
 """
 
 
-def fake_paddle(folder: Path, version: str = "3.3.1") -> str:
+def fake_paddle(folder: Path) -> str:
     """Make the fake in FOLDER, and return the PYTHONPATH with it."""
     root = folder / "fake"
     (root / "paddle").mkdir(parents=True)
     (root / "paddle/__init__.py").touch()
-    (root / "paddle/version.py").write_text(f"full_version = '{version}'\n")
+    (root / "paddle/version.py").write_text("full_version = '3.3.1'\n")
     (root / "paddle/device.py").write_text(_DEVICE)
     return str(root)
 

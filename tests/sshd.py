@@ -45,9 +45,9 @@ def by_ssh(
     return command
 
 
-def instead_of_ssh(folder: Path, script: str, name: str = "instead") -> str:
+def instead_of_ssh(folder: Path, script: str) -> str:
     """Return the option for a program that does SCRIPT where ssh would connect."""
-    path = folder / name
+    path = folder / "instead"
     path.write_text(f"#!/bin/sh\nfor command; do :; done\n{script}\n")
     path.chmod(0o755)
     return f"--ssh={path}"

@@ -79,7 +79,7 @@ def chosen(network: str, own_addresses: Sequence[Address], option: str) -> Addre
     return readable[0]
 
 
-def own(request: Request, root: str = "/") -> str:
+def own(request: Request) -> str:
     """Return the address at which other hosts can probably reach this one.
 
     Raises EnvironmentFault if there is none, or none in the network that REQUEST names.
@@ -89,7 +89,7 @@ def own(request: Request, root: str = "/") -> str:
     own_addresses = addresses()
     if request.network is not None:
         return chosen(request.network, own_addresses, origin.option(request, "network")).ip
-    useless = dead_ends(own_addresses, root)
+    useless = dead_ends(own_addresses, "/")
     reachable = [
         address
         for address in own_addresses

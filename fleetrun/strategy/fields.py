@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from fleetrun import conversion
@@ -240,7 +240,7 @@ def outcome(
     raise KeyError(field.name)
 
 
-def by_name(section: str, known: Iterable[Field] = TABLE) -> dict[str, Field]:
+def by_name(section: str) -> dict[str, Field]:
     """Map the names allowed under SECTION to their fields; `strategy` accepts all.
 
     >>> by_name("strategy")["thread_num"].section
@@ -248,7 +248,7 @@ def by_name(section: str, known: Iterable[Field] = TABLE) -> dict[str, Field]:
     """
     return {
         spelling: field
-        for field in known
+        for field in TABLE
         if section in (field.section, STRATEGY)
         for spelling in (field.name, *field.aliases)
     }

@@ -83,8 +83,8 @@ def test_no_log_is_too_odd(text: str) -> None:
     assert len(lastlines.last_lines(text)) <= 100
 
 
-def exited(process: int, at: float, code: int = 1, signum: int | None = None) -> Exited:
-    return Exited(process, f"rank {process}", ExitStatus(code, signum), at, 40 + process)
+def exited(process: int, at: float, signum: int | None = None) -> Exited:
+    return Exited(process, f"rank {process}", ExitStatus(1, signum), at, 40 + process)
 
 
 FULL = causes.recognise("[Errno 28]")

@@ -27,11 +27,11 @@ pytestmark = pytest.mark.extended
 
 
 class Hook(HTTPServer):
-    """A server that keeps what is posted to it, and answers with STATUS."""
+    """A server that keeps what is posted to it, and answers with `status`."""
 
-    def __init__(self, status: int = 200) -> None:
+    def __init__(self) -> None:
         self.taken: list[dict[str, Any]] = []
-        self.status = status
+        self.status = 200
         # The target of redirects, and requests other than POST.
         self.moved_to = ""
         self.others: list[str] = []

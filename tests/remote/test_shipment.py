@@ -26,7 +26,7 @@ SCRIPT = Script("file", "train.py", ())
 pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="there is no git here")
 
 
-def a_folder(folder: Path, ignored: str = "/big\n*.bin\n") -> Path:
+def a_folder(folder: Path) -> Path:
     """Make a folder of a job in FOLDER."""
     work = folder / "work ü"
     (work / "big").mkdir(parents=True)
@@ -34,7 +34,7 @@ def a_folder(folder: Path, ignored: str = "/big\n*.bin\n") -> Path:
     for name in ("train.py", "big/one", "data/two.bin", "data/x y", ".hidden"):
         (work / name).write_text(name)
     (work / "link").symlink_to("data")
-    (work / ".gitignore").write_text(ignored)
+    (work / ".gitignore").write_text("/big\n*.bin\n")
     return work
 
 

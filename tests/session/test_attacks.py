@@ -184,11 +184,9 @@ def offer(
     return request._replace(**more)  # type: ignore[arg-type]
 
 
-def a_join(
-    brings: JoinRequest | None = None, launcher: str = "stranger", secret: str = "5" * 32
-) -> Join:
+def a_join(brings: JoinRequest | None = None, launcher: str = "stranger") -> Join:
     """Return the message with which a launcher joins."""
-    return Join(PROTOCOL, launcher, 0, brings or offer(), secret=secret)
+    return Join(PROTOCOL, launcher, 0, brings or offer(), secret="5" * 32)
 
 
 # Attackers that want to learn what a job expects -------------------------------------------------

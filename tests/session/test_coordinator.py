@@ -734,9 +734,9 @@ def test_a_host_that_was_lost_twice_waits_behind_others_when_it_comes_back() -> 
     assert session.state.hosts["again"].failure_count == 2
 
 
-def killed(session: Session, number: int, secret: str = "", *, has_ranks: bool) -> None:
+def killed(session: Session, number: int, *, has_ranks: bool) -> None:
     """Let the guard of a launcher report over a new connection that it was killed."""
-    message = LauncherKilled(f"launcher {number}", secret, has_ranks)
+    message = LauncherKilled(f"launcher {number}", "", has_ranks)
     session.say(number + 100, message)
 
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Loop
 
 
-def check(loop: Loop, ports: tuple[int, ...], *, key: str = "job") -> PortCheck:
+def check(loop: Loop, ports: tuple[int, ...]) -> PortCheck:
     """Call PORTS of this host, and return the outcome."""
-    made, done = PortCheck(Key(key)), list[bool]()
+    made, done = PortCheck(Key("job")), list[bool]()
     made.begin([Target("127.0.0.1", port) for port in ports], loop, lambda: done.append(True))
     while not done:
         loop.turn()

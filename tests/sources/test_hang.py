@@ -40,10 +40,8 @@ def watched(
     return clock
 
 
-def silence(
-    count: int = 6, signs: Sample = QUIET, depth: DeepSample = IDLE
-) -> list[tuple[dict[int, Sample], dict[int, DeepSample]]]:
-    return [({0: signs, 1: signs}, {0: depth, 1: depth})] * count
+def silence(count: int) -> list[tuple[dict[int, Sample], dict[int, DeepSample]]]:
+    return [({0: QUIET, 1: QUIET}, {0: IDLE, 1: IDLE})] * count
 
 
 def test_s61_silence_of_all_is_a_hang() -> None:

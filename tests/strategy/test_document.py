@@ -36,13 +36,9 @@ def asked(*words: str, environ: Mapping[str, str] | None = None) -> Request:
 
 
 def planned(
-    wanted: Request,
-    *,
-    hosts: tuple[str, ...] = HOSTS,
-    me: int = 0,
-    environ: Mapping[str, str] | None = None,
+    wanted: Request, *, me: int = 0, environ: Mapping[str, str] | None = None
 ) -> LaunchPlan:
-    roster = a_roster(hosts, ranks=2, me=me)
+    roster = a_roster(HOSTS, ranks=2, me=me)
     facts = some_facts(8, environ=environ or {}, program="train.py")
     return planner.plan(wanted, facts, Share("gpu", roster.members[me].groups, "nccl"), roster)
 

@@ -23,9 +23,9 @@ class Text:
         return self.text[offset : offset + min(length, 5)]
 
 
-def stream(text: bytes, *, at: int = 0, prefix: bytes = b"", grep: bytes = b"") -> merge.Stream:
+def stream(text: bytes, *, prefix: bytes = b"", grep: bytes = b"") -> merge.Stream:
     pattern = re.compile(grep) if grep else None
-    return merge.Stream(Text(text), at=at, prefix=prefix, pattern=pattern)
+    return merge.Stream(Text(text), at=0, prefix=prefix, pattern=pattern)
 
 
 def test_lines_stand_in_the_order_in_which_they_were_noted() -> None:
