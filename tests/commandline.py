@@ -91,6 +91,12 @@ class Launcher(Job):
         (self.folder / "go").touch()
         return self.finish(launcher)
 
+    def kill(self, launcher: subprocess.Popen[bytes]) -> None:
+        """Kill the launcher; no process may be left."""
+        launcher.kill()
+        launcher.wait()
+        assert_no_survivors(self.marker)
+
     def finish(self, process: subprocess.Popen[bytes], seconds: float = LONG_S) -> Ended:
         """Wait for the end of a started launcher; no process may be left."""
         try:

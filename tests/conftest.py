@@ -163,6 +163,13 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def terminal() -> Iterator[Terminal]:
     """Return a new terminal, which is closed afterwards."""
     # Most tests need neither a terminal nor its modules.

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from fleetrun.model import Request
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
 ROOT = Path(__file__).parents[1]
 
 
@@ -44,13 +45,6 @@ class Launch:
         if isinstance(self.ending, BaseException):
             raise self.ending
         return self.ending
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Work in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_words_become_a_request_and_the_launchs_code_the_exit_code() -> None:

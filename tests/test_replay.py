@@ -29,13 +29,12 @@ SECRETS = {"HF_TOKEN": "s3cr3t", "PASSWORD": "hush"}
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(elsewhere: Path) -> Path:
     """Make a folder with a script, and stand in it."""
-    (tmp_path / "train.py").touch()
-    (tmp_path / "other.py").touch()
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    (elsewhere / "train.py").touch()
+    (elsewhere / "other.py").touch()
+    (elsewhere / "elsewhere").mkdir()
+    return elsewhere
 
 
 def plan_of(made: Request, environ: Mapping[str, str]) -> LaunchPlan:

@@ -34,9 +34,8 @@ CLOUD = {
 
 
 @pytest.fixture
-def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConfigFile:
+def config_file(elsewhere: Path) -> ConfigFile:
     """Return a function that reads its text as ./fleetrun.yaml."""
-    monkeypatch.chdir(tmp_path)
 
     def read(text: str) -> Config:
         Path("fleetrun.yaml").write_text(text, encoding="utf-8")
@@ -715,14 +714,11 @@ def test_the_config_file_is_among_the_settings(config_file: ConfigFile) -> None:
     assert setting(named, "config") == Setting("config", "fleetrun.yaml", "command line")
 
 
-def test_the_users_own_file_lies_beneath_that_of_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    own = tmp_path / "home/.config/fleetrun/fleetrun.yaml"
+def test_the_users_own_file_lies_beneath_that_of_the_folder(elsewhere: Path) -> None:
+    own = elsewhere / "home/.config/fleetrun/fleetrun.yaml"
     own.parent.mkdir(parents=True)
     own.write_text("grace: 1\nlog_keep: 2\nssh: ssh -4\nenv: {A: own, B: own}\n")
-    environ = {"HOME": str(tmp_path / "home"), "PADDLE_LOG_LEVEL": "debug"}
+    environ = {"HOME": str(elsewhere / "home"), "PADDLE_LOG_LEVEL": "debug"}
 
     def resolved(*words: str) -> Request:
         parsed = argv.split([*words, "train.py"])
@@ -741,7 +737,7 @@ def test_the_users_own_file_lies_beneath_that_of_the_folder(
     assert setting(both, "env.A").source == f"{own}:4"
     assert setting(resolved("--config=fleetrun.yaml"), "log_keep").value == "2"
 
-    environ["XDG_CONFIG_HOME"] = str(tmp_path)
+    environ["XDG_CONFIG_HOME"] = str(elsewhere)
     assert configfile.of_user(environ) is None
     environ["XDG_CONFIG_HOME"] = "relative"
     assert configfile.of_user(environ) == str(own)

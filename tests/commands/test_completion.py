@@ -21,14 +21,8 @@ from fleetrun.commands import answers
 from fleetrun.plan import kinds
 from fleetrun.strategy import fields, load
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Work in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def completed(*words: str) -> list[tuple[str, str]]:

@@ -23,13 +23,6 @@ class Said:
         self.err = err
 
 
-@pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Work in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def cells(line: str) -> list[str]:
     """Return the cells of LINE."""
     return re.split(r" {2,}", line.strip())

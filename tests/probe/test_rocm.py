@@ -78,11 +78,10 @@ def test_a_paddle_says_whether_it_is_built_for_rocm(
     assert not paddles.is_for_rocm([])
 
 
-def test_a_launch_looks_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = machine(tmp_path, 2)
-    (tmp_path / "proc/self/fd").mkdir(parents=True)
-    (tmp_path / "train.py").touch()
-    monkeypatch.chdir(tmp_path)
+def test_a_launch_looks_for_them(elsewhere: Path) -> None:
+    root = machine(elsewhere, 2)
+    (elsewhere / "proc/self/fd").mkdir(parents=True)
+    (elsewhere / "train.py").touch()
     assert probe.read(a_request(devices="0"), {}, root=root).device_counts == {"gpu": 2}
     assert "AMD" in probe.read(a_request(), {}, root=root).absent["gpu"]
     assert probe.read(a_request(nproc_per_node="cpu"), {}, root=root).absent == {}

@@ -13,6 +13,7 @@ from meetings import Meeting
 from waiting import LONG_S, patient, quick, until
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
 pytestmark = pytest.mark.extended
@@ -25,12 +26,22 @@ until [ -e ../go ]; do sleep 0.02; done
 """
 # Hosts that are there wait for all; or for no more.
 PATIENT, HASTY = "--elastic_timeout=600", "--elastic_timeout=0.2"
+WAITS = "This host waits for a place in the job"
 
 
 def wait_for(folder: Path, generation: int, hosts: int) -> None:
     """Wait until all ranks of a GENERATION with HOSTS hosts have started."""
     names = [f"is.{generation}.{rank}.of.{hosts}" for rank in range(hosts)]
     until(lambda: all((folder / name).exists() for name in names))
+
+
+def begin_with_a_spare(job: Meeting, waits: str = WAITS) -> subprocess.Popen[bytes]:
+    """Start two hosts, and one more until it says that it WAITS; return the second launcher."""
+    _, second = (job.start() for _ in range(2))
+    wait_for(job.folder, 0, hosts=2)
+    job.start()
+    until(lambda: waits in job.output(2))
+    return second
 
 
 def test_an_elastic_job_goes_on_without_a_launcher_that_is_killed(tmp_path: Path) -> None:
@@ -54,7 +65,7 @@ def test_a_newcomer_makes_an_elastic_job_start_again_with_it(tmp_path: Path) -> 
     wait_for(tmp_path, 1, hosts=2)
     (tmp_path / "go").touch()
     assert job.ends() == [0, 0]
-    assert "This host waits for a place in the job" in job.output(1)
+    assert WAITS in job.output(1)
     # The second attempt of the job is the newcomer's first.
     log = tmp_path / "host0" / "log" / "latest" / "gathered" / "workerlog.1.attempt1"
     assert log.read_text() == "rank 1 speaks\n"
@@ -107,10 +118,7 @@ def test_a_launcher_that_is_terminated_leaves_an_elastic_job(tmp_path: Path) -> 
 @pytest.mark.long
 def test_a_host_that_stands_by_takes_the_place_of_a_lost_one(tmp_path: Path) -> None:
     job = Meeting(tmp_path, SPEAK, "--nnodes=2", "--spares=1", *quick())
-    _, second = (job.start() for _ in range(2))
-    wait_for(tmp_path, 0, hosts=2)
-    job.start()
-    until(lambda: "This host waits for a place in the job" in job.output(2))
+    second = begin_with_a_spare(job)
     second.kill()
     wait_for(tmp_path, 1, hosts=2)
     (tmp_path / "go").touch()
@@ -133,11 +141,8 @@ def test_the_ranks_of_a_host_that_stood_by_are_forked(tmp_path: Path, preload: s
     options = ("--nnodes=2", "--spares=1", *quick(), *([f"--preload={preload}"] if preload else []))
     fake = fake_paddle(tmp_path)
     job = Meeting(tmp_path, TRAIN, *options, make=Command.python, PYTHONPATH=fake)
-    _, second = (job.start() for _ in range(2))
-    wait_for(tmp_path, 0, hosts=2)
-    job.start()
     printed = {"": "Ranks of another attempt are forked from", "fails": "fails cannot be imported"}
-    until(lambda: printed.get(preload, "This host waits for a place in the job") in job.output(2))
+    second = begin_with_a_spare(job, printed.get(preload, WAITS))
     assert f"-{job.launchers[2].pid}" not in fleetrun("ps", "--json", folder=tmp_path).stdout
     second.kill()
     wait_for(tmp_path, 1, hosts=2)
@@ -152,11 +157,7 @@ def test_the_ranks_of_a_host_that_stood_by_are_forked(tmp_path: Path, preload: s
 @pytest.mark.long
 def test_a_host_that_stood_by_in_vain_ends_well(tmp_path: Path) -> None:
     job = Meeting(tmp_path, SPEAK, "--nnodes=2", "--spares=1", *quick())
-    for _ in range(2):
-        job.start()
-    wait_for(tmp_path, 0, hosts=2)
-    job.start()
-    until(lambda: "This host waits for a place in the job" in job.output(2))
+    begin_with_a_spare(job)
     (tmp_path / "go").touch()
     assert job.ends() == [0, 0, 0]
     assert "The job is done" in job.output(2)
@@ -181,11 +182,7 @@ def test_a_host_that_is_not_well_makes_room_for_one_that_stands_by(tmp_path: Pat
     script = SPEAK + "if [ -e ../fail ] && rm ../fail; then exit 9; fi\n"
     options = ("--nnodes=2", "--spares=1", "--max_restart=1", *quick())
     job = Meeting(tmp_path, script, *options)
-    for _ in range(2):
-        job.start()
-    wait_for(tmp_path, 0, hosts=2)
-    job.start()
-    until(lambda: "This host waits for a place in the job" in job.output(2))
+    begin_with_a_spare(job)
     (tmp_path / "host1" / "log").rename(tmp_path / "host1" / "gone")
     (tmp_path / "fail").touch()
     (tmp_path / "go").touch()

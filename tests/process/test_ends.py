@@ -242,9 +242,7 @@ def test_s28_sigkill_of_the_launcher_leaves_nobody(tmp_path: Path) -> None:
     launcher = job.start_until(
         "ready0", "ready1", "ready2", "ready3", "ready4", stdout=None, stderr=None
     )
-    launcher.kill()
-    launcher.wait()
-    assert_no_survivors(job.marker)
+    job.kill(launcher)
     until(lambda: b"61.0625" not in commands(), 40)
 
 
@@ -254,9 +252,7 @@ def test_ranks_of_a_launcher_that_was_killed_may_save_what_they_have(tmp_path: P
     )
     job = Driven(tmp_path, save.format(0), save.format(1), grace_s=60)
     launcher = job.start_until("ready0", "ready1", stdout=None, stderr=None)
-    launcher.kill()
-    launcher.wait()
-    assert_no_survivors(job.marker)
+    job.kill(launcher)
     assert (tmp_path / "saved0").exists()
     assert (tmp_path / "saved1").exists()
 
@@ -267,9 +263,7 @@ def test_a_guard_that_was_stopped_ends_the_ranks_of_a_launcher_that_is_killed(
     job = Driven(tmp_path, "touch ready0; exec sleep 1000")
     launcher = job.start_until("ready0", stdout=None, stderr=None)
     os.kill(the_guard(launcher.pid), signal.SIGSTOP)
-    launcher.kill()
-    launcher.wait()
-    assert_no_survivors(job.marker)
+    job.kill(launcher)
 
 
 # It cannot be caught by its pid: it is another process every few milliseconds.
@@ -504,9 +498,7 @@ def test_who_kills_the_guard_and_then_the_launcher_still_leaves_nobody(tmp_path:
     os.kill(guard, signal.SIGKILL)
     # Its descriptor was reused: by ranks, and by the new guard.
     until(lambda: guard not in children(launcher.pid) and b"rank-guard" in names(launcher.pid))
-    launcher.kill()
-    launcher.wait()
-    assert_no_survivors(job.marker)
+    job.kill(launcher)
 
 
 def names(parent: int) -> bytes:

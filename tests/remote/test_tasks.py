@@ -132,10 +132,9 @@ def test_devices_that_are_not_shared_out_are_one_sentence(masks: list[str]) -> N
 
 
 def test_a_dry_run_is_shown_by_one_task_without_the_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "t.py").touch()
+    (elsewhere / "t.py").touch()
     environ = {
         "SLURM_JOB_ID": "7",
         "SLURM_STEP_ID": "0",

@@ -158,9 +158,7 @@ def test_s24_a_signal_stops_every_role(tmp_path: Path) -> None:
 def test_s28_sigkill_of_the_launcher_leaves_no_server(tmp_path: Path) -> None:
     job = roles(tmp_path, trainer=f"touch up$N; {IDLE}")
     launcher = job.start_until("up0", "up1", stdout=None, stderr=None)
-    launcher.kill()
-    launcher.wait()
-    assert_no_survivors(job.marker)
+    job.kill(launcher)
 
 
 def test_s52_s55_a_restart_starts_servers_anew_before_trainers(tmp_path: Path) -> None:

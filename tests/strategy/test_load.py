@@ -248,10 +248,9 @@ def test_the_digest_is_of_what_is_asked_for() -> None:
     assert once.digest == same.strategy.digest != other.digest
 
 
-def test_a_name_is_a_preset_or_else_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "amp").write_text("strategy: {lamb: true}")
-    (tmp_path / "mine").write_text("strategy: {lamb: true}")
+def test_a_name_is_a_preset_or_else_a_file(elsewhere: Path) -> None:
+    (elsewhere / "amp").write_text("strategy: {lamb: true}")
+    (elsewhere / "mine").write_text("strategy: {lamb: true}")
     assert load.read("amp").knobs[0].source == "amp:3"
     assert load.read("./amp").knobs[0].name == "lamb"
     assert load.read("mine").knobs[0].source == "mine:1"

@@ -380,12 +380,11 @@ def test_a_look_takes_no_lock_from_a_launcher(tmp_path: Path) -> None:
     assert not runs.is_running(str(run))
 
 
-def test_names_of_runs_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_runs_are_completed(elsewhere: Path) -> None:
     from fleetrun.commands import answers  # only here
 
-    assert Command(tmp_path, "true", ranks=1).run().code == 0
-    monkeypatch.chdir(tmp_path)
-    [run] = (tmp_path / "log" / "runs").iterdir()
+    assert Command(elsewhere, "true", ranks=1).run().code == 0
+    [run] = (elsewhere / "log" / "runs").iterdir()
     items = answers.candidates(["logs"], run.name[:4])
     assert [item.value for item in items] == [run.name]
     assert "logs" in COMMANDS

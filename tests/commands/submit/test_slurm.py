@@ -158,9 +158,9 @@ def test_a_script_that_is_not_here_is_not_submitted(
 
 
 def test_the_sites_settings_come_from_the_config_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "fleetrun.yaml").write_text(
+    (elsewhere / "fleetrun.yaml").write_text(
         "log_dir: logs\n"
         "submit:\n"
         "  slurm:\n"
@@ -170,8 +170,7 @@ def test_the_sites_settings_come_from_the_config_file(
         "    module: [cuda/12, nccl]\n"
         "    sbatch: {qos: high}\n"
     )
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").touch()
+    (elsewhere / "train.py").touch()
     words = ["submit", "slurm", "--dry-run", "--partition=debug", "--", "train.py"]
     assert cli.main(words, environ={}) == 0
     text = capsys.readouterr().out
@@ -207,13 +206,11 @@ def test_the_users_own_file_lies_beneath_that_of_the_folder(
 def test_another_config_file_counts_for_the_queue_and_for_the_launch(
     own: tuple[str, ...],
     theirs: tuple[str, ...],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    elsewhere: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "fleetrun.yaml").write_text("submit:\n  slurm:\n    partition: wrong\n")
-    (tmp_path / "site.yaml").write_text("submit:\n  slurm:\n    partition: right\n")
-    monkeypatch.chdir(tmp_path)
+    (elsewhere / "fleetrun.yaml").write_text("submit:\n  slurm:\n    partition: wrong\n")
+    (elsewhere / "site.yaml").write_text("submit:\n  slurm:\n    partition: right\n")
     words = ["submit", "slurm", "--dry-run", *own, "--", *theirs, "train.py"]
     assert cli.main(words, environ={}) == 0
     text = capsys.readouterr().out
@@ -245,14 +242,9 @@ def test_config_files_before_and_after_the_dashes_are_one_too_many(
     ],
 )
 def test_a_slip_in_the_sites_settings_is_one_sentence(
-    text: str,
-    problem: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    text: str, problem: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "fleetrun.yaml").write_text(text)
-    monkeypatch.chdir(tmp_path)
+    (elsewhere / "fleetrun.yaml").write_text(text)
     assert cli.main(["submit", "slurm", "--dry-run", "--", "train.py"], environ={}) == 2
     assert problem in capsys.readouterr().err
 
