@@ -77,13 +77,7 @@ class Evidence:
         return bool(self._written)
 
     def knob(
-        self,
-        name: str,
-        status: str,
-        *,
-        in_effect: Any = None,
-        reason: str = "",
-        evidence: str = "",
+        self, name: str, status: str, *, in_effect: Any = None, reason: str = "", evidence: str = ""
     ) -> None:
         """Set the row of the field NAME; it replaces an earlier row."""
         self._knobs[name] = {

@@ -96,9 +96,7 @@ def whole_parameters(wrapper: Any) -> list[Any]:
     return []
 
 
-def shared_weights(
-    wrapper: Any,
-) -> list[tuple[Any, GroupRanks, Callable[[], dict[str, Part]]]]:
+def shared_weights(wrapper: Any) -> list[tuple[Any, GroupRanks, Callable[[], dict[str, Part]]]]:
     """Return (owner, ranks, weights) of the weights that only some ranks share.
 
     Stages of a pipeline share layers, and groups share parameters of their colour.

@@ -48,13 +48,7 @@ def watch() -> None:
 
     @in_place_of(store, "__init__")
     def connect_once_it_listens(
-        connect: Any,
-        self: Any,
-        hostname: str,
-        port: int,
-        is_master: Any,
-        *args: Any,
-        **named: Any,
+        connect: Any, self: Any, hostname: str, port: int, is_master: Any, *args: Any, **named: Any
     ) -> None:
         if not is_master:
             wait(hostname, port)

@@ -56,11 +56,7 @@ def start(
 
 
 def _be_launcher(
-    agent: int,
-    words: Sequence[str],
-    cwd: str,
-    environ: Mapping[str, str],
-    shipped: Shipped | None,
+    agent: int, words: Sequence[str], cwd: str, environ: Mapping[str, str], shipped: Shipped | None
 ) -> NoReturn:
     """Become the launcher; the process ends with it."""
     from fleetrun.run import libc  # 10 ms, which must not delay an agent's answer

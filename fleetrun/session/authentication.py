@@ -130,11 +130,7 @@ class Handshake:
         return None
 
     def _introduction(self) -> dict[str, object]:
-        return {
-            "fleetrun": WIRE_VERSION,
-            "nonce": self._nonce.hex(),
-            "token": self._key.has_token,
-        }
+        return {"fleetrun": WIRE_VERSION, "nonce": self._nonce.hex(), "token": self._key.has_token}
 
     def _read_caller(self, values: Mapping[str, object]) -> bytes:
         try:

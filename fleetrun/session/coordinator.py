@@ -689,12 +689,7 @@ def _lost(state: State, host: Host, at: float) -> Step:
     since = at if host.broken_at is None or host.is_redialing else host.broken_at
     silence = f"the launcher has been silent for {at - host.heard_at:.0f} s"
     how = "fleetrun was lost" if host.broken_at is not None else silence
-    failure = Failure(
-        host.name,
-        how,
-        LOST,
-        is_departure=config.may_change,
-    )
+    failure = Failure(host.name, how, LOST, is_departure=config.may_change)
     if state.phase == FORMING:
         if failure.is_departure:
             # The remaining hosts may be too few now.

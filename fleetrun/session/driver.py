@@ -250,10 +250,7 @@ class Session:
         """Call the coordinator, which is at one of TARGETS."""
         self._targets = targets
         self._dialer = self._transport.dialer(
-            targets,
-            self._wire,
-            opened=self._answered,
-            closed=self._nobody_listens,
+            targets, self._wire, opened=self._answered, closed=self._nobody_listens
         )
         self._dialer.begin()
 

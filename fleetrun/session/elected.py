@@ -80,12 +80,7 @@ class ElectedSession(Session):
         self._share.move(waiting)
         now = self._clock()
         self._member = member.begin(
-            self.config,
-            self.launcher,
-            "",
-            now,
-            is_local=False,
-            secret=self._endpoint.secret,
+            self.config, self.launcher, "", now, is_local=False, secret=self._endpoint.secret
         )
         self._election.seek()
 

@@ -152,10 +152,7 @@ class LogFolder:
     def _write(self, name: str, data: bytes, mode: int) -> None:
         """Write DATA to the new file NAME."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with (
-            self._entered() as folder,
-            Closing(fd := os.open(name, flags, mode, dir_fd=folder)),
-        ):
+        with self._entered() as folder, Closing(fd := os.open(name, flags, mode, dir_fd=folder)):
             os.write(fd, data)
 
 

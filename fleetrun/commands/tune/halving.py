@@ -103,9 +103,7 @@ def rounds(count: int, steps: int, warmup: int) -> list[int]:
 
 
 def run(
-    spec: TuneSpec,
-    trial: Callable[[Candidate, int, str], Trial],
-    log: Callable[[str], object],
+    spec: TuneSpec, trial: Callable[[Candidate, int, str], Trial], log: Callable[[str], object]
 ) -> list[Result]:
     """Halve the candidates round by round; TRIAL runs one for a number of updates. Best first."""
     places = {candidate: place for place, candidate in enumerate(spec.candidates)}

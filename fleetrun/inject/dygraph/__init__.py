@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .. import hybrid_settings, paddle_api, store
 from ..import_hooks import after_import
 from ..paddle_api import private_names
-from . import (
-    amp,
-    backward,
-    changes,
-    fused_buffers,
-    merge_hooks,
-    multi_tensor,
-    sparse,
-    step_reducer,
-)
+from . import amp, backward, changes, fused_buffers, merge_hooks, multi_tensor, sparse, step_reducer
 from .data_parallel import REDUCER_FIELDS, Reducers
 from .gradient_accumulation import GradientMerge
 from .own_updates import OwnUpdates

@@ -174,11 +174,7 @@ class Reducers:
         cls.no_sync = _announcing(cls.no_sync)
 
     def _make_model(
-        self,
-        signature: inspect.Signature,
-        init: Callable[..., None],
-        *args: Any,
-        **kwargs: Any,
+        self, signature: inspect.Signature, init: Callable[..., None], *args: Any, **kwargs: Any
     ) -> None:
         """Call INIT of a model; record the bucket sizes that the script passes to it."""
         # Values from fleet come from its strategy, and were recorded when they were set.
@@ -209,9 +205,7 @@ class Reducers:
         trained = [parameter for parameter in dense if tensors.is_trained(parameter)]
         # As Paddle's own `init_reducer` does.
         model.group_indices = paddle.base.core.eager_assign_group_by_size(
-            trained,
-            [False] * len(trained),
-            [model.last_comm_buffer_size, model.comm_buffer_size],
+            trained, [False] * len(trained), [model.last_comm_buffer_size, model.comm_buffer_size]
         )
         sparse.expect_dense(dense)
         tables = [
@@ -243,11 +237,7 @@ class Reducers:
         return False
 
     def _new_reducer(
-        self,
-        model: Any,
-        dense: list[Any],
-        tables: list[Any],
-        init_reducer: Callable[[Any], None],
+        self, model: Any, dense: list[Any], tables: list[Any], init_reducer: Callable[[Any], None]
     ) -> Reducer:
         ranks = list(model.group.ranks)
         number, self._models = self._models, self._models + 1
@@ -335,13 +325,7 @@ class Reducers:
         return reducer
 
     def _communicators(
-        self,
-        ranks: Sequence[int],
-        size: int | None,
-        nbuckets: int,
-        place: Any,
-        *,
-        lent: Any = None,
+        self, ranks: Sequence[int], size: int | None, nbuckets: int, place: Any, *, lent: Any = None
     ) -> tuple[list[Communicator], Callable[[int], None]]:
         """Return communicators for NBUCKETS buckets at PLACE, and a function that adds more.
 

@@ -45,8 +45,7 @@ def described() -> str:
 def install(proof: Evidence) -> None:
     """Copy gradients that were computed outside their buffer into it before it is sent."""
     after_import(
-        "paddle.distributed.fleet.utils.tensor_fusion_helper",
-        functools.partial(_patch, proof),
+        "paddle.distributed.fleet.utils.tensor_fusion_helper", functools.partial(_patch, proof)
     )
 
 

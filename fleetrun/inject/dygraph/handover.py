@@ -78,11 +78,7 @@ def pays(sizes: Sequence[int], *, is_synchronous: bool) -> bool:
 
 
 def suffices(
-    asked: Iterable[str],
-    packed: Sequence[object],
-    *,
-    has_levels: object,
-    are_paddles: bool,
+    asked: Iterable[str], packed: Sequence[object], *, has_levels: object, are_paddles: bool
 ) -> bool:
     """Whether Paddle's reducer can do what the communication fields ASKED request.
 

@@ -118,9 +118,7 @@ def main(capabilities: Sequence[str]) -> None:
 
     root = os.path.dirname(os.path.abspath(__file__))
     spec = importing.spec_from_file_location(
-        "_fleetrun_paddle_api",
-        os.path.join(root, "__init__.py"),
-        submodule_search_locations=[root],
+        "_fleetrun_paddle_api", os.path.join(root, "__init__.py"), submodule_search_locations=[root]
     )
     assert spec is not None
     assert spec.loader is not None

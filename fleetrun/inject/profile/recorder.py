@@ -204,11 +204,7 @@ class Recorder:
             "schema": SCHEMA,
             "displayTimeUnit": "ms",
             "traceEvents": events,
-            "otherData": {
-                "rank": self._rank,
-                "first_step": self._first,
-                "summary": means,
-            },
+            "otherData": {"rank": self._rank, "first_step": self._first, "summary": means},
         }
 
     def _step_spans(self) -> list[Span]:

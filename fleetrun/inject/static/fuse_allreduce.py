@@ -100,8 +100,7 @@ def _first_reader(block: Any, start: int, names: list[str]) -> int:
 
 
 def _split_where_read(
-    block: Any,
-    members: list[program.Reduction],
+    block: Any, members: list[program.Reduction]
 ) -> list[list[program.Reduction]]:
     """Remove members that are touched before the bucket is full, and reduce them alone."""
     last = members[-1].place
