@@ -16,7 +16,7 @@ from fleetrun.commands import tables
 from fleetrun.commands.tune import trials
 from fleetrun.errors import UsageError
 from fleetrun.plan import hostlist
-from fleetrun.records import arguments, names, reading, tracefile, variables
+from fleetrun.records import arguments, metricsfile, names, reading, tracefile, variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,6 +44,8 @@ _MEETINGS = "backward", "run"
 _WAITS = "wait", "collective", "sync"
 # The efficiency above which something slows the smallest size down.
 _SUPERLINEAR = 1.1
+# Of the metrics, the last bytes are read; and what fewer bytes on a link show is nothing.
+_LONGEST, _LEAST_BYTES = 1 << 20, 1 << 20
 # The share of its lateness that one thing must explain.
 _MOSTLY = 0.6
 # How much of a step a rank must wait for a processor to be named.
@@ -112,6 +114,8 @@ class StepTimes(NamedTuple):
     queued_rank: int | None = None
     queued: float = 0.0
     queued_mean: float = 0.0
+    # What TCP has measured of the slowest link between hosts; empty: nothing.
+    link: str = ""
 
 
 class ScaledRun(NamedTuple):
@@ -202,7 +206,7 @@ def measure(spec: TuneSpec, size: JobSize, name: str) -> ScaledRun:
     )
     step = breakdown(traces)
     held_by = next((text for who, text in remarks if f"rank {step.slowest}" in who), "")
-    step = step._replace(held_by=held_by)
+    step = step._replace(held_by=held_by, link=slowest_link(run_dir))
     return ScaledRun(step, folder=str(folder), remarks=remarks, unseen_hosts=unseen_hosts)
 
 
@@ -229,6 +233,30 @@ def read_traces(run_dir: Path) -> tuple[list[TraceRecord], int]:
         traces += profiles
         unseen -= bool(profiles)
     return traces, unseen
+
+
+def slowest_link(run_dir: Path) -> str:
+    """Return what the metrics of the hosts show of the slowest link between them, if anything."""
+    links: list[tuple[float, float, str]] = []
+    for host in trials.hosts(run_dir):
+        lines = (
+            reading.content(str(Path(host.path) / names.METRICS), _LONGEST, from_end=True) or b""
+        )
+        records = (metricsfile.parse(line) for line in reversed(lines.splitlines()))
+        # The ranks may have closed their connections before the last one.
+        last = next((record for record in records if record is not None and record.links), None)
+        links += [
+            (link.acked_bytes / link.busy_s, link.rtt_s, link.peer)
+            for link in (() if last is None else last.links)
+            if link.rtt_s is not None and link.busy_s and link.acked_bytes >= _LEAST_BYTES
+        ]
+    if not links:
+        return ""
+    speed, rtt_s, peer = min(links)
+    return (
+        f"the slowest link between hosts, to {peer}, carries {conversion.size(speed)} a second "
+        f"with round trips of {rtt_s * 1e3:.1f} ms"
+    )
 
 
 def in_turns(
@@ -504,6 +532,8 @@ def changes(small: StepTimes, large: StepTimes, launch: Iterable[str]) -> list[C
                 "the script itself: prints, checkpoints, `.numpy()` and `.item()` of tensors "
                 "between steps"
             )
+        if cause == _COMMUNICATION and large.link:
+            text += f"; {large.link}"
         advice.append(Change(cause, share, text, words))
     return sorted(advice, key=lambda change: -change.share)[:_MOST_ADVICE]
 

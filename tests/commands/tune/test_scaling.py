@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commandline import Command
+from metricsrecords import a_record
 
 from fleetrun.commands.tune import scaling
-from fleetrun.records import names
+from fleetrun.records import metricsfile, names
 from fleetrun.records.tracefile import SpanRecord, TraceRecord
 
 if TYPE_CHECKING:
@@ -80,6 +81,29 @@ def test_the_profiles_of_all_hosts_are_read_and_a_host_without_one_is_counted(
     leave(other, 1)
     traces, unseen_hosts = scaling.read_traces(tmp_path / "log" / "latest")
     assert ([trace.rank for trace in traces], unseen_hosts) == ([0, 1], 0)
+
+
+def test_the_slowest_link_between_hosts_is_told_with_communication(tmp_path: Path) -> None:
+    job = Command(tmp_path, "exit 0", ranks=1)
+    assert job.run().code == 0
+    latest = tmp_path / "log" / "latest"
+    assert scaling.slowest_link(latest) == ""
+    links = (
+        metricsfile.LinkUse("10.0.0.2", 0.0002, 200 << 20, 2.0, 9, 0),
+        metricsfile.LinkUse("10.0.0.3", 0.0101, 35 << 20, 2.0, 9, 0),
+        # Nothing was sent there.
+        metricsfile.LinkUse("10.0.0.4", 0.5, 1000, 2.0, 9, 0),
+    )
+    for shown in (links, ()):
+        metricsfile.append(str(latest / names.METRICS), a_record()._replace(links=shown))
+    link = scaling.slowest_link(latest)
+    assert link == (
+        "the slowest link between hosts, to 10.0.0.3, carries 17.5 MiB a second with round trips "
+        "of 10.1 ms"
+    )
+    large = scaling.StepTimes(2.0, backward=2.0, link=link)
+    (change,) = scaling.changes(scaling.StepTimes(1.0, backward=1.0), large, ())
+    assert change.text.endswith(f"(--strategy=recommended); {link}")
 
 
 def test_a_rank_that_is_late_for_several_things_has_no_cause() -> None:
