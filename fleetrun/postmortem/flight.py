@@ -40,6 +40,8 @@ _SAME_SIZE = frozenset(
         BACKWARD,
     )
 )
+# What stands for several collectives.
+_SEVERAL = frozenset((BACKWARD, "program"))
 # Collectives whose root receives from all others.
 _FROM_ALL = frozenset(("gather", "reduce"))
 _OTHER = {"send": "recv", "recv": "send"}
@@ -829,6 +831,10 @@ def _unfinished(
     first, waiting_ranks = _oldest([wait for wait in entered if wait.holds_up] or entered)
     verb = "waits" if len(waiting_ranks) == 1 else "wait"
     reason = "no rank is missing, so the network or a device holds it up"
+    if first.operation.partition(" ")[0] in _SEVERAL:
+        reason = (
+            "no rank is missing, but its collectives, which are not recorded one by one, may differ"
+        )
     places = _places(first, records)
     if first.state == BLOCKING and len(places) > 1:
         calls = ", ".join(f"call {place} of {_who(places[place], job)}" for place in places)

@@ -387,6 +387,18 @@ def test_a_rank_that_may_wait_in_what_is_not_recorded_is_not_named(stands_outsid
     )
 
 
+@pytest.mark.parametrize("name", ["program", "backward (model 2)"])
+def test_nothing_is_blamed_for_what_several_collectives_within_a_call_may_be(name: str) -> None:
+    operation = name.partition(" ")[0]
+    channel = CollectiveChannel((0, 1), 1, operation if operation == "backward" else "")
+    scripts = {rank: [Call(channel, name)] for rank in (0, 1)}
+    (finding,) = flight.verdict(play(scripts, dead=frozenset({1})), JobRanks(2))
+    assert (finding.kind, finding.ranks) == (UNFINISHED, ())
+    assert finding.text.endswith(
+        ": no rank is missing, but its collectives, which are not recorded one by one, may differ"
+    )
+
+
 def test_who_waits_for_a_key_of_a_store_is_not_named() -> None:
     whole = CollectiveChannel((0, 1, 2))
     alone = {rank: CollectiveChannel((rank,), 0, "store.wait") for rank in (1, 2)}
