@@ -81,9 +81,9 @@ def ask_driver(
         return None
     if not any(os.path.exists(os.path.join(root, path)) for path in _NVIDIA):
         return None
-    from fleetrun.probe.nvml import DriverQuery, library  # only on hosts with a driver
+    from fleetrun.probe.nvml import DriverQuery, launch_library  # only on hosts with a driver
 
-    return DriverQuery(nvml or library, wants_bus=request.bind != "none")
+    return DriverQuery(nvml or launch_library, wants_bus=request.bind != "none")
 
 
 def with_gpus(facts: Facts, survey: Survey, root: str) -> Facts:

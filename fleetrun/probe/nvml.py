@@ -38,6 +38,13 @@ def library() -> Library:
     return cast("Library", pynvml)
 
 
+def launch_library() -> Library:
+    """Return as much of the real NVML as a launch needs; only the child loads it."""
+    from fleetrun.probe.libnvml import LibNvml
+
+    return cast("Library", LibNvml())
+
+
 def ask(lib: Library, name: str, *words: object) -> Any:  # noqa: ANN401 - pynvml has no types
     """Return the result of the function NAME; None if GPU, driver or pynvml do not support it."""
     try:
@@ -99,7 +106,7 @@ class Survey(NamedTuple):
 class DriverQuery:
     """A survey in progress: the driver is asked at once, and `result` waits for the answer."""
 
-    def __init__(self, nvml: Callable[[], Library] = library, *, wants_bus: bool) -> None:
+    def __init__(self, nvml: Callable[[], Library], *, wants_bus: bool) -> None:
         try:
             self._question = IsolatedCall(lambda: survey(nvml(), wants_bus=wants_bus))
         except OSError as error:

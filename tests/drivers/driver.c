@@ -1,13 +1,19 @@
 /* NVIDIA's driver as far as fleetrun asks it: libnvidia-ml below the real pynvml, and libcuda's start.
  *
- * FAKE_GPUS=N has N GPUs; FAKE_LOAD is a file with "kernels memory" in percent, of all of them;
- * FAKE_CUDA=CODE is what cuInit ends with. What is not here, pynvml raises FunctionNotFound for. */
+ * FAKE_GPUS=N has N GPUs, the one of number FAKE_BARRED not for us; FAKE_HOLDERS processes compute on
+ * the first; FAKE_LOAD is a file with "kernels memory" in percent, of all of them; FAKE_STUCK=FILE:
+ * NVML makes that file and never answers; FAKE_CUDA=CODE is what cuInit ends with. What is not here,
+ * pynvml raises FunctionNotFound for. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define INVALID 2
 #define NOT_SUPPORTED 3
+#define NO_PERMISSION 4
+#define TOO_SMALL 7
 
 typedef struct { unsigned gpu, memory; } Utilization;
 typedef struct { unsigned long long total, free, used; } Memory;
@@ -15,9 +21,17 @@ typedef struct { unsigned long long total, free, used; } Memory;
 static long gpus(void) { return atol(getenv("FAKE_GPUS") ? getenv("FAKE_GPUS") : "1"); }
 
 int nvmlInitWithFlags(unsigned flags) { (void)flags; return 0; }
-int nvmlInit_v2(void) { return 0; }
+int nvmlInit_v2(void) {
+    const char *asked = getenv("FAKE_STUCK");
+    if (!asked) return 0;
+    close(creat(asked, 0600));
+    for (;;) pause();
+}
 int nvmlShutdown(void) { return 0; }
-const char *nvmlErrorString(int code) { return code == INVALID ? "Invalid Argument" : "Not Supported"; }
+const char *nvmlErrorString(int code) {
+    if (code == NO_PERMISSION) return "Insufficient Permissions";
+    return code == INVALID ? "Invalid Argument" : "Not Supported";
+}
 int nvmlSystemGetDriverVersion(char *version, unsigned size) {
     snprintf(version, size, "550.54.14");
     return 0;
@@ -27,6 +41,7 @@ int nvmlDeviceGetCount_v2(unsigned *count) { *count = gpus(); return 0; }
 /* A handle is the number of the GPU, from 1. */
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
     *handle = (void *)(index + 1L);
+    if (getenv("FAKE_BARRED") && index == atoi(getenv("FAKE_BARRED"))) return NO_PERMISSION;
     return index < gpus() ? 0 : INVALID;
 }
 int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
@@ -65,10 +80,20 @@ int nvmlDeviceGetMemoryInfo(void *handle, Memory *memory) {
     memory->total = 80ULL << 30, memory->used = 1ULL << 30, memory->free = 79ULL << 30;
     return 0;
 }
-/* A driver before 510: pynvml wants _v3. */
-int nvmlDeviceGetComputeRunningProcesses_v2(void *handle, unsigned *count, void *processes) {
-    (void)handle, (void)processes;
-    *count = 0;
+typedef struct { unsigned pid; unsigned long long used; unsigned instance, part; } Process;
+
+/* A driver before 510: pynvml wants _v3. Holders have the pids from 1000 on. */
+int nvmlDeviceGetComputeRunningProcesses_v2(void *handle, unsigned *count, Process *processes) {
+    unsigned holders = getenv("FAKE_HOLDERS") && handle == (void *)1 ? atoi(getenv("FAKE_HOLDERS")) : 0;
+    unsigned room = *count;
+    *count = holders;
+    if (room < holders) return TOO_SMALL;
+    for (unsigned at = 0; at < holders; ++at) processes[at].pid = 1000 + at;
+    return 0;
+}
+typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char address[32]; } Pci;
+int nvmlDeviceGetPciInfo_v3(void *handle, Pci *pci) {
+    snprintf(pci->address, sizeof pci->address, "00000000:%02lX:00.0", (long)handle);
     return 0;
 }
 int nvmlDeviceGetUtilizationRates(void *handle, Utilization *rates) {
