@@ -179,8 +179,8 @@ def test_an_unfit_system_is_one_sentence_and_exit_code_3(
 
 def test_the_real_launch_is_behind_it(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (elsewhere / "train.py").touch()
-    assert cli.main(["--dry-run", "--nproc_per_node=2", "train.py"]) == 0
-    done = fleetrun("--dry-run", "--nproc_per_node=2", "train.py")
+    assert cli.main(["--dry-run", "--nproc_per_node=2", "--device_kind=cpu", "train.py"]) == 0
+    done = fleetrun("--dry-run", "--nproc_per_node=2", "--device_kind=cpu", "train.py")
     assert (done.returncode, done.stderr) == (0, "")
     assert "train.py" in done.stdout
     assert "train.py" in capsys.readouterr().out

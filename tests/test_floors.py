@@ -472,7 +472,14 @@ def test_a_real_launch_loads_nothing_slow(tmp_path: Path) -> None:
     code = "import sys; sys.argv[0] = 'fleetrun'\nfrom fleetrun.__main__ import run; run()"
     command = [sys.executable, "-X", "importtime", "-c", code]
     done = subprocess.run(
-        [*command, "--nproc_per_node=1", "--log_dir", str(tmp_path / "log"), "/bin/true"],
+        [
+            *command,
+            "--nproc_per_node=1",
+            "--device_kind=cpu",
+            "--log_dir",
+            str(tmp_path / "log"),
+            "/bin/true",
+        ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from commandline import Driven
@@ -17,9 +17,6 @@ from terminals import state
 from waiting import LONG_S, until
 
 from fleetrun.run.policy import REPEAT_S
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 IGNORE_TERM = "trap '' TERM INT HUP; touch ready{rank}; while :; do sleep 60; done"
 
@@ -377,7 +374,7 @@ def test_who_may_not_be_signalled_is_killed_by_a_cgroup(tmp_path: Path) -> None:
     launcher = job.start(prefix=["setpriv", "--bounding-set=-kill"])
     assert job.finish(launcher).code == 0
     for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
-        assert not [name for name in os.listdir(root) if name.startswith("fleetrun-")]
+        assert not [*Path(root).glob("fleetrun-*")]
 
 
 def test_s30_a_wrapper_shell_passes_the_signal_on(tmp_path: Path) -> None:
