@@ -515,6 +515,8 @@ class FlightRecorder:
         self._has_ended.set()
         assert self._settling is not None
         self._settling.join(_PERIOD_S)
+        # Otherwise the last ones of a script that has waited for them would stay open.
+        watching(self, self.settle_all)()
 
     def _name_dtype(self, tensor: Any) -> tuple[int, int]:
         assert self._ring is not None
@@ -529,13 +531,19 @@ class FlightRecorder:
             file = code.co_filename
             is_library = self._is_library.get(file)
             if is_library is None:
-                is_library = file.startswith(_OURS) or any(part in file for part in _LIBRARIES)
+                is_library = file.startswith((_OURS, _paddles_folder()))
+                is_library = is_library or any(part in file for part in _LIBRARIES)
                 self._is_library[file] = is_library
             if not is_library:
                 line = (file, frame.f_lineno, code.co_name)
                 return ring.name("site", line, [file[-200:], line[1], line[2][:100]])
             frame = frame.f_back
         return 0
+
+
+def _paddles_folder() -> str:
+    """Return where Paddle's code is, which need not be among the installed packages."""
+    return os.path.join(sys.modules["paddle"].__path__[0], "") if "paddle" in sys.modules else _OURS
 
 
 def _is_ancestors(path: str) -> bool:

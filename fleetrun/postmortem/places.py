@@ -14,9 +14,24 @@ broadcast_object_list gather gloo_barrier irecv isend new_group recv reduce redu
 fused_allreduce_gradients init_parallel_env init_rpc scatter send stream_synchronize
 """
 _MEETING = frozenset(_MEETINGS.split())
+# Parts of Paddle, which need not be among the installed packages, that call collectives and wait.
+_PADDLE = tuple(
+    f"/paddle/{part}/"
+    for part in (
+        "autograd",
+        "base",
+        "distributed",
+        "framework",
+        "hapi",
+        "nn",
+        "optimizer",
+        "tensor",
+    )
+)
 # Code that the user did not write.
 _LIBRARIES = (
     *("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen "),
+    *_PADDLE,
     # From a checkout.
     "/fleetrun/inject/",
 )
@@ -194,7 +209,8 @@ def compare(stacks: Mapping[int, Stack], waiting: Container[int] = ()) -> StackC
 def is_in_paddle(stack: Stack) -> bool:
     """Whether Paddle itself runs, but not its loader of data, which calls no collectives."""
     file = stack[0].file if stack else ""
-    return "-packages/paddle/" in file and "-packages/paddle/io/" not in file
+    is_paddle = "-packages/paddle/" in file or any(part in file for part in _PADDLE)
+    return is_paddle and "/paddle/io/" not in file
 
 
 def _places(stacks: Mapping[int, Stack], key: Callable[[Stack], object]) -> tuple[StackGroup, ...]:

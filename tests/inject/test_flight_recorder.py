@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
@@ -225,6 +226,37 @@ def test_a_rank_that_calls_nothing_more_still_records_what_its_device_has_done(
     assert not first.is_done
     called_at = seen(tmp_path).collectives[2].issued_at
     until(lambda: seen(tmp_path).settled_at > called_at)
+
+
+def test_what_a_script_has_waited_for_at_its_end_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_exit = list[Any]()
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+    group = process_group("XCCL")
+    recorder(tmp_path, group)
+    group.all_reduce(Tensor(1), "ReduceOp.SUM", False).is_done = True
+    for called in reversed(at_exit):
+        called()
+    assert not seen(tmp_path).collectives[0].is_open
+
+
+def test_the_line_that_calls_is_not_paddles_wherever_paddle_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paddle = ModuleType("paddle")
+    paddle.__path__ = ["/build/python/paddle"]
+    monkeypatch.setitem(sys.modules, "paddle", paddle)
+    group = process_group()
+    recorder(tmp_path, group)
+    paddles = "/build/python/paddle/distributed/communication/all_reduce.py"
+    code = compile("group.all_reduce(tensor, 'ReduceOp.SUM', True)", paddles, "exec")
+    call = FunctionType(code, {"group": group, "tensor": Tensor(1)})
+    call()
+    line = sys._getframe().f_lineno - 1
+    site = seen(tmp_path).collectives[0].site
+    assert site is not None
+    assert site[:2] == (__file__[-200:], line)
 
 
 def test_a_backward_of_paddles_own_reducer_is_seen_from_its_begin_to_its_end(

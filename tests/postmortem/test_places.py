@@ -147,6 +147,15 @@ def test_our_own_code_in_a_checkout_is_not_the_users() -> None:
     assert str(place) == "all_reduce (group.py:51), called from step (train.py:9)"
 
 
+def test_a_paddle_outside_of_the_installed_packages_is_not_the_users() -> None:
+    paddles = Frame(
+        "all_reduce", "/build/python/paddle/distributed/communication/all_reduce.py", 30
+    )
+    (place,) = compare({0: (paddles, WAIT[-1])}).places
+    assert str(place) == "all_reduce (all_reduce.py:30), called from step (train.py:9)"
+    assert is_in_paddle((paddles,))
+
+
 def test_who_cannot_be_asked_is_not_odd() -> None:
     assert compare({0: WAIT, 1: (), 2: WAIT}).odd == ()
     assert compare({0: (), 1: ()}).places == ()
