@@ -52,7 +52,9 @@ def text(chosen: Sequence[runs.Run], ranks: Container[str] | None) -> str:
     }
     job = flight.JobRanks(total, rankfile.topology(files), states)
     is_over = not any(runs.is_running(run.path) for run in chosen)
-    until = math.inf if is_over else time.time() - flight.LATE_S
+    # Of a run that went well nobody waits, whatever was not yet seen to be done.
+    has_succeeded = all(run.exit_code == 0 for run in chosen)
+    until = -math.inf if has_succeeded else math.inf if is_over else time.time() - flight.LATE_S
     verdicts = flight.verdict(records, job, has_failed=is_over, until=until)
     shown = [
         record

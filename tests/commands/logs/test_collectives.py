@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from runfolders import big, ring
@@ -18,3 +19,16 @@ def test_a_host_that_joined_later_has_the_collectives_of_its_ranks(tmp_path: Pat
     run_dir = big(tmp_path / "run", 6, generation=2)
     (run_dir / "collectives.0").write_bytes(ring(0, [(1e9, 1e9 + 1)], generation=2))
     assert "sum 1" in collectives.text([runs.read(str(run_dir))], None)
+
+
+def test_nobody_waits_in_a_run_that_went_well(tmp_path: Path) -> None:
+    run_dir = big(tmp_path / "run", 6)
+    for rank in range(6):
+        (run_dir / f"collectives.{rank}").write_bytes(ring(rank, [(1e9, 1e9 + 1), (1e9 + 2, 0)]))
+    assert "wait there" in collectives.text([runs.read(str(run_dir))], None)
+    events = (run_dir / "events.jsonl").read_text()
+    finished = events.splitlines()[-1]
+    well = json.dumps({**json.loads(finished), "exit_code": 0})
+    (run_dir / "events.jsonl").write_text(events.replace(finished, well))
+    text = collectives.text([runs.read(str(run_dir))], None)
+    assert text.startswith("called")
