@@ -58,8 +58,8 @@ _IN_LAYERS = (
 _REASONS = {
     "threads": (
         "waits for Python's lock (GIL): its other threads compute for {} of a step{thread}",
-        "",
-    ),
+    )
+    * 2,
     "queued": ("waits {} longer for a processor, which something else uses or a limit holds",) * 2,
     "data": ("waits {} longer for its data",) * 2,
     "forward": tuple(text.format("forward") for text in _IN_LAYERS),
@@ -237,7 +237,7 @@ def read_traces(run_dir: Path) -> tuple[list[TraceRecord], int]:
 
 def slowest_link(run_dir: Path) -> str:
     """Return what the metrics of the hosts show of the slowest link between them, if anything."""
-    links: list[tuple[float, float, str]] = []
+    links: list[tuple[float, float, str, str]] = []
     for host in trials.hosts(run_dir):
         lines = (
             reading.content(str(Path(host.path) / names.METRICS), _LONGEST, from_end=True) or b""
@@ -245,17 +245,19 @@ def slowest_link(run_dir: Path) -> str:
         records = (metricsfile.parse(line) for line in reversed(lines.splitlines()))
         # The ranks may have closed their connections before the last one.
         last = next((record for record in records if record is not None and record.links), None)
+        if last is None:
+            continue
         links += [
-            (link.acked_bytes / link.busy_s, link.rtt_s, link.peer)
-            for link in (() if last is None else last.links)
+            (link.acked_bytes / link.busy_s, link.rtt_s, last.host, link.peer)
+            for link in last.links
             if link.rtt_s is not None and link.busy_s and link.acked_bytes >= _LEAST_BYTES
         ]
     if not links:
         return ""
-    speed, rtt_s, peer = min(links)
+    speed, rtt_s, sender, peer = min(links)
     return (
-        f"the slowest link between hosts, to {peer}, carries {conversion.size(speed)} a second "
-        f"with round trips of {rtt_s * 1e3:.1f} ms"
+        f"the slowest link between hosts, from {sender} to {peer}, carries "
+        f"{conversion.size(speed)} a second with round trips of {rtt_s * 1e3:.1f} ms"
     )
 
 
@@ -365,8 +367,9 @@ def _late_for(traces: Sequence[TraceRecord], latest: int, late: float) -> str:
         for kind in ("running", *_REASONS)
     }
     explaining = {kind for kind, seconds in more.items() if seconds > _MOSTLY * late}
-    computes = "running" in explaining
-    if computes or "data" in explaining:
+    # On a busy host, it waits for a processor whenever it has something to compute.
+    computes = more["running"] + more["queued"] > _MOSTLY * late
+    if "running" in explaining or "data" in explaining:
         # It does not wait for its threads, or they load its data.
         explaining.discard("threads")
     kind = next((kind for kind in _REASONS if kind in explaining), None)

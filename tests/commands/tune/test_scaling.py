@@ -98,8 +98,8 @@ def test_the_slowest_link_between_hosts_is_told_with_communication(tmp_path: Pat
         metricsfile.append(str(latest / names.METRICS), a_record()._replace(links=shown))
     link = scaling.slowest_link(latest)
     assert link == (
-        "the slowest link between hosts, to 10.0.0.3, carries 17.5 MiB a second with round trips "
-        "of 10.1 ms"
+        "the slowest link between hosts, from h to 10.0.0.3, carries 17.5 MiB a second with round "
+        "trips of 10.1 ms"
     )
     large = scaling.StepTimes(2.0, backward=2.0, link=link)
     (change,) = scaling.changes(scaling.StepTimes(1.0, backward=1.0), large, ())
@@ -244,6 +244,8 @@ def test_stages_of_a_pipeline_are_compared_as_a_whole() -> None:
     ("more", "why"),
     [
         ({"running": 0.2}, "computes 200.0 ms longer in its forward"),
+        # Beside other programs it gets less of its processor.
+        ({"running": 0.11, "queued": 0.09}, "computes 200.0 ms longer in its forward"),
         (
             {},
             "waits 200.0 ms longer in its forward, without computing (a lock, a file, a device)",
