@@ -499,8 +499,10 @@ def changes(small: StepTimes, large: StepTimes, launch: Iterable[str]) -> list[C
     """
     used = {word.partition("=")[0] for word in launch}
     advice = []
+    # A cause may be longer than all that is lost: what a rank alone does in the smallest size, too.
+    most = large.seconds - small.seconds
     for cause, seconds in lost(small, large).items():
-        share = seconds / large.seconds if large.seconds else 0.0
+        share = min(seconds, most) / large.seconds if large.seconds else 0.0
         if share < _WORTH:
             continue
         is_queued = large.queued_mean - small.queued_mean > _MOSTLY * seconds

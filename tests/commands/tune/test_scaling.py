@@ -302,6 +302,17 @@ def test_a_rank_that_is_late_by_chance_is_not_named(gaps: list[float], slowest: 
     assert step.waiting > 0.03
 
 
+def test_no_change_saves_more_than_what_scaling_loses() -> None:
+    """What rank 0 alone does with one rank, too, the others wait for: the step is hardly longer."""
+    small = scaling.StepTimes(1.0, forward=0.2, backward=0.3)
+    large = scaling.StepTimes(1.1, forward=0.2, backward=0.9, waiting=0.5)
+    large = large._replace(slowest=0, late=0.5)
+    for cause, share in (("waiting", 0.1 / 1.1), ("communication", 0.1 / 1.1)):
+        (change,) = (row for row in scaling.changes(small, large, ()) if row.cause == cause)
+        assert change.share == pytest.approx(share)
+    assert scaling.changes(small._replace(seconds=1.2), large, ()) == []
+
+
 def test_code_of_the_script_that_waits_for_a_processor_is_told_apart() -> None:
     """Computing outside of a layer, as prints and checkpoints do not."""
     small = scaling.StepTimes(1.0, forward=0.5, backward=0.5)
