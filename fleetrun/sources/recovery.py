@@ -39,6 +39,8 @@ class Recovery(Source):
         # The end of each phase in monotonic seconds, in order; the first is that of the failure.
         self._moments: dict[str, float] = {}
         self._attempt = 0
+        # The processes of this attempt that have ended.
+        self._ended: set[int] = set()
         self._lost_steps: int | None = None
         self._step_before: int | None = None
         self._since_ns = 0
@@ -46,11 +48,16 @@ class Recovery(Source):
     def on_event(self, happening: Happening) -> None:  # noqa: C901 - one case for each kind
         """Record when each phase ends."""
         match happening:
-            case Exited(status=status, at=at, attempt=attempt) if attempt == self._attempt:
-                if status.exit_code:
+            case Exited(process=process, status=status, at=at, attempt=attempt) if (
+                attempt == self._attempt
+            ):
+                self._ended.add(process)
+                # Not after the end of the job, and not while others may still import.
+                if status.exit_code or len(self._ended) == len(self._job.plan.processes):
                     self._conclude(at)
+                if status.exit_code:
                     self._fail(at, at)
-                # The last one counts, until ranks start again; others may still import then.
+                # The last one counts, until ranks start again.
                 if self._moments and "started" not in self._moments:
                     self._moments["stopped"] = at
             case Hung(seconds=seconds, at=at):
@@ -66,6 +73,7 @@ class Recovery(Source):
             case Gathered(attempt=attempt, at=at) if attempt:
                 self._moments["agreed"] = at
                 self._attempt, self._since_ns = attempt, self._job.happened_ns()
+                self._ended.clear()
             case Started(attempt=attempt, at=at) if attempt:
                 self._moments["started"] = at
                 self._waiting.timer("look", at + _LOOK_S, self._look)

@@ -90,7 +90,8 @@ def test_a_rank_that_ends_early_does_not_end_the_restart(tmp_path: Path) -> None
     recovery.on_event(Exited(0, "rank 0", ExitStatus(0), began + 5, attempt=attempt))
     assert not declared
     imports(1, 9.0)
-    recovery.on_event(Finished(Outcome(None), began + 10))
+    # The last one ends it, so that nothing is declared after the job's end.
+    recovery.on_event(Exited(1, "rank 1", ExitStatus(0), began + 10, attempt=attempt))
     [recovered] = declared
     assert isinstance(recovered, Recovered)
     assert {name: round(seconds, 3) for name, seconds in recovered.phases} == {
