@@ -27,9 +27,9 @@ WHEELS = {
     "`gpu`, AMD's and DCU": "the kernel's files",
     "`xpu`": "device files",
 }
-# What the wheel itself has shown on a machine without its device.
+# What the wheel itself has shown.
 BY_WHEEL = {
-    "`gpu`, NVIDIA's": "of 2.6.2, on a CPU: what it lacks, static graphs over gloo",
+    "`gpu`, NVIDIA's": "of 2.6.2; on an H100: collectives; on a CPU: what it lacks, static graphs",
 }
 _TRAINED = re.compile(r"devices\.on\(\s*\"(\w+)\"")
 _PARAMETERS = re.compile(r"\(\"(\w+)\", \"(?:3\.3\.1|2\.6\.2)\", \d+\)")
