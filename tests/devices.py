@@ -41,6 +41,8 @@ class Device(NamedTuple):
 # FLEETRUN_TEST_PLUGIN=FOLDER/libNAME.so: another device plays ours, by settings of its own, without
 # a witness that these tests can read.
 PLUGIN = os.environ.get("FLEETRUN_TEST_PLUGIN", "")
+# FLEETRUN_TEST_NCCL=FOLDER, a wheel's nvidia/nccl: the collectives are NCCL's, on the first GPU.
+NCCL = Path(os.environ.get("FLEETRUN_TEST_NCCL", ""))
 # With FLEETRUN_TEST_DEVICE=npu all tests that train do so on the device.
 _used = [Device(os.environ.get("FLEETRUN_TEST_DEVICE", ""))]
 
@@ -79,6 +81,8 @@ def variables(python: Path) -> dict[str, str]:
         # Paddle prints on each import what it has loaded.
         "GLOG_minloglevel": "1",
     }
+    if NCCL.name:
+        loading["CUDA_VISIBLE_DEVICES"] = "0"
     started = warm(python, **loading)
     return {
         **started,
@@ -137,13 +141,15 @@ def library(python: Path) -> Path:
     (paddle,) = python.parent.parent.glob("lib/python3*/site-packages/paddle")
     text = (paddle / "version" / "__init__.py").read_text(encoding="utf-8")
     version = re.findall(r"full_version\s*=\s*'([\d.]+)'", text)[0]
-    sources = sorted(SOURCES.glob("*.cc"))
+    unused = "tcp" if NCCL.name else "nccl"
+    sources = sorted(path for path in SOURCES.glob("*.cc") if path.stem != unused)
     if (version, platform.machine()) != _WITH_KERNELS:
         sources = [path for path in sources if path.stem != "kernels"]
     made_of = [
         str(paddle),
         *_FLAGS,
-        *(path.read_text() for path in [SOURCES / "device.h", *sources]),
+        str(NCCL),
+        *(path.read_text() for path in [*sorted(SOURCES.glob("*.h")), *sources]),
     ]
     folder = ROOT / "build" / "device" / f"{version}-{crc32(repr(made_of).encode()):08x}"
     built = folder / "libtestdevice.so"
@@ -169,6 +175,11 @@ def _build(built: Path, paddle: Path, sources: list[Path]) -> None:
         libraries = [f"-L{place}" for place in places]
         libraries += [f"-Wl,-rpath,{place}" for place in places]
         libraries += ["-lphi_core", "-lphi", "-lcommon"]
+    if NCCL.name:
+        cuda = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+        flags += [f"-I{NCCL}/include", f"-I{cuda}/include"]
+        libraries += [f"-L{NCCL}/lib", f"-Wl,-rpath,{NCCL}/lib", "-l:libnccl.so.2"]
+        libraries += [f"-L{cuda}/lib64", "-lcudart_static", "-ldl", "-lrt"]
     objects = [built.with_name(f"{path.stem}.o") for path in sources]
     compilers = [
         subprocess.Popen(["g++", *flags, "-c", path, "-o", made])

@@ -132,8 +132,8 @@ def run(
         cwd=folder,
         env={
             **environ,
-            **devices.variables(python),
             "CUDA_VISIBLE_DEVICES": "",
+            **devices.variables(python),
             "OMP_NUM_THREADS": "1",
             **more,
         },

@@ -72,6 +72,10 @@ namespace device {
 // The stream of the device on which kernels run: the first; null if there is none yet.
 C_Stream ComputeStream(int index);
 
+// Memory that kernels and the transport of collectives reach; null: there is no more.
+void* NewMemory(size_t size);
+void FreeMemory(void* memory);
+
 // Overwrite once more what was freed: what is written there is lost.
 void OverwriteReleased();
 

@@ -2,7 +2,7 @@
 //
 // Its memory is the host's, counted, limited, and overwritten when it is new and when it is freed. A
 // stream is a thread, and only events order streams; kernels (kernels.cc) and collectives
-// (collectives.cc) run when their stream comes to them, later than the host goes on.
+// (collectives.cc, over tcp.cc or nccl.cc) run when their stream comes to them, later than the host goes on.
 //
 //   TESTDEVICE_KIND=npu        what Paddle calls it
 //   TESTDEVICE_COUNT=4         how many there are
@@ -221,8 +221,7 @@ C_Status SetDevice(const C_Device device) { return current = device->id, C_SUCCE
 C_Status GetDevice(const C_Device device) { return device->id = current, C_SUCCESS; }
 
 C_Status Allocate(const C_Device device, void** memory, size_t size) {
-  *memory = nullptr;
-  if ((used[device->id] += size) > Total() || posix_memalign(memory, 256, size + 1)) {
+  if ((used[device->id] += size) > Total() || !(*memory = device::NewMemory(size + 1))) {
     fprintf(stderr, "test device of rank %d: no memory for %zu bytes\n", device::Rank(), size);
     used[device->id] -= size;
     return C_FAILED;
@@ -244,7 +243,7 @@ void Release(void* memory, size_t size) {
   memset(memory, kGarbage, size);
   released.push_back({memory, size});
   if (released.size() <= kReleased) return;
-  free(released.front().memory);
+  device::FreeMemory(released.front().memory);
   released.pop_front();
 }
 C_Status Free(const C_Device device, void* memory, size_t size) {

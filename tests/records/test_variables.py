@@ -21,6 +21,7 @@ OLD = {"FLEETRUN_STRATEGY_EVIDENCE"}
 # They belong to this checkout's tests and benchmarks.
 OF_TESTS = {
     "FLEETRUN_TEST_DEVICE",
+    "FLEETRUN_TEST_NCCL",
     "FLEETRUN_TEST_PLUGIN",
     "FLEETRUN_TEST_DRAWS",
     "FLEETRUN_TEST_EXPLORE",
