@@ -98,12 +98,29 @@ def test_a_copy_of_the_environment_in_the_standard_library_is_the_ranks_own(
     assert (folder / "log.0").read_text() == "Paddle says hello\nmine\n"
 
 
-def test_a_module_that_copies_the_environment_is_named(folder: Path, parent: guard.Guard) -> None:
-    (folder / "fake" / "copies.py").write_text("import os\nold = dict(os.environ)")
+@pytest.mark.parametrize("copy", ["dict(os.environ)", "list(os.environ.items())"])
+def test_a_module_that_copies_the_environment_is_named(
+    folder: Path, parent: guard.Guard, copy: str
+) -> None:
+    (folder / "fake" / "copies.py").write_text(f"import os\nold = {copy}")
     assert forks.stand_by(parent, order(folder, OWN="1"), "copies")[0] == "ready"
     started, _ = forks.run(parent, order(folder, OWN="2"))
     assert not started.is_forked
     assert started.why_not == "OWN, which is read when copies is loaded, has another value"
+
+
+def test_a_module_that_only_looks_for_its_own_variables_has_read_no_others(
+    folder: Path, parent: guard.Guard
+) -> None:
+    # As tqdm does, which Paddle imports.
+    (folder / "fake" / "seeks.py").write_text(
+        "import os\nfor name, value in os.environ.items():\n"
+        "    if name.startswith('SEEKS_'): is_on = bool(int(value))\ndel name, value"
+    )
+    assert forks.stand_by(parent, order(folder, OWN="1", SEEKS_ON="0"), "seeks")[0] == "ready"
+    assert forks.run(parent, order(folder, OWN="2", SEEKS_ON="0"))[0].is_forked
+    started, _ = forks.run(parent, order(folder, OWN="2", SEEKS_ON="1"))
+    assert started.why_not == "SEEKS_ON, which is read when seeks is loaded, has another value"
 
 
 def test_another_program_starts_as_ever(folder: Path, parent: guard.Guard) -> None:

@@ -22,6 +22,8 @@ import random
 import signal
 import sys
 import warnings
+import weakref
+from collections.abc import ItemsView, ValuesView
 from contextlib import contextmanager, suppress
 from importlib import import_module, invalidate_caches
 from importlib.machinery import ModuleSpec
@@ -30,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from types import ModuleType
+    from types import FrameType, ModuleType
 
 # The descriptor of the guard's socket, the guard's pid, and the modules; padded to make room.
 VARIABLE = "FLEETRUN_FORK_SERVER"
@@ -62,6 +64,8 @@ _FRAMEWORK, _DYGRAPH = "paddle.base.framework", "paddle.base.dygraph.base"
 # The versions of Paddle that start a thread when loaded, the sampler of brpc's bvar, which their
 # own fork handler starts again.
 _SAMPLING = ("2.6.",)
+# The code of `os.environ.items()` and `.values()`.
+_LISTERS = {view.__iter__.__code__ for view in (ItemsView, ValuesView)}
 # Device files that any process may have open.
 _PLAIN = (
     "/dev/null",
@@ -101,7 +105,6 @@ def serve() -> None:
         except Unfit as why:
             _send(source, ("unfit", str(why)))
             os._exit(0)
-        gc.collect()
         gc.freeze()
         os.sched_setscheduler(0, *policy)
         name = _name(b"fork-server")
@@ -320,6 +323,16 @@ def _own_bytes() -> int:
 # -- loaded modules --------------------------------------------------------------------------------
 
 
+class _Listed(str):
+    """A variable's value in `os.environ.items()`: it is known whether somebody keeps it."""
+
+    __slots__ = ("__weakref__",)
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        """Be an ordinary string for other processes."""
+        return str, (str(self),)
+
+
 class Loaded:
     """Modules that were imported with ENVIRON, and are hidden until the script imports them."""
 
@@ -364,18 +377,14 @@ class Loaded:
         if modules:
             # It copies all variables, as ranks do again (`offer`); prometheus_client imports it.
             import_module("wsgiref.handlers")
-        read, register = type(os.environ).__getitem__, atexit.register
-
-        def noting(environ: Any, name: str) -> Any:
-            self._read.setdefault(name, self._loading)
-            return read(environ, name)
+        register = atexit.register
 
         def at_exit(function: Any, /, *words: Any, **named: Any) -> Any:
             self._at_exit.append((register, (function, *words), named))
             return function
 
         with (
-            _replaced(type(os.environ), "__getitem__", noting),
+            self._noting_reads(),
             _replaced(atexit, "register", at_exit),
             _kept_output(self._printed),
             self._logging.noting(),
@@ -402,6 +411,26 @@ class Loaded:
         self._finders = [finder for finder in sys.meta_path if finder not in finders]
         self._folders = [folder for folder in sys.path if folder not in known]
         sys.path[:], sys.meta_path[:] = path, finders
+
+    @contextmanager
+    def _noting_reads(self) -> Iterator[None]:
+        """Note the variables that are read, and those of a list of all variables that are kept."""
+        read, listed = type(os.environ).__getitem__, list[tuple[str, str, Any]]()
+
+        def noting(environ: Any, name: str) -> Any:
+            if _is_met(name, sys._getframe(1)):
+                value = _Listed(read(environ, name))
+                listed.append((name, self._loading, weakref.ref(value)))
+                return value
+            self._read.setdefault(name, self._loading)
+            return read(environ, name)
+
+        with _replaced(type(os.environ), "__getitem__", noting):
+            yield
+        gc.collect()
+        for name, loading, reference in listed:
+            if reference() is not None:
+                self._read.setdefault(name, loading)
 
     def _import(self, name: str, known_threads: Callable[[], int]) -> None:
         threads, self._loading = _threads(), name
@@ -748,6 +777,17 @@ def _drawn(before: tuple[Any, ...]) -> int:
 def _draw(count: int) -> None:
     for _ in range(count):
         random.getrandbits(_BITS)
+
+
+def _is_met(name: str, caller: FrameType) -> bool:
+    """Whether CALLER lists all variables, for a module that NAME does not begin with.
+
+    A module that looks for its own, as tqdm does, does not read the others.
+    """
+    if caller.f_code not in _LISTERS or caller.f_back is None:
+        return False
+    module: str = caller.f_back.f_globals.get("__name__", "")
+    return not name.lower().startswith(module.partition(".")[0].lower())
 
 
 def _threads() -> int:
