@@ -10,7 +10,7 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .flight_recorder import STORE, Operation, replace_in_modules, watching
+from .flight_recorder import STORE, Operation, replace_in_modules, run_in_groups, watching
 from .import_hooks import after_import, in_place_of
 
 if TYPE_CHECKING:
@@ -109,16 +109,8 @@ def _recorded(
     @functools.wraps(function)
     def recorded(*args: Any, **options: Any) -> Any:
         called = [(begin(group, operation, args), group) for group in find(*args) or ()]
-        try:
-            result = function(*args, **options)
-        except BaseException:
-            for number, _ in called:
-                if number:
-                    raised(number)
-            raise
-        for number, group in called:
-            if number:
-                end(number, group, None)
+        call = functools.partial(function, *args, **options)
+        result = run_in_groups(called, call, end, raised)
         if _has_gradient(result):
             for group in find_summed(*args) or ():
                 arm(group)

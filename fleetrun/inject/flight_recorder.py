@@ -719,6 +719,28 @@ def methods_of(kind: Any) -> list[tuple[str, Operation]]:
     return [(name, operation) for name, operation in methods if hasattr(kind, name)]
 
 
+def run_in_groups(
+    called: Iterable[tuple[int, Any]],
+    function: Callable[[], Any],
+    end: Callable[..., Any],
+    raised: Callable[..., Any],
+) -> Any:
+    """Return what FUNCTION does, once END or RAISED is told of each call; 0: it is not recorded.
+
+    CALLED has the number of the call in each of its groups.
+    """
+    recorded = [(number, group) for number, group in called if number]
+    try:
+        result = function()
+    except BaseException:
+        for number, _ in recorded:
+            raised(number)
+        raise
+    for number, group in recorded:
+        end(number, group, None)
+    return result
+
+
 def _patch_backward(recorder: FlightRecorder, core: Any) -> None:
     """Record each backward in which a reducer of Paddle's sums gradients, as one collective."""
     kind: Any = core.EagerReducer
@@ -746,18 +768,8 @@ def _patch_backward(recorder: FlightRecorder, core: Any) -> None:
 
     @functools.wraps(run)
     def run_backward(*args: Any, **options: Any) -> Any:
-        called = begin() or ()
-        try:
-            result = run(*args, **options)
-        except BaseException:
-            for number, _ in called:
-                if number:
-                    raised(number)
-            raise
-        for number, group in called:
-            if number:
-                end(number, group, None)
-        return result
+        backward = functools.partial(run, *args, **options)
+        return run_in_groups(begin() or (), backward, end, raised)
 
     kind.__init__ = __init__
     watch_method(kind, "prepare_for_backward", before=prepare)
