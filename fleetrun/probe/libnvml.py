@@ -14,7 +14,8 @@ _UUID_BYTES = 96
 # nvmlPciInfo_t ends with the address.
 _PCI_BYTES, _BUS_AT = 68, 36
 # A process takes so many words of 8 bytes in each version of the function, and begins with the pid.
-_PROCESSES = (("_v3", 3), ("_v2", 3), ("", 2))
+_RUNNING = "nvmlDeviceGetComputeRunningProcesses"
+_PROCESSES = ((f"{_RUNNING}_v3", 3), (f"{_RUNNING}_v2", 3), (_RUNNING, 2))
 # Processes may start between two calls.
 _SPARE = 8
 
@@ -102,10 +103,8 @@ class LibNvml:
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: object) -> list[SimpleNamespace]:
         """Return the processes that compute on a GPU or an instance, each with its `pid`."""
-        version, words = next(
-            row for row in _PROCESSES if hasattr(self._lib, self._running(row[0]))
-        )
-        ask = getattr(self._lib, self._running(version))
+        name, words = next(row for row in _PROCESSES if hasattr(self._lib, row[0]))
+        ask = getattr(self._lib, name)
         count, rows = ctypes.c_uint(), (ctypes.c_ulonglong * 0)()
         while code := ask(handle, ctypes.byref(count), rows):
             if code != _INSUFFICIENT_SIZE:
@@ -114,7 +113,3 @@ class LibNvml:
             rows = (ctypes.c_ulonglong * (words * count.value))()
         pids = rows[: count.value * words : words]
         return [SimpleNamespace(pid=pid & 0xFFFFFFFF) for pid in pids]
-
-    @staticmethod
-    def _running(version: str) -> str:
-        return f"nvmlDeviceGetComputeRunningProcesses{version}"

@@ -140,8 +140,8 @@ class Ras:
             text = f"{names.listed(labels)} did not answer NCCL's RAS about communicator "
             findings.append((labels, text + communicator.name))
         for counts in differences(self._text):
-            communicator, size = counts.communicator, sum(counts.ranks.values())
-            size = communicator.size or size
+            communicator = counts.communicator
+            size = communicator.size or sum(counts.ranks.values())
             least, most = min(counts.ranks), max(counts.ranks)
             # NCCL lists those of which there are few. That most ranks lag behind them is no fault.
             shown = next((n for n in (least, most) if n in counts.members), least)
