@@ -27,9 +27,11 @@ _SHELL_REFUSALS = frozenset((126, 127))
 _WRAPPER_S = 30.0
 # An exit is noticed a little late, and by then peers may have raised because of it. So the time of
 # these signals (ILL, BUS, FPE, KILL, SEGV) is set back, but not before an end that was noticed
-# earlier: Paddle's reducer may turn the loss of a peer into a SEGV.
+# earlier: Paddle's reducer may turn the loss of a peer into a SEGV. No loss of a peer kills a rank,
+# so KILL comes first: the kernel may take longer to remove that rank than its peers to fail.
 _SEEN_AFTER_S = 0.1
-_OWN_SIGNALS = frozenset((4, 7, 8, 9, 11))
+_KILL = 9
+_OWN_SIGNALS = frozenset((4, 7, 8, _KILL, 11))
 # The most logs that are read.
 _MOST_LOGS = 64
 # Without a traceback, this many last lines are examined; earlier ones may be of a retry that
@@ -40,7 +42,7 @@ _LAST = 5
 def raised(spec: ProcessSpec) -> ErrorReport | None:
     """Return the exception, or failing sys.exit, that will end the process of SPEC, now alive."""
     # A wrapper may have survived the exception of its child.
-    return next((record for record in _reports(spec) if _is_alive(record)), None)
+    return next((record for record in reports(spec) if _is_alive(record)), None)
 
 
 def has_failed(plan: LaunchPlan, index: int, exited: Exited) -> bool:
@@ -48,14 +50,15 @@ def has_failed(plan: LaunchPlan, index: int, exited: Exited) -> bool:
 
     One that a wrapper may have survived counts if EXITED has lost a peer.
     """
-    reports = list(_reports(plan.processes[index]))
-    return any(map(_is_alive, reports)) or (
-        any(exited.at - moment(record, exited.at) < _WRAPPER_S for record in reports)
+    records = list(reports(plan.processes[index]))
+    return any(map(_is_alive, records)) or (
+        any(exited.at - moment(record, exited.at) < _WRAPPER_S for record in records)
         and bool(_examined(plan, exited, None, with_log=True).is_victim)
     )
 
 
-def _reports(spec: ProcessSpec) -> Iterator[ErrorReport]:
+def reports(spec: ProcessSpec) -> Iterator[ErrorReport]:
+    """Yield the exception and the failing sys.exit that the process of SPEC has recorded."""
     for record in (rankfile.exception(spec), rankfile.exit_under_way(spec)):
         if record is not None and record.pid:
             yield record
@@ -102,12 +105,21 @@ def _examined(plan: LaunchPlan, exited: Exited, step: int | None, *, with_log: b
 
 
 def _set_back(exited: Exited, exits: Sequence[Exited]) -> Exited:
-    """Return EXITED, one of EXITS, with the earliest time at which it can have failed."""
+    """Return EXITED, one of EXITS, with the earliest time at which it can have failed.
+
+    Those of EXITS that raised nothing were found together, whatever time was noted for each.
+    """
     if exited.raised is not None or exited.status.signum not in _OWN_SIGNALS:
         return exited
-    earlier = [other.at for other in exits if other.raised is None and other.at < exited.at]
-    late_s = min(_SEEN_AFTER_S, exited.lived_s or _SEEN_AFTER_S)
-    return exited._replace(failed_at=max([exited.at - late_s, *earlier]))
+    ended = [other for other in exits if other.raised is None]
+    starts = [other.at - other.lived_s for other in ended if other.lived_s]
+    if exited.status.signum == _KILL:
+        first = min(other.at for other in ended)
+        return exited._replace(failed_at=max([first - _SEEN_AFTER_S, *starts]))
+    if any(other.status.signum == _KILL for other in ended):
+        return exited
+    earlier = [other.at for other in ended if other.at < exited.at]
+    return exited._replace(failed_at=max([exited.at - _SEEN_AFTER_S, *starts, *earlier]))
 
 
 def _with_last_lines(exited: Exited, words: list[str]) -> Exited:

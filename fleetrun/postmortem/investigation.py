@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fleetrun.conversion import counted
 from fleetrun.plan.kinds import label
 from fleetrun.plan.visible import sentence
-from fleetrun.postmortem import causes, kernelfacts, lastlines
+from fleetrun.postmortem import causes, failures, kernelfacts, lastlines
 from fleetrun.records import (
     eventfile,
     flightfile,
@@ -279,15 +279,19 @@ def _victims(plan: LaunchPlan, outcome: Outcome, culprit: Exited) -> tuple[Victi
     victims = []
     failed_at = policy.failed_at(culprit)
     unread = _MOST_LOGS
+    # They had failed before any was stopped; those that recorded it were still there.
+    together = frozenset().union(*(exited.also_failed for exited in outcome.exits))
     for exited in outcome.exits:
         if exited.process == culprit.process or not exited.status.exit_code:
             continue
+        spec = plan.processes[exited.process]
+        signums = {exited.status.signum, exited.status.exit_code - 128}
         how = ""
-        if exited.status.signum in _STOPPED_BY or exited.status.exit_code - 128 in _STOPPED_BY:
+        was_there = exited.process not in together or any(failures.reports(spec))
+        if was_there and not signums.isdisjoint(_STOPPED_BY):
             how = "stopped"
         elif unread:
             unread -= 1
-            spec = plan.processes[exited.process]
             words, _ = lastlines.of(names.log_paths(plan, spec, exited.attempt))
             known = causes.recognise("\n".join(words))
             how = "peer lost" if known and known.name in causes.LOST else ""

@@ -49,16 +49,50 @@ def test_s16_who_dies_first_is_the_culprit_even_if_seen_late(tmp_path: Path) -> 
         "touch ready0; until [ -e go0 ]; do sleep 0.01; done; exit 5",
         "touch ready1; until [ -e go1 ]; do sleep 0.01; done; exit 6",
     )
-    launcher = job.start_until("ready0", "ready1")
-    pids = {event["rank"]: event["pid"] for event in started(job, 2)}
-    os.kill(launcher.pid, signal.SIGSTOP)
-    for rank in (1, 0):
-        (tmp_path / f"go{rank}").touch()
-        until(lambda rank=rank: state(pids[rank]) == "Z")  # type: ignore[misc]
-    os.kill(launcher.pid, signal.SIGCONT)
+    launcher = end_unseen(job, (1, 0))
     done = job.finish(launcher)
     assert done.code == 6
     assert re.search(r"rank 0 exited with 5 \d+\.\d s later", done.stderr)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_s16_who_was_killed_is_the_culprit_of_two_that_died_together(
+    tmp_path: Path, order: tuple[int, int]
+) -> None:
+    # The kernel may need longer to remove the killed one than its peer to abort without it.
+    ends = ("ABRT", "KILL")
+    job = Driven(
+        tmp_path,
+        *(
+            f"ulimit -c 0; touch ready{rank}; until [ -e go{rank} ]; do sleep 0.01; done; "
+            f"kill -{end} $$"
+            for rank, end in enumerate(ends)
+        ),
+        "sleep 600",
+    )
+    done = job.finish(end_unseen(job, order, count=3))
+    assert "rank 1 was killed by SIGKILL" in done.stderr.splitlines()[0]
+    assert "After that rank 2 was stopped by fleetrun; rank 0 was killed by SIGABRT" in done.stderr
+
+
+def test_s16_two_that_were_killed_together_were_not_stopped(tmp_path: Path) -> None:
+    die = "touch ready{0}; until [ -e go{0} ]; do sleep 0.01; done; kill -KILL $$"
+    job = Driven(tmp_path, die.format(0), die.format(1))
+    done = job.finish(end_unseen(job, (1, 0)))
+    assert "rank 1 was killed by SIGKILL" in done.stderr.splitlines()[0]
+    assert "After that rank 0 was killed by SIGKILL" in done.stderr
+
+
+def end_unseen(job: Driven, ranks: tuple[int, int], count: int = 2) -> subprocess.Popen[bytes]:
+    """Start JOB and let RANKS end in this order while the launcher sleeps; then return it."""
+    launcher = job.start_until("ready0", "ready1")
+    pids = {event["rank"]: event["pid"] for event in started(job, count)}
+    os.kill(launcher.pid, signal.SIGSTOP)
+    for rank in ranks:
+        (job.folder / f"go{rank}").touch()
+        until(lambda rank=rank: state(pids[rank]) == "Z")  # type: ignore[misc]
+    os.kill(launcher.pid, signal.SIGCONT)
+    return launcher
 
 
 def started(job: Driven, count: int) -> list[dict[str, object]]:
