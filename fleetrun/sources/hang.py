@@ -62,6 +62,9 @@ class DeepSample(NamedTuple):
     # Of its processes that wait for a disk, in uninterruptible sleep: how often each has slept. The
     # number stays if a file server is gone.
     disk_waits: Mapping[int, int] = {}
+    # By process, the threads that run or wait for a processor: for how many seconds they have until
+    # they ran last, and how often they have run.
+    runnable: Mapping[int, Mapping[int, tuple[float, int]]] = {}
     # Whether a process of it waits for input at a terminal.
     is_at_prompt: bool = False
     # Bytes that each of its TCP connections has sent and received; empty: unknown.
@@ -96,8 +99,10 @@ class IdleClock:
 
     There are two clocks. Heartbeats, new collectives, bytes read or written, and waiting for a disk
     restart both, and so does output until the first heartbeat. Processor time restarts only the
-    clock of silence, since ranks may spin while they wait for each other. The other clock runs as
-    long as the Python stacks of all ranks, where they can be sampled, stay the same.
+    clock of silence, since ranks may spin while they wait for each other. A rank that gets no
+    processor, though it could use one, restarts both: neither its silence nor its stack tells. The
+    other clock runs as long as the Python stacks of all ranks, where they can be sampled, stay the
+    same.
 
     Ranks that write heartbeats themselves are judged only by these and by heavy writing to a disk.
     """
@@ -194,6 +199,12 @@ class IdleClock:
             used = {pid: now.cpu_s[pid] - past.cpu_s.get(pid, 0.0) for pid in now.cpu_s}
             if sum(used.values()) > _enough(seconds):
                 self._since = at
+            for pid, threads in now.runnable.items():
+                if used[pid] <= _enough(seconds) and _is_starved(
+                    past.runnable.get(pid, {}), threads, seconds
+                ):
+                    # Its stack cannot move, nor may it answer when it is asked for it.
+                    self._work(at)
             if self._stacks is not None:
                 unseen = sum(used[pid] for pid in used.keys() - self._stacks.keys())
                 unseen += now.reaped_s - past.reaped_s
@@ -259,6 +270,19 @@ def _moves(past: DeepSample, now: DeepSample, seconds: float) -> bool:
         or now.moved - past.moved > seconds * _MOVED_BYTES_PER_S
         or now.faults - past.faults > seconds * _FAULTS_PER_S
     )
+
+
+def _is_starved(
+    past: Mapping[int, tuple[float, int]], now: Mapping[int, tuple[float, int]], seconds: float
+) -> bool:
+    """Whether a thread has waited for a processor for much of the SECONDS from PAST to NOW."""
+    for thread in now.keys() & past.keys():
+        before, runs_before = past[thread]
+        wanted_s, runs = now[thread]
+        # The kernel adds the time in its queue when a thread gets a processor.
+        if runs == runs_before or wanted_s - before > seconds * _BUSY_SHARE:
+            return True
+    return False
 
 
 def _enough(seconds: float) -> float:

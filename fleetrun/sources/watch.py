@@ -581,6 +581,7 @@ class Watch(Source):
                     for member in family
                     if member.state == "D"
                 },
+                runnable={pid: threads for pid in pids if (threads := proc.runnable(pid))},
                 is_at_prompt=any(map(proc.reads_terminal, pids)),
                 traffic={link: traffic[link] for link in links},
             )

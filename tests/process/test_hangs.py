@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -280,6 +281,32 @@ end = time.time() + 3.5
 while time.time() < end: {work}
 """
     assert Command.python(tmp_path, code, alive()).run(env=NO_SPY).code == 0
+
+
+def test_s62_a_rank_that_computes_but_gets_no_processor_is_alive(tmp_path: Path) -> None:
+    # Others keep one processor busy, on which rank 1 has the least right to run.
+    processor = min(os.sched_getaffinity(0))
+    code = f"""{COMPUTE}
+if rank == 1:
+    os.sched_setaffinity(0, {{{processor}}})
+    # Each session has its part of a processor, where the kernel makes groups of them.
+    if os.path.exists("/proc/self/autogroup"): open("/proc/self/autogroup", "w").write("19")
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    compute({patient(1.6) * 4})
+else: time.sleep({patient(1.6) * 4})
+"""
+    spin = f"import os; os.sched_setaffinity(0, {{{processor}}})\nwhile True: pass"
+    others = [
+        subprocess.Popen([sys.executable, "-S", "-c", spin], start_new_session=True)
+        for _ in range(4)
+    ]
+    try:
+        ended = Command.python(tmp_path, code, alive()).run(env=NO_SPY)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert ended.code == 0, ended.stderr
 
 
 def test_a_rank_that_cannot_be_watched_from_inside_is_said_and_alive_while_it_is_busy(

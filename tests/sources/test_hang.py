@@ -105,6 +105,11 @@ def test_s62_any_sign_or_work_of_one_rank_is_life(sign: Sample, depth: DeepSampl
         # It waits for a disk again and again, or for a file server that is gone.
         (lambda _: {}, lambda n: {"disk_waits": {7: n}}, False),
         (lambda _: {}, lambda n: {"disk_waits": {7: 12} if n else {}}, True),
+        # It waits for a processor all the time, gets one rarely, or has just woken up.
+        (lambda _: {}, lambda _: {"runnable": {7: {7: (1.0, 3)}}}, False),
+        (lambda _: {}, lambda n: {"runnable": {7: {8: (n * 4.9, n)}}}, False),
+        (lambda _: {}, lambda n: {"runnable": {7: {7: (n * 0.1, n)}}}, True),
+        (lambda _: {}, lambda n: {"runnable": {7: {7: (1.0, 3)}} if n % 2 else {}}, True),
         # fleetrun reports the updates, and the rank evaluates.
         (lambda n: {"beat": 1, "is_scripts": False, "calls": n}, lambda _: {}, False),
     ],
@@ -171,6 +176,18 @@ def test_s62_a_busy_process_without_a_stack_is_life() -> None:
     assert not busy(20, pids=(7, 8)).is_hung(95.0)
     assert not busy(20, more={"reaped_s": 2}).is_hung(95.0)
     assert busy(20, pids=(7,), more={"reaped_s": 1}).is_hung(95.0)
+
+
+def test_s62_who_gets_no_processor_beside_a_rank_that_spins_is_alive() -> None:
+    starved = {8: {8: (1.0, 3)}}
+    clock = IdleClock(20.0)
+    clock.restart(0.0)
+    for at in range(0, 100, 5):
+        if clock.look({0: QUIET._replace(cpu_s=float(at))}, at):
+            clock.look_closer({0: DeepSample({7: float(at), 8: 1.0}, 0, runnable=starved)}, at)
+        if clock.wants_stacks(at):
+            clock.see_stacks({7: "spin"}, at)
+    assert not clock.is_hung(95.0)
 
 
 @pytest.mark.parametrize(
