@@ -78,7 +78,10 @@ class Silence:
 
 
 class HangJudge:
-    """Agrees with the other hosts of SESSION that JOB hangs, and names the ranks that differ."""
+    """Agrees with the other hosts of SESSION that JOB hangs, and names the ranks that differ.
+
+    PIDS returns the rank label of each process on this host.
+    """
 
     def __init__(
         self,
@@ -87,11 +90,12 @@ class HangJudge:
         *,
         period_s: float,
         records: FlightRecords | None = None,
-        ras: Ras | None = None,
+        pids: Callable[[], Mapping[int, str]] = dict,
     ) -> None:
         self._job = job
         self._records = records
-        self._ras = ras
+        self._pids = pids
+        self._ras: Ras | None = None
         self._session = session
         self._silence = Silence(_LOOKS * period_s + _SLACK_S)
         # The hosts whose stacks are awaited (None: no host was asked), and those that came.
@@ -205,7 +209,11 @@ class HangJudge:
         if self._silent_s:
             self._awaited, self._stacks = set(nodes), {}
             self._waiting.timer("stacks", now + _STACKS_S, self._conclude)
-            if self._ras is not None and self._ras.ask(self._waiting, lambda: self._answered(_RAS)):
+            if self._ras is None:
+                from fleetrun.sources.ras import Ras  # few jobs hang
+
+                self._ras = Ras(self._job, self._pids)
+            if self._ras.ask(self._waiting, lambda: self._answered(_RAS)):
                 self._awaited.add(_RAS)
             if session is None:
                 self._collect(self._silent_s)

@@ -90,7 +90,8 @@ class Ras:
         self.abandon()
         self._text = ""
         host, _, port = self._job.environ.get(_ADDRESS, f"{_HOST}:{_PORT}").rpartition(":")
-        if not port.isdecimal() or not sockets.inodes(self._pids()) & sockets.listening(int(port)):
+        listening = sockets.listening(int(port)) if port.isdecimal() else ()
+        if not listening or not sockets.inodes(self._pids()) & listening:
             return False
         try:
             self._question = IsolatedCall(partial(_status, host.strip("[]"), int(port)))

@@ -165,12 +165,14 @@ class Watch(Source):
         if self._timeout_s:
             from fleetrun.sources import hang
             from fleetrun.sources.hang_judge import HangJudge  # only with --hang_timeout
-            from fleetrun.sources.ras import Ras
 
-            ras = None if self._ask_gpus is None else Ras(self._job, self._labels_of_pids)
             period_s = hang.IdleClock(self._timeout_s).period_s
             self._judge = HangJudge(
-                self._job, self._session, period_s=period_s, records=self._records, ras=ras
+                self._job,
+                self._session,
+                period_s=period_s,
+                records=self._records,
+                pids=self._labels_of_pids,
             )
             self._judge.open(waiting, collect=self._collect_for_all, declare=self._declare)
             waiting.timer("hang", now + min(self._timeout_s / 4, self._pace_s), self._look_for_hang)
@@ -739,7 +741,7 @@ def _lag_sentence(lag: hang.Lag, labels: list[str]) -> str:
         # In a collective over gloo, too, a rank uses no processor.
         return (
             f"{stragglers} {have} used no processor for {lag.seconds:.0f} s while {others} {are} "
-            f"busy: waiting for {them}, data, a disk or a lock?"
+            f"busy: waiting for {them}, data, a disk, a lock or a processor?"
         )
     return (
         f"{stragglers} {have} been busy for {lag.seconds:.0f} s while {others} {are} "
