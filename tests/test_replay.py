@@ -315,15 +315,6 @@ def test_a_secret_of_a_strategy_is_to_be_exported_first(folder: Path) -> None:
     assert [knob.value for knob in again.strategy.knobs] == ["other", "me"]
 
 
-def test_a_manifest_from_before_strategies_is_read(folder: Path) -> None:
-    path = write(folder, ("train.py",), {})
-    document = json.loads(path.read_text())
-    del document["strategies"]
-    path.write_text(json.dumps(document))
-    again, _ = asked(("--from-manifest", str(path)), {})
-    assert again.strategy is None
-
-
 @pytest.mark.parametrize("knob", [["strategy", "amp", None, "a:1"], ["strategy"], 1])
 def test_a_strategy_that_makes_no_sense_is_no_manifest(folder: Path, knob: object) -> None:
     path = write(folder, ("train.py",), {})

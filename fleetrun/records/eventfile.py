@@ -1,8 +1,7 @@
 """`events.jsonl` in the run directory: what happened, one JSON object a line.
 
 docs/events.md has every event and its keys. Each line is written at once, so the file is valid up
-to its last line even if the launcher is killed; a last line without an end is none. Schema 1, of
-fleetrun before 1.0, used other names for some events; they are read under today's.
+to its last line even if the launcher is killed; a last line without an end is none.
 """
 
 from __future__ import annotations
@@ -21,22 +20,6 @@ if TYPE_CHECKING:
     Value: TypeAlias = str | int | float | Sequence["Value"] | Mapping[str, "Value"] | None
 
 SCHEMA = 2
-# What schema 1 called events.
-_NAMES_1 = {
-    "noticed": "warning",
-    "stacks wanted": "stacks_requested",
-    "judged": "strategy_report",
-    "refuted": "strategy_rejected",
-    "source failed": "source_failed",
-    "peer failed": "peer_failed",
-    "peers done": "peers_done",
-    "stopped": "host_stopped",
-    "arbitrated": "job_verdict",
-    "cut off": "fenced",
-    "examined": "root_cause",
-    "elapsed": "timer",
-    "gather failed": "start_failed",
-}
 
 
 class EventRecord(NamedTuple):
@@ -75,13 +58,9 @@ def append(
 def read(path: str) -> Iterator[EventRecord]:
     """Yield the readable lines of the file PATH, in order."""
     for entry in reading.lines(path):
-        schema = entry.get("schema")
-        if schema not in (1, SCHEMA):
-            continue
-        event = reading.text(entry.get("event"))
-        more = {key: value for key, value in entry.items() if key not in _COMMON}
-        name = _NAMES_1.get(event, event) if schema == 1 else event
-        yield reading.record(EventRecord, entry, event=name, more=more)
+        if entry.get("schema") == SCHEMA:
+            more = {key: value for key, value in entry.items() if key not in _COMMON}
+            yield reading.record(EventRecord, entry, more=more)
 
 
 _COMMON = frozenset(("schema", *EventRecord._fields))

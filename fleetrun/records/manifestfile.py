@@ -241,9 +241,7 @@ def _parse(path: str, document: dict[str, object], is_option: Callable[[str], bo
     values = _of(environment, "values", dict)
     config = None if document["config"] is None else _of(document, "config", dict)
     command = _texts(document, "command")
-    # Manifests older than strategies have no such key.
-    listed = _of(document, "strategies", list) if "strategies" in document else []
-    strategies = [_of({"": entry}, "", dict) for entry in listed]
+    strategies = [_of({"": entry}, "", dict) for entry in _of(document, "strategies", list)]
     layers = [
         Layer(_of(entry, "name", str), tuple(_knob(knob) for knob in _of(entry, "knobs", list)))
         for entry in strategies

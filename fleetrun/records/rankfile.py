@@ -182,12 +182,9 @@ def read_error(path: str) -> ErrorReport | None:
 
 
 def evidence(run_dir: str, rank: str) -> dict[str, Any] | None:
-    """Return RANK's last evidence about its strategy, even from a fleetrun before 1.0.
-
-    Those wrote a document of its own for it.
-    """
+    """Return RANK's last evidence about its strategy."""
     known = list(records(os.path.join(run_dir, names.rank_records(rank)), STRATEGY))
-    return known[-1] if known else reading.document(os.path.join(run_dir, f"strategy.{rank}.json"))
+    return known[-1] if known else None
 
 
 def updates(path: str) -> Iterator[Update]:

@@ -100,7 +100,7 @@ def read(path: str) -> Run:
             case "finished":
                 finished = event
             case "started":
-                log = _log(event, plan)
+                log = _name(event.more.get("log"))
                 errors = _name(event.more.get("error_log"))
                 if log:
                     logs[key] = LogRecord(
@@ -157,16 +157,6 @@ class RunReader:
         if known is None or known[0] != size or known[1].plan is None:
             known = self._known[path] = size, read(path)
         return known[1]
-
-
-def _log(event: eventfile.EventRecord, plan: planfile.PlanRecord | None) -> str:
-    """Return the name of the log of a process that has started, and of no other file."""
-    log = reading.text(event.more.get("log"))
-    if not log and plan is not None:
-        # Written by an older fleetrun.
-        logs = [process.log for process in plan.processes if process.name == event.process]
-        log = names.log_name(logs[0], event.attempt) if logs else ""
-    return _name(log)
 
 
 def _name(value: object) -> str:

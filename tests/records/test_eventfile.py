@@ -32,24 +32,17 @@ def test_what_was_appended_is_read(tmp_path: Path) -> None:
 
 def test_a_schema_to_come_and_half_a_line_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_text('{"schema": 3, "event": "a"}\n{"schema": 1, "event": "b"}\n{"schema": 1, "ev')
+    path.write_text('{"schema": 3, "event": "a"}\n{"schema": 2, "event": "b"}\n{"schema": 2, "ev')
     assert [event.event for event in eventfile.read(str(path))] == ["b"]
     assert list(eventfile.read(str(tmp_path / "none"))) == []
-
-
-def test_events_of_schema_1_are_read_under_todays_names(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    old = ["launched", "stacks wanted", "stopped", "arbitrated", "cut off", "finished"]
-    path.write_text("".join(json.dumps({"schema": 1, "event": name}) + "\n" for name in old))
-    assert [event.event for event in eventfile.read(str(path))] == [
-        *("launched", "stacks_requested", "host_stopped", "job_verdict", "fenced", "finished")
-    ]
 
 
 def test_what_became_of_a_field_is_read(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     told = {"who": ["rank 0"], "name": "amp", "status": "effective", "new": 1}
-    path.write_text(json.dumps({"schema": 1, "event": "judged", "verdicts": [told, 3]}) + "\n")
+    path.write_text(
+        json.dumps({"schema": 2, "event": "strategy_report", "verdicts": [told, 3]}) + "\n"
+    )
     (report,) = eventfile.read(str(path))
     assert eventfile.verdicts(report) == (
         FieldVerdict("amp", "", "", "effective", who=("rank 0",)),

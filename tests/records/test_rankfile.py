@@ -94,10 +94,8 @@ def test_s20_what_a_program_says_without_a_stack_is_shown(tmp_path: Path) -> Non
         assert error.text == text
 
 
-def test_the_evidence_of_a_run_that_had_a_document_for_it_is_read(tmp_path: Path) -> None:
+def test_the_last_evidence_of_a_rank_is_read(tmp_path: Path) -> None:
     assert rankfile.evidence(str(tmp_path), "0") is None
-    (tmp_path / "strategy.0.json").write_text('{"schema": 1, "complete": true}')
-    assert rankfile.evidence(str(tmp_path), "0") == {"schema": 1, "complete": True}
     (tmp_path / "rank.0.jsonl").write_text('{"schema": 1, "kind": "strategy", "pid": 7}\n')
     assert rankfile.evidence(str(tmp_path), "0") == {"schema": 1, "kind": "strategy", "pid": 7}
 

@@ -609,7 +609,7 @@ def _facts(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     git = reading.mapping(manifest.get("git"))
     if git:
-        dirty = " and changes" if git.get("dirty") or git.get("is_dirty") else ""
+        dirty = " and changes" if git.get("dirty") else ""
         facts.append(("git", f"{reading.text(git.get('commit'))}{dirty}"))
     facts += [
         (f"--{reading.text(setting.get('name'))}", reading.text(setting.get("value")))
