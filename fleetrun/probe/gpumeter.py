@@ -12,7 +12,7 @@ import sys
 import time
 
 from fleetrun.probe.ticks import ticks
-from fleetrun.records import metricsfile
+from fleetrun.records import reading
 from fleetrun.records.metricsfile import GpuUsage
 from fleetrun.run import itself, libc
 from fleetrun.typehints import TYPE_CHECKING
@@ -117,7 +117,7 @@ class GpuMeter:
         lines = self._unread.split(b"\n")
         self._unread = lines.pop()
         if lines:
-            self._newest = tuple(map(metricsfile.gpu, json.loads(lines[-1])))
+            self._newest = tuple(reading.record(GpuUsage, use) for use in json.loads(lines[-1]))
             self._at = time.monotonic()
         is_old = time.monotonic() > self._at + 3 * self._period_s + 1
         return () if is_old else self._newest

@@ -129,24 +129,22 @@ def append(path: str, record: MetricsRecord) -> int:
     """
     import json
 
-    document: dict[str, Any] = {"schema": SCHEMA, **record._asdict()}
-    document["system"] = record.system._asdict()
-    document["ranks"] = [use._asdict() for use in record.ranks]
-    document["gpus"] = [use._asdict() for use in record.gpus]
-    document["links"] = [use._asdict() for use in record.links]
-    line = json.dumps(_finite(document), allow_nan=False).encode() + b"\n"
+    document = {"schema": SCHEMA, **_plain(record._asdict())}
+    line = json.dumps(document, allow_nan=False).encode() + b"\n"
     with Closing(fd := os.open(path, _OPEN, 0o600)):
         append_whole(fd, line)
         return os.fstat(fd).st_size
 
 
-def _finite(value: object) -> object:
-    """Return VALUE with null for NaN and infinity, which JSON does not have."""
+def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON
+    """Return VALUE with records as objects, and null for NaN and infinity, which JSON lacks."""
     if isinstance(value, float):
         return value if abs(value) < float("inf") else None
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 class MetricsReader:
@@ -198,20 +196,4 @@ def parse(line: bytes) -> MetricsRecord | None:
     document = reading.parse(line)
     if document is None or document.get("schema") != SCHEMA:
         return None
-    return reading.record(
-        MetricsRecord,
-        document,
-        system=reading.record(System, reading.mapping(document.get("system"))),
-        ranks=tuple(
-            reading.record(RankUse, item) for item in reading.mappings(document.get("ranks"))
-        ),
-        gpus=tuple(map(gpu, reading.mappings(document.get("gpus")))),
-        links=tuple(
-            reading.record(LinkUse, item) for item in reading.mappings(document.get("links"))
-        ),
-    )
-
-
-def gpu(document: dict[str, Any]) -> GpuUsage:
-    """Return the GPU in the JSON object DOCUMENT."""
-    return reading.record(GpuUsage, document)
+    return reading.record(MetricsRecord, document)

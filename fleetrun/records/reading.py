@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from functools import cache
 
 from fleetrun.typehints import TYPE_CHECKING, Any
@@ -165,7 +166,7 @@ def wholes(value: object) -> tuple[int, ...]:
 
 
 def record(kind: type[Record], document: Mapping[str, Any], /, **given: object) -> Record:
-    """Return a KIND from the object DOCUMENT, each field read by its annotation.
+    """Return a KIND from the object DOCUMENT, each field read by its annotation, records too.
 
     A missing or malformed field gets its default, or an empty value. GIVEN fields are taken as they
     are.
@@ -192,10 +193,19 @@ def _fields(
             # for a class.
             shown = getattr(annotation, "__forward_arg__", None) or str(annotation)
             name_of = annotation.__name__ if type(annotation) is type else shown
-            read, nothing = _READERS[name_of]
+            read, nothing = _READERS.get(name_of) or _nested(name_of, kind.__module__)
             defaults: Mapping[str, object] = getattr(kind, "_field_defaults")  # noqa: B009 - a NamedTuple has it
             rows.append((name, read, defaults.get(name, nothing)))
     return tuple(rows)
+
+
+def _nested(name: str, module: str) -> tuple[Callable[[object], object], object]:
+    """Return the reader of the record NAME of MODULE, or of a tuple of them; it returns one."""
+    item = name.removeprefix("tuple[").removesuffix(", ...]")
+    kind = getattr(sys.modules[module], item)
+    if item == name:
+        return lambda value: record(kind, mapping(value)), None
+    return lambda value: tuple([record(kind, entry) for entry in mappings(value)]), None
 
 
 _READERS: dict[str, tuple[Callable[[object], object], object]] = {
