@@ -22,15 +22,13 @@ _REQUEST = struct.Struct("=BBBxI48x")
 # Offsets in `struct inet_diag_msg`: both ends' addresses, the inode, and the first attribute.
 _OWN_AT, _ADDRESS_AT, _INODE_AT, _ATTRIBUTES_AT = 8, 24, 68, 72
 _INODE = struct.Struct("=I")
-# The attribute that is a `struct tcp_info`, and where in it tcpi_bytes_acked and
-# tcpi_bytes_received are (Linux 4.1).
-_INFO = 2
-_BYTES_AT = 120
-_BYTES = struct.Struct("=QQ")
-# Offsets in it (Linux 4.10): tcpi_total_retrans, tcpi_min_rtt (microseconds), tcpi_data_segs_out,
+# The attribute that is a `struct tcp_info`. In it (Linux 4.10) are tcpi_total_retrans, then both
+# tcpi_bytes_acked and tcpi_bytes_received, tcpi_min_rtt (microseconds), tcpi_data_segs_out, and
 # tcpi_busy_time (microseconds). A smoothed round trip has the receiver's delay in it, which grows
 # with its own waits.
-_RESENT_AT, _RTT_AT, _SEGMENTS_AT, _BUSY_AT = 100, 148, 156, 168
+_INFO = 2
+_RESENT_AT, _BYTES_AT, _RTT_AT, _SEGMENTS_AT, _BUSY_AT = 100, 120, 148, 156, 168
+_BYTES = struct.Struct("=QQ")
 _US = 1e6
 # The kernel's word for no round trip yet.
 _UNKNOWN = 0xFFFFFFFF
@@ -46,12 +44,13 @@ def traffic() -> dict[int, int]:
 
     Raises OSError without inet_diag: because of a seccomp filter, or a kernel other than Linux.
     """
-    return dict(pair for _, message in _dump() for pair in _connection(message))
+    return {inode: link.acked + link.received for inode, link in _connections()}
 
 
 class TcpLink(NamedTuple):
-    """A TCP connection to another host; bytes, segments and seconds count since it was made."""
+    """A TCP connection; bytes, segments and seconds count since it was made."""
 
+    # The other host; empty: it does not leave this one.
     peer: str
     rtt_s: float
     received: int
@@ -66,7 +65,7 @@ def links() -> dict[int, TcpLink]:
 
     Raises OSError without inet_diag, as `traffic` does.
     """
-    return dict(pair for family, message in _dump() for pair in _link(family, message))
+    return {inode: link for inode, link in _connections() if link.peer}
 
 
 def connecting() -> dict[int, str]:
@@ -107,9 +106,6 @@ def _link(family: int, message: bytes) -> Iterator[tuple[int, TcpLink]]:
 
     size = 4 if family == socket.AF_INET else 16
     own, peer = (message[at : at + size] for at in (_OWN_AT, _ADDRESS_AT))
-    if own == peer:
-        # It does not leave this host.
-        return
     (inode,) = _INODE.unpack_from(message, _INODE_AT)
     for kind, value in netlink.attributes(message[_ATTRIBUTES_AT:]):
         if kind == _INFO and len(value) >= _BUSY_AT + 8:
@@ -122,7 +118,7 @@ def _link(family: int, message: bytes) -> Iterator[tuple[int, TcpLink]]:
             yield (
                 inode,
                 TcpLink(
-                    peer=plain_address((socket.inet_ntop(family, peer),)),
+                    peer="" if own == peer else plain_address((socket.inet_ntop(family, peer),)),
                     rtt_s=math.inf if rtt_us == _UNKNOWN else rtt_us / _US,
                     received=received,
                     acked=acked,
@@ -143,28 +139,19 @@ def _endpoint(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def _dump() -> list[tuple[int, bytes]]:
-    """Return the family of each TCP socket in one of _STATES, and what the kernel says of it."""
+def _connections() -> Iterator[tuple[int, TcpLink]]:
+    """Yield what the kernel says of each TCP socket in one of _STATES, by its inode."""
     import socket  # only a rank that shows no life is asked for it
 
-    messages: list[tuple[int, bytes]] = []
     for family in (socket.AF_INET, socket.AF_INET6):
         body = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), _STATES)
         try:
-            family_messages = netlink.dump(_SOCK_DIAG, _BY_FAMILY, body)
-            messages += [(family, message) for message in family_messages]
+            for message in netlink.dump(_SOCK_DIAG, _BY_FAMILY, body):
+                yield from _link(family, message)
         except FileNotFoundError:
             # A kernel without IPv6 knows nothing of its connections.
             if family == socket.AF_INET:
                 raise
-    return messages
-
-
-def _connection(message: bytes) -> Iterator[tuple[int, int]]:
-    (inode,) = _INODE.unpack_from(message, _INODE_AT)
-    for kind, value in netlink.attributes(message[_ATTRIBUTES_AT:]):
-        if kind == _INFO and len(value) >= _BYTES_AT + _BYTES.size:
-            yield inode, sum(_BYTES.unpack_from(value, _BYTES_AT))
 
 
 def inodes(pids: Iterable[int]) -> set[int]:

@@ -60,7 +60,7 @@ def test_a_kernel_that_does_not_count_bytes_tells_of_none() -> None:
     # `struct tcp_info` of Linux 3.10 ends after 104 bytes.
     attribute = struct.pack("=HH", 4 + 104, 2) + bytes(104)
     message = bytes(68) + struct.pack("=I", 7) + attribute
-    assert list(sockets._connection(message)) == []
+    assert list(sockets._link(socket.AF_INET, message)) == []
 
 
 def test_a_kernel_without_the_means_is_an_error() -> None:
