@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import reference_tables
 from pages import DOCS, cell, in_both_languages, table, translation, write
 
 if TYPE_CHECKING:
@@ -86,9 +87,7 @@ def exit_codes(translate: Translate) -> str:
 
 def own_variables(translate: Translate) -> str:
     """Return the tables of variables FLEETRUN_* that users may set or read."""
-    from fleetrun.records import variables
-
-    public = [variable for variable in variables.table() if variable.is_public]
+    public = [variable for variable in reference_tables.OWN if variable.is_public]
     rows = [
         (
             f"`{variable.name}`",
@@ -104,20 +103,19 @@ def own_variables(translate: Translate) -> str:
 def rank_variables(translate: Translate) -> str:
     """Return the table of what else a launch sets for its ranks."""
     from fleetrun.plan import environment
-    from fleetrun.records import rank_variables as known
 
     rows = (
         (
             f"`{variable.name}`",
             words(translate(variable.meaning)),
-            "" if variable.modes == known.ALL else ", ".join(variable.modes),
+            "" if variable.modes == reference_tables.ALL else ", ".join(variable.modes),
             words(translate(variable.when)),
             translate("yes") if variable.yields else "",
         )
-        for variable in known.TABLE
+        for variable in reference_tables.OF_RANKS
     )
     columns = heads(translate, "variable", "value", "jobs", "set", "yours wins")
-    set_here = {variable.name for variable in known.TABLE}
+    set_here = {variable.name for variable in reference_tables.OF_RANKS}
     others = [f"`{name}`" for name in environment.IDENTITY if name not in set_here]
     removed = translate(REMOVED).format(names=", ".join(others))
     return translate(RANKS) + table(columns, rows) + removed
@@ -137,7 +135,7 @@ def files(translate: Translate) -> str:
             str(file.schema or ""),
             words(translate(file.meaning)),
         )
-        for file in names.FILES
+        for file in reference_tables.FILES
     )
     head = translate(FILES).format(runs=names.RUNS, latest=names.LATEST, logs=logs, errors=errors)
     columns = heads(translate, "file", "written by", "read by", "schema", "contents")

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Helpers beside the tests (waiting.py, processes.py) are plain modules.
+# Helpers beside the tests (waiting.py, processes.py) are plain modules, and so are pages' tables.
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1] / "scripts"))
 
 from examples import FEW, MANY, USUAL
 from freezing import frozen

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from fleetrun.conversion import ranges
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,47 +53,6 @@ _NODE = r"node\d{1,7}(\.\d{1,7})?"
 # Start time, job name, launcher, and the node rank if there are several.
 _RUN = r"[^-]+-(.*?)-\d+(-node\d+|-head|/.*)?"
 LONG_ENVIRONMENT = "long_environment.json"
-
-
-class File(NamedTuple):
-    """A file of the run directory; SCHEMA is that of a JSON document, or of each of its lines."""
-
-    # With {rank} as `rank_name` has it, {log} as the plan names a log, {attempt} and {part} from 1.
-    name: str
-    # The programs that write and read it.
-    writer: str
-    reader: str
-    schema: int | None
-    meaning: str
-
-
-FILES = (
-    File(LOCK, "launcher", "launches, logs, top, ps", None, "Locked while the launch runs."),
-    File(PLAN, "launcher", "fleetrun logs, top, ps", 1, "The plan: what was started."),
-    File(EVENTS, "launcher", "tune, logs, top, ps", 2, "The events, one per line."),
-    File(MANIFEST, "launcher", "--from-manifest", 1, "Versions and settings, to repeat it."),
-    File(REPORT, "launcher", "fleetrun tune", 1, "Why the job failed."),
-    File(PAGE, "fleetrun report", "people", None, "The run as a page with charts."),
-    File(HOSTS, "launcher", "people", 1, "How each host ended (coordinator only)."),
-    File(LAUNCH, "launcher", "people", None, "Tables of settings and environment."),
-    File(CONSOLE, "launcher", "fleetrun attach", None, "The console of a --detach job."),
-    File(ENDPOINTS, "launcher", "Paddle's users", None, "The trainers' endpoints."),
-    File(OUTPUT_TIMES, "launcher", "fleetrun logs", None, "The lengths of the logs over time."),
-    File(METRICS, "launcher", "report", 1, "Use of host, GPUs, ranks, every 5 s."),
-    File(STRATEGY, "launcher", "ranks", 1, "The requested strategy."),
-    File(LONG_ENVIRONMENT, "launcher", "Paddle", None, "Variables too long for the system."),
-    File("rank.{rank}.jsonl", "rank", "launcher", 1, "Its exception; the strategy's outcome."),
-    File("trace.{rank}.json", "rank", "report, Perfetto", 1, "Where the time of steps goes."),
-    File("error.{rank}.json", "rank", "launcher", 1, "The error of a program other than Python."),
-    File("error.{rank}.json.attempt{attempt}", "rank", "launcher", 1, "That of a later attempt."),
-    File("heartbeat.{rank}", "rank", "launcher", None, "The number of the last step."),
-    File("collectives.{rank}", "rank", "launcher, logs", None, "Its last collectives, in a ring."),
-    File(NCCL_RAS, "launcher", "people", None, "NCCL's report on its communicators, in a hang."),
-    File("stacks.{rank}.txt", "launcher", "people", None, "The stacks of all threads."),
-    File("{log}", "rank", "launcher", None, "The output of the first attempt."),
-    File("{log}.attempt{attempt}", "rank", "launcher", None, "The output of a later attempt."),
-    File("{log}.{part}", "launcher", "people", None, "An older part of a log; 1 is the newest."),
-)
 
 
 def marker(launcher: str) -> str:

@@ -6,6 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
+import reference_tables
 from commandline import Command
 
 from fleetrun.records import (
@@ -48,12 +49,14 @@ raise ValueError("no")
     latest = log / names.LATEST
     left = {path.name for path in latest.iterdir()}
     strange = {
-        name for name in left if not any(pattern(file.name).fullmatch(name) for file in names.FILES)
+        name
+        for name in left
+        if not any(pattern(file.name).fullmatch(name) for file in reference_tables.FILES)
     }
     assert not strange
     expected = {names.LOCK, names.PLAN, names.EVENTS, names.MANIFEST, names.REPORT, names.LAUNCH}
     assert {*expected, names.ENDPOINTS, names.STRATEGY, names.rank_records("0")} <= left
-    for file in names.FILES:
+    for file in reference_tables.FILES:
         if file.schema is None:
             continue
         for name in left:
@@ -65,14 +68,14 @@ raise ValueError("no")
 
 
 def test_the_names_that_are_made_are_those_of_the_table() -> None:
-    table = {file.name for file in names.FILES}
+    table = {file.name for file in reference_tables.FILES}
     made = (names.rank_records, names.error, names.heartbeat, names.stacks, names.trace)
     assert {name("{rank}") for name in made} <= table
-    assert len(table) == len(names.FILES)
+    assert len(table) == len(reference_tables.FILES)
 
 
 def test_the_schemas_of_the_table_are_those_of_the_writers() -> None:
-    schemas = {file.name: file.schema for file in names.FILES if file.schema is not None}
+    schemas = {file.name: file.schema for file in reference_tables.FILES if file.schema is not None}
     assert schemas == {
         names.PLAN: planfile.SCHEMA,
         names.EVENTS: eventfile.SCHEMA,

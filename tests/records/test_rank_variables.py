@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import reference_tables
 from planning import a_request, planned, some_facts
 
 from fleetrun import modes, options
 from fleetrun.model import Facts, LaunchPlan, Processors, Request
 from fleetrun.plan import environment
-from fleetrun.records import rank_variables, variables
 
 IPS = {"ips": ("10.0.0.1", "10.0.0.2")}
 SERVERS = {"run_mode": "ps", "server_num": 1, "trainer_num": 2}
@@ -36,12 +36,12 @@ LAUNCHES: tuple[tuple[Request, Facts], ...] = (
     (a_request(**SERVERS, heter_worker_num="2"), npus("xpu")),
     (a_request(run_mode="rpc", nproc_per_node=2), some_facts()),
 )
-ROWS = {(mode, row.name): row for row in rank_variables.TABLE for mode in row.modes}
+ROWS = {(mode, row.name): row for row in reference_tables.OF_RANKS for mode in row.modes}
 
 
 def set_by(plan: LaunchPlan) -> set[str]:
     """Return the variables that PLAN sets, except fleetrun's own."""
-    own = {row.name for row in variables.table()}
+    own = {row.name for row in reference_tables.OWN}
     return {name for process in plan.processes for name in process.env} - own
 
 
@@ -49,13 +49,13 @@ def test_plans_of_all_modes_set_what_the_table_says_and_nothing_else() -> None:
     modes_of = defaultdict[str, set[str]](set)
     for request, facts in LAUNCHES:
         modes_of[request.run_mode] |= set_by(planned(request, facts))
-    assert modes_of.keys() == {mode.name for mode in modes.MODES} == set(rank_variables.ALL)
+    assert modes_of.keys() == {mode.name for mode in modes.MODES} == set(reference_tables.ALL)
     for mode, names in modes_of.items():
         # What depends on devices or options alone is seen in one mode.
         told = {name for where, name in ROWS if where == mode}
         assert names <= told
         missing = told - names
-        assert all(ROWS[mode, name].modes == rank_variables.ALL for name in missing)
+        assert all(ROWS[mode, name].modes == reference_tables.ALL for name in missing)
     assert {name for _, name in ROWS} == set().union(*modes_of.values())
 
 
@@ -77,8 +77,8 @@ def test_what_the_user_has_exported_stays_where_the_table_says_so() -> None:
 
 
 def test_each_row_is_whole() -> None:
-    names = [(mode, row.name) for row in rank_variables.TABLE for mode in row.modes]
+    names = [(mode, row.name) for row in reference_tables.OF_RANKS for mode in row.modes]
     assert len(names) == len(set(names))
-    for row in rank_variables.TABLE:
+    for row in reference_tables.OF_RANKS:
         assert row.meaning.endswith(".")
-        assert set(row.modes) <= set(rank_variables.ALL)
+        assert set(row.modes) <= set(reference_tables.ALL)

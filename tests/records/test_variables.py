@@ -9,15 +9,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import reference_tables
 
 from fleetrun import cli
 from fleetrun.records import variables
 
 ROOT = Path(__file__).parents[2]
 NAME = re.compile(r"_?FLEETRUN_[A-Z0-9_]*")
-KNOWN = {row.name for row in variables.table()}
-# They were in runs of schema 1.
-OLD = {"FLEETRUN_STRATEGY_EVIDENCE"}
+KNOWN = {row.name for row in reference_tables.OWN}
 # They belong to this checkout's tests and benchmarks.
 OF_TESTS = {
     "FLEETRUN_TEST_DEVICE",
@@ -64,9 +63,7 @@ def named_in(folders: tuple[str, ...]) -> dict[str, set[str]]:
 def test_no_variable_is_missing_in_the_table() -> None:
     named = named_in(("fleetrun/", "scripts/", "tests/", "docs/", "configs/", "README.md"))
     strange = {
-        name: where
-        for name, where in named.items()
-        if name not in KNOWN | OF_TESTS | BEGINNINGS | OLD
+        name: where for name, where in named.items() if name not in KNOWN | OF_TESTS | BEGINNINGS
     }
     assert not strange
 
@@ -132,12 +129,12 @@ def test_the_pages_tell_of_all_that_are_public_and_of_no_other() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     told = {name for page in pages for name in NAME.findall(page.read_text(encoding="utf-8"))}
     # As a pattern, for all of them.
-    assert {row.name for row in variables.table() if row.is_public} == told - {variables.SECRET}
+    assert {row.name for row in reference_tables.OWN if row.is_public} == told - {variables.SECRET}
 
 
 def test_every_row_is_complete() -> None:
-    assert len(KNOWN) == len(variables.table())
-    for row in variables.table():
+    assert len(KNOWN) == len(reference_tables.OWN)
+    for row in reference_tables.OWN:
         assert NAME.fullmatch(row.name)
         assert row.set_by
         assert row.read_by
