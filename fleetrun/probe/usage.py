@@ -20,6 +20,8 @@ class Usage(NamedTuple):
     state: str
     # Processor time since they began, in seconds.
     cpu_s: float
+    # Of the process alone, with all of its threads.
+    leader_s: float
     resident_bytes: int
     threads: int
     pids: tuple[int, ...]
@@ -36,17 +38,18 @@ def of(leaders: Iterable[int]) -> dict[int, Usage]:
     if not wanted:
         return {}
     everybody = proc.all_processes()
-    states = {process.pid: process.state for process in everybody}
+    own = {process.pid: process for process in everybody}
     return {
         leader: Usage(
-            state=states[leader],
+            state=own[leader].state,
             cpu_s=sum(process.cpu_s for process in members),
+            leader_s=own[leader].cpu_s - own[leader].reaped_s,
             resident_bytes=sum(process.resident_pages for process in members) * _PAGE,
             threads=sum(process.threads for process in members),
             pids=tuple(process.pid for process in members),
         )
         for leader, members in proc.families(everybody, wanted).items()
-        if leader in states
+        if leader in own
     }
 
 

@@ -63,6 +63,8 @@ class RankUse(NamedTuple):
     collectives_s: float | None = None
     # The processors it may use: `0-3,8`.
     processors: str = ""
+    # All of its threads on a processor, without its children.
+    process_s: float | None = None
 
 
 class GpuUsage(NamedTuple):

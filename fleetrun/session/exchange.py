@@ -108,9 +108,12 @@ class RankConditions(NamedTuple):
     """What a rank did in the last seconds, as shares of that time; -1: unknown."""
 
     process: int
-    # Its main thread waiting for a processor, running, and in collectives.
+    # Its main thread waiting for a processor, and running.
     queued: float
     running: float
+    # Its other threads, added up.
+    threads: float
+    # Its main thread in collectives.
     collectives: float
     # Limits of its cgroup, and the hypervisor, held it back.
     throttled: float

@@ -26,16 +26,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from fleetrun.model import LaunchPlan
-    from fleetrun.records.metricsfile import GpuUsage, MetricsRecord
+    from fleetrun.records.metricsfile import GpuUsage, MetricsRecord, RankUse
 
 # A rank is held back if its share of time exceeds the others' by this much and by this factor.
 _SHARE, _TIMES = 0.15, 1.5
 # A rank is late if its share of time in collectives is this much smaller than the others'. For one
 # that is held back, half of it will do: a backward of Paddle's own reducer counts as a collective.
 _LATE = 0.15
-# A rank waits if its main thread runs, or waits for a processor, for less than this share of its
-# time outside collectives.
-_RUNS = 0.5
+# The share of its lateness that what its other threads compute must explain.
+_MOSTLY = 0.6
 # Bytes a second; a rank that reads more waits for a disk rather than for a lock.
 _READS = 1 << 20
 # A bad link is this many times as slow as the others; its round trip is longer by at least this.
@@ -56,11 +55,20 @@ _HOLDS: Mapping[str, Callable[[RankConditions], float]] = {
 }
 
 
+# What a rank does with its time beside collectives; `threads` at the same time.
+_PARTS: Mapping[str, Callable[[RankConditions], float]] = {
+    "running": lambda rank: rank.running,
+    "threads": lambda rank: rank.threads,
+    # In a collective, it may run or wait for a processor, too.
+    "elsewhere": lambda rank: max(0.0, 1.0 - rank.running - rank.queued - rank.collectives),
+}
+
+
 class Slowness(NamedTuple):
     """Slow ranks, as places among all ranks, and why: a sentence without its full stop."""
 
     ranks: tuple[int, ...]
-    # queued, throttled, stolen, gpu, link, data or work.
+    # queued, throttled, stolen, gpu, link, threads, data or work.
     cause: str
     text: str
 
@@ -94,6 +102,7 @@ def measured(
             process=places[use.process],
             queued=share(use.queued_s, past.queued_s),
             running=share(use.main_s, past.main_s),
+            threads=share(_threads_s(use), _threads_s(past)),
             collectives=share(use.collectives_s, past.collectives_s),
             throttled=share(use.throttled_s, past.throttled_s),
             stolen=share(use.stolen_s, past.stolen_s),
@@ -111,6 +120,13 @@ def measured(
         if gpu.ranks
     )
     return HostConditions(plan.generation, ranks, gpus, tuple(_links(records, node_of)))
+
+
+def _threads_s(use: RankUse) -> float | None:
+    """Return how long the threads of USE have run beside the main thread."""
+    if use.process_s is None or use.main_s is None:
+        return None
+    return use.process_s - use.main_s
 
 
 def _gpu(now: GpuUsage, looks: Sequence[GpuUsage], places: Mapping[int, int]) -> GpuConditions:
@@ -160,16 +176,17 @@ def compare(hosts: Mapping[int, HostConditions], plan: LaunchPlan) -> tuple[Slow
     ranks = {rank.process: rank for host in hosts.values() for rank in host.ranks}
     if len(ranks) < 2:
         return ()
+    late = _late(ranks)
+    reasons = _reasons(ranks, late or {})
     causes = [
-        *_of_processors(hosts, ranks, plan),
+        *_of_processors(hosts, ranks, reasons, plan),
         *_of_gpus(hosts, plan),
         *_of_links(hosts, plan),
     ]
-    late = _late(ranks)
     if late is not None:
         known = {rank for cause in causes for rank in cause.ranks}
         own = sorted(rank for rank in late.keys() - known if late[rank] >= _LATE)
-        causes += [_own_work(ranks[rank], plan) for rank in own]
+        causes += [_own_work(ranks[rank], reasons.get(rank, ""), hosts, plan) for rank in own]
         causes = [_with_waits(cause, late) for cause in causes if _matters(cause, late)]
     # A cause of all ranks makes none of them slower than the others.
     return tuple(cause for cause in causes if len(cause.ranks) < len(ranks))
@@ -220,7 +237,10 @@ def _label(places: Iterable[int], plan: LaunchPlan) -> str:
 
 
 def _of_processors(
-    hosts: Mapping[int, HostConditions], ranks: Mapping[int, RankConditions], plan: LaunchPlan
+    hosts: Mapping[int, HostConditions],
+    ranks: Mapping[int, RankConditions],
+    reasons: Mapping[int, str],
+    plan: LaunchPlan,
 ) -> Iterator[Slowness]:
     """Yield the ranks that do not get their processors as much as the others do."""
     shares = {
@@ -228,8 +248,9 @@ def _of_processors(
         for cause, share in _HOLDS.items()
     }
     others = {cause: _others(shares[cause]) for cause in shares}
-    for place in _longer_runnable(ranks):
-        shares["queued"][place] = 0.0
+    for place, reason in reasons.items():
+        if reason != "queued":
+            shares["queued"][place] = 0.0
     for host in hosts.values():
         # Ranks on the same processors with the same cause are reported together.
         groups: dict[tuple[str, str], list[int]] = {}
@@ -256,31 +277,42 @@ def _of_processors(
             yield Slowness(tuple(places), cause, text)
 
 
-def _longer_runnable(ranks: Mapping[int, RankConditions]) -> set[int]:
-    """Return the ranks that wait long for processors, but not because these are fuller.
+def _reasons(ranks: Mapping[int, RankConditions], late: Mapping[int, float]) -> dict[int, str]:
+    """Return what each rank does longer than the others: threads, queued, work or data.
 
-    One that has more to compute waits as long as the others for each second on a processor; one
-    that waits for a disk even longer waits for a processor as often as it goes on.
+    One that has more to compute waits for a processor as long as the others do for each second on
+    one, and one that waits for a disk, or for Python's lock, as often as it goes on.
     """
     if any(rank.running < 0 or rank.queued < 0 for rank in ranks.values()):
-        return set()
-    crowding = {place: rank.queued / max(rank.running, 0.01) for place, rank in ranks.items()}
-    elsewhere = {
-        place: 1.0 - rank.running - rank.queued - rank.collectives
-        for place, rank in ranks.items()
-        if rank.collectives >= 0
+        return {}
+    more = {
+        name: _more({place: share(rank) for place, rank in ranks.items()})
+        for name, share in _PARTS.items()
     }
-    queued = _others({place: rank.queued for place, rank in ranks.items()})
-    usual, usual_elsewhere = _others(crowding), _others(elsewhere) if len(elsewhere) > 1 else {}
-    return {
-        place
-        for place, rank in ranks.items()
-        if crowding[place] < usual[place] * _TIMES
-        or (
-            place in usual_elsewhere
-            and elsewhere[place] - usual_elsewhere[place] > rank.queued - queued[place]
-        )
-    }
+    if any(rank.collectives < 0 for rank in ranks.values()):
+        more["elsewhere"] = dict.fromkeys(ranks, 0.0)
+    crowding = _others(
+        {place: rank.queued / max(rank.running, 0.01) for place, rank in ranks.items()}
+    )
+    reasons = {}
+    for place, rank in ranks.items():
+        parts = {
+            "queued": rank.queued - rank.running * crowding[place],
+            "work": more["running"][place] * (1 + crowding[place]),
+            "data": more["elsewhere"][place],
+        }
+        threads = more["threads"][place] if rank.threads >= 0 else 0.0
+        if place in late and threads > _MOSTLY * late[place] >= more["running"][place]:
+            reasons[place] = "threads"
+        else:
+            reasons[place] = max(parts, key=parts.__getitem__)
+    return reasons
+
+
+def _more(shares: Mapping[int, float]) -> dict[int, float]:
+    """Return for each place how much more its share is than the median of the others'."""
+    others = _others(shares)
+    return {place: share - others[place] for place, share in shares.items()}
 
 
 def _stands_out(share: float, others: float) -> bool:
@@ -397,23 +429,33 @@ def _of_only_link(
             yield Slowness((), "link", text)
 
 
-def _own_work(rank: RankConditions, plan: LaunchPlan) -> Slowness:
-    """Return what keeps RANK busy, as it is late although nothing holds it back."""
-    who = _label((rank.process,), plan)
-    left = 1.0 - max(rank.collectives, 0.0)
-    if rank.running < 0:
-        return Slowness((rank.process,), "work", f"{who} is slow")
-    runnable = rank.running + max(rank.queued, 0.0)
-    if runnable >= _RUNS * left:
-        text = f"{who} computes longer ({rank.running:.0%} of the time on a processor)"
-        return Slowness((rank.process,), "work", text)
-    waits = max(0.0, left - runnable)
-    if rank.read_bytes_per_s >= _READS:
-        text = f"{who} waits {waits:.0%} of the time for its data"
-        text += f"; it reads {size(rank.read_bytes_per_s)} a second from a disk"
-    else:
-        text = (
-            f"{who} waits {waits:.0%} of the time, neither on a processor nor in a collective: for "
-            "its data, a disk or a lock (`fleetrun stacks`)"
-        )
-    return Slowness((rank.process,), "data", text)
+def _own_work(
+    rank: RankConditions, reason: str, hosts: Mapping[int, HostConditions], plan: LaunchPlan
+) -> Slowness:
+    """Return what keeps RANK busy, by REASON, although nothing holds it back."""
+    place, who = rank.process, _label((rank.process,), plan)
+    waits = f"{who} waits {_PARTS['elsewhere'](rank):.0%} of the time"
+    match reason:
+        case "threads":
+            text = (
+                f"other threads of {who} compute {rank.threads:.0%} of the time while it waits: "
+                "they hold Python's lock (GIL) or prepare its data (`fleetrun stacks`)"
+            )
+        case "queued":
+            host = hosts[plan.ranks[place].node_rank]
+            text = f"{who} waits {rank.queued:.0%} of the time for "
+            text += _contended(rank.processors, (place,), host, plan)
+        case "work":
+            text = f"{who} computes longer ({rank.running:.0%} of the time on a processor)"
+        case "data" if rank.read_bytes_per_s >= _READS:
+            text = (
+                f"{waits} for its data; it reads {size(rank.read_bytes_per_s)} a second from a disk"
+            )
+        case "data":
+            text = (
+                f"{waits}, neither on a processor nor in a collective: for its data, a disk or a "
+                "lock (`fleetrun stacks`)"
+            )
+        case _:
+            reason, text = "work", f"{who} is slow"
+    return Slowness((place,), reason, text)

@@ -26,7 +26,7 @@ PLAN = plans.plan(per_node=4)
 
 
 def rank(place: int, **changes: object) -> RankConditions:
-    usual = RankConditions(place, 0.05, 0.5, -1.0, 0.0, 0.0, 0.0, f"{place}")
+    usual = RankConditions(place, 0.05, 0.5, 0.02, -1.0, 0.0, 0.0, 0.0, f"{place}")
     return usual._replace(**changes)  # type: ignore[arg-type]
 
 
@@ -119,6 +119,36 @@ def late(place: int, collectives: float, **changes: object) -> list[RankConditio
             ),
         ),
         ({"running": 0.8}, "work", "rank 3 computes longer (80% of the time on a processor)"),
+        # Libraries compute in several threads, the main one among them.
+        (
+            {"running": 0.8, "threads": 2.4},
+            "work",
+            "rank 3 computes longer (80% of the time on a processor)",
+        ),
+        # It gets Python's lock half of the time, so it runs for as long as it does otherwise.
+        (
+            {"running": 0.32, "threads": 0.56},
+            "threads",
+            (
+                "other threads of rank 3 compute 56% of the time while it waits: they hold "
+                "Python's lock (GIL) or prepare its data (`fleetrun stacks`)"
+            ),
+        ),
+        # On a full host, it waits for a processor each time that it gets the lock.
+        (
+            {"running": 0.3, "queued": 0.6, "threads": 0.4},
+            "threads",
+            (
+                "other threads of rank 3 compute 40% of the time while it waits: they hold "
+                "Python's lock (GIL) or prepare its data (`fleetrun stacks`)"
+            ),
+        ),
+        # The kernel does not say how long its threads run.
+        (
+            {"running": 0.6, "threads": -1.0},
+            "work",
+            "rank 3 computes longer (60% of the time on a processor)",
+        ),
         (
             {"running": 0.3, "throttled": 0.5},
             "throttled",
@@ -146,14 +176,26 @@ def test_a_rank_for_which_others_wait_in_collectives_is_named(
         # Its own processor is fuller than the others'.
         ({"running": 0.1, "queued": 0.75}, "queued"),
         ({"running": -1.0, "queued": 0.75}, "queued"),
+        # It waits a little less longer than what stands out by itself.
+        ({"running": 0.1, "queued": 0.34, "collectives": 0.54}, "queued"),
     ],
 )
 def test_where_all_wait_for_processors_that_is_no_cause_by_itself(
     changes: dict[str, object], cause: str
 ) -> None:
     ranks = [rank(place, collectives=0.7, running=0.1, queued=0.2) for place in range(3)]
-    slow = told(host(*ranks, rank(3, collectives=0.1, **changes)))
+    slow = told(host(*ranks, rank(3, **{"collectives": 0.1, **changes})))
     assert [(places, why) for places, why, _ in slow] == [((3,), cause)]
+
+
+def test_who_waits_for_a_processor_in_a_collective_does_both_at_once() -> None:
+    """Measured on a host with twenty times as much to run as it has processors."""
+    ranks = [rank(0, running=0.042, queued=0.508, collectives=0.664)]
+    ranks += [rank(1, running=0.044, queued=0.657, collectives=0.342)]
+    (slow,) = conditions.compare(
+        {0: HostConditions(0, tuple(ranks), (), ())}, plans.plan(per_node=2)
+    )
+    assert (slow.ranks, slow.cause) == ((1,), "queued")
 
 
 @pytest.mark.parametrize("collectives", [(-1.0, -1.0), (0.68, 0.82)])
@@ -270,7 +312,9 @@ def measured(first: MetricsRecord, *later: MetricsRecord) -> HostConditions | No
 def record(at: float, queued_s: float, link: LinkUse, gpu: GpuUsage) -> MetricsRecord:
     made = a_record()
     ranks = tuple(
-        use._replace(queued_s=queued_s, main_s=at, throttled_s=None, processors="0-1")
+        use._replace(
+            queued_s=queued_s, main_s=at, process_s=1.25 * at, throttled_s=None, processors="0-1"
+        )
         for use in made.ranks
     )
     return made._replace(monotonic=at, ranks=ranks, links=(link,), gpus=(gpu,))
@@ -291,7 +335,7 @@ def test_what_a_host_measures_becomes_shares_of_the_time() -> None:
     )
     shares = measured(first, middle, last)
     assert shares is not None
-    assert shares.ranks[0] == RankConditions(0, 0.5, 1.0, -1.0, -1.0, -1.0, 0.0, "0-1")
+    assert shares.ranks[0] == RankConditions(0, 0.5, 1.0, 0.25, -1.0, -1.0, -1.0, 0.0, "0-1")
     # The read bytes of rank 1 are unknown.
     assert [rank.read_bytes_per_s for rank in shares.ranks] == [0.0, -1.0]
     assert shares.links == (LinkConditions(1, 0.001, 10 << 20, 0.01),)

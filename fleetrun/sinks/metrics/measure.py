@@ -143,6 +143,7 @@ class Meter:
             stolen_s=_rounded(delayed.stolen_s),
             collectives_s=_rounded(self._collectives_s(log)),
             processors=delayed.processors,
+            process_s=round(used.leader_s, 2),
         )
 
     def _collectives_s(self, log: runs.LogRecord) -> float | None:
