@@ -84,6 +84,7 @@ def watch(recorder: FlightRecorder) -> None:
     for name in ("partial_program", "pir_partial_program"):
         module = f"paddle.jit.dy2static.{name}"
         after_import(module, functools.partial(_patch_partial_programs, recorder))
+    after_import("paddle.jit.translated_layer", functools.partial(_patch_loaded, recorder))
     for (module, owner), names in _BARRIERS.items():
         after_import(module, functools.partial(_patch_barriers, recorder, owner, names))
     after_import("paddle.base.core", functools.partial(_patch_store, recorder))
@@ -201,14 +202,26 @@ def _patch_partial_programs(recorder: FlightRecorder, module: Any) -> None:
             setattr(kind, name, _recorded(recorder, _PROGRAM, forward, function, backward))
 
 
-def _groups_in(recorder: FlightRecorder, program: Any) -> list[Any]:
-    """Return the groups in which PROGRAM communicates; note if one of them is not known."""
+def _patch_loaded(recorder: FlightRecorder, module: Any) -> None:
+    """Record each run of a program of `jit.load`; those of Paddle 3 are programs of `to_static`."""
+
+    def groups_of(_layer: Any, _inputs: Any, holder: Any) -> list[Any]:
+        return _groups_in(recorder, holder.infer_program, holder)
+
+    # Its gradient communicates where it does.
+    run = module._run_dygraph
+    module._run_dygraph = _recorded(recorder, _PROGRAM, groups_of, run, groups_of)
+
+
+def _groups_in(recorder: FlightRecorder, program: Any, owner: Any = None) -> list[Any]:
+    """Return the groups in which PROGRAM of OWNER communicates; note if one is not known."""
     program = getattr(program, "_program", None) or program
     if program is None:
         return []
-    rings = getattr(program, "_fleetrun_rings", None)
+    owner = owner or program
+    rings = getattr(owner, "_fleetrun_rings", None)
     if rings is None:
-        rings = program._fleetrun_rings = sorted(_rings_in(program))
+        rings = owner._fleetrun_rings = sorted(_rings_in(program))
     groups = [recorder.group_of(ring) for ring in rings]
     if None in groups:
         recorder.note_unrecorded("static programs")
@@ -218,11 +231,20 @@ def _groups_in(recorder: FlightRecorder, program: Any) -> list[Any]:
 def _rings_in(program: Any) -> set[int]:
     """Return the ids of the groups that the operators of PROGRAM name; -1 if it sends messages."""
     rings = set()
-    todo = list(program.blocks) if hasattr(program, "blocks") else [program.global_block()]
+    if hasattr(program, "blocks"):
+        todo = list(program.blocks)
+    elif hasattr(program, "num_blocks"):
+        # What Paddle's own file describes.
+        todo = [program.block(at) for at in range(program.num_blocks())]
+    else:
+        todo = [program.global_block()]
     while todo:
-        for operator in todo.pop().ops:
+        block = todo.pop()
+        ops = block.ops if hasattr(block, "ops") else map(block.op, range(block.op_size()))
+        for operator in ops:
             if hasattr(operator, "attr"):
-                name = operator.type
+                kind = operator.type
+                name = str(kind() if callable(kind) else kind)
                 ring = operator.attr(_RING) if operator.has_attr(_RING) else None
             else:
                 name = operator.name().rpartition(".")[2]

@@ -308,6 +308,8 @@ class FlightRecorder:
         # The groups in which the next backward communicates, and Paddle's reducers whose forward
         # has run.
         self._armed: dict[int, tuple[Any, dict[int, _Gradients | None]]] = {}
+        # Whether gradients of layers communicate in it.
+        self._has_armed_layers = False
         # What is used that calls collectives where they cannot be recorded.
         self._unrecorded: dict[str, None] = {}
         self.is_on = True
@@ -370,11 +372,22 @@ class FlightRecorder:
         models = self._armed.setdefault(id(process_group), (process_group, {}))[1]
         if model:
             models[model] = gradients
+        else:
+            self._has_armed_layers = True
+
+    def note_partial(self) -> None:
+        """Record that `paddle.grad` computes gradients, perhaps of layers that communicate in it.
+
+        Which of them it computes cannot be seen, and not all ranks need to.
+        """
+        if self._has_armed_layers:
+            self.note_unrecorded("paddle.grad")
 
     def begin_backward(self) -> list[tuple[int, Any]]:
         """Record the backward that begins, in each group in which it communicates."""
         armed = [*self._armed.values()]
         self._armed.clear()
+        self._has_armed_layers = False
         return [
             (self.begin(group, _BACKWARD, (_models([*models]), *_sum(models.values()))), group)
             for group, models in armed
@@ -748,11 +761,11 @@ def _patch_backward(recorder: FlightRecorder, core: Any) -> None:
     # By id, with its number among those of its group; Paddle keeps the groups.
     reducers: dict[int, tuple[Any, int, _Gradients | None]] = {}
     made: Counter[int] = Counter()
-    begin, end, raised, arm, count = (
+    begin, end, raised, arm, note_partial, count = (
         watching(recorder, hook)
         for hook in (
             *(recorder.begin_backward, recorder.end, recorder.raised, recorder.arm),
-            _gradients,
+            *(recorder.note_partial, _gradients),
         )
     )
 
@@ -774,6 +787,8 @@ def _patch_backward(recorder: FlightRecorder, core: Any) -> None:
     kind.__init__ = __init__
     watch_method(kind, "prepare_for_backward", before=prepare)
     core.eager.run_backward = run_backward
+    if hasattr(core.eager, "run_partial_grad"):
+        watch_method(core.eager, "run_partial_grad", before=lambda _outputs: note_partial())
 
 
 def _gradients(parameters: Sequence[Any]) -> _Gradients | None:

@@ -47,7 +47,7 @@ def seen(folder: Path) -> tuple[Collective, ...]:
 
 
 def backwards(made: FlightRecorder) -> Any:
-    """Return Paddle's backward, recorded by MADE."""
+    """Return Paddle's backward and the gradients of `paddle.grad`, recorded by MADE."""
 
     class EagerReducer:
         """Sums gradients outside of Python."""
@@ -56,10 +56,13 @@ def backwards(made: FlightRecorder) -> Any:
             pass
 
     core = SimpleNamespace(
-        EagerReducer=EagerReducer, eager=SimpleNamespace(run_backward=lambda: None)
+        EagerReducer=EagerReducer,
+        eager=SimpleNamespace(
+            run_backward=lambda: None, run_partial_grad=lambda outputs, inputs: (outputs, inputs)
+        ),
     )
     flight_recorder._patch_backward(made, core)
-    return core.eager.run_backward
+    return core.eager.run_backward, core.eager.run_partial_grad
 
 
 WORLD, PAIR = CollectiveChannel((0, 1, 2)), CollectiveChannel((0, 1))
@@ -102,7 +105,7 @@ def test_a_kernel_is_a_collective_of_the_group_that_it_names(tmp_path: Path) -> 
     ops.all_reduce_(tensor, 9, 0)
     ops.c_identity(tensor, 7, True, True)
     # A gradient of another kernel communicates by itself.
-    backwards(made)()
+    backwards(made)[0]()
     first, second, third, fourth = seen(tmp_path)
     assert (first.operation, first.channel) == ("c_softmax_with_cross_entropy", PAIR)
     assert (first.tensor, first.sequence, first.is_open) == ("float32 [4, 8]", 1, False)
@@ -116,7 +119,7 @@ def test_a_backward_in_which_layers_communicate_is_recorded(tmp_path: Path) -> N
         return (Tensor(2, 3, stop_gradient=args[0].stop_gradient), Tensor(3))
 
     made = recorder(tmp_path)
-    run = backwards(made)
+    run, _ = backwards(made)
     ops = kernels(
         made,
         sync_batch_norm_=normalize,
@@ -140,6 +143,30 @@ def test_a_backward_in_which_layers_communicate_is_recorded(tmp_path: Path) -> N
         ("global_scatter", (0, 1), flightfile.ASYNCHRONOUS),
         ("backward", (0, 1), BLOCKING),
     ]
+
+
+def test_gradients_of_paddle_grad_that_may_communicate_are_said_not_to_be_recorded(
+    tmp_path: Path,
+) -> None:
+    made = recorder(tmp_path)
+    run, gradients = backwards(made)
+    ops = kernels(made, sync_batch_norm_=lambda *_: Tensor(3, stop_gradient=False))
+
+    def unrecorded() -> tuple[str, ...]:
+        record = flightfile.read(str(tmp_path / "ring"), 0)
+        assert record is not None
+        return record.unrecorded
+
+    assert gradients("y", "x") == ("y", "x")
+    ops.sync_batch_norm_(Tensor(3), *[Tensor(3)] * 4, False)
+    run()
+    gradients("y", "x")
+    assert unrecorded() == ()
+    ops.sync_batch_norm_(Tensor(3), *[Tensor(3)] * 4, False)
+    gradients("y", "x")
+    assert unrecorded() == ("paddle.grad",)
+    run()
+    assert [call.operation for call in seen(tmp_path)] == ["sync_batch_norm", "backward"] * 2
 
 
 class Operator:
@@ -241,7 +268,7 @@ def test_a_program_of_to_static_is_recorded_with_its_backward(tmp_path: Path, is
         program = SimpleNamespace(forward_program=forward, backward_program=backward)
 
     made = recorder(tmp_path)
-    run = backwards(made)
+    run, _ = backwards(made)
     translated: Any = Old if is_old else New
     compiled_collectives._patch_partial_programs(
         made, SimpleNamespace(PartialProgramLayer=translated)
@@ -251,6 +278,42 @@ def test_a_program_of_to_static_is_recorded_with_its_backward(tmp_path: Path, is
     run()
     layer([Tensor(1, stop_gradient=False)])
     run()
+    calls = [(call.operation, call.channel.ranks) for call in seen(tmp_path)]
+    assert calls == [("program", (0, 1)), ("program", (0, 1)), ("backward", (0, 1))]
+
+
+class Description(Operator):
+    """An operator in a file."""
+
+    def type(self) -> str:
+        """Return the name."""
+        return self._name
+
+    def attr(self, _name: str) -> int | None:
+        """Return the only attribute."""
+        return self._ring
+
+
+def test_a_loaded_program_is_recorded_with_its_backward(tmp_path: Path) -> None:
+    operators = [Description("matmul_v2"), Description("c_allreduce_sum", 7)]
+    block = SimpleNamespace(op_size=lambda: len(operators), op=operators.__getitem__)
+
+    class Holder:
+        """A program that was read from a file."""
+
+        infer_program = SimpleNamespace(num_blocks=lambda: 1, block=[block].__getitem__)
+
+    def run_program(_layer: object, inputs: list[Tensor], _holder: Holder) -> list[Tensor]:
+        return inputs
+
+    module: Any = SimpleNamespace(_run_dygraph=run_program)
+    made = recorder(tmp_path)
+    run, _ = backwards(made)
+    compiled_collectives._patch_loaded(made, module)
+    holder = Holder()
+    for stop_gradient in (True, False):
+        module._run_dygraph("layer", [Tensor(1, stop_gradient=stop_gradient)], holder)
+        run()
     calls = [(call.operation, call.channel.ranks) for call in seen(tmp_path)]
     assert calls == [("program", (0, 1)), ("program", (0, 1)), ("backward", (0, 1))]
 
