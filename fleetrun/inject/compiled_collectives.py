@@ -303,6 +303,7 @@ def _patch_store(recorder: FlightRecorder, core: Any) -> None:
                 end(number)
             return result
 
-    for name in ("get", "wait"):
+    # A barrier of a script may add 0 until all have come.
+    for name in ("add", "get", "wait"):
         if hasattr(core, "TCPStore"):
             patch(core.TCPStore, name)

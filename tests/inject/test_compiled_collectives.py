@@ -346,6 +346,9 @@ def test_the_wait_of_the_main_thread_for_a_key_is_recorded(
         def get(self, key: str) -> bytes:
             return key.encode()
 
+        def add(self, key: str, number: int) -> int:
+            return len(key) + number
+
         def wait(self, key: str) -> None:
             raise TimeoutError(key)
 
@@ -357,16 +360,19 @@ def test_the_wait_of_the_main_thread_for_a_key_is_recorded(
     assert TCPStore().get("a") == b"a"
     with pytest.raises(TimeoutError):
         TCPStore().wait("b")
+    assert TCPStore().add("ab", 0) == 2
     thread = threading.Thread(target=TCPStore().get, args=("c",))
     thread.start()
     thread.join()
     issued = flightfile.issued(str(tmp_path / "ring"))
     for _ in range(3):
         TCPStore().get("a")
+        TCPStore().add("ab", 0)
     # Polls are no progress.
     assert flightfile.issued(str(tmp_path / "ring")) == issued
-    first, second = seen(tmp_path)
+    first, second, third = seen(tmp_path)
     assert first.channel == CollectiveChannel((1,), 0, "store.get")
     assert first.channel.is_store
+    assert third.channel.is_store
     assert (first.operation, first.state, first.is_open) == ("store.get", BLOCKING, False)
     assert (second.operation, second.state) == ("store.wait", RAISED)
