@@ -98,11 +98,30 @@ def test_a_copy_of_the_environment_in_the_standard_library_is_the_ranks_own(
     assert (folder / "log.0").read_text() == "Paddle says hello\nmine\n"
 
 
-@pytest.mark.parametrize("copy", ["dict(os.environ)", "list(os.environ.items())"])
+@pytest.mark.parametrize(
+    "copy",
+    [
+        "dict(os.environ)",
+        "list(os.environ.items())",
+        # In another form.
+        "json.dumps(dict(os.environ.items()))",
+        "' '.join(os.environ.values())",
+        "len([1 for value in os.environ.values() if value in '12'])",
+        "sorted(f'{name}={value}' for name, value in os.environ.items())",
+        "['%s %s' % both for both in os.environ.items()]",
+        "[name for name, value in os.environ.items() if value == '1']",
+        "[int(value) for name, value in os.environ.items() if name == 'OWN']",
+        "{name: ':' + value for name, value in os.environ.items()}",
+        "{name: value[:9].lower() for name, value in os.environ.items()}",
+        "sum(value in {'1', '2'} for _, value in os.environ.items())",
+        "os.environb[b'OWN'] == b'1'",
+        "b' '.join(value for name, value in os.environb.items())",
+    ],
+)
 def test_a_module_that_copies_the_environment_is_named(
     folder: Path, parent: guard.Guard, copy: str
 ) -> None:
-    (folder / "fake" / "copies.py").write_text(f"import os\nold = {copy}")
+    (folder / "fake" / "copies.py").write_text(f"import json, os\nold = {copy}")
     assert forks.stand_by(parent, order(folder, OWN="1"), "copies")[0] == "ready"
     started, _ = forks.run(parent, order(folder, OWN="2"))
     assert not started.is_forked
@@ -119,8 +138,10 @@ def test_a_module_that_only_looks_for_its_own_variables_has_read_no_others(
     )
     assert forks.stand_by(parent, order(folder, OWN="1", SEEKS_ON="0"), "seeks")[0] == "ready"
     assert forks.run(parent, order(folder, OWN="2", SEEKS_ON="0"))[0].is_forked
-    started, _ = forks.run(parent, order(folder, OWN="2", SEEKS_ON="1"))
-    assert started.why_not == "SEEKS_ON, which is read when seeks is loaded, has another value"
+    changed = order(folder, SEEKS_ON="1"), order(folder, SEEKS_ON="0", SEEKS_ALSO="1")
+    for name, other in zip(("SEEKS_ON", "SEEKS_ALSO"), changed, strict=True):
+        started, _ = forks.run(parent, other)
+        assert started.why_not == f"{name}, which is read when seeks is loaded, has another value"
 
 
 def test_another_program_starts_as_ever(folder: Path, parent: guard.Guard) -> None:

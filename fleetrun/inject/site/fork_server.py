@@ -17,14 +17,16 @@ import ctypes
 import gc
 import io
 import marshal
+import opcode
 import os
 import random
 import signal
 import sys
 import warnings
 import weakref
-from collections.abc import ItemsView, ValuesView
+from collections.abc import ItemsView
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import import_module, invalidate_caches
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -64,8 +66,8 @@ _FRAMEWORK, _DYGRAPH = "paddle.base.framework", "paddle.base.dygraph.base"
 # The versions of Paddle that start a thread when loaded, the sampler of brpc's bvar, which their
 # own fork handler starts again.
 _SAMPLING = ("2.6.",)
-# The code of `os.environ.items()` and `.values()`.
-_LISTERS = {view.__iter__.__code__ for view in (ItemsView, ValuesView)}
+# How Python begins a turn of `for name, value in ...`.
+_TURN = bytes(opcode.opmap[name] for name in ("FOR_ITER", "UNPACK_SEQUENCE"))
 # Device files that any process may have open.
 _PLAIN = (
     "/dev/null",
@@ -324,13 +326,32 @@ def _own_bytes() -> int:
 
 
 class _Listed(str):
-    """A variable's value in `os.environ.items()`: it is known whether somebody keeps it."""
+    """A variable's value in a loop over `os.environ.items()`: calls `used` when it is used."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "used")
+    used: Callable[[], object]
+
+    def __radd__(self, left: str) -> str:
+        """Append it to another string."""
+        return left + str(self)
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         """Be an ordinary string for other processes."""
         return str, (str(self),)
+
+
+def _telling(real: Callable[..., Any]) -> Callable[..., Any]:
+    def call(value: _Listed, *words: Any, **named: Any) -> Any:
+        value.used()
+        return real(value, *words, **named)
+
+    return call
+
+
+for _method in vars(str).keys() - {"__doc__", "__getattribute__", "__new__", "maketrans"}:
+    setattr(_Listed, _method, _telling(getattr(str, _method)))
+for _number in (int, float, complex):
+    setattr(_Listed, f"__{_number.__name__}__", lambda value, to=_number: to(str(value)))
 
 
 class Loaded:
@@ -341,6 +362,9 @@ class Loaded:
         # Variables that Python code reads during its import, and the modules of `load` that do.
         self._read: dict[str, str] = {}
         self._loading = ""
+        # The packages that look through all variables for their own, whose names begin with
+        # theirs, and the modules of `load`.
+        self._seekers: dict[str, str] = {}
         self._modules: dict[str, ModuleType] = {}
         # Root packages that bring all other modules.
         self._whole: set[str] = set()
@@ -414,23 +438,31 @@ class Loaded:
 
     @contextmanager
     def _noting_reads(self) -> Iterator[None]:
-        """Note the variables that are read, and those of a list of all variables that are kept."""
-        read, listed = type(os.environ).__getitem__, list[tuple[str, str, Any]]()
+        """Note the variables that are read.
 
-        def noting(environ: Any, name: str) -> Any:
-            if _is_met(name, sys._getframe(1)):
-                value = _Listed(read(environ, name))
-                listed.append((name, self._loading, weakref.ref(value)))
-                return value
-            self._read.setdefault(name, self._loading)
-            return read(environ, name)
+        A module that looks for its own among all, as tqdm does, has read no value that it neither
+        uses nor keeps.
+        """
+        read, listed = type(os.environ).__getitem__, list[tuple[weakref.ref[_Listed], Any]]()
+
+        def noting(environ: Any, name: Any) -> Any:
+            seeker = _seeker(sys._getframe(1))
+            used = partial(self._read.setdefault, os.fsdecode(name), self._loading)
+            if environ is not os.environ or not seeker:
+                used()
+                return read(environ, name)
+            self._seekers.setdefault(seeker.lower(), self._loading)
+            value = _Listed(read(environ, name))
+            value.used = used
+            listed.append((weakref.ref(value), used))
+            return value
 
         with _replaced(type(os.environ), "__getitem__", noting):
             yield
         gc.collect()
-        for name, loading, reference in listed:
+        for reference, used in listed:
             if reference() is not None:
-                self._read.setdefault(name, loading)
+                used()
 
     def _import(self, name: str, known_threads: Callable[[], int]) -> None:
         threads, self._loading = _threads(), name
@@ -483,8 +515,8 @@ class Loaded:
         if list(argv[: _fixed()]) != sys.orig_argv[: _fixed()]:
             return "its command differs"
         name = self._differs({os.fsdecode(k): os.fsdecode(v) for k, v in environ.items()})
-        reader = self._read.get(name, "")
-        reader = "Paddle" if reader in {"", "numpy", "paddle"} else reader
+        reader = self._reader(name)
+        reader = "Paddle" if reader in {None, "", "numpy", "paddle"} else reader
         return f"{name}, which is read when {reader} is loaded, has another value" if name else ""
 
     def suitable(self, source: _socket.socket) -> tuple[Mapping[str, Any], list[int]]:
@@ -501,10 +533,15 @@ class Loaded:
     def _differs(self, environ: Mapping[str, str]) -> str:
         """Return a variable of ENVIRON that differs from the value at import, if any."""
         for name in sorted(self._environ.keys() | environ.keys()):
-            counts = name in self._read or name.startswith(READ_AT_LOAD)
+            counts = self._reader(name) is not None or name.startswith(READ_AT_LOAD)
             if counts and name not in _DONE_AGAIN and environ.get(name) != self._environ.get(name):
                 return name
         return ""
+
+    def _reader(self, name: str) -> str | None:
+        """Return the module of `load` whose import reads the variable NAME, if any."""
+        own = (seeker for seeker in self._seekers if name.lower().startswith(seeker))
+        return self._read.get(name, self._seekers.get(next(own, "")))
 
     def offer(self, environ: Mapping[bytes, bytes]) -> None:
         """Let the rank, which was started with ENVIRON, import the loaded modules."""
@@ -779,15 +816,17 @@ def _draw(count: int) -> None:
         random.getrandbits(_BITS)
 
 
-def _is_met(name: str, caller: FrameType) -> bool:
-    """Whether CALLER lists all variables, for a module that NAME does not begin with.
-
-    A module that looks for its own, as tqdm does, does not read the others.
-    """
-    if caller.f_code not in _LISTERS or caller.f_back is None:
-        return False
-    module: str = caller.f_back.f_globals.get("__name__", "")
-    return not name.lower().startswith(module.partition(".")[0].lower())
+def _seeker(caller: FrameType) -> str:
+    """Return the package whose loop over all names and values gets them from CALLER, or nothing."""
+    loop = caller.f_back
+    if caller.f_code is not ItemsView.__iter__.__code__ or loop is None:
+        return ""
+    # Not what takes them all at once, like `dict`. Newer Pythons leave room after instructions.
+    codes, at = loop.f_code.co_code[::2], loop.f_lasti // 2 + 1
+    if codes[:at].rstrip(b"\0")[-1:] + codes[at:].lstrip(b"\0")[:1] != _TURN:
+        return ""
+    module: str = loop.f_globals.get("__name__", "")
+    return module.partition(".")[0]
 
 
 def _threads() -> int:
