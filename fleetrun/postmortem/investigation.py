@@ -142,15 +142,15 @@ def _collectives(plan: LaunchPlan, outcome: Outcome, cause: Exited | Failure) ->
     """Return the findings from the ranks' collectives, unless they only say that one has ended."""
     if not any(variables.FLIGHT_RECORDER in spec.env for spec in plan.processes):
         return []
-    from fleetrun.postmortem import flight  # only where they are recorded
+    from fleetrun.postmortem import flight, flightnames  # only where they are recorded
 
     ranks = sum(spec.is_trainer for spec in plan.ranks)
     records = flightfile.of_folder(names.run_path(plan, ""), plan.generation)
-    states: dict[int, flight.RankState] = {}
+    states: dict[int, flightnames.RankState] = {}
     if isinstance(cause, Exited):
         failed = cause.label
         states = {
-            rank.rank: flight.RankState(has_ended=True)
+            rank.rank: flightnames.RankState(has_ended=True)
             for other in outcome.exits
             if other.attempt == cause.attempt and other.at <= cause.at
             if (rank := plan.processes[other.process].rank) is not None
@@ -161,13 +161,13 @@ def _collectives(plan: LaunchPlan, outcome: Outcome, cause: Exited | Failure) ->
     else:
         failed = cause.what
     axes = rankfile.topology(map(rankfile.path_of, plan.processes))
-    job = flight.JobRanks(ranks, axes, states)
+    job = flightnames.JobRanks(ranks, axes, states)
     return [
         f"{sentence(finding.text)}."
         for finding in flight.verdict(records, job, has_failed=True)
-        if finding.kind == flight.DESYNC
+        if finding.kind == flightnames.DESYNC
         or (
-            finding.kind == flight.MISSING
+            finding.kind == flightnames.MISSING
             and not any(f"{failed} ".startswith(f"rank {rank} ") for rank in finding.ranks)
         )
     ]

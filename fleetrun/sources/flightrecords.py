@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from fleetrun.plan.visible import sentence
-from fleetrun.postmortem import flight, lastlines, watchdog
+from fleetrun.postmortem import desyncs, flight, flightnames, flightwaits, lastlines, watchdog
 from fleetrun.records import flightfile, names, rankfile, reading, variables
 from fleetrun.run.events import RunWarning
 from fleetrun.session import codec
@@ -19,7 +19,7 @@ from fleetrun.session.exchange import PackedCollectives, rank_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fleetrun.postmortem.flight import FlightFinding, RankState
+    from fleetrun.postmortem.flightnames import FlightFinding, RankState
     from fleetrun.records.flightfile import FlightRecord
     from fleetrun.run.loop import Waiting
     from fleetrun.run.observers import ObservedJob
@@ -69,7 +69,7 @@ class FlightRecords:
             late = next(
                 (collective for collective in record.collectives if collective.is_open), None
             )
-            if late is not None and now - late.issued_at > flight.LATE_S:
+            if late is not None and now - late.issued_at > flightwaits.LATE_S:
                 mark = record.pid, late.issued_at
                 if self._sent.get(rank) != mark:
                     self._sent[rank] = mark
@@ -79,7 +79,7 @@ class FlightRecords:
         """Report ranks that have called different collectives; return the records of this host."""
         own = self._here()
         # Without names, which would need all records to be read.
-        if flight.desyncs({**self._received, **own}, flight.JobRanks(0)):
+        if desyncs.find({**self._received, **own}, flightnames.JobRanks(0)):
             # A record that was being written when it was read may have made no sense.
             self._compare()
         return own
@@ -169,15 +169,15 @@ class FlightRecords:
 
     # Findings -------------------------------------------------------------------------------------
 
-    def _job_of(self, states: Mapping[int, RankState]) -> flight.JobRanks:
+    def _job_of(self, states: Mapping[int, RankState]) -> flightnames.JobRanks:
         plan = self._job.plan
         axes = rankfile.topology(map(rankfile.path_of, plan.processes))
-        return flight.JobRanks(sum(spec.is_trainer for spec in plan.ranks), axes, states)
+        return flightnames.JobRanks(sum(spec.is_trainer for spec in plan.ranks), axes, states)
 
     def _compare(self) -> None:
         """Report once that ranks have called different collectives at one place."""
         records = {**self._received, **self._here()}
-        for finding in flight.desyncs(records, self._job_of({}), is_early=True)[:1]:
+        for finding in desyncs.find(records, self._job_of({}), is_early=True)[:1]:
             # As other hosts send their records, more ranks prove the same ones wrong.
             if finding.ranks not in self._reported:
                 self._reported.add(finding.ranks)

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from fleetrun.plan.visible import visible
-from fleetrun.postmortem.flight import UNKNOWN, RankState
+from fleetrun.postmortem.flightnames import UNKNOWN, RankState
 from fleetrun.records import names
 from fleetrun.run.events import Hung
 from fleetrun.session.exchange import RankStack, SilentHost, Stacks, WantStacks

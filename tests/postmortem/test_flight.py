@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetrun.postmortem import flight
-from fleetrun.postmortem.flight import (
+from fleetrun.postmortem import desyncs, flight, flightnames
+from fleetrun.postmortem.flightnames import (
     CYCLE,
     DESYNC,
     MISSING,
@@ -411,7 +411,7 @@ def test_who_waits_for_a_key_of_a_store_is_not_named() -> None:
     for rank, channel in alone.items():
         (call,) = records[rank].collectives
         records[rank] = records[rank]._replace(collectives=(call._replace(done_at=None),))
-        assert flight.of(channel, JobRanks(3)) == f"by rank {rank}"
+        assert flightnames.of(channel, JobRanks(3)) == f"by rank {rank}"
     (finding,) = flight.verdict(records, JobRanks(3))
     assert (finding.kind, finding.ranks) == (UNFINISHED, ())
     assert re.fullmatch(
@@ -666,10 +666,10 @@ def test_who_is_right_in_a_tie_is_left_to_ranks_that_come() -> None:
     sums, copies = [Call(group, "all_reduce")], [Call(group, "broadcast")]
     two = play({2: sums, 3: copies})
     job = JobRanks(4)
-    assert flight.desyncs(two, job, is_early=True) == ()
-    assert [finding.ranks for finding in flight.desyncs(two, job)] == [(2, 3)]
+    assert desyncs.find(two, job, is_early=True) == ()
+    assert [finding.ranks for finding in desyncs.find(two, job)] == [(2, 3)]
     three = play({1: sums, 2: sums, 3: copies})
-    assert [finding.ranks for finding in flight.desyncs(three, job, is_early=True)] == [(3,)]
+    assert [finding.ranks for finding in desyncs.find(three, job, is_early=True)] == [(3,)]
 
 
 def test_of_two_calls_that_differ_the_one_of_the_rank_that_others_await_is_wrong() -> None:
@@ -731,7 +731,7 @@ def test_a_call_between_backwards_that_one_rank_makes_alone_is_told() -> None:
     whole, backward = CollectiveChannel((0, 1, 2)), CollectiveChannel((0, 1, 2), 1, "backward")
     step, metric = Call(backward, "backward"), Call(whole, "all_reduce", 1)
     records = play({0: [metric, step, metric], 1: [metric, step, step], 2: [metric, step, step]})
-    (finding,) = flight.desyncs(records, JobRanks(3), is_early=True)
+    (finding,) = desyncs.find(records, JobRanks(3), is_early=True)
     assert (finding.kind, finding.ranks) == (DESYNC, (0,))
     assert finding.text == (
         "rank 0 called all_reduce of float32 [1] in train.py:7 where ranks 1-2 called backward of "
@@ -740,7 +740,7 @@ def test_a_call_between_backwards_that_one_rank_makes_alone_is_told() -> None:
     # Whatever is no longer in the ring.
     for rank, record in records.items():
         records[rank] = record._replace(collectives=record.collectives[-1:])
-    assert flight.desyncs(records, JobRanks(3)) == (finding,)
+    assert desyncs.find(records, JobRanks(3)) == (finding,)
 
 
 def test_of_ranks_most_of_which_have_ended_the_one_that_still_waits_is_named() -> None:
@@ -833,24 +833,24 @@ def test_parts_of_an_all_to_all_are_compared_by_pairs_of_ranks(
         parts = sent.get(rank, (2, 2, 2)) + expected.get(rank, (2, 2, 2))
         (call,) = record.collectives
         records[rank] = record._replace(collectives=(call._replace(parts=parts),))
-    findings = flight.desyncs(records, JobRanks(3), is_early=True)
+    findings = desyncs.find(records, JobRanks(3), is_early=True)
     assert [finding.ranks for finding in findings] == ([ranks] if ranks else [])
     assert all(finding.text == text or not text for finding in findings)
     # A rank that has not come, or has not recorded its parts, may be the one that is wrong.
     records.pop(2)
-    assert flight.desyncs(records, JobRanks(3), is_early=True) == ()
+    assert desyncs.find(records, JobRanks(3), is_early=True) == ()
     records[0] = records[0]._replace(
         collectives=tuple(call._replace(parts=()) for call in records[0].collectives)
     )
     # A rank can disagree with itself.
-    assert {finding.ranks for finding in flight.desyncs(records, JobRanks(3))} <= {(1,)}
+    assert {finding.ranks for finding in desyncs.find(records, JobRanks(3))} <= {(1,)}
 
 
 def test_models_that_are_trained_in_another_order_are_told() -> None:
     backward = CollectiveChannel((0, 1, 2), 1, "backward")
     first, second = Call(backward, "backward"), Call(backward, "backward (model 2)")
     records = play({0: [first, second], 1: [second, first], 2: [first, second]})
-    (finding,) = flight.desyncs(records, JobRanks(3), is_early=True)
+    (finding,) = desyncs.find(records, JobRanks(3), is_early=True)
     assert (finding.kind, finding.ranks) == (DESYNC, (1,))
     assert finding.text.startswith("rank 1 called backward (model 2)")
     assert finding.text.endswith(": backward 1 of all ranks")
@@ -878,7 +878,7 @@ def test_groups_made_in_another_order_are_another_call_of_each_rank() -> None:
 def test_parts_of_another_size_are_told(operation: str) -> None:
     group = CollectiveChannel((0, 1, 2))
     calls = {rank: [Call(group, operation, 5 if rank == 1 else 4)] for rank in group.ranks}
-    (finding,) = flight.desyncs(play(calls), JobRanks(3))
+    (finding,) = desyncs.find(play(calls), JobRanks(3))
     assert finding.ranks == (1,)
 
 
@@ -891,14 +891,14 @@ def test_a_message_of_another_size_than_its_receiver_expects_is_told_unless_it_a
 
     job = JobRanks(3)
     records = {1: end(1, "send", 8, 6.0), 2: end(2, "recv", 12, None)}
-    (finding,) = flight.desyncs(records, job, is_early=True)
+    (finding,) = desyncs.find(records, job, is_early=True)
     assert (finding.kind, finding.ranks) == (DESYNC, (1, 2))
     assert finding.text == (
         "rank 1 called send of float32 [8] where rank 2 called recv of float32 [12]: "
         "message 3 from rank 1 to rank 2"
     )
-    assert flight.desyncs({**records, 2: end(2, "recv", 12, 8.0)}, job) == ()
-    assert flight.desyncs({**records, 2: end(2, "recv", 8, None)}, job) == ()
+    assert desyncs.find({**records, 2: end(2, "recv", 12, 8.0)}, job) == ()
+    assert desyncs.find({**records, 2: end(2, "recv", 8, None)}, job) == ()
 
 
 # Devices that run calls in order ----------------------------------------

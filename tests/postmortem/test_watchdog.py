@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fleetrun.postmortem import flight, watchdog
+from fleetrun.postmortem import flight, flightnames, watchdog
 
 NOW = time.mktime((2026, 11, 26, 10, 10, 0, 0, 0, -1))
 AT = "1126 10:08:11.123456  7012 comm_task_manager.cc"
@@ -34,19 +34,19 @@ def waits(rank: int, count: int, at: str = AT, **more: Any) -> str:
     return f"W{at}:170] Find timeout start but not finish task:{message}\n"
 
 
-def finding(logs: dict[int, str]) -> tuple[flight.FlightFinding, ...]:
+def finding(logs: dict[int, str]) -> tuple[flightnames.FlightFinding, ...]:
     texts = {rank: watchdog.lines(f"step 3 loss 1.5\n{log}") for rank, log in logs.items()}
     records = {
         rank: watchdog.parse(rank, text, timeout_s=60.0, now=NOW) for rank, text in texts.items()
     }
     known = {rank: record for rank, record in records.items() if record is not None}
-    return flight.verdict(watchdog.current(known), flight.JobRanks(4))
+    return flight.verdict(watchdog.current(known), flightnames.JobRanks(4))
 
 
 def test_the_rank_that_lags_in_a_group_is_named_with_the_operation() -> None:
     logs = {rank: last(rank, 37) + waits(rank, 38) for rank in (0, 2, 3)}
     (verdict,) = finding({1: last(1, 37), **logs})
-    assert (verdict.kind, verdict.ranks) == (flight.MISSING, (1,))
+    assert (verdict.kind, verdict.ranks) == (flightnames.MISSING, (1,))
     assert verdict.text == (
         "rank 1 never entered NCCL ALLREDUCE 38 of all ranks; 3 others wait there since 10:07:11"
     )
