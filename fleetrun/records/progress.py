@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from fleetrun.records import heartbeat, names, reading
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
     from fleetrun.records.runs import LogRecord
+
+    Number = TypeVar("Number", int, float)
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf"
 _STEP = re.compile(
@@ -60,11 +65,12 @@ def of(text: bytes, pattern: re.Pattern[bytes] | None = None) -> Progress:
     throughput = ""
     for line in reversed(lines):
         if step is None:
-            step = _whole(_found(line, _STEP, pattern, "step"))
             # From the same line: another may count epochs.
-            total = None if step is None else _whole(_total(line, pattern))
+            word, of_all = _found(line, _STEP, pattern, "step")
+            step = _number(word, int)
+            total = None if step is None else _number(of_all, int)
         if loss is None:
-            loss = _real(_found(line, _LOSS, pattern, "loss"))
+            loss = _number(_found(line, _LOSS, pattern, "loss")[0], float)
         throughput = throughput or throughput_of(line)
         if step is not None and loss is not None:
             break
@@ -96,7 +102,8 @@ def losses(text: bytes) -> list[float]:
     >>> losses(b"step 1 loss: 0.5\nsaved\nstep 2 loss: nan")
     [0.5, nan]
     """
-    values = [_real(_found(line, _LOSS, None, "loss")) for line in re.split(rb"[\r\n]+", text)]
+    lines = re.split(rb"[\r\n]+", text)
+    values = [_number(_found(line, _LOSS, None, "loss")[0], float) for line in lines]
     return [value for value in values if value is not None]
 
 
@@ -134,30 +141,17 @@ def read(run_dir: str, log: LogRecord, pattern: re.Pattern[bytes] | None = None)
 
 def _found(
     line: bytes, default: re.Pattern[bytes], pattern: re.Pattern[bytes] | None, group: str
-) -> bytes | None:
-    """Return the first match of GROUP in LINE."""
+) -> tuple[bytes | None, bytes | None]:
+    """Return the first match of GROUP in LINE, and that of `total` beside it, if there is one."""
     is_own = pattern is not None and group in pattern.groupindex
     match = (pattern if pattern is not None and is_own else default).search(line)
-    return None if match is None else match[group if is_own else 1]
+    if match is None:
+        return None, None
+    return match[group if is_own else 1], match.groupdict().get("total")
 
 
-def _total(line: bytes, pattern: re.Pattern[bytes] | None) -> bytes | None:
-    """Return how many steps there will be by LINE."""
-    match = (pattern if pattern is not None and "step" in pattern.groupindex else _STEP).search(
-        line
-    )
-    return match["total"] if match is not None and "total" in match.re.groupindex else None
-
-
-def _whole(text: bytes | None) -> int | None:
+def _number(text: bytes | None, kind: Callable[[bytes], Number]) -> Number | None:
     try:
-        return None if text is None else int(text)
-    except ValueError:
-        return None
-
-
-def _real(text: bytes | None) -> float | None:
-    try:
-        return None if text is None else float(text)
+        return None if text is None else kind(text)
     except ValueError:
         return None

@@ -77,15 +77,6 @@ def is_secret(name: str) -> bool:
     return _certainty(name) != _NONE
 
 
-def is_certain(name: str) -> bool:
-    """Whether NAME can mean nothing but a secret.
-
-    >>> is_certain("--db-password"), is_certain("--pad_token")
-    (True, False)
-    """
-    return _certainty(name) == _SURE
-
-
 def _certainty(name: str) -> int:
     if name in _KNOWN or not _has_part(name.lower()):
         return _KNOWN.get(name, _NONE)

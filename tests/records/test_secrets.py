@@ -271,9 +271,11 @@ def test_long_texts_take_no_long_time(text: str) -> None:
 def test_names_known_without_patterns_are_what_these_say(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["FLEETRUN_TOKEN", "DESKTOP_SESSION", "DBUS_SESSION_BUS_ADDRESS"]
     names += [f"XDG_SESSION_{of}" for of in ("ID", "TYPE", "CLASS", "DESKTOP")]
-    known = [(secrets.is_secret(name), secrets.is_certain(name)) for name in names]
+    known = [(secrets.is_secret(name), secrets._certainty(name) == secrets._SURE) for name in names]
     monkeypatch.setattr(secrets, "_KNOWN", {})
-    assert [(secrets.is_secret(name), secrets.is_certain(name)) for name in names] == known
+    assert [
+        (secrets.is_secret(name), secrets._certainty(name) == secrets._SURE) for name in names
+    ] == known
 
 
 def test_what_every_launch_has_compiles_no_pattern(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from ..import_hooks import watch_method
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import ModuleType
 
 # How many times layers were cast or moved, and parameters frozen or unfrozen so far. A variable, as
@@ -23,8 +24,8 @@ def patch_layers(module: ModuleType) -> None:
     """Patch the module `paddle.nn.layer.layers`."""
     cls: Any = module.Layer
     # `to`, `float16` and `paddle.amp.decorate` call the first one.
-    cls._to_impl = _counted(cls._to_impl)
-    cls.astype = _counted(cls.astype)
+    for name in ("_to_impl", "astype"):
+        watch_method(cls, name, before=_count)
 
 
 def patch_parameters(framework: ModuleType) -> None:
@@ -42,11 +43,6 @@ def patch_parameters(framework: ModuleType) -> None:
     cls.__setattr__ = __setattr__
 
 
-def _counted(cast: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(cast)
-    def counted(*args: Any, **options: Any) -> Any:
-        global count  # one Paddle
-        count += 1
-        return cast(*args, **options)
-
-    return counted
+def _count(_layer: Any) -> None:
+    global count  # one Paddle
+    count += 1

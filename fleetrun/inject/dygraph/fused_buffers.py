@@ -15,7 +15,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from ..evidence import plural
-from ..import_hooks import after_import
+from ..import_hooks import after_import, watch_method
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -51,11 +51,9 @@ def install(proof: Evidence) -> None:
 
 def _patch(proof: Evidence, module: ModuleType) -> None:
     kind: Any = module.FusedCommBuffer
-    begin, add, send = kind.__init__, kind.add_grad, kind._comm_grads
+    add = kind.add_grad
 
-    @functools.wraps(begin)
-    def __init__(buffer: Any, *args: Any, **options: Any) -> None:
-        begin(buffer, *args, **options)
+    def linked(buffer: Any) -> None:
         is_linked = not (buffer.use_main_grad or getattr(buffer, "_release_grads", False))
         views = {id(param): param.grad for param in buffer._params} if is_linked else {}
         setattr(buffer, _VIEWS, views)
@@ -67,20 +65,20 @@ def _patch(proof: Evidence, module: ModuleType) -> None:
         _arrived += 1
         return add(buffer, param, *args, **options)
 
-    @functools.wraps(send)
-    def _comm_grads(buffer: Any) -> Any:
+    def send(buffer: Any) -> None:
         for parameter in buffer._params:
             put_back(buffer, parameter)
         if len(_sent) < _MOST_COUNTED:
             _sent.append(_arrived)
         setattr(buffer, _IS_BEGUN, False)
-        return send(buffer)
 
     def put_back(buffer: Any, parameter: Any) -> None:
         if _put_back(buffer, parameter):
             proof.note(_PUT_BACK)
 
-    kind.__init__, kind.add_grad, kind._comm_grads = __init__, add_grad, _comm_grads
+    kind.add_grad = add_grad
+    watch_method(kind, "__init__", after=linked)
+    watch_method(kind, "_comm_grads", before=send)
 
 
 def _put_back(buffer: Any, parameter: Any) -> bool:
