@@ -147,6 +147,8 @@ class Session:
         self.key = Key(endpoint.job_id, endpoint.token, endpoint.script, endpoint.command)
         self._wire = Wire(self.key, CODEC, self._share)
         self._listener: Listener | None = None
+        # Who has the port on this host, if it is not this launcher.
+        self._port_holder = ""
         self._dialer: Dialer | None = None
         self._rival: RivalSearch | None = None
         # The endpoints that the port check did not reach.
@@ -260,7 +262,7 @@ class Session:
         self._dialer = self._connection = None
 
     def _listen(self, addresses: Sequence[str]) -> Listener | None:
-        endpoint = self._endpoint
+        endpoint, self._port_holder = self._endpoint, ""
         listener = self._transport.listener(
             addresses,
             endpoint.ports,
@@ -271,9 +273,10 @@ class Session:
         )
         try:
             listener.prepare()
-        except PortTaken:
+        except PortTaken as taken:
             if not endpoint.may_be_second:
                 raise
+            self._port_holder = taken.holder
             return None
         return listener
 
@@ -397,6 +400,8 @@ class Session:
         if not self.is_connected:
             where = " or ".join(map(str, self._targets[:1]))
             trouble = "" if self._dialer is None else self._dialer.trouble
+            if self._port_holder:
+                trouble = f"{trouble or where}; on this host, {self._port_holder} has that port"
             return f"the coordinator ({trouble})" if trouble else f"the coordinator at {where}"
         return "the other hosts" if self._missing is None else self._missing.who
 

@@ -37,7 +37,11 @@ _PAUSE_S = 0.1
 
 
 class PortTaken(EnvironmentFault):
-    """Another process listens there; the message names it."""
+    """Another process, `holder`, listens there; the message names it, too."""
+
+    def __init__(self, message: str, holder: str) -> None:
+        super().__init__(message)
+        self.holder = holder
 
 
 class Listener:
@@ -98,7 +102,8 @@ class Listener:
         ports = f"Port {first}" if first == last else f"Each port from {first} to {last}"
         raise PortTaken(
             f"{ports}, to which the other hosts' launchers connect, is taken ({first} by "
-            f"{holder}). Stop it, or give another port, the same on every host."
+            f"{holder}). Stop it, or give another port, the same on every host.",
+            holder,
         )
 
     def hold(self) -> None:

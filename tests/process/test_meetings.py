@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -140,6 +141,16 @@ def test_a_launcher_of_a_job_that_has_crashed_gets_no_place_in_its_successor(
     (tmp_path / "go").touch()
     assert job.ends() == [-signal.SIGKILL, 1, 0, 0]
     assert "oordinator" in job.output(1)
+
+
+def test_another_program_on_the_port_of_master_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        where = f"127.0.0.1:{mute.getsockname()[1]}"
+        options = ("--nnodes=2", "--rank=0", f"--master={where}", "--rdzv_timeout=0.5")
+        done = Command(tmp_path, "exit 0", *options).run()
+    assert done.code == 4
+    assert f"The coordinator ({where}; on this host, pid {os.getpid()} (" in done.stderr
+    assert "has that port) did not answer within 0.5 s." in done.stderr
 
 
 def test_an_etcd_that_is_not_there_is_named(tmp_path: Path) -> None:
