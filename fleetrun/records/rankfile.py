@@ -51,8 +51,13 @@ class ErrorReport(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What the rank reported: the stack, or else class and message."""
-        return self.stack or ": ".join(filter(None, (self.kind, self.message))) or self.raw
+        """What the rank reported: the stack, and class and message where it lacks them."""
+        what = ": ".join(filter(None, (self.kind, self.message))) or self.raw
+        if not self.stack or not self.message:
+            return self.stack or what
+        # Python's ends with the message.
+        begin = self.message.strip().partition("\n")[0]
+        return self.stack if begin in self.stack else f"{self.stack.rstrip()}\n{what}"
 
 
 class Update(NamedTuple):

@@ -80,12 +80,14 @@ def test_the_exception_of_a_process_is_recorded_or_else_left_in_a_file_of_its_ow
     assert report.text == "own"
 
 
-def test_s20_what_a_program_says_without_a_stack_is_shown(tmp_path: Path) -> None:
+def test_s20_what_a_program_says_is_shown(tmp_path: Path) -> None:
     path = tmp_path / "error.3.json"
     for document, text in (
         ({"class": "DeviceError", "message": "lost"}, "DeviceError: lost"),
         ({"message": "lost"}, "lost"),
         ({"class": "DeviceError", "stack": "here\n"}, "here\n"),
+        ({"class": "E", "message": "lost", "stack": "here\n"}, "here\nE: lost"),
+        ({"class": "E", "message": "lost\nit", "stack": "here\nE: lost\nit"}, "here\nE: lost\nit"),
         ({"reason": "lost", "code": 7}, '{"reason": "lost", "code": 7}'),
     ):
         path.write_text(json.dumps(document))
