@@ -259,11 +259,15 @@ class GpuUse(NamedTuple):
 
 
 class Checkpoints(NamedTuple):
-    """The newest whole checkpoint and when it was written; newer ones are not whole: each why."""
+    """The newest whole checkpoint and when it was written; newer ones are not whole: each why.
+
+    `has_folder` is false if there is no folder to look in, whose name may be mistyped.
+    """
 
     newest: str | None = None
     written_ns: int = 0
     partial: tuple[tuple[str, str], ...] = ()
+    has_folder: bool = True
 
 
 # A host, and the newest checkpoints in its folder, each with why it is not whole.

@@ -67,7 +67,7 @@ def find(folder: str, *, is_alone: bool = True) -> Checkpoints:
             with suppress(OSError):
                 return Checkpoints(path, _written_ns(path), tuple(partial))
         partial.append((path, why or "it is gone"))
-    return Checkpoints(None, 0, tuple(partial))
+    return Checkpoints(None, 0, tuple(partial), has_folder=os.path.isdir(folder))
 
 
 def listed(folder: str) -> tuple[tuple[str, str], ...]:

@@ -70,12 +70,14 @@ def _given(checkpoints: Checkpoints, folder: str) -> str:
     >>> from fleetrun.model import Checkpoints
     >>> _given(Checkpoints("out/checkpoint-7", 1, (("out/checkpoint-8", "it is empty"),)), "out")
     'Resuming from out/checkpoint-7. Incomplete, and ignored: out/checkpoint-8 (it is empty).'
-    >>> _given(Checkpoints(), "out")
-    'Starting from scratch: there is no complete checkpoint in out.'
+    >>> _given(Checkpoints(has_folder=False), "out")
+    'Starting from scratch: there is no folder out yet.'
     """
     text = f"Resuming from {checkpoints.newest}."
     if checkpoints.newest is None:
-        text = f"Starting from scratch: there is no complete checkpoint in {folder}."
+        in_folder = f"complete checkpoint in {folder}"
+        what = in_folder if checkpoints.has_folder else f"folder {folder} yet"
+        text = f"Starting from scratch: there is no {what}."
     partial = [f"{path} ({why})" for path, why in checkpoints.partial[:_NAMED]]
     if len(checkpoints.partial) > _NAMED:
         partial.append(f"{len(checkpoints.partial) - _NAMED} more")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fleetrun.errors import EnvironmentFault
+from fleetrun.model import Checkpoints
 from fleetrun.probe import checkpoints
 
 if TYPE_CHECKING:
@@ -131,11 +132,8 @@ def test_dumps_logs_and_pipes_with_a_number_are_no_checkpoints(tmp_path: Path) -
     for name in ("core.4242", "train.log.7", "events.out.tfevents.17.host.8"):
         (tmp_path / name).write_bytes(b"\x7fELF")
     os.mkfifo(tmp_path / "pipe.9")
-    assert checkpoints.find(str(tmp_path)) == (
-        str(tmp_path / "step_3"),
-        (tmp_path / "step_3").stat().st_mtime_ns,
-        (),
-    )
+    newest = tmp_path / "step_3"
+    assert checkpoints.find(str(tmp_path)) == Checkpoints(str(newest), newest.stat().st_mtime_ns)
 
 
 def test_links_are_followed_and_may_lead_nowhere(tmp_path: Path) -> None:

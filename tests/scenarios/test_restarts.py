@@ -87,10 +87,19 @@ sleep 60 & wait
         "got {other}",
         f"got --resume {newest} --from={newest} {{other}}",
     ]
-    assert "Starting from scratch: there is no complete checkpoint in out." in done.stderr
+    assert "Starting from scratch: there is no folder out yet." in done.stderr
     assert f"After they were asked to stop, ranks wrote {newest}." in done.stderr
     assert f"Resuming from {newest}. Incomplete, and ignored: " in done.stderr
     assert "out/checkpoint-2 (model.pdparams is empty)." in done.stderr
+
+
+def test_a_folder_without_a_complete_checkpoint_is_named(tmp_path: Path) -> None:
+    (tmp_path / "out" / "checkpoint-3").mkdir(parents=True)
+    job = Command(tmp_path, "exit 0", "--resume_from=out")
+    job.argv.append("{checkpoint}")
+    job.argv.remove("--quiet")
+    told = job.run().stderr
+    assert "Starting from scratch: there is no complete checkpoint in out. Incomplete, " in told
 
 
 def test_a_checkpoint_that_nobody_takes_is_an_error(tmp_path: Path) -> None:
