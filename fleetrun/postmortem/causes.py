@@ -16,7 +16,7 @@ class KnownFailure(NamedTuple):
 
 
 _SHARED_MEMORY = (
-    "Shared memory ran out: give the container a larger /dev/shm (docker run --shm-size=8g) or "
+    "Shared memory ran out{}: give the container a larger /dev/shm (docker run --shm-size=8g) or "
     "use fewer DataLoader workers."
 )
 
@@ -151,12 +151,13 @@ KNOWN_FAILURES = (
             "Access to an undefined portion of a memory object",
             "unable to open shared memory object",
         ),
-        _SHARED_MEMORY,
+        # The signal is the same for both.
+        _SHARED_MEMORY.format(", unless a mapped file was truncated"),
     ),
     KnownFailure(
         "shared-memory-full",
         ("No space left on device", "[Errno 28]"),
-        _SHARED_MEMORY,
+        _SHARED_MEMORY.format(""),
         # Semaphores of multiprocessing are files there; the error does not say so.
         places=(
             "multiprocessing/synchronize.py",

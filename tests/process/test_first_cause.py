@@ -39,6 +39,22 @@ def test_s15_a_bus_error_measures_shared_memory(tmp_path: Path) -> None:
     assert "/dev/shm has " in done.stderr
 
 
+def test_s15_a_mapped_file_that_was_truncated_is_not_called_shared_memory(tmp_path: Path) -> None:
+    code = """
+import mmap
+if rank == 1:
+    with open("mapped", "w+b") as file:
+        file.truncate(4096)
+        mapped = mmap.mmap(file.fileno(), 4096)
+        file.truncate(0)
+    mapped[0]
+time.sleep(60)
+"""
+    done = Command.python(tmp_path, code).run()
+    assert "rank 1 was killed by SIGBUS" in done.stderr
+    assert "Shared memory ran out, unless a mapped file was truncated: " in done.stderr
+
+
 def test_s15_semaphores_that_find_no_room_measure_shared_memory(tmp_path: Path) -> None:
     # The real error, from a semaphore's own code: the name of the folder is not in it.
     code = """
