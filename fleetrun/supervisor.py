@@ -429,6 +429,11 @@ class Supervisor:
                 "one lost. Ctrl-C ends the job."
             )
             return
+        if terminal.is_foreground() and not terminal.has_shell():
+            self._log("Ctrl-Z has no effect: no shell could continue the job. Ctrl-C ends it.")
+            # The terminal has stopped those of its foreground group that do not handle it.
+            os.killpg(0, signal.SIGCONT)
+            return
         # Ranks lead sessions without a terminal, where TSTP has no effect. A process that reads the
         # terminal gets TSTP from the terminal.
         self._signal_all(signal.SIGSTOP)

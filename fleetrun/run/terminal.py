@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+from fleetrun.run import proc
 from fleetrun.standard import suppress
 from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
@@ -91,3 +92,16 @@ class TerminalSettings:
             if self._termios.tcgetattr(fd) != self._before:
                 # Not after draining (TCSADRAIN): output that Ctrl-S has stopped never drains.
                 self._termios.tcsetattr(fd, self._termios.TCSANOW, self._before)  # type: ignore[arg-type]
+
+
+def has_shell() -> bool:
+    """Whether a shell could continue this process group: who started it is in its session.
+
+    Nobody is for `ssh -t HOST fleetrun ...`, or for the first process of a container.
+    """
+    pid, group = os.getppid(), os.getpgrp()
+    with suppress(OSError):
+        while os.getpgid(pid) == group and (stat := proc.stat(pid)) is not None:
+            pid = stat.parent
+        return pid > 0 and os.getsid(pid) == os.getsid(0)
+    return False
