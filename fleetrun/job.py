@@ -373,6 +373,7 @@ class LaunchedJob(ObservedJob):
         from fleetrun.sources.watch import Watch
 
         console, times = Console(self), OutputTimes(self)
+        self._messages.ends_line = console.end_line
         self._follow = [console.follow, times.follow]
         watch = Watch(self, session=self._session, gpus=self._gpu_watch)
         metrics = [] if self.request.metrics_port is not None else self._metrics()

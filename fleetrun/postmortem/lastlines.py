@@ -59,9 +59,12 @@ def last_lines(text: str) -> list[str]:
     'W1126 all_reduce raises an excep'
     >>> last_lines("10%\r20%\r\nend")
     ['20%', 'end']
+    >>> last_lines(" 20%|##  | 20/100Traceback (most recent call last):\nOSError: no")
+    ['Traceback (most recent call last):', 'OSError: no']
     """
     # Keep the last state of a progress bar. Only line feeds separate lines in a log.
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.rstrip().split("\n")]
+    lines = [_from_its_begin(line) for line in lines]
     start = _start_of_crash(lines)
     if start is not None:
         return shorten(_without_unrelated(lines[start:]))
@@ -87,6 +90,12 @@ def shorten(lines: list[str]) -> list[str]:
     half = _TRACEBACK_LINES // 2
     left_out = len(lines) - 2 * half + 1
     return [*lines[: half - 1], f"[... {left_out} lines ...]", *lines[-half:]]
+
+
+def _from_its_begin(line: str) -> str:
+    """Return LINE from the traceback or crash on that begins in it, after a bar or a prompt."""
+    start = max(line.find(_TRACEBACK), line.find(_CRASHES[0]))
+    return line if start < 0 or line[:start].endswith("C++ ") else line[start:]
 
 
 def _start_of_crash(lines: list[str]) -> int | None:

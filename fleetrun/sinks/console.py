@@ -234,6 +234,8 @@ class Console(Sink):
         self._feeds: list[Feed] = []
         # If lines have prefixes: the feed that wrote the unfinished line at the cursor.
         self._cursor: Feed | None = None
+        # Whether what was shown last, with prefixes or without, is an unfinished line.
+        self._is_mid_line = False
         self._turn = 0
         # Output that the outlet has not accepted yet.
         self._pending = memoryview(b"")
@@ -277,6 +279,13 @@ class Console(Sink):
         """Whether a reader of the launcher's messages sees all output of PROCESS and no other's."""
         is_whole = self._shown == (process,) and self._pattern is None
         return is_whole and not self._outlet.is_closed and _are_one_file(1, 2)
+
+    def end_line(self) -> bool:
+        """Whether a message would be written into a rank's unfinished line; it then ends that."""
+        is_open = self._is_mid_line and not self._pending and _are_one_file(1, 2)
+        if is_open:
+            self._is_mid_line, self._cursor = False, None
+        return is_open
 
     def close(self) -> None:
         """Stop."""
@@ -348,6 +357,7 @@ class Console(Sink):
                 return True
         if self._is_last and self._cursor is not None:
             self._pending, self._cursor = memoryview(b"\n"), None
+            self._is_mid_line = False
             return True
         return False
 
@@ -357,6 +367,7 @@ class Console(Sink):
         if not piece:
             return False
         self._pending = memoryview(piece)
+        self._is_mid_line = not piece.endswith(b"\n")
         self._cursor = feed if feed.is_open else None
         return True
 

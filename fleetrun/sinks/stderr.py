@@ -47,6 +47,8 @@ class Messages(Sink):
         self._is_waiting_for_room = False
         self._is_last = False
         self.is_coloured = is_coloured
+        # Ends a rank's unfinished line if the next message would be written into it.
+        self.ends_line: Callable[[], bool] | None = None
         # Whether the job has failed; the lines from then on say why.
         self._is_fault = False
         # Another program uses the terminal (--ui).
@@ -67,7 +69,9 @@ class Messages(Sink):
 
     def _put(self, text: str) -> None:
         prefix = colors.prefix(is_coloured=self.is_coloured, is_fault=self._is_fault)
-        self._queue.append(f"{prefix}{text}\n".encode())
+        is_inside = self.ends_line is not None and not self._is_held and self.ends_line()
+        before = "\n" if is_inside else ""
+        self._queue.append(f"{before}{prefix}{text}\n".encode())
         self._pump()
 
     def hold(self) -> None:

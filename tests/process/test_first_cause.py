@@ -175,6 +175,12 @@ def test_s18_s20_the_exception_comes_from_the_records_if_the_log_lacks_it(
     assert culprit["time"] > 1e9
 
 
+def test_a_traceback_that_begins_behind_a_progress_bar_is_that_of_the_log(tmp_path: Path) -> None:
+    code = "print('\\r 20%|##', end='', file=sys.stderr)\nif rank == 1: raise ValueError('x')"
+    done = Command.python(tmp_path, f"{code}\ntime.sleep(60)").run()
+    assert "workerlog.1, which ends with\n    Traceback (most recent call last):" in done.stderr
+
+
 def test_s20_bytes_that_are_no_text_do_no_harm(tmp_path: Path) -> None:
     done = Command(tmp_path, "[ $R = 1 ] && { printf 'caf\\351\\n\\000'; exit 9; }; sleep 60").run()
     assert done.code == 9

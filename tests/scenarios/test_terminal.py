@@ -87,6 +87,32 @@ def test_s33_ctrl_z_and_fg_in_a_shell(tmp_path: Path, terminal: Terminal) -> Non
         (tmp_path / "go").touch()
 
 
+def test_ctrl_z_has_no_effect_where_no_shell_could_continue_the_job(
+    tmp_path: Path, terminal: Terminal
+) -> None:
+    # The first rank reads the terminal, and is stopped by it, as its child is.
+    script = "touch ready$R; (until [ -e go ]; do sleep 0.02; done)"
+    job = Command(tmp_path, script, "--stdin=0")
+    launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
+    job.wait_for("ready0", "ready1")
+    terminal.type(b"\x1a")
+    until(terminal.shows(b"Ctrl-Z has no effect: no shell could continue the job."))
+    (tmp_path / "go").touch()
+    assert launcher.wait(LONG_S) == 0
+
+
+def test_a_message_is_not_written_into_a_progress_bar(tmp_path: Path, terminal: Terminal) -> None:
+    script = "[ $R = 1 ] && until [ -e go ]; do sleep 0.02; done && exit 7"
+    job = Command(
+        tmp_path, f"{script}; printf '\\r10%%\\r20%%'; sleep 60", "--tee=0", "--color=never"
+    )
+    launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
+    until(terminal.shows(b"20%"))
+    (tmp_path / "go").touch()
+    assert launcher.wait(LONG_S) == 7
+    until(terminal.shows(b"\r20%\r\nfleetrun: rank 1 exited with 7."))
+
+
 # Swallows a KeyboardInterrupt while Python starts; rank 0 reaches its script.
 SWALLOW = """
 import os, time
