@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from fleetrun.records.flightfile import Collective, CollectiveChannel, FlightRecord
@@ -37,6 +38,71 @@ def find_strayed(cycle: Sequence[OpenCollective], records: Mapping[int, FlightRe
         if left and left[-1][1] is record.collectives[place]:
             last.append(wait.rank)
     return last if len(last) == 1 or len(anywhere) != 1 else anywhere
+
+
+def find_uneven(
+    cycle: Sequence[OpenCollective], records: Mapping[int, FlightRecord]
+) -> tuple[list[int], CollectiveChannel | None]:
+    """Return the ranks of CYCLE that call others than most since all of a group met, and the group.
+
+    That must be the first difference: some groups communicate more often than others.
+    """
+    for wait in cycle:
+        channel, sequence = wait.collective.channel, wait.collective.sequence
+        if channel.is_pair or channel.is_store or channel.operation or sequence < 3:
+            continue
+        calls = {
+            rank: _since_meetings(records[rank], channel)
+            for rank in channel.ranks
+            if rank in records
+        }
+        meetings = {number for since in calls.values() for number in since}
+        before = [{since.get(at) for since in calls.values()} for at in meetings if at < sequence]
+        if any(len(made) > 1 for made in before) or not any(any(made) for made in before):
+            continue
+        now = {rank: since.get(sequence, ()) for rank, since in calls.items()}
+        entered = [rank for rank, record in records.items() if _has_entered(record, wait)]
+        votes = Counter(now[rank] for rank in entered if rank in now).most_common(2)
+        if votes[0][1] < 2 or (len(votes) > 1 and votes[0][1] == votes[1][1]):
+            continue
+        usual = votes[0][0]
+        uneven = {
+            other.rank
+            for other in cycle
+            if other.rank in now
+            and now[other.rank]
+            != (usual if other.rank in entered else usual[: len(now[other.rank])])
+        }
+        if len(uneven) == 1:
+            return [*uneven], channel
+    return [], None
+
+
+def _has_entered(record: FlightRecord, wait: OpenCollective) -> bool:
+    return record.last.get(wait.collective.channel, 0) >= wait.collective.sequence
+
+
+def _since_meetings(
+    record: FlightRecord, channel: CollectiveChannel
+) -> dict[int, tuple[tuple[str, int], ...]]:
+    """Return what RECORD calls before each collective of CHANNEL, since the one before.
+
+    By its number: the operations, each with the size of its group.
+    """
+    made: dict[int, tuple[tuple[str, int], ...]] = {}
+    current: list[tuple[str, int]] | None = None
+    sequence = 0
+    for call in record.collectives:
+        if call.channel == channel:
+            sequence = call.sequence
+            if current is not None:
+                made[sequence] = tuple(current)
+            current = []
+        elif current is not None and not call.channel.is_pair and not call.channel.is_store:
+            current.append((call.operation, len(call.channel.ranks)))
+    if current is not None:
+        made[sequence + 1] = tuple(current)
+    return made
 
 
 def _departures(steps: Iterable[_Step]) -> list[_Step]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -17,7 +18,13 @@ from fleetrun.postmortem.flightnames import (
     of,
     who,
 )
-from fleetrun.records.flightfile import BACKWARD, Collective, CollectiveChannel, FlightRecord
+from fleetrun.records.flightfile import (
+    BACKWARD,
+    NEW_GROUP,
+    Collective,
+    CollectiveChannel,
+    FlightRecord,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -59,10 +66,53 @@ def find(
         at = min(collective.issued_at for collective in calls.values())
         if channel not in first or at < first[channel][0]:
             first[channel] = at, number
-    return tuple(
+    differing = tuple(
         _desync(places[channel, number], job, waits, _siblings((channel, number), places, job))
         for channel, (_, number) in sorted(first.items(), key=lambda item: item[1])
     )
+    return differing or _new_groups(records, job, is_early=is_early)
+
+
+def _new_groups(
+    records: Mapping[int, FlightRecord], job: JobRanks, *, is_early: bool
+) -> tuple[FlightFinding, ...]:
+    """Return the first call of new_group in which ranks wait for ranks that make another group.
+
+    All ranks count these calls, and the members of a group meet in the call of the same number.
+    """
+    made: dict[int, dict[int, Collective]] = {}
+    for rank, record in records.items():
+        for call in record.collectives:
+            if call.channel.operation == NEW_GROUP and not record.has_failed:
+                made.setdefault(call.channel.number, {})[rank] = call
+    for number, calls in sorted(made.items()):
+        clashing = {
+            ranks
+            for call in calls.values()
+            if call.is_open
+            for member in call.channel.ranks
+            if member in calls and calls[member].channel != call.channel
+            for ranks in (call.channel.ranks, calls[member].channel.ranks)
+        }
+        makers = {
+            ranks: [rank for rank in sorted(calls) if calls[rank].channel.ranks == ranks]
+            for ranks in clashing
+        }
+        if not clashing:
+            continue
+        is_majority = _has_majority(Counter({ranks: len(by) for ranks, by in makers.items()}))
+        if is_early and not is_majority:
+            continue
+        ordered = sorted(makers.values(), key=lambda by: (len(by), by))
+        parts = [
+            f"{who(by, job)} called {NEW_GROUP} {of(calls[by[0]].channel, job)}"
+            f"{at_site(calls[by[0]])}"
+            for by in ordered
+        ]
+        text = f"{', '.join(parts[:-1])} where {parts[-1]}: call {number} of {NEW_GROUP}"
+        odd = ordered[:-1] if is_majority else ordered
+        return (FlightFinding(DESYNC, tuple(sorted(itertools.chain(*odd))), text),)
+    return ()
 
 
 def _siblings(

@@ -12,7 +12,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from fleetrun.postmortem import desyncs
-from fleetrun.postmortem.departures import find_strayed
+from fleetrun.postmortem.departures import find_strayed, find_uneven
 from fleetrun.postmortem.flightnames import (
     CYCLE,
     DESYNC,
@@ -25,6 +25,7 @@ from fleetrun.postmortem.flightnames import (
     at_site,
     describe_missing,
     named,
+    of,
     since_when,
     who,
 )
@@ -93,7 +94,7 @@ def verdict(
     if awaited:
         missing = tuple(describe_missing([rank], waits, job) for rank in culprits[:_MOST])
         return missing or (_unknown(awaited, waits, known, job),)
-    outvoted = _outvoted(waits, job)
+    outvoted = _outvoted(waits, job) or _lonely(waits, job)
     if outvoted:
         return outvoted
     cycle = find_cycle(waits)
@@ -164,6 +165,39 @@ def _outvoted(waits: Sequence[OpenCollective], job: JobRanks) -> tuple[FlightFin
     return ()
 
 
+def _lonely(waits: Sequence[OpenCollective], job: JobRanks) -> tuple[FlightFinding, ...]:
+    """Return the rank that waits alone for all others of a group, which all wait for it elsewhere.
+
+    They may wait for each other, but in the end for that rank; none if there are several such.
+    """
+    awaited: dict[int, set[int]] = {}
+    for wait in waits:
+        if wait.holds_up:
+            awaited.setdefault(wait.rank, set()).update(wait.awaited)
+    lonely = []
+    for wait in waits:
+        others = {*wait.missing}
+        if len(others) < 2 or len(others) < len(wait.collective.channel.ranks) - 1:
+            continue
+        blocked, grown = {wait.rank}, True
+        while grown:
+            more = {rank for rank in others - blocked if awaited.get(rank, set()) & blocked}
+            blocked |= more
+            grown = bool(more)
+        if others < blocked:
+            lonely.append(wait)
+    if len({wait.rank for wait in lonely}) != 1:
+        return ()
+    alone = min(lonely, key=lambda wait: wait.collective.issued_at)
+    first, waiting_ranks = oldest([wait for wait in waits if alone.rank in wait.awaited])
+    text = (
+        f"{who([alone.rank], job)} waits alone in {named(alone.collective, job)}"
+        f"{at_site(alone.collective)} since {since_when(alone.collective)}; all others there wait "
+        f"for it, {who(waiting_ranks, job)} in {named(first, job)}{at_site(first)}"
+    )
+    return (FlightFinding(DESYNC, (alone.rank,), text),)
+
+
 def _unknown(
     ranks: Sequence[int],
     waits: Sequence[OpenCollective],
@@ -198,9 +232,15 @@ def _drawn(
     strayed = find_strayed(cycle, records)
     if len(strayed) == 1:
         text = f"{who(strayed, job)} has left the order of its earlier calls; {text}"
-    else:
-        strayed = ranks
-    return FlightFinding(CYCLE, tuple(sorted(set(strayed))), text)
+        return FlightFinding(CYCLE, tuple(strayed), text)
+    uneven, channel = find_uneven(cycle, records)
+    if channel is not None:
+        text = (
+            f"{who(uneven, job)} has called other collectives than the rest between two "
+            f"{of(channel, job)}; {text}"
+        )
+        return FlightFinding(CYCLE, tuple(uneven), text)
+    return FlightFinding(CYCLE, tuple(sorted(set(ranks))), text)
 
 
 def _unfinished(

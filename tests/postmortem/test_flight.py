@@ -436,6 +436,27 @@ def test_who_polls_a_store_for_long_is_not_named(late_s: float, named: tuple[int
     assert ("rank 2 waits in store.get" in finding.text) == (not named)
 
 
+@pytest.mark.parametrize("rank", range(4))
+def test_who_waits_alone_for_all_others_that_wait_for_it_is_named(rank: int) -> None:
+    # In a step of mp 2 x dp 2, one rank goes on to the end.
+    axes = RankAxes((("dp", 2), ("mp", 2)))
+    end = Call(CollectiveChannel((0, 1, 2, 3)), "all_reduce")
+    scripts = {
+        number: [
+            Call(CollectiveChannel((number // 2 * 2, number // 2 * 2 + 1)), "broadcast"),
+            Call(CollectiveChannel((number % 2, number % 2 + 2)), "all_reduce"),
+        ]
+        * 2
+        + [end]
+        for number in range(4)
+    }
+    del scripts[rank][2:4]
+    (finding,) = flight.verdict(play(scripts), JobRanks(4, axes))
+    assert (finding.kind, finding.ranks) == (DESYNC, (rank,))
+    assert f"mp {rank % 2}) waits alone in all_reduce 1 of all ranks in train.py:7" in finding.text
+    assert "; all others there wait for it, rank" in finding.text
+
+
 def test_who_leaves_out_a_barrier_outside_of_its_group_is_named() -> None:
     whole = CollectiveChannel((0, 1, 2))
     barrier = Call(whole._replace(operation="gloo_barrier"), "gloo_barrier", 0)
@@ -479,6 +500,39 @@ def test_two_groups_of_the_same_ranks_have_two_names() -> None:
     (finding,) = flight.verdict(play(scripts), JobRanks(4, axes))
     for where in ("mp [0-1] in", "mp [0-1] (their group 2) in"):
         assert f"in all_reduce 1 of {where} train.py:7" in finding.text
+
+
+@pytest.mark.parametrize("step", [1, 2, 4])
+@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize("change", ["skips", "repeats"])
+def test_in_a_circle_the_rank_that_calls_others_than_its_siblings_is_named(
+    change: str, rank: int, step: int
+) -> None:
+    world, pairs = CollectiveChannel((0, 1, 2, 3)), [CollectiveChannel((0, 1))] * 2
+    pairs += [CollectiveChannel((2, 3))] * 2
+    # All calls are made by one line of the script, where any call may follow one of all ranks.
+    begin = [Call(world, "all_reduce")] * 2
+    steps = {
+        number: [[Call(pairs[number], "all_reduce"), Call(world, "all_reduce")] for _ in range(5)]
+        for number in range(4)
+    }
+    pair, whole = steps[rank][step]
+    steps[rank][step] = [whole] if change == "skips" else [pair, pair, whole]
+    scripts = {
+        number: [*begin, *(call for own in steps[number] for call in own)] for number in range(4)
+    }
+    (finding,) = flight.verdict(play(scripts), JobRanks(4))
+    assert (finding.kind, finding.ranks) == (CYCLE, (rank,))
+    if change == "skips":
+        assert finding.text.startswith(
+            f"rank {rank} has called other collectives than the rest between two of all ranks; "
+            "ranks wait for each other in a circle"
+        )
+        # Where pairs have differed before, that is no fault.
+        for number in (0, 1):
+            scripts[number].insert(1, Call(pairs[number], "all_reduce"))
+        (finding,) = flight.verdict(play(scripts), JobRanks(4))
+        assert finding.ranks == ((0, 1) if rank < 2 else (2, 3))
 
 
 def test_in_a_circle_the_rank_that_left_its_order_is_named() -> None:
@@ -789,7 +843,7 @@ def test_in_a_circle_who_does_as_others_do_has_not_left_its_order() -> None:
     # All save without an evaluation before, for the first time; rank 1 skips that.
     scripts = {0: steps(0, 1), 1: [*steps(0, 1)[:6], step], 2: steps(2, 3), 3: steps(2, 3)}
     (finding,) = flight.verdict(play(scripts), JobRanks(4))
-    assert (finding.kind, finding.ranks) == (CYCLE, (0, 1))
+    assert (finding.kind, finding.ranks) == (CYCLE, (1,))
 
 
 def test_in_a_circle_a_call_that_is_new_leaves_no_order() -> None:
@@ -872,6 +926,42 @@ def test_groups_made_in_another_order_are_another_call_of_each_rank() -> None:
     assert (finding.kind, finding.ranks) == (DESYNC, (1,))
     assert finding.text.endswith("; it waits in new_group 2 of all ranks in train.py:7")
     assert finding.text.startswith("rank 1 never entered new_group 1 of all ranks; 2 others wait")
+
+
+def made_groups(*calls: tuple[int, ...]) -> list[Call]:
+    """Return the calls that make groups, one after the other; an empty one is of other ranks."""
+    return [
+        Call(CollectiveChannel(ranks, number, "new_group"), "new_group")
+        for number, ranks in enumerate(calls, 1)
+        if ranks
+    ]
+
+
+def test_who_makes_groups_in_another_order_is_named() -> None:
+    first, second = (0, 1, 2), (1, 2, 3)
+    scripts = {
+        0: made_groups(first, ()),
+        1: made_groups(second, first),
+        2: made_groups(first, second),
+        3: made_groups((), second),
+    }
+    for is_early in (True, False):
+        (finding,) = desyncs.find(play(scripts), JobRanks(4), is_early=is_early)
+        assert (finding.kind, finding.ranks) == (DESYNC, (1,))
+    assert finding.text == (
+        "rank 1 called new_group of ranks 1-3 in train.py:7 where ranks 0, 2 called new_group of "
+        "ranks 0-2 in train.py:7: call 1 of new_group"
+    )
+    # Of two ranks, either may be wrong.
+    scripts = {0: made_groups((0, 1)), 1: made_groups((0, 1, 2)), 2: []}
+    assert desyncs.find(play(scripts), JobRanks(3), is_early=True) == ()
+    (finding,) = desyncs.find(play(scripts), JobRanks(3))
+    assert finding.ranks == (0, 1)
+    # Each pair makes its own.
+    scripts = {rank: made_groups((0, 1) if rank < 2 else (2, 3)) for rank in range(4)}
+    assert desyncs.find(play(scripts), JobRanks(4)) == ()
+    scripts = {0: made_groups((0, 1)), 1: made_groups((), (0, 1)), 2: made_groups((2, 3)), 3: []}
+    assert desyncs.find(play(scripts), JobRanks(4)) == ()
 
 
 @pytest.mark.parametrize("operation", ["reduce_scatter", "scatter", "gather", "reduce (max)"])
@@ -965,6 +1055,18 @@ def test_the_rank_that_skips_a_call_on_a_device_is_named_in_a_hybrid_job(
     # Of two ranks that differ, neither has the majority.
     both = (rank // 2 * 2, rank // 2 * 2 + 1)
     assert finding.ranks == (both if finding.kind == DESYNC else (rank,)), findings
+
+
+def test_who_issues_a_collective_after_one_that_it_has_alone_is_named() -> None:
+    whole = CollectiveChannel((0, 1, 2, 3), 4)
+    gradient, parameter = Call(whole._replace(number=5), "reduce"), Call(whole, "broadcast")
+    # It goes on to the next step without an update.
+    steps = {rank: [[gradient, parameter]] * 4 for rank in range(4)}
+    steps[3] = [[gradient, parameter], [gradient], [gradient, parameter]]
+    (finding,) = flight.verdict(issued_ahead(steps), JobRanks(4))
+    assert (finding.kind, finding.ranks) == (DESYNC, (3,))
+    assert "rank 3 waits alone in reduce 3 of all ranks (their group 5)" in finding.text
+    assert "all others there wait for it, ranks 0-2 in broadcast 2 of all ranks" in finding.text
 
 
 def test_without_a_fault_no_rank_of_a_hybrid_job_on_devices_waits() -> None:
