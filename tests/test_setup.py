@@ -5,7 +5,6 @@ The fakes of `python`, `pip`, `nvidia-smi` and `apt-get` raise on whatever they 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -26,22 +25,25 @@ ROOT = Path(__file__).parents[1]
 INDEX = "https://www.paddlepaddle.org.cn/packages/stable"
 
 # Every fake is this one program, under its name; what the machine is like stands in $FAKE_MACHINE.
+# A test runs it dozens of times: pathlib, shutil and json would take longer than all else in it.
 FAKE = r"""
-import json, os, pathlib, shutil, sys
+import os, sys
 
-me = pathlib.Path(sys.argv[0])
+me, name, here = sys.argv[0], os.path.basename(sys.argv[0]), os.path.dirname(sys.argv[0])
 words = sys.argv[1:]
-home = pathlib.Path(os.environ["FAKE_MACHINE"])
-machine = json.loads((home / "machine.json").read_text())
+home = os.environ["FAKE_MACHINE"]
+with open(f"{home}/machine") as file:
+    machine = eval(file.read())
 
 
 def log(*words):
-    with (home / "commands.log").open("a") as file:
+    with open(f"{home}/commands.log", "a") as file:
         print(*words, file=file)
 
 
 def save():
-    (home / "machine.json").write_text(json.dumps(machine))
+    with open(f"{home}/machine", "w") as file:
+        file.write(repr(machine))
 
 
 def unknown():
@@ -71,7 +73,8 @@ def apt_get():
 
 
 def python():
-    venv = me.parent.name == "bin" and me.parents[1].name.startswith(".venv")
+    *_, above, below = ["", *os.path.abspath(here).split("/")]
+    venv = below == "bin" and above.startswith(".venv")
     match words:
         case ["--version"]:
             print("Python 3.11.2")
@@ -82,8 +85,8 @@ def python():
         case ["-c", code] if "libgomp.so.1" in code:
             sys.exit("libgomp1" not in machine["has"])
         case ["-m", "venv", "--clear", folder]:
-            (pathlib.Path(folder) / "bin").mkdir(parents=True)
-            shutil.copy(me, pathlib.Path(folder) / "bin" / "python")
+            os.makedirs(f"{folder}/bin")
+            os.link(me, f"{folder}/bin/python")
         case ["-c", code] if "create_connection" in code:
             log("index")
             if not machine["online"]:
@@ -124,7 +127,7 @@ class FakeSys:
 def pip(verb, *asked):
     log("pip", verb, *asked)
     asked = list(asked)
-    site = me.parents[1] / "lib" / "python3.11" / "site-packages"
+    site = f"{os.path.dirname(here)}/lib/python3.11/site-packages"
     where = "default"
     for option in ("--index-url", "--extra-index-url"):
         if option in asked:
@@ -136,37 +139,39 @@ def pip(verb, *asked):
         print(f"paddlepaddle-gpu ({offered[0]})\nAvailable versions: {', '.join(offered)}")
     elif verb == "uninstall":
         machine["installed"].pop(asked[-1])
-        for record in site.glob(asked[-1].replace("-", "_") + "-*"):
-            record.rmdir()
+        for record in os.listdir(site):
+            if record.startswith(asked[-1].replace("-", "_") + "-"):
+                os.rmdir(f"{site}/{record}")
     elif verb == "install" and "-e" in asked:
-        fleetrun = me.with_name("fleetrun")
-        fleetrun.write_text('#!/bin/sh\n[ "$1" = --version ] && echo fleetrun 0.1.0 && exit\n'
-            'mkdir -p log/latest; echo "test accuracy 0.9, 50 images/s" >log/workerlog.0\n'
-            'echo "strategy_report: 155 gradients in 6 allreduces, 5 of 6 allreduces went out '
-            'before the last gradient" >log/latest/events.jsonl\n'
-            'echo "ran with $* mask ${CUDA_VISIBLE_DEVICES-none}"\nexit\n'
-            "import re\n    sys.argv[0] = re.sub(r'(-script\\.pyw|\\.exe)?$', '', sys.argv[0])\n")
-        fleetrun.chmod(0o755)
+        with open(f"{here}/fleetrun", "w") as file:
+            file.write('#!/bin/sh\n[ "$1" = --version ] && echo fleetrun 0.1.0 && exit\n'
+                'mkdir -p log/latest; echo "test accuracy 0.9, 50 images/s" >log/workerlog.0\n'
+                'echo "strategy_report: 155 gradients in 6 allreduces, 5 of 6 allreduces went out '
+                'before the last gradient" >log/latest/events.jsonl\n'
+                'echo "ran with $* mask ${CUDA_VISIBLE_DEVICES-none}"\nexit\n'
+                "import re\n    "
+                "sys.argv[0] = re.sub(r'(-script\\.pyw|\\.exe)?$', '', sys.argv[0])\n")
+        os.chmod(f"{here}/fleetrun", 0o755)
     elif verb == "install" and set(asked[1:]) <= set(machine["lacks"].values()):
         machine["packages"] += asked[1:]
     elif verb == "install" and any(word.startswith("paddlepaddle") for word in asked):
         wanted = next(word for word in asked if word.startswith("paddlepaddle"))
-        name, _, version = wanted.partition("==")
-        if not machine["online"] or name == "paddlepaddle-gpu" and version not in offered:
+        package, _, version = wanted.partition("==")
+        if not machine["online"] or package == "paddlepaddle-gpu" and version not in offered:
             sys.exit(f"ERROR: No matching distribution found for {wanted}")
-        machine["installed"][name] = version
-        (site / f"{name.replace('-', '_')}-{version}.dist-info").mkdir(parents=True)
+        machine["installed"][package] = version
+        os.makedirs(f"{site}/{package.replace('-', '_')}-{version}.dist-info")
     else:
         unknown()
     save()
 
 
 def other():
-    match me.name, words:
+    match name, words:
         case "apt-cache", ["pkgnames", start]:
             # Debian 11 has such a package, and no such Python.
-            for name in ("postgresql-plpython3-13", "python3.13-doc", *machine["apt"]):
-                print(*([name] if name.startswith(start) else []))
+            for package in ("postgresql-plpython3-13", "python3.13-doc", *machine["apt"]):
+                print(*([package] if package.startswith(start) else []))
         case "id", ["-u"]:
             print(machine["uid"])
         case ("ldconfig", ["-p"]):
@@ -178,7 +183,7 @@ def other():
 
 
 fakes = {"nvidia-smi": nvidia_smi, "apt-get": apt_get, "python": python, "python3": python}
-fakes.get(me.name, other)()
+fakes.get(name, other)()
 """
 
 BARE: dict[str, Any] = {
@@ -232,7 +237,7 @@ class Machine:
         assert text.count(real) == 1
         (folder / "scripts" / "setup").write_text(text.replace(real, ""))
         (folder / "scripts" / "setup").chmod(0o755)
-        (folder / "machine.json").write_text(json.dumps({**BARE, **like}))
+        (folder / "machine").write_text(repr({**BARE, **like}))
         (folder / "bin").mkdir()
         for name in ("python3", "nvidia-smi", "apt-get", "apt-cache", "id", "ldconfig"):
             program = folder / "bin" / name
