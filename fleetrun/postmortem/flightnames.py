@@ -97,9 +97,7 @@ def described(call: Collective) -> str:
 
 def named(call: Collective, job: JobRanks) -> str:
     """Name CALL by its number in its group."""
-    # A new group is the only one of its channel, which has the number of its call.
-    number = call.channel.number if call.channel.operation == NEW_GROUP else call.sequence
-    return f"{call.operation} {number} {of(call.channel, job)}"
+    return f"{call.operation} {call.number} {of(call.channel, job)}"
 
 
 def of(channel: CollectiveChannel, job: JobRanks) -> str:

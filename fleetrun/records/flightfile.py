@@ -89,6 +89,13 @@ class Collective(NamedTuple):
         return self.done_at is None and self.state != RAISED
 
     @property
+    def number(self) -> int:
+        """Its number among those like it, from 1; of a new group, that of the call of new_group."""
+        # A new group is the only one of its channel.
+        is_group = self.channel.operation == NEW_GROUP
+        return self.channel.number if is_group else self.sequence
+
+    @property
     def tensor(self) -> str:
         """The dtype and shape: `float32 [4, 2]`."""
         return f"{self.dtype} {list(self.shape)}" if self.dtype else ""

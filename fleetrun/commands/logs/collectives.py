@@ -75,7 +75,7 @@ def _row(record: FlightRecord, collective: Collective, job: flightnames.JobRanks
     return [
         datetime.fromtimestamp(issued_at).astimezone().strftime("%H:%M:%S.%f")[:-3],
         str(record.rank),
-        f"{collective.operation} {collective.sequence}",
+        f"{collective.operation} {collective.number}",
         flightnames.of(collective.channel, job).removeprefix("of "),
         collective.tensor,
         state if done_at is None else f"{(done_at - issued_at) * 1e3:.1f} ms",

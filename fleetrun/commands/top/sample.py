@@ -424,7 +424,7 @@ def _waited(
     where = "" if group == "of all ranks" else f" {group}"
     whom = f" for rank{'s' * (len(missing) > 1)} {conversion.ranges(missing)}" if missing else ""
     waited_s = max(0.0, now - collective.issued_at)
-    return f"{collective.operation} {collective.sequence}{where}{whom}, {waited_s:.0f} s"
+    return f"{collective.operation} {collective.number}{where}{whom}, {waited_s:.0f} s"
 
 
 def _is_launcher(pid: int) -> bool:

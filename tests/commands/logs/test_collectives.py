@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from runfolders import big, ring
 
 from fleetrun.commands.logs import collectives
+from fleetrun.inject.flight_recorder import FlightRecorder
 from fleetrun.records import runs
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 def test_a_host_that_joined_later_has_the_collectives_of_its_ranks(tmp_path: Path) -> None:
@@ -19,6 +24,20 @@ def test_a_host_that_joined_later_has_the_collectives_of_its_ranks(tmp_path: Pat
     run_dir = big(tmp_path / "run", 6, generation=2)
     (run_dir / "collectives.0").write_bytes(ring(0, [(1e9, 1e9 + 1)], generation=2))
     assert "sum 1" in collectives.text([runs.read(str(run_dir))], None)
+
+
+def test_a_new_group_has_the_number_of_the_call_that_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = big(tmp_path / "run", 6)
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "2")
+    made = FlightRecorder(str(run_dir / "collectives.2"))
+    made.add(SimpleNamespace(name=lambda: "GLOO"), range(6), 0)
+    # The first one is without this rank.
+    made.begin_group((0, 1))
+    made.begin_group((1, 2))
+    text = collectives.text([runs.read(str(run_dir))], None)
+    assert re.search(r"2 +new_group 2 +ranks 1-2 +open", text), text
 
 
 def test_nobody_waits_in_a_run_that_went_well(tmp_path: Path) -> None:
