@@ -70,15 +70,20 @@ def find(
         _desync(places[channel, number], job, waits, _siblings((channel, number), places, job))
         for channel, (_, number) in sorted(first.items(), key=lambda item: item[1])
     )
-    return differing or _new_groups(records, job, is_early=is_early)
+    return differing or new_groups(records, job, is_early=is_early)
 
 
-def _new_groups(
-    records: Mapping[int, FlightRecord], job: JobRanks, *, is_early: bool
+def new_groups(
+    records: Mapping[int, FlightRecord],
+    job: JobRanks,
+    *,
+    is_early: bool = False,
+    waiting: tuple[int, ...] = (),
 ) -> tuple[FlightFinding, ...]:
     """Return the first call of new_group in which ranks wait for ranks that make another group.
 
-    All ranks count these calls, and the members of a group meet in the call of the same number.
+    All ranks count these calls, and the members of a group meet in the call of the same number. On
+    a device they only meet when they use it: WAITING are the ranks of a group that do.
     """
     made: dict[int, dict[int, Collective]] = {}
     for rank, record in records.items():
@@ -89,7 +94,7 @@ def _new_groups(
         clashing = {
             ranks
             for call in calls.values()
-            if call.is_open
+            if call.is_open or call.channel.ranks == waiting
             for member in call.channel.ranks
             if member in calls and calls[member].channel != call.channel
             for ranks in (call.channel.ranks, calls[member].channel.ranks)

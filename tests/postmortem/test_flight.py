@@ -952,6 +952,25 @@ def test_who_makes_groups_in_another_order_is_named() -> None:
         "rank 1 called new_group of ranks 1-3 in train.py:7 where ranks 0, 2 called new_group of "
         "ranks 0-2 in train.py:7: call 1 of new_group"
     )
+    # On a device they do not wait before they use such a group.
+    used = CollectiveChannel(first)
+    records = {
+        rank: FlightRecord(
+            *(rank, rank, 0),
+            tuple(
+                Collective(
+                    call.channel, 1, call.operation, at, None if call is use else at, site=SITE
+                )
+                for at, call in enumerate((*script, use))
+            ),
+            {call.channel: 1 for call in (*script, use)},
+        )
+        for use in [Call(used, "all_reduce")]
+        for rank, script in scripts.items()
+        if rank in first
+    }
+    assert desyncs.find(records, JobRanks(4)) == ()
+    assert flight.verdict(records, JobRanks(4)) == (finding,)
     # Of two ranks, either may be wrong.
     scripts = {0: made_groups((0, 1)), 1: made_groups((0, 1, 2)), 2: []}
     assert desyncs.find(play(scripts), JobRanks(3), is_early=True) == ()
