@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
     from fleetrun.run.events import Exited
 
-_CGROUPS = "/sys/fs/cgroup"
+# The files of a cgroup that count kills, and that limit memory, in versions 2 and 1.
+_MEMORY = (
+    ("memory.events", "memory.max"),
+    ("memory.oom_control", "memory.limit_in_bytes"),
+)
 # A limit of about this size means none (the kernel rounds it to pages).
 _NO_LIMIT = 1 << 60
 # One record of the kernel's log is never longer.
@@ -50,7 +54,7 @@ class Cgroup(NamedTuple):
 def baseline(at: float) -> Baseline:
     """Return the counts now, for a job that began at AT."""
     group = cgroup()
-    return Baseline(at, group.oom_kills if group else None, _counter("/proc/vmstat", "oom_kill"))
+    return Baseline(at, group.oom_kills if group else None, _kills_on_host())
 
 
 def of(culprit: Exited, before: Baseline) -> list[str]:
@@ -71,7 +75,7 @@ def _of_kill(culprit: Exited, before: Baseline) -> list[str]:
     """Say whether the out-of-memory killer did it, and how certain that is."""
     group = cgroup()
     in_cgroup = None if group is None else group.oom_kills
-    on_host = _counter("/proc/vmstat", "oom_kill")
+    on_host = _kills_on_host()
     facts = kernel_says(culprit.pid, before.at)
     if any("Killed process" in line for line in facts):
         facts.insert(0, "The kernel's out-of-memory killer did it.")
@@ -157,19 +161,11 @@ def records(path: str = "/dev/kmsg") -> Iterator[bytes]:
         os.close(fd)
 
 
-def cgroup(own_file: str = "/proc/self/cgroup", root: str = _CGROUPS) -> Cgroup | None:
+def cgroup(root: str = "/") -> Cgroup | None:
     """Return the state of our cgroup, in version 2 or 1; None if none is visible."""
-    for line in proc.content(own_file).decode(errors="replace").splitlines():
-        number, controllers, path = ([*line.split(":", 2), "", ""])[:3]
-        if number == "0" and not controllers:
-            base, events, limit = root, "memory.events", "memory.max"
-        elif controllers == "memory":
-            base, events, limit = f"{root}/memory", "memory.oom_control", "memory.limit_in_bytes"
-        else:
-            continue
-        # In a container the path may be the host's, while we see our own group as the root.
-        for folder in (f"{base}{path}".rstrip("/"), base):
-            oom_kills = _counter(f"{folder}/{events}", "oom_kill")
+    for folder in proc.cgroups(root=root, of=("", "memory")):
+        for events, limit in _MEMORY:
+            oom_kills = proc.counts(f"{folder}/{events}").get("oom_kill")
             if oom_kills is not None:
                 most = proc.content(f"{folder}/{limit}").strip()
                 bound = int(most) if most.isdigit() else None
@@ -178,13 +174,8 @@ def cgroup(own_file: str = "/proc/self/cgroup", root: str = _CGROUPS) -> Cgroup 
     return None
 
 
-def _counter(path: str, name: str) -> int | None:
-    """Return the number after NAME in a file of lines `NAME NUMBER`."""
-    for line in proc.content(path).splitlines():
-        key, _, value = line.partition(b" ")
-        if key == name.encode() and value.strip().isdigit():
-            return int(value)
-    return None
+def _kills_on_host() -> int | None:
+    return proc.counts("/proc/vmstat").get("oom_kill")
 
 
 # Memory and files --------------------------------------------------------------------------------

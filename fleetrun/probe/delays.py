@@ -6,7 +6,8 @@ import os
 import re
 
 from fleetrun.conversion import numbers
-from fleetrun.probe import cgroups, files
+from fleetrun.probe import files
+from fleetrun.run import proc
 from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -45,10 +46,19 @@ def of(pid: int, stolen: Mapping[int, float], root: str = "/") -> Delays:
     return Delays(
         main_s=None if main_ns is None else main_ns / _NS_PER_S,
         queued_s=None if queued_ns is None else queued_ns / _NS_PER_S,
-        throttled_s=cgroups.throttled_s(root, pid),
+        throttled_s=_throttled_s(pid, root),
         stolen_s=sum(own) / len(own) if own else None,
         processors=processors,
     )
+
+
+def _throttled_s(pid: int, root: str) -> float:
+    total = 0.0
+    for folder in proc.cgroups(pid, root):
+        counts = proc.counts(os.path.join(folder, "cpu.stat"))
+        # Version 2 counts in microseconds, version 1 in nanoseconds.
+        total += counts.get("throttled_usec", 0) / 1e6 + counts.get("throttled_time", 0) / 1e9
+    return total
 
 
 def stolen(root: str = "/") -> dict[int, float]:

@@ -17,7 +17,6 @@ from fleetrun.typehints import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_ROOTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 # How long to wait until the killed processes have left the cgroup; a device may hold them.
 _SECONDS = 1.0
 _PAUSE_S = 0.005
@@ -44,12 +43,8 @@ def kill(pids: Iterable[int]) -> None:
 
 def _current() -> str:
     """Return the folder of this process's cgroup; empty without cgroup v2."""
-    for line in proc.content("/proc/self/cgroup").decode(errors="replace").splitlines():
-        if line.startswith("0::"):
-            folders = (root + line[3:].rstrip("/") for root in _ROOTS)
-            usable = (path for path in folders if os.path.exists(f"{path}/cgroup.controllers"))
-            return next(usable, "")
-    return ""
+    folders = proc.cgroups(of=("",))
+    return next((path for path in folders if os.path.exists(f"{path}/cgroup.controllers")), "")
 
 
 def _write(path: str, text: str) -> None:

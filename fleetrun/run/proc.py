@@ -8,7 +8,7 @@ from fleetrun.standard import suppress
 from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Container, Iterable, Iterator
     from collections.abc import Set as AbstractSet
 
 # The system call numbers of read, and of select and pselect6, in which readline waits.
@@ -51,6 +51,39 @@ def content(path: str) -> bytes:
         return whole
     finally:
         os.close(fd)
+
+
+def counts(path: str) -> dict[str, int]:
+    """Return the numbers in a file of lines `NAME NUMBER`."""
+    words = content(path).split()
+    return {
+        name.decode(): int(value)
+        for name, value in zip(words[::2], words[1::2], strict=False)
+        if value.isdigit()
+    }
+
+
+def cgroups(
+    pid: int | str = "self", root: str = "/", *, of: Container[str] | None = None
+) -> Iterator[str]:
+    """Yield the folders of PID's cgroups, innermost first, as far as they are visible.
+
+    In version 2, or with the controllers OF version 1, `""` being version 2; None: all.
+    """
+    base = os.path.join(root, "sys/fs/cgroup")
+    own = content(os.path.join(root, f"proc/{pid}/cgroup")).decode(errors="replace")
+    for line in own.splitlines():
+        kinds, path = line.split(":", 2)[1:]
+        if of is not None and kinds not in of:
+            continue
+        tops = [os.path.join(base, kinds)] if kinds else [base, os.path.join(base, "unified")]
+        for top in tops:
+            inner = path.strip("/")
+            # In a container the path may be that outside; then the top is ours.
+            while inner:
+                yield os.path.join(top, inner)
+                inner = os.path.dirname(inner)
+            yield top
 
 
 def rows(pid: int | str, name: str) -> dict[str, str]:

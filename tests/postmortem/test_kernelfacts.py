@@ -60,25 +60,27 @@ def test_no_kernel_log_is_too_odd(log: list[bytes]) -> None:
 def test_cgroups_of_both_versions_are_read(
     tmp_path: Path, own: str, events: str, limit: str
 ) -> None:
-    (tmp_path / "own").write_text(own)
+    top = tmp_path / "sys/fs/cgroup"
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(own)
     for name, text in ((events, "under_oom 0\noom 9\noom_kill 2\n"), (limit, f"{1 << 30}\n")):
-        path = tmp_path / "root" / name
+        path = top / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    group = kernelfacts.cgroup(str(tmp_path / "own"), str(tmp_path / "root"))
+    group = kernelfacts.cgroup(str(tmp_path))
     assert group is not None
     assert (group.oom_kills, group.limit) == (2, 1 << 30)
-    assert os.path.samefile(group.file, tmp_path / "root" / events)
+    assert os.path.samefile(group.file, top / events)
 
 
 def test_without_cgroups_nothing_is_known(tmp_path: Path) -> None:
-    assert kernelfacts.cgroup(str(tmp_path / "none")) is None
+    assert kernelfacts.cgroup(str(tmp_path)) is None
 
 
 def now(monkeypatch: pytest.MonkeyPatch, *, in_cgroup: int | None, on_host: int | None) -> None:
     group = kernelfacts.Cgroup("memory.events", in_cgroup, 1 << 30)
     monkeypatch.setattr(kernelfacts, "cgroup", lambda: group)
-    monkeypatch.setattr(kernelfacts, "_counter", lambda *_: on_host)
+    monkeypatch.setattr(kernelfacts, "_kills_on_host", lambda: on_host)
     monkeypatch.setattr(kernelfacts, "records", list)
 
 

@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from fleetrun.doctor.facts import CgroupLimits, ClockOffset, Machine, ResourceLimits, Room
-from fleetrun.probe import cgroups, files
+from fleetrun.probe import files
 from fleetrun.run import proc
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def group(root: str) -> CgroupLimits:
     cpus: list[float] = []
     processes: list[tuple[int, int]] = []
     kills = 0
-    for folder in cgroups.folders(root):
+    for folder in proc.cgroups(root=root):
 
         def number(*names: str, folder: str = folder) -> int | None:
             return _number(files.text(os.path.join(folder, name)) for name in names)
@@ -142,10 +142,8 @@ def group(root: str) -> CgroupLimits:
             period = int(words[1])
         if quota is not None and quota > 0 and period:
             cpus.append(quota / period)
-        events = files.text(os.path.join(folder, "memory.events")).split()
-        events += files.text(os.path.join(folder, "memory.oom_control")).split()
-        reported = dict(zip(events[::2], events[1::2], strict=False))
-        kills = max(kills, int(reported.get("oom_kill", "0")))
+        for events in ("memory.events", "memory.oom_control"):
+            kills = max(kills, proc.counts(os.path.join(folder, events)).get("oom_kill", 0))
     limit, used = min(memory, key=lambda pair: pair[0] - pair[1], default=(None, 0))
     most, running = min(processes, key=lambda pair: pair[0] - pair[1], default=(None, 0))
     return CgroupLimits(limit, used, min(cpus, default=None), most, running, kills)
