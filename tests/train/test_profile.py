@@ -8,7 +8,7 @@ import devices
 import pytest
 from training import PYTHONS, train
 
-from fleetrun.commands.tune import scaling
+from fleetrun.commands.tune import losses
 from fleetrun.records import tracefile
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def test_collectives_that_the_script_calls_are_waits(
         assert names.count("all_reduce") == 3 or (asked and names.count("all_reduce") > 3)
         assert (trace.device, "sync" in trace.seconds) == ("cpu", False)
     assert first.seconds["collective"] - second.seconds["collective"] > 0.04
-    step = scaling.breakdown([first, second])
+    step = losses.breakdown([first, second])
     assert step.slowest == 1
     assert step.late > 0.04
     assert step.late_for.startswith("spends ")
@@ -90,7 +90,7 @@ def test_what_a_rank_waits_for_on_its_device_is_seen_where_the_script_waits(
     for trace in (first, second):
         assert trace.device == "npu"
         assert sum(span.kind == "sync" for span in trace.spans) == 3
-    step = scaling.breakdown([first, second])
+    step = losses.breakdown([first, second])
     assert step.slowest == 1
     assert step.late > 0.04
     assert step.late_for.startswith("spends ")
