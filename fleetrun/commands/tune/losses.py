@@ -33,6 +33,9 @@ _WAITS = "wait", "collective", "sync"
 _MOSTLY = 0.6
 # How much of a step a rank must wait for a processor to be named.
 _QUEUED = 0.1
+# The least share of a step that a forward must take to show the size of a batch, and how much the
+# share of the batch may differ from that of the ranks.
+_DIVIDED = 0.1
 # Why a rank is late, the deepest reason first.
 _IN_LAYERS = "waits {{}} longer in its {}, without computing (a lock, a file, a device)"
 _REASONS = {
@@ -59,6 +62,8 @@ class StepTimes(NamedTuple):
     """
 
     seconds: float
+    # Its standard error, as steps differ from each other.
+    error: float = 0.0
     data: float = 0.0
     forward: float = 0.0
     # Without buckets, if they are recorded separately.
@@ -144,8 +149,10 @@ def breakdown(traces: Sequence[TraceRecord]) -> StepTimes:
     def of(kind: str) -> float:
         return fmean(traces[place].seconds.get(kind, 0.0) for place in usual)
 
+    lengths = [span.seconds for span in traces[0].spans if span.kind == "step"]
     return StepTimes(
         seconds=step,
+        error=stdev(lengths) / len(lengths) ** 0.5 if len(lengths) > 1 else 0.0,
         data=of("data"),
         forward=of("forward"),
         # Passing buckets on is a part of the backward.
@@ -283,6 +290,40 @@ def lost(small: StepTimes, large: StepTimes) -> dict[str, float]:
     }
     by_cause[_OTHER] = large.seconds - small.seconds - sum(by_cause.values())
     return by_cause
+
+
+def is_divided(small: StepTimes, large: StepTimes, share: float) -> bool:
+    """Whether the script seems to divide a global batch, of which each rank of LARGE has SHARE.
+
+    A device computes after the forward, which only launches its kernels. A forward that waits for
+    a processor is no larger.
+    """
+    shorter = small.forward - large.forward
+    return (
+        large.device in ("", "cpu")
+        and small.forward > _DIVIDED * small.seconds
+        and abs(large.forward / small.forward - share) < _DIVIDED
+        and small.queued_mean - large.queued_mean < shorter / 2
+    )
+
+
+def communicates(step: StepTimes) -> bool:
+    """Whether anything in STEP can have communicated; a static program may."""
+    recorded = step.program or step.buckets or step.collectives or step.sync
+    return step.has_reducer or bool(recorded)
+
+
+def divided(step: StepTimes, share: float) -> StepTimes:
+    """Return what STEP would take with SHARE of its batch: its update stays as long.
+
+    >>> divided(StepTimes(1.0, forward=0.4, backward=0.4, update=0.2), 0.5).seconds
+    0.6
+    """
+    parts = {name: getattr(step, name) for name in ("data", "forward", "backward", "program")}
+    return step._replace(
+        seconds=step.seconds - (1 - share) * sum(parts.values()),
+        **{name: seconds * share for name, seconds in parts.items()},
+    )
 
 
 # -- what to change -------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ The sizes run in turns, profiled on all ranks.
 from __future__ import annotations
 
 import json
+from math import hypot
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 DATA = "scaling.json"
 # How often the resources of a run are measured.
 _MEASURED_S = 0.5
-# The efficiency above which something slows the smallest size down.
-_SUPERLINEAR = 1.1
+# Something slows the smallest size down if an efficiency is above this, or if more than this share
+# of its step is not part of others'.
+_SUPERLINEAR, _SLOWED = 1.1, 0.1
 # Of the metrics, the last bytes are read; and what fewer bytes on a link show is nothing.
 _LONGEST, _LEAST_BYTES = 1 << 20, 1 << 20
 
@@ -50,6 +52,20 @@ class ScaledRun(NamedTuple):
     remarks: tuple[tuple[tuple[str, ...], str], ...] = ()
     # How many hosts have left no profile.
     unseen_hosts: int = 0
+
+
+class Figures(NamedTuple):
+    """What a size has reached: its typical step, and that of the smallest size to compare with."""
+
+    base: StepTimes
+    step: StepTimes
+    speedup: float
+    # The least, the median and the largest.
+    efficiency: tuple[float, float, float]
+    # By cause.
+    lost: Mapping[str, float]
+    # Whether the script seems to divide a global batch.
+    is_divided: bool
 
 
 # -- what to run ----------------------------------------------------------------------------------
@@ -199,21 +215,39 @@ def typical(runs: Sequence[ScaledRun]) -> StepTimes:
 
 
 def efficiency(
-    small: Sequence[ScaledRun], large: Sequence[ScaledRun]
+    small: Sequence[ScaledRun], large: Sequence[ScaledRun], *, has_errors: bool = False
 ) -> tuple[float, float, float]:
     """Return the least, median and largest efficiency of the turns: 1.0 means no loss.
+
+    The range of a single turn, or if it HAS_ERRORS, is that of its steps, too.
 
     >>> def of(*seconds):
     ...     return [ScaledRun(StepTimes(seconds_of_step)) for seconds_of_step in seconds]
     >>> efficiency(of(1.0, 1.1), of(1.25, 1.1))
     (0.8, 0.9, 1.0)
     """
-    ratios = [
-        before.step.seconds / after.step.seconds
-        for before, after in zip(small, large, strict=False)
-        if after.step.seconds
-    ]
-    return min(ratios), median(ratios), max(ratios)
+    pairs = [(before.step, after.step) for before, after in zip(small, large, strict=False)]
+    ratios = [before.seconds / after.seconds for before, after in pairs if after.seconds]
+    error = 1.0
+    if has_errors or len(pairs) == 1:
+        error += 2 * max(hypot(*(step.error / step.seconds for step in pair)) for pair in pairs)
+    return min(ratios) / error, median(ratios), max(ratios) * error
+
+
+def gain(
+    before: Sequence[ScaledRun], after: Sequence[ScaledRun]
+) -> tuple[tuple[float, float, float], str]:
+    """Return how many times as fast AFTER a change is (least, median, most), and the text of that.
+
+    All runs BEFORE it count: that one of them had to share its processors is no gain.
+    """
+    turns = len(before) // len(after)
+    least, middle, most = times = efficiency(before, [*after] * turns, has_errors=True)
+    text = f"{middle:.2f} times as fast"
+    if f"{least:.2f}" != f"{most:.2f}":
+        text += f" ({least:.2f} to {most:.2f})"
+        text += ", no more than the spread of the runs" * (least <= 1 <= most)
+    return times, text
 
 
 # -- what is told ---------------------------------------------------------------------------------
@@ -231,17 +265,15 @@ def table(runs: Mapping[JobSize, Sequence[ScaledRun]], width: int = 0) -> str:
             faults.append(f"{size.number} failed: {fault}")
             rows.append((str(size.number), "failed"))
             continue
-        step, first = typical(runs[size]), sound[0]
-        least, middle, most = efficiency(runs[first], runs[size])
-        spread = f" ({least:.0%} to {most:.0%})" if size != first and len(runs[size]) > 1 else ""
-        parts = losses.lost(typical(runs[first]), step) if size != first else dict.fromkeys(CAUSES)
-        shown = ["" if part is None else f"{part * 1e3:+.1f}" for part in parts.values()]
-        speedup = f"{middle * size.number / first.number:.2f}"
-        row = (str(size.number), f"{step.seconds * 1e3:.1f} ms", speedup, f"{middle:.0%}{spread}")
-        rows.append((*row, *shown))
+        (_, step, speedup, (least, middle, most), lost, _) = figures(size, runs)
+        has_spread = size != sound[0] and f"{least:.0%}" != f"{most:.0%}"
+        spread = f" ({least:.0%} to {most:.0%})" if has_spread else ""
+        shown = [f"{part * 1e3:+.1f}" if size != sound[0] else "" for part in lost.values()]
+        row = (str(size.number), f"{step.seconds * 1e3:.1f} ms", f"{speedup:.2f}")
+        rows.append((*row, f"{middle:.0%}{spread}", *shown))
     heads = ("size", "step", "speedup", "efficiency", *CAUSES)
-    figures = tables.layout(rows, heads=heads, numbers=len(heads), width=width)
-    return "\n".join((figures.rstrip("\n"), *faults))
+    shown_rows = tables.layout(rows, heads=heads, numbers=len(heads), width=width)
+    return "\n".join((shown_rows.rstrip("\n"), *faults))
 
 
 def run(
@@ -258,7 +290,8 @@ def run(
             f"From {CAUSES[0]} on: how many milliseconds longer a step takes than at the smallest "
             "size. Speedup and efficiency assume that each rank keeps its batch size."
         )
-        advice = losses.changes(typical(runs[sound[0]]), typical(runs[sound[-1]]), spec.launch)
+        largest = figures(sound[-1], runs)
+        advice = losses.changes(largest.base, largest.step, spec.launch)
         for text in _remarks(runs, advice):
             log(text)
         if not advice:
@@ -272,7 +305,7 @@ def run(
             row: dict[str, object] = {**change._asdict(), "at_most": at_most}
             row |= {"tried": None, "tried_range": None, "then": ""}
             if change.words:
-                row |= _tried(spec, sound[-1], change, f"try{number}-", log)
+                row |= _tried(spec, runs, change, f"try{number}-", log)
             tried.append(row)
     document = {
         "schema": 1,
@@ -287,6 +320,20 @@ def run(
     return 0 if len(sound) == len(job_sizes) else 1
 
 
+def figures(size: JobSize, runs: Mapping[JobSize, Sequence[ScaledRun]]) -> Figures:
+    """Return what SIZE has reached, compared with the smallest one of RUNS."""
+    first = _sound(runs)[0]
+    share = first.number / size.number
+    small, step, base = typical(runs[first]), typical(runs[size]), list(runs[first])
+    is_divided = size != first and losses.is_divided(small, step, share)
+    speedup = efficiency(base, runs[size])[1] / (1 if is_divided else share)
+    if is_divided:
+        base = [run._replace(step=losses.divided(run.step, share)) for run in base]
+    lost = losses.lost(typical(base), step)
+    efficiencies = efficiency(base, runs[size]) if size != first else (1.0, 1.0, 1.0)
+    return Figures(typical(base), step, speedup, efficiencies, lost, is_divided)
+
+
 def _sound(runs: Mapping[JobSize, Sequence[ScaledRun]]) -> list[JobSize]:
     """Return the sizes of which no run has failed."""
     return [size for size in runs if not any(run.fault for run in runs[size])]
@@ -298,8 +345,20 @@ def _remarks(
     """Yield what ADVICE does not say: why speed grows faster than ranks, and slow ranks."""
     sound = _sound(runs)
     first, last = sound[0], sound[-1]
-    _, most = max((efficiency(runs[first], runs[size])[0], size) for size in sound[1:])
-    if efficiency(runs[first], runs[most])[0] > _SUPERLINEAR:
+    base, step, *_, lost, is_divided = figures(last, runs)
+    if is_divided:
+        yield (
+            f"With {last.number} ranks, a forward takes {step.forward * 1e3:.1f} ms instead of "
+            f"{typical(runs[first]).forward * 1e3:.1f}, as if the script divided a global batch: "
+            "so efficiencies compare with a step whose data, forward and backward are divided, too."
+        )
+    if last.number > 1 and not losses.communicates(step):
+        yield (
+            f"With {last.number}, no rank was seen to communicate: each seems to train by itself, "
+            "without DataParallel, fleet or a collective."
+        )
+    certain, most = max((figures(size, runs).efficiency[0], size) for size in sound[1:])
+    if certain > _SUPERLINEAR:
         small = typical(runs[first])
         why = "see the processors and what else runs on them"
         if small.queued_rank is not None:
@@ -309,11 +368,16 @@ def _remarks(
             f"A step with {first.number} takes longer than with {most.number}, so it is slowed "
             f"down ({why}), and efficiencies mean little."
         )
-    device = typical(runs[last]).device
-    if device not in ("", "cpu"):
+    elif -lost[(least := min(("data", "other"), key=lost.__getitem__))] > _SLOWED * base.seconds:
         yield (
-            f"On a {device}, forward and backward are the time to launch kernels; what these and "
-            "collectives take is seen where the script waits for the device."
+            f"A step with {first.number} has {-lost[least] * 1e3:.1f} ms of {least} time that one "
+            f"with {last.number} does not have, so it was slowed down, and efficiencies are too "
+            "high."
+        )
+    if step.device not in ("", "cpu"):
+        yield (
+            f"On a {step.device}, forward and backward are the time to launch kernels; what these "
+            "and collectives take is seen where the script waits for the device."
         )
     for text in dict.fromkeys(text for run in runs[last] for _, text in run.remarks):
         if not any(text.removesuffix(".") in change.text for change in advice):
@@ -321,13 +385,18 @@ def _remarks(
 
 
 def _tried(
-    spec: TuneSpec, size: JobSize, change: Change, prefix: str, log: Callable[[str], object]
+    spec: TuneSpec,
+    known: Mapping[JobSize, Sequence[ScaledRun]],
+    change: Change,
+    prefix: str,
+    log: Callable[[str], object],
 ) -> dict[str, object]:
-    """Run SIZE with and without CHANGE in turns.
+    """Run the largest of the KNOWN sizes with and without CHANGE in turns.
 
     Return how many times as fast it is, in each run, too, and what only its profiles show: a
     strategy's buckets tell a rank that computes longer in its backward from communication.
     """
+    size = _sound(known)[-1]
     changed = JobSize(size.number, (*size.words, *change.words))
     runs = in_turns(spec, (size, changed), lambda _: None, prefix)
     shown = " ".join(change.words)
@@ -335,9 +404,8 @@ def _tried(
     if fault:
         log(f"   Tried {shown}: {fault}")
         return {}
-    least, middle, most = efficiency(runs[size], runs[changed])
-    spread = f" ({least:.2f} to {most:.2f})" if spec.repeats > 1 else ""
-    log(f"   Tried {shown}: {middle:.2f} times as fast{spread}.")
+    (least, middle, most), text = gain([*runs[size], *known[size]], runs[changed])
+    log(f"   Tried {shown}: {text}.")
     before, after = typical(runs[size]), typical(runs[changed])
     then = ""
     if (
@@ -353,17 +421,17 @@ def _tried(
 def _row(size: JobSize, runs: Mapping[JobSize, Sequence[ScaledRun]]) -> dict[str, object]:
     """Return what is kept of SIZE; of a failed one, and without others, only its runs."""
     row: dict[str, object] = {"number": size.number, "words": list(size.words)}
-    sound = _sound(runs)
-    row |= dict.fromkeys(("step_s", "speedup", "efficiency", "efficiency_range", "lost_s"))
-    if size in sound:
-        step, first = typical(runs[size]), sound[0]
-        least, middle, most = efficiency(runs[first], runs[size])
+    row |= dict.fromkeys(("step_s", "speedup", "efficiency", "efficiency_range"))
+    row |= dict.fromkeys(("lost_s", "is_divided"))
+    if size in _sound(runs):
+        (_, step, speedup, (least, middle, most), lost, is_divided) = figures(size, runs)
         row |= {
             "step_s": step.seconds,
-            "speedup": middle * size.number / first.number,
+            "speedup": speedup,
             "efficiency": middle,
             "efficiency_range": [least, most],
-            "lost_s": losses.lost(typical(runs[first]), step),
+            "lost_s": lost,
+            "is_divided": is_divided,
         }
     row["remarks"] = list(dict.fromkeys(text for run in runs[size] for _, text in run.remarks))
     row["runs"] = [

@@ -236,6 +236,14 @@ def test_a_rank_that_is_late_by_chance_is_not_named(gaps: list[float], slowest: 
     assert step.waiting > 0.03
 
 
+def test_a_step_that_varies_has_an_error() -> None:
+    trace = trained(0, ("forward", 0.5), ("backward", 0.5), steps=4)
+    assert losses.breakdown([trace]).error == 0.0
+    steps = [span for span in trace.spans if span.kind == "step"]
+    longer = [*steps[:-1], steps[-1]._replace(seconds=3.0)]
+    assert losses.breakdown([trace._replace(spans=tuple(longer))]).error == pytest.approx(0.5)
+
+
 def test_no_change_saves_more_than_what_scaling_loses() -> None:
     """What rank 0 alone does with one rank, too, the others wait for: the step is hardly longer."""
     small = losses.StepTimes(1.0, forward=0.2, backward=0.3)

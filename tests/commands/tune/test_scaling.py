@@ -97,6 +97,79 @@ def test_more_than_all_speed_is_explained(small: losses.StepTimes, why: str) -> 
     assert list(scaling._remarks({**runs, sizes[0]: runs[sizes[1]]}, ())) == []
 
 
+def runs_of(*steps: losses.StepTimes) -> dict[scaling.JobSize, list[scaling.ScaledRun]]:
+    """Return one run with each of STEPS, of 1, 2, ... ranks."""
+    return {
+        scaling.JobSize(number, ()): [scaling.ScaledRun(step)]
+        for number, step in enumerate(steps, 1)
+    }
+
+
+def test_one_run_has_the_spread_of_its_steps() -> None:
+    small, large = runs_of(losses.StepTimes(1.0, error=0.3), losses.StepTimes(2.0)).values()
+    least, middle, most = scaling.efficiency(small, large)
+    assert (round(least, 4), middle, most) == (0.3125, 0.5, 0.8)
+    # Where there are several turns, their own spread counts.
+    assert scaling.efficiency(small * 2, large * 2) == (0.5, 0.5, 0.5)
+
+
+def test_a_gain_is_told_with_the_spread_of_all_runs_without_the_change() -> None:
+    """As once measured: a burst of load made the second run without it 2.6 times as slow."""
+    usual, burst, changed = runs_of(*map(losses.StepTimes, (0.065, 0.171, 0.0624))).values()
+    _, text = scaling.gain([*usual, *burst], changed)
+    assert text == "1.89 times as fast (1.04 to 2.74)"
+    assert scaling.gain(usual * 2, usual * 2)[1] == "1.00 times as fast"
+    _, text = scaling.gain([*usual, *changed], changed * 2)
+    assert text == "1.02 times as fast (1.00 to 1.04), no more than the spread of the runs"
+
+
+def test_a_smallest_size_that_was_slowed_down_is_told() -> None:
+    small = losses.StepTimes(0.057, forward=0.022)
+    large = losses.StepTimes(0.06, forward=0.022, backward=0.03, waiting=0.03)
+    (text,) = scaling._remarks(runs_of(small, large), ())
+    assert text == (
+        "A step with 1 has 27.0 ms of other time that one with 2 does not have, so it was slowed "
+        "down, and efficiencies are too high."
+    )
+    assert list(scaling._remarks(runs_of(small, small), ())) == []
+
+
+def test_a_script_that_divides_a_global_batch_is_compared_with_a_divided_step() -> None:
+    small = losses.StepTimes(0.1, data=0.01, forward=0.04, backward=0.04, update=0.01)
+    large = losses.StepTimes(
+        0.06, data=0.005, forward=0.02, backward=0.025, update=0.01, has_reducer=True
+    )
+    runs = runs_of(small, large)
+    figures = scaling.figures(list(runs)[1], runs)
+    assert figures.is_divided
+    assert round(figures.speedup, 2) == 1.67
+    # Data, forward and backward should take half as long, and the update does not.
+    assert [round(share, 3) for share in figures.efficiency] == [0.917, 0.917, 0.917]
+    assert {cause: round(s, 3) for cause, s in figures.lost.items() if round(s, 3)} == {
+        "communication": 0.005
+    }
+    (text,) = scaling._remarks(runs, ())
+    assert text == (
+        "With 2 ranks, a forward takes 20.0 ms instead of 40.0, as if the script divided a global "
+        "batch: so efficiencies compare with a step whose data, forward and backward are divided, "
+        "too."
+    )
+    # A forward that waited for a processor is no larger batch.
+    waited = small._replace(queued_rank=0, queued=0.03, queued_mean=0.03)
+    assert not scaling.figures(list(runs)[1], runs_of(waited, large)).is_divided
+
+
+def test_ranks_that_never_communicate_are_told() -> None:
+    alone = losses.StepTimes(0.1, forward=0.1, has_reducer=False)
+    (text,) = scaling._remarks(runs_of(alone, alone), ())
+    assert text == (
+        "With 2, no rank was seen to communicate: each seems to train by itself, without "
+        "DataParallel, fleet or a collective."
+    )
+    for sign in ({"has_reducer": True}, {"program": 0.1}, {"buckets": 0.1}, {"collectives": 0.1}):
+        assert losses.communicates(alone._replace(**sign))
+
+
 def test_a_long_error_stands_below_the_table() -> None:
     fault = "it exited with 1: " + "x" * 200
     sizes = [scaling.JobSize(number, ()) for number in (1, 2)]
