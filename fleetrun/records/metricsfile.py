@@ -103,7 +103,7 @@ class LinkUse(NamedTuple):
     # moved bytes since the last record.
     rtt_s: float | None
     # Since they were opened: bytes that the other end has acknowledged, seconds with bytes under
-    # way, segments of data that were sent, and those that were sent again.
+    # way, segments of data that were sent, and those that were sent again and did not arrive twice.
     acked_bytes: int
     busy_s: float
     segments: int

@@ -186,7 +186,11 @@ def compare(hosts: Mapping[int, HostConditions], plan: LaunchPlan) -> tuple[Slow
     if late is not None:
         known = {rank for cause in causes for rank in cause.ranks}
         own = sorted(rank for rank in late.keys() - known if late[rank] >= _LATE)
-        causes += [_own_work(ranks[rank], reasons.get(rank, ""), hosts, plan) for rank in own]
+        usual = _others({place: rank.running for place, rank in ranks.items()})
+        causes += [
+            _own_work(ranks[place], reasons.get(place, ""), usual[place], hosts, plan)
+            for place in own
+        ]
         causes = [_with_waits(cause, late) for cause in causes if _matters(cause, late)]
     # A cause of all ranks makes none of them slower than the others.
     return tuple(cause for cause in causes if len(cause.ranks) < len(ranks))
@@ -328,7 +332,7 @@ def _contended(
     sharing = [rank.process for rank in host.ranks if own & set(numbers(rank.processors))]
     others = [place for place in sharing if place not in places]
     if len(sharing) <= len(own) or not own:
-        return f"{which}, which other programs use, too"
+        return f"{which}, which other processes use, too"
     if others:
         return (
             f"{which}, which {_label(others, plan)} may use, too (--bind=cores gives each its own)"
@@ -430,9 +434,16 @@ def _of_only_link(
 
 
 def _own_work(
-    rank: RankConditions, reason: str, hosts: Mapping[int, HostConditions], plan: LaunchPlan
+    rank: RankConditions,
+    reason: str,
+    usual: float,
+    hosts: Mapping[int, HostConditions],
+    plan: LaunchPlan,
 ) -> Slowness:
-    """Return what keeps RANK busy, by REASON, although nothing holds it back."""
+    """Return what keeps RANK busy, by REASON, although nothing holds it back.
+
+    The others run for the USUAL share of the time.
+    """
     place, who = rank.process, _label((rank.process,), plan)
     waits = f"{who} waits {_PARTS['elsewhere'](rank):.0%} of the time"
     match reason:
@@ -446,7 +457,8 @@ def _own_work(
             text = f"{who} waits {rank.queued:.0%} of the time for "
             text += _contended(rank.processors, (place,), host, plan)
         case "work":
-            text = f"{who} computes longer ({rank.running:.0%} of the time on a processor)"
+            text = f"{who} computes longer ({rank.running:.0%} of the time on a processor, others "
+            text += f"{usual:.0%})"
         case "data" if rank.read_bytes_per_s >= _READS:
             text = (
                 f"{waits} for its data; it reads {size(rank.read_bytes_per_s)} a second from a disk"

@@ -24,10 +24,10 @@ _OWN_AT, _ADDRESS_AT, _INODE_AT, _ATTRIBUTES_AT = 8, 24, 68, 72
 _INODE = struct.Struct("=I")
 # The attribute that is a `struct tcp_info`. In it (Linux 4.10) are tcpi_total_retrans, then both
 # tcpi_bytes_acked and tcpi_bytes_received, tcpi_min_rtt (microseconds), tcpi_data_segs_out, and
-# tcpi_busy_time (microseconds). A smoothed round trip has the receiver's delay in it, which grows
-# with its own waits.
+# tcpi_busy_time (microseconds); since Linux 4.19 also tcpi_dsack_dups. A smoothed round trip has
+# the receiver's delay in it, which grows with its own waits.
 _INFO = 2
-_RESENT_AT, _BYTES_AT, _RTT_AT, _SEGMENTS_AT, _BUSY_AT = 100, 120, 148, 156, 168
+_RESENT_AT, _BYTES_AT, _RTT_AT, _SEGMENTS_AT, _BUSY_AT, _TWICE_AT = 100, 120, 148, 156, 168, 216
 _BYTES = struct.Struct("=QQ")
 _US = 1e6
 # The kernel's word for no round trip yet.
@@ -57,6 +57,7 @@ class TcpLink(NamedTuple):
     acked: int
     busy_s: float
     segments: int
+    # Without those that the other end has received twice: it had answered late.
     resent: int
 
 
@@ -124,7 +125,8 @@ def _link(family: int, message: bytes) -> Iterator[tuple[int, TcpLink]]:
                     acked=acked,
                     busy_s=number(_BUSY_AT, 8) / _US,
                     segments=number(_SEGMENTS_AT),
-                    resent=number(_RESENT_AT),
+                    # Behind the end of what an older kernel tells are no bytes, which count 0.
+                    resent=max(0, number(_RESENT_AT) - number(_TWICE_AT)),
                 ),
             )
 

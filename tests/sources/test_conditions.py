@@ -57,7 +57,7 @@ def told(host: HostConditions, plan: LaunchPlan = PLAN) -> list[tuple[tuple[int,
             [rank(2, queued=0.5)],
             (2,),
             "queued",
-            "rank 2 waits 50% of the time for processor 2, which other programs use, too",
+            "rank 2 waits 50% of the time for processor 2, which other processes use, too",
         ),
         (
             [rank(place, queued=0.5, processors="2") for place in (2, 3)],
@@ -118,12 +118,16 @@ def late(place: int, collectives: float, **changes: object) -> list[RankConditio
                 "data, a disk or a lock (`fleetrun stacks`)"
             ),
         ),
-        ({"running": 0.8}, "work", "rank 3 computes longer (80% of the time on a processor)"),
+        (
+            {"running": 0.8},
+            "work",
+            "rank 3 computes longer (80% of the time on a processor, others 30%)",
+        ),
         # Libraries compute in several threads, the main one among them.
         (
             {"running": 0.8, "threads": 2.4},
             "work",
-            "rank 3 computes longer (80% of the time on a processor)",
+            "rank 3 computes longer (80% of the time on a processor, others 30%)",
         ),
         # It gets Python's lock half of the time, so it runs for as long as it does otherwise.
         (
@@ -147,7 +151,7 @@ def late(place: int, collectives: float, **changes: object) -> list[RankConditio
         (
             {"running": 0.6, "threads": -1.0},
             "work",
-            "rank 3 computes longer (60% of the time on a processor)",
+            "rank 3 computes longer (60% of the time on a processor, others 30%)",
         ),
         (
             {"running": 0.3, "throttled": 0.5},

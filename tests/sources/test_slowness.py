@@ -57,7 +57,7 @@ class Host:
         assert self.timers.elapse("slow")
 
 
-TEXT = "Rank 1 waits 60% of the time for processor 1, which other programs use, too."
+TEXT = "Rank 1 waits 60% of the time for processor 1, which other processes use, too."
 
 
 def test_the_slow_rank_is_named_once_when_ranks_train(tmp_path: Path) -> None:
@@ -117,5 +117,5 @@ def test_the_coordinators_host_compares_all_hosts(tmp_path: Path) -> None:
     for host, queued in zip(hosts, (0.0, 0.0, 0.5), strict=True):
         assert hosts[0].remarks == []
         host.measure(7, queued=queued)
-    text = "Rank 2 waits 50% of the time for processor 2, which other programs use, too."
+    text = "Rank 2 waits 50% of the time for processor 2, which other processes use, too."
     assert [host.remarks for host in hosts] == [[text], [], []]

@@ -63,6 +63,19 @@ def test_a_kernel_that_does_not_count_bytes_tells_of_none() -> None:
     assert list(sockets._link(socket.AF_INET, message)) == []
 
 
+@pytest.mark.parametrize(("size", "resent"), [(224, 3), (192, 10)])
+def test_what_the_peer_received_twice_was_not_lost(size: int, resent: int) -> None:
+    """If a host answers late, the kernel sends again; since Linux 4.19 it counts duplicates."""
+    info = bytearray(size)
+    struct.pack_into("=I", info, 100, 10)
+    if size == 224:
+        struct.pack_into("=I", info, 216, 7)
+    attribute = struct.pack("=HH", 4 + size, 2) + bytes(info)
+    message = bytes(68) + struct.pack("=I", 7) + attribute
+    ((_, link),) = sockets._link(socket.AF_INET, message)
+    assert link.resent == resent
+
+
 def test_a_kernel_without_the_means_is_an_error() -> None:
     # The diagnosis of a family that no kernel has.
     with pytest.raises(FileNotFoundError):
