@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from fleetrun.doctor.facts import Gpus
 
 SPIN = ROOT / "scripts" / "gpu_checks" / "spin.py"
-HANG_S = 5
+# Where there is no GPU, the rank keeps a processor busy until then.
+HANG_S = {"gpu": 5, "cpu": 2}
 LIMIT_S = 120.0
 # After the end of a process the driver takes its memory back; this much may be others'.
 FREED_S, SLACK = 10.0, 256 << 20
@@ -221,7 +222,9 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 def waits(machine: Machine, folder: Path) -> Result:
     """See a rank that spins in a kernel called hung."""
-    code, output, seen = launched(machine, folder, f"--hang_timeout={HANG_S}", how="wait")
+    code, output, seen = launched(
+        machine, folder, f"--hang_timeout={HANG_S[machine.device]}", how="wait"
+    )
     names = [event["event"] for event in seen]
     is_right = code == 124 and "hung" in names
     return Result("hung", f"exit code {code} after {', '.join(names)}", is_right, output[-2000:])
@@ -229,7 +232,9 @@ def waits(machine: Machine, folder: Path) -> Result:
 
 def works(machine: Machine, folder: Path) -> Result:
     """See a GPU that works called alive, although the stack of its rank does not move."""
-    code, output, _ = launched(machine, folder, f"--hang_timeout={HANG_S}", how="work")
+    code, output, _ = launched(
+        machine, folder, f"--hang_timeout={HANG_S[machine.device]}", how="work"
+    )
     return Result("exit code 0", f"exit code {code}", code == 0, output[-2000:])
 
 
