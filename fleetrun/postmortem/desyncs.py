@@ -94,9 +94,9 @@ def new_groups(
         clashing = {
             ranks
             for call in calls.values()
-            if call.is_open or call.channel.ranks == waiting
             for member in call.channel.ranks
             if member in calls and calls[member].channel != call.channel
+            if call.is_open or waiting in {call.channel.ranks, calls[member].channel.ranks}
             for ranks in (call.channel.ranks, calls[member].channel.ranks)
         }
         makers = {

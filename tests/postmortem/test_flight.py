@@ -971,6 +971,20 @@ def test_who_makes_groups_in_another_order_is_named() -> None:
     }
     assert desyncs.find(records, JobRanks(4)) == ()
     assert flight.verdict(records, JobRanks(4)) == (finding,)
+    # The wrong one need not be in the group that waits.
+    scripts = {0: scripts[0], 1: scripts[2], 2: scripts[2], 3: made_groups(second, ())}
+    for rank, script in scripts.items():
+        calls = [
+            Collective(call.channel, 1, call.operation, at, at, site=SITE)
+            for at, call in enumerate(script)
+        ]
+        if rank in first:
+            calls.append(Collective(used, 1, "all_reduce", 9.0, site=SITE))
+        records[rank] = FlightRecord(
+            *(rank, rank, 0), tuple(calls), dict.fromkeys([call.channel for call in calls], 1)
+        )
+    (finding,) = flight.verdict(records, JobRanks(4))
+    assert (finding.kind, finding.ranks) == (DESYNC, (3,))
     # Of two ranks, either may be wrong.
     scripts = {0: made_groups((0, 1)), 1: made_groups((0, 1, 2)), 2: []}
     assert desyncs.find(play(scripts), JobRanks(3), is_early=True) == ()
