@@ -262,12 +262,14 @@ class Checkpoints(NamedTuple):
     """The newest whole checkpoint and when it was written; newer ones are not whole: each why.
 
     `has_folder` is false if there is no folder to look in, whose name may be mistyped.
+    `lacks_random`: a Trainer that saves the states of random numbers did not get to it there.
     """
 
     newest: str | None = None
     written_ns: int = 0
     partial: tuple[tuple[str, str], ...] = ()
     has_folder: bool = True
+    lacks_random: bool = False
 
 
 # A host, and the newest checkpoints in its folder, each with why it is not whole.

@@ -38,6 +38,8 @@ _SCHEDULER = "scheduler.pdparams"
 _LAST = (".checkpoint_done", _SCHEDULER)
 # How the first one says that the optimizer and its scheduler are saved, too.
 _SAVES_OPTIMIZER = b"ignore_save_lr_and_optim\x94\x89"
+# How PaddleFormers says there that the states of random numbers are not.
+_SAVES_NO_RANDOM = b"save_rng_states\x94\x89"
 # A part of a model, its place and the number of parts.
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)")
 # What accompanies a model's weights, and is written before them.
@@ -65,7 +67,8 @@ def find(folder: str, *, is_alone: bool = True) -> Checkpoints:
         path = os.path.abspath(os.path.join(folder, name))
         if not why:
             with suppress(OSError):
-                return Checkpoints(path, _written_ns(path), tuple(partial))
+                written_ns, lacks = _written_ns(path), is_alone and _lacks_random(path)
+                return Checkpoints(path, written_ns, tuple(partial), lacks_random=lacks)
         partial.append((path, why or "it is gone"))
     return Checkpoints(None, 0, tuple(partial), has_folder=os.path.isdir(folder))
 
@@ -133,6 +136,15 @@ def _is_checkpoint(folder: str, name: str) -> bool:
         begin = file.read(2)
         return not begin or begin[:1] == _BEGIN or begin == _ZIP
     return True
+
+
+def _lacks_random(path: str) -> bool:
+    """Whether PATH is a Trainer's without any state of random numbers: it can be loaded."""
+    arguments = f"{path}/{_TRAINERS}"
+    if not os.path.isfile(arguments) or any(n.startswith("rng_state") for n in os.listdir(path)):
+        return False
+    with open(arguments, "rb") as file:
+        return _SAVES_NO_RANDOM not in file.read(_MOST)
 
 
 def _written_ns(path: str) -> int:

@@ -51,6 +51,7 @@ SHARDS = {
 }
 # As paddle.save writes that attribute.
 SAVES_OPTIMIZER = b"\x80\x04}\x94\x8c\x18ignore_save_lr_and_optim\x94\x89s."
+SAVES_RANDOM = b"\x80\x04}\x94\x8c\x0fsave_rng_states\x94\x88s."
 NO_RANKS: dict[str, bytes | None] = {"rng_state_0.pth": None, "rng_state_1.pth": None}
 
 
@@ -58,6 +59,33 @@ def make(folder: Path, files: dict[str, bytes]) -> None:
     folder.mkdir(parents=True)
     for name, text in files.items():
         (folder / name).write_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "has_all"),
+    [
+        ({}, True),
+        # A Trainer that is killed may leave this: PaddleNLP writes them last.
+        (NO_RANKS, False),
+        ({**NO_RANKS, "rng_state_2.pth": PICKLED}, True),
+        # One rank.
+        ({**NO_RANKS, "rng_state.pth": PICKLED}, True),
+        # PaddleFormers, which may be told not to write them.
+        ({**NO_RANKS, "training_args.bin": SAVES_RANDOM}, False),
+        ({**NO_RANKS, "training_args.bin": SAVES_RANDOM.replace(b"\x88", b"\x89")}, True),
+        # No Trainer's.
+        ({**NO_RANKS, "training_args.bin": None}, True),
+    ],
+)
+def test_a_checkpoint_without_states_of_random_numbers_is_used_and_known(
+    tmp_path: Path, change: dict[str, bytes | None], *, has_all: bool
+) -> None:
+    changed = {name: text for name, text in {**TRAINER, **change}.items() if text is not None}
+    make(tmp_path / "checkpoint-2", changed)
+    state = checkpoints.find(str(tmp_path))
+    assert state.newest == str(tmp_path / "checkpoint-2")
+    assert state.lacks_random == (not has_all)
+    assert not checkpoints.find(str(tmp_path), is_alone=False).lacks_random
 
 
 @pytest.mark.parametrize(
