@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from fleetrun.conversion import is_digits
 from fleetrun.errors import UsageError
+from fleetrun.plan.hosts import NO_IPV6, is_ipv6
 from fleetrun.typehints import NamedTuple
 
 # More ranks than any host has: a typing error.
@@ -37,6 +38,7 @@ HostEntry(target='c', slots=None, devices=()))
     """
     entries = []
     for word in text.split(","):
+        _refuse_ipv6(word.strip(), f"{option}={text}")
         target, colon, slots = word.strip().partition(":")
         entries.append(_host(target, slots if colon else None, f"{option}={text}"))
     return _distinct(entries, f"{option}={text}")
@@ -54,6 +56,7 @@ def read(text: str, path: str) -> tuple[HostEntry, ...]:
         if not words:
             continue
         where = f"{path}:{number}"
+        _refuse_ipv6(words[0], where)
         slots = None
         for word in words[1:]:
             key, equals, value = word.partition("=")
@@ -132,6 +135,12 @@ def _slots(host: HostEntry, option: str) -> int:
     if host.slots is None:
         raise UsageError(f"{option}: {host.name} has no number of slots; write slots=N.")
     return host.slots
+
+
+def _refuse_ipv6(word: str, where: str) -> None:
+    address = word.rpartition("@")[2]
+    if address.startswith("[") or is_ipv6(address):
+        raise UsageError(f"{where}: {NO_IPV6}; give each host's name or IPv4 address.")
 
 
 def _host(target: str, slots: str | None, where: str) -> HostEntry:

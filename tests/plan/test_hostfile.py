@@ -48,6 +48,8 @@ def test_a_file_lists_a_host_a_line() -> None:
         ("-oProxyCommand=x slots=1", r"^hosts:1: -oProxyCommand=x is not a host name"),
         ("a;reboot slots=1", r"^hosts:1: a;reboot is not a host name"),
         ("@a", r"^hosts:1: @a is not a host name"),
+        ("a\nfd00::2 slots=2", r"^hosts:2: Paddle reads no IPv6; give each host's name or IPv4"),
+        ("me@[fd00::2]", r"^hosts:1: Paddle reads no IPv6"),
         ("# nobody\n", r"^hosts: no host is in this file"),
     ],
 )
@@ -64,6 +66,8 @@ def test_a_bad_line_is_named_by_file_and_line(text: str, message: str) -> None:
         ("a:8,a:8", r"--hosts=a:8,a:8: a is named twice"),
         ("a:8:9", r"--hosts=a:8:9: 8:9 is not a number of slots"),
         ("", r"--hosts=: an empty name is not a host name"),
+        ("a:8,fd00::2:8", r"--hosts=a:8,fd00::2:8: Paddle reads no IPv6"),
+        ("[fd00::2]:8", r"--hosts=\[fd00::2\]:8: Paddle reads no IPv6"),
     ],
 )
 def test_a_bad_list_is_one_sentence(text: str, message: str) -> None:
