@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # How long a host may take to answer, from the start of its ssh on.
 _CHECK_S = 60.0
+# How often the hosts are named that have not answered yet.
+_PROGRESS_S = 10.0
 # How long it may take to report which hosts it reaches; longer than it tries.
 _REACH_S = 20.0
 # The exit codes of a launcher's own fault; the others only know that it is gone.
@@ -97,6 +99,7 @@ class Head(Fanout[AgentConnection]):
         logs: Sequence[str] = (),
         *,
         closing_s: float = _CLOSING_S,
+        progress_s: float = _PROGRESS_S,
         records: HeadRun | None = None,
     ) -> None:
         super().__init__(connections, request.ssh_fanout)
@@ -105,6 +108,7 @@ class Head(Fanout[AgentConnection]):
         self._least = sshjob.least(request, len(connections))
         self._request = request
         self._closing_s = closing_s
+        self._progress_s = progress_s
         self._records = records
         self._is_looking = False
         self._is_going = False
@@ -118,6 +122,7 @@ class Head(Fanout[AgentConnection]):
             folder, _, nonce = logs
             first = connections[0]
             self._logs = FetchedLogs(folder, nonce, lambda word: first.send(word + b"\n"))
+        self._tell_later()
 
     def _finish(self) -> None:
         if self._logs is not None and self._is_going and (result := self._logs.finish()):
@@ -127,6 +132,16 @@ class Head(Fanout[AgentConnection]):
             self._records.end(self.code or 0, self.signum if is_of_signal else None)
 
     # Checking -----------------------------------------------------------------------------------
+
+    def _tell_later(self) -> None:
+        self._loop.timer("progress", time.monotonic() + self._progress_s, self._tell)
+
+    def _tell(self) -> None:
+        """Name the hosts that have not answered yet, until all have."""
+        awaited = [connection.host.name for connection in self._remotes if connection.is_awaited]
+        if awaited and self.code is None:
+            self._log(f"Waiting for {listed(awaited)} to answer by ssh, {_CHECK_S:g} s at most.")
+            self._tell_later()
 
     def _started(self, connection: AgentConnection) -> None:
         at = (connection.sent_at or time.monotonic()) + _CHECK_S

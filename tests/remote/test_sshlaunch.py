@@ -478,6 +478,28 @@ def test_an_ssh_that_does_not_end_when_hung_up_is_killed(
     until(lambda: not child.exists() or not child.read_bytes())
 
 
+def test_hosts_that_are_slow_to_answer_are_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    go = tmp_path / "go"
+
+    class Telling(sshlaunch.Head):
+        def _log(self, text: str) -> None:
+            super()._log(text)
+            go.touch()
+
+    ssh = instead_of_ssh(tmp_path, f"until [ -e {go} ]; do sleep 0.02; done; echo no >&2; exit 255")
+    wanted = a_request("--hosts=127.0.0.1,127.0.0.2", ssh, "t.py")
+    asked = protocol.Inquiry(str(tmp_path), target="t.py")
+    connections = [AgentConnection(host, [ssh[6:]], asked) for host in sshjob.listed(wanted)]
+    Telling(connections, wanted, progress_s=0.02).run()
+    told = "fleetrun: Waiting for 127.0.0.1 and 127.0.0.2 to answer by ssh, 60 s at most.\n"
+    printed = capfd.readouterr().err
+    assert printed.startswith(told)
+    # And no longer once all have.
+    assert printed.endswith("127.0.0.2  ssh: no\nfleetrun: Nothing was started.\n")
+
+
 def test_an_agent_whose_head_falls_silent_before_the_word_to_go_ends() -> None:
     code = protocol.start("agent").replace("run()", "run(0.0)")
     with subprocess.Popen(
