@@ -13,7 +13,7 @@ import pytest
 from commandline import Command
 from processes import survivors
 from terminals import state
-from waiting import LONG_S, until
+from waiting import LONG_S, patient, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,7 +91,7 @@ def test_s33_a_rank_that_stands_still_and_goes_on_is_no_failure(tmp_path: Path) 
 
 
 def test_s33_a_rank_that_stands_still_is_ended_with_the_job(tmp_path: Path) -> None:
-    job = Command(tmp_path, f"echo $$ > pid$R; {WAIT_FOR_GO}", "--grace=0.2")
+    job = Command(tmp_path, f"echo $$ > pid$R; {WAIT_FOR_GO}", f"--grace={patient(0.2):.1f}")
     launcher = job.start_until("ready0", "ready1")
     pid = int((tmp_path / "pid1").read_text())
     os.kill(pid, signal.SIGSTOP)
