@@ -119,6 +119,7 @@ class RankConditions(NamedTuple):
     throttled: float
     stolen: float
     read_bytes_per_s: float
+    written_bytes_per_s: float
     # The processors it may use: `0-3,8`.
     processors: Annotated[str, _LIST.fullmatch]
 

@@ -35,8 +35,10 @@ _SHARE, _TIMES = 0.15, 1.5
 _LATE = 0.15
 # The share of its lateness that what its other threads compute must explain.
 _MOSTLY = 0.6
-# Bytes a second; a rank that reads more waits for a disk rather than for a lock.
-_READS = 1 << 20
+# Bytes a second; a rank that reads or writes more waits for a disk rather than for a lock.
+_MOVES = 1 << 20
+# A rank computes longer if it runs for this share of the time more than the others.
+_LONGER = 0.05
 # A bad link is this many times as slow as the others; its round trip is longer by at least this.
 _LINK_TIMES, _RTT_S = 3.0, 0.002
 # The least share of segments that are lost on a bad link.
@@ -107,6 +109,7 @@ def measured(
             throttled=share(use.throttled_s, past.throttled_s),
             stolen=share(use.stolen_s, past.stolen_s),
             read_bytes_per_s=share(use.read_bytes, past.read_bytes),
+            written_bytes_per_s=share(use.written_bytes, past.written_bytes),
             processors=use.processors[:LONGEST_LIST],
         )
         for use in last.ranks
@@ -300,9 +303,12 @@ def _reasons(ranks: Mapping[int, RankConditions], late: Mapping[int, float]) -> 
     )
     reasons = {}
     for place, rank in ranks.items():
+        # On a host that is full many times over, the least difference would explain all the rest.
+        longer = more["running"][place] if more["running"][place] >= _LONGER else 0.0
+        usual = rank.running - more["running"][place]
         parts = {
-            "queued": rank.queued - rank.running * crowding[place],
-            "work": more["running"][place] * (1 + crowding[place]),
+            "queued": rank.queued - (usual + longer) * crowding[place],
+            "work": longer * (1 + crowding[place]),
             "data": more["elsewhere"][place],
         }
         threads = more["threads"][place] if rank.threads >= 0 else 0.0
@@ -459,7 +465,9 @@ def _own_work(
         case "work":
             text = f"{who} computes longer ({rank.running:.0%} of the time on a processor, others "
             text += f"{usual:.0%})"
-        case "data" if rank.read_bytes_per_s >= _READS:
+        case "data" if rank.written_bytes_per_s >= _MOVES:
+            text = f"{waits}; it writes {size(rank.written_bytes_per_s)} a second to a disk"
+        case "data" if rank.read_bytes_per_s >= _MOVES:
             text = (
                 f"{waits} for its data; it reads {size(rank.read_bytes_per_s)} a second from a disk"
             )

@@ -26,7 +26,7 @@ PLAN = plans.plan(per_node=4)
 
 
 def rank(place: int, **changes: object) -> RankConditions:
-    usual = RankConditions(place, 0.05, 0.5, 0.02, -1.0, 0.0, 0.0, 0.0, f"{place}")
+    usual = RankConditions(place, 0.05, 0.5, 0.02, -1.0, 0.0, 0.0, 0.0, 0.0, f"{place}")
     return usual._replace(**changes)  # type: ignore[arg-type]
 
 
@@ -109,6 +109,11 @@ def late(place: int, collectives: float, **changes: object) -> list[RankConditio
             {"running": 0.2, "read_bytes_per_s": 12e6},
             "data",
             "rank 3 waits 65% of the time for its data; it reads 11.4 MiB a second from a disk",
+        ),
+        (
+            {"running": 0.2, "written_bytes_per_s": 72e6},
+            "data",
+            "rank 3 waits 65% of the time; it writes 68.7 MiB a second to a disk",
         ),
         (
             {"running": 0.2},
@@ -196,6 +201,16 @@ def test_who_waits_for_a_processor_in_a_collective_does_both_at_once() -> None:
     """Measured on a host with twenty times as much to run as it has processors."""
     ranks = [rank(0, running=0.042, queued=0.508, collectives=0.664)]
     ranks += [rank(1, running=0.044, queued=0.657, collectives=0.342)]
+    (slow,) = conditions.compare(
+        {0: HostConditions(0, tuple(ranks), (), ())}, plans.plan(per_node=2)
+    )
+    assert (slow.ranks, slow.cause) == ((1,), "queued")
+
+
+def test_on_a_host_that_is_very_full_hardly_more_is_no_more_to_compute() -> None:
+    """Measured there, too; both ranks do the same."""
+    ranks = [rank(0, running=0.04, queued=0.43, collectives=0.5)]
+    ranks += [rank(1, running=0.06, queued=0.61, collectives=0.33)]
     (slow,) = conditions.compare(
         {0: HostConditions(0, tuple(ranks), (), ())}, plans.plan(per_node=2)
     )
@@ -339,7 +354,7 @@ def test_what_a_host_measures_becomes_shares_of_the_time() -> None:
     )
     shares = measured(first, middle, last)
     assert shares is not None
-    assert shares.ranks[0] == RankConditions(0, 0.5, 1.0, 0.25, -1.0, -1.0, -1.0, 0.0, "0-1")
+    assert shares.ranks[0] == RankConditions(0, 0.5, 1.0, 0.25, -1.0, -1.0, -1.0, 0.0, 0.0, "0-1")
     # The read bytes of rank 1 are unknown.
     assert [rank.read_bytes_per_s for rank in shares.ranks] == [0.0, -1.0]
     assert shares.links == (LinkConditions(1, 0.001, 10 << 20, 0.01),)
