@@ -28,6 +28,7 @@ from fleetrun.records.flightfile import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from fleetrun.postmortem.flightwaits import OpenCollective
 
@@ -70,20 +71,26 @@ def find(
         _desync(places[channel, number], job, waits, _siblings((channel, number), places, job))
         for channel, (_, number) in sorted(first.items(), key=lambda item: item[1])
     )
-    return differing or new_groups(records, job, is_early=is_early)
+    # The first group of all ranks is made by no call.
+    made = {
+        wait.collective.channel.ranks
+        for wait in waits
+        if (len(wait.collective.channel.ranks), wait.collective.channel.number) != (job.ranks, 1)
+    }
+    return differing or _new_groups(records, job, made, is_early=is_early)
 
 
-def new_groups(
+def _new_groups(
     records: Mapping[int, FlightRecord],
     job: JobRanks,
+    waiting: AbstractSet[tuple[int, ...]],
     *,
-    is_early: bool = False,
-    waiting: tuple[int, ...] = (),
+    is_early: bool,
 ) -> tuple[FlightFinding, ...]:
     """Return the first call of new_group in which ranks wait for ranks that make another group.
 
     All ranks count these calls, and the members of a group meet in the call of the same number. On
-    a device they only meet when they use it: WAITING are the ranks of a group that do.
+    a device they only meet when they use it: WAITING are the ranks of groups in which some wait.
     """
     made: dict[int, dict[int, Collective]] = {}
     for rank, record in records.items():
@@ -96,7 +103,7 @@ def new_groups(
             for call in calls.values()
             for member in call.channel.ranks
             if member in calls and calls[member].channel != call.channel
-            if call.is_open or waiting in {call.channel.ranks, calls[member].channel.ranks}
+            if call.is_open or waiting & {call.channel.ranks, calls[member].channel.ranks}
             for ranks in (call.channel.ranks, calls[member].channel.ranks)
         }
         makers = {

@@ -254,10 +254,6 @@ def _unfinished(
     if not entered:
         return ()
     first, waiting_ranks = oldest([wait for wait in entered if wait.holds_up] or entered)
-    if (len(first.channel.ranks), first.channel.number) != (job.ranks, 1):
-        clash = desyncs.new_groups(records, job, waiting=first.channel.ranks)
-        if clash:
-            return clash
     verb = "waits" if len(waiting_ranks) == 1 else "wait"
     reason = "no rank is missing, so the network or a device holds it up"
     if first.operation.partition(" ")[0] in _SEVERAL:

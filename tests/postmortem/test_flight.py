@@ -985,6 +985,14 @@ def test_who_makes_groups_in_another_order_is_named() -> None:
         )
     (finding,) = flight.verdict(records, JobRanks(4))
     assert (finding.kind, finding.ranks) == (DESYNC, (3,))
+    # Nor need the others wait, if it does.
+    calls = [call._replace(done_at=9.0) for call in records[1].collectives]
+    records |= {rank: records[rank]._replace(collectives=tuple(calls)) for rank in (1, 2)}
+    used = used._replace(ranks=second)
+    call = Collective(used, 1, "all_reduce", 9.5, site=SITE)
+    alone = (*records[3].collectives, call)
+    records[3] = records[3]._replace(collectives=alone, last={**records[3].last, used: 1})
+    assert flight.verdict(records, JobRanks(4)) == (finding,)
     # Of two ranks, either may be wrong.
     scripts = {0: made_groups((0, 1)), 1: made_groups((0, 1, 2)), 2: []}
     assert desyncs.find(play(scripts), JobRanks(3), is_early=True) == ()
