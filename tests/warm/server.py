@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     import types
     from collections.abc import Callable, Iterable
 
-# Standard input, output and error of a rank.
-_DESCRIPTORS = 3
+# Standard input, output and error of a rank, and through what it answers if it is asked something.
+_DESCRIPTORS = 4
 _SIZE_BYTES = 4
 _READ_BYTES = 1 << 20
 # The flags with which processes import Paddle for others.
@@ -150,6 +150,8 @@ class _Server:
         for number, descriptor in enumerate(wanted.descriptors):
             os.dup2(descriptor, number)
             os.close(descriptor)
+        for number in range(len(wanted.descriptors), _DESCRIPTORS):
+            os.close(number)
         for connection in (self._source, *self._children.values()):
             connection.close()
         move_to_host_of(wanted.caller)
@@ -193,7 +195,7 @@ class _Importer:
         reader, writer = socket.socketpair()
         if not os.fork():
             # A rank's output ends when nobody has it open.
-            _close_all_but({0, 1, 2, theirs.fileno(), writer.fileno()})
+            _close_all_but({*range(_DESCRIPTORS), theirs.fileno(), writer.fileno()})
             _serve_imported(theirs, writer, flags)
         theirs.close()
         writer.close()
@@ -257,8 +259,15 @@ def _flags(wanted: Wanted) -> dict[str, str] | None:
     return given | {name: value for indent, name, value in own if is_static or not indent}
 
 
+def _reserve_descriptors() -> None:
+    """Keep descriptors of ours out of the places that a rank's will take."""
+    while os.open(os.devnull, os.O_RDWR) < _DESCRIPTORS - 1:
+        pass
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
+    _reserve_descriptors()
     # One thread, or there would be others at the fork.
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     paddle = next(place for entry in sys.path if (place := Path(entry) / "paddle").is_dir())

@@ -21,9 +21,7 @@ def _script() -> int | None:
     while sys.orig_argv[place : place + 1] and sys.orig_argv[place] in ("-u", "-W"):
         place += 1 + (sys.orig_argv[place] == "-W")
     words = sys.orig_argv[place:]
-    # What the launcher asks Paddle by itself answers through another descriptor than a rank has.
-    is_plain = words and words[0].endswith(".py") and not words[0].endswith("/device_check.py")
-    return place if is_plain else None
+    return place if words and words[0].endswith(".py") else None
 
 
 def _stand_in(path: str, place: int) -> None:
@@ -49,7 +47,9 @@ def _stand_in(path: str, place: int) -> None:
         caller.shutdown(_socket.SHUT_WR)
 
     signal.signal(signal.SIGTERM, end)
-    descriptors = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2))
+    # What the launcher asks Paddle by itself answers through another descriptor than a rank has.
+    numbers = range(3 + argv[place].endswith("/device_check.py"))
+    descriptors = b"".join(number.to_bytes(4, sys.byteorder) for number in numbers)
     rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, descriptors)]
     text = len(text).to_bytes(4, "big") + text
     sent = caller.sendmsg([text], rights)
