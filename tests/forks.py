@@ -46,6 +46,10 @@ import os
 started = []
 def init_gflags(words): started.append(os.environ.get("FLAGS_x"))
 def init_devices(): started.append("devices")
+def disable_signal_handler():
+    import signal
+    started.append("no handlers")
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 class ProcessGroup:
     def barrier(self): pass
 """,
@@ -59,6 +63,14 @@ class ProcessGroup:
     "changes_limits.py": "import resource as r\nr.setrlimit(r.RLIMIT_CORE, (0, 0))\n"
     "r.setrlimit(r.RLIMIT_NOFILE, (99, 99))\n",
     "buffers.py": "import sys\nsys.stdout.reconfigure(line_buffering=True, errors='replace')\n",
+    # As PaddleFormers does.
+    "disables.py": "import paddle\npaddle.base.core.disable_signal_handler()\n",
+    # As PaddleFormers is.
+    "lazy.py": "import sys, types, warnings\nwarnings.warn('old')\n"
+    "class Lazy(types.ModuleType):\n"
+    "    def __getattr__(self, name):\n"
+    "        import fails\n"
+    "sys.modules[__name__] = Lazy(__name__)\n",
     "handles_a_signal.py": "import signal\nsignal.signal(signal.SIGTERM, print)\n",
     # It ends with the one that has imported the module.
     "starts_a_process.py": "import os, subprocess\nwatched = f'--pid={os.getpid()}'\n"

@@ -192,6 +192,28 @@ def test_what_cannot_be_forked_is_not(
     assert ended.status == (os.CLD_EXITED, 0)
 
 
+def test_modules_that_load_when_they_are_needed_are_not_loaded(
+    folder: Path, parent: guard.Guard
+) -> None:
+    (folder / "tells.py").write_text("import paddle, lazy, sys\nprint('fails' in sys.modules)")
+    assert forks.stand_by(parent, order(folder), "lazy")[0] == "ready"
+    started, ended = forks.run(parent, order(folder))
+    assert (started.is_forked, ended.status) == (True, (os.CLD_EXITED, 0))
+
+
+def test_a_module_may_disable_paddles_handlers_of_signals(
+    folder: Path, parent: guard.Guard
+) -> None:
+    tells = "import signal, paddle, disables\nprint(paddle.base.core.started)\n"
+    (folder / "tells.py").write_text(
+        tells + "print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)"
+    )
+    assert forks.stand_by(parent, order(folder), "disables")[0] == "ready"
+    assert forks.run(parent, order(folder, FLAGS_x="1"))[0].is_forked
+    started = "['1', 'devices', 'no handlers']"
+    assert (folder / "log.0").read_text() == f"Paddle says hello\n{started}\nTrue\n"
+
+
 def test_a_module_that_keeps_a_file_open_to_read_is_no_obstacle(
     folder: Path, parent: guard.Guard
 ) -> None:

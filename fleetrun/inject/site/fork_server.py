@@ -60,6 +60,8 @@ _START = (
     "init_tensor_operants",
     "init_default_kernel_signatures",
 )
+# Removes Paddle's handlers of signals, and Python's: PaddleFormers calls it when it is imported.
+_NO_HANDLERS = "disable_signal_handler"
 _CORE = "paddle.base.core"
 # Where Paddle has its default device, and becomes dynamic, for which it chooses one.
 _FRAMEWORK, _DYGRAPH = "paddle.base.framework", "paddle.base.dygraph.base"
@@ -487,7 +489,7 @@ class Loaded:
 
     def _put_off_start(self, core: ModuleType) -> None:
         """Leave Paddle's start to each rank: it reads flags and finds devices."""
-        for name in _START:
+        for name in (*_START, _NO_HANDLERS):
             real = getattr(core, name, None)
             if real is not None:
                 setattr(core, name, self._noting(name, real))
@@ -605,14 +607,18 @@ class Loaded:
         handlers = (f for f in sys.meta_path if type(f).__name__ == "_CrashHandlerFinder")
         for finder in list(handlers):
             finder.find_spec("paddle.")  # type: ignore[call-arg]
+        for called, real, _ in self._start:
+            if called == _NO_HANDLERS:
+                real()
 
     def _start_paddle(self) -> None:
         """Let Paddle read the flags, find the devices and register its exit functions."""
         core: Any = sys.modules.get(_CORE)
         for called, real, _ in self._start:
             setattr(core, called, real)
-        for _, real, words in self._start:
-            real(*words)
+        for called, real, words in self._start:
+            if called != _NO_HANDLERS:
+                real(*words)
         self._become_dynamic()
         for words in self._at_exit:
             words[0](*words[1], **words[2])
@@ -726,7 +732,9 @@ class _Warnings:
 
     def again(self) -> None:
         """Do it again; raises a Warning if that is an error for the script."""
-        modules = {getattr(module, "__file__", None): module for module in sys.modules.values()}
+        # A module that is not loaded until it is needed must not be loaded now.
+        loaded = [module for module in sys.modules.values() if isinstance(module, type(sys))]
+        modules = {vars(module).get("__file__"): module for module in loaded}
         for shown in self._shown:
             module = modules.get(shown.filename)
             warnings.warn_explicit(
