@@ -689,8 +689,9 @@ class Supervisor:
             return ""
         from fleetrun.run import forkserver  # only for a restart
 
-        program = os.path.basename(spec.argv[0])
-        return "" if forkserver.is_forkable(spec) else f"it runs {program}, no Python script"
+        if not forkserver.is_forkable(spec):
+            return f"it runs {os.path.basename(spec.argv[0])}, no Python script"
+        return "" if self.stands_by else "no process with Paddle imported is ready yet"
 
     def _signal_all(self, signum: int, spared: AbstractSet[int] = frozenset()) -> None:
         starting = []

@@ -74,18 +74,17 @@ def describe_missing(
         )
         waiter = f"; {waiting} there{at_site(first)} since {since_when(first)}"
     text = f"{who(ranks, job)} {reserve}never {action}{waiter}"
+    # The one that waits would be meant.
+    it = "it" if len(waiting_ranks) > 1 else f"rank {ranks[0]}"
     if within is not None:
-        text = f"{text}; it waits in {named(within, job)}{at_site(within)}"
+        text = f"{text}; {it} waits in {named(within, job)}{at_site(within)}"
         return FlightFinding(DESYNC, tuple(ranks), text)
-    stands = _it(ranks[0], job) if len(ranks) == 1 else ""
-    return FlightFinding(MISSING, tuple(ranks), f"{text}{stands}")
-
-
-def _it(rank: int, job: JobRanks) -> str:
-    state = job.states.get(rank, RankState())
+    state = job.states.get(ranks[0], RankState()) if len(ranks) == 1 else RankState()
     if state.has_ended:
-        return "; it has ended"
-    return f"; it stands in {state.place}" if state.place else ""
+        text = f"{text}; {it} has ended"
+    elif state.place:
+        text = f"{text}; {it} stands in {state.place}"
+    return FlightFinding(MISSING, tuple(ranks), text)
 
 
 def described(call: Collective) -> str:

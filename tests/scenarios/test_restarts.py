@@ -55,6 +55,15 @@ def test_an_attempt_has_one_number_in_files_sentences_and_variables(tmp_path: Pa
     assert (restart["attempt"], [*restart["phases"]]) == (1, [*PHASES[:4]])
 
 
+def test_a_restart_before_the_fork_server_is_there_says_so(tmp_path: Path) -> None:
+    code = "sys.exit(os.environ['PADDLE_RESTART_COUNT'] == '0')"
+    job = Command.python(tmp_path, code, "--max_restart=1")
+    job.argv.remove("--quiet")
+    done = job.run()
+    assert done.code == 0
+    assert done.stderr.count("again: no process with Paddle imported is ready yet.") == 1
+
+
 def test_s52_the_second_attempt_may_succeed_and_each_keeps_its_log(tmp_path: Path) -> None:
     job = Command(tmp_path, COUNT + "exit $((3 * (PADDLE_RESTART_COUNT == 0)))", "--max_restart=3")
     done = job.run()
