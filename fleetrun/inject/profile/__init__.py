@@ -7,7 +7,7 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any
 
-from .. import flight_recorder, updates
+from .. import flight_recorder, heartbeats, updates
 from ..import_hooks import after_import, in_place_of, watch_method
 from .recorder import SYNC, TRAINING, Recorder, now
 
@@ -158,7 +158,7 @@ class _Batches:
 
 
 def _watch_programs(kind: Any, recorder: Recorder, *, counts: bool) -> None:
-    """Record each run of a static program, as a step if COUNTS.
+    """Record each run of a static program; it is a step if COUNTS, unless its update is one.
 
     A run without inputs and outputs is that of a startup program, and no step.
     """
@@ -171,5 +171,6 @@ def _watch_programs(kind: Any, recorder: Recorder, *, counts: bool) -> None:
             return run(executor, *args, **options)
         finally:
             recorder.end_program(begin)
-            if counts and (len(args) > 1 or options.get("feed") or options.get("fetch_list")):
+            is_step = len(args) > 1 or options.get("feed") or options.get("fetch_list")
+            if counts and is_step and not heartbeats.are_programs_watched():
                 recorder.end_step()
