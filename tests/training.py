@@ -54,6 +54,21 @@ PYTHONS = _Pythons(
 )
 # The PYTHONPATH of launches whose ranks start warm.
 WARM_PATH = f"{ROOT}:{WARM}"
+# The beginning of a script with a static program, and an update of it.
+STATIC = """
+import numpy
+import paddle
+from paddle import static
+paddle.enable_static()
+main, startup = static.Program(), static.Program()
+with static.program_guard(main, startup):
+    loss = paddle.nn.Linear(4, 2)(static.data("x", [None, 4])).mean()
+    paddle.optimizer.Adam().minimize(loss)
+executor = static.Executor()
+executor.run(startup)
+feed = {"x": numpy.ones([2, 4], "float32")}
+"""
+RUN = "executor.run(main, feed=feed, fetch_list=[loss])\n"
 # How long other ranks may take to notice that a rank has failed.
 _AFTERWARDS_S = 30.0
 

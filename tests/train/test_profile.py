@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import devices
 import pytest
-from training import PYTHONS, SITE, run, train
+from training import PYTHONS, RUN, SITE, STATIC, run, train
 from warming import WARM
 
 from fleetrun.commands.tune import losses
@@ -97,28 +97,12 @@ def test_what_a_rank_waits_for_on_its_device_is_seen_where_the_script_waits(
     assert step.late_for.startswith("spends ")
 
 
-STATIC = """
-import numpy
-import paddle
-from paddle import static
-paddle.enable_static()
-main, startup = static.Program(), static.Program()
-with static.program_guard(main, startup):
-    loss = paddle.nn.Linear(4, 2)(static.data("x", [None, 4])).mean()
-    paddle.optimizer.SGD().minimize(loss)
-executor = static.Executor()
-executor.run(startup)
-for _ in range(4):
-    executor.run(main, feed={"x": numpy.ones([2, 4], "float32")}, fetch_list=[loss])
-"""
-
-
 @pytest.mark.parametrize("version", PYTHONS)
 @pytest.mark.parametrize("more", [{}, {"FLEETRUN_STOP_AFTER": "9"}], ids=["alone", "in a trial"])
 def test_each_run_of_a_static_program_is_one_step(
     version: str, more: dict[str, str], tmp_path: Path
 ) -> None:
-    (tmp_path / "train.py").write_text(STATIC)
+    (tmp_path / "train.py").write_text(STATIC + 4 * RUN)
     trace = tmp_path / "trace"
     more = {"PYTHONPATH": f"{SITE}:{WARM}", "FLEETRUN_PROFILE": f"1-9:{trace}", **more}
     done = run(PYTHONS[version], ["-W", "ignore", "train.py"], tmp_path, **more)
