@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _WHAT = "the heartbeat"
-_are_programs_watched = False
+# Whether a run of a static program that trains is an update.
+are_programs_watched = False
 
 
 class HeartbeatFile:
@@ -88,15 +89,10 @@ def install(claim: Callable[[], bool] = lambda: True) -> None:
         )
 
 
-def are_programs_watched() -> bool:
-    """Whether a run of a static program that trains is an update."""
-    return _are_programs_watched
-
-
 def watch_programs(paddle: Any) -> None:
     """Record the updates of static programs, of the new representation (PIR) or the old one."""
-    global _are_programs_watched
-    _are_programs_watched = True
+    global are_programs_watched  # one Paddle
+    are_programs_watched = True
     known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
     def trains(main: Any) -> bool:

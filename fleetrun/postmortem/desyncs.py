@@ -106,12 +106,12 @@ def _new_groups(
             if call.is_open or waiting & {call.channel.ranks, calls[member].channel.ranks}
             for ranks in (call.channel.ranks, calls[member].channel.ranks)
         }
+        if not clashing:
+            continue
         makers = {
             ranks: [rank for rank in sorted(calls) if calls[rank].channel.ranks == ranks]
             for ranks in clashing
         }
-        if not clashing:
-            continue
         is_majority = _has_majority(Counter({ranks: len(by) for ranks, by in makers.items()}))
         if is_early and not is_majority:
             continue

@@ -172,5 +172,5 @@ def _watch_programs(kind: Any, recorder: Recorder, *, counts: bool) -> None:
         finally:
             recorder.end_program(begin)
             is_step = len(args) > 1 or options.get("feed") or options.get("fetch_list")
-            if counts and is_step and not heartbeats.are_programs_watched():
+            if counts and is_step and not heartbeats.are_programs_watched:
                 recorder.end_step()
