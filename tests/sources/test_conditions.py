@@ -197,20 +197,24 @@ def test_where_all_wait_for_processors_that_is_no_cause_by_itself(
     assert [(places, why) for places, why, _ in slow] == [((3,), cause)]
 
 
-def test_who_waits_for_a_processor_in_a_collective_does_both_at_once() -> None:
+@pytest.mark.parametrize(
+    ("usual", "late"),
+    [
+        # In a collective, a rank that waits for a processor does both at once.
+        ((0.042, 0.508, 0.664), (0.044, 0.657, 0.342)),
+        # Both ranks do the same: hardly more on a processor is no more to compute.
+        ((0.04, 0.43, 0.5), (0.06, 0.61, 0.33)),
+    ],
+)
+def test_on_a_host_that_is_very_full_a_rank_waits_for_a_processor(
+    usual: tuple[float, ...], late: tuple[float, ...]
+) -> None:
     """Measured on a host with twenty times as much to run as it has processors."""
-    ranks = [rank(0, running=0.042, queued=0.508, collectives=0.664)]
-    ranks += [rank(1, running=0.044, queued=0.657, collectives=0.342)]
-    (slow,) = conditions.compare(
-        {0: HostConditions(0, tuple(ranks), (), ())}, plans.plan(per_node=2)
-    )
-    assert (slow.ranks, slow.cause) == ((1,), "queued")
-
-
-def test_on_a_host_that_is_very_full_hardly_more_is_no_more_to_compute() -> None:
-    """Measured there, too; both ranks do the same."""
-    ranks = [rank(0, running=0.04, queued=0.43, collectives=0.5)]
-    ranks += [rank(1, running=0.06, queued=0.61, collectives=0.33)]
+    parts = ("running", "queued", "collectives")
+    ranks = [
+        rank(place, **dict(zip(parts, shares, strict=True)))
+        for place, shares in enumerate((usual, late))
+    ]
     (slow,) = conditions.compare(
         {0: HostConditions(0, tuple(ranks), (), ())}, plans.plan(per_node=2)
     )
