@@ -58,7 +58,7 @@ class Heap : public phi::Allocator {
 
 struct Contexts {
   explicit Contexts(const DeviceContext& given)
-      : heap(given.GetPlace()), at_once(given.GetPlace()), on_stream(given.GetPlace()) {
+      : heap(phi::CPUPlace()), at_once(given.GetPlace()), on_stream(phi::CPUPlace()) {
     at_once.SetAllocator(&given.GetAllocator());
     on_stream.SetAllocator(&heap);
     for (CPUContext* context : {&at_once, &on_stream}) {
@@ -206,7 +206,9 @@ struct Task {
     if (!given.initialized() || !IsOnDevice(given.place())) return &tensors.emplace_back(given);
     const phi::Allocation& holder = *given.Holder();
     auto& same = borrowed[&holder];
-    if (!same) same = std::make_shared<phi::Allocation>(holder.ptr(), holder.size(), holder.place());
+    // As the host's: Paddle orders copies on a device by streams of its own, under a lock that it holds
+    // at its end while it waits for ours.
+    if (!same) same = std::make_shared<phi::Allocation>(holder.ptr(), holder.size(), phi::CPUPlace());
     return &tensors.emplace_back(same, given.meta());
   }
   void Perform() {
