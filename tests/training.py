@@ -21,7 +21,9 @@ from processes import MARKER, assert_no_survivors, survivors
 from waiting import TRAINING_S, until
 from warming import WARM, warm
 
+from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.records import rankfile
+from fleetrun.records.variables import STACK_SIGNAL_VARIABLE
 from fleetrun.strategy import document
 
 if TYPE_CHECKING:
@@ -283,6 +285,8 @@ def start(
         **devices.variables(python),
         "PYTHONPATH": f"{SITE}:{WARM}",
         "OMP_NUM_THREADS": "1",
+        # A launcher sets it: what they wait for in vain can be seen.
+        STACK_SIGNAL_VARIABLE: str(STACK_SIGNAL),
         **variables,
     }
     ranks = []
