@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from math import hypot
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import argv, conversion, options
@@ -60,7 +59,7 @@ class Figures(NamedTuple):
     base: StepTimes
     step: StepTimes
     speedup: float
-    # The least, the median and the largest.
+    # The least, that of `base` and `step`, and the largest.
     efficiency: tuple[float, float, float]
     # By cause.
     lost: Mapping[str, float]
@@ -210,34 +209,39 @@ def in_turns(
 
 
 def typical(runs: Sequence[ScaledRun]) -> StepTimes:
-    """Return the step of the median run."""
-    return sorted((run.step for run in runs), key=lambda step: step.seconds)[len(runs) // 2]
+    """Return the step of the median run, of which everything that is told of RUNS derives.
+
+    Of two, it is the faster one: what else runs on a host makes steps longer, never shorter.
+    """
+    return sorted((run.step for run in runs), key=lambda step: step.seconds)[(len(runs) - 1) // 2]
 
 
 def efficiency(
     small: Sequence[ScaledRun], large: Sequence[ScaledRun], *, has_errors: bool = False
 ) -> tuple[float, float, float]:
-    """Return the least, median and largest efficiency of the turns: 1.0 means no loss.
+    """Return the least efficiency of the turns, that of the typical runs, and the largest.
 
-    The range of a single turn, or if it HAS_ERRORS, is that of its steps, too.
+    1.0 means no loss. The range of a single turn, or if it HAS_ERRORS, is that of its steps, too.
 
     >>> def of(*seconds):
     ...     return [ScaledRun(StepTimes(seconds_of_step)) for seconds_of_step in seconds]
-    >>> efficiency(of(1.0, 1.1), of(1.25, 1.1))
-    (0.8, 0.9, 1.0)
+    >>> efficiency(of(1.0, 3.0, 2.0), of(1.0, 4.0, 4.0))
+    (0.5, 0.5, 1.0)
     """
     pairs = [(before.step, after.step) for before, after in zip(small, large, strict=False)]
-    ratios = [before.seconds / after.seconds for before, after in pairs if after.seconds]
+    ratios = [before.seconds / after.seconds for before, after in pairs]
     error = 1.0
     if has_errors or len(pairs) == 1:
         error += 2 * max(hypot(*(step.error / step.seconds for step in pair)) for pair in pairs)
-    return min(ratios) / error, median(ratios), max(ratios) * error
+    # Always between the others, as the median keeps the order of the turns.
+    middle = typical(small).seconds / typical(large).seconds
+    return min(ratios) / error, middle, max(ratios) * error
 
 
 def gain(
     before: Sequence[ScaledRun], after: Sequence[ScaledRun]
 ) -> tuple[tuple[float, float, float], str]:
-    """Return how many times as fast AFTER a change is (least, median, most), and the text of that.
+    """Return how many times as fast AFTER a change is (least, typical, most), and the text of that.
 
     All runs BEFORE it count: that one of them had to share its processors is no gain.
     """
@@ -324,14 +328,14 @@ def figures(size: JobSize, runs: Mapping[JobSize, Sequence[ScaledRun]]) -> Figur
     """Return what SIZE has reached, compared with the smallest one of RUNS."""
     first = _sound(runs)[0]
     share = first.number / size.number
-    small, step, base = typical(runs[first]), typical(runs[size]), list(runs[first])
+    small, step = typical(runs[first]), typical(runs[size])
     is_divided = size != first and losses.is_divided(small, step, share)
-    speedup = efficiency(base, runs[size])[1] / (1 if is_divided else share)
-    if is_divided:
-        base = [run._replace(step=losses.divided(run.step, share)) for run in base]
-    lost = losses.lost(typical(base), step)
-    efficiencies = efficiency(base, runs[size]) if size != first else (1.0, 1.0, 1.0)
-    return Figures(typical(base), step, speedup, efficiencies, lost, is_divided)
+    speedup = small.seconds / step.seconds / (1 if is_divided else share)
+    base = losses.divided(small, share) if is_divided else small
+    least, middle, most = (1.0, 1.0, 1.0) if size == first else efficiency(runs[first], runs[size])
+    divided = base.seconds / small.seconds
+    efficiencies = least * divided, middle * divided, most * divided
+    return Figures(base, step, speedup, efficiencies, losses.lost(base, step), is_divided)
 
 
 def _sound(runs: Mapping[JobSize, Sequence[ScaledRun]]) -> list[JobSize]:
