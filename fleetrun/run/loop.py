@@ -65,17 +65,20 @@ class Loop:
 
     def turn(self) -> None:
         """Wait until a callback is due, and call all that are."""
-        timeout = -1.0
+        timeout, now = -1.0, time.monotonic()
         if self._timers:
-            timeout = max(0.0, min(at for at, _ in self._timers.values()) - time.monotonic())
+            timeout = max(0.0, min(at for at, _ in self._timers.values()) - now)
             # The kernel counts milliseconds in an int.
             timeout = min(timeout, _LONGEST_S)
         self.ready = dict.fromkeys([fd for fd, _ in self._epoll.poll(timeout)])
+        # A timer that elapses while callbacks run waits for one more look at the descriptors: a
+        # rank that ended before its grace was over is not killed, however long we took.
+        if not self.ready:
+            now = time.monotonic()
         for fd in tuple(self.ready):
             # An earlier callback of this turn may have removed it.
             if fd in self.ready:
                 self._callbacks[fd]()
-        now = time.monotonic()
         for key, (at, callback) in list(self._timers.items()):
             if at <= now and self._timers.get(key) == (at, callback):
                 del self._timers[key]

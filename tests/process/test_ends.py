@@ -179,7 +179,7 @@ def test_s24_a_signal_stops_everybody_politely(
 
 
 def test_s25_who_ignores_it_is_killed_after_the_grace(tmp_path: Path) -> None:
-    job = Driven(tmp_path, IGNORE_TERM.format(rank=0), "touch ready1; sleep 60", grace_s=0.3)
+    job = Driven(tmp_path, IGNORE_TERM.format(rank=0), "touch ready1; sleep 60", grace_s=1.0)
     launcher = job.start_until("ready0", "ready1")
     launcher.terminate()
     done = job.finish(launcher)

@@ -91,7 +91,7 @@ def test_s33_a_rank_that_stands_still_and_goes_on_is_no_failure(tmp_path: Path) 
 
 
 def test_s33_a_rank_that_stands_still_is_ended_with_the_job(tmp_path: Path) -> None:
-    job = Command(tmp_path, f"echo $$ > pid$R; {WAIT_FOR_GO}", f"--grace={patient(0.2):.1f}")
+    job = Command(tmp_path, f"echo $$ > pid$R; {WAIT_FOR_GO}", f"--grace={patient(1.0):.1f}")
     launcher = job.start_until("ready0", "ready1")
     pid = int((tmp_path / "pid1").read_text())
     os.kill(pid, signal.SIGSTOP)
