@@ -179,7 +179,8 @@ def test_a_host_that_crashes_is_named_and_ends_the_job(
 def test_a_host_that_is_cut_off_ends_by_itself_and_is_named(
     four_hosts: Network, tmp_path: Path
 ) -> None:
-    job = by_list(four_hosts, tmp_path / "job").begin()
+    # A launcher that gets no processor for half of the timeout is lost for that reason, too.
+    job = by_list(four_hosts, tmp_path / "job", *quick(10.0)).begin()
     alone = four_hosts.hosts[2]
     four_hosts.cut(alone)
     codes = job.ends()
