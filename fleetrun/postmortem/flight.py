@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from fleetrun.postmortem import desyncs
+from fleetrun.postmortem import desyncs, unpaired
 from fleetrun.postmortem.departures import find_strayed, find_uneven
 from fleetrun.postmortem.flightnames import (
     CYCLE,
@@ -88,7 +88,7 @@ def verdict(
     known = opened
     awaited = awaited_alone(waits)
     culprits = [rank for rank in awaited if not may_wait(known[rank], job)]
-    alone = _alone(culprits, waits, job)
+    alone = _alone(culprits, waits, known, job)
     if alone:
         return alone
     if awaited:
@@ -126,14 +126,20 @@ def waiting(
 
 
 def _alone(
-    culprits: Sequence[int], waits: Sequence[OpenCollective], job: JobRanks
+    culprits: Sequence[int],
+    waits: Sequence[OpenCollective],
+    records: Mapping[int, FlightRecord],
+    job: JobRanks,
 ) -> tuple[FlightFinding, ...]:
     """Return the ranks in a collective without which most others have ended, all of CULPRITS."""
     if not culprits or not all(job.states.get(rank, RankState()).has_ended for rank in culprits):
         return ()
     # What runs on a device may be done, though nobody has looked since.
     first, waiting_ranks = oldest([wait for wait in waits if culprits[0] in wait.missing])
-    if first.channel.is_pair or len(culprits) <= len(waiting_ranks):
+    if first.channel.is_pair:
+        misfit = unpaired.find(waits, records, job, {*waiting_ranks})
+        return () if misfit is None else (FlightFinding(DESYNC, misfit[:1], misfit[1]),)
+    if len(culprits) <= len(waiting_ranks):
         return ()
     text = (
         f"{who(waiting_ranks, job)} entered {named(first, job)}{at_site(first)}, without which "
@@ -229,6 +235,9 @@ def _drawn(
             where = named(call, job)
         parts.append(f"{who([wait.rank], job)} in {where}{at_site(call)}")
     text = f"ranks wait for each other in a circle, {circle}: {'; '.join(parts)}"
+    misfit = unpaired.find(cycle, records, job, {*ranks})
+    if misfit is not None:
+        return FlightFinding(CYCLE, misfit[:1], f"{misfit[1]}; {text}")
     strayed = find_strayed(cycle, records)
     if len(strayed) == 1:
         text = f"{who(strayed, job)} has left the order of its earlier calls; {text}"

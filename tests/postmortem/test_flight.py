@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -29,6 +29,9 @@ from fleetrun.records.flightfile import (
     FlightRecord,
 )
 from fleetrun.records.rankfile import RankAxes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 OPERATIONS = ("all_reduce", "broadcast", "all_gather", "barrier")
 SITE = ("/job/train.py", 7, "step")
@@ -99,6 +102,40 @@ def play(
                 )
                 for rank in scripts
             }
+
+
+def play_all(steps: dict[int, list[list[Call]]]) -> dict[int, FlightRecord]:
+    """Run STEPS of ranks whose calls block."""
+    return play({rank: [call for step in own for call in step] for rank, own in steps.items()})
+
+
+def issued_ahead(steps: dict[int, list[list[Call]]]) -> dict[int, FlightRecord]:
+    """Run STEPS of ranks on devices: a rank issues a whole step before it waits for its device."""
+    records = play(
+        {rank: [call for step in own for call in step] for rank, own in steps.items()},
+        is_blocking=False,
+    )
+    for rank, own in steps.items():
+        record = records[rank]
+        made = len(record.collectives)
+        ends = [sum(map(len, own[: number + 1])) for number in range(len(own))]
+        issued = next((end for end in ends if end >= made), made)
+        calls, last = list(record.collectives), dict(record.last)
+        for call in [call for step in own for call in step][made:issued]:
+            last[call.channel] = last.get(call.channel, 0) + 1
+            calls.append(
+                Collective(
+                    *(call.channel, last[call.channel], call.operation),
+                    issued_at=calls[-1].issued_at + 0.001,
+                    shape=(call.size,),
+                    dtype="float32",
+                    site=SITE,
+                    state=ASYNCHRONOUS,
+                )
+            )
+        # The moments of `play` are seconds.
+        records[rank] = record._replace(collectives=tuple(calls), last=last, settled_at=1e6)
+    return records
 
 
 def _is_whole(
@@ -365,6 +402,99 @@ def test_a_circle_of_receivers_is_drawn(ranks: int, shift: int) -> None:
     (finding,) = flight.verdict(play(scripts), JobRanks(ranks))
     assert finding.kind == CYCLE
     assert " → " in finding.text
+
+
+def rings(ranks: int, steps: int = 4) -> dict[int, list[list[Call]]]:
+    """Return the exchanges of each rank: to the right, from the left; then all meet."""
+    end = [Call(CollectiveChannel(tuple(range(ranks))), "all_reduce")]
+    return {rank: [*([_exchange(rank, ranks)] * steps), end * 2, end] for rank in range(ranks)}
+
+
+def _exchange(rank: int, ranks: int, to: int = 1, by: int = -1) -> list[Call]:
+    send = p2p("send", rank, (rank + to) % ranks, ranks)
+    recv = p2p("recv", (rank + by) % ranks, rank, ranks)
+    # As scripts do whose sends block.
+    return [send, recv] if rank % 2 == 0 else [recv, send]
+
+
+@pytest.mark.parametrize("play_", [play_all, issued_ahead], ids=["gloo", "a device"])
+@pytest.mark.parametrize("step", [0, 2, 3])
+@pytest.mark.parametrize(("change", "than"), [("skips", "fewer"), ("repeats", "more")])
+@pytest.mark.parametrize(("rank", "ranks"), [(0, 3), (1, 4), (3, 4), (2, 5)])
+def test_who_skips_or_repeats_an_exchange_in_a_ring_is_named(
+    play_: Callable[[dict[int, list[list[Call]]]], dict[int, FlightRecord]],
+    *,
+    rank: int,
+    ranks: int,
+    step: int,
+    change: str,
+    than: str,
+) -> None:
+    steps = rings(ranks)
+    steps[rank][step : step + 1] = [] if change == "skips" else [steps[rank][step]] * 2
+    (finding,) = flight.verdict(play_(steps), JobRanks(ranks))
+    if change == "repeats" and play_ is play_all:
+        # It waits in the first call that is too many, which might be one that its peer lacks.
+        assert rank in finding.ranks
+        return
+    assert finding.ranks == (rank,)
+    if finding.kind == CYCLE:
+        assert finding.text.startswith(
+            f"rank {rank} has made {than} sends and recvs than its peers before all_reduce 1 of "
+            f"all ranks: "
+        )
+
+
+@pytest.mark.parametrize("play_", [play_all, issued_ahead], ids=["gloo", "a device"])
+@pytest.mark.parametrize("step", [1, 2, 3])
+@pytest.mark.parametrize(("to", "by"), [(1, 1), (-1, -1), (2, -1)])
+@pytest.mark.parametrize(("rank", "ranks"), [(0, 4), (1, 4), (3, 4), (2, 5)])
+def test_who_exchanges_with_the_wrong_neighbour_is_named(
+    play_: Callable[[dict[int, list[list[Call]]]], dict[int, FlightRecord]],
+    *,
+    rank: int,
+    ranks: int,
+    step: int,
+    to: int,
+    by: int,
+) -> None:
+    steps = rings(ranks)
+    steps[rank][step] = _exchange(rank, ranks, to, by)
+    (finding,) = flight.verdict(play_(steps), JobRanks(ranks))
+    assert finding.ranks == (rank,), finding
+
+
+@pytest.mark.parametrize("is_at_end", [False, True])
+def test_who_waits_for_a_message_of_a_rank_that_made_as_many_as_its_other_peers_is_named(
+    *, is_at_end: bool
+) -> None:
+    steps = {rank: own[: 4 if is_at_end else None] for rank, own in rings(4).items()}
+    steps[2].insert(1, steps[2][1])
+    states = {rank: RankState(has_ended=is_at_end) for rank in (0, 1, 3)}
+    (finding,) = flight.verdict(issued_ahead(steps), JobRanks(4, None, states))
+    assert finding.ranks == (2,)
+    before = "the end" if is_at_end else "all_reduce 1 of all ranks"
+    assert (
+        f"rank 2 has made more sends and recvs than its peers before {before}: 5 from rank 1, "
+        "which made 4 sends, 5 to rank 3, which made 4 recvs"
+    ) in finding.text
+
+
+def test_messages_under_way_at_a_meeting_blame_nobody() -> None:
+    # Each rank of a chain sends ahead of the meeting what the next one receives after it.
+    world = Call(CollectiveChannel((0, 1, 2)), "all_reduce")
+    sends = {rank: [p2p("send", rank, rank + 1, 3)] for rank in (0, 1)} | {2: []}
+    recvs = {rank: [p2p("recv", rank - 1, rank, 3)] for rank in (1, 2)} | {0: []}
+    extra = Call(CollectiveChannel((0, 1)), "all_reduce")
+    steps = {
+        rank: [[*sends[rank], world, *recvs[rank]], [*([extra] if rank < 2 else []), world]]
+        for rank in range(3)
+    }
+    for _ in range(2):
+        (finding,) = flight.verdict(issued_ahead(steps), JobRanks(3))
+        assert finding.ranks == (0, 1, 2)
+        assert finding.text.startswith("ranks wait for each other in a circle")
+        steps[1][1].reverse()
 
 
 @pytest.mark.parametrize("stands_outside", [True, False])
@@ -1053,35 +1183,6 @@ def hybrid_step(rank: int) -> list[Call]:
             Call(tensor_parallel, "all_gather"),
         ]
     return [recv, Call(tensor_parallel, "all_reduce"), send]
-
-
-def issued_ahead(steps: dict[int, list[list[Call]]]) -> dict[int, FlightRecord]:
-    """Run STEPS of ranks on devices: a rank issues a whole step before it waits for its device."""
-    records = play(
-        {rank: [call for step in own for call in step] for rank, own in steps.items()},
-        is_blocking=False,
-    )
-    for rank, own in steps.items():
-        record = records[rank]
-        made = len(record.collectives)
-        ends = [sum(map(len, own[: number + 1])) for number in range(len(own))]
-        issued = next((end for end in ends if end >= made), made)
-        calls, last = list(record.collectives), dict(record.last)
-        for call in [call for step in own for call in step][made:issued]:
-            last[call.channel] = last.get(call.channel, 0) + 1
-            calls.append(
-                Collective(
-                    *(call.channel, last[call.channel], call.operation),
-                    issued_at=calls[-1].issued_at + 0.001,
-                    shape=(call.size,),
-                    dtype="float32",
-                    site=SITE,
-                    state=ASYNCHRONOUS,
-                )
-            )
-        # The moments of `play` are seconds.
-        records[rank] = record._replace(collectives=tuple(calls), last=last, settled_at=1e6)
-    return records
 
 
 @pytest.mark.parametrize(
