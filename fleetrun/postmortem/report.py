@@ -96,6 +96,8 @@ def _elsewhere(failure: Failure) -> list[str]:
     # Control characters in the text of another host must not reach the terminal.
     summary = sentence(visible(failure.describe()))
     words = [f"    {visible(line)}" for line in failure.words.split("\n") if line]
+    if failure.is_hang:
+        return [f"{summary}.", f"{visible(failure.host)} has the stacks of all ranks."]
     if not words:
         return [f"{summary}: the job failed there first."]
     return [f"{summary}: the job failed there first. Its log ends with", *words]

@@ -26,6 +26,7 @@ LONGEST_TEXT = 16 * 1024
 _LAST_CODE = 255
 # The exit code of a job that hung; `timeout` uses it, too.
 HUNG = 124
+_HUNG_FOR = "the job hung for"
 # The exit code of a job whose strategy is not in effect, with --strategy_strict.
 STRATEGY_REJECTED = 5
 
@@ -201,7 +202,7 @@ class Hung(NamedTuple):
         # Others wait for a culprit; and before the start, a busy host may have answered too late.
         if self.unreached and (not own or self.unreached[0].startswith(own)):
             where = f", {self.unreached[0]}"
-        return f"the job hung for {self.seconds:.0f} s{where}"
+        return f"{_HUNG_FOR} {self.seconds:.0f} s{where}"
 
     def odd_place(self) -> str:
         """Return where odd processes stand, unless their collectives tell more.
@@ -340,8 +341,15 @@ class Failure(NamedTuple):
 
         >>> Failure("10.0.0.2", "server 1 exited with 7", 7).describe()
         'server 1 exited with 7 on 10.0.0.2'
+        >>> Failure("10.0.0.2", "the job hung for 9 s", HUNG).describe()
+        'the job hung for 9 s'
         """
-        return f"{self.what} on {self.host}"
+        return self.what if self.is_hang else f"{self.what} on {self.host}"
+
+    @property
+    def is_hang(self) -> bool:
+        """Whether the whole job hung, of which `host` only compares the ranks."""
+        return self.exit_code == HUNG and self.what.startswith(_HUNG_FOR)
 
 
 class StopRequested(NamedTuple):

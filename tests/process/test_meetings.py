@@ -108,7 +108,9 @@ def test_a_job_of_which_every_host_is_silent_hangs(tmp_path: Path) -> None:
     job.start()
     assert job.ends() == [124, 124]
     assert "The job hung: for" in job.output(0)
-    assert "the job hung for" in job.output(1).lower()
+    assert "The job hung for" in job.output(1)
+    assert "127.0.0.1 has the stacks of all ranks." in job.output(1)
+    assert "failed there first" not in job.output(1)
 
 
 @pytest.mark.parametrize("options", [("--grace=3",), ("--grace=60", "--hang_timeout=0.5")])
