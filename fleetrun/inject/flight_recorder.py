@@ -58,6 +58,8 @@ _DONE_AT, _OUTCOME_AT = 24, 50
 BLOCKING, ASYNCHRONOUS, RAISED = 0, 1, 2
 IN_STREAM = 4
 SLOTS, CHANNELS, TABLE_BYTES = 1024, 512, 64 * 1024
+# The end of the table: the first call of a process that this one has forked.
+FORKED_BYTES = 1024
 _MOST_DIMENSIONS, _LARGEST = 6, 2**32 - 1
 # The most device tasks that are not known to be done.
 _MOST_PENDING = 64
@@ -170,13 +172,20 @@ class Ring:
         end = self._used + len(line)
         if kind == "site" and end > TABLE_BYTES // 2:
             return 0
-        if end > TABLE_BYTES or (kind == "channel" and number >= CHANNELS):
+        if end > TABLE_BYTES - FORKED_BYTES or (kind == "channel" and number >= CHANNELS):
             raise OverflowError("there are too many groups")
         at = self._table_at + self._used
         self.memory[at : at + len(line)] = line
         _USED.pack_into(self.memory, _USED_AT, end)
         self._used = end
         return number
+
+    def write_forked(self, *call: Any) -> None:
+        """Write the CALL of this process, a fork of the ring's owner, unless one is written."""
+        line = json.dumps([os.getpid(), *call]).encode() + b"\n"
+        at = self._slots_at - FORKED_BYTES
+        if len(line) <= FORKED_BYTES and not self.memory[at]:
+            self.memory[at : at + len(line)] = line
 
     def _write_parts(self, number: int, parts: Sequence[int]) -> int:
         """Write the PARTS of the collective NUMBER; return their place plus 1, 0 without room."""
@@ -313,10 +322,12 @@ class FlightRecorder:
         # What is used that calls collectives where they cannot be recorded.
         self._unrecorded: dict[str, None] = {}
         self.is_on = True
+        self._is_forked = False
 
     def leave(self) -> None:
         """Stop recording in a forked child, as the ring belongs to its parent."""
         self.is_on = False
+        self._is_forked = True
 
     def fail(self) -> None:
         """Mark the ring as ended."""
@@ -440,7 +451,7 @@ class FlightRecorder:
         group = self._groups.get(id(process_group))
         ring = self._ring
         if group is None or ring is None or not self.is_on:
-            return 0
+            return self._note_fork(group, operation)
         if self._pending:
             self.settle()
         name, place, peer_place, reduction, parts_places, blocks, is_in_stream = operation
@@ -465,7 +476,7 @@ class FlightRecorder:
         dimensions = len(shape)
         lengths = [min(length, _LARGEST) for length in shape[:_MOST_DIMENSIONS]]
         lengths += [0] * (_MOST_DIMENSIONS - len(lengths))
-        site = self._site(ring, sys._getframe(1))
+        site = self._site(ring.name, sys._getframe(1))
         code = ring.name("operation", name)
         state = BLOCKING if blocks or group.is_blocking else ASYNCHRONOUS
         if is_in_stream and state == ASYNCHRONOUS and not self._is_coalescing:
@@ -477,6 +488,16 @@ class FlightRecorder:
             parts=parts,
             again=again,
         )
+
+    def _note_fork(self, group: _Group | None, operation: Operation) -> int:
+        """Record that a fork calls OPERATION in a GROUP of its parent; return 0.
+
+        The threads and devices with which the parent communicates are not forked.
+        """
+        if group is not None and self._ring is not None and self._is_forked:
+            site = self._site(lambda _kind, _key, line: line, sys._getframe(1))
+            self._ring.write_forked(operation.name, site)
+        return 0
 
     def end(self, number: int, process_group: Any, task: Any) -> None:
         """Record that the call NUMBER has returned TASK, which may still be running."""
@@ -537,8 +558,8 @@ class FlightRecorder:
         self._dtypes[tensor.dtype] = row = number, int(tensor.element_size())
         return row
 
-    def _site(self, ring: Ring, frame: FrameType | None) -> int:
-        """Return the number of the script's calling line; 0 if the script does not call."""
+    def _site(self, name: Callable[[str, Any, Any], Any], frame: FrameType | None) -> Any:
+        """Return what NAME returns for the script's calling line; 0 if the script does not call."""
         while frame is not None:
             code = frame.f_code
             file = code.co_filename
@@ -549,7 +570,7 @@ class FlightRecorder:
                 self._is_library[file] = is_library
             if not is_library:
                 line = (file, frame.f_lineno, code.co_name)
-                return ring.name("site", line, [file[-200:], line[1], line[2][:100]])
+                return name("site", line, [file[-200:], line[1], line[2][:100]])
             frame = frame.f_back
         return 0
 

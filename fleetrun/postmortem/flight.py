@@ -69,6 +69,39 @@ def verdict(
     HAS_FAILED: the job ended, and a rank that raised in a collective counts as waiting there.
     Collectives issued after UNTIL may still be in progress.
     """
+    findings = _of_ranks(records, job, has_failed=has_failed, until=until)
+    forked = called_by_forks(records, job)
+    # What a fork sends and receives is missing in the calls of its parent.
+    others = {rank for finding in findings for rank in finding.ranks}
+    is_first = any(others <= {*finding.ranks} for finding in forked)
+    return (*forked, *findings) if is_first else (*findings, *forked)
+
+
+def called_by_forks(
+    records: Mapping[int, FlightRecord], job: JobRanks
+) -> tuple[FlightFinding, ...]:
+    """Return which ranks have forked processes that use the ranks' groups."""
+    calls: dict[tuple[str, object], list[int]] = {}
+    for rank, record in sorted(records.items()):
+        if record.forked is not None:
+            calls.setdefault((record.forked.operation, record.forked.site), []).append(rank)
+    findings = []
+    for ranks in calls.values():
+        call = records[ranks[0]].forked
+        assert call is not None
+        whom = f"a process (pid {call.pid})" if len(ranks) == 1 else "processes"
+        text = (
+            f"{whom} that {who(ranks, job)} forked called {call.operation}{at_site(call)}: "
+            "a fork cannot communicate in the groups of its parent"
+        )
+        findings.append(FlightFinding(DESYNC, tuple(ranks), text))
+    return tuple(findings)
+
+
+def _of_ranks(
+    records: Mapping[int, FlightRecord], job: JobRanks, *, has_failed: bool, until: float
+) -> tuple[FlightFinding, ...]:
+    """Return why the ranks of RECORDS hang, as `verdict` does, by their own calls."""
     known = {rank: record for rank, record in records.items() if not record.has_failed}
     states = dict(job.states)
     for rank, record in known.items():

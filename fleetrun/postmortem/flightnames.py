@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.conversion import ranges
 from fleetrun.postmortem.flightwaits import OTHER, OpenCollective, oldest
-from fleetrun.records.flightfile import NEW_GROUP, Collective, CollectiveChannel
+from fleetrun.records.flightfile import NEW_GROUP, Collective, CollectiveChannel, ForkedCall
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -128,7 +128,7 @@ def who(ranks: Sequence[int], job: JobRanks) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}{where}"
 
 
-def at_site(call: Collective) -> str:
+def at_site(call: Collective | ForkedCall) -> str:
     """Return the line of the script that has made CALL, if that is known."""
     if call.site is None:
         return ""

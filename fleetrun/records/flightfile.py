@@ -23,6 +23,8 @@ HEADER_BYTES = 64
 SLOT = struct.Struct("<QQQQqIHHBBHi6II")
 PARTS, WORD = struct.Struct("<QI"), struct.Struct("<I")
 PARTS_BYTES = 32 * 1024
+# The end of the table.
+FORKED_BYTES = 1024
 FAILED, ENDED = 1, 2
 BLOCKING, ASYNCHRONOUS, RAISED = 0, 1, 2
 IN_STREAM = 4
@@ -101,6 +103,14 @@ class Collective(NamedTuple):
         return f"{self.dtype} {list(self.shape)}" if self.dtype else ""
 
 
+class ForkedCall(NamedTuple):
+    """A collective that a process which a rank has forked called on a group of the rank."""
+
+    pid: int
+    operation: str
+    site: tuple[str, int, str] | None = None
+
+
 class FlightRecord(NamedTuple):
     """What a rank has recorded: the newest collectives, the oldest first."""
 
@@ -119,6 +129,8 @@ class FlightRecord(NamedTuple):
     settled_at: float = 0.0
     # What it has used that calls collectives without a record, such as auto parallel.
     unrecorded: tuple[str, ...] = ()
+    # The first call of a process that it has forked.
+    forked: ForkedCall | None = None
 
 
 def read(path: str, restart: int) -> FlightRecord | None:
@@ -175,6 +187,7 @@ def parse(ring: bytes | None) -> FlightRecord | None:
         has_ended=state == ENDED,
         settled_at=settled / _NS,
         unrecorded=names.all_of("unrecorded"),
+        forked=_forked(ring[slots_at - FORKED_BYTES : slots_at]),
     )
 
 
@@ -276,6 +289,15 @@ def _ranks(runs: list[object]) -> tuple[int, ...]:
             case _:
                 return ()
     return tuple(ranks)
+
+
+def _forked(line: bytes) -> ForkedCall | None:
+    entry = reading.parse(b'{"is": %s}' % line.partition(b"\n")[0])
+    match reading.items((entry or {}).get("is")):
+        case [int(pid), str(operation), site]:
+            return ForkedCall(pid, operation, _site(site))
+        case _:
+            return None
 
 
 def _site(value: object) -> tuple[str, int, str] | None:

@@ -38,6 +38,7 @@ class FlightRecords:
         # The last collective for which each rank's record was sent, and the ranks named so far.
         self._sent: dict[int, tuple[int, float]] = {}
         self._reported: set[tuple[int, ...]] = set()
+        self._has_reported_forks = False
         # The attempt on this host, by which its logs are named.
         self._attempt = 0
 
@@ -58,6 +59,7 @@ class FlightRecords:
         self._watched.clear()
         self._sent.clear()
         self._reported.clear()
+        self._has_reported_forks = False
 
     def _wait(self) -> None:
         self._waiting.timer("collectives", time.monotonic() + self._period_s, self._look)
@@ -79,7 +81,8 @@ class FlightRecords:
         """Report ranks that have called different collectives; return the records of this host."""
         own = self._here()
         # Without names, which would need all records to be read.
-        if desyncs.find({**self._received, **own}, flightnames.JobRanks(0)):
+        has_forks = not self._has_reported_forks and any(own[rank].forked for rank in own)
+        if has_forks or desyncs.find({**self._received, **own}, flightnames.JobRanks(0)):
             # A record that was being written when it was read may have made no sense.
             self._compare()
         return own
@@ -175,12 +178,18 @@ class FlightRecords:
         return flightnames.JobRanks(sum(spec.is_trainer for spec in plan.ranks), axes, states)
 
     def _compare(self) -> None:
-        """Report once that ranks have called different collectives at one place."""
-        records = {**self._received, **self._here()}
-        for finding in desyncs.find(records, self._job_of({}), is_early=True)[:1]:
+        """Report once that ranks have called different collectives at one place, or forks any."""
+        records, job = {**self._received, **self._here()}, self._job_of({})
+        for finding in desyncs.find(records, job, is_early=True)[:1]:
             # As other hosts send their records, more ranks prove the same ones wrong.
             if finding.ranks not in self._reported:
                 self._reported.add(finding.ranks)
-                self._job.log(f"{sentence(finding.text)}.")
-                labels = tuple(f"rank {rank}" for rank in finding.ranks)
-                self._declare(RunWarning("desync", finding.text, time.monotonic(), labels))
+                self._report(finding)
+        for finding in () if self._has_reported_forks else flight.called_by_forks(records, job):
+            self._has_reported_forks = True
+            self._report(finding)
+
+    def _report(self, finding: FlightFinding) -> None:
+        self._job.log(f"{sentence(finding.text)}.")
+        labels = tuple(f"rank {rank}" for rank in finding.ranks)
+        self._declare(RunWarning("desync", finding.text, time.monotonic(), labels))

@@ -97,6 +97,7 @@ def seen(folder: Path) -> FlightRecord:
 
 def test_the_writer_and_the_reader_have_one_layout() -> None:
     names = "MAGIC HEADER_BYTES FAILED ENDED BLOCKING ASYNCHRONOUS RAISED IN_STREAM PARTS_BYTES"
+    names += " FORKED_BYTES"
     for name in (*names.split(), "BACKWARD", "NEW_GROUP", "STORE"):
         assert getattr(flight_recorder, name) == getattr(flightfile, name), name
     for name in ("HEADER", "SLOT", "PARTS", "WORD"):
@@ -447,6 +448,28 @@ def test_a_job_that_a_rank_starts_leaves_the_ranks_record_alone(tmp_path: Path) 
     group.all_reduce(Tensor(1), "ReduceOp.SUM", True)
     assert seen(tmp_path).pid == os.getpid()
     assert [call.operation for call in seen(tmp_path).collectives] == ["all_reduce"] * 2
+
+
+def test_the_record_has_the_first_call_of_a_forked_process(tmp_path: Path) -> None:
+    group = process_group()
+    made = recorder(tmp_path, group)
+    group.all_reduce(Tensor(1), "ReduceOp.SUM", True)
+    pids = []
+    for _ in range(2):
+        pids.append(os.fork())
+        if not pids[-1]:
+            made.leave()
+            group.broadcast_on_calc_stream(Tensor(2), 0)
+            os._exit(0)
+        os.waitpid(pids[-1], 0)
+    made.end_script()
+    record = seen(tmp_path)
+    assert [call.operation for call in record.collectives] == ["all_reduce"]
+    assert record.forked is not None
+    assert record.forked[:2] == (pids[0], "broadcast")
+    assert record.forked.site is not None
+    assert record.forked.site[0] == __file__[-200:]
+    assert (record.has_failed, record.has_ended) == (False, True)
 
 
 def test_a_rank_replaces_the_record_of_a_job_that_it_started_before(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from fleetrun.records.flightfile import (
     Collective,
     CollectiveChannel,
     FlightRecord,
+    ForkedCall,
 )
 from fleetrun.records.rankfile import RankAxes
 
@@ -701,6 +702,29 @@ def test_of_stages_whose_sends_block_in_one_forward_one_backward_none_is_blamed_
     assert finding.kind == CYCLE
     # Each has just begun with what comes next.
     assert finding.ranks == (ranks - 2, ranks - 1)
+
+
+@pytest.mark.parametrize(
+    ("forked", "text"),
+    [
+        ((2,), "a process (pid 9) that rank 2 forked called barrier in train.py:7: a fork cannot "),
+        ((0, 1, 2), "processes that ranks 0-2 forked called barrier in train.py:7: a fork cannot "),
+        ((1,), "rank 2 never entered all_reduce 2 of all ranks; 2 others wait there"),
+    ],
+)
+def test_who_has_forked_a_process_that_calls_a_collective_is_named(
+    forked: tuple[int, ...], text: str
+) -> None:
+    step = Call(CollectiveChannel((0, 1, 2)), "all_reduce")
+    records = play({rank: [step] * (1 if rank == 2 else 2) for rank in range(3)})
+    call = ForkedCall(9, "barrier", SITE)
+    known = {
+        rank: record._replace(forked=call if rank in forked else None)
+        for rank, record in records.items()
+    }
+    findings = flight.verdict(known, JobRanks(3))
+    assert findings[0].text.startswith(text)
+    assert {finding.ranks for finding in findings} == {(2,), forked}
 
 
 def test_the_verdict_reads_as_people_would_say_it() -> None:
