@@ -1,10 +1,13 @@
 """`trace.RANK.json`: where the time of a few steps went; a Chrome trace with a summary; schema 1.
 
-`traceEvents` are Chrome's, in microseconds since 1970. `otherData` has `rank`, `first_step` and
-`summary`: `steps` (how many were recorded), `seconds` (of each kind of span in a step, on average),
-`hidden` (the share of the time of collectives that nobody waited for; null: there were none),
-`thread` (the name of the other thread of Python that ran longest; empty: none), `reducer` (whether
-one of Paddle's averages gradients in the backward) and `device` (cpu, gpu, ...; empty: not known).
+`traceEvents` are Chrome's, in microseconds since 1970; the argument `busy` of a backward says how
+long its rank worked in it, if a reducer of Paddle's waits for others in it, too.
+
+`otherData` has `rank`, `first_step` and `summary`: `steps` (how many were recorded), `seconds` (of
+each kind of span in a step, on average), `hidden` (the share of the time of collectives that nobody
+waited for; null: there were none), `thread` (the name of the other thread of Python that ran
+longest; empty: none), `reducer` (whether one of Paddle's averages gradients in the backward) and
+`device` (cpu, gpu, ...; empty: not known).
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ class SpanRecord(NamedTuple):
     track: str
     begin: float
     seconds: float
+    # Of a backward in which a reducer of Paddle's communicates: how long the rank computed in it,
+    # or waited in Python's code for no other rank; else None.
+    busy: float | None = None
 
 
 class TraceRecord(NamedTuple):
@@ -39,6 +45,8 @@ class TraceRecord(NamedTuple):
     thread: str = ""
     has_reducer: bool = True
     device: str = ""
+    # The place of its host among those of the job; times compare within a host.
+    host: int = 0
 
     def reported(self) -> str:
         """Return in one line where the time went.
@@ -92,7 +100,10 @@ def read(path: str) -> TraceRecord | None:
         tid = reading.whole(event.get("tid"))
         if event.get("ph") == "X" and begin is not None and length is not None and tid in tracks:
             name, kind = reading.text(event.get("name")), reading.text(event.get("cat"))
-            spans.append(SpanRecord(name, kind, tracks[tid], begin / _US_PER_S, length / _US_PER_S))
+            busy = reading.real(reading.mapping(event.get("args")).get("busy"))
+            busy = None if busy is None else busy / _US_PER_S
+            times = begin / _US_PER_S, length / _US_PER_S, busy
+            spans.append(SpanRecord(name, kind, tracks[tid], *times))
     seconds = {
         kind: value
         for kind, raw in reading.mapping(summary.get("seconds")).items()

@@ -82,6 +82,22 @@ def test_collectives_that_the_script_calls_are_waits(
 
 
 @pytest.mark.parametrize("version", ["3.3.1", pytest.param("2.6.2", marks=pytest.mark.long)])
+def test_pythons_code_within_a_backward_is_told_from_its_communication(
+    version: str, tmp_path: Path
+) -> None:
+    train(PYTHONS[version], "hooked.py", tmp_path / "run", None, profile="3-5")
+    first, second = recorded(tmp_path / "run")
+    for trace in (first, second):
+        # Only the second backward of a step averages gradients.
+        busy = [span.busy for span in trace.spans if span.kind == "backward"]
+        assert [seconds is None for seconds in busy] == [True, False] * 3
+        assert trace.has_reducer
+    step = losses.breakdown([first, second])
+    assert step.slowest == 1
+    assert step.late > 0.06
+
+
+@pytest.mark.parametrize("version", ["3.3.1", pytest.param("2.6.2", marks=pytest.mark.long)])
 def test_what_a_rank_waits_for_on_its_device_is_seen_where_the_script_waits(
     version: str, tmp_path: Path
 ) -> None:

@@ -38,12 +38,13 @@ _QUEUED = 0.1
 _DIVIDED = 0.1
 # Why a rank is late, the deepest reason first.
 _IN_LAYERS = "waits {{}} longer in its {}, without computing (a lock, a file, a device)"
+_IN_BACKWARD = "waits {} longer in its backward, without computing (a lock, Python's (GIL), a file)"
 _REASONS = {
     "threads": "waits for Python's lock (GIL): its other threads compute for {} of a step{thread}",
     "queued": "waits {} longer for a processor, which something else uses or a limit holds",
     "data": "waits {} longer for its data",
     "forward": _IN_LAYERS.format("forward"),
-    "backward": _IN_LAYERS.format("backward"),
+    "backward": _IN_BACKWARD,
     "update": "takes {} longer for its update",
     "outside": "spends {} longer in the script itself: files, prints, checkpoints, locks",
 }
@@ -112,8 +113,9 @@ def breakdown(traces: Sequence[TraceRecord]) -> StepTimes:
     """Return the parts of a step, from the profiles of all ranks.
 
     In the backward, a static program or a collective, ranks wait for the one that has spent most
-    time outside it since the last one. Its backward counts, too, unless a reducer of Paddle's waits
-    there unrecorded.
+    time outside it since the last one. Its backward counts, too; where a reducer of Paddle's waits
+    in it unrecorded, only what Python's code there and the thread's use of a processor take, and
+    what follows the end of the first backward on its host: that of the reducer is the same for all.
 
     >>> from fleetrun.records.tracefile import SpanRecord, TraceRecord
     >>> def rank(number, forward):
@@ -128,6 +130,7 @@ def breakdown(traces: Sequence[TraceRecord]) -> StepTimes:
     >>> step.slowest, round(step.late, 3), round(step.waiting, 3), round(step.backward, 3)
     (1, 0.2, 0.2, 0.7)
     """
+    traces = [_with_tails(trace, traces) for trace in traces]
     own = [_own_times(trace) for trace in traces]
     if len({len(times) for times in own}) > 1:
         # Ranks that wait for each other elsewhere, as those of a pipeline, compare as a whole.
@@ -189,6 +192,10 @@ def _is_certain(together: Sequence[Sequence[float]], place: int) -> bool:
 def _late_for(traces: Sequence[TraceRecord], latest: int, late: float) -> str:
     """Return what makes the rank of the trace LATEST late; empty: no single thing."""
     parts = [{**trace.seconds, "outside": _outside(trace)} for trace in traces]
+    for trace, part in zip(traces, parts, strict=True):
+        # Where ranks wait for each other in it, too, it is as long for all.
+        if busy := [span.busy for span in trace.spans if span.busy is not None]:
+            part["backward"] = sum(busy) / trace.steps
     more = {
         kind: _more([part.get(kind, 0.0) for part in parts], latest)
         for kind in ("running", *_REASONS)
@@ -224,11 +231,42 @@ def _outside(trace: TraceRecord) -> float:
     return trace.seconds.get("step", 0.0) - sum(trace.seconds.get(part, 0.0) for part in parts)
 
 
+def _with_tails(trace: TraceRecord, traces: Sequence[TraceRecord]) -> TraceRecord:
+    """Return TRACE, whose rank is also busy from the end of the first backward on its host on.
+
+    A reducer of Paddle's ends its backwards on all of TRACES together.
+    """
+    together = [other for other in traces if other.host == trace.host]
+    ends = [
+        min(span.begin + span.seconds for span in backwards)
+        for backwards in zip(*map(_reducing, together), strict=False)
+    ]
+    busy = {
+        span: span.busy + span.begin + span.seconds - end
+        for span, end in zip(_reducing(trace), ends, strict=False)
+        if span.busy is not None
+    }
+    spans = (span._replace(busy=busy.get(span, span.busy)) for span in trace.spans)
+    return trace._replace(spans=tuple(spans))
+
+
+def _reducing(trace: TraceRecord) -> list[SpanRecord]:
+    """Return the backwards of TRACE in which a reducer of Paddle's is known to communicate."""
+    return [span for span in trace.spans if span.busy is not None]
+
+
 def _own_times(trace: TraceRecord) -> list[float]:
     """Return how long TRACE's rank was busy before it could wait for others, each time it could."""
+    # A backward without the reducer, as one of those that accumulate gradients, is no meeting.
+    has_known = bool(_reducing(trace))
     # What is within another one follows it.
     spans = sorted(
-        (span for span in trace.spans if span.kind in (*_MEETINGS, *_WAITS)),
+        (
+            span
+            for span in trace.spans
+            if span.kind in (*_MEETINGS, *_WAITS)
+            and (span.kind != "backward" or span.busy is not None or not has_known)
+        ),
         key=lambda span: (span.begin, -span.seconds),
     )
     meetings: list[SpanRecord] = []
@@ -252,7 +290,9 @@ def _own_times(trace: TraceRecord) -> list[float]:
     own = []
     for span, waited_s in zip(meetings, waited, strict=True):
         busy = span.begin - ended
-        if span.kind == "backward" and (waited_s or not trace.has_reducer):
+        if span.busy is not None:
+            busy += span.busy
+        elif span.kind == "backward" and (waited_s or not trace.has_reducer):
             busy += span.seconds - waited_s
         own.append(busy)
         ended = span.begin + span.seconds

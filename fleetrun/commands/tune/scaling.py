@@ -155,10 +155,10 @@ def read_traces(run_dir: Path) -> tuple[list[TraceRecord], int]:
     hosts = trials.hosts(run_dir)
     traces: list[TraceRecord] = []
     unseen = 1 if hosts[0].plan is None else len(hosts[0].plan.nodes)
-    for host in hosts:
+    for place, host in enumerate(hosts):
         paths = sorted(Path(host.path).glob(names.trace("*")))
         profiles = [trace for path in paths if (trace := tracefile.read(str(path))) is not None]
-        traces += profiles
+        traces += (trace._replace(host=place) for trace in profiles)
         unseen -= bool(profiles)
     return traces, unseen
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from .. import flight_recorder, heartbeats, updates
 from ..import_hooks import after_import, in_place_of, watch_method
-from .recorder import SYNC, TRAINING, Recorder, now
+from .recorder import NS_PER_US, SYNC, TRAINING, Recorder, now
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +50,7 @@ def watch(recorder: Recorder, paddle: Any, *, has_strategy: bool) -> None:
         bucket_spans.watch(recorder)
     _wrap(paddle.Tensor, "backward", "backward", recorder)
     _wrap(paddle.autograd, "backward", "backward", recorder)
+    _watch_hooks(recorder, paddle)
     _wrap(paddle.nn.Layer, "__call__", "forward", recorder)
     _watch_loaders(paddle.io.DataLoader, recorder)
     recorder.device = lambda: paddle.get_device().partition(":")[0]
@@ -67,13 +69,47 @@ def _wrap(owner: Any, attribute: str, name: str, recorder: Recorder) -> None:
         if not recorder.is_on or depth:
             return function(*args, **options)
         depth += 1
-        begin = now()
+        begin, before = now(), time.thread_time_ns() + recorder.blocked_ns
         try:
             return function(*args, **options)
         finally:
             depth -= 1
-            details = {"layer": type(args[0]).__name__} if name == "forward" and args else {}
+            details: dict[str, Any] = {}
+            if name == "forward":
+                details["layer"] = type(args[0]).__name__
+            elif recorder.reduces:
+                busy_ns = time.thread_time_ns() + recorder.blocked_ns - before
+                details["busy"] = busy_ns / NS_PER_US
+                recorder.reduces = False
             recorder.add(name, TRAINING, begin, details=details)
+
+
+def _watch_hooks(recorder: Recorder, paddle: Any) -> None:
+    """Record how long Python's code in a backward waits for anything but its device and ranks.
+
+    Around it, a backward without computation waits for other ranks.
+    """
+    depth = 0
+
+    def watched(function: Any, *args: Any) -> Any:
+        nonlocal depth
+        if not recorder.is_on or depth:
+            return function(*args)
+        depth += 1
+        known_ns = time.thread_time_ns() + recorder.waited_ns
+        begin = now()
+        try:
+            return function(*args)
+        finally:
+            depth -= 1
+            known_ns = time.thread_time_ns() + recorder.waited_ns - known_ns
+            recorder.blocked_ns += max(0, now() - begin - known_ns)
+
+    @in_place_of(paddle.Tensor, "register_hook")
+    def register_hook(register: Any, tensor: Any, hook: Any) -> Any:
+        return register(tensor, functools.partial(watched, hook))
+
+    in_place_of(paddle.autograd.py_layer.PyLayerBackward, "backward")(watched)
 
 
 def _watch_syncs(recorder: Recorder, paddle: Any) -> None:
@@ -122,7 +158,7 @@ def _watch_collectives(recorder: Recorder, core: ModuleType) -> None:
                 recorder.add_collective(_name, begin)
 
     def note(_reducer: Any) -> None:
-        recorder.has_reducer = True
+        recorder.has_reducer, recorder.reduces = True, recorder.is_on
 
     if hasattr(core, "EagerReducer"):
         watch_method(core.EagerReducer, "prepare_for_backward", before=note)

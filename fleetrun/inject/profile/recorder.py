@@ -27,7 +27,7 @@ _SCHEDULED = "/proc/self/schedstat"
 # How long the other threads of Python ran, and where the kernel counts each.
 THREADS = "threads"
 _THREAD_SCHEDULED = "/proc/self/task/{}/schedstat"
-_NS_PER_US, _NS_PER_S = 1e3, 1e9
+NS_PER_US, _NS_PER_S = 1e3, 1e9
 
 now = time.monotonic_ns
 _watching = border.watching("the profile")
@@ -78,8 +78,11 @@ class Recorder:
         # The running programs, and whether a step has ended in one of them.
         self._programs = 0
         self._has_ended = False
-        # Whether a reducer of Paddle's averages gradients, which only it sees.
-        self.has_reducer = False
+        # Whether a reducer of Paddle's averages gradients, which only it sees; and whether it does
+        # in the next backward.
+        self.has_reducer = self.reduces = False
+        # Nanoseconds in recorded waits; and in Python's code within backwards, without computing.
+        self.waited_ns = self.blocked_ns = 0
         # Returns what the rank computes on: cpu, gpu, ...; empty: not known.
         self.device: Callable[[], str] = str
         # The bucket of collectives that begin now: its name and track.
@@ -102,7 +105,10 @@ class Recorder:
             if not self.spans and self._step == 1:
                 # The process has been busy with other things before.
                 self._use = _use()
-            self.spans.append(Span(name, track, begin, now(), details or {}, kind or name))
+            span = Span(name, track, begin, now(), details or {}, kind or name)
+            self.spans.append(span)
+            if span.kind in (WAIT, COLLECTIVE, SYNC):
+                self.waited_ns += span.end - begin
 
     @_watching
     def add_collective(self, name: str, begin: int) -> None:
@@ -218,8 +224,8 @@ class Recorder:
             "name": span.name,
             "cat": span.kind,
             "ph": "X",
-            "ts": round((span.begin + self._epoch_ns) / _NS_PER_US, 3),
-            "dur": round((span.end - span.begin) / _NS_PER_US, 3),
+            "ts": round((span.begin + self._epoch_ns) / NS_PER_US, 3),
+            "dur": round((span.end - span.begin) / NS_PER_US, 3),
             "pid": self._rank,
             "tid": span.track,
             "args": span.details,

@@ -110,6 +110,59 @@ def test_a_rank_that_is_late_in_its_backward_is_named_if_waits_are_recorded() ->
     }
 
 
+def reduced(number: int, busy: float, tail: float = 0.0, host: int = 0) -> TraceRecord:
+    """Return a profile whose backwards wait in a reducer of Paddle's for other ranks."""
+    parts = (("", tail), ("forward", 0.2), ("backward", 0.7), ("", 0.1 - tail))
+    traced = trained(number, *parts)
+    spans = (span._replace(busy=busy) if span.kind == "backward" else span for span in traced.spans)
+    return traced._replace(spans=tuple(spans), host=host)
+
+
+@pytest.mark.parametrize(
+    ("odd", "more", "why"),
+    [
+        (reduced(1, 0.6), {"running": 0.4}, "computes 400.0 ms longer in its backward"),
+        (reduced(1, 0.6), {"threads": 0.4}, "waits for Python's lock (GIL)"),
+        (
+            reduced(1, 0.6),
+            {},
+            "waits 400.0 ms longer in its backward, without computing (a lock, Python's (GIL), ",
+        ),
+        # Python's lock was held as the backward returned.
+        (reduced(1, 0.2, 0.1), {}, "waits 100.0 ms longer in its backward, without computing"),
+    ],
+)
+def test_a_rank_that_is_late_in_its_backward_is_named_with_paddles_reducer(
+    odd: TraceRecord, more: dict[str, float], why: str
+) -> None:
+    """Its communication is not recorded, and the backward is as long for all ranks."""
+    odd = odd._replace(seconds={**odd.seconds, **more})
+    step = losses.breakdown([reduced(0, 0.2), odd])
+    assert step.slowest == 1
+    assert step.late_for.startswith(why)
+    assert step.waiting == pytest.approx(step.late)
+    # The clocks of other hosts are other clocks.
+    elsewhere = losses.breakdown([reduced(0, 0.2), reduced(1, 0.2, 0.1, host=1)])
+    assert elsewhere.slowest is None
+    assert elsewhere.late == pytest.approx(0.0)
+
+
+def test_a_backward_that_accumulates_gradients_is_no_meeting() -> None:
+    """Rank 0 is late before one of two backwards, rank 1 before the other, which alone reduces."""
+
+    def rank(number: int, first: float, second: float) -> TraceRecord:
+        traced = trained(
+            number, ("forward", first), ("backward", 0.2), ("forward", second), ("backward", 0.4)
+        )
+        spans = list(traced.spans)
+        spans[4::5] = [span._replace(busy=0.2) for span in spans[4::5]]
+        return traced._replace(spans=tuple(spans))
+
+    step = losses.breakdown([rank(0, 0.3, 0.1), rank(1, 0.1, 0.3)])
+    assert step.slowest is None
+    assert step.waiting == pytest.approx(0.0)
+
+
 @pytest.mark.parametrize("around", ["", "forward"])
 def test_who_is_awaited_in_a_collective_of_the_script_or_a_layer_is_late(around: str) -> None:
     """The others wait there and not in the backward, so they seem to be as busy."""
