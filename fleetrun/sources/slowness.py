@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 _SPANS = 6
 # Ranks that report no steps are compared after this time, when their imports should be over.
 _STEPLESS_S = 60.0
+# What differs by chance on a busy host, and for how many comparisons in turn it must be found: the
+# first and the last of three share no measurement.
+_BY_CHANCE = frozenset(("queued", "threads", "data", "work"))
+_IN_TURN = 3
 # The same line is repeated no sooner than this; the pause doubles each time.
 _AGAIN_S = 60.0
 _MOST_LINES = 4
@@ -48,6 +52,8 @@ class SlowRanks:
         # By ranks and cause: when the line may be repeated, and the pause after that.
         self._reported: dict[tuple[tuple[int, ...], str], tuple[float, float]] = {}
         self._newest: tuple[Slowness, ...] = ()
+        # By rank and cause: in how many comparisons in turn it was found.
+        self._times: dict[tuple[int, str], int] = {}
         self._file = reading.GrowingFile(os.path.join(job.folder.path, names.METRICS))
 
     def open(self, waiting: Waiting, declare: Callable[[RunWarning], None]) -> None:
@@ -62,6 +68,7 @@ class SlowRanks:
         self._begin()
         self._received.clear()
         self._newest = ()
+        self._times.clear()
 
     def why(self, processes: Iterable[int]) -> str:
         """Return what is known to slow down PROCESSES of this host; empty: nothing."""
@@ -115,9 +122,17 @@ class SlowRanks:
         if self._nodes - fresh.keys():
             return
         self._received.clear()
-        self._newest = conditions.compare(fresh, plan)
+        causes = conditions.compare(fresh, plan)
+        keys = [(rank, cause.cause) for cause in causes for rank in cause.ranks]
+        self._times = {key: self._times.get(key, 0) + 1 for key in keys}
+        self._newest = tuple(filter(self._is_lasting, causes))
         for cause in self._newest[:_MOST_LINES]:
             self._report(cause, now)
+
+    def _is_lasting(self, finding: Slowness) -> bool:
+        return finding.cause not in _BY_CHANCE or all(
+            self._times[rank, finding.cause] >= _IN_TURN for rank in finding.ranks
+        )
 
     def _report(self, finding: Slowness, now: float) -> None:
         key = finding.ranks, finding.cause
