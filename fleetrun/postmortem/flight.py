@@ -297,7 +297,16 @@ def _unfinished(
         return ()
     first, waiting_ranks = oldest([wait for wait in entered if wait.holds_up] or entered)
     verb = "waits" if len(waiting_ranks) == 1 else "wait"
+    entered_it = f"all its ranks have entered {named(first, job)}"
     reason = "no rank is missing, so the network or a device holds it up"
+    if all(job.states.get(rank, RankState()).has_ended for rank in waiting_ranks):
+        their = "its" if len(waiting_ranks) == 1 else "their"
+        text = (
+            f"{entered_it}{at_site(first)}, and {who(waiting_ranks, job)} ended {their} script "
+            "before it was done: no rank is missing, so the network, a device or what runs while "
+            "Python ends holds it up"
+        )
+        return (FlightFinding(UNFINISHED, (), text),)
     if first.operation.partition(" ")[0] in _SEVERAL:
         reason = (
             "no rank is missing, but its collectives, which are not recorded one by one, may differ"
@@ -310,8 +319,8 @@ def _unfinished(
             f"and it is {calls}; a group of its own for each pair of ranks avoids that"
         )
     text = (
-        f"all its ranks have entered {named(first, job)}, and {who(waiting_ranks, job)} {verb} "
-        f"there{at_site(first)} since {since_when(first)}: {reason}"
+        f"{entered_it}, and {who(waiting_ranks, job)} {verb} there{at_site(first)} since "
+        f"{since_when(first)}: {reason}"
     )
     return (FlightFinding(UNFINISHED, (), text),)
 

@@ -55,6 +55,12 @@ def open_collectives(records: Mapping[int, FlightRecord], until: float) -> list[
         if collective.is_open and record.settled_at - collective.issued_at > _SETTLED_S
     }
     last = {rank: record.last for rank, record in records.items()}
+    done = {
+        (call.channel, call.sequence)
+        for record in records.values()
+        for call in record.collectives
+        if call.done_at is not None and call.root < 0 and not call.channel.is_pair
+    }
     waits = []
     for rank, record in sorted(records.items()):
         seen: set[tuple[CollectiveChannel, bool]] = set()
@@ -62,14 +68,14 @@ def open_collectives(records: Mapping[int, FlightRecord], until: float) -> list[
             channel = collective.channel
             if not collective.is_open or collective.issued_at > until or (channel, True) in seen:
                 continue
+            place = channel, collective.sequence
+            if collective.state == ASYNCHRONOUS and place in done - stuck:
+                # Its rank has not looked since.
+                continue
             missing = tuple(_absent(rank, collective, last))
             if (channel, bool(missing)) not in seen:
                 seen.add((channel, bool(missing)))
-                holds_up = (
-                    bool(missing)
-                    or collective.state == BLOCKING
-                    or (channel, collective.sequence) in stuck
-                )
+                holds_up = bool(missing) or collective.state == BLOCKING or place in stuck
                 is_first = collective == _oldest_open(record)
                 behind = tuple(_behind(rank, collective, records)) if is_first else ()
                 waits.append(OpenCollective(rank, collective, missing, holds_up, behind))

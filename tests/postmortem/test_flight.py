@@ -520,6 +520,26 @@ def test_a_rank_that_may_wait_in_what_is_not_recorded_is_not_named(stands_outsid
     )
 
 
+def test_ranks_that_hang_while_python_ends_wait_in_no_line_of_the_script() -> None:
+    whole = CollectiveChannel((0, 1))
+    scripts = {rank: [Call(whole, "all_reduce")] * 3 for rank in (0, 1)}
+    records = play(scripts, is_blocking=False)
+    # Rank 0 has looked once less: that it has not seen the second end says nothing.
+    for rank, seen in ((0, 1), (1, 2)):
+        record = records[rank]
+        calls = record.collectives[:seen]
+        calls += tuple(call._replace(done_at=None) for call in record.collectives[seen:])
+        settled_at = calls[seen].issued_at
+        records[rank] = record._replace(collectives=calls, settled_at=settled_at, has_ended=True)
+    (finding,) = flight.verdict(records, JobRanks(2))
+    assert (finding.kind, finding.ranks) == (UNFINISHED, ())
+    assert finding.text == (
+        "all its ranks have entered all_reduce 3 of all ranks in train.py:7, and ranks 0-1 ended "
+        "their script before it was done: no rank is missing, so the network, a device or what "
+        "runs while Python ends holds it up"
+    )
+
+
 @pytest.mark.parametrize("name", ["program", "backward (model 2)"])
 def test_nothing_is_blamed_for_what_several_collectives_within_a_call_may_be(name: str) -> None:
     operation = name.partition(" ")[0]
