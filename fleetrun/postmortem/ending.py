@@ -45,12 +45,14 @@ def line(ending: Ending) -> str:
 
 
 def _restarts(restarts: Sequence[Recovered]) -> str:
-    r"""Sum up how long RESTARTS took, in each phase.
+    r"""Sum up how long RESTARTS took, and each phase; of one, its own line has told the phases.
 
     >>> from fleetrun.run.events import Recovered
     >>> one = Recovered(1, 9.0, (("detected", 0.25), ("stopped", 1.0)), None, 12.0)
     >>> _restarts((one, one._replace(phases=(("detected", 0.5),), lost_steps=3)))
     '2 restarts took 1.75 s: detected 0.75, stopped 1.00 s; 3 steps lost.\n'
+    >>> _restarts((one,))
+    '1 restart took 1.25 s.\n'
     """
     if not restarts:
         return ""
@@ -61,7 +63,7 @@ def _restarts(restarts: Sequence[Recovered]) -> str:
     known = [restart.lost_steps for restart in restarts if restart.lost_steps is not None]
     lost = sum(known) if known else None
     took = f"{counted(len(restarts), 'restart')} took {sum(phases.values()):.2f} s"
-    return f"{took}: {spent((*phases.items(),), lost)}.\n"
+    return f"{took}: {spent((*phases.items(),), lost)}.\n" if len(restarts) > 1 else f"{took}.\n"
 
 
 def document(ending: Ending, host: str) -> dict[str, Any]:

@@ -240,7 +240,8 @@ class Recovered(NamedTuple):
 
     attempt: int
     failed_at: float
-    # detected, stopped, agreed, started; and, where known, imported, first collective, first step.
+    # detected, stopped, waited (not before the first restart), agreed, started; and, where known,
+    # imported, first collective, first step.
     phases: tuple[tuple[str, float], ...]
     # None: unknown, as the script reports no steps.
     lost_steps: int | None

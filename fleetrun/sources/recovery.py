@@ -11,11 +11,13 @@ from fleetrun.run.events import (
     Finished,
     Gathered,
     Hung,
+    JobVerdict,
     Recovered,
     RootCauses,
     SignalAll,
     Started,
     StopRequested,
+    TimerExpired,
 )
 from fleetrun.run.observers import Source
 
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
 # Pause between two looks at ranks that start again: their imports, and their first step. What has
 # taken long may take longer.
 _LOOK_S, _LOOK_SHARE = 0.1, 0.02
+# The shortest wait before a restart that is told; one after a host has left or come takes none.
+_WAIT_S = 0.1
+# What hosts agree on before that wait (whether to start again) and after it (who takes part).
+_DECIDED, _AGREED = "decided", "agreed"
 
 
 class Recovery(Source):
@@ -45,7 +51,7 @@ class Recovery(Source):
         self._step_before: int | None = None
         self._since_ns = 0
 
-    def on_event(self, happening: Happening) -> None:  # noqa: C901 - one case for each kind
+    def on_event(self, happening: Happening) -> None:  # noqa: C901, PLR0912 - one case for each kind
         """Record when each phase ends."""
         match happening:
             case Exited(process=process, status=status, at=at, attempt=attempt) if (
@@ -58,8 +64,14 @@ class Recovery(Source):
                 if status.exit_code:
                     self._fail(at, at)
                 # The last one counts, until ranks start again.
-                if self._moments and "started" not in self._moments:
+                if self._is_down():
                     self._moments["stopped"] = at
+                    self._moments.pop("waited", None)
+            case JobVerdict(at=at) if self._is_down():
+                self._moments[_DECIDED] = at
+            case TimerExpired(at=at) if self._is_down() and self._attempt:
+                # The first restart waits for nothing.
+                self._moments["waited"] = at
             case Hung(seconds=seconds, at=at):
                 self._conclude(at)
                 self._fail(at - seconds, at)
@@ -71,7 +83,7 @@ class Recovery(Source):
                 if self._moments:
                     self._moments["failed"] = min([self._moments["failed"], *moments])
             case Gathered(attempt=attempt, at=at) if attempt:
-                self._moments["agreed"] = at
+                self._moments[_AGREED] = at
                 self._attempt, self._since_ns = attempt, self._job.happened_ns()
                 self._ended.clear()
             case Started(attempt=attempt, at=at) if attempt:
@@ -87,6 +99,10 @@ class Recovery(Source):
         if not self._moments:
             self._moments = {"failed": failed_at, "detected": at}
             self._step_before = self._step()
+
+    def _is_down(self) -> bool:
+        """Whether this attempt has failed, and no rank has started again."""
+        return bool(self._moments) and "started" not in self._moments
 
     def _look(self) -> None:
         """Record how far the ranks that were started again have come."""
@@ -126,11 +142,15 @@ class Recovery(Source):
             # A start may be noted late.
             moments["started"] = min(moments["started"], moments[rankfile.IMPORTED])
         before = failed_at = moments.pop("failed")
-        phases = []
+        phases: dict[str, float] = {}
         for name, moment in sorted(moments.items(), key=lambda item: item[1]):
-            phases.append((name, max(0.0, moment - before)))
+            phases[name] = max(0.0, moment - before)
             before = max(before, moment)
-        recovered = Recovered(self._attempt, failed_at, tuple(phases), self._lost_steps, at)
+        if phases.get("waited", _WAIT_S) < _WAIT_S:
+            phases[_AGREED] += phases.pop("waited")
+        phases[_AGREED] += phases.pop(_DECIDED, 0.0)
+        told = (*phases.items(),)
+        recovered = Recovered(self._attempt, failed_at, told, self._lost_steps, at)
         self._lost_steps = None
         self._job.restarts.append(recovered)
         self._job.log(f"{recovered.describe()}.")

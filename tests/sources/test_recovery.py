@@ -11,7 +11,17 @@ import pytest
 from timers import Timers
 
 from fleetrun.model import ExitStatus
-from fleetrun.run.events import Exited, Finished, Gathered, Outcome, Recovered, Started
+from fleetrun.run.events import (
+    Exited,
+    Failure,
+    Finished,
+    Gathered,
+    JobVerdict,
+    Outcome,
+    Recovered,
+    Started,
+    TimerExpired,
+)
 from fleetrun.sources.recovery import Recovery
 
 if TYPE_CHECKING:
@@ -100,4 +110,38 @@ def test_a_rank_that_ends_early_does_not_end_the_restart(tmp_path: Path) -> None
         "agreed": 1.0,
         "started": 1.0,
         "imported": 6.0,
+    }
+
+
+def test_the_wait_before_a_restart_is_a_phase_of_its_own(tmp_path: Path) -> None:
+    plan = plans.plan(per_node=2, cwd=str(tmp_path), run_dir=".")
+    declared: list[Declared] = []
+    recovery = Recovery(plans.job(plan, log=lambda _: None))
+    recovery.open(Timers(), declared.append)
+    began = time.monotonic()
+    recovery.on_event(Exited(0, "rank 0", ExitStatus(7), began - 2))
+    # The first restart waits for nothing.
+    recovery.on_event(TimerExpired(began - 1.5))
+    recovery.on_event(Gathered(1, plan, began - 1))
+    recovery.on_event(Started(0, "rank 0", 1, began, 1))
+    recovery.on_event(Exited(0, "rank 0", ExitStatus(7), began, attempt=1))
+    # The time to exit by itself has passed: that is no wait before a restart.
+    recovery.on_event(TimerExpired(began + 0.5))
+    recovery.on_event(Exited(1, "rank 1", ExitStatus(0), began + 1, attempt=1))
+    # Until then another host has stopped its ranks.
+    recovery.on_event(JobVerdict(Failure("a", "rank 0 exited with 7", 7), began + 3, 1))
+    recovery.on_event(TimerExpired(began + 3.75))
+    recovery.on_event(Gathered(2, plan, began + 4))
+    recovery.on_event(Started(0, "rank 0", 1, began + 5, 2))
+    recovery.on_event(Finished(Outcome(None), began + 7))
+    first, recovered = declared
+    assert isinstance(first, Recovered)
+    assert isinstance(recovered, Recovered)
+    assert "waited" not in dict(first.phases)
+    assert {name: round(seconds, 3) for name, seconds in recovered.phases} == {
+        "detected": 0.0,
+        "stopped": 1.0,
+        "waited": 0.75,
+        "agreed": 2.25,
+        "started": 1.0,
     }
