@@ -56,10 +56,14 @@ def read(
             "to start on those that are here."
         )
     cwd = _here(root)
+    facts = _identity(environ, cwd)
+    own = dict(request.env)
     # Ranks may get their own module search path.
-    if request.script.form == "module" and "PYTHONPATH" not in dict(request.env):
-        scripts.check_module(request.script.target, cwd)
-    facts = _identity(environ, cwd)._replace(
+    its = own if request.strategy is None else {**request.strategy.variables, **own}
+    if request.script.form == "module" and "PYTHONPATH" not in its:
+        python = "" if request.wrap or request.dry_run else facts.python
+        scripts.check_module(request.script.target, cwd, python, {**environ, **own})
+    facts = facts._replace(
         device_counts=devices.assumed(assumed) if assumed else devices.by_files(root),
         program=scripts.find(request.script, cwd, environ),
         wrap_fault=request.wrap and scripts.wrap_fault(request.wrap, cwd, environ),

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from fleetrun.model import Script
 
+# The longest time in which a Python says whether it finds a module.
+_ANSWER_S = 20.0
+
 
 def find(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
     """Return the path to run; None for a module, which only Python can look up."""
@@ -82,8 +85,13 @@ def wrap_fault(wrap: str, cwd: str, environ: Mapping[str, str]) -> str | None:
     return None
 
 
-def check_module(name: str, cwd: str) -> None:
-    """Raise EnvironmentFault if the module NAME is missing and a file here has nearly that name."""
+def check_module(
+    name: str, cwd: str, python: str = "", environ: Mapping[str, str] | None = None
+) -> None:
+    """Raise EnvironmentFault if the module NAME is missing and a file here has nearly that name.
+
+    Also if PYTHON, which is to run it with ENVIRON, says that it finds none.
+    """
     if name == "__main__" or not all(part.isidentifier() for part in name.split(".")):
         return
     path = name.replace(".", "/")
@@ -101,12 +109,38 @@ def check_module(name: str, cwd: str) -> None:
     first = path.partition("/")[0]
     is_here = os.path.isdir(os.path.join(cwd, first)) and first != path
     meant = nearby.find(f"{path}.py", cwd)
-    if meant is None or (not is_here and find_spec(first) is not None):
+    if not is_here and find_spec(first) is not None:
         return
-    raise EnvironmentFault(
-        f"There is no module {name} in {cwd}; "
-        f"did you mean {meant.removesuffix('.py').replace('/', '.')}?"
-    )
+    if meant is not None:
+        raise EnvironmentFault(
+            f"There is no module {name} in {cwd}; "
+            f"did you mean {meant.removesuffix('.py').replace('/', '.')}?"
+        )
+    if python and not is_here and _lacks(python, first, cwd, environ):
+        raise EnvironmentFault(
+            f"There is no module {first} in {cwd}, and {python} finds none elsewhere."
+        )
+
+
+def _lacks(python: str, module: str, cwd: str, environ: Mapping[str, str] | None) -> bool:
+    """Whether PYTHON itself says that it finds no MODULE, as its start may add folders."""
+    import subprocess  # only before an error
+
+    # A name without a dot: nothing is imported.
+    code = f"import importlib.util as u; print('{module}', u.find_spec('{module}') is None)"
+    try:
+        done = subprocess.run(
+            (python, "-c", code),
+            cwd=cwd,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_ANSWER_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.stdout.split()[-2:] == [os.fsencode(module), b"True"]
 
 
 def which(name: str, cwd: str, environ: Mapping[str, str]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -94,3 +95,23 @@ def test_other_modules_are_left_to_python(folder: Path, name: str) -> None:
     (folder / "scripts" / "other").mkdir()
     (folder / "scripts" / "others.py").touch()
     scripts.check_module(name, str(folder))
+
+
+@pytest.mark.parametrize("name", ["nosuch", "nosuch.train", "scripts.nosuch", "added", "finetune"])
+def test_a_module_that_its_python_does_not_find_is_refused(folder: Path, name: str) -> None:
+    site = folder / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("import sys; sys.path.append('elsewhere'); print('hi')")
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere" / "added.py").touch()
+    environ = {"PYTHONPATH": str(site)}
+    # One whose package is here may do anything when it is imported.
+    if name in {"scripts.nosuch", "added"}:
+        scripts.check_module(name, str(folder), sys.executable, environ)
+        return
+    first = name.partition(".")[0]
+    with pytest.raises(EnvironmentFault, match=f"There is no module {first} in {folder}, and "):
+        scripts.check_module(name, str(folder), sys.executable, environ)
+    # Nobody is asked, or nobody answers.
+    for python in ("", "/nonexistent", "/bin/false"):
+        scripts.check_module(name, str(folder), python, environ)

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -359,6 +359,29 @@ def test_scripts_are_found_where_they_are(
 
 def test_modules_are_left_to_python(root: Path) -> None:
     assert find("no.such.module", "module") is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_refused"),
+    [
+        ({}, True),
+        ({"env": (("PYTHONPATH", "elsewhere"),)}, False),
+        ({"wrap": "0: env PYTHONPATH=elsewhere"}, False),
+        # The module may be where the job will run.
+        ({"dry_run": "table"}, False),
+    ],
+)
+def test_a_module_that_its_python_cannot_find_does_not_start(
+    root: Path, fields: dict[str, Any], is_refused: bool
+) -> None:
+    request = a_request(script=Script("module", "nosuch", ()), **fields)
+    expected = (
+        pytest.raises(EnvironmentFault, match="There is no module nosuch in ")
+        if is_refused
+        else nullcontext()
+    )
+    with expected:
+        read(root, request=request)
 
 
 def test_programs_are_looked_up_in_path(root: Path) -> None:
