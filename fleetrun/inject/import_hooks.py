@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-    Callback = Callable[[ModuleType], None]
+    Callback = Callable[[ModuleType], object]
 
 _callbacks: dict[str, list[Callback]] = {}
 # The modules whose callbacks have been called.
@@ -45,10 +45,11 @@ def watch_method(
     *,
     before: Callable[[Any], object] | None = None,
     after: Callable[[Any], object] | None = None,
-) -> None:
+) -> Callable[[], None]:
     """Call BEFORE and AFTER with the object around each call of the method NAME of the class KIND.
 
-    AFTER is not called if the method raises.
+    AFTER is not called if the method raises. Return a function that puts the method back, unless
+    somebody has replaced it since.
     """
     method = getattr(kind, name)
 
@@ -61,7 +62,12 @@ def watch_method(
             after(owner)
         return result
 
+    def put_back() -> None:
+        if getattr(kind, name) is watched:
+            setattr(kind, name, method)
+
     setattr(kind, name, watched)
+    return put_back
 
 
 def in_place_of(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

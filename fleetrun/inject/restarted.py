@@ -47,27 +47,26 @@ def _watch_groups(record: Callable[[str], None], core: Any) -> None:
     from .flight_recorder import methods_of
 
     kind = core.ProcessGroup
-    before = {name: getattr(kind, name) for name, _ in methods_of(kind)}
+    restore: list[Callable[[], None]] = []
 
-    def restore(_group: Any) -> None:
-        if before:
+    def end(_group: Any) -> None:
+        if restore:
             record(FIRST_COLLECTIVE)
-        while before:
-            setattr(kind, *before.popitem())
+        while restore:
+            restore.pop()()
 
-    for name in before:
-        watch_method(kind, name, after=restore)
+    restore += [watch_method(kind, name, after=end) for name, _ in methods_of(kind)]
 
 
 def _watch_programs(paddle: Any) -> None:
     """Watch the updates of static programs, from their second run: the first one only prepares."""
-    kind = paddle.static.Executor
-    run = kind.run
+    restore: list[Callable[[], None]] = []
 
     def begin(_executor: Any) -> None:
         from . import heartbeats  # not needed with dynamic graphs
 
-        kind.run = run
-        heartbeats.watch_programs(paddle)
+        while restore:
+            restore.pop()()
+            heartbeats.watch_programs(paddle)
 
-    watch_method(kind, "run", before=begin)
+    restore.append(watch_method(paddle.static.Executor, "run", before=begin))
