@@ -114,6 +114,16 @@ def test_a_copy_of_the_environment_in_the_standard_library_is_the_ranks_own(
         "{name: ':' + value for name, value in os.environ.items()}",
         "{name: value[:9].lower() for name, value in os.environ.items()}",
         "sum(value in {'1', '2'} for _, value in os.environ.items())",
+        # Used by what is written in C.
+        "[name for name, value in os.environ.items() if re.match('1', value)]",
+        "[name for name, value in os.environ.items() if value in 'text']",
+        "[os.path.exists(value) for name, value in os.environ.items() if name == 'OWN']",
+        "[(lambda: value)() for name, value in os.environ.items()]",
+        "list(map(len, {name: value for name, value in os.environ.items()}.values()))",
+        "0\nfor name, value in os.environ.items():\n if 'OWN' in name: break\nis_1 = value in '1'",
+        "[a for a, b in os.environ.items() for name, value in os.environ.items() if value in '1']",
+        "lambda: value in '1'\nfor name, value in os.environ.items(): old()",
+        "0\nfor name, value in os.environ.items(): 'value' in vars() and 'text' in vars()['value']",
         "os.environb[b'OWN'] == b'1'",
         "b' '.join(value for name, value in os.environb.items())",
     ],
@@ -121,7 +131,7 @@ def test_a_copy_of_the_environment_in_the_standard_library_is_the_ranks_own(
 def test_a_module_that_copies_the_environment_is_named(
     folder: Path, parent: guard.Guard, copy: str
 ) -> None:
-    (folder / "fake" / "copies.py").write_text(f"import json, os\nold = {copy}")
+    (folder / "fake" / "copies.py").write_text(f"import json, os, re\nold = {copy}")
     assert forks.stand_by(parent, order(folder, OWN="1"), "copies")[0] == "ready"
     started, _ = forks.run(parent, order(folder, OWN="2"))
     assert not started.is_forked

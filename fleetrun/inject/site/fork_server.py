@@ -14,22 +14,23 @@ from __future__ import annotations
 import _socket
 import atexit
 import ctypes
+import dis
 import gc
 import io
 import marshal
-import opcode
 import os
 import random
+import re
 import signal
 import sys
 import warnings
-import weakref
 from collections.abc import ItemsView
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module, invalidate_caches
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from types import CodeType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -68,8 +69,14 @@ _FRAMEWORK, _DYGRAPH = "paddle.base.framework", "paddle.base.dygraph.base"
 # The versions of Paddle that start a thread when loaded, the sampler of brpc's bvar, which their
 # own fork handler starts again.
 _SAMPLING = ("2.6.",)
-# How Python begins a turn of `for name, value in ...`.
-_TURN = bytes(opcode.opmap[name] for name in ("FOR_ITER", "UNPACK_SEQUENCE"))
+# Instructions that store a loop's variable, and those that load one; not what sets aside the
+# variables of the same names, as comprehensions do.
+_STORES = {"STORE_FAST", "STORE_NAME", "STORE_GLOBAL"}
+_LOAD = re.compile("LOAD_(FAST(?!_AND_CLEAR)|NAME|GLOBAL|DEREF|CLOSURE|CLASSDEREF|FROM)")
+# What uses variables by their names.
+_BY_NAME = {"locals", "globals", "vars", "eval", "exec"}
+# Generators and coroutines.
+_SUSPENDS = 0x20 | 0x80 | 0x200
 # Device files that any process may have open.
 _PLAIN = (
     "/dev/null",
@@ -327,35 +334,6 @@ def _own_bytes() -> int:
 # -- loaded modules --------------------------------------------------------------------------------
 
 
-class _Listed(str):
-    """A variable's value in a loop over `os.environ.items()`: calls `used` when it is used."""
-
-    __slots__ = ("__weakref__", "used")
-    used: Callable[[], object]
-
-    def __radd__(self, left: str) -> str:
-        """Append it to another string."""
-        return left + str(self)
-
-    def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        """Be an ordinary string for other processes."""
-        return str, (str(self),)
-
-
-def _telling(real: Callable[..., Any]) -> Callable[..., Any]:
-    def call(value: _Listed, *words: Any, **named: Any) -> Any:
-        value.used()
-        return real(value, *words, **named)
-
-    return call
-
-
-for _method in vars(str).keys() - {"__doc__", "__getattribute__", "__new__", "maketrans"}:
-    setattr(_Listed, _method, _telling(getattr(str, _method)))
-for _number in (int, float, complex):
-    setattr(_Listed, f"__{_number.__name__}__", lambda value, to=_number: to(str(value)))
-
-
 class Loaded:
     """Modules that were imported with ENVIRON, and are hidden until the script imports them."""
 
@@ -442,29 +420,23 @@ class Loaded:
     def _noting_reads(self) -> Iterator[None]:
         """Note the variables that are read.
 
-        A module that looks for its own among all, as tqdm does, has read no value that it neither
-        uses nor keeps.
+        A module that looks for its own among all, as tqdm does, has read no value that its loop
+        does not use.
         """
-        read, listed = type(os.environ).__getitem__, list[tuple[weakref.ref[_Listed], Any]]()
+        read, loop = type(os.environ).__getitem__, _TracedLoop()
 
         def noting(environ: Any, name: Any) -> Any:
-            seeker = _seeker(sys._getframe(1))
-            used = partial(self._read.setdefault, os.fsdecode(name), self._loading)
-            if environ is not os.environ or not seeker:
-                used()
-                return read(environ, name)
-            self._seekers.setdefault(seeker.lower(), self._loading)
-            value = _Listed(read(environ, name))
-            value.used = used
-            listed.append((weakref.ref(value), used))
-            return value
+            use = partial(self._read.setdefault, os.fsdecode(name), self._loading)
+            caller = sys._getframe(1)
+            if environ is os.environ and loop.follows(caller, use):
+                self._seekers.setdefault(_package(caller.f_back).lower(), self._loading)
+            else:
+                use()
+            return read(environ, name)
 
         with _replaced(type(os.environ), "__getitem__", noting):
             yield
-        gc.collect()
-        for reference, used in listed:
-            if reference() is not None:
-                used()
+        loop.end()
 
     def _import(self, name: str, known_threads: Callable[[], int]) -> None:
         threads, self._loading = _threads(), name
@@ -824,16 +796,116 @@ def _draw(count: int) -> None:
         random.getrandbits(_BITS)
 
 
-def _seeker(caller: FrameType) -> str:
-    """Return the package whose loop over all names and values gets them from CALLER, or nothing."""
-    loop = caller.f_back
-    if caller.f_code is not ItemsView.__iter__.__code__ or loop is None:
-        return ""
-    # Not what takes them all at once, like `dict`. Newer Pythons leave room after instructions.
-    codes, at = loop.f_code.co_code[::2], loop.f_lasti // 2 + 1
-    if codes[:at].rstrip(b"\0")[-1:] + codes[at:].lstrip(b"\0")[:1] != _TURN:
-        return ""
-    module: str = loop.f_globals.get("__name__", "")
+class _TracedLoop:
+    """Tells which values a loop over all names and values uses, by a trace of its instructions.
+
+    A value that comes from a variable may go anywhere, also to what is written in C.
+    """
+
+    def __init__(self) -> None:
+        self._frame: FrameType | None = None
+        # Where it takes the next value, where it ends, and where it loads values.
+        self._next, self._exit = 0, 0
+        self._loads: frozenset[int] = frozenset()
+        # What to call when the value of this turn is used; and whether this turn is traced.
+        self._use: Callable[[], object] | None = None
+        self._is_traced = False
+
+    def follows(self, caller: FrameType, use: Callable[[], object]) -> bool:
+        """Whether CALLER gives a variable to a loop that can be followed; then USE is called."""
+        frame = caller.f_back
+        if caller.f_code is not ItemsView.__iter__.__code__ or frame is None:
+            return False
+        is_traced = frame is self._frame and sys.gettrace() == self._trace
+        if is_traced and self._next < frame.f_lasti < self._exit:
+            # A loop in this one.
+            return False
+        if not is_traced or frame.f_lasti != self._next:
+            self.end()
+            loop = None if sys.gettrace() else _loads_in_loop(frame)
+            if loop is None:
+                return False
+            self._frame, self._next = frame, frame.f_lasti
+            self._loads, self._exit = loop
+            frame.f_trace, frame.f_trace_opcodes, frame.f_trace_lines = self._trace, True, False
+            sys.settrace(self._trace)
+        self._end_turn()
+        self._use, self._is_traced = use, False
+        return True
+
+    def end(self) -> None:
+        """Follow the loop no longer."""
+        if self._frame is not None:
+            self._frame.f_trace, self._frame.f_trace_opcodes = None, False
+            if sys.gettrace() == self._trace:
+                sys.settrace(None)
+        self._frame = None
+        self._end_turn()
+
+    def _end_turn(self) -> None:
+        if self._use is not None and not self._is_traced:
+            self._use()
+        self._use = None
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
+        if frame is not self._frame:
+            return None
+        if event == "return" or (event == "opcode" and frame.f_lasti == self._exit):
+            self.end()
+            return None
+        if event == "opcode":
+            self._is_traced = True
+            if self._use is not None and frame.f_lasti in self._loads:
+                self._use()
+        return self._trace
+
+
+def _loads_in_loop(frame: FrameType) -> tuple[frozenset[int], int] | None:
+    """Return where the loop in which FRAME stands loads its values, and where it ends.
+
+    None: it is no `for name, value in ...`, or values could be used elsewhere.
+    """
+    code = frame.f_code
+    rows = list(dis.get_instructions(code))
+    at = max(number for number, row in enumerate(rows) if row.offset <= frame.f_lasti)
+    begin, unpack, *stores = rows[at : at + 4]
+    if (begin.opname, unpack.opname) != ("FOR_ITER", "UNPACK_SEQUENCE"):
+        return None
+    if stores[0].opname == "STORE_FAST_STORE_FAST":
+        name = stores[0].argval[1]
+    elif all(row.opname in _STORES for row in stores):
+        name = stores[1].argval
+    else:
+        return None
+    # Functions of this one may use a variable of the module; and what suspends it, at any time.
+    inner = set().union(*(_names(const) for const in code.co_consts))
+    if code.co_flags & _SUSPENDS or name in inner or not _BY_NAME.isdisjoint(code.co_names):
+        return None
+    loads, extended = set[int](), list[int]()
+    for row in rows:
+        extended.append(row.offset)
+        if row.opname == "EXTENDED_ARG":
+            continue
+        names = row.argval if isinstance(row.argval, tuple) else (row.argval,)
+        # One that stores one variable and loads another has that one last.
+        if name in names[row.opname.startswith("STORE") :] and _LOAD.search(row.opname):
+            loads.update(extended)
+        extended.clear()
+    if not all(begin.offset < load < begin.argval for load in loads):
+        return None
+    return frozenset(loads), begin.argval
+
+
+def _names(code: object) -> set[str]:
+    """Return the names that CODE uses, and the functions in it."""
+    if not isinstance(code, CodeType):
+        return set()
+    return {*code.co_names, *code.co_freevars}.union(*map(_names, code.co_consts))
+
+
+def _package(frame: FrameType | None) -> str:
+    """Return the package whose code runs in FRAME."""
+    module: str = "" if frame is None else frame.f_globals.get("__name__", "")
     return module.partition(".")[0]
 
 
