@@ -721,9 +721,10 @@ class Supervisor:
         if signum == signal.SIGKILL:
             self._log(f"Killing {names.listed(self._alive())}.")
         elif interrupted is not None and interrupted == self._state.cause:
+            are = "it is" if len(self._workers) == 1 else "they are"
             self._log(
                 f"{signal_name(signum)}: asked {names.listed(self._alive())} to stop; "
-                f"in {self._rules.grace_s:g} s, or when asked again, they are killed."
+                f"in {self._rules.grace_s:g} s, or when asked again, {are} killed."
             )
         elif self._state.phase == policy.STOPPING:
             self._loop.timer("wait", time.monotonic() + _SILENCE_S, self._show_late)

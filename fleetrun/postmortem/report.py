@@ -92,15 +92,18 @@ def verdict(
 
 
 def _elsewhere(failure: Failure) -> list[str]:
-    """Return what failed first on another host, with its last lines."""
+    """Return what failed first on another host, with its last lines.
+
+    The loss of another launcher, which both ends notice, may have begun on either.
+    """
     # Control characters in the text of another host must not reach the terminal.
     summary = sentence(visible(failure.describe()))
-    words = [f"    {visible(line)}" for line in failure.words.split("\n") if line]
     if failure.is_hang:
         return [f"{summary}.", f"{visible(failure.host)} has the stacks of all ranks."]
-    if not words:
-        return [f"{summary}: the job failed there first."]
-    return [f"{summary}: the job failed there first. Its log ends with", *words]
+    if not failure.is_victim:
+        summary = f"{summary}: the job failed there first"
+    words = [f"    {visible(line)}" for line in failure.words.split("\n") if line]
+    return [f"{summary}. Its log ends with", *words] if words else [f"{summary}."]
 
 
 def left_running(left: Sequence[Leftover]) -> str:

@@ -141,7 +141,7 @@ class Guard:
             self._ask("standing by")
             state, own_bytes, why = self._answer()
         except _GuardLost:
-            return "unfit", 0, "its guard was killed"
+            return "unfit", 0, "the job is over" if self._is_dismissed else "its guard was killed"
         return state, own_bytes, why
 
     def end(self, pids: Sequence[int], sweep_s: float | None = None) -> list[Ended]:

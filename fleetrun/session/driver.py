@@ -488,9 +488,11 @@ class Session:
         """Print that a connection was refused, once for each address."""
         if address not in self._refused and len(self._refused) < _MOST_REFUSED:
             self._refused.add(address)
+            how = "refused"
             if why == HUNG_UP:
-                why = "it closed the connection, as one with another token or another --job_id does"
-            self._log(f"A connection from {address} was refused: {why}.")
+                # Before it has proved itself, so it may be any launcher.
+                how, why = "closed there", "it has ended, or has another token or another --job_id"
+            self._log(f"A connection from {address} was {how}: {why}.")
 
     def _answered(self, connection: Connection) -> None:
         """Take the connection to the coordinator."""

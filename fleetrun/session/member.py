@@ -394,7 +394,7 @@ def _loss(state: MemberState, *, is_gone: bool) -> Failure:
     elif is_gone:
         where, what = state.coordinator, "the coordinator of the job was lost"
     else:
-        what = f"this host was cut off from the coordinator, {state.coordinator}"
+        what = f"fleetrun was cut off from the coordinator ({state.coordinator})"
     # A victim, as a rank that loses a peer: a failure of its own on any host is the cause. An
     # elastic job that hears of it goes on, even with this host.
     is_victim, may_change = not state.is_local, state.config.may_change
@@ -403,10 +403,10 @@ def _loss(state: MemberState, *, is_gone: bool) -> Failure:
 
 def _stood_still(state: MemberState) -> str:
     """Return the text for a launcher that was stopped for so long that it counts as lost."""
-    stood_still = (
-        f"was not running for {state.stood_still_s:.0f} s (stopped, or without a processor)"
+    return (
+        f"fleetrun, which was not running for {state.stood_still_s:.0f} s (stopped, or without a "
+        "processor), is considered lost"
     )
-    return f"this launcher {stood_still} and is considered lost"
 
 
 def _set_timer(state: MemberState, at: float) -> MemberState:
@@ -520,11 +520,10 @@ def _refused(state: MemberState, why: str) -> Step:
     """End: the coordinator has refused this launcher."""
     is_early = state.phase in {IDLE, JOINING}
     code = RendezvousError.exit_code if is_early else LOST
-    failure = Failure(state.coordinator, f"the coordinator refused this host: {why}", code)
+    what = f"the coordinator refused this host: {why}"
+    failure = Failure(state.coordinator, what, code, is_victim=not is_early)
     if state.stood_still_s and not is_early:
-        failure = Failure(
-            state.request.hostname if state.request else "", _stood_still(state), LOST
-        )
+        failure = _loss(state, is_gone=False)
     return _end_for(state, failure)
 
 

@@ -208,7 +208,7 @@ def test_a_job_that_is_not_elastic_ends_with_one_verdict_when_its_first_host_is_
     assert [job.end(host) for host in hosts[1:]] == [1, 1]
     for host in hosts[1:]:
         # The connections of a vanished host may or may not break.
-        ways = ("coordinator of the job was lost on", "cut off from the coordinator,")
+        ways = ("coordinator of the job was lost on", "cut off from the coordinator (")
         assert any(f"{way} {hosts[0].ip}" in host.output for way in ways)
 
 

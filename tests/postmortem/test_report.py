@@ -10,7 +10,7 @@ from fleetrun.postmortem import causes, lastlines, report
 from fleetrun.postmortem.investigation import Investigation, Victim
 from fleetrun.records.reportfile import CulpritRecord, EndRecord
 from fleetrun.run.children import Leftover
-from fleetrun.run.events import Exited, Hung, Outcome
+from fleetrun.run.events import Exited, Failure, Hung, Outcome
 
 CHAIN = """\
 Traceback (most recent call last):
@@ -44,6 +44,20 @@ C++ Traceback (most recent call last):
 Error Message Summary:
 ----------------------
 FatalError: `Segmentation fault` is detected by the operating system."""
+
+
+def test_only_a_failure_of_its_own_is_the_first() -> None:
+    lost = Failure("node1", "fleetrun was cut off from the coordinator (node0)", 1, is_victim=True)
+    failed = Failure("node1", "rank 1 exited with 7", 7, "alas")
+    told = {
+        failure: report.verdict(Outcome(failure), Investigation(), ["rank 0"], frozenset())
+        for failure in (lost, failed)
+    }
+    assert told == {
+        lost: "Fleetrun was cut off from the coordinator (node0) on node1.",
+        failed: "Rank 1 exited with 7 on node1: the job failed there first. Its log ends with\n"
+        "    alas",
+    }
 
 
 def test_a_process_that_was_killed_twice_is_named_once() -> None:

@@ -209,6 +209,8 @@ def test_the_ranks_of_a_launcher_that_is_stopped_are_killed_before_the_others_go
     (tmp_path / "go").touch()
     assert job.ends() == [0, 1]
     assert "was not running for" in job.output(1)
+    # Nothing failed on the host that says so.
+    assert "failed there first" not in job.output(1)
 
 
 def is_free(lock: Path) -> bool:

@@ -363,3 +363,9 @@ def test_who_waits_ends_with_the_guard(folder: Path, parent: guard.Guard) -> Non
     started, ended = forks.run(parent, order(folder))
     assert (started.is_forked, started.why_not) == (False, "its guard was killed")
     assert ended.status == (os.CLD_EXITED, 0)
+
+
+def test_a_guard_that_was_dismissed_was_not_killed(folder: Path, parent: guard.Guard) -> None:
+    forks.stand_by(parent, order(folder))
+    parent.retire()
+    assert parent.standing_by() == ("unfit", 0, "the job is over")

@@ -69,7 +69,7 @@ def test_strangers_leave_room_for_what_is_said_of_hosts(launchers: Launchers) ->
     session, _, printed = launchers.take_part("first", serves=True)
     session._caller_refused("10.0.1.0", HUNG_UP)
     assert printed[-1].endswith(
-        "refused: it closed the connection, as one with another token or another --job_id does."
+        "was closed there: it has ended, or has another token or another --job_id."
     )
     for number in range(100):
         session._caller_refused(f"10.0.1.{number}", "has another token")
