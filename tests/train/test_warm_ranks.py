@@ -42,3 +42,13 @@ def test_after_term_its_port_is_free_on_a_host(tmp_path: Path) -> None:
             assert rank.wait(LONG_S) == -signal.SIGTERM
             bind = "import socket; socket.create_server(('0.0.0.0', 6170))"
             host.run(str(PYTHONS["3.3.1"]), "-c", bind)
+
+
+@pytest.mark.skipif(bool(lab.missing()), reason=lab.missing() or "")
+def test_on_a_host_too_it_ends_by_the_signal_that_killed_it(tmp_path: Path) -> None:
+    with lab.hosts(1, tmp_path) as [host]:
+        (host.folder / "dies.py").write_text("import os; os.kill(os.getpid(), 9)")
+        variables = {**warm(PYTHONS["3.3.1"]), "PYTHONPATH": WARM_PATH}
+        rank = host.start(str(PYTHONS["3.3.1"]), "-u", "dies.py", env=environ(**variables))
+        assert rank.wait(LONG_S) == -signal.SIGKILL, host.output
+        assert host.output == ""

@@ -206,7 +206,8 @@ def move_to_host_of(caller: socket.socket) -> None:
     if rank:
         code = os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1])
         if code < 0:
-            signal.signal(-code, signal.SIG_DFL)
+            if -code != signal.SIGKILL:
+                signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
         os._exit(code)
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
