@@ -68,6 +68,10 @@ def patient(seconds: float) -> float:
     return max(seconds, min(seconds * slower, _LONGEST_SILENCE_S))
 
 
+# For jobs whose hosts all stay: none is lost because it waits for a processor.
+TOGETHER = f"--heartbeat_timeout={_LONGEST_SILENCE_S:g}"
+
+
 def quick(heartbeat_s: float = 4.0) -> tuple[str, str]:
     """Return the options of a job that misses a lost host soon, but not one that waits its turn."""
     return f"--heartbeat_timeout={patient(heartbeat_s):.1f}", "--grace=1"

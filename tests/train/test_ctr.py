@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import lab
 import pytest
 from training import PYTHONS, ROOT, evidence, run_marked, warm_launch
-from waiting import TRAINING_S, until
+from waiting import TOGETHER, TRAINING_S, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,7 +107,7 @@ def test_on_two_hosts_a_strategy_makes_servers_and_trainers_exchange_every_20_st
     tmp_path: Path,
 ) -> None:
     both = f"{lab.SUBNET}.1,{lab.SUBNET}.2"
-    options = (f"--servers={both}", f"--workers={both}", *AGAIN, *geo(tmp_path))
+    options = (f"--servers={both}", f"--workers={both}", TOGETHER, *AGAIN, *geo(tmp_path))
     words = ("-m", "fleetrun", *options, str(SCRIPT), *EPOCHS)
     with lab.hosts(2, tmp_path) as hosts:
         env = {**os.environ, **warm_launch("2.6.2")}
