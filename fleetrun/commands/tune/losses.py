@@ -6,6 +6,7 @@ the smallest size loses time, to one of CAUSES.
 
 from __future__ import annotations
 
+from itertools import takewhile
 from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,16 +34,19 @@ _WAITS = "wait", "collective", "sync"
 _MOSTLY = 0.6
 # How much of a step a rank must wait for a processor to be named.
 _QUEUED = 0.1
+# How many times as long as the others a step at the beginning must take to be slow.
+_SLOW_START = 3.0
 # The least share of a step that a forward must take to show the size of a batch, and how much the
 # share of the batch may differ from that of the ranks.
 _DIVIDED = 0.1
 # Why a rank is late, the deepest reason first.
+_FOR_DATA = "longer for its data"
 _IN_LAYERS = "waits {{}} longer in its {}, without computing (a lock, a file, a device)"
 _IN_BACKWARD = "waits {} longer in its backward, without computing (a lock, Python's (GIL), a file)"
 _REASONS = {
     "threads": "waits for Python's lock (GIL): its other threads compute for {} of a step{thread}",
     "queued": "waits {} longer for a processor, which something else uses or a limit holds",
-    "data": "waits {} longer for its data",
+    "data": f"waits {{}} {_FOR_DATA}",
     "forward": _IN_LAYERS.format("forward"),
     "backward": _IN_BACKWARD,
     "update": "takes {} longer for its update",
@@ -54,6 +58,10 @@ _COMPUTING = {
     "backward": "computes {} longer in its backward",
     "outside": "computes {} longer in the script itself",
 }
+_PREPARE = (
+    "give the DataLoader more processes (num_workers=4, persistent_workers=True), or prepare data "
+    "before the training"
+)
 
 
 class StepTimes(NamedTuple):
@@ -95,6 +103,9 @@ class StepTimes(NamedTuple):
     queued_mean: float = 0.0
     # What TCP has measured of the slowest link between hosts; empty: nothing.
     link: str = ""
+    # How many of the first recorded steps are slow, and how many times as long as others.
+    slow_steps: int = 0
+    slowdown: float = 1.0
 
 
 class Change(NamedTuple):
@@ -153,6 +164,7 @@ def breakdown(traces: Sequence[TraceRecord]) -> StepTimes:
         return fmean(traces[place].seconds.get(kind, 0.0) for place in usual)
 
     lengths = [span.seconds for span in traces[0].spans if span.kind == "step"]
+    slow, slowdown = _slow_start(lengths)
     return StepTimes(
         seconds=step,
         error=stdev(lengths) / len(lengths) ** 0.5 if len(lengths) > 1 else 0.0,
@@ -174,7 +186,22 @@ def breakdown(traces: Sequence[TraceRecord]) -> StepTimes:
         queued_rank=queued_rank if queued > _QUEUED * step else None,
         queued=queued,
         queued_mean=of("queued"),
+        slow_steps=slow,
+        slowdown=slowdown,
     )
+
+
+def _slow_start(lengths: Sequence[float]) -> tuple[int, float]:
+    """Return how many of the first steps of LENGTHS are slow, and how many times as long.
+
+    >>> _slow_start([5.0, 4.0, 1.0, 1.0, 9.0, 1.0]), _slow_start([1.0, 5.0, 1.0])
+    ((2, 4.5), (0, 1.0))
+    """
+    if not lengths:
+        return 0, 1.0
+    usual = sorted(lengths)[(len(lengths) - 1) // 2]
+    slow = list(takewhile(lambda length: length > _SLOW_START * usual, lengths))
+    return len(slow), fmean(slow) / usual if slow else 1.0
 
 
 def _is_certain(together: Sequence[Sequence[float]], place: int) -> bool:
@@ -387,16 +414,15 @@ def changes(small: StepTimes, large: StepTimes, launch: Iterable[str]) -> list[C
         is_queued = large.queued_mean - small.queued_mean > _MOSTLY * seconds
         words: tuple[str, ...] = ()
         if cause == _DATA:
-            text = (
-                "give the DataLoader more processes (num_workers=4, persistent_workers=True), or "
-                "prepare data before the training"
-            )
+            text = _PREPARE
         elif cause == _COMPUTATION or (cause == _OTHER and is_queued):
             text = "ranks share processors or memory: bind each to its own (--bind=cores)"
             text += _starved(large)
             words = () if "--bind" in used else ("--bind=cores",)
         elif cause == _WAITING:
-            text = f"give all ranks the same work; {late_rank(large)}"
+            # With loaders as slow, the first one to be late stays the last: the others prefetch.
+            is_data = large.late_for.endswith(_FOR_DATA)
+            text = f"{_PREPARE if is_data else 'give all ranks the same work'}; {late_rank(large)}"
         elif cause == _COMMUNICATION and _in_collectives(large) > seconds / 2:
             text = (
                 "collectives that the script or its layers call take "

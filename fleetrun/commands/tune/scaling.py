@@ -349,7 +349,7 @@ def _remarks(
     """Yield what ADVICE does not say: why speed grows faster than ranks, and slow ranks."""
     sound = _sound(runs)
     first, last = sound[0], sound[-1]
-    base, step, *_, lost, is_divided = figures(last, runs)
+    step, is_divided = figures(last, runs).step, figures(last, runs).is_divided
     if is_divided:
         yield (
             f"With {last.number} ranks, a forward takes {step.forward * 1e3:.1f} ms instead of "
@@ -360,6 +360,31 @@ def _remarks(
         yield (
             f"With {last.number}, no rank was seen to communicate: each seems to train by itself, "
             "without DataParallel, fleet or a collective."
+        )
+    yield from _slowdowns(runs, advice)
+    if step.device not in ("", "cpu"):
+        yield (
+            f"On a {step.device}, forward and backward are the time to launch kernels; what these "
+            "and collectives take is seen where the script waits for the device."
+        )
+    for text in dict.fromkeys(text for run in runs[last] for _, text in run.remarks):
+        if not any(text.removesuffix(".") in change.text for change in advice):
+            yield f"With {last.number}: {text}"
+
+
+def _slowdowns(
+    runs: Mapping[JobSize, Sequence[ScaledRun]], advice: Sequence[Change]
+) -> Iterator[str]:
+    """Yield what makes steps of RUNS longer at any size, so that efficiencies mean less."""
+    sound = _sound(runs)
+    first, last = sound[0], sound[-1]
+    base, step, *_, lost, _ = figures(last, runs)
+    slow = max((typical(runs[size]) for size in sound), key=lambda step: step.slow_steps)
+    if slow.slow_steps:
+        yield (
+            f"Steps take {slow.slowdown:.0f} times as long up to number {slow.slow_steps} of those "
+            "that count (compiling, caches, autotuning): raise --warmup by "
+            f"{slow.slow_steps} or more, and --steps by as much."
         )
     certain, most = max((figures(size, runs).efficiency[0], size) for size in sound[1:])
     if certain > _SUPERLINEAR:
@@ -372,20 +397,25 @@ def _remarks(
             f"A step with {first.number} takes longer than with {most.number}, so it is slowed "
             f"down ({why}), and efficiencies mean little."
         )
-    elif -lost[(least := min(("data", "other"), key=lost.__getitem__))] > _SLOWED * base.seconds:
+    least = min(("data", "other"), key=lost.__getitem__)
+    # For what the first rank alone does, others wait, and in the meantime their data comes.
+    moved = lost["waiting"] if step.slowest == 0 or least == "data" else 0.0
+    is_advised = any(change.cause == "waiting" for change in advice)
+    if (
+        step.slowest == 0
+        and not is_advised
+        and -lost[least] > moved / 2 > _SLOWED / 2 * step.seconds
+    ):
+        yield (
+            f"With {last.number}, {losses.late_rank(step)}; with {first.number}, a step contains "
+            "the same, so its removal makes both faster."
+        )
+    if certain <= _SUPERLINEAR and -lost[least] - moved > _SLOWED * base.seconds:
         yield (
             f"A step with {first.number} has {-lost[least] * 1e3:.1f} ms of {least} time that one "
             f"with {last.number} does not have, so it was slowed down, and efficiencies are too "
             "high."
         )
-    if step.device not in ("", "cpu"):
-        yield (
-            f"On a {step.device}, forward and backward are the time to launch kernels; what these "
-            "and collectives take is seen where the script waits for the device."
-        )
-    for text in dict.fromkeys(text for run in runs[last] for _, text in run.remarks):
-        if not any(text.removesuffix(".") in change.text for change in advice):
-            yield f"With {last.number}: {text}"
 
 
 def _tried(

@@ -43,6 +43,9 @@ def test_the_late_rank_is_named_with_what_makes_it_late(
     large = step._replace(backward=0.5)
     texts = [change.text for change in losses.changes(small, large, ())]
     assert any(f"rank 3 is 200.0 ms later than the others, and {why}" in text for text in texts)
+    # If all load data as slowly, the others prefetch while they wait.
+    for_data = [text.startswith("give the DataLoader more processes") for text in texts]
+    assert any(for_data) == why.endswith("for its data")
 
 
 def test_a_rank_that_is_late_for_several_things_has_no_cause() -> None:

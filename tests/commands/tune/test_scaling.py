@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,7 @@ from metricsrecords import a_record
 
 from fleetrun.commands.tune import losses, scaling
 from fleetrun.records import metricsfile, names
+from fleetrun.records.tracefile import SpanRecord, TraceRecord
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -151,6 +153,47 @@ def test_a_smallest_size_that_was_slowed_down_is_told() -> None:
         "down, and efficiencies are too high."
     )
     assert list(scaling._remarks(runs_of(small, small), ())) == []
+
+
+def test_steps_that_still_compile_are_told() -> None:
+    """As measured with --warmup=3: five steps of 500 ms, and the others of 45 ms."""
+
+    def profile(*lengths: float) -> TraceRecord:
+        ends = list(accumulate(lengths))
+        spans = [
+            SpanRecord("step", "step", "training", end - length, length)
+            for end, length in zip(ends, lengths, strict=True)
+        ]
+        return TraceRecord(
+            0, 4, len(lengths), {"step": ends[-1] / len(lengths)}, None, tuple(spans)
+        )
+
+    usual = losses.breakdown([profile(*[0.045] * 14, 0.5, 0.045, 0.045)])
+    large = losses.breakdown([profile(*[0.52] * 5, *[0.045] * 12)])
+    (text,) = scaling._remarks(runs_of(usual, large), ())
+    assert text == (
+        "Steps take 12 times as long up to number 5 of those that count (compiling, caches, "
+        "autotuning): raise --warmup by 5 or more, and --steps by as much."
+    )
+    assert list(scaling._remarks(runs_of(usual, usual), ())) == []
+
+
+def test_what_the_first_rank_alone_does_at_each_size_slows_none_down() -> None:
+    """As with checkpoints of 150 ms in each fifth step: with two ranks, the other one waits."""
+    small = losses.StepTimes(0.0716, forward=0.022, backward=0.008, has_reducer=False)
+    large = losses.StepTimes(0.0722, forward=0.022, backward=0.0462, waiting=0.031)
+    large = large._replace(slowest=0, late=0.031, late_for="spends 31.0 ms longer in the script")
+    (text,) = scaling._remarks(runs_of(small, large), ())
+    assert text == (
+        "With 2, rank 0 is 31.0 ms later than the others, and spends 31.0 ms longer in the script; "
+        "with 1, a step contains the same, so its removal makes both faster."
+    )
+    # A rank that waits for another one need not wait for its data.
+    waiting = small._replace(data=0.03)
+    assert list(scaling._remarks(runs_of(waiting, large._replace(slowest=1)), ())) == []
+    # A rank that only the larger size has is no part of the smallest.
+    (text,) = scaling._remarks(runs_of(small, large._replace(slowest=1)), ())
+    assert text.startswith("A step with 1 has 37.6 ms of other time")
 
 
 def test_a_script_that_divides_a_global_batch_is_compared_with_a_divided_step() -> None:
