@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -131,6 +132,10 @@ def test_any_run_is_found_by_a_part_of_its_name(tmp_path: Path) -> None:
     assert (missing.returncode, "no such run: fifth" in missing.stderr) == (2, True)
 
 
+def is_latest(folder: Path, launcher: int) -> bool:
+    return (folder / "log" / "latest").resolve().name.endswith(f"-{launcher}")
+
+
 @pytest.mark.parametrize("command", ["logs", "top"])
 def test_which_of_several_running_jobs_of_a_folder_is_meant_is_asked(
     command: str, tmp_path: Path
@@ -139,8 +144,10 @@ def test_which_of_several_running_jobs_of_a_folder_is_meant_is_asked(
     for name in ("a", "b"):
         wait = f"echo job {name}; touch up.{name}; until [ -e go ]; do sleep 0.01; done"
         job = Command(tmp_path, wait, ranks=1)
-        jobs.append((job, job.start()))
+        jobs.append((job, launcher := job.start()))
         job.wait_for(f"up.{name}")
+        # A launcher that is starved makes its links after others that were started later.
+        until(partial(is_latest, tmp_path, launcher.pid))
     done = fleetrun(command, folder=tmp_path)
     runs = [path.name for path in (tmp_path / "log" / "runs").iterdir()]
     assert done.returncode == 2
