@@ -108,18 +108,23 @@ def _since_meetings(
 def _departures(steps: Iterable[_Step]) -> list[_Step]:
     """Return the STEPS from a call to one that has never followed it, but another.
 
-    A call that is new altogether belongs to no order yet.
+    Both must have come back before: what a script does first is no order yet, and a loop that
+    begins again has not left it.
     """
     followers: dict[object, set[object]] = {}
-    known: set[object] = set()
+    # How often each call has come, repetitions left out.
+    visits: Counter[object] = Counter()
     departures = []
     for step in steps:
         before, after = ((call.channel, call.operation, call.site) for call in step)
         following = followers.setdefault(before, set())
-        if following and after in known - following:
+        if not visits:
+            visits[before] = 1
+        has_order = any(visits[call] > 1 for call in following - {before})
+        if has_order and visits[after] > 1 and after not in following:
             departures.append(step)
         following.add(after)
-        known |= {before, after}
+        visits[after] += after != before
     return departures
 
 

@@ -271,6 +271,8 @@ def _drawn(
     misfit = unpaired.find(cycle, records, job, {*ranks})
     if misfit is not None:
         return FlightFinding(CYCLE, misfit[:1], f"{misfit[1]}; {text}")
+    if all(wait.collective.channel.operation == "send" for wait in cycle):
+        text += "; there, a send waits for its recv, so some of them must receive first"
     strayed = find_strayed(cycle, records)
     if len(strayed) == 1:
         text = f"{who(strayed, job)} has left the order of its earlier calls; {text}"

@@ -403,6 +403,18 @@ def test_a_circle_of_receivers_is_drawn(ranks: int, shift: int) -> None:
     (finding,) = flight.verdict(play(scripts), JobRanks(ranks))
     assert finding.kind == CYCLE
     assert " → " in finding.text
+    assert "must receive first" not in finding.text
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_of_senders_that_wait_for_their_receivers_the_order_is_told(ranks: int) -> None:
+    steps = rings(ranks)
+    for rank, own in steps.items():
+        own[0] = sorted(own[0], key=lambda call: call.operation != "send")
+        assert own[0][0].channel.source == rank
+    (finding,) = flight.verdict(play_all(steps), JobRanks(ranks))
+    assert finding.ranks == tuple(range(ranks))
+    assert finding.text.endswith("a send waits for its recv, so some of them must receive first")
 
 
 def rings(ranks: int, steps: int = 4) -> dict[int, list[list[Call]]]:
@@ -704,6 +716,30 @@ def test_in_a_circle_the_rank_that_left_its_order_is_named() -> None:
     assert finding.text.startswith(
         "rank 1 has left the order of its earlier calls; ranks wait for "
     )
+
+
+@pytest.mark.parametrize("warm_ups", [0, 1, 3])
+@pytest.mark.parametrize("set_up", [["new_group"], ["broadcast"], []])
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_who_repeats_a_loop_for_the_first_time_has_not_left_its_order(
+    warm_ups: int, set_up: list[str], step: int
+) -> None:
+    # All calls are made by one line, that of a function of the script.
+    world, pair = CollectiveChannel((0, 1, 2)), CollectiveChannel((0, 1))
+    both = Call(world, "all_reduce")
+    begin = [both] * warm_ups
+    for operation in set_up:
+        made = CollectiveChannel((0, 1), 1, "new_group") if operation == "new_group" else world
+        begin += [Call(made, operation)]
+    scripts = {
+        0: [*begin, *[Call(pair, "all_reduce"), both] * 5],
+        1: [*begin, *[Call(pair, "all_reduce"), both] * 5],
+        2: [*(call for call in begin if call.channel == world), *[both] * 5],
+    }
+    del scripts[1][len(begin) + 2 * step]
+    (finding,) = flight.verdict(play(scripts), JobRanks(3))
+    assert finding.kind == CYCLE
+    assert finding.ranks in {(0, 1), (1,)}
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
