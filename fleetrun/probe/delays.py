@@ -18,6 +18,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _ALLOWED = re.compile(r"^Cpus_allowed_list:\s*(\S+)", re.MULTILINE)
 # Its place in a line of /proc/stat, after the name (proc(5)).
 _STEAL = 8
+# Its place in a line of /proc/PID/stat, after the name, from the state on.
+_MAJOR_FAULTS = 9
 
 
 class Delays(NamedTuple):
@@ -32,16 +34,20 @@ class Delays(NamedTuple):
     stolen_s: float | None
     # The processors it may use, as the kernel lists them: `0-3,8`.
     processors: str
+    # How often the main thread has waited for a page of memory from a disk.
+    major_faults: int | None
 
 
 def of(pid: int, stolen: Mapping[int, float], root: str = "/") -> Delays:
     """Return the delays of process PID, where STOLEN has the seconds of each processor."""
     folder = os.path.join(root, "proc", str(pid))
     # Of the main thread alone.
-    words = files.text(os.path.join(folder, "task", str(pid), "schedstat")).split()
+    task = os.path.join(folder, "task", str(pid))
+    words = files.text(os.path.join(task, "schedstat")).split()
     main_ns, queued_ns = map(int, words[:2]) if len(words) > 1 else (None, None)
     match = _ALLOWED.search(files.text(os.path.join(folder, "status")))
     processors = match[1] if match else ""
+    fields = files.text(os.path.join(task, "stat")).rpartition(")")[2].split()
     own = [stolen[number] for number in numbers(processors) if number in stolen]
     return Delays(
         main_s=None if main_ns is None else main_ns / _NS_PER_S,
@@ -49,6 +55,7 @@ def of(pid: int, stolen: Mapping[int, float], root: str = "/") -> Delays:
         throttled_s=_throttled_s(pid, root),
         stolen_s=sum(own) / len(own) if own else None,
         processors=processors,
+        major_faults=int(fields[_MAJOR_FAULTS]) if len(fields) > _MAJOR_FAULTS else None,
     )
 
 

@@ -65,6 +65,8 @@ class RankUse(NamedTuple):
     processors: str = ""
     # All of its threads on a processor, without its children.
     process_s: float | None = None
+    # How often its main thread has waited for a page of memory from a disk.
+    major_faults: int | None = None
 
 
 class GpuUsage(NamedTuple):

@@ -120,6 +120,8 @@ class RankConditions(NamedTuple):
     stolen: float
     read_bytes_per_s: float
     written_bytes_per_s: float
+    # Pages of memory for which its main thread waited for a disk.
+    faults_per_s: float
     # The processors it may use: `0-3,8`.
     processors: Annotated[str, _LIST.fullmatch]
 

@@ -13,7 +13,7 @@ from fleetrun.session.config import RendezvousConfig
 from fleetrun.typehints import Annotated, NamedTuple, TypeAlias
 
 # Incremented when launchers of two versions could misunderstand each other.
-PROTOCOL = 11
+PROTOCOL = 12
 # The exit code of a job that was ended because a launcher was lost.
 LOST = 1
 # The name of a host (253 characters at most in DNS), a launcher or a job, which becomes part of

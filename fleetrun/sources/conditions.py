@@ -37,6 +37,9 @@ _LATE = 0.15
 _MOSTLY = 0.6
 # Bytes a second; a rank that reads or writes more waits for a disk rather than for a lock.
 _MOVES = 1 << 20
+# Pages of memory a second; a rank that waits for more of them from a disk, and for more than the
+# others by the factor above, waits for nothing else.
+_FAULTS = 100
 # A rank computes longer if it runs for this share of the time more than the others.
 _LONGER = 0.05
 # A bad link is this many times as slow as the others; its round trip is longer by at least this.
@@ -70,7 +73,7 @@ class Slowness(NamedTuple):
     """Slow ranks, as places among all ranks, and why: a sentence without its full stop."""
 
     ranks: tuple[int, ...]
-    # queued, throttled, stolen, gpu, link, threads, data or work.
+    # queued, throttled, stolen, gpu, link, threads, paging, data or work.
     cause: str
     text: str
 
@@ -110,6 +113,7 @@ def measured(
             stolen=share(use.stolen_s, past.stolen_s),
             read_bytes_per_s=share(use.read_bytes, past.read_bytes),
             written_bytes_per_s=share(use.written_bytes, past.written_bytes),
+            faults_per_s=share(use.major_faults, past.major_faults),
             processors=use.processors[:LONGEST_LIST],
         )
         for use in last.ranks
@@ -285,7 +289,7 @@ def _of_processors(
 
 
 def _reasons(ranks: Mapping[int, RankConditions], late: Mapping[int, float]) -> dict[int, str]:
-    """Return what each rank does longer than the others: threads, queued, work or data.
+    """Return what each rank does longer than the others: paging, threads, queued, work or data.
 
     One that has more to compute waits for a processor as long as the others do for each second on
     one, and one that waits for a disk, or for Python's lock, as often as it goes on.
@@ -298,6 +302,7 @@ def _reasons(ranks: Mapping[int, RankConditions], late: Mapping[int, float]) -> 
     }
     if any(rank.collectives < 0 for rank in ranks.values()):
         more["elsewhere"] = dict.fromkeys(ranks, 0.0)
+    faults = _others({place: rank.faults_per_s for place, rank in ranks.items()})
     crowding = _others(
         {place: rank.queued / max(rank.running, 0.01) for place, rank in ranks.items()}
     )
@@ -312,7 +317,10 @@ def _reasons(ranks: Mapping[int, RankConditions], late: Mapping[int, float]) -> 
             "data": more["elsewhere"][place],
         }
         threads = more["threads"][place] if rank.threads >= 0 else 0.0
-        if place in late and threads > _MOSTLY * late[place] >= more["running"][place]:
+        # The kernel waits for the disk as if for a processor, or computes to fetch the page.
+        if place in late and rank.faults_per_s >= max(_FAULTS, _TIMES * faults[place]):
+            reasons[place] = "paging"
+        elif place in late and threads > _MOSTLY * late[place] >= more["running"][place]:
             reasons[place] = "threads"
         else:
             reasons[place] = max(parts, key=parts.__getitem__)
@@ -457,6 +465,12 @@ def _own_work(
             text = (
                 f"other threads of {who} compute {rank.threads:.0%} of the time while it waits: "
                 "they hold Python's lock (GIL) or prepare its data (`fleetrun stacks`)"
+            )
+        case "paging":
+            text = (
+                f"{who} waits for pages of its memory, {rank.faults_per_s:.0f} of which a second "
+                "come from a disk: swap, or mapped files that do not fit into memory (`free -m`, "
+                "and the limit of its control group)"
             )
         case "queued":
             host = hosts[plan.ranks[place].node_rank]

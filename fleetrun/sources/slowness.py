@@ -32,7 +32,7 @@ _SPANS = 6
 _STEPLESS_S = 60.0
 # What differs by chance on a busy host, and for how many comparisons in turn it must be found: the
 # first and the last of three share no measurement.
-_BY_CHANCE = frozenset(("queued", "threads", "data", "work"))
+_BY_CHANCE = frozenset(("queued", "threads", "paging", "data", "work"))
 _IN_TURN = 3
 # The same line is repeated no sooner than this; the pause doubles each time.
 _AGAIN_S = 60.0

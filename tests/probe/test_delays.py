@@ -64,6 +64,7 @@ def root(tmp_path: Path) -> Path:
     process = tmp_path / "proc/7/task/7"
     process.mkdir(parents=True)
     (process / "schedstat").write_text("1500000000 250000000 99\n")
+    (process / "stat").write_text("7 (a (b) c) S 1 7 7 0 -1 64 900 0 42 0 150 25 0 0\n")
     (tmp_path / "proc/7/status").write_text("Name:\tx\nCpus_allowed_list:\t0-1,8\n")
     (tmp_path / "proc/7/cgroup").write_text("0::/job/rank\n")
     ticks = os.sysconf("SC_CLK_TCK")
@@ -78,8 +79,8 @@ def root(tmp_path: Path) -> Path:
 def test_limits_of_outer_groups_and_stolen_time_count(root: Path) -> None:
     stolen = delays.stolen(str(root))
     assert stolen == {0: 2.0, 1: 4.0}
-    assert delays.of(7, stolen, str(root)) == delays.Delays(1.5, 0.25, 0.75, 3.0, "0-1,8")
+    assert delays.of(7, stolen, str(root)) == delays.Delays(*(1.5, 0.25, 0.75, 3.0, "0-1,8", 42))
 
 
 def test_of_a_process_that_is_gone_nothing_is_known(root: Path) -> None:
-    assert delays.of(8, {0: 1.0}, str(root)) == delays.Delays(None, None, 0.0, None, "")
+    assert delays.of(8, {0: 1.0}, str(root)) == delays.Delays(*(None, None, 0.0, None, "", None))

@@ -26,7 +26,7 @@ PLAN = plans.plan(per_node=4)
 
 
 def rank(place: int, **changes: object) -> RankConditions:
-    usual = RankConditions(place, 0.05, 0.5, 0.02, -1.0, 0.0, 0.0, 0.0, 0.0, f"{place}")
+    usual = RankConditions(place, 0.05, 0.5, 0.02, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0, f"{place}")
     return usual._replace(**changes)  # type: ignore[arg-type]
 
 
@@ -133,6 +133,16 @@ def late(place: int, collectives: float, **changes: object) -> list[RankConditio
             {"running": 0.8, "threads": 2.4},
             "work",
             "rank 3 computes longer (80% of the time on a processor, others 30%)",
+        ),
+        # Its memory was swapped out, as measured: a page comes fast, so it waits for processors.
+        (
+            {"running": 0.18, "queued": 0.6, "faults_per_s": 7000.0, "read_bytes_per_s": 29e6},
+            "paging",
+            (
+                "rank 3 waits for pages of its memory, 7000 of which a second come from a disk: "
+                "swap, or mapped files that do not fit into memory (`free -m`, and the limit of "
+                "its control group)"
+            ),
         ),
         # It gets Python's lock half of the time, so it runs for as long as it does otherwise.
         (
@@ -336,7 +346,12 @@ def record(at: float, queued_s: float, link: LinkUse, gpu: GpuUsage) -> MetricsR
     made = a_record()
     ranks = tuple(
         use._replace(
-            queued_s=queued_s, main_s=at, process_s=1.25 * at, throttled_s=None, processors="0-1"
+            queued_s=queued_s,
+            main_s=at,
+            process_s=1.25 * at,
+            throttled_s=None,
+            processors="0-1",
+            major_faults=int(700 * at),
         )
         for use in made.ranks
     )
@@ -358,7 +373,9 @@ def test_what_a_host_measures_becomes_shares_of_the_time() -> None:
     )
     shares = measured(first, middle, last)
     assert shares is not None
-    assert shares.ranks[0] == RankConditions(0, 0.5, 1.0, 0.25, -1.0, -1.0, -1.0, 0.0, 0.0, "0-1")
+    assert shares.ranks[0] == RankConditions(
+        *(0, 0.5, 1.0, 0.25, -1.0, -1.0, -1.0, 0.0, 0.0, 700.0, "0-1")
+    )
     # The read bytes of rank 1 are unknown.
     assert [rank.read_bytes_per_s for rank in shares.ranks] == [0.0, -1.0]
     assert shares.links == (LinkConditions(1, 0.001, 10 << 20, 0.01),)

@@ -128,7 +128,7 @@ def test_the_coordinators_host_compares_all_hosts(tmp_path: Path) -> None:
         )
         for node in range(3)
     ]
-    rank = RankConditions(1, 0.9, 0.1, -1.0, -1.0, 0.0, 0.0, 0.0, 0.0, "0")
+    rank = RankConditions(1, 0.9, 0.1, -1.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0, "0")
     # A host's report on another host's ranks, on no host, or on another attempt is ignored.
     for wrong in (
         HostConditions(0, (rank,), (), ()),

@@ -144,6 +144,7 @@ class Meter:
             collectives_s=_rounded(self._collectives_s(log)),
             processors=delayed.processors,
             process_s=round(used.leader_s, 2),
+            major_faults=delayed.major_faults,
         )
 
     def _collectives_s(self, log: runs.LogRecord) -> float | None:
