@@ -115,9 +115,9 @@ def _of_ranks(
     if not has_failed:
         opened = with_polls(opened, waits)
         waits = open_collectives(opened, until)
-    desync = desyncs.find(known, job, waits=waits)
-    if desync:
-        return desync
+    wrong = desyncs.find(known, job, waits=waits) or _beyond(waits, job)
+    if wrong:
+        return wrong
     known = opened
     awaited = awaited_alone(waits)
     culprits = [rank for rank in awaited if not may_wait(known[rank], job)]
@@ -156,6 +156,20 @@ def waiting(
         if wait.holds_up:
             waiting.setdefault(wait.rank, (wait.collective, wait.missing))
     return dict(sorted(waiting.items()))
+
+
+def _beyond(waits: Sequence[OpenCollective], job: JobRanks) -> tuple[FlightFinding, ...]:
+    """Return the ranks that wait in a group of ranks which the job does not have."""
+    calls = [wait for wait in waits if max(wait.collective.channel.ranks, default=0) >= job.ranks]
+    if not calls:
+        return ()
+    first = min((wait.collective for wait in calls), key=lambda call: call.issued_at)
+    ranks = sorted({wait.rank for wait in calls if wait.collective.channel == first.channel})
+    text = (
+        f"{who(ranks, job)} called {named(first, job)}{at_site(first)}, but the job has only "
+        f"{who(range(job.ranks), job)}"
+    )
+    return (FlightFinding(DESYNC, tuple(ranks), text),)
 
 
 def _alone(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fleetrun.records import names, reading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 MAGIC = b"FLTRING2"
 HEADER = struct.Struct("<8s8IQ")
@@ -151,6 +151,13 @@ def of_folder(run_dir: str, restart: int) -> dict[int, FlightRecord]:
     return dict(sorted(record_of.items()))
 
 
+def ranks_in(records: Iterable[FlightRecord]) -> int:
+    """Return how many ranks the job of RECORDS has: the group of all is the largest."""
+    return max(
+        (max(last.ranks, default=-1) + 1 for record in records for last in record.last), default=0
+    )
+
+
 def issued(path: str) -> int:
     """Return a number that changes with each collective in the ring PATH; 0 if there is none."""
     heads = reading.piece(path, HEADER_BYTES, _HEADS.size) if path else b""
@@ -187,7 +194,7 @@ def parse(ring: bytes | None) -> FlightRecord | None:
         has_ended=state == ENDED,
         settled_at=settled / _NS,
         unrecorded=names.all_of("unrecorded"),
-        forked=_forked(ring[slots_at - FORKED_BYTES : slots_at]),
+        forked=_forked(ring[max(table_at, slots_at - FORKED_BYTES) : slots_at]),
     )
 
 

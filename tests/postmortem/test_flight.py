@@ -601,6 +601,19 @@ def test_who_polls_a_store_for_long_is_not_named(late_s: float, named: tuple[int
     assert ("rank 2 waits in store.get" in finding.text) == (not named)
 
 
+@pytest.mark.parametrize("operation", ["new_group", "all_reduce"])
+def test_who_makes_a_group_of_ranks_that_the_job_does_not_have_is_named(operation: str) -> None:
+    whole, beyond = CollectiveChannel((0, 1, 2)), CollectiveChannel((2, 3))
+    beyond = beyond._replace(operation="new_group" if operation == "new_group" else "")
+    scripts = {rank: [Call(whole, "all_reduce")] for rank in range(3)}
+    scripts[2].insert(0, Call(beyond, operation))
+    (finding,) = flight.verdict(play(scripts), JobRanks(3))
+    assert finding.ranks == (2,)
+    assert finding.text == (
+        f"rank 2 called {operation} 1 of ranks 2-3 in train.py:7, but the job has only ranks 0-2"
+    )
+
+
 @pytest.mark.parametrize("rank", range(4))
 def test_who_waits_alone_for_all_others_that_wait_for_it_is_named(rank: int) -> None:
     # In a step of mp 2 x dp 2, one rank goes on to the end.

@@ -39,8 +39,6 @@ def text(chosen: Sequence[runs.Run], ranks: Container[str] | None) -> str:
             f"No collectives were recorded in {chosen[0].path}: launch with --flight_recorder or "
             "--hang_timeout."
         )
-    # The group of all ranks is the largest.
-    total = max(max(last.ranks) + 1 for record in records.values() for last in record.last)
     files = [
         os.path.join(run.path, names.rank_records(str(rank))) for run in chosen for rank in records
     ]
@@ -50,7 +48,9 @@ def text(chosen: Sequence[runs.Run], ranks: Container[str] | None) -> str:
         for log in run.logs
         if log.rank is not None and log.ended_at is not None and not log.signal
     }
-    job = flightnames.JobRanks(total, rankfile.topology(files), states)
+    job = flightnames.JobRanks(
+        flightfile.ranks_in(records.values()), rankfile.topology(files), states
+    )
     is_over = not any(runs.is_running(run.path) for run in chosen)
     # Of a run that went well nobody waits, whatever was not yet seen to be done.
     has_succeeded = all(run.exit_code == 0 for run in chosen)

@@ -404,7 +404,7 @@ def _waiting(found_runs: Sequence[runs.Run], rows: list[RankRow]) -> list[RankRo
         records.update(flightfile.of_folder(run.path, run.generation))
     now = time.time()
     waits = flight.waiting(records, now - flightwaits.LATE_S)
-    job = flightnames.JobRanks(sum(row.label.startswith("rank ") for row in rows))
+    job = flightnames.JobRanks(flightfile.ranks_in(records.values()))
     return [
         row._replace(waits=_waited(*waits[row.rank], job, now))
         if row.rank in waits and row.label.startswith("rank ")

@@ -65,17 +65,22 @@ def held(folder: Path) -> Iterator[None]:
         yield
 
 
+@pytest.mark.parametrize(
+    ("ranks", "waits"),
+    [(6, ["sum 2 for rank 4"] * 4 + ["", "sum 2 for rank 4"]), (3, ["sum 2"] * 3)],
+    ids=["of all hosts", "of this host"],
+)
 def test_where_ranks_stand_still_the_collective_in_which_they_wait_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, waits: list[str]
 ) -> None:
     run = a_run(tmp_path)
     logs = [
         run.logs[0]._replace(process=f"trainer.{rank}", rank=rank, path=f"{tmp_path}/{rank}")
-        for rank in range(6)
+        for rank in range(ranks)
     ]
     run = run._replace(logs=tuple(logs))
     now = time.time()
-    for rank in range(6):
+    for rank in range(ranks):
         late = [] if rank == 4 else [(now - 100, 0)]
         (tmp_path / f"collectives.{rank}").write_bytes(ring(rank, [(now - 130, now - 129), *late]))
     with held(tmp_path):
@@ -83,8 +88,7 @@ def test_where_ranks_stand_still_the_collective_in_which_they_wait_is_shown(
         assert {row.waits for row in sampler.sample().rows} == {""}
         monkeypatch.setattr(sample, "_SILENT_S", 0.0)
         rows = sampler.sample().rows
-        waits = [row.waits.rpartition(", ")[0] for row in rows]
-    assert waits == ["sum 2 for rank 4"] * 4 + ["", "sum 2 for rank 4"]
+    assert [row.waits.rpartition(", ")[0] for row in rows] == waits
 
 
 def test_steps_come_from_the_heartbeat_or_else_from_the_log(tmp_path: Path) -> None:
