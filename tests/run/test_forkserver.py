@@ -279,6 +279,56 @@ def test_imports_warn_as_the_script_wants(folder: Path, parent: guard.Guard, bef
     assert ("error" in before) == (log != new)
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        "sys.stdout = Own('out', sys.stdout); sys.stderr = Own('error', sys.stderr)",
+        "sys.stdout = io.StringIO()",
+        "logging.basicConfig(level='DEBUG', format='%(levelname)s by %(name)s: %(message)s')",
+        "logging.basicConfig(level='ERROR')",
+        "logging.disable(); sys.stdout = Own('out', sys.stdout)",
+        "logging.getLogger('talks').setLevel('INFO')",
+        "logging.getLogger('talks').addFilter(lambda record: 'quiet' not in record.msg)",
+    ],
+)
+def test_imports_print_and_log_where_the_script_wants(
+    folder: Path, parent: guard.Guard, before: str
+) -> None:
+    (folder / "fake" / "talks.py").write_text(
+        "import logging, os, sys\n"
+        "print('printed', 1)\n"
+        "os.write(1, b'written\\n')\n"
+        "print('an error', file=sys.stderr)\n"
+        "log = logging.getLogger('talks')\n"
+        "for level in ('debug', 'info', 'warning', 'error'):\n"
+        "    getattr(log, level)('%s of %d', level, os.getpid() > 0)\n"
+        "log.warning('quiet')\n"
+        "own = logging.getLogger('talks.own')\n"
+        "own.addHandler(logging.StreamHandler(sys.stdout))\n"
+        "own.propagate = False\n"
+        "own.warning('by its own')\n"
+        "sys.stdout.writelines(['several\\n', 'lines\\n'])\n"
+    )
+    (folder / "tells.py").write_text(
+        "import io, logging, sys\n"
+        "class Own:\n"
+        "    def __init__(self, name, file): self.name, self.file = name, file\n"
+        "    def write(self, text): return self.file.write(self.name + ' ' + text)\n"
+        "    def writelines(self, lines): [*map(self.write, lines)]\n"
+        "    def flush(self): self.file.flush()\n"
+        f"{before}\nimport paddle, talks\n"
+        "print('done')\n"
+        "if isinstance(sys.stdout, io.StringIO): sys.__stdout__.write(sys.stdout.getvalue())\n"
+    )
+    _, ended = forks.run(parent, order(folder))
+    new = (folder / "log.0").read_text()
+    assert forks.stand_by(parent, order(folder), "talks")[0] == "ready"
+    forked, ended_forked = forks.run(parent, order(folder))
+    assert (forked.is_forked, ended_forked.status) == (True, ended.status)
+    assert (folder / "log.0").read_text().removeprefix(new) == new
+
+
 def test_a_lost_waiting_process_fails_no_rank(folder: Path, parent: guard.Guard) -> None:
     forks.stand_by(parent, order(folder))
     server, first, second = waiting(parent)

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import FrameType, ModuleType
 
+    # Keeps what says something again.
+    _Note = Callable[[Callable[[], object]], None]
+
 # The descriptor of the guard's socket, the guard's pid, and the modules; padded to make room.
 VARIABLE = "FLEETRUN_FORK_SERVER"
 # Variables that a library reads when it is loaded, or Python when it starts: a fork cannot read
@@ -355,6 +358,7 @@ class Loaded:
         self._become_dynamic: Callable[[], object] = bool
         # Calls of `atexit.register`, which ranks make in their own order.
         self._at_exit: list[tuple[Any, ...]] = []
+        self._said = _ImportOutput()
         self._logging = _Logging()
         # How many numbers of `random` imports draw.
         self._drawn = 0
@@ -363,7 +367,6 @@ class Loaded:
         # What imports have added to the path: setuptools, the folder of its own needs.
         self._folders: list[str] = []
         self._changed: dict[str, str] = {}
-        self._printed: list[bytes] = []
         # The environment that the rank was started with.
         self._given: Mapping[bytes, bytes] = {}
 
@@ -390,9 +393,9 @@ class Loaded:
         with (
             self._noting_reads(),
             _replaced(atexit, "register", at_exit),
-            _kept_output(self._printed),
-            self._logging.noting(),
-            self._warnings.noting(),
+            self._said.keeping(),
+            self._logging.noting(self._said.note),
+            self._warnings.noting(self._said.note),
         ):
             sys.meta_path.insert(0, _AfterExecution(_CORE, self._put_off_start))
             sys.meta_path.insert(0, _AfterExecution(_FRAMEWORK, self._begin_on_cpu))
@@ -562,17 +565,16 @@ class Loaded:
         sys.path += [folder for folder in self._folders if folder not in sys.path]
         sys.modules.update(self._modules)
         self._modules.clear()
-        for fd, text in enumerate(self._printed, 1):
-            os.write(fd, text)
         for variable, value in self._changed.items():
             os.environ.setdefault(variable, value)
-        try:
-            self._warnings.again()
-        except Warning:
-            self._start_again(f"importing {name} warns, which is an error here")
         # Paddle lets only the first rank print through this one.
         is_first = os.environ.get("PADDLE_TRAINER_ID", "0") == "0"
         self._logging.again(silent="" if is_first else "hapi")
+        try:
+            self._said.again()
+        except Warning:
+            self._start_again(f"importing {name} warns, which is an error here")
+        self._warnings.filter_again()
         _draw(self._drawn)
         self._start_paddle()
         # `sitecustomize` waits for the first import after Paddle's start to restore faulthandler.
@@ -617,9 +619,18 @@ class _Logging:
         self._propagates = True
 
     @contextmanager
-    def noting(self) -> Iterator[None]:
-        """Note what is done, and leave the root logger as it was."""
+    def noting(self, note: _Note) -> Iterator[None]:
+        """Note what is done, NOTE what is logged, and leave the root logger as it was."""
         import logging
+
+        is_enabled = logging.Logger.isEnabledFor
+
+        def is_noted(logger: Any, level: int) -> bool:
+            # At any level, as ranks may want to see it; but a module that asks is told the truth.
+            return sys._getframe(1).f_globals is vars(logging) or is_enabled(logger, level)
+
+        def handle(logger: Any, record: Any) -> None:
+            note(partial(_log_again, logger, record))
 
         root, loggers = logging.root, logging.root.manager.loggerDict
         before, known = (root.level, root.propagate, list(root.handlers)), set(loggers)
@@ -627,6 +638,8 @@ class _Logging:
         with (
             _replaced(logging.Logger, "setLevel", self._noted(root, logging.Logger.setLevel)),
             _replaced(logging.Logger, "addHandler", self._noted(root, logging.Logger.addHandler)),
+            _replaced(logging.Logger, "isEnabledFor", is_noted),
+            _replaced(logging.Logger, "handle", handle),
         ):
             yield
         self._propagates = root.propagate
@@ -683,17 +696,20 @@ class _Warnings:
     """What imports do to Python's warnings, which ranks do after the script has configured them."""
 
     def __init__(self) -> None:
-        self._shown: list[warnings.WarningMessage] = []
         # The filters that imports have added, before and after those that there were.
         self._first: list[Any] = []
         self._last: list[Any] = []
 
     @contextmanager
-    def noting(self) -> Iterator[None]:
-        """Note what is done, show no warning, and leave the filters as they were."""
+    def noting(self, note: _Note) -> Iterator[None]:
+        """NOTE each warning, show none, and leave the filters as they were."""
         before = list(warnings.filters)
+
+        def show(shown: warnings.WarningMessage) -> None:
+            note(partial(_warn_again, shown))
+
         # Nothing that a script may want to see is lost. The pattern tells this entry from others.
-        with _replaced(warnings, "_showwarnmsg_impl", self._shown.append):
+        with _replaced(warnings, "_showwarnmsg_impl", show):
             warnings.resetwarnings()
             warnings.filterwarnings("always", module=".*")
             entry = warnings.filters[0]
@@ -702,21 +718,8 @@ class _Warnings:
         self._first, self._last = list(warnings.filters[:at]), list(warnings.filters[at + 1 :])
         self._set(before)
 
-    def again(self) -> None:
-        """Do it again; raises a Warning if that is an error for the script."""
-        # A module that is not loaded until it is needed must not be loaded now.
-        loaded = [module for module in sys.modules.values() if isinstance(module, type(sys))]
-        modules = {vars(module).get("__file__"): module for module in loaded}
-        for shown in self._shown:
-            module = modules.get(shown.filename)
-            warnings.warn_explicit(
-                shown.message,
-                shown.category,
-                shown.filename,
-                shown.lineno,
-                getattr(module, "__name__", None),
-                vars(module).setdefault("__warningregistry__", {}) if module else None,
-            )
+    def filter_again(self) -> None:
+        """Add the filters again."""
         added = [*self._first, *self._last]
         own = [entry for entry in warnings.filters if entry not in added]
         self._set([*self._first, *own, *self._last])
@@ -762,22 +765,88 @@ def _replaced(owner: Any, name: str, replacement: object) -> Iterator[None]:
         setattr(owner, name, real)
 
 
-@contextmanager
-def _kept_output(printed: list[bytes]) -> Iterator[None]:
-    """Capture output in PRINTED."""
-    before = [os.dup(fd) for fd in (1, 2)]
-    files = [os.memfd_create("printed") for _ in (1, 2)]
-    for fd, file in enumerate(files, 1):
-        os.dup2(file, fd)
-    try:
-        yield
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        printed += (os.pread(file, os.fstat(file).st_size, 0) for file in files)
-        for fd, saved in enumerate(before, 1):
-            os.dup2(saved, fd)
-        _close((*before, *files))
+class _ImportOutput:
+    """What imports print, log and warn of, which ranks do where the script wants it."""
+
+    def __init__(self) -> None:
+        self._calls: list[Callable[[], object]] = []
+        self._files: list[int] = []
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Keep what is printed."""
+        before = [os.dup(fd) for fd in (1, 2)]
+        self._files = [os.memfd_create("printed") for _ in (1, 2)]
+        for fd, file in enumerate(self._files, 1):
+            os.dup2(file, fd)
+        streams: list[Any] = [sys.stdout, sys.stderr]
+        for stream, name in zip(streams, ("stdout", "stderr"), strict=True):
+            stream.write = partial(self._write, name)
+        try:
+            yield
+        finally:
+            for stream in streams:
+                del stream.write
+                stream.flush()
+            self._take_written()
+            for fd, saved in enumerate(before, 1):
+                os.dup2(saved, fd)
+            _close((*before, *self._files))
+
+    def note(self, call: Callable[[], object]) -> None:
+        """Keep CALL, which says it again, behind what was said before."""
+        self._take_written()
+        self._calls.append(call)
+
+    def again(self) -> None:
+        """Say it again; raises a Warning if that is an error for the script."""
+        for call in self._calls:
+            call()
+
+    def _write(self, name: str, text: str) -> int:
+        length = str.__len__(text)
+        self.note(lambda: getattr(sys, name).write(text))
+        return length
+
+    def _take_written(self) -> None:
+        """Keep what has come past Python's streams, such as from C."""
+        for fd, file in enumerate(self._files, 1):
+            text = os.pread(file, os.fstat(file).st_size, 0)
+            if text:
+                os.ftruncate(file, 0)
+                os.lseek(file, 0, os.SEEK_SET)
+                self._calls.append(partial(os.write, fd, text))
+
+
+def _log_again(logger: Any, record: Any) -> None:
+    """Log RECORD as of now, if that is wanted."""
+    if not logger.isEnabledFor(record.levelno):
+        return
+    # Python takes a dictionary out of its tuple.
+    words = record.args if isinstance(record.args, tuple) else (record.args,)
+    at = record.pathname, record.lineno
+    made = logger.makeRecord(
+        *(record.name, record.levelno, *at, record.msg, words, record.exc_info),
+        *(record.funcName, None, record.stack_info),
+    )
+    for name, value in vars(record).items():
+        vars(made).setdefault(name, value)
+    logger.handle(made)
+
+
+def _warn_again(shown: warnings.WarningMessage) -> None:
+    # A module that is not loaded until it is needed must not be loaded now.
+    loaded = [module for module in sys.modules.values() if isinstance(module, type(sys))]
+    modules = {vars(module).get("__file__"): module for module in loaded}
+    module = modules.get(shown.filename)
+    warnings.warn_explicit(
+        shown.message,
+        shown.category,
+        shown.filename,
+        shown.lineno,
+        getattr(module, "__name__", None),
+        vars(module).setdefault("__warningregistry__", {}) if module else None,
+    )
 
 
 def _drawn(before: tuple[Any, ...]) -> int:
