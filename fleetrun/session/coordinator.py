@@ -729,11 +729,13 @@ def _wait(state: State, at: float) -> Step:
     if at >= state.deadline:
         what = f"{awaited} {verb} within {state.timeout_s:g} s"
         return _rendezvous_failed(state, "; ".join((what, *state.remarks)), at)
-    news = "\n".join((awaited, *state.remarks))
+    missing = _awaited(state, state.remarks, at)
+    # Until when is news, too: hosts print how long they still wait.
+    news = "\n".join((awaited, *state.remarks, f"{at + missing.left_s:.0f}"))
     if news == state.told or at < state.told_at + _REMARK_S:
         return state, ()
     state = state._replace(told=news, told_at=at)
-    return state, (to_hosts(state.hosts.values(), _awaited(state, state.remarks, at)),)
+    return state, (to_hosts(state.hosts.values(), missing),)
 
 
 def _rendezvous_failed(state: State, what: str, at: float) -> Step:

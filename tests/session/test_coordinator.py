@@ -381,6 +381,25 @@ def test_lost_hosts_are_waited_for_as_long_as_they_may_train() -> None:
     assert missing.left_s <= 2.0
 
 
+def test_a_wait_that_is_limited_otherwise_is_told_again() -> None:
+    session = Session(2, spares=1)
+    session.run(0, 1)
+    session.join(2)
+    session.feed(Broken(1, session.now))
+    session.feed(Broken(2, session.now))
+    session.wait(6.0, 0)
+    session.stopped(0)
+    session.join(0)
+    told = []
+    while session.state.phase == state.FORMING:
+        told.append(session.told(0, Missing))
+        session.wait(1.0, 0)
+    # As long as the spare that was lost, too, counts as being there; and then for others to come.
+    limits = [missing.limit for missing in told]
+    assert [*dict.fromkeys(limits)] == ["--rdzv_timeout", "--elastic_timeout"]
+    assert len({missing.who for missing in told}) == 1
+
+
 def test_too_few_that_are_left_wait_as_long_as_for_one_more() -> None:
     session = Session(3, least=2)
     session.run_short(0, 1)
