@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from checkout import environ
-from waiting import LONG_S, until
+from waiting import HEARTBEAT, LONG_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -96,6 +96,9 @@ class Host(NamedTuple):
     ) -> subprocess.Popen[bytes]:
         """Start `fleetrun WORDS` in FOLDER, or the host's own, after the shell commands BEFORE."""
         script = f'cd "$1" && shift; {before}; exec "$@"'
+        is_launch = words[:1] and words[0].startswith("-")
+        if is_launch and not any(word.startswith("--heartbeat_timeout") for word in words):
+            words = (HEARTBEAT, *words)
         command = (str(python), "-m", "fleetrun", *words)
         where = str(folder or self.folder)
         return self.start("sh", "-c", script, "sh", where, *command, env=environ(**variables))

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import devices
 import ports
 import pytest
-from checkout import environ
 from processes import MARKER, assert_no_survivors, survivors
 from waiting import TRAINING_S, until
 from warming import WARM, warm
@@ -82,8 +81,9 @@ def warm_launch(version: str = "3.3.1") -> dict[str, str]:
 
 def start_warm(host: Host, *words: str, version: str = "3.3.1") -> subprocess.Popen[bytes]:
     """Start `fleetrun WORDS` on HOST, whose ranks start warm."""
-    command = (str(PYTHONS[version]), "-m", "fleetrun", *words)
-    return host.start(*command, env=environ(**warm_launch(version)))
+    return host.fleetrun(
+        *words, folder=host.folder, python=PYTHONS[version], **warm_launch(version)
+    )
 
 
 def mostly(version: str) -> list[Any]:

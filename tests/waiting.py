@@ -68,8 +68,8 @@ def patient(seconds: float) -> float:
     return max(seconds, min(seconds * slower, _LONGEST_SILENCE_S))
 
 
-# For jobs whose hosts all stay: none is lost because it waits for a processor.
-TOGETHER = f"--heartbeat_timeout={_LONGEST_SILENCE_S:g}"
+# For a job that says no other: no host of it is lost because it waits for a processor.
+HEARTBEAT = f"--heartbeat_timeout={_LONGEST_SILENCE_S:g}"
 
 
 def quick(heartbeat_s: float = 4.0) -> tuple[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING
 
 import device_strategies
@@ -12,7 +11,7 @@ import pytest
 import train_kinds
 import yaml
 from training import PYTHONS, WARM_PATH
-from waiting import TOGETHER, TRAINING_S
+from waiting import TRAINING_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,20 +41,20 @@ def test_kinds_of_models_are_trained_on_two_devices_of_each_of_two_hosts(
     alone = train_kinds.launch(PYTHON, tmp_path, *words, nranks=1).reports[0]
     (tmp_path / "strategy.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
     argv = [
-        *(str(PYTHON), "-m", "fleetrun", "--ips=10.88.0.1,10.88.0.2", "--nproc_per_node=2"),
-        *(TOGETHER, "--strategy", str(tmp_path / "strategy.yaml"), "--merge_tail=step"),
+        *("--ips=10.88.0.1,10.88.0.2", "--nproc_per_node=2"),
+        *("--strategy", str(tmp_path / "strategy.yaml"), "--merge_tail=step"),
         *(str(train_kinds.SCRIPT), "--accumulate=4", f"--kinds={','.join(kinds)}"),
     ]
     with devices.on("npu", kernel_us=50, delay_us=300, count=2, witness=tmp_path):
         environ = {
-            **os.environ,
             **devices.variables(PYTHON),
             "PYTHONPATH": WARM_PATH,
-            "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
             "OUTPUT": str(tmp_path / "report"),
         }
-        launchers = [host.start(*argv, env=environ) for host in two_hosts]
+        launchers = [
+            host.fleetrun(*argv, folder=host.folder, python=PYTHON, **environ) for host in two_hosts
+        ]
         codes = [launcher.wait(TRAINING_S) for launcher in launchers]
     assert codes == [0, 0], "\n".join((host.folder / "output").read_text() for host in two_hosts)
     ranks = [json.loads((tmp_path / f"report.{rank}").read_text()) for rank in range(4)]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from lab import ends
-from waiting import TOGETHER, TRAINING_S, until
+from waiting import TRAINING_S, until
 
 from fleetrun.records import eventfile, names
 
@@ -59,7 +59,7 @@ def test_the_host_with_the_slow_link_is_named(slow_hosts: Network) -> None:
         (host.folder / "job.py").write_text(TALK)
     # Some hosts are given by address, some by name.
     ips = [first.ip, *(host.name for host in hosts[1:])]
-    options = (f"--ips={','.join(ips)}", "--nproc_per_node=1", TOGETHER)
+    options = (f"--ips={','.join(ips)}", "--nproc_per_node=1")
     launchers = [host.fleetrun(*options, "--metrics_period=0.5", "job.py") for host in hosts]
     run = first.folder / "log" / "latest"
 

@@ -11,7 +11,7 @@ import pytest
 from checkout import ROOT, environ
 from lab import ends
 from training import start_warm
-from waiting import LONG_S, TOGETHER, TRAINING_S, until
+from waiting import LONG_S, TRAINING_S, until
 
 if TYPE_CHECKING:
     import subprocess
@@ -194,7 +194,7 @@ def test_ranks_on_two_hosts_reach_each_other(two_hosts: Pair, where: str) -> Non
 )
 def test_two_hosts_train_one_model(two_hosts: Pair, version: str, where: str) -> None:
     script = ROOT / "scripts" / "train_resnet.py"
-    words = (*where.split(), "--nproc_per_node=1", TOGETHER, str(script), "--epochs=2")
+    words = (*where.split(), "--nproc_per_node=1", str(script), "--epochs=2")
     launchers = [start_warm(host, *words, version=version) for host in two_hosts]
     assert ends(launchers, TRAINING_S) == [0, 0], "\n".join(host.output for host in two_hosts)
     logs = [(host.folder / "log" / "workerlog.0").read_text() for host in two_hosts]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 import lab
 import pytest
-from training import PYTHONS, ROOT, evidence, run_marked, warm_launch
-from waiting import TOGETHER, TRAINING_S, until
+from training import PYTHONS, ROOT, evidence, run_marked, start_warm
+from waiting import TRAINING_S, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,11 +106,10 @@ def test_on_two_hosts_a_strategy_makes_servers_and_trainers_exchange_every_20_st
     tmp_path: Path,
 ) -> None:
     both = f"{lab.SUBNET}.1,{lab.SUBNET}.2"
-    options = (f"--servers={both}", f"--workers={both}", TOGETHER, *AGAIN, *geo(tmp_path))
-    words = ("-m", "fleetrun", *options, str(SCRIPT), *EPOCHS)
+    options = (f"--servers={both}", f"--workers={both}", *AGAIN, *geo(tmp_path))
+    words = (*options, str(SCRIPT), *EPOCHS)
     with lab.hosts(2, tmp_path) as hosts:
-        env = {**os.environ, **warm_launch("2.6.2")}
-        launchers = [host.start(str(PYTHON), *words, env=env) for host in hosts]
+        launchers = [start_warm(host, *words, version="2.6.2") for host in hosts]
         codes = [launcher.wait(TRAINING_S) for launcher in launchers]
         assert codes == [0, 0], "\n".join((host.folder / "output").read_text() for host in hosts)
         logs = [log for host in hosts for log in logs_of(host.folder, 1)]
