@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -113,28 +114,44 @@ def ahead() -> dict[str, Any]:
 
 
 def unordered() -> dict[str, Any]:
-    """Add 1 to a sum of all ranks: after a wait, and without one."""
+    """Add 1 to a sum of all ranks: after a wait, and without one while another rank is awaited."""
     dist.init_parallel_env()
-    results = {}
-    for name in ("waited", "not waited"):
+
+    def begun() -> tuple[Any, Any]:
         value = paddle.full([1000], rank + 1.0)
-        task = dist.all_reduce(value, sync_op=False)
-        if name == "waited":
-            task.wait()
-        more = value + 1
+        return value, dist.all_reduce(value, sync_op=False)
+
+    value, task = begun()
+    task.wait()
+    results = {"waited": (value + 1)[0].item()}
+    for first in range(world):
+        added = Path(f"{os.environ['OUTPUT']}.added.{first}")
+        while rank != first and not added.exists():
+            time.sleep(0.005)
+        value, task = begun()
+        if rank == first:
+            results["not waited"] = (value + 1)[0].item()
+            added.touch()
         task.wait()
-        paddle.device.synchronize()
-        results[name] = more[0].item()
     return results
 
 
 def gathers() -> dict[str, Any]:
-    """Gather rank + 1 of all ranks to a list, and to one tensor; kernels wait the first time."""
+    """Gather rank + 1 of all ranks to a list, and to one tensor; kernels wait the first time.
+
+    The last time, ranks begin when the first one has freed what Paddle frees, if that can be early.
+    """
     dist.init_parallel_env()
     results: dict[str, Any] = {}
-    for _ in range(3):
+    freed = Path(f"{os.environ['OUTPUT']}.freed")
+    for number in range(3):
+        is_ordered = number == 2 and os.environ["TESTDEVICE_FREE"] == "early"
+        while is_ordered and rank != 0 and not freed.exists():
+            time.sleep(0.005)
         parts: list[Any] = []
         dist.all_gather(parts, tensor(rank + 1))
+        if is_ordered:
+            freed.touch()
         results["list"] = [part.item() for part in parts]
         whole = paddle.zeros([world])
         stream.all_gather(whole, tensor(rank + 1))
