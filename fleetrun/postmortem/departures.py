@@ -66,10 +66,17 @@ def find_uneven(
         if votes[0][1] < 2 or (len(votes) > 1 and votes[0][1] == votes[1][1]):
             continue
         usual = votes[0][0]
+        # Who is in a group of which the others have no sibling cannot do as they do.
+        siblings = {
+            (call.operation, len(call.channel.ranks))
+            for rank in entered
+            if now.get(rank) == usual
+            for call in records[rank].collectives
+        }
         uneven = {
             other.rank
             for other in cycle
-            if other.rank in now
+            if siblings.issuperset(now.get(other.rank, [None]))
             and now[other.rank]
             != (usual if other.rank in entered else usual[: len(now[other.rank])])
         }
@@ -109,7 +116,7 @@ def _departures(steps: Iterable[_Step]) -> list[_Step]:
     """Return the STEPS from a call to one that has never followed it, but another.
 
     Both must have come back before: what a script does first is no order yet, and a loop that
-    begins again has not left it.
+    begins again has not left it. Nor has a call that is repeated: it may end and begin the loop.
     """
     followers: dict[object, set[object]] = {}
     # How often each call has come, repetitions left out.
@@ -121,7 +128,7 @@ def _departures(steps: Iterable[_Step]) -> list[_Step]:
         if not visits:
             visits[before] = 1
         has_order = any(visits[call] > 1 for call in following - {before})
-        if has_order and visits[after] > 1 and after not in following:
+        if has_order and visits[after] > 1 and after not in {*following, before}:
             departures.append(step)
         following.add(after)
         visits[after] += after != before

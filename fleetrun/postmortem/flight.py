@@ -237,7 +237,10 @@ def _lonely(waits: Sequence[OpenCollective], job: JobRanks) -> tuple[FlightFindi
             more = {rank for rank in others - blocked if awaited.get(rank, set()) & blocked}
             blocked |= more
             grown = bool(more)
-        if others < blocked:
+        directly = [other for other in waits if wait.rank in other.awaited]
+        is_pair = all(other.collective.channel.is_pair for other in directly)
+        # A single message may be too many as well as missing.
+        if others < blocked and (not is_pair or len({other.rank for other in directly}) > 1):
             lonely.append(wait)
     if len({wait.rank for wait in lonely}) != 1:
         return ()
@@ -285,8 +288,6 @@ def _drawn(
     misfit = unpaired.find(cycle, records, job, {*ranks})
     if misfit is not None:
         return FlightFinding(CYCLE, misfit[:1], f"{misfit[1]}; {text}")
-    if all(wait.collective.channel.operation == "send" for wait in cycle):
-        text += "; there, a send waits for its recv, so some of them must receive first"
     strayed = find_strayed(cycle, records)
     if len(strayed) == 1:
         text = f"{who(strayed, job)} has left the order of its earlier calls; {text}"
@@ -298,6 +299,9 @@ def _drawn(
             f"{of(channel, job)}; {text}"
         )
         return FlightFinding(CYCLE, tuple(uneven), text)
+    calls = [wait.collective for wait in cycle]
+    if all((call.channel.operation, call.state) == ("send", BLOCKING) for call in calls):
+        text += "; there, a send waits for its recv, so some of them must receive first"
     return FlightFinding(CYCLE, tuple(sorted(set(ranks))), text)
 
 

@@ -510,6 +510,43 @@ def test_messages_under_way_at_a_meeting_blame_nobody() -> None:
         steps[1][1].reverse()
 
 
+def loop(world: list[Call], own: list[Call], step: int, *, steps: int = 4) -> list[Call]:
+    """Return STEPS of WORLD, in all but STEP with OWN after it."""
+    return [call for n in range(steps) for call in (*world, *(own if n != step else []))]
+
+
+@pytest.mark.parametrize("step", range(3))
+def test_who_is_in_a_group_that_has_no_sibling_does_not_call_others_than_the_rest(
+    step: int,
+) -> None:
+    world, pair = CollectiveChannel((0, 1, 2, 3)), CollectiveChannel((0, 1))
+    halves = [CollectiveChannel((0, 2)), CollectiveChannel((1, 3))]
+    both, own = Call(world, "all_reduce"), Call(pair, "all_reduce")
+    scripts = {
+        rank: [
+            *[both] * 3,
+            *loop(
+                [Call(halves[rank % 2], "all_gather"), both],
+                [own] if rank < 2 else [],
+                step if rank == 1 else -1,
+            ),
+        ]
+        for rank in range(4)
+    }
+    (finding,) = flight.verdict(play(scripts), JobRanks(4))
+    assert finding.ranks in {(0, 1), (1,)}, finding
+
+
+def test_who_has_met_all_but_one_message_is_not_lonely() -> None:
+    # Rank 1 sends once more than rank 0 receives, and rank 2 waits for it.
+    end = Call(CollectiveChannel((0, 1, 2)), "barrier")
+    send, recv = p2p("send", 1, 0, 3), p2p("recv", 1, 0, 3)
+    to_one, from_two = p2p("send", 2, 1, 3), p2p("recv", 2, 1, 3)
+    scripts = {0: [recv, end], 1: [send, send, from_two, end], 2: [to_one, end]}
+    (finding,) = flight.verdict(play(scripts), JobRanks(3))
+    assert finding.ranks == (0, 1)
+
+
 @pytest.mark.parametrize("stands_outside", [True, False])
 def test_a_rank_that_may_wait_in_what_is_not_recorded_is_not_named(stands_outside: bool) -> None:
     whole = CollectiveChannel((0, 1, 2))
@@ -878,6 +915,23 @@ def asked(
         for place, collective in enumerate(record.collectives)
     )
     return record._replace(collectives=collectives, settled_at=settled_at)
+
+
+@pytest.mark.parametrize(("state", "ranks"), [(ASYNCHRONOUS, (1,)), (BLOCKING, ())])
+def test_who_never_entered_a_backward_that_has_returned_on_the_others_is_named(
+    state: int, ranks: tuple[int, ...]
+) -> None:
+    whole = CollectiveChannel((0, 1, 2), 1, "backward")
+    records = play({rank: [Call(whole, "backward")] * 4 for rank in range(3)})
+    for rank, number in ((0, 4), (1, 2), (2, 3)):
+        calls = tuple(call._replace(state=state) for call in records[rank].collectives[:number])
+        records[rank] = records[rank]._replace(collectives=calls, last={whole: number})
+    findings = flight.verdict(records, JobRanks(3))
+    assert [finding.ranks for finding in findings] == [ranks] * len(ranks)
+    for finding in findings:
+        assert finding.text.startswith(
+            "rank 1 never entered backward 3 of all ranks; 2 others wait there"
+        )
 
 
 @given(seed=st.integers(0, 10**9), ranks=st.integers(2, 9))
