@@ -510,6 +510,14 @@ class FlightRecorder:
             if self._settling is None:
                 self._settle_periodically()
 
+    def end_backward(self, number: int, process_group: Any, _task: None) -> None:
+        """Record that a backward has returned; what it gave to a device may still be running."""
+        if self._ring is None or not self.is_on:
+            return
+        if not self._groups[id(process_group)].is_blocking:
+            self._ring.mark(number, ASYNCHRONOUS)
+        self._ring.end(number)
+
     def raised(self, number: int) -> None:
         """Record that the call NUMBER has raised."""
         if self._ring is not None and self.is_on:
@@ -785,7 +793,7 @@ def _patch_backward(recorder: FlightRecorder, core: Any) -> None:
     begin, end, raised, arm, note_partial, count = (
         watching(recorder, hook)
         for hook in (
-            *(recorder.begin_backward, recorder.end, recorder.raised, recorder.arm),
+            *(recorder.begin_backward, recorder.end_backward, recorder.raised, recorder.arm),
             *(recorder.note_partial, _gradients),
         )
     )
