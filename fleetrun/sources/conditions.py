@@ -285,6 +285,7 @@ def _of_processors(
             else:
                 text = f"{who} {'waits' if is_one else 'wait'} {time} for "
                 text += _contended(processors, places, host, plan)
+                text += _moved(ranks[places[0]]) if is_one else ""
             yield Slowness(tuple(places), cause, text)
 
 
@@ -447,6 +448,15 @@ def _of_only_link(
             yield Slowness((), "link", text)
 
 
+def _moved(rank: RankConditions) -> str:
+    """Return what RANK writes to a disk or else reads from one; empty: little."""
+    if rank.written_bytes_per_s >= _MOVES:
+        return f"; it writes {size(rank.written_bytes_per_s)} a second to a disk"
+    if rank.read_bytes_per_s >= _MOVES:
+        return f"; it reads {size(rank.read_bytes_per_s)} a second from a disk"
+    return ""
+
+
 def _own_work(
     rank: RankConditions,
     reason: str,
@@ -475,16 +485,14 @@ def _own_work(
         case "queued":
             host = hosts[plan.ranks[place].node_rank]
             text = f"{who} waits {rank.queued:.0%} of the time for "
-            text += _contended(rank.processors, (place,), host, plan)
+            text += _contended(rank.processors, (place,), host, plan) + _moved(rank)
         case "work":
             text = f"{who} computes longer ({rank.running:.0%} of the time on a processor, others "
             text += f"{usual:.0%})"
         case "data" if rank.written_bytes_per_s >= _MOVES:
-            text = f"{waits}; it writes {size(rank.written_bytes_per_s)} a second to a disk"
+            text = f"{waits}{_moved(rank)}"
         case "data" if rank.read_bytes_per_s >= _MOVES:
-            text = (
-                f"{waits} for its data; it reads {size(rank.read_bytes_per_s)} a second from a disk"
-            )
+            text = f"{waits} for its data{_moved(rank)}"
         case "data":
             text = (
                 f"{waits}, neither on a processor nor in a collective: for its data, a disk or a "

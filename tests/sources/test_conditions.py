@@ -60,6 +60,16 @@ def told(host: HostConditions, plan: LaunchPlan = PLAN) -> list[tuple[tuple[int,
             "rank 2 waits 50% of the time for processor 2, which other processes use, too",
         ),
         (
+            # What it does for the disk makes it wait on a busy host.
+            [rank(2, queued=0.5, written_bytes_per_s=72e6)],
+            (2,),
+            "queued",
+            (
+                "rank 2 waits 50% of the time for processor 2, which other processes use, too; it "
+                "writes 68.7 MiB a second to a disk"
+            ),
+        ),
+        (
             [rank(place, queued=0.5, processors="2") for place in (2, 3)],
             (2, 3),
             "queued",
