@@ -258,7 +258,13 @@ def _desync(
         for wait in waits
         if wait.rank not in calls and len(calls.keys() & {*wait.collective.channel.ranks}) < 2
     ]
-    awaited = [rank for rank in sorted(calls) if any(rank in wait.missing for wait in others)]
+    # Who has left out a call is ahead of the other, which waits for it and keeps the rest waiting.
+    left_behind = {wait.rank for wait in waits if calls.keys() & {*wait.missing}}
+    awaited = [
+        rank
+        for rank in sorted(calls.keys() - left_behind)
+        if any(rank in wait.missing for wait in others)
+    ]
     if len(awaited) != 1:
         unlike = [rank for rank in sorted(calls) if _kind(calls[rank]) not in _kinds(siblings)]
         if not siblings or len(unlike) == len(calls):

@@ -1015,6 +1015,27 @@ def test_of_two_calls_that_differ_the_one_of_the_rank_that_others_await_is_wrong
     assert "; rank 2 never entered all_reduce 1 of ranks 0-2; 2 others wait there" in finding.text
 
 
+@pytest.mark.parametrize("rank", range(6))
+@pytest.mark.parametrize("is_known", [True, False], ids=["known axes", "unknown axes"])
+def test_of_two_calls_that_differ_the_one_of_the_rank_that_is_left_behind_is_not_wrong(
+    *, rank: int, is_known: bool
+) -> None:
+    # Its peer has left out a call, so that it waits for the peer, and others wait for it.
+    def step(own: int) -> list[Call]:
+        mp = CollectiveChannel((own // 2 * 2, own // 2 * 2 + 1))
+        dp = CollectiveChannel((own % 2, own % 2 + 2, own % 2 + 4))
+        world = CollectiveChannel(tuple(range(6)))
+        sums = [Call(mp, "all_reduce", 8), Call(mp, "all_reduce", 4)]
+        return [*sums, Call(dp, "all_gather"), Call(world, "all_reduce")]
+
+    scripts = {own: step(own) * 4 for own in range(6)}
+    del scripts[rank][8]
+    axes = RankAxes((("dp", 3), ("mp", 2))) if is_known else None
+    findings = flight.verdict(play(scripts), JobRanks(6, axes))
+    peers = (rank,) if is_known else (rank // 2 * 2, rank // 2 * 2 + 1)
+    assert [finding.ranks for finding in findings] == [peers], findings
+
+
 def test_of_two_calls_that_differ_the_one_of_the_slower_rank_is_not_wrong_for_that() -> None:
     pair, whole = CollectiveChannel((0, 1)), CollectiveChannel((0, 1, 2))
     calls = {
