@@ -32,6 +32,8 @@ _MEETINGS = "backward", "run"
 _WAITS = "wait", "collective", "sync"
 # The share of its lateness that one thing must explain.
 _MOSTLY = 0.6
+# What is divided by is at least this, in seconds.
+_LEAST_S = 1e-3
 # How much of a step a rank must wait for a processor to be named.
 _QUEUED = 0.1
 # How many times as long as the others a step at the beginning must take to be slow.
@@ -228,7 +230,14 @@ def _late_for(traces: Sequence[TraceRecord], latest: int, late: float) -> str:
         for kind in ("running", *_REASONS)
     }
     explaining = {kind for kind, seconds in more.items() if seconds > _MOSTLY * late}
-    # On a busy host, it waits for a processor whenever it has something to compute.
+    # On a busy host, it waits for a processor whenever it has something to compute, as the others.
+    others = [part for place, part in enumerate(parts) if place != latest]
+    crowding = median(
+        part.get("queued", 0.0) / max(part.get("running", 0.0), _LEAST_S) for part in others
+    )
+    usual = crowding * parts[latest].get("running", 0.0)
+    if parts[latest].get("queued", 0.0) - usual <= _MOSTLY * late:
+        explaining.discard("queued")
     computes = more["running"] + more["queued"] > _MOSTLY * late
     if "running" in explaining or "data" in explaining:
         # It does not wait for its threads, or they load its data.
@@ -431,6 +440,7 @@ def changes(small: StepTimes, large: StepTimes, launch: Iterable[str]) -> list[C
             )
         elif cause == _COMMUNICATION and not used & {"--strategy", "--set"}:
             text = "fuse gradients and overlap their allreduce (--strategy=recommended)"
+            text += _unhidden(small, seconds)
             words = ("--strategy=recommended",)
         elif cause == _COMMUNICATION:
             text = (
@@ -446,6 +456,16 @@ def changes(small: StepTimes, large: StepTimes, launch: Iterable[str]) -> list[C
             text += f"; {large.link}"
         advice.append(Change(cause, share, text, words))
     return sorted(advice, key=lambda change: -change.share)[:_MOST_ADVICE]
+
+
+def _unhidden(small: StepTimes, seconds: float) -> str:
+    """Return what to do about SECONDS of communication that a step of SMALL cannot hide."""
+    if seconds <= small.seconds:
+        return ""
+    return (
+        f"; that hides at most {small.seconds * 1e3:.1f} ms behind the rest of a step, so send "
+        "less, too (gradient_merge, bf16_allreduce)"
+    )
 
 
 def _in_collectives(step: StepTimes) -> float:

@@ -48,6 +48,32 @@ def test_the_late_rank_is_named_with_what_makes_it_late(
     assert any(for_data) == why.endswith("for its data")
 
 
+def test_a_rank_that_computes_longer_on_a_busy_host_waits_as_often_as_the_others() -> None:
+    """As measured at a load of 36: it computes 45 ms in its forward, the others 20."""
+
+    def crowded(number: int, forward: float, running: float, queued: float) -> TraceRecord:
+        traced = rank(number, 0.0, forward, queued)
+        return traced._replace(seconds={**traced.seconds, "running": running})
+
+    others = [crowded(number, 0.16, 0.025, 0.135) for number in range(2)]
+    step = losses.breakdown([*others, crowded(2, 0.37, 0.05, 0.333)])
+    assert step.slowest == 2
+    assert step.late_for == "computes 210.0 ms longer in its forward"
+    # The same wait without anything to compute.
+    step = losses.breakdown([*others, crowded(2, 0.37, 0.025, 0.333)])
+    assert step.late_for.startswith("waits 198.0 ms longer for a processor")
+
+
+def test_what_takes_longer_than_the_rest_of_a_step_cannot_be_hidden_behind_it() -> None:
+    """As measured between hosts: 8 MB of gradients on a link that carries 7.8 MiB a second."""
+    small = losses.StepTimes(0.07, forward=0.03, backward=0.03)
+    for backward, is_told in ((1.03, True), (0.08, False)):
+        large = small._replace(seconds=small.seconds + backward - 0.03, backward=backward)
+        (change,) = losses.changes(small, large, ())
+        assert change.words == ("--strategy=recommended",)
+        assert ("hides at most 70.0 ms" in change.text) == is_told
+
+
 def test_a_rank_that_is_late_for_several_things_has_no_cause() -> None:
     traces = [rank(number, 0.1, 0.2, 0.0) for number in range(3)]
     step = losses.breakdown([*traces, rank(3, 0.2, 0.3, 0.05)])
