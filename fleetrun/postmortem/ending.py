@@ -57,7 +57,8 @@ def _restarts(restarts: Sequence[Recovered]) -> str:
     if not restarts:
         return ""
     phases: dict[str, float] = {}
-    for restart in restarts:
+    # In the order of one with most phases: the first one has not waited.
+    for restart in sorted(restarts, key=lambda restart: -len(restart.phases)):
         for name, seconds in restart.phases:
             phases[name] = phases.get(name, 0.0) + seconds
     known = [restart.lost_steps for restart in restarts if restart.lost_steps is not None]

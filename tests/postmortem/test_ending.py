@@ -11,7 +11,7 @@ import pytest
 from fleetrun.model import ExitStatus
 from fleetrun.postmortem import ending
 from fleetrun.postmortem.ending import Ending
-from fleetrun.run.events import Exited, Interrupted, Outcome
+from fleetrun.run.events import Exited, Interrupted, Outcome, Recovered
 
 WELL = Ending(Outcome(None), plans.plan(), 83.2, 1.7e9)
 FAILED = Outcome(Exited(1, "rank 1", ExitStatus(7), at=2.5), attempts=3)
@@ -49,3 +49,11 @@ def test_a_document_says_it_to_programs(
     assert (told["rank"], told["signal"], told["exit_code"]) == (rank, signum, code)
     assert (told["host"], told["processes"], told["seconds"]) == ("node1", 2, 83.2)
     assert json.loads(json.dumps(told)) == told
+
+
+def test_phases_of_restarts_are_summed_in_their_order() -> None:
+    first = Recovered(1, 9.0, (("stopped", 1.0), ("agreed", 0.25)), None, 12.0)
+    # The first one has not waited.
+    second = first._replace(phases=(("stopped", 1.0), ("waited", 0.5), ("agreed", 0.25)))
+    closing = ending.line(WELL._replace(restarts=(first, second)))
+    assert closing.startswith("2 restarts took 3.00 s: stopped 2.00, waited 0.50, agreed 0.50 s.")
