@@ -67,6 +67,17 @@ class Terminal:
             # Nothing for now, or nobody holds the other end any more.
             return
 
+    def end(self, process: subprocess.Popen[bytes]) -> int:
+        """Return the exit code of PROCESS, which could not end while nobody reads what it shows."""
+
+        def condition() -> bool:
+            self.read()
+            return process.poll() is not None
+
+        until(condition)
+        self.read()
+        return process.returncode
+
     def settings(self) -> object:
         """Return how the terminal is set."""
         return termios.tcgetattr(self.ours)

@@ -10,7 +10,7 @@ from checkout import ROOT
 from commandline import Command
 from processes import assert_no_survivors
 from terminals import COUNT, Terminal, state, stopped_in_a_shell
-from waiting import LONG_S, until
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +56,7 @@ def test_who_is_waited_for_at_the_end_is_shown_on_a_terminal_only(
     until(terminal.shows(b"rank 1 exited with 7. Waiting up to"))
     until(terminal.shows(b"s for rank 0 to end."))
     (tmp_path / "end").touch()
-    assert launcher.wait(LONG_S) == 7
+    assert terminal.end(launcher) == 7
     (tmp_path / "piped").mkdir()
     piped = Command(tmp_path / "piped", script, "--grace=1.5").run()
     assert piped.code == 7
@@ -98,7 +98,7 @@ def test_ctrl_z_has_no_effect_where_no_shell_could_continue_the_job(
     terminal.type(b"\x1a")
     until(terminal.shows(b"Ctrl-Z has no effect: no shell could continue the job."))
     (tmp_path / "go").touch()
-    assert launcher.wait(LONG_S) == 0
+    assert terminal.end(launcher) == 0
 
 
 def test_a_message_is_not_written_into_a_progress_bar(tmp_path: Path, terminal: Terminal) -> None:
@@ -109,7 +109,7 @@ def test_a_message_is_not_written_into_a_progress_bar(tmp_path: Path, terminal: 
     launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
     until(terminal.shows(b"20%"))
     (tmp_path / "go").touch()
-    assert launcher.wait(LONG_S) == 7
+    assert terminal.end(launcher) == 7
     until(terminal.shows(b"\r20%\r\nfleetrun: rank 1 exited with 7."))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from commandline import Command
 from processes import assert_no_survivors, survivors
-from waiting import LONG_S, until
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,8 +52,7 @@ def test_the_job_is_shown_and_its_report_comes_at_the_end(
     until(terminal.shows(b"2 running; "))
     (tmp_path / "fail").touch()
     (tmp_path / "go").touch()
-    assert launcher.wait(LONG_S) == 1
-    terminal.read()
+    assert terminal.end(launcher) == 1
     _, _, below = terminal.shown.rpartition(b"\x1b[?1049l")
     # The last table, and then the launcher's messages.
     places = [below.index(b"exit 1"), below.index(b"ValueError: no such column")]
@@ -80,7 +79,7 @@ def test_the_job_goes_on_when_the_screen_is_given_back(
     assert launcher.poll() is None
     assert terminal.settings() == before
     (tmp_path / "go").touch()
-    assert launcher.wait(LONG_S) == 0
+    assert terminal.end(launcher) == 0
     assert_no_survivors(job.marker, 0.0)
 
 
@@ -90,8 +89,7 @@ def test_ctrl_c_ends_the_job_and_the_screen(tmp_path: Path, terminal: Terminal) 
     launcher = terminal.start(job.argv, environ(job), tmp_path)
     until(terminal.shows(b"2 running; "))
     terminal.type(b"\x03")
-    assert launcher.wait(LONG_S) == 130
-    terminal.read()
+    assert terminal.end(launcher) == 130
     assert b"asked ranks 0-1 to stop" in terminal.shown.rpartition(b"\x1b[?1049l")[2]
     assert b"The job goes on" not in terminal.shown
     assert terminal.settings() == before

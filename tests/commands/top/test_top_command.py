@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from checkout import environ
 from commandline import Command, fleetrun
-from waiting import LONG_S, until
+from waiting import until
 
 if TYPE_CHECKING:
     import subprocess
@@ -91,8 +91,7 @@ def test_a_job_is_shown_until_its_verdict(tmp_path: Path, terminal: Terminal) ->
         until(lambda: terminal.shows(b"state")() and b"device" not in last_screen(terminal))
         resize(terminal, 24, 120)
         (tmp_path / "go").touch()
-        assert viewer.wait(LONG_S) == 0
-    terminal.read()
+        assert terminal.end(viewer) == 0
     screen, _, below = terminal.shown.rpartition(b"\x1b[?1049l")
     assert screen
     assert b"rank 1 exited with 7 (exit code 7)" in below
@@ -120,7 +119,7 @@ def test_keys_show_a_ranks_log_and_its_stacks_and_the_time_that_is_left(
         terminal.type(b"q/RANK 1\r")
         until(terminal.shows(b"/[RANK 1] filter"))
         terminal.type(b"q")
-        assert viewer.wait(LONG_S) == 0
+        assert terminal.end(viewer) == 0
 
 
 def last_screen(terminal: Terminal) -> bytes:
@@ -137,8 +136,7 @@ def test_the_terminal_is_left_as_it_was(tmp_path: Path, terminal: Terminal, how:
             viewer.send_signal(signal.SIGTERM)
         else:
             terminal.type(b"q" if how == "q" else b"\x03")
-        assert viewer.wait(LONG_S) == (0 if how == "q" else 130)
-        terminal.read()
+        assert terminal.end(viewer) == (0 if how == "q" else 130)
         assert terminal.shown.rstrip().endswith((b"\x1b[?1049l", b"\x1b[?25h"))
         assert b"Traceback" not in terminal.shown
         assert terminal.settings() == before
