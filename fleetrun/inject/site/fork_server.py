@@ -14,47 +14,32 @@ from __future__ import annotations
 import _socket
 import atexit
 import ctypes
-import dis
 import gc
 import io
 import marshal
 import os
 import random
-import re
 import signal
 import sys
 import warnings
-from collections.abc import ItemsView
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import suppress
 from importlib import import_module, invalidate_caches
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from types import CodeType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from types import FrameType, ModuleType
+    from types import ModuleType
 
-    # Keeps what says something again.
-    _Note = Callable[[Callable[[], object]], None]
+    from fleetrun.inject.site import import_output, variable_reads
+else:
+    # As this module was loaded: scripts may have modules of their names.
+    _beside = sys.modules["sitecustomize"]._beside
+    import_output, variable_reads = map(_beside, ("import_output", "variable_reads"))
 
 # The descriptor of the guard's socket, the guard's pid, and the modules; padded to make room.
 VARIABLE = "FLEETRUN_FORK_SERVER"
-# Variables that a library reads when it is loaded, or Python when it starts: a fork cannot read
-# them again. `docs/failures.md` lists them. Variables that Python code reads during its import are
-# recorded.
-READ_AT_LOAD = (
-    # Python, the loader and the C library.
-    *("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LANG", "LC_", "TZ"),
-    # Threads and linear algebra.
-    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "ACC_"),
-    # numpy, Fortran's runtime, OpenSSL and glog.
-    *("NPY_", "NUMPY_", "GFORTRAN_", "OPENSSL_", "GLOG_", "GOOGLE_"),
-)
-# Read while Paddle is imported, and applied again in the fork (`Loaded.exec_module`).
-_DONE_AGAIN = frozenset(("PADDLE_TRAINER_ID",))
 # The functions that Paddle's start calls, in order.
 _START = (
     "init_gflags",
@@ -72,14 +57,6 @@ _FRAMEWORK, _DYGRAPH = "paddle.base.framework", "paddle.base.dygraph.base"
 # The versions of Paddle that start a thread when loaded, the sampler of brpc's bvar, which their
 # own fork handler starts again.
 _SAMPLING = ("2.6.",)
-# Instructions that store a loop's variable, and those that load one; not what sets aside the
-# variables of the same names, as comprehensions do.
-_STORES = {"STORE_FAST", "STORE_NAME", "STORE_GLOBAL"}
-_LOAD = re.compile("LOAD_(FAST(?!_AND_CLEAR)|NAME|GLOBAL|DEREF|CLOSURE|CLASSDEREF|FROM)")
-# What uses variables by their names.
-_BY_NAME = {"locals", "globals", "vars", "eval", "exec"}
-# Generators and coroutines.
-_SUSPENDS = 0x20 | 0x80 | 0x200
 # Device files that any process may have open.
 _PLAIN = (
     "/dev/null",
@@ -342,12 +319,7 @@ class Loaded:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
-        # Variables that Python code reads during its import, and the modules of `load` that do.
-        self._read: dict[str, str] = {}
-        self._loading = ""
-        # The packages that look through all variables for their own, whose names begin with
-        # theirs, and the modules of `load`.
-        self._seekers: dict[str, str] = {}
+        self._reads = variable_reads.VariableReads(environ)
         self._modules: dict[str, ModuleType] = {}
         # Root packages that bring all other modules.
         self._whole: set[str] = set()
@@ -358,11 +330,11 @@ class Loaded:
         self._become_dynamic: Callable[[], object] = bool
         # Calls of `atexit.register`, which ranks make in their own order.
         self._at_exit: list[tuple[Any, ...]] = []
-        self._said = _ImportOutput()
-        self._logging = _Logging()
+        self._said = import_output.ImportOutput()
+        self._logging = import_output.ImportLogging()
         # How many numbers of `random` imports draw.
         self._drawn = 0
-        self._warnings = _Warnings()
+        self._warnings = import_output.ImportWarnings()
         self._finders: list[Any] = []
         # What imports have added to the path: setuptools, the folder of its own needs.
         self._folders: list[str] = []
@@ -391,8 +363,8 @@ class Loaded:
             return function
 
         with (
-            self._noting_reads(),
-            _replaced(atexit, "register", at_exit),
+            self._reads.noting(),
+            import_output.replaced(atexit, "register", at_exit),
             self._said.keeping(),
             self._logging.noting(self._said.note),
             self._warnings.noting(self._said.note),
@@ -419,30 +391,8 @@ class Loaded:
         self._folders = [folder for folder in sys.path if folder not in known]
         sys.path[:], sys.meta_path[:] = path, finders
 
-    @contextmanager
-    def _noting_reads(self) -> Iterator[None]:
-        """Note the variables that are read.
-
-        A module that looks for its own among all, as tqdm does, has read no value that its loop
-        does not use.
-        """
-        read, loop = type(os.environ).__getitem__, _TracedLoop()
-
-        def noting(environ: Any, name: Any) -> Any:
-            use = partial(self._read.setdefault, os.fsdecode(name), self._loading)
-            caller = sys._getframe(1)
-            if environ is os.environ and loop.follows(caller, use):
-                self._seekers.setdefault(_package(caller.f_back).lower(), self._loading)
-            else:
-                use()
-            return read(environ, name)
-
-        with _replaced(type(os.environ), "__getitem__", noting):
-            yield
-        loop.end()
-
     def _import(self, name: str, known_threads: Callable[[], int]) -> None:
-        threads, self._loading = _threads(), name
+        threads, self._reads.loading = _threads(), name
         try:
             import_module(name)
         except (Exception, SystemExit) as error:
@@ -491,8 +441,8 @@ class Loaded:
         """Return why the rank with ENVIRON and ARGV must start normally; empty if it need not."""
         if list(argv[: _fixed()]) != sys.orig_argv[: _fixed()]:
             return "its command differs"
-        name = self._differs({os.fsdecode(k): os.fsdecode(v) for k, v in environ.items()})
-        reader = self._reader(name)
+        name = self._reads.differs({os.fsdecode(k): os.fsdecode(v) for k, v in environ.items()})
+        reader = self._reads.reader(name)
         reader = "Paddle" if reader in {None, "", "numpy", "paddle"} else reader
         return f"{name}, which is read when {reader} is loaded, has another value" if name else ""
 
@@ -506,19 +456,6 @@ class Loaded:
                 source.close()
                 return order, fds
             _close(fds)
-
-    def _differs(self, environ: Mapping[str, str]) -> str:
-        """Return a variable of ENVIRON that differs from the value at import, if any."""
-        for name in sorted(self._environ.keys() | environ.keys()):
-            counts = self._reader(name) is not None or name.startswith(READ_AT_LOAD)
-            if counts and name not in _DONE_AGAIN and environ.get(name) != self._environ.get(name):
-                return name
-        return ""
-
-    def _reader(self, name: str) -> str | None:
-        """Return the module of `load` whose import reads the variable NAME, if any."""
-        own = (seeker for seeker in self._seekers if name.lower().startswith(seeker))
-        return self._read.get(name, self._seekers.get(next(own, "")))
 
     def offer(self, environ: Mapping[bytes, bytes]) -> None:
         """Let the rank, which was started with ENVIRON, import the loaded modules."""
@@ -538,7 +475,7 @@ class Loaded:
         module = self._modules.get(name)
         if module is None or "." in name:
             return None
-        changed = self._differs(os.environ)
+        changed = self._reads.differs(os.environ)
         if changed:
             self._start_again(f"{changed} was set before {name} is imported, which reads it")
         real = module.__spec__
@@ -607,128 +544,6 @@ class Loaded:
         os.execve(sys.orig_argv[0], sys.orig_argv, dict(self._given))  # noqa: S606
 
 
-class _Logging:
-    """What imports do to Python's logging, which ranks do after the script has configured it."""
-
-    def __init__(self) -> None:
-        # Of the root logger: whether it had handlers, the method and its arguments.
-        self._calls: list[tuple[bool, Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
-        # The loggers that imports make: level, propagate, disabled, handlers.
-        self._made: list[tuple[Any, int, bool, bool, list[Any]]] = []
-        self._streams: list[tuple[str, Any]] = []
-        self._propagates = True
-
-    @contextmanager
-    def noting(self, note: _Note) -> Iterator[None]:
-        """Note what is done, NOTE what is logged, and leave the root logger as it was."""
-        import logging
-
-        is_enabled = logging.Logger.isEnabledFor
-
-        def is_noted(logger: Any, level: int) -> bool:
-            # At any level, as ranks may want to see it; but a module that asks is told the truth.
-            return sys._getframe(1).f_globals is vars(logging) or is_enabled(logger, level)
-
-        def handle(logger: Any, record: Any) -> None:
-            note(partial(_log_again, logger, record))
-
-        root, loggers = logging.root, logging.root.manager.loggerDict
-        before, known = (root.level, root.propagate, list(root.handlers)), set(loggers)
-        self._streams = [(name, getattr(sys, name)) for name in ("stdout", "stderr")]
-        with (
-            _replaced(logging.Logger, "setLevel", self._noted(root, logging.Logger.setLevel)),
-            _replaced(logging.Logger, "addHandler", self._noted(root, logging.Logger.addHandler)),
-            _replaced(logging.Logger, "isEnabledFor", is_noted),
-            _replaced(logging.Logger, "handle", handle),
-        ):
-            yield
-        self._propagates = root.propagate
-        level, root.propagate, root.handlers[:] = before
-        root.setLevel(level)
-        self._made = [
-            (made, made.level, made.propagate, made.disabled, list(made.handlers))
-            for name, made in loggers.items()
-            if name not in known and isinstance(made, logging.Logger)
-        ]
-
-    def _noted(self, root: Any, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(logger: Any, *words: Any, **named: Any) -> Any:
-            if logger is root:
-                self._calls.append((bool(root.handlers), real, words, named))
-            return real(logger, *words, **named)
-
-        return call
-
-    def again(self, silent: str) -> None:
-        """Do it again, as imports do now that the script may have configured loggers.
-
-        The logger SILENT gets no handler.
-        """
-        import logging
-
-        root = logging.root
-        is_configured = bool(root.handlers)
-        for had_handlers, real, words, named in self._calls:
-            # Paddle, like `basicConfig`, adds a handler only where there is none.
-            if had_handlers or not is_configured:
-                real(root, *words, **named)
-        root.propagate = root.propagate and self._propagates
-        changed = [(old, name) for name, old in self._streams if getattr(sys, name) is not old]
-        for logger, level, propagates, is_disabled, handlers in self._made:
-            if level:
-                logger.setLevel(level)
-            logger.propagate = logger.propagate and propagates
-            # `dictConfig` disables the loggers that there are, and these come later.
-            logger.disabled = is_disabled
-            if logger.name == silent:
-                logger.handlers = [own for own in logger.handlers if own not in handlers]
-                continue
-            for handler in handlers:
-                logger.addHandler(handler)
-        made = [logger for logger, *_ in self._made]
-        for handler in (handler for logger in (root, *made) for handler in logger.handlers):
-            for old, name in changed:
-                if isinstance(handler, logging.StreamHandler) and handler.stream is old:
-                    handler.stream = getattr(sys, name)
-
-
-class _Warnings:
-    """What imports do to Python's warnings, which ranks do after the script has configured them."""
-
-    def __init__(self) -> None:
-        # The filters that imports have added, before and after those that there were.
-        self._first: list[Any] = []
-        self._last: list[Any] = []
-
-    @contextmanager
-    def noting(self, note: _Note) -> Iterator[None]:
-        """NOTE each warning, show none, and leave the filters as they were."""
-        before = list(warnings.filters)
-
-        def show(shown: warnings.WarningMessage) -> None:
-            note(partial(_warn_again, shown))
-
-        # Nothing that a script may want to see is lost. The pattern tells this entry from others.
-        with _replaced(warnings, "_showwarnmsg_impl", show):
-            warnings.resetwarnings()
-            warnings.filterwarnings("always", module=".*")
-            entry = warnings.filters[0]
-            yield
-        at = warnings.filters.index(entry)
-        self._first, self._last = list(warnings.filters[:at]), list(warnings.filters[at + 1 :])
-        self._set(before)
-
-    def filter_again(self) -> None:
-        """Add the filters again."""
-        added = [*self._first, *self._last]
-        own = [entry for entry in warnings.filters if entry not in added]
-        self._set([*self._first, *own, *self._last])
-
-    def _set(self, filters: list[Any]) -> None:
-        warnings.filters[:] = filters  # type: ignore[index]
-        warnings._filters_mutated()  # type: ignore[attr-defined]
-
-
 class _AfterExecution:
     """Calls CHANGE with the module NAME right after its execution."""
 
@@ -754,101 +569,6 @@ class _AfterExecution:
         return spec
 
 
-@contextmanager
-def _replaced(owner: Any, name: str, replacement: object) -> Iterator[None]:
-    """Let OWNER have REPLACEMENT as NAME."""
-    real = getattr(owner, name)
-    setattr(owner, name, replacement)
-    try:
-        yield
-    finally:
-        setattr(owner, name, real)
-
-
-class _ImportOutput:
-    """What imports print, log and warn of, which ranks do where the script wants it."""
-
-    def __init__(self) -> None:
-        self._calls: list[Callable[[], object]] = []
-        self._files: list[int] = []
-
-    @contextmanager
-    def keeping(self) -> Iterator[None]:
-        """Keep what is printed."""
-        before = [os.dup(fd) for fd in (1, 2)]
-        self._files = [os.memfd_create("printed") for _ in (1, 2)]
-        for fd, file in enumerate(self._files, 1):
-            os.dup2(file, fd)
-        streams: list[Any] = [sys.stdout, sys.stderr]
-        for stream, name in zip(streams, ("stdout", "stderr"), strict=True):
-            stream.write = partial(self._write, name)
-        try:
-            yield
-        finally:
-            for stream in streams:
-                del stream.write
-                stream.flush()
-            self._take_written()
-            for fd, saved in enumerate(before, 1):
-                os.dup2(saved, fd)
-            _close((*before, *self._files))
-
-    def note(self, call: Callable[[], object]) -> None:
-        """Keep CALL, which says it again, behind what was said before."""
-        self._take_written()
-        self._calls.append(call)
-
-    def again(self) -> None:
-        """Say it again; raises a Warning if that is an error for the script."""
-        for call in self._calls:
-            call()
-
-    def _write(self, name: str, text: str) -> int:
-        length = str.__len__(text)
-        self.note(lambda: getattr(sys, name).write(text))
-        return length
-
-    def _take_written(self) -> None:
-        """Keep what has come past Python's streams, such as from C."""
-        for fd, file in enumerate(self._files, 1):
-            text = os.pread(file, os.fstat(file).st_size, 0)
-            if text:
-                os.ftruncate(file, 0)
-                os.lseek(file, 0, os.SEEK_SET)
-                self._calls.append(partial(os.write, fd, text))
-
-
-def _log_again(logger: Any, record: Any) -> None:
-    """Log RECORD as of now, if that is wanted."""
-    if not logger.isEnabledFor(record.levelno):
-        return
-    # Python takes a dictionary out of its tuple.
-    words = record.args if isinstance(record.args, tuple) else (record.args,)
-    at = record.pathname, record.lineno
-    made = logger.makeRecord(
-        *(record.name, record.levelno, *at, record.msg, words, record.exc_info),
-        *(record.funcName, None, record.stack_info),
-    )
-    for name, value in vars(record).items():
-        vars(made).setdefault(name, value)
-    logger.handle(made)
-
-
-def _warn_again(shown: warnings.WarningMessage) -> None:
-    # A module that is not loaded until it is needed must not be loaded now.
-    loaded = [module for module in sys.modules.values() if isinstance(module, type(sys))]
-    modules = {vars(module).get("__file__"): module for module in loaded}
-    module = modules.get(shown.filename)
-    warnings.warn_explicit(
-        shown.message,
-        shown.category,
-        shown.filename,
-        shown.lineno,
-        getattr(module, "__name__", None),
-        vars(module).setdefault("__warningregistry__", {}) if module else None,
-    )
-
-
 def _drawn(before: tuple[Any, ...]) -> int:
     """Return how many numbers were drawn from `random` since it was BEFORE; 0 if very many."""
     after = random.getstate()
@@ -863,119 +583,6 @@ def _drawn(before: tuple[Any, ...]) -> int:
 def _draw(count: int) -> None:
     for _ in range(count):
         random.getrandbits(_BITS)
-
-
-class _TracedLoop:
-    """Tells which values a loop over all names and values uses, by a trace of its instructions.
-
-    A value that comes from a variable may go anywhere, also to what is written in C.
-    """
-
-    def __init__(self) -> None:
-        self._frame: FrameType | None = None
-        # Where it takes the next value, where it ends, and where it loads values.
-        self._next, self._exit = 0, 0
-        self._loads: frozenset[int] = frozenset()
-        # What to call when the value of this turn is used; and whether this turn is traced.
-        self._use: Callable[[], object] | None = None
-        self._is_traced = False
-
-    def follows(self, caller: FrameType, use: Callable[[], object]) -> bool:
-        """Whether CALLER gives a variable to a loop that can be followed; then USE is called."""
-        frame = caller.f_back
-        if caller.f_code is not ItemsView.__iter__.__code__ or frame is None:
-            return False
-        is_traced = frame is self._frame and sys.gettrace() == self._trace
-        if is_traced and self._next < frame.f_lasti < self._exit:
-            # A loop in this one.
-            return False
-        if not is_traced or frame.f_lasti != self._next:
-            self.end()
-            loop = None if sys.gettrace() else _loads_in_loop(frame)
-            if loop is None:
-                return False
-            self._frame, self._next = frame, frame.f_lasti
-            self._loads, self._exit = loop
-            frame.f_trace, frame.f_trace_opcodes, frame.f_trace_lines = self._trace, True, False
-            sys.settrace(self._trace)
-        self._end_turn()
-        self._use, self._is_traced = use, False
-        return True
-
-    def end(self) -> None:
-        """Follow the loop no longer."""
-        if self._frame is not None:
-            self._frame.f_trace, self._frame.f_trace_opcodes = None, False
-            if sys.gettrace() == self._trace:
-                sys.settrace(None)
-        self._frame = None
-        self._end_turn()
-
-    def _end_turn(self) -> None:
-        if self._use is not None and not self._is_traced:
-            self._use()
-        self._use = None
-
-    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
-        if frame is not self._frame:
-            return None
-        if event == "return" or (event == "opcode" and frame.f_lasti == self._exit):
-            self.end()
-            return None
-        if event == "opcode":
-            self._is_traced = True
-            if self._use is not None and frame.f_lasti in self._loads:
-                self._use()
-        return self._trace
-
-
-def _loads_in_loop(frame: FrameType) -> tuple[frozenset[int], int] | None:
-    """Return where the loop in which FRAME stands loads its values, and where it ends.
-
-    None: it is no `for name, value in ...`, or values could be used elsewhere.
-    """
-    code = frame.f_code
-    rows = list(dis.get_instructions(code))
-    at = max(number for number, row in enumerate(rows) if row.offset <= frame.f_lasti)
-    begin, unpack, *stores = rows[at : at + 4]
-    if (begin.opname, unpack.opname) != ("FOR_ITER", "UNPACK_SEQUENCE"):
-        return None
-    if stores[0].opname == "STORE_FAST_STORE_FAST":
-        name = stores[0].argval[1]
-    elif all(row.opname in _STORES for row in stores):
-        name = stores[1].argval
-    else:
-        return None
-    # Functions of this one may use a variable of the module; and what suspends it, at any time.
-    inner = set().union(*(_names(const) for const in code.co_consts))
-    if code.co_flags & _SUSPENDS or name in inner or not _BY_NAME.isdisjoint(code.co_names):
-        return None
-    loads, extended = set[int](), list[int]()
-    for row in rows:
-        extended.append(row.offset)
-        if row.opname == "EXTENDED_ARG":
-            continue
-        names = row.argval if isinstance(row.argval, tuple) else (row.argval,)
-        # One that stores one variable and loads another has that one last.
-        if name in names[row.opname.startswith("STORE") :] and _LOAD.search(row.opname):
-            loads.update(extended)
-        extended.clear()
-    if not all(begin.offset < load < begin.argval for load in loads):
-        return None
-    return frozenset(loads), begin.argval
-
-
-def _names(code: object) -> set[str]:
-    """Return the names that CODE uses, and the functions in it."""
-    if not isinstance(code, CodeType):
-        return set()
-    return {*code.co_names, *code.co_freevars}.union(*map(_names, code.co_consts))
-
-
-def _package(frame: FrameType | None) -> str:
-    """Return the package whose code runs in FRAME."""
-    module: str = "" if frame is None else frame.f_globals.get("__name__", "")
-    return module.partition(".")[0]
 
 
 def _threads() -> int:
