@@ -60,7 +60,7 @@ def find_uneven(
         before = [{since.get(at) for since in calls.values()} for at in meetings if at < sequence]
         if any(len(made) > 1 for made in before) or not any(any(made) for made in before):
             continue
-        now = {rank: since.get(sequence, ()) for rank, since in calls.items()}
+        now = {rank: since.get(sequence) or () for rank, since in calls.items()}
         entered = [rank for rank, record in records.items() if _has_entered(record, wait)]
         votes = Counter(now[rank] for rank in entered if rank in now).most_common(2)
         if votes[0][1] < 2 or (len(votes) > 1 and votes[0][1] == votes[1][1]):
@@ -76,7 +76,8 @@ def find_uneven(
         uneven = {
             other.rank
             for other in cycle
-            if siblings.issuperset(now.get(other.rank, [None]))
+            if other.rank in now
+            and siblings.issuperset(now[other.rank])
             and now[other.rank]
             != (usual if other.rank in entered else usual[: len(now[other.rank])])
         }
@@ -117,22 +118,23 @@ def _departures(steps: Iterable[_Step]) -> list[_Step]:
 
     Both must have come back before: what a script does first is no order yet, and a loop that
     begins again has not left it. Nor has a call that is repeated: it may end and begin the loop.
+    What comes again later belongs to another order.
     """
-    followers: dict[object, set[object]] = {}
+    followers: dict[object, Counter[object]] = {}
     # How often each call has come, repetitions left out.
     visits: Counter[object] = Counter()
     departures = []
     for step in steps:
         before, after = ((call.channel, call.operation, call.site) for call in step)
-        following = followers.setdefault(before, set())
+        following = followers.setdefault(before, Counter())
         if not visits:
             visits[before] = 1
-        has_order = any(visits[call] > 1 for call in following - {before})
+        has_order = any(visits[call] > 1 for call in following.keys() - {before})
         if has_order and visits[after] > 1 and after not in {*following, before}:
-            departures.append(step)
-        following.add(after)
+            departures.append((step, following, after))
+        following[after] += 1
         visits[after] += after != before
-    return departures
+    return [step for step, following, after in departures if following[after] == 1]
 
 
 def _made_by(records: Mapping[int, FlightRecord]) -> _StepIndex:

@@ -288,7 +288,9 @@ def _drawn(
     misfit = unpaired.find(cycle, records, job, {*ranks})
     if misfit is not None:
         return FlightFinding(CYCLE, misfit[:1], f"{misfit[1]}; {text}")
-    strayed = find_strayed(cycle, records)
+    # Whether others do the same must be known.
+    is_whole = all(_all_known(wait, records) for wait in cycle)
+    strayed = find_strayed(cycle, records) if is_whole else []
     if len(strayed) == 1:
         text = f"{who(strayed, job)} has left the order of its earlier calls; {text}"
         return FlightFinding(CYCLE, tuple(strayed), text)

@@ -761,11 +761,30 @@ def test_in_a_circle_the_rank_that_left_its_order_is_named() -> None:
     scripts = {rank: step[rank] * 3 for rank in range(3)}
     # It skips the first one in its third step.
     del scripts[1][6]
-    (finding,) = flight.verdict(play(scripts), JobRanks(3))
+    records = play(scripts)
+    (finding,) = flight.verdict(records, JobRanks(3))
     assert (finding.kind, finding.ranks) == (CYCLE, (1,))
     assert finding.text.startswith(
         "rank 1 has left the order of its earlier calls; ranks wait for "
     )
+    # Another one might do the same.
+    (finding,) = flight.verdict({0: records[0], 1: records[1]}, JobRanks(3))
+    assert finding.ranks == (0, 1)
+
+
+def test_in_a_circle_an_order_that_comes_again_has_not_been_left() -> None:
+    world = Call(CollectiveChannel((0, 1, 2, 3)), "all_reduce")
+    pair = Call(CollectiveChannel((0, 1)), "all_reduce")
+    scripts = {}
+    for rank in range(4):
+        chain = [p2p("recv", rank - 1, rank, 4)] if rank else []
+        chain += [p2p("send", rank, rank + 1, 4)] if rank < 3 else []
+        step = [*chain, world, *chain, *([pair] if rank < 2 else [])]
+        scripts[rank] = [world, *step * 5]
+    # It receives once more in its third step.
+    scripts[3][9:9] = [p2p("recv", 2, 3, 4)]
+    (finding,) = flight.verdict(play(scripts), JobRanks(4))
+    assert finding.ranks == (2, 3), finding
 
 
 @pytest.mark.parametrize("warm_ups", [0, 1, 3])
