@@ -154,7 +154,11 @@ class _Server:
             os.close(number)
         for connection in (self._source, *self._children.values()):
             connection.close()
-        move_to_host_of(wanted.caller)
+        try:
+            move_to_host_of(wanted.caller)
+        except OSError:
+            # Its host has gone meanwhile. Paddle's destructors would wait for what a fork lacks.
+            os._exit(1)
         wanted.caller.close()
         return 0
 
