@@ -143,7 +143,7 @@ def breakdown(traces: Sequence[TraceRecord]) -> StepTimes:
     >>> step.slowest, round(step.late, 3), round(step.waiting, 3), round(step.backward, 3)
     (1, 0.2, 0.2, 0.7)
     """
-    traces = [_with_tails(trace, traces) for trace in traces]
+    traces = _with_tails(traces)
     own = [_own_times(trace) for trace in traces]
     if len({len(times) for times in own}) > 1:
         # Ranks that wait for each other elsewhere, as those of a pipeline, compare as a whole.
@@ -267,16 +267,26 @@ def _outside(trace: TraceRecord) -> float:
     return trace.seconds.get("step", 0.0) - sum(trace.seconds.get(part, 0.0) for part in parts)
 
 
-def _with_tails(trace: TraceRecord, traces: Sequence[TraceRecord]) -> TraceRecord:
-    """Return TRACE, whose rank is also busy from the end of the first backward on its host on.
+def _with_tails(traces: Sequence[TraceRecord]) -> list[TraceRecord]:
+    """Return TRACES, whose ranks are also busy from the end of the first backward on their host on.
 
-    A reducer of Paddle's ends its backwards on all of TRACES together.
+    A reducer of Paddle's ends its backwards on all of them together.
     """
-    together = [other for other in traces if other.host == trace.host]
-    ends = [
-        min(span.begin + span.seconds for span in backwards)
-        for backwards in zip(*map(_reducing, together), strict=False)
-    ]
+    on_host: dict[int, list[list[SpanRecord]]] = {}
+    for trace in traces:
+        on_host.setdefault(trace.host, []).append(_reducing(trace))
+    ends_on = {
+        host: [
+            min(span.begin + span.seconds for span in backwards)
+            for backwards in zip(*together, strict=False)
+        ]
+        for host, together in on_host.items()
+    }
+    return [_with_tail(trace, ends_on[trace.host]) for trace in traces]
+
+
+def _with_tail(trace: TraceRecord, ends: Sequence[float]) -> TraceRecord:
+    """Return TRACE, whose rank is also busy in its backwards from ENDS on."""
     busy = {
         span: span.busy + span.begin + span.seconds - end
         for span, end in zip(_reducing(trace), ends, strict=False)

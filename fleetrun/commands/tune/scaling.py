@@ -349,8 +349,9 @@ def _remarks(
     """Yield what ADVICE does not say: why speed grows faster than ranks, and slow ranks."""
     sound = _sound(runs)
     first, last = sound[0], sound[-1]
-    step, is_divided = figures(last, runs).step, figures(last, runs).is_divided
-    if is_divided:
+    reached = figures(last, runs)
+    step = reached.step
+    if reached.is_divided:
         yield (
             f"With {last.number} ranks, a forward takes {step.forward * 1e3:.1f} ms instead of "
             f"{typical(runs[first]).forward * 1e3:.1f}, as if the script divided a global batch: "
@@ -361,7 +362,7 @@ def _remarks(
             f"With {last.number}, no rank was seen to communicate: each seems to train by itself, "
             "without DataParallel, fleet or a collective."
         )
-    yield from _slowdowns(runs, advice)
+    yield from _slowdowns(runs, reached, advice)
     if step.device not in ("", "cpu"):
         yield (
             f"On a {step.device}, forward and backward are the time to launch kernels; what these "
@@ -373,12 +374,15 @@ def _remarks(
 
 
 def _slowdowns(
-    runs: Mapping[JobSize, Sequence[ScaledRun]], advice: Sequence[Change]
+    runs: Mapping[JobSize, Sequence[ScaledRun]], reached: Figures, advice: Sequence[Change]
 ) -> Iterator[str]:
-    """Yield what makes steps of RUNS longer at any size, so that efficiencies mean less."""
+    """Yield what makes steps of RUNS longer at any size, so that efficiencies mean less.
+
+    REACHED are the figures of the largest size.
+    """
     sound = _sound(runs)
     first, last = sound[0], sound[-1]
-    base, step, *_, lost, _ = figures(last, runs)
+    step, lost = reached.step, reached.lost
     slow = max((typical(runs[size]) for size in sound), key=lambda step: step.slow_steps)
     if slow.slow_steps:
         yield (
@@ -410,7 +414,7 @@ def _slowdowns(
             f"With {last.number}, {losses.late_rank(step)}; with {first.number}, a step contains "
             "the same, so its removal makes both faster."
         )
-    if certain <= _SUPERLINEAR and -lost[least] - moved > _SLOWED * base.seconds:
+    if certain <= _SUPERLINEAR and -lost[least] - moved > _SLOWED * reached.base.seconds:
         yield (
             f"A step with {first.number} has {-lost[least] * 1e3:.1f} ms of {least} time that one "
             f"with {last.number} does not have, so it was slowed down, and efficiencies are too "
