@@ -58,6 +58,16 @@ def waiting(parent: guard.Guard) -> list[int]:
     return list(map(int, text.split()))
 
 
+def in_both_ways(folder: Path, parent: guard.Guard, module: str) -> tuple[str, str]:
+    """Return what the rank prints that is new, and a fork that has MODULE; they end alike."""
+    _, ended = forks.run(parent, order(folder))
+    new = (folder / "log.0").read_text()
+    assert forks.stand_by(parent, order(folder), module)[0] == "ready"
+    forked, ended_forked = forks.run(parent, order(folder))
+    assert (forked.is_forked, ended_forked.status) == (True, ended.status)
+    return new, (folder / "log.0").read_text().removeprefix(new)
+
+
 def test_ranks_are_forked_and_read_their_own_flags(folder: Path, parent: guard.Guard) -> None:
     state, own_bytes, why = forks.stand_by(parent, order(folder))
     assert (state, why) == ("ready", "")
@@ -268,13 +278,9 @@ def test_imports_warn_as_the_script_wants(folder: Path, parent: guard.Guard, bef
         f"import io, sys, warnings\n{before}\nimport paddle, warns\n"
         "warnings.warn('slow', RuntimeWarning)\nprint(*warnings.filters, sep='\\n')\n"
     )
-    _, ended = forks.run(parent, order(folder))
-    new = (folder / "log.0").read_text()
-    assert forks.stand_by(parent, order(folder), "warns")[0] == "ready"
-    forked, ended_forked = forks.run(parent, order(folder))
-    assert (forked.is_forked, ended_forked.status) == (True, ended.status)
+    new, forked = in_both_ways(folder, parent, "warns")
     again = "fleetrun: importing paddle warns, which is an error here: this rank starts again"
-    _, _, log = (folder / "log.0").read_text().removeprefix(new).rpartition(again)
+    _, _, log = forked.rpartition(again)
     assert log.removeprefix(", and imports it then.\n") == new
     assert ("error" in before) == (log != new)
 
@@ -321,12 +327,8 @@ def test_imports_print_and_log_where_the_script_wants(
         "print('done')\n"
         "if isinstance(sys.stdout, io.StringIO): sys.__stdout__.write(sys.stdout.getvalue())\n"
     )
-    _, ended = forks.run(parent, order(folder))
-    new = (folder / "log.0").read_text()
-    assert forks.stand_by(parent, order(folder), "talks")[0] == "ready"
-    forked, ended_forked = forks.run(parent, order(folder))
-    assert (forked.is_forked, ended_forked.status) == (True, ended.status)
-    assert (folder / "log.0").read_text().removeprefix(new) == new
+    new, forked = in_both_ways(folder, parent, "talks")
+    assert forked == new
 
 
 def test_a_lost_waiting_process_fails_no_rank(folder: Path, parent: guard.Guard) -> None:
