@@ -26,7 +26,6 @@ LONGEST_TEXT = 16 * 1024
 _LAST_CODE = 255
 # The exit code of a job that hung; `timeout` uses it, too.
 HUNG = 124
-_HUNG_FOR = "the job hung for"
 # The exit code of a job whose strategy is not in effect, with --strategy_strict.
 STRATEGY_REJECTED = 5
 
@@ -202,7 +201,7 @@ class Hung(NamedTuple):
         # Others wait for a culprit; and before the start, a busy host may have answered too late.
         if self.unreached and (not own or self.unreached[0].startswith(own)):
             where = f", {self.unreached[0]}"
-        return f"{_HUNG_FOR} {self.seconds:.0f} s{where}"
+        return f"the job hung for {self.seconds:.0f} s{where}"
 
     def odd_place(self) -> str:
         """Return where odd processes stand, unless their collectives tell more.
@@ -328,6 +327,8 @@ class Failure(NamedTuple):
     no_retry: str = ""
     # Whether nothing failed and only the set of hosts changes.
     is_departure: bool = False
+    # Whether the whole job hung, of which `host` only compares the ranks.
+    is_hang: bool = False
 
     def check(self) -> None:
         """Raise ValueError if no launcher can have sent this."""
@@ -342,15 +343,10 @@ class Failure(NamedTuple):
 
         >>> Failure("10.0.0.2", "server 1 exited with 7", 7).describe()
         'server 1 exited with 7 on 10.0.0.2'
-        >>> Failure("10.0.0.2", "the job hung for 9 s", HUNG).describe()
+        >>> Failure("10.0.0.2", "the job hung for 9 s", HUNG, is_hang=True).describe()
         'the job hung for 9 s'
         """
         return self.what if self.is_hang else f"{self.what} on {self.host}"
-
-    @property
-    def is_hang(self) -> bool:
-        """Whether the whole job hung, of which `host` only compares the ranks."""
-        return self.exit_code == HUNG and self.what.startswith(_HUNG_FOR)
 
 
 class StopRequested(NamedTuple):

@@ -201,6 +201,7 @@ class JobSession(Source, SessionHandler):
             is_victim=is_victim,
             no_retry=self._redact(no_retry)[:_LONGEST],
             is_departure=is_departure,
+            is_hang=isinstance(cause, Hung),
         )
 
     def _last_lines(self, exited: Exited) -> str:
