@@ -1,20 +1,11 @@
 """`fleetrun` and `python -m fleetrun`."""
 
-import gc
 import os
 import sys
-
-# What a launch makes until its ranks run is mostly modules, of which none is garbage: with
-# Python's 700 the collector looks at them 27 times, for a twentieth of the start.
-_COLLECT_AFTER = 20_000
 
 
 def run() -> None:
     """Run the command line and end this process."""
-    gc.set_threshold(_COLLECT_AFTER)
-    # Each import would first look into the command's folder, which has no modules.
-    if sys.path[:1] == [os.path.join(sys.prefix, "bin")]:
-        del sys.path[0]
     try:
         # Here, so that Ctrl-C during the import prints no traceback.
         from fleetrun.cli import main

@@ -1,8 +1,7 @@
 """The command line: turns arguments into a request, and errors into a line and an exit code."""
 
 # Only sys here, and no syntax newer than Python 3.7: an old Python must reach the message that it
-# is too old. No `from __future__ import annotations`: it would import the module `__future__`, as
-# nothing else of a launch does (`sinks.packing`).
+# is too old.
 import os
 import sys
 
@@ -138,9 +137,6 @@ def _dispatch(
         return parser.run(words[0], words[1:])
     if words in ([], ["--help"], ["-h"], ["--version"]):
         return _answer(words, environ)
-    from fleetrun import bytecode
-
-    bytecode.load(bytecode.EARLY)
     from fleetrun import argv
     from fleetrun.errors import FleetrunError
     from fleetrun.records.variables import EXEC_OPTIONS

@@ -13,13 +13,19 @@ from fleetrun.run import terminal
 from fleetrun.run.descriptors import FileLimit
 from fleetrun.run.gathering import AtOnce
 from fleetrun.run.observers import ObservedJob
+from fleetrun.sinks.console import Console
+from fleetrun.sinks.eventlog import EventLog
+from fleetrun.sinks.launchfile import LaunchFile
+from fleetrun.sinks.manifest import ManifestFile
+from fleetrun.sinks.outputtimes import OutputTimes
 from fleetrun.sinks.rundir import RunDirectory
 from fleetrun.sinks.stderr import Messages
+from fleetrun.sources.watch import Watch
 from fleetrun.supervisor import Supervisor
 from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from typing import TypeAlias
 
     from fleetrun.engines import SelectedEngine
@@ -287,10 +293,13 @@ class LaunchedJob(ObservedJob):
             self._notify_others(self._ending)
         return outcome.exit_code
 
-    def preparing(self) -> list[Sink | Source]:
-        """Return the observers that prepare something, and those that few jobs have."""
+    def observing(self) -> list[Sink | Source]:
+        """Return the observers that the request needs."""
         request, messages = self.request, self._messages
         messages.preface = lambda: self.redact(self._preface())
+        console, times = Console(self), OutputTimes(self)
+        messages.ends_line = console.end_line
+        self._follow = [console.follow, times.follow]
         observers: list[Sink | Source] = [messages, RunDirectory(self)]
         if self._background is not None:
             observers.append(self._background.sink(self.folder, self.log))
@@ -315,7 +324,12 @@ class LaunchedJob(ObservedJob):
             from fleetrun.sinks.rotate import Rotation
 
             observers.append(Rotation(self, self._on_cut))
-        return [*observers, *self._of_strategy(), *self._of_hosts(), *self._of_tasks()]
+        observers += [*self._of_strategy(), *self._of_hosts(), *self._of_tasks()]
+        observers += [EventLog(self), ManifestFile(self), LaunchFile(self), console, times]
+        if request.metrics_port is None:
+            observers += self._metrics()
+        watch = Watch(self, session=self._session, gpus=self._gpu_watch)
+        return [*observers, watch, *self._for_restarts()]
 
     def _metrics(self) -> list[Sink | Source]:
         """Return the sink that measures the job, unless metrics are off."""
@@ -355,38 +369,6 @@ class LaunchedJob(ObservedJob):
         from fleetrun.sources.losttasks import LostTasks  # only with a task for each rank
 
         return (LostTasks(self._alive, log=self.log),)
-
-    def loading(self) -> Iterator[None]:
-        """Load the code of the other observers while the ranks load theirs."""
-        from fleetrun import bytecode
-
-        return bytecode.loading(bytecode.LATE)
-
-    def observing(self) -> list[Sink | Source]:
-        """Return the other observers."""
-        from fleetrun import bytecode
-        from fleetrun.sinks.console import Console
-        from fleetrun.sinks.eventlog import EventLog
-        from fleetrun.sinks.launchfile import LaunchFile
-        from fleetrun.sinks.manifest import ManifestFile
-        from fleetrun.sinks.outputtimes import OutputTimes
-        from fleetrun.sources.watch import Watch
-
-        console, times = Console(self), OutputTimes(self)
-        self._messages.ends_line = console.end_line
-        self._follow = [console.follow, times.follow]
-        watch = Watch(self, session=self._session, gpus=self._gpu_watch)
-        metrics = [] if self.request.metrics_port is not None else self._metrics()
-        files = (EventLog(self), ManifestFile(self), LaunchFile(self))
-        # For the closing line, which would keep those waiting who want the exit code.
-        from fleetrun.postmortem import ending  # noqa: F401
-
-        packing: list[Sink] = []
-        if bytecode.is_outdated:
-            from fleetrun.sinks.packing import Packing  # once
-
-            packing = [Packing()]
-        return [*files, console, times, *metrics, watch, *self._for_restarts(), *packing]
 
     def _for_restarts(self) -> list[Source]:
         """Return the sources that resume ranks, and let those of later attempts be forked."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 
 from fleetrun.errors import EnvironmentFault, FleetrunError
 from fleetrun.model import Rules
+from fleetrun.postmortem import kernelfacts
 from fleetrun.records import names, variables
 from fleetrun.records.folder import beside
 from fleetrun.run import children, descriptors, policy, proc, terminal, worker
@@ -46,7 +48,6 @@ from fleetrun.run.libc import signal
 from fleetrun.run.loop import Loop, nothing, poll
 from fleetrun.run.observers import Observers
 from fleetrun.run.signals import Signals, TerminalSignals, defaults_for_children
-from fleetrun.standard import partial
 from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -165,19 +166,11 @@ class Supervisor:
             self._perform_all()
         if self._why_no_plan is not None and not self._has_plan:
             raise self._why_no_plan
-        from fleetrun.postmortem import kernelfacts  # starting goes first
-
         self._baseline = kernelfacts.baseline(began)
-        if self._has_plan and not self._gathering.is_shared:
-            self._observers.open_later(self._loop, time.monotonic() + self._job.late_s(0.0))
-        else:
-            # Other hosts send messages to one of them.
-            self._observers.open(self._loop)
         while self._outcome is None:
             self._loop.turn()
             # The actions for the events of this turn are performed before the next wait.
             self._perform_all()
-        self._observers.open(self._loop)
         self._is_over = True
         ended_at = time.monotonic()
         self._observers.on_event(Finished(self._outcome, ended_at))
@@ -566,8 +559,6 @@ class Supervisor:
         before = self._state
         self._state, actions = policy.step(before, event, self._rules)
         self._todo += actions
-        if self._has_plan and self._state.phase not in {policy.RUNNING, policy.STOPPING}:
-            self._observers.open(self._loop)
         if self._state.is_resting and not before.is_resting:
             self._log_next_attempt(event.at)
         if self._state.phase != policy.RUNNING and self._readiness is not None:
@@ -576,6 +567,9 @@ class Supervisor:
             self._round.end(is_answered=isinstance(event, Gathered | GatherFailed))
         if self._state.deadline != before.deadline:
             self._loop.timer("policy", self._state.deadline, self._on_deadline)
+        if isinstance(event, Gathered):
+            # In the first generation; later ones find them open.
+            self._observers.open(self._loop)
         self._observers.on_event(event)
 
     # What is done -------------------------------------------------------------------------------
@@ -601,9 +595,7 @@ class Supervisor:
                 self._await(action)
             case SignalAll(signum=signum, spared=spared):
                 self._signal_all(signum, spared)
-                # First, as to open them takes a while in which ranks may save a checkpoint.
                 self._observers.on_event(action)
-                self._observers.open(self._loop)
                 self._explain(signum)
             case Examine(exits=exits):
                 self._feed(self._examine(exits))

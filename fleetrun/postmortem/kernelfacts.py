@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import resource
+from contextlib import suppress
 
 from fleetrun.conversion import size
 from fleetrun.plan.visible import sentence
 from fleetrun.records.folder import Closing
 from fleetrun.run import proc
 from fleetrun.run.libc import signal
-from fleetrun.standard import suppress
 from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:

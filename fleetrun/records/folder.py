@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 
-from fleetrun.standard import suppress
 from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 
 from fleetrun.records import names
 from fleetrun.records.folder import Closing, Folder, enter
-from fleetrun.standard import suppress
 
 
 def mark(pid: int, name: str) -> bytes:

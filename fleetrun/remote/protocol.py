@@ -46,10 +46,7 @@ def start(program: str, lib: str = "") -> str:
     'run()'
     """
     path = f"[{lib!r}, *filter(None, sys.path)]" if lib else "filter(None, sys.path)"
-    # Imports leave no garbage, and looking for it takes a tenth of their time.
-    first = f"import gc, sys; gc.set_threshold(1 << 17); sys.path[:] = {path}"
-    first += "; from fleetrun import bytecode; bytecode.load(bytecode.EARLY)"
-    return f"{first}; from {_MAINS[program]} import run; run()"
+    return f"import sys; sys.path[:] = {path}; from {_MAINS[program]} import run; run()"
 
 
 class Inquiry(NamedTuple):

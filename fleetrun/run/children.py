@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 
 from fleetrun.run import libc, proc
 from fleetrun.run.libc import signal
 from fleetrun.run.loop import poll
-from fleetrun.standard import suppress
 from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
+from functools import partial
 
 from fleetrun.errors import FleetrunError, RendezvousError
 from fleetrun.model import DEFAULTS
 from fleetrun.run.loop import LoopShare
-from fleetrun.standard import partial, suppress
 from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ import _socket  # `socket` takes 40 ms to import, this one 1
 import errno
 import os
 import time
+from contextlib import suppress
 
 from fleetrun.run import children, framing, libc
 from fleetrun.run.libc import signal
 from fleetrun.run.loop import READABLE, WRITABLE, Loop, nothing, poll
-from fleetrun.standard import suppress
 from fleetrun.typehints import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

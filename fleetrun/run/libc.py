@@ -5,9 +5,9 @@ from __future__ import annotations
 import _ctypes  # `ctypes` takes 3 ms to import, this one a half
 import os
 import sys
+from contextlib import suppress
 
 from fleetrun.run import proc
-from fleetrun.standard import suppress
 from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
+from functools import partial
 
 from fleetrun.records import names
 from fleetrun.records.folder import Folder
 from fleetrun.run import terminal
 from fleetrun.run.events import Gathered, SourceFailed
 from fleetrun.run.loop import LoopShare
-from fleetrun.standard import partial, suppress
 from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from abc import abstractmethod
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Protocol
 
     from fleetrun.errors import FleetrunError
@@ -38,12 +39,6 @@ if TYPE_CHECKING:
         @abstractmethod
         def failed(self, error: FleetrunError, message: str) -> None:
             """Learn of the ERROR because of which there is no job; MESSAGE has no secrets."""
-
-
-# What a Python takes to start.
-_PYTHON_S = 0.02
-# How long observers are opened before the loop looks for other events.
-_MOMENT_S = 0.001
 
 
 class _Observer:
@@ -73,7 +68,7 @@ class Sink(_Observer):
     """Observes a job and shows or records it. It may fail without hurting the job."""
 
     def open(self, waiting: Waiting) -> None:
-        """Begin, once all processes are started."""
+        """Begin, before the first process starts."""
 
     def shows(self, process: int) -> bool:  # noqa: ARG002 - for those that override it
         """Whether the user has seen all output of PROCESS."""
@@ -93,7 +88,7 @@ class Source(_Observer):
     exit_code = 1
 
     def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
-        """Begin, once all processes are started; report to the policy with DECLARE."""
+        """Begin, before the first process starts; report to the policy with DECLARE."""
         self._waiting, self._declare = waiting, declare
 
 
@@ -113,10 +108,7 @@ class ObservedJob:
     has_links = True
     # Tells the coordinator of this launcher's death; None: there are no other hosts.
     tell_loss: Callable[[Waiting, tuple[str, int]], LossTeller] | None = None
-    # The preface is printed when the ranks have been started.
     is_on_screen = False
-    # The moment of what observers hear of now, if they hear of it later.
-    _told_of_at: float | None = None
 
     def __init__(
         self,
@@ -144,48 +136,12 @@ class ObservedJob:
         self.folder = Folder(os.path.normpath(os.path.join(plan.cwd, plan.run_dir)))
         self.began, self.began_at = time.time(), time.monotonic()
 
-    @property
-    def happened_at(self) -> float:
-        """When that happened which observers hear of now: monotonic seconds."""
-        return time.monotonic() if self._told_of_at is None else self._told_of_at
-
-    def happened_ns(self) -> int:
-        """Return the same moment by the clock that dates files."""
-        from fleetrun.records import heartbeat  # only observers that are open need it
-
-        return heartbeat.file_clock_ns() - int((time.monotonic() - self.happened_at) * 1e9)
-
-    def deliver(self, notify: Callable[[], None], at: float) -> None:
-        """Call NOTIFY, which tells observers of what happened at the moment AT."""
-        self._told_of_at = at
-        try:
-            notify()
-        finally:
-            self._told_of_at = None
-
     def logs(self, started: Started) -> tuple[str, ...]:
         """Return the paths of the output of a process of the current plan that has STARTED."""
         return names.log_paths(self.plan, self.plan.processes[started.process], started.attempt)
 
-    def late_s(self, delay_s: float) -> float:
-        """Return in how many seconds to do late work: 0 if the ranks need not all processors.
-
-        Else DELAY_S, after the ranks have had time to start.
-        """
-        per_processor = len(self.plan.processes) / len(os.sched_getaffinity(0))
-        started_at = self.began_at + _PYTHON_S * per_processor
-        return 0.0 if per_processor < 1 else max(0.0, started_at - time.monotonic()) + delay_s
-
-    def preparing(self) -> Sequence[Sink | Source]:
-        """Return new observers that prepare something before the ranks are started."""
-        return ()
-
-    def loading(self) -> Iterator[None]:
-        """Load the code of `observing`, and yield every millisecond or so."""
-        return iter(())
-
     def observing(self) -> Sequence[Sink | Source]:
-        """Return the other observers; they are created after the ranks have been started."""
+        """Return new observers of the job."""
         return ()
 
     def closing(self, outcome: Outcome, at: float) -> str:  # noqa: ARG002 - for those that override it
@@ -212,29 +168,6 @@ class ObservedJob:
         return terminal.choose(plan, self.shown(plan), self.request.stdin)
 
 
-class Chores:
-    """Work that may wait until the ranks are started, and is done by the end at the latest."""
-
-    def __init__(self, waiting: Waiting) -> None:
-        self._waiting = waiting
-        self._left: list[Callable[[], None]] = []
-
-    def add(self, key: str, after_s: float, chore: Callable[[], None]) -> None:
-        """Do CHORE in AFTER_S seconds."""
-        self._left.append(chore)
-        self._waiting.timer(key, time.monotonic() + after_s, partial(self._do, chore))
-
-    def finish(self) -> None:
-        """Do whatever a short launch has not got round to."""
-        for chore in list(self._left):
-            self._do(chore)
-
-    def _do(self, chore: Callable[[], None]) -> None:
-        if chore in self._left:
-            self._left.remove(chore)
-            chore()
-
-
 class Observers:
     """All observers of JOB, sinks first, so that they see an exit before any conclusion from it.
 
@@ -243,66 +176,34 @@ class Observers:
 
     def __init__(self, job: ObservedJob, declare: Callable[[Declared], None]) -> None:
         self._job = job
+        # Those that are prepared, and those that are open.
+        self._prepared: list[Sink | Source] = []
         self._all: list[Sink | Source] = []
         self._declare = declare
         self._shares: dict[int, LoopShare] = {}
-        # The rest of `_opening`, and whether it goes on at the moment.
-        self._steps: Iterator[None] | None = None
-        self._is_opening = False
-        # What happened before they were opened; None: they are open.
-        self._undelivered: list[tuple[Happening, float]] | None = []
-        self._is_prepared = False
         self._warned: set[str] = set()
         self._is_closing = False
 
     def prepare(self, plan: LaunchPlan) -> None:
         """Prepare all for the first PLAN; a FleetrunError means that nothing can be started."""
         self._job.begin(plan)
-        self._undelivered = []
-        self._is_prepared = True
-        self._all += self._job.preparing()
-        for observer in self._all:
+        self._prepared += self._job.observing()
+        for observer in self._prepared:
             observer.prepare()
 
     def withdraw(self) -> None:
         """Undo what was prepared, the last first."""
-        for observer in reversed(self._all):
+        for observer in reversed(self._prepared):
             observer.withdraw()
-        self._all.clear()
-        self._is_prepared = False
-
-    def open_later(self, loop: Loop, at: float) -> None:
-        """Open all from the moment AT on, so that no exit waits for the code that they load."""
-        loop.timer("observers", at, partial(self._open, loop, _MOMENT_S))
+        self._prepared.clear()
 
     def open(self, loop: Loop) -> None:
-        """Open now all that are not open yet, and notify them of what has happened so far."""
-        self._open(loop, float("inf"))
-
-    def _open(self, loop: Loop, seconds: float) -> None:
-        """Open observers for SECONDS, and the rest later."""
-        if self._is_opening:
-            # One of them has made the caller do this.
-            return
-        until = time.monotonic() + seconds
-        self._is_opening = True
-        self._steps = self._steps or self._opening(loop)
-        for _ in self._steps:
-            if time.monotonic() >= until:
-                self.open_later(loop, until)
-                break
-        self._is_opening = False
-
-    def _opening(self, loop: Loop) -> Iterator[None]:
-        """Do what `open` does, and yield every millisecond or so."""
-        if self._is_prepared:
-            yield from self._job.loading()
-            self._all += self._job.observing()
-        self._all.sort(key=lambda observer: isinstance(observer, Source))
-        for observer in list(self._all):
-            yield
-            # It waits for LOOP until it knows what has happened.
-            share = LoopShare(None, partial(self._shielded, observer))
+        """Open all that are prepared."""
+        self._prepared.sort(key=lambda observer: isinstance(observer, Source))
+        while self._prepared:
+            observer = self._prepared.pop(0)
+            self._all.append(observer)
+            share = LoopShare(loop, partial(self._shielded, observer))
             self._shares[id(observer)] = share
             begin = (
                 observer.open
@@ -310,13 +211,6 @@ class Observers:
                 else partial(self._open_source, observer)
             )
             self._shielded(observer, partial(begin, share))
-        while self._undelivered:
-            yield
-            happening, at = self._undelivered.pop(0)
-            self._job.deliver(partial(self._notify, happening), at)
-        self._undelivered = None
-        for share in self._shares.values():
-            share.move(loop)
 
     def _open_source(self, source: Source, waiting: Waiting) -> None:
         def declare(declared: Declared) -> None:
@@ -326,14 +220,7 @@ class Observers:
         source.open(waiting, declare)
 
     def on_event(self, happening: Happening) -> None:
-        """Notify all."""
-        if self._undelivered is not None:
-            # Starting the ranks goes first; this is delivered when they are open.
-            self._undelivered.append((happening, time.monotonic()))
-        else:
-            self._notify(happening)
-
-    def _notify(self, happening: Happening) -> None:
+        """Notify all that are open."""
         if isinstance(happening, Gathered):
             self._job.plan = happening.plan
         for observer in list(self._all):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
-from fleetrun.standard import suppress
 from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ reads it, for a prompt or a debugger, stays in the launcher's group; all others 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from fleetrun.run import proc
-from fleetrun.standard import suppress
 from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:

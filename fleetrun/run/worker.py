@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 import time
+from contextlib import suppress
 
 from fleetrun.model import ExitStatus, LaunchPlan, ProcessSpec
 from fleetrun.plan.environment import STACK_SIGNAL
@@ -14,7 +15,6 @@ from fleetrun.records.folder import SHARED, Closing, Folder, closed, point, writ
 from fleetrun.run import proc, terminal
 from fleetrun.run.children import Ended, Launched, Leftover, Order
 from fleetrun.run.libc import signal
-from fleetrun.standard import suppress
 from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Writes `manifest.json` when the ranks have started, and again when git has answered."""
+"""Writes `manifest.json` before the ranks start, and again when git has answered."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import os
 import time
 from contextlib import suppress
 
-from fleetrun.records import names
-from fleetrun.run.observers import Chores, Sink
+from fleetrun import replay
+from fleetrun.records import manifestfile, names
+from fleetrun.run.observers import Sink
+from fleetrun.sinks import git
 from fleetrun.typehints import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
@@ -16,9 +18,7 @@ if TYPE_CHECKING:
     from fleetrun.run.observers import ObservedJob
     from fleetrun.sinks.git import Revision
 
-# While the ranks load their programs: at the end, this would delay the exit of a short job.
-_AFTER_S = 0.04
-# Together with the other late work on the run directory: git takes longer than a short job.
+# Git takes longer than a short job, which does without.
 _GIT_AFTER_S, _GIT_S = 0.4, 20.0
 
 
@@ -31,38 +31,27 @@ class ManifestFile(Sink):
         self._question: IsolatedCall | None = None
 
     def open(self, waiting: Waiting) -> None:
-        """Write a little after the ranks have started."""
+        """Write what is known, and ask git for the rest."""
         self._waiting = waiting
-        self._chores = Chores(waiting)
-        self._chores.add("manifest", self._job.late_s(_AFTER_S), self._begin)
-
-    def close(self) -> None:
-        """Write the file now if the launch ended before the timer."""
-        if self._question is not None:
-            self._question.abandon()
-        self._chores.finish()
-
-    # Git ----------------------------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        from fleetrun.sinks import git  # the start is over when this runs
-
         revision = git.read(self._place())
         self._write(revision)
         if revision is not None:
-            self._waiting.timer("git", time.monotonic() + _GIT_AFTER_S, self._ask)
+            waiting.timer("git", time.monotonic() + _GIT_AFTER_S, self._ask)
+
+    def close(self) -> None:
+        """Wait no longer for git."""
+        if self._question is not None:
+            self._question.abandon()
+
+    # Git ----------------------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        from fleetrun.sinks import git  # after the start
-
         # Without a process for git, the manifest has only what .git says.
         with suppress(OSError):
             self._question = git.ask(self._place())
             self._question.watch(self._waiting, self._on_answer, _GIT_S)
 
     def _on_answer(self, answer: CallResult) -> None:
-        from fleetrun.sinks import git
-
         self._question = None
         if not answer.is_late:
             revision = git.parse(cast("bytes", answer.value).decode(errors="replace"))
@@ -77,14 +66,11 @@ class ManifestFile(Sink):
         return os.path.normpath(os.path.join(self._plan.cwd, folder))
 
     def _write(self, revision: Revision | None) -> None:
-        from fleetrun import replay  # the start is over when this runs
-        from fleetrun.records import manifestfile
-
         job = self._job
         remembered = {
             name: value for name, value in job.environ.items() if replay.is_remembered(name)
         }
-        git = (
+        known = (
             None
             if revision is None
             else {
@@ -94,6 +80,6 @@ class ManifestFile(Sink):
                 "dirty": revision.is_dirty,
             }
         )
-        document = manifestfile.document(self._plan, job.request, job.began, git)
+        document = manifestfile.document(self._plan, job.request, job.began, known)
         document["environment"] = manifestfile.environment(job.environ, remembered)
         job.folder.write_json(names.MANIFEST, document, job.redact)

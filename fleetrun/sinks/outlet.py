@@ -6,9 +6,9 @@ import fcntl
 import os
 import stat
 import sys
+from contextlib import suppress
 
 from fleetrun.run.loop import WRITABLE, poll
-from fleetrun.standard import suppress
 from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:

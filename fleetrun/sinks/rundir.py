@@ -10,13 +10,13 @@ import errno
 import os
 import stat
 import time
+from contextlib import suppress
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.records import lockfile, names
+from fleetrun.records import lockfile, names, planfile
 from fleetrun.records.folder import SHARED, Closing, Folder, enter, point, remove
 from fleetrun.run.events import Gathered, Started
-from fleetrun.run.observers import Chores, Sink
-from fleetrun.standard import suppress
+from fleetrun.run.observers import Sink
 from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from fleetrun.run.observers import ObservedJob
 
 _TRIED = ".link"
-# How long after the start of the ranks to do the late work: while they load their programs, as at
-# the end it would delay the exit of a short job.
-_PLAN_AFTER_S, _PRUNE_AFTER_S = 0.06, 0.1
 # Longer than hosts wait for each other, unless the timeout was raised.
 _MARKED_S = 86400.0
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
@@ -120,9 +117,8 @@ class RunDirectory(Sink):
                     remove(entry.name, self._folder.fd)
 
     def open(self, waiting: Waiting) -> None:
-        """Create the well-known links; the rest can wait."""
-        self._chores = Chores(waiting)
-        self._chores.add("plan", self._job.late_s(_PLAN_AFTER_S), self._write_plan)
+        """Write plan.json, and create the well-known links."""
+        planfile.write(self._folder, self._job.plan, self._job.redact)
         if self._is_first:
             self._name_previous()
             self._link(names.LATEST)
@@ -130,7 +126,8 @@ class RunDirectory(Sink):
                 self._write_endpoints()
                 self._link(names.ENDPOINTS, names.ENDPOINTS)
             self._link_others(0)
-            self._chores.add("old runs", self._job.late_s(_PRUNE_AFTER_S), self._prune)
+            # When the ranks are started: old logs may be many.
+            waiting.timer("old runs", time.monotonic(), self._prune)
 
     def on_event(self, happening: Happening) -> None:
         """Point a process's well-known log name to the log of the current attempt."""
@@ -147,8 +144,7 @@ class RunDirectory(Sink):
                 self._link_others(happening.attempt)
 
     def close(self) -> None:
-        """Do the late work now if the launch ended before the timer, and release the lock."""
-        self._chores.finish()
+        """Release the lock."""
         if self._is_first and self._job.plan.shared_logs is not None:
             with suppress(OSError):
                 os.unlink(self._job.plan.shared_logs.marker, dir_fd=self._log_fd)
@@ -231,13 +227,7 @@ class RunDirectory(Sink):
                 continue
             return
 
-    # Late work -----------------------------------------------------------------------------------
-
-    def _write_plan(self) -> None:
-        """Write plan.json, without secrets."""
-        from fleetrun.records import planfile  # no start waits for it
-
-        planfile.write(self._folder, self._job.plan, self._job.redact)
+    # Old runs ------------------------------------------------------------------------------------
 
     def _prune(self) -> None:
         """Remove the oldest launches beyond --log_keep, and links into launches that are gone."""

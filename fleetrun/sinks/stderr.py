@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 
 from fleetrun import colors
 from fleetrun.plan.visible import visible, visible_lines
@@ -10,7 +11,6 @@ from fleetrun.run.events import Finished
 from fleetrun.run.loop import WRITABLE
 from fleetrun.run.observers import Sink
 from fleetrun.sinks.outlet import Outlet
-from fleetrun.standard import deque
 from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:

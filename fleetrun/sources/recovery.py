@@ -84,13 +84,13 @@ class Recovery(Source):
                     self._moments["failed"] = min([self._moments["failed"], *moments])
             case Gathered(attempt=attempt, at=at) if attempt:
                 self._moments[_AGREED] = at
-                self._attempt, self._since_ns = attempt, self._job.happened_ns()
+                self._attempt, self._since_ns = attempt, heartbeat.file_clock_ns()
                 self._ended.clear()
             case Started(attempt=attempt, at=at) if attempt:
                 self._moments["started"] = at
                 self._waiting.timer("look", at + _LOOK_S, self._look)
             case SignalAll() | Finished():
-                self._conclude(self._job.happened_at)
+                self._conclude(time.monotonic())
             case _:
                 pass
 

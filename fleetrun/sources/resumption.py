@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from fleetrun.records import heartbeat
 from fleetrun.run.events import Exited, Gathered, RunWarning, SignalAll
 from fleetrun.run.observers import Source
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from fleetrun.run.observers import ObservedJob
 
 _KILL = 9
-# Ranks may write before observers hear of the signal: the longest tick of the clock of files.
+# The longest tick of the clock of files.
 _TICK_NS = 10_000_000
 # The most incomplete checkpoints that are named.
 _NAMED = 3
@@ -40,7 +41,7 @@ class Resumption(Source):
                 if plan.checkpoints is not None:
                     self._say(_given(plan.checkpoints, self._folder))
             case SignalAll(signum=signum) if signum != _KILL and self._asked_ns is None:
-                self._asked_ns = self._job.happened_ns() - _TICK_NS
+                self._asked_ns = heartbeat.file_clock_ns() - _TICK_NS
             case Exited():
                 self._alive -= 1
                 if not self._alive and self._asked_ns is not None:

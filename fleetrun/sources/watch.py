@@ -185,7 +185,7 @@ class Watch(Source):
                 for part in (self._judge, self._records, self._slow):
                     if part is not None:
                         part.restart()
-                self._since_ns = self._job.happened_ns()
+                self._since_ns = heartbeat.file_clock_ns()
             case Started(process=process, pid=pid, attempt=attempt):
                 if attempt and not self._ranks:
                     self._begin_again()

@@ -198,14 +198,11 @@ class DrivenJob(ObservedJob):
         )
         super().__init__(request, {}, log=self._messages.log, show=self._messages.show)
 
-    def preparing(self) -> list[Sink | Source]:
-        """Return the resources that the ranks need."""
-        return [self._messages, RunDirectory(self)]
-
     def observing(self) -> list[Sink | Source]:
         """Return the observers that show the job, and the one that breaks it."""
         wanted = self._wanted
-        observers: list[Sink | Source] = [EventLog(self), Console(self)]
+        observers: list[Sink | Source] = [self._messages, RunDirectory(self)]
+        observers += [EventLog(self), Console(self)]
         if wanted.get("hang_timeout_s"):
             observers.append(Watch(self))
         if wanted.get("strategy"):

@@ -7,7 +7,6 @@ import os
 import shutil
 import stat
 import subprocess
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,6 @@ from fleetrun.run import proc
 from fleetrun.run.loop import Loop
 from fleetrun.sinks import git
 from fleetrun.sinks.git import Revision
-from fleetrun.sinks.launchfile import LaunchFile
 from fleetrun.sinks.manifest import ManifestFile
 
 if TYPE_CHECKING:
@@ -81,7 +79,7 @@ def written(
     manifest.open(loop)
     assert not manifest.is_busy()
     assert not manifest.shows(0)
-    assert not path.exists()
+    assert path.exists()
     manifest.close()
     loop.close()
     document: dict[str, Any] = json.loads(path.read_text())
@@ -260,21 +258,3 @@ def test_a_repository_without_a_commit_has_none(tmp_path: Path) -> None:
     git_in(tmp_path, "init", "-q", "-b", "main")
     assert git.read(str(tmp_path)) == Revision(None, "main")
     assert answer(tmp_path) == Revision(None, "main", is_dirty=False)
-
-
-def test_a_short_job_does_not_pay_for_its_records_at_its_end(tmp_path: Path) -> None:
-    """They are written while its ranks run, and only git, which takes long, is asked later."""
-    manifest, path = sink(tmp_path, a_request(), {})
-    roster = a_roster()
-    share = Share("gpu", roster.members[0].groups, "nccl")
-    plan = planner.plan(a_request(), some_facts(2, cwd=str(tmp_path)), share, roster)
-    waiting, now = Timers(), time.monotonic()
-    manifest.open(waiting)
-    LaunchFile(plans.job(plan, asked=a_request())).open(waiting)
-    assert {"manifest", "launch file"} <= waiting.set.keys()
-    assert all(at - now < 0.1 for at, _ in waiting.set.values())
-    waiting.elapse("manifest")
-    waiting.elapse("launch file")
-    assert path.exists()
-    assert (path.parent / "launch.txt").exists()
-    manifest.close()

@@ -48,11 +48,13 @@ def begin(
     job = plans.job(made, log=log, log_keep=keep, log_overwrite=overwrite)
     rundir = RunDirectory(job)
     rundir.prepare()
-    rundir.open(Timers())
+    timers = Timers()
+    rundir.open(timers)
     for place, spec in enumerate(made.processes):
         with open(f"{made.cwd}/{made.run_dir}/{spec.log}", "a") as file:  # as the rank does
             file.write(f"{made.run_dir} rank {place}\n")
         rundir.on_event(Started(place, f"rank {place}", 100 + place, 0.0))
+    timers.elapse("old runs")
     return rundir
 
 
