@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from chaos_job import TIMEOUT_S, Lost, alive, await_
+from chaos_job import TIMEOUT_S, Lost, alive, await_, slack
 from waiting import patient  # pyright: ignore[reportMissingImports] - it is in tests
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import lab  # pyright: ignore[reportMissingImports] - as above
-    from chaos_pace import Pace
 
     Strike = Callable[["HostsJob"], Sequence[int]]
 
@@ -69,8 +68,6 @@ class Fault(NamedTuple):
     is_elastic: bool = False
     # Whether its roster is kept in etcd, on one host more; see chaos_elastic.py, too.
     has_etcd: bool = False
-    # Whether its ranks train; see chaos_paddle.py.
-    trains: bool = False
     # What one host alone is started with, which it cannot do.
     ill: tuple[str, ...] = ()
 
@@ -227,7 +224,7 @@ class HostsJob:
 
     # Afterwards ---------------------------------------------------------------------------------
 
-    def finish(self, codes: Sequence[int], within_s: float, pace: Pace) -> tuple[float, float]:
+    def finish(self, codes: Sequence[int], within_s: float) -> tuple[float, float]:
         """Wait for the end and check everything; return seconds since the fault, and how many."""
         watched = {h: p for h, p in self.launchers.items() if h not in self.dead}
         for host, launcher in watched.items():
@@ -251,7 +248,7 @@ class HostsJob:
             raise Lost(f"exit codes {seen} instead of {' or '.join(map(str, codes))}\n{outputs}")
         if not self.fault.is_early:
             self._check_verdicts(judged)
-        allowed = within_s * pace.slowdown(self.struck_at)
+        allowed = within_s * slack()
         allowed += self.slower_s
         if took > allowed:
             outputs = "\n".join(f"{host.name}: {self.printed(host)}" for host in watched)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Sequence
 
-    from chaos_pace import Pace
 
 WORKER = Path(__file__).with_name("chaos_worker.py")
 _PREFIXES = ("CUDA_VISIBLE", "PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "FLEETRUN_", "TRAINER_", "POD_")
@@ -78,13 +77,15 @@ def own_mounts() -> bool:
     )
 
 
+def slack() -> float:
+    """Return how many times as long as on an idle machine an end may take, by the load here."""
+    return max(2.0, 4 * os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 class Job:
     """A launch in FOLDER, whose name is unique; every random choice is drawn from `draw`."""
 
-    def __init__(
-        self, folder: Path, traits: Sequence[str], draw: random.Random, pace: Pace
-    ) -> None:
-        self.pace = pace
+    def __init__(self, folder: Path, traits: Sequence[str], draw: random.Random) -> None:
         self.folder = folder
         self.mark = folder.name
         self.traits = traits
@@ -199,7 +200,7 @@ class Job:
         self._check_logs()
         self._check_events(code)
         self._check_console(code)
-        slowdown = self.pace.slowdown(self.struck_at)
+        slowdown = slack()
         if saves:
             self._check_saved(_HEARD_S * slowdown)
         allowed = within_s * slowdown

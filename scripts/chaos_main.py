@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 from chaos_batch import Batch
 from chaos_faults import FAULTS, WITHIN_S
 from chaos_job import Job, Lost, alive, marked, own_mounts
-from chaos_pace import Pace
 from chaos_report import Result, announce, report
 
 if TYPE_CHECKING:
@@ -41,9 +40,9 @@ LONG_GRACE_S, SHORT_GRACE_S = 20.0, 0.3
 class Bystander:
     """A job and a plain process that have nothing to do with the others, and must live."""
 
-    def __init__(self, folder: Path, pace: Pace) -> None:
+    def __init__(self, folder: Path) -> None:
         traits = ["child+daemon+bare", "child+saver"]
-        self._job = Job(folder, traits, random.Random(0), pace)
+        self._job = Job(folder, traits, random.Random(0))
         self._job.grace_s = LONG_GRACE_S
         self._job.start()
         self._job.wait_until_ready()
@@ -79,9 +78,6 @@ def main() -> int:
     parser.add_argument(
         "--hosts", type=int, metavar="N", help="on so many hosts, which can fail, too (needs root)"
     )
-    parser.add_argument(
-        "--engine", choices=("ssh", "slurm"), help="start by this engine, on 3 --hosts by default"
-    )
     parser.add_argument("--seed", type=int, metavar="S", help="draw the same launches again")
     parser.add_argument("--seconds", type=float, metavar="LIMIT", help="start no more after that")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="only this launch of the seed")
@@ -100,10 +96,6 @@ def main() -> int:
     # Jobs on several hosts need what the tests are made of.
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     batch = Batch(numbers, seed, chosen.fault or "", chosen.keep, chosen.seconds)
-    if chosen.engine:
-        from chaos_engines import run as by_engine
-
-        return by_engine(chosen.engine, chosen.hosts or 3, batch)
     if chosen.hosts:
         from chaos_network import run
 
@@ -117,8 +109,7 @@ def main() -> int:
     print(f"{len(numbers)} launches, seed {seed}", flush=True)
     place = Path(tempfile.mkdtemp(prefix="chaos-"))
     started = time.monotonic()
-    pace = Pace()
-    bystander = Bystander(place / f"{place.name}-bystander", pace)
+    bystander = Bystander(place / f"{place.name}-bystander")
     try:
         results = list(
             _run_all(
@@ -127,14 +118,12 @@ def main() -> int:
                 numbers,
                 faults=faults,
                 bystander=bystander,
-                pace=pace,
                 allowed_s=chosen.allow,
                 seconds=chosen.seconds,
             )
         )
     finally:
         hit = bystander.end()
-        pace.end()
         if not (chosen.keep and any(place.iterdir())):
             shutil.rmtree(place, ignore_errors=True)
     return report([fault.name for fault in FAULTS], results, seed, time.monotonic() - started, hit)
@@ -147,7 +136,6 @@ def _run_all(
     *,
     faults: Sequence[Fault],
     bystander: Bystander,
-    pace: Pace,
     allowed_s: float | None,
     seconds: float | None,
 ) -> Iterator[Result]:
@@ -158,7 +146,7 @@ def _run_all(
     def run(number: int) -> Result | None:
         if deadline is not None and time.monotonic() > deadline:
             return None
-        result = _run(place, seed, number, faults, bystander, pace, allowed_s)
+        result = _run(place, seed, number, faults, bystander, allowed_s)
         with lock:
             announce(result, "", seed, f"{next(counter)} of {len(numbers)}")
         return result
@@ -177,14 +165,13 @@ def _run(  # noqa: PLR0917 - all that a launch depends on
     number: int,
     faults: Sequence[Fault],
     bystander: Bystander,
-    pace: Pace,
     allowed_s: float | None,
 ) -> Result:
     """Do launch NUMBER of SEED, whatever the others are."""
     draw = random.Random(f"{seed}/{number}")  # to be repeated, not to be secret
     fault = draw.choices(faults, [fault.weight for fault in faults])[0]
     folder = place / f"{place.name}-{number}"
-    job = Job(folder, _traits(draw, fault), draw, pace)
+    job = Job(folder, _traits(draw, fault), draw)
     is_deaf = any("deaf" in traits for traits in job.traits)
     job.grace_s = SHORT_GRACE_S if is_deaf and "twice" not in fault.name else LONG_GRACE_S
     try:

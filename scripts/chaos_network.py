@@ -11,9 +11,6 @@ import etcds  # pyright: ignore[reportMissingImports] - it is in tests
 import lab  # pyright: ignore[reportMissingImports] - as above
 from chaos_elastic import ETCD, ElasticJob, EtcdJob
 from chaos_hosts import FAULTS, GRACE_S, HostsJob
-from chaos_pace import Pace
-from chaos_paddle import FAULTS as PADDLE
-from chaos_paddle import PaddleJob
 
 if TYPE_CHECKING:
     import random
@@ -32,25 +29,19 @@ def run(hosts: int, batch: Batch) -> int:
         print(f"scripts/chaos: there can be no hosts here: {reason}", file=sys.stderr)
         return 3
     # Elastic ones are asked for by that word: each takes several times as long.
-    kinds = {"elastic": chaos_elastic.FAULTS, "etcd": ETCD, "paddle": PADDLE}
+    kinds = {"elastic": chaos_elastic.FAULTS, "etcd": ETCD}
     known = next((kinds[word] for word in kinds if batch.fault.startswith(word)), FAULTS)
-    pace = Pace()
 
     def launch(fault: Fault, draw: random.Random, folder: Path) -> tuple[float, float]:
-        return _launch(hosts, fault, draw, folder, pace)
+        return _launch(hosts, fault, draw, folder)
 
-    try:
-        return batch.run(f"on {hosts} hosts", f"--hosts {hosts}", known, launch)
-    finally:
-        pace.end()
+    return batch.run(f"on {hosts} hosts", f"--hosts {hosts}", known, launch)
 
 
-def _launch(
-    hosts: int, fault: Fault, draw: random.Random, folder: Path, pace: Pace
-) -> tuple[float, float]:
+def _launch(hosts: int, fault: Fault, draw: random.Random, folder: Path) -> tuple[float, float]:
     kind = ElasticJob if fault.is_elastic else HostsJob
-    if fault.has_etcd or fault.trains:
-        kind = EtcdJob if fault.has_etcd else PaddleJob
+    if fault.has_etcd:
+        kind = EtcdJob
     with lab.network(hosts + fault.has_etcd, folder, is_slow=fault.needs_slow_switch) as network:
         job = kind(network, folder, fault, draw)
         try:
@@ -59,6 +50,6 @@ def _launch(
                 job.wait_until_ready()
                 time.sleep(draw.uniform(0, 0.5))
             codes = fault.strike(job)
-            return job.finish(codes, fault.within_s + (GRACE_S if job.deaf else 0.0), pace)
+            return job.finish(codes, fault.within_s + (GRACE_S if job.deaf else 0.0))
         finally:
             job.clear()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PAGES = in_both_languages(DOCS / "reference.md")
 BEGIN = """\
 <!-- made by scripts/reference_page.py from the tables of the code: edit those, and run it -->
-# Reference: exit codes, variables, files (退出码、环境变量、文件)
+# Reference: exit codes, variables, files, fields (退出码、环境变量、文件、策略字段)
 
 [中文](reference.zh-CN.md)
 
@@ -59,6 +59,18 @@ number that increases when a key changes its meaning or is removed.
 FOLDERS = """
 `{gathered}/` contains the logs of other hosts with `--gather_logs`; `node1/` and so on are the
 folders of the other hosts if the [log folder is shared](logs.md#one-log-folder-for-several-hosts).
+"""
+FIELDS = """
+## Fields of a strategy
+
+What each field of a [strategy](strategies.md) does in each Paddle, in dynamic and static graphs;
+where CPU and GPU differ, a cell has CPU / GPU. `fleetrun strategy show FIELD` prints its parts, the
+reasons, and an example; the table after the first update shows what became of it in your job.
+
+**effective**: fleetrun or Paddle does it, as observed in a run. **no difference**: this is so
+anyway. **no effect**: Paddle accepts the setting and ignores it. **refused**: Paddle would stop or
+train incorrectly, so a job with it does not start. **untested**: it needs a GPU, and has not run on
+one. What is said of GPUs is derived from the programs that Paddle's GPU build generates.
 """
 
 
@@ -142,10 +154,30 @@ def files(translate: Translate) -> str:
     return head + table(columns, rows) + translate(FOLDERS).format(gathered=names.GATHERED)
 
 
+def fields_of_strategies(translate: Translate) -> str:
+    """Return the table of fields: type and default, and the status by kind of graph and Paddle."""
+    from fleetrun.strategy import explanation, fields
+
+    rows = []
+    for field in fields.TABLE:
+        cells = [f"`{field.name}`", cell(translate(explanation.kind(field)))]
+        for graph in fields.GRAPHS:
+            for paddle in fields.PADDLES:
+                statuses = [
+                    fields.outcome(field, paddle=paddle, graph=graph, device=device).status
+                    for device in fields.DEVICES
+                ]
+                cells.append(" / ".join(dict.fromkeys(statuses)))
+        rows.append(cells)
+    graphs = heads(translate, "dynamic", "static")
+    columns = [f"{graph} {paddle}" for graph in graphs for paddle in fields.PADDLES]
+    return translate(FIELDS) + table([*heads(translate, "field", "value"), *columns], rows)
+
+
 def text(page: Path) -> str:
     """Return PAGE as it should be."""
     translate = translation(page)
-    parts = (exit_codes, own_variables, rank_variables, files)
+    parts = (exit_codes, own_variables, rank_variables, files, fields_of_strategies)
     return translate(BEGIN) + "".join(part(translate) for part in parts)
 
 

@@ -115,7 +115,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--gpu"):
         for item in items:
             if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="gpu: scripts/gpu-check runs it"))
+                item.add_marker(pytest.mark.skip(reason="gpu: scripts/test --gpu runs it"))
     long = [item for item in items if item.get_closest_marker("long")]
     if long and not config.getoption("--long"):
         config.hook.pytest_deselected(items=long)

@@ -25,7 +25,6 @@ from processes import MARKER, assert_no_survivors
 from fleetrun import errors, options
 from fleetrun.commands import help as help_text
 from fleetrun.run import events
-from fleetrun.strategy import fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -294,18 +293,6 @@ def test_the_table_of_devices_is_what_the_tests_have(made: Made) -> None:
     assert rows["`mlu`"][1:3] == ("training", "the same plans")
     # Nobody has recorded it.
     assert rows["`musa`"][1:3] == ("no", "no")
-
-
-def test_the_page_of_knobs_is_what_the_tables_and_measurements_make_of_it(made: Made) -> None:
-    script = made("knobs_page.py")
-    for page in script["PAGES"]:
-        assert page.read_text(encoding="utf-8") == script["text"](page), "run scripts/knobs_page.py"
-    assert sys.modules["pages"].MISSING == []
-    known = {field.name for field in fields.TABLE}
-    for row in script["read"]():
-        assert set(row["knobs"]) <= known
-        assert 0 < row["low"] <= row["ratio"] <= row["high"]
-        assert row["model"] in script["MODELS"]
 
 
 def test_every_exit_code_of_the_code_is_in_the_help() -> None:

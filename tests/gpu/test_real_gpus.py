@@ -1,4 +1,4 @@
-"""What only a real GPU can show; scripts/gpu-check runs this."""
+"""What only a real GPU can show: `scripts/test --gpu` runs this."""
 
 from __future__ import annotations
 

@@ -43,16 +43,3 @@ def test_chaos_on_several_hosts_loses_nothing(launches: int) -> None:
     done = chaos("--hosts=4", f"--launches={launches}", "--seed=7", "--seconds=30")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "nothing lost" in done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.multinode
-@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
-@pytest.mark.parametrize("engine", ["ssh", "slurm"])
-def test_chaos_below_an_engine_loses_nothing(engine: str) -> None:
-    done = chaos(f"--engine={engine}", "--launches=6", "--seed=7", "--seconds=60")
-    if done.returncode == 3:
-        pytest.skip(done.stderr)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "nothing lost" in done.stdout
