@@ -20,6 +20,7 @@ from fleetrun.sinks.manifest import ManifestFile
 from fleetrun.sinks.outputtimes import OutputTimes
 from fleetrun.sinks.rundir import RunDirectory
 from fleetrun.sinks.stderr import Messages
+from fleetrun.sources.resumption import Resumption
 from fleetrun.sources.watch import Watch
 from fleetrun.supervisor import Supervisor
 from fleetrun.typehints import TYPE_CHECKING
@@ -329,7 +330,10 @@ class LaunchedJob(ObservedJob):
         if request.metrics_port is None:
             observers += self._metrics()
         watch = Watch(self, session=self._session, gpus=self._gpu_watch)
-        return [*observers, watch, *self._for_restarts()]
+        observers.append(watch)
+        if request.resume_from is not None:
+            observers.append(Resumption(self, request.resume_from))
+        return observers
 
     def _metrics(self) -> list[Sink | Source]:
         """Return the sink that measures the job, unless metrics are off."""
@@ -369,23 +373,6 @@ class LaunchedJob(ObservedJob):
         from fleetrun.sources.losttasks import LostTasks  # only with a task for each rank
 
         return (LostTasks(self._alive, log=self.log),)
-
-    def _for_restarts(self) -> list[Source]:
-        """Return the sources that resume ranks, and let those of later attempts be forked."""
-        request = self.request
-        sources: list[Source] = []
-        if request.resume_from is not None:
-            from fleetrun.sources.resumption import Resumption
-
-            sources.append(Resumption(self, request.resume_from))
-        least, most = hosts.bounds(request.nnodes)
-        if self.plan.rules.max_restarts or least != most or request.spares:
-            from fleetrun.sources import recovery, standby  # only where ranks may start again
-
-            sources.append(recovery.Recovery(self))
-            if request.preloads:
-                sources.append(standby.StandBy(self, self._supervisor))
-        return sources
 
     def _on_cut(self, cut: Cut) -> None:
         for follow in self._follow:

@@ -145,8 +145,6 @@ class Request(NamedTuple):
     # cores, numa or none.
     bind: str = "none"
     max_restart: int = 0
-    # Modules that a process imports besides Paddle, from which ranks are forked again; or `none`.
-    preload: tuple[str, ...] = ()
     # A folder; the newest whole checkpoint in it stands for {checkpoint} among the arguments.
     resume_from: str | None = None
     grace_s: float = 10.0
@@ -215,11 +213,6 @@ class Request(NamedTuple):
     typed: tuple[str, ...] = ()
     # Variables of the launcher that a manifest brings back; None: it was not set.
     restored: tuple[tuple[str, str | None], ...] = ()
-
-    @property
-    def preloads(self) -> bool:
-        """Whether a process with Paddle imported stands ready where ranks may start again."""
-        return self.preload != ("none",)
 
 
 # The defaults, by the fields of the request.

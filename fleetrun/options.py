@@ -584,9 +584,6 @@ TABLE: tuple[Option, ...] = (
            "Restart all processes up to N times after a failure, with new ports; not after usage "
            "or import errors, nor if the job makes no progress.",
            env=("PADDLE_MAX_RESTART",), minimum=0),
-    Option("preload", "list", JOB, "MODULES|none",
-           "Modules to import, besides Paddle, in the process from which restarted ranks are "
-           "forked (with --max_restart, or in an elastic job). none: fork no ranks."),
     Option("resume_from", "text", JOB, "DIR",
            "At each start, replace {checkpoint} in the script's arguments with the newest "
            "complete checkpoint in this folder: a folder or file whose name ends with a number.",

@@ -51,15 +51,13 @@ from fleetrun.run.signals import Signals, TerminalSignals, defaults_for_children
 from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
-    from fleetrun.model import LaunchPlan, ProcessSpec
+    from fleetrun.model import LaunchPlan
     from fleetrun.postmortem.investigation import Investigation
     from fleetrun.run.events import Declared
-    from fleetrun.run.forkserver import ServerState
     from fleetrun.run.gathering import Gathering
-    from fleetrun.run.loop import Waiting
     from fleetrun.run.observers import ObservedJob
     from fleetrun.run.readiness import Readiness
 
@@ -69,8 +67,6 @@ _SILENCE_S = 1.0
 _SWALLOWED_S = 1.0
 # A killed descendant that still exists after this waits for a device.
 _SWEEP_S = 5.0
-# How often to look whether the process from which ranks are forked has imported Paddle.
-_READY_S = 1.0
 # Orphans are reaped this long after SIGCHLD, when the exits of ranks have been handled.
 _ORPHANS_S = 0.1
 # The variables that name the files in which a process reports its exception.
@@ -87,7 +83,6 @@ class Supervisor:
     ) -> None:
         self._gathering = gathering
         gathering.prepare, gathering.withdraw = self._prepare, self._withdraw
-        gathering.keep_ready = self._keep_ready
         # The plan that is ready to start.
         self._prepared: LaunchPlan | None = None
         self._logs = worker.OpenLogs()
@@ -112,14 +107,12 @@ class Supervisor:
         self._base_env = dict(os.environb)
         self._guard: Guard
         self._has_guard = False
-        # Whether it has a process from which ranks can be forked, or has tried.
-        self.stands_by = False
         self._outcome: Outcome | None = None
         # Killed processes that ranks had left running when they succeeded.
         self._left: list[children.Leftover] = []
         self._in_a_hurry = False
-        # Reasons why ranks were not forked that were already printed.
-        self._not_forked: set[str] = set()
+        # When the attempt before this one failed or was asked to end.
+        self._failed_at: float | None = None
 
     def run(self) -> Outcome:
         """Start everything, supervise it, and return when no process of the job is left.
@@ -208,48 +201,6 @@ class Supervisor:
         if self._has_guard:
             self._guard.tell_at(target)
 
-    def stand_by(self, spec: ProcessSpec, modules: tuple[str, ...], count: int) -> None:
-        """Start the process from which COUNT ranks like SPEC are forked in the next attempt."""
-        self.stands_by = True
-        env = self._environments.of(spec)
-        if not self._has_plan:
-            # A host that waits has no job that `fleetrun ps` could show.
-            del env[os.fsencode(variables.JOB)]
-        worker.stand_by(
-            spec,
-            env=env,
-            default_signals=self._default_signals,
-            guard=self._guard,
-            stdin=self._stdin,
-            modules=modules,
-            count=count,
-        )
-
-    def await_server(self, waiting: Waiting, then: Callable[[ServerState], None]) -> None:
-        """Call THEN with that process's state, once it has imported Paddle or failed."""
-        from fleetrun.run import forkserver  # only where ranks may be forked
-
-        server = forkserver.ServerState(*self._guard.standing_by())
-        if server.state == forkserver.LOADING:
-            again = partial(self.await_server, waiting, then)
-            waiting.timer("fork server", time.monotonic() + _READY_S, again)
-        else:
-            then(server)
-
-    def _keep_ready(self, foreseen: LaunchPlan) -> None:
-        """Let ranks like those FORESEEN be forked if this host, which waits, is needed."""
-        from fleetrun.plan import visible  # only on a host that waits
-        from fleetrun.run import forkserver
-
-        forkable, request = forkserver.forkable(foreseen), self._job.request
-        if not forkable or not request.preloads:
-            return
-        self._stdin = self._job.stdin(foreseen)
-        _enter(foreseen.cwd)
-        self._start_guard(foreseen)
-        self.stand_by(foreseen.processes[forkable[0]], request.preload, len(forkable))
-        self.await_server(self._loop, lambda server: self._log(visible.sentence(str(server))))
-
     # Generations --------------------------------------------------------------------------------
 
     def _gather(self, attempt: int) -> None:
@@ -295,7 +246,7 @@ class Supervisor:
         if self._has_plan:
             return
         self._observers.withdraw()
-        if self._has_guard and not self.stands_by:
+        if self._has_guard:
             self._has_guard = False
             self._guard.dismiss()
 
@@ -324,9 +275,6 @@ class Supervisor:
         self._observers.prepare(plan)
 
     def _start_guard(self, plan: LaunchPlan) -> None:
-        if self._has_guard:
-            # It was started with the process that it keeps ready, before there was a plan.
-            return
         own = plan.processes[0].env.get(variables.JOB) if plan.processes else None
         marker = own or f"{os.path.basename(plan.run_dir)}-{os.getpid()}"
         self._environments = worker.Environments(self._base_env, {variables.JOB: marker})
@@ -546,7 +494,7 @@ class Supervisor:
 
     def _declare(self, happening: Declared) -> None:
         """Notify the observers of what a source declares, and act on it."""
-        if isinstance(happening, RunWarning | Recovered | StrategyReport):
+        if isinstance(happening, RunWarning | StrategyReport):
             self._observers.on_event(happening)
         elif self._is_over:
             if isinstance(happening, SourceFailed) and happening.is_required:
@@ -559,6 +507,8 @@ class Supervisor:
         before = self._state
         self._state, actions = policy.step(before, event, self._rules)
         self._todo += actions
+        if before.phase == policy.RUNNING != self._state.phase:
+            self._failed_at = event.at
         if self._state.is_resting and not before.is_resting:
             self._log_next_attempt(event.at)
         if self._state.phase != policy.RUNNING and self._readiness is not None:
@@ -571,6 +521,8 @@ class Supervisor:
             # In the first generation; later ones find them open.
             self._observers.open(self._loop)
         self._observers.on_event(event)
+        if isinstance(event, Started) and self._state.next_index == self._state.total:
+            self._recover(event.attempt, event.at)
 
     # What is done -------------------------------------------------------------------------------
 
@@ -659,7 +611,6 @@ class Supervisor:
             guard=self._guard,
             folder=self._job.folder,
             stdin=self._stdin,
-            may_fork=attempt > 0 or self.stands_by,
         )
         now = time.monotonic()
         if isinstance(started, worker.SpawnRefusal):
@@ -668,22 +619,17 @@ class Supervisor:
             )
         self._workers[index] = started
         self._loop.watch(started.pidfd, lambda: self._on_exit(started))
-        why_not = started.launched.why_not or self._unforkable(spec, attempt)
-        if why_not and why_not not in self._not_forked:
-            self._not_forked.add(why_not)
-            self._log(f"{self._labels[index].capitalize()} imports everything again: {why_not}.")
-        is_forked = started.launched.is_forked
-        return Started(index, self._labels[index], started.pid, now, attempt, is_forked)
+        return Started(index, self._labels[index], started.pid, now, attempt)
 
-    def _unforkable(self, spec: ProcessSpec, attempt: int) -> str:
-        """Return why SPEC could not be forked again, if that is what it runs."""
-        if not attempt or not self._job.request.preloads:
-            return ""
-        from fleetrun.run import forkserver  # only for a restart
-
-        if not forkserver.is_forkable(spec):
-            return f"it runs {os.path.basename(spec.argv[0])}, no Python script"
-        return "" if self.stands_by else "no process with Paddle imported is ready yet"
+    def _recover(self, attempt: int, at: float) -> None:
+        """Report how long it took until all ranks of ATTEMPT were started AT that moment."""
+        if self._failed_at is None:
+            return
+        recovered = Recovered(attempt, at - self._failed_at, at)
+        self._failed_at = None
+        self._job.restarts.append(recovered)
+        self._log(f"{recovered.describe()}.")
+        self._observers.on_event(recovered)
 
     def _signal_all(self, signum: int, spared: AbstractSet[int] = frozenset()) -> None:
         starting = []

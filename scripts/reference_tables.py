@@ -99,8 +99,6 @@ FLEETRUN_PROFILE [the launcher > Python ranks] Which steps a rank profiles, and 
     trace; only with --profile.
 FLEETRUN_REPORT_UPDATES [the launcher > Python ranks] Report each update to the heartbeat file
     even without a strategy; with --hang_timeout.
-FLEETRUN_FORK_SERVER [the guard > a Python that forks ranks] Whose orders that process takes; no
-    rank gets it.
 FLEETRUN_FLIGHT_RECORDER [the launcher > Python ranks] The file in which a rank records its
     collectives; only with --hang_timeout or --flight_recorder.
 FLEETRUN_STOP_AFTER [`fleetrun tune`, `fleetrun verify` > Python ranks] The number of updates after

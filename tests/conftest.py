@@ -49,7 +49,7 @@ for _signum, _usual in (
 os.environ["XDG_CONFIG_HOME"] = "/nonexistent"
 
 # Programs for ranks: they import Paddle.
-collect_ignore = ["warm", "train/models"]
+collect_ignore = ["train/models"]
 
 _PREFIXES = (
     *("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "FLEETRUN_", "TRAINER_", "POD_", "DISTRIBUTED_"),

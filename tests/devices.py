@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 import pytest
-from warming import warm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -68,11 +67,11 @@ def elements(*sizes: int) -> int:
 
 
 def variables(python: Path) -> dict[str, str]:
-    """Return the variables with which ranks that PYTHON runs are on the device, and start warm."""
+    """Return the variables with which ranks that PYTHON runs are on the device."""
     kind, settings = _used[-1]
     if not kind:
-        return warm(python)
-    loading = {
+        return {}
+    loaded = {
         "CUSTOM_DEVICE_ROOT": str(library(python).parent),
         "TESTDEVICE_KIND": kind,
         # The library counts devices and registers kernels when it is loaded.
@@ -82,11 +81,9 @@ def variables(python: Path) -> dict[str, str]:
         "GLOG_minloglevel": "1",
     }
     if NCCL.name:
-        loading["CUDA_VISIBLE_DEVICES"] = "0"
-    started = warm(python, **loading)
+        loaded["CUDA_VISIBLE_DEVICES"] = "0"
     return {
-        **started,
-        "TEST_WARM_SELF_TESTS": started["TEST_WARM_SOCKET"],
+        **loaded,
         "PADDLE_DISTRI_BACKEND": "xccl",
         "PADDLE_XCCL_BACKEND": kind,
         **{f"TESTDEVICE_{name.upper()}": str(value) for name, value in settings.items()},

@@ -32,8 +32,7 @@ def _processes() -> list[proc.Stat]:
     """Return the processes that descend from this one or work in its tests' folders."""
     everyone = proc.all_processes()
     family = proc.descendants(everyone, {os.getpid()})
-    # Ranks that start warm are forked elsewhere, and orphans have lost their parents. Workers of
-    # pytest-xdist have a folder each.
+    # Orphans have lost their parents. Workers of pytest-xdist have a folder each.
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     folder = f"/popen-{worker}/" if worker else "/pytest-of-"
     ours = []

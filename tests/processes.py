@@ -27,8 +27,6 @@ def kill_what_was_left(since_s: float) -> None:
     """
     import gc  # only after a failure
 
-    from warming import servers
-
     objects = gc.get_objects()
     for job in [item for item in objects if isinstance(item, Job)]:
         for pid in survivors(job.marker):
@@ -37,7 +35,7 @@ def kill_what_was_left(since_s: float) -> None:
     ticks = int(since_s * os.sysconf("SC_CLK_TCK"))
     for process in [item for item in objects if isinstance(item, subprocess.Popen)]:
         stat = _read(f"/proc/{process.pid}/stat") if process.returncode is None else b""
-        if not stat or int(stat.rpartition(b")")[2].split()[19]) < ticks or process in servers:
+        if not stat or int(stat.rpartition(b")")[2].split()[19]) < ticks:
             continue
         process.kill()
         process.wait()

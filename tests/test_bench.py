@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training import PYTHONS
-from warming import warm
 
 ROOT = Path(__file__).parents[1]
 
@@ -79,7 +77,7 @@ def test_bench_strategy_compares_in_turns(tmp_path: Path) -> None:
     only = "--only=reducer:many,fusion:many,hooks:many"
     little = [only, "--repeats=1", "--turns=1", "--warm-up=1", "--cpu"]
     shown = ("reducer that the strategy brings", "one per gradient", "Goals")
-    results = bench(tmp_path, ["strategy", *little], shown, **warm(PYTHONS["3.3.1"]))
+    results = bench(tmp_path, ["strategy", *little], shown)
     assert not results["failures"]
     reducer, fusion, hooks = results["comparisons"]
     assert [len(reducer[side]) for side in ("one", "other", "ratios")] == [1, 1, 1]

@@ -189,12 +189,7 @@ def test_every_command_works_when_it_is_pasted_where_it_stands(
     project, is_made = tmp_path / "project", name != "README.md"
     shutil.copytree(projects[is_made], project, symlinks=True)
     begin = [". .venv/bin/activate", "cd demo"] if is_made else []
-    # Fast tests of this file need no Paddle.
-    from training import warm_launch
-
-    # The ranks of some commands import it.
-    variables = warm_launch() if re.search(r"run_check|import paddle", PAGES[name]) else {}
-    output = paste([*begin, *script(PAGES[name])], project, **variables)
+    output = paste([*begin, *script(PAGES[name])], project)
     # A restart that loads its checkpoint.
     assert ("resuming at step 10" in output) == (name == "docs/cookbook.md")
 

@@ -18,7 +18,6 @@ import ports
 import pytest
 from processes import MARKER, assert_no_survivors, survivors
 from waiting import TRAINING_S, until
-from warming import WARM, warm
 
 from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.records import rankfile
@@ -53,8 +52,6 @@ PYTHONS = _Pythons(
         "2.6.2": Path(_PADDLE26 or ROOT / ".venv-paddle2.6" / "bin" / "python"),
     }
 )
-# The PYTHONPATH of launches whose ranks start warm.
-WARM_PATH = f"{ROOT}:{WARM}"
 # The beginning of a script with a static program, and an update of it.
 STATIC = """
 import numpy
@@ -74,16 +71,9 @@ RUN = "executor.run(main, feed=feed, fetch_list=[loss])\n"
 _AFTERWARDS_S = 30.0
 
 
-def warm_launch(version: str = "3.3.1") -> dict[str, str]:
-    """Return the variables of a launcher whose ranks, of the Paddle of VERSION, start warm."""
-    return {**warm(PYTHONS[version]), "PYTHONPATH": WARM_PATH}
-
-
-def start_warm(host: Host, *words: str, version: str = "3.3.1") -> subprocess.Popen[bytes]:
-    """Start `fleetrun WORDS` on HOST, whose ranks start warm."""
-    return host.fleetrun(
-        *words, folder=host.folder, python=PYTHONS[version], **warm_launch(version)
-    )
+def launch_on(host: Host, *words: str, version: str = "3.3.1") -> subprocess.Popen[bytes]:
+    """Start `fleetrun WORDS` on HOST, with the Paddle of VERSION."""
+    return host.fleetrun(*words, folder=host.folder, python=PYTHONS[version], PYTHONPATH=str(ROOT))
 
 
 def mostly(version: str) -> list[Any]:
@@ -203,7 +193,7 @@ def alone(
             "CUDA_VISIBLE_DEVICES": "",
             **devices.variables(PYTHONS[version]),
             **devices.of_rank(0),
-            "PYTHONPATH": f"{SITE}:{WARM}",
+            "PYTHONPATH": str(SITE),
             "FLEETRUN_STRATEGY_FILE": str(folder / "strategy.json"),
             "FLEETRUN_RECORDS": str(folder / "rank.0.jsonl"),
         },
@@ -283,7 +273,7 @@ def start(
         "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
         "PADDLE_DISTRI_BACKEND": "gloo",
         **devices.variables(python),
-        "PYTHONPATH": f"{SITE}:{WARM}",
+        "PYTHONPATH": str(SITE),
         "OMP_NUM_THREADS": "1",
         # A launcher sets it: what they wait for in vain can be seen.
         STACK_SIGNAL_VARIABLE: str(STACK_SIGNAL),

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from fleetrun.conversion import counted, duration
-from fleetrun.run.events import Exited, Interrupted, spent
+from fleetrun.run.events import Exited, Interrupted
 from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from fleetrun.model import LaunchPlan
     from fleetrun.run.events import Outcome, Recovered
 
@@ -29,7 +27,7 @@ class Ending(NamedTuple):
 
 
 def line(ending: Ending) -> str:
-    """Return the line with which a launch closes, after one about its restarts, if it had any."""
+    """Return the line with which a launch closes."""
     outcome = ending.outcome
     if outcome.cause is None:
         word = "Done"
@@ -39,32 +37,11 @@ def line(ending: Ending) -> str:
     if ending.steps is not None:
         steps = f" and {counted(ending.steps, 'step')}"
     attempts = f", {outcome.attempts} attempts" if outcome.attempts > 1 else ""
-    return _restarts(ending.restarts) + (
+    if ending.restarts:
+        attempts += f" ({sum(restart.seconds for restart in ending.restarts):.1f} s to restart)"
+    return (
         f"{word} after {duration(ending.seconds)}{steps}{attempts} (exit code {outcome.exit_code})."
     )
-
-
-def _restarts(restarts: Sequence[Recovered]) -> str:
-    r"""Sum up how long RESTARTS took, and each phase; of one, its own line has told the phases.
-
-    >>> from fleetrun.run.events import Recovered
-    >>> one = Recovered(1, 9.0, (("detected", 0.25), ("stopped", 1.0)), None, 12.0)
-    >>> _restarts((one, one._replace(phases=(("detected", 0.5),), lost_steps=3)))
-    '2 restarts took 1.75 s: detected 0.75, stopped 1.00 s; 3 steps lost.\n'
-    >>> _restarts((one,))
-    '1 restart took 1.25 s.\n'
-    """
-    if not restarts:
-        return ""
-    phases: dict[str, float] = {}
-    # In the order of one with most phases: the first one has not waited.
-    for restart in sorted(restarts, key=lambda restart: -len(restart.phases)):
-        for name, seconds in restart.phases:
-            phases[name] = phases.get(name, 0.0) + seconds
-    known = [restart.lost_steps for restart in restarts if restart.lost_steps is not None]
-    lost = sum(known) if known else None
-    took = f"{counted(len(restarts), 'restart')} took {sum(phases.values()):.2f} s"
-    return f"{took}: {spent((*phases.items(),), lost)}.\n" if len(restarts) > 1 else f"{took}.\n"
 
 
 def document(ending: Ending, host: str) -> dict[str, Any]:
@@ -72,7 +49,7 @@ def document(ending: Ending, host: str) -> dict[str, Any]:
 
     Its keys: schema, event (ended), job_id, host, nodes (how many hosts), processes (of all hosts),
     began (seconds since 1970), seconds, steps (null: none reported), attempts, restarts (each with
-    attempt, seconds, phases and lost steps), exit_code, verdict, rank and signal (of the process
+    attempt and seconds), exit_code, verdict, rank and signal (of the process
     that failed first; null: none), and log (the run directory).
     """
     outcome, plan = ending.outcome, ending.plan

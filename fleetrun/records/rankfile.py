@@ -19,8 +19,6 @@ SCHEMA = 1
 # The kinds of records.
 EXCEPTION, EXIT, STRATEGY, UPDATE = "exception", "exit", "strategy", "update"
 TOPOLOGY = "topology"
-# What a restarted rank reports once, in this order; `inject/restarted.py` has the same.
-PROGRESS = IMPORTED, FIRST_COLLECTIVE, FIRST_STEP = "imported", "first collective", "first step"
 # The order in which axes are named; others follow.
 _AXES = ("dp", "mp", "pp", "sharding", "sep")
 _MOST = 1024 * 1024
@@ -130,19 +128,6 @@ def last(path: str, kind: str, restart: int) -> dict[str, Any] | None:
     """Return the last record of KIND and attempt RESTART in the file PATH."""
     matching = [record for record in records(path, kind) if record.get("restart") == restart]
     return matching[-1] if matching else None
-
-
-def progress(path: str, restart: int) -> dict[str, float]:
-    """Return the moments of PROGRESS that the file PATH has of the attempt RESTART: monotonic.
-
-    The first ones are those of the rank itself; children that it spawns record theirs, too.
-    """
-    moments: dict[str, float] = {}
-    for record in reading.lines(path) if path else ():
-        kind, at = record.get("kind"), record.get("monotonic")
-        if kind in PROGRESS and record.get("restart") == restart and isinstance(at, float):
-            moments.setdefault(str(kind), at)
-    return moments
 
 
 def path_of(spec: "ProcessSpec") -> str:

@@ -74,7 +74,7 @@ class ReportRecord(NamedTuple):
     victims: tuple[VictimRecord, ...] = ()
     evidence: tuple[str, ...] = ()
     earlier: tuple[str, ...] = ()
-    # Each with its attempt, seconds, phases (seconds by name) and lost steps.
+    # Each with its attempt and seconds.
     restarts: tuple[Mapping[str, Any], ...] = ()
 
 

@@ -44,16 +44,6 @@ class Order(NamedTuple):
     cpus: Sequence[int]
     # The process group to join in order to read the terminal; 0: lead a new session.
     group: int = 0
-    # Whether a fork server may fork it.
-    may_fork: bool = False
-
-
-class Launched(NamedTuple):
-    """A started process; `why_not` says why the fork server did not fork it."""
-
-    pid: int
-    is_forked: bool = False
-    why_not: str = ""
 
 
 class WaitStatus(NamedTuple):
@@ -291,14 +281,14 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def kill(leaders: AbstractSet[int], seconds: float, spare: AbstractSet[int]) -> None:
-    """Kill all children of the guard but SPARE, LEADERS first; reap no leader."""
+def kill(leaders: AbstractSet[int], seconds: float) -> None:
+    """Kill all children of the guard, LEADERS first; reap no leader."""
     deadline = time.monotonic() + seconds
     signal_groups(leaders)
     while any(map(_is_alive, leaders)) and time.monotonic() < deadline:
         poll(_LOOK_S)
     # Their descendants in other sessions are our children now.
-    sweep(leaders | spare, max(0.0, deadline - time.monotonic()), is_guard=True)
+    sweep(leaders, max(0.0, deadline - time.monotonic()), is_guard=True)
 
 
 def sweep(spare: AbstractSet[int], seconds: float, *, is_guard: bool = False) -> Swept:
@@ -340,12 +330,6 @@ def _is_ours(pid: int) -> bool:
 
 def kill_child(pid: int) -> bool:
     """Kill the child PID; return False without permission, as for a set-user-id program."""
-    # A SCHED_IDLE process, such as a fork server that imports, would not get to die for minutes on
-    # a busy host.
-    with suppress(OSError):
-        for thread in map(int, os.listdir(f"/proc/{pid}/task")):
-            if os.sched_getscheduler(thread) == os.SCHED_IDLE:
-                os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
     try:
         os.kill(pid, _KILL)
     except ProcessLookupError:

@@ -3,7 +3,6 @@
 `policy.step` takes an event and returns actions; sinks and sources are notified of both.
 """
 
-from fleetrun.conversion import counted
 from fleetrun.model import ExitStatus, FieldVerdict, LaunchPlan
 from fleetrun.typehints import TYPE_CHECKING, NamedTuple, NoReturn, TypeAlias
 
@@ -74,8 +73,6 @@ class Started(NamedTuple):
     pid: int
     at: float
     attempt: int = 0
-    # Whether the fork server, which has Paddle imported, forked it.
-    is_forked: bool = False
 
 
 class Exited(NamedTuple):
@@ -224,8 +221,8 @@ class StacksRequested(NamedTuple):
 class RunWarning(NamedTuple):
     """An observation without consequences: `what` is its kind, `labels` the processes concerned.
 
-    `what` is one of stopped, continued, straggler, stacks, went on, ended, task lost, fork server,
-    checkpoint, desync.
+    `what` is one of stopped, continued, straggler, stacks, went on, ended, task lost, checkpoint,
+    desync.
     """
 
     what: str
@@ -235,46 +232,23 @@ class RunWarning(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """The ranks run again; `phases` since the failure, with the seconds that each took."""
+    """All processes of another attempt are started; `seconds` since the one before failed."""
 
     attempt: int
-    failed_at: float
-    # detected, stopped, waited (not before the first restart), agreed, started; and, where known,
-    # imported, first collective, first step.
-    phases: tuple[tuple[str, float], ...]
-    # None: unknown, as the script reports no steps.
-    lost_steps: int | None
+    seconds: float
     at: float
-
-    @property
-    def seconds(self) -> float:
-        """How long it took."""
-        return sum(seconds for _, seconds in self.phases)
 
     def document(self) -> dict[str, object]:
         """Return it for programs, to a millisecond."""
-        phases = {name: round(seconds, 3) for name, seconds in self.phases}
-        known = {"attempt": self.attempt, "seconds": round(self.seconds, 3)}
-        return {**known, "phases": phases, "lost_steps": self.lost_steps}
+        return {"attempt": self.attempt, "seconds": round(self.seconds, 3)}
 
     def describe(self) -> str:
         """Return one line of text.
 
-        >>> Recovered(1, 9.0, (("detected", 0.01), ("first step", 1.2)), 3, 12.0).describe()
-        'Attempt 1 runs 1.21 s after the failure: detected 0.01, first step 1.20 s; 3 steps lost'
+        >>> Recovered(1, 1.214, 12.0).describe()
+        'Attempt 1 runs: the restart took 1.21 s'
         """
-        told = f"Attempt {self.attempt} runs {self.seconds:.2f} s after the failure"
-        return f"{told}: {spent(self.phases, self.lost_steps)}"
-
-
-def spent(phases: tuple[tuple[str, float], ...], lost_steps: int | None) -> str:
-    """Return a text with how long PHASES took, and how many steps were lost.
-
-    >>> spent((("detected", 0.01), ("first step", 1.2)), 1)
-    'detected 0.01, first step 1.20 s; 1 step lost'
-    """
-    told = ", ".join(f"{name} {seconds:.2f}" for name, seconds in phases)
-    return f"{told} s" if lost_steps is None else f"{told} s; {counted(lost_steps, 'step')} lost"
+        return f"Attempt {self.attempt} runs: the restart took {self.seconds:.2f} s"
 
 
 class StrategyReport(NamedTuple):
@@ -550,7 +524,6 @@ Declared: TypeAlias = (
     Overdue
     | Hung
     | RunWarning
-    | Recovered
     | StrategyReport
     | StrategyRejected
     | StopRequested

@@ -30,9 +30,6 @@ class Gathering:
     # do. `prepare` prepares an attempt's plan or raises FleetrunError; `withdraw` undoes that.
     prepare: Callable[[LaunchPlan, int], None] = staticmethod(lambda *_: None)
     withdraw: Callable[[], None] = staticmethod(lambda: None)
-    # Set by it, too, for a host that waits until it is needed: keeps a process ready from which the
-    # ranks of a plan like this one can be forked.
-    keep_ready: Callable[[LaunchPlan], None] = staticmethod(lambda _: None)
 
     # The job ends if there is no plan within this time.
     timeout_s: float = DEFAULTS["rdzv_timeout_s"]

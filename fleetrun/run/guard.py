@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
     from typing import Protocol
 
-    from fleetrun.run.children import Ended, Launched, Order, Swept, WaitStatus
+    from fleetrun.run.children import Ended, Order, Swept, WaitStatus
     from fleetrun.run.descriptors import FileLimit
-    from fleetrun.run.forkserver import ForkServer
     from fleetrun.run.loop import Waiting
     from fleetrun.run.terminal import TerminalSettings
 
@@ -102,8 +101,8 @@ class Guard:
         self._socket.setblocking(False)  # noqa: FBT003 - socket has it so
         self._has_ended = False
 
-    def start(self, order: Order) -> Launched:
-        """Start a process; raises OSError or ValueError."""
+    def start(self, order: Order) -> int:
+        """Start a process and return its id; raises OSError or ValueError."""
         changed = dict(order.env.items() - self._env.items())
         absent = tuple(self._env.keys() - order.env.keys())
         brief = tuple(order._replace(env=changed))
@@ -117,32 +116,17 @@ class Guard:
                 pid = children.adopted(order)
                 if pid is None:
                     raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED)) from None
-                return children.Launched(pid)
+                return pid
             self._files.restore()
-            why_not = "its guard was killed" if order.may_fork else ""
             try:
-                return children.Launched(children.start(order), why_not=why_not)
+                return children.start(order)
             finally:
                 self._files.lift()
         if kind == "refused":
             raise OSError(value, os.strerror(value))
         if kind == "impossible":
             raise ValueError(value)
-        return children.Launched(*value)
-
-    def stand_by(self, order: Order, modules: tuple[str, ...], count: int) -> None:
-        """Start a fork server that imports Paddle and MODULES and parks COUNT forks."""
-        with suppress(_GuardLost):
-            self._ask("stand by", tuple(order), modules, count, files=(order.output, order.errors))
-
-    def standing_by(self) -> tuple[str, int, str]:
-        """Return the fork server's state, its own memory in bytes, and why it is unfit."""
-        try:
-            self._ask("standing by")
-            state, own_bytes, why = self._answer()
-        except _GuardLost:
-            return "unfit", 0, "the job is over" if self._is_dismissed else "its guard was killed"
-        return state, own_bytes, why
+        return int(value)
 
     def end(self, pids: Sequence[int], sweep_s: float | None = None) -> list[Ended]:
         """Reap PIDS, which have ended, and kill what is left of their process groups.
@@ -460,7 +444,6 @@ class _Service:
         self._woken = woken
         # The children that the launcher has not asked to be reaped yet.
         self.ranks: set[int] = set()
-        self._forks: ForkServer | None = None
         # The environment of the first one.
         self._env: Mapping[bytes, bytes] = {}
         # When to kill them, in case the launcher is stopped; and the coordinator to tell, in case
@@ -488,11 +471,10 @@ class _Service:
                 # `os.wait4` would load it when the first rank has ended, for half a millisecond.
                 import resource  # noqa: F401
 
-                children.reap_orphans(self.ranks | self._own)
+                children.reap_orphans(self.ranks)
             if self.kill_at is not None and self.kill_at <= time.monotonic():
                 self.kill_at = None
-                # Those who wait for the next attempt are no ranks, and compute nothing.
-                children.kill(self.ranks, _STUCK_S, self._own)
+                children.kill(self.ranks, _STUCK_S)
 
     def _reap_orphans_later(self) -> None:
         if self._orphans_at is None:
@@ -527,24 +509,16 @@ class _Service:
                     del env[name]
                 self._env = self._env or env
                 try:
-                    started = self._start(order._replace(env=env))
+                    pid = children.start(order._replace(env=env))
                 except OSError as error:
                     self._say(("refused", error.errno))
                 except ValueError as error:
                     self._say(("impossible", str(error)))
                 else:
-                    self.ranks.add(started.pid)
+                    self.ranks.add(pid)
                     # Also for what that loads.
                     self._reap_orphans_later()
-                    self._say(("started", tuple(started)))
-            case "stand by", [fields, modules, count]:
-                from fleetrun.run import forkserver  # only where a job may start again
-
-                with suppress(OSError, ValueError):
-                    self._forks = forkserver.ForkServer(_received(fields, fds), modules, count)
-            case "standing by", []:
-                unfit = "unfit", 0, "it could not be started"
-                self._say(unfit if self._forks is None else tuple(self._forks.state()))
+                    self._say(("started", pid))
             case "end", [pids, sweep_s]:
                 statuses = children.wait_statuses(pids)
                 self._say(list(map(tuple, statuses)))
@@ -571,29 +545,14 @@ class _Service:
             case _:  # pragma: no cover - there are no others
                 raise AssertionError(request)
 
-    @property
-    def _own(self) -> frozenset[int]:
-        """The fork server and its parked forks."""
-        return frozenset() if self._forks is None else self._forks.pids
-
     def _end(self, pids: Sequence[int], statuses: Sequence[WaitStatus]) -> None:
         ended = children.end(pids, statuses)
         self.ranks.difference_update(pids[: len(ended)])
         self._say([(how.peak_bytes, list(map(tuple, how.left))) for how in ended])
 
     def _sweep(self, ranks: frozenset[int], seconds: float) -> tuple[Any, ...]:
-        swept = children.sweep(ranks | self._own, seconds, is_guard=True)
+        swept = children.sweep(ranks, seconds, is_guard=True)
         return swept.stuck, list(map(tuple, swept.ended))
-
-    def _start(self, order: Order) -> Launched:
-        if not order.may_fork or self._forks is None:
-            return children.Launched(children.start(order))
-        from fleetrun.run import forkserver
-
-        try:
-            return children.Launched(self._forks.fork(order), is_forked=True)
-        except forkserver.Unable as why:
-            return children.Launched(children.start(order), why_not=str(why))
 
     def _say(self, answer: Sequence[Any] | None) -> None:
         self._orders.sendall(framing.pack(answer))

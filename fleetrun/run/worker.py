@@ -11,9 +11,9 @@ from contextlib import suppress
 from fleetrun.model import ExitStatus, LaunchPlan, ProcessSpec
 from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.records import names, variables
-from fleetrun.records.folder import SHARED, Closing, Folder, closed, point, write_all
+from fleetrun.records.folder import SHARED, Folder, closed, point, write_all
 from fleetrun.run import proc, terminal
-from fleetrun.run.children import Ended, Launched, Leftover, Order
+from fleetrun.run.children import Ended, Leftover, Order
 from fleetrun.run.libc import signal
 from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
@@ -45,13 +45,10 @@ class Worker:
     # Whether it gets the terminal's signals (Ctrl-C), too.
     has_terminal = False
 
-    def __init__(
-        self, index: int, attempt: int, launched: Launched, pidfd: int, guard: Guard
-    ) -> None:
+    def __init__(self, index: int, attempt: int, pid: int, pidfd: int, guard: Guard) -> None:
         self.index = index
         self.attempt = attempt
-        self.launched = launched
-        self.pid = launched.pid
+        self.pid = pid
         self.pidfd = pidfd
         self.started_at = time.monotonic()
         self._guard = guard
@@ -243,11 +240,10 @@ def spawn(
     guard: Guard,
     folder: Folder,
     stdin: terminal.Stdin,
-    may_fork: bool,
 ) -> Worker | SpawnRefusal:
     """Start SPEC in a session of its own, its output appended to LOGS, files of FOLDER.
 
-    The one that reads the terminal stays in the launcher's session. MAY_FORK: from a fork server.
+    The one that reads the terminal stays in the launcher's session.
     """
     fds: list[int] = []
     log = ""
@@ -269,47 +265,20 @@ def spawn(
         default_signals=tuple(map(int, default_signals)),
         cpus=tuple(spec.cpus),
         group=os.getpgrp() if has_terminal else 0,
-        # Forks cannot join the terminal's session.
-        may_fork=may_fork and not has_terminal,
     )
     try:
-        launched = guard.start(order)
+        pid = guard.start(order)
     except (OSError, ValueError) as error:
         return _refusal(spec, error)
     finally:
         _close(fds)
     try:
         worker_type = TerminalWorker if has_terminal else Worker
-        return worker_type(index, attempt, launched, os.pidfd_open(launched.pid), guard)
+        return worker_type(index, attempt, pid, os.pidfd_open(pid), guard)
     except OSError as error:
-        os.kill(launched.pid, signal.SIGKILL)
-        guard.end([launched.pid])
+        os.kill(pid, signal.SIGKILL)
+        guard.end([pid])
         return _refusal(spec, error)
-
-
-def stand_by(
-    spec: ProcessSpec,
-    *,
-    env: Mapping[bytes, bytes],
-    default_signals: Sequence[int],
-    guard: Guard,
-    stdin: terminal.Stdin,
-    modules: tuple[str, ...],
-    count: int,
-) -> None:
-    """Start a fork server for COUNT ranks like SPEC, which imports MODULES besides Paddle."""
-    with Closing(null := os.open(os.devnull, os.O_WRONLY)):
-        order = Order(
-            argv=tuple(spec.argv),
-            env=dict(env),
-            output=null,
-            errors=null,
-            takes_our_stdin=not stdin.is_terminal,
-            default_signals=tuple(map(int, default_signals)),
-            # Libraries count the processors when they are loaded.
-            cpus=tuple(spec.cpus),
-        )
-        guard.stand_by(order, modules, count)
 
 
 def _close(fds: Sequence[int]) -> None:

@@ -126,7 +126,6 @@ def join(
         log=log,
         health=trouble,
         warm=_warm if script.is_python(request.script) else None,
-        foresee=lambda: plan(local),
         hook=_hook(request, facts, endpoint.config),
         settled=partial(_settle, logs, has_token=endpoint.token is not None),
         ports=_port_check(session, endpoint, facts, slots),

@@ -75,7 +75,6 @@ class Rendezvous(Gathering, SessionHandler):
         settled: Settled | None = None,
         health: Callable[[], str] | None = None,
         warm: Callable[[], str] | None = None,
-        foresee: Callable[[], LaunchPlan] | None = None,
         hook: Callable[[], str] | None = None,
         ports: PortCheck | None = None,
     ) -> None:
@@ -88,7 +87,6 @@ class Rendezvous(Gathering, SessionHandler):
         self._settled = settled
         self._health = health
         self._warm = warm
-        self._foresee = foresee
         self._hook = hook
         self._ports = ports
         # The ports that this host has offered for its ranks.
@@ -415,11 +413,6 @@ class Rendezvous(Gathering, SessionHandler):
         self._cold = trouble
         if trouble:
             self._log(f"This host would stay out of the job, as {trouble}.")
-        elif self._foresee is not None:
-            try:
-                self.keep_ready(self._foresee())
-            except FleetrunError as error:
-                self._log(f"Ranks here would import everything again: {error}")
 
     def conclude(self, verdict: Verdict) -> None:
         """Answer that there is no plan, or join the next generation."""

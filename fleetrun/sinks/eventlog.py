@@ -81,7 +81,7 @@ class EventLog(Sink):
                 files = dict.fromkeys(("log", "error_log")) | dict(
                     zip(("log", "error_log"), logs, strict=False)
                 )
-                started = {"pid": happening.pid, "is_forked": happening.is_forked}
+                started = {"pid": happening.pid}
                 return "started", self._process(happening) | started | files
             case Exited(pid=pid, fault=fault, peak_bytes=peak):
                 fields = {
@@ -137,9 +137,8 @@ class EventLog(Sink):
             case RunWarning(what=what, text=text, labels=labels):
                 return "warning", {"what": what, "who": labels, "text": text}
             case Recovered():
-                fields = _fields(happening, "attempt", "failed_at", "lost_steps")
-                fields["text"] = f"{happening.describe()}."
-                return "recovered", {**fields, "phases": dict(happening.phases)}
+                text = f"{happening.describe()}."
+                return "recovered", {**_fields(happening, "attempt", "seconds"), "text": text}
             case StrategyReport(silent=silent, ranks_equal=ranks_equal):
                 return "strategy_report", {
                     "verdicts": [verdict._asdict() for verdict in happening.verdicts],

@@ -10,7 +10,6 @@ from pathlib import Path
 import faults
 import launch
 import nodes
-import recovery
 import strategy
 
 
@@ -21,7 +20,6 @@ def main() -> int:
     launch.add_to(subcommands)
     faults.add_to(subcommands)
     nodes.add_to(subcommands)
-    recovery.add_to(subcommands)
     strategy.add_to(subcommands)
     for benchmark in subcommands.choices.values():
         benchmark.add_argument("--json", type=Path, metavar="FILE", help="write every number there")

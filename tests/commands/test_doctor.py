@@ -17,7 +17,6 @@ from checkout import ROOT, environ
 from commandline import FLEETRUN, Command, fleetrun
 from fake_paddles import fake_paddle, plugins
 from lab import is_root
-from training import warm_launch
 from waiting import LONG_S, TRAINING_S, until
 
 if TYPE_CHECKING:
@@ -289,7 +288,7 @@ def test_preflight_lets_a_job_run_that_is_well(tmp_path: Path) -> None:
 
 
 def test_a_real_allreduce_is_right_and_measured(tmp_path: Path) -> None:
-    done = run(tmp_path, "--json", "--allreduce", env=warm_launch(), seconds=TRAINING_S)
+    done = run(tmp_path, "--json", "--allreduce", seconds=TRAINING_S)
     (finding,) = findings(done, "allreduce")
     assert "right over gloo" in finding["seen"]
     allreduce = json.loads(done.stdout)["allreduce"]

@@ -10,7 +10,7 @@ import devices
 import pytest
 import train_kinds
 import yaml
-from training import PYTHONS, WARM_PATH
+from training import PYTHONS, ROOT
 from waiting import TRAINING_S
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def test_kinds_of_models_are_trained_on_two_devices_of_each_of_two_hosts(
     with devices.on("npu", kernel_us=50, delay_us=300, count=2, witness=tmp_path):
         environ = {
             **devices.variables(PYTHON),
-            "PYTHONPATH": WARM_PATH,
+            "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
             "OUTPUT": str(tmp_path / "report"),
         }

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from lab import Host, ends
-from training import start_warm
+from training import launch_on
 from waiting import LONG_S, TRAINING_S
 
 pytestmark = pytest.mark.multinode
@@ -20,7 +20,7 @@ IPS = "--ips=10.88.0.1,10.88.0.2"
 
 def doctors(hosts: Pair, *words: str, seconds: float = LONG_S) -> list[Findings]:
     """Run the doctor on both of HOSTS; return the findings of each."""
-    start = start_warm if "--allreduce" in words else Host.fleetrun
+    start = launch_on if "--allreduce" in words else Host.fleetrun
     ends([start(host, "doctor", "--json", IPS, *words) for host in hosts], seconds)
     for host in hosts:
         assert host.processes() == []

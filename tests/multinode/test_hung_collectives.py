@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from lab import ends
-from training import start_warm
+from training import launch_on
 from waiting import TRAINING_S, until
 
 from fleetrun.records import eventfile, flightfile, names
@@ -55,7 +55,7 @@ def test_of_a_dead_network_no_rank_is_named(two_hosts: tuple[Host, Host]) -> Non
         (host.folder / "job.py").write_text(BUSY)
     # Launchers reach each other, ranks do not.
     options = "--master=10.88.0.1:6000", "--nnodes=2", "--nproc_per_node=2", "--hang_timeout=8"
-    launchers = [start_warm(host, *options, "job.py") for host in two_hosts]
+    launchers = [launch_on(host, *options, "job.py") for host in two_hosts]
     until(lambda: all((host.folder / "trains").exists() for host in two_hosts), TRAINING_S)
     two_hosts[1].filter("in tcp sport 6000 accept", "in ip saddr 10.88.0.1 drop")
     assert ends(launchers, TRAINING_S) == [124, 124]
@@ -86,7 +86,7 @@ def test_the_records_of_two_hosts_say_who_keeps_the_others_waiting(
     for host in two_hosts:
         (host.folder / "job.py").write_text(script)
     options = "--ips=10.88.0.1,10.88.0.2", "--nproc_per_node=2", "--hang_timeout=8"
-    launchers = [start_warm(host, *options, "job.py") for host in two_hosts]
+    launchers = [launch_on(host, *options, "job.py") for host in two_hosts]
     assert ends(launchers, TRAINING_S) == [124, 124]
     run = two_hosts[0].folder / "log" / "latest"
     (hung,) = [event for event in eventfile.read(str(run / names.EVENTS)) if event.event == "hung"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from checkout import ROOT, environ
 from lab import ends
-from training import start_warm
+from training import launch_on
 from waiting import LONG_S, TRAINING_S, until
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def launch(hosts: Pair, script: str, *options: str) -> None:
     """Run SCRIPT with a launcher on each host; both succeed and leave no process."""
     for host in hosts:
         (host.folder / "job.py").write_text(script)
-    begin = start_warm if "import paddle" in script else start
+    begin = launch_on if "import paddle" in script else start
     launchers = [begin(host, *options, "job.py") for host in hosts]
     assert ends(launchers, TRAINING_S) == [0, 0], "\n".join(host.output for host in hosts)
     for host in hosts:
@@ -195,7 +195,7 @@ def test_ranks_on_two_hosts_reach_each_other(two_hosts: Pair, where: str) -> Non
 def test_two_hosts_train_one_model(two_hosts: Pair, version: str, where: str) -> None:
     script = ROOT / "scripts" / "train_resnet.py"
     words = (*where.split(), "--nproc_per_node=1", str(script), "--epochs=2")
-    launchers = [start_warm(host, *words, version=version) for host in two_hosts]
+    launchers = [launch_on(host, *words, version=version) for host in two_hosts]
     assert ends(launchers, TRAINING_S) == [0, 0], "\n".join(host.output for host in two_hosts)
     logs = [(host.folder / "log" / "workerlog.0").read_text() for host in two_hosts]
     weights = [

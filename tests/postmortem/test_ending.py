@@ -51,9 +51,7 @@ def test_a_document_says_it_to_programs(
     assert json.loads(json.dumps(told)) == told
 
 
-def test_phases_of_restarts_are_summed_in_their_order() -> None:
-    first = Recovered(1, 9.0, (("stopped", 1.0), ("agreed", 0.25)), None, 12.0)
-    # The first one has not waited.
-    second = first._replace(phases=(("stopped", 1.0), ("waited", 0.5), ("agreed", 0.25)))
-    closing = ending.line(WELL._replace(restarts=(first, second)))
-    assert closing.startswith("2 restarts took 3.00 s: stopped 2.00, waited 0.50, agreed 0.50 s.")
+def test_the_time_of_all_restarts_is_told() -> None:
+    restarts = (Recovered(1, 1.25, 12.0), Recovered(2, 1.75, 15.0))
+    closing = ending.line(WELL._replace(outcome=FAILED, restarts=restarts))
+    assert closing == "Failed after 1 min 23 s, 3 attempts (3.0 s to restart) (exit code 7)."

@@ -7,8 +7,6 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
-from commandline import Command, fleetrun
-from forks import fake_paddle
 from meetings import Meeting
 from waiting import LONG_S, patient, quick, until
 
@@ -115,7 +113,6 @@ def test_a_launcher_that_is_terminated_leaves_an_elastic_job(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_a_host_that_stands_by_takes_the_place_of_a_lost_one(tmp_path: Path) -> None:
     job = Meeting(tmp_path, SPEAK, "--nnodes=2", "--spares=1", *quick())
     second = begin_with_a_spare(job)
@@ -124,33 +121,6 @@ def test_a_host_that_stands_by_takes_the_place_of_a_lost_one(tmp_path: Path) -> 
     (tmp_path / "go").touch()
     assert job.ends() == [0, -9, 0]
     assert "rank 1 of 2" in job.output(2)
-
-
-TRAIN = """
-import paddle
-paddle.base.core.ProcessGroup().barrier()
-attempt = os.environ["PADDLE_RESTART_COUNT"]
-open(f"../is.{attempt}.{rank}.of.{os.environ['PADDLE_TRAINERS_NUM']}", "w").close()
-while not os.path.exists("../go"): time.sleep(0.02)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preload", ["", "fails", "none"])
-def test_the_ranks_of_a_host_that_stood_by_are_forked(tmp_path: Path, preload: str) -> None:
-    options = ("--nnodes=2", "--spares=1", *quick(), *([f"--preload={preload}"] if preload else []))
-    fake = fake_paddle(tmp_path)
-    job = Meeting(tmp_path, TRAIN, *options, make=Command.python, PYTHONPATH=fake)
-    printed = {"": "Ranks of another attempt are forked from", "fails": "fails cannot be imported"}
-    second = begin_with_a_spare(job, printed.get(preload, WAITS))
-    assert f"-{job.launchers[2].pid}" not in fleetrun("ps", "--json", folder=tmp_path).stdout
-    second.kill()
-    wait_for(tmp_path, 1, hosts=2)
-    (tmp_path / "go").touch()
-    assert job.ends() == [0, -9, 0]
-    started = [event for event in job.commands[2].events() if event["event"] == "started"]
-    assert [event["is_forked"] for event in started] == [not preload]
-    assert ("imports everything again: fails cannot" in job.output(2)) == (preload == "fails")
 
 
 @pytest.mark.slow

@@ -46,14 +46,6 @@ def test_s20_every_field_is_read(tmp_path: Path) -> None:
     assert rankfile.error(str(path)) is None
 
 
-def test_what_a_spawned_child_imports_later_is_no_moment_of_its_rank(tmp_path: Path) -> None:
-    path = tmp_path / "rank.0.jsonl"
-    imports = [{"kind": rankfile.PROGRESS[0], "restart": 1, "monotonic": at} for at in (5.0, 9.0)]
-    path.write_text("".join(f"{json.dumps(record)}\n" for record in imports))
-    assert rankfile.progress(str(path), 1) == {rankfile.PROGRESS[0]: 5.0}
-    assert rankfile.progress(str(path), 0) == {}
-
-
 def test_the_exception_of_a_process_is_recorded_or_else_left_in_a_file_of_its_own(
     tmp_path: Path,
 ) -> None:

@@ -39,20 +39,3 @@ def test_a_rank_that_was_started_by_somebody_who_died_is_known_by_its_environmen
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
             assert children.end([pid])[0].status.status == signal.SIGKILL
-
-
-def test_a_child_that_yields_to_all_others_dies_as_soon_as_they() -> None:
-    pid = children.start(order(0))
-    try:
-        os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
-        try:
-            os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
-        except PermissionError:
-            pytest.skip("only root comes back from SCHED_IDLE; others' fork servers never use it")
-        os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
-        assert children.kill_child(pid)
-        assert children.wait_status(pid).status == signal.SIGKILL
-        assert os.sched_getscheduler(pid) == os.SCHED_OTHER
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        children.end([pid])

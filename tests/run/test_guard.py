@@ -52,7 +52,7 @@ def order(log: int, *argv: str, **env: str) -> Order:
 
 def started(made: guard.Guard, script: str) -> int:
     with open(os.devnull, "wb") as null:
-        return made.start(order(null.fileno(), "sh", "-c", script)).pid
+        return made.start(order(null.fileno(), "sh", "-c", script))
 
 
 def await_end(pid: int) -> None:
@@ -85,7 +85,7 @@ def test_ranks_die_at_the_moment_that_was_named_even_if_nobody_asks_again(
     """Their launcher may be stopped, and the other hosts go on without all that they have begun."""
     with (tmp_path / "log").open("wb") as log:
         script = "setsid sleep 1000 & echo $!; wait"
-        leader = made.start(order(log.fileno(), "sh", "-c", script)).pid
+        leader = made.start(order(log.fileno(), "sh", "-c", script))
     until((tmp_path / "log").read_text)
     elsewhere = int((tmp_path / "log").read_text())
     pidfds = [os.pidfd_open(pid) for pid in (leader, elsewhere)]
@@ -177,7 +177,7 @@ def test_each_process_has_its_own_environment(made: guard.Guard, tmp_path: Path)
             os.waitid(os.P_PID, made.pid, os.WEXITED | os.WNOWAIT)
         with (tmp_path / f"{number}").open("wb") as log:
             sent = order(log.fileno(), "cat", "/proc/self/environ", **env)
-            made.end([made.start(sent).pid])
+            made.end([made.start(sent)])
         entries = (tmp_path / f"{number}").read_bytes().rstrip(b"\0").split(b"\0")
         assert dict(entry.split(b"=", 1) for entry in entries) == sent.env
 

@@ -71,7 +71,7 @@ def all_kinds(plan: LaunchPlan) -> list[Happening]:
         RunWarning("stopped", "rank 3 \udcff is stopped.", 1.5, ("rank 3",)),
         StacksRequested(1.6),
         Hung(30.0, 1.7, ((("rank 3",), "train.py:1"),), ("rank 3",), "stacks.*.txt"),
-        Recovered(1, 1.0, (("detected", 0.1), ("stopped", 0.2)), 3, 1.8),
+        Recovered(1, 0.3, 1.8),
         StrategyReport(
             (FieldVerdict("amp", "true", "", "no_word", who=("rank 3",)),), 1.8, ("rank 3",)
         ),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import lab
 import pytest
-from training import PYTHONS, ROOT, evidence, run_marked, start_warm
-from waiting import TRAINING_S, until
+from training import PYTHONS, ROOT, evidence, launch_on, run_marked
+from waiting import TRAINING_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,15 +109,14 @@ def test_on_two_hosts_a_strategy_makes_servers_and_trainers_exchange_every_20_st
     options = (f"--servers={both}", f"--workers={both}", *AGAIN, *geo(tmp_path))
     words = (*options, str(SCRIPT), *EPOCHS)
     with lab.hosts(2, tmp_path) as hosts:
-        launchers = [start_warm(host, *words, version="2.6.2") for host in hosts]
+        launchers = [launch_on(host, *words, version="2.6.2") for host in hosts]
         codes = [launcher.wait(TRAINING_S) for launcher in launchers]
         assert codes == [0, 0], "\n".join((host.folder / "output").read_text() for host in hosts)
         logs = [log for host in hosts for log in logs_of(host.folder, 1)]
         assert_learned(logs)
         for trainer, host in enumerate(hosts):
             assert_geo(host.folder, trainer, logs[trainer])
-        # A warm server that is killed ends a moment after the process that stands for it.
-        until(lambda: not any(host.processes() for host in hosts))
+        assert not any(host.processes() for host in hosts)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import ports
 import pytest
 from checkout import ROOT
 from commandline import FLEETRUN
-from training import PROGRAMS, PYTHONS, WARM_PATH, made_once, run
+from training import PROGRAMS, PYTHONS, made_once, run
 
 if TYPE_CHECKING:
     import subprocess
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.train
 
-# Ranks that load their plug-in themselves: a warm rank has the plug-in of its server.
-COLD = {"PYTHONPATH": str(ROOT)}
 # Prefixes of a plug-in's own variables, which another plug-in must not read.
 _OWN, _OTHER = b"TESTDEVICE_", b"OTHERSUCH__"
 
@@ -30,7 +28,7 @@ def launch(
 ) -> subprocess.CompletedProcess[str]:
     """Run `fleetrun OPTIONS` with PROGRAM and the Paddle of VERSION; the kind is detected."""
     python = PYTHONS[version]
-    told = {"PADDLE_DISTRI_BACKEND": "", "PADDLE_XCCL_BACKEND": "", "PYTHONPATH": WARM_PATH}
+    told = {"PADDLE_DISTRI_BACKEND": "", "PADDLE_XCCL_BACKEND": "", "PYTHONPATH": str(ROOT)}
     words = [*FLEETRUN[1:], *options, str(PROGRAMS), program]
     return run(python, words, folder, **{**told, "OUTPUT": str(folder / "report"), **more})
 
@@ -85,7 +83,7 @@ def test_one_of_two_kinds_is_chosen_and_the_other_is_not_even_loaded(
     folder.mkdir()
     (folder / "libone.so").symlink_to(built)
     (folder / "libother.so").write_bytes(built.read_bytes().replace(_OWN, _OTHER))
-    more = {**COLD, "CUSTOM_DEVICE_ROOT": str(folder), f"{_OTHER.decode()}KIND": "mlu"}
+    more = {"CUSTOM_DEVICE_ROOT": str(folder), f"{_OTHER.decode()}KIND": "mlu"}
     with devices.on("npu", count=2):
         done = launch(tmp_path, "training", f"--device_kind={chosen}", "--devices=1,0", **more)
     assert done.returncode == 0, done.stdout
@@ -95,14 +93,14 @@ def test_one_of_two_kinds_is_chosen_and_the_other_is_not_even_loaded(
 
 def test_a_mask_that_the_plugin_does_not_read_holds_all_the_same(tmp_path: Path) -> None:
     with devices.on("mlu", count=4):
-        done = launch(tmp_path, "training", MLU_VISIBLE_DEVICES="1,3", **COLD)
+        done = launch(tmp_path, "training", MLU_VISIBLE_DEVICES="1,3")
     assert done.returncode == 0, done.stdout
     assert [report["place"] for report in reports(tmp_path)] == ["Place(mlu:1)", "Place(mlu:3)"]
 
 
 def test_who_wants_the_cpu_gets_it_although_paddle_prefers_its_plugin(tmp_path: Path) -> None:
     with devices.on("mlu", count=4):
-        done = launch(tmp_path, "training", "--nproc_per_node=1", "--device_kind=cpu", **COLD)
+        done = launch(tmp_path, "training", "--nproc_per_node=1", "--device_kind=cpu")
     assert done.returncode == 0, done.stdout
     assert [report["place"] for report in reports(tmp_path)] == ["Place(cpu)"]
 
@@ -127,9 +125,8 @@ def test_the_report_of_a_collective_that_fails_tells_of_the_plug_in(tmp_path: Pa
 
 def test_the_report_of_a_hang_names_the_device(tmp_path: Path) -> None:
     with devices.on("mlu", count=4, fault="hang@3:1", loss="hang"):
-        # No stacks can be taken of ranks that start warm.
         words = ("--hang_timeout=10", "--devices=0,1")
-        done = launch(tmp_path, "sums", *words, **COLD)
+        done = launch(tmp_path, "sums", *words)
     assert done.returncode == 124, done.stdout
     assert "Whether MLUs compute is not known" in done.stdout
     assert "Ranks 0-1 (MLU 0, MLU 1) stand in" in done.stdout
@@ -158,7 +155,7 @@ def test_paddle_checks_the_devices_that_are_named(
 ) -> None:
     words = [*FLEETRUN[1:], "--tee=all", f"--devices={listed}", "run_check"]
     with devices.on("mlu", count=count):
-        done = run(PYTHONS[version], words, tmp_path, PYTHONPATH=WARM_PATH)
+        done = run(PYTHONS[version], words, tmp_path, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stdout
     ranks = "2 ranks" if "," in listed else "1 rank"
     assert done.stdout.count(f"PaddlePaddle works well on {ranks}.") == len(listed.split(","))

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from training import MODELS, PYTHONS, WARM_PATH, run, train
+from training import MODELS, PYTHONS, ROOT, run, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +32,7 @@ def test_no_tensor_is_read_on_the_host_in_each_step(version: str, tmp_path: Path
 @pytest.mark.parametrize("version", PYTHONS)
 def test_updates_of_bfloat16_are_not_merged(version: str, tmp_path: Path) -> None:
     argv = [MODELS / "half_updates.py"]
-    done = run(PYTHONS[version], argv, tmp_path, PYTHONPATH=WARM_PATH)
+    done = run(PYTHONS[version], argv, tmp_path, PYTHONPATH=str(ROOT))
     assert json.loads(done.stdout.splitlines()[-1]) == {
         "float32": ["merged_momentum"],
         "bfloat16": ["momentum", "momentum"],

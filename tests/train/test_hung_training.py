@@ -71,9 +71,8 @@ def test_the_rank_that_keeps_the_others_waiting_is_named_and_no_other(
     job.argv[-1:] = [str(hanging.__file__), str(seed)]
     with devices.on("npu" if where == "npu" else ""):
         env = devices.variables(python)
-    # No stacks can be taken of warm ranks; and the launcher is to choose the backend.
-    unset = ("PYTHONPATH", "TEST_WARM", "PADDLE_")
-    ended = job.run(env={name: env[name] for name in env if not name.startswith(unset)})
+    # The launcher is to choose the backend.
+    ended = job.run(env={name: env[name] for name in env if not name.startswith("PADDLE_")})
     who = f"rank {fault.rank}"
     events = list(eventfile.read(str(tmp_path / "log" / "latest" / "events.jsonl")))
     hung = [

@@ -229,11 +229,9 @@ def test_ranks_are_named_with_their_coordinates(version: str, end: str, tmp_path
     # Without options nothing counts the steps.
     is_plain = end == "plain"
     options = [] if is_plain else ["--hang_timeout=8s", "--check_ranks=-1"]
-    # No stacks can be taken of ranks that start warm.
-    cold = {} if is_plain else {"PYTHONPATH": str(ROOT)}
     words = ["-m", "fleetrun", "--nproc_per_node=2", *options, "train.py"]
     end = "fail" if is_plain else end
-    done = run(PYTHONS[version], [*words, end], tmp_path, **cold)
+    done = run(PYTHONS[version], [*words, end], tmp_path, PYTHONPATH=str(ROOT))
     where = "mp 1, NPU 1" if devices.kind() else "mp 1"
     sentences = {
         "fail": "fleetrun: rank 1 (mp 1) exited with 1.",

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import devices
 import pytest
 from training import PYTHONS, RUN, SITE, STATIC, run, train
-from warming import WARM
 
 from fleetrun.commands.tune import losses
 from fleetrun.records import tracefile
@@ -120,7 +119,7 @@ def test_each_run_of_a_static_program_is_one_step(
 ) -> None:
     (tmp_path / "train.py").write_text(STATIC + 4 * RUN)
     trace = tmp_path / "trace"
-    more = {"PYTHONPATH": f"{SITE}:{WARM}", "FLEETRUN_PROFILE": f"1-9:{trace}", **more}
+    more = {"PYTHONPATH": str(SITE), "FLEETRUN_PROFILE": f"1-9:{trace}", **more}
     done = run(PYTHONS[version], ["-W", "ignore", "train.py"], tmp_path, **more)
     assert done.returncode == 0, done.stdout
     read = tracefile.read(str(trace))

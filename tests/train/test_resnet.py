@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from training import PYTHONS, ROOT, mostly, run_marked
-from warming import warm
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +37,7 @@ def train(
     python, is_ours = PYTHONS[version], "fleetrun" in words
     # These builds cannot use a GPU that is here; Paddle's launcher does without the variable.
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if is_ours else {}
-    done, left = run_marked(python, words, folder, **warm(python), **hidden, **variables)
+    done, left = run_marked(python, words, folder, **hidden, **variables)
     assert done.returncode == code, done.stdout
     assert not left or not is_ours
     logs = sorted(folder.glob("log/workerlog.*"))

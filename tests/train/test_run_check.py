@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import devices
 import ports
 import pytest
-from training import PYTHONS, WARM_PATH, run
+from training import PYTHONS, ROOT, run
 from waiting import TRAINING_S
-from warming import warm
 
 from fleetrun.inject import run_check
 
@@ -25,7 +24,7 @@ def test_paddle_is_checked_in_each_rank_and_in_all_together(version: str, tmp_pa
     # A file of that name is not run.
     (tmp_path / "run_check").write_text("#!/bin/sh\nexit 9\n")
     argv = ["-m", "fleetrun", "--nproc_per_node=2", "--tee", "run_check"]
-    done = run(PYTHONS[version], argv, tmp_path, PYTHONPATH=WARM_PATH)
+    done = run(PYTHONS[version], argv, tmp_path, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stdout
     for rank in range(2):
         # On a plug-in each rank of Paddle's own check would take the first device.
@@ -47,7 +46,7 @@ def test_with_master_two_hosts_are_checked_together(version: str, tmp_path: Path
             subprocess.Popen(
                 [PYTHONS[version], "-m", "fleetrun", *words, "run_check"],
                 cwd=tmp_path / str(number),
-                env={**os.environ, **warm(PYTHONS[version]), "CUDA_VISIBLE_DEVICES": ""},
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 from commandline import Command
 from training import PYTHONS, RUN, SITE, STATIC, run
-from warming import WARM
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,7 +49,7 @@ def test_each_update_is_a_heartbeat(
         PYTHONS[version],
         ["-W", "ignore", "train.py"],
         tmp_path,
-        PYTHONPATH=f"{SITE}:{WARM}",
+        PYTHONPATH=str(SITE),
         FLAGS_enable_pir_api=flag,
         FLEETRUN_REPORT_UPDATES="1",
         FLEETRUN_HEARTBEAT=str(tmp_path / "beat"),

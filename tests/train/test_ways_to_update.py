@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from training import PYTHONS, SITE, alone, run, told, train
-from warming import WARM
 
 from fleetrun.records import rankfile
 
@@ -194,7 +193,7 @@ def test_the_loss_of_every_kind_of_backward_is_recorded(version: str, tmp_path: 
     (tmp_path / "train.py").write_text(LOSSES)
     (tmp_path / "strategy.json").write_text(json.dumps(told({"strategy": {}})))
     records = str(tmp_path / "rank.0.jsonl")
-    more = {"PYTHONPATH": f"{SITE}:{WARM}", "FLEETRUN_STOP_AFTER": "9", "FLEETRUN_RECORDS": records}
+    more = {"PYTHONPATH": str(SITE), "FLEETRUN_STOP_AFTER": "9", "FLEETRUN_RECORDS": records}
     more["FLEETRUN_STRATEGY_FILE"] = str(tmp_path / "strategy.json")
     done = run(PYTHONS[version], ["train.py"], tmp_path, **more)
     assert done.returncode == 0, done.stdout

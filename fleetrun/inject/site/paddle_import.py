@@ -43,7 +43,7 @@ class _PaddleFinder:
             return None
         sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
         try:
-            _change_paddle(self._beside, self._requests)
+            _change_paddle(self._requests)
             # Python iterates over the old list, without the finder that `inject` has just added.
             for finder in sys.meta_path:
                 if type(finder).__module__ == _INJECT + ".import_hooks":
@@ -71,8 +71,8 @@ def _record_unapplied(beside, failure):
         pass
 
 
-def _change_paddle(beside, requests):
-    # type: (Callable[[str], Any], Sequence[str]) -> None
+def _change_paddle(requests):
+    # type: (Sequence[str]) -> None
     """Load the necessary parts of `inject`, the parent of this folder, under a unique name."""
     from importlib import import_module, util
 
@@ -99,16 +99,6 @@ def _change_paddle(beside, requests):
     elif _is_one_of_several():
         # With any launch, failures name the coordinates of ranks.
         import_module(_INJECT + ".topology").arm()
-    if _is_restarted():
-        append = beside("rank_records").append
-        import_module(_INJECT + ".restarted").watch(append, is_armed=is_armed)
-
-
-def _is_restarted():
-    # type: () -> bool
-    """Whether this is a rank of a later attempt than the first."""
-    is_again = os.environ.get("PADDLE_RESTART_COUNT", "0") != "0"
-    return is_again and bool(os.environ.get("FLEETRUN_RECORDS"))
 
 
 def _is_one_of_several():

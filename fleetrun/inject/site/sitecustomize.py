@@ -269,17 +269,13 @@ def _begin():
             _show_stacks_on(int(signum))
     except Exception:  # training goes on without
         pass
-    ranks, attempt = variable("PADDLE_TRAINERS_NUM"), variable("PADDLE_RESTART_COUNT")
-    is_changed = ranks not in {None, "", "1"} or attempt not in {None, "", "0"}
+    is_changed = variable("PADDLE_TRAINERS_NUM") not in {None, "", "1"}
     is_changed = is_changed or any(map(variable, _FOR_PADDLE))
     if is_changed or is_crash_shown:
         _await_paddle(is_crash_shown, is_changed)
 
 
 try:
-    if os.environ.get("FLEETRUN_FORK_SERVER"):
-        # Become the process from which ranks are forked; return in each of them.
-        _beside("fork_server").serve()
     _import_hidden()
 finally:
     _begin()

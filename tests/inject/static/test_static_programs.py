@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from training import PYTHONS, ROOT
 from waiting import TRAINING_S
-from warming import warm
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,7 +100,6 @@ def build(python: Path, names: tuple[str, ...], pir: str) -> dict[str, Any]:
             input=json.dumps({name: SCENARIOS[name] for name in names}),
             env={
                 **os.environ,
-                **warm(python),
                 "FLAGS_enable_pir_api": pir,
                 "CUDA_VISIBLE_DEVICES": "",
             },
