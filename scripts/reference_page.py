@@ -67,7 +67,8 @@ What each field of a [strategy](strategies.md) does in each Paddle, in dynamic a
 where CPU and GPU differ, a cell has CPU / GPU. `fleetrun strategy show FIELD` prints its parts, the
 reasons, and an example; the table after the first update shows what became of it in your job.
 
-**effective**: fleetrun or Paddle does it, as observed in a run. **no difference**: this is so
+**effective**: fleetrun or Paddle does it, as observed in a run. **expected**: it should do so on
+GPUs, where no strategy has run yet. **no difference**: this is so
 anyway. **no effect**: Paddle accepts the setting and ignores it. **refused**: Paddle would stop or
 train incorrectly, so a job with it does not start. **untested**: it needs a GPU, and has not run on
 one. What is said of GPUs is derived from the programs that Paddle's GPU build generates.

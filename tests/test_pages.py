@@ -256,6 +256,25 @@ def test_the_readme_leads_to_every_page() -> None:
         assert name == "README.md" or f"]({name})" in README
 
 
+@pytest.mark.parametrize(("name", "word"), [("README.md", "Status"), ("README.zh-CN.md", "状态")])
+def test_the_first_screen_of_the_readme_has_the_status(name: str, word: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    first_screen = text.partition("\n## ")[0]
+    (status,) = (part for part in first_screen.split("\n\n") if part.startswith(f"**{word}**"))
+    assert "CPU" in status
+    assert "GPU" in status
+    assert "#what-has-run)" in status
+
+
+@pytest.mark.parametrize("name", ["docs/reference.md", "docs/reference.zh-CN.md"])
+def test_the_table_of_fields_calls_nothing_effective_on_gpus(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    cells = [cell.strip() for cell in text.replace("\n", "|").split("|")]
+    assert cells.count("effective / expected")
+    # One word is about both, the second of two about GPUs.
+    assert [cell for cell in cells if re.search(r"(^|/ )effective$", cell)] == []
+
+
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Made:
     """Return what runs a script that makes a page; they share modules beside them."""

@@ -29,10 +29,15 @@ DEVICES = ("cpu", "gpu")
 EFFECTIVE, NO_EFFECT, REFUSED = "effective", "no effect", "refused"
 # The job trains the same without it.
 NO_DIFFERENCE = "no difference"
+# What is effective elsewhere, on devices where nothing has run.
+EXPECTED = "expected"
 # It needs a GPU and has not been run on one.
 UNTESTED = "untested"
 # The caveat about everything that concerns GPUs.
-GPUS = "GPUs: not yet run on one; derived from the programs that Paddle's GPU build generates."
+GPUS = (
+    "GPUs: expected, but not yet run on one; derived from the programs that Paddle's GPU build "
+    "generates."
+)
 LEGACY_IR = (
     "Paddle 3.3.1 supports static strategies only in its older program representation: "
     "FLAGS_enable_pir_api=0, and networks without paddle.matmul and similar operators."
@@ -232,10 +237,14 @@ def outcome(
     >>> nccl = find("strategy", "nccl_comm_num")
     >>> outcome(nccl, paddle="3.3.1", graph="dygraph", device="cpu").status
     'effective'
+    >>> outcome(nccl, paddle="3.3.1", graph="dygraph", device="gpu").status
+    'expected'
     """
     for candidate in outcomes(field, is_off=is_off):
         asked = ((candidate.graph, graph), (candidate.paddle, paddle), (candidate.device, device))
         if all(place in ("", here) for place, here in asked):
+            if device == "gpu" and candidate.status == EFFECTIVE:
+                return candidate._replace(status=EXPECTED)
             return candidate
     raise KeyError(field.name)
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from commandline import fleetrun
 
 from fleetrun import cli
 from fleetrun.strategy import fields, load
@@ -183,10 +184,23 @@ def test_explain_tells_what_each_field_comes_to(capsys: pytest.CaptureFixture[st
     assert first == [
         "fuse_all_reduce_ops: true",
         "effective",
-        "everywhere",
+        "dygraph 3.3.1 cpu",
         why,
     ]
     assert "static" not in output.out
+
+
+@pytest.mark.parametrize("words", [("explain", "recommended"), ("show", "nccl_comm_num")])
+def test_nothing_is_called_effective_on_gpus_where_no_strategy_has_run(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = fleetrun("strategy", *words, folder=tmp_path)
+    assert done.returncode == 0
+    # A page about a field has the places below their status.
+    rows = re.sub(r"\n    (?=\w+ [\d.]+ [cg]pu)", "  ", done.stdout).splitlines()
+    on_gpus = [row for row in rows if re.search(r"(dygraph|static) [\d.]+ gpu", row)]
+    assert [row for row in on_gpus if "expected" in row]
+    assert [row for row in on_gpus if "effective" in row] == []
 
 
 def test_explain_sorts_the_places_by_what_happens_there(
