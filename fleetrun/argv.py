@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetrun import options
+from fleetrun import gone, options
 from fleetrun.errors import UsageError
 from fleetrun.model import Script
 from fleetrun.options import Option, RawOption
@@ -272,6 +272,7 @@ def _match(typed: str, names: dict[str, Option], notes: list[str], value: str) -
     name = typed[2:].replace("-", "_") if typed.startswith("--") else ""
     if name in names:
         return names[name]
+    gone.refuse(name, typed)
     starting = sorted(known for known in names if name and known.startswith(name))
     if f"{name}s" in starting:
         # Rather than other options with this prefix.

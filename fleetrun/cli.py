@@ -327,9 +327,11 @@ def _check_command(word: str, rest: "Sequence[str]") -> None:
 
     A program of that name hardly trains; `fleetrun -- kill` runs it.
     """
+    from fleetrun import gone
     from fleetrun.commands import COMMANDS
     from fleetrun.errors import UsageError
 
+    gone.refuse(word, f"fleetrun {word}", gone.COMMANDS)
     meant = _COMMANDS_ELSEWHERE.get(word)
     if meant is None:
         # Most programs are unlike any command, and skip the search.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from fleetrun import argv, options
+from fleetrun import argv, gone, options
 from fleetrun.errors import UsageError
 from fleetrun.options import Option, RawOption
 from fleetrun.typehints import TYPE_CHECKING, NamedTuple
@@ -115,6 +115,7 @@ def _read_entries(
         name = typed.replace("-", "_")
         option = rows.get(name) or (None if command else options.of_kind(name))
         if option is None:
+            gone.refuse(name, f"{where}: {typed}")
             known = [name for name, row in rows.items() if row.in_file]
             of = f" of {command}" if command else ""
             ending = argv.suggest(typed, known, prefix="")

@@ -48,6 +48,7 @@ FLOORS = (
         "fleetrun.argv",
         "fleetrun.suggestions",
         "fleetrun.colors",
+        "fleetrun.gone",
         "fleetrun.hints",
         "fleetrun.configfile",
         "fleetrun.yamlfile",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from fleetrun import argv, colors, configfile, options, request, suggestions
+from fleetrun import argv, colors, configfile, gone, options, request, suggestions
 from fleetrun.commands import values
 from fleetrun.errors import UsageError
 from fleetrun.options import RawOption
@@ -212,6 +212,8 @@ def _sentence(error: click.UsageError) -> str:
     context = error.ctx
     where = _where(context)
     if isinstance(error, click.NoSuchOption) and context is not None:
+        name = error.option_name.lstrip("-").replace("-", "_")
+        gone.refuse(name, f"{where}{error.option_name}")
         known = [name for param in context.command.get_params(context) for name in param.opts]
         # Without hyphens, which would make all names similar.
         bare = [name.lstrip("-") for name in known if name.startswith("--")]

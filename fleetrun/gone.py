@@ -1,0 +1,17 @@
+"""What is gone since 1.0, options and commands, and what to use instead; for one release."""
+
+from __future__ import annotations
+
+from fleetrun.errors import UsageError
+
+# By their names, with underscores; also as lines of a config file.
+OPTIONS = {
+    "preload": "leave it out: a restart starts new processes.",
+}
+COMMANDS: dict[str, str] = {}
+
+
+def refuse(name: str, typed: str, table: dict[str, str] = OPTIONS) -> None:
+    """Raise UsageError if NAME of TABLE is gone; TYPED is how it was written, and where."""
+    if name in table:
+        raise UsageError(f"{typed} is gone: {table[name]}")
