@@ -7,6 +7,8 @@ from fleetrun.errors import UsageError
 # By their names, with underscores; also as lines of a config file.
 OPTIONS = {
     "preload": "leave it out: a restart starts new processes.",
+    "scaling": "launch with other numbers of devices, and compare the runs with `fleetrun report`.",
+    "ui": "run `fleetrun top` or `fleetrun ui` in another terminal.",
 }
 COMMANDS: dict[str, str] = {}
 

@@ -39,7 +39,6 @@ _NOT_HERE = {
     "detach": "use wait=False; what outlives this program is started by `fleetrun --detach`.",
     "help": "see docs/options.md.",
     "version": "see fleetrun.__version__.",
-    "ui": "it needs a terminal: `fleetrun top` shows the job there.",
 }
 _PACKAGES = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _CHUNK = 65536

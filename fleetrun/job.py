@@ -9,7 +9,6 @@ from fleetrun.errors import FleetrunError, UsageError
 from fleetrun.plan import hosts
 from fleetrun.plan.visible import visible
 from fleetrun.records import secrets
-from fleetrun.run import terminal
 from fleetrun.run.descriptors import FileLimit
 from fleetrun.run.gathering import AtOnce
 from fleetrun.run.observers import ObservedJob
@@ -50,26 +49,23 @@ def launch(
     request: Request,
     environ: Mapping[str, str],
     tasks: tuple[Task, ...] = (),
-    alive: Mapping[int, int] | None = None,
     caller: Caller | None = None,
 ) -> int:
     """Carry out REQUEST and return the exit code; TASKS are the ranks' own tasks of an engine.
 
-    ALIVE has a descriptor for each of the other tasks, readable once that is gone. CALLER is told
-    of the job. Raises FleetrunError if the request cannot be carried out; nothing is left running
-    then.
+    CALLER is told of the job. Raises FleetrunError if the request cannot be carried out; nothing is
+    left running then.
     """
     is_real = request.dry_run is None
     request = _with_meeting(request, environ)
     engine = engines.find(request, environ, planner.places(request))
     try:
-        _has_screen(request, environ)
         if request.preflight and is_real:
             from fleetrun import checkup  # only with --preflight
 
             checkup.preflight(request, environ)
     except FleetrunError as error:
-        return tell(error, request._replace(ui=False), environ, engine, caller)
+        return tell(error, request, environ, engine, caller)
     background: Background | None = None
     if request.detach and is_real:
         from fleetrun.run.background import begin  # most launches stay in front
@@ -100,7 +96,7 @@ def launch(
             return _show(attempts)
         if caller is not None and not is_alone:
             caller.gathering()
-        job = LaunchedJob(request, environ, background, alive or {}, caller)
+        job = LaunchedJob(request, environ, background, caller)
         return job.run(attempts.alone if is_alone else attempts.join, files)
     finally:
         attempts.close()
@@ -238,17 +234,6 @@ def _show(attempts: _Attempts) -> int:
     return put(forms[request.dry_run or "table"](plans, request, here=roster.me))
 
 
-def _has_screen(request: Request, environ: Mapping[str, str]) -> bool:
-    """Whether `top` has the terminal; UsageError if a rank needs it, too."""
-    if not request.ui:
-        return False
-    if request.debug is not None or request.stdin not in {None, terminal.NO_PROCESS}:
-        other = "--debug" if request.debug is not None else "--stdin"
-        raise UsageError(f"--ui and {other} both want the terminal: leave one of them out.")
-    is_able = environ.get("TERM", "") not in {"", "dumb"} and os.isatty(1)
-    return is_able and terminal.is_foreground()
-
-
 class LaunchedJob(ObservedJob):
     """A job with the observers that its request needs."""
 
@@ -257,7 +242,6 @@ class LaunchedJob(ObservedJob):
         request: Request,
         environ: Mapping[str, str],
         background: Background | None = None,
-        alive: Mapping[int, int] | None = None,
         caller: Caller | None = None,
     ) -> None:
         # Ranks inherit the environment of the manifest's launcher.
@@ -275,7 +259,7 @@ class LaunchedJob(ObservedJob):
             progress=messages.progress,
             redact=messages.redact,
         )
-        self._background, self._alive, self._caller = background, alive or {}, caller
+        self._background, self._caller = background, caller
         self._session: Session | None = None
         self._follow: list[Callable[[Cut], None]] = []
         self._ending: Ending | None = None
@@ -285,7 +269,6 @@ class LaunchedJob(ObservedJob):
         gathering, self._session = begin(self)
         if self._session is not None:
             self.tell_loss = self._session.loss_report
-        self.is_on_screen = self._background is None and _has_screen(self.request, self.environ)
         self._supervisor = Supervisor(gathering, self, files)
         outcome = self._supervisor.run()
         is_told = self.request.on_end or self.request.webhook
@@ -317,15 +300,11 @@ class LaunchedJob(ObservedJob):
             from fleetrun.sinks.profile import ProfileSink
 
             observers.append(ProfileSink(self))
-        if self.is_on_screen:
-            from fleetrun.sinks.ui import Screen
-
-            observers.append(Screen(self, messages))
         if request.log_max_bytes:
             from fleetrun.sinks.rotate import Rotation
 
             observers.append(Rotation(self, self._on_cut))
-        observers += [*self._of_strategy(), *self._of_hosts(), *self._of_tasks()]
+        observers += [*self._of_strategy(), *self._of_hosts()]
         observers += [EventLog(self), ManifestFile(self), LaunchFile(self), console, times]
         if request.metrics_port is None:
             observers += self._metrics()
@@ -365,14 +344,6 @@ class LaunchedJob(ObservedJob):
         end = SessionEnd(plan, session, self.folder, log=log, redact=redact, gather_logs=logs)
         link, gone = self._supervisor, self.gone
         return (JobSession(plan, session, log=log, redact=redact, end=end, link=link, gone=gone),)
-
-    def _of_tasks(self) -> tuple[Source, ...]:
-        """Return the source that watches the engine's other tasks here, if there are any."""
-        if not self._alive:
-            return ()
-        from fleetrun.sources.losttasks import LostTasks  # only with a task for each rank
-
-        return (LostTasks(self._alive, log=self.log),)
 
     def _on_cut(self, cut: Cut) -> None:
         for follow in self._follow:

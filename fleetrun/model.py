@@ -171,7 +171,6 @@ class Request(NamedTuple):
     # 0: nothing is measured.
     metrics_period_s: float = 5.0
     metrics_port: int | None = None
-    ui: bool = False
     tee: str | None = None
     # A regular expression of the lines that the console shows; None: all.
     log_filter: str | None = None

@@ -430,9 +430,6 @@ TABLE: tuple[Option, ...] = (
            "On the console, show only lines that match this regular expression, of the ranks that "
            "--tee selects. Log files have all lines.",
            reader=_pattern),
-    _flag("ui", JOB,
-          "Show the state of all ranks on the whole terminal, as `fleetrun top` does, instead of "
-          "rank 0's output. No effect without a terminal."),
     _flag("quiet", COMMON,
           "Print no banner and no remarks, only the output of the ranks and failures."),
     Option("dry_run", "choice", COMMON, "table|json|sh",
@@ -605,7 +602,7 @@ TABLE: tuple[Option, ...] = (
            reader=_profiled),
     Option("hang_timeout", "duration", JOB, "SECONDS",
            "Stop (or restart) the job if no process shows a sign of life for this long: output, "
-           "updates, disk, network or GPU activity, a Python stack that changes. 0: never.",
+           "updates, disk or GPU activity, a Python stack that changes. 0: never.",
            slot="hang_timeout_s", minimum=0),
     _flag("flight_recorder", JOB,
           "Record the last collectives of each rank, and report at once if ranks call different "

@@ -42,14 +42,11 @@ FILES = (
     File(names.STRATEGY, "launcher", "ranks", 1, "The requested strategy."),
     File(names.LONG_ENVIRONMENT, "launcher", "Paddle", None, "Variables too long for the system."),
     File("rank.{rank}.jsonl", "rank", "launcher", 1, "Its exception; the strategy's outcome."),
-    File("trace.{rank}.json", "rank", "report, Perfetto", 1, "Where the time of steps goes."),
+    File("trace.{rank}.json", "rank", "Perfetto", None, "Paddle's profile of some steps."),
     File("error.{rank}.json", "rank", "launcher", 1, "The error of a program other than Python."),
     File("error.{rank}.json.attempt{attempt}", "rank", "launcher", 1, "That of a later attempt."),
     File("heartbeat.{rank}", "rank", "launcher", None, "The number of the last step."),
     File("collectives.{rank}", "rank", "launcher, logs", None, "Its last collectives, in a ring."),
-    File(
-        names.NCCL_RAS, "launcher", "people", None, "NCCL's report on its communicators, in a hang."
-    ),
     File("stacks.{rank}.txt", "launcher", "people", None, "The stacks of all threads."),
     File("{log}", "rank", "launcher", None, "The output of the first attempt."),
     File("{log}.attempt{attempt}", "rank", "launcher", None, "The output of a later attempt."),

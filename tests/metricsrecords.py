@@ -12,7 +12,7 @@ def a_record() -> MetricsRecord:
     second = RankUse("trainer.1", 1, 12, "S", 1.5, None, 1 << 30, 9, 3, None, None, None, None)
     gpu = GpuUsage(0, "GPU-a", "H", 87.0, 10, 20, 412.5, 61.0, (0,))
     system = System(50.0, 1.5, 10, 20, 1, 2, 3, 4)
-    return MetricsRecord(1000.5, 7.25, "h", 1, system, (first, second), (gpu,), ("/scalars",))
+    return MetricsRecord(1000.5, 7.25, "h", 1, system, (first, second), (gpu,))
 
 
 def a_run() -> Run:

@@ -24,10 +24,10 @@ from . import (
     import_hooks,
     paddle_api,
     parameter_servers,
-    profile,
     rank_check,
     settings,
     static,
+    step_profiler,
     topology,
     trainers,
     unsupported,
@@ -81,7 +81,7 @@ def arm(path: str) -> None:
 
     def install(paddle: ModuleType) -> None:
         try:
-            _install_recorded(paddle, lambda: _install_all(spec, proof), has_strategy=True)
+            _install_recorded(paddle, lambda: _install_all(spec, proof))
         except Exception as error:
             text = f"the strategy cannot be applied: {error!r}"
             proof.unapplied.append(text)
@@ -97,7 +97,7 @@ def arm(path: str) -> None:
 def _watch_alone(paddle: ModuleType) -> None:
     """Prepare heartbeats and the profile of a training without a strategy."""
     updates.watch()
-    _install_recorded(paddle, lambda: _report_updates(paddle), has_strategy=False)
+    _install_recorded(paddle, lambda: _report_updates(paddle))
 
 
 def _report_updates(paddle: ModuleType) -> None:
@@ -111,9 +111,7 @@ def _report_updates(paddle: ModuleType) -> None:
         heartbeats.watch_programs(paddle)
 
 
-def _install_recorded(
-    paddle: ModuleType, install: Callable[[], None], *, has_strategy: bool
-) -> None:
+def _install_recorded(paddle: ModuleType, install: Callable[[], None]) -> None:
     """Call INSTALL; record what the launcher requests: topology, collectives, a profile."""
     import_hooks.after_import("paddle.base.core", _leave_to_python)
     topology.watch()
@@ -122,12 +120,8 @@ def _install_recorded(
         from . import compiled_collectives  # not needed without a recorder
 
         compiled_collectives.watch(flight)
-    recorder = profile.from_environment()
-    if recorder is not None:
-        profile.watch_updates(recorder)
     install()
-    if recorder is not None:
-        profile.watch(recorder, paddle, has_strategy=has_strategy)
+    step_profiler.watch(paddle)
 
 
 def _leave_to_python(core: ModuleType) -> None:

@@ -14,7 +14,7 @@ import functools
 import json
 import operator
 import zlib
-from collections.abc import Callable, Mapping  # noqa: TC003 - NamedTuple reads it
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import border, checksums, topology

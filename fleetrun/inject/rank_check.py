@@ -10,7 +10,7 @@ import atexit
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Mapping  # noqa: TC003 - NamedTuple reads it
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence  # noqa: TC003 - NamedTuple reads it
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 

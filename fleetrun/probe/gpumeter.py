@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from fleetrun.probe.nvml import Library
 
-# NVML_TEMPERATURE_GPU, NVML_CLOCK_SM (nvml.h).
-_SENSOR, _CLOCK = 0, 1
+# NVML_TEMPERATURE_GPU (nvml.h).
+_SENSOR = 0
 
 
 def read(lib: Library, gpus: Sequence[tuple[int, object]]) -> list[GpuUsage]:
@@ -45,10 +45,6 @@ def read(lib: Library, gpus: Sequence[tuple[int, object]]) -> list[GpuUsage]:
                 memory_total_bytes=None if memory is None else int(memory.total),
                 power_w=None if power_mw is None else power_mw / 1000,
                 temperature_c=nvml.ask(lib, "nvmlDeviceGetTemperature", gpu, _SENSOR),
-                clock_mhz=nvml.ask(lib, "nvmlDeviceGetClockInfo", gpu, _CLOCK),
-                throttle=nvml.throttle(lib, gpu),
-                ecc_errors=nvml.ecc_errors(lib, gpu),
-                pids=tuple(int(process.pid) for process in nvml.running(lib, gpu)),
             )
         )
     return uses

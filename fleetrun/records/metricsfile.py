@@ -1,8 +1,7 @@
 """`metrics.jsonl`: what a host, its GPUs and its ranks used, one JSON object each few seconds.
 
 Schema 1: `time` (wall clock), `monotonic`, `host`, `attempt`, `system` (of the whole host), `ranks`
-`gpus`, `links` (TCP to other hosts), and `scalars` (folders of TensorBoard's and VisualDL's files,
-when they were found).
+and `gpus`.
 What is not known is null. What counts since the beginning (`_s`, read and written bytes) only
 grows, but for another attempt or boot.
 """
@@ -53,20 +52,6 @@ class RankUse(NamedTuple):
     written_bytes: int | None
     step: int | None
     loss: float | None
-    # Its main thread on a processor, and waiting for one; held back by the limits of its cgroups;
-    # taken by the hypervisor for others, on average over its processors.
-    main_s: float | None = None
-    queued_s: float | None = None
-    throttled_s: float | None = None
-    stolen_s: float | None = None
-    # In collectives for which its main thread waits, if they are recorded.
-    collectives_s: float | None = None
-    # The processors it may use: `0-3,8`.
-    processors: str = ""
-    # All of its threads on a processor, without its children.
-    process_s: float | None = None
-    # How often its main thread has waited for a page of memory from a disk.
-    major_faults: int | None = None
 
 
 class GpuUsage(NamedTuple):
@@ -85,31 +70,6 @@ class GpuUsage(NamedTuple):
     power_w: float | None
     temperature_c: float | None
     ranks: tuple[int, ...] = ()
-    # Of the multiprocessors.
-    clock_mhz: int | None = None
-    # NVML's bits of what holds its clocks down.
-    throttle: int | None = None
-    # Uncorrected ones since its driver was loaded.
-    ecc_errors: int | None = None
-    # The processes that compute on it, and those of them that are not the job's.
-    pids: tuple[int, ...] = ()
-    strangers: tuple[int, ...] = ()
-
-
-class LinkUse(NamedTuple):
-    """The TCP connections of this host's ranks to one other host."""
-
-    # As the plan calls it, else an address.
-    peer: str
-    # The least round trip of the last minutes (net.ipv4.tcp_min_rtt_wlen) among connections that
-    # moved bytes since the last record.
-    rtt_s: float | None
-    # Since they were opened: bytes that the other end has acknowledged, seconds with bytes under
-    # way, segments of data that were sent, and those that were sent again and did not arrive twice.
-    acked_bytes: int
-    busy_s: float
-    segments: int
-    resent: int
 
 
 class MetricsRecord(NamedTuple):
@@ -122,8 +82,6 @@ class MetricsRecord(NamedTuple):
     system: System
     ranks: tuple[RankUse, ...]
     gpus: tuple[GpuUsage, ...]
-    scalars: tuple[str, ...] = ()
-    links: tuple[LinkUse, ...] = ()
 
 
 def append(path: str, record: MetricsRecord) -> int:

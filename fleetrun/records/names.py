@@ -32,7 +32,6 @@ GATHERED = "gathered"
 GATHERED_BYTES = 64 * 1024
 HOSTS = "hosts.json"
 OUTPUT_TIMES = "output.times"
-NCCL_RAS = "nccl-ras.txt"
 METRICS = "metrics.jsonl"
 PAGE = "report.html"
 STRATEGY = "strategy.json"

@@ -41,10 +41,9 @@ def _spread(request: Request, detected: Detected) -> int:
     """Start a launcher on each host."""
     from fleetrun.remote import srun  # needed by few: most engines start a launcher on each host
 
-    if request.detach or request.ui:
-        option = "--detach" if request.detach else "--ui"
+    if request.detach:
         raise UsageError(
-            f"{option} cannot be used in an allocation of several hosts: omit it, or submit the "
+            "--detach cannot be used in an allocation of several hosts: omit it, or submit the "
             "job with `fleetrun submit slurm`."
         )
     return srun.run(request.typed, detected)
@@ -68,6 +67,6 @@ def _with_tasks(
         # The launcher assigns to ranks what the engine has assigned to tasks.
         os.environ.update(masks)
         os.sched_setaffinity(0, {cpu for task in host_tasks for cpu in task.cpus})
-        return start(request, {**environ, **masks}, host_tasks, leader.alive, caller=caller)
+        return start(request, {**environ, **masks}, host_tasks, caller=caller)
     finally:
         leader.dismiss()

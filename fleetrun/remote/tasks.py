@@ -157,11 +157,6 @@ class Leader:
         self._others[number], self._tasks[number] = link, task
         link.send(_TAKEN)
 
-    @property
-    def alive(self) -> dict[int, int]:
-        """A descriptor for each of the others, readable once that task is gone."""
-        return {number: link.fileno() for number, link in self._others.items()}
-
     def dismiss(self) -> None:
         """Release the other tasks, and wait until they end."""
         self._listener.close()

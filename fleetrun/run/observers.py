@@ -108,7 +108,6 @@ class ObservedJob:
     has_links = True
     # Tells the coordinator of this launcher's death; None: there are no other hosts.
     tell_loss: Callable[[Waiting, tuple[str, int]], LossTeller] | None = None
-    is_on_screen = False
 
     def __init__(
         self,
@@ -151,8 +150,6 @@ class ObservedJob:
     def shown(self, plan: LaunchPlan) -> tuple[int, ...]:
         """Return which processes of PLAN the console shows: --tee's ranks, or the first one."""
         request = self.request
-        if self.is_on_screen:
-            return ()
         if request.tee == "all":
             return tuple(range(len(plan.processes)))
         trainers = plan.trainers

@@ -1,4 +1,4 @@
-"""Messages between the hosts of a job beside the protocol: logs, silence, evidence, slow ranks.
+"""Messages between the hosts of a job beside the protocol: logs, silence, evidence.
 
 Neither coordinator.py nor member.py depends on them. A process is named by its place among all
 ranks of the job, which every host has planned alike, so no message names a file.
@@ -104,61 +104,6 @@ class PackedCollectives(NamedTuple):
     packed: str
 
 
-class RankConditions(NamedTuple):
-    """What a rank did in the last seconds, as shares of that time; -1: unknown."""
-
-    process: int
-    # Its main thread waiting for a processor, and running.
-    queued: float
-    running: float
-    # Its other threads, added up.
-    threads: float
-    # Its main thread in collectives.
-    collectives: float
-    # Limits of its cgroup, and the hypervisor, held it back.
-    throttled: float
-    stolen: float
-    read_bytes_per_s: float
-    written_bytes_per_s: float
-    # Pages of memory for which its main thread waited for a disk.
-    faults_per_s: float
-    # The processors it may use: `0-3,8`.
-    processors: Annotated[str, _LIST.fullmatch]
-
-
-class GpuConditions(NamedTuple):
-    """The state of the GPU of `processes`; -1: unknown."""
-
-    number: int
-    processes: tuple[int, ...]
-    # NVML's bits of what held its clocks down all the time.
-    throttle: int
-    temperature_c: float
-    clock_mhz: int
-    ecc_errors: int
-    # Processes of others that compute on it.
-    strangers: tuple[int, ...]
-
-
-class LinkConditions(NamedTuple):
-    """The connections of a host's ranks to the host `node` in the last seconds; -1: unknown."""
-
-    node: int
-    rtt_s: float
-    # While something was under way; and the share of segments that were sent again.
-    bytes_per_s: float
-    resent: float
-
-
-class HostConditions(NamedTuple):
-    """What may slow down the ranks of a host."""
-
-    generation: int
-    ranks: tuple[RankConditions, ...]
-    gpus: tuple[GpuConditions, ...]
-    links: tuple[LinkConditions, ...]
-
-
 class ServerEnded(NamedTuple):
     """A process that others may wait for has succeeded, so it will never listen."""
 
@@ -188,13 +133,6 @@ def rank_of(
 
 
 FromMember: TypeAlias = (
-    LogPart
-    | SilentHost
-    | Stacks
-    | PackedEvidence
-    | PackedCollectives
-    | HostConditions
-    | ServerEnded
-    | StoppedRank
+    LogPart | SilentHost | Stacks | PackedEvidence | PackedCollectives | ServerEnded | StoppedRank
 )
 FromCoordinator: TypeAlias = SendLog | Dismissed | WantStacks | ServerEnded

@@ -14,10 +14,6 @@ IDLE_SHARE = 0.02
 _BUSY_SHARE = 0.25
 # Between two samples a log or a progress file writes less than this to disk, a checkpoint more.
 _NOISE_BYTES = 65536
-# Between two samples keepalives, leases and metrics transfer less than the first; at long
-# intervals, less than the second in each second. A download is faster.
-_CHATTER_BYTES = 16384
-_CHATTER_BYTES_PER_S = 4096
 # Logs, metrics and stack dumps move less than this through the page cache; reading a data set, or
 # writing a checkpoint to a file system in memory, moves more.
 _MOVED_BYTES_PER_S = 65536
@@ -31,9 +27,6 @@ _SAMPLE = 1 / 8
 # A kernel that waits, such as NCCL's, keeps a GPU at 0 or 100 percent all the time and reads hardly
 # any of its memory; kernels that begin and end leave it between (percentages of NVML).
 _MOST_WAITING_MEMORY, _LEAST_WAITING = 1, 98
-
-
-NO_TRAFFIC: Mapping[int, int] = {}
 
 
 class Sample(NamedTuple):
@@ -67,8 +60,6 @@ class DeepSample(NamedTuple):
     runnable: Mapping[int, Mapping[int, tuple[float, int]]] = {}
     # Whether a process of it waits for input at a terminal.
     is_at_prompt: bool = False
-    # Bytes that each of its TCP connections has sent and received; empty: unknown.
-    traffic: Mapping[int, int] = NO_TRAFFIC
     # The part of children that have ended.
     reaped_s: float = 0.0
     # Bytes got from disks, bytes read and written by whatever way, and page faults.
@@ -262,11 +253,9 @@ class IdleClock:
 
 
 def _moves(past: DeepSample, now: DeepSample, seconds: float) -> bool:
-    """Whether a rank read from a disk or TCP, moved other bytes, or touched new memory."""
-    traffic = sum(now.traffic[link] - past.traffic.get(link, 0) for link in now.traffic)
+    """Whether a rank read from a disk, moved other bytes, or touched new memory."""
     return (
-        traffic > max(_CHATTER_BYTES, seconds * _CHATTER_BYTES_PER_S)
-        or now.fetched - past.fetched > _NOISE_BYTES
+        now.fetched - past.fetched > _NOISE_BYTES
         or now.moved - past.moved > seconds * _MOVED_BYTES_PER_S
         or now.faults - past.faults > seconds * _FAULTS_PER_S
     )

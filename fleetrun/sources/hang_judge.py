@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from fleetrun.run.observers import ObservedJob
     from fleetrun.session.driver import Session
     from fleetrun.sources.flightrecords import FlightRecords
-    from fleetrun.sources.ras import Ras
 
 # A report counts for this many samples of its host, which repeats it at each sample.
 _LOOKS = 3
@@ -35,8 +34,6 @@ _STACKS_S = 20.0
 # the folder of packages, by which its code is told from the script's.
 _MOST_FRAMES, _MOST_LETTERS, _LONGEST_FUNCTION, _LONGEST_FILE = 40, 150_000, 80, 120
 _MOST_UNREACHED = 256
-# NCCL's RAS among the hosts that answer.
-_RAS = -1
 
 
 class Silence:
@@ -78,10 +75,7 @@ class Silence:
 
 
 class HangJudge:
-    """Agrees with the other hosts of SESSION that JOB hangs, and names the ranks that differ.
-
-    PIDS returns the rank label of each process on this host.
-    """
+    """Agrees with the other hosts of SESSION that JOB hangs, and names the ranks that differ."""
 
     def __init__(
         self,
@@ -90,12 +84,9 @@ class HangJudge:
         *,
         period_s: float,
         records: FlightRecords | None = None,
-        pids: Callable[[], Mapping[int, str]] = dict,
     ) -> None:
         self._job = job
         self._records = records
-        self._pids = pids
-        self._ras: Ras | None = None
         self._session = session
         self._silence = Silence(_LOOKS * period_s + _SLACK_S)
         # The hosts whose stacks are awaited (None: no host was asked), and those that came.
@@ -124,8 +115,6 @@ class HangJudge:
         """Start over: the ranks are new, or are ending."""
         self._silence.forget()
         self._awaited = None
-        if self._ras is not None:
-            self._ras.abandon()
         self._waiting.timer("stacks", None, self._conclude)
         self._has_reported_silence = False
 
@@ -209,12 +198,6 @@ class HangJudge:
         if self._silent_s:
             self._awaited, self._stacks = set(nodes), {}
             self._waiting.timer("stacks", now + _STACKS_S, self._conclude)
-            if self._ras is None:
-                from fleetrun.sources.ras import Ras  # few jobs hang
-
-                self._ras = Ras(self._job, self._pids)
-            if self._ras.ask(self._waiting, lambda: self._answered(_RAS)):
-                self._awaited.add(_RAS)
             if session is None:
                 self._collect(self._silent_s)
                 return
@@ -224,11 +207,7 @@ class HangJudge:
     def _take(self, node_rank: int, message: Stacks) -> None:
         if self._awaited is not None and message.generation == self._job.plan.generation:
             self._stacks[node_rank] = message
-            self._answered(node_rank)
-
-    def _answered(self, who: int) -> None:
-        if self._awaited is not None:
-            self._awaited.discard(who)
+            self._awaited.discard(node_rank)
             if not self._awaited:
                 self._conclude()
 
@@ -278,9 +257,6 @@ class HangJudge:
         collectives = tuple(
             (tuple(f"rank {rank}" for rank in culprit.ranks), culprit.text) for culprit in culprits
         )
-        if self._ras is not None and not any(labels for labels, _ in collectives):
-            # NCCL also counts what Paddle's own reducer has begun.
-            collectives = (*self._ras.findings(), *collectives)
         may_wait = () if self._records is None else self._records.may_wait(states)
         finding = places.compare(
             stacks,
@@ -296,8 +272,7 @@ class HangJudge:
             text = f"{names.listed(ended)}, for which all others wait, ended earlier"
             collectives = ((ended, text),)
         # A rank that is late for a collective is better evidence than one that stands elsewhere.
-        # Records without a culprit blame the network, unless something is not recorded; NCCL may
-        # only not list who lags.
+        # Records without a culprit blame the network, unless something is not recorded.
         is_complete = any(culprit.kind != UNKNOWN for culprit in culprits)
         odd = next(
             (labels for labels, _ in collectives if labels or is_complete),

@@ -10,6 +10,8 @@ import os
 import time
 from contextlib import suppress
 
+import psutil
+
 from fleetrun.plan.visible import sentence, visible
 from fleetrun.records import heartbeat, names, reading, variables
 from fleetrun.run.events import (
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from fleetrun.sources.hang import Comparison, IdleClock
     from fleetrun.sources.hang_judge import HangJudge
     from fleetrun.sources.raised import RaisedRanks
-    from fleetrun.sources.slowness import SlowRanks
 
 # What Paddle prints while ranks wait: for the server of its store, and of what is not done.
 _WAITING = b"retry to connect", b"] find timeout ", b"] find last group comm task:"
@@ -114,7 +115,6 @@ class Watch(Source):
         self._session = session
         self._judge: HangJudge | None = None
         self._records: FlightRecords | None = None
-        self._slow: SlowRanks | None = None
         self._silent_samples: Mapping[int, hang.Sample] = {}
         self._sign = "life"
         self._gpus = gpus
@@ -127,8 +127,6 @@ class Watch(Source):
         self._has_said_unseen = self._has_said_unsampled = False
         # Why the driver is no longer asked.
         self._is_driver_stuck = False
-        # Whether the kernel reports the bytes of TCP connections.
-        self._sees_traffic = True
         self._pace_s = pace_s
         self._window_s = window_s
         self._take(job.plan)
@@ -153,9 +151,6 @@ class Watch(Source):
             from fleetrun.session.exchange import StoppedRank  # only with other hosts
 
             self._session.hearers[StoppedRank] = self._hear_of_stopped
-        if self._is_measured:
-            # Not in a short launch: what it imports takes 15 ms.
-            waiting.timer("conditions", now + self._pace_s, self._compare_conditions)
         if self._timeout_s or self._job.request.flight_recorder:
             from fleetrun.sources.flightrecords import FlightRecords
 
@@ -172,7 +167,6 @@ class Watch(Source):
                 self._session,
                 period_s=period_s,
                 records=self._records,
-                pids=self._labels_of_pids,
             )
             self._judge.open(waiting, collect=self._collect_for_all, declare=self._declare)
             waiting.timer("hang", now + min(self._timeout_s / 4, self._pace_s), self._look_for_hang)
@@ -182,7 +176,7 @@ class Watch(Source):
         match happening:
             case Gathered(attempt=attempt, plan=plan) if attempt:
                 self._take(plan)
-                for part in (self._judge, self._records, self._slow):
+                for part in (self._judge, self._records):
                     if part is not None:
                         part.restart()
                 self._since_ns = heartbeat.file_clock_ns()
@@ -213,18 +207,6 @@ class Watch(Source):
         self._raised: RaisedRanks | None = None
         # The activity of ranks that should end.
         self._exit_clock: IdleClock | None = None
-
-    @property
-    def _is_measured(self) -> bool:
-        """Whether there are several ranks, of which metrics tell what slows them down."""
-        period_s, ranks = self._job.request.metrics_period_s, self._job.plan.ranks
-        return bool(period_s) and self._reports_stragglers and len(ranks) > 1
-
-    def _compare_conditions(self) -> None:
-        from fleetrun.sources.slowness import SlowRanks  # as above
-
-        self._slow = SlowRanks(self._job, self._session)
-        self._slow.open(self._waiting, self._declare)
 
     def _forget(self, process: int) -> None:
         self._ranks.pop(process, None)
@@ -288,9 +270,7 @@ class Watch(Source):
         }
         lag = None if self._reported_stopped else self._comparison.see(cpu_s, now)
         if lag is not None and self._reports_stragglers:
-            why = "" if self._slow is None else self._slow.why(lag.ranks)
-            text = _lag_sentence(lag, self._labels)
-            self._notice("straggler", f"{text} {sentence(why)}." if why else text, lag.ranks, now)
+            self._notice("straggler", _lag_sentence(lag, self._labels), lag.ranks, now)
 
     def _end_overdue(self, *, is_silent: bool) -> None:
         """Declare the failure of a rank that has raised and does not end, if there is one.
@@ -554,22 +534,12 @@ class Watch(Source):
         families = proc.families(proc.all_processes(), leaders)
         return {leaders[pid]: family for pid, family in families.items()}
 
-    def _labels_of_pids(self) -> dict[int, str]:
-        return {
-            member.pid: self._labels[process]
-            for process, family in self._families().items()
-            for member in family
-        }
-
     def _depths(self) -> dict[int, hang.DeepSample]:
         from fleetrun.run import proc
-        from fleetrun.sources import hang, sockets
-
-        traffic = self._traffic()
+        from fleetrun.sources import hang
 
         def sample(family: list[Stat]) -> hang.DeepSample:
             pids = [member.pid for member in family]
-            links = sockets.inodes(pids) & traffic.keys() if traffic else ()
             totals = [total for total in map(proc.io, pids) if total is not None]
             return hang.DeepSample(
                 cpu_s={member.pid: member.cpu_s for member in family},
@@ -585,38 +555,22 @@ class Watch(Source):
                 },
                 runnable={pid: threads for pid in pids if (threads := proc.runnable(pid))},
                 is_at_prompt=any(map(proc.reads_terminal, pids)),
-                traffic={link: traffic[link] for link in links},
             )
 
         return {process: sample(family) for process, family in self._families().items()}
 
-    def _traffic(self) -> Mapping[int, int]:
-        """Return the bytes of each TCP connection, if they matter and the kernel tells."""
-        from fleetrun.sources import hang, sockets
-
-        if not self._sees_traffic or (self._clock is not None and self._clock.has_promises):
-            return hang.NO_TRAFFIC
-        try:
-            return sockets.traffic()
-        except OSError as error:
-            self._sees_traffic = False
-            self._job.log(
-                f"The kernel does not count bytes over TCP ({error.strerror or error}), so a "
-                "download without output looks like a hang; heartbeats still count."
-            )
-            return hang.NO_TRAFFIC
-
     def _unreached(self) -> list[tuple[int, str]]:
         """Return which processes wait for an answer to a connection, and the endpoint."""
-        from fleetrun.sources import sockets
-
-        connecting = sockets.connecting()
-        unreached = {
-            (process, connecting[inode])
-            for process, family in (self._families() if connecting else {}).items()
-            for inode in sockets.inodes(member.pid for member in family) & connecting.keys()
+        ranks = {
+            member.pid: process for process, family in self._families().items() for member in family
         }
-        return sorted(unreached)
+        return sorted(
+            {
+                (ranks[link.pid], f"{link.raddr.ip}:{link.raddr.port}")
+                for link in psutil.net_connections("tcp")
+                if link.status == psutil.CONN_SYN_SENT and link.raddr and link.pid in ranks
+            }
+        )
 
     def _gone_on(self, before: Mapping[int, hang.Sample]) -> int | None:
         """Return a process that has shown a sign of life since BEFORE; None if there is none."""

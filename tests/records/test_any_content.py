@@ -20,7 +20,6 @@ from fleetrun.records import (
     reading,
     reportfile,
     strategyfiles,
-    tracefile,
 )
 from fleetrun.records.metricsfile import GpuUsage, MetricsRecord, RankUse, System
 from fleetrun.records.reportfile import CulpritRecord, EndRecord, ReportRecord
@@ -32,11 +31,6 @@ if TYPE_CHECKING:
 READERS: dict[str, tuple[Callable[[str], object], tuple[type, ...], str]] = {
     "plan": (planfile.read, (planfile.PlanRecord, planfile.ProcessRecord), "rules"),
     "report": (reportfile.read, (ReportRecord, CulpritRecord, EndRecord), "class"),
-    "trace": (
-        tracefile.read,
-        (tracefile.SpanRecord,),
-        "otherData summary rank first_step steps seconds traceEvents ts dur tid",
-    ),
     "events": (
         lambda path: [(event, eventfile.verdicts(event)) for event in eventfile.read(path)],
         (eventfile.EventRecord, FieldVerdict),
@@ -114,7 +108,7 @@ def test_no_file_breaks_its_reader(
             text.encode()
 
 
-@pytest.mark.parametrize("name", ["plan", "report", "trace", "events", "metrics", "evidence"])
+@pytest.mark.parametrize("name", ["plan", "report", "events", "metrics", "evidence"])
 def test_a_schema_to_come_is_not_read(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text('{"schema": 9, "event": "started", "outcome": "x"}\n')
     assert not READERS[name][0](str(tmp_path / name))

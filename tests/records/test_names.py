@@ -19,7 +19,6 @@ from fleetrun.records import (
     rankfile,
     reportfile,
     strategyfiles,
-    tracefile,
 )
 
 if TYPE_CHECKING:
@@ -88,5 +87,4 @@ def test_the_schemas_of_the_table_are_those_of_the_writers() -> None:
         # A program's.
         names.error("{rank}"): 1,
         names.error("{rank}") + ".attempt{attempt}": 1,
-        names.trace("{rank}"): tracefile.SCHEMA,
     }

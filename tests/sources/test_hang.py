@@ -75,8 +75,6 @@ def test_s61_silence_of_all_is_a_hang() -> None:
                 {"is_at_prompt": True},
                 {"cpu_s": {7: 1.0, 8: 0.5}},
                 {"cpu_s": {7: 1.5}},
-                # A new connection counts with its previous bytes.
-                {"traffic": {9: 65536}},
             )
         ),
     ],
@@ -93,13 +91,9 @@ def test_s62_any_sign_or_work_of_one_rank_is_life(sign: Sample, depth: DeepSampl
     [
         # It wakes up now and then to keep its connection alive.
         (lambda n: {"cpu_s": 1.0 + n * 0.05}, lambda n: {"cpu_s": {7: n * 0.05}}, True),
-        (lambda _: {}, lambda n: {"traffic": {9: n * 10_000}}, True),
-        # It downloads.
-        (lambda _: {}, lambda n: {"traffic": {9: n // 5 * 65536}}, False),
         # With heartbeats it spins, logs, and sends, or writes a checkpoint.
         (lambda n: {"beat": 1, "cpu_s": n * 5.0}, lambda n: {"cpu_s": {7: n * 5.0}}, True),
         (lambda n: {"beat": 1, "output": n * 50}, lambda n: {"written": n * 4096}, True),
-        (lambda _: {"beat": 1}, lambda n: {"traffic": {9: n * 100_000}}, True),
         (lambda _: {"beat": 1}, lambda n: {"written": n * 10_000_000}, False),
         (lambda n: {"beat": 1, "calls": n}, lambda _: {}, True),
         # It waits for a disk again and again, or for a file server that is gone.

@@ -11,20 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fleetrun.commands.report.history import RunHistory, Use
-    from fleetrun.records.tracefile import TraceRecord
 
 COLORS = {WELL: "#2e9e5b", FIRST: "#d33f3f", ALONG: "#a3a8b0", ALIVE: "#3b7dd8", OPEN: "#7fa9de"}
-# The parts of a step: label and colour.
-_SPANS = {
-    "data": ("data loading", "#7a6a4f"),
-    "forward": ("forward", "#3b7dd8"),
-    "run": ("program", "#3b7dd8"),
-    "backward": ("backward", "#9cc3f5"),
-    "send": ("packing and sending", "#159aa5"),
-    "wait": ("waiting", "#d33f3f"),
-    "update": ("update", "#2e9e5b"),
-    "flight": ("allreduce in flight", "#e08a1e"),
-}
 _PALETTE = ("#3b7dd8", "#e08a1e", "#2e9e5b", "#9a5fd0", "#d33f3f", "#159aa5", "#7a6a4f", "#808080")
 # Two runs side by side: the ranks of one in cold colours, those of the other in warm ones.
 _SIDES = (
@@ -104,25 +92,6 @@ def _smooth(
     return [faint, svg.Line(name, steps, svg.smoothed(values), color)]
 
 
-def scalars(run: RunHistory) -> list[tuple[str, str]]:
-    """Return each scalar tag of the script with a chart: a line for each folder."""
-    drawn = []
-    for tag in dict.fromkeys(series.tag for series in run.scalars):
-        tagged = [series for series in run.scalars if series.tag == tag]
-        lines = [
-            line
-            for number, series in enumerate(tagged)
-            for line in _smooth(
-                series.folder,
-                series.steps,
-                _finite(series.values),
-                _PALETTE[number % len(_PALETTE)],
-            )
-        ]
-        drawn.append((tag, svg.lines(lines, "step", "")))
-    return drawn
-
-
 def _finite(losses: Sequence[float | None]) -> list[float | None]:
     """Return LOSSES with gaps in place of infinities and NaN."""
     return [loss if loss is not None and abs(loss) < float("inf") else None for loss in losses]
@@ -151,31 +120,3 @@ def buckets(run: RunHistory) -> str | None:
     """Return the size of each bucket of gradients, in the order of sending."""
     rows = [(f"bucket {index}", round(size / _MIB, 3)) for index, size in enumerate(run.buckets)]
     return svg.columns(rows, "MiB", _PALETTE[1]) if rows else None
-
-
-def step(trace: TraceRecord) -> str:
-    """Return the spans of a rank's last recorded step, each bucket in its lane."""
-    steps = [span for span in trace.spans if span.kind == "step"]
-    begin = steps[-1].begin if steps else 0.0
-    spans = [span for span in trace.spans if span.begin >= begin and span.kind != "step"]
-    tracks = list(dict.fromkeys(["training", *(span.track for span in spans)]))
-    # Nested spans are drawn after the outer ones.
-    kinds = [kind for kind in _SPANS if any(span.kind == kind for span in spans)]
-    kinds += sorted({span.kind for span in spans} - set(kinds))
-    return svg.lanes(
-        tracks,
-        [
-            svg.Segment(
-                tracks.index(span.track),
-                (span.begin - begin) * 1e3,
-                (span.begin - begin + span.seconds) * 1e3,
-                _SPANS.get(kind, ("", "#999999"))[1],
-                f"{span.name}: {span.seconds * 1e3:.2f} ms",
-            )
-            for kind in kinds
-            for span in spans
-            if span.kind == kind
-        ],
-        "milliseconds since the step began",
-        [_SPANS.get(kind, (kind, "#999999")) for kind in kinds],
-    )

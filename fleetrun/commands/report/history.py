@@ -23,9 +23,7 @@ from fleetrun.records import (
     reading,
     reportfile,
     runs,
-    scalarfile,
     strategyfiles,
-    tracefile,
 )
 from fleetrun.records.runs import LogRecord, Run
 
@@ -45,8 +43,8 @@ _PIECES = 64
 _MOST_POINTS = 2000
 # With 1,024 ranks, each moment has 1,024 numbers.
 _MOST_MOMENTS = 500
-# The ranks whose last step is drawn, and those whose waiting is read.
-_MOST_TRACES, _MOST_PROFILED = 4, 256
+# The ranks whose collectives are read.
+_MOST_RANKS = 256
 _GIB = 1 << 30
 _MIB_EACH = 1024
 _SHOWN = frozenset(
@@ -58,11 +56,9 @@ _SHOWN = frozenset(
 _CPU, _MEMORY = ("CPU use", "% of one"), ("Memory", "GiB")
 _GPU, _GPU_MEMORY = ("GPU use", "%"), ("GPU memory", "GiB")
 _STEP = ("Step time", "s")
-_WAITING, _COLLECTIVES = "Waiting in profiled steps", "Time in collectives"
+_COLLECTIVES = "Time in collectives"
 # The columns of a heat map.
 _MOST_COLUMNS = 120
-# The most series: more are for VisualDL itself.
-_MOST_SERIES = 48
 _KINDS = (_STEP, _CPU, _MEMORY, _GPU, _GPU_MEMORY)
 WELL, FIRST, ALONG = "succeeded", "failed first", "stopped with it"
 ALIVE, OPEN = "running", "end unknown"
@@ -120,15 +116,6 @@ class Curve(NamedTuple):
         return made / (self.at[-1] - self.at[0]) if made > 0 else None
 
 
-class Series(NamedTuple):
-    """A scalar that the script wrote for VisualDL or TensorBoard; FOLDER ends its path."""
-
-    tag: str
-    folder: str
-    steps: tuple[int, ...]
-    values: tuple[float, ...]
-
-
 class Use(NamedTuple):
     """What rows (ranks, GPUs) used over time: `values[row][moment]`; None: not measured."""
 
@@ -164,10 +151,7 @@ class RunHistory(NamedTuple):
     # Names and values: versions, git, command and settings other than defaults.
     facts: tuple[tuple[str, str], ...]
     attempts: int
-    # The steps that the first ranks recorded (--profile).
-    traces: tuple[tracefile.TraceRecord, ...] = ()
     is_running: bool = False
-    scalars: tuple[Series, ...] = ()
 
 
 # Returns what a run's host has measured, thinned out.
@@ -220,7 +204,6 @@ def read(
     failed = next((run for run in job_runs if run.exit_code), first)
     manifest = reading.document(os.path.join(first.path, names.MANIFEST)) or {}
     metrics = [measured(run) for run in job_runs]
-    traces = tuple(_traces(job_runs))
     return RunHistory(
         name=first.name,
         script=_script(reading.texts(manifest.get("command"))),
@@ -234,7 +217,6 @@ def read(
         curves=tuple(_curves(job_runs, began, metrics, most_bytes)),
         uses=(
             *_uses(job_runs, began, metrics),
-            *_waiting(traces, began),
             *_in_collectives(job_runs, began, last),
         ),
         report=reportfile.read(os.path.join(failed.path, names.REPORT)),
@@ -242,43 +224,8 @@ def read(
         buckets=_buckets(first.path),
         facts=(("run", first.name), *_facts(manifest)),
         attempts=max(run.attempt for run in job_runs) + 1,
-        traces=traces[:_MOST_TRACES],
         is_running=bool(running),
-        scalars=tuple(_scalars(job_runs, metrics, began, last)),
     )
-
-
-def _traces(job_runs: Sequence[Run]) -> Iterator[tracefile.TraceRecord]:
-    """Yield the profiles of the first ranks that have one."""
-    count = 0
-    for run in job_runs:
-        labels = {log.file_key: log.label for log in run.logs}
-        for key in sorted(labels, key=lambda key: _number(labels[key])):
-            trace = tracefile.read(os.path.join(run.path, names.trace(key)))
-            if trace is not None:
-                count += 1
-                yield trace
-            if count == _MOST_PROFILED:
-                return
-
-
-def _waiting(traces: Sequence[tracefile.TraceRecord], began: float) -> Iterator[Use]:
-    """Yield how long each rank waited for collectives in its recorded steps."""
-    rows: dict[str, dict[int, float]] = {}
-    begins: dict[int, float] = {}
-    for trace in traces:
-        steps = [span for span in trace.spans if span.kind == "step"]
-        waits = [span for span in trace.spans if span.kind == "wait"]
-        row = rows[f"rank {trace.rank}"] = {}
-        for number, step in enumerate(steps, trace.first_step):
-            end = step.begin + step.seconds
-            waited_s = sum(wait.seconds for wait in waits if step.begin <= wait.begin < end)
-            row[number] = round(waited_s * 1e3, 3)
-            begins.setdefault(number, step.begin - began)
-    order = sorted(begins)
-    if any(value for row in rows.values() for value in row.values()):
-        values = tuple(tuple(map(row.get, order)) for row in rows.values())
-        yield Use(_WAITING, "ms", tuple(rows), tuple(begins[number] for number in order), values)
 
 
 def _in_collectives(job_runs: Sequence[Run], began: float, last: float) -> Iterator[Use]:
@@ -290,7 +237,7 @@ def _in_collectives(job_runs: Sequence[Run], began: float, last: float) -> Itera
     spans: dict[str, list[tuple[float, float]]] = {}
     for run in job_runs:
         records = flightfile.of_folder(run.path, run.generation)
-        for rank, record in [*records.items()][:_MOST_PROFILED]:
+        for rank, record in [*records.items()][:_MOST_RANKS]:
             for collective in record.collectives:
                 if collective.state == flightfile.BLOCKING or collective.is_open:
                     issued = collective.issued_at
@@ -527,29 +474,6 @@ def _sampled(
 
 def _scaled(row: Iterable[float | None], times: int) -> tuple[float | None, ...]:
     return tuple(None if value is None else round(value * times, 6) for value in row)
-
-
-def _scalars(
-    job_runs: Sequence[Run],
-    metrics: Sequence[Sequence[metricsfile.MetricsRecord]],
-    began: float,
-    last: float,
-) -> Iterator[Series]:
-    """Yield the scalars that the script wrote between BEGAN and LAST, by tag."""
-    places = {path for records in metrics for record in records[-1:] for path in record.scalars}
-    for folder in {run.plan.cwd for run in job_runs if run.plan is not None}:
-        places |= scalarfile.below(folder, began)
-    series: dict[tuple[str, str], dict[int, float]] = {}
-    for path in sorted(places):
-        for scalar in scalarfile.read(path):
-            # Other runs may have written there.
-            if began - 1 <= scalar.at <= last + 1:
-                points_of = series.setdefault((scalar.tag, os.path.basename(path)), {})
-                points_of[scalar.step] = scalar.value
-    for (tag, folder), points in sorted(series.items())[:_MOST_SERIES]:
-        steps = sorted(points)
-        picked = [*steps[: -1 : max(1, len(steps) // _MOST_POINTS)], steps[-1]]
-        yield Series(tag, folder, tuple(picked), tuple(points[step] for step in picked))
 
 
 def _interval_s(records: Sequence[metricsfile.MetricsRecord]) -> float:

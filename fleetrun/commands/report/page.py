@@ -77,19 +77,12 @@ def sections(
     def chart(title: str, name: str, drawn: str | None) -> str:
         return _chart(title, f"{name}-{'AB'[number]}", drawn)
 
-    traces = (
-        chart(
-            f"Where a step goes: {escaped(trace.reported())}", f"step-{index}", charts.step(trace)
-        )
-        for index, trace in enumerate(run.traces)
-    )
     return {
         "head": _head(run) + _cause(run, link),
         "progress": "".join(
             (
                 chart("Loss", "loss", charts.losses([run])),
                 chart("Steps", "steps", charts.steps([run])),
-                _scalars(run),
                 _moments(run),
                 chart("Processes", "timeline", charts.timeline(run)),
             )
@@ -101,21 +94,11 @@ def sections(
                 chart("Peak memory", "memory", None if run.uses else charts.memory(run)),
                 _strategy(run),
                 chart("Buckets of gradients", "buckets", charts.buckets(run)),
-                *traces,
                 _facts(run),
             )
         ),
         "logs": _logs(run, link),
     }
-
-
-def _scalars(run: RunHistory) -> str:
-    """Return the charts of VisualDL and TensorBoard scalars, two in a row."""
-    drawn = "".join(
-        f'<div class="card"><b>{escaped(tag)}</b>{chart}</div>'
-        for tag, chart in charts.scalars(run)
-    )
-    return f'<h2>VisualDL and TensorBoard</h2><div class="scalars">{drawn}</div>' if drawn else ""
 
 
 def title(run: RunHistory) -> str:

@@ -1,4 +1,4 @@
-"""`fleetrun tune`: finds the fastest values of a strategy's fields, or the losses of scaling."""
+"""`fleetrun tune`: finds the fastest values of a strategy's fields."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import click
 
 from fleetrun import probe
 from fleetrun.commands import parser, tables
-from fleetrun.commands.tune import candidates, halving, scaling, summary, trials
+from fleetrun.commands.tune import candidates, halving, summary, trials
 from fleetrun.errors import EnvironmentFault
 from fleetrun.printing import put, say, tell
 
@@ -26,18 +26,12 @@ def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as candid
     """Return 0, or 1 if no candidate works; UsageError if it cannot be tuned."""
     study = candidates.make(launch, **own)
     probe.current_folder()
-    sizes = scaling.sizes(own["scaling"], study) if own["scaling"] else ()
     study = candidates.settle(study, os.environ)
-    if sizes:
-        scaling.refuse_invalid(study, sizes)
-
     log = tell if study.is_json else say
     with held_folder(study.out):
-        code = scaling.run(study, sizes, log, tables.width()) if sizes else _search(study, log)
+        code = _search(study, log)
         if study.is_json:
-            put(
-                Path(study.out, scaling.DATA if sizes else summary.DATA).read_text(encoding="utf-8")
-            )
+            put(Path(study.out, summary.DATA).read_text(encoding="utf-8"))
         return code
 
 
@@ -98,7 +92,7 @@ command = parser.LaunchCommand(
     help="Train a few steps with every combination of the values, train the better half longer, "
     "and rank them. The script runs unmodified, with the launch options and one --set KEY=VALUE "
     "for each --vary.",
-    options_metavar="--vary KEY=A,B,... [--vary ...]|--scaling 1,2,4 [OPTIONS] [LAUNCH OPTIONS] "
+    options_metavar="--vary KEY=A,B,... [--vary ...] [OPTIONS] [LAUNCH OPTIONS] "
     "SCRIPT [ARGUMENTS]...",
     callback=click.pass_obj(_tune),
     params=[
@@ -108,13 +102,6 @@ command = parser.LaunchCommand(
             "A field of the strategy and the values to try (repeatable). For a part of a field "
             "that the strategy enables, its name is enough: k_steps=1,2,4.",
             metavar="KEY=A,B,...",
-        ),
-        parser.option(
-            "scaling",
-            "text",
-            "Instead of --vary: train with these numbers of devices (with --hosts: of hosts), and "
-            "report the efficiency of each, the largest losses, and what to change.",
-            metavar="1,2,4",
         ),
         parser.option(
             "steps", "int", "Number of updates in the last round.", default="30", minimum=2
@@ -133,7 +120,7 @@ command = parser.LaunchCommand(
         parser.option(
             "out",
             "text",
-            "Output folder: best.yaml, tune.json, tune.html, scaling.json, trials/.",
+            "Output folder: best.yaml, tune.json, tune.html, trials/.",
             default="tune",
             metavar="DIR",
             path="dir",
@@ -141,7 +128,7 @@ command = parser.LaunchCommand(
         parser.option(
             "json",
             "flag",
-            "Print tune.json or scaling.json at the end, and everything else on standard error.",
+            "Print tune.json at the end, and everything else on standard error.",
         ),
     ],
 )

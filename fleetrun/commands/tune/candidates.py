@@ -75,7 +75,6 @@ def make(
     launch: Launch,
     *,
     vary: Sequence[str],
-    scaling: str | None,
     steps: int,
     warmup: int,
     repeats: int,
@@ -85,19 +84,23 @@ def make(
 ) -> TuneSpec:
     """Return the request of LAUNCH and tune's own options; UsageError if it cannot be tuned."""
     refuse_taken(launch, "tune")
+    for setting in launch.options:
+        if setting.option.name in {"hosts", "hostfile"}:
+            raise UsageError(
+                f"tune takes no {setting.typed}: it measures on this host; start the job on "
+                "several hosts with each strategy, and compare them with `fleetrun report`."
+            )
     if not launch.script:
         raise UsageError(
             "no script to tune: write `fleetrun tune --vary nccl_comm_num=1,2 [options] train.py`."
         )
-    if scaling and vary:
-        raise UsageError("--scaling and --vary are two measurements: give one of them.")
     if steps < warmup + FEWEST_TIMED:
         raise UsageError(
             f"--steps={steps} leaves too few updates after --warmup={warmup}: "
             f"give at least {warmup + FEWEST_TIMED}."
         )
     return TuneSpec(
-        candidates=() if scaling else grid(vary),
+        candidates=grid(vary),
         steps=steps,
         warmup=warmup,
         repeats=repeats,
@@ -136,8 +139,7 @@ def grid(varied: Iterable[str]) -> tuple[Candidate, ...]:
         axes.append([(key.strip(), value) for value in values])
     if not axes:
         raise UsageError(
-            "nothing to tune: give at least one --vary, as in --vary nccl_comm_num=1,2, or "
-            "--scaling, as in --scaling=1,2,4."
+            "nothing to tune: give at least one --vary, as in --vary nccl_comm_num=1,2."
         )
     return tuple(Candidate(values) for values in itertools.product(*axes))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -293,28 +292,6 @@ def test_what_is_not_there_is_a_sentence(
     assert problem in done.stderr
 
 
-def test_how_long_ranks_waited_in_profiled_steps_is_a_map(tmp_path: Path) -> None:
-    run_dir = big(tmp_path / "run", 6)
-    for rank in (1, 4):
-        spans = [
-            {"name": kind, "cat": kind, "ph": "X", "tid": 0, "ts": at * 1e6, "dur": dur * 1e6}
-            for kind, at, dur in (
-                *(("step", 1e9, 1), ("wait", 1e9 + 0.5, 0.1 * rank)),
-                *(("step", 1e9 + 2, 1), ("wait", 1e9 + 2.5, 0.01), ("wait", 1e9 + 2.9, 0.02)),
-            )
-        ]
-        name = {"name": "thread_name", "ph": "M", "tid": 0, "args": {"name": "training"}}
-        about = {"rank": rank, "first_step": 3, "summary": {"steps": 2}}
-        document = {"schema": 1, "traceEvents": [name, *spans], "otherData": about}
-        (run_dir / f"trace.{rank}.json").write_text(json.dumps(document))
-    told = history.read([runs.read(str(run_dir))])
-    waited = told.uses[-1]
-    assert (waited.title, waited.unit) == ("Waiting in profiled steps", "ms")
-    assert waited.rows == ("rank 1", "rank 4")
-    assert waited.at == (0.0, 2.0)
-    assert waited.values == ((100.0, 30.0), (400.0, 30.0))
-
-
 def test_of_a_hang_a_map_shows_who_is_in_no_collective(tmp_path: Path) -> None:
     run_dir = big(tmp_path / "run", 6)
     for rank in (0, 1, 2):
@@ -336,34 +313,6 @@ def test_of_a_hang_a_map_shows_who_is_in_no_collective(tmp_path: Path) -> None:
     assert [round(at, 6) for at in used.at[:2]] == [2.0, 2.1]
     assert used.values[0] == used.values[2] == (100.0,) * 20 + (0.0,) * 10 + (100.0,) * 90
     assert used.values[1] == (100.0,) * 20 + (0.0,) * 100
-
-
-def test_scalars_of_visualdl_are_drawn_by_tag_with_a_line_for_each_folder(tmp_path: Path) -> None:
-    run_dir = big(tmp_path / "run", 6)
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        records = bytearray()
-        for step in range(80):
-            # Of 1e12 ms, which is when the job began.
-            about = bytes((8, step)) + b"\x12\x03<i>\x18\x80\xa0\x94\xa5\x8d\x1d"
-            own = about + b"%" + struct.pack("<f", 1 / (step + 1))
-            # The format of VisualDL: the length, then field 1 of a Record.
-            records += struct.pack("<Q", len(own) + 2) + bytes((10, len(own))) + own
-        (tmp_path / folder / "vdlrecords.1.log").write_bytes(records)
-    places = tuple(str(tmp_path / name) for name in ("a", "b", "gone"))
-    last = measured(6, 3)._replace(scalars=places)
-    metricsfile.append(str(run_dir / "metrics.jsonl"), last)
-    story = history.read([runs.read(str(run_dir))])
-    assert [(curve.tag, curve.folder, curve.steps[-1]) for curve in story.scalars] == [
-        ("<i>", "a", 79),
-        ("<i>", "b", 79),
-    ]
-    text = page.page([story], "/")
-    drawn_there = text.partition("VisualDL and TensorBoard</h2>")[2].partition("<h2>")[0]
-    assert "<b>&lt;i&gt;</b>" in drawn_there
-    # Two lines, and the average of each.
-    assert drawn_there.count("data-name=") == 2
-    assert drawn_there.count('class="line faint"') == 2
 
 
 def test_each_line_of_two_runs_has_its_own_colour() -> None:
