@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetrun import gone, options
+from fleetrun import gone, options, slips
 from fleetrun.errors import UsageError
 from fleetrun.model import Script
 from fleetrun.options import Option, RawOption
@@ -17,12 +17,16 @@ _SHORTEST_PREFIX = 4
 # How similar a name must be to an alias to be a misspelling, not a kind of device.
 _LIKE_AN_ALIAS = 0.85
 # Options that no script of Paddle's suites has itself.
-_OF_LAUNCHERS = ("__nproc_per_node", "__nnodes", "__ips", "__max_restart", "__hang_timeout")
+_OF_LAUNCHERS = frozenset(
+    (
+        *("cluster_node_ips", "detach", "elastic_timeout", "flight_recorder", "hang_timeout"),
+        *("heartbeat_timeout", "hostfile", "ips", "max_restart", "max_restarts", "merge_tail"),
+        *("metrics_period", "nnodes", "nproc_per_node", "rdzv_timeout", "selected_gpus"),
+        *("strategy_mode", "strategy_strict", "tee"),
+    )
+)
 # Options that end the command line: nothing after them is read.
 _ENDING = ("help", "version")
-# En dash, em dash and minus. By number: names would import unicodedata when this is compiled, and
-# a Ctrl-C in that moment becomes a SyntaxError.
-_LONG_DASHES = ("\u2013", "\u2014", "\u2212")
 # Those that a shell does not remove: typographic ones, and straight ones within others.
 _TYPOGRAPHIC = ("\u2018", "\u2019", "\u201c", "\u201d")
 _QUOTES = "'\"" + "".join(_TYPOGRAPHIC)
@@ -71,6 +75,11 @@ def split(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Pars
     ended = any(setting.option.name in (*_ENDING, "from_manifest") for setting in head.settings)
     if head.script_at is None and not ended:
         last = head.settings[-1] if head.settings else None
+        if last is not None and " " in last.raw.strip() and ".py" in last.raw:
+            raise UsageError(
+                f"no script to run: {last.typed}={last.raw} is one word, because of its quotation "
+                "marks: leave them out."
+            )
         if last is not None and last.raw.endswith(".py"):
             raise UsageError(
                 f"no script to run: {last.typed} has taken {last.raw} as its value; "
@@ -86,13 +95,57 @@ def split(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Pars
 
 
 def _misplaced(script: Script) -> tuple[str, ...]:
-    """Return a note for each argument of SCRIPT that only launchers take."""
-    return tuple(
+    """Return a note for each argument of SCRIPT that only launchers take, or that is a slip."""
+    notes = [
         f"{arg} comes after {script.target}, so the script gets it; put fleetrun's options "
         "before the script."
-        for arg in script.args
-        if arg.partition("=")[0].replace("-", "_") in _OF_LAUNCHERS
-    )
+        for arg, value in zip(script.args, [*script.args[1:], ""], strict=False)
+        if _is_of_launcher(arg, value)
+    ]
+    # A script may be given a blank as the value of its option.
+    last, before = script.args[-1:], script.args[-2:-1]
+    wrong = slips.blank(last[0]) if last and not "".join(before).startswith("-") else None
+    ended = next((arg for arg in script.args if arg.endswith("\r")), None)
+    if ended is not None:
+        wrong, last = slips.blank(ended), (ended,)
+    if wrong is not None:
+        notes.append(f'{script.target} gets the argument "{last[0]}": {wrong}')
+    return tuple(notes)
+
+
+def _is_of_launcher(arg: str, value: str) -> bool:
+    """Whether ARG, an argument of the script before VALUE, is an option that only launchers have.
+
+    >>> [_is_of_launcher(*words) for words in (("--max-restart=3", ""), ("--strategy", "amp"),
+    ...  ("--strategy=greedy", ""), ("max_restart", "3"), ("-nnodes", "2"))]
+    [True, True, False, False, True]
+    """
+    if not slips.plain(arg).startswith("-"):
+        return False
+    typed, equals, joined = slips.plain(arg).partition("=")
+    name = typed.lstrip("-").replace("-", "_").lower()
+    if name in _OF_LAUNCHERS:
+        return True
+    if name != "strategy":
+        return False
+    from fleetrun.strategy.load import PRESETS  # only for scripts with such an option
+
+    return (joined if equals else value).partition(",")[0] in PRESETS
+
+
+def refused(words: Sequence[str], message: str) -> str | None:
+    """Return the first of WORDS, a script's arguments, that is our option and that MESSAGE names.
+
+    >>> refused(["--lr=1", "--gpus", "0"], "error: unrecognized arguments: --gpus 0")
+    '--gpus'
+    """
+    names = options.by_name()
+    for word in words:
+        typed = word.partition("=")[0]
+        name = typed.lstrip("-").replace("-", "_")
+        if word.startswith("-") and name in names and typed in message:
+            return typed
+    return None
 
 
 def scan(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> ParsedOptions:
@@ -103,6 +156,7 @@ def scan(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Parse
     at = 0
     while at < len(words):
         word = words[at]
+        _check_word(word)
         if word == "--":
             after = at + 1
             return ParsedOptions(
@@ -119,6 +173,7 @@ def scan(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Parse
             if at < len(words) and _is_value(option, words[at]):
                 raw = words[at]
                 at += 1
+                _check_value(typed, raw, is_last=at == len(words))
             elif option.bare is None:
                 pending = RawOption(option, "", typed)
                 if at == len(words):
@@ -129,10 +184,25 @@ def scan(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Parse
                 )
             else:
                 raw = option.bare
-        settings.append(RawOption(option, _unquoted(typed, raw), typed))
+        raw = options.at_home(option, _unquoted(typed, raw), typed)
+        settings.append(RawOption(option, raw, typed))
         if option.name in _ENDING:
             break
     return ParsedOptions(tuple(settings), tuple(notes), None)
+
+
+def _check_word(word: str) -> None:
+    """Raise UsageError if WORD is a blank, or ends in a carriage return."""
+    wrong = slips.blank(word)
+    if wrong is not None:
+        raise UsageError(f'"{word}": {wrong}')
+
+
+def _check_value(typed: str, raw: str, *, is_last: bool) -> None:
+    """Do the same for RAW, the value of TYPED; a blank one may be that of an unset variable."""
+    wrong = slips.blank(raw) if raw.endswith("\r") or is_last else None
+    if wrong is not None:
+        raise UsageError(f'{typed} "{raw}": {wrong}')
 
 
 def _check_blank(option: Option, typed: str, following: Sequence[str]) -> None:
@@ -203,24 +273,41 @@ def mistaken_script(parsed: ParsedCommand) -> str | None:
     if parsed.script is None or parsed.script.form != "file":
         return None
     target = parsed.script.target
+    return _misspelt(target) or _misread(parsed, target, parsed.script.args)
+
+
+def _misspelt(target: str) -> str | None:
+    """Return how TARGET, which is taken as the script, differs from what was meant, or None."""
     unquoted = target.strip(_QUOTES)
     if unquoted != target and unquoted.startswith("--"):
         return (
             f"{target} is taken as the script, because its quotation marks are part of it: "
             f"write {unquoted}."
         )
-    if target.startswith(_LONG_DASHES):
+    if target.startswith(tuple(slips.LONG_DASHES)):
         return (
             f'"{target}" is taken as the script, because it starts with a long dash: '
-            f"write two hyphens, --{target.lstrip(''.join(_LONG_DASHES))}."
+            f"write two hyphens, {slips.plain_option(target)}."
         )
+    if target.strip() != target:
+        return f'"{target}" is taken as the script, with its blank: write {target.strip()}.'
+    if len(target.split()) > 1 and (target.startswith("-") or ".py" in target):
+        return (
+            f'"{target}" is taken as the script, because quotation marks make it one word: '
+            f"leave them out: {target}."
+        )
+    return None
+
+
+def _misread(parsed: ParsedCommand, target: str, args: tuple[str, ...]) -> str | None:
+    """Return why TARGET, followed by ARGS, is rather a variable, or the rest of an option."""
     name, equals, _ = target.partition("=")
     is_option = name.replace("-", "_") in options.by_name()
     if equals and (is_option or (name.isidentifier() and name.isupper())):
         meant = f"--{target}" if is_option else f"--env {target} for a variable of ranks"
         return f'"{target}" is taken as the script: write {meant}.'
     last = parsed.settings[-1] if parsed.settings else None
-    value = last and _continued(last, (target, *parsed.script.args))
+    value = last and _continued(last, (target, *args))
     if not last or not value:
         return None
     return (
@@ -269,6 +356,15 @@ def _is_value(option: Option, word: str) -> bool:
 
 def _match(typed: str, names: dict[str, Option], notes: list[str], value: str) -> Option:
     """Return the option that TYPED names, completely or by a unique prefix; VALUE follows it."""
+    if slips.plain(typed) != typed or typed[1:2] in tuple(slips.LONG_DASHES):
+        raise UsageError(
+            f"no such option: {typed}; it has full-width characters or long dashes: write "
+            f"{slips.plain_option(typed)}."
+        )
+    if len(typed.split()) > 1:
+        raise UsageError(
+            f'no such option: "{typed}"; quotation marks make it one word: leave them out.'
+        )
     name = typed[2:].replace("-", "_") if typed.startswith("--") else ""
     if name in names:
         return names[name]
@@ -314,6 +410,8 @@ def suggest(typed: str, names: Iterable[str], prefix: str = "--", value: str = "
     if hint is not None:
         return f"; {hint}"
     name = typed.lstrip("-").replace("-", "_")
+    if slips.plain(name) != name:
+        return f"; it has full-width characters: write {slips.plain(name)}."
     otherwise = "`fleetrun --help=all` lists them all."
     if prefix and not typed.startswith("--"):
         otherwise = "for Python's own options write `fleetrun [options] python -u train.py`."

@@ -96,11 +96,12 @@ def _fail(
     from fleetrun.records.secrets import Hider
 
     # The message may quote the value of any option.
-    message = Hider(environ, words)(str(error))
+    hide = Hider(environ, words)
     if caller is not None:
-        caller.failed(error, message)
-    else:
-        _complain(f"{_prefix(words, environ)}{visible(message)}")
+        caller.failed(error, hide(str(error)))
+        return error.exit_code
+    for sentence in getattr(error, "sentences", (str(error),)):
+        _complain(f"{_prefix(words, environ)}{visible(hide(sentence))}")
     return error.exit_code
 
 
@@ -299,6 +300,12 @@ def _check_script(parsed: "ParsedCommand") -> None:
     if parsed.script.form != "file":
         if "/" in target:
             raise UsageError(f"-m {target}: that is a path, not a module: leave -m out.")
+        if len(target.split()) > 1:
+            raise UsageError(
+                f'-m "{target}": quotation marks make it one word: leave them out: -m {target}.'
+            )
+        if target.endswith(".ipynb"):
+            raise UsageError(f"-m {target}: that is a notebook, not a module: leave -m out.")
         if target.endswith(".py") and os.path.exists(target):
             # Python would run it while it looks for a module `py` in it, and fail then.
             raise UsageError(
@@ -306,13 +313,30 @@ def _check_script(parsed: "ParsedCommand") -> None:
                 f"-m {target[:-3]}."
             )
         return
-    mistake = argv.mistaken_script(parsed)
-    if mistake is not None and not os.path.exists(target):
-        raise UsageError(mistake)
+    if not os.path.exists(target):
+        mistake = argv.mistaken_script(parsed) or _slip(target)
+        if mistake is not None:
+            raise UsageError(mistake)
     first = len(parsed.words) - len(parsed.script.args) - 1
     is_meant = first > 0 and parsed.words[first - 1] == "--"
     if target.isalpha() and not is_meant:
         _check_command(target, parsed.script.args)
+
+
+def _slip(target: str) -> "str | None":
+    """Return what was meant by TARGET, which does not exist, if a keyboard has changed it."""
+    from fleetrun import slips
+
+    plain = slips.plain(target)
+    if plain != target and os.path.exists(plain):
+        return f"there is no script {target}; without full-width characters there is {plain}."
+    words = target.split()
+    if len(words) > 1 and (os.path.exists(words[0]) or _is_program(words[0])):
+        return (
+            f'"{target}" is taken as the script, because quotation marks make it one word: '
+            f"leave them out: {target}."
+        )
+    return None
 
 
 def _is_program(name: str) -> bool:

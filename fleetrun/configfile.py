@@ -126,7 +126,8 @@ def _read_entries(
             raise UsageError(f"{where}: {typed} is already set in line {lines[option.target]}.")
         lines[option.target] = line
         for raw, at in _read_values(option, node, where):
-            setting = RawOption(option, raw, typed, f"{path}:{at}")
+            home = options.at_home(option, raw, f"{path}:{at}: {typed}")
+            setting = RawOption(option, home, typed, f"{path}:{at}")
             if option.status == "works":
                 setting.value()
             # Arguments and paths cannot hold NUL; request checks variables.

@@ -15,10 +15,34 @@ class UsageError(FleetrunError):
     exit_code = 2
 
 
+class SeveralErrors(UsageError):
+    """Several mistakes of one file, each with a sentence of its own."""
+
+    def __init__(self, *sentences: str) -> None:
+        super().__init__("\n".join(sentences))
+        self.sentences = sentences
+
+
 class EnvironmentFault(FleetrunError):  # a fault of the machine, not of the command
     """The machine lacks what the command needs: no such device, port taken, script missing."""
 
     exit_code = 3
+
+
+class StrangerFault(EnvironmentFault):
+    """The job does not have this host."""
+
+
+class NotExecutable(EnvironmentFault):
+    """The program may not be executed; the code is a shell's."""
+
+    exit_code = 126
+
+
+class MissingProgram(EnvironmentFault):
+    """There is no such program; the code is a shell's."""
+
+    exit_code = 127
 
 
 class RendezvousError(FleetrunError):

@@ -127,6 +127,7 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
         ),
     ),
     ("slots_per_host slots", _PER_HOST),
+    ("background bg daemon daemonize d nohup detached", Hint("detach")),
     # What is shown and kept.
     ("local_ranks_filter", Hint("tee", "it takes ranks of the whole job, or all")),
     (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fleetrun import conversion, modes
+import os
+
+from fleetrun import conversion, modes, slips
 from fleetrun.errors import UsageError
 from fleetrun.model import DEFAULTS
 from fleetrun.plan import kinds
@@ -43,6 +45,10 @@ _HYPHENATED = ("dry_run", "from_manifest", "no_kill")
 _OWN_WORDS = frozenset(("help", "color"))
 # Those whose optional values are ranks.
 _RANKS = frozenset(("tee", "redirects"))
+# Those whose text may have any characters.
+_FREE = frozenset(
+    ("elastic_pre_hook", "job_id", "log_filter", "on_end", "ssh", "webhook", "wrap", "out")
+)
 # Paddle adds the host's rank to this port.
 FIXED_PORT = "FLAGS_FIXED_PORT"
 # The largest time or count.
@@ -171,7 +177,8 @@ class RawOption(NamedTuple):
         """Return PROBLEM as a sentence that says where it came from, without a variable's value."""
         raw = self.raw
         if self.option.kind == "pairs" and self.option.name != "set":
-            key, equals, _ = raw.partition("=")
+            # Not the value after a full-width sign either.
+            key, equals, _ = raw.replace("\uff1d", "=").partition("=")
             raw = f"{key}=***" if equals else key
         if self.source == "command line":
             return f"{self.typed}={raw}: {problem}"
@@ -244,6 +251,10 @@ def parse(option: Option, raw: str) -> Value:
     ('10.0.0.1', '10.0.0.2')
     """
     text = raw.strip()
+    if not (raw.isascii() or option.path or option.kind == "pairs" or option.name in _FREE):
+        plain = slips.plain(raw)
+        if plain != raw:
+            raise ValueError(f"it has full-width characters: write {plain}.")
     if option.reader is not None:
         return option.reader(raw)
     match option.kind:
@@ -260,6 +271,29 @@ def parse(option: Option, raw: str) -> Value:
             return tuple(raw.replace(",", " ").split())
         case _:
             return raw
+
+
+def at_home(option: Option, raw: str, typed: str) -> str:
+    """Return RAW, with the home folder in place of the ~ that begins a path of OPTION.
+
+    UsageError if there is no such user; TYPED is how the option was written.
+    """
+    if not option.path or "~" not in raw:
+        return raw
+    # As in $PATH.
+    between = ":" if typed.startswith("$") and ":" in raw else ","
+    paths = []
+    for path in raw.split(between) if option.kind == "list" else [raw]:
+        begin = path[: len(path) - len(path.lstrip())]
+        home = os.path.expanduser(path.lstrip())
+        if home.startswith("~"):
+            user = home.partition("/")[0]
+            raise UsageError(
+                f"{typed}={raw}: {user} is nobody's home folder here; for a file of that name "
+                f"write ./{home}."
+            )
+        paths.append(f"{begin}{home}")
+    return between.join(paths)
 
 
 def _number(option: Option, text: str) -> str | int | float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetrun import argv, conversion, modes, options
+from fleetrun import argv, conversion, modes, options, slips
 from fleetrun.configfile import Config, named
 from fleetrun.errors import UsageError
 from fleetrun.model import DEFAULTS, Layer, Request, Script, Setting, Strategy
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 # Options that fill no field of the request.
 _NO_FIELD = ("config", "from_manifest", "help", "strategy", "version")
+_WIDE_KEY = "the name, or the = after it, has full-width characters; "
 # The most digits of a number of hosts.
 _DIGITS = 9
 # The strength of the command line as a source.
@@ -213,6 +214,7 @@ def _variables(environ: Mapping[str, str]) -> tuple[RawOption, ...]:
         for name in option.env:
             raw = environ.get(name, "")
             if raw.strip() and name not in ignored:
+                raw = options.at_home(option, raw, f"${name}")
                 settings.append(RawOption(option, raw, f"${name}", f"${name}"))
                 break
     return tuple(settings)
@@ -712,7 +714,10 @@ def _pairs(name: str, tiers: Iterable[Iterable[RawOption]]) -> dict[str, tuple[s
                 continue
             key, equals, value = given.raw.partition("=")
             if not equals or not (key.isascii() and key.isidentifier()) or "\0" in value:
-                raise UsageError(given.blame(options.wanted(given.option)))
+                wide = slips.plain(key) != key
+                raise UsageError(
+                    given.blame(f"{_WIDE_KEY if wide else ''}{options.wanted(given.option)}")
+                )
             if name == "nccl":
                 key = "NCCL_" + key.upper().removeprefix("NCCL_")
             pairs[key] = (value, given.source)

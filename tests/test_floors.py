@@ -46,6 +46,7 @@ FLOORS = (
         "fleetrun.engines.detect",
         "fleetrun.engines.cluster",
         "fleetrun.argv",
+        "fleetrun.slips",
         "fleetrun.suggestions",
         "fleetrun.colors",
         "fleetrun.gone",

@@ -422,7 +422,7 @@ REFUSED: list[tuple[str, Mapping[str, str], str]] = [
     ("--env==2", {}, "--env==***: give KEY=VALUE"),
     ("--nccl=\xe9=2", {}, "--nccl=\xe9=***: give KEY=VALUE"),
     *((f"--nnodes={count}", {}, f"--nnodes={count}: {NO_NUMBER}")
-      for count in ("\uff12", "0", "x", "9" * 5000, "1:x")),
+      for count in ("\u0662", "0", "x", "9" * 5000, "1:x")),
     ("--start_port=0", {}, "--start_port=0: give a whole number from 1 to 65535."),
     ("--backend=foo", {}, "--backend=foo: give one of auto, nccl,"),
     ("--max_restart=x", {}, "--max_restart=x: give a whole number, 0 or more."),

@@ -74,7 +74,7 @@ EXIT_CODES = (
     ("126, 127", "a process could not be started: not a program, or not found"),
     ("129, 130, 143", "fleetrun lost its terminal, was interrupted (Ctrl-C) or stopped (SIGTERM)"),
     ("2", "invalid option or value, on the command line, in a variable or in the config file"),
-    ("3", "this host lacks what the command needs: device, port, script, system"),
+    ("3", "this host lacks what the command needs: device, port, Python script, system"),
     ("4", "the hosts did not meet"),
     (
         "5",

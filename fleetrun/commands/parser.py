@@ -47,7 +47,7 @@ class Typed(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
     ) -> options.Value:
         """Return VALUE as the row's type; UsageError with what is allowed."""
         try:
-            return options.parse(self.row, str(value))
+            return options.parse(self.row, options.at_home(self.row, str(value), self.row.flag))
         except ValueError as error:
             problem = str(error)
         if isinstance(param, click.Argument):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,6 @@ import click
 from fleetrun import colors
 from fleetrun.commands import parser, tables, values
 from fleetrun.commands.pager import page as through_pager
-from fleetrun.errors import UsageError
 from fleetrun.model import VARIABLE_SECTIONS
 from fleetrun.plan.visible import visible, visible_lines
 from fleetrun.printing import put, remark
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-    from fleetrun.model import Knob, Layer
+    from fleetrun.model import Knob
 
 
 def _presets(
@@ -73,7 +71,7 @@ def _validate(files: tuple[str, ...]) -> int:
     """Print the errors of all FILES."""
     worst = 0
     for name in files:
-        layer, faults = _checked(name)
+        layer, faults = load.checked(name)
         for fault in faults:
             print(f"{_fault_prefix()}{visible(str(fault))}", file=sys.stderr)
             worst = fault.exit_code
@@ -203,30 +201,6 @@ def _text(path: str) -> str:
 def _fault_prefix() -> str:
     is_coloured = colors.on_stream(colors.AUTO, os.environ, sys.stderr)
     return colors.prefix(is_coloured=is_coloured, is_fault=True)
-
-
-def _checked(name: str) -> tuple[Layer | None, list[UsageError]]:
-    """Read NAME as far as possible; return its layer, and what a launch would refuse."""
-    faults: list[UsageError] = []
-    try:
-        layer = load.read(name, faults.append)
-    except UsageError as error:
-        # It cannot be parsed at all.
-        return None, [error]
-    faults += load.refusals(layer.knobs)
-    # All are of one file, so only the line numbers differ.
-    faults.sort(key=lambda fault: _line(str(fault)))
-    return layer, faults
-
-
-def _line(message: str) -> int:
-    """Return the number of the line that MESSAGE is about.
-
-    >>> _line("my.yaml:12: no such field: ampp; did you mean amp?")
-    12
-    """
-    match = re.match(r".*?:(\d+): ", message)
-    return int(match[1]) if match else 0
 
 
 # -- explain ---------------------------------------------------------------------------------------

@@ -84,8 +84,15 @@ def _slots(request: Request, role: str, number: str, listed: str) -> tuple[Slot,
     slots = tuple(_slot(request, listed, text, role, stage) for text in getattr(request, listed))
     if count == 0 and not slots and role in {SERVER, TRAINER}:
         side = "parameter servers" if role == SERVER else "trainers"
+        elsewhere = (
+            "; where they run on other hosts, name all with --servers=HOST:PORT,... and "
+            "--trainers=HOST:PORT,..., on each host, in place of numbers."
+            if request.master is not None or request.nnodes != "1"
+            else "."
+        )
         raise UsageError(
-            f"{origin.option(request, number)}: such a job needs {side}; leave it out to get one."
+            f"{origin.option(request, number)}: such a job needs {side}; leave it out to get one"
+            f"{elsewhere}"
         )
     if not slots:
         return (Slot(role, stage),) * (count or 0)

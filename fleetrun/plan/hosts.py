@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fleetrun.conversion import is_digits
-from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.errors import EnvironmentFault, StrangerFault, UsageError
 from fleetrun.model import Endpoint, Facts, Request
 from fleetrun.plan import origin
 from fleetrun.typehints import TYPE_CHECKING
@@ -217,7 +217,7 @@ def place(
     elif dry:
         return 0, (f"none of {option} is this host: shown as {names[0]} would see it.",)
     else:
-        raise EnvironmentFault(
+        raise StrangerFault(
             f"{option}: none of them is this host, which has {_own(facts)}."
             f"{_unresolved(names, facts)} Run this on the hosts named, or say which one this is "
             "with --host."

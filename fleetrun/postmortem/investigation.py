@@ -114,6 +114,7 @@ def _explained(
         *stopped,
         *_slow_end(outcome, exited, failed_at),
         *_interpreter(spec.argv, known),
+        *_misplaced(spec.argv, known, text),
         *_collectives(plan, outcome, exited),
         *mute,
     )
@@ -258,6 +259,18 @@ def _interpreter(argv: Sequence[str], known: KnownFailure | None) -> list[str]:
     if venv and not os.path.abspath(program).startswith(os.path.join(os.path.abspath(venv), "")):
         facts.append(f"VIRTUAL_ENV is {venv}, but the rank ran {program}.")
     return facts
+
+
+def _misplaced(words: Sequence[str], known: KnownFailure | None, text: str) -> list[str]:
+    """Say which of the script's WORDS, refused in TEXT, is an option of fleetrun."""
+    if known is None or known.name != "usage":
+        return []
+    from fleetrun import argv  # only after a failure
+
+    option = argv.refused(words[1:], text)
+    if option is None:
+        return []
+    return [f"{option} is an option of fleetrun, too: it takes options only before the script."]
 
 
 def _slow_end(outcome: Outcome, culprit: Exited, failed_at: float) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from fleetrun.errors import EnvironmentFault
+from fleetrun.errors import EnvironmentFault, MissingProgram, NotExecutable
 from fleetrun.plan import command
 from fleetrun.probe import files
 from fleetrun.typehints import TYPE_CHECKING
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # The longest time in which a Python says whether it finds a module.
 _ANSWER_S = 20.0
+_NOTEBOOK = ".ipynb"
+_OPTION_FILES = (".yaml", ".yml")
 
 
 def find(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
@@ -23,16 +25,17 @@ def find(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
     if script.form == "module" or script.target == command.CHECK:
         return None
     target = script.target
+    _check_kind(target, cwd)
     interpreted = target.endswith(command.ENDINGS)
     if not interpreted and "/" not in target:
         return _find_program(target, cwd, environ)
     path = os.path.join(cwd, target)
-    if os.path.isdir(path):
-        raise EnvironmentFault(f"{target} is a folder, not a script (looked in {cwd}).")
     _check_way(target, path)
     if not os.path.exists(path):
         if os.path.islink(path):
             raise EnvironmentFault(f"{target} is a link to {os.readlink(path)}, which is missing.")
+        if not interpreted:
+            raise MissingProgram(f"There is no program {target} in {cwd}{_meant(target, cwd, '.')}")
         raise EnvironmentFault(f"There is no script {target} in {cwd}{_meant(target, cwd, '.')}")
     if interpreted:
         if not os.access(path, os.R_OK):
@@ -42,11 +45,42 @@ def find(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
             )
         return target
     if not os.access(path, os.X_OK):
-        raise EnvironmentFault(
+        raise NotExecutable(
             f"{target} is not executable: run `chmod +x {target}`, or start it with the program "
             f"that reads it, as in `fleetrun bash {target}`."
         )
     return target
+
+
+def _check_kind(target: str, cwd: str) -> None:
+    """Raise EnvironmentFault if TARGET is a folder, or a file that is known to be no program."""
+    path = os.path.join(cwd, target)
+    if os.path.isdir(path):
+        is_package = target.isidentifier() and os.path.isfile(f"{path}/__main__.py")
+        scripts = [name for name in files.names(path) if name.endswith(".py")]
+        if is_package:
+            meant = f"-m {target} runs a package"
+        elif len(scripts) == 1:
+            meant = f"did you mean {os.path.normpath(os.path.join(target, scripts[0]))}?"
+        else:
+            meant = "name the script in it"
+        end = "" if meant.endswith("?") else "."
+        raise EnvironmentFault(
+            f"{target} is a folder, not a script (looked in {cwd}); {meant}{end}"
+        )
+    if not os.path.isfile(path):
+        return
+    if target.endswith(_NOTEBOOK):
+        script = f"{target.removesuffix(_NOTEBOOK)}.py"
+        raise EnvironmentFault(
+            f"{target} is a notebook, not a script: run `jupyter nbconvert --to script {target}`, "
+            f"then `fleetrun {script}`."
+        )
+    if target.endswith(_OPTION_FILES) and not os.access(path, os.X_OK):
+        raise EnvironmentFault(
+            f"{target} is a YAML file, not a script: --config={target} reads options from it, and "
+            f"--strategy={target} a strategy."
+        )
 
 
 def _check_way(target: str, path: str) -> None:
@@ -162,16 +196,12 @@ def _find_program(name: str, cwd: str, environ: Mapping[str, str]) -> str:
     if os.path.isfile(here):
         if os.access(here, os.X_OK):
             return f"./{name}"
-        raise EnvironmentFault(
+        raise NotExecutable(
             f"{name} is in this folder but not executable: run `chmod +x {name}`, or start it "
             f"with the program that reads it, as in `fleetrun bash {name}`."
         )
-    if os.path.isdir(here):
-        raise EnvironmentFault(
-            f"{name} is a folder, not a script (looked in {cwd}); -m {name} runs a package."
-        )
     hint = _meant(name, cwd, "; a Python script ends in .py, a module needs -m.")
-    raise EnvironmentFault(
+    raise MissingProgram(
         f"There is no program {name} in $PATH, nor a file of that name in {cwd}{hint}"
     )
 

@@ -299,7 +299,7 @@ def _why(program: str, number: int | None) -> str:
     """Explain the errno NUMBER with which PROGRAM could not be started."""
     match number:
         case errno.ENOENT if os.path.exists(program):
-            why = f"the interpreter named in the first line of {program} does not exist."
+            why = _lost_interpreter(program)
         case errno.ENOENT:
             why = f"there is no program {program}."
         case errno.EACCES if shut := _closed_way(program):
@@ -319,6 +319,17 @@ def _why(program: str, number: int | None) -> str:
         case _:
             why = f"{program}: {os.strerror(number or 0)}."
     return why
+
+
+def _lost_interpreter(program: str) -> str:
+    """Explain why the kernel finds no interpreter of PROGRAM."""
+    with suppress(OSError), open(program, "rb") as file:
+        if file.readline(_LONGEST_LINE).endswith(b"\r\n"):
+            return (
+                f"the first line of {program} ends in a carriage return, as lines of Windows do: "
+                f"run `sed -i 's/\\r$//' {program}`."
+            )
+    return f"the interpreter named in the first line of {program} does not exist."
 
 
 def _closed_way(program: str) -> str:

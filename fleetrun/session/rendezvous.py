@@ -5,7 +5,13 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from fleetrun.errors import EnvironmentFault, FleetrunError, RendezvousError, UsageError
+from fleetrun.errors import (
+    EnvironmentFault,
+    FleetrunError,
+    RendezvousError,
+    StrangerFault,
+    UsageError,
+)
 from fleetrun.plan.visible import sentence
 from fleetrun.run.events import Failure
 from fleetrun.run.gathering import Gathering
@@ -205,13 +211,21 @@ class Rendezvous(Gathering, SessionHandler):
         """Tell hosts that join later that the job cannot start because of FAULT."""
         self._is_telling = True
         now = time.monotonic()
-        self._waiting.timer("say", now + _SAY_S, partial(self._say_fault, fault))
+        if isinstance(fault, StrangerFault):
+            # Nobody waits for it, unless it is listed with an address that it does not know.
+            self._report(fault, now + _SAY_S)
+            return
+        self._waiting.timer("say", now + _SAY_S, self._say_fault)
         self._report(fault, now + _REPORT_S)
 
-    def _say_fault(self, fault: FleetrunError) -> None:
-        """Print FAULT while the others are still being told."""
+    def _say_fault(self) -> None:
+        """Say that the others are still being told; what is wrong follows."""
         if not self._is_over:
-            self._log(f"{fault} Telling the other hosts, for up to {_REPORT_S - _SAY_S:g} s more.")
+            seconds = _REPORT_S - _SAY_S
+            self._log(
+                "This host cannot take part, for a reason that follows. Telling the other hosts, "
+                f"for up to {seconds:g} s more."
+            )
 
     def _wait(self, seconds: float) -> None:
         """Give up after SECONDS."""

@@ -2,11 +2,12 @@
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetrun import yamlfile
-from fleetrun.errors import UsageError
+from fleetrun import slips, yamlfile
+from fleetrun.errors import SeveralErrors, UsageError
 from fleetrun.model import VARIABLE_SECTIONS, Knob, KnobValue, Layer, Setting, Strategy
 from fleetrun.options import RawOption
 from fleetrun.strategy import fields
@@ -72,11 +73,45 @@ def _read(request: NamedStrategy) -> Layer:
         find(request.name)
     except UsageError as error:
         option = request.given._replace(raw=request.name)
-        raise UsageError(option.blame(str(error))) from None
-    return read(request.name)
+        plain = slips.plain(request.name)
+        wide = plain != request.name
+        problem = f"it has full-width characters: write {plain}." if wide else str(error)
+        raise UsageError(option.blame(problem)) from None
+    layer, faults = checked(request.name)
+    if faults:
+        raise SeveralErrors(*map(str, faults))
+    assert layer is not None
+    return layer
+
+
+def checked(name: str) -> tuple[Layer | None, list[UsageError]]:
+    """Read NAME as far as possible; return its layer, and what a launch refuses, by line."""
+    faults: list[UsageError] = []
+    try:
+        layer = read(name, faults.append)
+    except UsageError as error:
+        # It cannot be parsed at all.
+        return None, [error]
+    faults += refusals(layer.knobs)
+    # All are of one file, so only the line numbers differ.
+    faults.sort(key=lambda fault: line_of(str(fault)))
+    return layer, faults
+
+
+def line_of(message: str) -> int:
+    """Return the number of the line that MESSAGE is about.
+
+    >>> line_of("my.yaml:12: no such field: ampp; did you mean amp?")
+    12
+    """
+    match = re.match(r".*?:(\d+): ", message)
+    return int(match[1]) if match else 0
 
 
 def _set(option: RawOption) -> Knob:
+    plain = slips.plain(option.raw)
+    if plain != option.raw and not plain.startswith("env."):
+        raise UsageError(option.blame(f"it has full-width characters: write {plain}."))
     knob = parse_set(option.raw)
     # In a config file the source has a line.
     return knob if option.source == "command line" else knob._replace(source=option.source)

@@ -395,7 +395,7 @@ def test_programs_are_looked_up_in_path(root: Path) -> None:
     ("target", "message"),
     [
         ("nosuch.py", r"^There is no script nosuch\.py in /.*/work\.$"),
-        ("./nosuch", r"^There is no script \./nosuch"),
+        ("./nosuch", r"^There is no program \./nosuch"),
         ("nosuch", r"^There is no program nosuch in \$PATH, nor a file"),
         ("folder.py", r"^folder\.py is a folder, not a script"),
         ("package", r"^package is a folder, .*; -m package runs a package\.$"),
@@ -408,6 +408,7 @@ def test_programs_are_looked_up_in_path(root: Path) -> None:
 def test_what_cannot_be_run_is_a_fault(root: Path, target: str, message: str) -> None:
     (root / "work/folder.py").mkdir()
     (root / "work/package").mkdir()
+    (root / "work/package/__main__.py").touch()
     (root / "work/link.py").symlink_to("away.py")
     (root / "work/plain.sh").touch(mode=0o644)
     with pytest.raises(EnvironmentFault, match=message):

@@ -1,0 +1,329 @@
+"""Slips of the keyboard, the editor and the shell, through the real command line."""
+
+# ruff: noqa: RUF001 - such characters are what is tested
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from commandline import fleetrun
+
+if TYPE_CHECKING:
+    import subprocess
+    from pathlib import Path
+
+pytestmark = pytest.mark.extended
+
+STRICT = """
+import argparse
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs")
+parser.parse_args()
+"""
+TRAIN = "import sys\nprint('trained with', sys.argv[1:])\n"
+SIX_ERRORS = """\
+strategy:
+  fuse_grad_size_in_MB: lots
+  nope: 1
+  amp: maybe
+  nccl_comm_num: -3
+  gradient_merge_configs:
+    k_stepz: 4
+wrong:
+  a: 1
+"""
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path: Path) -> Path:
+    (tmp_path / "home").mkdir()
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "t.py").write_text(TRAIN)
+    (folder / "strict.py").write_text(STRICT)
+    return folder
+
+
+def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    home = str(folder.parent / "home")
+    return fleetrun(*words, folder=folder, HOME=home, XDG_CONFIG_HOME="", **variables)
+
+
+def refused(folder: Path, *words: str, code: int = 2, **variables: str) -> str:
+    """Return the one line of a launch that starts nothing."""
+    done = run(folder, *words, **variables)
+    assert done.returncode == code, done.stderr
+    assert not (folder / "log").exists()
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--gpus", "０，１"), "--gpus=０，１: it has full-width characters: write 0,1."),
+        (("--devices=０-３",), "write 0-3."),
+        (("--nproc_per_node=２",), "write 2."),
+        (("--ips=10.0.0.1，10.0.0.2",), "write 10.0.0.1,10.0.0.2."),
+        (("--nnodes=2", "--master=10.0.0.1：6170"), "write 10.0.0.1:6170."),
+        (("--hosts=a：8，b：8",), "write a:8,b:8."),
+        (("--hang_timeout", "3０m"), "write 30m."),
+        (("--tee＝all",), "write --tee=all."),
+        (("－－gpus", "0"), "--gpus."),
+        (("-－gpus", "0"), "--gpus."),
+        (("—gpus", "0"), "--gpus."),
+        (("――gpus=0",), "--gpus=0."),
+        (("--nproc_per_node\u30002",), "write --nproc_per_node 2."),
+        (("--strategy=recommended，amp",), "write recommended,amp."),
+        (("--set", "fuse_grad_size_in_MB＝16"), "write fuse_grad_size_in_MB=16."),
+        (("--nccl", "DEBUG＝INFO"), "has full-width characters; give KEY=VALUE"),
+    ],
+)
+def test_full_width_characters_are_named_with_what_to_write(
+    folder: Path, words: tuple[str, ...], says: str
+) -> None:
+    assert says in refused(folder, *words, "t.py")
+
+
+def test_full_width_characters_of_a_variable_and_of_files_are_named_with_their_place(
+    folder: Path,
+) -> None:
+    assert "from $PADDLE_NPROC_PER_NODE" in refused(folder, "t.py", PADDLE_NPROC_PER_NODE="２")
+    (folder / "wide.yaml").write_text("tee: all\nnproc_per_node：2\n")
+    assert "wide.yaml:2: the colon after nproc_per_node" in refused(
+        folder, "--config=wide.yaml", "t.py"
+    )
+    (folder / "value.yaml").write_text("nproc_per_node: ２\n")
+    assert "value.yaml:1: nproc_per_node=２" in refused(folder, "--config=value.yaml", "t.py")
+    (folder / "amp.yaml").write_text("strategy:\n  amp：true\n")
+    assert "amp.yaml:2: the colon after amp" in refused(folder, "--strategy=amp.yaml", "t.py")
+
+
+def test_a_secret_after_a_full_width_sign_is_not_shown(folder: Path) -> None:
+    assert "hush" not in refused(folder, "--env", "TOKEN＝hush", "t.py")
+
+
+def test_full_width_text_that_may_be_any_is_taken(folder: Path) -> None:
+    done = run(folder, "--log_dir=日志（一）", "--env", "A=１，２", "--job_id=甲，乙", "t.py", "１")
+    assert done.returncode == 0, done.stderr
+    assert "trained with ['１']" in done.stdout
+    assert (folder / "日志（一）" / "workerlog.0").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(" ",), (" ", "t.py"), ("--tee=all", " "), ("--gpus", " "), ("\u3000", "t.py"), ("\t",)],
+)
+def test_a_lone_blank_is_named(folder: Path, words: tuple[str, ...]) -> None:
+    line = refused(folder, *words)
+    assert "a lone blank is a word of the command line: remove the blank" in line
+
+
+def test_a_blank_before_the_script_is_named(folder: Path) -> None:
+    assert line_end(refused(folder, "--tee=all", " t.py")) == "write t.py."
+
+
+def line_end(line: str) -> str:
+    return line.rpartition(": ")[2]
+
+
+def test_a_lone_blank_after_the_script_is_a_remark(folder: Path) -> None:
+    remark = 't.py gets the argument " ": a lone blank'
+    assert remark in run(folder, "t.py", " ").stderr
+    assert remark not in run(folder, "t.py", "--between", " ").stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("t.py\r",),
+        ("\r",),
+        ("--nproc_per_node=2\r", "t.py"),
+        ("--nproc_per_node", "2\r", "t.py"),
+        ("--gpus", "0", "\r"),
+    ],
+)
+def test_a_carriage_return_of_the_calling_script_is_named(
+    folder: Path, words: tuple[str, ...]
+) -> None:
+    assert "it ends in a carriage return, as lines of Windows do" in refused(folder, *words)
+
+
+def test_a_carriage_return_in_the_scripts_arguments_is_a_remark(folder: Path) -> None:
+    done = run(folder, "t.py", "--epochs", "3\r")
+    assert done.returncode == 0
+    assert 't.py gets the argument "3\\r": it ends in a carriage return' in done.stderr
+
+
+def test_a_shell_script_with_lines_of_windows_says_so(folder: Path) -> None:
+    script = folder / "run.sh"
+    script.write_bytes(b"#!/bin/sh\r\necho up\r\n")
+    script.chmod(0o755)
+    for name in ("run.sh", "./run.sh"):
+        done = run(folder, "--quiet", name)
+        assert done.returncode == 127
+        assert "the first line of ./run.sh ends in a carriage return" in done.stderr
+
+
+def test_other_files_with_lines_of_windows_are_taken(folder: Path) -> None:
+    (folder / "t.py").write_bytes(b"print('up')\r\n")
+    (folder / "my.yaml").write_bytes(b"nproc_per_node: 2\r\nlog_dir: out\r\n")
+    (folder / "s.yaml").write_bytes(b"strategy:\r\n  amp: true\r\n")
+    done = run(folder, "--config=my.yaml", "t.py")
+    assert done.returncode == 0, done.stderr
+    assert (folder / "out" / "workerlog.1").read_text() == "up\n"
+    assert run(folder, "--strategy=s.yaml", "--dry-run", "t.py").returncode == 0
+    (folder / "hosts").write_bytes(b"localhost slots=2\r\n")
+    assert run(folder, "--hostfile=hosts", "--dry-run", "t.py").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "words", [("--gpus", "0,1"), ("--devices=0",), ("--log-dir", "x"), ("--max-restart=3",)]
+)
+def test_a_script_that_refuses_our_option_is_explained(
+    folder: Path, words: tuple[str, ...]
+) -> None:
+    done = run(folder, "strict.py", *words)
+    assert done.returncode == 2
+    option = words[0].partition("=")[0]
+    assert f"{option} is an option of fleetrun, too: it takes options only before" in done.stderr
+
+
+def test_a_script_that_refuses_its_own_options_is_not_told_of_ours(folder: Path) -> None:
+    assert "is an option of fleetrun" not in run(folder, "strict.py", "--epoch_count=3").stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--strategy=recommended",),
+        ("--strategy", "amp,overlap"),
+        ("--max_restart=3",),
+        ("--max-restarts", "3"),
+        ("--nproc-per-node=2",),
+        ("-nnodes=2",),
+    ],
+)
+def test_our_option_after_the_script_gets_a_remark(folder: Path, words: tuple[str, ...]) -> None:
+    done = run(folder, "t.py", *words)
+    assert done.returncode == 0
+    assert f"{words[0]} comes after t.py, so the script gets it" in done.stderr
+
+
+def test_options_that_scripts_have_get_no_remark(folder: Path) -> None:
+    done = run(folder, "t.py", "--strategy=greedy", "--gpus=0", "--config=c.yaml", "max_restart")
+    assert "so the script gets it" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("t.py --epochs 3",), "leave them out: t.py --epochs 3."),
+        (("python t.py",), "leave them out: python t.py."),
+        (("--tee=all", "./t.py --lr 1"), "leave them out: ./t.py --lr 1."),
+        (("--gpus 0 t.py",), 'no such option: "--gpus 0 t.py"; quotation marks make it one word'),
+        (("--gpus=0 t.py",), "is one word, because of its quotation marks"),
+        (("-m", "t --epochs 3"), "leave them out: -m t --epochs 3."),
+    ],
+)
+def test_a_quoted_command_line_is_named(folder: Path, words: tuple[str, ...], says: str) -> None:
+    assert says in refused(folder, *words)
+
+
+def test_a_script_whose_name_has_blanks_runs(folder: Path) -> None:
+    (folder / "my t.py").write_text("print('up')\n")
+    assert run(folder, "my t.py").stdout == "up\n"
+
+
+@pytest.mark.parametrize("name", ["background", "daemon", "bg"])
+def test_other_words_for_detach_are_known(folder: Path, name: str) -> None:
+    assert "use --detach" in refused(folder, f"--{name}", "t.py")
+
+
+@pytest.mark.parametrize("name", [".", "..", "./", "packages"])
+def test_a_folder_is_no_script(folder: Path, name: str) -> None:
+    (folder / "packages").mkdir()
+    line = refused(folder, name, code=3)
+    assert f"{name} is a folder, not a script" in line
+    assert "-m" not in line
+
+
+def test_a_folder_with_one_script_or_a_package_says_what_to_write(folder: Path) -> None:
+    (folder / "single").mkdir()
+    (folder / "single" / "main.py").touch()
+    assert "did you mean single/main.py?" in refused(folder, "single", code=3)
+    (folder / "single" / "__main__.py").touch()
+    assert "-m single runs a package." in refused(folder, "single", code=3)
+
+
+def test_a_notebook_is_converted_first(folder: Path) -> None:
+    (folder / "nb.ipynb").write_text("{}")
+    line = refused(folder, "nb.ipynb", code=3)
+    assert "run `jupyter nbconvert --to script nb.ipynb`, then `fleetrun nb.py`." in line
+    assert "that is a notebook, not a module" in refused(folder, "-m", "nb.ipynb")
+
+
+def test_a_yaml_file_is_an_options_value(folder: Path) -> None:
+    (folder / "my.yaml").touch()
+    assert "--config=my.yaml reads options from it" in refused(folder, "my.yaml", code=3)
+
+
+def test_a_missing_program_has_the_exit_code_of_the_page(folder: Path) -> None:
+    assert "There is no program nosuch" in refused(folder, "nosuch", code=127)
+    assert "There is no program ./nosuch" in refused(folder, "./nosuch", code=127)
+    (folder / "plain.sh").touch()
+    assert "not executable" in refused(folder, "plain.sh", code=126)
+    assert "not executable" in refused(folder, "./plain.sh", code=126)
+    assert "There is no script nosuch.py" in refused(folder, "nosuch.py", code=3)
+
+
+def test_a_launch_shows_the_errors_of_a_strategy_as_validate_does(folder: Path) -> None:
+    (folder / "six.yaml").write_text(SIX_ERRORS)
+    validated = run(folder, "strategy", "validate", "six.yaml")
+    launched = run(folder, "--strategy=six.yaml", "t.py")
+    assert (launched.returncode, launched.stderr) == (validated.returncode, validated.stderr)
+    assert len(launched.stderr.splitlines()) == 6
+    assert not (folder / "log").exists()
+
+
+def test_a_job_without_this_host_ends_at_once_and_says_so_once(folder: Path) -> None:
+    assert "none of them is this host" in refused(
+        folder, "--ips=192.0.2.71,192.0.2.72", "t.py", code=3
+    )
+
+
+def test_roles_on_other_hosts_are_named_by_lists(folder: Path) -> None:
+    words = ("--master=10.0.0.1:6170", "--server_num=1", "--trainer_num=0", "t.py")
+    assert "--servers=HOST:PORT,... and --trainers=HOST:PORT,..." in refused(folder, *words)
+    words = ("--master=10.0.0.1:6170", "--server_num=0", "--trainer_num=1", "t.py")
+    assert "--servers=HOST:PORT,... and --trainers=HOST:PORT,..." in refused(folder, *words)
+
+
+def test_a_tilde_is_the_home_folder_in_every_path(folder: Path) -> None:
+    home = folder.parent / "home"
+    assert run(folder, "--log_dir=~/a", "t.py").returncode == 0
+    assert run(folder, "t.py", PADDLE_LOG_DIR="~/b").returncode == 0
+    (home / "c.yaml").write_text("log_dir: ~/c\nstrategy: ~/s.yaml\n")
+    (home / "s.yaml").write_text("env:\n  FROM_STRATEGY: 'yes'\n")
+    assert run(folder, "--config", "~/c.yaml", "t.py").returncode == 0
+    assert all((home / name / "workerlog.0").exists() for name in "abc")
+    (home / "hosts").write_text("localhost slots=2\n")
+    (home / "ck").mkdir()
+    words = ("--strategy=recommended,~/s.yaml", "--hostfile=~/hosts", "--dry-run=json")
+    done = run(folder, *words, "--resume_from=~/ck", "t.py", "{checkpoint}")
+    assert done.returncode == 0, done.stderr
+    assert "FROM_STRATEGY" in done.stdout
+    manifest = "~/a/latest/manifest.json"
+    assert run(folder, "--from-manifest", manifest).returncode == 0
+    logs = run(folder, "logs", "--log_dir=~/a")
+    assert "trained with" in logs.stdout
+    assert sorted(os.listdir(folder)) == ["strict.py", "t.py"]
+
+
+def test_a_tilde_before_nobodys_name_is_refused(folder: Path) -> None:
+    line = refused(folder, "--log_dir=~nobody-of-that-name/log", "t.py")
+    assert "~nobody-of-that-name is nobody's home folder here" in line
