@@ -235,35 +235,6 @@ def _unfound(option: Option) -> str:
     )
 
 
-def legible(words: Sequence[str]) -> ParsedCommand:
-    """Split WORDS as far as possible, leaving out invalid options with their values.
-
-    >>> parsed = legible(["--gpsu", "1", "--gpus", "--master=a:1", "train.py", "-x"])
-    >>> [setting.typed for setting in parsed.settings], parsed.script
-    (['--master'], Script(form='file', target='train.py', args=('-x',)))
-    """
-    valid: list[str] = []
-    head = scan(valid)
-    is_after_unknown = False
-    for at, word in enumerate(words):
-        if is_after_unknown and not word.startswith("-") and not word.endswith(".py"):
-            is_after_unknown = False
-            continue
-        if head.pending is not None and word.startswith("-") and "=" in word:
-            valid.pop()
-        try:
-            head = scan([*valid, word])
-            script = None if head.script_at is None else _script(words[at:])
-        except UsageError:
-            is_after_unknown = "=" not in word
-            continue
-        if script is not None:
-            return ParsedCommand(head.settings, script, (), tuple(words))
-        valid.append(word)
-        is_after_unknown = False
-    return ParsedCommand(head.settings, None, (), tuple(words))
-
-
 def mistaken_script(parsed: ParsedCommand) -> str | None:
     """Return why the script, which does not exist, was hardly meant as one, or None.
 

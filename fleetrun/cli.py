@@ -139,27 +139,18 @@ def _dispatch(
     if words in ([], ["--help"], ["-h"], ["--version"]):
         return _answer(words, environ)
     from fleetrun import argv
-    from fleetrun.errors import FleetrunError
     from fleetrun.records.variables import EXEC_OPTIONS
 
     if EXEC_OPTIONS in environ:
         from fleetrun.records import entrance  # only below `fleetrun exec`
 
         words = [*entrance.options(environ), *words]
-    try:
-        parsed = argv.split(words)
-        if parsed.asks("help"):
-            return _help(parsed, environ)
-        if parsed.asks("version"):
-            return _version()
-        resolved = _resolved(parsed, environ)
-    except FleetrunError as fault:
-        if launch is None:
-            from fleetrun import misread  # only for a mistake
-
-            misread.tell(fault, words, environ, caller)
-        raise
-    return _launch(*resolved, launch, caller)
+    parsed = argv.split(words)
+    if parsed.asks("help"):
+        return _help(parsed, environ)
+    if parsed.asks("version"):
+        return _version()
+    return _launch(*_resolved(parsed, environ), launch, caller)
 
 
 def _is_command(word: str) -> bool:
@@ -214,7 +205,7 @@ def _launch(
     caller: "Caller | None",
 ) -> int:
     """Launch the job of REQUEST, started by ENGINE if that is not None."""
-    if request.hosts or request.hostfile or request.include or request.exclude or request.ship:
+    if request.hosts or request.hostfile or request.include or request.exclude:
         from fleetrun.remote import sshjob, sshlaunch  # only for jobs by ssh
 
         if request.dry_run is None:

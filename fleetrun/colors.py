@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import TextIO
 
-AUTO, ALWAYS, NEVER = "auto", "always", "never"
+AUTO, ALWAYS, NEVER = _CHOICES = ("auto", "always", "never")
 NAME = "fleetrun: "
 _HEADING, _OPTION, _NAME, _FAULT, _END = "\x1b[1m", "\x1b[36m", "\x1b[1m", "\x1b[1;31m", "\x1b[0m"
 # Headings that are followed by text on their line.
@@ -46,11 +46,17 @@ def choice(words: Sequence[str]) -> str:
     >>> choice(["--color", "--gsup=0", "--color=never", "--color=pink"])
     'never'
     """
-    from fleetrun import argv  # only for help and mistakes
-
-    settings = [item for item in argv.legible(words).settings if item.option.name == "color"]
-    readable = (setting for setting in reversed(settings) if setting.is_readable)
-    return next((str(setting.value()) for setting in readable), AUTO)
+    chosen = AUTO
+    for at, word in enumerate(words):
+        if word == "--" or word.endswith(".py"):
+            break
+        value = word.removeprefix("--color=")
+        if word == "--color":
+            following = words[at + 1 : at + 2]
+            value = following[0] if following and following[0] in _CHOICES else ALWAYS
+        if value in _CHOICES and word.startswith("--color"):
+            chosen = value
+    return chosen
 
 
 def prefix(*, is_coloured: bool, is_fault: bool = False) -> str:

@@ -36,23 +36,18 @@ def named(settings: Iterable[RawOption]) -> str | None:
     return paths[-1] if paths else None
 
 
-def find(
-    parsed: argv.ParsedCommand, environ: Mapping[str, str], *, is_lenient: bool = False
-) -> Config | None:
-    """Return the config file that PARSED names, or the one here, on top of the user's.
-
-    IS_LENIENT: of an invalid file, return the settings before the mistake.
-    """
+def find(parsed: argv.ParsedCommand, environ: Mapping[str, str]) -> Config | None:
+    """Return the config file that PARSED names, or the one here, on top of the user's."""
     path = named(parsed.settings)
     if path is None and os.path.exists(DEFAULT):
         path = DEFAULT
     own = of_user(environ)
-    above = None if path is None else read(path, is_lenient=is_lenient)
+    above = None if path is None else read(path)
     if own is None:
         return above
     chosen = () if above is None else above.settings
     settled = {setting.option.target for setting in chosen if setting.option.kind != "pairs"}
-    beneath = read(own, is_lenient=is_lenient).settings
+    beneath = read(own).settings
     added = [setting for setting in beneath if setting.option.target not in settled]
     return Config(path, (*added, *chosen), own)
 
@@ -66,15 +61,9 @@ def of_user(environ: Mapping[str, str]) -> str | None:
     return path if folder and os.path.exists(path) else None
 
 
-def read(path: str, *, is_lenient: bool = False) -> Config:
+def read(path: str) -> Config:
     """Read the config file at PATH; UsageError with file:line if it is invalid."""
-    settings: list[RawOption] = []
-    try:
-        settings.extend(_read_entries(_mapping(path), path, options.by_name()))
-    except UsageError:
-        if not is_lenient:
-            raise
-    return Config(path, tuple(settings))
+    return Config(path, tuple(_read_entries(_mapping(path), path, options.by_name())))
 
 
 def of_command(path: str, command: str, rows: Mapping[str, Option]) -> Iterable[RawOption]:

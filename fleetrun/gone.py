@@ -9,8 +9,13 @@ OPTIONS = {
     "preload": "leave it out: a restart starts new processes.",
     "scaling": "launch with other numbers of devices, and compare the runs with `fleetrun report`.",
     "ui": "run `fleetrun top` or `fleetrun ui` in another terminal.",
+    "ship": "copy the folder to the hosts first, as by `rsync -a ./ HOST:$PWD/`.",
+    "install": "put `fleetrun exec` before the command.",
+    "uninstall": "remove fleetrun-exec.pth from the site-packages of that environment.",
 }
-COMMANDS: dict[str, str] = {}
+COMMANDS = {
+    "on": "use `pdsh -w a,b COMMAND`, or clush.",
+}
 
 
 def refuse(name: str, typed: str, table: dict[str, str] = OPTIONS) -> None:

@@ -135,7 +135,6 @@ class Request(NamedTuple):
     exclude: str | None = None
     ssh: str = "ssh"
     ssh_fanout: int = 32
-    ship: bool = False
     backend: str = "auto"
     run_mode: str = "collective"
     job_id: str = UNNAMED_JOB

@@ -164,15 +164,6 @@ class RawOption(NamedTuple):
             hint = hints.of_value(self.option.name, self.raw)
             raise UsageError(self.blame(hint or str(error))) from None
 
-    @property
-    def is_readable(self) -> bool:
-        """Whether the option takes this value."""
-        try:
-            parse(self.option, self.raw)
-        except ValueError:
-            return False
-        return True
-
     def blame(self, problem: str) -> str:
         """Return PROBLEM as a sentence that says where it came from, without a variable's value."""
         raw = self.raw
@@ -597,10 +588,6 @@ TABLE: tuple[Option, ...] = (
     Option("ssh", "text", HOSTS, "COMMAND",
            "The ssh command for --hosts and --hostfile, with its options."),
     Option("ssh_fanout", "int", HOSTS, "N", "Number of hosts to connect to at once.", minimum=1),
-    _flag("ship", HOSTS,
-          "Copy fleetrun and the current folder, without what .gitignore excludes, to the hosts "
-          "for the duration of the job.",
-          in_file=False),
     # Job and logs.
     Option("run_mode", "choice", JOB, "MODE",
            "Kind of job. Options of parameter servers imply ps.",

@@ -67,8 +67,6 @@ _NO_ENDPOINTS = (
 _ONLY_STRATEGY = ("strategy_mode", "strategy_strict", "merge_tail")
 # Options that have no effect without parameter servers.
 _ONLY_SERVERS = ("http_port", "gloo_port", "with_gloo")
-# Options that matter to the rendezvous, besides those about hosts and servers.
-_MEETING = ("ips", "job_id", "run_mode", "dry_run", "color")
 # Not an option: the user's own file, which the file of --config overrides.
 USER_CONFIG = "user_config"
 _NOTHING_KNOWN: Mapping[str, Layer] = {}
@@ -91,14 +89,11 @@ def resolve(
     config: Config | None = None,
     layers: Mapping[str, Layer] = _NOTHING_KNOWN,
     detect: Callable[[], Detected] | None = None,
-    *,
-    only_meeting: bool = False,
 ) -> Request:
     """Return the request of PARSED, ENVIRON and CONFIG; UsageError if it is not valid.
 
     LAYERS are strategies by name that need not be read. DETECT returns the options of the engine
-    that has started us, which a config file overrides. ONLY_MEETING: use only options about the
-    rendezvous, and omit invalid values.
+    that has started us, which a config file overrides.
     """
     if parsed.script is None:
         raise ValueError("a command without a script does nothing")
@@ -106,8 +101,6 @@ def resolve(
     typed = tuple(setting for setting in parsed.settings if not _is_blank(setting, notes))
     variables = _variables(environ)
     filed = config.settings if config else ()
-    if only_meeting:
-        typed, variables, filed = map(_about_meeting, (typed, variables, filed))
     _answer_for_others((*typed, *variables, *filed), notes)
 
     tiers = (typed, variables, filed)
@@ -218,16 +211,6 @@ def _variables(environ: Mapping[str, str]) -> tuple[RawOption, ...]:
                 settings.append(RawOption(option, raw, f"${name}", f"${name}"))
                 break
     return tuple(settings)
-
-
-def _about_meeting(given: Iterable[RawOption]) -> tuple[RawOption, ...]:
-    """Return those of GIVEN that are valid and matter to the rendezvous."""
-    return tuple(item for item in given if _is_about_meeting(item.option) and item.is_readable)
-
-
-def _is_about_meeting(option: Option) -> bool:
-    is_known = option.group in {options.HOSTS, options.SERVERS} or option.name in _MEETING
-    return is_known and option.status == "works"
 
 
 def _answer_for_others(given: Iterable[RawOption], notes: list[str]) -> None:

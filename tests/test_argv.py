@@ -365,35 +365,6 @@ def test_an_optional_value_left_out_is_what_click_takes_too(name: str) -> None:
         assert ctx.params[f"option_{name}"] == argv.split(words).settings[0].raw
 
 
-@given(st.lists(st.sampled_from([*"01", "--gpus", "--tee", "--ui", "--nproc_per_node=2", "t.py"])))
-def test_what_makes_sense_is_read_alike_where_mistakes_are_left_out(words: list[str]) -> None:
-    try:
-        parsed = argv.split(words)
-    except UsageError:
-        argv.legible(words)
-    else:
-        assert argv.legible(words)[:2] == parsed[:2]
-
-
-@pytest.mark.parametrize(
-    ("words", "kept", "script"),
-    [
-        ("--gpsu 0 --master=a:1 train.py", ["master"], "train.py"),
-        ("--gpsu=0 --master a:1 train.py", ["master"], "train.py"),
-        ("--verbose train.py --master=a:1", [], "train.py"),
-        ("--gpus --master=a:1 train.py", ["master"], "train.py"),
-        ("--master=a:1 --gpus", ["master"], None),
-        ("--master=a:1 -m", ["master"], None),
-    ],
-)
-def test_an_option_that_makes_no_sense_is_left_out_with_its_value(
-    words: str, kept: list[str], script: str | None
-) -> None:
-    parsed = argv.legible(words.split())
-    assert [given.option.name for given in parsed.settings] == kept
-    assert (parsed.script.target if parsed.script else None) == script
-
-
 @pytest.mark.parametrize("marks", ["\u201c{}\u201d", "\u2018{}\u2019"])
 def test_a_value_in_typographic_quotation_marks_is_refused(marks: str) -> None:
     sentence = "only straight ones: write --gpus=0,1."

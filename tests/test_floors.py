@@ -72,7 +72,6 @@ FLOORS = (
         "fleetrun.cli",
         "fleetrun.commands",
         "fleetrun.interface",
-        "fleetrun.misread",
         "fleetrun.subordinate",
         "fleetrun.__main__",
     ),

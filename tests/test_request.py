@@ -752,7 +752,7 @@ def test_the_example_file_shows_every_option_and_can_be_used(config_file: Config
     config = config_file(re.sub(r"(?m)^#(?=\w|  \w)", "", text))
     shown = {option.target for option in options.TABLE if option.status == "works"}
     missing = shown - {given.option.target for given in config.settings}
-    by_ssh = {"hosts", "hostfile", "include", "exclude", "ship"}
+    by_ssh = {"hosts", "hostfile", "include", "exclude"}
     once = {"config", "detach", "dry_run", "from_manifest", "help", "version"}
     assert missing == once | by_ssh
     assert asked(config=config).ips == ("10.0.0.1", "10.0.0.2")
@@ -781,9 +781,9 @@ def test_a_plain_option_fills_its_field_with_a_value_of_its_type(option: options
     # Of servers and the like there have to be others, too.
     beside = ["--server_num=1", "--trainer_num=1"] if option.group == options.SERVERS else []
     beside += ["--nnodes=2", "--master=a:1"] if option.group == options.HOSTS else []
-    beside += ["--hosts=a,b"] if option.name in {"ship", "ssh_fanout"} else []
+    beside += ["--hosts=a,b"] if option.name == "ssh_fanout" else []
     words = [word for word in beside if not word.startswith(f"{option.flag}=")]
-    if option.name in {"ship", "ssh_fanout", "nproc_per_node"}:
+    if option.name in {"ssh_fanout", "nproc_per_node"}:
         words = words[-1:]
     value = getattr(asked(f"{option.flag}={SAMPLES[option.kind]}", *words), option.target)
     hint = get_type_hints(Request)[option.target]

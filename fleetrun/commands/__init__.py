@@ -2,6 +2,6 @@
 
 # NAME is the click command `command` of fleetrun.commands.NAME.
 COMMANDS = (
-    *("attach", "completion", "doctor", "exec", "logs", "on", "ps", "report", "stop"),
+    *("attach", "completion", "doctor", "exec", "logs", "ps", "report", "stop"),
     *("stacks", "strategy", "submit", "top", "tune", "ui", "verify"),
 )

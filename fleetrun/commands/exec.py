@@ -14,7 +14,6 @@ import click
 from fleetrun.commands import parser
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan.environment import with_island
-from fleetrun.printing import put
 from fleetrun.records import entrance
 from fleetrun.records.variables import EXEC, EXEC_OPTIONS
 
@@ -27,10 +26,8 @@ _NOT_HERE = ("from_manifest", "version", "dry_run", "detach")
 _PATHS = ("config", "hostfile", "log_dir")
 
 
-def _exec(launch: parser.Launch, *, install: bool, uninstall: bool) -> int:
-    """Become the command, or install or uninstall the .pth file."""
-    if install or uninstall:
-        return _settle(launch, install=install, uninstall=uninstall)
+def _exec(launch: parser.Launch) -> int:
+    """Become the command."""
     words = launch.script[1:] if launch.script[:1] == ("--",) else launch.script
     if not words:
         raise UsageError(
@@ -72,26 +69,6 @@ def _as_word(setting: RawOption) -> str:
     return f"{option.flag}={raw}"
 
 
-def _settle(launch: parser.Launch, *, install: bool, uninstall: bool) -> int:
-    """Write or remove the .pth file of this environment."""
-    if install and uninstall:
-        raise UsageError("exec: --install and --uninstall contradict each other; give one.")
-    if launch.options or launch.script:
-        word = "--install" if install else "--uninstall"
-        raise UsageError(f"exec: {word} takes no command: it concerns the whole environment.")
-    path = entrance.install() if install else entrance.uninstall()
-    if path is None:
-        return put("Nothing was installed in this environment.\n")
-    done = "Wrote" if install else "Removed"
-    meaning = (
-        "`python -m paddle.distributed.launch` of this environment is fleetrun now; "
-        "`fleetrun exec --uninstall` gives it back."
-        if install
-        else "`python -m paddle.distributed.launch` of this environment is Paddle's again."
-    )
-    return put(f"{done} {path}: {meaning}\n")
-
-
 command = parser.LaunchCommand(
     "exec",
     help="Run COMMAND. Wherever it starts Paddle's launcher (python -m "
@@ -100,12 +77,4 @@ command = parser.LaunchCommand(
     "of COMMAND.",
     options_metavar="[LAUNCH OPTIONS] COMMAND [ARGUMENTS]...",
     callback=click.pass_obj(_exec),
-    params=[
-        parser.option(
-            "install",
-            "flag",
-            "Do so permanently for all commands of this Python environment, with one .pth file.",
-        ),
-        parser.option("uninstall", "flag", "Remove that file."),
-    ],
 )

@@ -110,9 +110,6 @@ class Software(NamedTuple):
     # (empty: unknown).
     has_setuptools: bool = True
     protobuf: str = ""
-    # The file that `fleetrun exec --install` has written (empty: none), and whether it is ours.
-    exec_file: str = ""
-    is_exec_ours: bool = False
     # Whether the environment has a `fleetrun`; or just `fleetrunx`, as after an uninstalled Paddle.
     has_command: bool = True
     is_command_lost: bool = False

@@ -35,7 +35,6 @@ def judge(
     IS_PROVEN: its kernels have run on these GPUs.
     """
     yield from _commands(software)
-    yield from _exec_file(software)
     yield _python(software)
     yield from _packages(software.packages)
     build = software.build
@@ -112,23 +111,6 @@ def _way_to_command(software: Software) -> str:
     if software.has_command:
         return f'export PATH="{software.prefix}/bin:$PATH"  # or `{module}`'
     return f"{module}  # or `{software.python} -m pip install FOLDER` of fleetrun"
-
-
-def _exec_file(software: Software) -> Iterator[Finding]:
-    """Yield what `fleetrun exec --install` did to this environment."""
-    check = "fleetrun exec"
-    if not software.exec_file:
-        return
-    seen = f"{software.exec_file} makes `python -m paddle.distributed.launch` fleetrun"
-    if software.is_exec_ours:
-        yield ok(check, f"{seen}; `fleetrun exec --uninstall` gives it back")
-    else:
-        yield warning(
-            check,
-            f"{seen}, but another one than this",
-            "it launches with that version, or, if that was removed, as Paddle does",
-            "fleetrun exec --install  # or --uninstall",
-        )
 
 
 def _python(software: Software) -> Finding:

@@ -1,8 +1,7 @@
 """Puts this fleetrun in the place of Paddle's launcher in other programs.
 
-Every Python below `fleetrun exec` loads this when it starts (`inject/site` does), and after
-`fleetrun exec --install` every Python of one environment (a .pth file does). It may be older than
-fleetrun's: the syntax stays plain, and nothing is imported before it is needed.
+Every Python below `fleetrun exec` loads this when it starts (`inject/site` does). It may be older
+than fleetrun's: the syntax stays plain, and nothing is imported before it is needed.
 """
 
 import os
@@ -45,9 +44,7 @@ def begin():
     if args is not None and sys.executable:
         command = _command(args)
         os.execve(command[0], command, _environment())  # noqa: S606 - what the command line asks for
-    # Both `fleetrun exec` and a .pth file may have loaded this module.
-    if not any(isinstance(finder, _LauncherFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _LauncherFinder())
+    sys.meta_path.insert(0, _LauncherFinder())
 
 
 def launcher_arguments(words):

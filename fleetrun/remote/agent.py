@@ -27,8 +27,6 @@ from fleetrun.typehints import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fleetrun.remote.launcher import Shipped
-
 _CHUNK = 1 << 16
 # The exit code if no launcher was started.
 _UNUSED = 0
@@ -129,20 +127,16 @@ def _part(silence_s: float) -> bytes:
     return os.read(0, _CHUNK) if is_heard else b""
 
 
-def run(silence_s: float = protocol.SILENCE_S, shipped: Shipped | None = None) -> None:
+def run(silence_s: float = protocol.SILENCE_S) -> None:
     """Serve the head, and exit with the launcher's exit code.
 
     A head that is silent for SILENCE_S seconds counts as gone.
     """
-    code = _serve(silence_s, shipped)
-    if shipped is None:
-        # The job's end would wait 10 ms for the interpreter's.
-        os._exit(code)
-    # What was shipped is removed first.
-    sys.exit(code)
+    # The job's end would wait 10 ms for the interpreter's.
+    os._exit(_serve(silence_s))
 
 
-def _serve(silence_s: float, shipped: Shipped | None) -> int:
+def _serve(silence_s: float) -> int:
     head = _Input(silence_s)
     begin = head.line()
     if begin is None:
@@ -153,8 +147,6 @@ def _serve(silence_s: float, shipped: Shipped | None) -> int:
         refusal = protocol.Answer(fault="its fleetrun differs from the one here.")
         _tell(protocol.line(refusal))
         return _UNUSED
-    if shipped is not None:
-        inquiry = inquiry._replace(cwd=shipped.cwd)
     environ = {**os.environ, **inquiry.environ}
     open_port = reachability.OpenPort(inquiry.reach_ports)
     answer = look(inquiry, environ)._replace(port=open_port.port)
@@ -171,7 +163,7 @@ def _serve(silence_s: float, shipped: Shipped | None) -> int:
     open_port.close()
     if order is None:
         return _UNUSED
-    pid, code = _launch(order.words, inquiry.cwd, environ, head, shipped)
+    pid, code = _launch(order.words, inquiry.cwd, environ, head)
     if inquiry.logs:
         _send_logs(inquiry, pid, head)
     return code
@@ -206,23 +198,13 @@ def _tell(line: bytes) -> None:
 
 
 def _launch(
-    words: tuple[str, ...],
-    cwd: str,
-    environ: Mapping[str, str],
-    head: _Input,
-    shipped: Shipped | None,
+    words: tuple[str, ...], cwd: str, environ: Mapping[str, str], head: _Input
 ) -> tuple[int, int]:
     """Run the launcher with WORDS in CWD until it ends; return its process and exit code.
 
     HEAD may end it.
     """
-    if shipped is not None:
-        from importlib.util import find_spec  # 10 ms, needed by few
-
-        if find_spec("psutil") is None:
-            # Measuring needs psutil, which is not sent.
-            words = ("--metrics_period=0", *words)
-    pid = launcher.start(words, cwd, environ, shipped)
+    pid = launcher.start(words, cwd, environ)
     pidfd = os.pidfd_open(pid)
     is_asked = False
     while True:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from fleetrun.remote.protocol import Answer, Inquiry
     from fleetrun.run.loop import Loop
 
-# Runs code by the same Python as here if it exists, else by python3.
-_ANY_PYTHON = '[ -x "$1" ] || set -- python3 "$2"; exec "$1" -c "$2"'
 # The exit codes of shells that cannot start a program.
 _NO_PROGRAM = (126, 127)
 # The most bytes before the answer: a login shell may greet, but not print forever.
@@ -28,16 +26,11 @@ _KEPT = 1 << 16
 
 
 class AgentConnection(SshConnection):
-    """The ssh to the agent on HOST, to which it sends SHIPMENT, if any, and INQUIRY."""
+    """The ssh to the agent on HOST, to which it sends INQUIRY."""
 
-    def __init__(
-        self, host: HostEntry, ssh: Sequence[str], inquiry: Inquiry, shipment: bytes = b""
-    ) -> None:
+    def __init__(self, host: HostEntry, ssh: Sequence[str], inquiry: Inquiry) -> None:
         words = [sys.executable, "-c", protocol.start("agent")]
-        if shipment:
-            words = ["sh", "-c", _ANY_PYTHON, "sh", sys.executable, protocol.RECEIVE]
-        beginning = [part for part in (shipment, protocol.line(inquiry)) if part]
-        super().__init__(host, ssh, shlex.join(words), beginning)
+        super().__init__(host, ssh, shlex.join(words), [protocol.line(inquiry)])
         self.answer: Answer | None = None
         # The hosts that it does not reach, with reasons, once known.
         self.unreached: tuple[tuple[str, str], ...] | None = None
@@ -119,12 +112,10 @@ class AgentConnection(SshConnection):
         self.last = last or self.last
         if not self.fault and "No module named" in last:
             return (
-                f"fleetrun is not installed there for {sys.executable} ({last}): install it there, "
-                "or send it along with --ship."
+                f"fleetrun is not installed there for {sys.executable} ({last}): install it there."
             )
         if not self.fault and self.code in _NO_PROGRAM and sys.executable in last:
             return (
-                f"there is no {sys.executable} there ({last}): install fleetrun in the same place, "
-                "or send it along with --ship."
+                f"there is no {sys.executable} there ({last}): install fleetrun in the same place."
             )
         return super().why()

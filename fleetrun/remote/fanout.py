@@ -191,9 +191,9 @@ class Fanout(Generic[Connection]):
         self._release(connection)
         self._ended(connection)
 
-    def _show(self, connection: Connection, fd: int, part: bytes, *, has_name: bool = True) -> None:
+    def _show(self, connection: Connection, fd: int, part: bytes) -> None:
         """Print the lines that PART completes in stream FD of CONNECTION, after the host's name."""
-        prefix = f"[{connection.host.name}] ".encode() if has_name else b""
+        prefix = f"[{connection.host.name}] ".encode()
         shown = b"".join(prefix + line + b"\n" for line in connection.lines(fd, part))
         if shown:
             self._put(connection, fd, shown, is_last=not part)

@@ -9,21 +9,13 @@ import sys
 from importlib import import_module
 
 from fleetrun.remote import protocol
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple, NoReturn
+from fleetrun.typehints import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 # Variables that Python or the loader reads only at its start.
 _READ_AT_START = ("PYTHONPATH", "LD_LIBRARY_PATH")
-
-
-class Shipped(NamedTuple):
-    """Where fleetrun and the job's folder were unpacked; closing the pipe removes both."""
-
-    lib: str
-    cwd: str
-    pipe: int
 
 
 def load(environ: Mapping[str, str], *, has_others: bool) -> None:
@@ -44,19 +36,17 @@ def _needs_new_python(environ: Mapping[str, str]) -> bool:
     return any(environ.get(name) != os.environ.get(name) for name in _READ_AT_START)
 
 
-def start(
-    words: Sequence[str], cwd: str, environ: Mapping[str, str], shipped: Shipped | None
-) -> int:
+def start(words: Sequence[str], cwd: str, environ: Mapping[str, str]) -> int:
     """Start fleetrun with WORDS in CWD with exactly ENVIRON; return its pid."""
     agent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _be_launcher(agent, words, cwd, environ, shipped)
+        _be_launcher(agent, words, cwd, environ)
     return pid
 
 
 def _be_launcher(
-    agent: int, words: Sequence[str], cwd: str, environ: Mapping[str, str], shipped: Shipped | None
+    agent: int, words: Sequence[str], cwd: str, environ: Mapping[str, str]
 ) -> NoReturn:
     """Become the launcher; the process ends with it."""
     from fleetrun.run import libc  # 10 ms, which must not delay an agent's answer
@@ -72,12 +62,9 @@ def _be_launcher(
         nowhere = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nowhere, 0)
         os.close(nowhere)
-        if shipped is not None:
-            # The shipment must outlive an agent that is killed.
-            os.set_inheritable(shipped.pipe, True)  # noqa: FBT003 - os has it so
         os.chdir(cwd)
         if _needs_new_python(environ):
-            text = protocol.start("launcher", "" if shipped is None else shipped.lib)
+            text = protocol.start("launcher")
             os.execve(sys.executable, [sys.executable, "-c", text, *words], environ)  # noqa: S606 - this Python
         gc.enable()
         libc.set_command(b"\0".join(map(os.fsencode, ("fleetrun", *words))))

@@ -23,11 +23,6 @@ VERSION = 5
 MARK = b"fleetrun-agent "
 LAUNCHER = "fleetrun.__main__"
 _MAINS = {"agent": "fleetrun.remote.agent", "launcher": LAUNCHER}
-# Runs the text of `bootstrap`, which ends with a NUL. It contains no quotation mark.
-RECEIVE = (
-    "import os, sys; sys.path[:] = filter(None, sys.path); "
-    "exec(bytes().join(iter(lambda: os.read(0, 1) or bytes(1), bytes(1))))"
-)
 # The job has ended elsewhere; end the ranks; kill the ranks.
 END, STOP, NOW = b"end\n", b"stop\n", b"now\n"
 # How often the head sends a heartbeat, and the silence after which it counts as lost.
@@ -36,8 +31,8 @@ HEARTBEAT_S, SILENCE_S = 3.0, 15.0
 _SKEW_S = 5.0
 
 
-def start(program: str, lib: str = "") -> str:
-    """Return the code for `python -c` that runs PROGRAM, agent or launcher, found in LIB.
+def start(program: str) -> str:
+    """Return the code for `python -c` that runs PROGRAM, agent or launcher.
 
     With -m the folder it is in would count as a place of modules, and a json.py there as Python's;
     -P is not older than Python 3.11.
@@ -45,7 +40,7 @@ def start(program: str, lib: str = "") -> str:
     >>> start("launcher").rpartition("; ")[2]
     'run()'
     """
-    path = f"[{lib!r}, *filter(None, sys.path)]" if lib else "filter(None, sys.path)"
+    path = "filter(None, sys.path)"
     return f"import sys; sys.path[:] = {path}; from {_MAINS[program]} import run; run()"
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Options of the head alone; the others go to each launcher.
 _OURS = (
-    *("hosts", "hostfile", "include", "exclude", "ssh", "ssh_fanout", "ship", "detach"),
+    *("hosts", "hostfile", "include", "exclude", "ssh", "ssh_fanout", "detach"),
     *("nnodes", "np"),
 )
 # Options that the head sets for each launcher.
@@ -41,8 +41,6 @@ def listed(request: Request) -> tuple[HostEntry, ...]:
     """Return the hosts that REQUEST selects."""
     if request.hosts and request.hostfile:
         raise UsageError(f"--hosts and --hostfile={request.hostfile}: give one of them.")
-    if request.ship and not (request.hosts or request.hostfile):
-        raise UsageError("--ship sends to the hosts of --hosts or --hostfile: give one of them.")
     if not (request.hosts or request.hostfile):
         option, text = (
             ("include", request.include) if request.include else ("exclude", request.exclude)
@@ -157,8 +155,6 @@ def arguments(
         words.append(f"--devices={','.join(map(str, host.devices))}")
     elif host.slots is not None and "nproc_per_node" not in names:
         words.append(f"--nproc_per_node={host.slots}")
-    if request.ship and "gather_logs" not in names:
-        words.append(f"--gather_logs={request.gather_logs}")
     words += [
         f"{setting.option.flag}={setting.raw}"
         for setting in scanned.settings

@@ -10,7 +10,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.errors import EnvironmentFault
 from fleetrun.probe import current_folder
 from fleetrun.records.names import listed
 from fleetrun.records.variables import with_token
@@ -47,9 +47,6 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
     """Run the job of REQUEST on the hosts that it lists, and return its exit code."""
     hosts = sshjob.listed(request)
     ssh = ssh_command(request)
-    shipment = b""
-    if request.ship:
-        request, shipment = _shipped(request)
     # The token, which nobody has to set; ssh forwards it unseen.
     sent = sshjob.forwarded(with_token(environ))
     inquiry = protocol.Inquiry(current_folder(), request.script.form, request.script.target, sent)
@@ -69,24 +66,10 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
     for host in hosts:
         host_inquiry = sshjob.with_ports(inquiry, request, host) if len(hosts) > 1 else inquiry
         host_inquiry = host_inquiry._replace(logs=() if connections else logs)
-        connections.append(AgentConnection(host, ssh, host_inquiry, shipment))
+        connections.append(AgentConnection(host, ssh, host_inquiry))
     head = Head(connections, request, logs, records=records)
     head.run()
     return head.code or 0
-
-
-def _shipped(request: Request) -> tuple[Request, bytes]:
-    """Return REQUEST adapted to hosts that receive everything from here, and the shipment."""
-    from fleetrun.remote import shipment  # only with --ship
-
-    if request.preflight:
-        raise UsageError(
-            "--preflight cannot be used with --ship, as it needs packages that are not sent: "
-            "leave it out, or install fleetrun on the hosts."
-        )
-    data = shipment.pack(current_folder(), request.script, request.log_dir)
-    # The job's files there are removed at its end.
-    return request._replace(gather_logs=request.gather_logs or "all"), data
 
 
 class Head(Fanout[AgentConnection]):
@@ -149,7 +132,7 @@ class Head(Fanout[AgentConnection]):
 
     def _give_up(self, connection: AgentConnection) -> None:
         if connection.answer is None and time.monotonic() < connection.sent_at + _CHECK_S:
-            # It is still sending a large folder over a slow network.
+            # Its input is still being sent.
             self._started(connection)
         elif connection.answer is None:
             connection.give_up(f"it did not answer within {_CHECK_S:g} s.")

@@ -50,7 +50,6 @@ def test_software_that_is_well_has_nothing_to_mend() -> None:
     ("changed", "check", "level"),
     [
         ({"commands": ()}, "fleetrun on PATH", WARNING),
-        ({"exec_file": "/env/fleetrun-exec.pth"}, "fleetrun exec", WARNING),
         ({"commands": (OURS._replace(kind="paddle's"),)}, "fleetrun on PATH", ERROR),
         ({"commands": (OURS, OURS._replace(path="/b/fleetrun"))}, "fleetrun on PATH", WARNING),
         ({"commands": (OURS._replace(prefix="/other"),)}, "fleetrun on PATH", WARNING),

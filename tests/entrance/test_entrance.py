@@ -216,8 +216,6 @@ def test_a_signal_for_the_caller_reaches_the_launch(project: Path) -> None:
         (("nowhere-at-all",), "nowhere-at-all is not a program"),
         (("--dry-run", "true"), "--dry-run cannot be the default of launches"),
         (("--gpus=x,,y,", "--max_restart=many", "true"), "--max_restart=many"),
-        (("--install", "true"), "--install takes no command"),
-        (("--install", "--uninstall"), "contradict each other"),
     ],
 )
 def test_mistakes_are_one_sentence(project: Path, words: tuple[str, ...], problem: str) -> None:
@@ -225,46 +223,3 @@ def test_mistakes_are_one_sentence(project: Path, words: tuple[str, ...], proble
     assert done.returncode == 2
     assert problem in done.stderr
     assert done.stderr.count("\n") == 1
-
-
-def test_an_environment_is_ours_until_it_is_given_back(project: Path, tmp_path: Path) -> None:
-    venv.create(tmp_path / "own", symlinks=True, with_pip=False)
-    python = str(tmp_path / "own" / "bin" / "python")
-    launch = ("-m", "paddle.distributed.launch", "seven.py")
-    needed = ":".join([str(project / "lib"), str(ROOT), *site_packages()])
-    done = run(project, *FLEETRUN[1:], "exec", "--install", python=python, PYTHONPATH=needed)
-    assert done.returncode == 0, done.stderr
-    assert run(project, *launch, python=python, PYTHONPATH=needed).returncode == 7
-    called = run(
-        project,
-        "-c",
-        CALL.format("paddle.distributed.launch.main"),
-        python=python,
-        PYTHONPATH=needed,
-    )
-    assert called.stdout == "ended with 7\n", called.stderr
-    doctor = run(project, *FLEETRUN[1:], "doctor", python=python, PYTHONPATH=needed).stdout
-    assert "fleetrun-exec.pth makes `python -m paddle.distributed.launch` fleetrun;" in doctor
-    # A command that does not start Paddle's launcher is not affected.
-    seen = run(
-        project, "-c", "import sys; print([m for m in sys.modules if 'fleet' in m])", python=python
-    )
-    assert (seen.stdout, seen.stderr) == ("[]\n", "")
-    run(project, *FLEETRUN[1:], "exec", "--uninstall", python=python, PYTHONPATH=needed)
-    assert "Paddle launches" in run(project, *launch, python=python).stdout
-
-
-def test_a_file_that_outlives_fleetrun_hurts_nobody(project: Path, tmp_path: Path) -> None:
-    venv.create(tmp_path / "own", symlinks=True, with_pip=False)
-    python = str(tmp_path / "own" / "bin" / "python")
-    needed = ":".join([str(ROOT), *site_packages()])
-    run(project, *FLEETRUN[1:], "exec", "--install", python=python, PYTHONPATH=needed)
-    (file,) = (tmp_path / "own").glob("lib/python*/site-packages/fleetrun-exec.pth")
-    file.write_text(file.read_text().replace(str(ROOT), "/nowhere"))
-    done = run(project, "-m", "paddle.distributed.launch", "see.py", python=python)
-    assert (done.stdout, done.stderr) == ("Paddle launches ['see.py']\n", "")
-
-
-def site_packages() -> list[str]:
-    """Return where this Python's packages are."""
-    return [entry for entry in sys.path if entry.endswith("site-packages")]

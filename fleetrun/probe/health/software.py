@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from fleetrun import __version__, modes
 from fleetrun.doctor.facts import Build, Command, Software
 from fleetrun.probe import paddles
-from fleetrun.records import entrance, installed
+from fleetrun.records import installed
 from fleetrun.run import proc
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ _GLOO = b"ProcessGroupGloo\0"
 def read(environ: Mapping[str, str], *, path: Sequence[str] = ()) -> Software:
     """Return ENVIRON's programs, and what our Python finds in PATH (default: its own)."""
     folders = path or sys.path
-    exec_file, is_exec_ours = entrance.installed()
     return Software(
         python=sys.executable,
         python_version=platform.python_version(),
@@ -40,8 +39,6 @@ def read(environ: Mapping[str, str], *, path: Sequence[str] = ()) -> Software:
         packages=tuple(map(str, installed.paddles(folders))),
         has_setuptools=PathFinder.find_spec("setuptools", folders) is not None,
         protobuf=next((p.version for p in installed.packages(folders) if p.name == "protobuf"), ""),
-        exec_file=exec_file,
-        is_exec_ours=is_exec_ours,
         has_command=os.path.exists(os.path.join(sys.prefix, "bin", "fleetrun")),
         is_command_lost=installed.is_lost(sys.prefix),
     )
