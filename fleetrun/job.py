@@ -125,6 +125,10 @@ class _Attempts:
     def plan(self, roster: Roster) -> LaunchPlan:
         """Return the plan of the hosts of ROSTER."""
         facts = self._facts
+        if len(roster.members) > 1:
+            from fleetrun.probe import addresses  # only with other hosts
+
+            facts = addresses.with_members(facts, roster)
         if self.request.resume_from is not None:
             from fleetrun.probe import checkpoints  # few launches have it
 

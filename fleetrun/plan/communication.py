@@ -40,13 +40,16 @@ def variables(request: Request, facts: Facts, share: Share, roster: Roster) -> d
 
 
 def _own_interface(facts: Facts, roster: Roster) -> str | None:
-    """Return the interface that leads to the peers, or has the address that they use for us."""
-    if facts.network is not None:
-        return facts.network.interface
-    if facts.peer_interface is not None:
-        return facts.peer_interface
+    """Return the interface that leads to the peers, or has the address that they use for us.
+
+    Only hosts that all are this one meet on `lo`; elsewhere it has addresses that are announced.
+    """
     host = roster.members[roster.me].host
-    return _LOOPBACK if hosts.is_loopback(host) else _interface_of(host, facts)
+    if hosts.is_loopback(host):
+        return _LOOPBACK
+    network = None if facts.network is None else facts.network.interface
+    known = (network, facts.peer_interface, _interface_of(host, facts))
+    return next((name for name in known if name not in {None, _LOOPBACK}), None)
 
 
 def _interface_of(host: str, facts: Facts) -> str | None:
@@ -64,6 +67,7 @@ def _nccl_sockets(request: Request, facts: Facts, own_interface: str | None) -> 
     named = None if request.host is None else _interface_of(request.host, facts)
     if facts.network is not None:
         named = facts.network.interface
+    named = own_interface if named == _LOOPBACK else named
     if named is not None:
         return _exactly((named,), set(names))
     if facts.hcas or any(name.startswith(_NCCL_PREFERS) for name in names):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import _socket  # `socket` takes 40 ms to import, this one 1
 import os
+import sys
+from contextlib import closing
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan import hosts, origin
@@ -13,7 +15,7 @@ from fleetrun.typehints import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fleetrun.model import Address, Facts, Request
+    from fleetrun.model import Address, Facts, Request, Roster
 
 
 # The kernel's words for a link that carries nothing (RFC 2863, ifOperStatus).
@@ -21,6 +23,10 @@ _NO_LINK = ("down", "lowerlayerdown", "notpresent")
 
 # Bridges to this host's containers and virtual machines, and the ends of their cables.
 _INTERNAL = ("br-", "cali", "cni", "docker", "lxcbr", "lxdbr", "podman", "tap", "veth", "virbr")
+
+_LOOPBACK = "lo"
+# From linux/route.h.
+_UP, _REJECT = 0x1, 0x200
 
 # IPv6 addresses that are valid only on their own link.
 _LINK_LOCAL = "fe80:"
@@ -50,8 +56,18 @@ def with_network(facts: Facts, names: Sequence[str], request: Request, root: str
     for name in peers:
         if not hosts.is_own(name, facts):
             targets = resolved.get(name, (name,))
-            return facts._replace(peer_interface=_interface_to(targets, facts.addresses))
+            return facts._replace(peer_interface=interface_to(targets, facts.addresses, root))
     return facts
+
+
+def with_members(facts: Facts, roster: Roster) -> Facts:
+    """Complete FACTS with the route to the other hosts of ROSTER, if it was not known before."""
+    if facts.peer_interface is not None or not facts.addresses:
+        return facts
+    others = [member.host for place, member in enumerate(roster.members) if place != roster.me]
+    names = [name for name in others if not hosts.is_own(name, facts)][:1]
+    targets = [target for name in names for target in facts.resolved.get(name) or resolve(name)]
+    return facts._replace(peer_interface=interface_to(targets, facts.addresses))
 
 
 def chosen(network: str, own_addresses: Sequence[Address], option: str) -> Address:
@@ -101,10 +117,8 @@ def own(request: Request) -> str:
         raise EnvironmentFault(
             "This host has no address that other hosts could reach: give one with --host."
         )
-    outwards = _interface_to((_ELSEWHERE,), own_addresses)
-    return next(
-        (address.ip for address in reachable if address.interface == outwards), reachable[0].ip
-    )
+    outwards = _source_to(_ELSEWHERE)
+    return next((address.ip for address in reachable if address.ip == outwards), reachable[0].ip)
 
 
 def _within(network: str, own_addresses: Sequence[Address], option: str) -> list[Address]:
@@ -163,20 +177,52 @@ def resolve(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
-def _interface_to(targets: Sequence[str], own_addresses: Sequence[Address]) -> str | None:
-    """Return the interface of the route to the first reachable one of TARGETS."""
+def interface_to(
+    targets: Sequence[str], own_addresses: Sequence[Address], root: str = "/"
+) -> str | None:
+    """Return the interface of the route to the first reachable one of TARGETS; never `lo`."""
     for target in targets:
-        probe = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
+        source = _source_to(target)
+        if source is None or hosts.is_loopback(source):
+            continue
+        interface = next((own.interface for own in own_addresses if own.ip == source), None)
+        if interface != _LOOPBACK:
+            return interface
+        # A routing daemon announces an address on `lo`; packets leave by another interface.
+        routed = _by_route(target, files.text(os.path.join(root, "proc/net/route")))
+        # Libraries that are given an interface want an address there.
+        if any(own.interface == routed and ":" not in own.ip for own in own_addresses):
+            return routed
+    return None
+
+
+def _source_to(target: str) -> str | None:
+    """Return the address from which the kernel would send to TARGET; None if there is no route."""
+    with closing(_socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)) as probe:
         try:
             # Connecting a datagram socket sends nothing; the kernel only looks up the route.
             probe.connect((target, 9))
-            source = probe.getsockname()[0]
+            return str(probe.getsockname()[0])
         except OSError:
-            continue
-        finally:
-            probe.close()
-        return next((address.interface for address in own_addresses if address.ip == source), None)
-    return None
+            return None
+
+
+def _by_route(target: str, table: str) -> str | None:
+    r"""Return the interface of the longest prefix in TABLE, /proc/net/route, that has TARGET.
+
+    >>> print(_by_route("10.0.0.7", "Iface Destination Gateway Flags RefCnt Use Metric Mask\n"
+    ...     "eth0 00000000 0100580A 0003 0 0 0 00000000\n"
+    ...     "eth1 0000000A 00000000 0001 0 0 0 00FFFFFF"))
+    eth1
+    """
+    number = int.from_bytes(_socket.inet_aton(target), sys.byteorder)
+    fitting = []
+    for line in table.splitlines()[1:]:
+        interface, destination, _, flags, _, _, metric, mask, *_ = line.split()
+        is_usable = int(flags, 16) & _UP and not int(flags, 16) & _REJECT
+        if is_usable and number & int(mask, 16) == int(destination, 16):
+            fitting.append((-int(mask, 16).bit_count(), int(metric), interface))
+    return min(fitting)[2] if fitting else None
 
 
 def rdma_ports(root: str) -> list[tuple[str, str, str, str]]:

@@ -364,11 +364,11 @@ def _address(host: str, facts: Facts) -> str:
         return "127.0.0.1"
     if facts.network is not None:
         return facts.network.ip
-    near = [
-        address.ip
-        for address in facts.addresses
-        if address.interface == facts.peer_interface and ":" not in address.ip
-    ]
+    ipv4 = [address for address in facts.addresses if ":" not in address.ip]
+    if any(address.interface == "lo" and not hosts.is_loopback(address.ip) for address in ipv4):
+        # HOST may be the name of that one.
+        return EVERYWHERE
+    near = [address.ip for address in ipv4 if address.interface == facts.peer_interface]
     return near[0] if near else EVERYWHERE
 
 
