@@ -206,6 +206,9 @@ def _job(request: Request, environ: Mapping[str, str], cards: Gpus) -> _JobCheck
             hosts.place(engine.hosts, request, facts, options=engine.places.options)
         guessed = engines.find(dry, environ, planner.places(dry))
         roster = guessed.assign(guessed.ports(facts.pid), dry, facts, slots)
+        if not engine.hosts:
+            # Only the meeting knows the others.
+            roster = roster._replace(members=(roster.members[roster.me],), me=0)
         plan = planner.plan(request, facts, share, roster)
     except EnvironmentFault as fault:
         words = str(fault)

@@ -125,7 +125,7 @@ class _Attempts:
     def plan(self, roster: Roster) -> LaunchPlan:
         """Return the plan of the hosts of ROSTER."""
         facts = self._facts
-        if len(roster.members) > 1:
+        if len(roster.members) > 1 and self.request.dry_run is None:
             from fleetrun.probe import addresses  # only with other hosts
 
             facts = addresses.with_members(facts, roster)

@@ -63,6 +63,10 @@ _NO_ENDPOINTS = (
     *("PADDLE_LOCAL_RANK", "PADDLE_RANK_IN_NODE", "PADDLE_GLOBAL_RANK", JOB),
     *("TRAINING_ROLE", "PADDLE_PSERVERS_IP_PORT_LIST"),
 )
+_NO_NUMBER = (
+    "without --nnodes the job is on this host alone. If there are more, give their number to all, "
+    "--nnodes=N"
+)
 # Options that have no effect without a strategy.
 _ONLY_STRATEGY = ("strategy_mode", "strategy_strict", "merge_tail")
 # Options that have no effect without parameter servers.
@@ -414,7 +418,9 @@ def _hosts(chosen: Mapping[str, ResolvedOption], notes: list[str], *, is_cloud: 
         _check_meeting(master, nnodes.given, has_address=has_address)
         _check_rank(chosen["rank"], count + (chosen["spares"].of(int) or 0))
     if master.given.source == "command line" and count == 1:
-        notes.append(f"{master.given.typed} has no effect: the job is on one host.")
+        is_meant = bool(ips) or nnodes.given.source != "default"
+        alone = "the job is on one host" if is_meant else _NO_NUMBER
+        notes.append(f"{master.given.typed} has no effect: {alone}.")
     is_alone = count == 1 and not is_cloud
     size = str(count) if least >= count else f"{least}:{count}"
     return Hosts(ips, size, _rank(chosen["rank"], notes, is_alone=is_alone))
@@ -497,6 +503,13 @@ def _check_meeting(master: ResolvedOption, nnodes: RawOption, *, has_address: bo
         raise UsageError(
             master.given.blame(
                 "give HOST:PORT, a host of the job and a free port on it, such as 10.0.0.1:6170."
+            )
+        )
+    if not point.host.strip("0.:"):
+        raise UsageError(
+            master.given.blame(
+                "that is an address to listen on, where no other host can come; give the first "
+                "host's address, the same on every host."
             )
         )
     if ":" in point.host and not has_address:

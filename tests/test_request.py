@@ -309,7 +309,8 @@ MEANT: list[tuple[str, Mapping[str, str], Mapping[str, object], tuple[str, ...] 
     ("--nnodes=2", {}, {"master": ":0", "nnodes": "2"}, ()),
     ("--nnodes=2:4 --rank=0", {}, {"master": ":0", "nnodes": "2:4"}, ()),
     ("--nnodes=2 --master=:8080", {}, {"master": ":8080", "nnodes": "2"}, ()),
-    ("--master=:8080", {}, {"master": ":8080", "nnodes": "1"}, (f"--master {ONE_HOST}",)),
+    ("--master=:8080 --nnodes=1", {}, {"master": ":8080", "nnodes": "1"},
+     (f"--master {ONE_HOST}",)),
     ("--nnodes=1", {}, {"master": None, "nnodes": "1"}, ()),
     # Paddle's variable says which of several hosts this is, where nothing else does, as in Paddle.
     (MET, {"PADDLE_TRAINER_ID": "1"}, {"rank": 1}, ()),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from fleetrun.engines.local import alone
+from fleetrun.errors import UsageError
+from fleetrun.model import Endpoint
 from fleetrun.plan import hosts
 from fleetrun.records.variables import TOKEN
 from fleetrun.typehints import TYPE_CHECKING
@@ -58,7 +61,9 @@ def invitation(request: Request) -> str:
 
     scanned = argv.scan(request.typed)
     named = [setting for setting in scanned.settings if setting.option.target not in _OWN]
-    words = ["fleetrun", f"--master={request.master}"]
+    is_command = os.path.basename(sys.argv[0]) == "fleetrun"
+    own = ["fleetrun"] if is_command else [os.path.basename(sys.executable), "-m", "fleetrun"]
+    words = [*own, f"--master={request.master}"]
     if not any(setting.option.target == "nnodes" for setting in named):
         words.append(f"--nnodes={request.nnodes}")
     words += [
@@ -84,8 +89,35 @@ def assign(
     `host` is empty where its address for the others is not known; the session finds it.
     """
     host = request.host or ("" if facts.network is None else facts.network.ip)
-    notes: tuple[str, ...] = ()
-    if engine.dry:
-        host = host or facts.hostname
-        notes = ("a dry run meets nobody: this host is shown as if it were alone.",)
-    return alone(held, slots, request, host, several=True)._replace(engine=NAME, notes=notes)
+    point = hosts.meets_at(request)
+    if engine.dry and not host and point is not None and hosts.is_own(point.host, facts):
+        host = point.host
+    roster = alone(held, slots, request, host, several=True)._replace(engine=NAME)
+    return _guessed(roster, request) if engine.dry else roster
+
+
+def _guessed(alone_here: Roster, request: Request) -> Roster:
+    """Return the roster of a dry run: all hosts, with placeholders for what the meeting decides.
+
+    Raises UsageError if the plan is to be pasted, as it could neither meet nor train.
+    """
+    least, most = hosts.bounds(request.nnodes)
+    decided = f"the meeting at {request.master} decides the hosts' addresses and ports"
+    if request.dry_run == "sh":
+        raise UsageError(
+            f"--dry-run=sh: only {decided}, so a pasted script would not train with them. Give "
+            "--dry-run or --dry-run=json, or name the hosts with --ips."
+        )
+    me = min(request.rank or 0, most - 1)
+    (own,) = alone_here.members
+    members = [own._replace(host=f"HOST-{place}") for place in range(most)]
+    members[me] = own._replace(host=own.host or f"HOST-{me}")
+    is_placed = request.rank is not None
+    stands_for = "HOST-N stands for the address of host N, and ports may differ."
+    notes = [f"a dry run meets nobody, and {decided}: {stands_for}"]
+    if not is_placed:
+        notes.append("The meeting also decides this host's place; it is shown as host 0 (--rank).")
+    if least < most:
+        notes.append(f"The job starts with {least} to {most} hosts; {most} are shown.")
+    master = Endpoint(members[0].host, alone_here.master.port)
+    return alone_here._replace(members=tuple(members), me=me, master=master, notes=tuple(notes))

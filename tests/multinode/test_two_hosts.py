@@ -91,8 +91,10 @@ def test_a_host_without_an_address_of_another_waits_as_the_first(two_hosts: Pair
     for host in two_hosts:
         (host.folder / "job.py").write_text(DUMP)
     launchers = [start(first, "--nnodes=2", "--nproc_per_node=1", "job.py")]
-    until(lambda: re.search("^fleetrun --master.*\n", first.output, re.MULTILINE))
-    (line,) = re.findall("^fleetrun (--master=10.88.0.1:.*)\n", first.output, re.MULTILINE)
+    until(lambda: re.search("^python.* -m fleetrun --master.*\n", first.output, re.MULTILINE))
+    (line,) = re.findall(
+        "^python.* -m fleetrun (--master=10.88.0.1:.*)\n", first.output, re.MULTILINE
+    )
     launchers.append(start(second, *line.split()))
     assert ends(launchers) == [0, 0], "".join(host.output for host in two_hosts)
     for env in dumps(two_hosts):

@@ -1,0 +1,73 @@
+"""A dry run of a job on several hosts shows that job, and says what only the meeting decides."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from checkout import environ
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MASTER = "10.83.0.1:8090"
+
+
+def shown(folder: Path, *words: str, code: int = 0) -> str:
+    (folder / "job.py").write_text("print(1)\n")
+    argv = [sys.executable, "-m", "fleetrun", *words, "--nproc_per_node=1", "job.py"]
+    done = subprocess.run(
+        argv, cwd=folder, env=environ(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("nnodes", ["2", "2:3"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_dry_run_of_hosts_that_meet_shows_all_of_them(
+    tmp_path: Path, nnodes: str, rank: int
+) -> None:
+    words = (f"--nnodes={nnodes}", f"--rank={rank}", f"--master={MASTER}")
+    nodes = json.loads(shown(tmp_path, *words, "--dry-run=json"))["nodes"]
+    world = int(nnodes[-1])
+    assert [node["here"] for node in nodes] == [place == rank for place in range(world)]
+    for place, node in enumerate(nodes):
+        env = node["processes"][0]["env"]
+        assert env["PADDLE_TRAINERS_NUM"] == str(world)
+        assert env["PADDLE_TRAINER_ID"] == str(place)
+        assert env.get("GLOO_SOCKET_IFNAME") != "lo"
+        assert node["host"] == f"HOST-{place}"
+        assert any(MASTER in note and "HOST-N" in note for note in node["notes"])
+    table = shown(tmp_path, *words, "--dry-run")
+    assert f"{world} processes on {world} nodes" in table
+    assert "HOST-N stands for" in table
+
+
+@pytest.mark.parametrize("words", [("--rank=1",), (), ("--host=10.83.0.2",)])
+def test_a_dry_run_to_paste_is_refused_where_hosts_meet(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    output = shown(tmp_path, "--nnodes=2", f"--master={MASTER}", "--dry-run=sh", *words, code=2)
+    assert f"the meeting at {MASTER}" in output
+    assert "--ips" in output
+
+
+def test_a_dry_run_of_listed_hosts_can_be_pasted(tmp_path: Path) -> None:
+    output = shown(tmp_path, "--ips=127.0.0.1,10.83.0.2", "--dry-run=sh", code=2)
+    assert "loopback" in output
+    output = shown(tmp_path, "--ips=10.83.0.1,10.83.0.2", "--dry-run=sh")
+    assert "PADDLE_TRAINERS_NUM=2" in output
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "[::]"])  # noqa: S104 - refused
+def test_an_address_to_listen_on_is_no_meeting_point(tmp_path: Path, address: str) -> None:
+    output = shown(tmp_path, "--nnodes=2", f"--master={address}:8090", code=2)
+    assert "the first host's address" in output
+
+
+def test_a_master_without_a_number_of_hosts_is_told_of_it(tmp_path: Path) -> None:
+    assert "--nnodes=N" in shown(tmp_path, f"--master={MASTER}")
