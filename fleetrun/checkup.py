@@ -286,7 +286,7 @@ def _allreduce(request: Request, job: _JobChecks, environ: Mapping[str, str]) ->
         words = [
             *_launch_options(request, job.roster, job),
             f"--log_dir={folder}/log",
-            "--banner=none",
+            "--quiet",
             str(checker),
             str(out),
         ]

@@ -6,6 +6,12 @@ from fleetrun.errors import UsageError
 
 # By their names, with underscores; also as lines of a config file.
 OPTIONS = {
+    "banner": "leave it out: launch.txt has Paddle's tables; --quiet prints no banner.",
+    "elastic_pre_hook": "run the command before fleetrun, or at the start of the script.",
+    "gloo_port": "write --http_port.",
+    "log_max_files": "leave it out: --log_max_size keeps three older parts of each log.",
+    "port_check": "leave it out: hosts always check each other's ports.",
+    "port_range": "write --start_port for the first of the ports.",
     "preload": "leave it out: a restart starts new processes.",
     "scaling": "launch with other numbers of devices, and compare the runs with `fleetrun report`.",
     "ui": "run `fleetrun top` or `fleetrun ui` in another terminal.",

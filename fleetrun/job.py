@@ -381,18 +381,12 @@ class LaunchedJob(ObservedJob):
             return ""
         prefix = colors.prefix(is_coloured=self._messages.is_coloured)
         notes = [visible(note) for note in plan.notes]
-        if request.banner == "full":
-            from fleetrun.plan import render  # the ranks are started; now there is time
+        from fleetrun.plan import brief
 
-            banner = render.banner(request, plan, has_links=self.has_links)
-            return banner + "".join(f"{prefix}{line}\n" for line in notes)
-        if request.banner == "brief":
-            from fleetrun.plan import brief
-
-            is_terminal = os.isatty(2)
-            width = (os.get_terminal_size(2).columns or brief.WIDTH) if is_terminal else None
-            notes = [*brief.brief(request, plan, has_links=self.has_links, width=width), *notes]
-        return "".join(f"{prefix}{line}\n" for line in notes)
+        is_terminal = os.isatty(2)
+        width = (os.get_terminal_size(2).columns or brief.WIDTH) if is_terminal else None
+        lines = [*brief.brief(request, plan, has_links=self.has_links, width=width), *notes]
+        return "".join(f"{prefix}{line}\n" for line in lines)
 
     def closing(self, outcome: Outcome, at: float) -> str:
         """Return the launch's closing line."""

@@ -123,11 +123,8 @@ class Request(NamedTuple):
     # Spare hosts, in addition to nnodes.
     spares: int = 0
     # A shell command that a host of an elastic job runs before each start.
-    elastic_pre_hook: str | None = None
     start_port: int | None = None
     # Where free ports are looked for, and whether those of other hosts are tried before the start.
-    port_range: tuple[int, int] | None = None
-    port_check: bool = True
     # Hosts to start the job on by ssh, as they were written, and by which command.
     hosts: str | None = None
     hostfile: str | None = None
@@ -166,7 +163,6 @@ class Request(NamedTuple):
     gather_logs: str | None = None
     # 0: logs are not limited.
     log_max_bytes: int = 0
-    log_max_files: int = 3
     # 0: nothing is measured.
     metrics_period_s: float = 5.0
     metrics_port: int | None = None
@@ -185,7 +181,6 @@ class Request(NamedTuple):
     # Whether the launcher continues in the background.
     detach: bool = False
     # brief, full or none.
-    banner: str = "brief"
     # auto, always or never.
     color: str = "auto"
     dry_run: str | None = None
@@ -200,7 +195,6 @@ class Request(NamedTuple):
     coordinator_num: int | None = None
     coordinators: tuple[str, ...] = ()
     http_port: int | None = None
-    gloo_port: int | None = None
     with_gloo: str | None = None
     # None: nothing is injected into the script.
     strategy: Strategy | None = None

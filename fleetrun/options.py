@@ -55,7 +55,6 @@ FIXED_PORT = "FLAGS_FIXED_PORT"
 _MOST = 1e9
 # More digits than it has.
 _DIGITS = 11
-_LAST_PORT = 65535
 # The first two steps allocate, compile, and put buckets in order; all that are recorded are kept in
 # memory until the last.
 _PROFILED_STEPS, _MOST_PROFILED = "3-7", 1000
@@ -401,13 +400,6 @@ def _job_name(text: str) -> str:
     return text
 
 
-def _port_range(text: str) -> tuple[int, int]:
-    span = conversion.parse_range(text.replace(":", "-"))
-    if span is None or not span.start or span.stop > _LAST_PORT + 1 or not set(text) & set(":-"):
-        raise ValueError(f"give the first and the last port, up to {_LAST_PORT}: 20000:20999.")
-    return span.start, span.stop - 1
-
-
 def _flag(name: str, group: str, text: str, **more: Any) -> Option:  # noqa: ANN401 - Option checks
     return Option(name, "flag", group, "", text, bare="true", **{"own_default": "false", **more})
 
@@ -529,13 +521,6 @@ TABLE: tuple[Option, ...] = (
            "one host, 6070 on several.",
            aliases=("started_port",), env=("PADDLE_START_PORT", "FLAGS_START_PORT", FIXED_PORT),
            minimum=1, maximum=65535),
-    Option("port_range", "text", HOSTS, "FIRST:LAST",
-           "Range in which to look for free ports. Default: 10240 to 29999 and above 61000, "
-           "without the range of outgoing connections.",
-           env=("PORT_RANGE",), reader=_port_range),
-    _bool("port_check", HOSTS,
-          "Before each start, check that hosts can reach each other's rank ports, and name those "
-          "they cannot reach. Takes a second at most."),
     Option("nnodes", "text", HOSTS, "N[:M]",
            "Number of hosts. Follows from --ips; required with --master. With N:M the job is "
            "elastic: it continues when hosts are lost or arrive.",
@@ -562,9 +547,6 @@ TABLE: tuple[Option, ...] = (
     Option("spares", "int", HOSTS, "N",
            "Number of hosts beyond --nnodes that stand by and replace lost ones.",
            minimum=0),
-    Option("elastic_pre_hook", "text", HOSTS, "COMMAND",
-           "Shell command that each host of an elastic job runs before it joins a start. If the "
-           "command fails, the host reports that and joins anyway."),
     Option("heartbeat_timeout", "duration", HOSTS, "SECONDS",
            "Silence after which a host counts as lost. A host that is cut off from the others ends "
            "its own processes before that.",
@@ -648,11 +630,6 @@ TABLE: tuple[Option, ...] = (
            synonyms=(("notset", "debug"), ("0", "debug"), ("10", "debug"), ("20", "info"),
                      ("30", "warning"), ("warn", "warning"), ("40", "error"), ("50", "error"),
                      ("critical", "error"), ("fatal", "error"))),
-    Option("banner", "choice", JOB, "brief|full|none",
-           "What to print before the ranks' output: five lines (brief); also Paddle's tables of "
-           "settings and environment, which launch.txt always has (full); or only warnings (none). "
-           "--quiet omits those, too.",
-           words=("brief", "full", "none")),
     _bool("log_overwrite", JOB,
           "Overwrite log files instead of appending to them.",
           env=("PADDLE_LOG_OVERWRITE",)),
@@ -667,9 +644,6 @@ TABLE: tuple[Option, ...] = (
            "Move the older part of a log to workerlog.N.1, .2, ... if it exceeds this size: 100M, "
            "2G. 0: never.",
            own_default="0", slot="log_max_bytes", reader=_log_size),
-    Option("log_max_files", "int", JOB, "N",
-           "Number of older parts that --log_max_size keeps of each log.",
-           minimum=1),
     Option("metrics_period", "duration", JOB, "SECONDS",
            "Interval at which resource use of the host, GPUs and ranks is written to metrics.jsonl "
            "in the run directory. 0: never.",
@@ -715,9 +689,6 @@ TABLE: tuple[Option, ...] = (
     Option("http_port", "int", SERVERS, "PORT",
            "Port on the first server where trainers meet for --with_gloo.",
            minimum=1, maximum=65535),
-    Option("gloo_port", "int", SERVERS, "PORT",
-           "Another name of --http_port.",
-           env=("PADDLE_GLOO_PORT",), minimum=1, maximum=65535),
     _flag("version", ABOUT, "Print the version.", in_file=False),
     Option("color", "choice", ABOUT, "auto|always|never",
            "Colour fleetrun's own lines. auto: on a terminal, unless $NO_COLOR is set.",
@@ -743,7 +714,7 @@ TABLE: tuple[Option, ...] = (
           reason="they are always read if all of them are set."),
     _bool("print_config", PADDLE,
           "Print the settings.",
-          reason="the settings are in launch.txt of the run directory; --banner=full prints them."),
+          reason="the settings are in launch.txt of the run directory."),
     _bool("use_env", PADDLE,
           "Pass the local rank in a variable.",
           reason="ranks always get PADDLE_LOCAL_RANK, and never an argument --local_rank."),

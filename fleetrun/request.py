@@ -70,7 +70,7 @@ _NO_NUMBER = (
 # Options that have no effect without a strategy.
 _ONLY_STRATEGY = ("strategy_mode", "strategy_strict", "merge_tail")
 # Options that have no effect without parameter servers.
-_ONLY_SERVERS = ("http_port", "gloo_port", "with_gloo")
+_ONLY_SERVERS = ("http_port", "with_gloo")
 # Not an option: the user's own file, which the file of --config overrides.
 USER_CONFIG = "user_config"
 _NOTHING_KNOWN: Mapping[str, Layer] = {}
@@ -445,10 +445,9 @@ def _check_elastic(
         )
     if is_elastic or chosen["spares"].of(int):
         return
-    for name in ("elastic_timeout_s", "elastic_pre_hook"):
-        given = chosen[name].given
-        if given.source == "command line":
-            notes.append(f"{given.typed} has no effect: the job is not elastic (--nnodes=MIN:MAX).")
+    given = chosen["elastic_timeout_s"].given
+    if given.source == "command line":
+        notes.append(f"{given.typed} has no effect: the job is not elastic (--nnodes=MIN:MAX).")
 
 
 def _spares(resolved: ResolvedOption, hosts: Hosts, mode: str, notes: list[str]) -> int:

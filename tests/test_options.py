@@ -13,16 +13,16 @@ from fleetrun.options import Option, RawOption
 _PADDLE_FLAGS = """
 master legacy rank log_level log_overwrite sort_ip enable_gpu_log nnodes nproc_per_node log_dir
 run_mode job_id devices gpus npus xpus host ips start_port auto_parallel_config
-auto_cluster_config auto_tuner_json servers trainers server_num trainer_num gloo_port with_gloo
+auto_cluster_config auto_tuner_json servers trainers server_num trainer_num with_gloo
 max_restart elastic_level elastic_timeout
 backend selected_gpus selected_xpus cluster_topo_path rank_mapping_path enable_auto_mapping
 workers coordinators heter_workers heter_devices worker_num coordinator_num heter_worker_num
-http_port elastic_server elastic_pre_hook np scale force mlus
+http_port elastic_server np scale force mlus
 cluster_node_ips node_ip use_paddlecloud started_port print_config endpoints
 """
 _OURS = """
 config env nccl tee quiet dry_run oversubscribe grace log_keep gpu_memory_fraction version help
-strategy set strategy_mode hang_timeout preflight on_end webhook bind from_manifest banner color
+strategy set strategy_mode hang_timeout preflight on_end webhook bind from_manifest color
 """
 # Variables that Paddle's launcher takes for its flags and that mean the same to ours.
 _PADDLE_VARIABLES = """
@@ -30,9 +30,9 @@ POD_IP PADDLE_MASTER PADDLE_DEVICES PADDLE_NNODES PADDLE_RUN_MODE PADDLE_LOG_LEV
 PADDLE_LOG_OVERWRITE PADDLE_NPROC_PER_NODE PADDLE_JOB_ID PADDLE_RANK PADDLE_LOG_DIR
 PADDLE_MAX_RESTART PADDLE_SERVER_NUM PADDLE_TRAINER_NUM PADDLE_SERVERS_ENDPOINTS
 PADDLE_TRAINERS_ENDPOINTS PADDLE_START_PORT PADDLE_IPS PADDLE_AUTO_PARALLEL_CONFIG
-PADDLE_AUTO_CLUSTER PADDLE_DISTRI_BACKEND FLAGS_START_PORT FLAGS_FIXED_PORT PORT_RANGE
+PADDLE_AUTO_CLUSTER PADDLE_DISTRI_BACKEND FLAGS_START_PORT FLAGS_FIXED_PORT
 PADDLE_SORT_IP PADDLE_ELASTIC_LEVEL PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL PADDLE_ELASTIC_TIMEOUT
-PADDLE_GLOO_PORT PADDLE_WITH_GLOO
+PADDLE_WITH_GLOO
 """
 
 

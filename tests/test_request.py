@@ -81,7 +81,6 @@ BY_KIND = {
 }
 VALUES = {
     "strategy": ("amp", "comm_fusion"),
-    "port_range": ("20000:20999", "30000:30010"),
     "nnodes": ("1", "1:1"),
     "np": ("1", "1:1"),
     "elastic_server": ("etcd://a:1", "etcd://b:2"),
@@ -279,8 +278,6 @@ MEANT: list[tuple[str, Mapping[str, str], Mapping[str, object], tuple[str, ...] 
     ("--nnodes=2:2 --master=10.0.0.1:6170", {}, {"nnodes": "2"}, ()),
     ("--nnodes=1:8 --ips=10.0.0.1,10.0.0.2", {}, {"nnodes": "1:2"}, ()),
     ("--elastic_timeout=5", {}, {}, (f"--elastic_timeout {NOT_ELASTIC}",)),
-    ("--elastic_pre_hook=true", {}, {}, (f"--elastic_pre_hook {NOT_ELASTIC}",)),
-    ("--elastic_pre_hook=true --nnodes=2:4 --master=a:1", {}, {"elastic_pre_hook": "true"}, ()),
     (f"--spares=1 {MET}", {}, {"spares": 1}, ()),
     ("--spares=1", {}, {"spares": 0}, (f"--spares {ONE_HOST}",)),
     ("--spares=1 --ips=10.0.0.1,10.0.0.2", {}, {"spares": 0},
@@ -531,13 +528,6 @@ def test_paddles_tuner_is_told_how_to_start() -> None:
 
 def test_a_password_of_etcd_is_not_repeated() -> None:
     assert "secret" not in refusal("--nnodes=2", "--master=etcd://me:secret@a:1")
-
-
-@pytest.mark.parametrize("text", ["35100", "9:5", "a:b", "0:9", "1:65536", "1:2:3", "9" * 5000])
-def test_a_range_of_ports_is_two_of_them(text: str) -> None:
-    assert "give the first and the last port, up to 65535" in refusal(f"--port_range={text}")
-    assert "(from $PORT_RANGE): give the first" in refusal(environ={"PORT_RANGE": text})
-    assert asked(environ={"PORT_RANGE": "35100:64000"}).port_range == (35100, 64000)
 
 
 def test_mpi_is_no_backend_but_a_way_to_start() -> None:

@@ -62,8 +62,6 @@ class SelectedEngine(NamedTuple):
     hosts: tuple[str, ...]
     places: ModeHosts
     dry: bool
-    # The range of free ports, if the user has given one.
-    within: tuple[int, int] | None = None
 
     def ports(self, pid: int, attempt: int = 0) -> Ports:
         """Return where ports for ATTEMPT come from; a dry run opens none.
@@ -71,7 +69,7 @@ class SelectedEngine(NamedTuple):
         Each attempt uses other ports: those of the last one may still be in TIME_WAIT.
         """
         ports = GuessedPorts if self.dry else Ports
-        return ports(pid + attempt, within=self.within)
+        return ports(pid + attempt)
 
     def assign(self, held: Ports, request: Request, facts: Facts, slots: Slots) -> Roster:
         """Return the hosts with a port for each of SLOTS, once they are HELD, and our index."""
@@ -88,5 +86,5 @@ def find(request: Request, environ: Mapping[str, str], places: ModeHosts) -> Sel
             hosts = factory.find(request, environ, places)
             if hosts is not None:
                 is_dry = request.dry_run is not None
-                return SelectedEngine(factory, hosts, places, is_dry, request.port_range)
+                return SelectedEngine(factory, hosts, places, is_dry)
     raise AssertionError("the last engine takes every job")

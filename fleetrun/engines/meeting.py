@@ -42,7 +42,7 @@ def at_this_host(request: Request) -> Request:
     port = hosts.own_port(request.master)
     if not port:
         # Far from those that the ranks will get.
-        held = Ports(os.getpid() + _APART, within=request.port_range)
+        held = Ports(os.getpid() + _APART)
         (port,) = held.free(1)
         held.close()
     master = f"{addresses.own(request)}:{port}"

@@ -28,16 +28,10 @@ class Ports:
     drops it with its owner.
 
     EPHEMERAL is the range of outgoing connections, which is avoided; by default the kernel's.
-    WITHIN is the range that the user wants, wherever it lies.
     """
 
-    def __init__(
-        self,
-        pid: int,
-        ephemeral: tuple[int, int] | None = None,
-        within: tuple[int, int] | None = None,
-    ) -> None:
-        self._range = pid, ephemeral, within
+    def __init__(self, pid: int, ephemeral: tuple[int, int] | None = None) -> None:
+        self._range = pid, ephemeral
         self._held: list[_socket.socket] = []
 
     def free(self, count: int) -> tuple[int, ...]:
@@ -46,7 +40,7 @@ class Ports:
         ports = tuple(port for _, port in zip(range(count), free, strict=False))
         if len(ports) < count:
             self.close()
-            raise EnvironmentFault(_too_few(count, len(ports), self._range[-1]))
+            raise EnvironmentFault(_too_few(count, len(ports)))
         return ports
 
     def _is_free(self, port: int) -> bool:
@@ -131,21 +125,17 @@ class GuessedPorts(Ports):
         return tcp.used().intersection(ports)
 
 
-def _too_few(count: int, available: int, within: tuple[int, int] | None) -> str:
+def _too_few(count: int, available: int) -> str:
     """Return the complaint that COUNT ports are needed and only AVAILABLE ones are left."""
     where = "outside the range of outgoing connections (/proc/sys/net/ipv4/ip_local_port_range)"
-    if within is not None:
-        where = f"from {within[0]} to {within[1]} (--port_range)"
     return f"{count} free ports are needed, and this host has only {available} left {where}."
 
 
-def _candidates(
-    pid: int, ephemeral: tuple[int, int] | None, within: tuple[int, int] | None
-) -> Iterator[int]:
+def _candidates(pid: int, ephemeral: tuple[int, int] | None) -> Iterator[int]:
     """Yield every port worth trying, from a place that PID decides."""
-    low, high = (0, 0) if within else ephemeral or tcp.ephemeral()
+    low, high = ephemeral or tcp.ephemeral()
     ranges = []
-    for first, last in (within,) if within else _FIELDS:
+    for first, last in _FIELDS:
         ranges.append(range(first, min(last + 1, low)))
         ranges.append(range(max(first, high + 1), last + 1))
     total = sum(map(len, ranges))

@@ -43,7 +43,7 @@ def roles(request: Request) -> Roles:
     heter = _heter(request)
     devices = _heter_devices(request, max((slot.stage for slot in heter), default=1) - 1)
     coordinators = _slots(request, COORDINATOR, "coordinator_num", "coordinators")
-    meeting = Slot(MEETING, host=servers[0].host, port=_meeting_port(request))
+    meeting = Slot(MEETING, host=servers[0].host, port=request.http_port)
     all_slots = (*servers, *trainers, *heter, meeting, *coordinators)
     return Roles(Slots(_housed(request, all_slots), FIRST_PORT, master="none"), devices)
 
@@ -166,16 +166,6 @@ def _heter_devices(request: Request, stages: int) -> tuple[str, ...]:
             "trainers (--heter_worker_num, --heter_workers); name one for each."
         )
     return devices
-
-
-def _meeting_port(request: Request) -> int | None:
-    """Return the port of gloo's rendezvous, for which Paddle's launchers have two names."""
-    if request.http_port and request.gloo_port and request.http_port != request.gloo_port:
-        raise UsageError(
-            f"{origin.option(request, 'http_port')} and {origin.option(request, 'gloo_port')} are "
-            "two names for one port; give one of them."
-        )
-    return request.http_port or request.gloo_port
 
 
 def _housed(request: Request, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:

@@ -32,7 +32,7 @@ _GIVEN = ("ips", "host", "rank", "master")
 # Variables to forward to the hosts.
 _SENT = ("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "OMP_")
 _SENT_TOO = (
-    *("PYTHONPATH", "LD_LIBRARY_PATH", "PORT_RANGE", kinds.ROOT),
+    *("PYTHONPATH", "LD_LIBRARY_PATH", kinds.ROOT),
     *(STRATEGY, STOP_AFTER, VERIFY),
 )
 

@@ -25,7 +25,6 @@ _OPTIONS = (
     ("--heartbeat_timeout", ("heartbeat_timeout_s",)),
     ("--elastic_timeout", ("elastic_timeout_s",)),
     ("--hang_timeout", ("hang_timeout_s",)),
-    ("--port_check", ("checks_ports",)),
 )
 _SECONDS = tuple(name for _, names in _OPTIONS for name in names if name.endswith("_s"))
 
@@ -51,8 +50,6 @@ class RendezvousConfig(NamedTuple):
     # How long ranks may take to end when asked to, and after what silence they hang; 0: never.
     grace_s: float = DEFAULTS["grace_s"]
     hang_timeout_s: float = 0.0
-    # Whether hosts try each other's rank ports before a start.
-    checks_ports: bool = True
     # Whether a store outside of the job knows its roster, so that its coordinator can be replaced.
     has_store: bool = False
 

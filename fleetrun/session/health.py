@@ -1,4 +1,4 @@
-"""Whether this host can take part in a generation: its GPUs, the disk of its logs, its hook.
+"""Whether this host can take part in a generation: its GPUs, and the disk of its logs.
 
 Each function may hang, and so runs in a child process of the launcher. It returns a sentence
 without a full stop, empty if all is well.
@@ -7,11 +7,8 @@ without a full stop, empty if all is well.
 from __future__ import annotations
 
 import os
-import signal
 import time
 
-from fleetrun.records.variables import TOKEN
-from fleetrun.run import libc
 from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,9 +25,6 @@ _SPARE_SHARE = 0.1
 _LEAST_BYTES = 16 << 20
 _TRIED_BYTES = 65536
 _GIB, _MIB = 1 << 30, 1 << 20
-_CHUNK = 65536
-# How much of a hook's output to keep, and to show.
-_LONGEST_TAIL, _LONGEST_LINE = 4096, 300
 
 
 def import_trouble(name: str = "paddle") -> str:
@@ -101,30 +95,3 @@ def _full(before: Mapping[str, GpuUse], gpus: list[NvmlGpu]) -> str:
                 users = f" (pid {', '.join(map(str, pids))})" if pids else ""
                 return f"{amount} of the memory of {name} are still in use{users}"
     return ""
-
-
-def hook_trouble(command: str, environ: Mapping[str, str]) -> str:
-    """Run the shell COMMAND; return how it failed, with its last line."""
-    import subprocess
-
-    tail = b""
-    with subprocess.Popen(
-        ("/bin/sh", "-c", command),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        # The session's token is not for other programs.
-        env={name: value for name, value in environ.items() if name != TOKEN},
-        # The shell is killed with its parent; the launcher sweeps up what it leaves.
-        preexec_fn=lambda: libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509
-    ) as shell:
-        assert shell.stdout is not None  # it is a pipe
-        while part := os.read(shell.stdout.fileno(), _CHUNK):
-            tail = (tail + part)[-_LONGEST_TAIL:]
-    code = shell.returncode
-    if not code:
-        return ""
-    lines = tail.decode(errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    how = f"exited with {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
-    return f"{how}: {last[:_LONGEST_LINE]}" if last else how

@@ -126,7 +126,6 @@ def join(
         log=log,
         health=trouble,
         warm=_warm if script.is_python(request.script) else None,
-        hook=_hook(request, facts, endpoint.config),
         settled=partial(_settle, logs, has_token=endpoint.token is not None),
         ports=_port_check(session, endpoint, facts, slots),
     )
@@ -216,20 +215,6 @@ def _warm() -> str:
     return health.import_trouble()
 
 
-def _hook(request: Request, facts: Facts, config: RendezvousConfig) -> Callable[[], str] | None:
-    """Return what runs the user's command before each start, if there is one."""
-    command = request.elastic_pre_hook
-    if not (config.may_change and command):
-        return None
-
-    def run() -> str:
-        from fleetrun.session import health  # few have one
-
-        return health.hook_trouble(command, facts.environ)
-
-    return run
-
-
 def _roster(agreed: messages.RosterMessage, launcher: str, local: Roster) -> Roster:
     """Return the session's roster as planning knows it."""
     members = tuple(Member(entry.host, entry.ports, entry.groups) for entry in agreed.entries)
@@ -317,7 +302,6 @@ def _config(
         spares=request.spares,
         grace_s=request.grace_s,
         hang_timeout_s=request.hang_timeout_s,
-        checks_ports=request.port_check,
         has_store=not is_listed and hosts.store_endpoints(request.master or "") is not None,
     )
 

@@ -147,5 +147,5 @@ class PortCheck:
             return ""
         return (
             f"This host does not reach ports of other hosts' ranks: {in_words(self.failures)}. The "
-            "job starts anyway, but may hang. --port_check=off skips this check."
+            "job starts anyway, but may hang."
         )

@@ -47,7 +47,6 @@ _FOR_EVER_S = 1e9
 HEALTH_S = 20.0
 # Importing Paddle from a cold network folder takes minutes.
 _IMPORT_S = 600.0
-_HOOK = "the command of --elastic_pre_hook"
 # How long a host that cannot take part waits to tell the others, which may start seconds later; the
 # user is told earlier.
 _REPORT_S, _LOOK_S, _SAY_S = 10.0, 0.05, 1.0
@@ -81,7 +80,6 @@ class Rendezvous(Gathering, SessionHandler):
         settled: Settled | None = None,
         health: Callable[[], str] | None = None,
         warm: Callable[[], str] | None = None,
-        hook: Callable[[], str] | None = None,
         ports: PortCheck | None = None,
     ) -> None:
         self._session = session
@@ -93,11 +91,9 @@ class Rendezvous(Gathering, SessionHandler):
         self._settled = settled
         self._health = health
         self._warm = warm
-        self._hook = hook
         self._ports = ports
         # The ports that this host has offered for its ranks.
         self._offered: tuple[int, ...] = ()
-        self._is_hooking = False
         self._call: IsolatedCall | None = None
         # Why Paddle cannot be imported, and the trouble that the others were told.
         self._cold = self._told_trouble = ""
@@ -137,18 +133,6 @@ class Rendezvous(Gathering, SessionHandler):
             self._wait(max(config.rdzv_timeout_s, longest_s))
         else:
             self._wait(config.rdzv_timeout_s)
-        if self._hook is None:
-            self._look_at_host()
-        else:
-            self._is_hooking = True
-            self._ask(self._hook, self._hooked, "it", config.rdzv_timeout_s)
-
-    def _hooked(self, trouble: str) -> None:
-        """Continue when the user's command has ended, even if it failed."""
-        self._is_hooking = False
-        if trouble:
-            problem = f"{_HOOK} failed ({self._redact(trouble)})"
-            self._log(f"{sentence(problem)}. This host joins anyway.")
         self._look_at_host()
 
     def _look_at_host(self) -> None:
@@ -251,8 +235,6 @@ class Rendezvous(Gathering, SessionHandler):
 
     def missing(self) -> str:
         """Return what is awaited."""
-        if self._is_hooking:
-            return _HOOK
         return self._session.missing()
 
     def cancel(self) -> None:
@@ -371,13 +353,9 @@ class Rendezvous(Gathering, SessionHandler):
         self._session.planned(failure._replace(is_departure=is_departure, no_retry=no_retry))
 
     def _hold(self) -> None:
-        """Listen on the ranks' ports if the job checks them."""
-        if self._ports is None:
-            return
-        if self._session.config.checks_ports:
+        """Listen on the ranks' ports, for the check."""
+        if self._ports is not None:
             self._ports.hold(self._offered, self._waiting)
-        else:
-            self._ports.release()
 
     def _release(self) -> None:
         """Leave the ports to the ranks."""
@@ -387,7 +365,7 @@ class Rendezvous(Gathering, SessionHandler):
     def _try_ports(self, roster: RosterMessage) -> None:
         """Report ready once other hosts' ports are checked; they stay open until all are ready."""
         ports = self._ports
-        if ports is None or not roster.config.checks_ports:
+        if ports is None:
             self._session.planned(None)
             return
 

@@ -44,6 +44,8 @@ _REST = 64 * 1024
 # Copied in one turn of the loop.
 _PIECE = 4 * 1024 * 1024
 _PACE_S = 1.0
+# The number of older parts of each log.
+_KEPT = 3
 # After a copy that failed.
 _AGAIN_S = 10.0
 
@@ -157,11 +159,11 @@ class _RotatedLog:
 
 
 class Rotation(Sink):
-    """Cuts logs according to --log_max_size and --log_max_files, and reports each cut to FOLLOW."""
+    """Cuts logs according to --log_max_size, and reports each cut to FOLLOW."""
 
-    def __init__(self, job: ObservedJob, follow: Callable[[Cut], None]) -> None:
+    def __init__(self, job: ObservedJob, follow: Callable[[Cut], None], files: int = _KEPT) -> None:
         self._job = job
-        self._max_bytes, self._files = job.request.log_max_bytes, job.request.log_max_files
+        self._max_bytes, self._files = job.request.log_max_bytes, files
         self._follow = follow
         self._can_collapse = False
         # The logs of each process.

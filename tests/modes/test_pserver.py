@@ -271,7 +271,6 @@ def test_the_side_that_nobody_counts_is_one(
         ),
         ({"servers": ("127.0.0.1:1",), "trainers": ("b:1",)}, "is a loopback address"),
         ({"servers": ("a:1",), "trainers": ("a:2",), "ips": ("b",)}, "leave --ips out"),
-        ({"server_num": 1, "trainer_num": 1, "http_port": 1, "gloo_port": 2}, "two names for one"),
         ({"server_num": 1, "trainer_num": 1, "heter_worker_num": "1;x"}, "for each stage"),
         ({"server_num": 1, "trainer_num": 1, "heter_worker_num": "1;0"}, "for each stage"),
         (

@@ -50,20 +50,9 @@ def test_the_tables_are_for_their_owner_alone(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_full_banner_has_paddles_tables(tmp_path: Path) -> None:
-    shown, kept = launched(tmp_path, "--banner=full")
-    assert shown[0] == ARGUMENTS
-    assert kept.splitlines() == shown[:-1]
-
-
-@pytest.mark.parametrize(
-    ("options", "lines"), [(["--banner=none"], 2), (["--banner=full", "--quiet"], 0)]
-)
-def test_without_a_banner_the_tables_are_kept_all_the_same(
-    options: list[str], lines: int, tmp_path: Path
-) -> None:
-    shown, kept = launched(tmp_path, *options)
-    assert len(shown) == lines
+def test_without_a_banner_the_tables_are_kept_all_the_same(tmp_path: Path) -> None:
+    shown, kept = launched(tmp_path, "--quiet")
+    assert shown == []
     assert ARGUMENTS in kept
 
 
@@ -77,9 +66,8 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("banner", ["brief", "full"])
-def test_files_of_the_banner_are_there_where_links_cannot_be(banner: str, tmp_path: Path) -> None:
-    job = Command(tmp_path, "echo first", f"--banner={banner}")
+def test_files_of_the_banner_are_there_where_links_cannot_be(tmp_path: Path) -> None:
+    job = Command(tmp_path, "echo first")
     # FAT and some network shares behave like this.
     job.argv[1:4] = ["-c", WITHOUT_LINKS]
     done = job.run()

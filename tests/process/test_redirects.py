@@ -96,7 +96,7 @@ while not os.path.exists(rotated):
     time.sleep(0.0001)
 open("count", "w").write(str(count))
 """
-    options = ["--redirects", "--max_restart=1", "--log_max_size=1M", "--log_max_files=99"]
+    options = ["--redirects", "--max_restart=1", "--log_max_size=1M"]
     done = Command.python(tmp_path, code, *options, ranks=1).run()
     assert done.code == 0, done.stderr
     run = (tmp_path / "log/latest").resolve()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, cast
 
-import pytest
 from wire import turn_until
 
 from fleetrun.errors import EnvironmentFault
@@ -32,7 +31,6 @@ def rendezvous(
     *,
     health: Callable[[], str] | None = None,
     warm: Callable[[], str] | None = None,
-    hook: Callable[[], str] | None = None,
     offer: Callable[[int], JoinRequest] = lambda _: BARE,
 ) -> Rendezvous:
     """Make the gathering of a host with an empty request, in SESSION."""
@@ -45,7 +43,6 @@ def rendezvous(
         log=session.remarks.append,
         health=health,
         warm=warm,
-        hook=hook,
     )
 
 
@@ -205,27 +202,3 @@ def test_who_stands_by_finds_out_whether_paddle_can_be_imported(loop: Loop) -> N
     assert "Paddle cannot be imported" in failure.what
     gathering._abandon()
     assert checks.import_trouble("json") == ""
-
-
-@pytest.mark.parametrize(
-    ("command", "why"),
-    [
-        ("echo 'not said'", None),
-        ("echo hunter2; echo; exit 3", "exited with 3: ***"),
-        ("yes | head -c 99999; kill -9 $$", "was ended by SIGKILL: y"),
-        ("[ -z $FLEETRUN_TOKEN ] && exit $CODE", "exited with 7"),
-    ],
-)
-def test_the_users_command_runs_before_a_host_joins(
-    loop: Loop, command: str, why: str | None
-) -> None:
-    session = RecordedSession()
-    environ = {"FLEETRUN_TOKEN": "secret", "CODE": "7", "PATH": "/usr/bin:/bin"}
-    gathering = rendezvous(session, hook=lambda: checks.hook_trouble(command, environ))
-    gathering.begin(0, loop, lambda _: None)
-    assert gathering.missing() == "the command of --elastic_pre_hook"
-    turn_until(loop, lambda: session.offers)
-    assert gathering.missing() == "a place"
-    all_the_same = f"The command of --elastic_pre_hook failed ({why}). This host joins anyway."
-    assert session.remarks == ([] if why is None else [all_the_same])
-    gathering._abandon()

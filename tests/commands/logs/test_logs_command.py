@@ -312,7 +312,7 @@ def flood(rank: int) -> bytes:
 
 
 def test_rotated_logs_are_shown_whole_also_while_they_are_cut(tmp_path: Path) -> None:
-    job = Command.python(tmp_path, FLOOD, "--log_max_size=1M", "--log_max_files=99")
+    job = Command.python(tmp_path, FLOOD, "--log_max_size=1M")
     launcher = job.start()
     until(lambda: "started" in str(job.events()))
     with (tmp_path / "followed").open("wb") as out:
