@@ -12,7 +12,8 @@ from fleetrun.typehints import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_MOST = 64
+_MOST = 128
+_WORDS = 6
 # Python does not name it.
 _CLOCK_REALTIME_COARSE = 5
 
@@ -39,7 +40,27 @@ def last_step(paths: Iterable[str]) -> int | None:
 
 def is_scripts(path: str) -> bool:
     """Whether the script wrote the heartbeat at PATH, and not our callback after an update."""
-    return not (reading.content(path, _MOST) or b"").rstrip().endswith(b"update")
+    return (reading.content(path, _MOST) or b"").split()[1:2] != [b"update"]
+
+
+def points(path: str) -> tuple[tuple[float, int], ...]:
+    """Return times and steps in the heartbeat PATH, oldest first: two, or else the file's own.
+
+    Updates have times of their own: the file is written once more when the rank ends.
+    """
+    words = (reading.content(path, _MOST) or b"").split()
+    if not words or not words[0].isdigit():
+        return ()
+    if len(words) == _WORDS and words[1] == b"update":
+        try:
+            first, last = ((float(words[n + 1]), int(words[n])) for n in (2, 4))
+        except ValueError:
+            return ()
+        return (first,) if first == last else (first, last)
+    try:
+        return ((os.stat(path).st_mtime, int(words[0])),)
+    except OSError:
+        return ()
 
 
 def beat(path: str, since_ns: int) -> int:

@@ -52,6 +52,8 @@ class RankUse(NamedTuple):
     written_bytes: int | None
     step: int | None
     loss: float | None
+    # When a heartbeat reported the step.
+    step_at: float | None = None
 
 
 class GpuUsage(NamedTuple):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.records import heartbeat, names, reading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import TypeVar
 
     from fleetrun.records.runs import LogRecord
@@ -45,6 +44,8 @@ class Progress(NamedTuple):
     total: int | None = None
     # As `197.6 samples/s`; empty: nothing.
     throughput: str = ""
+    # When that step was reported in a heartbeat; None: it is from the output.
+    step_at: float | None = None
 
 
 def of(text: bytes, pattern: re.Pattern[bytes] | None = None) -> Progress:
@@ -54,7 +55,7 @@ def of(text: bytes, pattern: re.Pattern[bytes] | None = None) -> Progress:
     may have one `total` for the number of steps.
 
     >>> of(b"epoch 1 step: 120/500, loss: 0.5\nsaved\n")
-    Progress(step=120, loss=0.5, line='saved', total=500, throughput='')
+    Progress(step=120, loss=0.5, line='saved', total=500, throughput='', step_at=None)
     """
     lines = [line for line in re.split(rb"[\r\n]+", text) if line.strip()]
     if not lines:
@@ -118,25 +119,49 @@ def beat(run_dir: str, log: LogRecord) -> str:
     return os.path.join(run_dir, names.heartbeat(log.file_key))
 
 
-def beaten(run_dir: str, log: LogRecord) -> tuple[float, int] | None:
-    """Return the time and the step of the heartbeat of LOG's process.
+def beaten(run_dir: str, log: LogRecord) -> tuple[tuple[float, int], ...]:
+    """Return times and steps in the heartbeat of LOG's process, the newest last.
 
-    None if there is none of this attempt.
+    There are none if it is not of this attempt.
     """
     path = beat(run_dir, log)
-    step = heartbeat.read_step(path)
-    if step is not None:
-        with suppress(OSError):
-            at = os.stat(path).st_mtime
-            return (at, step) if at >= log.started_at else None
-    return None
+    is_new = reading.written_at(path) >= log.started_at
+    return heartbeat.points(path) if is_new else ()
+
+
+def without_first_step(points: Sequence[tuple[float, int]]) -> Sequence[tuple[float, int]]:
+    """Return POINTS without the one at which the first step may begin."""
+    is_before = bool(points) and points[0][1] == 0
+    return points[1:] if is_before or len(points) > 2 else points  # two are left
+
+
+def steps_per_second(points: Sequence[tuple[float, int]]) -> float | None:
+    """Return the speed by POINTS: times in seconds, and the step that was over at each.
+
+    The first step, which compiles and allocates, is left out: it begins before step 1, and may end
+    with the second point of a script that numbers its steps otherwise.
+
+    >>> steps_per_second([(0.0, 0), (5.0, 1), (5.5, 2), (6.0, 3)])
+    2.0
+    >>> steps_per_second([(5.0, 1), (6.0, 3)])
+    2.0
+    """
+    points = without_first_step(points)
+    if len(points) < 2:  # between two
+        return None
+    (begin, first), (end, last) = points[0], points[-1]
+    return (last - first) / (end - begin) if end > begin and last > first else None
 
 
 def read(run_dir: str, log: LogRecord, pattern: re.Pattern[bytes] | None = None) -> Progress:
     """Return the progress from the heartbeat and the end of LOG."""
     progress = of(tail(log), pattern)
-    beat = beaten(run_dir, log)
-    return progress if beat is None else progress._replace(step=beat[1])
+    points = beaten(run_dir, log)
+    if not points:
+        return progress
+    # The last updates of a rank that has ended have no times.
+    step = heartbeat.read_step(beat(run_dir, log))
+    return progress._replace(step=step, step_at=points[-1][0])
 
 
 def _found(

@@ -109,11 +109,9 @@ class Curve(NamedTuple):
     throughput: str = ""
 
     def steps_per_second(self) -> float | None:
-        """Return the steps per second from the first printed step to the last."""
-        if not self.has_steps or len(self.steps) < 2 or self.at[-1] <= self.at[0]:  # between two
-            return None
-        made = self.steps[-1] - self.steps[0]
-        return made / (self.at[-1] - self.at[0]) if made > 0 else None
+        """Return the steps per second by the reported or printed steps."""
+        points = tuple(zip(self.at, self.steps, strict=True))
+        return progress.steps_per_second(points) if self.has_steps else None
 
 
 class Use(NamedTuple):
@@ -152,6 +150,8 @@ class RunHistory(NamedTuple):
     facts: tuple[tuple[str, str], ...]
     attempts: int
     is_running: bool = False
+    # Steps per second of ranks by the times in their own heartbeats.
+    speeds: tuple[float, ...] = ()
 
 
 # Returns what a run's host has measured, thinned out.
@@ -225,7 +225,17 @@ def read(
         facts=(("run", first.name), *_facts(manifest)),
         attempts=max(run.attempt for run in job_runs) + 1,
         is_running=bool(running),
+        speeds=tuple(_speeds(job_runs)),
     )
+
+
+def _speeds(job_runs: Sequence[Run]) -> Iterator[float]:
+    """Yield the steps per second of each rank whose heartbeat has the times of its updates."""
+    for run in job_runs:
+        for log in {log.process: log for log in run.logs}.values():
+            speed = progress.steps_per_second(progress.beaten(run.path, log))
+            if speed is not None:
+                yield speed
 
 
 def _in_collectives(job_runs: Sequence[Run], began: float, last: float) -> Iterator[Use]:
@@ -340,8 +350,10 @@ def _heartbeats(
                 if usage.step is not None:
                     label = names.label_of(usage.process)
                     label += f", attempt {record.attempt}" if record.attempt else ""
-                    point = round(record.time - began, 3), usage.step
-                    rows.setdefault(label, []).append(point)
+                    at = record.time if usage.step_at is None else usage.step_at
+                    points = rows.setdefault(label, [])
+                    if not points or points[-1][1] != usage.step:
+                        points.append((round(at - began, 3), usage.step))
     picked = sorted(rows.items(), key=lambda row: _number(row[0]))[:_MOST_LOGS]
     return [
         Curve(

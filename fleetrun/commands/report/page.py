@@ -127,7 +127,8 @@ def _head(run: RunHistory) -> str:
 
 def numbers(run: RunHistory) -> list[tuple[str, str]]:
     """Return the key figures of a run."""
-    speeds = [speed for curve in run.curves if (speed := curve.steps_per_second()) is not None]
+    printed = (curve.steps_per_second() for curve in run.curves)
+    speeds = run.speeds or [speed for speed in printed if speed is not None]
     final = [loss for curve in run.curves for loss in curve.losses[-1:] if loss is not None]
     peaks = [bar.peak_bytes for bar in run.bars if bar.peak_bytes]
     figures = [

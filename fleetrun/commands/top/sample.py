@@ -16,6 +16,7 @@ from fleetrun.probe.gpumeter import GpuMeter
 from fleetrun.records import (
     eventfile,
     flightfile,
+    heartbeat,
     metricsfile,
     names,
     progress,
@@ -113,6 +114,8 @@ class _LogState:
         self.lived_at = time.monotonic()
         # Steps with their times of writing, oldest first, within the window.
         self.steps: list[tuple[float, int]] = []
+        # The last one, which may have no time.
+        self.step: int | None = None
         # Monotonic time at which the last step was seen, as clocks of other hosts may differ.
         self.stepped_at = self.lived_at
         self.cpu: tuple[float, float] | None = None
@@ -285,7 +288,7 @@ class Sampler:
             pid=log.pid,
             cpu_percent=None if used is None else _percent(state_of_log, used.cpu_s, now),
             memory_bytes=None if used is None else used.resident_bytes,
-            step=state_of_log.steps[-1][1] if state_of_log.steps else state_of_log.progress.step,
+            step=state_of_log.step,
             steps_per_s=rate(state_of_log.steps, now - state_of_log.stepped_at)
             if is_alive and not is_over
             else None,
@@ -306,15 +309,20 @@ class Sampler:
     @staticmethod
     def _see_step(run: runs.Run, log: runs.LogRecord, state: _LogState) -> None:
         """Record a rank's newest step, from its heartbeat or else from its output."""
-        beat = progress.beaten(run.path, log)
+        points = progress.beaten(run.path, log)
         written_at = max(map(reading.written_at, log.paths)) or time.time()
-        at, step = (written_at, state.progress.step) if beat is None else beat
+        at, step = points[-1] if points else (written_at, state.progress.step)
+        newest = heartbeat.read_step(progress.beat(run.path, log)) if points else step
+        state.step = state.step if newest is None else newest
         if step is None or (state.steps and state.steps[-1][1] == step):
             return
         state.lived_at = state.stepped_at = time.monotonic()
         if state.steps and step < state.steps[-1][1]:
             # A new epoch starts over.
             state.steps.clear()
+        elif not state.steps:
+            # The first update has a time, too, whenever the rank is looked at first.
+            state.steps += points[:-1]
         state.steps.append((at, step))
         while len(state.steps) > 2 and at - state.steps[1][0] >= _WINDOW_S:  # two give a rate
             state.steps.pop(0)
@@ -477,14 +485,16 @@ def rate(steps: Sequence[tuple[float, int]], waited_s: float) -> float | None:
     >>> rate([(0.0, 1), (30.0, 2)], 50.0)
     0.025
     """
-    if not steps or steps[-1][0] <= steps[0][0]:
+    speed = progress.steps_per_second(steps)
+    if speed is None:
         return None
-    (first_at, first), (before_at, before), (last_at, last) = steps[0], steps[-2], steps[-1]
+    first_at, first = progress.without_first_step(steps)[0]
+    (before_at, before), (last_at, last) = steps[-2:]
     if waited_s >= max(_SILENT_S, 2 * (last_at - before_at)):
         return 0.0
     # As if the same number of steps as last time were made just now.
     at_best = (2 * last - before - first) / (last_at - first_at + waited_s)
-    return min((last - first) / (last_at - first_at), at_best)
+    return min(speed, at_best)
 
 
 def eta_s(rows: Sequence[RankRow]) -> float | None:

@@ -104,6 +104,7 @@ class Meter:
             written_bytes=None if moved is None else moved.written,
             step=reported.step,
             loss=reported.loss,
+            step_at=None if reported.step_at is None else round(reported.step_at, 3),
         )
 
     def _gpu_uses(self) -> tuple[GpuUsage, ...]:
