@@ -58,7 +58,7 @@ class ParsedOptions(NamedTuple):
     pending: RawOption | None = None
 
 
-def split(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> ParsedCommand:
+def split(words: Sequence[str], table: Iterable[Option] = options.KNOWN) -> ParsedCommand:
     """Split WORDS into options and script; UsageError for an unknown option before the script.
 
     >>> parsed = split(["--gpus=0,1", "train.py", "--gpus=2", "--", ""])
@@ -148,7 +148,7 @@ def refused(words: Sequence[str], message: str) -> str | None:
     return None
 
 
-def scan(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> ParsedOptions:
+def scan(words: Sequence[str], table: Iterable[Option] = options.KNOWN) -> ParsedOptions:
     """Read our options at the head of WORDS."""
     names = options.by_name(table)
     settings: list[RawOption] = []

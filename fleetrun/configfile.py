@@ -117,7 +117,7 @@ def _read_entries(
         for raw, at in _read_values(option, node, where):
             home = options.at_home(option, raw, f"{path}:{at}: {typed}")
             setting = RawOption(option, home, typed, f"{path}:{at}")
-            if option.status == "works":
+            if not option.reason:
                 setting.value()
             # Arguments and paths cannot hold NUL; request checks variables.
             if "\0" in raw and option.kind != "pairs":

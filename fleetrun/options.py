@@ -83,8 +83,8 @@ class Option(NamedTuple):
     `kind` is one of text, texts (repeatable), list (commas), int, float, duration (seconds, or with
     units), bool (may take a word), flag, choice, pairs (KEY=VALUE, repeatable). `bare` is the value
     when the option is written without one.
-    `slot` is the request's field when several options fill the same one. `reason` says why an
-    option of the group PADDLE has no effect, or what to do in place of one of LATER.
+    `slot` is the request's field when several options fill the same one. `reason` says why
+    an option of UNUSED does nothing here.
     """
 
     name: str
@@ -123,13 +123,6 @@ class Option(NamedTuple):
     def target(self) -> str:
         """The request's field this option fills."""
         return self.slot or self.name
-
-    @property
-    def status(self) -> str:
-        """Whether it works, is accepted without effect, or may work later."""
-        if self.group == PADDLE:
-            return "accepted"
-        return "later" if self.group == LATER else "works"
 
     @property
     def default(self) -> str | None:
@@ -697,58 +690,71 @@ TABLE: tuple[Option, ...] = (
            "Print one screen (also -h), all of this text, or one section: common, strategy, "
            "devices, hosts, job, servers, about, paddle, later, codes.",
            words=("screen", "all", *SECTIONS, "codes"), bare="screen", in_file=False),
-    # Taken so that Paddle's command lines go on working.
-    _bool("legacy", PADDLE,
-          "Paddle's older launcher.",
-          reason="there is one launcher, and it gives scripts what either of Paddle's does."),
-    _bool("sort_ip", PADDLE,
-          "Order hosts by address.",
-          env=("PADDLE_SORT_IP",),
-          reason="hosts keep the order of --ips; without it, the others follow the master by "
-          "address."),
-    _bool("enable_gpu_log", PADDLE,
-          "Sample nvidia-smi into a file.",
-          reason="metrics.jsonl in the run directory records GPU use, without nvidia-smi."),
-    _bool("use_paddlecloud", PADDLE,
-          "Read PaddleCloud's variables.",
-          reason="they are always read if all of them are set."),
-    _bool("print_config", PADDLE,
-          "Print the settings.",
-          reason="the settings are in launch.txt of the run directory."),
-    _bool("use_env", PADDLE,
-          "Pass the local rank in a variable.",
-          reason="ranks always get PADDLE_LOCAL_RANK, and never an argument --local_rank."),
-    Option("scale", "int", PADDLE, "N", "Elastic scaling.", reason=_FLEET_SIZE),
-    _bool("force", PADDLE, "Forced elastic scaling.", reason=_FLEET_SIZE),
-    _bool("enable_auto_mapping", LATER, "Map ranks by topology.", reason=_TOPOLOGY),
-    # Elastic jobs and rendezvous.
-    Option("elastic_level", "text", PADDLE, "N",
-           "Elastic restarts.",
-           env=("PADDLE_ELASTIC_LEVEL", "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL"),
-           reason="--nnodes=MIN:MAX continues without lost hosts, and --max_restart restarts the "
-           "job after a failure."),
-    # Where ranks go, and tuning.
-    Option("cluster_topo_path", "text", LATER, "FILE",
-           "Cluster topology.",
-           path="file", reason=_TOPOLOGY),
-    Option("rank_mapping_path", "text", LATER, "FILE",
-           "Rank mapping.",
-           env=("PADDLE_RANK_MAPPING_PATH",), path="file", reason=_TOPOLOGY),
-    Option("auto_parallel_config", "text", LATER, "FILE",
-           "Automatic parallelism.",
-           env=("PADDLE_AUTO_PARALLEL_CONFIG",), path="file", reason=_TUNER),
-    _bool("auto_cluster_config", LATER,
-          "Look up the cluster for automatic parallelism.",
-          env=("PADDLE_AUTO_CLUSTER",), reason=_TUNER),
-    Option("auto_tuner_json", "text", LATER, "FILE",
-           "Automatic tuner.",
-           path="file", reason=_TUNER),
 )
 
 # fmt: on
 
 
-def by_name(table: Iterable[Option] = TABLE) -> dict[str, Option]:
+class Unused(NamedTuple):
+    """An option of Paddle's launchers that does nothing here: refused, or taken with a remark."""
+
+    env: tuple[str, ...]
+    # Why it has no effect, or what to do instead.
+    reason: str
+    takes_value: bool = False
+    is_refused: bool = False
+
+    def row(self, name: str) -> Option:
+        """Return the option NAME as the parser, the help and the page need it."""
+        kind, metavar, bare = (
+            ("text", "VALUE", None) if self.takes_value else ("bool", "BOOL", "true")
+        )
+        group = LATER if self.is_refused else PADDLE
+        return Option(name, kind, group, metavar, "", env=self.env, bare=bare, reason=self.reason)
+
+
+UNUSED = {
+    "legacy": Unused(
+        (), "there is one launcher, and it gives scripts what either of Paddle's does."
+    ),
+    "sort_ip": Unused(
+        ("PADDLE_SORT_IP",),
+        "hosts keep the order of --ips; without it, the others follow the master by address.",
+    ),
+    "enable_gpu_log": Unused(
+        (), "metrics.jsonl in the run directory records GPU use, without nvidia-smi."
+    ),
+    "use_paddlecloud": Unused(
+        (), "PaddleCloud's variables are always read if all of them are set."
+    ),
+    "print_config": Unused((), "the settings are in launch.txt of the run directory."),
+    "use_env": Unused(
+        (), "ranks always get PADDLE_LOCAL_RANK, and never an argument --local_rank."
+    ),
+    "scale": Unused((), _FLEET_SIZE, takes_value=True),
+    "force": Unused((), _FLEET_SIZE),
+    "elastic_level": Unused(
+        ("PADDLE_ELASTIC_LEVEL", "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL"),
+        "--nnodes=MIN:MAX continues without lost hosts, and --max_restart restarts the job after "
+        "a failure.",
+        takes_value=True,
+    ),
+    "enable_auto_mapping": Unused((), _TOPOLOGY, is_refused=True),
+    "cluster_topo_path": Unused((), _TOPOLOGY, takes_value=True, is_refused=True),
+    "rank_mapping_path": Unused(
+        ("PADDLE_RANK_MAPPING_PATH",), _TOPOLOGY, takes_value=True, is_refused=True
+    ),
+    "auto_parallel_config": Unused(
+        ("PADDLE_AUTO_PARALLEL_CONFIG",), _TUNER, takes_value=True, is_refused=True
+    ),
+    "auto_cluster_config": Unused(("PADDLE_AUTO_CLUSTER",), _TUNER, is_refused=True),
+    "auto_tuner_json": Unused((), _TUNER, takes_value=True, is_refused=True),
+}
+# All that a command line may have.
+KNOWN = (*TABLE, *(unused.row(name) for name, unused in UNUSED.items()))
+
+
+def by_name(table: Iterable[Option] = KNOWN) -> dict[str, Option]:
     """Map every spelling, with underscores and without the two hyphens, to its option."""
     return {name: option for option in table for name in (option.name, *option.aliases)}
 

@@ -185,7 +185,7 @@ def _targets() -> dict[str, Option]:
     """Return, by field of the request, the option that provides its default."""
     by_target: dict[str, Option] = {}
     for option in options.TABLE:
-        if option.status != "works" or option.kind == "pairs" or option.name in _NO_FIELD:
+        if option.kind == "pairs" or option.name in _NO_FIELD:
             continue
         if option.name == option.target or option.target not in by_target:
             by_target[option.target] = option
@@ -207,7 +207,7 @@ def _variables(environ: Mapping[str, str]) -> tuple[RawOption, ...]:
     """Return the options that ENVIRON sets; the first of an option's variables counts."""
     ignored = _JOB_OF_RANK if any(mark in environ for mark in _RANK_MARKS) else ()
     settings = []
-    for option in options.TABLE:
+    for option in options.KNOWN:
         for name in option.env:
             raw = environ.get(name, "")
             if raw.strip() and name not in ignored:
@@ -218,12 +218,12 @@ def _variables(environ: Mapping[str, str]) -> tuple[RawOption, ...]:
 
 
 def _answer_for_others(given: Iterable[RawOption], notes: list[str]) -> None:
-    """Refuse options of a later version, and add a remark for those without effect."""
+    """Refuse some of Paddle's options, and add a remark for those without effect."""
     for setting in given:
         option = setting.option
-        if option.status == "works" or option.asks_for_nothing(setting.raw):
+        if not option.reason or option.asks_for_nothing(setting.raw):
             continue
-        if option.status == "later":
+        if option.group == options.LATER:
             raise UsageError(setting.blame(option.reason))
         setting.value()
         notes.append(f"{setting.typed} has no effect: {option.reason}")

@@ -32,13 +32,13 @@ def row(option: Option, translate: Callable[[str], str]) -> list[str]:
         value = f"[={option.metavar}]" if option.bare is not None else f" {option.metavar}"
     spellings = [f"{option.flag}{value}", *(f"--{alias}" for alias in option.aliases)]
     reason = translate(option.reason)
-    meaning = [translate(option.help), reason[:1].upper() + reason[1:]]
+    meaning = translate(option.help) or reason[:1].upper() + reason[1:]
     default = "" if option.default in {None, "false"} else f"`{option.default}`"
     cells = (
         ", ".join(f"`{spelling}`" for spelling in spellings),
         default,
         ", ".join(f"`{name}`" for name in option.env),
-        " ".join(filter(None, meaning)),
+        meaning,
     )
     return [cell(text) for text in cells]
 
@@ -52,7 +52,7 @@ def tables(page: Path) -> str:
     heads = [HEADS[head] if is_chinese else head for head in HEADS]
     parts = []
     for group in options.GROUPS:
-        rows = [row(option, translate) for option in options.TABLE if option.group == group]
+        rows = [row(option, translate) for option in options.KNOWN if option.group == group]
         parts.append(f"\n### {translate(group)}\n{table(heads, rows)}")
     return "".join(parts) + "\n"
 

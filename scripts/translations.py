@@ -34,8 +34,7 @@ def wanted() -> list[str]:
     texts += [*pages.NOTES, *load.PRESETS.values()]
     for group in options.GROUPS:
         texts.append(group)
-        if group != options.LATER:
-            texts += [option.help for option in options.TABLE if option.group == group]
+        texts += [option.help for option in options.TABLE if option.group == group]
     return list(dict.fromkeys((*texts, *words.TEXTS)))
 
 

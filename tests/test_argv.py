@@ -297,7 +297,7 @@ def spellings(option: Option) -> st.SearchStrategy[str]:
 @st.composite
 def options_typed(draw: st.DrawFn) -> list[str]:
     """Draw one option as words."""
-    option = draw(st.sampled_from([o for o in options.TABLE if o.name not in {"help", "version"}]))
+    option = draw(st.sampled_from([o for o in options.KNOWN if o.name not in {"help", "version"}]))
     spelling = draw(spellings(option))
     if option.kind == "flag":
         return [spelling]
@@ -329,7 +329,7 @@ def click_command() -> click.Command:
     """Return the table of options as a click command."""
     return click.Command(
         "fleetrun",
-        params=[click_parameter(option) for option in options.TABLE],
+        params=[click_parameter(option) for option in options.KNOWN],
         add_help_option=False,
         context_settings={
             "allow_interspersed_args": False,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fleetrun import argv, configfile, options, request
 from fleetrun.engines.detect import Detected
 from fleetrun.errors import UsageError
-from fleetrun.model import Request, Setting
+from fleetrun.model import Request, Script, Setting
 from fleetrun.options import RawOption
 from fleetrun.records import secrets
 
@@ -103,9 +103,7 @@ def values(option: options.Option) -> tuple[str, str]:
 FILLING = [
     option
     for option in options.TABLE
-    if option.status == "works"
-    and option.kind != "pairs"
-    and option.name not in {"config", "from_manifest", "help", "version"}
+    if option.kind != "pairs" and option.name not in {"config", "from_manifest", "help", "version"}
 ]
 
 
@@ -577,8 +575,8 @@ def test_s11_a_launch_inside_a_rank_does_not_join_the_job_around_it() -> None:
 
 # -- later, and without effect --
 
-LATER = [option for option in options.TABLE if option.status == "later"]
-ACCEPTED = [option for option in options.TABLE if option.status == "accepted"]
+LATER = [option for option in options.KNOWN if option.group == options.LATER]
+ACCEPTED = [option for option in options.KNOWN if option.group == options.PADDLE]
 
 
 @pytest.mark.parametrize("option", LATER, ids=lambda option: option.name)
@@ -615,6 +613,11 @@ def test_what_has_no_effect_says_why_when_it_is_used(option: options.Option) -> 
     assert made.notes == (f"{option.flag} has no effect: {option.reason}",)
     assert made._replace(notes=()) == asked()
     assert asked(f"{option.flag}=0") == asked()
+
+
+@pytest.mark.parametrize("words", [["--sort_ip"], ["--scale", "2"], ["--sort_ip", "false"]])
+def test_what_has_no_effect_leaves_the_script_alone(words: list[str]) -> None:
+    assert argv.split([*words, "train.py"]).script == Script("file", "train.py", ())
 
 
 # -- the config file --
@@ -741,7 +744,7 @@ def test_the_example_file_shows_every_option_and_can_be_used(config_file: Config
     text = EXAMPLE.read_text(encoding="utf-8")
     assert configfile.read(str(EXAMPLE)).settings == ()
     config = config_file(re.sub(r"(?m)^#(?=\w|  \w)", "", text))
-    shown = {option.target for option in options.TABLE if option.status == "works"}
+    shown = {option.target for option in options.TABLE}
     missing = shown - {given.option.target for given in config.settings}
     by_ssh = {"hosts", "hostfile", "include", "exclude"}
     once = {"config", "detach", "dry_run", "from_manifest", "help", "version"}
@@ -763,7 +766,7 @@ SAMPLES = {"int": "1", "float": "0.5", "duration": "30m", "bool": "true", "flag"
 PLAIN = [
     option
     for option in options.TABLE
-    if option.status == "works" and option.kind in SAMPLES and option.target in Request._fields
+    if option.kind in SAMPLES and option.target in Request._fields
 ]
 
 

@@ -104,7 +104,7 @@ def candidates(words: list[str], incomplete: str) -> list[Completion]:
             return _of_command(command, words, incomplete)
         launch_completions = _launch(words[1:], incomplete, command.rows())
     else:
-        launch_completions = _launch(words, incomplete, (*options.TABLE, *_of_kinds()))
+        launch_completions = _launch(words, incomplete, (*options.KNOWN, *_of_kinds()))
     if launch_completions is not None:
         return launch_completions
     files = values.files(incomplete)
@@ -161,7 +161,7 @@ def _options(incomplete: str, table: tuple[options.Option, ...]) -> list[Complet
     """Return the options that start with INCOMPLETE, spelled with its kind of hyphens."""
     completions = []
     for option in table:
-        if option.status == "later":
+        if option.group == options.LATER:
             continue
         for name in (option.name, *option.aliases):
             flag = option.flag if name == option.name else f"--{name}"

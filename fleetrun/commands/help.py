@@ -136,12 +136,13 @@ def text(section: str = "all", translate: Callable[[str], str] = str) -> str:
     for name, group in options.SECTIONS.items():
         if section not in {"all", name}:
             continue
-        rows = [row(option, translate) for option in options.TABLE if option.group == group]
-        if group == options.LATER:
+        members = [option for option in options.KNOWN if option.group == group]
+        if group in {options.PADDLE, options.LATER}:
             with formatter.section(translate(group)):
                 # Listed only so that people find the name; these options have no effect.
-                formatter.write_text(", ".join(term for term, _ in rows))
+                formatter.write_text(", ".join(option.flag for option in members))
         else:
+            rows = [row(option, translate) for option in members]
             _write_rows(formatter, translate(group), rows)
         if name == "strategy":
             _write_rows(

@@ -154,7 +154,7 @@ class LaunchCommand(click.Command):
 
     def rows(self) -> tuple[options.Option, ...]:
         """Return the options allowed before the script: our own, and those of a launch."""
-        return (*rows(self), *options.TABLE)
+        return (*rows(self), *options.KNOWN)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Extract our own options from ARGS, parsed as a launch's, and keep the rest."""

@@ -120,8 +120,8 @@ def test_what_works_or_is_taken_completes() -> None:
     flags = [value for _, value in completed("--")]
     in_table = {
         option.flag if name == option.name else f"--{name}"
-        for option in options.TABLE
-        if option.status != "later"
+        for option in options.KNOWN
+        if option.group != options.LATER
         for name in (option.name, *option.aliases)
     }
     assert set(flags) == in_table | {f"--{kind}s" for kind in kinds.VENDORS}

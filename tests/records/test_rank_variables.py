@@ -61,7 +61,7 @@ def test_plans_of_all_modes_set_what_the_table_says_and_nothing_else() -> None:
 
 def test_what_the_user_has_exported_stays_where_the_table_says_so() -> None:
     # An option's variable asks for something, and a launch is not what it was with it.
-    asking = {name for option in options.TABLE for name in option.env}
+    asking = {name for option in options.KNOWN for name in option.env}
     yields, replaces = set(), set()
     for request, facts in LAUNCHES:
         names = set_by(planned(request, facts)) - asking - {environment.LONG_VARIABLE}

@@ -163,7 +163,7 @@ def settle(spec: TuneSpec, variables: Mapping[str, str]) -> TuneSpec:
 
 def _base(spec: TuneSpec, variables: Mapping[str, str]) -> tuple[Knob, ...]:
     """Return the settings that are not varied."""
-    head = argv.scan(spec.launch, options.TABLE)
+    head = argv.scan(spec.launch)
     strategies = [setting for setting in head.settings if setting.option.name == "strategy"]
     if not strategies and variables.get(STRATEGY):
         option = next(setting for setting in options.TABLE if setting.name == "strategy")
