@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from fleetrun import cli, gone, options
+from fleetrun import argv, cli, gone, options
 from fleetrun.commands import COMMANDS
+
+# Every option of the table at its largest, before the halving; each must still be answered.
+_ONCE = """
+gpus nproc_per_node ips env nccl config log_dir tee redirects log_filter ui quiet dry_run strategy
+set strategy_mode strategy_strict merge_tail check_ranks devices npus xpus device_kind backend
+oversubscribe virtual_local_rank gpu_memory_fraction bind host network start_port port_range
+port_check nnodes master elastic_server np rdzv_timeout elastic_timeout spares elastic_pre_hook
+heartbeat_timeout rank hosts hostfile include exclude ssh ssh_fanout ship run_mode job_id grace
+max_restart preload resume_from stdin debug wrap profile hang_timeout flight_recorder detach on_end
+webhook preflight log_level banner log_overwrite log_keep gather_logs log_max_size log_max_files
+metrics_period metrics_port from_manifest server_num trainer_num servers trainers heter_worker_num
+heter_workers heter_devices coordinator_num coordinators with_gloo http_port gloo_port version color
+help legacy sort_ip enable_gpu_log use_paddlecloud print_config use_env scale force
+enable_auto_mapping elastic_level cluster_topo_path rank_mapping_path auto_parallel_config
+auto_cluster_config auto_tuner_json
+"""
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -42,3 +59,23 @@ def test_a_command_that_is_gone_says_what_to_use(
     assert name not in COMMANDS
     assert cli.main([name, "--hosts=a,b", "--", "ls"], environ={}) == 2
     assert capsys.readouterr().err == f"fleetrun: fleetrun {name} is gone: {gone.COMMANDS[name]}\n"
+
+
+@pytest.mark.parametrize("name", _ONCE.split())
+def test_an_option_that_there_was_is_taken_or_answered_in_one_sentence(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"--{name}=1", "train.py"]
+    if name not in gone.OPTIONS:
+        assert [setting.option.name for setting in argv.split(words).settings] == [name]
+    if name in gone.OPTIONS or name in options.UNUSED:
+        Path("train.py").touch()
+        code = cli.main(words, environ={}, launch=lambda *_: 0)
+        message = capsys.readouterr().err
+        assert code == (2 if message else 0)
+        assert re.fullmatch(rf"(fleetrun: --{name}.*\.\n)?", message)
+
+
+def test_the_list_of_what_there_was_is_whole() -> None:
+    assert len(set(_ONCE.split())) == 106
+    assert {option.name for option in options.KNOWN} <= set(_ONCE.split())
