@@ -85,8 +85,6 @@ class Build(NamedTuple):
     cuda: str = ""
     cudnn: str = ""
     nccl: str = ""
-    # The targets of its kernels: sm_90 (machine code), compute_90 (PTX, compiled by the driver).
-    kernels: tuple[str, ...] = ()
     # Parts that some builds lack -> whether this one has them; absent: unknown.
     parts: Mapping[str, bool] = {}
 

@@ -196,9 +196,6 @@ def _capabilities(build: Build, gpus: Sequence[Gpu]) -> Iterator[Finding]:
             continue
         check = "Paddle for this GPU"
         major, minor = capability
-        if build.kernels:
-            yield _kernels(name, capability, build.kernels)
-            continue
         seen = f"{name} has compute capability {major}.{minor}, Paddle was built with {build.cuda}"
         first = next((need for least, need in _FIRST_CUDA if capability >= least), (0, 0))
         if cuda < first:
@@ -210,28 +207,6 @@ def _capabilities(build: Build, gpus: Sequence[Gpu]) -> Iterator[Finding]:
             yield error(check, seen, means, _INSTALL)
         else:
             yield ok(check, seen)
-
-
-def _kernels(name: str, capability: tuple[int, int], kernels: Sequence[str]) -> Finding:
-    """Return whether KERNELS run on the GPU NAME."""
-    check = "Paddle for this GPU"
-    seen = f"{name} is sm_{capability[0]}{capability[1]}, Paddle's kernels are {', '.join(kernels)}"
-    if any(runs(kernel, capability) for kernel in kernels):
-        return ok(check, seen)
-    has_ptx = any(kernel.startswith("compute_") for kernel in kernels)
-    means = "none runs there" + ("" if has_ptx else ", and there is no PTX to compile")
-    return error(check, seen, means, _INSTALL)
-
-
-def runs(kernel: str, capability: tuple[int, int]) -> bool:
-    """Whether KERNEL runs on GPUs of a CAPABILITY: machine code for this major version, or PTX.
-
-    >>> runs("sm_86", (8, 9)), runs("sm_86", (9, 0)), runs("compute_86", (9, 0))
-    (True, False, True)
-    """
-    kind, _, digits = kernel.partition("_")
-    made_for = (int(digits[:-1]), int(digits[-1]))
-    return made_for <= capability and (kind == "compute" or made_for[0] == capability[0])
 
 
 def version(text: str) -> tuple[int, int]:

@@ -21,11 +21,6 @@ _HIP = re.compile(r"^hip_version\s*=\s*'\d", re.MULTILINE)
 # Since Paddle 3 `xpu_xre_version`.
 _NO_XPU = re.compile(r"^xpu(?:_xre)?_version\s*=\s*'False'", re.MULTILINE)
 _IMPORT = re.compile(rb"^\s*(?:import|from)\s+paddle\b", re.MULTILINE)
-# The section with the kernels of builds for GPUs; builds for CPUs have none.
-_KERNELS = ("libs/libphi_gpu.so", "libs/libphi.so", "base/libpaddle.so")
-# The magic number of a container of kernels, how many of thousands are read, and the kind of a part
-# in PTX.
-_CONTAINER, _MOST_CONTAINERS, _PTX = 0xBA55ED50, 200, 1
 # One section header of an ELF file for 64 bits.
 _HEADER_BYTES = 64
 
@@ -85,50 +80,6 @@ def imports_paddle(script: Script, cwd: str) -> bool:
             return _IMPORT.search(file.read()) is not None
     except OSError:
         return False
-
-
-def kernels(root: str) -> tuple[str, ...]:
-    """Return the GPU architectures of the kernels of the Paddle in ROOT; empty if unknown.
-
-    sm_90 is machine code, compute_90 is PTX, which a driver compiles for newer GPUs.
-    """
-    for library in _KERNELS:
-        kernels = _kernels(os.path.join(root, library))
-        if kernels:
-            return kernels
-    return ()
-
-
-def _kernels(path: str) -> tuple[str, ...]:
-    """Return the architectures of most of the first containers of kernels in the library at PATH.
-
-    A few come from other libraries, such as NCCL, and support more GPUs.
-    """
-    counts: dict[str, int] = {}
-    containers = 0
-    try:
-        with open(path, "rb") as file:
-            start, length = _section(file, b".nv_fatbin")
-            at = start
-            while at < start + length and containers < _MOST_CONTAINERS:
-                # NVIDIA's fatbinary.h: magic number, version, bytes of this header and of the rest.
-                magic, _, header, size = struct.unpack("<IHHQ", _read(file, at, 16))
-                if magic != _CONTAINER:
-                    break
-                containers += 1
-                names = set()
-                inner, at = at + header, at + header + size
-                while inner < at:
-                    # Of each part: kind, bytes of its header and of the rest; the GPU at byte 28.
-                    kind, header, size, gpu = struct.unpack("<H2xIQ12xI", _read(file, inner, 32))
-                    names.add(f"{'compute' if kind == _PTX else 'sm'}_{gpu}")
-                    inner += header + size
-                for name in names:
-                    counts[name] = counts.get(name, 0) + 1
-    except (OSError, struct.error, KeyError):
-        return ()
-    usual = (name for name, count in counts.items() if 2 * count > containers)
-    return tuple(sorted(usual, key=lambda name: (name[0] != "s", int(name.partition("_")[2]))))
 
 
 def _constants(path: str) -> bytes | None:

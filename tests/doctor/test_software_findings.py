@@ -116,31 +116,6 @@ def test_a_part_that_the_job_needs_and_paddle_lacks_is_an_error() -> None:
     assert bad(judged(lacking, feature="parameter servers")) == [("Paddle", ERROR)]
 
 
-OF_26 = ("sm_61", "sm_70", "sm_75", "sm_80", "sm_86")
-
-
-@pytest.mark.parametrize(
-    ("kernels", "capability", "runs"),
-    [
-        (OF_26, (9, 0), False),
-        (OF_26, (8, 9), True),
-        (OF_26, (8, 6), True),
-        (OF_26, (6, 0), False),
-        (("sm_80", "compute_80"), (12, 0), True),
-        (("compute_90",), (8, 0), False),
-    ],
-)
-def test_kernels_that_do_not_run_on_a_gpu_are_an_error_whatever_the_cuda(
-    kernels: tuple[str, ...], capability: tuple[int, int], runs: bool
-) -> None:
-    gpus = GPUS._replace(gpus=(Gpu(0, "H100", "GPU-0", capability=capability),))
-    findings = judged(WELL._replace(build=FOR_GPUS._replace(kernels=kernels)), gpus)
-    assert bad(findings) == ([] if runs else [("Paddle for this GPU", ERROR)])
-    # A Paddle that ran there is not doubted.
-    build = FOR_GPUS._replace(kernels=kernels)
-    assert bad(list(software.judge(WELL._replace(build=build), gpus, is_proven=True))) == []
-
-
 def test_a_build_for_cpus_leaves_gpus_idle() -> None:
     assert bad(judged(WELL, GPUS)) == [("Paddle", ERROR)]
 
@@ -180,3 +155,5 @@ def test_paddles_cuda_is_held_against_the_gpu(
         finding for finding in judged(wanted, gpus) if finding.check == "Paddle for this GPU"
     ]
     assert finding.level == level
+    # A Paddle that ran there is not doubted.
+    assert bad(list(software.judge(wanted, gpus, is_proven=True))) == []

@@ -22,9 +22,9 @@ def without(mode: str, path: list[str]) -> str | None:
     return paddles.without(feature.symbol, path)
 
 
-def library(constants: bytes, section_name: bytes = b".rodata") -> bytes:
-    """Make an ELF file with nothing but CONSTANTS, in a section of that name."""
-    names = b"\0.shstrtab\0" + section_name + b"\0"
+def library(constants: bytes) -> bytes:
+    """Make an ELF file with nothing but CONSTANTS."""
+    names = b"\0.shstrtab\0.rodata\0"
     body = 64 + 3 * 64
     head = b"\x7fELF\x02\x01".ljust(40, b"\0") + struct.pack("<Q", 64) + bytes(10)
     head += struct.pack("<HHH", 64, 3, 1)
@@ -95,38 +95,3 @@ def test_a_script_that_imports_paddle_is_known(tmp_path: Path, text: str, import
     assert paddles.imports_paddle(script, str(tmp_path)) is imports
     assert not paddles.imports_paddle(script._replace(form="module"), str(tmp_path))
     assert not paddles.imports_paddle(script._replace(target="gone.py"), str(tmp_path))
-
-
-def container(*kernels: tuple[int, int]) -> bytes:
-    """Make a container of KERNELS, each a kind (1: PTX, 2: machine code) and a GPU."""
-    parts = b"".join(
-        struct.pack("<HHIQ12xI", kind, 0x101, 64, 8, gpu).ljust(64, b"\0") + bytes(8)
-        for kind, gpu in kernels
-    )
-    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(parts)) + parts
-
-
-@pytest.mark.parametrize(
-    ("content", "kernels"),
-    [
-        (
-            container((2, 80), (2, 61)) * 3 + container((2, 80), (2, 61), (2, 90)),
-            ("sm_61", "sm_80"),
-        ),
-        (container((2, 90), (1, 90), (2, 100)), ("sm_90", "sm_100", "compute_90")),
-        (container((2, 75))[:20], ()),
-        (b"text", ()),
-        (b"", ()),
-    ],
-)
-def test_kernels_are_those_of_most_containers(
-    home: Path, content: bytes, kernels: tuple[str, ...]
-) -> None:
-    (home / "libs").mkdir()
-    (home / "libs" / "libphi.so").write_bytes(library(content, b".nv_fatbin"))
-    assert paddles.kernels(str(home)) == kernels
-
-
-def test_a_build_without_kernels_has_none(home: Path) -> None:
-    (home / "base" / "libpaddle.so").write_bytes(library(b"one"))
-    assert paddles.kernels(str(home)) == ()

@@ -77,13 +77,11 @@ def _build(path: Sequence[str]) -> Build | None:
         features = [mode.feature for mode in modes.MODES if mode.feature is not None]
         parts = {feature.name: feature.symbol in constants for feature in features}
         parts["gloo"] = _GLOO in constants
-    cuda = reported.get("cuda_version", "")
     return Build(
         version=reported.get("full_version", "?"),
         folder=root,
-        cuda=cuda,
+        cuda=reported.get("cuda_version", ""),
         cudnn=reported.get("cudnn_version", ""),
         nccl=reported.get("nccl_version", ""),
-        kernels=paddles.kernels(root) if cuda else (),
         parts=parts,
     )
