@@ -7,15 +7,18 @@ import os
 import sys
 from contextlib import closing
 
+import psutil
+
 from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.model import Address
 from fleetrun.plan import hosts, origin
-from fleetrun.probe import files, netlink
+from fleetrun.probe import files
 from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fleetrun.model import Address, Facts, Request, Roster
+    from fleetrun.model import Facts, Request, Roster
 
 
 # The kernel's words for a link that carries nothing (RFC 2863, ifOperStatus).
@@ -134,15 +137,26 @@ def _within(network: str, own_addresses: Sequence[Address], option: str) -> list
 
 
 def addresses() -> tuple[Address, ...]:
-    """Return every IP address of this host; raises EnvironmentFault if the kernel refuses."""
+    """Return every IP address of this host, with the interface that has it, IPv4 first.
+
+    Raises EnvironmentFault if the kernel refuses.
+    """
     try:
-        return netlink.addresses()
+        listed = psutil.net_if_addrs()
     except OSError as error:
         # Only netlink has them.
         raise EnvironmentFault(
             f"The addresses of this host cannot be read ({error.strerror}): the sandbox or "
             "container must allow netlink sockets."
         ) from None
+    return tuple(
+        # The label of an address, `eth0:1`, is no interface.
+        Address(name.partition(":")[0], entry.address.partition("%")[0])
+        for family in (_socket.AF_INET, _socket.AF_INET6)
+        for name, entries in listed.items()
+        for entry in entries
+        if entry.family == family
+    )
 
 
 def dead_ends(own_addresses: Sequence[Address], root: str) -> frozenset[str]:

@@ -42,7 +42,9 @@ OWN = ("--host=10.99.0.1", "--host=10.99.0.2")
 def announced(two_hosts: Pair) -> Pair:
     """Two hosts with an address on `lo` each, as a routing daemon announces it."""
     for own, other, host in ((1, 2, two_hosts[0]), (2, 1, two_hosts[1])):
-        host.run("ip", "addr", "add", f"10.99.0.{own}/32", "dev", "lo")
+        # A label, as administrators give it, is no interface.
+        label = ("label", "lo:1")
+        host.run("ip", "addr", "add", f"10.99.0.{own}/32", "dev", "lo", *label)
         via = ("via", f"10.88.0.{other}", "dev", "eth0", "src", f"10.99.0.{own}")
         host.run("ip", "route", "add", f"10.99.0.{other}/32", *via)
     return two_hosts

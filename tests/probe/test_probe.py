@@ -21,7 +21,7 @@ from planning import a_request
 from fleetrun import probe
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Address, GpuUse, Processors, Script
-from fleetrun.probe import addresses, devices, gpumeter, netlink, nvml, scripts, tcp
+from fleetrun.probe import addresses, devices, gpumeter, nvml, scripts, tcp
 from fleetrun.probe.health import gpus
 from fleetrun.run import proc
 
@@ -440,24 +440,11 @@ def test_several_hosts_read_ours_and_the_way_to_the_first_peer(root: Path) -> No
     assert facts.peer_interface in {None, *names}
 
 
-def test_the_kernel_lists_the_same_addresses_as_psutil() -> None:
-    listed = netlink.addresses()
-    expected = {
-        Address(interface, entry.address.partition("%")[0])
-        for interface, entries in psutil.net_if_addrs().items()
-        for entry in entries
-        if entry.family in {socket.AF_INET, socket.AF_INET6}
-    }
-    assert set(listed) == expected
-    assert len(listed) == len(expected)
-    assert set(addresses.addresses()) == expected
-
-
 def test_a_sandbox_without_netlink_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def denied() -> NoReturn:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(netlink, "addresses", denied)
+    monkeypatch.setattr(psutil, "net_if_addrs", denied)
     with pytest.raises(EnvironmentFault, match=r"cannot be read \(Operation not permitted\)"):
         addresses.addresses()
 
