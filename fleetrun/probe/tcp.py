@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import psutil
+
 from fleetrun.probe import files
 from fleetrun.run import proc
 
@@ -33,8 +35,6 @@ def used() -> frozenset[int]:
 
 def holder(port: int) -> str | None:
     """Name the process that holds TCP port PORT: `pid 123 (python train.py)`."""
-    import psutil  # only for an error message
-
     # Ports that launchers hold for their ranks show as abstract sockets of this name.
     reserved = f"@fleetrun/port/{port}"
     for kind in ("tcp", "unix"):

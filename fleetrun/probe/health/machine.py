@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import psutil
+
 from fleetrun.doctor.facts import CgroupLimits, ClockOffset, Machine, ResourceLimits, Room
 from fleetrun.probe import files
 from fleetrun.run import proc
@@ -27,8 +29,6 @@ _STATUS_AT, _TIMEX_BYTES = 40, 256
 
 def read(log_dir: str, *, root: str = "/") -> Machine:
     """Return the resources of this host; LOG_DIR need not exist yet."""
-    import psutil  # not slow for a check-up
-
     logs, ahead_s = _room(_existing(log_dir))
     shm, _ = _room(os.path.join(root, "dev/shm"))
     return Machine(

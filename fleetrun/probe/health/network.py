@@ -6,6 +6,8 @@ import os
 import time
 from typing import TYPE_CHECKING, cast
 
+import psutil
+
 from fleetrun.doctor.facts import Interface, NameLookup, Network, RdmaPort
 from fleetrun.probe import addresses, tcp
 from fleetrun.run.isolation import IsolatedCall
@@ -44,8 +46,6 @@ def read(
 
 def _interfaces() -> list[Interface]:
     """Return the interfaces of this host, in the kernel's order."""
-    import psutil  # not slow for a check-up
-
     stats = psutil.net_if_stats()
     ips: dict[str, list[str]] = {}
     for address in addresses.addresses():

@@ -8,6 +8,8 @@ import socket
 import time
 from contextlib import suppress
 
+import psutil
+
 from fleetrun.probe import usage
 from fleetrun.probe.gpumeter import GpuMeter
 from fleetrun.probe.ticks import ticks
@@ -127,8 +129,6 @@ class Meter:
 
 def system() -> System:
     """Return the load of the whole host; unknown values are None."""
-    import psutil  # this process only
-
     memory = psutil.virtual_memory()
     disk = psutil.disk_io_counters()
     network = psutil.net_io_counters()
