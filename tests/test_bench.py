@@ -44,7 +44,7 @@ def test_bench_launch_measures_everything(tmp_path: Path) -> None:
     assert [(row["launcher"], row["ranks"]) for row in results["launches"]] == [
         (launcher, ranks)
         for ranks in (1, 2)
-        for launcher in ("bare loop", "smallest", "fleetrun", "fleetrun again")
+        for launcher in ("bare loop", "fleetrun", "fleetrun again")
     ]
     for launch in results["launches"]:
         for row in launch["rounds"]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import peers
 import processes
 import report
-from peers import BARE, FLEETRUN, OUR_NAME, SMALLEST
+from peers import BARE, FLEETRUN, OUR_NAME
 from processes import HERE, MARK, WORKER, Failed
 from report import Goal, spread, summary
 
@@ -102,7 +102,7 @@ def _measure(
 ) -> tuple[dict[tuple[str, str, int], list[Seen]], dict[str, str]]:
     """Do every fault to every launcher ROUNDS times in turns, each round in the other direction."""
     seen: dict[tuple[str, str, int], list[Seen]] = defaultdict(list)
-    launchers = [peer for peer in peers.all_peers() if peer.name not in {BARE, SMALLEST}]
+    launchers = [peer for peer in peers.all_peers() if peer.name != BARE]
     failures = {peer.name: peer.absent for peer in launchers if peer.absent}
     todo = [
         (fault, peer, ranks)

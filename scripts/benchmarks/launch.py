@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import peers
 import processes
 import report
-from peers import BARE, FLEETRUN, OUR_NAME, OURS, SMALLEST
+from peers import BARE, FLEETRUN, OUR_NAME, OURS
 from processes import HERE, WORKER, Failed
 from report import Goal, Summary, goal, mb, ms, spread, summary
 
@@ -116,12 +116,12 @@ def _beside_bare(ranks: Sequence[int], launches: _Launches) -> str:
     for number in ranks:
         for what, field, compare, write in _FIGURES:
             cells = []
-            for pair in ((OUR_NAME, BARE), (SMALLEST, BARE), (OUR_NAME + AGAIN, OUR_NAME)):
+            for pair in ((OUR_NAME, BARE), (OUR_NAME + AGAIN, OUR_NAME)):
                 seen = [compare(*of) for of in _pairs(launches, pair, number, field)]
                 cells.append(spread(summary(seen), write) if seen else "-")
             rows.append([f"{number}: {what}", *cells])
     title = "In pairs of a round, median (lowest-highest), ms or times"
-    heads = ["ranks", "fleetrun, bare loop", f"{SMALLEST}, bare loop", "null pair"]
+    heads = ["ranks", "fleetrun, bare loop", "null pair"]
     return report.table(title, heads, rows)
 
 

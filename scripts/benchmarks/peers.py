@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from processes import HERE, WORKER
+from processes import WORKER
 
 from fleetrun.records import installed
 
@@ -60,7 +60,6 @@ class Peer(NamedTuple):
 
 
 BARE = "bare loop"
-SMALLEST = "smallest"
 OUR_NAME = "fleetrun"
 
 
@@ -70,7 +69,6 @@ def all_peers() -> list[Peer]:
     torch = _torchrun()
     return [
         Peer(BARE, ("sh", "-c", _LOOP, "sh"), (sys.executable, WORKER)),
-        Peer(SMALLEST, (sys.executable, str(HERE / "smallest.py")), (WORKER,)),
         Peer(OUR_NAME, (*FLEETRUN, "--nproc_per_node"), (WORKER,), env=OURS),
         Peer(
             "paddle launch",

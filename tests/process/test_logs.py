@@ -166,8 +166,12 @@ def test_s37_a_log_folder_that_vanishes_is_one_warning(tmp_path: Path) -> None:
     vanish(tmp_path / "log")
     done = job.release(launcher)
     assert done.code == 5
-    assert done.stderr.count(" failed (") == 1
-    assert "No such file or directory" in done.stderr
+    warning = "fleetrun: report.json could not be written (No such file or directory)."
+    assert done.stderr.count(warning) == 1
+    assert done.stderr.count("could not be written") == 1
+    assert " failed (" not in done.stderr
+    # The verdict says which folder it is.
+    assert f"Nothing can be written to {tmp_path / 'log'}" in done.stderr
 
 
 def test_s52_a_log_folder_that_vanished_is_made_again_for_another_attempt(tmp_path: Path) -> None:
