@@ -56,6 +56,8 @@ def watch(paddle: Any) -> None:
     first, _, last = steps.partition("-")
     if not path or not first.isdigit() or not last.isdigit():
         return
+    # Paddle would wrap the optimizers' steps in spans, which our callbacks, called within, cut.
+    paddle.profiler.utils._has_optimizer_wrapped = True
     profiler = StepProfiler(paddle, int(first), int(last), path)
     updates.on_update(profiler.end_step, _WHAT)
     updates.on_skipped(profiler.end_step, _WHAT)
