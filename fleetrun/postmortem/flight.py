@@ -11,8 +11,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from fleetrun.postmortem import desyncs, unpaired
-from fleetrun.postmortem.departures import find_strayed, find_uneven
+from fleetrun.postmortem import desyncs
 from fleetrun.postmortem.flightnames import (
     CYCLE,
     DESYNC,
@@ -25,7 +24,6 @@ from fleetrun.postmortem.flightnames import (
     at_site,
     describe_missing,
     named,
-    of,
     since_when,
     who,
 )
@@ -121,7 +119,7 @@ def _of_ranks(
     known = opened
     awaited = awaited_alone(waits)
     culprits = [rank for rank in awaited if not may_wait(known[rank], job)]
-    alone = _alone(culprits, waits, known, job)
+    alone = _alone(culprits, waits, job)
     if alone:
         return alone
     if awaited:
@@ -132,7 +130,7 @@ def _of_ranks(
         return outvoted
     cycle = find_cycle(waits)
     if cycle:
-        return (_drawn(cycle, known, job),)
+        return (_drawn(cycle, job),)
     return _unfinished(waits, known, job)
 
 
@@ -175,7 +173,6 @@ def _beyond(waits: Sequence[OpenCollective], job: JobRanks) -> tuple[FlightFindi
 def _alone(
     culprits: Sequence[int],
     waits: Sequence[OpenCollective],
-    records: Mapping[int, FlightRecord],
     job: JobRanks,
 ) -> tuple[FlightFinding, ...]:
     """Return the ranks in a collective without which most others have ended, all of CULPRITS."""
@@ -183,10 +180,7 @@ def _alone(
         return ()
     # What runs on a device may be done, though nobody has looked since.
     first, waiting_ranks = oldest([wait for wait in waits if culprits[0] in wait.missing])
-    if first.channel.is_pair:
-        misfit = unpaired.find(waits, records, job, {*waiting_ranks})
-        return () if misfit is None else (FlightFinding(DESYNC, misfit[:1], misfit[1]),)
-    if len(culprits) <= len(waiting_ranks):
+    if first.channel.is_pair or len(culprits) <= len(waiting_ranks):
         return ()
     text = (
         f"{who(waiting_ranks, job)} entered {named(first, job)}{at_site(first)}, without which "
@@ -270,10 +264,8 @@ def _unknown(
     return FlightFinding(UNKNOWN, (), text)
 
 
-def _drawn(
-    cycle: Sequence[OpenCollective], records: Mapping[int, FlightRecord], job: JobRanks
-) -> FlightFinding:
-    """Describe CYCLE; blame a single rank that has left the order of its earlier calls."""
+def _drawn(cycle: Sequence[OpenCollective], job: JobRanks) -> FlightFinding:
+    """Describe the ranks of CYCLE, which wait for each other."""
     ranks = [wait.rank for wait in cycle]
     circle = " → ".join(str(rank) for rank in (*ranks, ranks[0]))
     parts = []
@@ -285,22 +277,6 @@ def _drawn(
             where = named(call, job)
         parts.append(f"{who([wait.rank], job)} in {where}{at_site(call)}")
     text = f"ranks wait for each other in a circle, {circle}: {'; '.join(parts)}"
-    misfit = unpaired.find(cycle, records, job, {*ranks})
-    if misfit is not None:
-        return FlightFinding(CYCLE, misfit[:1], f"{misfit[1]}; {text}")
-    # Whether others do the same must be known.
-    is_whole = all(_all_known(wait, records) for wait in cycle)
-    strayed = find_strayed(cycle, records) if is_whole else []
-    if len(strayed) == 1:
-        text = f"{who(strayed, job)} has left the order of its earlier calls; {text}"
-        return FlightFinding(CYCLE, tuple(strayed), text)
-    uneven, channel = find_uneven(cycle, records)
-    if channel is not None:
-        text = (
-            f"{who(uneven, job)} has called other collectives than the rest between two "
-            f"{of(channel, job)}; {text}"
-        )
-        return FlightFinding(CYCLE, tuple(uneven), text)
     calls = [wait.collective for wait in cycle]
     if all((call.channel.operation, call.state) == ("send", BLOCKING) for call in calls):
         text += "; there, a send waits for its recv, so some of them must receive first"

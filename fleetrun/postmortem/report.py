@@ -47,11 +47,6 @@ _MISSED = {
         "or heartbeat and no work of a disk, the network or a GPU"
     ),
 }
-_FORK = (
-    "A lock that another thread holds during a fork is never released in the child. Create "
-    "DataLoader workers and other children before any thread, by spawn, or not at all "
-    "(num_workers=0)."
-)
 
 
 def verdict(
@@ -193,15 +188,6 @@ def _hang(hang: Hung, devices: Mapping[str, str]) -> list[str]:
     lines += [f"    {sentence(endpoint)}." for endpoint in hang.unreached[:_PLACES]]
     if len(hang.unreached) > _PLACES:
         lines.append(f"    {len(hang.unreached) - _PLACES} more.")
-    lines += [
-        f"    A forked child of {label}, pid {pid}, is deadlocked: all its threads wait for locks, "
-        f"in {where}."
-        for label, pid, where in hang.deadlocked[:_PLACES]
-    ]
-    if len(hang.deadlocked) > _PLACES:
-        lines.append(f"    So are {len(hang.deadlocked) - _PLACES} more.")
-    if hang.deadlocked:
-        lines.append(_FORK)
     return [*lines, f"All stacks are in {hang.stacks}."]
 
 

@@ -169,8 +169,6 @@ class Hung(NamedTuple):
     # What was missing: any `life`; further `steps`, after some; or a change of `stacks`, although
     # the processors were busy.
     sign: str = "life"
-    # Forked children that wait for locks nobody can release: label, pid and place.
-    deadlocked: tuple[tuple[str, int, str], ...] = ()
     # Which rank does not reach which endpoint; sentences without a full stop.
     unreached: tuple[str, ...] = ()
     # From the ranks' collectives: the labels at fault, and a sentence without a full stop.

@@ -81,8 +81,6 @@ class Stacks(NamedTuple):
     went_on: int
     # As of `Hung`.
     sign: str
-    # Forked children that wait for locks: parent, pid and place.
-    deadlocked: tuple[tuple[int, int, str], ...]
     # Unreached endpoints, each with the process that tries; -1: its launcher tried earlier.
     unreached: tuple[tuple[int, str], ...]
 

@@ -111,16 +111,12 @@ class EventLog(Sink):
                 }
             case TimerExpired():
                 return "timer", {}
-            case Hung(places=places, deadlocked=deadlocked):
+            case Hung(places=places):
                 return "hung", {
                     "seconds": round(happening.seconds, 1),
                     "odd": happening.odd,
                     "places": [{"who": ranks, "where": place} for ranks, place in places],
                     "stacks": happening.stacks,
-                    "deadlocked": [
-                        {"child_of": ranks, "pid": pid, "where": place}
-                        for ranks, pid, place in deadlocked
-                    ],
                     "unreached": happening.unreached,
                     "collectives": [
                         {"who": ranks, "text": text} for ranks, text in happening.collectives

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from fleetrun.plan.visible import sentence
-from fleetrun.postmortem import desyncs, flight, flightnames, flightwaits, lastlines, watchdog
+from fleetrun.postmortem import desyncs, flight, flightnames, flightwaits
 from fleetrun.records import flightfile, names, rankfile, reading, variables
 from fleetrun.run.events import RunWarning
 from fleetrun.session import codec
@@ -34,7 +34,6 @@ class FlightRecords:
         self._session = session
         # From other hosts, by rank.
         self._received: dict[int, FlightRecord] = {}
-        self._watched: dict[int, str] = {}
         # The last collective for which each rank's record was sent, and the ranks named so far.
         self._sent: dict[int, tuple[int, float]] = {}
         self._reported: set[tuple[int, ...]] = set()
@@ -56,7 +55,6 @@ class FlightRecords:
         """Start over: the ranks are new."""
         self._attempt += 1
         self._received.clear()
-        self._watched.clear()
         self._sent.clear()
         self._reported.clear()
         self._has_reported_forks = False
@@ -91,24 +89,11 @@ class FlightRecords:
         """Send the records of this host's ranks to the coordinator's host, if that is another."""
         for rank in self._paths():
             self._send(rank)
-            if lines := self._watchdog_lines(rank):
-                self._send_content(rank, lines.encode())
 
     def verdict(self, states: Mapping[int, RankState]) -> tuple[FlightFinding, ...]:
         """Return why the ranks hang according to their records; STATES is what else is known."""
         job = self._job_of(states)
-        findings = flight.verdict({**self._received, **self._here()}, job)
-        if any(finding.ranks for finding in findings):
-            return findings
-        texts = {**self._watched, **{rank: self._watchdog_lines(rank) for rank in self._paths()}}
-        timeout_s = watchdog.timeout_s(self._job.environ)
-        watched = {
-            rank: watchdog.parse(rank, text, timeout_s=timeout_s, now=time.time())
-            for rank, text in texts.items()
-        }
-        known = {rank: record for rank, record in watched.items() if record is not None}
-        late = flight.verdict(watchdog.current(known), job)
-        return (*(finding for finding in late if finding.ranks), *findings)
+        return flight.verdict({**self._received, **self._here()}, job)
 
     def may_wait(self, states: Mapping[int, RankState]) -> set[int]:
         """Return the ranks that may wait in collectives that are not recorded."""
@@ -134,16 +119,8 @@ class FlightRecords:
         records = {rank: flightfile.read(*file) for rank, file in self._paths().items()}
         return {rank: record for rank, record in records.items() if record is not None}
 
-    def _watchdog_lines(self, rank: int) -> str:
-        plan = self._job.plan
-        logs = names.log_paths(plan, plan.processes[plan.trainers[rank]], self._attempt)
-        return "".join(watchdog.lines(lastlines.tail(log)) for log in logs)
-
     def _send(self, rank: int) -> None:
-        ring = reading.content(self._paths()[rank][0], flightfile.MOST_BYTES) or b""
-        self._send_content(rank, ring)
-
-    def _send_content(self, rank: int, content: bytes) -> None:
+        content = reading.content(self._paths()[rank][0], flightfile.MOST_BYTES) or b""
         plan, session = self._job.plan, self._session
         if session is None or session.serves:
             return
@@ -157,8 +134,6 @@ class FlightRecords:
         spec = rank_of(message, node_rank, self._job.plan)
         ring = codec.unpack(message.packed, flightfile.MOST_BYTES)
         record = flightfile.parse(ring)
-        if spec is not None and record is None:
-            self._watched[spec.rank] = ring.decode(errors="replace")
         if spec is None or record is None:
             return
         self._received[spec.rank] = record._replace(rank=spec.rank)

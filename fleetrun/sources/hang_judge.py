@@ -138,7 +138,6 @@ class HangJudge:
         *,
         went_on: int | None,
         sign: str,
-        deadlocked: Sequence[tuple[int, int, str]],
         unreached: Sequence[tuple[int, str]],
     ) -> None:
         """Report the STACKS of the ranks here, by process of the plan.
@@ -166,7 +165,6 @@ class HangJudge:
             ),
             -1 if went_on is None else places[went_on],
             sign,
-            tuple((places[process], pid, where[:300]) for process, pid, where in deadlocked),
             (
                 *((places[process], where) for process, where in unreached[:_MOST_UNREACHED]),
                 *((-1, where[:300]) for where in own_unreached),
@@ -223,7 +221,6 @@ class HangJudge:
         plan = self._job.plan
         ranks = plan.ranks
         stacks: dict[int, places.Stack] = {}
-        deadlocked: list[tuple[str, int, str]] = []
         unreached: list[str] = []
         for node_rank, answer in sorted(self._stacks.items()):
             own_processes = {n for n, spec in enumerate(ranks) if spec.node_rank == node_rank}
@@ -235,11 +232,6 @@ class HangJudge:
                 for stack in answer.stacks
                 if stack.process in own_processes
             }
-            deadlocked += [
-                (self._label(process), pid, visible(where))
-                for process, pid, where in answer.deadlocked
-                if process in own_processes
-            ]
             unreached += [
                 f"{self._label(process)} does not reach {visible(where)}"
                 for process, where in answer.unreached
@@ -290,7 +282,6 @@ class HangJudge:
                 odd=odd,
                 stacks=names.run_path(plan, names.stacks(self._only(stacks) or "*")),
                 sign=next((sign for sign in ("steps", "stacks") if sign in signs), "life"),
-                deadlocked=tuple(deadlocked),
                 unreached=tuple(unreached),
                 collectives=collectives,
             )

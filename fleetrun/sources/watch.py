@@ -583,17 +583,6 @@ class Watch(Source):
                 return process
         return None
 
-    def _deadlocked(self, texts: Mapping[int, str]) -> list[tuple[int, int, str]]:
-        """Return the forked children that wait for locks: process, pid and place."""
-        from fleetrun.postmortem import deadlocks, places
-
-        return [
-            (process, child, str(places.StackGroup((), places.of_child(text, child))))
-            for process, family in self._families().items()
-            for text in [texts.get(process, "")]
-            for child in deadlocks.forked(family)
-        ]
-
     # With the judge ------------------------------------------------------------------------------
 
     def _report_silence(self, silent_s: float | None) -> None:
@@ -621,14 +610,13 @@ class Watch(Source):
                 {process: places.main_thread(text) for process, text in texts.items()},
                 went_on=process,
                 sign=self._sign,
-                deadlocked=self._deadlocked(texts),
                 unreached=self._unreached(),
             )
 
         if self._ranks and not self._is_ending:
             self._collect(f"nothing has happened for {silence_s:.0f} s{where}", reported)
         else:
-            judge.collected({}, went_on=None, sign="life", deadlocked=(), unreached=())
+            judge.collected({}, went_on=None, sign="life", unreached=())
 
     # Stacks -------------------------------------------------------------------------------------
 

@@ -102,31 +102,6 @@ os.waitpid(child, 0)
 """
 
 
-def test_s61_a_forked_child_that_waits_for_a_lock_of_its_parent_is_named(tmp_path: Path) -> None:
-    job = Command.python(tmp_path, FORKED.format("pass"), "--hang_timeout=0.8")
-    ended = job.run(env=NO_SPY)
-    assert ended.code == 124
-    for rank in range(2):
-        assert re.search(
-            rf"A forked child of rank {rank}, pid \d+, is deadlocked: all its threads wait for "
-            r"locks, in load_sample \(script-\w+\.py:\d+\)\.",
-            ended.stderr,
-        )
-    assert "is never released in the child" in ended.stderr
-    (hung,) = [event for event in job.events() if event["event"] == "hung"]
-    assert [child["child_of"] for child in hung["deadlocked"]] == ["rank 0", "rank 1"]
-
-
-def test_a_forked_child_that_another_process_may_wake_is_not_called_deadlocked(
-    tmp_path: Path,
-) -> None:
-    wait = "import multiprocessing as mp; mp.get_context('fork').Semaphore(0).acquire()"
-    job = Command.python(tmp_path, FORKED.format(wait), "--hang_timeout=0.8")
-    ended = job.run(env=NO_SPY)
-    assert ended.code == 124
-    assert "deadlocked" not in ended.stderr
-
-
 def test_s61_ranks_on_different_lines_of_one_function_are_told_apart(tmp_path: Path) -> None:
     code = """
 import threading

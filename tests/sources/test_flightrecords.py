@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -126,28 +125,6 @@ def test_a_rank_that_more_and_more_records_prove_wrong_is_named_once(tmp_path: P
     records.restart()
     records._compare()
     assert len(remarks) == 1
-
-
-def test_where_the_records_name_nobody_paddles_watchdog_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hosts, _ = two_hosts(tmp_path, ("all_reduce", "all_reduce"), monkeypatch)
-    hosts[0].open(Timers(), period_s=1.0, declare=lambda _: None)
-    at = time.strftime("%m%d %H:%M:%S.000001  7012 comm_task_manager.cc:170] Find ")
-    for rank, message in enumerate(("timeout start but not finish task:", "last group comm task:")):
-        (tmp_path / f"node{rank}/workerlog.0").write_text(
-            f"step 3\nW{at}{message}group_key:nccl_ids/0/0,group_ranks:0~1,global_rank:{rank},"
-            f"local_rank:{rank},comm_count:{38 - rank},op:ALLREDUCE,started:1,completed:{rank},"
-            "numel:64,nranks:2\n"
-        )
-    assert [finding.ranks for finding in hosts[0].verdict({})] == []
-    hosts[1].send()
-    late, unfinished = hosts[0].verdict({})
-    assert late.ranks == (1,)
-    assert "rank 1 never entered NCCL ALLREDUCE 38 of all ranks; rank 0 waits" in late.text
-    assert unfinished.text.startswith("all its ranks have entered all_reduce 1 of all ranks")
-    hosts[0].restart()
-    assert [finding.ranks for finding in hosts[0].verdict({})] == []
 
 
 def test_what_failed_on_another_host_is_explained_by_the_records_of_all(

@@ -72,7 +72,6 @@ class Job:
             mine,
             went_on=went_on,
             sign="life",
-            deadlocked=(),
             unreached=[(0, "10.0.0.1:6070")] if node else (),
         )
 
@@ -189,9 +188,7 @@ def test_a_host_without_a_session_judges_its_own_ranks_alone(tmp_path: Path) -> 
     judge = HangJudge(plans.job(plan(tmp_path, 1)), None, period_s=5.0)
 
     def collect(_seconds: float) -> None:
-        judge.collected(
-            {0: WAITING, 1: LOADING}, went_on=None, sign="life", deadlocked=(), unreached=()
-        )
+        judge.collected({0: WAITING, 1: LOADING}, went_on=None, sign="life", unreached=())
 
     judge.open(Timers(), collect=collect, declare=declared.append)
     judge.report(30.0)
