@@ -153,8 +153,6 @@ _get_default_group  REDUCER: the group of all ranks
 _default_store  REDUCER: the job's store
 _default_backend  REDUCER: gloo, nccl, ...
 [paddle.base.core]
-task.wait  -: where the host waits for a collective on a device (--profile)
-task.synchronize  -: the same, with the device
 ReduceOp.SUM  REDUCER: the operation of a ProcessGroup's collectives
 ProcessGroup.all_reduce  REDUCER: sums a bucket
 ProcessGroup.reduce  REDUCER: the first level of a hierarchical sum
@@ -164,6 +162,8 @@ ProcessGroup._start_coalescing  -: the calls until the end of a batch begin toge
 ProcessGroup._end_coalescing  -: the end of a batch
 [paddle.distributed.communication.group]
 Group.process_group  REDUCER: the communicator of a group
+[paddle.profiler.utils]
+_has_optimizer_wrapped  -: keeps spans of optimizers out of a profile that begins within them
 [paddle.distributed.communication.stream]
 all_reduce  MERGE: every allreduce of a script, or of Paddle's Python, calls it
 [paddle.base.core]

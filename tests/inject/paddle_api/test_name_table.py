@@ -30,8 +30,6 @@ NOT_PADDLES = {
 # Strings with an underscore that are not names of Paddle: parts of names, and Python's names.
 NO_NAMES = {"_", "_Distributed", "_configs", "_initializing", "_degree"}
 NO_NAMES |= {"_parallel_group", "_parallel_world_size"}
-# Of fleetrun's reducer, which a profile wraps.
-NO_NAMES |= {"_send"}
 # Everything in these modules is private, even without an underscore.
 PRIVATE_MODULE = re.compile(r"(paddle\.base|core|_core\(\)|eager)\.")
 MODULES = {
