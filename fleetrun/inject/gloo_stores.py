@@ -37,10 +37,6 @@ _POLL_S = 0.002
 # for outgoing connections.
 _FIRST_PORT, _LAST_PORT = 10240, 29999
 _report: Callable[[str], None] = print
-_SENTENCE = (
-    "each gloo group gets its own store while it connects, because in the store that Paddle shares"
-    " among groups, ranks may read the addresses of other groups (no action needed)"
-)
 # The stores of groups that did not connect completely.
 _unfinished: list[Any] = []
 
@@ -133,11 +129,9 @@ def _patch(module: ModuleType) -> None:
     signature = inspect.signature(new_group)
     # The uses of each group id, which is free again when its group is destroyed.
     uses: Counter[int] = Counter()
-    is_reported = False
 
     @functools.wraps(new_group)
     def _new_process_group_impl(*args: Any, **kwargs: Any) -> Any:
-        nonlocal is_reported
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = bound.arguments
@@ -148,11 +142,6 @@ def _patch(module: ModuleType) -> None:
             uses[number] += 1
             if name != "paddle/0/0":
                 shared, is_leader = arguments["store"], arguments["rank"] == 0
-                if not (is_reported or str(arguments["group_name"]).startswith("fleetrun")):
-                    is_reported = True
-                    # Once, in the log that the console shows.
-                    if os.environ.get("PADDLE_TRAINER_ID") == "0":
-                        _report(_SENTENCE)
                 with new_store(
                     shared, name, size=arguments["world_size"], is_leader=is_leader
                 ) as arguments["store"]:

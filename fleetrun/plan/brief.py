@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from fleetrun import conversion
 from fleetrun.model import UNNAMED_JOB
+from fleetrun.plan.devices import ON_CPU
 from fleetrun.plan.visible import columns, elided, visible, wrapped
 from fleetrun.records import names
 from fleetrun.typehints import TYPE_CHECKING
@@ -35,7 +36,10 @@ def brief(
         width = room = _ENDLESS
     else:
         room = WIDTH - len(_NAME)
-    lines = [_what(request, plan, room), _devices(request, plan, room)]
+    lines = [_what(request, plan, room)]
+    # A remark that follows says so, and why.
+    if not any(note.endswith(ON_CPU) for note in plan.notes):
+        lines.append(_devices(request, plan, room))
     if plan.strategy is not None:
         wins = "the script's settings win" if plan.strategy.mode == "defaults" else "it wins"
         sources = ", ".join(plan.strategy.sources) or "none but the check that ranks are equal"

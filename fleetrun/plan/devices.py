@@ -20,7 +20,7 @@ ORDER, DRIVERS_ORDER = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 
 _ALL_BACKENDS = ("auto", "nccl", "gloo", "bkcl", "xccl", "flagcx", "heter")
 
-_ON_CPU = "training runs on the CPU with the gloo backend."
+ON_CPU = "training runs on the CPU with the gloo backend."
 
 
 class Share(NamedTuple):
@@ -60,7 +60,7 @@ def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
     visible, why = masks.visible(facts, kind)
     if not visible.devices:
         _refuse_cpu(request, facts, processes, why)
-        note = f"{_without(visible, why, facts)}: {_ON_CPU}"
+        note = f"{_without(visible, why, facts)}: {ON_CPU}"
         return _on_cpu(request, processes if isinstance(processes, int) else 1, (note,))
     if request.devices == use.FREE:
         count = processes if isinstance(processes, int) else None

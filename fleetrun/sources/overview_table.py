@@ -5,6 +5,7 @@ Only a launch with a strategy loads it.
 
 from __future__ import annotations
 
+import re
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ _SHORTEST_VALUE = 8
 # At most this many groups are listed.
 _GROUPS = 8
 _GAP = "  "
+_WIDEST = 120
 
 
 def table(
@@ -45,7 +47,8 @@ def table(
     silence: Mapping[str, str],
     width: int,
 ) -> str:
-    """Return the overview, within WIDTH columns where words allow; 0: no limit."""
+    """Return the overview, within WIDTH columns where words allow, and never more than _WIDEST."""
+    width = min(width or _WIDEST, _WIDEST)
     witnesses = [evidence for evidence in evidence_of.values() if evidence is not None]
     where = next((evidence.where for evidence in witnesses if evidence.where), "")
     origin = f"Strategy {', '.join(asked.sources)}" if asked.sources else "Strategy"
@@ -53,7 +56,13 @@ def table(
         origin = "Comparison of the ranks"
     title = f"{origin} (mode {asked.mode}{'; ' + where if where else ''})"
     main = {verdict.name: verdict for verdict in reversed(judged.verdicts)}
-    shown = [verdict for verdict in judged.verdicts if main[verdict.name] is verdict]
+    # What was left to auto or plan is shown so; the reason has the word before its colon.
+    words = {name: reason.partition(":")[0] for name, reason in asked.reasons}
+    shown = [
+        verdict._replace(asked=words.get(verdict.name, verdict.asked))
+        for verdict in judged.verdicts
+        if main[verdict.name] is verdict
+    ]
     remarks = _counted(
         next((evidence.counts for evidence in witnesses if evidence.counts), None), where
     )
@@ -99,20 +108,33 @@ def _rows(shown: Sequence[FieldVerdict], room: int) -> list[str]:
         for verdict in shown
     ]
     cells = [
-        ("knob", "asked", "in effect", "status"),
+        ("field", "asked", "in effect", "status"),
         *(_cut(row, _LONGEST_VALUE) for row in values),
     ]
     begin = sum(_widths(cells)) + len(_GAP) * 4
-    # Most rows repeat the evidence of the row above, which is shown once.
-    whys = ["evidence"] + [
-        "the same" if place and verdict.why and verdict.why == shown[place - 1].why else verdict.why
-        for place, verdict in enumerate(shown)
-    ]
+    whys = ["why", *_once([verdict.why for verdict in shown])]
     if not room or room - begin >= _NARROWEST:
         return _beside(cells, whys, room - begin if room else 0)
     names, statuses = (max(len(row[n]) for row in cells) for n in (0, 3))
     longest = max((room - names - statuses - len(_GAP) * 3) // 2, _SHORTEST_VALUE)
     return _below([_cut(row, longest) for row in cells], whys, room)
+
+
+def _once(whys: Sequence[str]) -> list[str]:
+    """Return WHYS, the later ones without the parts that stood before.
+
+    >>> _once(["6 allreduces; largest 1 MB", "6 allreduces; largest 1 MB", "6 allreduces; 1 MB"])
+    ['6 allreduces; largest 1 MB', 'as above', 'as above; 1 MB']
+    """
+    before: set[str] = set()
+    shorter = []
+    for why in whys:
+        parts = re.split(r"; |\. (?=auto: |plan: )", why)
+        new = [part for part in parts if part not in before]
+        above = ["as above"] if len(new) < len(parts) else []
+        shorter.append("; ".join([*above, *new]))
+        before.update(part for part in parts if part)
+    return shorter
 
 
 def _beside(cells: Sequence[tuple[str, ...]], whys: Sequence[str], room: int) -> list[str]:

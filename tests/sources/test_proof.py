@@ -180,8 +180,8 @@ def test_the_table_comes_once_when_all_ranks_have_made_an_update(tmp_path: Path)
     assert here.remarks == [
         """\
 Strategy comm_fusion (mode defaults; Paddle 3.3.1, dygraph on cpu)
-  knob                    asked               in effect           status     evidence
-  fuse_grad_size_in_MB    16                  16                  effective  161 gradients in 6 allreduces
+  field                   asked               in effect           status     why
+  fuse_grad_size_in_MB    auto                16                  effective  161 gradients in 6 allreduces
   gradient_merge          true                true                effective  1 update for 4 micro-steps
   gradient_merge_configs  k_steps=4 avg=true  k_steps=4 avg=true  effective  with gradient_merge
   fuse_bn_act_ops         true                true                effective  16 fused ops
@@ -206,7 +206,7 @@ def test_what_nobody_speaks_of_is_no_word_and_disagreements_are_told(tmp_path: P
     left = evidence([knob("fuse_grad_size_in_MB", "script", 32)], disagreements=differ)
     table = Room(tmp_path, ranks=1).table(left)
     rows = {line.split()[0]: " ".join(line.split()) for line in table.splitlines()}
-    assert rows["fuse_grad_size_in_MB"] == "fuse_grad_size_in_MB 16 32 script's own"
+    assert rows["fuse_grad_size_in_MB"] == "fuse_grad_size_in_MB auto 32 script's own"
     assert rows["fuse_bn_act_ops"] == "fuse_bn_act_ops true - no word"
     assert "The script sets fuse_grad_size_in_MB to 32, the strategy to 16: 32 is used." in table
 
@@ -340,7 +340,7 @@ def test_the_last_column_is_wrapped_where_the_terminal_ends(tmp_path: Path) -> N
     table = here.table(evidence([knob("amp", "effective", "true", evidence="casts " * 20)]))
     lines = table.splitlines()
     assert max(map(len, lines)) <= 90
-    assert lines[3].index("casts") == lines[1].index("evidence")
+    assert lines[3].index("casts") == lines[1].index("why")
 
 
 COUNTS = {
@@ -366,11 +366,11 @@ def test_eighty_columns_hold_the_table(tmp_path: Path) -> None:
     assert max(map(len, lines)) <= 80
     assert lines[:9] == [
         "Strategy (mode defaults; Paddle 3.3.1, static on gpu)",
-        "  knob                                 asked      in effect  status",
+        "  field                                asked      in effect  status",
         "  use_hierarchical_allreduce           2          2          effective",
         "      groups [0, 1], [2, 3]; 1 allreduce among them",
         "  hierarchical_allreduce_inter_nranks  2          2          effective",
-        "      the same",
+        "      as above",
         "  gradient_merge_configs               k_steps=4  -          NO EFFECT",
         "      with gradient_merge",
         "  gradient_merge                       0          -          NO EFFECT",

@@ -40,7 +40,6 @@ def test_fleet_connects_four_ranks_over_gloo(version: str, tmp_path: Path) -> No
     logs = [(tmp_path / "log" / f"workerlog.{rank}").read_text() for rank in range(4)]
     for rank, told in enumerate((0, 4, 2, 4)):
         assert f"rank {rank} sum {told} gradient [[1.5], [1.5]]" in logs[rank]
-    assert sum(log.count("fleetrun: each gloo group gets its own store") for log in logs) == 1
 
 
 EARLY = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -98,6 +99,31 @@ def test_the_deep_demo_shows_what_a_strategy_does(version: str, tmp_path: Path) 
     assert counted is not None, output
     assert 4 <= int(counted[1]) <= 8
     assert 150 <= int(counted[2]) <= 160
-    early = re.search(r"(\d+) of (\d+) allreduces went out before the last", output)
+    # The table breaks lines between words.
+    early = re.search(r"(\d+) of (\d+) allreduces\s+went\s+out\s+before\s+the\s+last", output)
     assert early is not None, output
     assert (int(early[1]), early[2]) == (int(counted[1]) - 1, counted[1])
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_the_console_says_cpu_and_each_reason_once_in_120_columns(
+    version: str, tmp_path: Path
+) -> None:
+    words = (*LAUNCH, "--strategy=recommended", SCRIPT, "--depth=8", "--epochs=1")
+    output, _ = train(version, tmp_path, *words)
+    lines = output.splitlines()
+    ours = [line for line in lines if line.startswith("fleetrun: ")]
+    assert sum("CPU" in line or "gloo" in line for line in ours) == 1
+    assert "CPU with the gloo backend" in output
+    assert "no action needed" not in output
+    begin = next(n for n, line in enumerate(lines) if line.startswith("fleetrun: Strategy"))
+    table = [lines[begin], *takewhile(lambda line: line.startswith("  "), lines[begin + 1 :])]
+    assert max(map(len, table)) <= 120
+    assert table[1].split() == ["field", "asked", "in", "effect", "status", "why"]
+    asked = dict(line.split()[:2] for line in table[2:] if len(line.split()) > 1)
+    assert asked["fuse_grad_size_in_MB"] == asked["nccl_comm_num"] == "auto"
+    assert asked["use_hierarchical_allreduce"] == "auto"
+    assert asked["sync_nccl_allreduce"] == "false"
+    text = " ".join(" ".join(table).split())
+    assert text.count("155 gradients in 6 allreduces (Paddle: 2)") == 1
+    assert text.count("before the last gradient was ready") == 1

@@ -306,7 +306,7 @@ def test_paddles_reducer_stays_where_fields_ask_for_its_own_values(
     train(PYTHONS[version], "failing.py", tmp_path / "last", {"last_comm_group_size_MB": 0.0001})
     (knob,) = evidence(tmp_path / "last")["knobs"]
     assert knob["status"] == "effective"
-    assert "Paddle's own: 1" in knob["evidence"]
+    assert "Paddle: 1" in knob["evidence"]
 
 
 @pytest.mark.parametrize("version", ["3.3.1", pytest.param("2.6.2", marks=pytest.mark.long)])

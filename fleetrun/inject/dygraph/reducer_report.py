@@ -131,7 +131,7 @@ class ReducerReport:
         fused = (
             f"{plural(counts['gradients'], 'gradient')} in"
             f" {plural(counts['allreduces'], 'allreduce')}"
-            f" (Paddle's own: {counts['allreduces_before']});"
+            f" (Paddle: {counts['allreduces_before']});"
             f" largest {max(counts['bucket_bytes']) / MEBIBYTE:.3g} MB"
         )
         if is_built:

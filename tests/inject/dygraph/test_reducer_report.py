@@ -152,7 +152,7 @@ def test_buckets_of_paddles_reducer_are_told_as_built(tmp_path: Path) -> None:
     (row,) = knobs.values()
     assert row[:2] == ("effective", 2)
     assert row[3] == (
-        "6 gradients in 2 allreduces (Paddle's own: 1); largest 1.53e-05 MB; as built: Paddle's own"
+        "6 gradients in 2 allreduces (Paddle: 1); largest 1.53e-05 MB; as built: Paddle's own"
         " reducer sends them, which cannot be observed; plus 3 collectives for sparse gradients"
     )
 
@@ -178,5 +178,5 @@ def test_models_that_the_script_has_deleted_are_not_counted(tmp_path: Path) -> N
     asked = {"fuse_all_reduce_ops": True}
     knobs = told(tmp_path, asked, (8, 8), (8, 8), (4,), calls=(1,), deleted=(0, 1))
     assert knobs["fuse_all_reduce_ops"][3] == (
-        "2 gradients in 1 allreduce (Paddle's own: 1); largest 3.81e-06 MB"
+        "2 gradients in 1 allreduce (Paddle: 1); largest 3.81e-06 MB"
     )
