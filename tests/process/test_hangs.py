@@ -373,13 +373,13 @@ else:
 
 
 def test_s62_a_download_without_output_is_alive(tmp_path: Path) -> None:
-    # From a server that is no rank, in a child that writes nothing, as `aws s3 cp` would.
+    # From a server that is no rank to a file, in a child that prints nothing, as `aws s3 cp` does.
     chunk = 65536
     with socket.create_server(("127.0.0.1", 0)) as server:
         code = f"""
 import socket, subprocess
 get = "import socket; s = socket.create_connection(('127.0.0.1', {server.getsockname()[1]}))"
-get += "\\nwhile s.recv({chunk}): pass"
+get += "\\nfile = open('got', 'wb', 0)\\nwhile got := s.recv({chunk}): file.write(got)"
 subprocess.run([sys.executable, "-S", "-c", get]) if rank == 1 else time.sleep(5)
 """
         server.settimeout(LONG_S)

@@ -76,8 +76,11 @@ def test_the_first_host_says_what_to_type_on_the_others(tmp_path: Path, port: st
     )
     line = launcher.stderr.readline().decode()
     words = shlex.split(line)
+    # As it was started here.
+    assert words[1:3] == ["-m", "fleetrun"]
+    words = words[2:]
     job.port = job.port or int(words[1].split(":")[1])
-    assert words[:2] == ["fleetrun", f"--master=127.0.0.1:{job.port}"]
+    assert words[1] == f"--master=127.0.0.1:{job.port}"
     assert words[2:] == [
         *("--quiet", "--nproc_per_node=1", "--nnodes=2", "--env=MY_TOKEN=***", "--grace=3"),
         first.argv[-1],

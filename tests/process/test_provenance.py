@@ -133,8 +133,9 @@ def test_a_manifest_is_there_while_the_job_runs_and_git_has_its_say(tmp_path: Pa
 
 
 def test_a_manifest_that_cannot_be_written_costs_one_line(tmp_path: Path) -> None:
-    # A folder is in the place of the temporary file.
-    job = Command(tmp_path, "mkdir $FLEETRUN_RUN_DIR/manifest.json.new; exit 5", ranks=1)
+    # A folder is in the place of the temporary file when the state of git is added.
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    job = Command(tmp_path, "mkdir $FLEETRUN_RUN_DIR/manifest.json.new; sleep 1; exit 5", ranks=1)
     ended = job.run()
     assert ended.code == 5
     assert ended.stderr.count("The manifest file failed") == 1

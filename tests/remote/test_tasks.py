@@ -85,23 +85,6 @@ def test_only_the_first_task_ends_with_the_exit_code_of_the_job(
     assert codes == ([-9, 137, 137] if is_killed else [7, 0, 0]), ended.stderr
 
 
-def test_a_task_that_is_killed_ends_the_job_as_if_its_rank_was(tmp_path: Path) -> None:
-    command = Command(tmp_path, "touch up.$R; sleep 1000")
-    leader, *others = started(command)
-    command.wait_for("up.0", "up.1", "up.2")
-    # The leader takes it as a request for stacks, the others ignore it.
-    others[0].send_signal(signal.SIGQUIT)
-    others[1].kill()
-    outputs = [process.communicate(timeout=LONG_S) for process in others]
-    ended = command.finish(leader)
-    assert (ended.code, others[0].returncode) == (137, 0), ended.stderr
-    assert "fleetrun: The engine's task of rank 2 is gone (kill -9?), so rank 2 is " in ended.stderr
-    assert "fleetrun: rank 2 was killed by SIGKILL" in ended.stderr
-    assert outputs[0] == (b"", b"")
-    (lost,) = [event for event in command.events() if event["event"] == "warning"]
-    assert (lost["what"], lost["who"]) == ("task lost", ["rank 2"])
-
-
 def test_a_first_task_that_does_not_come_is_not_waited_for_for_ever() -> None:
     here = TaskPlace(f"\0fleetrun/tasks/test/{os.getpid()}", 1, 3)
     with pytest.raises(RendezvousError, match=r"first of the 3 tasks of this host did not join"):
