@@ -1,5 +1,7 @@
 """fleetrun: start PaddlePaddle training on one machine or a thousand."""
 
+from importlib import import_module
+
 __version__ = "1.0.0"
 
 _INTERFACE = ("Job", "LaunchResult", "launch")
@@ -9,6 +11,5 @@ def __getattr__(name: str) -> object:
     """Return a name of the Python interface, which is only imported when it is used."""
     if name not in _INTERFACE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module  # a launch does not need it
 
     return getattr(import_module("fleetrun.interface"), name)

@@ -3,12 +3,13 @@
 import os
 import sys
 
+from fleetrun.cli import main
+
 
 def run() -> None:
     """Run the command line and end this process."""
     try:
         # Here, so that Ctrl-C during the import prints no traceback.
-        from fleetrun.cli import main
 
         code = main()
     except KeyboardInterrupt:

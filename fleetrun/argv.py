@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from fleetrun import gone, options, slips
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from fleetrun import gone, hints, options, slips, suggestions
 from fleetrun.errors import UsageError
 from fleetrun.model import Script
 from fleetrun.options import Option, RawOption
 from fleetrun.plan import kinds
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from fleetrun.strategy.load import PRESETS
 
 # Fewer letters are more likely a typing error than an abbreviation.
 _SHORTEST_PREFIX = 4
@@ -128,7 +128,6 @@ def _is_of_launcher(arg: str, value: str) -> bool:
         return True
     if name != "strategy":
         return False
-    from fleetrun.strategy.load import PRESETS  # only for scripts with such an option
 
     return (joined if equals else value).partition(",")[0] in PRESETS
 
@@ -355,8 +354,6 @@ def _match(typed: str, names: dict[str, Option], notes: list[str], value: str) -
         raise UsageError(f"no such option: {typed}; {hint}")
     of_kind = options.of_kind(name, value)
     if of_kind is not None and typed.startswith("--"):
-        from fleetrun import hints, suggestions  # only for what the table does not have
-
         # `--cluter_node_ips=1` is not a kind; names that plan/devices knows are compared there.
         aliases = (
             known
@@ -375,7 +372,6 @@ def suggest(typed: str, names: Iterable[str], prefix: str = "--", value: str = "
     '; did you mean --nproc_per_node?'
     """
     # Only imported for a mistake.
-    from fleetrun import hints, suggestions
 
     hint = hints.find(typed if prefix else f"--{typed}", value)
     if hint is not None:

@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from fleetrun import conversion, engines, modes, planner, printing, probe
 from fleetrun.doctor import (
@@ -21,9 +22,19 @@ from fleetrun.doctor import (
     software,
     transfers,
 )
-from fleetrun.doctor.facts import HostDescription, Transfer, Transfers
+from fleetrun.doctor.facts import (
+    CudaStart,
+    GpuProof,
+    Gpus,
+    HostDescription,
+    Software,
+    Transfer,
+    Transfers,
+)
+from fleetrun.doctor.findings import Finding
 from fleetrun.engines.ports import Ports
 from fleetrun.errors import EnvironmentFault
+from fleetrun.model import Request, Roster
 from fleetrun.plan import devices, hosts, kinds
 from fleetrun.probe import tcp
 from fleetrun.probe.health import gpu_proof as proof_reader
@@ -35,13 +46,6 @@ from fleetrun.records import secrets
 from fleetrun.records.variables import TOKEN
 from fleetrun.session.authentication import Key
 from fleetrun.session.introductions import PeerCheck
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from fleetrun.doctor.facts import CudaStart, GpuProof, Gpus, Software
-    from fleetrun.doctor.findings import Finding
-    from fleetrun.model import Request, Roster
 
 # Importing Paddle takes a busy host half a minute; longer means a hang.
 _ALLREDUCE_S = 180.0

@@ -4,20 +4,28 @@
 # is too old.
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from fleetrun.typehints import TYPE_CHECKING
+from fleetrun import __version__, argv, colors, configfile, gone, request, slips
+from fleetrun.argv import ParsedCommand
+from fleetrun.engines import detect
+from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
+from fleetrun.job import launch as start
+from fleetrun.model import Layer, Request
+from fleetrun.plan.visible import visible
+from fleetrun.printing import put
+from fleetrun.records import entrance
+from fleetrun.records.secrets import Hider
+from fleetrun.records.variables import EXEC_OPTIONS
+from fleetrun.run.observers import Caller
+from fleetrun.suggestions import closest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from fleetrun.argv import ParsedCommand
-    from fleetrun.engines import detect
-    from fleetrun.errors import FleetrunError
-    from fleetrun.model import Layer, Request
     from fleetrun.replay import Replay
-    from fleetrun.run.observers import Caller
 
-    Launch = Callable[[Request, Mapping[str, str]], int]
+Launch = Callable[[Request, Mapping[str, str]], int]
 
 OLDEST_PYTHON = (3, 10)
 UNFIT = 3
@@ -78,7 +86,6 @@ def main(
         return BROKEN_PIPE
     except Exception as error:
         # Not at the top: a launch has it from the one file, and an old Python cannot compile it.
-        from fleetrun.errors import FleetrunError
 
         if not isinstance(error, FleetrunError):
             raise
@@ -92,9 +99,6 @@ def _fail(
     caller: "Caller | None",
 ) -> int:
     """Print or report ERROR, and return its exit code."""
-    from fleetrun.plan.visible import visible
-    from fleetrun.records.secrets import Hider
-
     # The message may quote the value of any option.
     hide = Hider(environ, words)
     if caller is not None:
@@ -138,12 +142,8 @@ def _dispatch(
         return parser.run(words[0], words[1:])
     if words in ([], ["--help"], ["-h"], ["--version"]):
         return _answer(words, environ)
-    from fleetrun import argv
-    from fleetrun.records.variables import EXEC_OPTIONS
 
     if EXEC_OPTIONS in environ:
-        from fleetrun.records import entrance  # only below `fleetrun exec`
-
         words = [*entrance.options(environ), *words]
     parsed = argv.split(words)
     if parsed.asks("help"):
@@ -167,8 +167,6 @@ def _resolved(
     parsed: "ParsedCommand", environ: "Mapping[str, str]"
 ) -> "tuple[Request, Mapping[str, str], detect.Detected | None]":
     """Return the request of PARSED, its environment, and the engine that has started us."""
-    from fleetrun import request
-
     restored: tuple[tuple[str, str | None], ...] = ()
     layers: Mapping[str, Layer] = {}
     if parsed.asks("from_manifest"):
@@ -176,22 +174,17 @@ def _resolved(
         parsed, environ, config = again.parsed, again.environ, again.config
         restored, layers = again.restored, again.layers
     else:
-        from fleetrun import configfile
-
         config = configfile.find(parsed, environ)
     _check_script(parsed)
     detected_engines: list[detect.Detected] = []
     detect_place: Callable[[], detect.Detected] | None = None
-    if not ENGINE_MARKS.isdisjoint(environ):
-        from fleetrun.engines.detect import read, rows  # needed only below an engine
+    if not ENGINE_MARKS.isdisjoint(environ) and (listed := detect.rows(environ)):
 
-        if listed := rows(environ):
+        def detected() -> "detect.Detected":
+            detected_engines.append(detect.read(listed, environ, _text))
+            return detected_engines[0]
 
-            def detected() -> "detect.Detected":
-                detected_engines.append(read(listed, environ, _text))
-                return detected_engines[0]
-
-            detect_place = detected
+        detect_place = detected
     resolved = request.resolve(parsed, environ, config, layers, detect_place)
     resolved = resolved._replace(typed=parsed.words, restored=restored)
     return resolved, environ, detected_engines[0] if detected_engines else None
@@ -206,7 +199,7 @@ def _launch(
 ) -> int:
     """Launch the job of REQUEST, started by ENGINE if that is not None."""
     if request.hosts or request.hostfile or request.include or request.exclude:
-        from fleetrun.remote import sshjob, sshlaunch  # only for jobs by ssh
+        from fleetrun.remote import sshjob, sshlaunch
 
         if request.dry_run is None:
             if caller is not None:
@@ -216,12 +209,11 @@ def _launch(
     if launch is not None:
         return launch(request, environ)
     if engine is not None and request.dry_run is None:
-        from fleetrun.remote import enginelaunch  # only below an engine
-
         if caller is not None:
             caller.gathering()
+        from fleetrun.remote import enginelaunch
+
         return enginelaunch.launch(request, environ, engine, caller)
-    from fleetrun.job import launch as start  # usage errors need none of it
 
     return start(request, environ, caller=caller)
 
@@ -238,15 +230,11 @@ def _answer(words: "Sequence[str]", environ: "Mapping[str, str]") -> int:
 
 
 def _version() -> int:
-    from fleetrun import __version__  # only used here
-    from fleetrun.printing import put  # a launch prints nothing so
-
     return put(f"fleetrun {__version__}\n")
 
 
 def _help(parsed: "ParsedCommand", environ: "Mapping[str, str]") -> int:
     """Show the help text that PARSED requests."""
-    from fleetrun import colors
     from fleetrun.commands import help as text
 
     given = next(given for given in parsed.settings if given.option.name == "help")
@@ -258,16 +246,13 @@ def _help(parsed: "ParsedCommand", environ: "Mapping[str, str]") -> int:
 
 def _prefix(words: "Sequence[str]", environ: "Mapping[str, str]") -> str:
     """Return the prefix of an error, coloured if requested."""
-    from fleetrun import colors  # only for an error
-
     is_coloured = colors.on_stream(colors.choice(words), environ, sys.stderr)
     return colors.prefix(is_coloured=is_coloured, is_fault=True)
 
 
-def _replayed(parsed: "ParsedCommand", environ: "Mapping[str, str]") -> "Replay":
+def _replayed(parsed: ParsedCommand, environ: Mapping[str, str]) -> "Replay":
     """Return the launch of the manifest that PARSED names, from inside its folder."""
-    from fleetrun import replay  # a plain launch needs none of it
-    from fleetrun.errors import EnvironmentFault
+    from fleetrun import replay
 
     again = replay.replay(parsed, environ)
     try:
@@ -282,9 +267,6 @@ def _replayed(parsed: "ParsedCommand", environ: "Mapping[str, str]") -> "Replay"
 
 def _check_script(parsed: "ParsedCommand") -> None:
     """Refuse a missing script that looks like the rest of an option."""
-    from fleetrun import argv
-    from fleetrun.errors import UsageError
-
     if parsed.script is None:
         return
     target = parsed.script.target
@@ -316,8 +298,6 @@ def _check_script(parsed: "ParsedCommand") -> None:
 
 def _slip(target: str) -> "str | None":
     """Return what was meant by TARGET, which does not exist, if a keyboard has changed it."""
-    from fleetrun import slips
-
     plain = slips.plain(target)
     if plain != target and os.path.exists(plain):
         return f"there is no script {target}; without full-width characters there is {plain}."
@@ -342,9 +322,7 @@ def _check_command(word: str, rest: "Sequence[str]") -> None:
 
     A program of that name hardly trains; `fleetrun -- kill` runs it.
     """
-    from fleetrun import gone
     from fleetrun.commands import COMMANDS
-    from fleetrun.errors import UsageError
 
     gone.refuse(word, f"fleetrun {word}", gone.COMMANDS)
     meant = _COMMANDS_ELSEWHERE.get(word)
@@ -357,8 +335,6 @@ def _check_command(word: str, rest: "Sequence[str]") -> None:
             and (command[0] == word[0] or command[-1] == word[-1])
         ]
         if near:
-            from fleetrun.suggestions import closest
-
             plural = [name for name in near if name in {f"{word}s", word.removesuffix("s")}]
             # `true` is like `tune`, and a program.
             meant = closest(word, plural if _is_program(word) else near, _ALIKE)
@@ -383,7 +359,5 @@ def _text(path: str) -> str:
 def _complain(text: str) -> None:
     """Print an error on standard error; if that is closed, the exit code must do."""
     if sys.stderr is not None:
-        from contextlib import suppress
-
         with suppress(OSError):
             print(text, file=sys.stderr, flush=True)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import TextIO
+from collections.abc import Mapping, Sequence
+from typing import TextIO
 
 AUTO, ALWAYS, NEVER = _CHOICES = ("auto", "always", "never")
 NAME = "fleetrun: "

@@ -1,6 +1,7 @@
 """The equivalents of other launchers' options; loaded only after a mistake."""
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
+import re
 from typing import NamedTuple
 
 _PROCESSES = "nproc_per_node"
@@ -208,8 +209,6 @@ TABLE: dict[str, Hint] = {word: hint for words, hint in _ROWS for word in words.
 
 def of_value(option: str, value: str) -> str | None:
     """Return what to write instead of VALUE, which other launchers accept for OPTION, if known."""
-    import re  # only for a mistake
-
     word = value.strip().lower()
     for name, pattern, says in _VALUES:
         if name == option and re.fullmatch(pattern, word):

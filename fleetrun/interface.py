@@ -15,24 +15,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, overload
+from os import PathLike
+from typing import IO, Literal, NamedTuple, NoReturn, TextIO, overload
 
 from fleetrun import argv, cli, errors, options
 from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.options import Option
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from os import PathLike
-    from typing import IO, TextIO
-
-    from fleetrun.options import Option
-
-    Script = str | PathLike[str]
-    Argument = str | float | PathLike[str]
-    # True, False, numbers and texts; a list for lists, a mapping for KEY=VALUE.
-    OptionValue = Argument | Iterable[Argument] | Mapping[str, object] | None
+Script = str | PathLike[str]
+Argument = str | float | PathLike[str]
+# True, False, numbers and texts; a list for lists, a mapping for KEY=VALUE.
+OptionValue = Argument | Iterable[Argument] | Mapping[str, object] | None
 
 # Options for which the interface has its own words, or that print something and launch nothing.
 _NOT_HERE = {

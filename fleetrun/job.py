@@ -2,47 +2,49 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
 
 from fleetrun import colors, engines, planner, probe
+from fleetrun.engines import SelectedEngine, meeting
 from fleetrun.errors import FleetrunError, UsageError
-from fleetrun.plan import hosts
+from fleetrun.model import Facts, LaunchPlan, Request, Roster, Task
+from fleetrun.plan import brief, debug, devices, hosts, render
+from fleetrun.plan.devices import Share
+from fleetrun.plan.layout import Slots
 from fleetrun.plan.visible import visible
-from fleetrun.records import secrets
+from fleetrun.postmortem import ending
+from fleetrun.postmortem.ending import Ending, document
+from fleetrun.printing import put
+from fleetrun.probe import addresses, checkpoints, nvml
+from fleetrun.records import heartbeat, secrets, variables
+from fleetrun.run.background import Background, begin
 from fleetrun.run.descriptors import FileLimit
-from fleetrun.run.gathering import AtOnce
-from fleetrun.run.observers import ObservedJob
+from fleetrun.run.events import Outcome
+from fleetrun.run.gathering import AtOnce, Gathering
+from fleetrun.run.isolation import IsolatedCall
+from fleetrun.run.observers import Caller, ObservedJob, Sink, Source
 from fleetrun.sinks.console import Console
 from fleetrun.sinks.eventlog import EventLog
 from fleetrun.sinks.launchfile import LaunchFile
 from fleetrun.sinks.manifest import ManifestFile
+from fleetrun.sinks.metrics import Metrics
 from fleetrun.sinks.outputtimes import OutputTimes
+from fleetrun.sinks.profile import ProfileSink
+from fleetrun.sinks.rotate import Cut, Rotation
 from fleetrun.sinks.rundir import RunDirectory
 from fleetrun.sinks.stderr import Messages
 from fleetrun.sources.resumption import Resumption
 from fleetrun.sources.watch import Watch
 from fleetrun.supervisor import Supervisor
-from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import TypeAlias
+    from fleetrun.session.driver import Session  # only with other hosts
 
-    from fleetrun.engines import SelectedEngine
-    from fleetrun.model import Facts, LaunchPlan, Request, Roster, Task
-    from fleetrun.plan.devices import Share
-    from fleetrun.plan.layout import Slots
-    from fleetrun.postmortem.ending import Ending
-    from fleetrun.run.background import Background
-    from fleetrun.run.events import Outcome
-    from fleetrun.run.gathering import Gathering
-    from fleetrun.run.isolation import IsolatedCall
-    from fleetrun.run.observers import Caller, Sink, Source
-    from fleetrun.session.driver import Session
-    from fleetrun.sinks.rotate import Cut
-
-    # Begins to gather the hosts of a job.
-    Begin: TypeAlias = Callable[["LaunchedJob"], tuple[Gathering, Session | None]]
+# Begins to gather the hosts of a job.
+Begin: TypeAlias = Callable[["LaunchedJob"], "tuple[Gathering, Session | None]"]
 
 
 def launch(
@@ -61,15 +63,13 @@ def launch(
     engine = engines.find(request, environ, planner.places(request))
     try:
         if request.preflight and is_real:
-            from fleetrun import checkup  # only with --preflight
+            from fleetrun import checkup
 
             checkup.preflight(request, environ)
     except FleetrunError as error:
         return tell(error, request, environ, engine, caller)
     background: Background | None = None
     if request.detach and is_real:
-        from fleetrun.run.background import begin  # most launches stay in front
-
         probe.current_folder()
         begun = begin(os.path.abspath(request.log_dir))
         if isinstance(begun, int):
@@ -80,8 +80,6 @@ def launch(
     try:
         facts = probe.read(request, environ, engine.hosts)._replace(tasks=tasks)
         if request.debug is not None:
-            from fleetrun.plan import debug  # needed only with --debug
-
             request = debug.at_terminal(request, facts)
         share = planner.share(request, facts)
         slots = planner.slots(request, facts, share)
@@ -126,12 +124,8 @@ class _Attempts:
         """Return the plan of the hosts of ROSTER."""
         facts = self._facts
         if len(roster.members) > 1 and self.request.dry_run is None:
-            from fleetrun.probe import addresses  # only with other hosts
-
             facts = addresses.with_members(facts, roster)
         if self.request.resume_from is not None:
-            from fleetrun.probe import checkpoints  # few launches have it
-
             folder = self.request.resume_from
             listed = (
                 checkpoints.find(folder)
@@ -142,7 +136,6 @@ class _Attempts:
         plan = planner.plan(self.request, facts, self._share, roster)
         if self.request.debug is None:
             return plan
-        from fleetrun.plan import debug  # needed only with --debug
 
         # Another job may have chosen the same ports at the same time.
         taken = self._ports.hold(debug.ports(plan))
@@ -157,7 +150,7 @@ class _Attempts:
 
     def join(self, job: LaunchedJob) -> tuple[Gathering, Session | None]:
         """Gather the other hosts."""
-        from fleetrun.session import joining  # only with other hosts
+        from fleetrun.session import joining
 
         session, gathering = joining.join(
             self.request,
@@ -181,7 +174,6 @@ def _with_meeting(request: Request, environ: Mapping[str, str]) -> Request:
     is_here = hosts.own_port(request.master) is not None
     if not is_here or request.nnodes == "1" or request.ips:
         return request
-    from fleetrun.engines import meeting  # only on the first of several hosts
 
     request = meeting.at_this_host(request)
     if request.dry_run is None:
@@ -212,7 +204,7 @@ def tell(
         raise fault
 
     def begin(job: LaunchedJob) -> tuple[Gathering, Session | None]:
-        from fleetrun.session import joining  # only with other hosts
+        from fleetrun.session import joining
 
         log, redact = job.log, job.redact
         try:
@@ -227,9 +219,6 @@ def tell(
 
 def _show(attempts: _Attempts) -> int:
     """Print what would run, in the requested form."""
-    from fleetrun.plan import render  # a plain launch shows only the banner
-    from fleetrun.printing import put
-
     request, roster = attempts.request, attempts.assign()
     plans = [attempts.plan(roster._replace(me=node)) for node in range(len(roster.members))]
     # Notes quote values of options.
@@ -301,12 +290,8 @@ class LaunchedJob(ObservedJob):
                 "--metrics_period=0 measures nothing: give seconds, or leave it out."
             )
         if request.profile is not None and not request.quiet:
-            from fleetrun.sinks.profile import ProfileSink
-
             observers.append(ProfileSink(self))
         if request.log_max_bytes:
-            from fleetrun.sinks.rotate import Rotation
-
             observers.append(Rotation(self, self._on_cut))
         observers += [*self._of_strategy(), *self._of_hosts()]
         observers += [EventLog(self), ManifestFile(self), LaunchFile(self), console, times]
@@ -322,7 +307,6 @@ class LaunchedJob(ObservedJob):
         """Return the sink that measures the job, unless metrics are off."""
         if not self.request.metrics_period_s:
             return []
-        from fleetrun.sinks.metrics import Metrics
 
         return [Metrics(self)]
 
@@ -330,7 +314,8 @@ class LaunchedJob(ObservedJob):
         """Return the source that shows which of the strategy is in effect, if there is one."""
         if not self.plan.files:
             return ()
-        from fleetrun.sources import proof  # most launches have no strategy
+
+        from fleetrun.sources import proof
 
         if proof.find(self.plan) is None:
             return ()
@@ -341,7 +326,8 @@ class LaunchedJob(ObservedJob):
         plan, session = self.plan, self._session
         if session is None:
             return ()
-        from fleetrun.sources.session import JobSession  # only with other hosts
+
+        from fleetrun.sources.session import JobSession
         from fleetrun.sources.session_end import SessionEnd
 
         log, redact, logs = self.log, self.redact, self.request.gather_logs
@@ -364,9 +350,6 @@ class LaunchedJob(ObservedJob):
         )
 
         def ask() -> IsolatedCall:
-            from fleetrun.plan import devices  # only before a job is called hung
-            from fleetrun.probe import nvml
-
             # Numbers in another order than the driver's could mean any GPU.
             is_drivers = devices.is_drivers_order(self.request, self.environ)
             is_known = is_drivers or not any(map(str.isdecimal, gpus))
@@ -381,7 +364,6 @@ class LaunchedJob(ObservedJob):
             return ""
         prefix = colors.prefix(is_coloured=self._messages.is_coloured)
         notes = [visible(note) for note in plan.notes]
-        from fleetrun.plan import brief
 
         is_terminal = os.isatty(2)
         width = (os.get_terminal_size(2).columns or brief.WIDTH) if is_terminal else None
@@ -390,9 +372,6 @@ class LaunchedJob(ObservedJob):
 
     def closing(self, outcome: Outcome, at: float) -> str:
         """Return the launch's closing line."""
-        from fleetrun.postmortem import ending  # starting goes first
-        from fleetrun.records import heartbeat, variables
-
         paths = [spec.env.get(variables.HEARTBEAT, "") for spec in self.plan.processes]
         last, lasted_s = heartbeat.last_step(paths), at - self.began_at
         self._ending = ending.Ending(
@@ -403,13 +382,10 @@ class LaunchedJob(ObservedJob):
 
     def _notify_others(self, end: Ending) -> None:
         """Notify --on_end and --webhook of the end of the job, without secrets."""
-        import json  # only for notifications
-
-        from fleetrun.postmortem.ending import document
-        from fleetrun.run import notification
-
         reported = secrets.everywhere(document(end, os.uname().nodename), self.redact)
         command, url = self.request.on_end, self.request.webhook
         # The sink is closed with the job.
         log = _messages(self.request, self.environ).log
+        from fleetrun.run import notification
+
         notification.notify(json.dumps(reported) + "\n", command=command, url=url, log=log)

@@ -1,18 +1,10 @@
 """The nouns: immutable values that the rooms pass to each other.
 
-NamedTuples, not dataclasses: `dataclasses` imports `inspect`, and every launch would pay for it
-(20 to 30 ms of a start-up that has 100 ms to spend). No `from __future__ import annotations`:
-typing's NamedTuple compiles each annotation that is a string, and `session.codec` checks fields by
-their annotations.
+No `from __future__ import annotations`: `session.codec` checks fields by their annotations.
 """
 
-from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple, TypeAlias
-
-if not TYPE_CHECKING:
-    # The other is part of `collections`, which is large.
-    from _collections_abc import Mapping
-else:
-    from collections.abc import Mapping
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 # The default --job_id, as in Paddle.
 UNNAMED_JOB = "default"

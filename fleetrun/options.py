@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
+import shlex
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
-from fleetrun import conversion, modes, slips
+from fleetrun import conversion, hints, modes, slips
 from fleetrun.errors import UsageError
 from fleetrun.model import DEFAULTS
 from fleetrun.plan import kinds
 from fleetrun.records import variables
-from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 Value = str | int | float | bool | tuple[str, ...] | tuple[int, int] | None
 
@@ -151,8 +150,6 @@ class RawOption(NamedTuple):
         try:
             return parse(self.option, self.raw)
         except ValueError as error:
-            from fleetrun import hints  # only for a mistake
-
             hint = hints.of_value(self.option.name, self.raw)
             raise UsageError(self.blame(hint or str(error))) from None
 
@@ -336,8 +333,6 @@ def _wrapper(text: str) -> str:
     >>> _wrapper("0-1:nsys  profile")
     '0,1: nsys profile'
     """
-    import shlex  # needed by few launches
-
     ranks, colon, command = text.partition(":")
     try:
         words = shlex.split(command)

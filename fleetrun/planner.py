@@ -6,20 +6,28 @@ A mode gives an engine its slots; the engine returns a roster, which the mode la
 from __future__ import annotations
 
 import os
+import shlex
+from collections.abc import Mapping, Sequence
 
 from fleetrun import modes
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.model import UNNAMED_JOB, LaunchPlan, ProcessSpec, Rules
-from fleetrun.plan import command, devices, environment, hosts, origin, use
+from fleetrun.model import (
+    UNNAMED_JOB,
+    Facts,
+    LaunchPlan,
+    ProcessSpec,
+    RankSpec,
+    Request,
+    Roster,
+    Rules,
+    Strategy,
+    Task,
+)
+from fleetrun.plan import affinity, command, debug, devices, environment, hosts, origin, use
+from fleetrun.plan.devices import Share
+from fleetrun.plan.layout import Layout, ModeHosts, Slots
 from fleetrun.records import names
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from fleetrun.model import Facts, RankSpec, Request, Roster, Strategy, Task
-    from fleetrun.plan.devices import Share
-    from fleetrun.plan.layout import Layout, ModeHosts, Slots
+from fleetrun.strategy import document, reach, resolve
 
 _CHECKPOINT = "{checkpoint}"
 # File names end at 255 bytes; time, process id and node need some of them.
@@ -226,14 +234,11 @@ def _commands(
     before: Mapping[int, tuple[str, ...]] = {}
     notes: tuple[str, ...] = ()
     if request.debug is not None:
-        from fleetrun.plan import debug  # needed only with --debug
-
         before, notes = debug.debugging(request, facts, specs)
     debuggers = [before.get(spec.rank, ()) if spec.is_trainer else () for spec in specs]
     commands = [command.argv(request, facts, debugger) for debugger in debuggers]
     if request.wrap is None:
         return commands, notes
-    import shlex  # needed by few launches
 
     ranks, _, text = request.wrap.partition(": ")
     words = shlex.split(text)
@@ -260,7 +265,6 @@ def _strategy(request: Request, layout: Layout) -> Strategy | None:
     """Return the request's strategy resolved for the trainers of LAYOUT."""
     if request.strategy is None:
         return None
-    from fleetrun.strategy import resolve  # needed only with a strategy
 
     return resolve.resolve(request.strategy, resolve.topology(layout.ranks))
 
@@ -271,7 +275,6 @@ def _files(
     """Return the files of ENV, and the one with STRATEGY for the training processes."""
     if strategy is None:
         return env.files
-    from fleetrun.strategy import document, resolve  # needed only with a strategy
 
     text = document.text(strategy, resolve.topology(layout.ranks), env.of_strategy)
     return {**env.files, f"{run_dir}/{names.STRATEGY}": text}
@@ -281,7 +284,6 @@ def _reach(request: Request, strategy: Strategy | None) -> tuple[str, ...]:
     """Return why STRATEGY cannot reach the script, if that is certain."""
     if strategy is None:
         return ()
-    from fleetrun.strategy import reach  # needed only with a strategy
 
     reason = reach.obstacle(request.script)
     return () if reason is None else (reason,)
@@ -301,7 +303,6 @@ def _bound(
     if facts.processors is None:
         masks = tuple(task.cpus for task in facts.tasks)
         return variables, masks if len(set(masks)) > 1 else ((),) * len(ranks), ()
-    from fleetrun.plan import affinity  # needed only with --bind
 
     processors, notes = facts.processors, tuple[str, ...]()
     if processors.near and not devices.is_drivers_order(request, facts.environ):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import TextIO
 
 from fleetrun.colors import NAME
 from fleetrun.errors import EnvironmentFault
 from fleetrun.plan.visible import visible, visible_lines
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import TextIO
 
 
 def put(text: str) -> int:

@@ -12,6 +12,7 @@ people: without secrets, rounded, and without notes.
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from fleetrun import __version__, argv, configfile, options
 from fleetrun.engines import detect
@@ -21,7 +22,6 @@ from fleetrun.options import RawOption
 from fleetrun.plan.kinds import ROOT, is_mask
 from fleetrun.records import manifestfile, secrets, variables
 from fleetrun.records.manifestfile import Recorded
-from fleetrun.typehints import NamedTuple
 
 # Variables that affect how a launch is planned, or how its ranks communicate and compute. The
 # manifest has their values, and only the names of all others.

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
 from fleetrun import argv, conversion, modes, options, slips
 from fleetrun.configfile import Config, named
+from fleetrun.engines import cluster
+from fleetrun.engines.detect import Detected
 from fleetrun.errors import UsageError
 from fleetrun.model import DEFAULTS, Layer, Request, Script, Setting, Strategy
 from fleetrun.options import Option, RawOption, Value
@@ -19,15 +24,9 @@ from fleetrun.plan.hosts import (
 )
 from fleetrun.records import secrets
 from fleetrun.records.variables import JOB
-from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
+from fleetrun.strategy import load
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from typing import TypeVar
-
-    from fleetrun.engines.detect import Detected
-
-    Kind = TypeVar("Kind", int, float, str, tuple[str, ...])
+Kind = TypeVar("Kind", int, float, str, tuple[str, ...])
 
 # Options that fill no field of the request.
 _NO_FIELD = ("config", "from_manifest", "help", "strategy", "version")
@@ -281,7 +280,6 @@ def _take_detected(
     """Use the options that DETECT returns where none is given, except inside a rank."""
     if detect is None or any(environ.get(mark) for mark in _RANK_MARKS):
         return
-    from fleetrun.engines import cluster  # only where an engine has started us
 
     given_options = {name: resolved.given for name, resolved in chosen.items()}
     if cluster.is_left_out(given_options):
@@ -743,7 +741,6 @@ def _strategy(
         )
         return None, (Setting("strategy", "None", "default"),)
     # Only imported for a strategy.
-    from fleetrun.strategy import load
 
     named = load.names(given)
     unplaced = load.requested(named, sets, layers)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import select
 import signal
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from fleetrun import cli
-from fleetrun.run.events import Finished
+from fleetrun.errors import FleetrunError
+from fleetrun.model import LaunchPlan
+from fleetrun.run.events import Finished, Happening
 from fleetrun.run.observers import Sink
-
-if TYPE_CHECKING:
-    from fleetrun.errors import FleetrunError
-    from fleetrun.model import LaunchPlan
-    from fleetrun.run.events import Happening
 
 # fcntl(2); Python has no name for it.
 _F_SETSIG = 10
@@ -59,8 +57,6 @@ class Reports(Sink):
         self._report("ended", exit_code=code, verdict=verdict)
 
     def _report(self, report: str, **more: str | int) -> None:
-        import json  # the ranks run already
-
         # A signal announces the end of the caller.
         with suppress(BrokenPipeError):
             os.write(self._fd, json.dumps({"report": report, **more}).encode() + b"\n")

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 
 from fleetrun.errors import EnvironmentFault, FleetrunError
-from fleetrun.model import Rules
-from fleetrun.postmortem import kernelfacts
+from fleetrun.model import LaunchPlan, Rules
+from fleetrun.postmortem import failures, investigation, kernelfacts, report
+from fleetrun.postmortem.investigation import Investigation
 from fleetrun.records import names, variables
 from fleetrun.records.folder import beside
 from fleetrun.run import children, descriptors, policy, proc, terminal, worker
 from fleetrun.run.events import (
     Action,
     Await,
+    Declared,
     Event,
     Examine,
     Exited,
@@ -42,24 +47,12 @@ from fleetrun.run.events import (
     assert_never,
     signal_name,
 )
-from fleetrun.run.gathering import Round
+from fleetrun.run.gathering import Gathering, Round
 from fleetrun.run.guard import Guard
-from fleetrun.run.libc import signal
 from fleetrun.run.loop import Loop, nothing, poll
-from fleetrun.run.observers import Observers
+from fleetrun.run.observers import ObservedJob, Observers
+from fleetrun.run.readiness import Readiness
 from fleetrun.run.signals import Signals, TerminalSignals, defaults_for_children
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from collections.abc import Set as AbstractSet
-
-    from fleetrun.model import LaunchPlan
-    from fleetrun.postmortem.investigation import Investigation
-    from fleetrun.run.events import Declared
-    from fleetrun.run.gathering import Gathering
-    from fleetrun.run.observers import ObservedJob
-    from fleetrun.run.readiness import Readiness
 
 # After this many seconds of waiting for ranks to end, print which ones.
 _SILENCE_S = 1.0
@@ -172,7 +165,6 @@ class Supervisor:
         if self._outcome.cause is not None:
             shown = [i for i in range(len(self._labels)) if self._observers.shows(i)]
             findings = self._investigate(self._outcome)
-            from fleetrun.postmortem import report  # only after a failure
 
             ranks = self._plan.ranks if self._has_plan else ()
             text = report.verdict(self._outcome, findings, self._labels, frozenset(shown), ranks)
@@ -305,8 +297,6 @@ class Supervisor:
 
     def _investigate(self, outcome: Outcome) -> Investigation:
         """Investigate what happened, and write it to report.json."""
-        from fleetrun.postmortem import investigation  # only after a failure
-
         if not self._has_plan:
             return investigation.Investigation()
         try:
@@ -457,13 +447,10 @@ class Supervisor:
         reporting = [index for index, some in paths.items() if not there.isdisjoint(some)]
         if not reporting:
             return []
-        from fleetrun.postmortem import failures  # only after a failure
 
         return [index for index in reporting if failures.has_failed(self._plan, index, exited)]
 
     def _examine(self, exits: tuple[Exited, ...]) -> RootCauses:
-        from fleetrun.postmortem import failures  # only after a failure
-
         try:
             exits = failures.examine(self._plan, exits)
         except Exception as error:  # noqa: BLE001 - the verdict must come, whatever a file holds
@@ -573,7 +560,6 @@ class Supervisor:
         left, self._left = self._left, []
         if not left or not is_well:
             return
-        from fleetrun.postmortem import report
 
         text = report.left_running(left)
         if text:
@@ -581,8 +567,6 @@ class Supervisor:
             self._observers.on_event(RunWarning("ended", text, time.monotonic()))
 
     def _await(self, action: Await) -> None:
-        from fleetrun.run.readiness import Readiness  # only with servers
-
         self._readiness = self._readiness or Readiness(
             self._loop,
             self._log,

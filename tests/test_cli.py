@@ -269,22 +269,6 @@ def test_help_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(map(len, help_text.text().splitlines())) <= 80
 
 
-def test_help_loads_neither_click_nor_the_options() -> None:
-    program = (
-        "import sys; from fleetrun.cli import main; main(['--help']); "
-        "print(*sorted({'click', 'fleetrun.options', 'fleetrun.request'} & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=LONG_S,
-    )
-    assert done.stdout.splitlines()[-1] == ""
-
-
 def test_color_without_a_value_never_eats_the_script() -> None:
     launch = Launch()
     assert cli.main(["--color", "train.py"], environ={}, launch=launch) == 0
@@ -386,30 +370,6 @@ def test_s37_a_reader_that_has_seen_enough_of_the_help_hears_no_complaint() -> N
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")
-
-
-def test_s80_a_command_line_is_read_without_anything_slow() -> None:
-    slow = "click argparse difflib inspect dataclasses json yaml subprocess pathlib logging"
-    program = (
-        "import sys; from fleetrun.cli import main; "
-        "main(['--gpus=0', '--env=A=1', 'train.py'], environ={}, launch=lambda r, e: 0); "
-        f"print(*sorted(set('{slow}'.split()) & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        # -S and -I: what the interpreter's own set-up files import is not ours.
-        [
-            sys.executable,
-            "-I",
-            "-S",
-            "-c",
-            f"import sys; sys.path.append({str(ROOT)!r}); {program}",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=LONG_S,
-    )
-    assert done.stdout.strip() == ""
 
 
 def test_no_word_at_all_shows_the_short_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,6 @@ FLOORS = (
     # The entrance runs in other programs' Pythons, and imports nothing.
     (
         "fleetrun.errors",
-        "fleetrun.typehints",
         "fleetrun.entrance",
     ),
     ("fleetrun.model", "fleetrun.conversion", "fleetrun.records.variables", "fleetrun.run.events"),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from shlex import shlex
+
+import click
 
 from fleetrun import argv, options
 from fleetrun.commands import COMMANDS, values
@@ -11,10 +14,6 @@ from fleetrun.errors import UsageError
 from fleetrun.plan import kinds
 from fleetrun.printing import put
 from fleetrun.records.variables import COMPLETE
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import click
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -67,7 +66,6 @@ def _split(line: str) -> list[str]:
     """
     if not set(line).intersection("'\"\\"):
         return line.split()
-    from shlex import shlex  # needed by few lines
 
     lexer = shlex(line, posix=True)
     lexer.whitespace_split = True

@@ -6,7 +6,6 @@ import os
 import select
 import stat
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
@@ -14,10 +13,8 @@ from fleetrun.commands import parser, ps
 from fleetrun.errors import EnvironmentFault
 from fleetrun.printing import remark
 from fleetrun.probe import jobs
+from fleetrun.probe.jobs import RunningJob
 from fleetrun.records import names
-
-if TYPE_CHECKING:
-    from fleetrun.probe.jobs import RunningJob
 
 _CHUNK = 1 << 16
 # The polling interval; the end of the job is noticed at once.

@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
 from fleetrun import checkup, colors
 from fleetrun.commands import parser, tables
 from fleetrun.doctor import findings, output
+from fleetrun.model import Request
 from fleetrun.plan.command import CHECK
 from fleetrun.plan.visible import visible
 from fleetrun.printing import put
 from fleetrun.records import secrets
-
-if TYPE_CHECKING:
-    from fleetrun.model import Request
+from fleetrun.remote import checkups
 
 
 def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool) -> int:
@@ -49,8 +47,6 @@ def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool)
 
 def _of_all_hosts(request: Request, options: list[str], wait: float, *, is_json: bool) -> int:
     """Check all hosts of --hosts at once; return 0, or 3 if one has an error."""
-    from fleetrun.remote import checkups  # only with --hosts
-
     log = checkup.remark(os.environ)
     reports = checkups.examine(request, os.environ, options, timeout_s=wait, log=log)
     merged = checkups.merged(reports)

@@ -7,18 +7,15 @@ import os
 import shutil
 import signal
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
 from fleetrun.commands import parser
 from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.options import RawOption
 from fleetrun.plan.environment import with_island
 from fleetrun.records import entrance
 from fleetrun.records.variables import EXEC, EXEC_OPTIONS
-
-if TYPE_CHECKING:
-    from fleetrun.options import RawOption
 
 # Options that do not concern a launch, or only make sense in the command typed.
 _NOT_HERE = ("from_manifest", "version", "dry_run", "detach")

@@ -1,17 +1,17 @@
 """`fleetrun --help`: one screen without click, and sections laid out by click's formatter."""
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
+import gettext
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from click import HelpFormatter
+
+from fleetrun import options
 from fleetrun.commands.pager import page
+from fleetrun.options import Option
 from fleetrun.plan.visible import wrapped
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from click import HelpFormatter
-
-    from fleetrun.options import Option
+from fleetrun.strategy import load
 
 SCREEN = """\
 Usage: fleetrun [OPTIONS] [--] SCRIPT [ARGUMENTS]...
@@ -115,18 +115,12 @@ def translation(environ: Mapping[str, str]) -> Callable[[str], str]:
     language = locale.partition(":")[0]
     if not language.startswith("zh"):
         return str
-    import gettext  # needed only in Chinese
 
     return gettext.translation(DOMAIN, LOCALES, [language], fallback=True).gettext
 
 
 def text(section: str = "all", translate: Callable[[str], str] = str) -> str:
     """Return the help text, or one SECTION, as wide as the terminal."""
-    from click import HelpFormatter  # slow, and the screen lacks it
-
-    from fleetrun import options
-    from fleetrun.strategy import load
-
     formatter = HelpFormatter(max_width=_WIDTH)
     if section == "all":
         formatter.write_usage("fleetrun", _USAGE, prefix=translate("Usage: "))

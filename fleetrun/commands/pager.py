@@ -2,6 +2,8 @@
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Mapping
 
@@ -39,9 +41,6 @@ def _pagers(environ: Mapping[str, str]) -> list[str]:
 
 def _paged(text: str, pager: str, environ: Mapping[str, str]) -> bool:
     """Show TEXT by the shell command PAGER; False if there is no such command."""
-    import signal  # only for long texts on a terminal
-    import subprocess
-
     # As git does: quit if it fits, keep colours, leave the screen as it was.
     with_colors = {**environ, "LESS": environ.get("LESS", "FRX")}
     # The pager handles Ctrl-C.

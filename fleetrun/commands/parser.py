@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,15 +11,13 @@ import click
 from fleetrun import argv, colors, configfile, gone, options, request, suggestions
 from fleetrun.commands import values
 from fleetrun.errors import UsageError
+from fleetrun.model import Request
 from fleetrun.options import RawOption
 from fleetrun.printing import put
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from click.shell_completion import CompletionItem
 
-    from fleetrun.model import Request
 
 # The metavar of a command that takes a launch after its own options.
 LAUNCH = "-- ARGUMENTS..."

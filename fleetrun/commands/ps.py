@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,14 +17,16 @@ from fleetrun.plan.command import CHECK
 from fleetrun.plan.visible import visible
 from fleetrun.printing import put, remark
 from fleetrun.probe import jobs
+from fleetrun.probe.jobs import JobRecords, RunningJob
 from fleetrun.records import names, reading
+from fleetrun.remote import sshjob
+from fleetrun.remote.everywhere import Everywhere
+from fleetrun.remote.protocol import Inquiry
+from fleetrun.remote.sshconnection import ssh_command
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from click.shell_completion import CompletionItem
 
-    from fleetrun.probe.jobs import JobRecords, RunningJob
 
 # With several hosts, the first column is the host.
 ON = "ON"
@@ -55,11 +58,6 @@ def _ps(words: tuple[str, ...], *, is_json: bool, **hosts: str | None) -> int:
 
 def _on_hosts(options: Sequence[str], words: tuple[str, ...], *, is_json: bool) -> int:
     """Print the jobs on the hosts of OPTIONS; return 3 if a host does not answer."""
-    from fleetrun.remote import sshjob  # only with --hosts
-    from fleetrun.remote.everywhere import Everywhere
-    from fleetrun.remote.protocol import Inquiry
-    from fleetrun.remote.sshconnection import ssh_command
-
     request = parser.launch_request([*options, CHECK], os.environ)
     if not (request.hosts or request.hostfile):
         raise UsageError(f"ps: {options[0]} reaches the hosts of --hosts or --hostfile: give one.")

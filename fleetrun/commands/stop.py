@@ -6,7 +6,6 @@ import os
 import select
 import signal
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import click
 
@@ -14,10 +13,9 @@ from fleetrun.commands import ps
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.printing import remark
 from fleetrun.probe import jobs
+from fleetrun.probe.jobs import RunningJob
 from fleetrun.records.variables import JOB
-
-if TYPE_CHECKING:
-    from fleetrun.probe.jobs import RunningJob
+from fleetrun.run import jobprocesses
 
 # Processes of a killed launcher are gone within this time.
 _SWEEP_S = 30.0
@@ -92,7 +90,6 @@ def _wait(job: RunningJob, pidfd: int | None, *, is_now: bool) -> None:
         os.close(pidfd)
     elif job.launcher is None:
         # Its launcher and its guard, which would have done this, were killed.
-        from fleetrun.run import jobprocesses
 
         marker = f"{JOB}={job.name}".encode()
         if not jobprocesses.kill_all(marker, _SWEEP_S, 0):

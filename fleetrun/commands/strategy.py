@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -12,18 +13,14 @@ import click
 from fleetrun import colors
 from fleetrun.commands import parser, tables, values
 from fleetrun.commands.pager import page as through_pager
-from fleetrun.model import VARIABLE_SECTIONS
+from fleetrun.model import VARIABLE_SECTIONS, Knob
 from fleetrun.plan.visible import visible, visible_lines
 from fleetrun.printing import put, remark
 from fleetrun.records import secrets
 from fleetrun.strategy import explanation, fields, load, schema
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from click.shell_completion import CompletionItem
-
-    from fleetrun.model import Knob
 
 
 def _presets(

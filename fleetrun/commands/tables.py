@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -14,8 +15,6 @@ from rich.text import Text
 from fleetrun.plan.visible import columns, elided
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import JustifyMethod
 
 # Wider than any row; rich makes columns only as wide as necessary.

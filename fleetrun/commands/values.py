@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from fleetrun.options import Option
-    from fleetrun.strategy import fields
+from fleetrun.options import Option
+from fleetrun.strategy import fields, load
 
 
 class Completion(NamedTuple):
@@ -28,7 +26,6 @@ def of(option: Option, incomplete: str, before: str) -> list[Completion]:
     match option.name:
         case "strategy":
             # Files first: bash would drop what precedes them.
-            from fleetrun.strategy import load
 
             earlier, comma, last = incomplete.rpartition(",")
             presets = among(load.PRESETS, last, before=before + earlier + comma)
@@ -50,8 +47,6 @@ def of(option: Option, incomplete: str, before: str) -> list[Completion]:
 
 def _knobs(incomplete: str, before: str, between: str = "") -> list[Completion]:
     """Return fields as KEY=, or the values of one; BETWEEN precedes the last value."""
-    from fleetrun.strategy import fields
-
     key, equals, value = incomplete.partition("=")
     known = _settable()
     if not equals:
@@ -66,8 +61,6 @@ def _knobs(incomplete: str, before: str, between: str = "") -> list[Completion]:
 
 def _settable() -> dict[str, fields.Field]:
     """Return the keys of --set: fields, and the parts of fields that have parts."""
-    from fleetrun.strategy import fields
-
     settable: dict[str, fields.Field] = {}
     for field in fields.TABLE:
         # Fields need no section, as their names are unique.

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from fleetrun.conversion import counted, size
+from fleetrun.doctor.facts import CudaStart, Gpu, Gpus, Xid
 from fleetrun.doctor.findings import Finding, error, ok, warning
 from fleetrun.plan import kinds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from fleetrun.doctor.facts import CudaStart, Gpu, Gpus, Xid
 
 # Bits of NVML's clocks event reasons (nvml.h) that mean trouble; a power cap does not.
 THROTTLES = {

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from fleetrun.conversion import counted, size
+from fleetrun.doctor.facts import CgroupLimits, Machine, ResourceLimits, Room
 from fleetrun.doctor.findings import Finding, error, ok, warning
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from fleetrun.doctor.facts import CgroupLimits, Machine, ResourceLimits, Room
 
 _MIB, _GIB = 1 << 20, 1 << 30
 # Docker's default is 64 MiB, in which the workers of one DataLoader die of SIGBUS.

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from fleetrun import conversion
+from fleetrun.doctor.facts import Interface, NameLookup, Network
 from fleetrun.doctor.findings import Finding, error, ok, warning
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from fleetrun.doctor.facts import Interface, NameLookup, Network
 
 _SLOW_LOOKUP_S = 1.0
 # Bridges and tunnels of containers and virtual machines, and wireless interfaces.

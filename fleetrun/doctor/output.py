@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from fleetrun.conversion import counted
 from fleetrun.doctor import transfers
-from fleetrun.doctor.findings import ERROR, OK, WARNING, exit_code
+from fleetrun.doctor.facts import Transfers
+from fleetrun.doctor.findings import ERROR, OK, WARNING, Finding, exit_code
 from fleetrun.plan.visible import wrapped
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fleetrun.doctor.facts import Transfers
-    from fleetrun.doctor.findings import Finding
 
 SCHEMA = 1
 # The keys of a finding in a document, in the order of its fields.

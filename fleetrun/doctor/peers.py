@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
+from fleetrun.doctor.facts import Connect, HostDescription, Peer
 from fleetrun.doctor.findings import Finding, error, ok, warning
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from fleetrun.doctor.facts import Connect, HostDescription, Peer
 
 # Beyond this, certificates, file times and the order of log lines become unreliable.
 CLOCK_S = 1.0

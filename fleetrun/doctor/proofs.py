@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+from fleetrun.doctor.facts import Build, GpuProof
 from fleetrun.doctor.findings import Finding, error, ok, warning
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from fleetrun.doctor.facts import Build, GpuProof
 
 _CHECK = "Paddle on the GPUs"
 # The consequences of a missing library.

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
+from fleetrun.doctor.facts import Build, Gpu, Gpus, Software
 from fleetrun.doctor.findings import Finding, error, ok, warning
 from fleetrun.records import installed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from fleetrun.doctor.facts import Build, Gpu, Gpus, Software
 
 # The first CUDA version with support for a compute capability, newest first; from the release notes
 # of the CUDA toolkits.

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from fleetrun.conversion import size
+from fleetrun.doctor.facts import Gpus, Transfer, Transfers
 from fleetrun.doctor.findings import Finding, error, ok, warning
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from fleetrun.doctor.facts import Gpus, Transfer, Transfers
 
 # NVLink 3 and 4 carry 25 GB/s each way (NVIDIA's data sheets of A100 and H100).
 _NVLINK_BYTES_S, _NVLINK_FROM = 25e9, (8, 0)

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol, cast
+
 from fleetrun.engines.ports import GuessedPorts, Ports
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple, cast
+from fleetrun.model import Facts, Request, Roster
+from fleetrun.plan.layout import ModeHosts, Slots
 
-if TYPE_CHECKING:
-    from abc import abstractmethod
-    from collections.abc import Mapping
-    from typing import Protocol
 
-    from fleetrun.model import Facts, Request, Roster
-    from fleetrun.plan.layout import ModeHosts, Slots
+class EngineFactory(Protocol):
+    """The interface of an engine's module."""
 
-    class EngineFactory(Protocol):
-        """The interface of an engine's module."""
+    @abstractmethod
+    def find(
+        self, request: Request, environ: Mapping[str, str], places: ModeHosts
+    ) -> tuple[str, ...] | None:
+        """Return the hosts known by name; None if this engine does not apply."""
 
-        @abstractmethod
-        def find(
-            self, request: Request, environ: Mapping[str, str], places: ModeHosts
-        ) -> tuple[str, ...] | None:
-            """Return the hosts known by name; None if this engine does not apply."""
-
-        @abstractmethod
-        def assign(
-            self,
-            engine: SelectedEngine,
-            held: Ports,
-            request: Request,
-            facts: Facts,
-            slots: Slots,
-        ) -> Roster:
-            """Return the hosts with a port for each of SLOTS, once they are HELD, and our index."""
+    @abstractmethod
+    def assign(
+        self,
+        engine: SelectedEngine,
+        held: Ports,
+        request: Request,
+        facts: Facts,
+        slots: Slots,
+    ) -> Roster:
+        """Return the hosts with a port for each of SLOTS, once they are HELD, and our index."""
 
 
 class EngineRow(NamedTuple):

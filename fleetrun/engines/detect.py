@@ -5,12 +5,12 @@ Pure: it receives the variables, and a function that reads the files they name.
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from fleetrun.conversion import counted, is_digits
 from fleetrun.errors import EnvironmentFault
 from fleetrun.plan import hostlist
 from fleetrun.records.variables import JOB
-from fleetrun.typehints import NamedTuple
 
 # The largest plausible number of hosts.
 _DIGITS = 6

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from fleetrun.engines import SelectedEngine
+from fleetrun.engines.ports import Ports
 from fleetrun.errors import UsageError
-from fleetrun.model import Endpoint, Member, Roster
+from fleetrun.model import Endpoint, Facts, Member, Request, Roster
 from fleetrun.plan import hosts, layout, origin
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fleetrun.engines import SelectedEngine
-    from fleetrun.engines.ports import Ports
-    from fleetrun.model import Facts, Request
-    from fleetrun.plan.layout import ModeHosts, Slots
+from fleetrun.plan.layout import ModeHosts, Slots
 
 NAME = "local"
 LOOPBACK = "127.0.0.1"

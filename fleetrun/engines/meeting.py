@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 
+from fleetrun import argv
+from fleetrun.engines import SelectedEngine
 from fleetrun.engines.local import alone
+from fleetrun.engines.ports import Ports
 from fleetrun.errors import UsageError
-from fleetrun.model import Endpoint
-from fleetrun.plan import hosts
+from fleetrun.model import Endpoint, Facts, Request, Roster
+from fleetrun.plan import hosts, shell
+from fleetrun.plan.layout import ModeHosts, Slots
+from fleetrun.probe import addresses
+from fleetrun.records import arguments
 from fleetrun.records.variables import TOKEN
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fleetrun.engines import SelectedEngine
-    from fleetrun.engines.ports import Ports
-    from fleetrun.model import Facts, Request, Roster
-    from fleetrun.plan.layout import ModeHosts, Slots
 
 NAME = "master"
 # Options that are this host's own.
@@ -36,9 +34,6 @@ def find(
 
 def at_this_host(request: Request) -> Request:
     """Return REQUEST with an address and a port of this host as the rendezvous."""
-    from fleetrun.engines.ports import Ports  # only on the first of the hosts
-    from fleetrun.probe import addresses
-
     port = hosts.own_port(request.master)
     if not port:
         # Far from those that the ranks will get.
@@ -55,10 +50,6 @@ def at_this_host(request: Request) -> Request:
 
 def invitation(request: Request) -> str:
     """Return the command for the other hosts of REQUEST."""
-    from fleetrun import argv  # only on the first of the hosts
-    from fleetrun.plan import shell
-    from fleetrun.records import arguments
-
     scanned = argv.scan(request.typed)
     named = [setting for setting in scanned.settings if setting.option.target not in _OWN]
     is_command = os.path.basename(sys.argv[0]) == "fleetrun"

@@ -2,19 +2,15 @@
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from fleetrun.conversion import is_digits
-from fleetrun.engines import static
+from fleetrun.engines import SelectedEngine, static
+from fleetrun.engines.ports import Ports
 from fleetrun.errors import EnvironmentFault
-from fleetrun.model import Endpoint, Request
+from fleetrun.model import Endpoint, Facts, Request, Roster
 from fleetrun.plan import hosts, layout, origin
 from fleetrun.plan.layout import ModeHosts, Slots
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from fleetrun.engines import SelectedEngine
-    from fleetrun.engines.ports import Ports
-    from fleetrun.model import Facts, Roster
 
 # The name in plans: like the static engine, it knows the hosts from the start.
 NAME = static.NAME

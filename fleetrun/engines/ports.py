@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import _socket  # `socket` takes 40 ms to import, this one 1
 import errno
+from collections.abc import Iterator, Sequence
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.probe import tcp
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 # Where to look for free ports: above those of services, below Kubernetes' NodePorts (30000), and
 # above the kernel's default range for outgoing connections.

@@ -5,7 +5,11 @@ Kubernetes' Paddle operator and PaddleCloud do so for jobs with parameter server
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fleetrun.conversion import is_digits
+from fleetrun.engines import SelectedEngine
+from fleetrun.engines.ports import Ports
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import (
     COORDINATOR,
@@ -14,19 +18,13 @@ from fleetrun.model import (
     TRAINER,
     Assigned,
     Endpoint,
+    Facts,
     Member,
+    Request,
     Roster,
 )
 from fleetrun.plan.environment import is_identity
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fleetrun.engines import SelectedEngine
-    from fleetrun.engines.ports import Ports
-    from fleetrun.model import Facts, Request
-    from fleetrun.plan.layout import ModeHosts, Slots
+from fleetrun.plan.layout import ModeHosts, Slots
 
 NAME = "cloud"
 

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple, cast
+from abc import abstractmethod
+from typing import NamedTuple, Protocol, cast
 
-if TYPE_CHECKING:
-    from abc import abstractmethod
-    from typing import Protocol
+from fleetrun.model import Facts, Request, Roster
+from fleetrun.plan.devices import Share
+from fleetrun.plan.layout import Layout, ModeHosts, Slots
 
-    from fleetrun.model import Facts, Request, Roster
-    from fleetrun.plan.devices import Share
-    from fleetrun.plan.layout import Layout, ModeHosts, Slots
 
-    class ModeRules(Protocol):
-        """The interface of a mode's module."""
+class ModeRules(Protocol):
+    """The interface of a mode's module."""
 
-        @abstractmethod
-        def places(self, request: Request) -> ModeHosts:
-            """Return the hosts that REQUEST names."""
+    @abstractmethod
+    def places(self, request: Request) -> ModeHosts:
+        """Return the hosts that REQUEST names."""
 
-        @abstractmethod
-        def slots(self, request: Request, share: Share) -> Slots:
-            """Return the processes of REQUEST, with this host's devices."""
+    @abstractmethod
+    def slots(self, request: Request, share: Share) -> Slots:
+        """Return the processes of REQUEST, with this host's devices."""
 
-        @abstractmethod
-        def layout(self, request: Request, facts: Facts, share: Share, roster: Roster) -> Layout:
-            """Return the ranks of the slots on the hosts of ROSTER."""
+    @abstractmethod
+    def layout(self, request: Request, facts: Facts, share: Share, roster: Roster) -> Layout:
+        """Return the ranks of the slots on the hosts of ROSTER."""
 
 
 class Feature(NamedTuple):

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from fleetrun.model import TRAINER, Endpoint, RankSpec
+from fleetrun.model import TRAINER, Device, Endpoint, Facts, RankSpec, Request, Roster
+from fleetrun.plan.devices import Share
 from fleetrun.plan.layout import Layout, LocalProcess, ModeHosts, Slot, Slots
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from fleetrun.model import Device, Facts, Request, Roster
-    from fleetrun.plan.devices import Share
 
 # Paddle's first port with --ips.
 FIRST_PORT = 6070

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from fleetrun import modes
 from fleetrun.conversion import counted
 from fleetrun.errors import UsageError
-from fleetrun.model import COORDINATOR, HETER, SERVER, TRAINER, Endpoint, RankSpec
+from fleetrun.model import (
+    COORDINATOR,
+    HETER,
+    SERVER,
+    TRAINER,
+    Assigned,
+    Device,
+    Endpoint,
+    Facts,
+    RankSpec,
+    Request,
+    Roster,
+)
 from fleetrun.modes import roles
-from fleetrun.modes.roles import MEETING
+from fleetrun.modes.roles import MEETING, Roles
 from fleetrun.plan import kinds, origin
-from fleetrun.plan.layout import Layout, LocalProcess, ModeHosts, Slots
+from fleetrun.plan.devices import Share
+from fleetrun.plan.layout import Layout, LocalProcess, ModeHosts, Slot, Slots
 from fleetrun.records import names
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from fleetrun.model import Assigned, Device, Facts, Request, Roster
-    from fleetrun.modes.roles import Roles
-    from fleetrun.plan.devices import Share
-    from fleetrun.plan.layout import Slot
 
 # The common names of roles, also those of the processes.
 NAMES = {SERVER: "server", TRAINER: "trainer", HETER: "heter", COORDINATOR: "coordinator"}

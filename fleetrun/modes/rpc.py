@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+from fleetrun.model import Facts, Request, Roster
 from fleetrun.modes import collective
+from fleetrun.plan.devices import Share
 from fleetrun.plan.layout import Layout, LocalProcess, ModeHosts, Slots
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from fleetrun.model import Facts, Request, Roster
-    from fleetrun.plan.devices import Share
 
 
 def places(_request: Request) -> ModeHosts:

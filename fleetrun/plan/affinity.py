@@ -2,12 +2,10 @@
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from fleetrun.conversion import counted
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from fleetrun.model import Device, Processors
+from fleetrun.model import Device, Processors
 
 THREADS = "OMP_NUM_THREADS"
 

@@ -5,17 +5,13 @@ The ranks have just been started, so this imports only what every launch has alr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fleetrun import conversion
-from fleetrun.model import UNNAMED_JOB
+from fleetrun.model import UNNAMED_JOB, Device, LaunchPlan, ProcessSpec, Request
 from fleetrun.plan.devices import ON_CPU
 from fleetrun.plan.visible import columns, elided, visible, wrapped
 from fleetrun.records import names
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fleetrun.model import Device, LaunchPlan, ProcessSpec, Request
 
 # A terminal's usual width, of which the lines' "fleetrun: " takes its part.
 WIDTH = 80

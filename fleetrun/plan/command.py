@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import os
 
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from fleetrun.model import Facts, Request, Script
-
+from fleetrun.model import Facts, Request, Script
 
 # Paddle's check of its installation, which Paddle's launcher accepts in place of a script.
 CHECK = "run_check"

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
+from fleetrun.model import Facts, Request, Roster
 from fleetrun.plan import hosts
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from fleetrun.model import Facts, Request, Roster
-    from fleetrun.plan.devices import Share
+from fleetrun.plan.devices import Share
 
 # Prefixes of interfaces that NCCL uses as a last resort.
 _NCCL_AVOIDS = ("docker", "lo")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.model import Facts, LaunchPlan, RankSpec, Request
 from fleetrun.plan import command, origin
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from fleetrun.model import Facts, LaunchPlan, RankSpec, Request
 
 # debugpy's own port is that of rank 0.
 FIRST_PORT = 5678

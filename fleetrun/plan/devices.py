@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from fleetrun import conversion
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from fleetrun import conversion, suggestions
 from fleetrun.conversion import counted, is_digits
 from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.model import Device, Facts, Request
 from fleetrun.plan import kinds, masks, origin, use
 from fleetrun.plan.kinds import label
 from fleetrun.records.variables import ASSUME_DEVICES
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fleetrun.model import Device, Facts, Request
 
 # The order in which CUDA numbers GPUs, and the order of NVML, the driver's library.
 ORDER, DRIVERS_ORDER = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
@@ -201,7 +199,6 @@ def _check_known(request: Request, kind: str, facts: Facts) -> None:
     known = {*kinds.BUILT_IN, *kinds.VENDORS, *facts.device_counts, *facts.paddle_counts}
     if kind in {"cpu", *known, *facts.absent} or _is_exact(request):
         return
-    from fleetrun import suggestions  # only for a mistake
 
     present = ", ".join(f"--{kind_}s" for kind_ in facts.paddle_counts)
     otherwise = (

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from fleetrun.conversion import boolean
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.plan import communication, devices, kinds, masks
+from fleetrun.model import Facts, ProcessSpec, RankSpec, Request, Roster, Strategy
+from fleetrun.plan import communication, debug, devices, kinds, masks
+from fleetrun.plan.devices import Share
+from fleetrun.plan.layout import Layout
 from fleetrun.records import names, secrets
 from fleetrun.records.variables import (
     ERROR_FILE,
@@ -23,14 +29,6 @@ from fleetrun.records.variables import (
     STRATEGY_FILE,
     TOKEN,
 )
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fleetrun.model import Facts, ProcessSpec, RankSpec, Request, Roster, Strategy
-    from fleetrun.plan.devices import Share
-    from fleetrun.plan.layout import Layout
 
 # The kernel's MAX_ARG_STRLEN: one "NAME=value", with its end, may not be longer.
 STRING_LIMIT = 128 * 1024
@@ -306,8 +304,6 @@ def _defaults(
         "POD_NAME": f"{request.job_id}-{roster.me}",
     }
     if request.debug is not None:
-        from fleetrun.plan import debug  # needed only with --debug
-
         defaults |= debug.VARIABLES
     is_cuda = share.kind == "gpu" and not facts.is_rocm
     if is_cuda and any(device.id.isdecimal() for group in share.groups for device in group):
@@ -406,7 +402,6 @@ def _move_long(
             f"--env {LONG_VARIABLE}: {' and '.join(long)} are too long for a variable and need "
             "this one themselves; leave it out."
         )
-    import json  # 15 ms, needed only with thousands of ranks
 
     path = f"{run_dir}/{names.LONG_ENVIRONMENT}"
     text = json.dumps({name: shared.pop(name) for name in long}, indent=1)

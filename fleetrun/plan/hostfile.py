@@ -3,11 +3,11 @@
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from fleetrun.conversion import is_digits
 from fleetrun.errors import UsageError
 from fleetrun.plan.hosts import NO_IPV6, is_ipv6
-from fleetrun.typehints import NamedTuple
 
 # More ranks than any host has: a typing error.
 _MOST_SLOTS = 4096

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from ipaddress import AddressValueError, IPv6Address
+
 from fleetrun.conversion import is_digits
 from fleetrun.errors import EnvironmentFault, StrangerFault, UsageError
 from fleetrun.model import Endpoint, Facts, Request
 from fleetrun.plan import origin
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 LAST_PORT = 65535
 # Seen with 2.6.2 and 3.3.1: both split endpoints at their colons, and resolve names to IPv4 alone.
@@ -162,7 +161,6 @@ def is_ipv6(text: str) -> bool:
     """
     if text.count(":") < 2:  # as few as in ::1
         return False
-    from ipaddress import AddressValueError, IPv6Address  # few values have brackets
 
     try:
         IPv6Address(text)

@@ -7,7 +7,7 @@ MLU_VISIBLE_DEVICES, and the backend xccl.
 
 from __future__ import annotations
 
-from fleetrun.typehints import NamedTuple
+from typing import NamedTuple
 
 # The variables for the kind of the plug-in's devices, and for the plug-in's folder.
 XCCL, ROOT = "PADDLE_XCCL_BACKEND", "CUSTOM_DEVICE_ROOT"

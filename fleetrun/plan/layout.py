@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from fleetrun.errors import UsageError
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fleetrun.model import Device, Endpoint, RankSpec
+from fleetrun.model import Device, Endpoint, RankSpec
 
 LAST_PORT = 65535
 # The ports at which launchers of several hosts meet, counted from the first port: no rank gets

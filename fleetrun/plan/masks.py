@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from typing import NamedTuple
+
 from fleetrun import conversion
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Device, Facts
 from fleetrun.plan import kinds
 from fleetrun.plan.kinds import label
-from fleetrun.typehints import NamedTuple
 
 # On AMD GPUs this one takes precedence over CUDA's, which HIP reads, too.
 HIP_MASK = "HIP_VISIBLE_DEVICES"
@@ -63,8 +65,6 @@ def visible(facts: Facts, kind: str) -> tuple[Visible, str]:
 
 
 def _hides_all(text: str) -> bool:
-    import re  # only behind a mask that names no device
-
     return re.fullmatch(_HIDING, text) is not None
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
+from fleetrun.model import Request
 from fleetrun.plan import kinds
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from fleetrun.model import Request
 
 
 def option(request: Request, name: str) -> str:

@@ -5,16 +5,15 @@ Every function returns text that any terminal can show; it contains no secret va
 
 from __future__ import annotations
 
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+
 from fleetrun import conversion
+from fleetrun.model import Knob, LaunchPlan, ProcessSpec, RankSpec, Request, Setting
 from fleetrun.plan import shell
 from fleetrun.plan.visible import visible
 from fleetrun.records import arguments, secrets
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from fleetrun.model import Knob, LaunchPlan, ProcessSpec, RankSpec, Request, Setting
 
 WIDTH = 100
 SCHEMA = 1
@@ -209,8 +208,6 @@ def _node_lines(
 
 def as_json(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> str:
     """Return the dry run as JSON; SCHEMA increases when a key changes or is removed."""
-    import json  # 15 ms, needed only for a dry run
-
     first = plans[0]
     document = {
         "schema": SCHEMA,
@@ -284,8 +281,6 @@ def as_sh(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> st
 
 
 def _command(argv: Sequence[str]) -> str:
-    import shlex  # needed only for a dry run
-
     return shlex.join(arguments.conceal(argv)[0])
 
 

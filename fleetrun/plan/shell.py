@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+
 from fleetrun import conversion
+from fleetrun.model import LaunchPlan, ProcessSpec, Request
 from fleetrun.records import arguments, secrets
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from fleetrun.model import LaunchPlan, ProcessSpec, Request
 
 # A line that is pasted into a terminal without line editing may not pass 4,095 bytes.
 _LINE_LIMIT = 1000
@@ -161,9 +160,6 @@ def quoted(text: str) -> str:
     >>> print(quoted("caf\udce9"))
     caf"$(printf '\351')"
     """
-    import re  # needed only for a dry run
-    import shlex
-
     # Bytes that are not UTF-8, and control characters: a tab would request completions.
     fragile = re.compile("([\x01-\x09\x0b-\x1f\x7f-\x9f\udc80-\udcff]+)")
     words: list[str] = []

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.model import Device, Facts, GpuUse, Request
 from fleetrun.plan import masks, origin
 from fleetrun.plan.kinds import label
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from fleetrun.model import Device, Facts, GpuUse, Request
 
 # The value of --gpus that means the free ones.
 FREE = "free"

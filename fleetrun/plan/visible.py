@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from unicodedata import combining, east_asian_width
+
 _DOTS = "..."
 # A line may end after blanks, and before or after a character of two columns, together with its
 # opening brackets and punctuation.
@@ -45,7 +48,6 @@ def columns(text: str) -> int:
     """
     if text.isascii():
         return len(text)
-    from unicodedata import combining, east_asian_width  # most text is ASCII
 
     return sum(
         0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text
@@ -65,7 +67,6 @@ def wrapped(text: str, room: int, indent: str = "") -> list[str]:
     if room <= 0:
         return [text] if text else []
     lines, empty = [""], ""
-    import re  # starting goes first
 
     for piece in re.findall(_PIECE, text):
         if lines[-1] != empty and room < columns(lines[-1] + piece.rstrip()):

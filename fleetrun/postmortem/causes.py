@@ -1,5 +1,6 @@
 """Explanations of signals, and of common failures that are recognised in the end of a log."""
 
+from signal import Signals
 from typing import NamedTuple
 
 
@@ -381,8 +382,6 @@ def meaning(signum: int) -> str:
     >>> meaning(9)
     "SIGKILL (killed from outside, usually by the kernel's out-of-memory killer)"
     """
-    from signal import Signals  # only the report of a failure needs it
-
     try:
         name = Signals(signum).name
     except ValueError:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from fleetrun.postmortem.flightnames import (
     DESYNC,
@@ -18,6 +19,7 @@ from fleetrun.postmortem.flightnames import (
     of,
     who,
 )
+from fleetrun.postmortem.flightwaits import OpenCollective
 from fleetrun.records.flightfile import (
     BACKWARD,
     NEW_GROUP,
@@ -25,12 +27,6 @@ from fleetrun.records.flightfile import (
     CollectiveChannel,
     FlightRecord,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
-
-    from fleetrun.postmortem.flightwaits import OpenCollective
 
 # Collectives in which all ranks must have tensors of one size.
 _SAME_SIZE = frozenset(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from fleetrun.conversion import counted, duration
-from fleetrun.run.events import Exited, Interrupted
-from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from fleetrun.model import LaunchPlan
-    from fleetrun.run.events import Outcome, Recovered
+from fleetrun.conversion import counted, duration
+from fleetrun.model import LaunchPlan
+from fleetrun.run.events import Exited, Interrupted, Outcome, Recovered
 
 SCHEMA = 1
 

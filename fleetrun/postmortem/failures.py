@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
+from fleetrun.model import LaunchPlan, ProcessSpec
 from fleetrun.postmortem import causes, lastlines
 from fleetrun.records import names, rankfile, variables
 from fleetrun.records.heartbeat import last_step
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from fleetrun.model import LaunchPlan, ProcessSpec
-    from fleetrun.records.rankfile import ErrorReport, RankAxes
-    from fleetrun.run.events import Exited
+from fleetrun.records.rankfile import ErrorReport, RankAxes
+from fleetrun.run.events import Exited
 
 # A shell's exit codes for a command that it cannot run.
 _SHELL_REFUSALS = frozenset((126, 127))

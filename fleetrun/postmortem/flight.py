@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 from fleetrun.postmortem import desyncs
 from fleetrun.postmortem.flightnames import (
@@ -45,9 +45,6 @@ from fleetrun.records.flightfile import (
     CollectiveChannel,
     FlightRecord,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 # What stands for several collectives.
 _SEVERAL = frozenset((BACKWARD, "program"))

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from fleetrun.conversion import ranges
 from fleetrun.postmortem.flightwaits import OTHER, OpenCollective, oldest
 from fleetrun.records.flightfile import NEW_GROUP, Collective, CollectiveChannel, ForkedCall
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from fleetrun.records.rankfile import RankAxes
+from fleetrun.records.rankfile import RankAxes
 
 DESYNC, MISSING, CYCLE, UNFINISHED = "desync", "missing", "cycle", "unfinished"
 # A rank is awaited that may itself wait for others, in collectives that are not recorded.

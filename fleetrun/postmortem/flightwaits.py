@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from fleetrun.records.flightfile import (
     ASYNCHRONOUS,
@@ -13,9 +14,6 @@ from fleetrun.records.flightfile import (
     CollectiveChannel,
     FlightRecord,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 OTHER = {"send": "recv", "recv": "send"}
 # Collectives whose root receives from all others.

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+from fleetrun import argv
 from fleetrun.conversion import counted
+from fleetrun.model import LaunchPlan, RankSpec
 from fleetrun.plan.kinds import label
 from fleetrun.plan.visible import sentence
-from fleetrun.postmortem import causes, failures, kernelfacts, lastlines
+from fleetrun.postmortem import causes, failures, flight, flightnames, kernelfacts, lastlines
+from fleetrun.postmortem.causes import KnownFailure
+from fleetrun.postmortem.kernelfacts import Baseline
 from fleetrun.records import (
     eventfile,
     flightfile,
@@ -20,20 +26,12 @@ from fleetrun.records import (
     reportfile,
     variables,
 )
+from fleetrun.records.folder import Folder
 from fleetrun.records.heartbeat import is_scripts, read_step
 from fleetrun.records.rankfile import ErrorReport
 from fleetrun.records.reportfile import CulpritRecord, EndRecord, ReportRecord, VictimRecord
 from fleetrun.run import policy
-from fleetrun.run.events import HUNG, Exited, Failure, signal_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from fleetrun.model import LaunchPlan, RankSpec
-    from fleetrun.postmortem.causes import KnownFailure
-    from fleetrun.postmortem.kernelfacts import Baseline
-    from fleetrun.records.folder import Folder
-    from fleetrun.run.events import Outcome, Recovered
+from fleetrun.run.events import HUNG, Exited, Failure, Outcome, Recovered, signal_name
 
 # The signals that stop ranks.
 _STOPPED_BY = frozenset((2, 9, 15))
@@ -143,7 +141,6 @@ def _collectives(plan: LaunchPlan, outcome: Outcome, cause: Exited | Failure) ->
     """Return the findings from the ranks' collectives, unless they only say that one has ended."""
     if not any(variables.FLIGHT_RECORDER in spec.env for spec in plan.processes):
         return []
-    from fleetrun.postmortem import flight, flightnames  # only where they are recorded
 
     ranks = sum(spec.is_trainer for spec in plan.ranks)
     records = flightfile.of_folder(names.run_path(plan, ""), plan.generation)
@@ -249,7 +246,6 @@ def _interpreter(argv: Sequence[str], known: KnownFailure | None) -> list[str]:
     """Say which Python could not import a module, and whether another one is activated."""
     if known is None or known.name not in {"no-paddle", "missing-module"} or not argv:
         return []
-    import shutil  # only after a failure
 
     program = shutil.which(argv[0]) or argv[0]
     if "python" not in os.path.basename(program):
@@ -265,7 +261,6 @@ def _misplaced(words: Sequence[str], known: KnownFailure | None, text: str) -> l
     """Say which of the script's WORDS, refused in TEXT, is an option of fleetrun."""
     if known is None or known.name != "usage":
         return []
-    from fleetrun import argv  # only after a failure
 
     option = argv.refused(words[1:], text)
     if option is None:

@@ -5,21 +5,19 @@ What is not readable is left out; nothing here raises.
 
 from __future__ import annotations
 
+import glob
 import os
 import resource
+import signal
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from typing import NamedTuple
 
 from fleetrun.conversion import size
 from fleetrun.plan.visible import sentence
 from fleetrun.records.folder import Closing
 from fleetrun.run import proc
-from fleetrun.run.libc import signal
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from fleetrun.run.events import Exited
+from fleetrun.run.events import Exited
 
 # The files of a cgroup that count kills, and that limit memory, in versions 2 and 1.
 _MEMORY = (
@@ -218,8 +216,6 @@ def _core(culprit: Exited) -> list[str]:
 
 def core_file(pattern: str, pid: int, folder: str) -> str | None:
     """Return the newest file that may be PID's core, by the kernel's core_pattern."""
-    import glob  # only after a crash
-
     matched, remaining = "", glob.escape(pattern)
     while "%" in remaining:
         before, _, remaining = remaining.partition("%")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from fleetrun.records import reading
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _TAIL_BYTES = 64 * 1024
 # The longest traceback to show whole; without one, the last lines are enough.

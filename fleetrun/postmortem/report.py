@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
+from fleetrun.model import RankSpec
 from fleetrun.plan.visible import sentence, visible
 from fleetrun.postmortem import causes
-from fleetrun.postmortem.investigation import devices_of
+from fleetrun.postmortem.investigation import Investigation, Victim, devices_of
+from fleetrun.records.arguments import conceal
 from fleetrun.records.names import listed, spec_label
+from fleetrun.records.reportfile import CulpritRecord
+from fleetrun.run.children import Leftover
 from fleetrun.run.events import (
     Exited,
     Failure,
     GatherFailed,
     Hung,
     Interrupted,
+    Outcome,
     SourceFailed,
     StrategyRejected,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from collections.abc import Set as AbstractSet
-
-    from fleetrun.model import RankSpec
-    from fleetrun.postmortem.investigation import Investigation, Victim
-    from fleetrun.records.reportfile import CulpritRecord
-    from fleetrun.run.children import Leftover
-    from fleetrun.run.events import Outcome
 
 # The most places of a hung job that are listed.
 _PLACES = 8
@@ -117,7 +113,6 @@ def left_running(left: Sequence[Leftover]) -> str:
     ]
     if not reported:
         return ""
-    from fleetrun.records.arguments import conceal
 
     parts = []
     for pid, words in reported[:_LEFT]:

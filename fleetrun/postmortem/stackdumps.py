@@ -7,18 +7,16 @@ py-spy is used if installed; otherwise Python itself, by a signal for which our 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
-from typing import TYPE_CHECKING, NamedTuple, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, cast
 
 from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.records import secrets
 from fleetrun.run import isolation, proc
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from fleetrun.run.loop import Waiting
+from fleetrun.run.loop import Waiting
 
 # The name of that file in memory.
 MEMORY = "fleetrun-stacks"
@@ -47,8 +45,6 @@ class StackTarget(NamedTuple):
 
 def find_spy() -> str | None:
     """Return the path of py-spy, if it is installed beside our Python or on the PATH."""
-    import shutil  # only where stacks are fetched
-
     folders = [os.path.dirname(sys.executable), *os.get_exec_path()]
     return shutil.which("py-spy", path=os.pathsep.join(filter(None, folders)))
 

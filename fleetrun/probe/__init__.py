@@ -5,22 +5,29 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 
 from fleetrun import modes
 from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
-from fleetrun.model import Facts
+from fleetrun.model import Facts, Request
 from fleetrun.plan import hosts, kinds
 from fleetrun.plan.visible import visible
-from fleetrun.probe import devices, plugins, scripts
+from fleetrun.probe import (
+    addresses,
+    counted,
+    devices,
+    paddles,
+    plugins,
+    processors,
+    rocm,
+    scripts,
+    tcp,
+)
+from fleetrun.probe.nvml import Library
+from fleetrun.records import installed
 from fleetrun.records.variables import ASSUME_DEVICES, PYTHON
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from fleetrun.model import Request
-    from fleetrun.probe.nvml import Library
-
+from fleetrun.run import terminal
 
 # The kernel's limit on command and environment, whatever the stack limit.
 _EXEC_CEILING = 6 * 1024 * 1024
@@ -78,21 +85,14 @@ def read(
     if inquiry is not None:
         survey = inquiry.result(log, timeout_s=timeout_s)
         facts = devices.with_gpus(facts, survey, root)
-        from fleetrun.probe import processors  # only on hosts with GPUs
 
         gpu_nodes = processors.near(root, survey)
     elif not assumed and devices.may_use_gpus(request) and devices.has_amd(root):
-        from fleetrun.probe import rocm  # only on hosts with AMD's driver
-
         facts = rocm.with_gpus(facts, request, root, sys.path)
     if facts.device_counts.get("gpu"):
-        from fleetrun.probe import addresses  # only on hosts with GPUs
-
         hcas, rdma = addresses.rdma(root)
         facts = facts._replace(hcas=hcas, rdma=rdma)
     if request.bind != "none":
-        from fleetrun.probe import processors  # only with --bind
-
         facts = facts._replace(processors=processors.processors(root, gpu_nodes))
     return facts if request.debug is None else _with_debuggers(facts)
 
@@ -118,8 +118,6 @@ def _identity(environ: Mapping[str, str], cwd: str) -> Facts:
     taken = None
     # A user who typed `fleetrun` and got here has the command.
     if os.path.basename(sys.argv[0]) != "fleetrun":
-        from fleetrun.records import installed
-
         taken = installed.taken_command(sys.prefix)
     return Facts(
         environ=environ,
@@ -143,18 +141,12 @@ def _with_network(request: Request, facts: Facts, names: Sequence[str], root: st
         names = peers if request.host is None else (request.host, *peers)
     if request.network is None and all(map(hosts.is_loopback, names)):
         return facts
-    from fleetrun.probe import addresses  # only if there may be other hosts
 
     return addresses.with_network(facts, names, request, root)
 
 
 def _with_debuggers(facts: Facts) -> Facts:
     """Complete FACTS with what a debugger could use."""
-    from importlib.util import find_spec  # needed only with --debug
-
-    from fleetrun.probe import tcp
-    from fleetrun.run import terminal
-
     return facts._replace(
         has_debugpy=find_spec("debugpy") is not None,
         is_at_terminal=terminal.is_own(),
@@ -191,8 +183,6 @@ def _with_plugins(
     """Complete FACTS with the devices that Paddle counts more precisely than device files."""
     signs = plugins.find(request, facts)
     if plugins.is_worth_asking(request, signs):
-        from fleetrun.probe import counted  # only if there are signs of plug-ins
-
         facts = counted.with_devices(facts, request, signs, log=log, timeout_s=timeout_s)
     if "xpu" in facts.device_counts and signs.python == sys.executable:
         facts = _without_xpus(facts)
@@ -201,8 +191,6 @@ def _with_plugins(
 
 def _without_xpus(facts: Facts) -> Facts:
     """Drop XPUs from FACTS, with the reason, if our Paddle is not built for them."""
-    from fleetrun.probe import paddles  # only on hosts with XPUs
-
     if not paddles.lacks_xpus(sys.path):
         return facts
     counts = {kind: count for kind, count in facts.device_counts.items() if kind != "xpu"}
@@ -216,7 +204,6 @@ def _with_paddle(request: Request, facts: Facts) -> Facts:
     feature = modes.BY_WORD[request.run_mode].feature
     if feature is None:
         return facts
-    from fleetrun.probe import paddles  # most modes need only what every Paddle has
 
     return facts._replace(
         paddle_lacking=paddles.without(feature.symbol, sys.path),

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import _socket  # `socket` takes 40 ms to import, this one 1
+import ipaddress
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 
 import psutil
 
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.model import Address
+from fleetrun.model import Address, Facts, Request, Roster
 from fleetrun.plan import hosts, origin
 from fleetrun.probe import files
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fleetrun.model import Facts, Request, Roster
-
 
 # The kernel's words for a link that carries nothing (RFC 2863, ifOperStatus).
 _NO_LINK = ("down", "lowerlayerdown", "notpresent")
@@ -125,8 +120,6 @@ def own(request: Request) -> str:
 
 
 def _within(network: str, own_addresses: Sequence[Address], option: str) -> list[Address]:
-    import ipaddress  # only for a network in CIDR notation
-
     try:
         subnet = ipaddress.ip_network(network, strict=False)
     except ValueError:

@@ -9,18 +9,13 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.model import Checkpoints
+from fleetrun.model import Checkpoints, HostListing
 from fleetrun.plan.visible import visible
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from fleetrun.model import HostListing
 
 # Names of unfinished ones end differently, or begin with a dot or `tmp`.
 _NUMBERED = re.compile(r"(?!\.|tmp)(?:.*[-_.])?(\d+)(\.(?:pdparams|pdckpt|ckpt|pkl))?")

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, cast
 
 from fleetrun import conversion
 from fleetrun.errors import EnvironmentFault
+from fleetrun.model import Facts, Request
 from fleetrun.plan import kinds, masks
 from fleetrun.plan.kinds import label
 from fleetrun.probe import plugins
+from fleetrun.probe.plugins import Signs
 from fleetrun.run.isolation import IsolatedCall
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple, cast
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from fleetrun.model import Facts, Request
-    from fleetrun.probe.plugins import Signs
 
 _CHECKER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "inject", "device_check.py")
 
@@ -146,7 +144,6 @@ def _hidden(
     libraries = plugins.libraries(signs.root)
     if len(counts) <= 1 or len(libraries) <= 1:
         return {}
-    import tempfile  # few hosts have several kinds
 
     libraries_of: dict[str, tuple[str, ...]] = {}
     with tempfile.TemporaryDirectory(prefix="fleetrun-plugins-") as folder:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 
 from fleetrun.conversion import is_digits
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.model import GpuUse
+from fleetrun.model import Facts, GpuUse, Request
 from fleetrun.plan import kinds, masks
 from fleetrun.plan.visible import elided, visible
 from fleetrun.probe import files
+from fleetrun.probe.nvml import DriverQuery, Library, Survey, launch_library
 from fleetrun.records.variables import ASSUME_DEVICES
 from fleetrun.run import proc
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from fleetrun.model import Facts, Request
-    from fleetrun.probe.nvml import DriverQuery, Library, Survey
 
 # Any of these means that an NVIDIA driver can be asked (/dev/dxg: under Windows).
 _NVIDIA = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
@@ -81,7 +76,6 @@ def ask_driver(
         return None
     if not any(os.path.exists(os.path.join(root, path)) for path in _NVIDIA):
         return None
-    from fleetrun.probe.nvml import DriverQuery, launch_library  # only on hosts with a driver
 
     return DriverQuery(nvml or launch_library, wants_bus=request.bind != "none")
 

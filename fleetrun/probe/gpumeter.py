@@ -10,17 +10,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
+from fleetrun.probe import nvml
+from fleetrun.probe.nvml import Library
 from fleetrun.probe.ticks import ticks
 from fleetrun.records import reading
 from fleetrun.records.metricsfile import GpuUsage
 from fleetrun.run import itself, libc
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fleetrun.probe.nvml import Library
 
 # NVML_TEMPERATURE_GPU (nvml.h).
 _SENSOR = 0
@@ -28,8 +25,6 @@ _SENSOR = 0
 
 def read(lib: Library, gpus: Sequence[tuple[int, object]]) -> list[GpuUsage]:
     """Return the current use of GPUS, given as pairs of number and handle."""
-    from fleetrun.probe import nvml  # already loaded in the process that asks
-
     uses = []
     for number, gpu in gpus:
         rates = nvml.ask(lib, "nvmlDeviceGetUtilizationRates", gpu)
@@ -55,8 +50,6 @@ def opened(lib: Library) -> list[tuple[int, object]]:
 
     The MIG instances of a divided GPU precede it and share its number.
     """
-    from fleetrun.probe import nvml
-
     return [
         (number, part)
         for number, gpu in enumerate(nvml.usable(lib))
@@ -68,7 +61,6 @@ def main(period_s: float) -> None:
     """Write a line of JSON every PERIOD_S seconds until our parent ends or stops reading."""
     # Before asking the driver, which may hang.
     libc.prctl(libc.PR_SET_PDEATHSIG, 9)
-    from fleetrun.probe import nvml  # this process only
 
     try:
         lib = nvml.library()

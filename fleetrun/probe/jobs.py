@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from fleetrun.records import names, runs
 from fleetrun.records.variables import JOB, RUN_DIR
 from fleetrun.run import proc
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 # Of the largest process id, 4194304 (PID_MAX_LIMIT in linux/threads.h).
 _PID_DIGITS = 7

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from itertools import islice
 
+from fleetrun.suggestions import closest
+
 # A folder of a million samples is not searched because of a typing error.
 _MOST = 10_000
 # Two letters changed places in `tarin.py`; `train` and `train.py`. Names that are less alike are
@@ -55,7 +57,6 @@ def _closest(part: str, folder: str, *, is_last: bool) -> str | None:
         # The ending, which all have, does not count.
         part = part.removesuffix(".py")
         spelt = {low[: -len(".py")]: name for low, name in spelt.items()}
-    from fleetrun.suggestions import closest
 
     close = closest(part, spelt, _ALIKE)
     return spelt[close] if close else None

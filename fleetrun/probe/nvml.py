@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast
+
 from fleetrun.errors import EnvironmentFault
+from fleetrun.probe.libnvml import LibNvml
 from fleetrun.run.isolation import IsolatedCall
-from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple, cast
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Protocol
+# GPUs as `NvmlGpu` has them, those that are barred, those that are lost.
+_Numbered = tuple[tuple[int, str], ...]
+_Uses = dict[str, tuple[int, int, tuple[int, ...]]]
+_Found = tuple[tuple[tuple[str, tuple[str, ...], str, _Uses], ...], _Numbered, _Numbered]
 
-    # GPUs as `NvmlGpu` has them, those that are barred, those that are lost.
-    _Numbered = tuple[tuple[int, str], ...]
-    _Uses = dict[str, tuple[int, int, tuple[int, ...]]]
-    _Found = tuple[tuple[tuple[str, tuple[str, ...], str, _Uses], ...], _Numbered, _Numbered]
 
-    class Library(Protocol):
-        """pynvml, almost any function of which may be missing or fail."""
+class Library(Protocol):
+    """pynvml, almost any function of which may be missing or fail."""
 
-        @property
-        def NVMLError(self) -> type[Exception]: ...
+    @property
+    def NVMLError(self) -> type[Exception]: ...
 
 
 # After this many seconds, a line says what the launch waits for.
@@ -40,8 +40,6 @@ def library() -> Library:
 
 def launch_library() -> Library:
     """Return as much of the real NVML as a launch needs; only the child loads it."""
-    from fleetrun.probe.libnvml import LibNvml
-
     return cast("Library", LibNvml())
 
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 import re
 import struct
+from collections.abc import Sequence
+from typing import BinaryIO
 
+from fleetrun.model import Script
 from fleetrun.run import proc
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import BinaryIO
-
-    from fleetrun.model import Script
 
 _LIBRARIES = ("base/libpaddle.so", "fluid/libpaddle.so")
 _VERSION = re.compile(r"^full_version\s*=\s*'([^']+)'", re.MULTILINE)

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
+from typing import NamedTuple
 
+from fleetrun.model import Facts, Request
 from fleetrun.plan import command, environment, kinds, origin
 from fleetrun.probe import files, scripts
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fleetrun.model import Facts, Request
 
 # Paddle looks for plug-ins in this folder beside its own.
 _FOLDER = "paddle_custom_device"

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from fleetrun import conversion
 from fleetrun.model import Processors
 from fleetrun.probe import files
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fleetrun.probe.nvml import Survey
+from fleetrun.probe.nvml import Survey
 
 
 def near(root: str, survey: Survey) -> dict[str, int]:

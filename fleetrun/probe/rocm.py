@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 
+from fleetrun.model import Facts, Request
 from fleetrun.plan.masks import ROCR_MASK
 from fleetrun.probe import files, paddles
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fleetrun.model import Facts, Request
 
 # AMD's compute driver lists its nodes here; the processors are among them.
 _NODES = "sys/class/kfd/kfd/topology/nodes"

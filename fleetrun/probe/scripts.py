@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
+from collections.abc import Mapping
+from importlib.util import find_spec
 
 from fleetrun.errors import EnvironmentFault, MissingProgram, NotExecutable
+from fleetrun.model import Script
 from fleetrun.plan import command
-from fleetrun.probe import files
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fleetrun.model import Script
+from fleetrun.probe import files, nearby
+from fleetrun.records.folder import closed
 
 # The longest time in which a Python says whether it finds a module.
 _ANSWER_S = 20.0
@@ -87,7 +87,6 @@ def _check_way(target: str, path: str) -> None:
     """Raise EnvironmentFault when a folder on the way to PATH, which TARGET means, is closed."""
     if os.access(path, os.R_OK):
         return
-    from fleetrun.records.folder import closed  # only for an error message
 
     shut = closed(path)
     if shut is not None:
@@ -99,8 +98,6 @@ def _check_way(target: str, path: str) -> None:
 
 def wrap_fault(wrap: str, cwd: str, environ: Mapping[str, str]) -> str | None:
     """Return why the command of WRAP, `RANKS: COMMAND`, cannot be run; None if it can."""
-    import shlex  # needed by few launches
-
     name = shlex.split(wrap.partition(": ")[2])[0]
     if "/" not in name:
         try:
@@ -136,9 +133,6 @@ def check_module(
     # A file of another kind that Python can import.
     if any(entry.partition(".")[0] == last for entry in files.names(os.path.join(cwd, folder))):
         return
-    from importlib.util import find_spec  # not needed for existing modules
-
-    from fleetrun.probe import nearby
 
     first = path.partition("/")[0]
     is_here = os.path.isdir(os.path.join(cwd, first)) and first != path
@@ -158,8 +152,6 @@ def check_module(
 
 def _lacks(python: str, module: str, cwd: str, environ: Mapping[str, str] | None) -> bool:
     """Whether PYTHON itself says that it finds no MODULE, as its start may add folders."""
-    import subprocess  # only before an error
-
     # A name without a dot: nothing is imported.
     code = f"import importlib.util as u; print('{module}', u.find_spec('{module}') is None)"
     try:
@@ -208,7 +200,5 @@ def _find_program(name: str, cwd: str, environ: Mapping[str, str]) -> str:
 
 def _meant(target: str, cwd: str, otherwise: str) -> str:
     """End a sentence with the existing file whose name is nearly TARGET, or with OTHERWISE."""
-    from fleetrun.probe import nearby  # needed only for a mistake
-
     meant = nearby.find(target, cwd)
     return otherwise if meant is None else f"; did you mean {meant}?"

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import time
-
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator
 
 
 def ticks(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from fleetrun.run import proc
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 

@@ -2,9 +2,9 @@
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from fleetrun.records import secrets, variables
-from fleetrun.typehints import NamedTuple
 
 
 class Hidden(NamedTuple):

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from fleetrun.records.variables import EXEC_OPTIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def options(environ: Mapping[str, str]) -> tuple[str, ...]:

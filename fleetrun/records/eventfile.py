@@ -6,18 +6,16 @@ to its last line even if the launcher is killed; a last line without an end is n
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from fleetrun.model import FieldVerdict
-from fleetrun.records import reading
+from fleetrun.records import reading, secrets
 from fleetrun.records.folder import append_whole
-from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import TypeAlias
-
-    Value: TypeAlias = str | int | float | Sequence["Value"] | Mapping[str, "Value"] | None
+Value: TypeAlias = str | int | float | Sequence["Value"] | Mapping[str, "Value"] | None
 
 SCHEMA = 2
 
@@ -40,10 +38,6 @@ def append(
     fd: int, event: str, at: float, more: Mapping[str, Value], redact: Callable[[str], str] = str
 ) -> None:
     """Append the line of EVENT, at the monotonic time AT, to the file FD."""
-    import json  # the start is over when this runs
-
-    from fleetrun.records import secrets
-
     wall = time.time() - (time.monotonic() - at)
     record = {
         "schema": SCHEMA,

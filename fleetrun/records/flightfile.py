@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from fleetrun.records import names, reading
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
 
 MAGIC = b"FLTRING2"
 HEADER = struct.Struct("<8s8IQ")

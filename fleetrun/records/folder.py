@@ -7,14 +7,13 @@ nothing here follows links, and files are found by the folder's descriptor, not 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+from fleetrun.records import secrets
 
 # Files about a launch are readable by the owner alone; the output of ranks follows the umask.
 PRIVATE = 0o600
@@ -122,10 +121,6 @@ class Folder:
 
     def write_json(self, name: str, document: object, redact: Callable[[str], str] = str) -> None:
         """Write DOCUMENT to the file NAME atomically, with REDACT applied to all its text."""
-        import json  # 3 ms that a start has no use for
-
-        from fleetrun.records import secrets
-
         # ASCII: any reader can take it, whatever bytes names and messages have.
         self.write(name, json.dumps(secrets.everywhere(document, redact), indent=1) + "\n")
 

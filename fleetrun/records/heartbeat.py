@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 
 from fleetrun.records import reading
 from fleetrun.records.folder import beside
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _MOST = 128
 _WORDS = 6

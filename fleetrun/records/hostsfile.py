@@ -6,13 +6,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
 from fleetrun.records import names
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from fleetrun.records.folder import Folder
+from fleetrun.records.folder import Folder
 
 SCHEMA = 1
 

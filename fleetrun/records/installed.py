@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
-
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from shlex import quote
+from typing import NamedTuple
 
 # The scripts that pip writes hold the module they call; both launchers have theirs.
 OURS, PADDLES = b"fleetrun.__main__", b"paddle.distributed"
@@ -89,7 +87,5 @@ def is_lost(prefix: str) -> bool:
 
 def mend(prefix: str) -> str:
     """Return the command that makes the `fleetrun` of the environment PREFIX ours again."""
-    from shlex import quote  # hardly anybody needs it
-
     folder = quote(os.path.join(prefix, "bin"))
     return f"cp {folder}/fleetrunx {folder}/fleetrun"

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fleetrun.records import outputtimes
+from fleetrun.records import outputtimes
 
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 # A rotation is noted within this time; without a note, the file was truncated.

@@ -31,21 +31,16 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, NoReturn, TypeVar
 
 from fleetrun import __version__
 from fleetrun.errors import UsageError
-from fleetrun.model import Knob, Layer
+from fleetrun.model import Knob, LaunchPlan, Layer, Request
 from fleetrun.records import arguments, installed, names, secrets
 from fleetrun.records.arguments import Hidden
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple, NoReturn
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import TypeVar
-
-    from fleetrun.model import LaunchPlan, Request
-
-    Kind = TypeVar("Kind", str, list[object], dict[str, object])
+Kind = TypeVar("Kind", str, list[object], dict[str, object])
 
 SCHEMA = 1
 

@@ -8,14 +8,13 @@ grows, but for another attempt or boot.
 
 from __future__ import annotations
 
+import json
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from fleetrun.records import reading
 from fleetrun.records.folder import Closing, append_whole
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SCHEMA = 1
 # The longest line: a few hundred bytes for each of very many ranks.
@@ -91,8 +90,6 @@ def append(path: str, record: MetricsRecord) -> int:
 
     Raises OSError if that fails.
     """
-    import json
-
     document = {"schema": SCHEMA, **_plain(record._asdict())}
     line = json.dumps(document, allow_nan=False).encode() + b"\n"
     with Closing(fd := os.open(path, _OPEN, 0o600)):

@@ -6,14 +6,11 @@ The log folder has `runs/`, with a run directory for each launch, and links into
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 
 from fleetrun.conversion import ranges
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fleetrun.model import LaunchPlan, ProcessSpec, RankSpec
+from fleetrun.model import LaunchPlan, ProcessSpec, RankSpec
 
 # In the log folder.
 RUNS = "runs"
@@ -66,8 +63,6 @@ def host_secret(hostname: str) -> str:
 
 def is_marker(name: str) -> bool:
     """Whether NAME is one of `marker`."""
-    import re  # no launch has time for it
-
     return re.fullmatch(_MARKER, name) is not None
 
 
@@ -84,7 +79,6 @@ def is_node_folder(name: str) -> bool:
     """Whether NAME is one of `node_folder`."""
     if not name.startswith("node"):
         return False
-    import re  # as above
 
     return re.fullmatch(_NODE, name) is not None
 
@@ -105,8 +99,6 @@ def job_name(run: str) -> str:
     >>> job_name("20250102T030405Z-train-47"), job_name("2025-x-47/node1"), job_name("other")
     ('train', 'x', 'other')
     """
-    import re  # as above
-
     match = re.fullmatch(_RUN, run)
     return run if match is None else match[1]
 

@@ -16,12 +16,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from fleetrun.records import reading
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 SCHEMA = 1
 _HEAD = b"fleetrun output.times %d " % SCHEMA

@@ -8,16 +8,14 @@ standard error; null: it is in `log`), `essential`, `awaits` (groups of endpoint
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from functools import lru_cache
+from typing import NamedTuple
 
-from fleetrun.records import names, reading
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fleetrun.model import LaunchPlan
-    from fleetrun.records.folder import Folder
+from fleetrun.model import LaunchPlan
+from fleetrun.records import arguments, names, reading, secrets
+from fleetrun.records.folder import Folder
 
 SCHEMA = 1
 
@@ -47,10 +45,6 @@ class PlanRecord(NamedTuple):
 
 def write(folder: Folder, plan: LaunchPlan, redact: Callable[[str], str] = str) -> None:
     """Write PLAN into FOLDER; OSError if that fails."""
-    import json  # 3 ms that a start has no use for
-
-    from fleetrun.records import arguments, secrets
-
     envs = [spec.env for spec in plan.processes]
     # Nearly all of it is common, and it may be long.
     common = {k: v for k, v in envs[0].items() if all(e.get(k) == v for e in envs)}

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 from fleetrun.records import heartbeat, names, reading
+from fleetrun.records.runs import LogRecord
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import TypeVar
-
-    from fleetrun.records.runs import LogRecord
-
-    Number = TypeVar("Number", int, float)
+Number = TypeVar("Number", int, float)
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf"
 _STEP = re.compile(

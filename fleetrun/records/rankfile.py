@@ -8,12 +8,10 @@ else altogether, and what can be read is returned.
 # No `from __future__ import annotations`: `reading.record` goes by the annotations.
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from fleetrun.model import ProcessSpec
 from fleetrun.records import names, reading, variables
-
-if TYPE_CHECKING:
-    from fleetrun.model import ProcessSpec
 
 SCHEMA = 1
 # The kinds of records.

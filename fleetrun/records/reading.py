@@ -6,18 +6,15 @@ unknown keys.
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from typing import Any, TypeVar
 
-from fleetrun.typehints import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from typing import TypeVar
-
-    Record = TypeVar("Record", bound=tuple[object, ...])
+Record = TypeVar("Record", bound=tuple[object, ...])
 
 # Longer files are cut; fleetrun writes none.
 MOST = 64 * 1024 * 1024
@@ -82,7 +79,6 @@ def parse(text: bytes | None) -> dict[str, Any] | None:
     """Return the JSON object in TEXT; None if it is not one."""
     if text is None:
         return None
-    import json  # 3 ms that a start has no use for
 
     try:
         document = json.loads(text)

@@ -8,14 +8,11 @@ when one changes its meaning or goes away.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from fleetrun.records import names, reading
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from fleetrun.records.folder import Folder
+from fleetrun.records.folder import Folder
 
 SCHEMA = 1
 

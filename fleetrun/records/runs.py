@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from fleetrun.records import eventfile, lockfile, names, planfile, reading
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class LogRecord(NamedTuple):

@@ -6,13 +6,11 @@ Only a launch with a strategy loads this. `inject/evidence.py` writes the record
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from fleetrun.model import FieldVerdict
 from fleetrun.records import rankfile, reading
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # The schema of the requested strategy.
 DOCUMENT_SCHEMA = 1

@@ -7,11 +7,7 @@ step, and the pages of docs/ with the public ones.
 from __future__ import annotations
 
 import os
-
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
 
 ASSUME_DEVICES = "FLEETRUN_ASSUME_DEVICES"
 STRATEGY = "FLEETRUN_STRATEGY"

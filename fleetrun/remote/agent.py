@@ -11,6 +11,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -21,11 +22,8 @@ from fleetrun.model import Script
 from fleetrun.probe import devices, scripts
 from fleetrun.records import installed
 from fleetrun.records.folder import write_all
-from fleetrun.remote import launcher, protocol, reachability
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from fleetrun.remote import launcher, logsender, protocol, reachability
+from fleetrun.session import script
 
 _CHUNK = 1 << 16
 # The exit code if no launcher was started.
@@ -54,7 +52,6 @@ def look(inquiry: protocol.Inquiry, environ: Mapping[str, str]) -> protocol.Answ
         return answer._replace(fault=str(error))
     if (fault := _taken(inquiry.ports)) is not None:
         return answer._replace(fault=fault)
-    from fleetrun.session import script  # only for a launch
 
     is_python = script.is_python(script_)
     return answer._replace(
@@ -177,8 +174,6 @@ def _order(head: _Input, answer: protocol.Answer) -> protocol.HostOrder | None:
 
 def _send_logs(inquiry: protocol.Inquiry, pid: int, head: _Input) -> None:
     """Send the logs of the launcher PID unless the head is gone or has them already."""
-    from fleetrun.remote import logsender  # only for --gather_logs
-
     folder, extent, nonce = inquiry.logs
     run = logsender.find(os.path.join(inquiry.cwd, folder), pid)
     if run is None or head.is_over:

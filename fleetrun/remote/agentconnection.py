@@ -5,17 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from fleetrun.plan.hostfile import HostEntry
 from fleetrun.remote import protocol
+from fleetrun.remote.protocol import Answer, Inquiry
 from fleetrun.remote.sshconnection import SshConnection
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fleetrun.plan.hostfile import HostEntry
-    from fleetrun.remote.protocol import Answer, Inquiry
-    from fleetrun.run.loop import Loop
+from fleetrun.run.loop import Loop
 
 # The exit codes of shells that cannot start a program.
 _NO_PROGRAM = (126, 127)

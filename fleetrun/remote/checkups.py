@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from fleetrun.doctor.findings import Finding, error
 from fleetrun.doctor.output import KEYS
+from fleetrun.model import Request
 from fleetrun.probe import current_folder
 from fleetrun.records import reading
 from fleetrun.remote import sshjob
 from fleetrun.remote.everywhere import Everywhere
 from fleetrun.remote.protocol import Inquiry
 from fleetrun.remote.sshconnection import ssh_command
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from fleetrun.model import Request
 
 # How long ssh and a check-up of one host may take, and an allreduce.
 _START_S, _ALLREDUCE_S = 60.0, 240.0

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from fleetrun import planner
 from fleetrun.errors import EnvironmentFault
+from fleetrun.model import Request
 from fleetrun.records import eventfile, lockfile, names
+from fleetrun.run.background import Background
 from fleetrun.run.events import signal_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fleetrun.model import Request
-    from fleetrun.run.background import Background
 
 
 class HeadRun:

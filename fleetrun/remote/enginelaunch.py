@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from fleetrun.engines import detect
+from fleetrun.engines.detect import Detected
 from fleetrun.errors import UsageError
+from fleetrun.job import launch as start
+from fleetrun.model import Request
 from fleetrun.records.variables import TOKEN
+from fleetrun.remote import srun, tasks
 from fleetrun.run import libc
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fleetrun.engines.detect import Detected
-    from fleetrun.model import Request
-    from fleetrun.run.observers import Caller
+from fleetrun.run.observers import Caller
 
 
 def launch(
@@ -32,15 +30,12 @@ def launch(
         environ = {**environ, TOKEN: detected.token}
     if detect.has_tasks(detected):
         return _with_tasks(request, environ, detected, caller)
-    from fleetrun.job import launch as start
 
     return start(request, environ, caller=caller)
 
 
 def _spread(request: Request, detected: Detected) -> int:
     """Start a launcher on each host."""
-    from fleetrun.remote import srun  # needed by few: most engines start a launcher on each host
-
     if request.detach:
         raise UsageError(
             "--detach cannot be used in an allocation of several hosts: omit it, or submit the "
@@ -53,9 +48,6 @@ def _with_tasks(
     request: Request, environ: Mapping[str, str], detected: Detected, caller: Caller | None
 ) -> int:
     """Lead the other tasks of this host, or follow its leader."""
-    from fleetrun.job import launch as start
-    from fleetrun.remote import tasks  # only with a task for each rank
-
     place_ = tasks.place(detected)
     own_task = tasks.mine(place_, environ)
     if place_.number:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
+from fleetrun.plan.hostfile import HostEntry
 from fleetrun.remote import protocol
 from fleetrun.remote.agentconnection import AgentConnection
 from fleetrun.remote.fanout import Fanout
 from fleetrun.remote.sshconnection import SSH_FAULT
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from fleetrun.plan.hostfile import HostEntry
-
-    # The words for one host, from the addresses of all hosts and its index.
-    Words = Callable[[Sequence[str], int], Sequence[str]]
+# The words for one host, from the addresses of all hosts and its index.
+Words = Callable[[Sequence[str], int], Sequence[str]]
 
 # The most bytes of output; a command prints kilobytes.
 _MOST = 1 << 22

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import sys
+import termios
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from types import FrameType
+from typing import Generic, TypeVar
 
 from fleetrun.plan.visible import visible
 from fleetrun.remote import protocol
@@ -15,10 +19,6 @@ from fleetrun.remote.sshconnection import FILES, SSH_FAULT, SshConnection
 from fleetrun.run.descriptors import FileLimit
 from fleetrun.run.loop import WRITABLE, Loop, nothing
 from fleetrun.sinks.outlet import Outlet
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from types import FrameType
 
 _CHUNK = 1 << 16
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -214,9 +214,6 @@ class Fanout(Generic[Connection]):
 
 def _has_more(fd: int) -> bool:
     """Whether FD has unread input."""
-    import fcntl  # only at an end
-    import termios
-
     count = fcntl.ioctl(fd, termios.FIONREAD, b"\0" * 4)
     return bool(int.from_bytes(count, sys.byteorder))
 

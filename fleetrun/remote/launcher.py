@@ -6,13 +6,12 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Mapping, Sequence
 from importlib import import_module
+from typing import NoReturn
 
 from fleetrun.remote import protocol
-from fleetrun.typehints import TYPE_CHECKING, NoReturn
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from fleetrun.run import libc
 
 # Variables that Python or the loader reads only at its start.
 _READ_AT_START = ("PYTHONPATH", "LD_LIBRARY_PATH")
@@ -49,8 +48,6 @@ def _be_launcher(
     agent: int, words: Sequence[str], cwd: str, environ: Mapping[str, str]
 ) -> NoReturn:
     """Become the launcher; the process ends with it."""
-    from fleetrun.run import libc  # 10 ms, which must not delay an agent's answer
-
     code = 1
     try:
         os.setsid()

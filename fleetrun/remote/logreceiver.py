@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from fleetrun.records import lockfile, names
 from fleetrun.records.folder import SHARED, Closing, Folder, enter, point, write_all
 from fleetrun.remote import logsender
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # The header of a part is shorter.
 _LONGEST_LINE = 1000

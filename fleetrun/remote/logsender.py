@@ -9,12 +9,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from fleetrun.records import names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 # A nonce that neither ranks nor launchers know follows it.
 MARK = b"\x1e"

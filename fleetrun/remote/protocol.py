@@ -10,14 +10,10 @@ or silence, means STOP.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
 
-from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import TypeVar
-
-    Message = TypeVar("Message", "Inquiry", "Answer", "HostOrder", "Unreached")
+Message = TypeVar("Message", "Inquiry", "Answer", "HostOrder", "Unreached")
 
 VERSION = 5
 MARK = b"fleetrun-agent "

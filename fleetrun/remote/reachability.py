@@ -5,18 +5,13 @@ from __future__ import annotations
 import _socket  # `socket` takes 40 ms to import, this one 1
 import errno
 import os
+from collections.abc import Sequence
 from functools import partial
 
+from fleetrun.remote.protocol import HostEndpoint
 from fleetrun.run.loop import Loop
-from fleetrun.run.tcpconnect import TcpConnect, resolve
+from fleetrun.run.tcpconnect import Link, TcpConnect, resolve
 from fleetrun.session.connection import reason
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fleetrun.remote.protocol import HostEndpoint
-    from fleetrun.run.tcpconnect import Link
 
 # The kernel repeats a lost packet after 1 and 3 s.
 _TIMEOUT_S = 5.0

@@ -7,16 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from fleetrun.engines.detect import Detected
 from fleetrun.errors import EnvironmentFault, shell_code
 from fleetrun.records.variables import with_token
 from fleetrun.run import libc
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fleetrun.engines.detect import Detected
 
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Meant for tasks by sbatch and salloc; older versions of srun would apply them.

@@ -7,18 +7,13 @@ import shlex
 import shutil
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from fleetrun.errors import EnvironmentFault, UsageError, shell_code
+from fleetrun.model import Request
+from fleetrun.plan.hostfile import HostEntry
 from fleetrun.run import children
-from fleetrun.run.loop import WRITABLE
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fleetrun.model import Request
-    from fleetrun.plan.hostfile import HostEntry
-    from fleetrun.run.loop import Loop
+from fleetrun.run.loop import WRITABLE, Loop
 
 # Never wait for a password; notice a lost network; open no terminal, whose end would send signals
 # to processes.

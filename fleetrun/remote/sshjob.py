@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 from fleetrun import argv, configfile, planner, replay
 from fleetrun.errors import UsageError
+from fleetrun.model import Request
 from fleetrun.modes import collective
 from fleetrun.plan import hostfile, kinds, origin
 from fleetrun.plan.environment import is_identity
+from fleetrun.plan.hostfile import HostEntry
 from fleetrun.plan.hosts import bounds, is_loopback
 from fleetrun.plan.layout import session_ports
 from fleetrun.probe import devices
 from fleetrun.records.variables import JOB, STOP_AFTER, STRATEGY, TOKEN, VERIFY
+from fleetrun.remote.protocol import Inquiry
 from fleetrun.request import USER_CONFIG
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from fleetrun.model import Request
-    from fleetrun.plan.hostfile import HostEntry
-    from fleetrun.remote.protocol import Inquiry
 
 # Options of the head alone; the others go to each launcher.
 _OURS = (

@@ -7,25 +7,22 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
+from fleetrun.model import Request
 from fleetrun.probe import current_folder
 from fleetrun.records.names import listed
 from fleetrun.records.variables import with_token
 from fleetrun.remote import protocol, sshjob
 from fleetrun.remote.agentconnection import AgentConnection
+from fleetrun.remote.detachedrun import HeadRun
 from fleetrun.remote.fanout import Fanout
 from fleetrun.remote.logreceiver import FetchedLogs
 from fleetrun.remote.sshconnection import SSH_FAULT, ssh_command
+from fleetrun.run import background
 from fleetrun.run.loop import nothing
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from fleetrun.model import Request
-    from fleetrun.remote.detachedrun import HeadRun
 
 # How long a host may take to answer, from the start of its ssh on.
 _CHECK_S = 60.0
@@ -55,9 +52,6 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
         logs = (request.log_dir, request.gather_logs, os.urandom(16).hex())
     records = None
     if request.detach:
-        from fleetrun.remote.detachedrun import HeadRun  # most jobs stay in front
-        from fleetrun.run import background
-
         child = background.begin(os.path.abspath(request.log_dir))
         if isinstance(child, int):
             return child

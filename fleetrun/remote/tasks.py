@@ -13,18 +13,15 @@ import signal
 import socket
 import struct
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from fleetrun.engines.detect import Detected
 from fleetrun.errors import EnvironmentFault, RendezvousError
 from fleetrun.model import Task
 from fleetrun.plan.kinds import is_mask
 from fleetrun.run import proc
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from fleetrun.engines.detect import Detected
 
 # How often a task looks for the first one.
 _LOOK_S = 0.05

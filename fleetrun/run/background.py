@@ -7,18 +7,14 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from fleetrun.errors import EnvironmentFault, shell_code
 from fleetrun.records import names
+from fleetrun.records.folder import Folder
+from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import Sink
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fleetrun.records.folder import Folder
-    from fleetrun.run.loop import Waiting
 
 _CHUNK = 1 << 16
 _READY = b"."

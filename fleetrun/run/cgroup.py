@@ -9,13 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterable
 
 from fleetrun.run import proc
 from fleetrun.run.loop import poll
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 # How long to wait until the killed processes have left the cgroup; a device may hold them.
 _SECONDS = 1.0

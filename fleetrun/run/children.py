@@ -8,17 +8,15 @@ them, so their ids cannot be reused.
 from __future__ import annotations
 
 import os
+import signal
 import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from typing import Any, NamedTuple
 
-from fleetrun.run import libc, proc
-from fleetrun.run.libc import signal
+from fleetrun.run import cgroup, libc, proc
 from fleetrun.run.loop import poll
-from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
 
 _KILL = 9
 # A process still alive after this waits for a device; by then there may be new children.
@@ -308,8 +306,6 @@ def sweep(spare: AbstractSet[int], seconds: float, *, is_guard: bool = False) ->
             leftovers.setdefault(pid, Leftover(pid, proc.argv(pid)))
         untouchable = [pid for pid in targets if not kill_child(pid)]
         if untouchable:
-            from fleetrun.run import cgroup
-
             cgroup.kill(untouchable)
         until = min(deadline, time.monotonic() + _ROUND_S)
         for pid in targets:

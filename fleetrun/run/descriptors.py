@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 
 from fleetrun.errors import EnvironmentFault
 
@@ -52,7 +53,6 @@ class FileLimit:
         # The soft limit; -1: there is none.
         if not -1 < os.sysconf("SC_OPEN_MAX") < target:
             return
-        import resource  # an extension module, which most launches need not load
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if resource.RLIM_INFINITY != hard < needed:
@@ -76,6 +76,4 @@ class FileLimit:
 
 
 def _set(limits: tuple[int, int]) -> None:
-    import resource  # as above
-
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -3,8 +3,9 @@
 `policy.step` takes an event and returns actions; sinks and sources are notified of both.
 """
 
+from typing import Annotated, NamedTuple, NoReturn, TypeAlias
+
 from fleetrun.model import ExitStatus, FieldVerdict, LaunchPlan
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple, NoReturn, TypeAlias
 
 # Linux numbers them from 1, on every machine that Paddle runs on.
 _SIGNAL_NAMES = """
@@ -12,13 +13,8 @@ HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHL
 TTIN TTOU URG XCPU XFSZ VTALRM PROF WINCH IO PWR SYS
 """
 _SIGNALS = tuple(_SIGNAL_NAMES.split())
-if TYPE_CHECKING:
-    Lines: TypeAlias = str
-else:
-
-    class Lines:
-        """Marks a text of a message between launchers that may have several lines."""
-
+# A text of a message between launchers that may have several lines.
+Lines: TypeAlias = Annotated[str, "lines"]
 
 # Enough for a rank's last lines; its log is not sent.
 LONGEST_TEXT = 16 * 1024

@@ -6,11 +6,8 @@ import _socket  # `socket` takes 40 ms to import, this one 1
 import marshal
 import os
 import sys
-
-from fleetrun.typehints import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import Any
 
 _LENGTH = 8
 # The bytes of a C int.

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import TypeAlias
 
 from fleetrun.errors import FleetrunError, RendezvousError
-from fleetrun.model import DEFAULTS
-from fleetrun.run.loop import LoopShare
-from fleetrun.typehints import TYPE_CHECKING
+from fleetrun.model import DEFAULTS, LaunchPlan
+from fleetrun.run.loop import Loop, LoopShare, Waiting
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeAlias
-
-    from fleetrun.model import LaunchPlan
-    from fleetrun.run.loop import Loop, Waiting
-
-    Answer: TypeAlias = Callable[[LaunchPlan | FleetrunError], None]
+Answer: TypeAlias = Callable[[LaunchPlan | FleetrunError], None]
 
 _PROGRESS_S = 1.0
 

@@ -12,35 +12,31 @@ from __future__ import annotations
 import _socket  # `socket` takes 40 ms to import, this one 1
 import errno
 import os
+import signal
 import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from typing import Any, Protocol
 
-from fleetrun.run import children, framing, libc
-from fleetrun.run.libc import signal
-from fleetrun.run.loop import READABLE, WRITABLE, Loop, nothing, poll
-from fleetrun.typehints import TYPE_CHECKING, Any
+from fleetrun.run import children, framing, jobprocesses, libc
+from fleetrun.run.children import Ended, Order, Swept, WaitStatus
+from fleetrun.run.descriptors import FileLimit
+from fleetrun.run.loop import READABLE, WRITABLE, Loop, Waiting, nothing, poll
+from fleetrun.run.terminal import TerminalSettings
 
-if TYPE_CHECKING:
-    from abc import abstractmethod
-    from collections.abc import Callable, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
-    from typing import Protocol
 
-    from fleetrun.run.children import Ended, Order, Swept, WaitStatus
-    from fleetrun.run.descriptors import FileLimit
-    from fleetrun.run.loop import Waiting
-    from fleetrun.run.terminal import TerminalSettings
+class LossTeller(Protocol):
+    """Tells the coordinator of this launcher's death."""
 
-    class LossTeller(Protocol):
-        """Tells the coordinator of this launcher's death."""
+    @property
+    @abstractmethod
+    def is_done(self) -> bool:
+        """Whether there is nothing more to tell."""
 
-        @property
-        @abstractmethod
-        def is_done(self) -> bool:
-            """Whether there is nothing more to tell."""
-
-        def ended(self) -> None:
-            """Tell that no rank is left."""
+    def ended(self) -> None:
+        """Tell that no rank is left."""
 
 
 # A process that does not die by then waits for a device, and the guard gives up on it.
@@ -345,8 +341,6 @@ class Guard:
 
     def _kill_by_marker(self) -> bool:
         """Kill every process with the job's marker; return whether none is left."""
-        from fleetrun.run import jobprocesses  # for no launch that ends by itself
-
         is_over = jobprocesses.kill_all(self._marker, _SECONDS, self._shared)
         if self._settings is not None:
             # We are in the terminal's background.
@@ -469,7 +463,6 @@ class _Service:
             if self._orphans_at is not None and self._orphans_at <= time.monotonic():
                 self._orphans_at = None
                 # `os.wait4` would load it when the first rank has ended, for half a millisecond.
-                import resource  # noqa: F401
 
                 children.reap_orphans(self.ranks)
             if self.kill_at is not None and self.kill_at <= time.monotonic():

@@ -10,16 +10,12 @@ import marshal
 import os
 import signal
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from fleetrun.run import children, libc, proc
-from fleetrun.run.loop import nothing, poll
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from fleetrun.run.loop import Waiting
+from fleetrun.run.loop import Waiting, nothing, poll
 
 _CHUNK = 65536
 # A child that SIGKILL can end, or that has crashed, is gone within this time; one that is not held

@@ -8,15 +8,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Collection
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 
 from fleetrun.run import proc
 from fleetrun.run.loop import poll
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-    from collections.abc import Set as AbstractSet
 
 _PAUSE_S = 0.005
 

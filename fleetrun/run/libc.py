@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import _ctypes  # `ctypes` takes 3 ms to import, this one a half
+import ctypes
 import os
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 
 from fleetrun.run import proc
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    # Exported.
-    import signal as signal  # noqa: PLC0414
-    from collections.abc import Iterable
-else:
-    # `signal` makes enums of these numbers, and takes 4 ms.
-    import _signal as signal  # noqa: F401 - exported
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
@@ -58,8 +51,6 @@ def set_command(text: bytes) -> None:
 
 def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
     """Apply MODE to a range of the file FD; raises OSError if that is not supported."""
-    import ctypes  # only for logs that are cut
-
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(length)):
         number = ctypes.get_errno()
@@ -68,8 +59,6 @@ def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
 
 def signalfd(signums: Iterable[int]) -> int:
     """Return a non-blocking signalfd for SIGNUMS, which must be blocked."""
-    import ctypes  # only for ranks that read the terminal
-
     # A `sigset_t` of 1024 bits, the first for signal 1.
     mask = sum(1 << (signum - 1) for signum in signums).to_bytes(128, sys.byteorder)
     libc = ctypes.CDLL(None, use_errno=True)

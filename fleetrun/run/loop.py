@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import select
 import time
-
-from fleetrun.typehints import TYPE_CHECKING
+from collections.abc import Callable, Hashable
+from typing import Protocol
 
 READABLE = select.EPOLLIN
 WRITABLE = select.EPOLLOUT
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-    from typing import Protocol
 
-    class Waiting(Protocol):
-        """The part of the event loop that registers callbacks."""
+class Waiting(Protocol):
+    """The part of the event loop that registers callbacks."""
 
-        def watch(self, fd: int, callback: Callable[[], None], mask: int = READABLE) -> None:
-            """Call CALLBACK whenever FD is ready."""
+    def watch(self, fd: int, callback: Callable[[], None], mask: int = READABLE) -> None:
+        """Call CALLBACK whenever FD is ready."""
 
-        def unwatch(self, fd: int) -> None:
-            """Stop calling for FD, if it was watched."""
+    def unwatch(self, fd: int) -> None:
+        """Stop calling for FD, if it was watched."""
 
-        def timer(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
-            """Call CALLBACK once at the moment AT; None takes KEY's timer away."""
+    def timer(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
+        """Call CALLBACK once at the moment AT; None takes KEY's timer away."""
 
 
 # The longest wait of one turn; a day is as good as forever.

@@ -13,10 +13,10 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from fleetrun.run.isolation import IsolatedCall
 from fleetrun.run.loop import poll
-from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable

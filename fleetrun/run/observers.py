@@ -4,41 +4,44 @@ from __future__ import annotations
 
 import os
 import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Protocol
 
+from fleetrun.errors import FleetrunError
+from fleetrun.model import Endpoint, LaunchPlan, Request
 from fleetrun.records import names
 from fleetrun.records.folder import Folder
 from fleetrun.run import terminal
-from fleetrun.run.events import Gathered, SourceFailed
-from fleetrun.run.loop import LoopShare
-from fleetrun.typehints import TYPE_CHECKING
+from fleetrun.run.events import (
+    Declared,
+    Gathered,
+    Happening,
+    Outcome,
+    Recovered,
+    SourceFailed,
+    Started,
+)
+from fleetrun.run.guard import LossTeller
+from fleetrun.run.loop import Loop, LoopShare, Waiting
 
-if TYPE_CHECKING:
-    from abc import abstractmethod
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Protocol
 
-    from fleetrun.errors import FleetrunError
-    from fleetrun.model import Endpoint, LaunchPlan, Request
-    from fleetrun.run.events import Declared, Happening, Outcome, Recovered, Started
-    from fleetrun.run.guard import LossTeller
-    from fleetrun.run.loop import Loop, Waiting
+class Caller(Protocol):
+    """The Python program that started the launcher and follows its job."""
 
-    class Caller(Protocol):
-        """The Python program that started the launcher and follows its job."""
+    @abstractmethod
+    def gathering(self) -> None:
+        """Learn that this host is ready and waits for the others."""
 
-        @abstractmethod
-        def gathering(self) -> None:
-            """Learn that this host is ready and waits for the others."""
+    @abstractmethod
+    def sink(self, plan: LaunchPlan) -> Sink:
+        """Return the sink that follows the job of PLAN."""
 
-        @abstractmethod
-        def sink(self, plan: LaunchPlan) -> Sink:
-            """Return the sink that follows the job of PLAN."""
-
-        @abstractmethod
-        def failed(self, error: FleetrunError, message: str) -> None:
-            """Learn of the ERROR because of which there is no job; MESSAGE has no secrets."""
+    @abstractmethod
+    def failed(self, error: FleetrunError, message: str) -> None:
+        """Learn of the ERROR because of which there is no job; MESSAGE has no secrets."""
 
 
 class _Observer:

@@ -7,6 +7,9 @@ to wait, the caller asks `is_current`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
 from fleetrun.model import ExitStatus, Rules
 from fleetrun.run.events import (
     Action,
@@ -40,10 +43,6 @@ from fleetrun.run.events import (
     TimerExpired,
     assert_never,
 )
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 HUP, INT, KILL, USR1, USR2, TERM = 1, 2, 9, 10, 12, 15
 # Schedulers send these when time is nearly up; acting on them is up to the ranks.

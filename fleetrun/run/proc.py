@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Collection, Container, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from typing import NamedTuple
 
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterable, Iterator
-    from collections.abc import Set as AbstractSet
+from fleetrun.records import arguments
 
 # The system call numbers of read, and of select and pselect6, in which readline waits.
 _READS = {"x86_64": (b"0",), "aarch64": (b"63",)}.get(os.uname().machine, ())
@@ -229,8 +229,6 @@ def descendants(processes: Collection[Stat], roots: AbstractSet[int]) -> set[int
 
 def send(process: Stat, signum: int) -> None:
     """Send SIGNUM to PROCESS, and to no later one with its id; raises OSError."""
-    import signal
-
     pidfd = os.pidfd_open(process.pid)
     try:
         current = stat(process.pid)
@@ -309,8 +307,6 @@ def argv(pid: int) -> tuple[str, ...]:
 
 def command(pid: int) -> str:
     """Return PID's command line without secrets."""
-    from fleetrun.records import arguments
-
     return " ".join(arguments.conceal(argv(pid))[0])
 
 

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import _socket  # `socket` takes 40 ms to import, this one 1
 import time
+from collections.abc import Callable, Container
 from functools import partial
 
+from fleetrun.model import Endpoint, LaunchPlan
 from fleetrun.records.names import listed
-from fleetrun.run.tcpconnect import TcpConnect, resolve
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container
-
-    from fleetrun.model import Endpoint, LaunchPlan
-    from fleetrun.run.loop import Waiting
-    from fleetrun.run.tcpconnect import Link
+from fleetrun.run.loop import Waiting
+from fleetrun.run.tcpconnect import Link, TcpConnect, resolve
 
 # Servers on other hosts, which somebody may start by hand, may take longer.
 _TIMEOUT_S = 30.0

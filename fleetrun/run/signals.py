@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import struct
+from collections.abc import Callable
+from types import FrameType
 
 from fleetrun.run import libc
-from fleetrun.run.libc import signal
-from fleetrun.typehints import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
-
-    Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
+Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
 
 HANDLED = (
     signal.SIGINT,
@@ -56,7 +54,6 @@ class TerminalSignals:
             data = os.read(self.fd, 16 * _SIGINFO_BYTES)
         except BlockingIOError:
             return []
-        import struct  # only for ranks that read the terminal
 
         signals = []
         for start in range(0, len(data), _SIGINFO_BYTES):

@@ -6,18 +6,13 @@ import _socket  # `socket` takes 40 ms to import, this one 1
 import errno
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import NamedTuple, cast
 
-from fleetrun.run.isolation import IsolatedCall
-from fleetrun.run.loop import WRITABLE, nothing
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple, cast
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fleetrun.run.isolation import CallResult
-    from fleetrun.run.loop import Waiting
+from fleetrun.run.isolation import CallResult, IsolatedCall
+from fleetrun.run.loop import WRITABLE, Waiting, nothing
 
 # A DNS server that is down takes the resolver 30 s and more.
 _TIMEOUT_S = 10.0

@@ -7,15 +7,13 @@ reads it, for a prompt or a debugger, stays in the launcher's group; all others 
 from __future__ import annotations
 
 import os
+import termios
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
+from fleetrun.model import LaunchPlan
 from fleetrun.run import proc
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fleetrun.model import LaunchPlan
 
 # The value of --stdin for which no process reads it.
 NO_PROCESS = "none"
@@ -76,8 +74,6 @@ class TerminalSettings:
     """The terminal's settings, restored after a process that has changed them was killed."""
 
     def __init__(self) -> None:
-        import termios  # only where there is a terminal to be read
-
         self._termios = termios
         try:
             self._before: list[object] | None = termios.tcgetattr(0)

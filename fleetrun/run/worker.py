@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from fleetrun.model import ExitStatus, LaunchPlan, ProcessSpec
 from fleetrun.plan.environment import STACK_SIGNAL
@@ -14,13 +17,7 @@ from fleetrun.records import names, variables
 from fleetrun.records.folder import SHARED, Folder, closed, point, write_all
 from fleetrun.run import proc, terminal
 from fleetrun.run.children import Ended, Leftover, Order
-from fleetrun.run.libc import signal
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from fleetrun.run.guard import Guard
+from fleetrun.run.guard import Guard
 
 # The size of a trial write to a log: without room for a traceback, a log is of no use.
 _TRIAL = b"\n" * 4096

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 from fleetrun.records.variables import TOKEN
 from fleetrun.session import rank_assignment
 from fleetrun.session.authentication import fingerprint
-from fleetrun.session.messages import PROTOCOL, Join, Refused
-from fleetrun.session.state import ENDED, FORMING, Close, Refusal, Send
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from fleetrun.session.messages import JoinRequest, LauncherKilled
-    from fleetrun.session.rank_assignment import Host
-    from fleetrun.session.state import Received, State, Step
+from fleetrun.session.messages import PROTOCOL, Join, JoinRequest, LauncherKilled, Refused
+from fleetrun.session.rank_assignment import Host
+from fleetrun.session.state import ENDED, FORMING, Close, Received, Refusal, Send, State, Step
 
 # Misconfigured hosts retry: keep at most this many refusals, in all and per address.
 _REMEMBERED, _EACH = 16, 3

@@ -16,13 +16,10 @@ from __future__ import annotations
 
 import hmac
 import os
+from collections.abc import Mapping
 
 from fleetrun.records.variables import TOKEN
 from fleetrun.session.codec import Malformed, dump, load
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # The version of frames, handshake and names of messages.
 WIRE_VERSION = 6

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 
+from fleetrun.run.loop import Waiting
 from fleetrun.session import exchange, messages
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fleetrun.run.loop import Waiting
-    from fleetrun.session.connection import Connection
-    from fleetrun.session.messages import FromCoordinator, FromMember
+from fleetrun.session.connection import Connection
+from fleetrun.session.messages import FromCoordinator, FromMember
 
 # A launcher joins as soon as it is connected; on a bad network that takes seconds.
 _JOIN_S = 10.0

@@ -5,20 +5,20 @@ is written as `{"is": NAME, field: value, ...}` and checked by the annotations o
 """
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
+import base64
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from itertools import repeat
+from json import JSONDecoder, JSONEncoder
 from math import isfinite
 from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_type_hints
 
 from fleetrun.plan.visible import visible, visible_lines
 from fleetrun.run.events import Lines
-from fleetrun.typehints import TYPE_CHECKING, Annotated, Any
-
-if TYPE_CHECKING:
-    from json import JSONDecoder, JSONEncoder
 
 _HEAD = 4
 # How much of what another program sends is quoted.
@@ -112,15 +112,11 @@ def dump(values: Mapping[str, object]) -> bytes:
 # Making an encoder takes longer than encoding a heartbeat.
 @cache
 def _encoder() -> "JSONEncoder":
-    from json import JSONEncoder  # only jobs on several hosts have to pay for it
-
     return JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 @cache
 def _decoder() -> "JSONDecoder":
-    from json import JSONDecoder
-
     return JSONDecoder(
         parse_int=_whole,
         parse_float=_finite,
@@ -209,8 +205,6 @@ class Codec:
         if len(payload) < _LONG:
             return payload
         if self._last_packed[0] is not payload:
-            import zlib  # the roster of few hosts is short
-
             self._last_packed = payload, _PACKED + zlib.compress(payload)
         return self._last_packed[1]
 
@@ -231,17 +225,12 @@ class Codec:
 
 def pack(content: bytes) -> str:
     """Return CONTENT, compressed, as a text that fits into a message; empty: it does not."""
-    import base64
-    import zlib
-
     text = base64.b64encode(zlib.compress(content)).decode("ascii")
     return text if len(text) <= LONGEST_TEXT else ""
 
 
 def unpack(text: str, most: int) -> bytes:
     """Return the bytes that `pack` made TEXT of; empty if it did not, or if they exceed MOST."""
-    import base64
-
     try:
         return _inflated(base64.b64decode(text, validate=True), most)
     except ValueError:
@@ -249,8 +238,6 @@ def unpack(text: str, most: int) -> bytes:
 
 
 def _inflated(packed: bytes, most: int) -> bytes:
-    import zlib
-
     unpacking = zlib.decompressobj()
     try:
         payload = unpacking.decompress(packed, most)
@@ -263,9 +250,9 @@ def _inflated(packed: bytes, most: int) -> bytes:
 
 def _plain_fields(message: tuple[object, ...]) -> dict[str, object]:
     names: tuple[str, ...] = getattr(message, "_fields")  # noqa: B009 - a NamedTuple has it
-    kinds = type(message).__annotations__
+    kinds = _hints(type(message))
     return {
-        name: _plain(value, has_lines=kinds[name] is Lines)
+        name: _plain(value, has_lines=kinds[name] == Lines)
         for name, value in zip(names, message, strict=True)
     }
 
@@ -289,9 +276,9 @@ def _typed(kind: Any, value: object, where: str) -> Any:  # noqa: ANN401, PLR091
     if kind in {bool, int, float, NoneType} and type(value) is kind:
         return value
     if kind in {str, Lines} and type(value) is str:
-        return _text(value, where, has_lines=kind is Lines)
+        return _text(value, where, has_lines=kind == Lines)
     origin, arguments = _shape(kind)
-    if origin is UnionType:
+    if origin in {UnionType, Union}:
         return _one_of(arguments, value, where)
     if origin is Annotated:
         return _tested(arguments[0], arguments[1], value, where)
@@ -313,6 +300,11 @@ def _shape(kind: Any) -> tuple[Any, tuple[Any, ...]]:  # noqa: ANN401 - an annot
     return getattr(kind, "__origin__", type(kind)), getattr(kind, "__args__", ())
 
 
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
 def _one_of(kinds: tuple[Any, ...], value: object, where: str) -> object:
     for kind in kinds:
         with suppress(Malformed):
@@ -328,7 +320,7 @@ def _tested(kind: Any, test: Callable[[Any], bool], value: object, where: str) -
 
 
 def _record(kind: Any, values: Mapping[str, object], where: str) -> object:  # noqa: ANN401 - a NamedTuple
-    annotations = kind.__annotations__
+    annotations = _hints(kind)
     if values.keys() != annotations.keys():
         raise Malformed(f"{where} has other fields")
     record = kind(**{n: _typed(annotations[n], v, f"{where}.{n}") for n, v in values.items()})

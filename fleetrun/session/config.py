@@ -3,9 +3,9 @@
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from collections.abc import Sequence
 from math import isfinite
+from typing import NamedTuple
 
 from fleetrun.model import DEFAULTS, Rules
-from fleetrun.typehints import NamedTuple
 
 # A host that is cut off has killed its ranks this long before the others stop waiting for it.
 _FENCE_S = 2.0

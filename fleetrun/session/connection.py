@@ -7,25 +7,21 @@ import errno
 import os
 import time
 from collections import deque
+from collections.abc import Callable, Hashable
 from contextlib import suppress
+from typing import NamedTuple
 
-from fleetrun.run.loop import READABLE, WRITABLE
+from fleetrun.run.loop import READABLE, WRITABLE, Waiting
+from fleetrun.run.tcpconnect import Link
 from fleetrun.session.authentication import (
     LONGEST_HANDSHAKE,
     MAC_BYTES,
     AuthenticationError,
     Handshake,
+    Key,
+    Seal,
 )
-from fleetrun.session.codec import Frames, Malformed, frame
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-
-    from fleetrun.run.loop import Waiting
-    from fleetrun.run.tcpconnect import Link
-    from fleetrun.session.authentication import Key, Seal
-    from fleetrun.session.codec import Codec
+from fleetrun.session.codec import Codec, Frames, Malformed, frame
 
 _PIECE = 1 << 16
 # The memory that each unsent part takes beside its bytes.

@@ -6,13 +6,16 @@ message of a member, every broken connection, and TimerExpired at `wake_at`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from fleetrun.errors import RendezvousError
 from fleetrun.records.variables import TOKEN
 from fleetrun.run.events import Failure, TimerExpired
 from fleetrun.run.policy import decide
 from fleetrun.session import admission, rank_assignment
+from fleetrun.session.admission import Objection
 from fleetrun.session.authentication import fingerprint
-from fleetrun.session.config import PREPARE_S
+from fleetrun.session.config import PREPARE_S, RendezvousConfig
 from fleetrun.session.messages import (
     LOST,
     PROTOCOL,
@@ -20,6 +23,7 @@ from fleetrun.session.messages import (
     Done,
     Entry,
     Failed,
+    FromCoordinator,
     Heartbeat,
     HostReady,
     Join,
@@ -41,11 +45,15 @@ from fleetrun.session.state import (
     PREPARING,
     RUNNING,
     STOPPING,
+    Action,
     Broken,
     Close,
+    Event,
     Received,
     Report,
     Send,
+    State,
+    Step,
     caller,
     to_hosts,
     to_placed,
@@ -53,15 +61,6 @@ from fleetrun.session.state import (
     without_connection,
     without_host,
 )
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from fleetrun.session.admission import Objection
-    from fleetrun.session.config import RendezvousConfig
-    from fleetrun.session.messages import FromCoordinator
-    from fleetrun.session.state import Action, Event, State, Step
 
 # How often hosts are told who is missing, at most.
 _REMARK_S = 1.0

@@ -5,17 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
-from fleetrun.run.tcpconnect import Lookup, Place, TcpConnect, literal, own_name, plain_address
-from fleetrun.session.connection import HUNG_UP, Connection, reason
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from fleetrun.run.tcpconnect import Link
-    from fleetrun.session.connection import Wire
+from fleetrun.run.tcpconnect import (
+    Link,
+    Lookup,
+    Place,
+    TcpConnect,
+    literal,
+    own_name,
+    plain_address,
+)
+from fleetrun.session.connection import HUNG_UP, Connection, Wire, reason
 
 # A firewall may drop packets; the next address is tried after this.
 _NEXT_S = 0.25

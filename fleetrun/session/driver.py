@@ -4,49 +4,43 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from fleetrun.errors import RendezvousError
+from fleetrun.records.hostsfile import HostEnd
 from fleetrun.run.events import Failure, TimerExpired
-from fleetrun.run.loop import Loop, LoopShare, nothing
+from fleetrun.run.loop import Loop, LoopShare, Waiting, nothing
 from fleetrun.session import coordinator, exchange, member, messages, state
 from fleetrun.session.authentication import Key
 from fleetrun.session.callers import Callers
 from fleetrun.session.codec import Codec
-from fleetrun.session.config import differences
-from fleetrun.session.connection import HUNG_UP, Wire
+from fleetrun.session.config import RendezvousConfig, differences
+from fleetrun.session.connection import HUNG_UP, Connection, Wire
 from fleetrun.session.dialer import Dialer, Target
 from fleetrun.session.listener import Listener, PortTaken
 from fleetrun.session.loss import LossReport, PlaceRelease
+from fleetrun.session.messages import (
+    FromCoordinator,
+    FromMember,
+    Heartbeat,
+    JoinRequest,
+    Missing,
+    RosterMessage,
+    Verdict,
+)
 from fleetrun.session.rival import RivalSearch
-from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Protocol
 
-    from fleetrun.records.hostsfile import HostEnd
-    from fleetrun.run.loop import Waiting
-    from fleetrun.session.config import RendezvousConfig
-    from fleetrun.session.connection import Connection
-    from fleetrun.session.messages import (
-        FromCoordinator,
-        FromMember,
-        Heartbeat,
-        JoinRequest,
-        Missing,
-        RosterMessage,
-        Verdict,
-    )
+class GuardLink(Protocol):
+    """The launcher's link to the guard, which goes on when it cannot."""
 
-    class GuardLink(Protocol):
-        """The launcher's link to the guard, which goes on when it cannot."""
+    def kill_at(self, at: float | None) -> None:
+        """Kill the ranks at AT, unless another moment is named before."""
 
-        def kill_at(self, at: float | None) -> None:
-            """Kill the ranks at AT, unless another moment is named before."""
-
-        def tell_at(self, target: Target) -> None:
-            """Tell the coordinator at TARGET if this launcher is killed."""
+    def tell_at(self, target: Target) -> None:
+        """Tell the coordinator at TARGET if this launcher is killed."""
 
 
 class SessionHandler:

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 
 from fleetrun.conversion import counted
+from fleetrun.run.events import Failure
+from fleetrun.run.loop import Waiting
 from fleetrun.run.tcpconnect import literal
 from fleetrun.session import member, messages, state
+from fleetrun.session.config import RendezvousConfig
+from fleetrun.session.connection import Connection
 from fleetrun.session.dialer import Target
 from fleetrun.session.driver import TRANSPORT, RendezvousEndpoint, Session, Transport
 from fleetrun.session.election import Election
-from fleetrun.session.jobrecord import StoreAddress
+from fleetrun.session.jobrecord import JobRecord, LeaderRecord, StoreAddress
 from fleetrun.session.jobstore import JobStore
 from fleetrun.session.listener import EVERYWHERE
-from fleetrun.session.loss import PlaceRelease
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from fleetrun.run.events import Failure
-    from fleetrun.run.loop import Waiting
-    from fleetrun.session.config import RendezvousConfig
-    from fleetrun.session.connection import Connection
-    from fleetrun.session.jobrecord import JobRecord, LeaderRecord
-    from fleetrun.session.loss import LossReport
-    from fleetrun.session.messages import FromCoordinator, Missing, RosterMessage
+from fleetrun.session.loss import LossReport, PlaceRelease
+from fleetrun.session.messages import FromCoordinator, Missing, RosterMessage
 
 # Bounds of the timeout of a request to etcd, which is a fifth of the heartbeat timeout, so that
 # three members can be asked before the lease ends.

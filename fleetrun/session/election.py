@@ -10,59 +10,56 @@ from __future__ import annotations
 import math
 import os
 import time
+from abc import abstractmethod
+from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from fleetrun.errors import EnvironmentFault
+from fleetrun.run.loop import Waiting
 from fleetrun.session import jobrecord
+from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.jobrecord import JobRecord, LeaderRecord
-from fleetrun.typehints import TYPE_CHECKING
+from fleetrun.session.jobstore import JobStore, StoreAnswer
 
-if TYPE_CHECKING:
-    from abc import abstractmethod
-    from collections.abc import Callable
-    from typing import Protocol
 
-    from fleetrun.run.loop import Waiting
-    from fleetrun.session.config import RendezvousConfig
-    from fleetrun.session.jobstore import JobStore, StoreAnswer
+class ElectionCandidate(Protocol):
+    """A launcher's session, as an election lets it lead or follow."""
 
-    class ElectionCandidate(Protocol):
-        """A launcher's session, as an election lets it lead or follow."""
+    @abstractmethod
+    def may_lead(self) -> bool:
+        """Whether nothing runs here, and the next generation can be coordinated here."""
 
-        @abstractmethod
-        def may_lead(self) -> bool:
-            """Whether nothing runs here, and the next generation can be coordinated here."""
+    @abstractmethod
+    def listen(self, local: str) -> tuple[str, int]:
+        """Listen, and return where; LOCAL is our address in the network of etcd."""
 
-        @abstractmethod
-        def listen(self, local: str) -> tuple[str, int]:
-            """Listen, and return where; LOCAL is our address in the network of etcd."""
+    def unlisten(self) -> None:
+        """Listen no more."""
 
-        def unlisten(self) -> None:
-            """Listen no more."""
+    def lead(self, job: JobRecord | None, lost_at: float) -> None:
+        """Coordinate a new job (None) or a recorded JOB.
 
-        def lead(self, job: JobRecord | None, lost_at: float) -> None:
-            """Coordinate a new job (None) or a recorded JOB.
+        LOST_AT (monotonic seconds) is when the last coordinator was known to be lost.
+        """
 
-            LOST_AT (monotonic seconds) is when the last coordinator was known to be lost.
-            """
+    def follow(self) -> None:
+        """Call the election's `leader`."""
 
-        def follow(self) -> None:
-            """Call the election's `leader`."""
+    def unfollow(self) -> None:
+        """Stop calling the leader, which is gone."""
 
-        def unfollow(self) -> None:
-            """Stop calling the leader, which is gone."""
+    def resign(self, why: str, renewed_at: float) -> None:
+        """Stop coordinating: another launcher may, from a while after RENEWED_AT on."""
 
-        def resign(self, why: str, renewed_at: float) -> None:
-            """Stop coordinating: another launcher may, from a while after RENEWED_AT on."""
+    def renewed(self, at: float) -> None:
+        """Note that nobody else coordinates until a while after AT."""
 
-        def renewed(self, at: float) -> None:
-            """Note that nobody else coordinates until a while after AT."""
+    def end(self, why: str) -> None:
+        """End this launcher, as the job has ended; WHY says how."""
 
-        def end(self, why: str) -> None:
-            """End this launcher, as the job has ended; WHY says how."""
-
-        def note(self, text: str) -> None:
-            """Print TEXT, once."""
+    def note(self, text: str) -> None:
+        """Print TEXT, once."""
 
 
 # The pause between two looks at the key: short at first, as hosts start together.

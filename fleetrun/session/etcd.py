@@ -12,14 +12,11 @@ import http.client
 import json
 import os
 import socket
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fleetrun.session.jobrecord import StoreAddress
+from fleetrun.session.jobrecord import StoreAddress
 
 _AUTHORITY, _CERTIFICATE, _KEY = "ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY"
 # In bytes; a record of thousands of hosts is smaller.

@@ -6,10 +6,10 @@ ranks of the job, which every host has planned alike, so no message names a file
 
 # No `from __future__ import annotations`: the codec checks every field by its annotation.
 import re
+from typing import Annotated, NamedTuple, TypeAlias
 
 from fleetrun.model import LaunchPlan, RankSpec
 from fleetrun.session.messages import Count
-from fleetrun.typehints import Annotated, NamedTuple, TypeAlias
 
 # Raw bytes of a log in one message; in base64 they fit into a text of the codec's.
 LONGEST_PART = 32 * 1024

@@ -7,15 +7,14 @@ without a full stop, empty if all is well.
 from __future__ import annotations
 
 import os
+import tempfile
 import time
+from collections.abc import Callable, Mapping
+from importlib import import_module
 
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from fleetrun.model import GpuUse
-    from fleetrun.probe.nvml import Library, NvmlGpu
+from fleetrun.model import GpuUse
+from fleetrun.probe import nvml as reader
+from fleetrun.probe.nvml import Library, NvmlGpu
 
 # The driver frees the memory of a killed process within this time.
 _GIVEN_BACK_S, _LOOK_S = 10.0, 0.2
@@ -29,8 +28,6 @@ _GIB, _MIB = 1 << 30, 1 << 20
 
 def import_trouble(name: str = "paddle") -> str:
     """Return why module NAME cannot be imported; the trial also caches its files."""
-    from importlib import import_module
-
     try:
         import_module(name)
     except Exception as error:  # noqa: BLE001 - whatever a broken installation raises
@@ -51,8 +48,6 @@ def trouble(
 
 def _disk(log_dir: str) -> str:
     """Return why no logs can be written to LOG_DIR; a trial file alone reveals quotas."""
-    import tempfile
-
     try:
         with tempfile.TemporaryFile(dir=log_dir, buffering=0) as file:
             if file.write(b"\0" * _TRIED_BYTES) < _TRIED_BYTES:
@@ -70,8 +65,6 @@ def _gpus(
     before: Mapping[str, GpuUse], nvml: Callable[[], Library] | None, given_back_s: float
 ) -> str:
     """Return which GPU is lost, or still holds memory of ended ranks."""
-    from fleetrun.probe import nvml as reader
-
     library = (nvml or reader.library)()
     until = time.monotonic() + given_back_s
     while True:

@@ -8,19 +8,16 @@ introduce themselves: the versions that matter to a job, and the time by their c
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from fleetrun.doctor.facts import Connect, HostDescription, Peer
 from fleetrun.model import Member
 from fleetrun.run.loop import Loop
+from fleetrun.session.authentication import Key
 from fleetrun.session.codec import Codec
-from fleetrun.session.connection import Wire
+from fleetrun.session.connection import Connection, Wire
 from fleetrun.session.dialer import SILENT, Dialer, Target
 from fleetrun.session.listener import EVERYWHERE, Listener
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from fleetrun.session.authentication import Key
-    from fleetrun.session.connection import Connection
 
 # After this long, log who is awaited, naming at most this many.
 _SILENCE_S, _MOST_NAMED = 1.0, 5

@@ -2,10 +2,11 @@
 
 # No `from __future__ import annotations`: the codec checks every field by its annotation.
 
+from typing import NamedTuple
+
 from fleetrun.session.codec import Codec, Malformed
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.messages import Count, Name, Port
-from fleetrun.typehints import NamedTuple
 
 
 class StoreAddress(NamedTuple):

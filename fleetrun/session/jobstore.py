@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from fleetrun.run.isolation import IsolatedCall
-from fleetrun.run.loop import nothing
-from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple, cast
+from fleetrun.run.isolation import CallResult, IsolatedCall
+from fleetrun.run.loop import Waiting, nothing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fleetrun.run.isolation import CallResult
-    from fleetrun.run.loop import Waiting
     from fleetrun.session.jobrecord import StoreAddress
 
 

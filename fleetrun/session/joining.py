@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NoReturn
 
 from fleetrun import planner
-from fleetrun.engines import detect
+from fleetrun.engines import SelectedEngine, detect
 from fleetrun.errors import FleetrunError
-from fleetrun.model import TRAINER, Endpoint, Member, Roster
+from fleetrun.model import TRAINER, Endpoint, Facts, LaunchPlan, Member, Request, Roster
 from fleetrun.plan import hosts, use
-from fleetrun.plan.layout import session_ports
-from fleetrun.probe import paddles
+from fleetrun.plan.layout import Slots, session_ports
+from fleetrun.probe import checkpoints, paddles
 from fleetrun.records.variables import TOKEN
-from fleetrun.session import script
+from fleetrun.session import health, messages, script
 from fleetrun.session.codec import LONGEST_TEXT
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.driver import RendezvousEndpoint, Session
@@ -26,16 +28,6 @@ from fleetrun.session.rank_assignment import LIST
 from fleetrun.session.rendezvous import Rendezvous
 from fleetrun.session.script import digest
 from fleetrun.session.sharing import LogFolder
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import NoReturn
-
-    from fleetrun.engines import SelectedEngine
-    from fleetrun.model import Facts, LaunchPlan, Request
-    from fleetrun.plan.layout import Slots
-    from fleetrun.session import messages
 
 _UNPROTECTED = (
     f"{TOKEN} is not set: until all hosts had joined, anyone with the --job_id and the same "
@@ -112,8 +104,6 @@ def join(
         return plan(roster._replace(notes=notes))
 
     def trouble() -> str:
-        from fleetrun.session import health
-
         before = use.before(facts, local.members[local.me].groups)
         return health.trouble(os.path.join(facts.cwd, request.log_dir), before)
 
@@ -137,7 +127,6 @@ def _checkpoints(request: Request) -> tuple[tuple[str, str], ...]:
     """Return what this host has in the folder of --resume_from."""
     if request.resume_from is None:
         return ()
-    from fleetrun.probe import checkpoints  # few launches have it
 
     return checkpoints.listed(request.resume_from)
 
@@ -210,8 +199,6 @@ def _port_check(
 
 def _warm() -> str:
     """Return why Paddle cannot be imported on a host that stands by; empty if it can."""
-    from fleetrun.session import health  # most launches never do
-
     return health.import_trouble()
 
 

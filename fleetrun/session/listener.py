@@ -7,19 +7,15 @@ import errno
 import os
 import struct
 import time
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 
 from fleetrun.errors import EnvironmentFault
+from fleetrun.probe import tcp
 from fleetrun.run.tcpconnect import Link, plain_address
 from fleetrun.session.callers import PendingCallers
-from fleetrun.session.connection import Connection
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from fleetrun.session.connection import Wire
+from fleetrun.session.connection import Connection, Wire
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call
 # A launcher introduces itself as soon as it is connected; on a bad network it takes seconds.
@@ -95,7 +91,6 @@ class Listener:
                 self.port = port
                 self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
                 return
-        from fleetrun.probe import tcp  # only for an error message
 
         first, last = self._ports[0], self._ports[-1]
         holder = tcp.holder(first) or "a process that only root can identify"

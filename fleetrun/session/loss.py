@@ -7,13 +7,13 @@ killed launcher was the coordinator in etcd, the guard frees its place.
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
+from fleetrun.session.connection import Connection, Wire
 from fleetrun.session.dialer import Dialer, Target
 from fleetrun.session.messages import LauncherKilled
-from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fleetrun.session.connection import Connection, Wire
     from fleetrun.session.jobstore import JobStore, StoreAnswer
 
 # The pause before a coordinator that has hung up is called again.

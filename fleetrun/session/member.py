@@ -6,15 +6,20 @@ coordinator's messages, what happens to the ranks here, and TimerExpired at `wak
 
 from __future__ import annotations
 
+from typing import NamedTuple, TypeAlias
+
 from fleetrun.errors import RendezvousError
 from fleetrun.run.events import Failure, TimerExpired
 from fleetrun.run.policy import decide
+from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.messages import (
     LOST,
     PROTOCOL,
     Acknowledged,
     Done,
     Failed,
+    FromCoordinator,
+    FromMember,
     Heartbeat,
     HostReady,
     Join,
@@ -29,11 +34,6 @@ from fleetrun.session.messages import (
     Stopped,
     Verdict,
 )
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple, TypeAlias
-
-if TYPE_CHECKING:
-    from fleetrun.session.config import RendezvousConfig
-    from fleetrun.session.messages import FromCoordinator, FromMember
 
 # Without a generation; awaiting its roster; planning it; ready to start; ranks running, being
 # stopped, stopped; the end.

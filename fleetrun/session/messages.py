@@ -6,11 +6,11 @@ with a connection is sent again, and a duplicate changes nothing.
 
 # No `from __future__ import annotations`: the codec checks every field by its annotation.
 import re
+from typing import Annotated, NamedTuple, TypeAlias
 
 from fleetrun.model import Device
 from fleetrun.run.events import LONGEST_TEXT, Failure
 from fleetrun.session.config import RendezvousConfig
-from fleetrun.typehints import Annotated, NamedTuple, TypeAlias
 
 # Incremented when launchers of two versions could misunderstand each other.
 PROTOCOL = 12

@@ -7,22 +7,17 @@ the job, as in the session. Afterwards the ranks listen there.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain, zip_longest
 
+from fleetrun.run.loop import Waiting
+from fleetrun.session.authentication import Key
 from fleetrun.session.codec import Codec
-from fleetrun.session.connection import Wire
+from fleetrun.session.connection import Connection, Wire
 from fleetrun.session.dialer import Dialer, Target, in_words
 from fleetrun.session.listener import EVERYWHERE, Listener
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from fleetrun.run.loop import Waiting
-    from fleetrun.session.authentication import Key
-    from fleetrun.session.connection import Connection
-    from fleetrun.session.messages import Entry
+from fleetrun.session.messages import Entry
 
 # How many endpoints a host tries, on how many hosts at least and at most, and for how long: a call
 # takes both ends half a millisecond, and the kernel repeats a lost packet after a second.

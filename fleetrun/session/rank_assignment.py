@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
 from fleetrun.conversion import counted
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from fleetrun.session.config import RendezvousConfig
-    from fleetrun.session.messages import JoinRequest
+from fleetrun.session.config import RendezvousConfig
+from fleetrun.session.messages import JoinRequest
 
 # The settings of jobs whose hosts are listed.
 LIST, ORDER = "the list of hosts", "the order of the hosts"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from fleetrun.errors import (
     EnvironmentFault,
@@ -12,32 +14,24 @@ from fleetrun.errors import (
     StrangerFault,
     UsageError,
 )
+from fleetrun.model import LaunchPlan
 from fleetrun.plan.visible import sentence
 from fleetrun.run.events import Failure
-from fleetrun.run.gathering import Gathering
-from fleetrun.run.isolation import IsolatedCall
+from fleetrun.run.gathering import Answer, Gathering
+from fleetrun.run.isolation import CallResult, IsolatedCall
+from fleetrun.run.loop import Waiting
 from fleetrun.session import portcheck
 from fleetrun.session.config import PREPARE_S
-from fleetrun.session.driver import SessionHandler
-from fleetrun.typehints import TYPE_CHECKING
+from fleetrun.session.driver import Session, SessionHandler
+from fleetrun.session.messages import JoinRequest, RosterMessage, Verdict
+from fleetrun.session.portcheck import PortCheck
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Protocol
 
-    from fleetrun.model import LaunchPlan
-    from fleetrun.run.gathering import Answer
-    from fleetrun.run.isolation import CallResult
-    from fleetrun.run.loop import Waiting
-    from fleetrun.session.driver import Session
-    from fleetrun.session.messages import JoinRequest, RosterMessage, Verdict
-    from fleetrun.session.portcheck import PortCheck
+class Settled(Protocol):
+    """Called when the first rendezvous is over."""
 
-    class Settled(Protocol):
-        """Called when the first rendezvous is over."""
-
-        def __call__(self, *, has_begun: bool) -> None:
-            """HAS_BEGUN: the job begins; otherwise there will be none."""
+    def __call__(self, *, has_begun: bool) -> None:
+        """HAS_BEGUN: the job begins; otherwise there will be none."""
 
 
 # The coordinator reports first, as it knows which hosts are missing.

@@ -7,16 +7,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Sequence
 
+from fleetrun.session.connection import Connection, Wire
 from fleetrun.session.dialer import Dialer, Target
-from fleetrun.session.messages import Refused
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from fleetrun.session.connection import Connection, Wire
-    from fleetrun.session.messages import Join
+from fleetrun.session.messages import Join, Refused
 
 # Hosts that start together connect earlier; then this many random targets are called at a time.
 _FIRST_S, _AGAIN_S, _MOST = 1.0, 3.0, 16

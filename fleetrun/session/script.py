@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Mapping
 
 from fleetrun.errors import FleetrunError
+from fleetrun.model import Script
 from fleetrun.plan.command import CHECK
 from fleetrun.probe import scripts
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fleetrun.model import Script
 
 # How much of a digest is shown.
 _DIGITS = 12
@@ -61,6 +58,4 @@ def _digest_of(path: str) -> str:
 
 def digest(data: bytes, digits: int | None = _DIGITS) -> str:
     """Return the SHA-256 of DATA, or its first DIGITS."""
-    import hashlib  # only for several hosts
-
     return hashlib.sha256(data).hexdigest()[:digits]

@@ -12,15 +12,12 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from fleetrun.model import SharedLogs
 from fleetrun.records import names
 from fleetrun.records.folder import PRIVATE, SHARED, Closing, enter
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 # Job name, time and pid, as the planner writes them; never a path.
 _RUN_NAME = re.compile(r"\w[\w.-]{1,200}")

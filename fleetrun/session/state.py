@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
 from fleetrun.records.hostsfile import HostEnd
 from fleetrun.run.events import Failure, TimerExpired
-from fleetrun.session.messages import LOST, JoinRequest, Verdict
+from fleetrun.session.config import RendezvousConfig
+from fleetrun.session.messages import (
+    LOST,
+    Entry,
+    FromCoordinator,
+    FromMember,
+    JoinRequest,
+    RosterMessage,
+    Stop,
+    Verdict,
+)
 from fleetrun.session.rank_assignment import Host
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from fleetrun.session.config import RendezvousConfig
     from fleetrun.session.jobrecord import JobRecord, RosterEntry
-    from fleetrun.session.messages import Entry, FromCoordinator, FromMember, RosterMessage, Stop
 
 FORMING, PREPARING, RUNNING, STOPPING, ENDED = (
     "forming",

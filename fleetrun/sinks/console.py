@@ -7,22 +7,15 @@ what it has not accepted stays in the file.
 from __future__ import annotations
 
 import os
+import re
 import time
 
 from fleetrun.records.names import label, log_paths
-from fleetrun.run.events import Finished, Gathered, Started
-from fleetrun.run.loop import WRITABLE
-from fleetrun.run.observers import Sink
+from fleetrun.run.events import Finished, Gathered, Happening, Started
+from fleetrun.run.loop import WRITABLE, Waiting
+from fleetrun.run.observers import ObservedJob, Sink
 from fleetrun.sinks.outlet import Outlet
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import re
-
-    from fleetrun.run.events import Happening
-    from fleetrun.run.loop import Waiting
-    from fleetrun.run.observers import ObservedJob
-    from fleetrun.sinks.rotate import Cut
+from fleetrun.sinks.rotate import Cut
 
 _CHUNK = 256 * 1024
 # How often a growing file is read. The longer it is quiet, the less often, down to the quiet pace
@@ -138,7 +131,6 @@ class Feed:
             return chunk[: end or len(chunk)]
         if self._pattern is not None:
             return b""
-        import re  # needed by few launches
 
         whole = re.sub(_CUT_SHORT, b"", chunk)
         if self.due_at is None or not whole:
@@ -165,8 +157,6 @@ class Feed:
             return b""
         inner = body.replace(b"\n", b"\n" + self._prefix, body.count(b"\n", 0, -1))
         if b"\r" in body:
-            import re
-
             inner = re.sub(_REDRAW, b"\r" + self._prefix, inner)
         begins = not body.startswith((b"\r", b"\n")) if goes_on else body[:1] != b"\r"
         if begins and (not goes_on or self._is_rewound):
@@ -451,7 +441,6 @@ def _pattern(text: str | None) -> re.Pattern[bytes] | None:
     """Compile --log_filter; None: show every line."""
     if text is None:
         return None
-    import re  # needed by few launches
 
     return re.compile(text.encode(errors="surrogateescape"))
 

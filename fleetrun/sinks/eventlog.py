@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
+from typing import Any
 
 from fleetrun.records import eventfile, names
+from fleetrun.records.eventfile import Value
 from fleetrun.run import policy
 from fleetrun.run.events import (
     Exited,
+    Failure,
     Finished,
     Gathered,
     GatherFailed,
+    Happening,
     HostStopped,
     Hung,
     Interrupted,
@@ -32,17 +37,8 @@ from fleetrun.run.events import (
     assert_never,
     signal_name,
 )
-from fleetrun.run.observers import Sink
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any
-
-    from fleetrun.records.eventfile import Value
-    from fleetrun.run.events import Failure, Happening
-    from fleetrun.run.loop import Waiting
-    from fleetrun.run.observers import ObservedJob
+from fleetrun.run.loop import Waiting
+from fleetrun.run.observers import ObservedJob, Sink
 
 
 class EventLog(Sink):

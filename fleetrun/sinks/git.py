@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
-from fleetrun.typehints import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from fleetrun.run.isolation import IsolatedCall
+from fleetrun.run.isolation import IsolatedCall, run_program
 
 # No locks, which would disturb the user's git; no programs from the repository's configuration; no
 # daemon. A folder owned by another user, as in containers, is allowed.
@@ -99,7 +97,5 @@ def parse(output: str) -> Revision | None:
 
 def ask(folder: str) -> IsolatedCall:
     """Ask git for the status of FOLDER, for `parse`."""
-    from fleetrun.run.isolation import run_program  # a short job never asks
-
     environ = {name: value for name, value in os.environ.items() if name not in _MISLEADING}
     return run_program((_COMMAND[0], "-C", folder, *_COMMAND[1:]), environ)

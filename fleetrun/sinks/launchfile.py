@@ -7,14 +7,9 @@ from __future__ import annotations
 
 from fleetrun.plan import render
 from fleetrun.records import names
-from fleetrun.run.events import Gathered
-from fleetrun.run.observers import Sink
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from fleetrun.run.events import Happening
-    from fleetrun.run.loop import Waiting
-    from fleetrun.run.observers import ObservedJob
+from fleetrun.run.events import Gathered, Happening
+from fleetrun.run.loop import Waiting
+from fleetrun.run.observers import ObservedJob, Sink
 
 
 class LaunchFile(Sink):

@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from typing import cast
 
 from fleetrun import replay
 from fleetrun.records import manifestfile, names
-from fleetrun.run.observers import Sink
+from fleetrun.run.isolation import CallResult, IsolatedCall
+from fleetrun.run.loop import Waiting
+from fleetrun.run.observers import ObservedJob, Sink
 from fleetrun.sinks import git
-from fleetrun.typehints import TYPE_CHECKING, cast
-
-if TYPE_CHECKING:
-    from fleetrun.run.isolation import CallResult, IsolatedCall
-    from fleetrun.run.loop import Waiting
-    from fleetrun.run.observers import ObservedJob
-    from fleetrun.sinks.git import Revision
+from fleetrun.sinks.git import Revision
 
 # Git takes longer than a short job, which does without.
 _GIT_AFTER_S, _GIT_S = 0.4, 20.0

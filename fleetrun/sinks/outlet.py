@@ -7,12 +7,9 @@ import os
 import stat
 import sys
 from contextlib import suppress
+from socket import socket
 
 from fleetrun.run.loop import WRITABLE, poll
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from socket import socket
 
 # A full pipe is enlarged to this, so that its writer waits less often.
 _PIPE_BYTES = 256 * 1024

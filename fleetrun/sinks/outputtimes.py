@@ -12,15 +12,10 @@ import time
 
 from fleetrun.records import names, outputtimes
 from fleetrun.records.folder import append_whole
-from fleetrun.run.events import Finished, Gathered, Started
-from fleetrun.run.observers import Sink
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from fleetrun.run.events import Happening
-    from fleetrun.run.loop import Waiting
-    from fleetrun.run.observers import ObservedJob
-    from fleetrun.sinks.rotate import Cut
+from fleetrun.run.events import Finished, Gathered, Happening, Started
+from fleetrun.run.loop import Waiting
+from fleetrun.run.observers import ObservedJob, Sink
+from fleetrun.sinks.rotate import Cut
 
 _PACE_S = 0.1
 # Once no log has grown for a while, the next check comes after a tenth of that time, but not later

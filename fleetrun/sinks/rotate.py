@@ -22,20 +22,17 @@ import errno
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.records.folder import Closing
 from fleetrun.records.names import label
 from fleetrun.run import libc
 from fleetrun.run.events import Finished, Gathered, Happening, Started
+from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Sink
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fleetrun.run.loop import Waiting
 
 # A multiple of every block size; only such a range can be removed.
 _UNIT = 64 * 1024

@@ -15,14 +15,9 @@ from contextlib import suppress
 from fleetrun.errors import EnvironmentFault
 from fleetrun.records import lockfile, names, planfile
 from fleetrun.records.folder import SHARED, Closing, Folder, enter, point, remove
-from fleetrun.run.events import Gathered, Started
-from fleetrun.run.observers import Sink
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from fleetrun.run.events import Happening
-    from fleetrun.run.loop import Waiting
-    from fleetrun.run.observers import ObservedJob
+from fleetrun.run.events import Gathered, Happening, Started
+from fleetrun.run.loop import Waiting
+from fleetrun.run.observers import ObservedJob, Sink
 
 _TRIED = ".link"
 # Longer than hosts wait for each other, unless the timeout was raised.

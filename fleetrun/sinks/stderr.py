@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 
 from fleetrun import colors
 from fleetrun.plan.visible import visible, visible_lines
-from fleetrun.run.events import Finished
-from fleetrun.run.loop import WRITABLE
+from fleetrun.run.events import Finished, Happening
+from fleetrun.run.loop import WRITABLE, Waiting
 from fleetrun.run.observers import Sink
 from fleetrun.sinks.outlet import Outlet
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fleetrun.run.events import Happening
-    from fleetrun.run.loop import Waiting
 
 # If the reader does not read, the oldest lines beyond this many are dropped.
 _MOST = 1000

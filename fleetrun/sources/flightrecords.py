@@ -7,23 +7,22 @@ one: its host sends the record once, and the coordinator's host compares all rec
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from fleetrun.plan.visible import sentence
 from fleetrun.postmortem import desyncs, flight, flightnames, flightwaits
+from fleetrun.postmortem.flightnames import FlightFinding, RankState
 from fleetrun.records import flightfile, names, rankfile, reading, variables
+from fleetrun.records.flightfile import FlightRecord
 from fleetrun.run.events import RunWarning
-from fleetrun.session import codec
-from fleetrun.session.exchange import PackedCollectives, rank_of
+from fleetrun.run.loop import Waiting
+from fleetrun.run.observers import ObservedJob
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from fleetrun.postmortem.flightnames import FlightFinding, RankState
-    from fleetrun.records.flightfile import FlightRecord
-    from fleetrun.run.loop import Waiting
-    from fleetrun.run.observers import ObservedJob
+    # Only with other hosts.
     from fleetrun.session.driver import Session
+    from fleetrun.session.exchange import PackedCollectives
 
 
 class FlightRecords:
@@ -47,6 +46,8 @@ class FlightRecords:
         """Look every PERIOD_S seconds for ranks that have called different collectives."""
         self._waiting, self._period_s, self._declare = waiting, period_s, declare
         if self._session is not None:
+            from fleetrun.session.exchange import PackedCollectives
+
             self._session.hearers[PackedCollectives] = self._take
         if self._paths():
             self._wait()
@@ -127,10 +128,16 @@ class FlightRecords:
         spec = plan.processes[plan.trainers[rank]].rank
         assert spec is not None
         place = plan.ranks.index(spec)
+        from fleetrun.session import codec
+        from fleetrun.session.exchange import PackedCollectives
+
         session.to_coordinator(PackedCollectives(plan.generation, place, codec.pack(content)))
 
     def _take(self, node_rank: int, message: PackedCollectives) -> None:
         """Take the record of another host's rank."""
+        from fleetrun.session import codec
+        from fleetrun.session.exchange import rank_of
+
         spec = rank_of(message, node_rank, self._job.plan)
         ring = codec.unpack(message.packed, flightfile.MOST_BYTES)
         record = flightfile.parse(ring)

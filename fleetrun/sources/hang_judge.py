@@ -8,22 +8,18 @@ that stands still are not the cause. A host without a session judges alone.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
 from fleetrun.plan.visible import visible
+from fleetrun.postmortem import places
 from fleetrun.postmortem.flightnames import UNKNOWN, RankState
 from fleetrun.records import names
 from fleetrun.run.events import Hung
+from fleetrun.run.loop import Waiting
+from fleetrun.run.observers import ObservedJob
+from fleetrun.session.driver import Session
 from fleetrun.session.exchange import RankStack, SilentHost, Stacks, WantStacks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from fleetrun.postmortem import places
-    from fleetrun.run.loop import Waiting
-    from fleetrun.run.observers import ObservedJob
-    from fleetrun.session.driver import Session
-    from fleetrun.sources.flightrecords import FlightRecords
+from fleetrun.sources.flightrecords import FlightRecords
 
 # A report counts for this many samples of its host, which repeats it at each sample.
 _LOOKS = 3
@@ -211,8 +207,6 @@ class HangJudge:
 
     def _conclude(self) -> None:
         """Declare the hang, unless a rank has gone on while the stacks were fetched."""
-        from fleetrun.postmortem import places
-
         self._waiting.timer("stacks", None, self._conclude)
         self._awaited = None
         self._silence.forget()
@@ -289,8 +283,6 @@ class HangJudge:
 
     def _states(self, stacks: Mapping[int, places.Stack]) -> dict[int, RankState]:
         """Return where each trainer stands; one without a stack has ended."""
-        from fleetrun.postmortem import places
-
         return {
             spec.rank: RankState(
                 place=_users(stacks.get(process, ())),

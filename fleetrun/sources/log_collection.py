@@ -11,20 +11,15 @@ import binascii
 import os
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
+from fleetrun.model import LaunchPlan
 from fleetrun.records import names
-from fleetrun.records.folder import Closing, write_all
+from fleetrun.records.folder import Closing, Folder, write_all
+from fleetrun.run.loop import Waiting
 from fleetrun.session.exchange import LONGEST_PART, Dismissed, LogPart, SendLog
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from fleetrun.model import LaunchPlan
-    from fleetrun.records.folder import Folder
-    from fleetrun.run.loop import Waiting
 
 ALL, TAIL = "all", "tail"
 # For all hosts together; leaves room on a network that others train over.

@@ -5,17 +5,19 @@ Pure. Only a launch with a strategy loads it; `overview_table` shows the result.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 from fleetrun.model import FieldVerdict
 from fleetrun.records.names import listed
-from fleetrun.records.strategyfiles import EFFECTIVE, IN_EFFECT, NO_DIFFERENCE, NO_WORD
+from fleetrun.records.strategyfiles import (
+    EFFECTIVE,
+    IN_EFFECT,
+    NO_DIFFERENCE,
+    NO_WORD,
+    RankEvidence,
+    StrategyDocument,
+)
 from fleetrun.run.events import StrategyReport
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from fleetrun.records.strategyfiles import RankEvidence, StrategyDocument
 
 # The words for each status in a sentence about a field.
 _STATUS_TEXT = {

@@ -6,21 +6,23 @@ Only a launch with a strategy loads it.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from fleetrun import conversion
+from fleetrun.model import FieldVerdict
 from fleetrun.plan.visible import sentence, wrapped
 from fleetrun.records.names import listed
-from fleetrun.records.strategyfiles import EFFECTIVE, NO_DIFFERENCE, NO_WORD
+from fleetrun.records.strategyfiles import (
+    EFFECTIVE,
+    NO_DIFFERENCE,
+    NO_WORD,
+    GradientCounts,
+    RankEvidence,
+    StrategyDocument,
+)
+from fleetrun.run.events import StrategyReport
 from fleetrun.sources.overview import as_sentence
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from fleetrun.model import FieldVerdict
-    from fleetrun.records.strategyfiles import GradientCounts, RankEvidence, StrategyDocument
-    from fleetrun.run.events import StrategyReport
 
 _SHOWN = {
     NO_DIFFERENCE: "no difference here",

@@ -5,32 +5,35 @@ With `--strategy_strict`, it rejects a strategy that is not in effect, which end
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fleetrun.records import names, rankfile
+from fleetrun.model import LaunchPlan
+from fleetrun.plan.environment import STACK_SIGNAL
+from fleetrun.records import names, rankfile, reading, strategyfiles
+from fleetrun.records.strategyfiles import RankEvidence, StrategyDocument
 from fleetrun.run import proc
 from fleetrun.run.events import (
     STRATEGY_REJECTED,
+    Declared,
     Exited,
     Finished,
     Gathered,
+    Happening,
     SignalAll,
     Started,
     StrategyRejected,
     StrategyReport,
 )
-from fleetrun.run.observers import Source
+from fleetrun.run.loop import Waiting
+from fleetrun.run.observers import ObservedJob, Source
+from fleetrun.sources import overview, overview_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from fleetrun.model import LaunchPlan
-    from fleetrun.records.strategyfiles import RankEvidence, StrategyDocument
-    from fleetrun.run.events import Declared, Happening
-    from fleetrun.run.loop import Waiting
-    from fleetrun.run.observers import ObservedJob
+    # Only with other hosts.
     from fleetrun.session.driver import Session
     from fleetrun.session.exchange import PackedEvidence
 
@@ -106,8 +109,6 @@ class _Trainer:
 
     def take(self, record: Mapping[str, object] | None) -> None:
         """Take the evidence in RECORD; if it cannot be read, the older evidence stays."""
-        from fleetrun.records import strategyfiles  # only with a strategy
-
         self.evidence = strategyfiles.parse_evidence(record) or self.evidence
 
 
@@ -172,7 +173,7 @@ class Proof(Source):
         """Begin to look."""
         super().open(waiting, declare)
         if self._session is not None:
-            from fleetrun.session.exchange import PackedEvidence  # only with others
+            from fleetrun.session.exchange import PackedEvidence
 
             self._session.hearers[PackedEvidence] = self._receive
         self._look_later()
@@ -256,22 +257,20 @@ class Proof(Source):
         """Send a rank's last evidence to the host that judges, if that is another one."""
         if self._session is None or self._judges:
             return
-        import json  # only with others
 
+        trainer = self._trainers[place]
         from fleetrun.session import codec
         from fleetrun.session.exchange import PackedEvidence
 
-        trainer = self._trainers[place]
         packed = codec.pack(json.dumps(trainer.record).encode()) if trainer.record else ""
         generation = self._job.plan.generation
         self._session.to_coordinator(PackedEvidence(generation, place, trainer.has_ended, packed))
 
     def _receive(self, node_rank: int, message: PackedEvidence) -> None:
         """Take the evidence of another host's rank."""
-        from fleetrun.records import reading  # only with others
+        trainer = self._trainers.get(message.process)
         from fleetrun.session import codec, exchange
 
-        trainer = self._trainers.get(message.process)
         if trainer is None or exchange.rank_of(message, node_rank, self._job.plan) is None:
             return
         trainer.take(reading.parse(codec.unpack(message.packed, _LONGEST)))
@@ -313,8 +312,6 @@ class Proof(Source):
 
     def _asked_for(self) -> StrategyDocument:
         if self._asked is None:
-            from fleetrun.records import strategyfiles  # only with a strategy
-
             self._asked = strategyfiles.parse_document(find(self._job.plan) or "{}")
             self._need(is_strict=self._asked.is_strict)
         return self._asked
@@ -326,8 +323,6 @@ class Proof(Source):
         self.without = f"without evidence of what its strategy does{asked_for}"
 
     def _judge(self, *, is_last: bool) -> None:
-        from fleetrun.sources import overview  # only with a strategy
-
         request = self._asked_for()
         if self._has_judged and not is_last:
             return
@@ -338,8 +333,6 @@ class Proof(Source):
 
     def _show(self, request: StrategyDocument) -> StrategyReport:
         """Declare and show the verdicts, if they have changed."""
-        from fleetrun.sources import overview, overview_table  # only with a strategy
-
         evidence_of = self._evidence()
         judged = overview.judge(request, evidence_of, time.monotonic())
         silence = self._silence()
@@ -386,8 +379,6 @@ class Proof(Source):
 
 def _hears(pid: int) -> bool:
     """Whether PID is a Python that has loaded our `sitecustomize`."""
-    from fleetrun.plan.environment import STACK_SIGNAL
-
     return proc.catches(pid, STACK_SIGNAL)
 
 

@@ -7,20 +7,16 @@ wait for this one in a collective.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
-from fleetrun.model import ExitStatus
+from fleetrun.model import ExitStatus, ProcessSpec
 from fleetrun.plan.visible import sentence
+from fleetrun.postmortem import failures
 from fleetrun.records import names, rankfile, reading, variables
+from fleetrun.records.rankfile import ErrorReport
 from fleetrun.run import proc
 from fleetrun.run.events import Exited, Overdue
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from fleetrun.model import ProcessSpec
-    from fleetrun.records.rankfile import ErrorReport
-    from fleetrun.run.observers import ObservedJob
+from fleetrun.run.observers import ObservedJob
 
 
 class RaisedRanks:
@@ -48,8 +44,6 @@ class RaisedRanks:
         self, running: Mapping[int, tuple[int, int]], raised: Mapping[int, ErrorReport]
     ) -> Overdue:
         """Return the failure of the first of RUNNING that has RAISED, and log it."""
-        from fleetrun.postmortem import failures
-
         now = time.monotonic()
         at, process = min(
             (failures.moment(report, now), process) for process, report in raised.items()
@@ -80,7 +74,6 @@ class RaisedRanks:
             sizes = _sizes(spec)
             if sizes == self._without.get(process, _NO_FILES):
                 continue
-            from fleetrun.postmortem import failures  # only where a rank has reported something
 
             report = failures.raised(spec)
             if report is None:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
+from fleetrun.model import Checkpoints
+from fleetrun.probe import checkpoints
 from fleetrun.records import heartbeat
-from fleetrun.run.events import Exited, Gathered, RunWarning, SignalAll
-from fleetrun.run.observers import Source
-
-if TYPE_CHECKING:
-    from fleetrun.model import Checkpoints
-    from fleetrun.run.events import Happening
-    from fleetrun.run.observers import ObservedJob
+from fleetrun.run.events import Exited, Gathered, Happening, RunWarning, SignalAll
+from fleetrun.run.observers import ObservedJob, Source
 
 _KILL = 9
 # The longest tick of the clock of files.
@@ -52,8 +48,6 @@ class Resumption(Source):
 
     def _left(self, asked_ns: int) -> str:
         """Report whether a checkpoint was written after the ranks were asked to stop."""
-        from fleetrun.probe import checkpoints  # only at the end
-
         state = checkpoints.find(self._folder, is_alone=len(self._job.plan.nodes) == 1)
         if state.newest is not None and state.written_ns >= asked_ns:
             return f"After they were asked to stop, ranks wrote {state.newest}."

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from fleetrun import conversion
+from fleetrun.model import Endpoint, LaunchPlan
+from fleetrun.postmortem import investigation
 from fleetrun.run.events import (
+    Cause,
+    Declared,
     Exited,
     Failure,
     Finished,
     Gathered,
+    Happening,
     HostStopped,
     Hung,
     Interrupted,
@@ -20,21 +26,13 @@ from fleetrun.run.events import (
     StrategyRejected,
     signal_name,
 )
+from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import Source
 from fleetrun.run.policy import FORWARDED, SESSION, TERM
-from fleetrun.session.driver import SessionHandler
+from fleetrun.session.driver import GuardLink, Session, SessionHandler
 from fleetrun.session.exchange import ServerEnded
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fleetrun.model import Endpoint, LaunchPlan
-    from fleetrun.run.events import Cause, Declared, Happening
-    from fleetrun.run.loop import Waiting
-    from fleetrun.session.driver import GuardLink, Session
-    from fleetrun.session.messages import Verdict
-    from fleetrun.sources.session_end import SessionEnd
+from fleetrun.session.messages import Verdict
+from fleetrun.sources.session_end import SessionEnd
 
 _REMARK_S = 5.0
 # How many characters of a rank's last lines other hosts are told.
@@ -205,8 +203,6 @@ class JobSession(Source, SessionHandler):
         )
 
     def _last_lines(self, exited: Exited) -> str:
-        from fleetrun.postmortem import investigation  # only after a failure
-
         words, *_ = investigation.last_lines_of(self._plan, exited)
         return "\n".join(words)
 

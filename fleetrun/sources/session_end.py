@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 
+from fleetrun.model import LaunchPlan
 from fleetrun.records import hostsfile, names
+from fleetrun.records.folder import Folder
+from fleetrun.run.events import Failure
+from fleetrun.run.loop import Waiting
+from fleetrun.session.driver import Session
 from fleetrun.session.exchange import Dismissed, LogPart, SendLog
 from fleetrun.session.messages import Heartbeat
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fleetrun.model import LaunchPlan
-    from fleetrun.records.folder import Folder
-    from fleetrun.run.events import Failure
-    from fleetrun.run.loop import Waiting
-    from fleetrun.session.driver import Session
-    from fleetrun.sources.log_collection import LogCollector, LogServer
+from fleetrun.sources import log_collection
+from fleetrun.sources.log_collection import LogCollector, LogServer
 
 _AGAIN_S = 0.5
 
@@ -55,7 +52,6 @@ class SessionEnd:
         """Gather logs if this is the coordinator's host, else serve them."""
         if self._gather_logs is None:
             return
-        from fleetrun.sources import log_collection  # only with --gather_logs
 
         session = self._session
         if session.serves and self._collector is None:

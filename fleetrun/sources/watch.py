@@ -8,41 +8,45 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING, cast
 
 import psutil
 
+from fleetrun.model import LaunchPlan
+from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.plan.visible import sentence, visible
-from fleetrun.records import heartbeat, names, reading, variables
+from fleetrun.postmortem import places, stackdumps
+from fleetrun.postmortem.stackdumps import Collection
+from fleetrun.records import flightfile, heartbeat, names, reading, variables
+from fleetrun.run import proc
 from fleetrun.run.events import (
+    Declared,
     Exited,
     Finished,
     Gathered,
+    Happening,
     RunWarning,
     SignalAll,
     StacksRequested,
     Started,
 )
-from fleetrun.run.observers import Source
-from fleetrun.typehints import TYPE_CHECKING, cast
+from fleetrun.run.isolation import CallResult, IsolatedCall
+from fleetrun.run.loop import Waiting
+from fleetrun.run.observers import ObservedJob, Source
+from fleetrun.run.policy import TEARDOWN_S
+from fleetrun.run.proc import Stat
+from fleetrun.sources import hang
+from fleetrun.sources.flightrecords import FlightRecords
+from fleetrun.sources.hang import Comparison, IdleClock
+from fleetrun.sources.raised import RaisedRanks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Mapping, Sequence
-
-    from fleetrun.model import LaunchPlan
-    from fleetrun.postmortem.stackdumps import Collection
-    from fleetrun.run.events import Declared, Happening
-    from fleetrun.run.isolation import CallResult, IsolatedCall
-    from fleetrun.run.loop import Waiting
-    from fleetrun.run.observers import ObservedJob
-    from fleetrun.run.proc import Stat
+    # Only with other hosts.
     from fleetrun.session.driver import Session
     from fleetrun.session.exchange import StoppedRank
-    from fleetrun.sources import hang
-    from fleetrun.sources.flightrecords import FlightRecords
-    from fleetrun.sources.hang import Comparison, IdleClock
     from fleetrun.sources.hang_judge import HangJudge
-    from fleetrun.sources.raised import RaisedRanks
 
 # What Paddle prints while ranks wait: for the server of its store, and of what is not done.
 _WAITING = b"retry to connect", b"] find timeout ", b"] find last group comm task:"
@@ -148,20 +152,17 @@ class Watch(Source):
         now = time.monotonic()
         waiting.timer("compare", now + self._pace_s, self._look)
         if self._session is not None:
-            from fleetrun.session.exchange import StoppedRank  # only with other hosts
+            from fleetrun.session.exchange import StoppedRank
 
             self._session.hearers[StoppedRank] = self._hear_of_stopped
         if self._timeout_s or self._job.request.flight_recorder:
-            from fleetrun.sources.flightrecords import FlightRecords
-
             period_s = min(self._timeout_s / 4 or self._pace_s, self._pace_s)
             self._records = FlightRecords(self._job, self._session)
             self._records.open(waiting, period_s=period_s, declare=self._declare)
         if self._timeout_s:
-            from fleetrun.sources import hang
-            from fleetrun.sources.hang_judge import HangJudge  # only with --hang_timeout
-
             period_s = hang.IdleClock(self._timeout_s).period_s
+            from fleetrun.sources.hang_judge import HangJudge  # loads the session
+
             self._judge = HangJudge(
                 self._job,
                 self._session,
@@ -249,9 +250,6 @@ class Watch(Source):
     # Stopped ranks and stragglers -----------------------------------------------------------------
 
     def _look(self) -> None:
-        from fleetrun.run import proc  # a short launch never gets here
-        from fleetrun.sources import hang
-
         now = time.monotonic()
         self._waiting.timer("compare", now + self._pace_s, self._look)
         if self._is_ending:
@@ -278,8 +276,6 @@ class Watch(Source):
         An exit handler may work as long as it likes. One that shows no other activity than
         processor time has what it has when another rank fails, unless the job IS_SILENT anyway.
         """
-        from fleetrun.sources.raised import RaisedRanks
-
         if self._is_ending or not self._reports_stragglers:
             return
         if self._raised is None:
@@ -293,9 +289,6 @@ class Watch(Source):
 
     def _is_still(self, processes: Container[int]) -> bool:
         """Whether PROCESSES, which should end, have shown no activity for the time they have."""
-        from fleetrun.run.policy import TEARDOWN_S
-        from fleetrun.sources import hang
-
         allowed_s = max(self._job.plan.rules.grace_s, TEARDOWN_S)
         if self._exit_clock is None:
             self._exit_clock = hang.IdleClock(allowed_s)
@@ -341,15 +334,15 @@ class Watch(Source):
         plan, session = self._job.plan, self._session
         spec = plan.processes[process].rank
         if session is not None and not session.serves and spec is not None:
+            place = plan.ranks.index(spec)
             from fleetrun.session.exchange import StoppedRank
 
-            place = plan.ranks.index(spec)
             session.to_coordinator(StoppedRank(plan.generation, place, is_stopped))
 
     def _hear_of_stopped(self, node_rank: int, message: StoppedRank) -> None:
+        plan = self._job.plan
         from fleetrun.session.exchange import rank_of
 
-        plan = self._job.plan
         spec = rank_of(message, node_rank, plan)
         if spec is None:
             return
@@ -368,10 +361,6 @@ class Watch(Source):
     # Hangs ----------------------------------------------------------------------------------------
 
     def _sample(self) -> dict[int, hang.Sample]:
-        from fleetrun.records import flightfile
-        from fleetrun.run import proc
-        from fleetrun.sources import hang
-
         samples: dict[int, hang.Sample] = {}
         for process, rank in self._ranks.items():
             stat = proc.stat(rank.pid)
@@ -384,8 +373,6 @@ class Watch(Source):
         return samples
 
     def _look_for_hang(self) -> None:
-        from fleetrun.sources import hang
-
         now = time.monotonic()
         if self._clock is None:
             self._clock = hang.IdleClock(self._timeout_s)
@@ -427,9 +414,6 @@ class Watch(Source):
 
     def _look_inside(self, now: float) -> None:
         """Report which ranks run a Python that has not loaded our `sitecustomize`."""
-        from fleetrun.plan.environment import STACK_SIGNAL
-        from fleetrun.run import proc
-
         for process, rank in self._ranks.items():
             if rank.is_looked_inside:
                 continue
@@ -460,7 +444,6 @@ class Watch(Source):
 
     def _sample_stacks(self) -> None:
         """Take the stacks of all ranks now, and let the clock compare them."""
-        from fleetrun.postmortem import places
 
         def done(texts: dict[int, str]) -> None:
             self._sample_of_stacks = None
@@ -502,8 +485,6 @@ class Watch(Source):
 
     def _ask_driver(self, query: Callable[[], IsolatedCall], conclude: Callable[[], None]) -> None:
         """Call CONCLUDE unless a GPU works; the driver itself may be what hangs."""
-        from fleetrun.sources import hang
-
         try:
             question = self._question = query()
         except OSError as error:
@@ -528,16 +509,11 @@ class Watch(Source):
 
     def _families(self) -> dict[int, list[Stat]]:
         """Return the processes of each rank: its leader and all below it."""
-        from fleetrun.run import proc
-
         leaders = {rank.pid: process for process, rank in self._ranks.items()}
         families = proc.families(proc.all_processes(), leaders)
         return {leaders[pid]: family for pid, family in families.items()}
 
     def _depths(self) -> dict[int, hang.DeepSample]:
-        from fleetrun.run import proc
-        from fleetrun.sources import hang
-
         def sample(family: list[Stat]) -> hang.DeepSample:
             pids = [member.pid for member in family]
             totals = [total for total in map(proc.io, pids) if total is not None]
@@ -591,8 +567,6 @@ class Watch(Source):
 
     def _collect_for_all(self, silence_s: float) -> None:
         """Fetch the stacks, and tell the coordinator's host where the ranks here stand."""
-        from fleetrun.postmortem import places
-
         before = self._silent_samples
         where = "" if self._session is None else " on any host"
         judge = self._judge
@@ -639,8 +613,6 @@ class Watch(Source):
         self, prefix: str, reason: str, done: Callable[[dict[int, str]], None]
     ) -> Collection:
         """Return a collection that writes all stacks to files whose names begin with PREFIX."""
-        from fleetrun.postmortem import stackdumps
-
         return stackdumps.Collection(
             [
                 stackdumps.StackTarget(

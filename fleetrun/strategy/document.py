@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Mapping
 
+from fleetrun.model import Strategy
 from fleetrun.records import reading, secrets
 from fleetrun.records.strategyfiles import DOCUMENT_SCHEMA
 from fleetrun.strategy import fields
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fleetrun.model import Strategy
-    from fleetrun.strategy.resolve import HostTopology
+from fleetrun.strategy.resolve import HostTopology
 
 
 def text(strategy: Strategy, ranks: HostTopology, environment: Mapping[str, str]) -> str:
     """Return the document of STRATEGY for RANKS; ENVIRONMENT has the variables that it sets."""
-    import json  # needed only with a strategy
-
     requested = {section: nested(strategy, section) for section in fields.FIELD_SECTIONS}
     document = {
         "schema": DOCUMENT_SCHEMA,

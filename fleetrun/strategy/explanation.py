@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
+from fleetrun.model import KnobValue, Layer
 from fleetrun.strategy import fields, schema
+from fleetrun.strategy.fields import Field
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from fleetrun.model import KnobValue, Layer
-    from fleetrun.strategy.fields import Field
-
-    Place = tuple[str, str, str]
+Place = tuple[str, str, str]
 
 _DOCS = "https://www.paddlepaddle.org.cn/documentation/docs/en/"
 LINKS = {

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fleetrun.strategy import fields
-
-if TYPE_CHECKING:
-    from fleetrun.strategy.fields import Field
+from fleetrun.strategy.fields import Field
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,15 +13,13 @@ import click
 
 from fleetrun import colors
 from fleetrun.commands import parser, values
-from fleetrun.commands.logs import choose, show
+from fleetrun.commands.logs import choose, collectives, show
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan.visible import visible_lines
 from fleetrun.printing import put, remark
 from fleetrun.records import names, runs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from click.shell_completion import CompletionItem
 
 
@@ -48,8 +47,6 @@ def _logs(
     pattern = None if grep is None else choose.pattern(grep)
     chosen = choose.find_runs(run, log_dir)
     if has_collectives:
-        from fleetrun.commands.logs import collectives  # together with the code for hangs
-
         ranks = None if rank is None else choose.processes(rank)
         return put(collectives.text(chosen, ranks))
     is_terminal = sys.stdout is not None and sys.stdout.isatty()

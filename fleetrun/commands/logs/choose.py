@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from fleetrun import conversion, suggestions
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.records import names, runs
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _CLOCKS = ("%H:%M", "%H:%M:%S")
 

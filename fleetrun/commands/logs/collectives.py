@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Container, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.plan.visible import sentence, visible_lines
 from fleetrun.postmortem import flight, flightnames, flightwaits
 from fleetrun.records import flightfile, names, rankfile, runs
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
-
-    from fleetrun.records.flightfile import Collective, FlightRecord
+from fleetrun.records.flightfile import Collective, FlightRecord
 
 # The most collectives shown of each rank.
 _MOST = 12

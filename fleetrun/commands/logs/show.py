@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from fleetrun.commands.logs import merge
 from fleetrun.commands.logs.clean import Cleaner
@@ -12,10 +14,6 @@ from fleetrun.printing import remark, write
 from fleetrun.records import names, outputtimes, runs
 from fleetrun.records.logfile import LogFile
 from fleetrun.run.loop import Loop, nothing
-
-if TYPE_CHECKING:
-    import re
-    from collections.abc import Callable, Iterator, Sequence
 
 # Bytes that are read at a time.
 _PIECE = 1 << 18

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from fleetrun.commands.report import svg
-from fleetrun.commands.report.history import ALIVE, ALONG, FIRST, OPEN, WELL
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fleetrun.commands.report.history import RunHistory, Use
+from fleetrun.commands.report.history import ALIVE, ALONG, FIRST, OPEN, WELL, RunHistory, Use
 
 COLORS = {WELL: "#2e9e5b", FIRST: "#d33f3f", ALONG: "#a3a8b0", ALIVE: "#3b7dd8", OPEN: "#7fa9de"}
 _PALETTE = ("#3b7dd8", "#e08a1e", "#2e9e5b", "#9a5fd0", "#d33f3f", "#159aa5", "#7a6a4f", "#808080")

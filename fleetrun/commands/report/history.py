@@ -6,12 +6,13 @@ import functools
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fleetrun import argv
 from fleetrun.errors import FleetrunError
+from fleetrun.model import FieldVerdict
 from fleetrun.records import (
     eventfile,
     flightfile,
@@ -27,13 +28,8 @@ from fleetrun.records import (
 )
 from fleetrun.records.runs import LogRecord, Run
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from fleetrun.model import FieldVerdict
-
-    # The samples of a rank or a GPU, by moment.
-    _Seen = dict[int, tuple[float | None, ...]]
+# The samples of a rank or a GPU, by moment.
+_Seen = dict[int, tuple[float | None, ...]]
 
 # The logs that are searched for steps and losses, and the bytes read of each.
 _MOST_LOGS, _MOST_BYTES = 8, 16 << 20

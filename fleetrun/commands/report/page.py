@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import html
 import os
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from fleetrun.commands.report import charts, words
-from fleetrun.commands.report.history import FIRST
+from fleetrun.commands.report.history import FIRST, RunHistory
 from fleetrun.conversion import duration
 from fleetrun.plan.visible import visible, visible_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from fleetrun.commands.report.history import RunHistory
 
 _MOST_MOMENTS = 200
 
@@ -29,8 +25,6 @@ def page(stories: Sequence[RunHistory], folder: str) -> str:
     """
 
     def link(path: str, text: str) -> str:
-        from urllib.parse import quote  # only here
-
         return f'<a href="{html.escape(quote(os.path.relpath(path, folder)))}">{escaped(text)}</a>'
 
     parts = [comparison(stories)] if len(stories) > 1 else []

@@ -9,13 +9,11 @@ import math
 import struct
 import zlib
 from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from fleetrun.plan.visible import visible
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 # The size of every chart in units of the picture; the page scales it.
 _WIDTH, _RIGHT, _TOP, _BOTTOM = 800, 12, 8, 38

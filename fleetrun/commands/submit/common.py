@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import click
 
@@ -13,9 +13,6 @@ from fleetrun.commands import parser
 from fleetrun.errors import UsageError
 from fleetrun.printing import remark
 from fleetrun.records import arguments
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 # Launch options that the queue decides.
 _OURS = (

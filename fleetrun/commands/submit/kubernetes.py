@@ -7,10 +7,12 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import yaml
 
 from fleetrun.commands import parser
 from fleetrun.commands.submit import common
@@ -18,10 +20,7 @@ from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.printing import put
 from fleetrun.records.variables import TOKEN, new_token
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    Document = dict[str, Any]
+Document = dict[str, Any]
 
 WHAT = "submit k8s"
 # The syntax of option values.
@@ -55,8 +54,6 @@ _EXPANDED = re.compile(r"\$(?=[$(])")
 
 def documents(given: Mapping[str, Any]) -> tuple[Document, ...]:
     """Return the resources of the job with the options GIVEN, dependencies first."""
-    import yaml  # only to write
-
     with open(_TEMPLATE, encoding="utf-8") as file:
         template = yaml.safe_load(file)
     values = _values(given)
@@ -156,8 +153,6 @@ def _toleration(text: str) -> Document:
 
 def text(resources: Sequence[Document]) -> str:
     """Return RESOURCES as one YAML file."""
-    import yaml  # only to write
-
     return "---\n".join(
         yaml.safe_dump(resource, sort_keys=False, width=100) for resource in resources
     )

@@ -9,8 +9,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fleetrun import __version__, conversion, probe
 from fleetrun.commands import parser
@@ -19,9 +20,6 @@ from fleetrun.errors import EnvironmentFault
 from fleetrun.printing import put
 from fleetrun.probe import scripts
 from fleetrun.records.variables import with_token
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 WHAT = "submit slurm"
 _SCRIPT = Template("""\

@@ -9,6 +9,7 @@ import sys
 import termios
 import time
 import tty
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -29,8 +30,6 @@ from fleetrun.printing import put
 from fleetrun.records import reading, runs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from fleetrun.commands.top.sample import Snapshot
 
 # Processor use needs two samples; in a pipe they are this far apart.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import socket
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from fleetrun import conversion
 from fleetrun.commands import ps
@@ -25,10 +27,6 @@ from fleetrun.records import (
     runs,
 )
 from fleetrun.run import proc
-
-if TYPE_CHECKING:
-    import re
-    from collections.abc import Iterable, Sequence
 
 _TOTAL_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 # A rank without a new step or line for this long is silent.

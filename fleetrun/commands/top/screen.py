@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.cells import cell_len
@@ -15,8 +16,6 @@ from fleetrun.plan.kinds import label
 from fleetrun.plan.visible import elided, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from fleetrun.commands.top.sample import Snapshot
 
 _GAP = 2

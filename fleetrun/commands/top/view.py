@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from math import isnan
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from fleetrun.commands.top.sample import RankRow, totals
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 # The columns by which rows can be sorted.
 _ORDERS: dict[str, Callable[[RankRow], float | None]] = {

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,9 +18,6 @@ from fleetrun.commands import parser, tables
 from fleetrun.commands.tune import candidates, halving, summary, trials
 from fleetrun.errors import EnvironmentFault
 from fleetrun.printing import put, say, tell
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as candidates.make has them

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import argv, options
 from fleetrun.errors import UsageError
+from fleetrun.model import Knob
 from fleetrun.options import RawOption
 from fleetrun.records.variables import STRATEGY
 from fleetrun.strategy import fields, load
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from fleetrun.commands.parser import Launch
-    from fleetrun.model import Knob
 
 # Fewer timed updates are meaningless.
 FEWEST_TIMED = 3

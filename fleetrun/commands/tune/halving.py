@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import isfinite
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from fleetrun.commands.tune.candidates import FEWEST_TIMED
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from fleetrun.commands.tune.candidates import Candidate, TuneSpec
+from fleetrun.commands.tune.candidates import FEWEST_TIMED, Candidate, TuneSpec
 
 # Fewer candidates are not halved.
 _FINALISTS = 2

@@ -5,23 +5,20 @@ from __future__ import annotations
 import copy
 import html
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from fleetrun.commands import tables
 from fleetrun.commands.tune import trials
+from fleetrun.commands.tune.candidates import Candidate, TuneSpec
+from fleetrun.commands.tune.halving import Result
 from fleetrun.conversion import counted
 from fleetrun.records import arguments, names, reading, secrets
 from fleetrun.strategy import fields, load
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fleetrun.commands.tune.candidates import Candidate, TuneSpec
-    from fleetrun.commands.tune.halving import Result
 
 BEST, DATA, PAGE = "best.yaml", "tune.json", "tune.html"
 _PAGE = Template("""\

@@ -7,24 +7,19 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from fleetrun.commands.tune.candidates import FEWEST_TIMED
+from fleetrun.commands.tune.candidates import FEWEST_TIMED, Candidate, TuneSpec
 from fleetrun.commands.tune.halving import Trial
 from fleetrun.conversion import counted
 from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.model import FieldVerdict
 from fleetrun.records import eventfile, names, rankfile, reading, reportfile, runs, variables
+from fleetrun.records.eventfile import EventRecord
 from fleetrun.records.folder import SHARED, Folder
 from fleetrun.records.strategyfiles import EFFECTIVE, IN_EFFECT, NO_DIFFERENCE, SECTIONS
 from fleetrun.run import libc
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from fleetrun.commands.tune.candidates import Candidate, TuneSpec
-    from fleetrun.model import FieldVerdict
-    from fleetrun.records.eventfile import EventRecord
 
 # The seconds that a launcher has to stop.
 _GRACE_S = 60.0

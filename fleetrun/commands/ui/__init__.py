@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 import sys
+from importlib.util import find_spec
 
 import click
 
@@ -21,8 +22,6 @@ _NICE = 10
 
 def _ui(log_dir: str, port: int) -> int:
     """Serve the page until Ctrl-C; EnvironmentFault if that is impossible."""
-    from importlib.util import find_spec
-
     if any(find_spec(name) is None for name in _NEEDED):
         raise EnvironmentFault(
             f"ui needs {' and '.join(_NEEDED)}, which are not installed here: "

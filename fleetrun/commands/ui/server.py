@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import resource
 import secrets
+import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +24,6 @@ from fleetrun.commands.ui.views import Views
 from fleetrun.errors import FleetrunError
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable
-
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 

@@ -6,8 +6,9 @@ import base64
 import os
 import threading
 from array import array
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fleetrun.commands.logs import choose, collectives, show
 from fleetrun.commands.report import history, page
@@ -16,11 +17,7 @@ from fleetrun.errors import EnvironmentFault
 from fleetrun.plan.visible import visible, visible_lines
 from fleetrun.probe import jobs
 from fleetrun.records import metricsfile, names, reading, runs
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from fleetrun.records.runs import Run
+from fleetrun.records.runs import Run
 
 _MOST_RUNS = 200
 # The columns of a picture, and its cells, all of which a browser gets whenever something changes.

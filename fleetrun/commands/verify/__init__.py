@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -11,13 +11,11 @@ from fleetrun import options, probe
 from fleetrun.commands import parser, tune
 from fleetrun.commands.tune import candidates
 from fleetrun.commands.verify import equivalence, training_runs
+from fleetrun.commands.verify.training_runs import VerifySpec
 from fleetrun.errors import UsageError
 from fleetrun.printing import say
 from fleetrun.records.variables import STRATEGY
 from fleetrun.strategy import load
-
-if TYPE_CHECKING:
-    from fleetrun.commands.verify.training_runs import VerifySpec
 
 _EXEC = "exec"
 # The same exit code as that of --strategy_strict.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from array import array
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from fleetrun.records.rankfile import RankAxes
+from fleetrun.records.rankfile import RankAxes
 
 # By the type of a parameter, the distance of 1 to the next number.
 _UNITS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}

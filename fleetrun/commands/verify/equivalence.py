@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fleetrun.commands import tables
 from fleetrun.commands.tune import trials
 from fleetrun.commands.tune.halving import MEANINGFUL
 from fleetrun.commands.verify import differences
-from fleetrun.commands.verify.training_runs import Kind
+from fleetrun.commands.verify.differences import Difference, Noise, RunDifferences
+from fleetrun.commands.verify.training_runs import Kind, VerifyRun, VerifySpec
 from fleetrun.conversion import counted
 from fleetrun.records import arguments
 from fleetrun.records.strategyfiles import IN_EFFECT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from fleetrun.commands.verify.differences import Difference, Noise, RunDifferences
-    from fleetrun.commands.verify.training_runs import VerifyRun, VerifySpec
 
 DATA = "verify.json"
 _MERGE = "gradient_merge"

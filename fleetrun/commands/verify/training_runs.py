@@ -6,21 +6,18 @@ import base64
 import json
 import os
 from array import array
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fleetrun.commands.tune import trials
 from fleetrun.commands.verify.differences import Parameter, RunSnapshots
+from fleetrun.model import FieldVerdict
 from fleetrun.records import names, progress, rankfile, reading, variables
+from fleetrun.records.eventfile import EventRecord
+from fleetrun.records.rankfile import RankAxes
 from fleetrun.records.strategyfiles import IN_EFFECT
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from fleetrun.model import FieldVerdict
-    from fleetrun.records.eventfile import EventRecord
-    from fleetrun.records.rankfile import RankAxes
 
 _MERGE = "gradient_merge_configs"
 # A command may launch several times: the optimizers of its next launch are numbered from here on.

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import Any, cast
 
 from fleetrun.doctor.facts import CudaStart
 from fleetrun.run import isolation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # Hides GPUs from CUDA; removed, as the question is whether CUDA starts at all.
 _MASK = "CUDA_VISIBLE_DEVICES"

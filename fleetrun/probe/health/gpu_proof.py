@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from fleetrun.doctor.facts import GpuFailure, GpuProof
 from fleetrun.postmortem import causes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PROGRAM = os.path.join(_FOLDER, "inject", "compute_check.py")

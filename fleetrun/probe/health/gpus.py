@@ -5,19 +5,15 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 from fleetrun.doctor.facts import CudaStart, Gpu, Gpus, User, Xid
 from fleetrun.postmortem import kernelfacts
 from fleetrun.probe import files, nvml
 from fleetrun.probe.health import cuda
-from fleetrun.probe.nvml import ask, library, text
+from fleetrun.probe.nvml import Library, ask, library, text
 from fleetrun.run import isolation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from fleetrun.probe.nvml import Library
 
 # The driver may have to load first, which takes seconds if nothing keeps it loaded.
 TIMEOUT_S = 20.0

@@ -4,17 +4,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
-from typing import TYPE_CHECKING
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Iterable
 
 import psutil
 
 from fleetrun.doctor.facts import CgroupLimits, ClockOffset, Machine, ResourceLimits, Room
 from fleetrun.probe import files
 from fleetrun.run import proc
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 # More than file systems reserve for small files, and cheap on a network file system.
 _TRIED_BYTES = 65536
@@ -58,9 +59,6 @@ def _room(path: str) -> tuple[Room, float | None]:
 
     Only writing a temporary file reveals quotas and read-only mounts.
     """
-    import tempfile
-    import time
-
     try:
         reported = os.statvfs(path)
     except OSError as error:
@@ -90,7 +88,6 @@ def _room(path: str) -> tuple[Room, float | None]:
 
 def limits() -> ResourceLimits:
     """Return the limits of this process, which ranks inherit."""
-    import resource
 
     def pair(which: int) -> tuple[int | None, int | None]:
         soft, hard = resource.getrlimit(which)
@@ -164,8 +161,6 @@ def _number(texts: Iterable[str]) -> int | None:
 
 def _is_synchronised() -> bool | None:
     """Whether the kernel's clock is disciplined; None if unknown."""
-    import ctypes
-
     buffer = ctypes.create_string_buffer(_TIMEX_BYTES)
     libc = ctypes.CDLL(None)
     if ctypes.sizeof(ctypes.c_long) != 8 or libc.adjtimex(buffer) < 0:  # 64 bits
@@ -176,8 +171,6 @@ def _is_synchronised() -> bool | None:
 
 def libgomp(load: Callable[[str], object] | None = None) -> str:
     """Return why GCC's OpenMP library, which Paddle needs, cannot be loaded; empty if it can."""
-    import ctypes
-
     try:
         (load or ctypes.CDLL)("libgomp.so.1")
     except OSError as error:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import psutil
 
 from fleetrun.doctor.facts import Interface, NameLookup, Network, RdmaPort
 from fleetrun.probe import addresses, tcp
 from fleetrun.run.isolation import IsolatedCall
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 # A resolver tries its next server after 5 s; anything slower delays every rank.
 TIMEOUT_S = 6.0

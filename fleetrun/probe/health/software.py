@@ -8,17 +8,14 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import PathFinder
-from typing import TYPE_CHECKING
 
 from fleetrun import __version__, modes
 from fleetrun.doctor.facts import Build, Command, Software
 from fleetrun.probe import paddles
 from fleetrun.records import installed
 from fleetrun.run import proc
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 _SETTING = re.compile(r"^(\w+)\s*=\s*'([^']*)'", re.MULTILINE)
 # A class that Paddle's library has only with gloo.

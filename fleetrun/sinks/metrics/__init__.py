@@ -12,18 +12,13 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from importlib.util import find_spec
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.run import itself
-from fleetrun.run.events import Finished
-from fleetrun.run.loop import poll
-from fleetrun.run.observers import Sink
-from fleetrun.typehints import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from fleetrun.run.events import Happening
-    from fleetrun.run.loop import Waiting
-    from fleetrun.run.observers import ObservedJob
+from fleetrun.run.events import Finished, Happening
+from fleetrun.run.loop import Waiting, poll
+from fleetrun.run.observers import ObservedJob, Sink
 
 # A shorter job has no metrics; with --metrics_port they begin sooner.
 _AFTER_S = 5.0
@@ -146,8 +141,6 @@ class Metrics(Sink):
 
 def _check_library() -> None:
     """Raise EnvironmentFault if prometheus-client is not installed."""
-    from importlib.util import find_spec  # only with --metrics_port
-
     if find_spec("prometheus_client") is None:
         raise EnvironmentFault(
             "--metrics_port needs prometheus-client, which is not installed here: "

@@ -16,6 +16,7 @@ from fleetrun.probe.ticks import ticks
 from fleetrun.records import metricsfile, names, progress, runs
 from fleetrun.records.metricsfile import GpuUsage, MetricsRecord, RankUse, System
 from fleetrun.run import libc, proc
+from fleetrun.sinks.metrics import openmetrics
 
 _NICE = 10
 # Each time the file grows by this much, records become half as frequent.
@@ -36,8 +37,6 @@ def run(run_dir: str, period_s: float, listening_fd: int | None) -> None:
     meter = Meter(run_dir, period_s)
     exporter = None
     if listening_fd is not None:
-        from fleetrun.sinks.metrics import openmetrics  # only with --metrics_port
-
         exporter = openmetrics.Exporter(listening_fd)
     path = os.path.join(run_dir, names.METRICS)
     written_at = 0.0

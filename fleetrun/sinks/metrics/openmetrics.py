@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from fleetrun.records.metricsfile import MetricsRecord
-    from fleetrun.records.runs import Run
+from fleetrun.records.metricsfile import MetricsRecord
+from fleetrun.records.runs import Run
 
 _Rows = tuple[tuple[str, str, str], ...]
 # Name, help, and field of a record; bytes and seconds as Prometheus wants them.
