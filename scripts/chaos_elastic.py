@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-import etcds  # pyright: ignore[reportMissingImports] - it is in tests
+import etcds
 from chaos_hosts import HEARTBEAT_TIMEOUT_S, KILL, TERM, Fault, HostsJob
 from chaos_job import Lost, await_
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    import lab  # pyright: ignore[reportMissingImports] - it is in tests
+    import lab
 
 # What a generation may take after the last fault: the silence of a host, the grace of the others,
 # the wait for newcomers, and the next one's start on a busy machine.

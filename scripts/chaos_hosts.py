@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from chaos_job import TIMEOUT_S, Lost, alive, await_, slack
-from waiting import patient  # pyright: ignore[reportMissingImports] - it is in tests
+from waiting import patient
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Mapping, Sequence
 
-    import lab  # pyright: ignore[reportMissingImports] - as above
+    import lab
 
     Strike = Callable[["HostsJob"], Sequence[int]]
 

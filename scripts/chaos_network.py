@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 import chaos_elastic
-import etcds  # pyright: ignore[reportMissingImports] - it is in tests
-import lab  # pyright: ignore[reportMissingImports] - as above
+import etcds
+import lab
 from chaos_elastic import ETCD, ElasticJob, EtcdJob
 from chaos_hosts import FAULTS, GRACE_S, HostsJob
 

@@ -38,7 +38,7 @@ def started(*words: str, folder: Path | None = None, **popen: Any) -> subprocess
     """Start `fleetrun WORDS` in FOLDER; its output goes to pipes unless POPEN has others."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environ()}
     argv = [*FLEETRUN, *words]
-    return subprocess.Popen(argv, cwd=folder, **{**pipes, **popen})  # pyright: ignore[reportReturnType]
+    return subprocess.Popen(argv, cwd=folder, **{**pipes, **popen})
 
 
 class Ended(NamedTuple):
@@ -74,7 +74,7 @@ class Launcher(Job):
             "env": self.environ(env),
             "cwd": self.folder,
         }
-        return subprocess.Popen([*prefix, *self.argv], **{**usual, **popen})  # pyright: ignore[reportReturnType] - nobody asks for text
+        return subprocess.Popen([*prefix, *self.argv], **{**usual, **popen})
 
     def start_until(self, *names: str, **start: Any) -> subprocess.Popen[bytes]:
         """Start the launcher, and wait until ranks have made these files in the folder."""

@@ -372,7 +372,7 @@ def test_every_tool_is_told_the_oldest_python_that_we_promise() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     versions = {
         name: re.findall(rf'(?m)^{name} = "\D*(\d)\.?(\d+)"', project)
-        for name in ("requires-python", "target-version", "python_version", "pythonVersion")
+        for name in ("requires-python", "target-version", "python_version")
     }
     assert versions == {key: [("3", "10")] for key in versions}
 

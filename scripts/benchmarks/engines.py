@@ -25,9 +25,9 @@ from report import ms, spread, summary
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-import lab  # pyright: ignore[reportMissingImports] - in tests
-import slurm  # pyright: ignore[reportMissingImports] - as above
-import sshd_hosts  # pyright: ignore[reportMissingImports] - as above
+import lab
+import slurm
+import sshd_hosts
 
 if TYPE_CHECKING:
     import argparse

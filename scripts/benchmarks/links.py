@@ -11,7 +11,7 @@ from processes import Failed
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-import lab  # pyright: ignore[reportMissingImports] - in tests
+import lab
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,7 +23,7 @@ from report import Goal, ms, spread, summary
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-import lab  # pyright: ignore[reportMissingImports] - in tests
+import lab
 
 if TYPE_CHECKING:
     import argparse

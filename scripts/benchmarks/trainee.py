@@ -113,7 +113,7 @@ def static() -> Callable[[], None]:
     paddle.seed(5)
     net, shape = MODELS[MODEL]()
     loss = paddle.mean(net(paddle.static.data("batch", shape)))
-    fleet.distributed_optimizer(optimizer()).minimize(loss)  # pyright: ignore[reportPrivateImportUsage]
+    fleet.distributed_optimizer(optimizer()).minimize(loss)
     executor = paddle.static.Executor()
     executor.run(paddle.static.default_startup_program())
     program: Any = paddle.static.default_main_program()
@@ -162,7 +162,7 @@ def unhooked() -> Iterator[None]:
 
 
 def wait_for_device() -> None:
-    if paddle.is_compiled_with_cuda() and paddle.device.get_device().startswith("gpu"):  # pyright: ignore[reportPrivateImportUsage]
+    if paddle.is_compiled_with_cuda() and paddle.device.get_device().startswith("gpu"):
         paddle.device.cuda.synchronize()
 
 

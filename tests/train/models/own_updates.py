@@ -15,7 +15,7 @@ from paddle import nn
 from twins import batches, rank, twins, weights, write
 
 paddle.distributed.init_parallel_env()
-kernels: Any = paddle._C_ops  # pyright: ignore[reportAttributeAccessIssue] - made when it is loaded
+kernels: Any = paddle._C_ops
 
 
 class Descent:
