@@ -215,8 +215,8 @@ class StacksRequested(NamedTuple):
 class RunWarning(NamedTuple):
     """An observation without consequences: `what` is its kind, `labels` the processes concerned.
 
-    `what` is one of stopped, continued, straggler, stacks, went on, ended, task lost, checkpoint,
-    desync.
+    `what` is one of stopped, continued, straggler, ended early, stacks, went on, ended, task lost,
+    checkpoint, desync.
     """
 
     what: str

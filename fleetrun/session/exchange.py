@@ -73,6 +73,13 @@ class RankStack(NamedTuple):
     frames: tuple[tuple[str, str, int], ...]
 
 
+class EndedRank(NamedTuple):
+    """A rank that exited with 0, SECONDS ago: any other end ends the job."""
+
+    process: int
+    seconds: Annotated[float, (0.0).__le__]
+
+
 class Stacks(NamedTuple):
     """Where the ranks of a host stand; `went_on` is one that has gone on meanwhile, or -1."""
 
@@ -83,6 +90,7 @@ class Stacks(NamedTuple):
     sign: str
     # Unreached endpoints, each with the process that tries; -1: its launcher tried earlier.
     unreached: tuple[tuple[int, str], ...]
+    ended: tuple[EndedRank, ...] = ()
 
 
 class PackedEvidence(NamedTuple):

@@ -8,7 +8,8 @@ that stands still are not the cause. A host without a session judges alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from types import MappingProxyType
 
 from fleetrun.plan.visible import visible
 from fleetrun.postmortem import places
@@ -18,7 +19,7 @@ from fleetrun.run.events import Hung
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob
 from fleetrun.session.driver import Session
-from fleetrun.session.exchange import RankStack, SilentHost, Stacks, WantStacks
+from fleetrun.session.exchange import EndedRank, RankStack, SilentHost, Stacks, WantStacks
 from fleetrun.sources.flightrecords import FlightRecords
 
 # A report counts for this many samples of its host, which repeats it at each sample.
@@ -135,11 +136,13 @@ class HangJudge:
         went_on: int | None,
         sign: str,
         unreached: Sequence[tuple[int, str]],
+        ended: Mapping[int, float] = MappingProxyType({}),
     ) -> None:
         """Report the STACKS of the ranks here, by process of the plan.
 
         WENT_ON is a process that has made progress meanwhile. UNREACHED are the endpoints that they
-        fail to reach; those that this launcher failed to reach are added.
+        fail to reach; those that this launcher failed to reach are added. ENDED says when processes
+        succeeded.
         """
         plan = self._job.plan
         places = [plan.ranks.index(spec.rank) if spec.rank else -1 for spec in plan.processes]
@@ -164,6 +167,11 @@ class HangJudge:
             (
                 *((places[process], where) for process, where in unreached[:_MOST_UNREACHED]),
                 *((-1, where[:300]) for where in own_unreached),
+            ),
+            tuple(
+                EndedRank(places[process], max(time.monotonic() - at, 0.0))
+                for process, at in ended.items()
+                if places[process] >= 0
             ),
         )
         if self._session is None:
@@ -216,6 +224,7 @@ class HangJudge:
         ranks = plan.ranks
         stacks: dict[int, places.Stack] = {}
         unreached: list[str] = []
+        ended: dict[int, float] = {}
         for node_rank, answer in sorted(self._stacks.items()):
             own_processes = {n for n, spec in enumerate(ranks) if spec.node_rank == node_rank}
             stacks |= {
@@ -237,8 +246,11 @@ class HangJudge:
                 for process, where in answer.unreached
                 if process < 0
             ]
+            ended |= {
+                process: seconds for process, seconds in answer.ended if process in own_processes
+            }
         self._write(stacks)
-        states = self._states(stacks)
+        states = self._states(stacks, ended)
         culprits = () if self._records is None else self._records.verdict(states)
         collectives = tuple(
             (tuple(f"rank {rank}" for rank in culprit.ranks), culprit.text) for culprit in culprits
@@ -252,18 +264,18 @@ class HangJudge:
                 if spec.is_trainer and spec.rank in may_wait
             },
         )
-        ended = tuple(f"rank {rank}" for rank, state in states.items() if state.has_ended)
-        waits = [place.is_meeting for place in finding.places]
-        if ended and waits and all(waits) and not collectives:
-            text = f"{names.listed(ended)}, for which all others wait, ended earlier"
-            collectives = ((ended, text),)
         # A rank that is late for a collective is better evidence than one that stands elsewhere.
         # Records without a culprit blame the network, unless something is not recorded.
         is_complete = any(culprit.kind != UNKNOWN for culprit in culprits)
-        odd = next(
-            (labels for labels, _ in collectives if labels or is_complete),
-            tuple(self._label(process) for process in finding.odd),
-        )
+        ended_labels = tuple(self._label(process) for process in sorted(ended))
+        odd = tuple(self._label(process) for process in finding.odd)
+        if not odd or all(place.is_meeting for place in finding.places):
+            odd = ended_labels or odd
+        odd = next((labels for labels, _ in collectives if labels or is_complete), odd)
+        if ended:
+            departure = (ended_labels, _departure(ended_labels, min(ended.values())))
+            names_living = any(set(labels) - set(ended_labels) for labels, _ in collectives)
+            collectives = (*collectives, departure) if names_living else (departure, *collectives)
         signs = {answer.sign for answer in self._stacks.values()}
         self._declare(
             Hung(
@@ -281,12 +293,14 @@ class HangJudge:
             )
         )
 
-    def _states(self, stacks: Mapping[int, places.Stack]) -> dict[int, RankState]:
-        """Return where each trainer stands; one without a stack has ended."""
+    def _states(
+        self, stacks: Mapping[int, places.Stack], ended: Container[int]
+    ) -> dict[int, RankState]:
+        """Return where each trainer stands; those of ENDED do no more."""
         return {
             spec.rank: RankState(
                 place=_users(stacks.get(process, ())),
-                has_ended=process not in stacks and spec.node_rank in self._stacks,
+                has_ended=process in ended,
                 is_outside_paddle=bool(stacks.get(process))
                 and not places.is_in_paddle(stacks[process]),
             )
@@ -318,6 +332,15 @@ class HangJudge:
             except OSError:
                 # A full disk must not hide a hang.
                 return
+
+
+def _departure(labels: Sequence[str], seconds: float) -> str:
+    """Say when the ranks LABELS, for which others may wait, exited: the last one SECONDS ago."""
+    at = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
+    who = names.listed(labels)
+    if len(labels) == 1:
+        return f"{who} has ended: it exited with 0 at {at}; the others may wait for it"
+    return f"{who} have ended: they exited with 0, the last at {at}; the others may wait for them"
 
 
 def _users(stack: places.Stack) -> str:

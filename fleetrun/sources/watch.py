@@ -135,6 +135,9 @@ class Watch(Source):
         self._window_s = window_s
         self._take(job.plan)
         self._ranks: dict[int, _Rank] = {}
+        # When processes of this attempt exited with 0: any other exit ends it.
+        self._ended: dict[int, float] = {}
+        self._has_said_ended = False
         # Older heartbeats belong to an earlier attempt. Not the time when a rank's start is
         # handled: by then it may have sent its only heartbeat.
         self._since_ns = 0
@@ -189,8 +192,8 @@ class Watch(Source):
                 beats = spec.env.get(variables.HEARTBEAT, "")
                 ring = spec.env.get(variables.FLIGHT_RECORDER, "")
                 self._ranks[process] = _Rank(pid, logs, beats, self._since_ns, attempt, ring=ring)
-            case Exited(process=process):
-                self._forget(process)
+            case Exited():
+                self._forget(happening)
             case SignalAll() if happening.ends_ranks and not self._is_ending:
                 self._send_records()
                 self.close()
@@ -209,8 +212,10 @@ class Watch(Source):
         # The activity of ranks that should end.
         self._exit_clock: IdleClock | None = None
 
-    def _forget(self, process: int) -> None:
-        self._ranks.pop(process, None)
+    def _forget(self, exited: Exited) -> None:
+        self._ranks.pop(exited.process, None)
+        if not exited.status.exit_code:
+            self._ended[exited.process] = exited.at
         if not self._ranks and not self._is_ending and self._records is not None:
             # Others may fail because these have ended.
             self._records.send()
@@ -218,7 +223,8 @@ class Watch(Source):
             self._records.look()
 
     def _begin_again(self) -> None:
-        self._is_ending = False
+        self._is_ending = self._has_said_ended = False
+        self._ended.clear()
         self._reported_stopped = frozenset()
         if self._clock is not None:
             self._clock.restart(time.monotonic())
@@ -269,6 +275,27 @@ class Watch(Source):
         lag = None if self._reported_stopped else self._comparison.see(cpu_s, now)
         if lag is not None and self._reports_stragglers:
             self._notice("straggler", _lag_sentence(lag, self._labels), lag.ranks, now)
+        self._report_ended(now)
+
+    def _report_ended(self, now: float) -> None:
+        """Report once that ranks have ended for as long as a straggler may lag, and others run."""
+        trainers = self._job.plan.trainers.values()
+        ended = {process: at for process, at in self._ended.items() if process in trainers}
+        running = [self._labels[process] for process in self._ranks if process in trainers]
+        is_wanted = self._reports_stragglers and not self._has_said_ended
+        if not is_wanted or not ended or now - min(ended.values()) < self._window_s:
+            return
+        self._has_said_ended = True
+        first_at = time.time() - (now - min(ended.values()))
+        who = names.listed([self._labels[process] for process in sorted(ended)])
+        others = names.listed(running) if running else "ranks on other hosts"
+        first, them = ("", "it") if len(ended) == 1 else (", the first", "them")
+        text = (
+            f"{who} exited with 0{first} at {time.strftime('%H:%M:%S', time.localtime(first_at))}, "
+            f"and {others} still {'runs' if len(running) == 1 else 'run'} "
+            f"{now - min(ended.values()):.0f} s later: do they wait for {them}?"
+        )
+        self._notice("ended early", text, tuple(sorted(ended)), now)
 
     def _end_overdue(self, *, is_silent: bool) -> None:
         """Declare the failure of a rank that has raised and does not end, if there is one.
@@ -585,12 +612,13 @@ class Watch(Source):
                 went_on=process,
                 sign=self._sign,
                 unreached=self._unreached(),
+                ended=self._ended,
             )
 
         if self._ranks and not self._is_ending:
             self._collect(f"nothing has happened for {silence_s:.0f} s{where}", reported)
         else:
-            judge.collected({}, went_on=None, sign="life", unreached=())
+            judge.collected({}, went_on=None, sign="life", unreached=(), ended=self._ended)
 
     # Stacks -------------------------------------------------------------------------------------
 

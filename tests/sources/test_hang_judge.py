@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +56,8 @@ class Job:
         self.asked: list[int] = []
         self.stacks = {0: WAITING, 1: WAITING, 2: WAITING, 3: LOADING}
         self.went_on: int | None = None
+        # How long ago a rank has exited with 0.
+        self.ended: dict[int, float] = {}
         self.hosts: list[HangJudge] = []
         for node, wire in enumerate(self.wires):
             host = HangJudge(plans.job(plan(folder, node)), wire, period_s=5.0)  # type: ignore[arg-type]
@@ -73,6 +77,11 @@ class Job:
             went_on=went_on,
             sign="life",
             unreached=[(0, "10.0.0.1:6070")] if node else (),
+            ended={
+                rank % 2: time.monotonic() - seconds
+                for rank, seconds in self.ended.items()
+                if rank // 2 == node
+            },
         )
 
 
@@ -114,14 +123,29 @@ def test_a_long_path_within_paddle_is_no_line_of_the_script(tmp_path: Path) -> N
     assert place == "scale (hybrid_parallel_gradscaler.py:7), called from <module> (train.py:9)"
 
 
-def test_ranks_that_have_ended_are_named_where_all_others_wait(tmp_path: Path) -> None:
+def test_ranks_that_have_ended_come_first(tmp_path: Path) -> None:
     job = Job(tmp_path)
     elsewhere = (("init_parallel_env", "/x/site-packages/paddle/parallel.py", 7), *WAITING[1:])
     job.stacks = {0: elsewhere, 1: WAITING, 2: WAITING}
+    job.ended = {3: 60.0}
     job.hosts[0].report(30.0)
     job.hosts[1].report(30.0)
     (hung,) = job.declared
-    assert hung.collectives == ((("rank 3",), "rank 3, for which all others wait, ended earlier"),)
+    ((ranks, text),) = hung.collectives
+    assert ranks == ("rank 3",) == hung.odd
+    assert re.fullmatch(
+        r"rank 3 has ended: it exited with 0 at \d\d:\d\d:\d\d; the others may wait for it", text
+    )
+
+
+def test_one_that_stands_elsewhere_is_told_beside_those_that_have_ended(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.stacks = {1: WAITING, 3: LOADING, 2: WAITING}
+    job.ended = {0: 60.0}
+    job.hosts[0].report(30.0)
+    job.hosts[1].report(30.0)
+    (hung,) = job.declared
+    assert hung.describe().startswith("the job hung for 30 s: rank 0 has ended: it exited with 0")
     assert hung.odd == ("rank 3",)
 
 

@@ -19,11 +19,11 @@ from nvmls import FakeNvml, hang
 from waiting import LONG_S
 
 from fleetrun.inject.flight_recorder import OPERATIONS, FlightRecorder
-from fleetrun.model import Rules
+from fleetrun.model import ExitStatus, Rules
 from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.probe import nvml
 from fleetrun.run import children, isolation, proc
-from fleetrun.run.events import Hung, RunWarning, SignalAll, Started
+from fleetrun.run.events import Exited, Hung, RunWarning, SignalAll, Started
 from fleetrun.run.loop import Loop
 from fleetrun.sources.hang import Comparison
 from fleetrun.sources.watch import Watch, _Rank
@@ -138,6 +138,24 @@ def test_s63_the_rank_that_does_the_opposite_is_named_and_left_alone(
     assert (noticed.what, noticed.labels) == ("straggler", ("rank 1",))
     assert here.remarks[0].startswith(re.sub(" 1 s", f" {seconds(here.remarks[0])} s", words))
     assert all(child.poll() is None for child in here.children)
+
+
+@pytest.mark.extended
+def test_a_rank_that_has_ended_for_long_while_others_run_is_told_once(
+    room: Callable[..., Room],
+) -> None:
+    here = room(IDLE, IDLE, IDLE, "", pace_s=0.1, window_s=0.5)
+    here.watch.on_event(Exited(3, "rank 3", ExitStatus(0), time.monotonic()))
+    here.until(lambda: here.declared)
+    here.turn_for(0.5)
+    (noticed,) = here.declared
+    assert isinstance(noticed, RunWarning)
+    assert (noticed.what, noticed.labels) == ("ended early", ("rank 3",))
+    assert re.fullmatch(
+        r"Rank 3 exited with 0 at [\d:]+, and ranks 0-2 still run \d s later: "
+        r"do they wait for it\?",
+        here.remarks[0],
+    )
 
 
 def test_stacks_that_cannot_be_written_are_said_once(
