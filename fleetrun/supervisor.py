@@ -172,6 +172,9 @@ class Supervisor:
             for index in self._outcome.stuck:
                 self._log_kernel_state(index)
             self._deliver()
+        elif self._job.restarts:
+            # It says what the attempts before have failed of.
+            self._investigate(self._outcome)
         children.wait_for_ending()
         self._deliver()
         if self._has_guard:
@@ -609,10 +612,10 @@ class Supervisor:
         """Report how long it took until all ranks of ATTEMPT were started AT that moment."""
         if self._failed_at is None:
             return
-        recovered = Recovered(attempt, at - self._failed_at, at)
+        why = self._state.earlier[-1].reason()
+        recovered = Recovered(attempt, at - self._failed_at, at, why)
         self._failed_at = None
         self._job.restarts.append(recovered)
-        self._log(f"{recovered.describe()}.")
         self._observers.on_event(recovered)
 
     def _signal_all(self, signum: int, spared: AbstractSet[int] = frozenset()) -> None:
@@ -652,16 +655,16 @@ class Supervisor:
             self._loop.timer("wait", time.monotonic() + _SILENCE_S, self._show_late)
 
     def _log_next_attempt(self, at: float) -> None:
-        # The first start is attempt 0, as in log files' names and $PADDLE_RESTART_COUNT.
-        attempt, most = self._state.attempt, self._rules.max_restarts
+        # What ranks have printed because another one failed is not the last word.
+        self._observers.flush()
         wait = (self._state.deadline or at) - at
-        when = f" in {wait:.1f} s" if round(wait, 1) else " starts now"
-        plan = f"Attempt {attempt} of {most}{when}."
+        when = f" in {wait:.1f} s" if round(wait, 1) else ""
+        plan = f"Restart {self._state.attempt} of {self._rules.max_restarts}{when}."
         if self._gathering.may_change:
             # Attempts caused by hosts that come and go are not limited.
             when = f" in {wait:.1f} s or later," if round(wait, 1) else ""
             plan = f"All ranks start again{when} on the available hosts."
-        self._log(f"{self._state.earlier[-1].describe()}. {plan}")
+        self._log(f"{self._state.earlier[-1].reason()}. {plan}")
 
     def _show_late(self) -> None:
         if self._state.phase == policy.STOPPING and self._state.deadline is not None:

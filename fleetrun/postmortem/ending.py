@@ -47,7 +47,7 @@ def document(ending: Ending, host: str) -> dict[str, Any]:
 
     Its keys: schema, event (ended), job_id, host, nodes (how many hosts), processes (of all hosts),
     began (seconds since 1970), seconds, steps (null: none reported), attempts, restarts (each with
-    attempt and seconds), exit_code, verdict, rank and signal (of the process
+    attempt, seconds and why), exit_code, verdict, rank and signal (of the process
     that failed first; null: none), and log (the run directory).
     """
     outcome, plan = ending.outcome, ending.plan

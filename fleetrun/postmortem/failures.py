@@ -97,7 +97,13 @@ def _examined(plan: LaunchPlan, exited: Exited, step: int | None, *, with_log: b
     if error is not None:
         last_words = [f"{error.kind}: {error.message}", error.stack]
     is_victim = causes.is_of_victim("\n".join(last_words))
-    return _with_last_lines(exited, words)._replace(step=step, is_victim=is_victim)
+    in_one_line = ""
+    if error is not None:
+        in_one_line = lastlines.in_one_line(error.kind, error.message, error.stack.split("\n"))
+    elif exit_report is None and exited.status.signum is None:
+        in_one_line = lastlines.last_exception(words)
+    exited = exited._replace(step=step, is_victim=is_victim, error=in_one_line)
+    return _with_last_lines(exited, words)
 
 
 def _set_back(exited: Exited, exits: Sequence[Exited]) -> Exited:

@@ -331,7 +331,7 @@ def write(
             for victim in findings.victims
         ),
         evidence=findings.evidence,
-        earlier=tuple(failure.describe() for failure in outcome.earlier),
+        earlier=tuple(failure.reason() for failure in outcome.earlier),
         restarts=tuple(restart.document() for restart in restarts),
     )
     reportfile.write(folder, report, redact)

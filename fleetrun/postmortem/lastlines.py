@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
+from fleetrun.postmortem.places import Frame
 from fleetrun.records import reading
 
 _TAIL_BYTES = 64 * 1024
@@ -24,6 +26,11 @@ _UNCAUGHT = "terminate called after throwing an instance of "
 _UNCAUGHT_LINES = 3
 # How Paddle's executor of static programs reports what an operator has raised.
 _IN_EXECUTOR = " raises an exception "
+# Where Paddle's message begins, below the stack of its C++ code.
+_SUMMARY = "Error Message Summary:"
+_FRAME = re.compile(r'\s+File "(.+)", line ([0-9]+)')
+# The most of a message that one line has.
+_LONGEST = 300
 
 
 def tail(path: str) -> str:
@@ -69,6 +76,45 @@ def last_lines(text: str) -> list[str]:
     if start is not None:
         return shorten(lines[start:])
     return [line for line in lines[-_PLAIN_LINES:] if line or len(lines) > 1]
+
+
+def last_exception(lines: Sequence[str]) -> str:
+    """Return the exception of the traceback that LINES begin with, in one line; empty: none.
+
+    >>> last_exception(["Traceback (most recent call last):",
+    ...                 '  File "/job/a.py", line 3, in load', "OSError: no", "disk"])
+    'OSError: no (a.py:3)'
+    """
+    if not lines or not lines[0].startswith(_TRACEBACK):
+        return ""
+    begin = max(at for at, line in enumerate(lines) if line.startswith(_TRACEBACK)) + 1
+    said = next((line for line in lines[begin:] if line and not line.startswith(" ")), "")
+    kind, _, message = said.partition(": ")
+    return in_one_line(kind, message, lines)
+
+
+def in_one_line(kind: str, message: str, stack: Sequence[str]) -> str:
+    r"""Return an exception of class KIND with MESSAGE, and the user's line of the last traceback.
+
+    >>> in_one_line("ValueError", "no such column: label\n", ['  File "/job/a.py", line 3, in f'])
+    'ValueError: no such column: label (a.py:3)'
+    >>> in_one_line("RuntimeError", "\n---\nC++ Traceback\nError Message Summary:\n---\nBad.", [])
+    'RuntimeError: Bad.'
+    """
+    text = message.partition(_SUMMARY)[2] or message
+    first = next((line.strip() for line in text.split("\n") if line.strip(" \r-")), "")
+    if len(first) > _LONGEST:
+        first = f"{first[: _LONGEST - 1]}…"
+    frames: list[Frame] = []
+    for line in stack:
+        if line.startswith(_TRACEBACK):
+            frames.clear()
+        match = re.match(_FRAME, line)
+        if match is not None:
+            frames.append(Frame("", match[1], int(match[2])))
+    users = [frame for frame in frames if frame.is_users]
+    where = f" ({users[-1].file.rpartition('/')[2]}:{users[-1].line})" if users else ""
+    return f"{': '.join(filter(None, (kind, first)))}{where}"
 
 
 def explains(lines: list[str]) -> bool:

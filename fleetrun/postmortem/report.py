@@ -129,7 +129,7 @@ def _attempts(outcome: Outcome, labels: Sequence[str], reported: Sequence[str]) 
     """Say which attempt it was, why there is no other unless REPORTED, and what is left."""
     lines = []
     if outcome.earlier:
-        first = outcome.earlier[0].describe()
+        first = outcome.earlier[0].reason()
         # As in log files' names and $PADDLE_RESTART_COUNT.
         last = f"attempt {outcome.attempts - 1} (counted from 0)"
         lines.append(f"It was {last}; the first failed because {first}.")

@@ -1,4 +1,4 @@
-"""`report.json`, what is known about a failed job, for programs; schema 1.
+"""`report.json`, what is known about a job that failed or was restarted, for programs; schema 1.
 
 `schema`, `outcome`, `exit_code`, `attempts`, `time`, and where a process is to blame `culprit`,
 `victims` and `evidence`; `earlier` has what ended the attempts before, `restarts` how long it took
@@ -71,7 +71,7 @@ class ReportRecord(NamedTuple):
     victims: tuple[VictimRecord, ...] = ()
     evidence: tuple[str, ...] = ()
     earlier: tuple[str, ...] = ()
-    # Each with its attempt and seconds.
+    # Each with its attempt, seconds, and why.
     restarts: tuple[Mapping[str, Any], ...] = ()
 
 

@@ -100,6 +100,8 @@ class Exited(NamedTuple):
     has_core: bool = False
     # Its coordinates in fleet's topology: `dp 1, mp 0`.
     place: str = ""
+    # The exception that ended it, in one line: `ValueError: bad (train.py:5)`.
+    error: str = ""
 
     @property
     def name(self) -> str:
@@ -113,6 +115,10 @@ class Exited(NamedTuple):
         if self.status.signum is not None:
             return f"{self.name} was killed by {signal_name(self.status.signum)}"
         return f"{self.name} exited with {self.status.exit_code}"
+
+    def reason(self) -> str:
+        """Return text such as `rank 1 failed: ValueError: bad (train.py:5)`."""
+        return f"{self.name} failed: {self.error}" if self.error else self.describe()
 
 
 class Overdue(NamedTuple):
@@ -194,6 +200,10 @@ class Hung(NamedTuple):
             where = f", {self.unreached[0]}"
         return f"the job hung for {self.seconds:.0f} s{where}"
 
+    def reason(self) -> str:
+        """Return why another attempt follows."""
+        return self.describe()
+
     def odd_place(self) -> str:
         """Return where odd processes stand, unless their collectives tell more.
 
@@ -226,23 +236,27 @@ class RunWarning(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """All processes of another attempt are started; `seconds` since the one before failed."""
+    """All processes of another attempt are started; `seconds` since the one before failed.
+
+    `why` says how that one failed.
+    """
 
     attempt: int
     seconds: float
     at: float
+    why: str = ""
 
     def document(self) -> dict[str, object]:
         """Return it for programs, to a millisecond."""
-        return {"attempt": self.attempt, "seconds": round(self.seconds, 3)}
+        return {"attempt": self.attempt, "seconds": round(self.seconds, 3), "why": self.why}
 
     def describe(self) -> str:
         """Return one line of text.
 
-        >>> Recovered(1, 1.214, 12.0).describe()
-        'Attempt 1 runs: the restart took 1.21 s'
+        >>> Recovered(1, 1.214, 12.0, "rank 1 exited with 7").describe()
+        'Attempt 1 runs: the restart took 1.21 s (rank 1 exited with 7)'
         """
-        return f"Attempt {self.attempt} runs: the restart took {self.seconds:.2f} s"
+        return f"Attempt {self.attempt} runs: the restart took {self.seconds:.2f} s ({self.why})"
 
 
 class StrategyReport(NamedTuple):
@@ -297,12 +311,14 @@ class Failure(NamedTuple):
     is_departure: bool = False
     # Whether the whole job hung, of which `host` only compares the ranks.
     is_hang: bool = False
+    # `what` with the exception that ended the rank, if that is known.
+    why: str = ""
 
     def check(self) -> None:
         """Raise ValueError if no launcher can have sent this."""
         if not 0 <= self.exit_code <= _LAST_CODE:
             raise ValueError(self.exit_code)
-        for text in (self.host, self.what, self.words, self.no_retry):
+        for text in (self.host, self.what, self.words, self.no_retry, self.why):
             if len(text) > LONGEST_TEXT:
                 raise ValueError(text[:80])
 
@@ -315,6 +331,10 @@ class Failure(NamedTuple):
         'the job hung for 9 s'
         """
         return self.what if self.is_hang else f"{self.what} on {self.host}"
+
+    def reason(self) -> str:
+        """Return why another attempt follows."""
+        return f"{self.why} on {self.host}" if self.why else self.describe()
 
 
 class StopRequested(NamedTuple):

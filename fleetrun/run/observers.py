@@ -63,6 +63,9 @@ class _Observer:
         """Whether something is still to be written after Finished."""
         return False
 
+    def flush(self) -> None:
+        """Show what processes that have ended have written."""
+
     def close(self) -> None:
         """End."""
 
@@ -230,6 +233,11 @@ class Observers:
     def is_busy(self) -> bool:
         """Whether any still has something to write."""
         return any(observer.is_busy() for observer in self._all)
+
+    def flush(self) -> None:
+        """Have all show what processes that have ended have written."""
+        for observer in list(self._all):
+            self._shielded(observer, observer.flush)
 
     def shows(self, process: int) -> bool:
         """Whether the user has seen all output of PROCESS."""

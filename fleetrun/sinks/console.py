@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 
 from fleetrun.records.names import label, log_paths
@@ -254,12 +255,16 @@ class Console(Sink):
             self._follow(happening)
         elif isinstance(happening, Gathered):
             self._begin(happening.attempt)
-            for feed in self._feeds:
-                feed.is_final = True
         elif isinstance(happening, Finished):
             self._is_last = True
             self._progress_at = time.monotonic()
             self._pump()
+
+    def flush(self) -> None:
+        """Show the rest of an attempt that is over, as far as the reader takes it."""
+        for feed in self._feeds:
+            feed.is_final = True
+        self._pump(sys.maxsize)
 
     def is_busy(self) -> bool:
         """Whether output remains to be shown."""
@@ -319,9 +324,8 @@ class Console(Sink):
             self._feeds.append(Feed(log, prefix, self._pattern))
         self._pump()
 
-    def _pump(self) -> None:
+    def _pump(self, budget: int = _TURN_BYTES) -> None:
         """Write as much new output as the reader accepts, and set the next timer."""
-        budget = _TURN_BYTES
         while not self._is_done:
             if not self._pending and not self._fetch():
                 break

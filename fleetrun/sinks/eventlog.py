@@ -97,6 +97,7 @@ class EventLog(Sink):
                 failed = self._names(exited.process for exited in exits)
                 return "root_cause", {
                     **(self._process(first) | _status(first)),
+                    "error": first.error or None,
                     "failed_at": policy.failed_at(first),
                     "failed": failed,
                 }
@@ -130,7 +131,8 @@ class EventLog(Sink):
                 return "warning", {"what": what, "who": labels, "text": text}
             case Recovered():
                 text = f"{happening.describe()}."
-                return "recovered", {**_fields(happening, "attempt", "seconds"), "text": text}
+                fields = _fields(happening, "attempt", "seconds", "why")
+                return "recovered", {**fields, "text": text}
             case StrategyReport(silent=silent, ranks_equal=ranks_equal):
                 return "strategy_report", {
                     "verdicts": [verdict._asdict() for verdict in happening.verdicts],

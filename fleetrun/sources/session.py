@@ -166,7 +166,7 @@ class JobSession(Source, SessionHandler):
 
     def _failure(self, cause: Cause | Overdue, no_retry: str) -> Failure:
         """Return CAUSE as the message for the other hosts."""
-        words, is_victim, is_departure = "", False, False
+        words, why, is_victim, is_departure = "", "", False, False
         may_change = self._session.config.may_change
         match cause:
             case Interrupted(signum=signum):
@@ -178,6 +178,7 @@ class JobSession(Source, SessionHandler):
                 no_retry = "" if is_departure else no_retry or what
             case Exited():
                 what, code = cause.describe(), cause.status.exit_code
+                why = cause.reason() if cause.error else ""
                 is_victim = cause.is_victim
                 is_departure = may_change and code == _START_AGAIN
                 no_retry = no_retry or cause.no_retry or cause.fault
@@ -200,6 +201,7 @@ class JobSession(Source, SessionHandler):
             no_retry=self._redact(no_retry)[:_LONGEST],
             is_departure=is_departure,
             is_hang=isinstance(cause, Hung),
+            why=self._redact(why)[:_LONGEST],
         )
 
     def _last_lines(self, exited: Exited) -> str:

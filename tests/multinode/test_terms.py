@@ -65,7 +65,7 @@ def test_a_job_starts_again_as_often_as_its_coordinator_says(
     ]
     assert ends(launchers) == [7, 7]
     assert (second.folder / "up.1").exists()
-    assert "Attempt 1 of 1" in second.output
+    assert "Restart 1 of 1" in second.output
     assert "--max_restart=1 (here 0), --grace=1 (here 60)" in second.output
     assert "(here" not in first.output
 

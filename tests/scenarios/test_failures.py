@@ -70,6 +70,29 @@ def test_s23_a_host_whose_ranks_end_well_fails_with_the_other_host(tmp_path: Pat
     assert "rank 1 exited with 7" in done[1].stderr
 
 
+def test_all_hosts_say_why_the_job_starts_again(tmp_path: Path) -> None:
+    start, job = ports.free(1)[0], f"--job_id={uuid.uuid4().hex}"
+    code = """
+if os.environ["PADDLE_RESTART_COUNT"] != "0":
+    sys.exit()
+if rank == 1:
+    raise ValueError("no such column: label")
+time.sleep(60)
+"""
+    hosts = []
+    for number in range(2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        place = ("--ips=127.0.0.1,127.0.0.2", f"--host=127.0.0.{number + 1}", "--max_restart=1")
+        hosts.append(Command.python(folder, code, *place, f"--start_port={start}", job, ranks=1))
+    launchers = [host.start() for host in hosts]
+    done = [host.finish(process) for host, process in zip(hosts, launchers, strict=True)]
+    assert [end.code for end in done] == [0, 0]
+    why = r"ank 1 failed: ValueError: no such column: label \(script-\w+\.py:7\)"
+    assert re.search(rf"r{why} on 127\.0\.0\.2\. Restart 1 of 1\.", done[0].stderr)
+    assert re.search(rf"r{why}\. Restart 1 of 1\.", done[1].stderr)
+
+
 def test_s28_killing_fleetrun_by_name_leaves_nobody(tmp_path: Path) -> None:
     job = Command(tmp_path, "setsid sleep 60 & touch ready$R; sleep 60")
     launcher = job.start_until("ready0", "ready1")
