@@ -37,6 +37,7 @@ def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
 
     TAKES_ALL: a single process gets all devices.
     """
+    masks.check_characters(facts.environ)
     if request.backend not in _ALL_BACKENDS:
         raise UsageError(
             f"{origin.option(request, 'backend')}: give one of {', '.join(_ALL_BACKENDS)}."

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from fleetrun import conversion
+from fleetrun import conversion, slips
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Device, Facts
 from fleetrun.plan import kinds
@@ -128,6 +129,18 @@ def is_uuid(text: str) -> bool:
 def is_instance(device: str) -> bool:
     """Whether DEVICE names a MIG instance, not a whole GPU."""
     return device.startswith("MIG-")
+
+
+def check_characters(environ: Mapping[str, str]) -> None:
+    """Raise an error for a mask with full-width characters, which drivers take for no device.
+
+    >>> check_characters({"CUDA_VISIBLE_DEVICES": "0,1"})
+    """
+    for name, text in environ.items():
+        if not text.isascii() and kinds.is_mask(name) and slips.plain(text) != text:
+            raise EnvironmentFault(
+                f"{name}={text}: it has full-width characters: write {slips.plain(text)}."
+            )
 
 
 def _mask(facts: Facts, kind: str) -> tuple[str | None, str]:

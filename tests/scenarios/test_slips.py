@@ -103,6 +103,13 @@ def test_full_width_characters_of_a_variable_and_of_files_are_named_with_their_p
     assert "amp.yaml:2: the colon after amp" in refused(folder, "--strategy=amp.yaml", "t.py")
 
 
+@pytest.mark.parametrize("text", ["０，１", "０", "0，1", "GPU－1"])
+def test_a_mask_of_devices_with_full_width_characters_is_refused(folder: Path, text: str) -> None:
+    plain = text.translate(str.maketrans("０１，－", "01,-"))
+    line = refused(folder, "t.py", code=3, CUDA_VISIBLE_DEVICES=text)
+    assert f"CUDA_VISIBLE_DEVICES={text}: it has full-width characters: write {plain}." in line
+
+
 def test_a_secret_after_a_full_width_sign_is_not_shown(folder: Path) -> None:
     assert "hush" not in refused(folder, "--env", "TOKEN＝hush", "t.py")
 
