@@ -88,8 +88,8 @@ def last_exception(lines: Sequence[str]) -> str:
     if not lines or not lines[0].startswith(_TRACEBACK):
         return ""
     begin = max(at for at, line in enumerate(lines) if line.startswith(_TRACEBACK)) + 1
-    said = next((line for line in lines[begin:] if line and not line.startswith(" ")), "")
-    kind, _, message = said.partition(": ")
+    summary = next((line for line in lines[begin:] if line and not line.startswith(" ")), "")
+    kind, _, message = summary.partition(": ")
     return in_one_line(kind, message, lines)
 
 

@@ -10,7 +10,13 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
-from fleetrun.errors import EnvironmentFault
+from fleetrun.errors import (
+    EnvironmentFault,
+    MissingProgram,
+    NotExecutable,
+    RendezvousError,
+    UsageError,
+)
 from fleetrun.model import Request
 from fleetrun.probe import current_folder
 from fleetrun.records.names import listed
@@ -31,9 +37,11 @@ _PROGRESS_S = 10.0
 # How long it may take to report which hosts it reaches; longer than it tries.
 _REACH_S = 20.0
 # The exit codes of a launcher's own fault; the others only know that it is gone.
-_OWN_FAULTS = (2, 3)
-# The exit codes of a launcher that has not joined the others: usage, its host, no rendezvous.
-_NOT_BEGUN = (2, 3, 4)
+_OWN_FAULTS = tuple(
+    fault.exit_code for fault in (UsageError, EnvironmentFault, NotExecutable, MissingProgram)
+)
+# The exit codes of a launcher that has not joined the others.
+_NOT_BEGUN = (*_OWN_FAULTS, RendezvousError.exit_code)
 # How long the other hosts may take, beyond --grace, once one has ended the job.
 _TIMEOUT_S = 30.0
 # How long an ssh may take to end once it has been hung up; beyond --grace, if a launcher runs.

@@ -433,6 +433,7 @@ def test_a_host_that_is_not_fit_is_named_and_nothing_starts(
         (CUT_OFF, HOSTS, 7, (), 7, ""),
         # A host's own fault, such as a full disk, counts more than its loss.
         (CUT_OFF.replace("exit 1", "exit 3"), HOSTS, 1, ("--gather_logs",), 3, ""),
+        (CUT_OFF.replace("exit 1", "exit 127"), HOSTS, 1, ("--gather_logs",), 127, ""),
         # sys.exit(-1) is 255, too, and not called a lost connection.
         (HERE, "127.0.0.1", 255, (), 255, "the connection was lost, or that is what the job ended"),
     ],
