@@ -20,7 +20,7 @@ _LIKE_AN_ALIAS = 0.85
 _OF_LAUNCHERS = frozenset(
     (
         *("cluster_node_ips", "detach", "elastic_timeout", "flight_recorder", "hang_timeout"),
-        *("heartbeat_timeout", "hostfile", "ips", "max_restart", "max_restarts", "merge_tail"),
+        *("heartbeat_timeout", "hostfile", "ips", "max_restart", "max_restarts"),
         *("metrics_period", "nnodes", "nproc_per_node", "rdzv_timeout", "selected_gpus"),
         *("strategy_mode", "strategy_strict", "tee"),
     )

@@ -10,6 +10,7 @@ OPTIONS = {
     "elastic_pre_hook": "run the command before fleetrun, or at the start of the script.",
     "gloo_port": "write --http_port.",
     "log_max_files": "leave it out: --log_max_size keeps three older parts of each log.",
+    "merge_tail": "leave it out: a last round of fewer than k_steps batches is dropped.",
     "port_check": "leave it out: hosts always check each other's ports.",
     "port_range": "write --start_port for the first of the ports.",
     "preload": "leave it out: a restart starts new processes.",

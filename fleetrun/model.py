@@ -82,8 +82,6 @@ class Strategy(NamedTuple):
     mode: str = "defaults"
     is_strict: bool = False
     check_ranks: int | str = "auto"
-    # How to handle a last, partial gradient merge: drop or step.
-    merge_tail: str = "drop"
     # The presets and files before they were combined.
     layers: tuple[Layer, ...] = ()
 

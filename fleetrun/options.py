@@ -455,10 +455,6 @@ TABLE: tuple[Option, ...] = (
            own_default="defaults", words=("defaults", "override")),
     _flag("strategy_strict", STRATEGY,
           "Fail if any part of the strategy has no effect."),
-    Option("merge_tail", "choice", STRATEGY, "drop|step",
-           "What to do with an incomplete last round of merged gradients: drop it, or apply it "
-           "when a paddle.io.DataLoader ends (step).",
-           own_default="drop", words=("drop", "step")),
     Option("check_ranks", "int", STRATEGY, "auto|N",
            "When to compare the parameters of all ranks: after updates 1, 2, 4, 8, ... and then "
            "every 32 to 1024 (auto), after 1 and 3 (0), also after every N updates, or never (-1). "

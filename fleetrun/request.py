@@ -67,7 +67,7 @@ _NO_NUMBER = (
     "--nnodes=N"
 )
 # Options that have no effect without a strategy.
-_ONLY_STRATEGY = ("strategy_mode", "strategy_strict", "merge_tail")
+_ONLY_STRATEGY = ("strategy_mode", "strategy_strict")
 # Options that have no effect without parameter servers.
 _ONLY_SERVERS = ("http_port", "with_gloo")
 # Not an option: the user's own file, which the file of --config overrides.
@@ -749,7 +749,6 @@ def _strategy(
         mode=chosen["strategy_mode"].of(str) or "defaults",
         is_strict=chosen["strategy_strict"].value is True,
         check_ranks="auto" if check_ranks is None else check_ranks,
-        merge_tail=chosen["merge_tail"].of(str) or "drop",
     )
     lines = load.settings(named, sets)
     return strategy, [Setting(n, secrets.redact(n.rpartition(".")[2], v), s) for n, v, s in lines]

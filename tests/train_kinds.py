@@ -54,7 +54,6 @@ def launch(
     if strategy:
         (folder / "strategy.yaml").write_text(strategy, encoding="utf-8")
         asked = ["--strategy", folder / "strategy.yaml", *["--strategy_strict"] * is_strict]
-        asked += ["--merge_tail=drop" if "--resume" in words else "--merge_tail=step"]
     argv = ["-m", "fleetrun", f"--nproc_per_node={nranks}", *asked, SCRIPT]
     done = run(
         python,

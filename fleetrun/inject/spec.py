@@ -30,8 +30,6 @@ class StrategySpec(NamedTuple):
     # `auto`: compare the ranks less and less often. 0: after updates 1 and 3. N: also after every N
     # updates. -1: never.
     check_ranks: int | str = 0
-    # What happens to a partial round of gradient merge: `drop` or `step`.
-    merge_tail: str = "drop"
     reasons: Mapping[str, str] = {}
     # The launcher's knowledge of each field, on and off (strategy/document.py).
     verdicts: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]] = {}
@@ -91,7 +89,6 @@ def read_spec(path: str) -> StrategySpec:
         execution_strategy=values.get("execution_strategy", {}),
         mode=values.get("mode", "defaults"),
         check_ranks=values.get("check_ranks", 0),
-        merge_tail=values.get("merge_tail", "drop"),
         reasons=values.get("reasons", {}),
         verdicts=values.get("verdicts", {}),
         topology=Topology(**values.get("topology", {})),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import json
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 from .import_hooks import after_import, in_place_of
@@ -16,9 +15,6 @@ from .import_hooks import after_import, in_place_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
-
-# How long `gather_arrived` waits for a rank, and how often it looks, in seconds.
-_ARRIVAL_TIMEOUT_S, _POLL_S = 600.0, 0.005
 
 
 def job_store() -> Any:
@@ -63,25 +59,3 @@ def all_gather(key: str, value: Any, rank: int, ranks: Sequence[int]) -> list[An
         for peer in ranks:
             store.get(f"{key}/{peer}/done")
     return values
-
-
-def gather_arrived(key: str, value: Any, rank: int, ranks: Sequence[int]) -> dict[int, Any]:
-    """Return the JSON values that RANKS have set under KEY; None for a rank that is too late.
-
-    Waits at most `_ARRIVAL_TIMEOUT_S`.
-    """
-    store = job_store()
-    store.set(f"{key}/{rank}", json.dumps(value))
-    # `get` waits forever for a key that nobody sets; a counter can be read at any time.
-    store.add(f"{key}/{rank}/arrived", 1)
-    arrived = store.add(key, 1)
-    deadline = time.monotonic() + _ARRIVAL_TIMEOUT_S
-    while arrived < len(ranks) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-        arrived = store.add(key, 0)
-    return {
-        peer: json.loads(bytes(store.get(f"{key}/{peer}")))
-        if store.add(f"{key}/{peer}/arrived", 0)
-        else None
-        for peer in ranks
-    }

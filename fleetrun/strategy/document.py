@@ -20,7 +20,6 @@ def text(strategy: Strategy, ranks: HostTopology, environment: Mapping[str, str]
         "mode": strategy.mode,
         "strict": strategy.is_strict,
         "check_ranks": strategy.check_ranks,
-        "merge_tail": strategy.merge_tail,
         "sources": strategy.sources,
         "digest": strategy.digest,
         **requested,

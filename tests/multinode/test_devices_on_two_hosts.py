@@ -42,7 +42,7 @@ def test_kinds_of_models_are_trained_on_two_devices_of_each_of_two_hosts(
     (tmp_path / "strategy.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
     argv = [
         *("--ips=10.88.0.1,10.88.0.2", "--nproc_per_node=2"),
-        *("--strategy", str(tmp_path / "strategy.yaml"), "--merge_tail=step"),
+        *("--strategy", str(tmp_path / "strategy.yaml")),
         *(str(train_kinds.SCRIPT), "--accumulate=4", f"--kinds={','.join(kinds)}"),
     ]
     with devices.on("npu", kernel_us=50, delay_us=300, count=2, witness=tmp_path):

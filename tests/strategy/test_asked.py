@@ -62,12 +62,11 @@ def test_the_config_file_names_them_last_and_its_fields_stand_below(tmp_path: Pa
 
 
 def test_how_to_deal_with_it_is_kept_with_it() -> None:
-    words = "--strategy=amp --strategy_mode=override --strategy_strict --merge_tail=step"
+    words = "--strategy=amp --strategy_mode=override --strategy_strict"
     settled = strategy(asked(*words.split(), "--check_ranks=7"))
-    assert (settled.mode, settled.is_strict, settled.merge_tail, settled.check_ranks) == (
+    assert (settled.mode, settled.is_strict, settled.check_ranks) == (
         "override",
         True,
-        "step",
         7,
     )
     assert strategy(asked("--strategy=amp", "--check_ranks=-1")).check_ranks == -1
@@ -76,12 +75,9 @@ def test_how_to_deal_with_it_is_kept_with_it() -> None:
 
 
 def test_how_to_deal_with_none_has_no_effect_and_says_so() -> None:
-    request = asked("--strategy_strict", "--merge_tail=drop")
+    request = asked("--strategy_strict")
     assert request.strategy is None
-    assert request.notes == (
-        "--strategy_strict has no effect: no strategy is requested.",
-        "--merge_tail has no effect: no strategy is requested.",
-    )
+    assert request.notes == ("--strategy_strict has no effect: no strategy is requested.",)
 
 
 def test_one_field_is_enough() -> None:

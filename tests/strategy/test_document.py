@@ -49,7 +49,7 @@ def document(plan: LaunchPlan) -> dict[str, Any]:
 
 
 def test_the_document_is_as_it_was_agreed_on() -> None:
-    words = ("--strategy=resnet50_32gpu", "--set", "nccl_comm_num=auto", "--merge_tail=step")
+    words = ("--strategy=resnet50_32gpu", "--set", "nccl_comm_num=auto")
     plan = planned(asked(*words, "--strategy_strict", "--strategy_mode=override"))
     written = document(plan)
     # Their wording is that of `strategy explain`; see the next test.

@@ -109,9 +109,6 @@ def sent(*buckets: list[int]) -> list[int]:
 
 # The allreduces of successive backwards, repeated; other trainings make one in every fourth.
 CALLS = {
-    # The partial round of each epoch is reduced at the end of the loader.
-    "loaded": [0, 0, 0, 1, 0, 0],
-    "clipped": [0, 0, 0, 1, 0, 0],
     "accumulated": [0, 0, 0, 0, 0, 0, 0, 1],
     "two": [0, 0, 0, 0, 0, 0, 1, 1],
     # The second model trains every second time, after the first.
@@ -131,11 +128,6 @@ def test_merged_gradients_of_every_kind_equal_a_larger_batch(
         assert calls == expected * (len(calls) // len(expected)), name
 
 
-def test_a_rest_that_is_applied_is_reported(python: Path, tmp_path: Path) -> None:
-    output = launch(python, tmp_path, "--kinds=loaded", strategy=MERGE, accumulate=1).output
-    assert "2 partial rounds were applied at the end of a paddle.io.DataLoader" in output
-
-
 def test_a_training_is_resumed_between_rounds_and_a_rest_is_dropped(
     python: Path,
     plain: list[dict[str, Any]],
@@ -146,7 +138,7 @@ def test_a_training_is_resumed_between_rounds_and_a_rest_is_dropped(
     reports, output = launch(python, tmp_path, *words, strategy=MERGE, accumulate=1)
     assert_same(plain, reports)
     assert reports[0]["resumed"]["after"] == reports[0]["resumed"]["weights"]
-    assert "2 micro-steps of a partial round were dropped (merge_tail=drop)" in output
+    assert "2 micro-steps of a partial round were dropped" in output
 
 
 def test_buckets_and_fused_optimizers_give_every_kind_the_weights_of_paddles_own(

@@ -234,59 +234,6 @@ def test_the_strategy_wins_on_request_and_ranks_that_diverge_are_stopped(
     assert "STEP 2" not in both
 
 
-TAILS = (
-    BEGIN
-    + """
-import numpy as np
-way = sys.argv[1]
-
-class Rows(paddle.io.Dataset):
-    def __len__(self):
-        return 5 + (rank if way != "even" else 0)
-    def __getitem__(self, index):
-        return np.ones(6, "float32") * (index + rank)
-
-paddle.distributed.init_parallel_env()
-from _fleetrun_inject import store
-store._ARRIVAL_TIMEOUT_S = 3
-model = paddle.DataParallel(paddle.nn.Linear(6, 1))
-optimizer = paddle.optimizer.SGD(0.001, parameters=model.parameters())
-for index, row in enumerate(paddle.io.DataLoader(Rows(), batch_size=1)):
-    if way == "left" and index == 5:
-        break
-    model(row).mean().backward()
-    optimizer.step()
-    optimizer.clear_grad()
-if way == "left" and rank:
-    # The store ends with rank 0, and what it says first.
-    import time
-    time.sleep(60)
-"""
-)
-
-
-@pytest.mark.parametrize(
-    ("version", "end"),
-    in_turns(
-        ("even", ""),
-        ("uneven", "micro-steps of the last round: rank 0 1, rank 1 2; the DataLoaders of all"),
-        ("left", "merge_tail=step: rank 1 did not reach the end of a DataLoader"),
-    ),
-)
-def test_a_rest_is_applied_only_where_all_ranks_have_one(
-    version: str, end: tuple[str, str], tmp_path: Path
-) -> None:
-    way, says = end
-    merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 4}}
-    asked = {"strategy": merge, "merge_tail": "step"}
-    script = TAILS.replace("sys.argv[1]", repr(way))
-    done, logs = train(version, tmp_path, script, asked)
-    assert (done.returncode == 0) == (way == "even"), done.stdout
-    assert says in "".join(logs)
-    if way == "even":
-        assert [proof["updates"] for proof in proofs(tmp_path)] == [2, 2]
-
-
 # Like the Trainers of PaddleNLP and PaddleFormers: two micro-steps per update.
 SUITES_TRAINER = """
 import paddle

@@ -49,7 +49,7 @@ def _install_reducers(
     reducers = Reducers(spec, proof, merge.must_sync)
     merge.count_calls = reducers.count_calls
     if own is not None:
-        merge_hooks.install(merge, reducers.flush, applies_tail=spec.merge_tail == "step")
+        merge_hooks.install(merge)
         own.on_seen = merge.report_own_updates
         own.has_stepped = lambda: merge.steps > 0
     after_import(f"{_DISTRIBUTED}.parallel", reducers.patch)

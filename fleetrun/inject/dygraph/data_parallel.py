@@ -9,7 +9,7 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from .. import buckets, communicators, paddle_api, settings, store
+from .. import buckets, communicators, paddle_api, settings
 from ..buckets import BucketLimits
 from ..check_schedule import NEVER
 from ..import_hooks import in_place_of
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ..communicators import Communicator
     from ..evidence import Evidence
     from ..spec import StrategySpec
-    from .gradient_accumulation import GradientAccumulator
 
 # The fields that need our reducer.
 REDUCER_FIELDS = (
@@ -82,26 +81,12 @@ class Reducers:
         self._levels = levels.LevelChoice(self._pool, spec.topology)
         # Whether the script itself limits the last bucket of the model that is being made.
         self._script_limits_last = False
-        self._flushes = 0
         # By the group and its parameters.
         self._at_step: dict[tuple[int, ...], StepReducer] = {}
 
     def count_calls(self) -> int:
         """Return the number of allreduces so far, of all models."""
         return self._pool.calls
-
-    def flush(self, accumulator: GradientAccumulator) -> None:
-        """Average the gradients of the models that ACCUMULATOR's optimizer updates, now.
-
-        Raises RuntimeError if the ranks have not all merged the same number of micro-steps.
-        """
-        updated = {id(parameter) for parameter in accumulator.parameters}
-        for reducer in list(self._reducers.values()):
-            if any(id(parameter) in updated for parameter in reducer.trained_parameters):
-                self._flushes += 1
-                _check_equal_steps(reducer.ranks, self._flushes, accumulator.merged)
-                reducer.restart()
-                reducer.flush()
 
     def reduce_at_step(
         self, parameters: Sequence[Any], group: Any, scale: float, owners: Mapping[int, int]
@@ -370,28 +355,6 @@ def _are_equal(packed: Sequence[Sequence[int]], groups: Sequence[Sequence[int]])
     return {frozenset(last - index for index in bucket) for bucket in packed} == set(
         map(frozenset, groups)
     )
-
-
-def _check_equal_steps(ranks: Sequence[int], number: int, steps: int) -> None:
-    """Raise RuntimeError unless all RANKS flush with the same number of micro-steps STEPS.
-
-    NUMBER counts the flushes. This precedes the allreduce, which would hang.
-    """
-    hint = (
-        "the DataLoaders of all ranks must have the same number of batches and be read to the end."
-        " --merge_tail=drop drops partial rounds."
-    )
-    key = f"fleetrun/tail/{'-'.join(map(str, ranks))}/{number}"
-    arrived = store.gather_arrived(key, steps, communicators.global_rank(), ranks)
-    missing = [rank for rank, steps in arrived.items() if steps is None]
-    if missing:
-        late = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-        message = f"fleetrun: merge_tail=step: {late} did not reach the end of a DataLoader; {hint}"
-        raise RuntimeError(message)
-    if len(set(arrived.values())) > 1:
-        counts = ", ".join(f"rank {rank} {steps}" for rank, steps in arrived.items())
-        message = f"fleetrun: merge_tail=step: micro-steps of the last round: {counts}; {hint}"
-        raise RuntimeError(message)
 
 
 def _caller() -> str:

@@ -11,10 +11,7 @@ ranks, divides them by `k_steps` (with `avg`), clips, regularises and applies th
 * A learning rate scheduler that is stepped with the optimizer advances once per update. One that is
   stepped once in several steps (per epoch) advances whenever the script steps it.
 * GradScaler unscales, looks for infinities and updates its scale at the last step only.
-* `merge_tail=step`: a partial round at the end of a `paddle.io.DataLoader` is applied there,
-  divided by its number of micro-steps. The ranks check before the allreduce that all of them got
-  there. `state_dict` and `save` apply nothing, as one rank alone may call them.
-  `merge_tail=drop`: a partial round is dropped, and the report says so.
+* A partial round is dropped, and the report says so.
 """
 
 from __future__ import annotations
@@ -85,8 +82,6 @@ class GradientAccumulator:
 
     def __init__(self, optimizer: Any, steps: int, *, averages: bool) -> None:
         self.optimizer = optimizer
-        # The optimizer whose `step` the script calls: one may contain another.
-        self.outermost = optimizer
         self.set_steps(steps, averages=averages)
         self.parameters = _parameters_of(optimizer)
         # Micro-steps that were merged since the last update.
@@ -118,12 +113,6 @@ class GradientAccumulator:
         # For schedulers: the steps since a scheduler's last step, and whether the last one updated.
         self.steps_unscheduled = 0
         self.is_updated = True
-        # The GradScaler that the script steps with.
-        self.scaler: Any = None
-        # Calls of the script before and after a step, postponed to the update; keyed by what they
-        # do, so that each is done once.
-        self.before: dict[object, Callable[[], Any]] = {}
-        self.after: dict[object, Callable[[], Any]] = {}
         # Called with the number of micro-steps of a partial round that is lost with the optimizer.
         self.on_gone: Callable[[int], None] = _ignore
         # The gradients that Paddle reduces and keeps in each backward, which are not watched.
@@ -137,7 +126,7 @@ class GradientAccumulator:
 
     def set_steps(self, steps: int, *, averages: bool) -> None:
         """Merge STEPS micro-steps into an update, and divide by them if it AVERAGES."""
-        self._steps = self._divisor = steps
+        self._steps = steps
         self._averages = averages
 
     def takes_new_parameters(self) -> bool:
@@ -219,7 +208,7 @@ class GradientAccumulator:
                     " of one step: they cannot be merged."
                 )
             self._is_divided = False
-            _divide(self.parameters, 1 / self._divisor)
+            _divide(self.parameters, 1 / self._steps)
         if self.merged and self._kept is None:
             self._kept = KeptGradients(self.parameters)
         self._is_read = self._is_written = False
@@ -289,7 +278,7 @@ class GradientAccumulator:
         if self._dirty:
             self._kept.restore(dropped, remove)
             if self._is_divided:
-                _divide(dropped, self._divisor)
+                _divide(dropped, self._steps)
         else:
             # The ranks have averaged the others, too, if this was the last micro-step.
             self._kept.restore(self.parameters, remove)
@@ -297,10 +286,6 @@ class GradientAccumulator:
             self.cleared += 1
         self._script = None if script is None else ScriptGradients()
         self.remember_gradients()
-
-    def show_all(self) -> None:
-        """Show the merged gradients themselves to the script, or to code that acts for it."""
-        self._script = None
 
     @border.watching(_WATCHED)
     def remember_gradients(self) -> None:
@@ -317,9 +302,9 @@ class GradientAccumulator:
         if self._is_divided or not self._averages:
             return
         self._is_divided = True
-        _divide(self.parameters, self._divisor)
+        _divide(self.parameters, self._steps)
         for gradient in self.reduced_gradients():
-            gradient.scale_(1.0 / self._divisor)
+            gradient.scale_(1.0 / self._steps)
 
     def start_round(self) -> None:
         """Reset after an update."""
@@ -331,14 +316,6 @@ class GradientAccumulator:
         self._end_micro_step()
         self.is_updated = True
         self._seen = []
-        self._divisor = self._steps
-        self.scaler = None
-        self.before, self.after = {}, {}
-
-    def cut_short(self) -> None:
-        """Make the next step the last, and divide by the micro-steps so far."""
-        self._divisor = self.merged
-        self.merged = self._steps - 1
 
 
 class GradientMerge:
@@ -363,8 +340,6 @@ class GradientMerge:
         # The allreduces that the script or Paddle's Python has made: so far, before this round,
         # and before the end of the last backward.
         self.other_calls = self._others_before = self._others_in_backward = 0
-        # Partial rounds that were applied.
-        self.tails = 0
         # The ids of the parameters whose gradients Paddle reduces in each backward.
         self.reduced: set[int] = set()
         # Other parts of this job that merge, for the report.
@@ -490,13 +465,8 @@ class GradientMerge:
         reason = f"{updater} updates the weights, and no optimizer of Paddle's has stepped"
         self._report_fields(NO_EFFECT, reason=reason)
 
-    def step(
-        self, current: GradientAccumulator, update: Callable[[], Any], outermost: Any = None
-    ) -> Any:
-        """Merge the gradients of CURRENT, or call UPDATE if its round is complete.
-
-        OUTERMOST is the optimizer whose `step` the script calls.
-        """
+    def step(self, current: GradientAccumulator, update: Callable[[], Any]) -> Any:
+        """Merge the gradients of CURRENT, or call UPDATE if its round is complete."""
         if current.is_updating:
             return update()
         self._update_settings()
@@ -506,7 +476,6 @@ class GradientMerge:
         if not current.is_last:
             self._note_changes(current)
             current.merge()
-            current.outermost = outermost or current.optimizer
             return None
         current.divide()
         self._report(current)
@@ -597,15 +566,9 @@ class GradientMerge:
                 )
             current.remember_gradients()
 
-    def average(self, parameters: Sequence[Any], key: int, step: Callable[[], Any]) -> Any:
-        """Call STEP, which averages PARAMETERS, now or after their next update.
-
-        KEY identifies the ModelAverage, which averages once per update.
-        """
-        waiting = [owner for owner in self.owners(parameters) if not owner.is_updated]
-        for owner in waiting:
-            owner.after[key] = step
-        return None if waiting else step()
+    def average(self, parameters: Sequence[Any], step: Callable[[], Any]) -> Any:
+        """Call STEP, which averages PARAMETERS, if they have been updated."""
+        return step() if all(owner.is_updated for owner in self.owners(parameters)) else None
 
     def step_scaled(self, current: GradientAccumulator, update: Callable[[], Any]) -> Any:
         """Call UPDATE, a step of GradScaler, which steps only if all gradients are finite."""
@@ -672,24 +635,16 @@ class GradientMerge:
 
     @border.watching("the count of merged micro-steps")
     def report_partial_rounds(self) -> None:
-        """Note the partial rounds that were applied, and the micro-steps that were dropped."""
-        if self.tails:
-            rounds = "round was" if self.tails == 1 else "rounds were"
-            where = "at the end of a paddle.io.DataLoader (merge_tail=step)"
-            self._proof.note(f"{self.tails} partial {rounds} applied {where}")
+        """Note the micro-steps that were dropped in partial rounds, or cleared."""
         cleared = sum(accumulator.cleared for accumulator in self.all())
         if cleared:
             text = "were cleared before a step, and did not count (gradient_merge)"
             self._proof.note(f"{plural(cleared, 'micro-step')} {text}")
         count = max(self._dropped, *(accumulator.merged for accumulator in self.all()), 0)
         if count:
-            tail = self._spec.merge_tail
-            steps, were = ("micro-step", "was") if count == 1 else ("micro-steps", "were")
-            text = f"{count} {steps} of a partial round {were} dropped (merge_tail={tail}"
-            if tail == "step":
-                text += ": they were not at the end of a paddle.io.DataLoader"
-            self._proof.note(f"{text})")
-        if self.tails or cleared or count:
+            were = "was" if count == 1 else "were"
+            self._proof.note(f"{plural(count, 'micro-step')} of a partial round {were} dropped")
+        if cleared or count:
             self._proof.write()
 
 

@@ -15,10 +15,10 @@ from . import backward
 from .gradient_accumulation import unwrap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from types import ModuleType
 
-    from .gradient_accumulation import GradientAccumulator, GradientMerge
+    from .gradient_accumulation import GradientMerge
 
 
 _CLIPPED_SHARES = (
@@ -27,13 +27,8 @@ _CLIPPED_SHARES = (
 )
 
 
-def install(
-    merge: GradientMerge, flush: Callable[[GradientAccumulator], None], *, applies_tail: bool
-) -> None:
-    """Patch Paddle's classes. FLUSH averages the gradients of a partial round over the ranks.
-
-    APPLIES_TAIL: partial rounds are applied at the end of a DataLoader.
-    """
+def install(merge: GradientMerge) -> None:
+    """Patch Paddle's classes."""
     after_import("paddle.optimizer", lambda module: _optimizers(module, merge))
     after_import("paddle.optimizer.lr", lambda module: _schedulers(module, merge))
     after_import("paddle.amp.grad_scaler", lambda module: _scalers(module, merge))
@@ -44,8 +39,6 @@ def install(
     after_import(
         "paddle.distributed.communication.stream", lambda module: _collectives(module, merge)
     )
-    if applies_tail:
-        after_import("paddle.io.reader", lambda module: _loaders(module, merge, flush))
     merge.is_installed = True
     backward.listen_last(merge)
     atexit.register(merge.report_partial_rounds)
@@ -55,9 +48,9 @@ def _optimizers(module: ModuleType, merge: GradientMerge) -> None:
     def step(step: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
         update = functools.partial(step, self, *args, **kwargs)
         if updates.is_model_average(type(self)):
-            return merge.average(updates.parameters_of(self), id(self), update)
+            return merge.average(updates.parameters_of(self), update)
         current = merge.of(self)
-        return update() if current is None else merge.step(current, update, self)
+        return update() if current is None else merge.step(current, update)
 
     def minimize(minimize: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
         result = step(minimize, self, *args, **kwargs)
@@ -208,7 +201,6 @@ def _schedulers(module: ModuleType, merge: GradientMerge) -> None:
             together = current.steps_unscheduled == 1
             current.steps_unscheduled = 0
             if together and not current.is_updated and kwargs.get("epoch") is None:
-                current.after[id(self)] = lambda: step(self, *args, **kwargs)
                 return None
         return step(self, *args, **kwargs)
 
@@ -233,7 +225,6 @@ def _scalers(module: ModuleType, merge: GradientMerge) -> None:
             return step(self, optimizer, *args, **kwargs)
         if not current.is_last:
             merge.step(current, lambda: None)
-            current.scaler = self
             merged_scalers.add(id(self))
             return skipped
         stepped_scalers.add(id(self))
@@ -248,7 +239,6 @@ def _scalers(module: ModuleType, merge: GradientMerge) -> None:
         current = merge.of(optimizer)
         if current is not None:
             if not current.is_last:
-                current.before["unscale"] = lambda: unscale(self, optimizer)
                 return None
             current.divide()
         result = unscale(self, optimizer)
@@ -274,8 +264,6 @@ def _clips(module: ModuleType, merge: GradientMerge) -> None:
         for current in merge.owners(several):
             if not current.is_last:
                 # Only the merged gradient is to be clipped.
-                key = (clip, tuple(map(id, several)))
-                current.before[key] = lambda: clip(several, *args, **kwargs)
                 return paddle.to_tensor(0.0, place=several[0].place)
             current.divide()
         result = clip(several, *args, **kwargs)
@@ -333,70 +321,3 @@ def _remove_gradient(parameter: Any) -> None:
     to_zeros = False
     # Patched or not.
     getattr(kind.clear_gradient, "__wrapped__", kind.clear_gradient)(parameter, to_zeros)
-
-
-def _loaders(
-    module: ModuleType, merge: GradientMerge, flush: Callable[[GradientAccumulator], None]
-) -> None:
-    @in_place_of(module.DataLoader, "__iter__")
-    def __iter__(iterate: Any, self: Any) -> Iterator[Any]:
-        return _LoaderIterator(iterate(self), merge, flush)
-
-
-class _LoaderIterator:
-    """An iterator of a DataLoader that applies partial rounds at its end."""
-
-    def __init__(
-        self, batches: Any, merge: GradientMerge, flush: Callable[[GradientAccumulator], None]
-    ) -> None:
-        self._batches = batches
-        self._merge = merge
-        self._flush = flush
-        self._steps = merge.steps
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._batches, name)
-
-    def __iter__(self) -> _LoaderIterator:
-        return self
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __next__(self) -> Any:
-        try:
-            return next(self._batches)
-        except StopIteration:
-            # Without a step since it began it was for evaluation, in the middle of a round.
-            if self._merge.steps != self._steps:
-                self._steps = self._merge.steps
-                partial = [current for current in self._merge.all() if current.merged]
-                scalers = {id(current.scaler): current.scaler for current in partial}
-                for current in partial:
-                    _apply_partial_round(current, self._flush)
-                    self._merge.tails += 1
-                for scaler in filter(None, scalers.values()):
-                    scaler.update()
-            raise
-
-
-def _apply_partial_round(
-    current: GradientAccumulator, flush: Callable[[GradientAccumulator], None]
-) -> None:
-    """Update with the micro-steps that CURRENT has merged so far."""
-    scaler, before, after = current.scaler, current.before, current.after
-    current.show_all()
-    flush(current)
-    current.cut_short()
-    current.divide()
-    for prepare in before.values():
-        prepare()
-    optimizer = current.outermost
-    if scaler is None:
-        optimizer.step()
-    else:
-        scaler.step(optimizer)
-    optimizer.clear_grad()
-    for follow in after.values():
-        follow()
-    current.steps_unscheduled = 0

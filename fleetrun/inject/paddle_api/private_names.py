@@ -208,8 +208,6 @@ _run_dygraph(instance input program_holder)  -: runs a program of jit.load
 clip_grad_norm_(parameters)  MERGE: clips merged gradients
 [paddle.nn.layer.layers]
 Layer.clear_gradients(self)  MERGE: keeps merged gradients
-[paddle.io.reader]
-DataLoader.__iter__(self)  MERGE: its end ends a round
 [paddle.optimizer.momentum]
 Momentum._create_optimization_pass(self parameters_and_grads)  FUSED: runs right before an update
     uses _use_multi_tensor _param_dict

@@ -142,12 +142,8 @@ class Watcher:
         """Note micro-steps that were merged and never applied."""
         left = max((count.runs % count.every for count in self._rounds), default=0)
         if left:
-            tail = self._spec.merge_tail
             steps = f"{plural(left, 'micro-step')} of a partial round"
-            text = f"{steps} {'was' if left == 1 else 'were'} dropped (merge_tail={tail}"
-            if tail == "step":
-                text += ": a static graph cannot tell that no more will come"
-            self._proof.note(f"{text})")
+            self._proof.note(f"{steps} {'was' if left == 1 else 'were'} dropped")
             self._proof.write()
 
     def _knob(self, name: str, *, done: bool, evidence: str, reason: str) -> None:

@@ -39,7 +39,6 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "optimizer": "scheduled",
         "runs": 7,
         "schedule_every": 4,
-        "merge_tail": "step",
     },
     "amp": {"strategy": {"amp": True}},
     "recompute": {
@@ -216,9 +215,9 @@ def test_rates_advance_with_updates_or_when_the_script_says_so(built: Built) -> 
 
 def test_what_is_left_of_a_round_is_told(built: Built) -> None:
     notes = built.report("stepped with each run")["notes"]
-    assert "2 micro-steps of a partial round were dropped (merge_tail=drop)" in notes
-    (note,) = [note for note in built.report("stepped each fourth run")["notes"] if "round" in note]
-    assert note.startswith("1 micro-step of a partial round was dropped (merge_tail=step: ")
+    assert "2 micro-steps of a partial round were dropped" in notes
+    notes = built.report("stepped each fourth run")["notes"]
+    assert "1 micro-step of a partial round was dropped" in notes
 
 
 def test_each_program_counts_its_own_runs(built: Built) -> None:

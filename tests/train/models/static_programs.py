@@ -40,7 +40,6 @@ def arm(scenario: dict[str, Any], folder: Path) -> tuple[StrategySpec, evidence.
         scenario.get("build_strategy", {}),
         {},
         check_ranks=-1,
-        merge_tail=scenario.get("merge_tail", "drop"),
         topology=Topology(4, 2, 2),
     )
     proof = evidence.Evidence(str(folder / "proof"), spec)

@@ -137,11 +137,11 @@ class Rows(paddle.io.Dataset):  # type: ignore[misc, type-arg, unused-ignore]
         return np.random.RandomState(index * world + rank).randn(6).astype("float32")
 
     def __len__(self) -> int:
-        return 12
+        return 2 * 2 * MICRO
 
 
 def loaded() -> None:
-    """Read two epochs of six micro-batches, each with a partial last round."""
+    """Read two epochs of eight micro-batches."""
     net = mlp()
     model = paddle.DataParallel(net)
     inner = Momentum(0.1, parameters=net.parameters())
@@ -151,10 +151,9 @@ def loaded() -> None:
     meter = Meter()
     for _ in range(2):
         for number, batch in enumerate(loader):
-            left = len(loader) - number // options.accumulate * options.accumulate
             with meter.running():
-                ((model(batch) ** 2).mean() / min(options.accumulate, left)).backward()
-            if (number + 1) % options.accumulate == 0 or number + 1 == len(loader):
+                ((model(batch) ** 2).mean() / options.accumulate).backward()
+            if (number + 1) % options.accumulate == 0:
                 optimizer.step()
                 optimizer.clear_grad()
                 average.step()
@@ -164,7 +163,7 @@ def loaded() -> None:
 
 
 def clipped() -> None:
-    """Clip gradients in the script, after unscaling, with a partial last round."""
+    """Clip gradients in the script, after unscaling."""
     net = mlp()
     model = paddle.DataParallel(net)
     optimizer = Momentum(0.1, parameters=net.parameters())
@@ -172,11 +171,10 @@ def clipped() -> None:
     loader = paddle.io.DataLoader(Rows(), batch_size=2)
     meter = Meter()
     for number, batch in enumerate(loader):
-        left = len(loader) - number // options.accumulate * options.accumulate
         with meter.running():
-            value = (model(batch) ** 2).mean() / min(options.accumulate, left)
+            value = (model(batch) ** 2).mean() / options.accumulate
             scaler.scale(value).backward()
-        if (number + 1) % options.accumulate == 0 or number + 1 == len(loader):
+        if (number + 1) % options.accumulate == 0:
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(net.parameters(), 0.01)
             scaler.step(optimizer)
