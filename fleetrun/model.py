@@ -468,6 +468,8 @@ class LaunchPlan(NamedTuple):
     links: Mapping[str, str] = {}
     # One-line remarks for the user: what was derived, what was overridden.
     notes: tuple[str, ...] = ()
+    # Those of the notes that explain why ranks do not reach each other.
+    suspects: tuple[str, ...] = ()
     # The requested one, with every auto that depends on hosts and ranks resolved.
     strategy: Strategy | None = None
     # Whether there are other hosts, which must agree on how the job ends.

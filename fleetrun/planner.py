@@ -148,6 +148,7 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
             *debug_notes,
             *_reach(request, strategy),
         ),
+        suspects=env.suspects,
         strategy=strategy,
         has_session=len(roster.members) > 1 or roster.first_me is not None,
         shared_logs=roster.shared_logs,

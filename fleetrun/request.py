@@ -14,10 +14,13 @@ from fleetrun.model import DEFAULTS, Layer, Request, Script, Setting, Strategy
 from fleetrun.options import Option, RawOption, Value
 from fleetrun.plan import kinds
 from fleetrun.plan.hosts import (
+    ENDPOINTS,
     LAST_PORT,
     NO_IPV6,
+    NO_IPV6_MASTER,
     in_paddlecloud,
     is_ipv6,
+    is_loopback,
     meeting_point,
     own_port,
     store_endpoints,
@@ -55,9 +58,7 @@ _IDENTITY = (
 # Only a rank has these; then the next ones describe the job around us.
 _RANK_MARKS = ("PADDLE_CURRENT_ENDPOINT", "PADDLE_GLOBAL_RANK")
 _JOB_OF_RANK = ("PADDLE_NNODES", "PADDLE_MASTER", "PADDLE_RANK")
-# Paddle reads the hosts of a job from the first of these that is set; but ranks have them, too, and
-# other variables place servers.
-_ENDPOINTS = ("DISTRIBUTED_TRAINER_ENDPOINTS", "PADDLE_TRAINER_ENDPOINTS")
+# With these, the endpoints are those of a rank, or other variables place servers.
 _NO_ENDPOINTS = (
     *("PADDLE_LOCAL_RANK", "PADDLE_RANK_IN_NODE", "PADDLE_GLOBAL_RANK", JOB),
     *("TRAINING_ROLE", "PADDLE_PSERVERS_IP_PORT_LIST"),
@@ -65,6 +66,12 @@ _NO_ENDPOINTS = (
 _NO_NUMBER = (
     "without --nnodes the job is on this host alone. If there are more, give their number to all, "
     "--nnodes=N"
+)
+# PyTorchJob's and torchrun's number of hosts, this host's place, and the first host's address and
+# port, newer ones first.
+_PYTORCHS = (
+    ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
+    ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"),
 )
 # Options that have no effect without a strategy.
 _ONLY_STRATEGY = ("strategy_mode", "strategy_strict")
@@ -135,9 +142,12 @@ def resolve(
     hosts = _hosts(chosen, notes, is_cloud=is_listed or is_told)
     _check_elastic(chosen, hosts, word, notes, is_placed=is_listed or is_told)
     chosen["start_port"] = _first_port(chosen["start_port"], hosts.rank)
+    is_by_ssh = any(chosen[name].value for name in _BY_SSH)
     # With roles, the remark is made where they are known.
     if hosts.nnodes == "1" and not in_paddlecloud(environ) and mode.is_uniform:
         notes.extend(_inherited(environ))
+    if hosts.nnodes == "1" and chosen["nnodes"].given.source == "default" and not is_by_ssh:
+        notes.extend(_of_pytorch(environ))
 
     strategy, strategy_settings = _strategy(chosen, tiers, layers, notes)
 
@@ -293,7 +303,7 @@ def _take_endpoints(
     chosen: dict[str, ResolvedOption], environ: Mapping[str, str], notes: list[str]
 ) -> None:
     """Use the hosts of the endpoints in ENVIRON, as Paddle does, except inside a rank."""
-    name = next((name for name in _ENDPOINTS if environ.get(name, "").strip()), None)
+    name = next((name for name in ENDPOINTS if environ.get(name, "").strip()), None)
     others = any(environ.get(mark) for mark in _NO_ENDPOINTS) or in_paddlecloud(environ)
     is_named = any(chosen[key].value for key in ("ips", "hosts", "hostfile", "servers", "trainers"))
     meeting, nnodes = chosen["master"].given, chosen["nnodes"].given
@@ -510,12 +520,7 @@ def _check_meeting(master: ResolvedOption, nnodes: RawOption, *, has_address: bo
             )
         )
     if ":" in point.host and not has_address:
-        raise UsageError(
-            master.given.blame(
-                f"{NO_IPV6}, and ranks get the address by which other hosts reach this one: give "
-                "an IPv4 address, or add --network=10.0.0.0/16, an IPv4 network."
-            )
-        )
+        raise UsageError(master.given.blame(NO_IPV6_MASTER))
 
 
 def _check_store(text: str, given: RawOption) -> None:
@@ -760,6 +765,26 @@ def _strategy(
 def _is_requested(mode: modes.Mode, environ: Mapping[str, str]) -> bool:
     """Whether ENVIRON has all variables by which a cluster requests MODE."""
     return bool(mode.variables) and all(environ.get(name) for name in mode.variables)
+
+
+def _of_pytorch(environ: Mapping[str, str]) -> Iterable[str]:
+    """Yield a warning about variables by which PyTorch's launchers place this host among several.
+
+    Within a rank of such a job, which has $LOCAL_RANK, they count processes.
+    """
+    for count, place, master, port in _PYTORCHS:
+        number = environ.get(count, "").strip()
+        if not number.isdecimal() or int(number) < 2 or environ.get("LOCAL_RANK"):
+            continue
+        if all(environ.get(name, "").strip() for name in (place, master)):
+            is_here = is_loopback(environ[master].strip())
+            at = f"{'' if is_here else f'${master}'}:${port}"
+            yield (
+                f"this host trains alone: ${count}={number}, ${place} and ${master} are of PyTorch "
+                f"and do not count. For one job on {number} hosts write fleetrun "
+                f"--nnodes=${count} --rank=${place} --master={at}; to train alone, --nnodes=1."
+            )
+            return
 
 
 def _inherited(environ: Mapping[str, str]) -> Iterable[str]:

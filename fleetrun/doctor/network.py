@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from fleetrun import conversion
 from fleetrun.doctor.facts import Interface, NameLookup, Network
 from fleetrun.doctor.findings import Finding, error, ok, warning
+from fleetrun.plan import communication
 
 _SLOW_LOOKUP_S = 1.0
 # Bridges and tunnels of containers and virtual machines, and wireless interfaces.
@@ -73,7 +74,8 @@ def nccl_interface(network: Network) -> Interface | None:
     """
     up = [interface for interface in network.interfaces if interface.is_up and interface.addresses]
     if network.asked_interface:
-        return next(iter(_chosen(network.asked_interface, up)), None)
+        allowed = communication.nccls(network.asked_interface, [interface.name for interface in up])
+        return next((interface for interface in up if interface.name in allowed), None)
     if network.peer_interface is not None:
         return next(
             (interface for interface in up if interface.name == network.peer_interface), None
@@ -89,21 +91,6 @@ def nccl_interface(network: Network) -> Interface | None:
         [interface for interface in up if interface.is_loopback],
     ]
     return next((interface for group in ranked for interface in group), None)
-
-
-def _chosen(setting: str, interfaces: Sequence[Interface]) -> list[Interface]:
-    """Return those of INTERFACES that NCCL_SOCKET_IFNAME=SETTING allows.
-
-    A leading `^` excludes, `=` makes names exact; otherwise names are prefixes.
-    """
-    excludes, text = setting.startswith("^"), setting.removeprefix("^")
-    is_exact, text = text.startswith("="), text.removeprefix("=")
-    names = [name for name in text.split(",") if name]
-
-    def fits(name: str) -> bool:
-        return name in names if is_exact else name.startswith(tuple(names))
-
-    return [interface for interface in interfaces if fits(interface.name) != excludes]
 
 
 def _interface(network: Network, *, uses_nccl: bool) -> Finding:

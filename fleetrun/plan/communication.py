@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from fleetrun.model import Facts, Request, Roster
 from fleetrun.plan import hosts
 from fleetrun.plan.devices import Share
@@ -34,6 +36,64 @@ def variables(request: Request, facts: Facts, share: Share, roster: Roster) -> d
         elif several and facts.hcas:
             env["NCCL_IB_HCA"] = _exactly(facts.hcas, set(facts.rdma))
     return env
+
+
+def named(request: Request, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which the user has named interfaces for ranks, and their sources."""
+    of_strategy = () if request.strategy is None else request.strategy.variables
+    names = _NCCL, _GLOO
+    sources = {name: " (of the strategy)" for name in names if name in of_strategy}
+    sources |= {name: " (exported)" for name in names if environ.get(name)}
+    for setting in request.settings:
+        option, _, name = setting.name.partition(".")
+        if option in {"env", "nccl"} and name in names:
+            is_typed = setting.source == "command line"
+            sources[name] = "" if is_typed else f" (from {setting.source})"
+    return sources
+
+
+def suspects(
+    request: Request, facts: Facts, roster: Roster, env: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return a sentence about each interface in ENV that the user has named and that cannot work.
+
+    Ranks have ENV over the variables of FACTS.
+    """
+    own = tuple(dict.fromkeys(address.interface for address in facts.addresses))
+    is_far = len(roster.members) > 1 and not hosts.is_loopback(roster.members[roster.me].host)
+    sentences = []
+    for name, source in named(request, facts.environ).items():
+        value = env.get(name, facts.environ.get(name, ""))
+        usable = nccls(value, own) if name == _NCCL else tuple({value}.intersection(own))
+        if value and own and not usable:
+            wrong = f"this host has no interface {value} with an address"
+        elif is_far and usable == (_LOOPBACK,):
+            wrong = "no other host comes by the loopback"
+        else:
+            continue
+        others = [interface for interface in own if interface != _LOOPBACK or not is_far]
+        sentences.append(
+            f"{name}={value}{source}: {wrong}; leave it out, or name {' or '.join(others)}."
+        )
+    return tuple(sentences)
+
+
+def nccls(setting: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return those of the interfaces NAMES that NCCL_SOCKET_IFNAME=SETTING allows.
+
+    A leading `^` excludes, `=` makes names exact; otherwise names are prefixes.
+
+    >>> nccls("eth", ("lo", "eth0", "eth1")), nccls("^=lo,eth0", ("lo", "eth0", "eth1"))
+    (('eth0', 'eth1'), ('eth1',))
+    """
+    excludes, text = setting.startswith("^"), setting.removeprefix("^")
+    is_exact, text = text.startswith("="), text.removeprefix("=")
+    asked = tuple(name.partition(":")[0] for name in text.split(",") if name)
+
+    def fits(name: str) -> bool:
+        return name in asked if is_exact else name.startswith(asked)
+
+    return tuple(name for name in names if fits(name) != excludes)
 
 
 def _own_interface(facts: Facts, roster: Roster) -> str | None:

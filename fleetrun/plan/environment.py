@@ -115,6 +115,8 @@ class Environment(NamedTuple):
     notes: tuple[str, ...]
     # The values of the variables that a strategy sets.
     of_strategy: Mapping[str, str] = {}
+    # Sentences about interfaces that the user has named and that cannot work.
+    suspects: tuple[str, ...] = ()
 
 
 def variables(
@@ -194,10 +196,11 @@ def variables(
         name: (environments[0] if environments else shared).get(name, facts.environ.get(name, ""))
         for name in strategy_variables
     }
-    notes = (*notes, *long_notes, *_removed(removed), *_outvoted(strategy, came_to))
+    suspects = communication.suspects(request, facts, roster, shared)
+    notes = (*notes, *suspects, *long_notes, *_removed(removed), *_outvoted(strategy, came_to))
     if share.backend == "xccl":
         notes += _freeing({**facts.environ, **shared})
-    return Environment(tuple(environments), unset, files, notes, came_to)
+    return Environment(tuple(environments), unset, files, notes, came_to, suspects)
 
 
 def _outvoted(strategy: Strategy | None, came_to: Mapping[str, str]) -> tuple[str, ...]:

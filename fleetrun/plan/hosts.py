@@ -14,6 +14,14 @@ LAST_PORT = 65535
 # Seen with 2.6.2 and 3.3.1: both split endpoints at their colons, and resolve names to IPv4 alone.
 NO_IPV6 = "Paddle reads no IPv6"
 
+# What a literal IPv6 address of the rendezvous, or a name that has no other, is answered.
+NO_IPV6_MASTER = (
+    f"{NO_IPV6}, and ranks get the address by which other hosts reach this one: give an IPv4 "
+    "address, or add --network=10.0.0.0/16, an IPv4 network."
+)
+# Paddle reads the hosts of a job from the first of these that is set.
+ENDPOINTS = ("DISTRIBUTED_TRAINER_ENDPOINTS", "PADDLE_TRAINER_ENDPOINTS")
+
 # PaddleCloud sets all of these if there are several hosts.
 PADDLECLOUD = ("PADDLE_TRAINERS", "POD_IP", "PADDLE_TRAINER_ID", "TRAINER_PORTS_NUM")
 
@@ -179,6 +187,32 @@ def is_own(name: str, facts: Facts) -> bool:
     )
 
 
+def own_places(names: Sequence[str], facts: Facts) -> list[int]:
+    """Return the indexes of NAMES that are this host."""
+    return [index for index, name in enumerate(names) if is_own(name, facts)]
+
+
+def hint(names: Sequence[str], request: Request, facts: Facts) -> str:
+    """Return why hosts may never come, as a sentence; empty: nothing suggests that.
+
+    NAMES are the hosts that are listed.
+    """
+    if names:
+        is_cloud = in_paddlecloud(facts.environ)
+        source = "$PADDLE_TRAINERS" if is_cloud else origin.source(request, "ips")
+        is_exported = source.removeprefix("$") in ENDPOINTS
+        alone = ": unset it, or give --nnodes=1, if this host trains alone" if is_exported else ""
+        return f"The hosts are those of {source}{alone}." if source else ""
+    point = meets_at(request)
+    is_here = point is not None and is_loopback(point.host)
+    if not is_here or store_endpoints(request.master or "") is not None:
+        return ""
+    return (
+        f"{origin.option(request, 'master')} is each host itself: give the first host's address, "
+        "the same on every host."
+    )
+
+
 def place(
     names: Sequence[str],
     request: Request,
@@ -191,7 +225,7 @@ def place(
 
     A dry run works on any machine: one that is not listed plans as the first host.
     """
-    own_indexes = [index for index, name in enumerate(names) if is_own(name, facts)]
+    own_indexes = own_places(names, facts)
     notes: tuple[str, ...] = ()
     option = " and ".join(origin.option(request, name) for name in options or ("ips",))
     given = [
@@ -202,9 +236,14 @@ def place(
     ]
     if given:
         me = given[0]
+        if own_indexes and me not in own_indexes and not dry:
+            raise UsageError(
+                f"{origin.option(request, 'host')} is another host of {option}, where this one is "
+                f"{names[own_indexes[0]]}: give each host its own --host, or none."
+            )
         if me not in own_indexes:
             trusted = f"{origin.option(request, 'host')} is trusted, although this host has"
-            notes = (f"{trusted} {_own(facts)}.",)
+            notes = (f"{trusted} {own_addresses(facts)}.",)
     elif request.host is not None and not _from_environment(request, "host"):
         raise UsageError(f"{origin.option(request, 'host')} is not one of {option}.")
     elif len(own_indexes) == 1:
@@ -216,7 +255,7 @@ def place(
         return 0, (f"none of {option} is this host: shown as {names[0]} would see it.",)
     else:
         raise StrangerFault(
-            f"{option}: none of them is this host, which has {_own(facts)}."
+            f"{option}: none of them is this host, which has {own_addresses(facts)}."
             f"{_unresolved(names, facts)} Run this on the hosts named, or say which one this is "
             "with --host."
         )
@@ -235,7 +274,7 @@ def _from_environment(request: Request, name: str) -> bool:
     )
 
 
-def _own(facts: Facts) -> str:
+def own_addresses(facts: Facts) -> str:
     """List our addresses with their interfaces, without loopback and IPv6."""
     addresses = [
         f"{address.ip} ({address.interface})"

@@ -19,6 +19,12 @@ def option(request: Request, name: str) -> str:
     return written
 
 
+def source(request: Request, name: str) -> str:
+    """Return the variable or the file that has set the option NAME; empty: the command line."""
+    sources = (setting.source for setting in request.settings if setting.name == name)
+    return next((text for text in sources if text not in {"command line", "default"}), "")
+
+
 def is_given(request: Request, name: str) -> bool:
     """Whether the option NAME, which has no default, was given."""
     return any(setting.name == name and setting.source != "default" for setting in request.settings)

@@ -21,6 +21,7 @@ _SHARED_MEMORY = (
     "use fewer DataLoader workers."
 )
 
+GLOO_INTERFACE = "gloo-interface"
 _PYTHONS = ("", "3", *(f"3.{minor}" for minor in range(8, 20)))
 
 # To add a failure, add a row: the marks are plain text as in the log, the sentence says what
@@ -166,6 +167,12 @@ KNOWN_FAILURES = (
             "multiprocessing/heap.py",
             "'/dev/shm/",
         ),
+    ),
+    KnownFailure(
+        GLOO_INTERFACE,
+        ("Unable to find address for: ",),
+        "gloo connects the ranks by the interface that GLOO_SOCKET_IFNAME names: leave it out, and "
+        "fleetrun names the one that leads to the other hosts.",
     ),
     KnownFailure(
         "nccl-interface",
@@ -316,6 +323,7 @@ NOT_RETRYABLE = frozenset(
         "system-library",
         "cpu-build",
         "static-data-parallel",
+        GLOO_INTERFACE,
     }
 )
 

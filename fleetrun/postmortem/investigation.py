@@ -31,7 +31,7 @@ from fleetrun.records.heartbeat import is_scripts, read_step
 from fleetrun.records.rankfile import ErrorReport
 from fleetrun.records.reportfile import CulpritRecord, EndRecord, ReportRecord, VictimRecord
 from fleetrun.run import policy
-from fleetrun.run.events import HUNG, Exited, Failure, Outcome, Recovered, signal_name
+from fleetrun.run.events import HUNG, Exited, Failure, Hung, Outcome, Recovered, signal_name
 
 # The signals that stop ranks.
 _STOPPED_BY = frozenset((2, 9, 15))
@@ -84,7 +84,11 @@ def investigate(plan: LaunchPlan, outcome: Outcome, before: Baseline) -> Investi
         # The coordinator's host hears of all ranks.
         if culprit.is_victim:
             evidence += _still_stopped(plan, time.monotonic())
+        if culprit.is_victim or _is_of_network(causes.recognise(culprit.words)):
+            evidence += plan.suspects
         evidence += _collectives(plan, outcome, culprit)
+    elif isinstance(culprit, Hung):
+        evidence += plan.suspects
     topology = rankfile.topology(map(rankfile.path_of, plan.processes))
     return Investigation(evidence=tuple(evidence), topology=topology)
 
@@ -111,6 +115,7 @@ def _explained(
         *early,
         *stopped,
         *_slow_end(outcome, exited, failed_at),
+        *(plan.suspects if _is_of_network(known) else ()),
         *_interpreter(spec.argv, known),
         *_misplaced(spec.argv, known, text),
         *_collectives(plan, outcome, exited),
@@ -135,6 +140,11 @@ def _explained(
         peak_bytes=exited.peak_bytes,
     )
     return Investigation(culprit, source, evidence, _victims(plan, outcome, exited))
+
+
+def _is_of_network(known: KnownFailure | None) -> bool:
+    """Whether an interface may have caused the failure."""
+    return known is not None and known.name in {*causes.LOST, causes.GLOO_INTERFACE}
 
 
 def _collectives(plan: LaunchPlan, outcome: Outcome, cause: Exited | Failure) -> list[str]:

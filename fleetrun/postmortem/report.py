@@ -66,6 +66,7 @@ def verdict(
             lines.append(f"{exited.describe()}.")
         case Hung() as hang:
             lines += _hang(hang, {spec_label(rank): _where(rank, findings) for rank in ranks})
+            lines += findings.evidence
         case StrategyRejected() as rejected:
             lines += _rejected(rejected)
         case Failure() as elsewhere:

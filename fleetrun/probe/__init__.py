@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from fleetrun import modes
 from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
 from fleetrun.model import Facts, Request
-from fleetrun.plan import hosts, kinds
+from fleetrun.plan import communication, hosts, kinds
 from fleetrun.plan.visible import visible
 from fleetrun.probe import (
     addresses,
@@ -139,7 +139,8 @@ def _with_network(request: Request, facts: Facts, names: Sequence[str], root: st
         # The route to the rendezvous is the route to all hosts.
         peers = () if rendezvous is None else (rendezvous.host,)
         names = peers if request.host is None else (request.host, *peers)
-    if request.network is None and all(map(hosts.is_loopback, names)):
+    is_named = bool(communication.named(request, facts.environ))
+    if request.network is None and all(map(hosts.is_loopback, names)) and not is_named:
         return facts
 
     return addresses.with_network(facts, names, request, root)

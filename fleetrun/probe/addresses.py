@@ -6,8 +6,8 @@ import _socket  # `socket` takes 40 ms to import, this one 1
 import ipaddress
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 
 import psutil
 
@@ -51,11 +51,29 @@ def with_network(facts: Facts, names: Sequence[str], request: Request, root: str
         peers = [name for name in names if not hosts.is_own(name, facts)]
     resolved = {name: resolve(name) for name in peers if not hosts.is_address(name)}
     facts = facts._replace(resolved=resolved)
+    _check_readable(request, resolved)
     for name in peers:
         if not hosts.is_own(name, facts):
             targets = resolved.get(name, (name,))
             return facts._replace(peer_interface=interface_to(targets, facts.addresses, root))
     return facts
+
+
+def _check_readable(request: Request, resolved: Mapping[str, Sequence[str]]) -> None:
+    """Raise UsageError if ranks would get a name that RESOLVED has only IPv6 addresses for."""
+    point = hosts.meets_at(request)
+    for name, ips in resolved.items():
+        if not ips or ":" not in ips[0]:
+            continue
+        if point is None or name != point.host or name == request.host:
+            option = f"{origin.option(request, 'host')}: " if name == request.host else ""
+            raise UsageError(
+                f"{option}{name} is {ips[0]} alone, and {hosts.NO_IPV6}: give the IPv4 address."
+            )
+        is_store = hosts.store_endpoints(request.master or "") is not None
+        if request.network is None and request.host is None and not is_store:
+            option = origin.option(request, "master")
+            raise UsageError(f"{option}: {name} is {ips[0]}; {hosts.NO_IPV6_MASTER}")
 
 
 def with_members(facts: Facts, roster: Roster) -> Facts:
@@ -174,14 +192,14 @@ def _is_cut_off(name: str, root: str) -> bool:
 
 
 def resolve(name: str) -> tuple[str, ...]:
-    """Return the IPv4 addresses of a host; none if the name is unknown."""
+    """Return the IPv4 addresses of a host, else those of IPv6; none if the name is unknown."""
     # For text, Python would import a codec, which takes 20 ms.
     query = name.encode() if name.isascii() else name
-    try:
-        entries = _socket.getaddrinfo(query, None, _socket.AF_INET, _socket.SOCK_STREAM)
-    except OSError:
-        return ()
-    return tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))
+    for family in (_socket.AF_INET, _socket.AF_INET6):
+        with suppress(OSError):
+            entries = _socket.getaddrinfo(query, None, family, _socket.SOCK_STREAM)
+            return tuple(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in entries))
+    return ()
 
 
 def interface_to(

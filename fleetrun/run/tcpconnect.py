@@ -126,7 +126,8 @@ def plain_address(name: tuple[object, ...]) -> str:
 class TcpConnect:
     """One attempt to connect to PLACE: DONE is called with the link, or with None and an errno.
 
-    Nothing is called after `close`; the socket belongs to whoever got the link.
+    SOURCE is the IPv4 address to connect from; empty: the kernel's choice. Nothing is called after
+    `close`; the socket belongs to whoever got the link.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class TcpConnect:
         waiting: Waiting,
         done: Callable[[Link | None, int], None],
         within_s: float,
+        source: str = "",
     ) -> None:
         self._waiting = waiting
         self._done = done
@@ -142,6 +144,8 @@ class TcpConnect:
         kind = _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK
         try:
             link = self._socket = _socket.socket(place.family, kind)
+            if source and place.family == _socket.AF_INET and not place.is_loopback:
+                link.bind((source, 0))
             number = link.connect_ex(place.name)
         except OSError as error:
             # A kernel without IPv6, or no file to spare.

@@ -48,6 +48,8 @@ class Wire(NamedTuple):
     key: Key
     codec: Codec
     waiting: Waiting
+    # The address of this host that the listeners expect; empty: any.
+    source: str = ""
 
 
 class Connection:

@@ -238,7 +238,7 @@ class _Attempt:
         # Whether the listener has said why it refuses us.
         self.is_refused = False
         self.outcome = SILENT
-        self._connect = TcpConnect(place, wire.waiting, self._connected, _CONNECT_S)
+        self._connect = TcpConnect(place, wire.waiting, self._connected, _CONNECT_S, wire.source)
 
     def _connected(self, link: Link | None, number: int) -> None:
         if link is None:

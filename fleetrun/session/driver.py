@@ -100,8 +100,9 @@ class RendezvousEndpoint(NamedTuple):
     addresses: tuple[str, ...] = ()
     # Whether another launcher on this very host may have been faster.
     may_be_second: bool = False
-    # The addresses that may call; None: all.
+    # The addresses that may call, and which of them this host calls from; None and empty: all.
     allowed: frozenset[str] | None = None
+    source: str = ""
 
 
 class Transport(NamedTuple):
@@ -139,7 +140,7 @@ class Session:
         # The session outlives the observers that lend it a share of the loop.
         self._share = LoopShare(None)
         self.key = Key(endpoint.job_id, endpoint.token, endpoint.script, endpoint.command)
-        self._wire = Wire(self.key, CODEC, self._share)
+        self._wire = Wire(self.key, CODEC, self._share, endpoint.source)
         self._listener: Listener | None = None
         # Who has the port on this host, if it is not this launcher.
         self._port_holder = ""

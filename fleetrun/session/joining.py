@@ -11,9 +11,9 @@ from typing import NoReturn
 
 from fleetrun import planner
 from fleetrun.engines import SelectedEngine, detect
-from fleetrun.errors import FleetrunError
+from fleetrun.errors import FleetrunError, UsageError
 from fleetrun.model import TRAINER, Endpoint, Facts, LaunchPlan, Member, Request, Roster
-from fleetrun.plan import hosts, use
+from fleetrun.plan import hosts, origin, use
 from fleetrun.plan.layout import Slots, session_ports
 from fleetrun.probe import checkpoints, paddles
 from fleetrun.records.variables import TOKEN
@@ -94,6 +94,7 @@ def join(
     def make(agreed: messages.RosterMessage) -> LaunchPlan:
         nonlocal first_me
         roster = _roster(agreed, launcher, local)
+        _check_own_address(request, facts, agreed, roster.me)
         launchers = [entry.launcher for entry in agreed.entries]
         if agreed.config.may_change:
             first_me = roster.me if first_me is None else first_me
@@ -117,6 +118,7 @@ def join(
         health=trouble,
         warm=_warm if script.is_python(request.script) else None,
         settled=partial(_settle, logs, has_token=endpoint.token is not None),
+        hint=hosts.hint(engine.hosts, request, facts),
         ports=_port_check(session, endpoint, facts, slots),
     )
     session.closed = logs.forget
@@ -151,6 +153,22 @@ def _note_token(endpoint: RendezvousEndpoint, facts: Facts, log: Callable[[str],
     )
 
 
+def _check_own_address(
+    request: Request, facts: Facts, agreed: messages.RosterMessage, me: int
+) -> None:
+    """Raise UsageError if --host gives this host the address of another one."""
+    own, option = agreed.entries[me], origin.option(request, "host")
+    if request.host is None or hosts.is_own(request.host, facts):
+        return
+    for other in agreed.entries:
+        is_elsewhere = other.hostname != own.hostname or set(other.ports) & set(own.ports)
+        if other.launcher != own.launcher and other.host == own.host and is_elsewhere:
+            raise UsageError(
+                f"{option} is also that of {other.hostname}, and this host has "
+                f"{hosts.own_addresses(facts)}: give each host its own, or none."
+            )
+
+
 def _settle(logs: LogFolder, *, has_token: bool, has_begun: bool) -> None:
     """Keep in the log folder only what is needed from now on."""
     if not has_begun:
@@ -174,7 +192,8 @@ def tell(
     try:
         place: int | None = _place(engine, request, facts)
     except FleetrunError:
-        place = None
+        own = hosts.own_places(engine.hosts, facts)
+        place = own[0] if len(own) == 1 else None
     endpoint = _endpoint(request, facts, engine, planner.first_port(request), place)
     bare = _named(request, facts, engine, place)
     session = _session(request, facts, endpoint, os.urandom(_NAME_BYTES).hex(), bare, log)
@@ -194,7 +213,9 @@ def _port_check(
     """
     if hosts.is_loopback(endpoint.host) or _has_roles(slots):
         return None
-    return PortCheck(session.key, allowed=endpoint.allowed, resolved=facts.resolved)
+    return PortCheck(
+        session.key, allowed=endpoint.allowed, source=endpoint.source, resolved=facts.resolved
+    )
 
 
 def _warm() -> str:
@@ -240,7 +261,7 @@ def _endpoint(
     point = hosts.meets_at(request) if not engine.hosts else None
     token = facts.environ.get(TOKEN) or None
     config = _config(request, facts, engine, is_listed=point is None)
-    allowed = None
+    allowed, source = None, ""
     ports: tuple[int, ...]
     if point is not None and not config.has_store:
         host, ports, is_ours = point.host, (point.port,), hosts.is_own(point.host, facts)
@@ -252,6 +273,8 @@ def _endpoint(
         else:
             host, is_ours = engine.hosts[0], place == 0
             allowed = None if token else _listed(engine.hosts, facts)
+            if allowed is not None and place is not None:
+                source = _source(engine.hosts[place], facts)
     is_here = bool(engine.hosts) and all(map(hosts.is_loopback, engine.hosts))
     is_known = token is not None or allowed is not None or is_here
     return RendezvousEndpoint(
@@ -266,7 +289,17 @@ def _endpoint(
         addresses=(_address(host, facts),) if is_ours else (),
         may_be_second=point is not None and not config.has_store,
         allowed=allowed,
+        source=source,
     )
+
+
+def _source(name: str, facts: Facts) -> str:
+    """Return the address of this host that NAME, its entry in the list, stands for; else nothing.
+
+    The kernel may choose another one, which the listed hosts would refuse.
+    """
+    own = {address.ip for address in facts.addresses if not hosts.is_loopback(address.ip)}
+    return next((ip for ip in (name, *facts.resolved.get(name, ())) if ip in own), "")
 
 
 def _config(
@@ -329,8 +362,9 @@ def _address(host: str, facts: Facts) -> str:
     own = {address.ip for address in facts.addresses}
     if hosts.is_address(host) and (host in own or hosts.is_loopback(host)):
         return host
-    if ":" in host:
-        return host
+    if ":" in "".join(facts.resolved.get(host, (host,))[:1]):
+        # A name that has no other address; callers take that one.
+        return next((ip for ip in facts.resolved.get(host, ()) if ip in own), host)
     if host == "localhost":
         return "127.0.0.1"
     if facts.network is not None:

@@ -56,7 +56,8 @@ def chosen(entries: Sequence[Entry], own_index: int) -> tuple[Target, ...]:
 class PortCheck:
     """Listens on the ports of this host's ranks, and calls those of other hosts, which know KEY.
 
-    ALLOWED are the addresses that may call; None: all. RESOLVED are the addresses of host names.
+    ALLOWED are the addresses that may call; None: all. This host calls from SOURCE. RESOLVED are
+    the addresses of host names.
     """
 
     def __init__(
@@ -64,10 +65,12 @@ class PortCheck:
         key: Key,
         *,
         allowed: frozenset[str] | None = None,
+        source: str = "",
         resolved: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self._key = key
         self._allowed = allowed
+        self._source = source
         self._resolved = resolved or {}
         self._listener: Listener | None = None
         self._dialers: dict[Target, Dialer] = {}
@@ -108,7 +111,7 @@ class PortCheck:
         if not targets:
             done()
             return
-        wire = Wire(self._key, Codec(), waiting)
+        wire = Wire(self._key, Codec(), waiting, self._source)
         waiting.timer("ports", time.monotonic() + _WITHIN_S, self._conclude)
         for target in targets:
             addresses = [

@@ -55,7 +55,7 @@ class Rendezvous(Gathering, SessionHandler):
     it has stood by; WARM then checks that Paddle can be imported, and FORESEE returns a plan like
     that which may come. HOOK runs the user's command before each. These three (not FORESEE) run in
     child processes and return what is wrong. PORTS checks that the ports of other hosts are
-    reached.
+    reached. HINT says why hosts may never come.
     """
 
     is_shared = True
@@ -75,6 +75,7 @@ class Rendezvous(Gathering, SessionHandler):
         health: Callable[[], str] | None = None,
         warm: Callable[[], str] | None = None,
         ports: PortCheck | None = None,
+        hint: str = "",
     ) -> None:
         self._session = session
         self._offer = offer
@@ -86,6 +87,7 @@ class Rendezvous(Gathering, SessionHandler):
         self._health = health
         self._warm = warm
         self._ports = ports
+        self._hint = f" {hint}" if hint else ""
         # The ports that this host has offered for its ranks.
         self._offered: tuple[int, ...] = ()
         self._call: IsolatedCall | None = None
@@ -217,7 +219,7 @@ class Rendezvous(Gathering, SessionHandler):
         option, until = self._session.limit() or ("", self._until)
         left_s = max(0.0, min(until, self._until) - time.monotonic())
         by = f" ({option})" if option else ""
-        return f"Waiting up to {left_s:.0f} s{by} for {self.missing()}."
+        return f"Waiting up to {left_s:.0f} s{by} for {self.missing()}.{self._hint}"
 
     def _report(self, fault: FleetrunError, until: float) -> None:
         """End with FAULT once all hosts have heard it, or at UNTIL; see conclude."""
@@ -265,13 +267,17 @@ class Rendezvous(Gathering, SessionHandler):
         waited = f"{self._session.config.rdzv_timeout_s:g} s"
         if not self._session.is_connected:
             self._refuse(
-                RendezvousError(sentence(f"{self.missing()} did not answer within {waited}."))
+                RendezvousError(
+                    sentence(f"{self.missing()} did not answer within {waited}.{self._hint}")
+                )
             )
             return
 
         def give_up() -> None:
             self._refuse(
-                RendezvousError(sentence(f"{self.missing()} did not come within {waited}."))
+                RendezvousError(
+                    sentence(f"{self.missing()} did not come within {waited}.{self._hint}")
+                )
             )
 
         self._waiting.timer("unanswered", time.monotonic() + _LATER_S, give_up)
@@ -419,7 +425,9 @@ class Rendezvous(Gathering, SessionHandler):
         error = self._fault
         is_ours = verdict.launcher in ("", self._session.launcher)
         if error is None or (verdict.is_final and not is_ours):
-            error = RendezvousError(sentence(f"{reason}{where}."))
+            is_missing = failure is not None and failure.exit_code == RendezvousError.exit_code
+            hint = self._hint if is_missing and not self._attempt else ""
+            error = RendezvousError(sentence(f"{reason}{where}.{hint}"))
             if failure is not None:
                 error.exit_code = failure.exit_code
             elif self._until is None:

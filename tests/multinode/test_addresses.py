@@ -50,6 +50,7 @@ def announced(two_hosts: Pair) -> Pair:
     return two_hosts
 
 
+@pytest.mark.parametrize("source", [True, False], ids=["src", "no-src"])
 @pytest.mark.parametrize(
     "words",
     [
@@ -61,8 +62,13 @@ def announced(two_hosts: Pair) -> Pair:
     ids=["ips", "master", "host", "network"],
 )
 def test_ranks_of_addresses_on_lo_take_the_interface_to_the_others(
-    announced: Pair, words: list[tuple[str, ...]]
+    announced: Pair, words: list[tuple[str, ...]], *, source: bool
 ) -> None:
+    if not source:
+        # Then the kernel calls from the address of eth0, which is not listed.
+        for other, host in ((2, announced[0]), (1, announced[1])):
+            via = ("via", f"10.88.0.{other}", "dev", "eth0")
+            host.run("ip", "route", "replace", f"10.99.0.{other}/32", *via)
     for host in announced:
         (host.folder / "job.py").write_text(DUMP)
     launchers = [
@@ -93,3 +99,19 @@ def test_ranks_of_addresses_on_lo_reach_each_other(announced: Pair) -> None:
     for rank, host in enumerate(announced):
         log = (host.folder / "log" / "workerlog.0").read_text()
         assert f"rank {rank} of 2: the sum is 11" in log
+
+
+@pytest.mark.train
+def test_loopback_as_the_interface_of_several_hosts_is_named_before_and_after(
+    two_hosts: Pair,
+) -> None:
+    for host in two_hosts:
+        (host.folder / "job.py").write_text(SUM_UP)
+    words = ("--nnodes=2", "--master=10.88.0.1:8090", QUICK, "--nproc_per_node=1", "job.py")
+    launchers = [host.fleetrun(*words, GLOO_SOCKET_IFNAME="lo") for host in two_hosts]
+    assert 0 not in ends(launchers, TRAINING_S)
+    for host in two_hosts:
+        start, _, rest = host.output.partition("Successfully connected")
+        for part in (start, rest):
+            assert "GLOO_SOCKET_IFNAME=lo" in part, host.output
+            assert "no other host comes by the loopback" in part, host.output

@@ -97,12 +97,19 @@ def test_a_dry_run_may_be_done_by_a_stranger() -> None:
 
 
 def test_the_host_option_decides() -> None:
+    trusted = ("--host=10.0.0.8 is trusted, although this host has 10.0.0.1 (eth0).",)
+    assert place(("10.0.0.1", "10.0.0.8"), host="10.0.0.1") == (0, ())
+    assert place(("10.0.0.9", "10.0.0.8"), host="10.0.0.8") == (1, trusted)
+
+
+def test_a_host_that_is_listed_by_another_address_than_it_is_given_is_refused() -> None:
     names = ("10.0.0.1", "10.0.0.8")
-    assert place(names, host="10.0.0.1") == (0, ())
-    assert place(names, host="10.0.0.8") == (
-        1,
-        ("--host=10.0.0.8 is trusted, although this host has 10.0.0.1 (eth0).",),
-    )
+    with pytest.raises(
+        UsageError, match=r"10.0.0.8 is another host .*, where this one is 10.0.0.1:"
+    ):
+        place(names, host="10.0.0.8")
+    # A dry run shows what another host would do.
+    assert place(names, dry=True, host="10.0.0.8")[0] == 1
 
 
 def test_the_host_option_may_be_what_a_name_resolves_to() -> None:

@@ -151,6 +151,7 @@ TEXTS = (
         "RuntimeError: [gloo/tcp/pair.cc:584] TIMEOUT self_rank = 0 pair_rank = 1",
     ),
     ("peer-lost", "gloo::IoException: Read error [127.0.0.1]:20272: Connection reset by peer"),
+    ("gloo-interface", "[enforce fail at device.cc:81] Unable to find address for: eth9"),
     ("disk-full", "OSError: [Errno 28] No space left on device: 'model.pdparams'"),
     ("host-memory", "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 8 TiB"),
     ("open-files", "OSError: [Errno 24] Too many open files: '/data/1'"),

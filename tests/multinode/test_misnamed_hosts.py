@@ -1,0 +1,107 @@
+"""Hosts that are named such that they cannot meet: each host is told what is wrong, and at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from checkout import environ
+from lab import ends
+
+if TYPE_CHECKING:
+    from lab import Host
+
+pytestmark = pytest.mark.multinode
+
+Pair = tuple["Host", "Host"]
+Words = tuple[str, ...]
+
+# Where hosts would wait for each other, the test ends soon.
+QUICK = "--rdzv_timeout=60"
+JOB = ("--nproc_per_node=1", "job.py")
+MEETING = ("--nnodes=2", "--master=10.88.0.1:8090")
+BY_NAME = ("--nnodes=2", "--master=head:8090")
+LISTED = ("--ips=10.88.0.1,10.88.0.2",)
+FIRST, SECOND = "--host=10.88.0.1", "--host=10.88.0.2"
+
+PRINT = """
+import os
+print("endpoints", os.environ["PADDLE_TRAINER_ENDPOINTS"], flush=True)
+"""
+
+
+@pytest.fixture
+def six(two_hosts: Pair) -> Pair:
+    """Two hosts that also have IPv6, and names for these addresses alone."""
+    for place, host in enumerate(two_hosts, 1):
+        host.run("ip", "addr", "add", f"fd00::{place}/64", "dev", "eth0", "nodad")
+        with (host.folder / "hosts").open("a") as file:
+            file.write("fd00::1 head\nfd00::2 tail\n")
+    return two_hosts
+
+
+def start(hosts: Pair, *words: Words) -> list[subprocess.Popen[bytes]]:
+    """Start a launch on each of HOSTS; the second one's options may differ."""
+    for host in hosts:
+        (host.folder / "job.py").write_text(PRINT)
+    return [
+        host.fleetrun(*own, *JOB) for host, own in zip(hosts, (words[0], words[-1]), strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(*BY_NAME, QUICK), ("--ips=head,tail", QUICK), (*MEETING, "--host=head", QUICK)],
+    ids=["master", "ips", "host"],
+)
+def test_names_of_ipv6_alone_are_refused_at_once(six: Pair, words: Words) -> None:
+    assert ends(start(six, words)) == [2, 2]
+    for host in six:
+        assert "head" in host.output
+        assert "Paddle reads no IPv6" in host.output
+
+
+def test_the_master_may_have_a_name_of_ipv6_alone_if_the_network_is_ipv4(six: Pair) -> None:
+    words = (*BY_NAME, "--network=10.88.0.0/24", QUICK)
+    assert ends(start(six, words)) == [0, 0], "\n".join(host.output for host in six)
+    assert "endpoints 10.88.0.1:" in six[0].output
+
+
+def test_the_doctor_refuses_names_of_ipv6_alone(six: Pair) -> None:
+    words = ("doctor", "--wait=1", "--ips=10.88.0.1,tail", "--nproc_per_node=1")
+    done = six[0].run(sys.executable, "-m", "fleetrun", *words, env=environ(), check=False)
+    assert done.returncode == 2
+    assert "tail is fd00::2 alone, and Paddle reads no IPv6" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "told"), [(FIRST, 1), (SECOND, 0)], ids=["of-the-first", "of-the-second"]
+)
+@pytest.mark.parametrize("words", [LISTED, MEETING], ids=["ips", "master"])
+def test_a_host_with_another_ones_address_is_told(
+    two_hosts: Pair, words: Words, option: str, told: int
+) -> None:
+    codes = ends(start(two_hosts, (*words, option, QUICK)))
+    assert 0 not in codes
+    assert 4 not in codes, "nobody waits to the end"
+    output = two_hosts[told].output
+    assert f"fleetrun: {option}" in output, output
+    assert two_hosts[told].ip in output
+
+
+def test_each_host_is_told_that_it_meets_only_itself(two_hosts: Pair) -> None:
+    words = ("--nnodes=2", "--master=localhost:8090", "--rdzv_timeout=2")
+    assert ends(start(two_hosts, words)) == [4, 4]
+    for host in two_hosts:
+        assert "--master=localhost:8090 is each host itself" in host.output
+
+
+def test_a_wait_for_exported_endpoints_names_the_variable(two_hosts: Pair) -> None:
+    first, _ = two_hosts
+    (first.folder / "job.py").write_text(PRINT)
+    endpoints = "10.88.0.1:6170,10.88.0.2:6170"
+    launcher = first.fleetrun("--rdzv_timeout=2", *JOB, PADDLE_TRAINER_ENDPOINTS=endpoints)
+    assert ends([launcher]) == [4]
+    assert "$PADDLE_TRAINER_ENDPOINTS" in first.output
