@@ -199,12 +199,12 @@ def _launch(
 ) -> int:
     """Launch the job of REQUEST, started by ENGINE if that is not None."""
     if request.hosts or request.hostfile or request.include or request.exclude:
-        from fleetrun.remote import sshjob, sshlaunch
+        from fleetrun.remote import head, sshjob
 
         if request.dry_run is None:
             if caller is not None:
                 caller.gathering()
-            return sshlaunch.launch(request, environ)
+            return head.launch(request, environ)
         request = sshjob.as_listed(request)
     if launch is not None:
         return launch(request, environ)

@@ -16,7 +16,7 @@ from fleetrun.plan.command import CHECK
 from fleetrun.plan.visible import visible
 from fleetrun.printing import put
 from fleetrun.records import secrets
-from fleetrun.remote import checkups
+from fleetrun.remote import everywhere
 
 
 def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool) -> int:
@@ -48,8 +48,8 @@ def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool)
 def _of_all_hosts(request: Request, options: list[str], wait: float, *, is_json: bool) -> int:
     """Check all hosts of --hosts at once; return 0, or 3 if one has an error."""
     log = checkup.remark(os.environ)
-    reports = checkups.examine(request, os.environ, options, timeout_s=wait, log=log)
-    merged = checkups.merged(reports)
+    reports = everywhere.examine(request, os.environ, options, timeout_s=wait, log=log)
+    merged = everywhere.merged(reports)
     code = findings.exit_code(merged)
     if is_json:
         hosts = {

@@ -19,10 +19,7 @@ from fleetrun.printing import put, remark
 from fleetrun.probe import jobs
 from fleetrun.probe.jobs import JobRecords, RunningJob
 from fleetrun.records import names, reading
-from fleetrun.remote import sshjob
-from fleetrun.remote.everywhere import Everywhere
-from fleetrun.remote.protocol import Inquiry
-from fleetrun.remote.sshconnection import ssh_command
+from fleetrun.remote import everywhere, ssh, sshjob
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -62,11 +59,8 @@ def _on_hosts(options: Sequence[str], words: tuple[str, ...], *, is_json: bool) 
     if not (request.hosts or request.hostfile):
         raise UsageError(f"ps: {options[0]} reaches the hosts of --hosts or --hostfile: give one.")
     hosts = sshjob.listed(request)
-    order = ("ps", "--json", *words)
-    everywhere = Everywhere(
-        hosts, ssh_command(request), Inquiry("/"), lambda _addresses, _me: order, _ANSWER_S
-    )
-    results = everywhere.results()
+    order = ssh.HostOrder("/", words=("ps", "--json", *words))
+    results = everywhere.run(ssh.words_of(request), hosts, [order] * len(hosts), _ANSWER_S)
     records = [
         {"on": host.name, **parsed}
         for host, (output, _) in zip(hosts, results, strict=True)

@@ -1,101 +1,168 @@
-"""A command of fleetrun on several hosts at once, by agents: `doctor` and `ps`."""
+"""`fleetrun doctor` and `ps` on several hosts at once, by ssh."""
 
 from __future__ import annotations
 
+import queue
 import signal
+import sys
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
 
+from fleetrun.doctor.findings import Finding, error
+from fleetrun.doctor.output import KEYS
+from fleetrun.model import Request
 from fleetrun.plan.hostfile import HostEntry
-from fleetrun.remote import protocol
-from fleetrun.remote.agentconnection import AgentConnection
-from fleetrun.remote.fanout import Fanout
-from fleetrun.remote.sshconnection import SSH_FAULT
-
-# The words for one host, from the addresses of all hosts and its index.
-Words = Callable[[Sequence[str], int], Sequence[str]]
+from fleetrun.probe import current_folder
+from fleetrun.records import reading
+from fleetrun.remote import ssh, sshjob
+from fleetrun.remote.ssh import SSH_FAULT, HostOrder, SshConnection
 
 # The most bytes of output; a command prints kilobytes.
 _MOST = 1 << 22
+# How long ssh and a check-up of one host may take, and an allreduce.
+_START_S, _ALLREDUCE_S = 60.0, 240.0
 
 
-class Everywhere(Fanout[AgentConnection]):
-    """Runs fleetrun with WORDS on HOSTS by SSH, in INQUIRY's folder, and keeps its output.
+def run(
+    words: Sequence[str], hosts: Sequence[HostEntry], orders: Sequence[HostOrder], limit_s: float
+) -> list[tuple[bytes, str]]:
+    """Run ORDERS on HOSTS by the ssh WORDS, for LIMIT_S seconds at most.
 
-    A host that takes longer than LIMIT_S seconds is given up.
+    Return the output of each, and why it failed (empty if it did not).
     """
+    events: queue.SimpleQueue[SshConnection | int] = queue.SimpleQueue()
+    output = {host: bytearray() for host in hosts}
 
-    def __init__(
-        self,
-        hosts: Sequence[HostEntry],
-        ssh: Sequence[str],
-        inquiry: protocol.Inquiry,
-        words: Words,
-        limit_s: float,
-    ) -> None:
-        super().__init__([AgentConnection(host, ssh, inquiry) for host in hosts], len(hosts))
-        self._words = words
-        self._limit_s = limit_s
-        self._is_going = False
-        self._output = {connection: bytearray() for connection in self._all}
-
-    def results(self) -> list[tuple[bytes, str]]:
-        """Run the command; return each host's output, and why it failed (empty if it did not)."""
-        self.run()
-        if self.signum is not None:
-            # End by the signal, as without the handler.
-            signal.raise_signal(signal.Signals(self.signum))
-        return [
-            (bytes(self._output[connection]), self._failure(connection)) for connection in self._all
-        ]
-
-    def _failure(self, connection: AgentConnection) -> str:
-        fault = connection.answer.fault if connection.answer is not None else ""
-        if not (connection.code or fault or connection.fault):
-            return ""
-        if fault:
-            return f"fleetrun: {fault}"
-        if (
-            connection.answer is None
-            or connection.fault
-            or connection.status < 0
-            or connection.code == SSH_FAULT
-        ):
-            return f"ssh: {connection.why().removeprefix('ssh: ')}"
-        return f"fleetrun: {connection.last or f'exit code {connection.code}'}"
-
-    def _started(self, connection: AgentConnection) -> None:
-        at = time.monotonic() + self._limit_s
-        self._loop.timer(
-            connection, at, partial(connection.give_up, f"no answer within {self._limit_s:g} s")
-        )
-
-    def _heard(self, connection: AgentConnection, fd: int, part: bytes) -> None:
-        if connection.answer is None:
-            (connection.note if fd == 2 else connection.receive)(part)
-            self._go_if_all_answered()
-        elif fd == 2:
-            connection.lines(fd, part)
-        else:
-            self._output[connection] += part
-            if len(self._output[connection]) > _MOST:
+    def show(connection: SshConnection, fd: int, part: bytes) -> None:
+        if fd == 1:
+            output[connection.host] += part
+            if len(output[connection.host]) > _MOST:
                 connection.give_up("it prints too much")
 
-    def _ended(self, connection: AgentConnection) -> None:  # noqa: ARG002 - whichever it is
-        self._go_if_all_answered()
+    connections = [
+        SshConnection(host, words, ssh.line(order), show=show, events=events)
+        for host, order in zip(hosts, orders, strict=True)
+    ]
+    until = time.monotonic() + limit_s
+    for connection in connections:
+        connection.start()
+    try:
+        while any(connection.code is None for connection in connections):
+            with suppress(queue.Empty):
+                # The programs there end when they hear nothing.
+                events.get(timeout=ssh.HEARTBEAT_S)
+            for connection in connections:
+                connection.send(b"\n")
+                if time.monotonic() > until:
+                    connection.give_up(f"no answer within {limit_s:g} s")
+    finally:
+        for connection in connections:
+            connection.give_up("interrupted")
+    return [(bytes(output[connection.host]), _failure(connection)) for connection in connections]
 
-    def _go_if_all_answered(self) -> None:
-        """Start the command on all hosts that have answered, once no other will."""
-        if self._is_going or any(connection.is_awaited for connection in self._all):
-            return
-        self._is_going = True
-        addresses = [connection.address for connection in self._all]
-        for me, connection in enumerate(self._all):
-            connection.send(
-                protocol.line(protocol.HostOrder(words=tuple(self._words(addresses, me))))
+
+def _failure(connection: SshConnection) -> str:
+    if not connection.code:
+        return ""
+    is_of_fleetrun = connection.is_up or connection.code != SSH_FAULT
+    if connection.fault or not is_of_fleetrun or connection.status in {SSH_FAULT, -signal.SIGKILL}:
+        return f"ssh: {connection.why().removeprefix('ssh: ')}"
+    return f"fleetrun: {connection.last or f'exit code {connection.code}'}"
+
+
+class HostReport(NamedTuple):
+    """The findings about a host, and their JSON document (None if there is none)."""
+
+    host: str
+    findings: tuple[Finding, ...]
+    document: dict[str, object] | None = None
+
+
+def examine(
+    request: Request,
+    environ: Mapping[str, str],
+    options: Sequence[str],
+    *,
+    timeout_s: float,
+    log: Callable[[str], None] | None = None,
+) -> list[HostReport]:
+    """Check all hosts that REQUEST lists, with the OPTIONS of `fleetrun doctor`.
+
+    They connect to each other for TIMEOUT_S seconds. Raises UsageError for contradictory lists of
+    hosts, EnvironmentFault if there is no ssh here.
+    """
+    hosts = sshjob.listed(request)
+    if log is not None:
+        log(f"Checking {len(hosts)} hosts by ssh; they meet within {timeout_s:g} s.")
+    limit_s = timeout_s + (_ALLREDUCE_S if "--allreduce" in options else _START_S)
+    words = ssh.words_of(request)
+    addresses = ssh.addresses(words, hosts)
+    order = HostOrder(current_folder(), sshjob.forwarded(environ))
+    orders = [
+        order._replace(
+            words=(
+                *("doctor", "--json", *options),
+                *sshjob.arguments(request, host, addresses, index),
             )
+        )
+        for index, host in enumerate(hosts)
+    ]
+    return [
+        _report(host.name, output, failure)
+        for host, (output, failure) in zip(hosts, run(words, hosts, orders, limit_s), strict=True)
+    ]
 
-    def _interrupted(self, number: int) -> None:
-        for connection in self._all:
-            connection.give_up(f"interrupted by signal {number}")
+
+def _report(host: str, output: bytes, failure: str) -> HostReport:
+    """Return the findings in the OUTPUT of HOST; missing output is a finding."""
+    document = reading.parse(output[output.find(b"{") :] if b"{" in output else None)
+    if document is None:
+        return HostReport(
+            host,
+            (
+                error(
+                    failure.partition(": ")[0] or "fleetrun",
+                    f"the check-up gives no result ({failure.partition(': ')[2]})",
+                    "a launch with --hosts needs ssh without a password, the same Python, the same "
+                    "fleetrun and the same folder there",
+                    f"ssh {host} {sys.executable} -m fleetrun --version",
+                ),
+            ),
+        )
+    findings = tuple(
+        Finding(*(reading.text(record.get(key)) for key in KEYS))
+        for record in reading.mappings(document.get("findings"))
+    )
+    return HostReport(host, findings, document)
+
+
+def merged(reports: Sequence[HostReport]) -> list[Finding]:
+    """Return the findings of all REPORTS, prefixed with their hosts; equal ones are merged.
+
+    >>> from fleetrun.doctor.findings import ok
+    >>> [finding.seen for finding in merged([
+    ...     HostReport("a", (ok("Paddle", "3.3.1"), ok("memory", "8 GiB"))),
+    ...     HostReport("b", (ok("Paddle", "3.3.1"), ok("memory", "4 GiB"))),
+    ... ])]
+    ['all 2 hosts: 3.3.1', 'a: 8 GiB', 'b: 4 GiB']
+    """
+    order: dict[str, None] = {}
+    hosts: dict[Finding, list[str]] = {}
+    for report in reports:
+        for finding in report.findings:
+            order.setdefault(finding.check)
+            hosts.setdefault(finding, []).append(report.host)
+    return [
+        finding._replace(seen=f"{_named(names, len(reports))}: {finding.seen}")
+        for check in order
+        for finding, names in hosts.items()
+        if finding.check == check
+    ]
+
+
+def _named(names: Sequence[str], count: int) -> str:
+    if len(names) == count > 1:
+        return f"all {count} hosts"
+    return ", ".join(dict.fromkeys(names))

@@ -1,21 +1,17 @@
-"""The hosts of a job by ssh, the inquiry to each, and its launcher's arguments."""
+"""The hosts of a job by ssh, and the arguments of the launcher on each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from fleetrun import argv, configfile, planner, replay
+from fleetrun import argv, configfile, replay
 from fleetrun.errors import UsageError
 from fleetrun.model import Request
-from fleetrun.modes import collective
 from fleetrun.plan import hostfile, kinds, origin
 from fleetrun.plan.environment import is_identity
 from fleetrun.plan.hostfile import HostEntry
-from fleetrun.plan.hosts import bounds, is_loopback
-from fleetrun.plan.layout import session_ports
-from fleetrun.probe import devices
+from fleetrun.plan.hosts import bounds
 from fleetrun.records.variables import JOB, STOP_AFTER, STRATEGY, TOKEN, VERIFY
-from fleetrun.remote.protocol import Inquiry
 from fleetrun.request import USER_CONFIG
 
 # Options of the head alone; the others go to each launcher.
@@ -91,38 +87,6 @@ def as_listed(request: Request) -> Request:
     )
 
 
-def with_ports(inquiry: Inquiry, request: Request, host: HostEntry) -> Inquiry:
-    """Return INQUIRY with the ports that REQUEST needs on HOST, one of several.
-
-    Hosts on loopback share their ports, so those are not checked.
-    """
-    if planner.mode(request) != "collective":
-        return inquiry
-    first = collective.FIRST_PORT if request.start_port is None else request.start_port
-    reach_ports = session_ports(first)
-    count = host.slots if host.slots is not None else request.nproc_per_node
-    if is_loopback(host.name) or not isinstance(count, int):
-        return inquiry._replace(reach_ports=reach_ports)
-    return inquiry._replace(ports=tuple(range(first, first + count)), reach_ports=reach_ports)
-
-
-def gpus_wanted(request: Request, hosts: Sequence[HostEntry]) -> dict[str, int | None] | None:
-    """Return how many GPUs REQUEST needs on each of HOSTS, None for any number.
-
-    Return None if its ranks use no GPUs.
-    """
-    is_theirs = devices.may_use_gpus(request) and request.backend != "gloo"
-    if not is_theirs or planner.mode(request) != "collective":
-        return None
-    counts: dict[str, int | None] = {}
-    for host in hosts:
-        count = host.slots if host.slots is not None else request.nproc_per_node
-        counts[host.name] = count if isinstance(count, int) else None
-        if host.devices:
-            counts[host.name] = max(host.devices) + 1
-    return counts
-
-
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of ENVIRON to forward to the hosts: those that training reads."""
     return {
@@ -168,20 +132,3 @@ def _of_user(request: Request) -> Iterable[str]:
             for line_setting in configfile.read(setting.value).settings:
                 if line_setting.source in sources and line_setting.option.name not in _OURS:
                     yield f"{line_setting.option.flag}={line_setting.raw}"
-
-
-def apart(unreached: Mapping[str, Sequence[str]]) -> set[str]:
-    """Return the hosts to exclude so that all others reach each other.
-
-    >>> apart({"a": ["c"], "b": ["c"], "c": ["a", "b"]}), apart({"a": [], "b": []})
-    ({'c'}, set())
-    """
-    pairs = {(host, peer) for host, peers in unreached.items() for peer in peers}
-    excluded: set[str] = set()
-    while pairs:
-        complaints = [name for pair in pairs for name in pair]
-        # Of two hosts that do not reach each other, exclude the later one.
-        worst = max(reversed(list(unreached)), key=complaints.count)
-        excluded.add(worst)
-        pairs = {pair for pair in pairs if worst not in pair}
-    return excluded

@@ -13,6 +13,8 @@ import sshd_hosts
 from checkout import ROOT
 from waiting import LONG_S, until
 
+from fleetrun.remote.ssh import program
+
 if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
@@ -49,7 +51,7 @@ def start(
 
 def running(host: Host, what: str) -> list[int]:
     """Return the processes of HOST whose commands begin with WHAT, as that host numbers them."""
-    shown = host.run("ps", "-e", "-o", "pid=,args=").stdout.splitlines()
+    shown = host.run("ps", "-ww", "-e", "-o", "pid=,args=").stdout.splitlines()
     rows = [line.split(None, 1) for line in shown]
     return [int(pid) for pid, args in rows if args.startswith(what)]
 
@@ -140,7 +142,7 @@ def test_nobody_survives_by_ssh(
     words = ("-m", "fleetrun", *options, "--heartbeat_timeout=3", SHELL, "rank.sh")
     job = head.start(sys.executable, *words, env={**os.environ, **shown})
     until(lambda: all(running(host, SHELL) for host in hosts))
-    send(hosts[victim], signum, "fleetrun ")
+    send(hosts[victim], signum, f"{sys.executable} -c {program('fleetrun.__main__')}")
     until(lambda: not any(running(host, SHELL) for host in hosts))
     # The killed launcher's own failure may come first.
     assert job.wait(LONG_S) in {1, 128 + KILL}

@@ -11,7 +11,7 @@ from commandline import Command
 from sshd import HOSTS, by_ssh, instead_of_ssh
 
 from fleetrun.doctor.findings import Finding, error, ok
-from fleetrun.remote.checkups import HostReport, merged
+from fleetrun.remote.everywhere import HostReport, merged
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -43,7 +43,7 @@ def test_it_is_listed_and_its_console_and_exit_code_can_be_had(tmp_path: Path) -
         (tmp_path / "go").touch()
         rest = watcher.stdout.read()
     assert watcher.returncode == 7
-    assert rest.splitlines()[0] == b"last"
+    assert b"last" in rest.splitlines()
     assert_no_survivors(command.marker)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,15 +15,13 @@ import pytest
 from checkout import ROOT
 from commandline import Command, fleetrun
 from fake_paddles import fake_paddle, plugins
-from ports import free
 from processes import assert_no_survivors
 from sshd import HOSTS, by_instead, by_ssh, instead_of_ssh
 from waiting import LONG_S, until
 
 from fleetrun import argv, cli, configfile, request
 from fleetrun.plan.hostfile import HostEntry
-from fleetrun.remote import agent, protocol, sshjob, sshlaunch
-from fleetrun.remote.agentconnection import AgentConnection
+from fleetrun.remote import head, ssh, sshjob
 
 if TYPE_CHECKING:
     from fleetrun.model import Request
@@ -99,26 +98,14 @@ def test_hosts_by_ssh_share_a_token_of_the_jobs_own(tmp_path: Path) -> None:
 
 
 def test_a_first_port_that_leaves_none_to_meet_at_is_refused(tmp_path: Path) -> None:
-    for hosts in ("--hosts=127.0.0.1,127.0.0.2", "--ips=127.0.0.1,127.0.0.2"):
-        options = (hosts, "--ssh=sh", "--start_port=65500")
-        ended = Command(tmp_path, "exit 0", *options).run()
+    hosts = ("--ips=127.0.0.1,127.0.0.2", "--host=127.0.0.1")
+    for command in (
+        Command(tmp_path, "exit 0", *hosts, "--start_port=65500"),
+        by_instead(tmp_path, HERE, "exit 0", "--start_port=65500", hosts=HOSTS),
+    ):
+        ended = command.run()
         assert ended.code == 2
         assert "--start_port=65500: launchers of several hosts meet at START+96" in ended.stderr
-
-
-@pytest.mark.parametrize("more", ["", ":/nowhere"])
-def test_the_launcher_has_a_python_of_its_own_only_where_modules_are_elsewhere(
-    tmp_path: Path, more: str
-) -> None:
-    find = 'read -r _ launcher _ < "$FLEETRUN_RUN_DIR/lock"'
-    script = f"{find}; tr '\\0' ' ' < /proc/$launcher/cmdline; echo; echo $PYTHONPATH"
-    command = by_instead(tmp_path, f'PYTHONPATH={ROOT} exec sh -c "$command"', script)
-    ended = command.finish(command.start(env={"PYTHONPATH": f"{ROOT}{more}"}))
-    assert ended.code == 0, ended.stderr
-    started, path = ended.out.decode().splitlines()[-2:]
-    assert (protocol.LAUNCHER in started) == bool(more)
-    assert started.startswith(sys.executable if more else "fleetrun ")
-    assert f"{ROOT}{more}" in path
 
 
 def test_the_first_failure_ends_the_job_everywhere_with_its_code(tmp_path: Path) -> None:
@@ -139,13 +126,15 @@ WORLD = (
 
 def test_an_elastic_job_begins_without_a_host_that_is_not_fit(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
-    hosts = "127.0.0.1,nowhere,127.0.0.2"
+    hosts = "127.0.0.1,127.0.0.3,127.0.0.2"
     command = by_ssh(tmp_path, WORLD, "--nnodes=2:3", "--elastic_timeout=0.2", hosts=hosts)
+    config = tmp_path / "ssh" / "ssh_config"
+    config.write_text(config.read_text().replace("Host nowhere", "Host 127.0.0.3"))
     ended = command.run()
     assert ended.code == 0, ended.stderr
     assert {path.name for path in tmp_path.glob("up.*")} == {"up.0.of.2", "up.1.of.2"}
-    assert "nowhere  ssh: " in ended.stderr
-    assert "The job starts without nowhere: 2 of its hosts are enough." in ended.stderr
+    assert "127.0.0.3  ssh: " in ended.stderr
+    assert "The job starts without 127.0.0.3: 2 of its hosts are enough." in ended.stderr
 
 
 @pytest.mark.parametrize("hosts", ["nowhere,127.0.0.1,127.0.0.2", "127.0.0.1,nowhere,nowhere2"])
@@ -228,10 +217,10 @@ def test_a_lost_connection_ends_the_job_on_both_sides_of_it(tmp_path: Path) -> N
     command = by_ssh(tmp_path, HOLD)
     process = command.start()
     command.wait_for("up.0", "up.1")
-    text = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
     to_second = next(
         int(child)
-        for child in text.split()
+        for children in Path(f"/proc/{process.pid}/task").glob("*/children")
+        for child in children.read_text().split()
         if b"\x00127.0.0.2\x00" in Path(f"/proc/{child}/cmdline").read_bytes()
     )
     os.kill(to_second, signal.SIGKILL)
@@ -245,18 +234,24 @@ def test_a_lost_connection_ends_the_job_on_both_sides_of_it(tmp_path: Path) -> N
 
 
 def test_all_that_is_wrong_is_said_before_anything_starts(tmp_path: Path) -> None:
-    command = by_ssh(tmp_path, "touch started", hosts="127.0.0.1,nowhere,127.0.0.2")
+    command = by_ssh(tmp_path, "touch started", hosts="127.0.0.1,127.0.0.3,127.0.0.2")
+    config = tmp_path / "ssh" / "ssh_config"
+    config.write_text(config.read_text().replace("Host nowhere", "Host 127.0.0.3"))
     ended = command.run()
     assert ended.code == 3
     (fault, end) = ended.stderr.splitlines()
-    assert fault.startswith("fleetrun: nowhere  ssh: ")
+    assert fault.startswith("fleetrun: 127.0.0.3  ssh: ")
     assert end == "fleetrun: Nothing was started."
     assert not (tmp_path / "started").exists()
+
+
+def test_what_a_launcher_finds_is_said_with_its_host(tmp_path: Path) -> None:
+    command = by_ssh(tmp_path, "")
     command.argv[-1] = "nosuch.py"
     ended = command.run()
     assert ended.code == 3
-    for name in ("127.0.0.1", "127.0.0.2"):
-        assert f"fleetrun: {name:9}  There is no script nosuch.py" in ended.stderr
+    assert re.search(r"^\[127.0.0.[12]\] fleetrun: There is no script nosuch.py", ended.stderr)
+    assert "nterrupted" not in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -290,74 +285,6 @@ def test_a_changed_host_key_and_a_password_are_said_and_never_waited_for(
     assert not (tmp_path / "started").exists()
 
 
-def test_ports_that_are_taken_are_named_before_anything_starts(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    ssh = instead_of_ssh(tmp_path, 'exec sh -c "$command"')
-    (port,) = free(1)
-    wanted = a_request("--hosts=a:2,b:2", ssh, f"--start_port={port}", "t.py")
-    (tmp_path / "t.py").touch()
-    asked = sshjob.with_ports(
-        protocol.Inquiry(str(tmp_path), "file", "t.py", {}), wanted, HostEntry("b", 2)
-    )
-    assert asked.ports == (port, port + 1)
-    assert asked.reach_ports == tuple(range(port + 96, port + 100))
-    answer = agent.look(asked._replace(ports=(port,)), {})
-    assert answer.fault.startswith(f"Port {port} is taken by ")
-    assert agent.look(asked._replace(ports=()), {}).fault == ""
-    # On loopback each host has its own address.
-    assert (
-        sshjob.with_ports(asked._replace(ports=()), wanted, HostEntry("127.0.0.2", 2)).ports == ()
-    )
-
-
-def test_scripts_and_modules_are_compared_by_their_files(tmp_path: Path) -> None:
-    digests: list[str] = []
-    for text in ("1", "2", "2"):
-        (folder := tmp_path / str(len(digests))).mkdir()
-        (folder / "t.py").write_text(text)
-        for form, target in (("file", "t.py"), ("module", "t"), ("file", "true")):
-            asked = protocol.Inquiry(str(folder), form, target)
-            digests.append(agent.look(asked, dict(os.environ)).digest)
-    assert digests[:2] != digests[3:5]
-    assert digests[3:5] == digests[6:8]
-    assert all(digests[:2])
-    assert set(digests[2::3]) == {""}
-
-
-@pytest.mark.parametrize(
-    ("asked", "problem"),
-    [
-        (b"", b""),
-        # It quotes nothing that it does not understand.
-        (
-            b'{"version": 0, "environ": {"FLEETRUN_TOKEN": "hunter2"}}\n',
-            b"its fleetrun differs from the one here.",
-        ),
-    ],
-)
-def test_an_agent_that_is_asked_nothing_does_nothing(asked: bytes, problem: bytes) -> None:
-    run = [sys.executable, "-c", protocol.start("agent")]
-    done = subprocess.run(run, input=asked, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert problem in done.stdout
-    assert b"hunter2" not in done.stdout
-
-
-# Instead of ssh: a healthy agent that does not reach the host b.
-LONELY = """
-import sys, time
-from fleetrun.remote import protocol
-lines = (line.encode() for line in sys.stdin if line.strip())
-next(lines)
-mark = protocol.MARK.decode()
-print(mark + protocol.line(protocol.Answer(port=1, time=time.time())).decode(), flush=True)
-places = protocol.read(next(lines), protocol.HostOrder).hosts
-assert [place[:2] for place in places] == [("127.0.0.1", "127.0.0.1"), ("b", "b")], places
-unreached = protocol.Unreached((("b", "it does not reach b at b:1 (gone)."),))
-print(mark + protocol.line(unreached).decode(), flush=True)
-sys.stdin.read()
-"""
 HERE = 'exec sh -c "$command"'
 # Runs the host's command here, and drops the first host's connection once that has answered.
 # The second host's command waits until the head knows of that.
@@ -386,24 +313,16 @@ until [ -s second ] && ! kill -0 "$(cat second)" 2> /dev/null; do sleep 0.05; do
 exit $code
 """
 ENDLESS = (
-    "127.0.0.1  its shell prints endlessly before fleetrun can answer: check its start-up files, "
-    "such as ~/.bashrc."
+    "fleetrun: 127.0.0.1  its shell prints endlessly before fleetrun can answer: check its "
+    "start-up files, such as ~/.bashrc."
 )
 
 
 @pytest.mark.parametrize(
     ("ssh", "hosts", "problem"),
     [
-        (
-            'exec $PYTHON -c "$LONELY"',
-            "127.0.0.1,b",
-            [
-                "127.0.0.1  it does not reach b at b:1 (gone).",
-                "b          it does not reach b at b:1 (gone).",
-            ],
-        ),
         # A host that is lost before all have answered.
-        (LOSING, HOSTS, ["127.0.0.1  ssh: gone"]),
+        (LOSING, HOSTS, ["[127.0.0.1] gone", "fleetrun: 127.0.0.1  ssh: gone"]),
         *(
             (endless, "127.0.0.1", [ENDLESS])
             for endless in (
@@ -418,11 +337,9 @@ def test_a_host_that_is_not_fit_is_named_and_nothing_starts(
     tmp_path: Path, ssh: str, hosts: str, problem: list[str]
 ) -> None:
     command = by_instead(tmp_path, ssh, "touch started", hosts=hosts)
-    ended = command.run(env={"PYTHON": sys.executable, "LONELY": LONELY})
+    ended = command.run()
     assert ended.code == 3, ended.stderr
-    assert ended.stderr.splitlines() == [
-        f"fleetrun: {line}" for line in (*problem, "Nothing was started.")
-    ]
+    assert ended.stderr.splitlines() == [*problem, "fleetrun: Nothing was started."]
     assert not (tmp_path / "started").exists()
 
 
@@ -453,27 +370,40 @@ def test_the_first_launchers_end_is_that_of_the_job(
     assert why in ended.stderr
 
 
+def a_head(
+    folder: Path,
+    option: str,
+    wanted: Request,
+    kind: type[head.Head] = head.Head,
+    *,
+    closing_s: float = LONG_S,
+    progress_s: float = LONG_S,
+) -> head.Head:
+    """Return the head of a job in FOLDER with the program of OPTION instead of ssh."""
+    hosts = sshjob.listed(wanted)
+    orders = [ssh.HostOrder(str(folder), words=("t.py",)) for _ in hosts]
+    words = [option.partition("=")[2]]
+    return kind(wanted, hosts, words, orders, closing_s=closing_s, progress_s=progress_s)
+
+
 def test_an_ssh_that_does_not_end_when_hung_up_is_killed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     # The first host cannot take part, and the way to the second, a script, is stuck.
     up, started = tmp_path / "up", tmp_path / "started"
-    ssh = instead_of_ssh(
+    instead = instead_of_ssh(
         tmp_path,
         f'case "$*" in *" 127.0.0.1 "*) until [ -e {up} ]; do sleep 0.02; done\n'
-        f"echo no >&2; exit 255;; esac\nsleep 1000 & echo $! > {started}; mv {started} {up}; wait",
+        f"echo no >&2; exit 255;; esac\nprintf '\\036\\002fleetrun \\n'\n"
+        f"sleep 1000 & echo $! > {started}; mv {started} {up}; wait",
     )
-    wanted = a_request("--hosts=127.0.0.1,127.0.0.2", ssh, "t.py")
-    asked = protocol.Inquiry(str(tmp_path), target="t.py")
-    connections = [AgentConnection(host, [ssh[6:]], asked) for host in sshjob.listed(wanted)]
-    connections[1].answer = protocol.Answer()
-    head = sshlaunch.Head(connections, wanted, closing_s=0.0)
-    head.run()
-    assert head.code == 3
+    wanted = a_request("--hosts=127.0.0.1,127.0.0.2", instead, "t.py")
+    job = a_head(tmp_path, instead, wanted, closing_s=0.0)
+    assert job.run() == 3
     printed = capfd.readouterr().err
     assert "fleetrun: 127.0.0.1  ssh: no\n" in printed
     assert "fleetrun: ssh to 127.0.0.2 does not exit, so it is killed.\n" in printed
-    assert connections[1].status == -signal.SIGKILL
+    assert job.connections[1].status == -signal.SIGKILL
     # Nor does the child of a script instead of ssh.
     child = Path("/proc", up.read_text().strip(), "cmdline")
     until(lambda: not child.exists() or not child.read_bytes())
@@ -484,16 +414,15 @@ def test_hosts_that_are_slow_to_answer_are_named(
 ) -> None:
     go = tmp_path / "go"
 
-    class Telling(sshlaunch.Head):
-        def _log(self, text: str) -> None:
-            super()._log(text)
+    class Telling(head.Head):
+        def log(self, text: str) -> None:
+            super().log(text)
             go.touch()
 
-    ssh = instead_of_ssh(tmp_path, f"until [ -e {go} ]; do sleep 0.02; done; echo no >&2; exit 255")
-    wanted = a_request("--hosts=127.0.0.1,127.0.0.2", ssh, "t.py")
-    asked = protocol.Inquiry(str(tmp_path), target="t.py")
-    connections = [AgentConnection(host, [ssh[6:]], asked) for host in sshjob.listed(wanted)]
-    Telling(connections, wanted, progress_s=0.02).run()
+    script = f"until [ -e {go} ]; do sleep 0.02; done; echo no >&2; exit 255"
+    instead = instead_of_ssh(tmp_path, script)
+    wanted = a_request("--hosts=127.0.0.1,127.0.0.2", instead, "t.py")
+    a_head(tmp_path, instead, wanted, Telling, progress_s=0.02).run()
     told = "fleetrun: Waiting for 127.0.0.1 and 127.0.0.2 to answer by ssh, 60 s at most.\n"
     printed = capfd.readouterr().err
     assert printed.startswith(told)
@@ -501,8 +430,8 @@ def test_hosts_that_are_slow_to_answer_are_named(
     assert printed.endswith("127.0.0.2  ssh: no\nfleetrun: Nothing was started.\n")
 
 
-def test_an_agent_whose_head_falls_silent_before_the_word_to_go_ends() -> None:
-    code = protocol.start("agent").replace("run()", "run(0.0)")
+def test_a_host_whose_head_falls_silent_before_its_order_ends() -> None:
+    code = ssh.program("fleetrun.remote.hostside").replace("run()", "run(0.0)")
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -513,7 +442,7 @@ def test_files_of_the_folder_are_not_taken_for_pythons_own_modules(tmp_path: Pat
     for name in ("json", "subprocess", "select", "types"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')")
     command = by_instead(tmp_path, HERE, "touch started")
-    command.argv[1:3] = ["-c", protocol.start("launcher")]
+    command.argv[1:3] = ["-c", ssh.program("fleetrun.__main__")]
     ended = command.run()
     assert ended.code == 0, ended.stderr
     assert (tmp_path / "started").exists()
@@ -576,31 +505,6 @@ def test_each_launcher_is_given_what_counts_of_the_users_own_file(tmp_path: Path
     told = sshjob.arguments(wanted._replace(typed=words), HostEntry("a", 8), ("a",), 0)
     assert told[:3] == ("--grace=7", "--env=A=b", "--env=C=d")
     assert request.resolve(argv.split(told), {}).env == (("A", "x"), ("C", "d"))
-
-
-@pytest.mark.parametrize(
-    ("words", "wanted"),
-    [
-        (("--hosts=a:8,b:2",), {"a": 8, "b": 2}),
-        (("--hosts=a", "--nproc_per_node=2"), {"a": 2}),
-        (("--hosts=a",), {"a": None}),
-        (("--hosts=a:4", "--include=a:0,3"), {"a": 4}),
-        (("--hosts=a:8", "--backend=gloo"), None),
-        (("--hosts=a", "--nproc_per_node=cpu"), None),
-        (("--hosts=a:8", "--server_num=1", "--trainer_num=1"), None),
-    ],
-)
-def test_gpus_are_wanted_as_the_launcher_there_would(
-    words: tuple[str, ...], wanted: dict[str, int | None] | None
-) -> None:
-    asked = a_request(*words, "t.py")
-    assert sshjob.gpus_wanted(asked, sshjob.listed(asked)) == wanted
-
-
-def test_the_address_is_the_one_that_ssh_has_reached() -> None:
-    assert agent.address({"SSH_CONNECTION": "10.0.0.9 50022 10.0.0.1 22"}) == "10.0.0.1"
-    assert agent.address({"SSH_CONNECTION": "UNKNOWN 65535 UNKNOWN 65535"}) == ""
-    assert agent.address({}) == ""
 
 
 @pytest.mark.parametrize(
