@@ -69,13 +69,13 @@ def big(folder: Path, ranks: int, **launched: object) -> Path:
 
 def ring(rank: int, spans: list[tuple[float, float]], generation: int = 0) -> bytes:
     """Make what a rank has recorded of all-reduces, from and until seconds; 0: not done."""
-    names = [["group", 0, [[[0, 5]], 1, 0]], ["channel", 0, [0, "", 0]], ["operation", 0, "sum"]]
-    table = "".join(f"{json.dumps(name)}\n" for name in names).encode()
-    counts = 8, 1, len(table), len(table), 0, 1, generation, rank, 0
-    head = flightfile.HEADER.pack(flightfile.MAGIC, *counts)
-    slots = [bytes(flightfile.SLOT.size)] * 8
+    head = flightfile.HEADER.pack(flightfile.MAGIC, 0, 1, generation, rank, 0)
+    table = json.dumps(["channel", 0, [[0, 5]], 1, "", -1]).encode() + b"\n"
+    slots = [bytes(flightfile.SLOT_BYTES)] * flightfile.SLOTS
     for number, (begin, end) in enumerate(spans, 1):
-        times = (int(begin * 1e9), int(end * 1e9))
-        slots[number] = flightfile.SLOT.pack(number, number, *times, 4, *(0,) * 6, -1, *(0,) * 7)
-    body = head.ljust(flightfile.HEADER_BYTES, b"\0") + len(spans).to_bytes(8, "little") + table
-    return body + b"".join(slots) + bytes(flightfile.PARTS_BYTES)
+        call = [0, number, int(begin * 1e9), "sum", "", [], 4, -1, None]
+        slot = flightfile.SLOT.pack(number, int(end * 1e9), 0) + json.dumps(call).encode()
+        slots[number] = slot.ljust(flightfile.SLOT_BYTES, b"\0")
+    heads = flightfile.HEADS.pack(len(spans), *[0] * 511)
+    head = head.ljust(flightfile.HEADER_BYTES, b"\0")
+    return head + heads + table.ljust(flightfile.TABLE_BYTES, b"\0") + b"".join(slots)

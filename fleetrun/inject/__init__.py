@@ -115,11 +115,7 @@ def _install_recorded(paddle: ModuleType, install: Callable[[], None]) -> None:
     """Call INSTALL; record what the launcher requests: topology, collectives, a profile."""
     import_hooks.after_import("paddle.base.core", _leave_to_python)
     topology.watch()
-    flight = flight_recorder.watch()
-    if flight is not None:
-        from . import compiled_collectives  # not needed without a recorder
-
-        compiled_collectives.watch(flight)
+    flight_recorder.watch()
     install()
     step_profiler.watch(paddle)
 

@@ -1,55 +1,104 @@
 """Finds the ranks that keep others waiting, from the ranks' records of collectives; pure.
 
 A rank in a collective that another rank has not entered waits for that rank. The cause is a rank
-that is awaited and waits for nobody; else a cycle of ranks that wait for each other; else, if all
-have entered, the network or a device.
+that has called something else than the others at the same place of a group; else one that is
+awaited and waits for nobody; else a circle of ranks that wait for each other; else, if all have
+entered, the network or a device.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from fleetrun.postmortem import desyncs
-from fleetrun.postmortem.flightnames import (
-    CYCLE,
-    DESYNC,
-    UNFINISHED,
-    UNKNOWN,
-    WAY,
-    FlightFinding,
-    JobRanks,
-    RankState,
-    at_site,
-    describe_missing,
-    named,
-    since_when,
-    who,
-)
-from fleetrun.postmortem.flightwaits import (
-    OTHER,
-    OpenCollective,
-    awaited_alone,
-    find_cycle,
-    oldest,
-    open_collectives,
-    reopened,
-    with_polls,
-    without_early_ends,
-)
+from fleetrun.conversion import ranges
 from fleetrun.records.flightfile import (
-    BACKWARD,
+    ASYNCHRONOUS,
     BLOCKING,
+    NEW_GROUP,
+    RAISED,
     Collective,
     CollectiveChannel,
     FlightRecord,
 )
+from fleetrun.records.rankfile import RankAxes
 
-# What stands for several collectives.
-_SEVERAL = frozenset((BACKWARD, "program"))
+DESYNC, MISSING, CYCLE, UNFINISHED = "desync", "missing", "cycle", "unfinished"
+# A rank is awaited that may itself wait for others, in collectives that are not recorded.
+UNKNOWN = "unknown"
+_WAY = {"send": "to", "recv": "from"}
+_OTHER = {"send": "recv", "recv": "send"}
+# Collectives in which all ranks must have tensors of one size.
+_SAME_SIZE = frozenset(
+    (
+        *("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "scatter", "gather"),
+        "backward",
+    )
+)
+# Collectives whose root receives from all others.
+_FROM_ALL = frozenset(("gather", "reduce"))
+# In a running job, a collective that is open for longer is reported.
+LATE_S = 2.0
+# An asynchronous collective that a rank finds open this long after its call keeps it waiting.
+_SETTLED_S = 0.5
 # The most findings of one kind.
 _MOST = 4
+
+
+class FlightFinding(NamedTuple):
+    """A finding: RANKS are the cause; none if no rank is."""
+
+    kind: str
+    ranks: tuple[int, ...]
+    # A sentence without its end.
+    text: str
+
+
+class RankState(NamedTuple):
+    """What is known about a rank besides its record."""
+
+    # Where its main thread stands; empty: not known.
+    place: str = ""
+    has_ended: bool = False
+    # Whether that is known to be outside of Paddle, which may call collectives itself.
+    is_outside_paddle: bool = False
+
+
+class JobRanks(NamedTuple):
+    """The ranks of a job, for names."""
+
+    ranks: int
+    axes: RankAxes | None = None
+    states: Mapping[int, RankState] = {}
+
+    def state(self, rank: int) -> RankState:
+        """Return what is known about RANK."""
+        return self.states.get(rank, RankState())
+
+
+class Wait(NamedTuple):
+    """A rank that is in a collective, and the ranks that have not entered it."""
+
+    rank: int
+    call: Collective
+    missing: tuple[int, ...]
+    # Whether its rank waits: an asynchronous one that all have entered may be done.
+    holds_up: bool = True
+    # Ranks that have issued it, but after another one that their devices have not finished.
+    behind: tuple[int, ...] = ()
+
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        """The ranks that must go on first."""
+        return self.missing or self.behind
+
+    @property
+    def place(self) -> tuple[CollectiveChannel, int]:
+        """What the ranks of a group share of a collective."""
+        return self.call.channel, self.call.sequence
 
 
 def verdict(
@@ -64,77 +113,56 @@ def verdict(
     HAS_FAILED: the job ended, and a rank that raised in a collective counts as waiting there.
     Collectives issued after UNTIL may still be in progress.
     """
-    findings = _of_ranks(records, job, has_failed=has_failed, until=until)
-    forked = called_by_forks(records, job)
-    # What a fork sends and receives is missing in the calls of its parent.
-    others = {rank for finding in findings for rank in finding.ranks}
-    is_first = any(others <= {*finding.ranks} for finding in forked)
-    return (*forked, *findings) if is_first else (*findings, *forked)
-
-
-def called_by_forks(
-    records: Mapping[int, FlightRecord], job: JobRanks
-) -> tuple[FlightFinding, ...]:
-    """Return which ranks have forked processes that use the ranks' groups."""
-    calls: dict[tuple[str, object], list[int]] = {}
-    for rank, record in sorted(records.items()):
-        if record.forked is not None:
-            calls.setdefault((record.forked.operation, record.forked.site), []).append(rank)
-    findings = []
-    for ranks in calls.values():
-        call = records[ranks[0]].forked
-        assert call is not None
-        whom = f"a process (pid {call.pid})" if len(ranks) == 1 else "processes"
-        text = (
-            f"{whom} that {who(ranks, job)} forked called {call.operation}{at_site(call)}: "
-            "a fork cannot communicate in the groups of its parent"
-        )
-        findings.append(FlightFinding(DESYNC, tuple(ranks), text))
-    return tuple(findings)
-
-
-def _of_ranks(
-    records: Mapping[int, FlightRecord], job: JobRanks, *, has_failed: bool, until: float
-) -> tuple[FlightFinding, ...]:
-    """Return why the ranks of RECORDS hang, as `verdict` does, by their own calls."""
     known = {rank: record for rank, record in records.items() if not record.has_failed}
-    states = dict(job.states)
-    for rank, record in known.items():
-        if record.has_ended:
-            states[rank] = states.get(rank, RankState())._replace(has_ended=True)
-    job = job._replace(states=states)
+    ended = {rank for rank, record in known.items() if record.has_ended}
+    states = {rank: job.state(rank)._replace(has_ended=True) for rank in ended}
+    job = job._replace(states={**job.states, **states})
+    differing = desyncs(known, job)
+    if differing:
+        return differing
     if has_failed:
-        known = {rank: reopened(record) for rank, record in known.items()}
-    opened = without_early_ends(known)
-    waits = open_collectives(opened, until)
-    if not has_failed:
-        opened = with_polls(opened, waits)
-        waits = open_collectives(opened, until)
-    wrong = desyncs.find(known, job, waits=waits) or _beyond(waits, job)
-    if wrong:
-        return wrong
-    known = opened
-    awaited = awaited_alone(waits)
-    culprits = [rank for rank in awaited if not may_wait(known[rank], job)]
-    alone = _alone(culprits, waits, job)
-    if alone:
-        return alone
+        known = {rank: _reopened(record) for rank, record in known.items()}
+    waits = _waits(known, until)
+    awaited = _awaited_alone(waits)
     if awaited:
-        missing = tuple(describe_missing([rank], waits, job) for rank in culprits[:_MOST])
+        late = [rank for rank in awaited if not may_wait(known[rank], job)]
+        missing = tuple(_describe_missing([rank], waits, job) for rank in late[:_MOST])
         return missing or (_unknown(awaited, waits, known, job),)
-    outvoted = _outvoted(waits, job) or _lonely(waits, job)
-    if outvoted:
-        return outvoted
-    cycle = find_cycle(waits)
+    fewer = _outvoted(waits)
+    if fewer:
+        return (_describe_fewer(fewer, waits, job),)
+    cycle = _find_cycle(waits)
     if cycle:
-        return (_drawn(cycle, job),)
+        return (_describe_cycle(cycle, job),)
     return _unfinished(waits, known, job)
 
 
-def may_wait(record: FlightRecord, job: JobRanks) -> bool:
-    """Whether the rank of RECORD may wait in a collective that is not recorded."""
-    state = job.states.get(record.rank, RankState())
-    return bool(record.unrecorded) and not (state.has_ended or state.is_outside_paddle)
+def desyncs(
+    records: Mapping[int, FlightRecord], job: JobRanks, *, is_early: bool = False
+) -> tuple[FlightFinding, ...]:
+    """Return where ranks first called different collectives at the same place of a group.
+
+    A send and its recv are compared by size, if they are not done. IS_EARLY: a tie is left out
+    while ranks of its group may still show who is right.
+    """
+    places: dict[tuple[CollectiveChannel, int], dict[int, Collective]] = {}
+    for rank, record in records.items():
+        for call in () if record.has_failed else record.collectives:
+            channel = call.channel
+            if channel.is_pair:
+                channel = channel._replace(operation="")
+            places.setdefault((channel, call.sequence), {})[rank] = call
+    first: dict[CollectiveChannel, tuple[float, dict[int, Collective]]] = {}
+    for (channel, _), calls in places.items():
+        counts = Counter(map(_signature, calls.values()))
+        is_tied = len(calls) < len(channel.ranks) and not _has_majority(counts)
+        is_arriving = is_early and is_tied and not channel.is_pair
+        is_done = channel.is_pair and not any(call.is_open for call in calls.values())
+        at = min(call.issued_at for call in calls.values())
+        if len(counts) > 1 and not is_arriving and not is_done:
+            first[channel] = min(first.get(channel, (at, calls)), (at, calls), key=lambda x: x[0])
+    ordered = sorted(first.values(), key=lambda item: item[0])
+    return tuple(_describe_desync(calls, job) for _, calls in ordered)
 
 
 def waiting(
@@ -145,234 +173,402 @@ def waiting(
     A collective that was issued after UNTIL may be in progress.
     """
     known = {rank: record for rank, record in records.items() if not record.has_failed}
-    known = without_early_ends(known)
-    waiting: dict[int, tuple[Collective, tuple[int, ...]]] = {}
-    for wait in sorted(open_collectives(known, until), key=lambda wait: wait.collective.issued_at):
+    waits: dict[int, tuple[Collective, tuple[int, ...]]] = {}
+    for wait in sorted(_waits(known, until), key=lambda wait: wait.call.issued_at):
         if wait.holds_up:
-            waiting.setdefault(wait.rank, (wait.collective, wait.missing))
-    return dict(sorted(waiting.items()))
+            waits.setdefault(wait.rank, (wait.call, wait.missing))
+    return dict(sorted(waits.items()))
 
 
-def _beyond(waits: Sequence[OpenCollective], job: JobRanks) -> tuple[FlightFinding, ...]:
-    """Return the ranks that wait in a group of ranks which the job does not have."""
-    calls = [wait for wait in waits if max(wait.collective.channel.ranks, default=0) >= job.ranks]
-    if not calls:
-        return ()
-    first = min((wait.collective for wait in calls), key=lambda call: call.issued_at)
-    ranks = sorted({wait.rank for wait in calls if wait.collective.channel == first.channel})
-    text = (
-        f"{who(ranks, job)} called {named(first, job)}{at_site(first)}, but the job has only "
-        f"{who(range(job.ranks), job)}"
-    )
-    return (FlightFinding(DESYNC, tuple(ranks), text),)
-
-
-def _alone(
-    culprits: Sequence[int],
-    waits: Sequence[OpenCollective],
-    job: JobRanks,
-) -> tuple[FlightFinding, ...]:
-    """Return the ranks in a collective without which most others have ended, all of CULPRITS."""
-    if not culprits or not all(job.states.get(rank, RankState()).has_ended for rank in culprits):
-        return ()
-    # What runs on a device may be done, though nobody has looked since.
-    first, waiting_ranks = oldest([wait for wait in waits if culprits[0] in wait.missing])
-    if first.channel.is_pair or len(culprits) <= len(waiting_ranks):
-        return ()
-    text = (
-        f"{who(waiting_ranks, job)} entered {named(first, job)}{at_site(first)}, without which "
-        f"{who(culprits, job)} ended"
-    )
-    return (FlightFinding(DESYNC, tuple(waiting_ranks), text),)
-
-
-def _outvoted(waits: Sequence[OpenCollective], job: JobRanks) -> tuple[FlightFinding, ...]:
-    """Return the ranks that wait for all of a group while most of it waits elsewhere for them.
-
-    Calls of two groups of the same ranks, backwards and new groups are not compared by position.
-    """
-    first: dict[tuple[int, ...], dict[int, OpenCollective]] = {}
-    for wait in sorted(waits, key=lambda wait: wait.collective.issued_at):
-        if wait.awaited and not wait.collective.channel.is_pair:
-            first.setdefault(wait.collective.channel.ranks, {}).setdefault(wait.rank, wait)
-    for ranks, wait_of in first.items():
-        at = {rank: wait.collective.channel for rank, wait in wait_of.items()}
-        ((most, votes),) = Counter(at.values()).most_common(1)
-        if len(wait_of) == len(ranks) != votes > len(ranks) / 2:
-            right = [wait_of[rank] for rank in ranks if at[rank] == most]
-            fewer = [rank for rank in ranks if any(rank in wait.missing for wait in right)]
-            if fewer:
-                return tuple(
-                    describe_missing([rank], right, job, within=wait_of[rank].collective)
-                    for rank in fewer[:_MOST]
-                )
-    return ()
-
-
-def _lonely(waits: Sequence[OpenCollective], job: JobRanks) -> tuple[FlightFinding, ...]:
-    """Return the rank that waits alone for all others of a group, which all wait for it elsewhere.
-
-    They may wait for each other, but in the end for that rank; none if there are several such.
-    """
-    awaited: dict[int, set[int]] = {}
-    for wait in waits:
-        if wait.holds_up:
-            awaited.setdefault(wait.rank, set()).update(wait.awaited)
-    lonely = []
-    for wait in waits:
-        others = {*wait.missing}
-        if len(others) < 2 or len(others) < len(wait.collective.channel.ranks) - 1:
-            continue
-        blocked, grown = {wait.rank}, True
-        while grown:
-            more = {rank for rank in others - blocked if awaited.get(rank, set()) & blocked}
-            blocked |= more
-            grown = bool(more)
-        directly = [other for other in waits if wait.rank in other.awaited]
-        is_pair = all(other.collective.channel.is_pair for other in directly)
-        # A single message may be too many as well as missing.
-        if others < blocked and (not is_pair or len({other.rank for other in directly}) > 1):
-            lonely.append(wait)
-    if len({wait.rank for wait in lonely}) != 1:
-        return ()
-    alone = min(lonely, key=lambda wait: wait.collective.issued_at)
-    first, waiting_ranks = oldest([wait for wait in waits if alone.rank in wait.awaited])
-    text = (
-        f"{who([alone.rank], job)} waits alone in {named(alone.collective, job)}"
-        f"{at_site(alone.collective)} since {since_when(alone.collective)}; all others there wait "
-        f"for it, {who(waiting_ranks, job)} in {named(first, job)}{at_site(first)}"
-    )
-    return (FlightFinding(DESYNC, (alone.rank,), text),)
-
-
-def _unknown(
-    ranks: Sequence[int],
-    waits: Sequence[OpenCollective],
-    records: Mapping[int, FlightRecord],
-    job: JobRanks,
-) -> FlightFinding:
-    """Describe the oldest collective that any of RANKS never entered; blame nobody."""
-    awaiting = [wait for wait in waits if any(rank in wait.missing for rank in ranks)]
-    first = min(awaiting, key=lambda wait: (wait.collective.issued_at, wait.rank))
-    late = [rank for rank in sorted(ranks) if rank in first.missing]
-    unrecorded = " and ".join(sorted({what for rank in late for what in records[rank].unrecorded}))
-    reserve = f"may wait elsewhere, as collectives of {unrecorded} are not recorded, and "
-    text = describe_missing(late, awaiting, job, reserve=reserve).text
-    return FlightFinding(UNKNOWN, (), text)
-
-
-def _drawn(cycle: Sequence[OpenCollective], job: JobRanks) -> FlightFinding:
-    """Describe the ranks of CYCLE, which wait for each other."""
-    ranks = [wait.rank for wait in cycle]
-    circle = " → ".join(str(rank) for rank in (*ranks, ranks[0]))
-    parts = []
-    for wait, awaited in zip(cycle, [*ranks[1:], ranks[0]], strict=True):
-        call = wait.collective
-        if call.channel.is_pair:
-            where = f"{call.operation} {call.sequence} {WAY[call.channel.operation]} rank {awaited}"
-        else:
-            where = named(call, job)
-        parts.append(f"{who([wait.rank], job)} in {where}{at_site(call)}")
-    text = f"ranks wait for each other in a circle, {circle}: {'; '.join(parts)}"
-    calls = [wait.collective for wait in cycle]
-    if all((call.channel.operation, call.state) == ("send", BLOCKING) for call in calls):
-        text += "; there, a send waits for its recv, so some of them must receive first"
-    return FlightFinding(CYCLE, tuple(sorted(set(ranks))), text)
-
-
-def _unfinished(
-    waits: Sequence[OpenCollective], records: Mapping[int, FlightRecord], job: JobRanks
-) -> tuple[FlightFinding, ...]:
-    """Describe a wait for a store; else the oldest collective that none of its ranks finishes."""
-    keyless = [wait for wait in waits if wait.collective.channel.is_store]
-    if keyless:
-        return (_keyless(keyless, waits, job),)
-    entered = [wait for wait in waits if not wait.missing and _all_known(wait, records)]
-    if not entered:
-        return ()
-    first, waiting_ranks = oldest([wait for wait in entered if wait.holds_up] or entered)
-    verb = "waits" if len(waiting_ranks) == 1 else "wait"
-    entered_it = f"all its ranks have entered {named(first, job)}"
-    reason = "no rank is missing, so the network or a device holds it up"
-    if all(job.states.get(rank, RankState()).has_ended for rank in waiting_ranks):
-        their = "its" if len(waiting_ranks) == 1 else "their"
-        text = (
-            f"{entered_it}{at_site(first)}, and {who(waiting_ranks, job)} ended {their} script "
-            "before it was done: no rank is missing, so the network, a device or what runs while "
-            "Python ends holds it up"
-        )
-        return (FlightFinding(UNFINISHED, (), text),)
-    if first.operation.partition(" ")[0] in _SEVERAL:
-        reason = (
-            "no rank is missing, but its collectives, which are not recorded one by one, may differ"
-        )
-    places = _places(first, records)
-    if first.state == BLOCKING and len(places) > 1:
-        calls = ", ".join(f"call {place} of {who(places[place], job)}" for place in places)
-        reason = (
-            "Paddle pairs the calls of a gloo group by their number, sends and recvs included, "
-            f"and it is {calls}; a group of its own for each pair of ranks avoids that"
-        )
-    text = (
-        f"{entered_it}, and {who(waiting_ranks, job)} {verb} there{at_site(first)} since "
-        f"{since_when(first)}: {reason}"
-    )
-    return (FlightFinding(UNFINISHED, (), text),)
-
-
-def _keyless(
-    stores: Sequence[OpenCollective], waits: Sequence[OpenCollective], job: JobRanks
-) -> FlightFinding:
-    """Describe the waits for keys in STORES, which any rank may have to write."""
-    call = min((wait.collective for wait in stores), key=lambda call: call.issued_at)
-    ranks = sorted({wait.rank for wait in stores})
-    verb = "waits" if len(ranks) == 1 else "wait"
-    text = (
-        f"{who(ranks, job)} {verb} in {call.operation}{at_site(call)} since {since_when(call)}, "
-        "for what no rank writes there"
-    )
-    for_them = [wait for wait in waits if any(rank in wait.missing for rank in ranks)]
-    if for_them:
-        first, waiting_ranks = oldest(for_them)
-        verb = "waits" if len(waiting_ranks) == 1 else "wait"
-        them = "it" if len(ranks) == 1 else "them"
-        text += (
-            f"; {who(waiting_ranks, job)} {verb} for {them} in {named(first, job)}{at_site(first)}"
-        )
-    return FlightFinding(UNFINISHED, (), text)
-
-
-def _places(entered: Collective, records: Mapping[int, FlightRecord]) -> dict[int, list[int]]:
-    """Return which call of its group ENTERED is, barriers left out, and for which ranks."""
-    channel = entered.channel
-    ends = {channel.source: "send", channel.target: "recv"} if channel.is_pair else {}
-    places: dict[int, list[int]] = {}
-    for rank in sorted(ends) or channel.ranks:
-        own = channel._replace(operation=ends.get(rank, channel.operation))
-        record = records[rank]
-        issued = sum(record.last[other] for other in record.last if _is_counted(other, channel))
-        calls = [call for call in record.collectives if _is_counted(call.channel, channel)]
-        while calls and (calls[-1].channel, calls[-1].sequence) != (own, entered.sequence):
-            calls.pop()
-            issued -= 1
-        issued -= sum(call.operation == "barrier" for call in calls)
-        places.setdefault(issued, []).append(rank)
-    return places
-
-
-def _is_counted(channel: CollectiveChannel, like: CollectiveChannel) -> bool:
-    """Whether calls on CHANNEL are of the group of LIKE; backwards are not single calls."""
-    same_group = (channel.ranks, channel.number) == (like.ranks, like.number)
-    return same_group and channel.operation in {"", *OTHER}
-
-
-def _all_known(wait: OpenCollective, records: Mapping[int, FlightRecord]) -> bool:
-    channel = wait.collective.channel
-    pair = (channel.source, channel.target)
-    return all(rank in records for rank in (pair if channel.is_pair else channel.ranks))
+def may_wait(record: FlightRecord, job: JobRanks) -> bool:
+    """Whether the rank of RECORD may wait in a collective that is not recorded."""
+    state = job.state(record.rank)
+    return bool(record.unrecorded) and not (state.has_ended or state.is_outside_paddle)
 
 
 def table(records: Iterable[FlightRecord], most: int) -> list[tuple[FlightRecord, Collective]]:
     """Return the newest collectives of all RECORDS, at most MOST of each, in order of issue."""
     rows = [(record, collective) for record in records for collective in record.collectives[-most:]]
     return sorted(rows, key=lambda row: (row[1].issued_at, row[0].rank))
+
+
+# Who waits for whom -------------------------------------------------------------------------------
+
+
+def _waits(records: Mapping[int, FlightRecord], until: float) -> list[Wait]:
+    """Return the oldest open collective of each channel of each rank.
+
+    Of asynchronous ones, which may be done, also the oldest that a rank has not entered. Paddle
+    calls complete at once what runs in the stream of computation: it is open if a rank that it
+    needs has not entered it.
+    """
+    last = {rank: record.last for rank, record in records.items()}
+    opened = {rank: _opened(record, last) for rank, record in records.items()}
+    stuck = {
+        (call.channel, call.sequence)
+        for record in opened.values()
+        for call in record.collectives
+        if call.is_open and record.settled_at - call.issued_at > _SETTLED_S
+    }
+    done = {
+        (call.channel, call.sequence)
+        for record in opened.values()
+        for call in record.collectives
+        if call.done_at is not None and call.root < 0 and not call.channel.is_pair
+    }
+    waits = []
+    for rank, record in sorted(opened.items()):
+        seen: set[tuple[CollectiveChannel, bool]] = set()
+        oldest = _oldest_open(record)
+        for call in record.collectives:
+            place = call.channel, call.sequence
+            if not call.is_open or call.issued_at > until or (call.channel, True) in seen:
+                continue
+            if call.state == ASYNCHRONOUS and place in done - stuck:
+                # Its rank has not looked since.
+                continue
+            missing = tuple(_absent(rank, call, last))
+            if (call.channel, bool(missing)) not in seen:
+                seen.add((call.channel, bool(missing)))
+                holds_up = bool(missing) or call.state == BLOCKING or place in stuck
+                behind = tuple(_behind(rank, call, opened)) if call == oldest else ()
+                waits.append(Wait(rank, call, missing, holds_up, behind))
+    return waits
+
+
+def _opened(
+    record: FlightRecord, last: Mapping[int, Mapping[CollectiveChannel, int]]
+) -> FlightRecord:
+    """Return RECORD, its calls open from the first one that needs a rank which has not entered it.
+
+    What a device is given after such a call waits for it.
+    """
+    calls = list(record.collectives)
+    for place, call in enumerate(calls):
+        if (
+            call.state == ASYNCHRONOUS
+            and call.done_at is not None
+            and _is_needed(record, call, last)
+        ):
+            calls[place:] = (
+                later._replace(done_at=None) if later.state == ASYNCHRONOUS else later
+                for later in calls[place:]
+            )
+            return record._replace(collectives=tuple(calls), settled_at=math.inf)
+    return record
+
+
+def _is_needed(
+    record: FlightRecord, call: Collective, last: Mapping[int, Mapping[CollectiveChannel, int]]
+) -> bool:
+    """Whether the rank of RECORD cannot complete CALL without a rank that has not entered it."""
+    absent = [*_absent(record.rank, call, last)]
+    operation = call.operation.partition(" ")[0]
+    if operation == "send":
+        # A buffer may have taken it.
+        return False
+    if operation in _FROM_ALL:
+        return record.rank == call.root and bool(absent)
+    return call.root in absent if call.root >= 0 else bool(absent)
+
+
+def _absent(
+    rank: int, call: Collective, last: Mapping[int, Mapping[CollectiveChannel, int]]
+) -> Iterator[int]:
+    """Yield the ranks whose LAST call of the same channel came before CALL."""
+    members, channel = _peers(rank, call.channel)
+    for member in members:
+        if member in last and last[member].get(channel, 0) < call.sequence:
+            yield member
+
+
+def _behind(rank: int, call: Collective, records: Mapping[int, FlightRecord]) -> Iterator[int]:
+    """Yield the ranks that have also issued CALL, but after one that is still open on a device."""
+    members, channel = _peers(rank, call.channel)
+    for member in members:
+        record = records.get(member)
+        first = None if record is None else _oldest_open(record)
+        if record is None or first is None or first.state != ASYNCHRONOUS:
+            continue
+        later = record.collectives[record.collectives.index(first) + 1 :]
+        # It may have finished unless its rank has seen it open for some time.
+        if record.settled_at - first.issued_at > _SETTLED_S and any(
+            (other.channel, other.sequence) == (channel, call.sequence) for other in later
+        ):
+            yield member
+
+
+def _oldest_open(record: FlightRecord) -> Collective | None:
+    return next((call for call in record.collectives if call.is_open), None)
+
+
+def _peers(rank: int, channel: CollectiveChannel) -> tuple[list[int], CollectiveChannel]:
+    """Return the other ranks of CHANNEL, and the channel on which they enter."""
+    if not channel.is_pair:
+        return [member for member in channel.ranks if member != rank], channel
+    peer = channel.target if channel.operation == "send" else channel.source
+    return [peer], channel._replace(operation=_OTHER[channel.operation])
+
+
+def _reopened(record: FlightRecord) -> FlightRecord:
+    """Return RECORD as if its rank still waited in its last collective, if that has raised."""
+    *earlier, final = record.collectives or (None,)
+    if final is None or final.state != RAISED:
+        return record
+    return record._replace(collectives=(*earlier, final._replace(state=BLOCKING)))
+
+
+def _awaited_alone(waits: Sequence[Wait]) -> list[int]:
+    """Return the ranks that are awaited and wait for nobody, longest awaited first."""
+    blocked = {wait.rank for wait in waits if wait.holds_up}
+    since: dict[int, float] = {}
+    for wait in waits:
+        for member in set(wait.missing) - blocked:
+            since[member] = min(since.get(member, math.inf), wait.call.issued_at)
+    return sorted(since, key=lambda rank: (since[rank], rank))
+
+
+def _outvoted(waits: Sequence[Wait]) -> list[Wait]:
+    """Return the waits of ranks that wait in one call for more ranks, all of which wait for them.
+
+    Those that wait for a single rank may wait for each other first. Nothing if there are several
+    such calls.
+    """
+    awaited: dict[int, set[int]] = {}
+    calls: dict[tuple[CollectiveChannel, int], list[Wait]] = {}
+    for wait in waits:
+        if wait.holds_up:
+            awaited.setdefault(wait.rank, set()).update(wait.awaited)
+        if wait.awaited and not wait.call.channel.is_pair:
+            calls.setdefault(wait.place, []).append(wait)
+    fewer = []
+    for own in calls.values():
+        ranks = {wait.rank for wait in own}
+        others = set.intersection(*({*wait.awaited} for wait in own))
+        direct = [wait for wait in waits if ranks <= {*wait.awaited}]
+        blocked = ranks | {wait.rank for wait in direct}
+        while len(ranks) == 1 and (
+            more := {rank for rank in others - blocked if awaited.get(rank, set()) & blocked}
+        ):
+            blocked |= more
+        # A single message may be too many as well as missing.
+        is_message = len({wait.rank for wait in direct}) == 1 and direct[0].call.channel.is_pair
+        if direct and len(ranks) < len(others) and others <= blocked and not is_message:
+            fewer.append(own)
+    return fewer[0] if len({tuple(wait.rank for wait in own) for own in fewer}) == 1 else []
+
+
+def _find_cycle(waits: Sequence[Wait]) -> list[Wait]:
+    """Return a cycle of waits, each rank awaited in the one before; empty if there is none.
+
+    >>> _find_cycle([])
+    []
+    """
+    for start in waits:
+        # By rank: the wait that has led to it.
+        path: dict[int, Wait] = {}
+        todo = [start]
+        while todo:
+            wait = todo.pop()
+            for member in wait.awaited:
+                if member not in path:
+                    path[member] = wait
+                    # The oldest first: it may hold up the others.
+                    todo += [other for other in reversed(waits) if other.rank == member]
+        if start.rank in path:
+            circle = [path[start.rank]]
+            while circle[-1].rank != start.rank:
+                circle.append(path[circle[-1].rank])
+            return circle[::-1]
+    return []
+
+
+# Sentences ----------------------------------------------------------------------------------------
+
+
+def _signature(call: Collective) -> tuple[object, ...]:
+    """Return what must be equal on all ranks."""
+    if call.channel.is_pair:
+        return (call.nbytes,)
+    size = math.prod(call.shape) if call.operation.partition(" ")[0] in _SAME_SIZE else 0
+    return call.operation, call.dtype, call.root, size
+
+
+def _has_majority(counts: Counter[tuple[object, ...]]) -> bool:
+    """Whether more ranks made one call than any other."""
+    most = [number for _, number in counts.most_common(2)]
+    return len(most) == 1 or most[0] > most[1]
+
+
+def _describe_desync(calls: Mapping[int, Collective], job: JobRanks) -> FlightFinding:
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for rank in sorted(calls):
+        groups.setdefault(_signature(calls[rank]), []).append(rank)
+    # The most last.
+    *fewer, most = sorted(groups.values(), key=lambda ranks: (len(ranks), ranks))
+    called = [f"{who(ranks, job)} called {_described(calls[ranks[0]])}" for ranks in (*fewer, most)]
+    call = calls[most[0]]
+    kind = "message" if call.channel.is_pair else "collective"
+    where = f"{kind} {call.sequence} {of(call.channel, job)}"
+    text = f"{', '.join(called[:-1])} where {called[-1]}: {where}"
+    is_majority = _has_majority(Counter(map(_signature, calls.values())))
+    odd = {rank for ranks in fewer for rank in ranks} if is_majority else calls
+    return FlightFinding(DESYNC, tuple(sorted(odd)), text)
+
+
+def _describe_missing(
+    ranks: Sequence[int], waits: Sequence[Wait], job: JobRanks, *, reserve: str = ""
+) -> FlightFinding:
+    """Describe the collective that RANKS never entered, and the ranks that wait there.
+
+    RESERVE is said of them first.
+    """
+    first, waiting_ranks = _oldest([wait for wait in waits if ranks[0] in wait.missing])
+    channel = first.channel
+    if channel.is_pair:
+        opposite = _OTHER[channel.operation]
+        action = f"made {opposite} {first.sequence} {_WAY[opposite]} {who(waiting_ranks[:1], job)}"
+        waiter = f", which waits in {channel.operation}{_at_site(first)} since {_since(first)}"
+    else:
+        action = f"entered {named(first, job)}"
+        others = f"{len(waiting_ranks)} others wait"
+        if len(waiting_ranks) == 1:
+            others = f"{who(waiting_ranks, job)} waits"
+        waiter = f"; {others} there{_at_site(first)} since {_since(first)}"
+    text = f"{who(ranks, job)} {reserve}never {action}{waiter}"
+    # The one that waits would be meant.
+    it = "it" if len(waiting_ranks) > 1 else f"rank {ranks[0]}"
+    state = job.state(ranks[0]) if len(ranks) == 1 else RankState()
+    if state.has_ended:
+        text = f"{text}; {it} has ended"
+    elif state.place:
+        text = f"{text}; {it} stands in {state.place}"
+    return FlightFinding(MISSING, tuple(ranks), text)
+
+
+def _unknown(
+    ranks: Sequence[int], waits: Sequence[Wait], records: Mapping[int, FlightRecord], job: JobRanks
+) -> FlightFinding:
+    """Describe the oldest collective that any of RANKS never entered; blame nobody."""
+    awaiting = [wait for wait in waits if any(rank in wait.missing for rank in ranks)]
+    first = min(awaiting, key=lambda wait: (wait.call.issued_at, wait.rank))
+    late = [rank for rank in sorted(ranks) if rank in first.missing]
+    unrecorded = " and ".join(sorted({what for rank in late for what in records[rank].unrecorded}))
+    reserve = f"may wait elsewhere, as collectives of {unrecorded} are not recorded, and "
+    return FlightFinding(UNKNOWN, (), _describe_missing(late, awaiting, job, reserve=reserve).text)
+
+
+def _describe_fewer(fewer: Sequence[Wait], waits: Sequence[Wait], job: JobRanks) -> FlightFinding:
+    """Describe the ranks that wait in the call of FEWER, and who waits elsewhere for them."""
+    ranks, call = [wait.rank for wait in fewer], fewer[0].call
+    first, others = _oldest([wait for wait in waits if {*ranks} & {*wait.awaited}])
+    it, verb = ("it", "waits") if len(ranks) == 1 else ("them", "wait")
+    text = (
+        f"{who(ranks, job)} {verb} in {named(call, job)}{_at_site(call)} since {_since(call)}; all "
+        f"others there wait for {it}, {who(others, job)} in {named(first, job)}{_at_site(first)}"
+    )
+    return FlightFinding(DESYNC, tuple(ranks), text)
+
+
+def _describe_cycle(cycle: Sequence[Wait], job: JobRanks) -> FlightFinding:
+    """Describe the ranks of CYCLE, which wait for each other."""
+    ranks = [wait.rank for wait in cycle]
+    circle = " → ".join(str(rank) for rank in (*ranks, ranks[0]))
+    parts = []
+    for wait, awaited in zip(cycle, [*ranks[1:], ranks[0]], strict=True):
+        call = wait.call
+        where = named(call, job)
+        if call.channel.is_pair:
+            where = (
+                f"{call.operation} {call.sequence} {_WAY[call.channel.operation]} rank {awaited}"
+            )
+        parts.append(f"{who([wait.rank], job)} in {where}{_at_site(call)}")
+    text = f"ranks wait for each other in a circle, {circle}: {'; '.join(parts)}"
+    if all((wait.call.operation, wait.call.state) == ("send", BLOCKING) for wait in cycle):
+        text += "; there, a send waits for its recv, so some of them must receive first"
+    return FlightFinding(CYCLE, tuple(sorted(set(ranks))), text)
+
+
+def _unfinished(
+    waits: Sequence[Wait], records: Mapping[int, FlightRecord], job: JobRanks
+) -> tuple[FlightFinding, ...]:
+    """Describe the oldest collective that all have entered and none finishes."""
+    entered = [
+        wait
+        for wait in waits
+        if not wait.missing
+        and records.keys() >= {wait.rank, *_peers(wait.rank, wait.call.channel)[0]}
+    ]
+    if not entered:
+        return ()
+    first, ranks = _oldest([wait for wait in entered if wait.holds_up] or entered)
+    text = f"all its ranks have entered {named(first, job)}"
+    who_waits = f"{who(ranks, job)} wait{'s' * (len(ranks) == 1)}"
+    reason = "no rank is missing, so the network or a device holds it up"
+    if all(job.state(rank).has_ended for rank in ranks):
+        their = "its" if len(ranks) == 1 else "their"
+        text += (
+            f"{_at_site(first)}, and {who(ranks, job)} ended {their} script before it was done: no "
+            "rank is missing, so the network, a device or what runs while Python ends holds it up"
+        )
+        return (FlightFinding(UNFINISHED, (), text),)
+    if first.operation == "backward":
+        reason = (
+            "no rank is missing, but its collectives, which are not recorded one by one, may differ"
+        )
+    text += f", and {who_waits} there{_at_site(first)} since {_since(first)}: {reason}"
+    return (FlightFinding(UNFINISHED, (), text),)
+
+
+def _oldest(waits: Sequence[Wait]) -> tuple[Collective, list[int]]:
+    """Return the collective of WAITS that was issued first, and the ranks that wait in it."""
+    first = min(waits, key=lambda wait: (wait.call.issued_at, wait.rank))
+    return first.call, [wait.rank for wait in waits if wait.place == first.place]
+
+
+def _described(call: Collective) -> str:
+    """Describe what CALL calls, and where."""
+    root = f" (root {call.root})" if call.root >= 0 else ""
+    tensor = f" of {call.tensor}" if call.tensor else ""
+    return f"{call.operation}{tensor}{root}{_at_site(call)}"
+
+
+def named(call: Collective, job: JobRanks) -> str:
+    """Name CALL by its number in its group."""
+    return f"{call.operation} {call.number} {of(call.channel, job)}"
+
+
+def of(channel: CollectiveChannel, job: JobRanks) -> str:
+    """Name the group of CHANNEL: `of mp [8-15]`, `of all ranks`.
+
+    >>> of(CollectiveChannel((0, 1)), JobRanks(2)), of(CollectiveChannel((0, 2), 3), JobRanks(4))
+    ('of all ranks', 'of ranks 0, 2 (their group 3)')
+    >>> of(CollectiveChannel((2, 3), 2), JobRanks(4, RankAxes((("dp", 2), ("mp", 2)))))
+    'of mp [2-3] (their group 2)'
+    """
+    if channel.is_pair:
+        return f"from rank {channel.source} to rank {channel.target}"
+    is_numbered = channel.number > 1 and channel.operation != NEW_GROUP
+    number = f" (their group {channel.number})" if is_numbered else ""
+    if len(channel.ranks) == job.ranks:
+        return f"of all ranks{number}"
+    axis = job.axes.axis_of(channel.ranks) if job.axes is not None else ""
+    numbers = ranges(channel.ranks)
+    return f"of {axis} [{numbers}]{number}" if axis else f"of ranks {numbers}{number}"
+
+
+def who(ranks: Sequence[int], job: JobRanks) -> str:
+    """Name RANKS; a single one with its place on the axes."""
+    place = job.axes.place(ranks[0]) if job.axes is not None and len(ranks) == 1 else ""
+    where = f" ({place})" if place else ""
+    return f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}{where}"
+
+
+def _at_site(call: Collective) -> str:
+    """Return the line of the script that has made CALL, if that is known."""
+    return f" in {call.site[0].rpartition('/')[2]}:{call.site[1]}" if call.site else ""
+
+
+def _since(call: Collective) -> str:
+    """Return the time of day at which CALL was issued."""
+    return time.strftime("%H:%M:%S", time.localtime(call.issued_at))

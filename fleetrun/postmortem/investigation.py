@@ -14,7 +14,7 @@ from fleetrun.conversion import counted
 from fleetrun.model import LaunchPlan, RankSpec
 from fleetrun.plan.kinds import label
 from fleetrun.plan.visible import sentence
-from fleetrun.postmortem import causes, failures, flight, flightnames, kernelfacts, lastlines
+from fleetrun.postmortem import causes, failures, flight, kernelfacts, lastlines
 from fleetrun.postmortem.causes import KnownFailure
 from fleetrun.postmortem.kernelfacts import Baseline
 from fleetrun.records import (
@@ -154,11 +154,11 @@ def _collectives(plan: LaunchPlan, outcome: Outcome, cause: Exited | Failure) ->
 
     ranks = sum(spec.is_trainer for spec in plan.ranks)
     records = flightfile.of_folder(names.run_path(plan, ""), plan.generation)
-    states: dict[int, flightnames.RankState] = {}
+    states: dict[int, flight.RankState] = {}
     if isinstance(cause, Exited):
         failed = cause.label
         states = {
-            rank.rank: flightnames.RankState(has_ended=True)
+            rank.rank: flight.RankState(has_ended=True)
             for other in outcome.exits
             if other.attempt == cause.attempt and other.at <= cause.at
             if (rank := plan.processes[other.process].rank) is not None
@@ -169,13 +169,13 @@ def _collectives(plan: LaunchPlan, outcome: Outcome, cause: Exited | Failure) ->
     else:
         failed = cause.what
     axes = rankfile.topology(map(rankfile.path_of, plan.processes))
-    job = flightnames.JobRanks(ranks, axes, states)
+    job = flight.JobRanks(ranks, axes, states)
     return [
         f"{sentence(finding.text)}."
         for finding in flight.verdict(records, job, has_failed=True)
-        if finding.kind == flightnames.DESYNC
+        if finding.kind == flight.DESYNC
         or (
-            finding.kind == flightnames.MISSING
+            finding.kind == flight.MISSING
             and not any(f"{failed} ".startswith(f"rank {rank} ") for rank in finding.ranks)
         )
     ]

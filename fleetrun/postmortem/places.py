@@ -38,7 +38,6 @@ _OURS = tuple(
     f"/inject/{name}.py"
     for name in (
         "flight_recorder",
-        "compiled_collectives",
         "border",
         "import_hooks",
         "store_wait",

@@ -8,29 +8,25 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from fleetrun.records import names, reading
 
-MAGIC = b"FLTRING2"
-HEADER = struct.Struct("<8s8IQ")
-# The last sequence numbers of the first channels.
-_HEADS = struct.Struct("<512Q")
+MAGIC = b"FLTRING3"
+HEADER = struct.Struct("<8s4I8xQ")
 HEADER_BYTES = 64
-SLOT = struct.Struct("<QQQQqIHHBBHi6II")
-PARTS, WORD = struct.Struct("<QI"), struct.Struct("<I")
-PARTS_BYTES = 32 * 1024
-# The end of the table.
-FORKED_BYTES = 1024
+# The last sequence numbers of the channels.
+HEADS = struct.Struct("<512Q")
+TABLE_BYTES = 64 * 1024
+SLOT, SLOT_BYTES, SLOTS = struct.Struct("<QQI"), 320, 1024
 FAILED, ENDED = 1, 2
 BLOCKING, ASYNCHRONOUS, RAISED = 0, 1, 2
-IN_STREAM = 4
-# Operations, beside send and recv, that have channels of their own; the last begins the names of a
-# rank's waits for keys of a store.
-BACKWARD, NEW_GROUP, STORE = "backward", "new_group", "store"
-# The largest size of a ring.
-MOST_BYTES = 4 << 20
+NEW_GROUP = "new_group"
+_TABLE_AT = HEADER_BYTES + HEADS.size
+_SLOTS_AT = _TABLE_AT + TABLE_BYTES
+# The size of a ring.
+MOST_BYTES = _SLOTS_AT + SLOTS * SLOT_BYTES
 _NS = 1e9
 
 
@@ -53,11 +49,6 @@ class CollectiveChannel(NamedTuple):
         """Whether it goes from one rank to another."""
         return self.source >= 0
 
-    @property
-    def is_store(self) -> bool:
-        """Whether a rank waits there alone, for what another one writes to a store."""
-        return self.operation.startswith(f"{STORE}.")
-
 
 class Collective(NamedTuple):
     """A collective, or a send or recv: the SEQUENCE-th of its channel, from 1."""
@@ -76,12 +67,6 @@ class Collective(NamedTuple):
     # File, line and function of the script; none if it was not the script.
     site: tuple[str, int, str] | None = None
     state: int = BLOCKING
-    # How many elements an all_to_all sends to each rank of its group, then how many it receives
-    # from each; empty: not known.
-    parts: tuple[int, ...] = ()
-    # Whether it runs in the stream of computation, after all that runs there: it may not be done,
-    # whatever is recorded.
-    is_in_stream: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -91,7 +76,6 @@ class Collective(NamedTuple):
     @property
     def number(self) -> int:
         """Its number among those like it, from 1; of a new group, that of the call of new_group."""
-        # A new group is the only one of its channel.
         is_group = self.channel.operation == NEW_GROUP
         return self.channel.number if is_group else self.sequence
 
@@ -99,14 +83,6 @@ class Collective(NamedTuple):
     def tensor(self) -> str:
         """The dtype and shape: `float32 [4, 2]`."""
         return f"{self.dtype} {list(self.shape)}" if self.dtype else ""
-
-
-class ForkedCall(NamedTuple):
-    """A collective that a process which a rank has forked called on a group of the rank."""
-
-    pid: int
-    operation: str
-    site: tuple[str, int, str] | None = None
 
 
 class FlightRecord(NamedTuple):
@@ -127,8 +103,6 @@ class FlightRecord(NamedTuple):
     settled_at: float = 0.0
     # What it has used that calls collectives without a record, such as auto parallel.
     unrecorded: tuple[str, ...] = ()
-    # The first call of a process that it has forked.
-    forked: ForkedCall | None = None
 
 
 def read(path: str, restart: int) -> FlightRecord | None:
@@ -158,41 +132,44 @@ def ranks_in(records: Iterable[FlightRecord]) -> int:
 
 def issued(path: str) -> int:
     """Return a number that changes with each collective in the ring PATH; 0 if there is none."""
-    heads = reading.piece(path, HEADER_BYTES, _HEADS.size) if path else b""
-    return sum(_HEADS.unpack(heads)) if len(heads) == _HEADS.size else 0
+    heads = reading.piece(path, HEADER_BYTES, HEADS.size) if path else b""
+    return sum(HEADS.unpack(heads)) if len(heads) == HEADS.size else 0
 
 
 def parse(ring: bytes | None) -> FlightRecord | None:
     """Return the record in RING; None if it is not a ring."""
-    if ring is None or len(ring) < HEADER_BYTES:
+    if ring is None or len(ring) < MOST_BYTES or not ring.startswith(MAGIC):
         return None
-    magic, slots, channels, table_bytes, used, state, pid, restart, rank, settled = (
-        HEADER.unpack_from(ring)
-    )
-    table_at = HEADER_BYTES + 8 * channels
-    slots_at = table_at + table_bytes
-    parts_at = slots_at + slots * SLOT.size
-    if magic != MAGIC or len(ring) < parts_at + PARTS_BYTES or not slots:
-        return None
-    names = _Names(ring[table_at : table_at + min(used, table_bytes)], rank, ring[parts_at:])
-    heads = struct.unpack_from(f"<{channels}Q", ring, HEADER_BYTES)
-    last = {channel: heads[n] for n, channel in names.channels.items() if n < channels and heads[n]}
-    slots_in_order = sorted(
-        fields
-        for place, fields in enumerate(SLOT.iter_unpack(ring[slots_at:][: slots * SLOT.size]))
-        if fields[0] and fields[0] % slots == place
-    )
+    _, state, pid, restart, rank, settled = HEADER.unpack_from(ring)
+    heads = HEADS.unpack_from(ring, HEADER_BYTES)
+    channels: dict[int, CollectiveChannel] = {}
+    unrecorded = []
+    for line in ring[_TABLE_AT:_SLOTS_AT].partition(b"\0")[0].split(b"\n"):
+        match _json(line):
+            case ["unrecorded", str(what)]:
+                unrecorded.append(what)
+            case ["channel", int(number), list(runs), int(made), str(operation), int(peer)]:
+                if 0 <= number < len(heads) and (ranks := _ranks(runs)):
+                    channels[number] = _channel(ranks, made, operation, peer, rank)
+            case _:
+                continue
+    slots = []
+    for place in range(SLOTS):
+        at = _SLOTS_AT + place * SLOT_BYTES
+        number, done, call_state = SLOT.unpack_from(ring, at)
+        text = ring[at + SLOT.size : at + SLOT_BYTES].rstrip(b"\0")
+        call = _collective(text, channels) if number and number % SLOTS == place else None
+        if call is not None:
+            done_at = done / _NS if done else None
+            slots.append((number, call._replace(done_at=done_at, state=call_state)))
     return FlightRecord(
-        rank=rank,
-        pid=pid,
-        restart=restart,
-        collectives=_in_order(list(names.collectives(slots_in_order))),
-        last=last,
+        *(rank, pid, restart),
+        _in_order([call for _, call in sorted(slots, key=lambda slot: slot[0])]),
+        {channel: heads[number] for number, channel in channels.items() if heads[number]},
         has_failed=state == FAILED,
         has_ended=state == ENDED,
         settled_at=settled / _NS,
-        unrecorded=names.all_of("unrecorded"),
-        forked=_forked(ring[max(table_at, slots_at - FORKED_BYTES) : slots_at]),
+        unrecorded=tuple(unrecorded),
     )
 
 
@@ -208,76 +185,39 @@ def _in_order(collectives: list[Collective]) -> tuple[Collective, ...]:
     return tuple(collectives)
 
 
-class _Names:
-    """The names behind the numbers in a ring."""
+def _channel(
+    ranks: tuple[int, ...], made: int, operation: str, peer: int, rank: int
+) -> CollectiveChannel:
+    if not operation or not 0 <= peer < len(ranks):
+        return CollectiveChannel(ranks, made, operation)
+    pair = (rank, ranks[peer])
+    return CollectiveChannel(ranks, made, operation, *(pair if operation == "send" else pair[::-1]))
 
-    def __init__(self, table: bytes, rank: int, parts: bytes) -> None:
-        self._parts = parts
-        self._names: dict[tuple[str, int], Any] = {}
-        groups: dict[int, tuple[tuple[int, ...], int]] = {}
-        self.channels: dict[int, CollectiveChannel] = {}
-        # A line that is being written has no end.
-        for line in table.split(b"\n")[:-1]:
-            entry = reading.parse(b'{"is": %s}' % line)
-            match reading.items((entry or {}).get("is")):
-                case ["group", int(number), [list(runs), int(made), _]]:
-                    groups[number] = _ranks(runs), made
-                case ["channel", int(number), [int(group), str(operation), int(peer)]]:
-                    ranks, made = groups.get(group, ((), 0))
-                    channel = CollectiveChannel(ranks, made)
-                    if operation == NEW_GROUP:
-                        channel = CollectiveChannel(ranks, peer, operation)
-                    elif operation and peer < 0:
-                        channel = CollectiveChannel(ranks, made, operation)
-                    elif operation and peer < len(ranks):
-                        pair = (rank, ranks[peer])
-                        source, target = pair if operation == "send" else pair[::-1]
-                        channel = CollectiveChannel(ranks, made, operation, source, target)
-                    self.channels[number] = channel
-                case [str(kind), int(number), value]:
-                    self._names[kind, number] = value
-                case _:
-                    continue
 
-    def all_of(self, kind: str) -> tuple[str, ...]:
-        """Return all names of KIND, in order."""
-        named = (name for (other, _), name in self._names.items() if other == kind)
-        return tuple(name for name in named if isinstance(name, str))
-
-    def collectives(self, slots: list[tuple[int, ...]]) -> Iterator[Collective]:
-        """Yield the collectives in SLOTS."""
-        for slot in slots:
-            slot_number, sequence, issued, done, nbytes, site, channel, operation, *remaining = slot
-            dtype, dimensions, state, peer, *shape, place = remaining
-            known = self.channels.get(channel)
-            name = self._names.get(("operation", operation))
-            if known is None or not isinstance(name, str):
-                continue
-            is_rooted = not known.operation and 0 <= peer < len(known.ranks)
-            yield Collective(
-                channel=known,
-                sequence=sequence,
-                operation=name,
-                issued_at=issued / _NS,
-                done_at=done / _NS if done else None,
-                shape=tuple(shape[:dimensions]),
-                dtype=reading.text(self._names.get(("dtype", dtype))),
+def _collective(text: bytes, channels: Mapping[int, CollectiveChannel]) -> Collective | None:
+    match _json(text):
+        case [
+            int(number), int(sequence), int(issued_ns),
+            str(operation), str(dtype), list(shape), int(nbytes), int(peer), site,
+        ] if number in channels:  # fmt: skip
+            channel = channels[number]
+            is_rooted = not channel.operation and 0 <= peer < len(channel.ranks)
+            return Collective(
+                *(channel, sequence, operation, issued_ns / _NS),
+                shape=tuple(length for length in shape if isinstance(length, int)),
+                dtype=dtype,
                 nbytes=nbytes,
-                root=known.ranks[peer] if is_rooted else -1,
-                site=_site(self._names.get(("site", site))),
-                state=state & ~IN_STREAM,
-                is_in_stream=bool(state & IN_STREAM),
-                parts=self._parts_of(slot_number, place - 1, len(known.ranks)) if place else (),
+                root=channel.ranks[peer] if is_rooted else -1,
+                site=_site(site),
             )
+        case _:
+            return None
 
-    def _parts_of(self, slot_number: int, place: int, ranks: int) -> tuple[int, ...]:
-        """Return the parts at PLACE; nothing if they have been overwritten."""
-        size = 2 * ranks * WORD.size
-        if place + PARTS.size + size > PARTS_BYTES:
-            return ()
-        if PARTS.unpack_from(self._parts, place) != (slot_number, ranks):
-            return ()
-        return struct.unpack_from(f"<{2 * ranks}I", self._parts, place + PARTS.size)
+
+def _json(text: bytes) -> list[object]:
+    """Return the list in TEXT; nothing if it is none, as in a line that is being written."""
+    entry = reading.parse(b'{"is": %s}' % text) if text else None
+    return list(reading.items((entry or {}).get("is")))
 
 
 def _ranks(runs: list[object]) -> tuple[int, ...]:
@@ -294,15 +234,6 @@ def _ranks(runs: list[object]) -> tuple[int, ...]:
             case _:
                 return ()
     return tuple(ranks)
-
-
-def _forked(line: bytes) -> ForkedCall | None:
-    entry = reading.parse(b'{"is": %s}' % line.partition(b"\n")[0])
-    match reading.items((entry or {}).get("is")):
-        case [int(pid), str(operation), site]:
-            return ForkedCall(pid, operation, _site(site))
-        case _:
-            return None
 
 
 def _site(value: object) -> tuple[str, int, str] | None:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from fleetrun.plan.visible import sentence
-from fleetrun.postmortem import desyncs, flight, flightnames, flightwaits
-from fleetrun.postmortem.flightnames import FlightFinding, RankState
+from fleetrun.postmortem import flight
+from fleetrun.postmortem.flight import FlightFinding, RankState
 from fleetrun.records import flightfile, names, rankfile, reading, variables
 from fleetrun.records.flightfile import FlightRecord
 from fleetrun.run.events import RunWarning
@@ -36,7 +36,6 @@ class FlightRecords:
         # The last collective for which each rank's record was sent, and the ranks named so far.
         self._sent: dict[int, tuple[int, float]] = {}
         self._reported: set[tuple[int, ...]] = set()
-        self._has_reported_forks = False
         # The attempt on this host, by which its logs are named.
         self._attempt = 0
 
@@ -58,7 +57,6 @@ class FlightRecords:
         self._received.clear()
         self._sent.clear()
         self._reported.clear()
-        self._has_reported_forks = False
 
     def _wait(self) -> None:
         self._waiting.timer("collectives", time.monotonic() + self._period_s, self._look)
@@ -70,7 +68,7 @@ class FlightRecords:
             late = next(
                 (collective for collective in record.collectives if collective.is_open), None
             )
-            if late is not None and now - late.issued_at > flightwaits.LATE_S:
+            if late is not None and now - late.issued_at > flight.LATE_S:
                 mark = record.pid, late.issued_at
                 if self._sent.get(rank) != mark:
                     self._sent[rank] = mark
@@ -80,8 +78,7 @@ class FlightRecords:
         """Report ranks that have called different collectives; return the records of this host."""
         own = self._here()
         # Without names, which would need all records to be read.
-        has_forks = not self._has_reported_forks and any(own[rank].forked for rank in own)
-        if has_forks or desyncs.find({**self._received, **own}, flightnames.JobRanks(0)):
+        if flight.desyncs({**self._received, **own}, flight.JobRanks(0)):
             # A record that was being written when it was read may have made no sense.
             self._compare()
         return own
@@ -154,24 +151,18 @@ class FlightRecords:
 
     # Findings -------------------------------------------------------------------------------------
 
-    def _job_of(self, states: Mapping[int, RankState]) -> flightnames.JobRanks:
+    def _job_of(self, states: Mapping[int, RankState]) -> flight.JobRanks:
         plan = self._job.plan
         axes = rankfile.topology(map(rankfile.path_of, plan.processes))
-        return flightnames.JobRanks(sum(spec.is_trainer for spec in plan.ranks), axes, states)
+        return flight.JobRanks(sum(spec.is_trainer for spec in plan.ranks), axes, states)
 
     def _compare(self) -> None:
-        """Report once that ranks have called different collectives at one place, or forks any."""
+        """Report once that ranks have called different collectives at one place."""
         records, job = {**self._received, **self._here()}, self._job_of({})
-        for finding in desyncs.find(records, job, is_early=True)[:1]:
+        for finding in flight.desyncs(records, job, is_early=True)[:1]:
             # As other hosts send their records, more ranks prove the same ones wrong.
             if finding.ranks not in self._reported:
                 self._reported.add(finding.ranks)
-                self._report(finding)
-        for finding in () if self._has_reported_forks else flight.called_by_forks(records, job):
-            self._has_reported_forks = True
-            self._report(finding)
-
-    def _report(self, finding: FlightFinding) -> None:
-        self._job.log(f"{sentence(finding.text)}.")
-        labels = tuple(f"rank {rank}" for rank in finding.ranks)
-        self._declare(RunWarning("desync", finding.text, time.monotonic(), labels))
+                self._job.log(f"{sentence(finding.text)}.")
+                labels = tuple(f"rank {rank}" for rank in finding.ranks)
+                self._declare(RunWarning("desync", finding.text, time.monotonic(), labels))

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from fleetrun.plan.visible import visible
 from fleetrun.postmortem import places
-from fleetrun.postmortem.flightnames import UNKNOWN, RankState
+from fleetrun.postmortem.flight import UNKNOWN, RankState
 from fleetrun.records import names
 from fleetrun.run.events import Hung
 from fleetrun.run.loop import Waiting

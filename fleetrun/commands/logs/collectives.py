@@ -10,7 +10,7 @@ from datetime import datetime
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.plan.visible import sentence, visible_lines
-from fleetrun.postmortem import flight, flightnames, flightwaits
+from fleetrun.postmortem import flight
 from fleetrun.records import flightfile, names, rankfile, runs
 from fleetrun.records.flightfile import Collective, FlightRecord
 
@@ -39,18 +39,16 @@ def text(chosen: Sequence[runs.Run], ranks: Container[str] | None) -> str:
         os.path.join(run.path, names.rank_records(str(rank))) for run in chosen for rank in records
     ]
     states = {
-        log.rank: flightnames.RankState(has_ended=True)
+        log.rank: flight.RankState(has_ended=True)
         for run in chosen
         for log in run.logs
         if log.rank is not None and log.ended_at is not None and not log.signal
     }
-    job = flightnames.JobRanks(
-        flightfile.ranks_in(records.values()), rankfile.topology(files), states
-    )
+    job = flight.JobRanks(flightfile.ranks_in(records.values()), rankfile.topology(files), states)
     is_over = not any(runs.is_running(run.path) for run in chosen)
     # Of a run that went well nobody waits, whatever was not yet seen to be done.
     has_succeeded = all(run.exit_code == 0 for run in chosen)
-    latest = math.inf if is_over else time.time() - flightwaits.LATE_S
+    latest = math.inf if is_over else time.time() - flight.LATE_S
     until = -math.inf if has_succeeded else latest
     verdicts = flight.verdict(records, job, has_failed=is_over, until=until)
     shown = [
@@ -65,14 +63,14 @@ def text(chosen: Sequence[runs.Run], ranks: Container[str] | None) -> str:
     return visible_lines("".join((*sentences, table, "\n")))
 
 
-def _row(record: FlightRecord, collective: Collective, job: flightnames.JobRanks) -> list[str]:
+def _row(record: FlightRecord, collective: Collective, job: flight.JobRanks) -> list[str]:
     issued_at, done_at = collective.issued_at, collective.done_at
     state = "raised" if collective.state == flightfile.RAISED else "open"
     return [
         datetime.fromtimestamp(issued_at).astimezone().strftime("%H:%M:%S.%f")[:-3],
         str(record.rank),
         f"{collective.operation} {collective.number}",
-        flightnames.of(collective.channel, job).removeprefix("of "),
+        flight.of(collective.channel, job).removeprefix("of "),
         collective.tensor,
         state if done_at is None else f"{(done_at - issued_at) * 1e3:.1f} ms",
         _line(collective.site),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fleetrun import conversion
 from fleetrun.commands import ps
-from fleetrun.postmortem import flight, flightnames, flightwaits
+from fleetrun.postmortem import flight
 from fleetrun.probe import jobs, usage
 from fleetrun.probe.gpumeter import GpuMeter
 from fleetrun.records import (
@@ -409,8 +409,8 @@ def _waiting(found_runs: Sequence[runs.Run], rows: list[RankRow]) -> list[RankRo
     for run in found_runs:
         records.update(flightfile.of_folder(run.path, run.generation))
     now = time.time()
-    waits = flight.waiting(records, now - flightwaits.LATE_S)
-    job = flightnames.JobRanks(flightfile.ranks_in(records.values()))
+    waits = flight.waiting(records, now - flight.LATE_S)
+    job = flight.JobRanks(flightfile.ranks_in(records.values()))
     return [
         row._replace(waits=_waited(*waits[row.rank], job, now))
         if row.rank in waits and row.label.startswith("rank ")
@@ -422,11 +422,11 @@ def _waiting(found_runs: Sequence[runs.Run], rows: list[RankRow]) -> list[RankRo
 def _waited(
     collective: flightfile.Collective,
     missing: tuple[int, ...],
-    job: flightnames.JobRanks,
+    job: flight.JobRanks,
     now: float,
 ) -> str:
     """Return in which collective a rank waits: `all_reduce 3 for rank 2, 12 s`."""
-    group = flightnames.of(collective.channel, job)
+    group = flight.of(collective.channel, job)
     where = "" if group == "of all ranks" else f" {group}"
     whom = f" for rank{'s' * (len(missing) > 1)} {conversion.ranges(missing)}" if missing else ""
     waited_s = max(0.0, now - collective.issued_at)

@@ -158,8 +158,6 @@ ProcessGroup.all_reduce  REDUCER: sums a bucket
 ProcessGroup.reduce  REDUCER: the first level of a hierarchical sum
 ProcessGroup.broadcast  REDUCER: the last level of it
 ProcessGroup.all_gather_into_tensor  SPARSE CHECK: gathers rows and checksums
-ProcessGroup._start_coalescing  -: the calls until the end of a batch begin together
-ProcessGroup._end_coalescing  -: the end of a batch
 [paddle.distributed.communication.group]
 Group.process_group  REDUCER: the communicator of a group
 [paddle.profiler.utils]

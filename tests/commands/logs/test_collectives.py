@@ -32,7 +32,7 @@ def test_a_new_group_has_the_number_of_the_call_that_makes_it(
     run_dir = big(tmp_path / "run", 6)
     monkeypatch.setenv("PADDLE_TRAINER_ID", "2")
     made = FlightRecorder(str(run_dir / "collectives.2"))
-    made.add(SimpleNamespace(name=lambda: "GLOO"), range(6), 0)
+    made.add(SimpleNamespace(name=lambda: "GLOO"), range(6))
     # The first one is without this rank.
     made.begin_group((0, 1))
     made.begin_group((1, 2))
