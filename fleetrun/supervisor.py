@@ -58,6 +58,10 @@ from fleetrun.run.signals import Signals, TerminalSignals, defaults_for_children
 _SILENCE_S = 1.0
 # A Python that is starting may swallow INT; it has nothing to save, and gets TERM after this.
 _SWALLOWED_S = 1.0
+# Requests to end: the rank gets them before what it has started.
+_POLITE = frozenset((policy.HUP, policy.INT, policy.TERM))
+# How long before the end of the grace the processes that ranks have started are asked to end.
+_REST_S = 1.0
 # A killed descendant that still exists after this waits for a device.
 _SWEEP_S = 5.0
 # Orphans are reaped this long after SIGCHLD, when the exits of ranks have been handled.
@@ -389,9 +393,7 @@ class Supervisor:
             worker.reap_alone([ended, *self._ready_peers()], self._guard)
             left = ended.left_behind() if ended.ended is None else None
             if left is not None:
-                if ended.index in self._state.spared:
-                    # Its leader has ended by itself; the rest of the group was not asked yet.
-                    ended.signal(signal.SIGTERM)
+                ended.ask_left(left)
                 self._wait_for_group(ended, left)
                 return
         elif ended.ended is None:
@@ -628,17 +630,32 @@ class Supervisor:
             ):
                 starting.append(rank)
             if not (rank.has_terminal and signum in self._typed):
-                rank.signal(signum)
+                if signum in policy.FORWARDED:
+                    rank.notify(signum)
+                elif signum in _POLITE:
+                    rank.ask(signum)
+                else:
+                    rank.signal(signum)
+        if self._state.phase == policy.STOPPING and signum in _POLITE:
+            # What ranks have started, such as workers of a DataLoader, may need a moment to end.
+            before_s = min(_REST_S, self._rules.grace_s / 10)
+            self._loop.timer("rest", self._state.kill_at - before_s, self._ask_rest)
         if starting:
             self._loop.timer(
                 "swallowed", time.monotonic() + _SWALLOWED_S, partial(self._terminate, starting)
             )
 
+    def _ask_rest(self) -> None:
+        """Ask what the ranks have started: the grace is nearly over."""
+        if self._state.phase == policy.STOPPING:
+            for rank in self._workers.values():
+                rank.ask_rest()
+
     def _terminate(self, starting: Sequence[worker.Worker]) -> None:
         """Send TERM to the processes of STARTING that INT did not end."""
         for rank in starting:
             if self._workers.get(rank.index) is rank:
-                rank.signal(signal.SIGTERM)
+                rank.ask(signal.SIGTERM)
 
     def _explain(self, signum: int) -> None:
         """Print what the launcher waits for."""

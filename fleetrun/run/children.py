@@ -267,6 +267,79 @@ def signal_groups(leaders: Collection[int], signum: int = _KILL) -> None:
             (os.killpg if _group(pid) == pid else os.kill)(pid, signum)
 
 
+class EndRequest:
+    """A request to end, made to the process group of LEADER, or to its MEMBERS where it has none.
+
+    A DataLoader that loses a worker raises, and its process can no longer save. So whatever a
+    Python has started is asked only when that Python has ended, or at last by `insist`.
+    """
+
+    def __init__(self, leader: int, members: Callable[[], list[proc.Stat]] | None = None) -> None:
+        self._leader = leader
+        self._members = members
+        self._signum: int = signal.SIGTERM
+        # When each of those who have been asked was started.
+        self._asked: dict[int, int] = {}
+
+    def make(self, signum: int) -> None:
+        """Send SIGNUM to all that no Python has started; again only if it differs."""
+        if signum != self._signum:
+            self._asked.clear()
+        self._signum = signum
+        self.repeat()
+
+    def repeat(self) -> None:
+        """Ask those that have not been asked, as the Python that has started them has ended."""
+        leader = proc.stat(self._leader)
+        if leader is not None and proc.is_python(self._leader):
+            self._ask([leader])
+            return
+        members = self._all()
+        first = _tops(members)
+        if len(first) == len(members) and not self._asked and self._members is None:
+            # At once: a shell that loses what it waits for may end before it is asked itself.
+            signal_groups([self._leader], self._signum)
+            self._asked = {member.pid: member.started for member in members}
+        else:
+            self._ask(first)
+
+    def insist(self) -> None:
+        """Ask all that have not been asked."""
+        self._ask(self._all())
+
+    def notify(self, signum: int) -> None:
+        """Send the notice SIGNUM to the rank, and to no wrapper that it would end."""
+        first = _tops(self._all())
+        for member in first:
+            if len(first) == 1 or proc.catches(member.pid, signum):
+                with suppress(OSError):
+                    proc.send(member, signum)
+
+    def _all(self) -> list[proc.Stat]:
+        """Return the living members, the oldest first."""
+        if self._members is not None:
+            members = self._members()
+        else:
+            members = [member for member in proc.all_processes() if member.group == self._leader]
+        return sorted(members, key=lambda member: (member.started, member.pid))
+
+    def _ask(self, members: Iterable[proc.Stat]) -> None:
+        for member in members:
+            if self._asked.get(member.pid) != member.started:
+                self._asked[member.pid] = member.started
+                # Gone already, or a set-user-id program.
+                with suppress(OSError):
+                    proc.send(member, self._signum)
+
+
+def _tops(members: Collection[proc.Stat]) -> list[proc.Stat]:
+    """Return those of MEMBERS that do not descend from a Python among them."""
+    pythons = {member.pid for member in members if proc.is_python(member.pid)}
+    started = {member.pid for member in members if member.parent in pythons}
+    below = proc.descendants(members, started)
+    return [member for member in members if member.pid not in below]
+
+
 def any_left(leaders: Collection[int]) -> bool:
     """Whether any of LEADERS or their process groups is alive; reap no leader."""
     return any(_is_alive(pid) or left_in(pid) is not None for pid in leaders)

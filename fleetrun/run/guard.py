@@ -318,8 +318,20 @@ class Guard:
         until = time.monotonic() + self._grace_s
         if service.kill_at is not None:
             until = min(until, service.kill_at)
-        children.signal_groups(service.ranks, signal.SIGTERM)
-        loop.watch(woken, lambda: _drain(woken))
+        requests = [children.EndRequest(pid) for pid in service.ranks]
+
+        def on_end() -> None:
+            _drain(woken)
+            for request in requests:
+                request.repeat()
+
+        def insist() -> None:
+            for request in requests:
+                request.insist()
+
+        on_end()
+        loop.watch(woken, on_end)
+        loop.timer("rest", until - self._grace_s / 10, insist)
         while time.monotonic() < until and children.any_left(service.ranks):
             _turn(loop, until)
         swept = children.sweep(frozenset(), _SECONDS, is_guard=True)

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.records import names, variables
 from fleetrun.records.folder import SHARED, Folder, closed, point, write_all
 from fleetrun.run import proc, terminal
-from fleetrun.run.children import Ended, Leftover, Order
+from fleetrun.run.children import Ended, EndRequest, Leftover, Order
 from fleetrun.run.guard import Guard
 
 # The size of a trial write to a log: without room for a traceback, a log is of no use.
@@ -55,6 +55,29 @@ class Worker:
         self.left: tuple[Leftover, ...] = ()
         # Known before, if it was reaped together with others.
         self.ended: Ended | None = None
+        self._request = EndRequest(pid, self._members())
+        self._waited_for: int | None = None
+
+    def ask(self, signum: int) -> None:
+        """Send SIGNUM, a request to end, to the rank, and not yet to what it has started."""
+        if self.ended is None:
+            self._request.make(signum)
+
+    def notify(self, signum: int) -> None:
+        """Send the notice SIGNUM to the rank alone."""
+        if self.ended is None:
+            self._request.notify(signum)
+
+    def ask_left(self, left: int) -> None:
+        """Ask those whose parent has ended; LEFT is one of them."""
+        if left != self._waited_for:
+            self._waited_for = left
+            self._request.repeat()
+
+    def ask_rest(self) -> None:
+        """Ask those that have not been asked to end; the rank will soon be killed."""
+        if self.ended is None:
+            self._request.insist()
 
     def signal(self, signum: int) -> None:
         """Send SIGNUM to the whole group."""
@@ -64,6 +87,9 @@ class Worker:
         with suppress(ProcessLookupError, PermissionError):
             # Without permission: only a set-user-id program is left in the group.
             os.killpg(self.pid, signum)
+
+    def _members(self) -> Callable[[], list[proc.Stat]] | None:
+        return None
 
     def left_behind(self) -> int | None:
         """Return a member of the group that has outlived its leader, or None."""
@@ -101,6 +127,13 @@ class TerminalWorker(Worker):
         """Kill the descendants of a process that has ended; return its exit status."""
         self.signal(signal.SIGKILL)
         return super().reap()
+
+    def _members(self) -> Callable[[], list[proc.Stat]]:
+        def members() -> list[proc.Stat]:
+            stats = map(proc.stat, (self.pid, *self._family()))
+            return [process for process in stats if process is not None]
+
+        return members
 
     def _family(self) -> list[int]:
         """Return the process and its descendants, orphans too, in the launcher's group."""
