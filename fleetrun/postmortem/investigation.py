@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fleetrun import argv
 from fleetrun.conversion import counted
-from fleetrun.model import LaunchPlan, RankSpec
+from fleetrun.model import LaunchPlan, ProcessSpec, RankSpec
 from fleetrun.plan.kinds import label
 from fleetrun.plan.visible import sentence
 from fleetrun.postmortem import causes, failures, flight, kernelfacts, lastlines
@@ -111,6 +111,7 @@ def _explained(
         known = known._replace(sentence=_STOPPED)
     evidence = (
         *kernelfacts.of(exited, before),
+        *_killed_children(spec, reported, before),
         *_shared_memory(exited, known),
         *early,
         *stopped,
@@ -145,6 +146,20 @@ def _explained(
 def _is_of_network(known: KnownFailure | None) -> bool:
     """Whether an interface may have caused the failure."""
     return known is not None and known.name in {*causes.LOST, causes.GLOO_INTERFACE}
+
+
+def _killed_children(
+    spec: ProcessSpec, reported: ErrorReport | None, before: Baseline
+) -> list[str]:
+    """Say which processes that the rank had started a signal has killed."""
+    report = reported if reported and reported.children else rankfile.exit_under_way(spec)
+    facts = []
+    for pid, signum in report.children if report else ():
+        if pid is not None and signum is not None:
+            how = causes.meaning(signum)
+            facts.append(f"Process {pid}, which it had started, was killed by {how}.")
+            facts += kernelfacts.of_child(pid, signum, before)
+    return facts
 
 
 def _collectives(plan: LaunchPlan, outcome: Outcome, cause: Exited | Failure) -> list[str]:

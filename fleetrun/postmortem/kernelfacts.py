@@ -69,12 +69,38 @@ def of(culprit: Exited, before: Baseline) -> list[str]:
     return [*facts, *_core(culprit)] if culprit.has_core else facts
 
 
+def of_child(pid: int, signum: int, before: Baseline) -> list[str]:
+    """Say what the kernel has recorded of a rank's child PID that SIGNUM has killed."""
+    if signum != signal.SIGKILL:
+        return kernel_says(pid, before.at)
+    return _out_of_memory(pid, before, cgroup())[0]
+
+
 def _of_kill(culprit: Exited, before: Baseline) -> list[str]:
     """Say whether the out-of-memory killer did it, and how certain that is."""
     group = cgroup()
+    facts, on_host = _out_of_memory(culprit.pid, before, group)
+    if not facts and before.on_host is not None and on_host == before.on_host:
+        facts.append(
+            "The kernel has counted no out-of-memory kill since the start, so look for another "
+            "sender: a scheduler, systemd-oomd, a user's kill -9."
+        )
+    most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    if most != resource.RLIM_INFINITY:
+        facts.insert(
+            0,
+            f"`ulimit -Ht` allows {most} s of processor time; then the kernel kills a process.",
+        )
+    return [*facts, _memory(culprit, group)]
+
+
+def _out_of_memory(
+    pid: int | None, before: Baseline, group: Cgroup | None
+) -> tuple[list[str], int | None]:
+    """Return the signs that the out-of-memory killer ended PID, and its count on this host."""
     in_cgroup = None if group is None else group.oom_kills
     on_host = _kills_on_host()
-    facts = kernel_says(culprit.pid, before.at)
+    facts = kernel_says(pid, before.at)
     if any("Killed process" in line for line in facts):
         facts.insert(0, "The kernel's out-of-memory killer did it.")
     elif group is not None and _rose(before.in_cgroup, in_cgroup):
@@ -87,18 +113,7 @@ def _of_kill(culprit: Exited, before: Baseline) -> list[str]:
             "The kernel's out-of-memory killer was active on this host then: its count rose "
             f"from {before.on_host} to {on_host} (/proc/vmstat)."
         )
-    elif before.on_host is not None and on_host == before.on_host:
-        facts.append(
-            "The kernel has counted no out-of-memory kill since the start, so look for another "
-            "sender: a scheduler, systemd-oomd, a user's kill -9."
-        )
-    most = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    if most != resource.RLIM_INFINITY:
-        facts.insert(
-            0,
-            f"`ulimit -Ht` allows {most} s of processor time; then the kernel kills a process.",
-        )
-    return [*facts, _memory(culprit, group)]
+    return facts, on_host
 
 
 def _memory(culprit: Exited, group: Cgroup | None) -> str:

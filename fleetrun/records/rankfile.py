@@ -23,6 +23,13 @@ _MOST = 1024 * 1024
 _RESTARTS = "PADDLE_RESTART_COUNT"
 
 
+class KilledChild(NamedTuple):
+    """A process that a rank had started, and the signal that killed it."""
+
+    pid: int | None = None
+    signum: int | None = None
+
+
 class ErrorReport(NamedTuple):
     """The exception that ended a rank; `raw` is the whole text if it is malformed."""
 
@@ -42,6 +49,7 @@ class ErrorReport(NamedTuple):
     monotonic: float | None = None
     # The exit code of a failing sys.exit.
     code: int | None = None
+    children: tuple[KilledChild, ...] = ()
     # The file that contains this.
     path: str = ""
 

@@ -197,9 +197,9 @@ def _fields(
 
 def _nested(name: str, module: str) -> tuple[Callable[[object], object], object]:
     """Return the reader of the record NAME of MODULE, or of a tuple of them; it returns one."""
-    item = name.removeprefix("tuple[").removesuffix(", ...]")
+    item = name.removeprefix("tuple[").removesuffix(", ...]").rpartition(".")[2]
     kind = getattr(sys.modules[module], item)
-    if item == name:
+    if not name.startswith("tuple["):
         return lambda value: record(kind, mapping(value)), None
     return lambda value: tuple([record(kind, entry) for entry in mappings(value)]), None
 

@@ -32,6 +32,9 @@ _FOR_PADDLE = (
 )
 # The longest life of a callback that has swallowed an interrupt.
 _CALLBACK_S = 0.02
+# The last children that signals have killed: when, process and signal.
+_killed = []  # type: list[tuple[float, int, int]]
+_MOST_KILLED = 16
 
 
 def _beside(name):
@@ -84,7 +87,7 @@ def _report_exceptions(path):
             is_quiet = isinstance(error, (KeyboardInterrupt, SystemExit, type(None)))
             if not is_quiet and os.getpid() == pid:
                 append = _beside("rank_records").append
-                _beside("rank_failures").report(append, path, error, is_shown)
+                _beside("rank_failures").report(append, path, error, is_shown, _killed)
         except Exception:
             pass
 
@@ -114,7 +117,7 @@ def _note_exits(path):
             code = 0 if code is None else code & 255 if isinstance(code, int) else 1
             if code and os.getpid() == pid and get_ident() == main:
                 append = _beside("rank_records").append
-                _beside("rank_failures").note_exit(append, path, error, code)
+                _beside("rank_failures").note_exit(append, path, error, code, _killed)
         except Exception:
             pass
 
@@ -142,6 +145,25 @@ def _note_exits(path):
                 raise
 
         quitter.__call__ = __call__
+
+
+def _note_killed_children():
+    # type: () -> None
+    """Note which children signals have killed: an exception that follows may not name them."""
+    from time import monotonic
+
+    wait = os.waitpid
+
+    def waitpid(pid, options):
+        # type: (int, int) -> tuple[int, int]
+        ended, status = wait(pid, options)
+        if ended and os.WIFSIGNALED(status):
+            _killed.append((monotonic(), ended, os.WTERMSIG(status)))
+            del _killed[:-_MOST_KILLED]
+        return ended, status
+
+    waitpid.__doc__ = wait.__doc__
+    os.waitpid = waitpid
 
 
 def _show_stacks_on(signum):
@@ -264,6 +286,7 @@ def _begin():
         if path:
             _report_exceptions(path)
             _note_exits(path)
+            _note_killed_children()
         signum = variable("FLEETRUN_STACK_SIGNAL")
         if signum:
             _show_stacks_on(int(signum))
