@@ -1,4 +1,4 @@
-"""Writes docs/fleetrun.svg, the picture of the README: .venv/bin/python scripts/picture.py.
+"""Draws docs/fleetrun.svg, the picture of the README, for scripts/docs.py --picture.
 
 A real launch in a real terminal. What differs from run to run (times, numbers of processes, names
 of host and folders) is replaced by what the README has in its place.
@@ -148,5 +148,6 @@ def lines(svg: str) -> list[str]:
     return [rows[number].rstrip() for number in sorted(rows)]
 
 
-if __name__ == "__main__":
+def draw() -> None:
+    """Draw the picture."""
     PICTURE.write_text(picture(shown({})), encoding="utf-8")

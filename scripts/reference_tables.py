@@ -1,4 +1,4 @@
-"""What docs/reference.md says of variables and files, for scripts/reference_page.py and tests.
+"""What docs/reference.md says of variables and files, for scripts/docs.py and tests.
 
 A test compares each table with the code: the variables FLEETRUN_* with those that are named in it,
 the others with the plans of all modes, and the files with what a launch leaves.

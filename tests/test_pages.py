@@ -8,29 +8,25 @@ stand-in for each training script, which trains nothing but says that it did as 
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import yaml
 from processes import MARKER, assert_no_survivors
 
+import docs
 from fleetrun import errors, options
 from fleetrun.commands import help as help_text
+from fleetrun.plan import kinds
 from fleetrun.run import events
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeAlias
-
-    Made: TypeAlias = Callable[[str], dict[str, Any]]
 
 ROOT = Path(__file__).parents[1]
 # How the names of pages in Chinese end; they have the commands of those in English.
@@ -275,19 +271,11 @@ def test_the_table_of_fields_calls_nothing_effective_on_gpus(name: str) -> None:
     assert [cell for cell in cells if re.search(r"(^|/ )effective$", cell)] == []
 
 
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Made:
-    """Return what runs a script that makes a page; they share modules beside them."""
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    return lambda name: runpy.run_path(str(ROOT / "scripts" / name))
-
-
-@pytest.mark.parametrize("name", ["options_page.py", "reference_page.py"])
-def test_a_page_is_what_the_tables_make_of_it(made: Made, name: str) -> None:
-    script = made(name)
-    for page in script["PAGES"]:
-        assert page.read_text(encoding="utf-8") == script["text"](page), f"run scripts/{name}"
-    assert sys.modules["pages"].MISSING == []
+def test_what_is_generated_is_what_the_code_makes_of_it() -> None:
+    contents, untranslated = docs.generated()
+    for path, content in contents.items():
+        assert path.read_bytes() == content, f"{path}: run scripts/docs.py"
+    assert not untranslated, "translate them in the catalogue, then run scripts/docs.py"
 
 
 def test_every_spelling_of_every_option_is_on_the_page() -> None:
@@ -299,14 +287,21 @@ def test_every_spelling_of_every_option_is_on_the_page() -> None:
             assert f"`{name}`" in page
 
 
-def test_the_table_of_devices_is_what_the_tests_have(made: Made) -> None:
-    script = made("devices_page.py")
-    for page, text in script["pages"]():
-        assert page.read_text(encoding="utf-8") == text, "run scripts/devices_page.py"
-    rows = {row[0]: row for row in script["rows"]()}
-    assert rows["`mlu`"][1:3] == ("training", "the same plans")
-    # Nobody has recorded it.
-    assert rows["`musa`"][1:3] == ("no", "no")
+def test_the_table_of_devices_says_what_the_tests_run() -> None:
+    tests = "".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")
+    )
+    trained = set(re.findall(r'devices\.on\(\s*"(\w+)"', tests))
+    cases = (ROOT / "tests" / "golden" / "launch-cases.jsonl").read_text(encoding="utf-8")
+    recorded = {
+        kind for line in cases.splitlines() for kind in json.loads(line).get("paddle_counts", ())
+    }
+    lines = re.findall(r"(?m)^\| `(\w+)` \| (.*?) \| (.*?) \|", PAGES["docs/devices.md"])
+    rows = {kind: (training, plans) for kind, training, plans in lines}
+    for kind in kinds.VENDORS.keys() - kinds.BUILT_IN:
+        training, plans = rows[kind]
+        assert (training == "training") == (kind in trained), kind
+        assert (plans == "the same plans") == (kind in recorded), kind
 
 
 def test_every_exit_code_of_the_code_is_in_the_help() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import runpy
 import sys
 import uuid
 from pathlib import Path
 
+import picture
 import pytest
 from processes import MARKER, assert_no_survivors
 
@@ -19,12 +19,11 @@ ROOT = Path(__file__).parents[1]
     sys.version_info[:2] not in {(3, 11), (3, 12)}, reason="tracebacks look different there"
 )
 def test_the_picture_is_what_the_commands_show() -> None:
-    made = runpy.run_path(str(ROOT / "scripts" / "picture.py"))
     marker = uuid.uuid4().hex
-    text = made["shown"]({MARKER: marker})
+    text = picture.shown({MARKER: marker})
     assert_no_survivors(marker)
-    kept = made["lines"](made["PICTURE"].read_text(encoding="utf-8"))
-    assert kept == made["lines"](made["picture"](text)), "run scripts/picture.py"
+    kept = picture.lines(picture.PICTURE.read_text(encoding="utf-8"))
+    assert kept == picture.lines(picture.picture(text)), "run scripts/docs.py --picture"
     plain = re.sub(r"\x1b\[[\d;]*m", "", text)
     assert kept == plain.splitlines()
     assert "fleetrun: rank 2 exited with 1." in kept

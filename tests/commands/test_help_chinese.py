@@ -3,42 +3,21 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
 
-import modules
 import pytest
 
+import docs
 from fleetrun import options
 from fleetrun.commands import help as pages
 from fleetrun.plan.visible import columns
 
-ROOT = Path(__file__).parents[2]
 # Typed and exported words must be the same in every language.
 TYPED = re.compile(r"--[a-z_-]+[a-z]|\$\w+|`[^`]+`|\{\w*\}|\b\w+\.(?:py|yaml|json|txt)\b")
 
 
-def tool() -> Any:
-    """Return scripts/translations.py as a module."""
-    return modules.load(ROOT / "scripts" / "translations.py")
-
-
-def test_every_text_has_its_translation_in_the_file_that_is_read() -> None:
-    translations = tool()
-    known = translations.read(translations.SOURCE.read_text(encoding="utf-8"))
-    updated = translations.updated(known)
-    missing = [text for text, meant in updated.items() if not meant]
-    assert not missing, "translate them in the .po, then run scripts/translations.py"
-    assert known == updated, "run scripts/translations.py"
-    assert translations.read(translations.write(updated)) == updated
-    assert translations.COMPILED.read_bytes() == translations.compiled(updated), (
-        "run scripts/translations.py"
-    )
-
-
 def test_what_is_typed_is_the_same_in_both_languages() -> None:
     translate = pages.translation({"LANG": "zh_CN.UTF-8"})
-    for text in tool().wanted():
+    for text in docs.help_texts():
         assert set(TYPED.findall(text)) == set(TYPED.findall(translate(text))), text
 
 
