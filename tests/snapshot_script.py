@@ -48,6 +48,13 @@ if case != "no record":
             first = {"wrong": 4, "wrong loss": 2, "wrong loss there": 2}.get(case, 99)
             loss = 1 / number + (off if number >= first else 0)
             at = 100 + number / (1 if is_plain else 2)
+            if case == "noisy speed" and "strategy-2" in asked["path"]:
+                at = 100 + number * 2
             record = {"number": number, "at": at, "loss": loss}
             print(json.dumps({"schema": 1, "kind": "update", **record}), file=file)
+        if case == "no difference" and not is_plain:
+            fields = [{"name": name, "asked": True, "status": "no_difference"}
+                      for name in ("fuse_all_reduce_ops", "fuse_grad_size_in_MB")]
+            record = {"kind": "strategy", "restart": 0, "complete": True, "knobs": fields}
+            print(json.dumps({"schema": 1, **record}), file=file)
 """

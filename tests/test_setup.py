@@ -525,7 +525,7 @@ def test_quickstart_trains_on_the_gpus_that_are_to_be_seen(
     if not is_alone:
         assert sent == (
             "The strategy sent 155 gradients in 6 allreduces; 5 of 6 allreduces went out before "
-            "the last gradient was ready: 50 images/s, 50 images/s without it."
+            "the last gradient was ready."
         )
     assert hint.startswith("Next: . .venv/bin/activate")
 

@@ -37,14 +37,9 @@ def _search(study: candidates.TuneSpec, log: Callable[[str], object]) -> int:
     log(f"fleetrun tune: {len(study.candidates)} candidates; everything is kept in {study.out}")
     results = halving.run(study, partial(trials.run, study), log=log)
     log(summary.table(results, tables.width()))
-    best = summary.write(study, results)
-    if best is None:
-        log("No candidate works, so there is nothing to choose.")
-        return 1
-    for doubt in summary.doubts(results):
-        log(doubt)
-    log(f"Fastest: {best.candidate}. Launch with --strategy={study.out}/{summary.BEST}.")
-    return 0
+    summary.write(study, results)
+    log(summary.conclusion(study, results))
+    return 0 if summary.leaders(results) else 1
 
 
 @contextmanager

@@ -42,9 +42,11 @@ class Trial(NamedTuple):
     fault: str = ""
     # Micro-steps in an update, where gradients were seen to be merged.
     merged: int = 1
-    # Varied fields that were not in effect, as sentences.
-    idle: tuple[str, ...] = ()
+    # Varied fields that change nothing, each with a sentence about it.
+    idle: tuple[tuple[str, str], ...] = ()
     folder: str = ""
+    # Of each half of the timed updates, in updates a second.
+    speeds: tuple[float, ...] = ()
 
     @property
     def speed(self) -> float:
@@ -78,6 +80,21 @@ class Result(NamedTuple):
             return 0.0
         speeds = [trial.speed for trial in self.trials]
         return (max(speeds) - min(speeds)) / self.speed
+
+    @property
+    def speeds(self) -> list[float]:
+        """The speeds of its runs and of the halves of each: the range within which it varies."""
+        return [
+            speed * trial.merged
+            for trial in self.trials
+            for speed in (trial.updates_per_s, *trial.speeds)
+        ]
+
+    def equals(self, other: Result) -> bool:
+        """Whether the fields in which it differs from OTHER change nothing in any run of both."""
+        differing = dict(set(self.candidate.values) ^ set(other.candidate.values)).keys()
+        runs = [dict(trial.idle).keys() for trial in (*self.trials, *other.trials)]
+        return all(differing <= idle for idle in runs)
 
     @property
     def peak_bytes(self) -> int | None:
@@ -152,7 +169,7 @@ def with_remarks(ranked: Sequence[Result], rounds_run: Sequence[Sequence[Result]
             strange |= _strange(group)
     remarked = []
     for result in ranked:
-        remarks = list(dict.fromkeys(text for trial in result.trials for text in trial.idle))
+        remarks = list(dict.fromkeys(text for trial in result.trials for _, text in trial.idle))
         remarks += [strange[result.candidate]] if result.candidate in strange else []
         remarked.append(result._replace(remarks=tuple(remarks)))
     return remarked

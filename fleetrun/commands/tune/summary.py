@@ -53,6 +53,7 @@ def table(results: Sequence[Result], width: int = 0) -> str:
     A step is a micro-step, so that merged gradients compare with others.
     """
     rows: list[tuple[str, ...]] = []
+    drawn = leaders(results)
     for place, result in enumerate(results, 1):
         if result.fault:
             rows.append(("-", "failed", "", "", "", f"{result.candidate}: {result.fault}"))
@@ -61,7 +62,7 @@ def table(results: Sequence[Result], width: int = 0) -> str:
         spread = f"{result.spread:.1%}" if len(result.trials) > 1 else "-"
         peak = f"{result.peak_bytes / 2**20:.0f} MiB" if result.peak_bytes else ""
         row = (
-            str(place),
+            "1" if result in drawn else str(place),
             f"{result.speed:.2f}",
             spread,
             peak,
@@ -74,33 +75,45 @@ def table(results: Sequence[Result], width: int = 0) -> str:
     return tables.layout(rows, heads=heads, numbers=5, width=width)
 
 
-def best_of(results: Sequence[Result]) -> Result | None:
-    """Return the first result that works."""
-    return next((result for result in results if not result.fault), None)
-
-
-def doubts(results: Sequence[Result]) -> list[str]:
-    """Return why the first result may not be the best."""
+def leaders(results: Sequence[Result]) -> list[Result]:
+    """Return the first result that works, and those that no measurement tells from it."""
     finished = [result for result in results if not result.fault]
-    sentences = []
-    if len(finished) > 1 and finished[0].round == finished[1].round:
-        best, second = finished[:2]
-        lead = best.speed / second.speed - 1 if second.speed else 1.0
-        if lead < max(best.spread, second.spread):
-            sentences.append(
-                f"The first is only {lead:.1%} ahead, and runs of the same differ by up to "
-                f"{max(best.spread, second.spread):.1%}: take it as a draw, or give more --steps "
-                "and --repeats."
-            )
-    if finished and finished[0].remarks:
-        sentences.append(f"Of the first: {'; '.join(finished[0].remarks)}.")
-    return sentences
+    return [
+        result
+        for result in finished
+        if result.equals(finished[0])
+        or (result.round == finished[0].round and trials.overlap(result.speeds, finished[0].speeds))
+    ]
 
 
-def write(spec: TuneSpec, results: Sequence[Result]) -> Result | None:
-    """Write all results into the requested folder; best.yaml only if a candidate works."""
-    best = best_of(results)
-    texts = {DATA: _data(spec, results, best), PAGE: page(results)}
+def conclusion(spec: TuneSpec, results: Sequence[Result]) -> str:
+    """Return which candidate is the fastest, if that was measured."""
+    first = leaders(results)
+    if not first:
+        return "No candidate works, so there is nothing to choose."
+    if len(first) == 1:
+        of_round = (
+            " of the last round"
+            if any(lost.round < first[0].round for lost in results if not lost.fault)
+            else ""
+        )
+        remarks = "".join(f"\nOf the first: {remark}." for remark in first[0].remarks)
+        how = f"Launch with --strategy={spec.out}/{BEST}."
+        return f"Fastest{of_round}: {first[0].candidate}. {how}{remarks}"
+    names = "; ".join(str(result.candidate) for result in first)
+    if all(result.equals(first[0]) for result in first):
+        return f"No difference measured, equal in effect: {names}. There is no {BEST} of a draw."
+    return (
+        f"No difference measured, as speeds overlap: {names}. There is no {BEST} of a draw; give "
+        "more --steps and --repeats, or choose by another measure."
+    )
+
+
+def write(spec: TuneSpec, results: Sequence[Result]) -> None:
+    """Write all results into the requested folder; best.yaml only if one is the fastest."""
+    first = leaders(results)
+    best = first[0] if len(first) == 1 else None
+    texts = {DATA: _data(spec, results, best), PAGE: page(results, best)}
     if best is None:
         # Remove the best of an earlier tuning.
         (Path(spec.out) / BEST).unlink(missing_ok=True)
@@ -108,7 +121,6 @@ def write(spec: TuneSpec, results: Sequence[Result]) -> Result | None:
         path = Path(best.trials[-1].folder) / "log" / names.LATEST / names.STRATEGY
         texts[BEST] = yaml_of(best, reading.document(str(path)) or {})
     trials.write(spec.out, texts)
-    return best
 
 
 def yaml_of(best: Result, strategy: dict[str, Any]) -> str:
@@ -169,6 +181,7 @@ def _data(spec: TuneSpec, results: Sequence[Result], best: Result | None) -> str
         "warmup": spec.warmup,
         "repeats": spec.repeats,
         "best": None if best is None else dict(best.candidate.values),
+        "draw": [dict(result.candidate.values) for result in leaders(results) if best is None],
         "candidates": [
             {
                 "values": dict(result.candidate.values),
@@ -196,14 +209,14 @@ def _data(spec: TuneSpec, results: Sequence[Result], best: Result | None) -> str
     return json.dumps(document, indent=1) + "\n"
 
 
-def page(results: Sequence[Result]) -> str:
+def page(results: Sequence[Result], best: Result | None) -> str:
     """Return an HTML page with a bar for each candidate and a dot for each of its runs."""
     most = max((trial.speed for result in results for trial in result.trials), default=0.0) or 1.0
     rows = []
-    for place, result in enumerate(results):
+    for result in results:
         dots = [_DOT.substitute(left=_percent(run.speed, most)) for run in result.trials]
         row = _ROW.substitute(
-            kind="best" if place == 0 and not result.fault else "",
+            kind="best" if result is best else "",
             name=html.escape(str(result.candidate)),
             hint=html.escape("; ".join(filter(None, (result.fault, *result.remarks)))),
             width=_percent(result.speed, most),

@@ -18,7 +18,7 @@ from fleetrun.model import FieldVerdict
 from fleetrun.records import eventfile, names, rankfile, reading, reportfile, runs, variables
 from fleetrun.records.eventfile import EventRecord
 from fleetrun.records.folder import SHARED, Folder
-from fleetrun.records.strategyfiles import EFFECTIVE, IN_EFFECT, NO_DIFFERENCE, SECTIONS
+from fleetrun.records.strategyfiles import EFFECTIVE, IN_EFFECT, NO_DIFFERENCE, NO_WORD, SECTIONS
 from fleetrun.run import libc
 
 # The seconds that a launcher has to stop.
@@ -46,6 +46,7 @@ def run(spec: TuneSpec, candidate: Candidate, steps: int, name: str) -> Trial:
     verdicts = verdicts_of(events)
     return Trial(
         updates_per_s=speed,
+        speeds=speeds(at, timed),
         # After as many updates as the other candidates.
         loss=losses.get(0, {}).get(timed[-1] - planning),
         peak_bytes=peak_bytes(events),
@@ -127,6 +128,28 @@ def updates_per_s(at: Mapping[int, float], timed: Sequence[int]) -> float | None
     if len(timed) < FEWEST_TIMED or at[timed[-1]] <= at[timed[0]]:
         return None
     return (timed[-1] - timed[0]) / (at[timed[-1]] - at[timed[0]])
+
+
+def speeds(at: Mapping[int, float], timed: Sequence[int]) -> tuple[float, ...]:
+    """Return the speed of each half of the updates TIMED, as the range within which it varies.
+
+    >>> speeds({1: 10.0, 2: 11.0, 3: 13.0}, (1, 2, 3))
+    (1.0, 0.5)
+    """
+    middle = len(timed) // 2
+    halves = timed[: middle + 1], timed[middle:]
+    if len(timed) < FEWEST_TIMED or not all(at[half[-1]] > at[half[0]] for half in halves):
+        return ()
+    return tuple((half[-1] - half[0]) / (at[half[-1]] - at[half[0]]) for half in halves)
+
+
+def overlap(first: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether the ranges of two kinds of runs overlap, so that no difference is measured.
+
+    >>> overlap((1.0, 1.2), (1.1, 1.3)), overlap((1.0, 1.1), (1.2, 1.3))
+    (True, False)
+    """
+    return min(first) <= max(other) and min(other) <= max(first)
 
 
 def write(out: str, texts: Mapping[str, str]) -> None:
@@ -219,14 +242,22 @@ def _merged(candidate: Candidate, verdicts: dict[str, FieldVerdict]) -> int:
     return 1
 
 
-def _idle(candidate: Candidate, verdicts: dict[str, FieldVerdict]) -> tuple[str, ...]:
-    """Return the varied fields that change nothing, by the evidence."""
+def is_idle(key: str, verdicts: Mapping[str, FieldVerdict]) -> bool:
+    """Whether the field KEY is known to change nothing."""
+    verdict = verdicts.get(_field(key))
+    return verdict is not None and verdict.status not in {EFFECTIVE, NO_WORD}
+
+
+def _idle(
+    candidate: Candidate, verdicts: Mapping[str, FieldVerdict]
+) -> tuple[tuple[str, str], ...]:
+    """Return the varied fields that change nothing, each with a sentence about it."""
     sentences = []
     for key, _ in candidate.values:
         verdict = verdicts.get(_field(key))
-        if verdict is not None and verdict.status != EFFECTIVE:
+        if verdict is not None and is_idle(key, verdicts):
             why = f" ({verdict.why})" if verdict.why else ""
             is_moot = verdict.status == NO_DIFFERENCE
             status = "makes no difference" if is_moot else f"is not in effect: {verdict.status}"
-            sentences.append(f"{key} {status}{why}")
+            sentences.append((key, f"{key} {status}{why}"))
     return tuple(sentences)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
@@ -163,7 +162,7 @@ def text(spec: VerifySpec, proof: Equivalence) -> str:
         for field in verdicts
     ]
     if rows:
-        heads = ("field", "asked", "in effect", "status", "evidence")
+        heads = ("field", "asked", "in effect", "status", "why")
         lines.append(tables.layout(rows, heads=heads, indent=2, width=tables.width()))
     return "\n".join(lines)
 
@@ -287,25 +286,29 @@ def _figures(spec: VerifySpec, proof: Equivalence) -> list[tuple[str, str]]:
             f"weights {_most(weights)}, losses {_most(losses) if first.losses else 'not seen'}"
         )
         rows.append((f"apart: {what}", largest))
-    rows += [("speed", _speed(proof)), *_memory(plain, strategy, spec.name)]
+    rows += [("speed", _speed(spec, proof)), *_memory(plain, strategy, spec.name)]
     return rows
 
 
-def _speed(proof: Equivalence) -> str:
-    """Return the speed of the strategy over that of plain Paddle, by pairs of successive runs."""
-    timed = [run for run in proof.runs if run.updates_per_s and not run.kind.moves]
-    ratios = [
-        (other if other.kind.has_strategy else run).updates_per_s  # type: ignore[operator]
-        / (run if other.kind.has_strategy else other).updates_per_s
-        for run, other in itertools.pairwise(timed)
-        if run.kind.has_strategy != other.kind.has_strategy
-    ]
-    if not ratios:
-        return "too few updates to time: give more --updates"
-    return (
-        f"{median(ratios):.3f} times that of plain Paddle ({min(ratios):.3f} to "
-        f"{max(ratios):.3f} in {counted(len(ratios), 'pair')} of runs)"
+def _speed(spec: VerifySpec, proof: Equivalence) -> str:
+    """Return how much faster the strategy is, if that was measured."""
+    plain, strategy = (
+        [speed for run in proof.of(has_strategy=kind) for speed in run.speeds]
+        for kind in (False, True)
     )
+    if not plain or not strategy:
+        return "too few updates to time: give more --updates"
+    of_each = f"{_interval(strategy)} updates/s, plain Paddle {_interval(plain)}"
+    verdicts = proof.of(has_strategy=True)[0].verdicts
+    if all(trials.is_idle(name, verdicts) for name in spec.fields):
+        return f"no difference measured, equal in effect: {of_each}"
+    if trials.overlap(plain, strategy):
+        return f"no difference measured: {of_each}"
+    return f"{median(strategy) / median(plain):.3f} times that of plain Paddle: {of_each}"
+
+
+def _interval(speeds: Sequence[float]) -> str:
+    return f"{min(speeds):.4g} to {max(speeds):.4g}"
 
 
 def _memory(

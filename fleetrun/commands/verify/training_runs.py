@@ -77,6 +77,8 @@ class VerifyRun(NamedTuple):
     ranks: int = 0
     updates: int = 0
     updates_per_s: float | None = None
+    # Of each half of the timed updates.
+    speeds: tuple[float, ...] = ()
     peak_bytes: int | None = None
     device_bytes: int | None = None
     axes: RankAxes | None = None
@@ -133,6 +135,7 @@ def run(spec: VerifySpec, kind: Kind, name: str) -> VerifyRun:
         ranks=ranks,
         updates=max(at, default=0),
         updates_per_s=trials.updates_per_s(at, timed),
+        speeds=trials.speeds(at, timed),
         peak_bytes=trials.peak_bytes(events),
         device_bytes=device_bytes,
         axes=rankfile.topology(paths),

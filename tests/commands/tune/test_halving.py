@@ -63,30 +63,54 @@ def test_who_fails_once_is_out_and_never_chosen() -> None:
 
     results = race(wanted("a=9,1", repeats=2), trial)
     assert ran == ["a=9", "a=1", "a=1"]
-    best = summary.best_of(results)
-    assert best is not None
-    assert str(best.candidate) == "a=1"
+    assert [str(result.candidate) for result in summary.leaders(results)] == ["a=1"]
     assert results[-1].fault == "no memory"
 
 
 def test_when_all_fail_nothing_is_chosen() -> None:
     results = race(wanted("a=1,2,3"), lambda *_: Trial(fault="alas"))
-    assert summary.best_of(results) is None
+    assert summary.leaders(results) == []
     assert {result.round for result in results} == {1}
 
 
-@pytest.mark.parametrize(("speeds", "is_draw"), [((9, 1, 9, 1), False), ((9, 8, 5, 8), True)])
-def test_a_lead_within_the_spread_is_a_draw(speeds: tuple[float, ...], *, is_draw: bool) -> None:
+@pytest.mark.parametrize(
+    ("speeds", "chosen"), [((9, 1, 9, 1), ["1"]), ((9, 8, 5, 8), ["2", "1"]), ((5, 5, 5, 5), None)]
+)
+def test_candidates_whose_speeds_overlap_are_a_draw(
+    speeds: tuple[float, ...], chosen: list[str] | None
+) -> None:
     left = iter(speeds)
-    few = wanted("a=1,2", repeats=2)
-    results = race(few, lambda *_: Trial(float(next(left))))
-    assert any("take it as a draw" in doubt for doubt in summary.doubts(results)) == is_draw
+    results = race(wanted("a=1,2", repeats=2), lambda *_: Trial(float(next(left))))
+    names = [result.candidate.values[0][1] for result in summary.leaders(results)]
+    assert names == (chosen or ["1", "2"])
 
 
-def test_a_winner_whose_knob_does_nothing_is_doubted() -> None:
-    idle = Trial(1.0, idle=("a is not in effect: no_effect",))
-    results = race(wanted("a=1"), lambda *_: idle)
-    assert summary.doubts(results) == ["Of the first: a is not in effect: no_effect."]
+def test_the_halves_of_a_run_are_its_range() -> None:
+    runs = {"1": Trial(2.0, speeds=(1.5, 3.0)), "2": Trial(2.5, speeds=(2.4, 2.6))}
+    results = race(wanted("a=1,2"), lambda tried, *_: runs[tried.values[0][1]])
+    assert len(summary.leaders(results)) == 2
+
+
+def test_candidates_that_are_equal_in_effect_are_a_draw() -> None:
+    idle = (("a", "a is not in effect: no_effect"),)
+    spec = wanted("a=1,2")
+    results = race(spec, lambda tried, *_: Trial(value(tried), idle=idle))
+    assert summary.conclusion(spec, results) == (
+        "No difference measured, equal in effect: a=2; a=1. There is no best.yaml of a draw."
+    )
+    # Another field, which has an effect, tells them apart.
+    results = race(
+        wanted("a=1", "b=1,2"), lambda tried, *_: Trial(float(tried.values[1][1]), idle=idle)
+    )
+    assert [str(result.candidate) for result in summary.leaders(results)] == ["a=1 b=2"]
+
+
+def test_a_single_candidate_whose_field_does_nothing_is_said_to() -> None:
+    idle = Trial(1.0, idle=(("a", "a is not in effect: no_effect"),))
+    spec = wanted("a=1")
+    assert "\nOf the first: a is not in effect: no_effect." in summary.conclusion(
+        spec, race(spec, lambda *_: idle)
+    )
 
 
 def test_merged_gradients_count_as_the_steps_they_are() -> None:

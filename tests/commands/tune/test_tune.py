@@ -86,6 +86,24 @@ def test_the_fastest_that_works_is_chosen_and_everything_is_kept(tmp_path: Path)
     assert "64 MB are too many" in page
 
 
+def test_nothing_is_chosen_of_a_draw(tmp_path: Path) -> None:
+    (tmp_path / "tune").mkdir()
+    (tmp_path / "tune" / "best.yaml").write_text("strategy: {}\n")
+    noisy = SCRIPT.replace("number / (3", "number**1.2 / (3").replace("else size)", "else 1)")
+    options = "--vary=fuse_grad_size_in_MB=4,8", "--steps=10", "--warmup=2"
+    done = tune(tmp_path, *options, script=noisy)
+    assert done.returncode == 0, done.stderr
+    assert "No difference measured, as speeds overlap: fuse_grad_size_in_MB=4; " in done.stdout
+    assert "Fastest" not in done.stdout
+    assert not (tmp_path / "tune" / "best.yaml").exists()
+    kept = json.loads((tmp_path / "tune" / "tune.json").read_text())
+    assert (kept["best"], [drawn["fuse_grad_size_in_MB"] for drawn in kept["draw"]]) == (
+        None,
+        ["4", "8"],
+    )
+    assert 'class="best"' not in (tmp_path / "tune" / "tune.html").read_text()
+
+
 def test_when_nothing_trains_nothing_is_chosen(tmp_path: Path) -> None:
     (tmp_path / "tune").mkdir()
     (tmp_path / "tune" / "best.yaml").write_text("strategy: {}\n")

@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 PLAIN = "Even two runs of plain Paddle differ"
 CASES = {
     "equal": (0, "Equal: the weights and losses are those of plain Paddle to the last bit, on 2"),
+    "noisy speed": (
+        0,
+        "speed                      no difference measured: 0.5 to 2 updates/s, plain",
+    ),
+    "no difference": (
+        0,
+        "  no difference measured, equal in effect: 2 to 2 updates/s, plain Paddle ",
+    ),
     "early": (0, "1, 2; none timed; the script ended after 2"),
     "wrong": (
         5,
@@ -69,7 +77,11 @@ def test_what_differs_is_named_and_noise_is_said_first(case: str, tmp_path: Path
     kept = json.loads((tmp_path / "verify" / "verify.json").read_text())
     assert kept["equal"] == (None if words.startswith("This proves nothing") else code == 0)
     if code == 0:
-        speed = "too few updates to time" if case == "early" else "2.000 times that of plain"
+        speed = {
+            "early": "too few updates to time",
+            "noisy speed": "no difference",
+            "no difference": "no difference",
+        }.get(case, "2.000 times that of plain Paddle: 2 to 2 updates/s, plain Paddle 1 to 1")
         assert f"speed                      {speed}" in done.stdout
         results = [line for line in done.stdout.splitlines() if not line.startswith("  ")]
         assert results[-1].startswith("Equal: ")
