@@ -65,7 +65,8 @@ if "FLEETRUN_PROFILE" in os.environ:
         json.dump({"schema": 1, "traceEvents": [], "otherData": more}, file)
 if "FLEETRUN_VERIFY" in os.environ:
     asked = json.loads(os.environ["FLEETRUN_VERIFY"])
-    columns = dict.fromkeys("names kinds dtypes sizes sums largest values".split(), [])
+    columns = dict.fromkeys("kinds sizes sums largest".split(), [0])
+    columns |= {"names": ["weight"], "dtypes": ["float32"], "values": [""]}
     record = {"update": 1, "optimizer": 0, "records": os.environ["FLEETRUN_RECORDS"], **columns}
     with open(os.path.join(asked["path"], os.environ["PADDLE_TRAINER_ID"] + ".jsonl"), "w") as file:
         print(json.dumps(record), file=file)

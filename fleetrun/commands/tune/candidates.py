@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from fleetrun import argv, options
+from fleetrun.commands import trials
+from fleetrun.commands.parser import Launch
 from fleetrun.errors import UsageError
 from fleetrun.model import Knob
 from fleetrun.options import RawOption
 from fleetrun.records.variables import STRATEGY
 from fleetrun.strategy import fields, load
 
-if TYPE_CHECKING:
-    from fleetrun.commands.parser import Launch
-
-# Fewer timed updates are meaningless.
-FEWEST_TIMED = 3
-
 _BUCKETS = "fuse_grad_size_in_MB"
-# Options that tune sets itself, or that measure nothing.
-_TAKEN = {
-    "log_dir": "the logs of every run are kept under --out",
-    "dry_run": "there is nothing to measure then",
-    "from_manifest": "give the launch's own options",
-}
 
 
 class Candidate(NamedTuple):
@@ -82,7 +72,7 @@ def make(
     json: bool = False,
 ) -> TuneSpec:
     """Return the request of LAUNCH and tune's own options; UsageError if it cannot be tuned."""
-    refuse_taken(launch, "tune")
+    trials.refuse_taken(launch, "tune")
     for setting in launch.options:
         if setting.option.name in {"hosts", "hostfile"}:
             raise UsageError(
@@ -93,10 +83,10 @@ def make(
         raise UsageError(
             "no script to tune: write `fleetrun tune --vary nccl_comm_num=1,2 [options] train.py`."
         )
-    if steps < warmup + FEWEST_TIMED:
+    if steps < warmup + trials.FEWEST_TIMED:
         raise UsageError(
             f"--steps={steps} leaves too few updates after --warmup={warmup}: "
-            f"give at least {warmup + FEWEST_TIMED}."
+            f"give at least {warmup + trials.FEWEST_TIMED}."
         )
     return TuneSpec(
         candidates=grid(vary),
@@ -109,14 +99,6 @@ def make(
         script=launch.script,
         is_json=json,
     )
-
-
-def refuse_taken(launch: Launch, command: str) -> None:
-    """Refuse options of LAUNCH that COMMAND, which launches several times, sets itself."""
-    for setting in launch.options:
-        if setting.option.name in _TAKEN:
-            why = _TAKEN[setting.option.name]
-            raise UsageError(f"{command} takes no {setting.typed}: {why}.")
 
 
 def grid(varied: Iterable[str]) -> tuple[Candidate, ...]:

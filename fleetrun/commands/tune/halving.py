@@ -7,37 +7,25 @@ from math import isfinite
 from statistics import median
 from typing import NamedTuple
 
-from fleetrun.commands.tune.candidates import FEWEST_TIMED, Candidate, TuneSpec
+from fleetrun.commands import trials
+from fleetrun.commands.tune.candidates import Candidate, TuneSpec
+from fleetrun.records import names
+from fleetrun.records.strategyfiles import NO_DIFFERENCE
+from fleetrun.records.variables import STOP_AFTER
 
 # Fewer candidates are not halved.
 _FINALISTS = 2
-# A field whose name begins so changes what is computed, not only how.
-MEANINGFUL = (
-    "gradient_merge",
-    "amp",
-    "fp16_allreduce",
-    "bf16_allreduce",
-    "dgc",
-    "lars",
-    "lamb",
-    "localsgd",
-    "adaptive_localsgd",
-    "sync_batch_norm",
-    "asp",
-)
 # Sums in another order differ by this share; runs may differ by this multiple of their noise.
 _SAME_LOSS = 1e-3
 _NOISE = 3.0
-_ONE_IS_WRONG = "the two do not compute the same"
-_UNKNOWN = "which is right is unknown"
 
 
 class Trial(NamedTuple):
     """One run of a candidate; `fault` says why it does not count."""
 
-    updates_per_s: float = 0.0
+    # Updates a second of the whole run, and of its halves.
+    speeds: tuple[float, ...] = ()
     loss: float | None = None
-    # The peak of the rank that held most.
     peak_bytes: int | None = None
     fault: str = ""
     # Micro-steps in an update, where gradients were seen to be merged.
@@ -45,13 +33,11 @@ class Trial(NamedTuple):
     # Varied fields that change nothing, each with a sentence about it.
     idle: tuple[tuple[str, str], ...] = ()
     folder: str = ""
-    # Of each half of the timed updates, in updates a second.
-    speeds: tuple[float, ...] = ()
 
     @property
-    def speed(self) -> float:
+    def steps_per_s(self) -> tuple[float, ...]:
         """Micro-steps a second: an update of merged gradients is worth several."""
-        return self.updates_per_s * self.merged
+        return tuple(speed * self.merged for speed in self.speeds)
 
 
 class Result(NamedTuple):
@@ -71,35 +57,61 @@ class Result(NamedTuple):
     @property
     def speed(self) -> float:
         """The median of its runs; none if one of them failed."""
-        return 0.0 if self.fault else median(trial.speed for trial in self.trials)
-
-    @property
-    def spread(self) -> float:
-        """The spread of its runs, as a share of the median."""
-        if self.fault or not self.speed:
-            return 0.0
-        speeds = [trial.speed for trial in self.trials]
-        return (max(speeds) - min(speeds)) / self.speed
+        return 0.0 if self.fault else median(trial.steps_per_s[0] for trial in self.trials)
 
     @property
     def speeds(self) -> list[float]:
         """The speeds of its runs and of the halves of each: the range within which it varies."""
-        return [
-            speed * trial.merged
-            for trial in self.trials
-            for speed in (trial.updates_per_s, *trial.speeds)
-        ]
+        return [speed for trial in self.trials for speed in trial.steps_per_s]
 
-    def equals(self, other: Result) -> bool:
-        """Whether the fields in which it differs from OTHER change nothing in any run of both."""
-        differing = dict(set(self.candidate.values) ^ set(other.candidate.values)).keys()
-        runs = [dict(trial.idle).keys() for trial in (*self.trials, *other.trials)]
-        return all(differing <= idle for idle in runs)
+    @property
+    def spread(self) -> float:
+        """The spread of its runs, as a share of the median."""
+        if self.fault:
+            return 0.0
+        whole = [trial.steps_per_s[0] for trial in self.trials]
+        return (max(whole) - min(whole)) / self.speed
 
     @property
     def peak_bytes(self) -> int | None:
         """The peak memory of a rank in any run."""
         return max((trial.peak_bytes for trial in self.trials if trial.peak_bytes), default=None)
+
+    def equals(self, other: Result) -> bool:
+        """Whether the fields in which it differs from OTHER change nothing in any run of both."""
+        differing = dict(set(self.candidate.values) ^ set(other.candidate.values)).keys()
+        return all(differing <= dict(trial.idle).keys() for trial in (*self.trials, *other.trials))
+
+
+def launch(spec: TuneSpec, candidate: Candidate, steps: int, name: str) -> Trial:
+    """Launch CANDIDATE in the folder NAME for its planning updates and STEPS more."""
+    folder = trials.new_folder(spec.out, "trials", name)
+    planning = spec.planning(candidate)
+    words = [*spec.launch, *(f"--set={key}={value}" for key, value in candidate.values)]
+    environ = {STOP_AFTER: str(planning + steps)}
+    code = trials.launch(words, spec.script, environ, folder, spec.timeout_s)
+    seen = trials.outcome(code, folder, folder / "log" / names.LATEST, spec.timeout_s)
+    timed = sorted(seen.at)[planning + spec.warmup :]
+    speeds = trials.speeds(seen.at, timed)
+    if seen.fault or not speeds:
+        return Trial(fault=seen.fault or trials.too_short(seen.at), folder=str(folder))
+    idle = []
+    for key, _ in candidate.values:
+        verdict = trials.idle(key, seen.verdicts)
+        if verdict is not None:
+            why = f" ({verdict.why})" if verdict.why else ""
+            is_moot = verdict.status == NO_DIFFERENCE
+            how = "makes no difference" if is_moot else f"is not in effect: {verdict.status}"
+            idle.append((key, f"{key} {how}{why}"))
+    return Trial(
+        speeds,
+        # After as many updates as the other candidates.
+        loss=seen.losses.get(0, {}).get(timed[-1] - planning),
+        peak_bytes=seen.peak_bytes,
+        merged=trials.merged(seen.verdicts),
+        idle=tuple(idle),
+        folder=str(folder),
+    )
 
 
 def rounds(count: int, steps: int, warmup: int) -> list[int]:
@@ -111,7 +123,7 @@ def rounds(count: int, steps: int, warmup: int) -> list[int]:
     lengths = [steps]
     while count > _FINALISTS:
         count = (count + 1) // 2
-        lengths.insert(0, max(lengths[0] // 2, warmup + FEWEST_TIMED))
+        lengths.insert(0, max(lengths[0] // 2, warmup + trials.FEWEST_TIMED))
     return lengths
 
 
@@ -121,100 +133,79 @@ def run(
     """Halve the candidates round by round; TRIAL runs one for a number of updates. Best first."""
     places = {candidate: place for place, candidate in enumerate(spec.candidates)}
     results: dict[Candidate, Result] = {}
-    rounds_run: list[list[Result]] = []
+    strange: dict[Candidate, str] = {}
     left = list(spec.candidates)
     for number, steps in enumerate(rounds(len(left), spec.steps, spec.warmup), 1):
         log(f"Round {number}: {len(left)} candidates, {steps} updates")
-        trials: dict[Candidate, list[Trial]] = {candidate: [] for candidate in left}
-        # In turns, so that a slower machine affects all candidates equally.
+        runs: dict[Candidate, list[Trial]] = {candidate: [] for candidate in left}
         for repeat in range(spec.repeats):
             for candidate in left:
-                if any(result.fault for result in trials[candidate]):
+                if any(earlier.fault for earlier in runs[candidate]):
                     continue
                 name = f"{number}-{places[candidate]:03}-{repeat}"
                 done = trial(candidate, steps, name)
-                trials[candidate].append(done)
-                log(f"  {candidate}: {done.fault or f'{done.speed:.2f} steps/s'}")
-        for candidate, runs in trials.items():
-            results[candidate] = Result(candidate, number, steps, tuple(runs))
-        rounds_run.append([results[candidate] for candidate in trials])
-        left = sorted(
-            (result for result in left if not results[result].fault),
-            key=lambda result: -results[result].speed,
-        )
+                runs[candidate].append(done)
+                log(f"  {candidate}: {done.fault or f'{done.steps_per_s[0]:.2f} steps/s'}")
+        of_round = [Result(candidate, number, steps, tuple(runs[candidate])) for candidate in left]
+        results |= {result.candidate: result for result in of_round}
+        working = [result for result in of_round if not result.fault]
+        # Other numbers of updates give other losses, so only those of one round are compared; who
+        # has differed once is no reference later.
+        strange |= _strange([result for result in working if result.candidate not in strange])
+        left = [result.candidate for result in sorted(working, key=lambda result: -result.speed)]
         if len(left) > _FINALISTS:
             left = left[: (len(left) + 1) // 2]
         if not left:
             break
-    ranked = sorted(
-        results.values(), key=lambda result: (bool(result.fault), -result.round, -result.speed)
-    )
-    return with_remarks(ranked, rounds_run)
-
-
-def with_remarks(ranked: Sequence[Result], rounds_run: Sequence[Sequence[Result]]) -> list[Result]:
-    """Add remarks about fields without effect, and about losses unlike those of equal candidates.
-
-    Losses are compared within each of ROUNDS_RUN, as other numbers of updates give other losses.
-    """
-    strange: dict[Candidate, str] = {}
-    for results in rounds_run:
-        groups: dict[object, list[Result]] = {}
-        for result in results:
-            # A candidate that has differed once is not a reference later.
-            if not result.fault and result.candidate not in strange:
-                meaning = tuple(v for v in result.candidate.values if v[0].startswith(MEANINGFUL))
-                groups.setdefault(meaning, []).append(result)
-        for group in groups.values():
-            strange |= _strange(group)
-    remarked = []
-    for result in ranked:
-        remarks = list(dict.fromkeys(text for trial in result.trials for _, text in trial.idle))
-        remarks += [strange[result.candidate]] if result.candidate in strange else []
-        remarked.append(result._replace(remarks=tuple(remarks)))
-    return remarked
-
-
-def _strange(group: Sequence[Result]) -> dict[Candidate, str]:
-    """Return a sentence for each of GROUP whose loss differs from the others'."""
-    losses_of = {
-        result.candidate: [trial.loss for trial in result.trials if trial.loss is not None]
-        for result in group
-    }
-    losses = {candidate: median(several) for candidate, several in losses_of.items() if several}
-    # A diverged training cannot be compared.
-    remarks = {
-        candidate: f"its loss is {loss:g}"
-        for candidate, loss in losses.items()
-        if not isfinite(loss)
-    }
-    losses = {candidate: loss for candidate, loss in losses.items() if candidate not in remarks}
-    if len(losses) < _FINALISTS:
-        return remarks
-    noise = max(max(losses_of[candidate]) - min(losses_of[candidate]) for candidate in losses)
-
-    def agree(first: float, second: float) -> bool:
-        rounding = _SAME_LOSS * max(abs(first), abs(second))
-        return abs(first - second) <= max(rounding, _NOISE * noise)
-
-    # Not the median, which may be the loss of no candidate or of any.
-    like = {
-        candidate: [peer for peer in losses if agree(loss, losses[peer])]
-        for candidate, loss in losses.items()
-    }
-    usual = max(like, key=lambda candidate: len(like[candidate]))
-    odd = [candidate for candidate in losses if candidate not in like[usual]]
-    if len(like[usual]) > max((len(like[candidate]) for candidate in odd), default=0):
-        common = f"that of {len(like[usual])} others {losses[usual]:.6g}"
-        return remarks | {
-            candidate: f"its loss is {losses[candidate]:.6g}, {common}" for candidate in odd
-        }
-    for candidate, loss in losses.items():
-        peers = [peer for peer in losses if peer != candidate]
-        listed = ", ".join(f"{losses[peer]:.6g}" for peer in peers)
-        remarks[candidate] = (
-            f"its loss is {loss:.6g}, that of {peers[0]} is {listed}: {_ONE_IS_WRONG}"
-            if len(peers) == 1
-            else f"its loss is {loss:.6g}, those of the others {listed}: {_UNKNOWN}"
+    return [
+        result._replace(remarks=tuple(_remarks(result, strange)))
+        for result in sorted(
+            results.values(), key=lambda result: (bool(result.fault), -result.round, -result.speed)
         )
-    return remarks
+    ]
+
+
+def _remarks(result: Result, strange: dict[Candidate, str]) -> list[str]:
+    """Return what is to be said of RESULT: fields without effect, and a STRANGE loss."""
+    idle = dict.fromkeys(text for trial in result.trials for _, text in trial.idle)
+    return [*idle, *filter(None, [strange.get(result.candidate, "")])]
+
+
+def _strange(results: Sequence[Result]) -> dict[Candidate, str]:
+    """Return a sentence for each of RESULTS whose loss is not that of most which compute alike."""
+    groups: dict[object, dict[Candidate, list[float]]] = {}
+    sentences: dict[Candidate, str] = {}
+    for result in results:
+        losses = [trial.loss for trial in result.trials if trial.loss is not None]
+        if losses and not isfinite(median(losses)):
+            sentences[result.candidate] = f"its loss is {median(losses):g}"
+        elif losses:
+            values = result.candidate.values
+            meaning = tuple(pair for pair in values if pair[0].startswith(trials.MEANINGFUL))
+            groups.setdefault(meaning, {})[result.candidate] = losses
+    for group in groups.values():
+        noise = max(max(losses) - min(losses) for losses in group.values())
+        loss_of = {candidate: median(losses) for candidate, losses in group.items()}
+        for candidate, loss in loss_of.items():
+            most = max(_like(other, loss_of, noise) for other in loss_of.values())
+            alike = _like(loss, loss_of, noise)
+            # Where no loss is that of most, none of them is known to be right.
+            is_usual = (
+                alike == most
+                and sum(_like(other, loss_of, noise) == most for other in loss_of.values()) == most
+            )
+            if not is_usual:
+                others = [f"{loss_of[other]:.6g}" for other in loss_of if other != candidate]
+                sentences[candidate] = (
+                    f"its loss is {loss:.6g}, of the others {', '.join(others)}: "
+                    "they do not compute the same"
+                )
+    return sentences
+
+
+def _like(loss: float, losses: dict[Candidate, float], noise: float) -> int:
+    """Return how many of LOSSES equal LOSS but for rounding and NOISE."""
+    return sum(
+        abs(loss - other) <= max(_SAME_LOSS * max(abs(loss), abs(other)), _NOISE * noise)
+        for other in losses.values()
+    )

@@ -1,50 +1,23 @@
-"""Writes the results of a tuning: a ranking, best.yaml, tune.json and tune.html."""
+"""Writes the results of a tuning: a ranking, best.yaml and tune.json."""
 
 from __future__ import annotations
 
 import copy
-import html
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import yaml
 
-from fleetrun.commands import tables
-from fleetrun.commands.tune import trials
+from fleetrun.commands import tables, trials
 from fleetrun.commands.tune.candidates import Candidate, TuneSpec
 from fleetrun.commands.tune.halving import Result
 from fleetrun.conversion import counted
 from fleetrun.records import arguments, names, reading, secrets
 from fleetrun.strategy import fields, load
 
-BEST, DATA, PAGE = "best.yaml", "tune.json", "tune.html"
-_PAGE = Template("""\
-<!DOCTYPE html>
-<html lang="en"><meta charset="utf-8"><title>fleetrun tune</title>
-<style>
-body { font: 14px sans-serif; margin: 2em }
-th { text-align: right; font-weight: normal }
-.runs { position: relative; width: 40em }
-.bar { background: #9bd; height: 1.2em }
-.best .bar { background: #2a7 }
-.dot { position: absolute; top: 50%; width: 6px; height: 6px; margin: -3px; border-radius: 3px;
-  background: #000 }
-</style>
-<h1>Steps a second</h1>
-<p>A bar is the median of a candidate's runs in its last round, a dot one run.</p>
-<table>
-$rows
-</table>
-<pre>$table</pre></html>
-""")
-_ROW = Template(
-    '<tr class="$kind" title="$hint"><th>$name</th><td class="runs">'
-    '<div class="bar" style="width: $width%"></div>$dots</td><td>$speed</td></tr>'
-)
-_DOT = Template('<div class="dot" style="left: $left%"></div>')
+BEST, DATA = "best.yaml", "tune.json"
 
 
 def table(results: Sequence[Result], width: int = 0) -> str:
@@ -113,7 +86,7 @@ def write(spec: TuneSpec, results: Sequence[Result]) -> None:
     """Write all results into the requested folder; best.yaml only if one is the fastest."""
     first = leaders(results)
     best = first[0] if len(first) == 1 else None
-    texts = {DATA: _data(spec, results, best), PAGE: page(results, best)}
+    texts = {DATA: _data(spec, results, best)}
     if best is None:
         # Remove the best of an earlier tuning.
         (Path(spec.out) / BEST).unlink(missing_ok=True)
@@ -130,7 +103,7 @@ def yaml_of(best: Result, strategy: dict[str, Any]) -> str:
     >>> from fleetrun.commands.tune.candidates import Candidate
     >>> values = (("amp_configs.incr_ratio", "4"), ("FLAGS_x", "1"), ("nccl_comm_num", "auto"))
     >>> base = {"strategy": {"amp": True, "nccl_comm_num": "auto"}, "environment": {"NCCL_A": "x"}}
-    >>> print(yaml_of(Result(Candidate(values), 1, 30, (Trial(2.0),)), base), end="")
+    >>> print(yaml_of(Result(Candidate(values), 1, 30, (Trial((2.0,)),)), base), end="")
     # fleetrun tune: 2.00 steps/s, spread 0.0%, 1 run of 30 updates.
     strategy:
       amp: true
@@ -194,7 +167,7 @@ def _data(spec: TuneSpec, results: Sequence[Result], best: Result | None) -> str
                 "remarks": list(result.remarks),
                 "trials": [
                     {
-                        "updates_per_s": trial.updates_per_s or None,
+                        "updates_per_s": trial.speeds[0] if trial.speeds else None,
                         "merged": trial.merged,
                         # A loss may be NaN, which is no JSON.
                         "loss": None if trial.loss is None else repr(trial.loss),
@@ -207,25 +180,3 @@ def _data(spec: TuneSpec, results: Sequence[Result], best: Result | None) -> str
         ],
     }
     return json.dumps(document, indent=1) + "\n"
-
-
-def page(results: Sequence[Result], best: Result | None) -> str:
-    """Return an HTML page with a bar for each candidate and a dot for each of its runs."""
-    most = max((trial.speed for result in results for trial in result.trials), default=0.0) or 1.0
-    rows = []
-    for result in results:
-        dots = [_DOT.substitute(left=_percent(run.speed, most)) for run in result.trials]
-        row = _ROW.substitute(
-            kind="best" if result is best else "",
-            name=html.escape(str(result.candidate)),
-            hint=html.escape("; ".join(filter(None, (result.fault, *result.remarks)))),
-            width=_percent(result.speed, most),
-            dots="" if result.fault else "".join(dots),
-            speed="failed" if result.fault else f"{result.speed:.2f}",
-        )
-        rows.append(row)
-    return _PAGE.substitute(rows="\n".join(rows), table=html.escape(table(results)))
-
-
-def _percent(speed: float, most: float) -> str:
-    return f"{100 * speed / most:.1f}"

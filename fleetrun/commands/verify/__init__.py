@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from fleetrun import options, probe
-from fleetrun.commands import parser, tune
-from fleetrun.commands.tune import candidates
-from fleetrun.commands.verify import equivalence, training_runs
-from fleetrun.commands.verify.training_runs import VerifySpec
+from fleetrun.commands import parser, trials
+from fleetrun.commands.verify import training_runs, verification
+from fleetrun.commands.verify.training_runs import VerifyRun, VerifySpec
 from fleetrun.errors import UsageError
 from fleetrun.printing import say
 from fleetrun.records.variables import STRATEGY
@@ -26,15 +26,22 @@ def _verify(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as `mak
     """Return 0 if the strategy trains as plain Paddle does, 5 if not, 1 where a run fails."""
     probe.current_folder()
     spec = make(launch, dict(os.environ), **own)
-    with tune.held_folder(spec.out):
+    with trials.held_folder(spec.out):
         say(
             f"fleetrun verify: {spec.updates} updates as plain Paddle and with {spec.name}, in "
             f"turns; everything is kept in {spec.out}"
         )
-        result = equivalence.prove(spec, training_runs.run, say)
-        equivalence.write(spec, result)
-    say(equivalence.text(spec, result))
-    return 1 if result.fault else 0 if result.is_equal else _UNEQUAL
+        done = training_runs.run_all(spec, training_runs.run, say, _is_settled)
+        outcome = verification.judge(done)
+        trials.write(spec.out, {"verify.json": verification.document(spec, outcome, done)})
+    say(verification.text(spec, outcome))
+    return 1 if outcome.fault else 0 if outcome.is_equal else _UNEQUAL
+
+
+def _is_settled(done: Sequence[VerifyRun]) -> bool:
+    """Whether more runs can change what DONE have shown."""
+    outcome = verification.judge(done)
+    return bool(not outcome.parted or outcome.noisy)
 
 
 def make(
@@ -47,7 +54,7 @@ def make(
     out: str,
 ) -> VerifySpec:
     """Return the request of LAUNCH and verify's options; UsageError if it cannot be verified."""
-    candidates.refuse_taken(launch, "verify")
+    trials.refuse_taken(launch, "verify")
     script = launch.script
     if not script:
         raise UsageError(
@@ -68,7 +75,7 @@ def make(
             "them as --set, or as --strategy=FILE."
         )
     merge = {knob.name.rpartition(".")[2]: knob.value for knob in strategy.knobs}
-    return training_runs.VerifySpec(
+    return VerifySpec(
         updates=updates,
         repeats=repeats,
         timeout_s=timeout,
@@ -110,7 +117,7 @@ command = parser.LaunchCommand(
             minimum=4,
         ),
         parser.option("repeats", "int", "Runs of each kind, in turns.", default="2", minimum=2),
-        tune.TIMEOUT,
+        trials.TIMEOUT,
         parser.option(
             "out",
             "text",

@@ -1,4 +1,4 @@
-"""Where two runs of a training begin to differ, by snapshots and losses of their ranks; pure."""
+"""Where runs of a training differ, by the snapshots and losses of their ranks; pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median_low
 from typing import NamedTuple
 
 from fleetrun.records.rankfile import RankAxes
@@ -25,235 +26,130 @@ _SPLITS = {"dp": 0, "sep": 0, "sharding": _SLICED, "mp": _DISTRIBUTED}
 _SPLITS |= {"moe_sharding": _SLICED, "dense_sharding": _SLICED}
 
 
-class Parameter(NamedTuple):
-    """A parameter in a snapshot: the checksum of all its bits, and some or all of its elements."""
+class ValueKey(NamedTuple):
+    """A value of a run: after which update, in which rank, its optimizer and place there."""
 
+    update: int
+    rank: int
+    # Below zero: the loss of that update.
+    optimizer: int = -1
+    at: int = 0
+
+
+class Value(NamedTuple):
+    """A parameter in a snapshot, with the checksum of all its bits and some of its elements."""
+
+    # Empty: a loss.
     name: str
     kind: int
     dtype: str
     size: int
-    checksum: int
+    checksum: object
     # The largest element, whichever its sign.
     largest: float
-    values: array[float]
+    values: Sequence[float]
 
 
-class ParameterPlace(NamedTuple):
-    """Where a parameter is: in which rank, in which optimizer's order, and its place there."""
-
-    rank: int
-    optimizer: int
-    at: int
+def loss(number: float) -> Value:
+    """Return a loss as a value."""
+    key = "nan" if math.isnan(number) else number
+    return Value("", -1, "float32", 1, key, abs(number), array("d", [number]))
 
 
-class RunSnapshots(NamedTuple):
-    """What the ranks of a run recorded: parameters by optimizer and update, losses by update."""
-
-    parameters: Mapping[int, Mapping[tuple[int, int], Sequence[Parameter]]]
-    losses: Mapping[int, Mapping[int, float]]
-    # Losses are those that the ranks printed, by their number.
-    are_printed: bool = False
-
-    def updates(self) -> list[int]:
-        """Return the updates of which any rank has a snapshot."""
-        return sorted({update for rank in self.parameters.values() for _, update in rank})
+Values = Mapping[ValueKey, Value]
 
 
 class Difference(NamedTuple):
-    """The difference of a parameter after UPDATE, or, without a name, of the loss of RANK.
+    """A value that differs by APART, where ALLOWED is what rounding and noise come to."""
 
-    IS_PRINTED: of the loss that it printed as the UPDATEth; when is not known.
-    """
-
-    update: int
-    rank: int
-    name: str
+    key: ValueKey
+    value: Value
     apart: float
-    # The largest of its numbers, and how far apart they may be.
-    largest: float
     allowed: float = 0.0
-    # The rank that RANK differs from, if both are of one run.
+    # The rank that it differs from, if both are of one run.
     other_rank: int | None = None
-    is_printed: bool = False
-
-    @property
-    def share(self) -> float:
-        """The difference as a share of the largest number."""
-        return self.apart / self.largest if self.largest else math.inf
 
 
-class RunDifferences(NamedTuple):
-    """All differences of two runs, those of parameters and those of losses."""
-
-    weights: Mapping[tuple[int, ParameterPlace], Difference]
-    losses: Mapping[tuple[int, int], Difference]
-    # Why they cannot be compared.
-    fault: str = ""
-
-    @property
-    def are_equal(self) -> bool:
-        """Whether both runs are the same to the last bit."""
-        return not (self.weights or self.losses or self.fault)
-
-
-class Noise(NamedTuple):
-    """The differences of equal runs: parameters by place, losses by rank, each by update."""
-
-    weights: Mapping[ParameterPlace, Sequence[tuple[int, float]]]
-    losses: Mapping[int, Sequence[tuple[int, float]]]
+def fault(first: Values, other: Values) -> str:
+    """Return why two runs cannot be compared; empty if they can."""
+    own, theirs = ({key for key in run if key.optimizer >= 0} for run in (first, other))
+    ranks = [{key.rank for key in keys} for keys in (own, theirs)]
+    if ranks[0] != ranks[1]:
+        return "not the same ranks have trained in both runs"
+    for key in sorted(own ^ theirs):
+        return f"rank {key.rank} has not made the same updates in both runs"
+    for key in sorted(own):
+        if first[key].size != other[key].size:
+            return f"rank {key.rank} does not train parameters of the same sizes"
+    return ""
 
 
-def between(first: RunSnapshots, other: RunSnapshots) -> RunDifferences:
-    """Return where OTHER differs from FIRST in any bit; what only one of them has is a fault."""
-    weights = {}
-    for rank, own in first.parameters.items():
-        theirs = other.parameters.get(rank, {})
-        if {*own} != {*theirs}:
-            return RunDifferences({}, {}, f"rank {rank} has not made the same updates in both runs")
-        for (optimizer, update), parameters in own.items():
-            matching = theirs[optimizer, update]
-            if [parameter.size for parameter in parameters] != [
-                parameter.size for parameter in matching
-            ]:
-                return RunDifferences(
-                    {}, {}, f"rank {rank} does not train parameters of the same sizes"
-                )
-            for index, (mine, yours) in enumerate(zip(parameters, matching, strict=True)):
-                if mine.checksum != yours.checksum:
-                    difference = Difference(
-                        update, rank, mine.name, _apart(mine, yours), mine.largest
-                    )
-                    weights[update, ParameterPlace(rank, optimizer, index)] = difference
-    if {*first.parameters} != {*other.parameters}:
-        return RunDifferences({}, {}, "not the same ranks have trained in both runs")
-    losses = {
-        (update, rank): Difference(
-            *(update, rank, "", _distance(loss, again), abs(loss)), is_printed=first.are_printed
-        )
-        for rank, own in first.losses.items()
-        for update, loss in own.items()
-        for again in [other.losses.get(rank, {}).get(update)]
-        if again is not None and _distance(loss, again)
+def apart(first: Values, other: Values) -> dict[ValueKey, float]:
+    """Return by how much the values in both runs differ; 0 if it is not known where."""
+    return {
+        key: _apart(value, other[key])
+        for key, value in first.items()
+        if key in other and other[key].checksum != value.checksum and other[key].size == value.size
     }
-    return RunDifferences(weights, losses)
 
 
-def common(first: RunSnapshots, other: RunSnapshots) -> tuple[RunSnapshots, RunSnapshots]:
-    """Return the snapshots of FIRST and of OTHER that exist in both."""
-    keys = {
-        rank: own.keys() & other.parameters.get(rank, {}).keys()
-        for rank, own in first.parameters.items()
-    }
-    own_common, others_common = (
-        RunSnapshots(
-            {
-                rank: {key: snapshots.parameters[rank][key] for key in sorted(both)}
-                for rank, both in keys.items()
-                if both
-            },
-            {},
-        )
-        for snapshots in (first, other)
-    )
-    return own_common, others_common
+def allowed(first: Values, noise: Sequence[Mapping[ValueKey, float]]) -> dict[ValueKey, float]:
+    """Return how much each value of FIRST may differ, by rounding and the NOISE of equal runs."""
+    most: dict[tuple[int, ...], float] = defaultdict(float)
+    until = {}
+    for key in sorted(first):
+        place = key[1:]
+        most[place] = max(most[place], *(pair.get(key, 0.0) for pair in noise), 0.0)
+        until[key] = most[place]
+    # Some parameters are alike by chance, so that the median of all counts for each.
+    typical = defaultdict(list)
+    for key, noisy in until.items():
+        if key.optimizer >= 0:
+            typical[key.update].append(noisy)
+    medians = {update: median_low(all_of) for update, all_of in typical.items()}
+    limits = {}
+    for key, value in first.items():
+        ulps = _ULPS_PER_UPDATE * key.update
+        noisy = until[key]
+        if key.optimizer < 0:
+            ulps = max(_FEWEST_ULPS, ulps)
+        else:
+            noisy = max(noisy, medians[key.update])
+        limits[key] = max(ulps * _UNITS.get(value.dtype, 0.0) * value.largest, _NOISE * noisy)
+    return limits
 
 
-def noise(pairs: Iterable[RunDifferences]) -> Noise:
-    """Return the largest differences of PAIRS of equal runs up to each update."""
-    weights: dict[ParameterPlace, dict[int, float]] = defaultdict(dict)
-    losses: dict[int, dict[int, float]] = defaultdict(dict)
-    for pair in pairs:
-        for (update, place), difference in pair.weights.items():
-            weights[place][update] = max(difference.apart, weights[place].get(update, 0.0))
-        for (update, rank), difference in pair.losses.items():
-            losses[rank][update] = max(difference.apart, losses[rank].get(update, 0.0))
-    return Noise(
-        {place: _rising(by_update) for place, by_update in weights.items()},
-        {rank: _rising(by_update) for rank, by_update in losses.items()},
-    )
+def beyond(
+    first: Values,
+    pairs: Iterable[Mapping[ValueKey, float]],
+    noise: Sequence[Mapping[ValueKey, float]],
+) -> list[Difference]:
+    """Return what of the differences PAIRS to FIRST is more than rounding and NOISE, in order."""
+    limits = allowed(first, noise)
+    parted = [
+        Difference(key, first[key], by, limits[key])
+        for pair in pairs
+        for key, by in pair.items()
+        if not by <= limits[key]
+    ]
+    return sorted(parted, key=lambda difference: difference.key)
 
 
-def _rising(by_update: Mapping[int, float]) -> list[tuple[int, float]]:
-    """Return the largest value so far for each update.
-
-    >>> _rising({2: 1.0, 1: 3.0, 5: 4.0})
-    [(1, 3.0), (2, 3.0), (5, 4.0)]
-    """
-    most = 0.0
-    rising = []
-    for update in sorted(by_update):
-        most = max(most, by_update[update])
-        rising.append((update, most))
-    return rising
-
-
-def beyond(measured: RunDifferences, known: Noise, runs: RunSnapshots) -> list[Difference]:
-    """Return what of MEASURED is more than rounding and KNOWN noise, in the order of updates.
-
-    RUNS has the parameters.
-    """
-    parted = []
-    typical: dict[int, float] = {}
-    for (update, place), difference in measured.weights.items():
-        if update not in typical:
-            typical[update] = _typical(known, runs, update)
-        parameter = runs.parameters[place.rank][place.optimizer, update][place.at]
-        own = _until(known.weights.get(place, ()), update)
-        allowed = max(_rounding(parameter, update), _NOISE * max(own, typical[update]))
-        if not difference.apart <= allowed:
-            parted.append((update, place, difference._replace(allowed=allowed)))
-    for (update, rank), difference in measured.losses.items():
-        ulps = max(_FEWEST_ULPS, _ULPS_PER_UPDATE * update)
-        allowed = max(
-            ulps * _UNITS["float32"] * difference.largest,
-            _NOISE * _until(known.losses.get(rank, ()), update),
-        )
-        if not difference.apart <= allowed:
-            # The loss of an update comes before its weights.
-            parted.append(
-                (update, ParameterPlace(rank, -1, 0), difference._replace(allowed=allowed))
-            )
-    return [difference for _, _, difference in sorted(parted, key=lambda row: row[:2])]
-
-
-def _typical(known: Noise, runs: RunSnapshots, update: int) -> float:
-    """Return the median of the noise of all parameters of RUNS: some are alike by chance."""
-    count = sum(
-        len(parameters)
-        for own in runs.parameters.values()
-        for (_, made), parameters in own.items()
-        if made == update
-    )
-    noisy = sorted(
-        (_until(by_update, update) for by_update in known.weights.values()), reverse=True
-    )
-    return noisy[count // 2] if count // 2 < len(noisy) else 0.0
-
-
-def largest(differences: Iterable[Difference]) -> Difference | None:
-    """Return the largest difference, in the numbers themselves."""
-    return max(differences, key=lambda difference: difference.apart, default=None)
-
-
-def ranks_apart(runs: RunSnapshots, axes: RankAxes | None) -> Difference | None:
+def ranks_apart(run: Values, axes: RankAxes | None) -> Difference | None:
     """Return the first difference of ranks that, by AXES, hold copies of one parameter."""
-    for update in runs.updates():
-        held: dict[object, tuple[int, Parameter]] = {}
-        for rank, own in sorted(runs.parameters.items()):
-            for (optimizer, made), parameters in own.items():
-                if made != update:
-                    continue
-                for index, parameter in enumerate(parameters):
-                    copy = (optimizer, index, parameter.size, _owner(rank, parameter.kind, axes))
-                    first, known = held.setdefault(copy, (rank, parameter))
-                    if first == rank or known.checksum == parameter.checksum:
-                        continue
-                    apart = _apart(known, parameter)
-                    allowed = _rounding(known, max(1, update))
-                    if not apart <= allowed:
-                        return Difference(
-                            update, rank, parameter.name, apart, known.largest, allowed, first
-                        )
+    held: dict[object, tuple[int, Value]] = {}
+    for key in sorted(run):
+        value = run[key]
+        if key.optimizer < 0:
+            continue
+        owner = _owner(key.rank, value.kind, axes)
+        copy = (key.update, key.optimizer, key.at, value.size, owner)
+        rank, known = held.setdefault(copy, (key.rank, value))
+        if rank != key.rank and known.checksum != value.checksum:
+            by = _apart(known, value)
+            rounding = _ULPS_PER_UPDATE * max(1, key.update) * _UNITS.get(value.dtype, 0.0)
+            if not by <= rounding * known.largest:
+                return Difference(key, known, by, rounding * known.largest, rank)
     return None
 
 
@@ -269,17 +165,7 @@ def _owner(rank: int, kind: int, axes: RankAxes | None) -> object:
     )
 
 
-def _until(rising: Sequence[tuple[int, float]], update: int) -> float:
-    return max((most for made, most in rising if made <= update), default=0.0)
-
-
-def _rounding(parameter: Parameter, update: int) -> float:
-    """Return the difference of PARAMETER that rounding may have caused by UPDATE."""
-    unit = _UNITS.get(parameter.dtype, 0.0)
-    return _ULPS_PER_UPDATE * update * unit * parameter.largest
-
-
-def _apart(first: Parameter, other: Parameter) -> float:
+def _apart(first: Value, other: Value) -> float:
     """Return the largest known difference; 0 if only elements differ whose values are not known."""
     pairs = zip((first.largest, *first.values), (other.largest, *other.values), strict=True)
     return max(_distance(mine, yours) for mine, yours in pairs)
@@ -293,5 +179,5 @@ def _distance(first: float, other: float) -> float:
     """
     if first == other or (math.isnan(first) and math.isnan(other)):
         return 0.0
-    apart = abs(first - other)
-    return math.inf if math.isnan(apart) else apart
+    distance = abs(first - other)
+    return math.inf if math.isnan(distance) else distance

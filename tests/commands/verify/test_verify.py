@@ -13,8 +13,9 @@ from commandline import fleetrun
 from processes import MARKER, assert_no_survivors
 from snapshot_script import SCRIPT
 
-from fleetrun.commands.verify import differences, equivalence
-from fleetrun.commands.verify.differences import Parameter, RunSnapshots
+from fleetrun.commands.verify import differences, verification
+from fleetrun.commands.verify.differences import Value, ValueKey, Values, loss
+from fleetrun.commands.verify.training_runs import Kind, VerifyRun
 from fleetrun.records.rankfile import RankAxes
 
 if TYPE_CHECKING:
@@ -147,8 +148,8 @@ def test_what_cannot_be_verified_is_said_before_anything_runs(
     assert not (tmp_path / "verify").exists()
 
 
-def held(value: float, *, kind: int = 0) -> list[Parameter]:
-    return [Parameter("w", kind, "float32", 1, hash(value), abs(value), array("d", [value]))]
+def held(value: float, *, kind: int = 0) -> Value:
+    return Value("w", kind, "float32", 1, hash(value), abs(value), array("d", [value]))
 
 
 @pytest.mark.parametrize(
@@ -166,77 +167,68 @@ def test_ranks_that_hold_other_parts_may_differ(
     kind: int, differing: int, *, is_found: bool
 ) -> None:
     axes = RankAxes((("dp", 2), ("sharding", 2), ("mp", 2)))
-    own = {rank: {(0, 1): held(float(rank == differing), kind=kind)} for rank in range(8)}
     # A rank at the same place as the differing one differs, too.
-    difference = differences.ranks_apart(
-        RunSnapshots({0: own[0], differing: own[differing]}, {}), axes
-    )
-    assert (difference is not None) == is_found
+    run = {
+        ValueKey(1, rank, 0): held(float(rank == differing), kind=kind) for rank in (0, differing)
+    }
+    assert (differences.ranks_apart(run, axes) is not None) == is_found
 
 
 def test_numbers_that_are_none_are_equal_to_each_other_alone() -> None:
-    runs = [RunSnapshots({0: {(0, 1): held(value)}}, {0: {1: value}}) for value in (math.nan, 1.0)]
-    same = differences.between(runs[0], runs[0])
-    assert same.are_equal
-    other = differences.between(*runs)
-    assert [
-        difference.apart for difference in (*other.weights.values(), *other.losses.values())
-    ] == [math.inf] * 2
-    assert differences.beyond(other, differences.noise([]), runs[0])
+    runs = [
+        {ValueKey(1, 0, 0): held(value), ValueKey(1, 0): loss(value)} for value in (math.nan, 1.0)
+    ]
+    assert differences.apart(runs[0], {ValueKey(1, 0): loss(math.nan)}) == {}
+    differing = differences.apart(*runs)
+    assert [*differing.values()] == [math.inf] * 2
+    assert len(differences.beyond(runs[0], [differing], [])) == 2
 
 
 def test_losses_within_the_noise_of_plain_runs_are_equal() -> None:
-    plain, again, other = (
-        RunSnapshots({0: {(0, 1): held(1.0)}}, {0: {1: loss}}) for loss in (1.0, 1.1, 1.2)
-    )
-    known = differences.noise([differences.between(plain, again)])
-    differing = differences.between(plain, other)
-    assert not differences.beyond(differing, known, plain)
-    assert differences.beyond(differing, differences.noise([]), plain)
+    plain, again, other = ({ValueKey(1, 0): loss(value)} for value in (1.0, 1.1, 1.2))
+    noise = differences.apart(plain, again)
+    differing = differences.apart(plain, other)
+    assert not differences.beyond(plain, [differing], [noise])
+    assert differences.beyond(plain, [differing], [])
 
 
 def test_weights_that_are_alike_by_chance_are_no_measure_of_noise() -> None:
+    def weights(*values: float) -> Values:
+        return {ValueKey(1, 0, 0, at): held(value) for at, value in enumerate(values)}
+
     # A bias begins with zeros in each run, though the others differ from the beginning.
-    runs = [
-        RunSnapshots({0: {(0, 1): [held(value)[0] for value in values]}}, {})
-        for values in ((1.0, 2.0, 0.01), (3.0, 1.5, 0.01), (0.5, 2.5, -0.01))
-    ]
-    apart = differences.between(runs[0], runs[2])
-    known = differences.noise([differences.between(runs[0], runs[1])])
-    assert not differences.beyond(apart, known, runs[0])
+    first, again = weights(1.0, 2.0, 0.01), weights(3.0, 1.5, 0.01)
+    differing = differences.apart(first, weights(0.5, 2.5, -0.01))
+    assert not differences.beyond(first, [differing], [differences.apart(first, again)])
     # A few of them say nothing about the others.
-    few = RunSnapshots({0: {(0, 1): [*runs[0].parameters[0][0, 1][:2], *held(3.0)]}}, {})
-    known = differences.noise([differences.between(runs[0], few)])
-    assert [difference.apart for difference in differences.beyond(apart, known, runs[0])] == [
-        0.5,
-        0.5,
-    ]
+    noise = differences.apart(first, weights(1.0, 2.0, 3.0))
+    parted = differences.beyond(first, [differing], [noise])
+    assert [difference.apart for difference in parted] == [0.5, 0.5]
 
 
 def test_losses_that_were_printed_have_no_update() -> None:
-    runs = [
-        RunSnapshots({0: {(0, 9): held(weight)}}, {0: {2: weight}}, are_printed=True)
-        for weight in (1.0, 2.0)
-    ]
-    differing = differences.between(*runs)
-    parted = equivalence._earliest([differing], differences.noise([]), runs[0])
-    assert [(difference.update, difference.is_printed) for difference in parted] == [
-        (9, False),
-        (2, True),
-    ]
-    place = equivalence._where(equivalence.Equivalence(()), parted[1])
+    plain, strategy = (
+        VerifyRun(
+            Kind("run", has_strategy=value > 1),
+            "",
+            values={ValueKey(9, 0, 0): held(value), ValueKey(2, 0): loss(value)},
+            are_printed=True,
+        )
+        for value in (1.0, 2.0)
+    )
+    outcome = verification.judge([plain, strategy])
+    assert [difference.key.update for difference in outcome.parted] == [9, 2]
+    place = verification._where(outcome, outcome.parted[1])
     assert place == "loss 2 that rank 0 printed differs by 1"
 
 
 def test_runs_of_different_updates_are_not_compared() -> None:
-    first, other = (RunSnapshots({0: {(0, update): held(1.0)}}, {}) for update in (1, 2))
-    assert "has not made the same updates" in differences.between(first, other).fault
+    first, other = ({ValueKey(update, 0, 0): held(1.0)} for update in (1, 2))
+    assert "has not made the same updates" in differences.fault(first, other)
 
 
 def test_the_largest_elements_tell_of_differences_between_the_recorded_ones() -> None:
     first, second = (
-        RunSnapshots({0: {(0, 1): [held(1.0)[0]._replace(size=9, checksum=n, largest=n)]}}, {})
-        for n in (1, 5)
+        {ValueKey(1, 0, 0): held(1.0)._replace(size=9, checksum=n, largest=n)} for n in (1, 5)
     )
-    (difference,) = differences.between(first, second).weights.values()
-    assert difference.apart == 4.0
+    assert [*differences.apart(first, second).values()] == [4.0]
