@@ -125,7 +125,7 @@ def test_s75_the_command_line_wins_over_the_environment_over_the_file_over_the_d
         assert setting(requested, option.name).source == f"${variable}"
     requested = asked(*words, environ=environ, config=config)
     assert setting(requested, option.name).source == "command line"
-    shown = secrets.HIDDEN if secrets._certainty(option.name) == secrets._SURE else first
+    shown = secrets.HIDDEN if secrets._certainty(option.name)[0] else first
     assert setting(requested, option.name).value == shown
     # A strategy keeps what belongs to it together.
     field = "strategy" if option.group == options.STRATEGY else option.target

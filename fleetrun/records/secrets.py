@@ -6,66 +6,40 @@ Ranks load this file by its path, in any Python, so it imports nothing of fleetr
 # No syntax newer than Python 3.7, for those ranks.
 from __future__ import annotations
 
-TYPE_CHECKING = False
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
 if TYPE_CHECKING:
-    import re
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from fleetrun.model import Request
-else:
-
-    class re:  # noqa: N801 - it stands for the module
-        """`re`, which takes 6 ms of a launch that has no secrets."""
-
-        def __getattr__(self, name: str) -> object:
-            import re
-
-            return getattr(re, name)
-
-    re = re()
 
 HIDDEN = "***"
 
-# Patterns are compiled on first use, and an ordinary launch uses none: a text without any of these
-# parts matches no pattern.
-_PARTS = (
-    *("pass", "secret", "cred", "key", "token", "auth", "jwt", "bearer", "hook", "otp", "sess"),
-    *("sig", "cookie", "pwd", "psk", "pat"),
-)
-
 # -- names ----------------------------------------------------------------------------------------
 
-# The words of a name, joined by "_": those that can only mean a secret;
-_CERTAIN = (
-    r"PASSWORD|PASSWD|PASSPHRASE|PASSCODE|SECRET|CREDENTIAL|SSHPASS|API_?KEY|PRIVATE_?KEY"
-    r"|ACCESS_?KEY|ACCESS_?TOKEN|AUTH_?TOKEN|_(?:(?:ACCOUNT|SIGNING|ENCRYPTION|SESSION)_KEY"
-    r"|(?:API|REFRESH|SESSION|BOT|SECURITY|BEARER|ID)_TOKEN|CREDS|JWT|BEARER|AUTHORIZATION"
-    r"|WEBHOOK|OTP|SESSION_ID|(?:PHP|J)?SESS(?:ION)?ID|SIGNATURE|SIG)_"
+# A name without any of these parts is no secret's; most names have none.
+_PARTS = re.compile(
+    r"(?i)pass|secret|cred|key|token|auth|jwt|bearer|hook|otp|sess|sig|cookie|pwd|psk|pat"
 )
-# those that may mean one: GITHUBTOKEN and OAUTH, but not TOKENIZERS, MAX_TOKENS or AUTHOR;
-_LAST = r"_(?:KEY|PWD|SESSION|SESSIONID|PSK)_$"
-_LIKELY = rf"(?:TOKEN|AUTH|_PASS|_COOKIES?)_|{_LAST}|[^_]_PAT_$"
+# The words of a name, each between two "_": those that can only mean a secret,
+_CERTAIN = re.compile(
+    r"PASSWORD|PASSWD|PASSPHRASE|PASSCODE|SECRET|CREDENTIAL|SSHPASS|API_?KEY|PRIVATE_?KEY"
+    r"|ACCESS_?KEY|(?:ACCESS|AUTH|API|REFRESH|BOT|SECURITY|BEARER)_?TOKEN"
+    r"|_(?:CREDS|JWT|BEARER|AUTHORIZATION|WEBHOOK|OTP|SIGNATURE|SIG)_"
+)
+# those that may mean one,
+_LAST = re.compile(r"_(?:KEY|PWD|SESSION|SESSION_?ID|PSK)_$")
+_LIKELY = re.compile(rf"TOKEN_|AUTH_|_(?:PASS|COOKIES?)_|{_LAST.pattern}|[^_]_PAT_$")
 # and those that describe one (its file, its length), or have a similar name and open nothing.
-_HARMLESS = (
+_HARMLESS = re.compile(
     r"_(?:FILES?|PATHS?|DIR|FOLDER|NAME|LENGTH|LEN|SIZE|COUNT|TTL|TIMEOUT|EXPIRY|EXPIRES|TYPE"
-    r"|ALGORITHM|POLICY|HELPER|PROMPT)_$|SECRETAR"
+    r"|ALGORITHM|POLICY|HELPER|PROMPT)_$|SECRETAR|^_PWD_$"
     r"|_(?:PUBLIC|SORT|PRIMARY|FOREIGN|GROUP|LABEL|IMAGE|FEATURE|INPUT|OUTPUT|STATE|TARGET|METRIC"
     r"|MONITOR|COLUMN|PARTITION|INDEX)_(?:.*_)?KEY_$"
-    r"|^_(?:XDG|DESKTOP|TERM|GNOME|KDE|GDM|TMUX|DBUS)_(?!.*TOKEN).*SESSION|^_DESKTOP_SESSION"
+    r"|^_(?:XDG|DESKTOP|TERM|GNOME|KDE|GDM|TMUX|DBUS)_(?!.*TOKEN).*SESSION"
 )
-# The shortest text with a secret in it is `://a@`. Results for texts shorter than a line are
-# cached, as all ranks have nearly the same environment.
-_SHORTEST, _LINE, _MOST_TOLD = 5, 200, 2048
-_told_before: dict[tuple[str, bool], str] = {}
-_SURE, _UNSURE, _NONE = 2, 1, 0
-# The folders of a shell; and names that most logins or jobs have, for which the patterns, which
-# take 10 ms to compile, say the same.
-_KNOWN = {
-    **dict.fromkeys(("PWD", "OLDPWD"), _NONE),
-    **dict.fromkeys((f"XDG_SESSION_{of}" for of in ("ID", "TYPE", "CLASS", "DESKTOP")), _NONE),
-    **dict.fromkeys(("DESKTOP_SESSION", "DBUS_SESSION_BUS_ADDRESS"), _NONE),
-    "FLEETRUN_TOKEN": _SURE,
-}
 
 
 def is_secret(name: str) -> bool:
@@ -74,33 +48,20 @@ def is_secret(name: str) -> bool:
     >>> is_secret("HF_TOKEN"), is_secret("aws_access_key_id"), is_secret("TOKENIZERS_PARALLELISM")
     (True, True, False)
     """
-    return _certainty(name) != _NONE
+    return any(_certainty(name))
 
 
-def _certainty(name: str) -> int:
-    if name in _KNOWN or not _has_part(name.lower()):
-        return _KNOWN.get(name, _NONE)
+@lru_cache(maxsize=4096)
+def _certainty(name: str) -> tuple[bool, bool]:
+    """Return whether NAME is that of a secret for certain, and whether it may be."""
+    if not _PARTS.search(name):
+        return False, False
     words = _words(name)
-    if re.search(_HARMLESS, words):
-        return _NONE
-    if re.search(_CERTAIN, f"{name.upper()} {words}"):
-        return _SURE
-    if not re.search(_LIKELY, words):
-        return _NONE
+    if _HARMLESS.search(words):
+        return False, False
+    is_likely = _LIKELY.search(words) is not None
     # Variables are named for what they hold; in code `token` and `key` are many things.
-    return _SURE if name == name.upper() else _UNSURE
-
-
-def _has_part(lower: str) -> bool:
-    """Whether the text LOWER may name a secret."""
-    # Names that every launch has contain `path` and `signal`, and so the parts `pat` and `sig`,
-    # which matter only at the end of a word.
-    return _has_one(_PARTS, lower.replace("path", "_h").replace("signal", "s_l"))
-
-
-def _has_one(parts: Sequence[str], text: str) -> bool:
-    # Without a loop in Python: a launch searches for some ten thousand.
-    return any(map(text.__contains__, parts))
+    return bool(_CERTAIN.search(words)) or (is_likely and name == name.upper()), is_likely
 
 
 def _words(name: str) -> str:
@@ -115,23 +76,17 @@ def _words(name: str) -> str:
 
 # -- values ---------------------------------------------------------------------------------------
 
-# Values that are no secret under a name that may mean something else: numbers up to six digits are
-# sizes and ids (`--max_token 4096`), `<pad>` is a token of a model, and code names where it takes a
-# value from.
-_NOTHING = r"(?i:true|false|yes|no|none|null|auto|\*+[:;.]*)?$"
-_PLAIN = rf"(?s){_NOTHING}|(?=.{{1,6}}$)-*\d+\.?\d*$|<.*>$|\[.*\]$"
-_CODE = (
-    r"(?:str|bytes|int|bool|Any|Optional|SecretStr|lambda)\b|"
-    r"(?:self|args|opts?|cfg|conf|config|kwargs|os|env|getpass)[.\[]|[$%]?[{(]"
+# What is no secret under any name; what is none under one that may mean something else: numbers up
+# to six digits are sizes and ids, and `<pad>` is a token of a model; and what code takes it from.
+_NOTHING = re.compile(r"(?i)(?:true|false|yes|no|none|null|auto|value|\*+[:;.]*)?$")
+_PLAIN = re.compile(r"(?s)(?=.{1,6}$)-*\d+\.?\d*$|<.*>$|\[.*\]$")
+_CODE = re.compile(
+    r"(?:str|bytes|int|bool|Any|Optional|SecretStr|lambda)\b|[$%]?[{(]|"
+    r"(?:self|args|opts?|cfg|conf|config|kwargs|os|env|getpass)[.\[]"
 )
-# An identifier in code: `image`, `model.keys`.
-_IDENTIFIER = r"[a-z_.]+$"
-# What follows -p of programs for which it is not a password.
-_OTHER_P = (
-    r"[./~]|[\w.\-]*[/=\\]|[\w\-]+\.[A-Za-z]\w{0,4}$|(?:fp|bf|tf|u?int|float|O)\d+$|"
-    r"[\d.:\-]+(?:/\w+)?$"
-)
-_PROSE = frozenset(["to", "is", "in", "on", "of", "or", "and", "the", "a", "an", "for", "with"])
+_IDENTIFIER = re.compile(r"[a-z_.]+$")
+# In a sentence, a short word after an option is no value: to, the, with.
+_LONGEST_WORD = 4
 
 
 def _is_random(value: str) -> bool:
@@ -144,83 +99,68 @@ def _is_random(value: str) -> bool:
     return len(value) >= 12 and len(runs) > 4 and any(run.isdigit() for run in runs)
 
 
-def _is_meant(
-    name: str, value: str, *, is_word: bool = False, quoted: bool = False, spaced: bool = False
-) -> bool:
+def _is_meant(name: str, value: str, *, is_word: bool = False, is_quoted: bool = False) -> bool:
     """Whether VALUE, which follows NAME, is the secret that the name suggests.
 
-    Unless it is a word of a command line (IS_WORD), it may be code if it is not QUOTED, and the
-    rest of a sentence if it is SPACED from its name.
+    It may be code unless it is a word of a command line (IS_WORD) or IS_QUOTED.
     """
-    # The folder of a shell, or the password of a connection string.
-    certainty = (_NONE if value[:1] in "/~." else _SURE) if name == "PWD" else _certainty(name)
-    # Help texts say `KEY=VALUE`.
-    if certainty == _NONE or value == "VALUE" or re.match(_NOTHING, value):
+    is_certain, is_likely = _certainty(name)
+    if name.upper() == "PWD" and value[:1] not in "/~.":
+        # Not the folder of a shell, but the password of a connection string.
+        is_certain = True
+    if _NOTHING.match(value) or value == name:
         return False
-    is_exact = quoted or (is_word and certainty == _SURE)
-    if not is_exact and (re.match(_CODE, value) or value == name):
+    if is_certain:
+        return is_word or is_quoted or not _CODE.match(value)
+    if not is_likely or _PLAIN.match(value) or _CODE.match(value):
         return False
-    if certainty == _SURE or re.match(_PLAIN, value):
-        return certainty == _SURE
-    is_last = re.search(_LAST, _words(name)) is not None
-    # `key=image`, `session="main"`, `auth=basic`.
-    if re.match(_IDENTIFIER, value) and (is_last if is_word or quoted else True):
-        return is_word and len(value) > 6
-    is_code = not is_word and (len(value) < 3 or not set("([{").isdisjoint(value))
-    return not is_code and (quoted or not spaced or _is_random(value))
+    if is_word:
+        # `--key=image`, `--session main`.
+        return len(value) > 6 or not (_LAST.search(_words(name)) and _IDENTIFIER.match(value))
+    return _is_random(value) or (is_quoted and len(value) > 6 and not _IDENTIFIER.match(value))
 
 
 # -- texts ----------------------------------------------------------------------------------------
 
-# The keys of services with a prefix that identifies them, and these prefixes in lower case. Those
-# of forges have a pattern of their own: `gloo` begins like them, and all together take 8 ms to
-# compile.
-_FORGE_KEYS = r"\b(gh[pousr]_\w{16,}|github_pat_\w{16,}|gl[a-z]{2,6}-[\w\-]{16,})"
-_KEYS = (
-    r"\b((?:A3T|AKIA|ASIA|AGPA|AROA|AIDA)[0-9A-Z]{16}|xox[abeoprs]-[\w\-]{8,}|xapp-[\w\-]{8,}|sk-[\w\-]{16,}"
+# A text without any of these has no secret.
+_MARKS = re.compile(
+    _PARTS.pattern
+    + r"|://.*@|hf_|npm_|nvapi|sk-|gh[pousr]_|gl\w+-|xox|xapp-|akia|asia|ltai|akid|eyj"
+    r"|aiza|pypi|ya29|sg\.|telegram"
+)
+# Shapes whose last group (or whole) is a secret: the part before the @ of an address,
+_LOGIN = re.compile(
+    r"://([^\s\"'<>,;@/?#]*:(?:(?!://)[^\s\"'<>,;])*?|(?<!ssh://)(?<!sftp://)[^\s\"'<>,;@/?#]+)@"
+)
+# which in a whole value ends with the last @: passwords may contain slashes and quotes;
+_LOGIN_IN_WORD = re.compile(
+    r"://((?:(?!://)[^ ,;@/])*:(?:(?!://)[^ ,;])*|(?<!ssh://)(?<!sftp://)[^ ,;@/?#]+)@"
+)
+# private keys; the keys of services with a prefix that identifies them; and addresses whose last
+# part is a secret.
+_PEM = re.compile(r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----(.*?)(?:-----END|\Z)")
+_KEYS = re.compile(
+    r"\b((?:AKIA|ASIA|AROA)[0-9A-Z]{16}|xox[abeoprs]-[\w\-]{8,}|xapp-[\w\-]{8,}|sk-[\w\-]{16,}"
     r"|[srp]k_(?:live|test)_\w{8,}|hf_[A-Za-z0-9]{16,}|npm_\w{16,}|pypi-[\w\-]{16,}"
     r"|AIza[\w\-]{20,}|ya29\.[\w\-]{8,}|SG\.[\w\-]{8,}\.[\w\-]{8,}|nvapi-[\w\-]{16,}"
-    r"|dckr_pat_[\w\-]{16,}|dop_v1_\w{16,}|hv[sb]\.[\w\-]{16,}|LTAI[A-Za-z0-9]{12,}"
-    r"|AKID[A-Za-z0-9]{16,}|ALTAK[A-Za-z0-9]{12,}|eyJ[\w\-]{8,}\.[\w\-]{4,}(?:\.[\w\-]*)?)"
+    r"|gh[pousr]_\w{16,}|github_pat_\w{16,}|gl[a-z]{2,6}-[\w\-]{16,}"
+    r"|LTAI[A-Za-z0-9]{12,}|AKID[A-Za-z0-9]{16,}|eyJ[\w\-]{8,}\.[\w\-]{4,}(?:\.[\w\-]*)?)"
 )
-_KEY_MARKS = (
-    *("a3t", "akia", "asia", "agpa", "aroa", "aida", "xox", "xapp-", "sk-", "k_live"),
-    *("k_test", "hf_", "npm_", "pypi-", "aiza", "ya29.", "sg.", "nvapi-", "dckr_", "dop_v1_"),
-    *("hvs.", "hvb.", "ltai", "akid", "altak", "eyj"),
-)
-# Addresses whose last part is a secret.
-_HOOKS = (
-    r"(?:(?:hooks\.slack\.com/(?:services|workflows|triggers)|discord(?:app)?\.com/api/webhooks"
-    r"|open\.(?:feishu\.cn|larksuite\.com)/open-apis/bot/v2/hook|[\w.\-]*webhook\.office\.com"
-    r"|outlook\.office\.com/webhook|hooks\.zapier\.com/hooks|maker\.ifttt\.com/\S*?/key)/"
+_HOOKS = re.compile(
+    r"(?:hooks\.slack\.com/\w+/|/webhooks/|/bot/v2/hook/|webhook\.office\.com/|zapier\.com/hooks/"
     r"|api\.telegram\.org/bot)([^\s\"'<>,?]+)"
 )
-_LOGIN = r"://((?:(?!://)[^\s\"'<>,;@])*(?:@[^\s\"'<>,;@/?#]*(?=@))*)@"
-# As a word of a command line, an address ends with the word, and passwords may contain slashes and
-# quotes.
-_LOGIN_IN_WORD = r"://((?:(?!://)[^ ,;])*)@"
-# Programs that take a password in such an option.
-_CLIENTS = ("mysql", "mariadb", "sshpass", "redis-cli")
-_CLIENT_OPTION = (
-    r"\b(?:(?:mysql\w*|mariadb[\w\-]*)\b[^\n]{0,200}?[\"'\s]-p|sshpass[\"',]*\s+[\"']?-p[\"',]*\s*"
-    r"[\"']?|redis-cli\b[^\n]{0,200}?[\"'\s]-a[\"',]*\s+[\"']?)([^\s\"',]+)"
-)
-_PEM = r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----(.*?)(?:-----END|\Z)"
-# Parameters of signed addresses that mean something else elsewhere.
-_QUERY = r"(?i)[?&;](key|code|sign|auth|q-ak|token)=([^&;#\s\"'<>]+)"
-_COOKIES = r"(?i)\b(?:set-)?cookie\\*[\"']?\s*:\s*\\*[\"']?([^\r\n\"']+)"
-_SCHEMES = r"(?i)\b(Bearer|Basic|Token|Digest)\s+([\w+/=.~\-]{8,})"
-_OPTIONS = r"(?<![\w.\-])(--?[A-Za-z][\w.\-]*)[\"']?,?[ \t]+[\"']?([^\s\"',]+)"
-# `name=value`, `"name": "value"` and the like.
-_NAME = r"(?<![\w.\-])[\w.\-]+(?=\\*[\"']?[ \t]{0,3}[:=])"
-_VALUE = (
-    r"(?s)\\*[\"']?(?P<space>[ \t]{0,3})(?:=>|:=|==?|(?P<colon>:(?!//)))[ \t]{0,3}"
-    r"(?P<scheme>(?:Bearer|Basic|Token|Digest)[ \t]+)?"
-    r"(?:(?P<quote>[\"'])(?P<quoted>(?:\\.|(?!(?P=quote))[^\\])*)(?P=quote)"
-    r"|(?P<mark>\\+[\"'])(?P<marked>.*?)(?P=mark)|\\*[\"'](?P<rest>[^\n]*)|(?P<bare>[^\s,;&\"'<>]+))"
+# A name, and after it (`name=value`, `"name": "value"`, `--name value` and the like) its value.
+_NAME = re.compile(r"(?<![\w.\-])-{0,2}[A-Za-z][\w.\-]*")
+_VALUE = re.compile(
+    r"(?s)(?:\\*[\"']?[ \t]{0,3}(?:=>|:=|=|:(?!//))[ \t]{0,3}|(?P<space>[\"']?,?[ \t]+))"
+    r"(?:(?i:Bearer|Basic|Token|Digest)[ \t]+)?"
+    r"(?:\\*(?P<quote>[\"'])(?P<quoted>(?:(?!\\*(?P=quote)).)*)\\*(?P=quote)"
+    r"|(?P<bare>[^\s,;&\"'<>]+))"
 )
 
 
+@lru_cache(maxsize=2048)
 def mask(text: str) -> str:
     """Return TEXT without what looks like a secret in it.
 
@@ -229,7 +169,7 @@ def mask(text: str) -> str:
     >>> mask("--max_tokens=512 --tokenizer=bert author=me PASSWORD_FILE=/run/x")
     '--max_tokens=512 --tokenizer=bert author=me PASSWORD_FILE=/run/x'
     """
-    return _told(text, is_word=False)
+    return _masked(text, [])
 
 
 def redact(name: str, value: str) -> str:
@@ -238,112 +178,51 @@ def redact(name: str, value: str) -> str:
     >>> redact("HF_TOKEN", "abc"), redact("http_proxy", "http://me:pw@proxy:3128/")
     ('***', 'http://***@proxy:3128/')
     """
-    return HIDDEN if is_secret(name) else _told(value, is_word=True)
-
-
-def _told(text: str, *, is_word: bool) -> str:
-    if len(text) < _SHORTEST:
-        return text
-    key = text, is_word
-    known = _told_before.get(key)
-    if known is None:
-        known = _masked(text, [], is_word=is_word)
-        if len(text) < _LINE and len(_told_before) < _MOST_TOLD:
-            _told_before[key] = known
-    return known
+    return HIDDEN if is_secret(name) else _masked(value, [], is_word=True)
 
 
 def _masked(text: str, masked: list[str], *, is_word: bool = False) -> str:
     """Mask TEXT, and append what was replaced to MASKED."""
-    lower = text.lower()
-    if not _has_one(_FIRST_MARKS, lower):
+    if not _MARKS.search(text):
         return text
-    has_parts = _has_part(lower)
-    for marks, pattern, is_meant in _SHAPES:
-        # Looking for a mark first is many times faster than looking for what it may begin.
-        if _has_one(marks, lower) and (has_parts or pattern is not _OPTIONS):
-            is_login = is_word and pattern is _LOGIN
-            every = re.finditer(_LOGIN_IN_WORD if is_login else pattern, text)
-            matches = [match for match in every if is_meant(match)]
-            text = _without((match.span(match.lastindex or 0) for match in matches), text, masked)
-    is_named = has_parts and _has_one(":=", text)
-    return _without(_values(text), text, masked) if is_named else text
 
+    def hide(match: re.Match[str]) -> str:
+        begin, end = match.span(match.lastindex or 0)
+        masked.append(text[begin:end])
+        return f"{text[match.start() : begin]}{HIDDEN}{text[end : match.end()]}"
 
-def _without(spans: Iterable[tuple[int, int]], text: str, masked: list[str]) -> str:
-    """Mask the SPANS of TEXT, and append their content to MASKED."""
-    parts: list[str] = []
-    done = 0
-    for start, end in spans:
-        masked.append(text[start:end])
-        parts += (text[done:start], HIDDEN)
+    for pattern in (_LOGIN_IN_WORD if is_word else _LOGIN, _PEM, _KEYS, _HOOKS):
+        text = pattern.sub(hide, text)
+    parts, done = [], 0
+    for begin, end in _named(text):
+        masked.append(text[begin:end])
+        parts += [text[done:begin], HIDDEN]
         done = end
     return "".join((*parts, text[done:]))
 
 
-def _values(text: str) -> Iterator[tuple[int, int]]:
+def _named(text: str) -> Iterator[tuple[int, int]]:
     """Yield the spans of the secrets in TEXT that follow their names."""
     done = 0
-    for named in re.finditer(_NAME, text):
-        is_named = named[0] == "PWD" or is_secret(named[0])
-        is_new = is_named and named.start() >= done
-        match = re.compile(_VALUE).match(text, named.end()) if is_new else None
-        if match is None:
+    for named in _NAME.finditer(text):
+        name = named[0]
+        if named.start() < done or not (name.upper() == "PWD" or is_secret(name)):
             continue
-        start, end = match.span(match.lastgroup or 0)
-        if match["bare"]:
+        match = _VALUE.match(text, named.end())
+        # In a sentence, what follows a word is no value.
+        if match is None or (match["space"] and not name.startswith("-")):
+            continue
+        group = "quoted" if match["bare"] is None else "bare"
+        begin, end = match.span(group)
+        if group == "bare":
             # The brackets of a list or a call around it are not its own.
-            end = max(start + 1, start + len(match["bare"].rstrip(")]}")))
-        value, is_spaced = text[start:end], bool(match["space"] or match["colon"])
-        is_meant = _is_meant(named[0], value, quoted=not match["bare"], spaced=is_spaced)
-        if value and (is_meant or match["scheme"]):
-            yield start, end
+            end = max(begin + 1, begin + len(match["bare"].rstrip(")]}")))
+        value = text[begin:end]
+        is_prose = match["space"] and (value.startswith("-") or len(value) <= _LONGEST_WORD)
+        if not is_prose and _is_meant(name, value, is_quoted=group == "quoted"):
+            yield begin, end
             done = end
 
-
-def _is_login(match: re.Match[str]) -> bool:
-    """Whether the part before the @ of an address is a login, not a path or a user of ssh."""
-    user, scheme = match[1], match.string[max(0, match.start() - 8) : match.start()]
-    is_name = "/" in user or user == HIDDEN or scheme.lower().endswith(("ssh", "sftp"))
-    return ":" in user or not is_name
-
-
-def _is_parameter(match: re.Match[str]) -> bool:
-    is_long = len(match[2]) >= 12 or match[1].lower() == "token"
-    return is_long and not re.match(_PLAIN, match[2])
-
-
-def _is_credential(match: re.Match[str]) -> bool:
-    scheme, value = match.groups()
-    is_prose = value.isalpha() and (value.islower() or value.istitle())
-    return not is_prose and (scheme.lower() != "token" or _is_random(value))
-
-
-def _is_option(match: re.Match[str]) -> bool:
-    name, value = match.groups()
-    return value[0] != "-" and value not in _PROSE and _is_meant(name, value)
-
-
-def _is_any(match: re.Match[str]) -> bool:
-    return bool(match)
-
-
-# By pattern: parts of which a text must contain one (in lower case), and a test of each match.
-_SHAPES: tuple[tuple[tuple[str, ...], str, Callable[[re.Match[str]], bool]], ...] = (
-    (("://",), _LOGIN, _is_login),
-    (("private key",), _PEM, _is_any),
-    (_KEY_MARKS, _KEYS, _is_any),
-    (("gh", "gl", "github_pat_"), _FORGE_KEYS, _is_any),
-    (("hooks.", "/hook", "/webhook", "webhook.", "telegram", "ifttt"), _HOOKS, _is_any),
-    (_CLIENTS, _CLIENT_OPTION, _is_any),
-    (("key=", "code=", "sign=", "auth=", "q-ak=", "token="), _QUERY, _is_parameter),
-    (("cookie",), _COOKIES, _is_any),
-    (("bearer", "basic", "token", "digest"), _SCHEMES, _is_credential),
-    ((" ", "\t"), _OPTIONS, _is_option),
-)
-_MARKS = (*_PARTS, *(mark for marks, *_ in _SHAPES for mark in marks))
-# Without them there is no secret: options are looked for only where there are parts of names.
-_FIRST_MARKS = tuple(mark for mark in _MARKS if not mark.isspace())
 
 # -- command lines --------------------------------------------------------------------------------
 
@@ -357,35 +236,19 @@ def in_arguments(words: Sequence[str]) -> Iterator[tuple[int, str, str, str]]:
     >>> list(in_arguments(["train.py", "--db-password", "xyz", "--url=http://me:pw@h"]))
     [(2, '', '--db-password', 'xyz'), (3, '--url=', '', 'http://me:pw@h')]
     """
-    flag = client = ""
+    flag = ""
     for at, word in enumerate(words):
-        program = word.rpartition("/")[2]
-        client = program if program.startswith(_CLIENTS) else client
-        before, name, value = _in_argument(word, flag, client)
+        if flag and not word.startswith("-") and _is_meant(flag, word, is_word=True):
+            yield at, "", flag, word
+        else:
+            secret = _in_word(word)
+            if secret is not None:
+                yield (at, *secret)
         flag = word if word.startswith("-") and "=" not in word else ""
-        if value is not None:
-            yield at, before, name, value
 
 
-def _in_argument(word: str, flag: str, client: str) -> tuple[str, str, str | None]:
-    """Return what stands before WORD's secret, its name ("" for a part of it), and the secret."""
-    if flag and not word.startswith("-"):
-        is_password = flag == "-p" and not re.match(f"{_PLAIN}|{_OTHER_P}", word)
-        is_login = flag == "-a" and client == "redis-cli"
-        if is_password or is_login or _is_meant(flag, word, is_word=True):
-            return "", flag, word
-    if client.startswith(("mysql", "mariadb", "sshpass")) and word[:2] == "-p" and word[2:]:
-        return "-p", "-p", word[2:]
-    if flag in ("-u", "--user", "--userpwd"):
-        user, colon, password = word.partition(":")
-        if colon and not re.match(rf"{_PLAIN}|[/\\]", password):
-            return f"{user}:", "--user-password", password
-    return _in_word(word)
-
-
-def _in_word(word: str) -> tuple[str, str, str | None]:
-    if not _has_one(_MARKS, word.lower()):
-        return "", "", None
+def _in_word(word: str) -> tuple[str, str, str] | None:
+    """Return what stands before the secret in WORD, its name and the secret, if there is one."""
     rest = word
     while re.match(r"[_\-./:+~@]*[^\W_][\w\-./:+~@]*=", rest):
         name, _, rest = rest.partition("=")
@@ -394,7 +257,7 @@ def _in_word(word: str) -> tuple[str, str, str | None]:
     for part in (rest, word):
         if redact("", part) != part:
             return word[: len(word) - len(part)], "", part
-    return "", "", None
+    return None
 
 
 # -- known values ---------------------------------------------------------------------------------
@@ -426,9 +289,8 @@ class Hider:
         values += [value.partition(":")[2] for value in values]
         values += [repr(value)[1:-1] for value in values]
         # Longer ones first: one may be part of another.
-        return tuple(
-            sorted(filter(_is_distinct, set(values)), key=lambda value: (-len(value), value))
-        )
+        distinct = filter(_is_distinct, set(values))
+        return tuple(sorted(distinct, key=lambda value: (-len(value), value)))
 
 
 def of_launch(request: Request, environ: Mapping[str, str]) -> Hider:
