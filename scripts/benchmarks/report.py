@@ -1,50 +1,40 @@
-"""Numbers as text: medians with their spread, tables, and whether a goal was reached."""
+"""Measurements in rounds, and their numbers as text: medians with their spread, and tables."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import platform
 import sys
-from statistics import median, quantiles
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import TypeVar
+from launches import Failed
 
-    T = TypeVar("T")
-
-
-class Summary(NamedTuple):
-    """Several rounds of one number."""
-
-    median: float
-    low: float
-    high: float
-    rounds: int
+K = TypeVar("K")
+M = TypeVar("M")
+Write = Callable[[float], str]
 
 
-class Goal(NamedTuple):
-    """One number to reach; `reached` is None where it could not be measured."""
+def in_turns(
+    rounds: int, todo: Mapping[K, Callable[[], M]]
+) -> tuple[dict[K, list[M]], dict[str, str]]:
+    """Do each of TODO once in each of ROUNDS, in every other one backwards.
 
-    what: str
-    wanted: str
-    seen: str
-    reached: bool | None
-
-
-def summary(values: Sequence[float]) -> Summary:
-    """Sum up VALUES, of which there is at least one."""
-    return Summary(median(values), min(values), max(values), len(values))
-
-
-def in_turns(rounds: int, todo: Sequence[T]) -> Iterator[tuple[int, T]]:
-    """Yield all of TODO in each of ROUNDS, whose number is from 1; every other one is reversed."""
-    for number in range(1, rounds + 1):
-        for item in todo if number % 2 else todo[::-1]:
-            yield number, item
+    Return what was measured, and why something was not.
+    """
+    measured: dict[K, list[M]] = {key: [] for key in todo}
+    failures: dict[str, str] = {}
+    for number in range(rounds):
+        for key in todo if number % 2 == 0 else reversed([*todo]):
+            progress(f"round {number + 1} of {rounds}: {key}")
+            try:
+                measured[key].append(todo[key]())
+            except Failed as failure:
+                failures[str(key)] = str(failure)
+    progress("")
+    return measured, failures
 
 
 def ms(value: float) -> str:
@@ -52,84 +42,49 @@ def ms(value: float) -> str:
     return f"{value * 1000:.0f}" if abs(value) >= 0.01 else f"{value * 1000:.1f}"
 
 
-def in_ms(value: float) -> str:
-    """Write seconds as milliseconds, with the unit."""
-    return f"{ms(value)} ms"
+def times(value: float) -> str:
+    """Write a ratio."""
+    return f"{value:.2f}"
 
 
-def mb(value: float) -> str:
-    """Write bytes as megabytes."""
-    return f"{value / 1e6:.1f}"
+def spread(values: Sequence[float | None], write: Write = ms) -> str:
+    """Write the median, and from where to where the rounds went; `-` if there were none."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    return f"{write(median(known))} ({write(min(known))}-{write(max(known))})"
 
 
-def spread(measured: Summary, write: Callable[[float], str] = ms) -> str:
-    """Write the median, and from where to where the rounds went."""
-    return f"{write(measured.median)} ({write(measured.low)}-{write(measured.high)})"
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """Write how OURS compares with THEIRS in pairs of a round, which ran under the same load."""
+    if len(ours) != len(theirs):
+        return "-"
+    return spread([a / b for a, b in zip(ours, theirs, strict=True)], times)
 
 
-def quartered(values: Sequence[float]) -> str:
-    """Write the median of ratios, and the quarters around it."""
-    low, middle, high = quantiles(values, n=4, method="inclusive") if values[1:] else values * 3
-    return f"{middle:.3f} ({low:.3f}-{high:.3f})"
-
-
-def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lay out ROWS under HEADS, the first column to the left and the others to the right."""
+def show(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print ROWS under HEADS, the first column to the left and the others to the right."""
     widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
-    lines = [title, ""]
-    for row in [heads, ["-" * width for width in widths], *rows]:
-        first, *others = (cell.ljust if not at else cell.rjust for at, cell in enumerate(row))
-        cells = [
-            first(widths[0]),
-            *(put(width) for put, width in zip(others, widths[1:], strict=True)),
-        ]
-        lines.append("  " + "  ".join(cells).rstrip())
-    return "\n".join(lines) + "\n"
+    print(f"{title}\n")
+    for first, *others in [heads, ["-" * width for width in widths], *rows]:
+        cells = [text.rjust(width) for text, width in zip(others, widths[1:], strict=True)]
+        print("  " + "  ".join([first.ljust(widths[0]), *cells]).rstrip())
+    print()
 
 
-def goal(
-    what: str, seen: float | None, limit: float, write: Callable[[float], str] = in_ms
-) -> Goal:
-    """Return the goal that WHAT, which was SEEN if it could be measured, is at most LIMIT."""
-    wanted = f"<= {write(limit)}"
-    if seen is None:
-        return Goal(what, wanted, "-", None)
-    return Goal(what, wanted, write(seen), seen <= limit)
-
-
-def goals(reached: Sequence[Goal]) -> str:
-    """Say of every goal whether it was reached."""
-    words = {True: "reached", False: "MISSED", None: "not measured"}
-    rows = [[goal.what, goal.wanted, goal.seen, words[goal.reached]] for goal in reached]
-    return table("Goals", ["what", "wanted", "seen", ""], rows)
-
-
-def unmeasured(failures: Mapping[str, str]) -> None:
-    """Print what could not be measured, and why."""
+def finish(chosen: argparse.Namespace, failures: Mapping[str, str], **document: Any) -> int:
+    """Print what could not be measured, and write all to the file of --json; return exit code 0."""
     for name, why in failures.items():
         print(f"{name}: not measured: {why}\n")
-
-
-def write(chosen: argparse.Namespace, document: Mapping[str, Any]) -> None:
-    """Write DOCUMENT to the file of --json, if it is given."""
     if chosen.json:
+        document |= {"cpus": os.cpu_count(), "failures": failures}
         chosen.json.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
 
 
-def machine() -> dict[str, Any]:
-    """Return on what this is measured."""
-    return {
-        "cpus": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "load_before": os.getloadavg()[0],
-    }
-
-
-def headline(results: dict[str, Any]) -> str:
-    """Say on what this was measured: a machine that is busy with something else lies."""
-    machine, versions = results["machine"], results["versions"]
-    software = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return f"{machine['cpus']} cores, load {machine['load_before']:.1f} before, {software}\n"
+def numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list with commas, for an option."""
+    return tuple(int(part) for part in text.split(","))
 
 
 def progress(text: str) -> None:

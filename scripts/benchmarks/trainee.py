@@ -40,15 +40,9 @@ def large() -> tuple[nn.Layer, list[int]]:
     return nn.Linear(1024, 4096, bias_attr=False), [16, 1024]
 
 
-def layers() -> tuple[nn.Layer, list[int]]:
-    """48 gradients of 1.6 MB in all, which a slow link needs longer for than backward does."""
-    net = nn.Sequential(*(layer for _ in range(24) for layer in (nn.Linear(128, 128), nn.ReLU())))
-    return net, [128, 128]
-
-
 def tall() -> tuple[nn.Layer, list[int]]:
     """1.6 MB of gradients, and batches whose activations take a hundred times as much."""
-    net, _ = layers()
+    net = nn.Sequential(*(layer for _ in range(24) for layer in (nn.Linear(128, 128), nn.ReLU())))
     return net, [4096, 128]
 
 
@@ -62,16 +56,12 @@ def wide() -> tuple[nn.Layer, list[int]]:
     return nn.Sequential(*(nn.Linear(1600, 1600) for _ in range(10))), [16, 1600]
 
 
+# By the first word of a model's name; those after it choose the optimizer and the kind of graph.
 MODELS = {
-    "layers": layers,
     "tiny": tiny,
     "many": deep,
-    "many-static": deep,
     "adam": deep,
-    "adam-static": deep,
-    "momentum-static": deep,
-    "tall-static": tall,
-    "wide-adam-static": wide,
+    "tall": tall,
     "resnet": resnet,
     "large": large,
     "wide": wide,
@@ -80,11 +70,8 @@ MODELS = {
 
 def optimizer(**arguments: Any) -> Any:
     """Return the optimizer that the model's name asks for."""
-    words = MODEL.split("-")
-    if "adam" in words:
+    if "adam" in MODEL.split("-"):
         return paddle.optimizer.Adam(1e-3, **arguments)
-    if "momentum" in words:
-        return paddle.optimizer.Momentum(1e-3, **arguments)
     return paddle.optimizer.SGD(1e-3, **arguments)
 
 
@@ -92,7 +79,7 @@ def dynamic() -> Callable[[], None]:
     """Return what makes a step."""
     paddle.distributed.init_parallel_env()
     paddle.seed(5)
-    net, shape = MODELS[MODEL]()
+    net, shape = MODELS[MODEL.partition("-")[0]]()
     model = paddle.DataParallel(net)
     updating = optimizer(parameters=model.parameters())
     batch = paddle.randn(shape)
@@ -111,7 +98,7 @@ def static() -> Callable[[], None]:
     paddle.enable_static()
     fleet.init(is_collective=True)
     paddle.seed(5)
-    net, shape = MODELS[MODEL]()
+    net, shape = MODELS[MODEL.partition("-")[0]]()
     loss = paddle.mean(net(paddle.static.data("batch", shape)))
     fleet.distributed_optimizer(optimizer()).minimize(loss)
     executor = paddle.static.Executor()
@@ -171,9 +158,11 @@ for _ in range(WARM_UP):
     step()
 rank = os.environ["PADDLE_TRAINER_ID"]
 reports = os.open(os.environ["BENCH_SAID"], os.O_WRONLY)
-turns = os.open(f"{os.environ['BENCH_TURNS']}.{rank}", os.O_RDONLY)
+pipe = f"{os.environ['BENCH_FOLDER']}/turns.{rank}"
+os.mkfifo(pipe)
 wait_for_device()
 os.write(reports, f"ready {os.getpid()}\n".encode())
+turns = os.open(pipe, os.O_RDONLY)
 
 
 def train() -> None:
