@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from fleetrun.errors import RendezvousError
 from fleetrun.records.hostsfile import HostEnd
 from fleetrun.run.events import Failure, TimerExpired
 from fleetrun.run.loop import Loop, LoopShare, Waiting, nothing
@@ -30,7 +29,6 @@ from fleetrun.session.messages import (
     RosterMessage,
     Verdict,
 )
-from fleetrun.session.rival import RivalSearch
 
 
 class GuardLink(Protocol):
@@ -71,7 +69,6 @@ _OWN = 0
 _MOST_REFUSED, _MOST_REMARKS = 32, 64
 # How long the delivery of the end of a rendezvous may take.
 _FLUSH_S = 2.0
-_CODE = RendezvousError.exit_code
 # For all messages, in both directions.
 CODEC = Codec(
     *(messages.FromMember | messages.FromCoordinator).__args__,
@@ -145,9 +142,6 @@ class Session:
         # Who has the port on this host, if it is not this launcher.
         self._port_holder = ""
         self._dialer: Dialer | None = None
-        self._rival: RivalSearch | None = None
-        # The endpoints that the port check did not reach.
-        self.unreached: tuple[str, ...] = ()
         self._targets: Sequence[Target] = ()
         self._connection: Connection | None = None
         self._callers = Callers(
@@ -222,26 +216,8 @@ class Session:
             endpoint.config, now, self.launcher, has_token=self.key.has_token
         )
         self._listener.open()
-        if endpoint.config.names:
-            self._rival = self._search()
         self._event(member.Connected(now))
         return True
-
-    def _search(self) -> RivalSearch:
-        """Look for a host that also considers itself the first of the list."""
-        return RivalSearch(
-            self._endpoint.ports,
-            self._wire,
-            missing=lambda: () if self._coordinator is None else state.absent(self._coordinator),
-            join=lambda: None if self._member is None else member.introduction(self._member),
-            report=self._contradicted,
-        )
-
-    def _contradicted(self, why: str) -> None:
-        """End the job, since another host coordinates it as well; WHY says which."""
-        known = self._member
-        if known is not None and known.phase == member.JOINING and known.request is not None:
-            self.join(known.request, Failure("", f"the job has two coordinators: {why}", _CODE))
 
     def _call(self, targets: Sequence[Target]) -> None:
         """Call the coordinator, which is at one of TARGETS."""
@@ -327,8 +303,6 @@ class Session:
             self._share.timer((id(self), timer), None, nothing)
         if self._listener is not None:
             self._listener.close()
-        if self._rival is not None:
-            self._rival.close()
         self._hang_up()
         self._callers.close()
 

@@ -88,7 +88,7 @@ class Stacks(NamedTuple):
     went_on: int
     # As of `Hung`.
     sign: str
-    # Unreached endpoints, each with the process that tries; -1: its launcher tried earlier.
+    # Unreached endpoints, each with the process that tries.
     unreached: tuple[tuple[int, str], ...]
     ended: tuple[EndedRank, ...] = ()
 

@@ -23,7 +23,6 @@ from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.driver import RendezvousEndpoint, Session
 from fleetrun.session.listener import EVERYWHERE
 from fleetrun.session.messages import JoinRequest, is_name
-from fleetrun.session.portcheck import PortCheck
 from fleetrun.session.rank_assignment import LIST
 from fleetrun.session.rendezvous import Rendezvous
 from fleetrun.session.script import digest
@@ -119,7 +118,6 @@ def join(
         warm=_warm if script.is_python(request.script) else None,
         settled=partial(_settle, logs, has_token=endpoint.token is not None),
         hint=hosts.hint(engine.hosts, request, facts),
-        ports=_port_check(session, endpoint, facts, slots),
     )
     session.closed = logs.forget
     return session, rendezvous
@@ -202,20 +200,6 @@ def tell(
         raise fault
 
     return session, Rendezvous(session, offer=fail, bare=bare, plan=fail, redact=redact, log=log)
-
-
-def _port_check(
-    session: Session, endpoint: RendezvousEndpoint, facts: Facts, slots: Slots
-) -> PortCheck | None:
-    """Return the check of other hosts' ports; None if all hosts are this one or there are servers.
-
-    Trainers wait until their servers listen, and must not mistake a held port for that.
-    """
-    if hosts.is_loopback(endpoint.host) or _has_roles(slots):
-        return None
-    return PortCheck(
-        session.key, allowed=endpoint.allowed, source=endpoint.source, resolved=facts.resolved
-    )
 
 
 def _warm() -> str:

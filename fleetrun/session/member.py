@@ -246,14 +246,6 @@ def last_words(state: MemberState, failure: Failure | None) -> tuple[FromMember,
     return _join(state, state.generation, state.request), Leave(failure)
 
 
-def introduction(state: MemberState) -> Join | None:
-    """Return the Join for a rival coordinator of this job, unless the job has begun."""
-    if state.request is None or state.phase != JOINING or state.generation:
-        return None
-    # What listens there may be another program.
-    return _join(state, 0, state.request)._replace(secret="")
-
-
 def _join(state: MemberState, generation: int, request: JoinRequest) -> Join:
     failure = state.failure if state.phase == JOINING else None
     own = state.session, state.secret

@@ -20,11 +20,9 @@ from fleetrun.run.events import Failure
 from fleetrun.run.gathering import Answer, Gathering
 from fleetrun.run.isolation import CallResult, IsolatedCall
 from fleetrun.run.loop import Waiting
-from fleetrun.session import portcheck
 from fleetrun.session.config import PREPARE_S
 from fleetrun.session.driver import Session, SessionHandler
 from fleetrun.session.messages import JoinRequest, RosterMessage, Verdict
-from fleetrun.session.portcheck import PortCheck
 
 
 class Settled(Protocol):
@@ -52,10 +50,8 @@ class Rendezvous(Gathering, SessionHandler):
     OFFER returns this host's request for an attempt, PLAN the plan for a roster. If OFFER fails,
     the host joins with BARE to report why. REDACT masks secrets. SETTLED is called at the end of
     the first rendezvous. HEALTH checks this host before each later one, and before the first one if
-    it has stood by; WARM then checks that Paddle can be imported, and FORESEE returns a plan like
-    that which may come. HOOK runs the user's command before each. These three (not FORESEE) run in
-    child processes and return what is wrong. PORTS checks that the ports of other hosts are
-    reached. HINT says why hosts may never come.
+    it has stood by; WARM then checks that Paddle can be imported. These two run in child processes
+    and return what is wrong. HINT says why hosts may never come.
     """
 
     is_shared = True
@@ -74,7 +70,6 @@ class Rendezvous(Gathering, SessionHandler):
         settled: Settled | None = None,
         health: Callable[[], str] | None = None,
         warm: Callable[[], str] | None = None,
-        ports: PortCheck | None = None,
         hint: str = "",
     ) -> None:
         self._session = session
@@ -86,10 +81,7 @@ class Rendezvous(Gathering, SessionHandler):
         self._settled = settled
         self._health = health
         self._warm = warm
-        self._ports = ports
         self._hint = f" {hint}" if hint else ""
-        # The ports that this host has offered for its ranks.
-        self._offered: tuple[int, ...] = ()
         self._call: IsolatedCall | None = None
         # Why Paddle cannot be imported, and the trouble that the others were told.
         self._cold = self._told_trouble = ""
@@ -169,16 +161,12 @@ class Rendezvous(Gathering, SessionHandler):
     def _join(self, trouble: str) -> None:
         """Join the generation; TROUBLE is why this host should stay out."""
         trouble = self._told_trouble = trouble or self._cold
-        self._release()
         try:
             offer = self._offer(self._attempt)
         except FleetrunError as error:
             # Report it, so that the others do not wait for this host.
             self._tell(error)
         else:
-            own = () if offer.master_port is None else (offer.master_port,)
-            self._offered = (*own, *offer.ports)
-            self._hold()
             self._session.join(offer._replace(trouble=self._redact(trouble)[:_LONGEST]))
 
     def _tell(self, fault: FleetrunError) -> None:
@@ -239,7 +227,6 @@ class Rendezvous(Gathering, SessionHandler):
             return
         self._is_over = True
         self._abandon()
-        self._release()
         self.withdraw()
         self._settle(has_begun=False)
         host = self._bare.named()
@@ -254,7 +241,6 @@ class Rendezvous(Gathering, SessionHandler):
             return
         self._is_over = True
         self._abandon()
-        self._release()
         # From the loop, as the caller takes an answer only there.
         self._waiting.timer("unanswered", None, self._unanswered)
         self._waiting.timer("answer", time.monotonic(), lambda: self._answer(planned))
@@ -310,8 +296,6 @@ class Rendezvous(Gathering, SessionHandler):
         """Wait as long as the coordinator does."""
         if self._until is not None and not self._attempt:
             self._wait(self._session.config.rdzv_timeout_s)
-        if self._offered and not self._is_over:
-            self._hold()
 
     def plan(self, roster: RosterMessage) -> None:
         """Plan for ROSTER, and report whether that is possible."""
@@ -343,7 +327,7 @@ class Rendezvous(Gathering, SessionHandler):
             except FleetrunError as error:
                 fault = error
         if fault is None:
-            self._try_ports(roster)
+            self._session.planned(None)
             return
         self._fault = fault
         failure = self._failure(fault)
@@ -351,35 +335,6 @@ class Rendezvous(Gathering, SessionHandler):
         is_departure = self.may_change and not self._session.serves
         no_retry = "" if is_departure else failure.what
         self._session.planned(failure._replace(is_departure=is_departure, no_retry=no_retry))
-
-    def _hold(self) -> None:
-        """Listen on the ranks' ports, for the check."""
-        if self._ports is not None:
-            self._ports.hold(self._offered, self._waiting)
-
-    def _release(self) -> None:
-        """Leave the ports to the ranks."""
-        if self._ports is not None:
-            self._ports.release()
-
-    def _try_ports(self, roster: RosterMessage) -> None:
-        """Report ready once other hosts' ports are checked; they stay open until all are ready."""
-        ports = self._ports
-        if ports is None:
-            self._session.planned(None)
-            return
-
-        def tried() -> None:
-            self._session.unreached = tuple(
-                f"{target} ({why})" for target, why in ports.failures.items()
-            )
-            remark = ports.remark()
-            if remark:
-                self._log(remark)
-            self._session.planned(None)
-
-        me = [target.launcher for target in roster.entries].index(self._session.launcher)
-        ports.begin(portcheck.chosen(roster.entries, me), self._waiting, tried)
 
     def _failure(self, fault: FleetrunError) -> Failure:
         what = self._redact(str(fault))[:_LONGEST].rstrip(".")

@@ -281,14 +281,6 @@ def host_ends(state: State) -> tuple[HostEnd, ...]:
     return tuple(ends)
 
 
-def absent(state: State) -> tuple[str, ...]:
-    """Return the listed hosts that have not come to the job's first generation."""
-    if state.phase != FORMING or state.generation:
-        return ()
-    taken = {host.request.rank for host in state.hosts.values()}
-    return tuple(name for place, name in enumerate(state.config.names) if place not in taken)
-
-
 def is_below_minimum(state: State) -> bool:
     """Whether hosts were lost and all remaining ones are here but too few."""
     is_begun = state.phase == FORMING and state.generation > 0

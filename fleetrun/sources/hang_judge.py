@@ -148,7 +148,6 @@ class HangJudge:
         places = [plan.ranks.index(spec.rank) if spec.rank else -1 for spec in plan.processes]
         longest = _LONGEST_FUNCTION + _LONGEST_FILE
         room = _MOST_LETTERS // max(1, len(stacks)) // longest
-        own_unreached = () if self._session is None else self._session.unreached
         message = Stacks(
             plan.generation,
             tuple(
@@ -164,10 +163,7 @@ class HangJudge:
             ),
             -1 if went_on is None else places[went_on],
             sign,
-            (
-                *((places[process], where) for process, where in unreached[:_MOST_UNREACHED]),
-                *((-1, where[:300]) for where in own_unreached),
-            ),
+            tuple((places[process], where) for process, where in unreached[:_MOST_UNREACHED]),
             tuple(
                 EndedRank(places[process], max(time.monotonic() - at, 0.0))
                 for process, at in ended.items()
@@ -239,12 +235,6 @@ class HangJudge:
                 f"{self._label(process)} does not reach {visible(where)}"
                 for process, where in answer.unreached
                 if process in own_processes
-            ]
-            host = visible(plan.nodes[node_rank])
-            unreached += [
-                f"before the start {host} did not reach {visible(where)}"
-                for process, where in answer.unreached
-                if process < 0
             ]
             ended |= {
                 process: seconds for process, seconds in answer.ended if process in own_processes

@@ -80,13 +80,10 @@ def test_hosts_in_paddles_variables_are_one_job(two_hosts: tuple[Host, Host]) ->
         assert (host.folder / "rank").read_text() == told
 
 
-@pytest.mark.parametrize("bounds", [(), ("--nnodes=1:3",)])
-def test_lists_of_hosts_in_another_order_are_said_to_be(
-    four_hosts: Network, bounds: tuple[str, ...]
-) -> None:
-    lists = ("1,2,3", "2,1,3", "1,2,3")
+def test_lists_of_hosts_in_another_order_are_said_to_be(four_hosts: Network) -> None:
+    lists = ("1,2,3", "1,3,2", "1,2,3")
     launchers = [
-        start(host, ": >up", f"--ips={','.join(f'10.88.0.{n}' for n in ips.split(','))}", *bounds)
+        start(host, ": >up", f"--ips={','.join(f'10.88.0.{n}' for n in ips.split(','))}")
         for host, ips in zip(four_hosts.hosts, lists, strict=False)
     ]
     assert ends(launchers) == [4] * 3
