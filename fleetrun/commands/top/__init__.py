@@ -11,12 +11,11 @@ import time
 import tty
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.control import Control
-from rich.text import Text
+from rich.console import Console, RenderableType
+from rich.layout import Layout
+from rich.live import Live
 
 from fleetrun import colors
 from fleetrun.commands import parser
@@ -24,18 +23,17 @@ from fleetrun.commands.logs import choose
 from fleetrun.commands.logs.clean import cleaned
 from fleetrun.commands.stacks import newest
 from fleetrun.commands.top import screen
-from fleetrun.commands.top.sample import Sampler
+from fleetrun.commands.top.sample import Sampler, Snapshot
 from fleetrun.commands.top.view import LOG, STACKS, View, after, keys
 from fleetrun.printing import put
 from fleetrun.records import reading, runs
-
-if TYPE_CHECKING:
-    from fleetrun.commands.top.sample import Snapshot
 
 # Processor use needs two samples; in a pipe they are this far apart.
 _APART_S = 0.5
 # The most bytes shown of the end of a log, or of stacks.
 _MOST_TEXT = 64 * 1024
+# Wider than any table.
+_UNLIMITED = 1 << 14
 
 
 def _top(
@@ -54,53 +52,61 @@ def _top(
     chosen = choose.find_runs(run, log_dir, prefers_running=True)
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     is_coloured = colors.is_wanted(color, os.environ, is_terminal=is_terminal)
-    sampler = Sampler(chosen, pattern=log_pattern, period_s=interval)
-    try:
-        is_screen = is_terminal and os.environ.get("TERM", "") not in {"", "dumb"} and not once
-        if is_screen and any(runs.is_running(chosen_run.path) for chosen_run in chosen):
-            return _watch(sampler, interval, is_coloured=is_coloured)
+    sampler = Sampler(chosen, pattern=log_pattern)
+    is_screen = is_terminal and os.environ.get("TERM", "") not in {"", "dumb"} and not once
+    if is_screen and any(runs.is_running(chosen_run.path) for chosen_run in chosen):
+        snapshot = _watch(sampler, interval, is_coloured=is_coloured)
+        if snapshot is None:
+            return 0
+    else:
         snapshot = sampler.sample()
         if not snapshot.verdict:
-            _wait(min(interval, _APART_S))
+            _pressed(min(interval, _APART_S))
             snapshot = sampler.sample()
-        _print(snapshot, is_coloured=is_coloured)
-    finally:
-        sampler.close()
-    return 0
+    width = 0
+    if is_terminal:
+        with suppress(OSError):
+            width = os.get_terminal_size(sys.stdout.fileno()).columns
+    console = _console(width or _UNLIMITED, is_coloured=is_coloured)
+    shown = screen.optional(snapshot.rows)
+    with console.capture() as captured:
+        console.print(screen.frame(snapshot, width, None, View(), shown))
+    lines = captured.get().splitlines()
+    return put("".join(f"{line.rstrip()}\n" for line in lines))
 
 
-def _watch(sampler: Sampler, interval: float, *, is_coloured: bool) -> int:
-    """Show the job until it ends or q is pressed; leave the last state on the screen."""
-    console = _console(is_coloured=is_coloured)
-    view = View(has_bars="utf" in (sys.stdout.encoding or "").lower())
-    with console.screen(hide_cursor=True), _keys(), _terminated():
+def _watch(sampler: Sampler, interval: float, *, is_coloured: bool) -> Snapshot | None:
+    """Show the job until it ends, and return its last state; None if q was pressed before."""
+    console = _console(None, is_coloured=is_coloured)
+    view = View()
+    shown: frozenset[str] = frozenset()
+    live = Live(console=console, screen=True, auto_refresh=False)
+    with _cbreak(), _terminated(), live:
         due = time.monotonic()
-        while True:
-            snapshot = sampler.sample()
-            if snapshot.verdict:
-                break
-            _draw(console, snapshot, view)
+        while not (snapshot := sampler.sample()).verdict:
+            shown = screen.optional(snapshot.rows, shown)
+            live.update(_picture(snapshot, view, shown, console), refresh=True)
             # A slow sample delays only the next one.
             due = max(due + interval, time.monotonic() + 0.05)
-            while (typed := _wait(due - time.monotonic())) != b"":
+            while (typed := _pressed(due - time.monotonic())) != b"":
                 before = view
-                for key in keys(typed or b"Q"):
-                    page = os.get_terminal_size(sys.stdout.fileno()).lines // 2
-                    view = after(view, key, snapshot.rows, page)
+                for key in keys(typed or b"\x03"):
+                    view = after(view, key, snapshot.rows, console.height // 2)
                 if view.is_over:
-                    return 0
+                    return None
                 if view.what == STACKS and before.what != STACKS:
                     sampler.ask_for_stacks()
-                _draw(console, snapshot, view)
-    _print(snapshot, is_coloured=is_coloured)
-    return 0
+                live.update(_picture(snapshot, view, shown, console), refresh=True)
+    return snapshot
 
 
-def _console(*, is_coloured: bool) -> Console:
+def _console(width: int | None, *, is_coloured: bool) -> Console:
     return Console(
         file=sys.stdout,
-        # The caller has decided; rich would read the environment again.
+        width=width,
+        # The caller has decided; rich would read the environment again, also for the size.
         force_terminal=True,
+        _environ={},
         color_system="standard" if is_coloured else None,
         no_color=not is_coloured,
         highlight=False,
@@ -110,61 +116,43 @@ def _console(*, is_coloured: bool) -> Console:
     )
 
 
-def _draw(console: Console, snapshot: Snapshot, view: View) -> None:
-    """Show VIEW of SNAPSHOT on the whole screen."""
-    width, height = os.get_terminal_size(sys.stdout.fileno())
-    room = max(1, height - 1)
+def _picture(
+    snapshot: Snapshot, view: View, shown: frozenset[str], console: Console
+) -> RenderableType:
+    """Return what VIEW shows of SNAPSHOT on the whole screen, with the keys below."""
+    room = max(2, console.height - 1)
     row = next((row for row in snapshot.rows if row.label == view.selected), None)
-    if row is not None and view.what in (LOG, STACKS):
-        paths = row.logs if view.what == LOG else (row.stacks,)
-        content = b"".join(
-            reading.content(path, _MOST_TEXT, from_end=True) or b"" for path in paths
-        )
-        text = cleaned(content).decode(errors="replace").replace("\r", "\n").rstrip("\n")
-        if view.what == STACKS:
-            text = newest(text) or "The launcher has been asked for the stacks; they appear here."
-        # The newest lines of a log matter most; of stacks the first ones, the innermost frames.
-        title = f"{view.what} of {row.label}: {paths[0]}"
-        lines = screen.text_of(text.split("\n"), title, width, room)
-    else:
-        lines = screen.frame(snapshot, width, room, view)
-    lines += [Text(" " * width)] * (height - 1 - len(lines))
-    hints = screen.fitting(screen.footer(view), width)
-    lines.append(screen.cut(Text(hints, "dim"), width))
-    console.control(Control.home())
-    console.print(Text("\n").join(lines), end="", soft_wrap=True)
+    if row is None or view.what not in (LOG, STACKS):
+        picture = screen.frame(snapshot, console.width, room, view, shown)
+        return _above(screen.footer(view), picture)
+    paths = row.logs if view.what == LOG else (row.stacks,)
+    content = b"".join(reading.content(path, _MOST_TEXT, from_end=True) or b"" for path in paths)
+    text = cleaned(content).decode(errors="replace").replace("\r", "\n").rstrip("\n")
+    if view.what == STACKS:
+        text = newest(text) or "The launcher has been asked for the stacks; they appear here."
+    title = f"{view.what} of {row.label}: {paths[0]}"
+    return _above(screen.footer(view), screen.text_of(text.split("\n"), title, room))
 
 
-def _print(snapshot: Snapshot, *, is_coloured: bool) -> None:
-    """Print SNAPSHOT on the terminal, or uncut into a pipe."""
-    width = 0
-    if sys.stdout is not None:
-        with suppress(OSError):
-            width = os.get_terminal_size(sys.stdout.fileno()).columns
-    lines = screen.frame(snapshot, width, None)
-    if is_coloured:
-        console = _console(is_coloured=True)
-        with console.capture() as captured:
-            console.print(Text("\n").join(lines), soft_wrap=True)
-        text = captured.get()
-    else:
-        text = "\n".join(line.plain.rstrip() for line in lines)
-    put(text.rstrip("\n") + "\n")
+def _above(footer: RenderableType, picture: RenderableType) -> Layout:
+    layout = Layout()
+    layout.split_column(Layout(picture), Layout(footer, size=1))
+    return layout
 
 
-def _wait(seconds: float) -> bytes | None:
+def _pressed(seconds: float) -> bytes | None:
     """Return the keys pressed within SECONDS, or None if the terminal is gone."""
     deadline = time.monotonic() + seconds
     # Standard input may be closed.
-    keys = [sys.stdin.fileno()] if sys.stdin is not None and sys.stdin.isatty() else []
+    inputs = [sys.stdin.fileno()] if sys.stdin is not None and sys.stdin.isatty() else []
     while (left := deadline - time.monotonic()) > 0:
-        for fd in select.select(keys, [], [], left)[0]:
+        for fd in select.select(inputs, [], [], left)[0]:
             return os.read(fd, 64) or None
     return b""
 
 
 @contextmanager
-def _keys() -> Iterator[None]:
+def _cbreak() -> Iterator[None]:
     """Read each key at once and without echo; restore the terminal afterwards."""
     if sys.stdin is None or not sys.stdin.isatty():
         yield

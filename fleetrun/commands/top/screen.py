@@ -1,237 +1,211 @@
-"""Renders a snapshot for `fleetrun top` as lines of a given width; pure."""
+"""Renders a snapshot for `fleetrun top`: the columns that a width has room for; pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from fleetrun import conversion
-from fleetrun.commands.top.sample import RankRow, totals
-from fleetrun.commands.top.view import HOSTS, LOG, STACKS, View, ordered
+from fleetrun.commands.top.sample import RankRow, Snapshot, totals
+from fleetrun.commands.top.view import HELP, HOSTS, KEYS, RANKS, View, ordered
 from fleetrun.plan.kinds import label
 from fleetrun.plan.visible import elided, visible
-
-if TYPE_CHECKING:
-    from fleetrun.commands.top.sample import Snapshot
 
 _GAP = 2
 # The last line of a log is omitted if it would be narrower.
 _NARROWEST_LINE = 12
-_WIDEST_DEVICE = 24
+_GOOD, _BAD, _WARN, _DIM = "green", "bold red", "yellow", "dim"
 
 
-class _Column(NamedTuple):
-    """A column: its head and cells; on a narrow screen those with the highest rank go first."""
+class TopColumn(NamedTuple):
+    """A column of a fixed width; on a narrow screen those with the highest order go first."""
 
     head: str
+    width: int
+    order: int
     cell: Callable[[RankRow], str]
-    rank: int
     is_right: bool = True
+    # Shown from the moment on that any rank has a value; the others always.
+    is_optional: bool = False
 
 
 _COLUMNS = (
-    _Column("rank", lambda row: row.label.removeprefix("rank "), 0),
-    _Column("place", lambda row: row.place, 16, is_right=False),
-    _Column("state", lambda row: row.state, 1, is_right=False),
-    _Column("host", lambda row: row.host, 10, is_right=False),
-    _Column("device", lambda row: row.device[:_WIDEST_DEVICE], 9, is_right=False),
-    _Column("pid", lambda row: _number(row.pid), 11),
-    _Column("cpu%", lambda row: _number(row.cpu_percent), 3),
-    _Column("mem", lambda row: _size(row.memory_bytes), 4),
-    _Column("gpu%", lambda row: _number(row.gpu_percent), 5),
-    _Column("gmem", lambda row: _size(row.gpu_memory_bytes), 6),
-    _Column("watt", lambda row: _number(row.power_w), 15),
-    _Column("step", lambda row: _number(row.step), 2),
-    _Column("step/s", lambda row: _rate(row.steps_per_s), 13),
-    _Column("loss", lambda row: "" if row.loss is None else f"{row.loss:.4g}", 7),
-    _Column("waits in", lambda row: row.waits, 2, is_right=False),
-    _Column("throughput", lambda row: visible(row.throughput), 14),
+    TopColumn("rank", 6, 0, lambda row: row.label.removeprefix("rank ")),
+    TopColumn("state", 11, 1, lambda row: row.state, is_right=False),
+    TopColumn("place", 14, 15, lambda row: row.place, is_right=False, is_optional=True),
+    TopColumn("host", 15, 10, lambda row: row.host, is_right=False),
+    TopColumn("device", 8, 9, lambda row: row.device, is_right=False),
+    TopColumn("pid", 7, 11, lambda row: _number(row.pid)),
+    TopColumn("cpu%", 5, 3, lambda row: _number(row.cpu_percent)),
+    TopColumn("mem", 5, 4, lambda row: _size(row.memory_bytes)),
+    TopColumn("gpu%", 4, 5, lambda row: _number(row.gpu_percent)),
+    TopColumn("gmem", 5, 6, lambda row: _size(row.gpu_memory_bytes)),
+    TopColumn("watt", 5, 14, lambda row: _number(row.power_w)),
+    TopColumn("step", 8, 2, lambda row: _number(row.step)),
+    TopColumn("step/s", 6, 7, lambda row: _rate(row.steps_per_s)),
+    TopColumn("loss", 9, 8, lambda row: "" if row.loss is None else f"{row.loss:.4g}"),
+    TopColumn(
+        "throughput", 16, 13, lambda row: visible(row.throughput), is_right=False, is_optional=True
+    ),
+    TopColumn("waits in", 32, 2, lambda row: row.waits, is_right=False, is_optional=True),
 )
-_GOOD, _BAD, _WARN, _DIM = "green", "bold red", "yellow", "dim"
-# The widths of bars and sparklines.
-_BAR, _SPARK = 8, 16
-_EIGHTHS, _LEVELS = " ▏▎▍▌▋▊▉█", "▁▂▃▄▅▆▇█"
-# The most hosts whose totals are shown below the ranks.
-_MOST_TOTALS = 4
-_BARS = {"gpu use": "cyan", "cpu use": "cyan", "mem use": "magenta", "gmem use": "magenta"}
-_BARS["lately"] = "cyan"
+OPTIONAL = tuple(column for column in _COLUMNS if column.is_optional)
+
+
+def optional(rows: Sequence[RankRow], before: frozenset[str] = frozenset()) -> frozenset[str]:
+    """Return the heads of the optional columns of ROWS, and those that were shown BEFORE."""
+    return before | {column.head for column in OPTIONAL if any(map(column.cell, rows))}
 
 
 def frame(
-    snapshot: Snapshot, width: int, height: int | None, view: View | None = None
-) -> list[Text]:
-    """Return SNAPSHOT as lines of WIDTH columns, at most HEIGHT; None: all of them.
+    snapshot: Snapshot, width: int, height: int | None, view: View, shown: frozenset[str]
+) -> RenderableType:
+    """Return SNAPSHOT as chosen by VIEW for WIDTH columns (0: no limit), at most HEIGHT lines.
 
-    Width 0 cuts nothing, for a file. VIEW is the selection by keys; None, for a file: without bars.
+    SHOWN are the optional columns. None as HEIGHT: all rows.
     """
-    top = [_headline(snapshot, width), _counts(snapshot)]
+    if view.what == HELP:
+        keys = Table(box=None, show_header=False, padding=(0, _GAP, 0, 0))
+        for pressed, what in KEYS:
+            keys.add_row(Text(pressed), Text(what))
+        return keys
+    parts: list[RenderableType] = [_headline(snapshot, width), _counts(snapshot)]
     if snapshot.notice and not snapshot.verdict:
-        top.append(Text(visible(snapshot.notice), _WARN))
-    end: list[Text] = []
-    if snapshot.verdict:
-        style = _GOOD if snapshot.exit_code == 0 else _BAD
-        code = "" if snapshot.exit_code is None else f" (exit code {snapshot.exit_code})"
-        end = [Text(f"{visible(snapshot.verdict)}{code}", style)]
-    # Without the heads and the count of hidden rows.
-    room = None if height is None else max(1, height - len(top) - len(end) - 2)
-    rows, hidden, sums = list(snapshot.rows), list[RankRow](), list[RankRow]()
-    if view is not None:
-        sums = totals(snapshot.rows) if len(snapshot.rows) > 1 else []
-        rows = ordered(sums if view.what == HOSTS else rows, view)
-        sums = sums if len(sums) <= _MOST_TOTALS and view.what != HOSTS else []
-        room = None if room is None else max(1, room - len(sums))
-    if view is not None and view != View(has_bars=view.has_bars):
-        rows, hidden = _window(rows, room, view.selected)
-    else:
-        rows, hidden = chosen(rows, room)
-    columns = _fitting(snapshot, [*rows, *sums], width, has_bars=view is not None and view.has_bars)
-    table = _table(rows, columns, width, view, sums)
+        parts.append(_line(snapshot.notice, _WARN))
+    # Without the heads, the verdict and the count of hidden rows.
+    room = None if height is None else max(1, height - len(parts) - 2 - bool(snapshot.verdict))
+    rows = ordered(totals(snapshot.rows) if view.what == HOSTS else snapshot.rows, view)
+    rows, hidden = _visible_rows(rows, room, view)
+    parts.append(_table(rows, columns(snapshot, width, shown), width, view))
     if hidden:
-        states = "" if view is not None and view.what == HOSTS else f": {_described(hidden)}"
-        table.append(Text(f"and {len(hidden)} more{states}", _DIM))
-    lines = [*top, *table, *end][:height]
-    return [cut(line, width) for line in lines] if width else lines
+        states = "" if view.what == HOSTS else f": {_described(hidden)}"
+        parts.append(_line(f"and {len(hidden)} more{states}", _DIM))
+    if snapshot.verdict:
+        code = "" if snapshot.exit_code is None else f" (exit code {snapshot.exit_code})"
+        parts.append(_line(f"{snapshot.verdict}{code}", _BAD if snapshot.exit_code != 0 else _GOOD))
+    return Group(*parts)
 
 
-def _window(
-    rows: Sequence[RankRow], room: int | None, selected: str
+def columns(snapshot: Snapshot, width: int, shown: frozenset[str]) -> list[TopColumn]:
+    """Return the columns for WIDTH: the same at each look at a job, whatever is known already."""
+    has_gpus = any(row.device.startswith("gpu") for row in snapshot.rows)
+    telling = [
+        column
+        for column in _COLUMNS
+        if (column.head in shown if column.is_optional else True)
+        and (has_gpus or column.head not in {"gpu%", "gmem", "watt"})
+        and (snapshot.hosts > 1 or column.head != "host")
+    ]
+    left = width + _GAP
+    kept = set()
+    for column in sorted(telling, key=lambda column: column.order):
+        left -= column.width + _GAP
+        if width and left < 0:
+            break
+        kept.add(column.head)
+    return [column for column in telling if column.head in kept]
+
+
+def _visible_rows(
+    rows: Sequence[RankRow], room: int | None, view: View
 ) -> tuple[list[RankRow], list[RankRow]]:
-    """Return as many ROWS as fit into ROOM, including the one SELECTED, and the others."""
-    at = next((place for place, row in enumerate(rows) if row.label == selected), 0)
+    """Return as many ROWS as fit into ROOM, and the others.
+
+    They are around the selected one; if VIEW chooses nothing, those that need attention.
+    """
     size = len(rows) if room is None else room
-    begin = min(max(0, at - size // 2), max(0, len(rows) - size))
-    return [*rows[begin : begin + size]], [*rows[:begin], *rows[begin + size :]]
-
-
-def bar(share: float | None, width: int = _BAR) -> str:
-    """Return SHARE of WIDTH columns as a bar.
-
-    >>> [bar(share, 2) for share in (0.0, 0.6, 1.0, 7.0, None)]
-    ['  ', '█▎', '██', '██', '']
-    """
-    if share is None:
-        return ""
-    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
-    whole, part = divmod(eighths, 8)
-    return ("█" * whole + _EIGHTHS[part] * (part > 0)).ljust(width)
-
-
-def spark(values: Sequence[float], top: float) -> str:
-    """Return VALUES as a sparkline whose height is TOP.
-
-    >>> spark([0, 50, 100], 100)
-    '▁▅█'
-    """
-    steps = len(_LEVELS) - 1
-    return "".join(_LEVELS[round(min(max(value / (top or 1), 0), 1) * steps)] for value in values)
-
-
-def _share(value: float | None, total: float | None) -> float | None:
-    return None if value is None or not total else value / total
-
-
-def _bars(snapshot: Snapshot, rows: Sequence[RankRow]) -> tuple[_Column, ...]:
-    """Return the columns of bars: of GPUs if there are any, else of processors."""
-    has_gpus = any(row.gpu_percent is not None for row in rows)
-    # A rank may use several processors.
-    top = max((100.0, *(sample for row in rows for sample in row.use)))
-
-    def held(row: RankRow) -> float | None:
-        if has_gpus:
-            return _share(row.gpu_memory_bytes, row.gpu_memory_total_bytes)
-        return _share(row.memory_bytes, snapshot.memory_total_bytes)
-
-    device = "gpu" if has_gpus else "cpu"
-    memory = "gmem" if has_gpus else "mem"
+    if view == View():
+        needed = sorted(range(len(rows)), key=lambda place: (not rows[place].is_odd, place))
+        places = {*needed[:size]}
+    else:
+        at = next((place for place, row in enumerate(rows) if row.label == view.selected), 0)
+        begin = min(max(0, at - size // 2), max(0, len(rows) - size))
+        places = {*range(begin, begin + size)}
     return (
-        _Column(
-            f"{device} use",
-            lambda row: bar(row.use[-1] / top if row.use else None),
-            8,
-            is_right=False,
-        ),
-        _Column(f"{memory} use", lambda row: bar(held(row)), 14, is_right=False),
-        _Column("lately", lambda row: spark(row.use, top), 12, is_right=False),
+        [row for place, row in enumerate(rows) if place in places],
+        [row for place, row in enumerate(rows) if place not in places],
     )
 
 
-def text_of(lines: Sequence[str], title: str, width: int, height: int) -> list[Text]:
+def _table(rows: Sequence[RankRow], shown: Sequence[TopColumn], width: int, view: View) -> Table:
+    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style=_DIM)
+    for column in shown:
+        table.add_column(
+            column.head,
+            width=column.width if width else None,
+            justify="right" if column.is_right else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+    room = width - sum(column.width + _GAP for column in shown)
+    has_line = not width or room >= _NARROWEST_LINE
+    if has_line:
+        table.add_column("last line", width=room if width else None, no_wrap=True, style=_DIM)
+    for row in rows:
+        cells = [
+            Text(column.cell(row), _style(row) if column.head == "state" else "")
+            for column in shown
+        ]
+        cells += [_line(row.line, _DIM)] * has_line
+        is_chosen = view.selected and row.label == view.selected
+        table.add_row(*cells, style="reverse" if is_chosen else None)
+    return table
+
+
+def text_of(lines: Sequence[str], title: str, height: int) -> Group:
     """Return the last of a rank's output LINES below a TITLE."""
-    shown = [Text(visible(line.expandtabs())) for line in lines[-(height - 1) :]]
-    return [cut(line, width) for line in (Text(visible(title), "bold"), *shown)]
+    return Group(
+        _line(title, "bold"), *(_line(line.expandtabs()) for line in lines[-(height - 1) :])
+    )
 
 
-def footer(view: View) -> str:
+def footer(view: View) -> Text:
     """Return the line that lists the keys."""
     if view.is_typing:
-        return f"filter: {view.words}_  (Enter keeps it, Esc drops it)"
-    if view.what in (LOG, STACKS):
-        return "arrows another rank  l log  t stacks  q back"
+        return _line(f"filter: {view.words}_  (Enter keeps it, Esc drops it)", _DIM)
+    if view.what not in (RANKS, HOSTS):
+        return _line("arrows another rank  l log  t stacks  q back", _DIM)
     words = f"[{view.words}]" if view.words else ""
     order = f"[{view.order}{' reversed' * view.is_reversed}]"
     toggle = "ranks" if view.what == HOSTS else "hosts"
-    sort = f"s sort{order}  r reverse  /{words} filter  o odd"
-    return f"q quit  l log  t stacks  h {toggle}  {sort}  arrows"
-
-
-def fitting(hints: str, width: int) -> str:
-    """Return as many of the HINTS, two blanks apart, as fit into WIDTH whole.
-
-    >>> fitting("q quit  l log  arrows", 16)
-    'q quit  l log'
-    """
-    if len(hints) <= width:
-        return hints
-    return hints[: width + 2].rpartition("  ")[0] or hints
-
-
-def cut(line: Text, width: int) -> Text:
-    """Return LINE cut or padded to exactly WIDTH columns."""
-    line.truncate(width, overflow="crop", pad=True)
-    return line
-
-
-def chosen(rows: Sequence[RankRow], room: int | None) -> tuple[list[RankRow], list[RankRow]]:
-    """Return as many ROWS as fit into ROOM, odd ones first, and the others."""
-    if room is None or len(rows) <= room:
-        return list(rows), []
-    by_need = sorted(range(len(rows)), key=lambda place: (not rows[place].is_odd, place))
-    visible_places = set(by_need[:room])
-    return (
-        [row for place, row in enumerate(rows) if place in visible_places],
-        [row for place, row in enumerate(rows) if place not in visible_places],
+    return _line(
+        f"q quit  ? keys  l log  t stacks  h {toggle}  s sort{order}  /{words} filter  o odd", _DIM
     )
+
+
+def _line(text: str, style: str = "") -> Text:
+    """Return TEXT of any origin as one line, which is cut at the end of the screen."""
+    return Text(visible(text), style, no_wrap=True, overflow="ellipsis")
 
 
 def _headline(snapshot: Snapshot, width: int) -> Text:
     style = {"running": _GOOD, "over": "bold"}.get(snapshot.phase, _WARN)
-    line = Text.assemble((visible(snapshot.job), "bold"), (f"  {snapshot.phase}", style))
-    line.append(f"  {conversion.duration(snapshot.seconds, is_short=True)}")
+    line = _line(snapshot.job, "bold").append(f"  {snapshot.phase}", style)
+    line.append(f"  {conversion.duration(snapshot.seconds, is_short=True)}", "not bold")
     if snapshot.max_restarts or snapshot.attempt:
         restarts = f"  restarts {snapshot.attempt} of {snapshot.max_restarts or 0}"
-        line.append(restarts, _WARN if snapshot.attempt else "")
+        line.append(restarts, _WARN if snapshot.attempt else "not bold")
     if snapshot.hosts > 1:
-        line.append(f"  {snapshot.hosts} hosts")
+        line.append(f"  {snapshot.hosts} hosts", "not bold")
     if snapshot.eta_s is not None:
-        line.append(f"  ETA {conversion.duration(snapshot.eta_s, is_short=True)}")
+        eta = conversion.duration(snapshot.eta_s, is_short=True)
+        line.append(f"  ETA {eta}", "not bold")
     run = visible(snapshot.run)
     # The end of a path says more than its beginning.
     run = elided(run, max(width - line.cell_len - 2, 0)) if width else run
-    return line.append(f"  {run}", _DIM)
+    return line.append(f"  {run}", "not bold dim")
 
 
 def _counts(snapshot: Snapshot) -> Text:
     if not snapshot.rows:
-        return Text("no process has been started yet", _DIM)
-    count = len(snapshot.rows)
-    line = Text(f"{conversion.counted(count, 'process')}: {_described(snapshot.rows)}")
-    speeds = [row.steps_per_s for row in snapshot.rows if row.steps_per_s is not None]
-    if speeds:
-        line.append(f"; {_rate(min(speeds))} steps/s")
+        return _line("no process has been started yet", _DIM)
+    count = conversion.counted(len(snapshot.rows), "process")
+    line = _line(f"{count}: {_described(snapshot.rows)}")
     # Only their vendors' tools can read them.
     unread = sorted({row.device.partition(":")[0] for row in snapshot.rows} - {"", "cpu", "gpu"})
     if unread:
@@ -246,64 +220,11 @@ def _described(rows: Sequence[RankRow]) -> str:
     return ", ".join(f"{count} {state}" for state, count in counted.most_common())
 
 
-def _fitting(
-    snapshot: Snapshot, rows: Sequence[RankRow], width: int, *, has_bars: bool
-) -> list[_Column]:
-    """Return the columns that have content and fit, in their order."""
-    telling = [
-        column
-        for column in (*_COLUMNS, *(_bars(snapshot, rows) if has_bars else ()))
-        if any(column.cell(row) for row in rows) and (column.head != "host" or snapshot.hosts > 1)
-    ]
-    if not width:
-        return telling
-    kept: list[_Column] = []
-    left = width
-    for column in sorted(telling, key=lambda column: column.rank):
-        needed = _width(column, rows) + (_GAP if kept else 0)
-        if needed <= left:
-            kept.append(column)
-            left -= needed
-    return [column for column in telling if column in kept]
-
-
-def _width(column: _Column, rows: Sequence[RankRow]) -> int:
-    return max(len(column.head), *(cell_len(column.cell(row)) for row in rows), 1)
-
-
-def _table(
-    rows: Sequence[RankRow],
-    columns: Sequence[_Column],
-    width: int,
-    view: View | None,
-    sums: Sequence[RankRow],
-) -> list[Text]:
-    widths = [_width(column, [*rows, *sums]) for column in columns]
-    room = width - sum(widths) - _GAP * len(widths)
-    has_line = (not width or room >= _NARROWEST_LINE) and any(row.line for row in rows)
-    heads = [
-        _padded(column.head, size, column) for column, size in zip(columns, widths, strict=True)
-    ]
-    lines = [Text((" " * _GAP).join([*heads, *(["last line"] if has_line else [])]), _DIM)]
-    for row in (*rows, *sums):
-        line = Text(style="reverse" if view is not None and row.label == view.selected else "")
-        for column, size in zip(columns, widths, strict=True):
-            style = style_of(row) if column.head == "state" else _BARS.get(column.head, "")
-            line.append(_padded(column.cell(row), size, column) + " " * _GAP, style)
-        lines.append(line.append(visible(row.line), _DIM) if has_line else line)
-    return lines
-
-
-def style_of(row: RankRow) -> str:
+def _style(row: RankRow) -> str:
     """Return the style of ROW's state."""
     if row.is_odd:
         return _BAD if row.state.startswith(("failed", "exit", "lost")) else _WARN
     return _GOOD if row.state == "running" else ""
-
-
-def _padded(text: str, width: int, column: _Column) -> str:
-    blanks = " " * (width - cell_len(text))
-    return blanks + text if column.is_right else text + blanks
 
 
 def _number(value: float | None) -> str:

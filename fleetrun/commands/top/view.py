@@ -20,13 +20,24 @@ _ORDERS: dict[str, Callable[[RankRow], float | None]] = {
     "loss": lambda row: row.loss,
 }
 ORDERS = ("rank", *_ORDERS)
-RANKS, HOSTS, LOG, STACKS = "ranks", "hosts", "log", "stacks"
+RANKS, HOSTS, LOG, STACKS, HELP = "ranks", "hosts", "log", "stacks", "help"
+KEYS = (
+    ("arrows, PgUp, PgDn (j, k)", "choose a rank; the table follows"),
+    ("l or Enter, t", "the log of that rank, its Python stacks (all ranks are asked)"),
+    ("s, r", "sort by the next column; reverse"),
+    ("/, o", "only rows with these words; only those that need attention"),
+    ("h", "totals of each host instead of ranks"),
+    ("?", "these keys"),
+    ("Esc, q", "back to the table; quit"),
+)
 # The escape sequences and control characters of keys.
-_KEYS = {
+_NAMES = {
     b"\x1b[A": "up",
     b"\x1b[B": "down",
     b"\x1bOA": "up",
     b"\x1bOB": "down",
+    b"k": "up",
+    b"j": "down",
     b"\x1b[5~": "page up",
     b"\x1b[6~": "page down",
     b"\r": "enter",
@@ -34,6 +45,7 @@ _KEYS = {
     b"\x7f": "backspace",
     b"\x08": "backspace",
     b"\x1b": "escape",
+    b"\x03": "quit",
 }
 _KEY = re.compile(
     rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.)?|[\x00-\x7f]|[\xc0-\xff][\x80-\xbf]*", re.DOTALL
@@ -50,8 +62,6 @@ class View(NamedTuple):
     is_typing: bool = False
     selected: str = ""
     is_over: bool = False
-    # Whether the terminal shows block characters.
-    has_bars: bool = True
 
 
 def keys(typed: bytes) -> list[bytes]:
@@ -66,20 +76,15 @@ def keys(typed: bytes) -> list[bytes]:
 def ordered(rows: Sequence[RankRow], view: View) -> list[RankRow]:
     """Return the ROWS that match VIEW's filter in its order; unknown values come last."""
     words = view.words.lower().split()
-    matching = [row for row in rows if all(word in _about(row) for word in words)]
+    rows = [row for row in rows if all(word in _about(row) for word in words)]
     measure = _ORDERS.get(view.order)
     if measure is None:
-        return matching[::-1] if view.is_reversed else matching
-    known, unknown = [], []
-    for row in matching:
-        value = measure(row)
-        if value is None or isnan(value):
-            unknown.append(row)
-        else:
-            known.append((value, row))
+        return rows[::-1] if view.is_reversed else rows
+    value_of = {row: value for row in rows if (value := measure(row)) is not None}
+    known = [row for row in rows if not isnan(value_of.get(row, float("nan")))]
     # The largest first, as people look for these.
-    known.sort(key=lambda pair: pair[0], reverse=not view.is_reversed)
-    return [row for _, row in known] + unknown
+    known.sort(key=lambda row: value_of[row], reverse=not view.is_reversed)
+    return known + [row for row in rows if row not in known]
 
 
 def _about(row: RankRow) -> str:
@@ -87,79 +92,74 @@ def _about(row: RankRow) -> str:
     return f"{row.label} {row.state} {row.host} {row.device} {row.place} {odd} {row.line}".lower()
 
 
-def after(view: View, key: bytes, rows: Sequence[RankRow], page: int) -> View:
+def after(  # noqa: C901, PLR0911, PLR0912 - a case for each key
+    view: View, key: bytes, rows: Sequence[RankRow], page: int
+) -> View:
     """Return VIEW of ROWS after KEY was pressed; PAGE is the number of lines of a page."""
-    name = _KEYS.get(key, "")
-    if view.is_typing:
-        return _typed(view, key, name)
+    name = _NAMES.get(key, "")
+    if view.is_typing and name != "quit":
+        return _typed(view, key)
     moves = {"up": -1, "down": 1, "page up": -page, "page down": page}
-    name = name or {b"k": "up", b"j": "down"}.get(key, "")
     if name in moves:
         return _moved(view, moves[name], rows)
-    act = _ACTIONS.get(key)
-    return view if act is None else act(view, rows)
+    match name or key.decode(errors="replace"):
+        case "quit":
+            return view._replace(is_over=True)
+        case "escape" | "q" if view.what in (LOG, STACKS, HELP):
+            return view._replace(what=RANKS)
+        case "escape":
+            return View()
+        case "q":
+            return view._replace(is_over=True)
+        case "?":
+            return view._replace(what=HELP)
+        case "s":
+            return _sorted(view, rows)
+        case "r":
+            return view._replace(is_reversed=not view.is_reversed)
+        case "/":
+            return view._replace(is_typing=True, words="")
+        case "o":
+            return view._replace(words="" if view.words == "odd" else "odd")
+        case "h":
+            return view._replace(what=RANKS if view.what == HOSTS else HOSTS)
+        case "l" | "enter" | "t" as pressed:
+            # Those of the selected row (of a host: of one of its rows), else of an odd one.
+            candidates = [row for row in rows if view.selected in (row.label, row.host)] or rows
+            chosen = sorted(candidates, key=lambda row: not row.is_odd)[:1]
+            what = STACKS if pressed == "t" else LOG
+            return view._replace(what=what, selected=chosen[0].label if chosen else "")
+        case _:
+            return view
 
 
-def _back(view: View) -> View:
-    """Return to the table, or leave it."""
-    return view._replace(what=RANKS) if view.what in (LOG, STACKS) else view._replace(is_over=True)
-
-
-def _sorted(view: View, step: int, rows: Sequence[RankRow]) -> View:
+def _sorted(view: View, rows: Sequence[RankRow]) -> View:
     """Return VIEW sorted by the next column that has values in ROWS."""
     place = ORDERS.index(view.order)
-    for _ in ORDERS:
-        place = (place + step) % len(ORDERS)
-        measure = _ORDERS.get(ORDERS[place])
-        if measure is None or any(measure(row) is not None for row in rows):
-            break
-    return view._replace(order=ORDERS[place], is_reversed=False)
+    following = (*ORDERS[place + 1 :], *ORDERS[: place + 1])
+    order = next(
+        name
+        for name in following
+        if name not in _ORDERS or any(_ORDERS[name](row) is not None for row in rows)
+    )
+    return view._replace(order=order, is_reversed=False)
 
 
-def _opened(view: View, text_kind: str, rows: Sequence[RankRow]) -> View:
-    """Return VIEW with the log or stacks of the selected row of ROWS, else of an odd one.
-
-    If a host is selected, those of one of its rows.
-    """
-    candidates = [row for row in rows if view.selected in (row.label, row.host)] or rows
-    # Stable: an odd one, else the first.
-    chosen = sorted(candidates, key=lambda row: not row.is_odd)[:1]
-    return view._replace(what=text_kind, selected=chosen[0].label if chosen else "")
-
-
-_ACTIONS: dict[bytes, Callable[[View, Sequence[RankRow]], View]] = {
-    b"q": lambda view, _: _back(view),
-    b"Q": lambda view, _: view._replace(is_over=True),
-    b"\x03": lambda view, _: view._replace(is_over=True),
-    b"\x1b": lambda view, _: (
-        _back(view) if view.what in (LOG, STACKS) else View(has_bars=view.has_bars)
-    ),
-    b"s": lambda view, rows: _sorted(view, 1, rows),
-    b"S": lambda view, rows: _sorted(view, -1, rows),
-    b"r": lambda view, _: view._replace(is_reversed=not view.is_reversed),
-    b"/": lambda view, _: view._replace(is_typing=True, words=""),
-    b"o": lambda view, _: view._replace(words="" if view.words == "odd" else "odd"),
-    b"h": lambda view, _: view._replace(what=RANKS if view.what == HOSTS else HOSTS),
-    b"l": lambda view, rows: _opened(view, LOG, rows),
-    b"\r": lambda view, rows: _opened(view, LOG, rows),
-    b"\n": lambda view, rows: _opened(view, LOG, rows),
-    b"t": lambda view, rows: _opened(view, STACKS, rows),
-}
-
-
-def _typed(view: View, key: bytes, name: str) -> View:
+def _typed(view: View, key: bytes) -> View:
     """Return VIEW, whose filter is being typed, after KEY."""
-    if name in ("enter", "escape"):
-        return view._replace(is_typing=False, words="" if name == "escape" else view.words)
-    if name == "backspace":
-        return view._replace(words=view.words[:-1])
+    match _NAMES.get(key):
+        case "enter":
+            return view._replace(is_typing=False)
+        case "escape":
+            return view._replace(is_typing=False, words="")
+        case "backspace":
+            return view._replace(words=view.words[:-1])
     text = key.decode(errors="replace")
-    return view._replace(words=view.words + text) if text.isprintable() and not name else view
+    return view._replace(words=view.words + text) if text.isprintable() else view
 
 
 def _moved(view: View, by: int, rows: Sequence[RankRow]) -> View:
-    shown = totals(rows) if view.what == HOSTS else rows
-    labels = [row.label for row in ordered(shown, view)]
+    labels = [row.label for row in ordered(totals(rows) if view.what == HOSTS else rows, view)]
     if not labels:
         return view
     at = labels.index(view.selected) + by if view.selected in labels else 0

@@ -83,7 +83,7 @@ def test_a_job_is_shown_until_its_verdict(tmp_path: Path, terminal: Terminal) ->
         # The alternate screen, its heads, both ranks with a speed, and a loss.
         until(terminal.shows(b"\x1b[?1049h"))
         until(terminal.shows(b"step/s"))
-        until(terminal.shows(b"2 running; "))
+        until(terminal.shows(b"2 running"))
         until(terminal.shows(b"loss 0."))
         resize(terminal, 10, 30)
         terminal.shown = b""
@@ -106,7 +106,6 @@ def test_keys_show_a_ranks_log_and_its_stacks_and_the_time_that_is_left(
     job = Command.python(tmp_path, TRAIN.replace("{step} loss", "{step}/100000 loss"))
     with watched(job, terminal) as viewer:
         until(terminal.shows(b"ETA "))
-        until(terminal.shows("▁".encode()))
         terminal.shown = b""
         terminal.type(b"jj\r")
         until(terminal.shows(b"log of rank 1: "))
