@@ -11,7 +11,7 @@ from fleetrun.model import Facts, GpuUse, Request
 from fleetrun.plan import kinds, masks
 from fleetrun.plan.visible import elided, visible
 from fleetrun.probe import files
-from fleetrun.probe.nvml import DriverQuery, Library, Survey, launch_library
+from fleetrun.probe.nvml import DriverQuery, Library, Survey, library
 from fleetrun.records.variables import ASSUME_DEVICES
 from fleetrun.run import proc
 
@@ -77,7 +77,7 @@ def ask_driver(
     if not any(os.path.exists(os.path.join(root, path)) for path in _NVIDIA):
         return None
 
-    return DriverQuery(nvml or launch_library, wants_bus=request.bind != "none")
+    return DriverQuery(nvml or library, wants_bus=request.bind != "none")
 
 
 def with_gpus(facts: Facts, survey: Survey, root: str) -> Facts:

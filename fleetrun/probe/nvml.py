@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.probe.libnvml import LibNvml
 from fleetrun.run.isolation import IsolatedCall
 
 # GPUs as `NvmlGpu` has them, those that are barred, those that are lost.
@@ -32,15 +31,10 @@ _UNDIVIDED = "it is in MIG mode without an instance: nvidia-smi mig -cgi"
 
 
 def library() -> Library:
-    """Return the real NVML; only the child imports it, which takes 100 ms."""
+    """Return the real NVML; only the child imports it, which takes 25 ms."""
     import pynvml
 
     return cast("Library", pynvml)
-
-
-def launch_library() -> Library:
-    """Return as much of the real NVML as a launch needs; only the child loads it."""
-    return cast("Library", LibNvml())
 
 
 def ask(lib: Library, name: str, *words: object) -> Any:  # noqa: ANN401 - pynvml has no types

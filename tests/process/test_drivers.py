@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import fakedriver
 import pytest
@@ -16,9 +15,6 @@ from checkout import ROOT
 from commandline import Command
 from processes import assert_no_survivors
 from waiting import LONG_S, until
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 pytestmark = pytest.mark.extended
 
@@ -67,7 +63,7 @@ def dev(tmp_path: Path) -> tuple[str, ...]:
     return (*NAMESPACE, str(tmp_path / "dev"))
 
 
-def environ(folder: Path, **more: str) -> Mapping[str, str]:
+def environ(folder: Path, **more: str) -> dict[str, str]:
     return {"PYTHONPATH": f"{folder / 'lib'}:{ROOT}", "CUDA_VISIBLE_DEVICES": "0", **more}
 
 
@@ -76,8 +72,10 @@ def test_term_ends_a_launcher_whose_driver_never_answers(
     tmp_path: Path, dev: tuple[str, ...]
 ) -> None:
     job = Command(tmp_path, "true", ranks=1)
-    stuck = {**fakedriver.build(tmp_path / "driver"), "FAKE_STUCK": str(tmp_path / "asked")}
-    launcher = job.start_until("asked", prefix=dev, env=environ(tmp_path, **stuck))
+    # The fake is below the real pynvml here.
+    stuck = {"PYTHONPATH": str(ROOT), "FAKE_STUCK": str(tmp_path / "asked")}
+    driver = fakedriver.build(tmp_path / "driver")
+    launcher = job.start_until("asked", prefix=dev, env=environ(tmp_path, **driver) | stuck)
     launcher.send_signal(signal.SIGTERM)
     assert launcher.wait(LONG_S) == -signal.SIGTERM
     # The child of a launcher that has ended ends, too.
