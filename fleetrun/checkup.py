@@ -14,34 +14,26 @@ from typing import NamedTuple
 from fleetrun import conversion, engines, modes, planner, printing, probe
 from fleetrun.doctor import (
     findings,
+    gpu_check,
     gpus,
     machine,
     network,
+    nvidia,
     peers,
-    proofs,
     software,
     transfers,
 )
-from fleetrun.doctor.facts import (
-    CudaStart,
-    GpuProof,
-    Gpus,
-    HostDescription,
-    Software,
-    Transfer,
-    Transfers,
-)
+from fleetrun.doctor.facts import HostDescription
 from fleetrun.doctor.findings import Finding
+from fleetrun.doctor.gpu_check import GpuProof
+from fleetrun.doctor.nvidia import CudaStart, Gpus
+from fleetrun.doctor.software import Software
+from fleetrun.doctor.transfers import Transfer, Transfers
 from fleetrun.engines.ports import Ports
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Request, Roster
 from fleetrun.plan import devices, hosts, kinds
 from fleetrun.probe import tcp
-from fleetrun.probe.health import gpu_proof as proof_reader
-from fleetrun.probe.health import gpus as gpu_reader
-from fleetrun.probe.health import machine as machine_reader
-from fleetrun.probe.health import network as network_reader
-from fleetrun.probe.health import software as software_reader
 from fleetrun.records import secrets
 from fleetrun.records.variables import TOKEN
 from fleetrun.session.authentication import Key
@@ -87,12 +79,12 @@ def examine(
     invalid, EnvironmentFault if the current folder is gone.
     """
     probe.current_folder()
-    programs = software_reader.read(environ)
-    cards = gpu_reader.read()
+    programs = software.read(environ)
+    cards = nvidia.read()
     job = _job(request, environ, cards)
     members = job.roster.members if job.roster is not None else ()
     me = job.roster.me if job.roster is not None else 0
-    net = network_reader.read(
+    net = network.read(
         {**environ, **dict(request.env), **_nccl(request)},
         names=[member.host for member in members if not hosts.is_address(member.host)]
         if len(members) > 1
@@ -100,7 +92,6 @@ def examine(
         peer_interface=job.peer_interface,
         ports=_ports(request, job.roster),
     )._replace(has_peers=len(members) > 1)
-    here = machine_reader.read(request.log_dir)
     feature = modes.BY_WORD[request.run_mode].feature
     proof = _proof(request, environ, programs, job, start=cards.cuda_start, log=log)
     is_alike = len({gpu.name for gpu in cards.gpus}) == 1
@@ -115,11 +106,16 @@ def examine(
             is_proven=is_proven,
         ),
         *(
-            proofs.judge(proof, programs.build, programs.python)
+            gpu_check.judge(proof, programs.build, programs.python)
             if proof is not None and programs.build is not None
             else ()
         ),
-        *machine.judge(here, ranks=job.ranks, has_peers=len(members) > 1, has_rdma=bool(net.rdma)),
+        *machine.check(
+            request.log_dir,
+            ranks=job.ranks,
+            has_peers=len(members) > 1,
+            has_rdma=bool(net.rdma),
+        ),
         *network.judge(net, uses_nccl=job.kind == "gpu" and request.backend in {"auto", "nccl"}),
     ]
     if len(members) > 1:
@@ -162,7 +158,7 @@ def _proof(
         **_nccl(request),
         "CUDA_VISIBLE_DEVICES": ",".join(gpus),
     }
-    return proof_reader.read(
+    return gpu_check.read(
         programs.python, [str(number) for number in range(len(gpus))], environ_of_proof
     )
 

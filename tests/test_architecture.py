@@ -14,12 +14,8 @@ ROOT = Path(__file__).parents[1]
 HOUSE = ROOT / "fleetrun"
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 STRATEGIES = (ROOT / "docs" / "architecture-strategies.md").read_text(encoding="utf-8")
-# Files of one name are of one thing: the doctor judges, a plan divides, or a sink writes, what the
-# other reads.
-SAME_FILES = {
-    *("devices.py", "gpus.py", "machine.py", "network.py", "software.py"),
-    "outputtimes.py",
-}
+# Files of one name are of one thing: a plan divides, or a sink writes, what the other reads.
+SAME_FILES = {"devices.py", "outputtimes.py"}
 
 # They do not tell what the value is.
 NO_NAMES = {"shall", "one", "each", "said", "found"}

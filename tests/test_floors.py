@@ -38,7 +38,8 @@ FLOORS = (
         "fleetrun.plan",
         "fleetrun.modes",
         "fleetrun.planner",
-        "fleetrun.doctor",
+        # What hosts tell each other.
+        "fleetrun.doctor.facts",
         "fleetrun.run.policy",
         "fleetrun.options",
         # Pure, unlike the engines beside them: variables to options.
@@ -66,7 +67,7 @@ FLOORS = (
         "fleetrun.session",
     ),
     ("fleetrun.sinks", "fleetrun.sources", "fleetrun.supervisor"),
-    ("fleetrun.job", "fleetrun.checkup", "fleetrun.remote"),
+    ("fleetrun.job", "fleetrun.doctor", "fleetrun.checkup", "fleetrun.remote"),
     (
         "fleetrun.cli",
         "fleetrun.commands",
@@ -83,7 +84,7 @@ ISLAND = "fleetrun.inject"
 
 # Where a package from outside may be imported at all, and whether only inside functions.
 OUTSIDE = {
-    "pynvml": ("fleetrun.probe.nvml", "fleetrun.probe.health.gpus", "fleetrun.sinks.metrics"),
+    "pynvml": ("fleetrun.probe.nvml", "fleetrun.doctor.nvidia", "fleetrun.sinks.metrics"),
     "rich": ("fleetrun.sinks", "fleetrun.commands"),
     "prometheus_client": ("fleetrun.sinks.metrics",),
     "starlette": ("fleetrun.commands.ui",),
@@ -104,9 +105,9 @@ PURE = (
     "fleetrun.plan",
     "fleetrun.modes",
     "fleetrun.planner",
-    "fleetrun.doctor",
 )
 PURE_MODULES = (
+    "fleetrun.doctor.facts",
     "fleetrun.engines.cluster",
     "fleetrun.engines.detect",
     "fleetrun.run.events",

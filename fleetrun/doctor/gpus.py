@@ -1,12 +1,12 @@
-"""Findings about GPUs, by what NVIDIA's driver reports, and devices of Paddle's plug-ins; pure."""
+"""Findings about GPUs, by what NVIDIA's driver reports, and devices of Paddle's plug-ins."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
 from fleetrun.conversion import counted, size
-from fleetrun.doctor.facts import CudaStart, Gpu, Gpus, Xid
 from fleetrun.doctor.findings import Finding, error, ok, warning
+from fleetrun.doctor.nvidia import CudaStart, Gpu, Gpus, Xid
 from fleetrun.plan import kinds
 
 # Bits of NVML's clocks event reasons (nvml.h) that mean trouble; a power cap does not.

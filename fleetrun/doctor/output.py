@@ -7,8 +7,8 @@ from typing import Any
 
 from fleetrun.conversion import counted
 from fleetrun.doctor import transfers
-from fleetrun.doctor.facts import Transfers
 from fleetrun.doctor.findings import ERROR, OK, WARNING, Finding, exit_code
+from fleetrun.doctor.transfers import Transfers
 from fleetrun.plan.visible import wrapped
 
 SCHEMA = 1

@@ -1,12 +1,134 @@
-"""Findings about the programs of a host and its Paddle; pure."""
+"""Checks of the programs on PATH, our Python and the installed Paddle, by their files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder
+from typing import NamedTuple
 
-from fleetrun.doctor.facts import Build, Gpu, Gpus, Software
+from fleetrun import __version__, modes
 from fleetrun.doctor.findings import Finding, error, ok, warning
+from fleetrun.doctor.nvidia import Gpu, Gpus
+from fleetrun.probe import paddles
 from fleetrun.records import installed
+from fleetrun.run import proc
+
+
+class Command(NamedTuple):
+    """A program on PATH: `kind` is ours, paddle's or other; `prefix` is its environment."""
+
+    path: str
+    kind: str
+    prefix: str = ""
+
+
+class Build(NamedTuple):
+    """An installed Paddle, by its files."""
+
+    version: str
+    folder: str
+    # The versions it was built with; empty: without.
+    cuda: str = ""
+    cudnn: str = ""
+    nccl: str = ""
+    # Parts that some builds lack -> whether this one has them; absent: unknown.
+    parts: Mapping[str, bool] = {}
+
+
+class Software(NamedTuple):
+    """The programs of a host: our Python, those on PATH, and the installed Paddles."""
+
+    python: str
+    python_version: str
+    prefix: str
+    fleetrun: str
+    # The environment that is activated ($VIRTUAL_ENV, $CONDA_PREFIX); empty: none.
+    activated: str
+    # In the order of PATH.
+    commands: tuple[Command, ...]
+    # None: no Paddle is installed for our Python.
+    build: Build | None
+    # Installed packages that contain Paddle: paddlepaddle, paddlepaddle-gpu.
+    packages: tuple[str, ...] = ()
+    # Paddle imports setuptools and its wheels do not always bring it; the version of protobuf
+    # (empty: unknown).
+    has_setuptools: bool = True
+    protobuf: str = ""
+    # Whether the environment has a `fleetrun`; or just `fleetrunx`, as after an uninstalled Paddle.
+    has_command: bool = True
+    is_command_lost: bool = False
+
+
+_SETTING = re.compile(r"^(\w+)\s*=\s*'([^']*)'", re.MULTILINE)
+# A class that Paddle's library has only with gloo.
+_GLOO = b"ProcessGroupGloo\0"
+
+
+def read(environ: Mapping[str, str], *, path: Sequence[str] = ()) -> Software:
+    """Return ENVIRON's programs, and what our Python finds in PATH (default: its own)."""
+    folders = path or sys.path
+    return Software(
+        python=sys.executable,
+        python_version=platform.python_version(),
+        prefix=sys.prefix,
+        fleetrun=__version__,
+        activated=environ.get("VIRTUAL_ENV", "") or environ.get("CONDA_PREFIX", ""),
+        commands=tuple(_programs(environ.get("PATH", os.defpath))),
+        build=_build(folders),
+        packages=tuple(map(str, installed.paddles(folders))),
+        has_setuptools=PathFinder.find_spec("setuptools", folders) is not None,
+        protobuf=next((p.version for p in installed.packages(folders) if p.name == "protobuf"), ""),
+        has_command=os.path.exists(os.path.join(sys.prefix, "bin", "fleetrun")),
+        is_command_lost=installed.is_lost(sys.prefix),
+    )
+
+
+def _programs(path: str) -> Iterable[Command]:
+    """Yield each distinct fleetrun on PATH."""
+    known_paths = set()
+    for folder in path.split(os.pathsep):
+        candidate = os.path.join(folder, "fleetrun")
+        if not (os.path.isfile(candidate) and os.access(candidate, os.X_OK)):
+            continue
+        real = os.path.realpath(candidate)
+        if real in known_paths:
+            continue
+        known_paths.add(real)
+        text = proc.content(candidate)
+        kind = "paddle's" if installed.PADDLES in text else "other"
+        if installed.OURS in text:
+            kind = "ours"
+        # The folder above bin, its environment.
+        yield Command(candidate, kind, os.path.dirname(os.path.dirname(os.path.abspath(candidate))))
+
+
+def _build(path: Sequence[str]) -> Build | None:
+    """Return the Paddle that `import paddle` would find on PATH."""
+    root, text = paddles.installed(path)
+    if not root:
+        return None
+    reported = {
+        name: "" if value in {"False", "0"} else value for name, value in _SETTING.findall(text)
+    }
+    parts: dict[str, bool] = {}
+    constants = paddles.constants(root)
+    if constants is not None:
+        features = [mode.feature for mode in modes.MODES if mode.feature is not None]
+        parts = {feature.name: feature.symbol in constants for feature in features}
+        parts["gloo"] = _GLOO in constants
+    return Build(
+        version=reported.get("full_version", "?"),
+        folder=root,
+        cuda=reported.get("cuda_version", ""),
+        cudnn=reported.get("cudnn_version", ""),
+        nccl=reported.get("nccl_version", ""),
+        parts=parts,
+    )
+
 
 # The first CUDA version with support for a compute capability, newest first; from the release notes
 # of the CUDA toolkits.

@@ -1,12 +1,33 @@
-"""Findings about measured allreduces; pure."""
+"""Findings about measured allreduces."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from fleetrun.conversion import size
-from fleetrun.doctor.facts import Gpus, Transfer, Transfers
 from fleetrun.doctor.findings import Finding, error, ok, warning
+from fleetrun.doctor.nvidia import Gpus
+
+
+class Transfer(NamedTuple):
+    """Allreduces of one size: bytes, seconds of each, and whether the sums were correct."""
+
+    nbytes: int
+    seconds: float
+    is_right: bool
+
+
+class Transfers(NamedTuple):
+    """The measurements of the two ranks, and the bandwidth of a plain TCP connection (B/s)."""
+
+    backend: str
+    ranks: int
+    rows: tuple[Transfer, ...] = ()
+    link: float | None = None
+    # Why there are no rows: the job's exit and its last words.
+    trouble: str = ""
+
 
 # NVLink 3 and 4 carry 25 GB/s each way (NVIDIA's data sheets of A100 and H100).
 _NVLINK_BYTES_S, _NVLINK_FROM = 25e9, (8, 0)

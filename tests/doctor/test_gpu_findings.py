@@ -8,8 +8,8 @@ import pytest
 from findings import bad
 
 from fleetrun.doctor import gpus
-from fleetrun.doctor.facts import CudaStart, Gpu, Gpus, User, Xid
 from fleetrun.doctor.findings import ERROR, OK, WARNING, Finding
+from fleetrun.doctor.nvidia import CudaStart, Gpu, Gpus, User, Xid
 
 GIB = 1 << 30
 GPU = Gpu(

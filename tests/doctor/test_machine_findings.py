@@ -1,102 +1,136 @@
-"""Findings about a host's disk space, limits and clock: each one, and no others."""
+"""Findings about a host's disk space, limits and control groups, from real and fake files."""
 
 from __future__ import annotations
 
-from typing import Any
+import subprocess
+import sys
+from typing import TYPE_CHECKING
 
 import pytest
+from checkout import environ
 from findings import bad
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fleetrun.doctor import machine
-from fleetrun.doctor.facts import CgroupLimits, ClockOffset, Machine, ResourceLimits, Room
-from fleetrun.doctor.findings import ERROR, OK, WARNING, Finding
+from fleetrun.doctor.findings import ERROR, OK, WARNING
+from fleetrun.doctor.machine import ControlGroup
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 GIB = 1 << 30
-ROOM = Room("/dev/shm", 16 * GIB, 16 * GIB, 1 << 20)
-LIMITS = ResourceLimits(
-    (65536, 65536), (None, None), (None, None), (None, None), 100, is_root=False
-)
-GROUP = CgroupLimits(None, 0, None, None, 0, 0)
-WELL = Machine(
-    shm=ROOM,
-    logs=ROOM._replace(path="/work/log"),
-    limits=LIMITS,
-    group=GROUP,
-    clock=ClockOffset(0.0, "/work/log", is_synchronised=True),
-    cpus=16,
-    memory_bytes=64 * GIB,
-    libgomp="",
-)
 
 
-def judged(
-    facts: Machine, *, ranks: int = 4, has_peers: bool = False, has_rdma: bool = False
-) -> list[Finding]:
-    return list(machine.judge(facts, ranks=ranks, has_peers=has_peers, has_rdma=has_rdma))
+def put(folder: Path, **texts: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (folder / name.replace("__", ".")).write_text(f"{text}\n")
 
 
-def test_a_host_that_is_well_has_nothing_to_mend() -> None:
-    findings = judged(WELL, has_peers=True, has_rdma=True)
-    assert bad(findings) == []
-    assert not any(finding.fix or finding.means for finding in findings)
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    return tmp_path
+
+
+def test_all_checks_have_their_order(tmp_path: Path) -> None:
+    folder = tmp_path / "not" / "yet" / "there"
+    findings = list(machine.check(str(folder), ranks=1, has_peers=False, has_rdma=False))
+    bad(findings)
+    names = [finding.check for finding in findings if finding.check != "address space"]
+    assert names == [
+        *("shared memory", "disk for logs", "OpenMP", "open files", "processes", "memory"),
+        *("CPUs", "clock"),
+    ]
+    assert str(tmp_path) in findings[1].seen
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_written_says_why() -> None:
+    findings = list(machine.check("/proc/nowhere", ranks=1, has_peers=False, has_rdma=False))
+    assert findings[1].level == ERROR
+    assert findings[1].seen.startswith("/proc cannot be written (")
+
+
+def test_a_library_that_is_not_there_says_why() -> None:
+    finding = machine.openmp("libnone.so.1")
+    assert (finding.check, finding.level) == ("OpenMP", ERROR)
+    assert "cannot open shared object file" in finding.seen
 
 
 @pytest.mark.parametrize(
-    ("changed", "check", "level"),
+    ("limit", "check", "level"),
     [
-        ({"shm": ROOM._replace(free=0)}, "shared memory", ERROR),
-        ({"shm": ROOM._replace(total=64 << 20, free=64 << 20)}, "shared memory", WARNING),
-        ({"shm": ROOM._replace(refusal="Read-only file system")}, "shared memory", ERROR),
-        ({"logs": ROOM._replace(refusal="No space left on device")}, "disk for logs", ERROR),
-        ({"logs": ROOM._replace(free=1 << 20)}, "disk for logs", ERROR),
-        ({"logs": ROOM._replace(free=100 << 20)}, "disk for logs", WARNING),
-        ({"logs": ROOM._replace(inodes=3)}, "disk for logs", WARNING),
-        ({"libgomp": "libgomp.so.1: cannot open shared object file"}, "OpenMP", ERROR),
-        ({"limits": LIMITS._replace(open_files=(64, 65536))}, "open files", WARNING),
-        ({"limits": LIMITS._replace(open_files=(256, 256))}, "open files", ERROR),
-        ({"limits": LIMITS._replace(processes=(200, None))}, "processes", WARNING),
-        ({"limits": LIMITS._replace(virtual_bytes=(GIB, GIB))}, "address space", WARNING),
-        ({"group": GROUP._replace(processes=100, processes_used=90)}, "processes", WARNING),
-        ({"group": GROUP._replace(memory_bytes=GIB, memory_used=GIB)}, "memory", WARNING),
-        ({"group": GROUP._replace(memory_bytes=64 * GIB, kills=2)}, "memory", WARNING),
-        ({"memory_bytes": GIB}, "memory", WARNING),
-        ({"group": GROUP._replace(cpus=1.5)}, "CPUs", WARNING),
-        ({"cpus": 2}, "CPUs", WARNING),
-        ({"clock": ClockOffset(-7.5, "/work/log", is_synchronised=True)}, "clock", WARNING),
+        ("-Sn 64", "open_files(4)", WARNING),
+        ("-n 256", "open_files(4)", ERROR),
+        ("-v 8000000", "next(machine.memory_limits(has_rdma=False))", WARNING),
+        ("-l 64", "next(machine.memory_limits(has_rdma=True))", WARNING),
+        ("-l 64", "len(list(machine.memory_limits(has_rdma=False)))", "0"),
     ],
 )
-def test_what_is_not_well_is_the_one_finding(
-    changed: dict[str, Any], check: str, level: str
-) -> None:
-    assert bad(judged(WELL._replace(**changed))) == [(check, level)]
+def test_limits_are_those_that_ranks_inherit(limit: str, check: str, level: str) -> None:
+    call = check if "machine." in check else f"machine.{check}"
+    code = f"from fleetrun.doctor import machine; found = {call}; "
+    code += "print(getattr(found, 'level', found))"
+    done = subprocess.run(
+        ["sh", "-c", f'ulimit {limit}; exec "$0" -c "$1"', sys.executable, code],
+        env=environ(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"{level}\n"
 
 
-def test_root_is_not_held_by_the_limit_of_processes() -> None:
-    limits = LIMITS._replace(processes=(200, 200), is_root=True)
-    assert bad(judged(WELL._replace(limits=limits))) == []
+@pytest.mark.parametrize(
+    ("group", "ranks", "check"),
+    [
+        (ControlGroup(processes=100, processes_used=90), 1, machine.processes),
+        (ControlGroup(memory=GIB, memory_used=GIB), 1, machine.memory),
+        (ControlGroup(memory=64 * GIB, kills=2), 1, machine.memory),
+        (ControlGroup(), 1 << 20, machine.memory),
+        (ControlGroup(cpus=0.5), 1, machine.cpus),
+        (ControlGroup(), 1 << 20, machine.cpus),
+    ],
+)
+def test_what_is_not_enough_is_a_warning(group: ControlGroup, ranks: int, check: object) -> None:
+    assert callable(check)
+    assert [level for _, level in bad([check(ranks, group)])] == [WARNING]
 
 
-def test_locked_memory_matters_only_with_infiniband() -> None:
-    tight = WELL._replace(limits=LIMITS._replace(locked_bytes=(65536, 65536)))
-    assert bad(judged(tight)) == []
-    assert bad(judged(tight, has_rdma=True)) == [("locked memory", WARNING)]
+def test_enough_is_enough() -> None:
+    group = ControlGroup(64 * GIB, 0, 64.0, 100_000, 5)
+    assert machine.processes(4, group).level == OK
+    assert machine.memory(4, group).level == OK
 
 
-def test_an_undisciplined_clock_matters_only_with_other_hosts() -> None:
-    free = WELL._replace(clock=ClockOffset(0.0, "/work/log", is_synchronised=False))
-    assert bad(judged(free)) == []
-    assert bad(judged(free, has_peers=True)) == [("clock", WARNING)]
+def test_the_tightest_limit_of_version_2_counts(root: Path) -> None:
+    (root / "proc" / "self" / "cgroup").write_text("0::/job/step\n")
+    top = root / "sys" / "fs" / "cgroup"
+    put(top, memory__max="max", cpu__max="max 100000", pids__max="max")
+    put(
+        top / "job",
+        memory__max="1000000",
+        memory__current="900000",
+        cpu__max="150000 100000",
+        pids__max="500",
+        pids__current="490",
+        memory__events="low 0\noom 2\noom_kill 2",
+    )
+    put(top / "job" / "step", memory__max="2000000", memory__current="5", cpu__max="max 100000")
+    assert machine.control_group(str(root)) == ControlGroup(1000000, 900000, 1.5, 500, 490, 2)
 
 
-@given(st.integers(0, 1 << 50), st.integers(0, 1 << 50), st.integers(1, 4096))
-def test_less_room_is_never_judged_better(free: int, less: int, ranks: int) -> None:
-    order = {OK: 0, WARNING: 1, ERROR: 2}
+def test_limits_of_version_1_count(root: Path) -> None:
+    (root / "proc" / "self" / "cgroup").write_text("4:memory:/outside\n3:cpu,cpuacct:/outside\n")
+    top = root / "sys" / "fs" / "cgroup"
+    # In a container the path is the one outside, and the top is ours.
+    put(top / "memory", memory__limit_in_bytes="1000", memory__usage_in_bytes="10")
+    put(top / "memory", memory__oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 1")
+    put(top / "cpu,cpuacct", cpu__cfs_quota_us="50000", cpu__cfs_period_us="100000")
+    assert machine.control_group(str(root)) == ControlGroup(1000, 10, 0.5, kills=1)
 
-    def worst(room: int) -> int:
-        shm = ROOM._replace(total=1 << 50, free=room)
-        findings = judged(WELL._replace(shm=shm, logs=shm), ranks=ranks)
-        return max(order[finding.level] for finding in findings if finding.check != "CPUs")
 
-    assert worst(min(free, less)) >= worst(max(free, less))
+def test_without_limits_there_are_none(root: Path) -> None:
+    (root / "proc" / "self" / "cgroup").write_text("4:memory:/\n")
+    put(root / "sys" / "fs" / "cgroup" / "memory", memory__limit_in_bytes="9223372036854771712")
+    assert machine.control_group(str(root)) == ControlGroup()

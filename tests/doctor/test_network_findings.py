@@ -8,8 +8,8 @@ import pytest
 from findings import bad
 
 from fleetrun.doctor import network
-from fleetrun.doctor.facts import Interface, NameLookup, Network, RdmaPort
 from fleetrun.doctor.findings import ERROR, OK, WARNING, Finding
+from fleetrun.doctor.network import Interface, NameLookup, Network, RdmaPort
 
 LOOPBACK = Interface("lo", ("127.0.0.1",), is_up=True, speed_mbit=None, mtu=65536, is_loopback=True)
 ETHERNET = Interface("eth0", ("10.0.0.1",), is_up=True, speed_mbit=25_000, mtu=9000)

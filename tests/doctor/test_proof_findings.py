@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fleetrun.doctor import proofs
-from fleetrun.doctor.facts import Build, GpuFailure, GpuProof
+from fleetrun.doctor import gpu_check
 from fleetrun.doctor.findings import ERROR, OK, WARNING, Finding
+from fleetrun.doctor.gpu_check import GpuFailure, GpuProof
+from fleetrun.doctor.software import Build
 
 BUILD = Build("2.6.2", "/env/paddle", cuda="11.8", cudnn="8.6.0")
 PROOF = GpuProof(("gpu:0", "gpu:1"), program="/f/compute_check.py")
@@ -12,7 +13,7 @@ FAILURE = GpuFailure("gpu:1", "convolution", "ended with 255", "words\nthe last 
 
 
 def judged(proof: GpuProof, build: Build = BUILD) -> list[Finding]:
-    return list(proofs.judge(proof, build, "/env/bin/python"))
+    return list(gpu_check.judge(proof, build, "/env/bin/python"))
 
 
 def test_what_was_computed_is_said() -> None:

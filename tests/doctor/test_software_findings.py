@@ -8,8 +8,9 @@ import pytest
 from findings import bad
 
 from fleetrun.doctor import software
-from fleetrun.doctor.facts import Build, Command, Gpu, Gpus, Software
 from fleetrun.doctor.findings import ERROR, OK, WARNING, Finding
+from fleetrun.doctor.nvidia import Gpu, Gpus
+from fleetrun.doctor.software import Build, Command, Software
 
 BUILD = Build("3.3.1", "/env/paddle", parts={"gloo": True, "parameter servers": True})
 FOR_GPUS = BUILD._replace(cuda="12.6", cudnn="9.5.1", nccl="2.22.3")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fleetrun.doctor import output, transfers
-from fleetrun.doctor.facts import Gpu, Gpus, Transfer, Transfers
 from fleetrun.doctor.findings import ERROR, OK, WARNING, exit_code, ok, warning
+from fleetrun.doctor.nvidia import Gpu, Gpus
+from fleetrun.doctor.transfers import Transfer, Transfers
 
 ROWS = (Transfer(1024, 0.0002, is_right=True), Transfer(1 << 26, 0.05, is_right=True))
 WELL = Transfers("gloo", 2, ROWS, link=3e9)

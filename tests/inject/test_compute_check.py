@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from training import PYTHONS, ROOT, run
 
+from fleetrun.doctor import gpu_check
 from fleetrun.inject import compute_check
-from fleetrun.probe.health import gpu_proof
 
 pytestmark = pytest.mark.extended
 
@@ -37,7 +37,7 @@ def proven(folder: Path, device: str = "raise RuntimeError('no')", core: str = "
     (package / "__init__.py").write_text(FAKE.format(device=device))
     (package / "base" / "__init__.py").touch()
     (package / "base" / "core.py").write_text(core)
-    return gpu_proof.read(sys.executable, ["0", "1"], {**os.environ, "PYTHONPATH": str(folder)})
+    return gpu_check.read(sys.executable, ["0", "1"], {**os.environ, "PYTHONPATH": str(folder)})
 
 
 @pytest.mark.train
@@ -96,7 +96,7 @@ def nccl_version(): raise RuntimeError({LACKING.format("libnccl.so")!r})
 
 
 def test_a_program_that_cannot_be_started_is_no_proof(tmp_path: Path) -> None:
-    assert "No such file" in gpu_proof.read(str(tmp_path / "python"), ["0"], {}).trouble
+    assert "No such file" in gpu_check.read(str(tmp_path / "python"), ["0"], {}).trouble
 
 
 def test_libraries_of_packages_are_linked_beside_paddles_under_both_names(tmp_path: Path) -> None:

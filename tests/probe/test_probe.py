@@ -19,10 +19,10 @@ from nvmls import FakeNvml, FakeNvmlError, NoPermission, hang
 from planning import a_request
 
 from fleetrun import probe
+from fleetrun.doctor import nvidia
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Address, GpuUse, Processors, Script
 from fleetrun.probe import addresses, devices, gpumeter, nvml, scripts, tcp
-from fleetrun.probe.health import gpus
 from fleetrun.run import proc
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ def mine() -> list[int]:
 def test_the_real_nvml_has_what_we_use_of_it(root: Path) -> None:
     import pynvml  # where it is not installed, only this fails
 
-    sources = [Path(str(module.__file__)).read_text() for module in (nvml, gpumeter, gpus)]
+    sources = [Path(str(module.__file__)).read_text() for module in (nvml, gpumeter, nvidia)]
     used = {name for source in sources for name in re.findall(r"\bnvml[A-Z]\w+", source)}
     assert len(used) > 20
     assert [name for name in used if not hasattr(pynvml, name)] == []

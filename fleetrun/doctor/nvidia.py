@@ -1,19 +1,136 @@
-"""The health of GPUs according to NVML, which is asked in a child, and the kernel's log."""
+"""NVIDIA's GPUs: what NVML and the kernel's log say, and whether CUDA starts; asked in children."""
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, cast
 
-from fleetrun.doctor.facts import CudaStart, Gpu, Gpus, User, Xid
 from fleetrun.postmortem import kernelfacts
 from fleetrun.probe import files, nvml
-from fleetrun.probe.health import cuda
 from fleetrun.probe.nvml import Library, ask, library, text
 from fleetrun.run import isolation
+
+
+class User(NamedTuple):
+    """A process that uses memory of a GPU; bytes are None if the driver does not report them."""
+
+    pid: int
+    name: str
+    used: int | None
+
+
+class Gpu(NamedTuple):
+    """One GPU; None means that the driver does not report the value."""
+
+    number: int
+    name: str
+    uuid: str
+    bus: str = ""
+    memory: int | None = None
+    used: int | None = None
+    users: tuple[User, ...] = ()
+    # As in 9.0.
+    capability: tuple[int, int] | None = None
+    # Uncorrected ECC errors since the driver was loaded.
+    ecc_errors: int | None = None
+    is_remap_pending: bool | None = None
+    is_remap_failed: bool | None = None
+    is_mig: bool | None = None
+    instances: int = 0
+    # Bits of NVML's clocks event (throttle) reasons.
+    throttle: int | None = None
+    # default, exclusive process, prohibited.
+    compute_mode: str | None = None
+    # PCIe lanes in use, and the most that GPU and slot support.
+    lanes: tuple[int, int] | None = None
+    # NVLinks that are up, and all there are.
+    nvlinks: tuple[int, int] | None = None
+
+
+class Xid(NamedTuple):
+    """A GPU error in the kernel's log: its number, the GPU's bus address, and the line."""
+
+    number: int
+    bus: str
+    text: str
+
+
+class CudaStart(NamedTuple):
+    """The result of cuInit in a child process: its code (0: success) and the code's name.
+
+    `trouble` says why there is no code: the library cannot be loaded, crashes or hangs.
+    """
+
+    # Whether /dev/nvidia-uvm exists, which CUDA needs and NVML does not.
+    has_uvm: bool
+    code: int = 0
+    name: str = ""
+    # How many GPUs it shows without a mask.
+    gpus: int = 0
+    trouble: str = ""
+
+
+class Gpus(NamedTuple):
+    """What NVIDIA's driver reports; `trouble`: why it does not; `is_stuck`: it may never answer."""
+
+    has_driver: bool
+    # Whether there are device files; a container without GPUs has none.
+    has_files: bool = True
+    gpus: tuple[Gpu, ...] = ()
+    # The indexes of those that may not be opened or do not work, and why.
+    barred: tuple[tuple[int, str], ...] = ()
+    lost: tuple[tuple[int, str], ...] = ()
+    driver: str = ""
+    # The newest CUDA version that the driver supports, as in 12.4.
+    cuda: tuple[int, int] | None = None
+    # The path between two GPUs: same board, PCIe switch, host bridge, NUMA node, across the system.
+    links: Mapping[tuple[int, int], str] = {}
+    xids: tuple[Xid, ...] = ()
+    # Why the kernel's log could not be read; empty: it could.
+    log_refusal: str = ""
+    trouble: str = ""
+    is_stuck: bool = False
+    # None: it was not started.
+    cuda_start: CudaStart | None = None
+
+
+# Hides GPUs from CUDA; removed, as the question is whether CUDA starts at all.
+_MASK = "CUDA_VISIBLE_DEVICES"
+_UVM, _WINDOWS = "dev/nvidia-uvm", "dev/dxg"
+
+
+def cuda_library() -> Any:  # noqa: ANN401 - a library of C
+    """Load the real driver library."""
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def read_cuda(
+    lib: Callable[[], Any] = cuda_library, *, root: str = "/", timeout_s: float = 20.0
+) -> CudaStart:
+    """Return whether CUDA starts on this host, and how many GPUs it shows without a mask."""
+    has_uvm = any(os.path.exists(os.path.join(root, path)) for path in (_UVM, _WINDOWS))
+    started = CudaStart(has_uvm=has_uvm)
+    answer = isolation.answer("cuInit", lambda: tuple(start(lib())), timeout_s)
+    if answer.trouble:
+        return started._replace(trouble=answer.trouble.removeprefix("OSError: "))
+    code, name, count = cast("tuple[int, str, int]", answer.value)
+    return started._replace(code=code, name=name, gpus=count)
+
+
+def start(lib: Any) -> tuple[int, str, int]:  # noqa: ANN401 - as above
+    """Start LIB; return the code of cuInit or of the count, its name, and the number of GPUs."""
+    os.environ.pop(_MASK, None)
+    count = ctypes.c_int(0)
+    code = int(lib.cuInit(0)) or int(lib.cuDeviceGetCount(ctypes.byref(count)))
+    name = ctypes.c_char_p()
+    if code:
+        lib.cuGetErrorName(code, ctypes.byref(name))
+    return code, (name.value or b"").decode(), count.value
+
 
 # The driver may have to load first, which takes seconds if nothing keeps it loaded.
 TIMEOUT_S = 20.0
@@ -50,7 +167,7 @@ _Plain = tuple[
 def read(
     load: Callable[[], Library] = library,
     *,
-    start_cuda: Callable[[], CudaStart] = cuda.read,
+    start_cuda: Callable[[], CudaStart] = read_cuda,
     root: str = "/",
     timeout_s: float = TIMEOUT_S,
 ) -> Gpus:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 from nvmls import Bytes, FakeNvml, FakeNvmlError, NoPermission, hang
 
-from fleetrun.doctor.facts import CudaStart, Xid
-from fleetrun.probe.health import gpus
+from fleetrun.doctor import nvidia
+from fleetrun.doctor.nvidia import CudaStart, Xid
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,11 +96,11 @@ def test_without_a_driver_nobody_is_asked(tmp_path: Path) -> None:
     def never() -> Library:
         raise AssertionError
 
-    assert not gpus.read(never, root=str(tmp_path)).has_driver
+    assert not nvidia.read(never, root=str(tmp_path)).has_driver
 
 
 def test_all_that_the_driver_tells_is_read(root: Path) -> None:
-    health = gpus.read(lambda: Talkative(("GPU-a", "MIG-a"), ("GPU-b",)), root=str(root))
+    health = nvidia.read(lambda: Talkative(("GPU-a", "MIG-a"), ("GPU-b",)), root=str(root))
     first, second = health.gpus
     assert (health.driver, health.cuda, health.trouble) == ("550.54.14", (12, 4), "")
     assert health.links == {(0, 1): "across the system"}
@@ -117,7 +117,7 @@ def test_all_that_the_driver_tells_is_read(root: Path) -> None:
 
 
 def test_a_library_that_knows_next_to_nothing_is_no_failure(root: Path) -> None:
-    health = gpus.read(lambda: FakeNvml(("GPU-a",)), root=str(root))
+    health = nvidia.read(lambda: FakeNvml(("GPU-a",)), root=str(root))
     (gpu,) = health.gpus
     assert (gpu.uuid, gpu.memory, gpu.is_mig, gpu.nvlinks) == ("GPU-a", None, None, None)
     assert (health.driver, health.cuda) == ("?", None)
@@ -126,14 +126,14 @@ def test_a_library_that_knows_next_to_nothing_is_no_failure(root: Path) -> None:
 def test_gpus_that_are_lost_or_barred_are_told_apart(root: Path) -> None:
     trouble = {0: FakeNvmlError("GPU is lost"), 1: NoPermission("Insufficient Permissions")}
     lib = FakeNvml(("GPU-a",), ("GPU-b",), ("GPU-c",), trouble=trouble)
-    health = gpus.read(lambda: lib, root=str(root))
+    health = nvidia.read(lambda: lib, root=str(root))
     assert health.lost == ((0, "GPU is lost"),)
     assert health.barred == ((1, "Insufficient Permissions"),)
     assert [gpu.number for gpu in health.gpus] == [2]
 
 
 def test_a_library_that_does_not_fit_says_why(root: Path) -> None:
-    health = gpus.read(lambda: FakeNvml(broken=True), root=str(root))
+    health = nvidia.read(lambda: FakeNvml(broken=True), root=str(root))
     assert "version mismatch" in health.trouble
     assert not health.is_stuck
 
@@ -148,7 +148,7 @@ def test_a_container_without_gpus_is_no_broken_driver(tmp_path: Path) -> None:
     def missing() -> Library:
         raise FakeNvmlError("NVML Shared Library Not Found")
 
-    health = gpus.read(missing, root=str(tmp_path))
+    health = nvidia.read(missing, root=str(tmp_path))
     assert (health.has_driver, health.has_files, health.driver) == (True, False, "550.54.14")
     assert health.trouble == ""
 
@@ -156,18 +156,20 @@ def test_a_container_without_gpus_is_no_broken_driver(tmp_path: Path) -> None:
 def test_cuda_is_started_where_nvml_answers_or_fails_but_not_where_it_hangs(root: Path) -> None:
     start = CudaStart(has_uvm=True, gpus=1)
     for lib in (FakeNvml(("GPU-a",)), FakeNvml(broken=True)):
-        cards = gpus.read(lambda lib=lib: lib, start_cuda=lambda: start, root=str(root))  # type: ignore[misc]
+        cards = nvidia.read(lambda lib=lib: lib, start_cuda=lambda: start, root=str(root))  # type: ignore[misc]
         assert cards.cuda_start == start
 
     def never() -> CudaStart:
         raise AssertionError
 
-    cards = gpus.read(lambda: FakeNvml(init=hang), start_cuda=never, root=str(root), timeout_s=0.2)
+    cards = nvidia.read(
+        lambda: FakeNvml(init=hang), start_cuda=never, root=str(root), timeout_s=0.2
+    )
     assert cards.cuda_start is None
 
 
 def test_a_driver_that_hangs_is_left_behind(root: Path) -> None:
-    health = gpus.read(lambda: FakeNvml(init=hang), root=str(root), timeout_s=0.2)
+    health = nvidia.read(lambda: FakeNvml(init=hang), root=str(root), timeout_s=0.2)
     assert health.is_stuck
 
 
@@ -177,7 +179,7 @@ def test_errors_of_gpus_are_found_in_the_kernels_log(root: Path) -> None:
         "4,100,5,-;usb 1-1: new device\n"
         "4,101,6,-;NVRM: Xid (PCI:0000:3B:00): 79, pid=1, GPU has fallen off the bus.\n"
     )
-    assert gpus.kernel_log(str(log)) == (
+    assert nvidia.kernel_log(str(log)) == (
         (
             Xid(
                 79,
@@ -187,4 +189,4 @@ def test_errors_of_gpus_are_found_in_the_kernels_log(root: Path) -> None:
         ),
         "",
     )
-    assert gpus.kernel_log(str(root / "nowhere")) == ((), "No such file or directory")
+    assert nvidia.kernel_log(str(root / "nowhere")) == ((), "No such file or directory")

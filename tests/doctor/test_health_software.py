@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from fleetrun.probe.health import software
+from fleetrun.doctor import software
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,8 @@ import os
 import select
 from typing import TYPE_CHECKING
 
-from fleetrun.doctor.facts import RdmaPort
-from fleetrun.probe.health import network
+from fleetrun.doctor import network
+from fleetrun.doctor.network import RdmaPort
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvmls import FakeCuda, hang
 
-from fleetrun.probe.health import cuda
+from fleetrun.doctor import nvidia
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ def crash() -> int:
 
 
 def read(init: Callable[[], int] = lambda: 0, **options: Any) -> Any:
-    return cuda.read(lambda: FakeCuda(init), root="/nowhere", **options)
+    return nvidia.read_cuda(lambda: FakeCuda(init), root="/nowhere", **options)
 
 
 def test_gpus_are_counted_without_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_a_library_that_crashes_or_hangs_is_told_and_left() -> None:
 
 
 def test_a_library_that_is_not_there_is_named(tmp_path: Path) -> None:
-    start = cuda.read(lambda: ctypes.CDLL("libcuda-of-nobody.so.1"), root=str(tmp_path))
+    start = nvidia.read_cuda(lambda: ctypes.CDLL("libcuda-of-nobody.so.1"), root=str(tmp_path))
     assert start.trouble.startswith("libcuda-of-nobody.so.1: cannot open")
     assert not start.has_uvm
 
@@ -58,4 +58,4 @@ def test_a_library_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_the_device_file_that_only_cuda_needs_is_looked_for(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "nvidia-uvm").touch()
-    assert cuda.read(FakeCuda, root=str(tmp_path)).has_uvm
+    assert nvidia.read_cuda(FakeCuda, root=str(tmp_path)).has_uvm

@@ -1,1 +1,0 @@
-"""Reads the facts about this host that only a check-up needs."""
