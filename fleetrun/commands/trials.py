@@ -236,7 +236,7 @@ def _why(folder: Path, run_dir: Path, code: int, events: Sequence[EventRecord]) 
     culprit = next((report.culprit for report in reports if report and report.culprit), None)
     if culprit is not None:
         words = [line for line in culprit.last_words if line.strip()]
-        parts += [f"{culprit.kind}: {culprit.message}"] if culprit.kind else words[-1:]
+        parts += [f"{culprit.class_}: {culprit.message}"] if culprit.class_ else words[-1:]
     if not parts:
         output = (folder / "output.txt").read_text(errors="replace").split("\n")
         parts = [line for line in output if line.strip()][-1:] or [f"it exited with {code}"]

@@ -14,6 +14,8 @@ class KnownFailure(NamedTuple):
     marks: tuple[str, ...]
     sentence: str
     places: tuple[str, ...] = ()
+    # Whether another attempt can help.
+    may_retry: bool = True
 
 
 _SHARED_MEMORY = (
@@ -51,6 +53,7 @@ KNOWN_FAILURES = (
         ),
         "The GPU assigned to this rank does not exist here: compare --gpus and "
         "CUDA_VISIBLE_DEVICES with nvidia-smi -L.",
+        may_retry=False,
     ),
     KnownFailure(
         "cpu-build",
@@ -64,6 +67,7 @@ KNOWN_FAILURES = (
         ),
         "This Paddle is a CPU build: install paddlepaddle-gpu, or train on the CPU with "
         "CUDA_VISIBLE_DEVICES='' and paddle.set_device('cpu').",
+        may_retry=False,
     ),
     KnownFailure(
         "static-data-parallel",
@@ -75,42 +79,26 @@ KNOWN_FAILURES = (
         "Paddle supports data parallel static graphs on GPUs and XPUs only: train a dynamic graph, "
         "or on CPUs with any --strategy, such as comm_fusion, which connects the ranks over gloo.",
         places=("in _init_communicator", "in init_communicator"),
-    ),
-    KnownFailure(
-        "sparse-sum",
-        ("paddle::imperative::SelectedRowsMerge<",),
-        "Paddle crashes where it adds up sparse gradients on the device of a plug-in: give "
-        "embeddings that are used several times sparse=False.",
+        may_retry=False,
     ),
     KnownFailure(
         "gpu-library",
         ("The third-party dynamic library (",),
         "An NVIDIA library that this Paddle needs and does not contain is missing; the text "
         "above names it. `fleetrun doctor` prints the command that installs it.",
+        may_retry=False,
     ),
     KnownFailure(
-        "gpu-switches",
-        ("CUDA error(802)", "cudaErrorSystemNotReady", "CUDA_ERROR_SYSTEM_NOT_READY"),
-        "CUDA cannot start because the switches between the GPUs are not set up: start "
-        "nvidia-fabricmanager, of exactly the driver's version.",
-    ),
-    KnownFailure(
-        "gpu-mismatch",
-        ("CUDA error(803)", "cudaErrorSystemDriverMismatch", "SYSTEM_DRIVER_MISMATCH"),
-        "The loaded NVIDIA driver and libcuda.so.1 are of different versions: reboot after an "
-        "upgrade; in a container, take out a libcuda of its own (ldconfig -p | grep libcuda).",
-    ),
-    KnownFailure(
-        "gpu-compat",
-        ("CUDA error(804)", "cudaErrorCompatNotSupportedOnDevice", "COMPAT_NOT_SUPPORTED"),
-        "A libcuda.so.1 for newer data-centre GPUs (cuda-compat) is found first: take its folder "
-        "out of LD_LIBRARY_PATH.",
-    ),
-    KnownFailure(
-        "gpu-undetected",
-        ("Cannot use GPU because there is no GPU detected",),
-        "This rank was given a GPU, but CUDA shows it none: `fleetrun doctor` starts CUDA and says "
-        "what it lacks; a mask (CUDA_VISIBLE_DEVICES) of the script's own hides GPUs, too.",
+        "gpu-start",
+        (
+            "CUDA error(802)",
+            "CUDA error(803)",
+            "CUDA error(804)",
+            "Cannot use GPU because there is no GPU detected",
+        ),
+        "CUDA cannot start, or a mask hides its GPUs (CUDA_VISIBLE_DEVICES): `fleetrun doctor` "
+        "starts CUDA and says what it lacks.",
+        may_retry=False,
     ),
     KnownFailure(
         "plug-in",
@@ -131,12 +119,14 @@ KNOWN_FAILURES = (
         ),
         "The NVIDIA driver is missing or older than this Paddle needs, or the GPU is of another "
         "kind: install a newer driver, or the Paddle build for this CUDA and this GPU.",
+        may_retry=False,
     ),
     KnownFailure(
         "system-library",
         ("libgomp.so.1: cannot open", "version `GLIBC", "version `GLIBCXX", "version `CXXABI"),
         "A library of the system is missing or too old for this Paddle: for libgomp, `apt-get "
         "install libgomp1`; for GLIBC and GLIBCXX, a newer system or container.",
+        may_retry=False,
     ),
     KnownFailure(
         "not-a-number",
@@ -173,6 +163,7 @@ KNOWN_FAILURES = (
         ("Unable to find address for: ",),
         "gloo connects the ranks by the interface that GLOO_SOCKET_IFNAME names: leave it out, and "
         "fleetrun names the one that leads to the other hosts.",
+        may_retry=False,
     ),
     KnownFailure(
         "nccl-interface",
@@ -231,17 +222,20 @@ KNOWN_FAILURES = (
         ("No module named 'paddle'",),
         "Paddle is not installed there: install it into that interpreter, or start fleetrun with "
         "the one that has it.",
+        may_retry=False,
     ),
     KnownFailure(
         "setuptools",
         ("No module named 'setuptools'", "No module named 'distutils'"),
         "Paddle imports setuptools, which Python 3.12 and later do not bring: `pip install "
         "setuptools` into that interpreter.",
+        may_retry=False,
     ),
     KnownFailure(
         "protobuf",
         ("FieldDescriptor' object has no attribute 'label'",),
         "This Paddle predates protobuf 7: `pip install 'protobuf>=4.21,<5'` into that interpreter.",
+        may_retry=False,
     ),
     KnownFailure(
         "missing-module",
@@ -253,6 +247,7 @@ KNOWN_FAILURES = (
         ),
         "Python could not import a module: install it into the interpreter that fleetrun uses "
         "(fleetrun --dry-run shows which), or set PYTHONPATH.",
+        may_retry=False,
     ),
     KnownFailure(
         "usage",
@@ -269,16 +264,19 @@ KNOWN_FAILURES = (
         ),
         "The script does not accept its arguments: everything after it on fleetrun's command line.",
         places=("usage: ", "Usage: "),
+        may_retry=False,
     ),
     KnownFailure(
         "missing-script",
         ("can't open file ",),
         "Python could not open the script: check its path and the folder you start in.",
+        may_retry=False,
     ),
     KnownFailure(
         "syntax",
         ("SyntaxError: ", "IndentationError: "),
         "The script is not valid Python for this interpreter.",
+        may_retry=False,
     ),
     KnownFailure(
         "peer-lost",
@@ -302,29 +300,6 @@ KNOWN_FAILURES = (
         "This rank lost a peer. No rank on this host failed before it: look for the reason in the "
         "logs of the other hosts, or for a peer that ended too early.",
     ),
-)
-
-# Failures that another attempt cannot fix.
-NOT_RETRYABLE = frozenset(
-    {
-        "missing-module",
-        "setuptools",
-        "protobuf",
-        "no-paddle",
-        "usage",
-        "missing-script",
-        "syntax",
-        "gpu-id",
-        "gpu-driver",
-        "gpu-library",
-        "gpu-mismatch",
-        "gpu-compat",
-        "gpu-undetected",
-        "system-library",
-        "cpu-build",
-        "static-data-parallel",
-        GLOO_INTERFACE,
-    }
 )
 
 # Failures that mean that a peer has failed before.
@@ -353,12 +328,15 @@ def recognise(text: str) -> KnownFailure | None:
     'address-in-use'
     >>> recognise("all is well")
     """
-    return next((known for known in KNOWN_FAILURES if _speaks_of(text, known)), None)
-
-
-def _speaks_of(text: str, known: KnownFailure) -> bool:
-    is_there = any(mark in text for mark in known.marks)
-    return is_there and (not known.places or any(place in text for place in known.places))
+    return next(
+        (
+            known
+            for known in KNOWN_FAILURES
+            if any(mark in text for mark in known.marks)
+            and (not known.places or any(place in text for place in known.places))
+        ),
+        None,
+    )
 
 
 def recognise_loader(words: str, log: str) -> KnownFailure | None:

@@ -95,11 +95,11 @@ def _examined(plan: LaunchPlan, exited: Exited, step: int | None, *, with_log: b
     words = lastlines.of(names.log_paths(plan, spec, exited.attempt))[0] if with_log else []
     last_words = words if lastlines.explains(words) else words[-_LAST:]
     if error is not None:
-        last_words = [f"{error.kind}: {error.message}", error.stack]
+        last_words = [f"{error.class_}: {error.message}", error.stack]
     is_victim = causes.is_of_victim("\n".join(last_words))
     in_one_line = ""
     if error is not None:
-        in_one_line = lastlines.in_one_line(error.kind, error.message, error.stack.split("\n"))
+        in_one_line = lastlines.in_one_line(error.class_, error.message, error.stack.split("\n"))
     elif exit_report is None and exited.status.signum is None:
         in_one_line = lastlines.last_exception(words)
     exited = exited._replace(step=step, is_victim=is_victim, error=in_one_line)
@@ -126,7 +126,7 @@ def _set_back(exited: Exited, exits: Sequence[Exited]) -> Exited:
 
 def _with_last_lines(exited: Exited, words: list[str]) -> Exited:
     known = causes.recognise("\n".join(words))
-    no_retry = known.sentence if known and known.name in causes.NOT_RETRYABLE else ""
+    no_retry = known.sentence if known and not known.may_retry else ""
     if exited.status.code in _SHELL_REFUSALS:
         no_retry = "its command cannot be run."
     return exited._replace(no_retry=no_retry, last_words=words[-1] if words else "")

@@ -7,7 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fleetrun import argv
 from fleetrun.conversion import counted
@@ -29,7 +29,12 @@ from fleetrun.records import (
 from fleetrun.records.folder import Folder
 from fleetrun.records.heartbeat import is_scripts, read_step
 from fleetrun.records.rankfile import ErrorReport
-from fleetrun.records.reportfile import CulpritRecord, EndRecord, ReportRecord, VictimRecord
+from fleetrun.records.reportfile import (
+    CulpritRecord,
+    ReportRecord,
+    RestartRecord,
+    VictimRecord,
+)
 from fleetrun.run import policy
 from fleetrun.run.events import HUNG, Exited, Failure, Hung, Outcome, Recovered, signal_name
 
@@ -125,12 +130,12 @@ def _explained(
     known = known or causes.recognise("".join(mute))
     error = reported or ErrorReport()
     culprit = CulpritRecord(
-        _end(plan, exited),
+        **_end(plan, exited),
         host=os.uname().nodename,
         devices="" if spec.rank is None else devices_of(spec.rank),
         time=round(time.time() - (time.monotonic() - failed_at), 6),
         after_s=round(failed_at - before.at, 3),
-        kind=error.kind,
+        class_=error.class_,
         message=error.message,
         stack=error.stack,
         raw=error.raw,
@@ -352,25 +357,28 @@ def write(
         time=time.time(),
         culprit=findings.culprit,
         victims=tuple(
-            VictimRecord(_end(plan, victim.exited), round(victim.after_s, 3), victim.how)
+            VictimRecord(
+                **_end(plan, victim.exited), after_s=round(victim.after_s, 3), how=victim.how
+            )
             for victim in findings.victims
         ),
         evidence=findings.evidence,
         earlier=tuple(failure.reason() for failure in outcome.earlier),
-        restarts=tuple(restart.document() for restart in restarts),
+        restarts=tuple(RestartRecord(**restart.document()) for restart in restarts),
     )
     reportfile.write(folder, report, redact)
 
 
-def _end(plan: LaunchPlan, exited: Exited) -> EndRecord:
+def _end(plan: LaunchPlan, exited: Exited) -> dict[str, Any]:
+    """Return the fields that say how a process has ended."""
     spec = plan.processes[exited.process]
     signum = exited.status.signum
-    return EndRecord(
-        process=spec.name,
-        rank=None if spec.rank is None else spec.rank.rank,
-        pid=exited.pid,
-        attempt=exited.attempt,
-        code=exited.status.code,
-        signal=None if signum is None else signal_name(signum),
-        fault=exited.fault or None,
-    )
+    return {
+        "process": spec.name,
+        "rank": None if spec.rank is None else spec.rank.rank,
+        "pid": exited.pid,
+        "attempt": exited.attempt,
+        "code": exited.status.code,
+        "signal": None if signum is None else signal_name(signum),
+        "fault": exited.fault or None,
+    }

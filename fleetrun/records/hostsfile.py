@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fleetrun.records import names
+from fleetrun.records import names, reading
 from fleetrun.records.folder import Folder
 
 SCHEMA = 1
@@ -33,5 +33,5 @@ class HostEnd(NamedTuple):
 
 def write(folder: Folder, hosts: Sequence[HostEnd], redact: Callable[[str], str] = str) -> None:
     """Write the ends of HOSTS into FOLDER atomically; OSError if that fails."""
-    document = {"schema": SCHEMA, "hosts": [host._asdict() for host in hosts]}
+    document = {"schema": SCHEMA, "hosts": reading.plain(hosts)}
     folder.write_json(names.HOSTS, document, redact)

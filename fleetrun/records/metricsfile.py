@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fleetrun.records import reading
 from fleetrun.records.folder import Closing, append_whole
@@ -90,22 +90,11 @@ def append(path: str, record: MetricsRecord) -> int:
 
     Raises OSError if that fails.
     """
-    document = {"schema": SCHEMA, **_plain(record._asdict())}
+    document = {"schema": SCHEMA, **reading.plain(record)}
     line = json.dumps(document, allow_nan=False).encode() + b"\n"
     with Closing(fd := os.open(path, _OPEN, 0o600)):
         append_whole(fd, line)
         return os.fstat(fd).st_size
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON
-    """Return VALUE with records as objects, and null for NaN and infinity, which JSON lacks."""
-    if isinstance(value, float):
-        return value if abs(value) < float("inf") else None
-    if hasattr(value, "_asdict"):
-        value = value._asdict()
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 class MetricsReader:

@@ -40,7 +40,7 @@ class ErrorReport(NamedTuple):
     time: float | None = None
     restart: int = 0
     # The exception's class.
-    kind: str = ""
+    class_: str = ""
     message: str = ""
     # The traceback as Python prints it.
     stack: str = ""
@@ -56,7 +56,7 @@ class ErrorReport(NamedTuple):
     @property
     def text(self) -> str:
         """What the rank reported: the stack, and class and message where it lacks them."""
-        what = ": ".join(filter(None, (self.kind, self.message))) or self.raw
+        what = ": ".join(filter(None, (self.class_, self.message))) or self.raw
         if not self.stack or not self.message:
             return self.stack or what
         # Python's ends with the message.
@@ -150,7 +150,7 @@ def restart_of(spec: "ProcessSpec") -> int:
 def error(path: str, kind: str = EXCEPTION, restart: int = 0) -> ErrorReport | None:
     """Return the last exception, or sys.exit, of attempt RESTART in the file PATH."""
     record = last(path, kind, restart) if path else None
-    return None if record is None else _error(record, path)
+    return None if record is None else reading.record(ErrorReport, record, raw="", path=path)
 
 
 def exception(spec: "ProcessSpec") -> ErrorReport | None:
@@ -170,9 +170,8 @@ def read_error(path: str) -> ErrorReport | None:
     content = reading.content(path, _MOST) if path else None
     if content is None:
         return None
-    document = reading.parse(content)
-    report = None if document is None else _error(document, path)
-    if report is None or not report.text:
+    report = reading.record(ErrorReport, reading.parse(content) or {}, raw="", path=path)
+    if not report.text:
         return ErrorReport(raw=content.decode(errors="replace"), path=path)
     return report
 
@@ -189,8 +188,3 @@ def updates(path: str) -> Iterator[Update]:
         number, at = reading.whole(record.get("number")), reading.real(record.get("at"))
         if number is not None and at is not None:
             yield Update(number, at, reading.real(record.get("loss")))
-
-
-def _error(record: dict[str, Any], path: str) -> ErrorReport:
-    kind = reading.text(record.get("class"))
-    return reading.record(ErrorReport, record, kind=kind, raw="", path=path)

@@ -161,15 +161,29 @@ def wholes(value: object) -> tuple[int, ...]:
     return tuple(number for number in map(whole, items(value)) if number is not None)
 
 
+def plain(value: Any) -> Any:  # noqa: ANN401 - JSON
+    """Return VALUE with records as objects, and null for NaN and infinity, which JSON lacks.
+
+    The key of a field `class_` is `class`.
+    """
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else None
+    if hasattr(value, "_asdict"):
+        return {key.rstrip("_"): plain(item) for key, item in value._asdict().items()}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def record(kind: type[Record], document: Mapping[str, Any], /, **given: object) -> Record:
-    """Return a KIND from the object DOCUMENT, each field read by its annotation, records too.
+    """Return a KIND from the object DOCUMENT, each field read by its annotation, as `plain` has it.
 
     A missing or malformed field gets its default, or an empty value. GIVEN fields are taken as they
     are.
     """
     get = document.get
     fields = {
-        name: default if (value := read(get(name))) is None else value
+        name: default if (value := read(get(name.rstrip("_")))) is None else value
         for name, read, default in _fields(kind, frozenset(given))
     }
     make: Any = kind
@@ -197,8 +211,10 @@ def _fields(
 
 def _nested(name: str, module: str) -> tuple[Callable[[object], object], object]:
     """Return the reader of the record NAME of MODULE, or of a tuple of them; it returns one."""
-    item = name.removeprefix("tuple[").removesuffix(", ...]").rpartition(".")[2]
-    kind = getattr(sys.modules[module], item)
+    item = name.removesuffix(" | None").removeprefix("tuple[").removesuffix(", ...]")
+    kind = getattr(sys.modules[module], item.rpartition(".")[2])
+    if name.endswith(" | None"):
+        return lambda value: record(kind, value) if isinstance(value, dict) else None, None
     if not name.startswith("tuple["):
         return lambda value: record(kind, mapping(value)), None
     return lambda value: tuple([record(kind, entry) for entry in mappings(value)]), None

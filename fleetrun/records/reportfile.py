@@ -8,8 +8,8 @@ when one changes its meaning or goes away.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from fleetrun.records import names, reading
 from fleetrun.records.folder import Folder
@@ -17,23 +17,17 @@ from fleetrun.records.folder import Folder
 SCHEMA = 1
 
 
-class EndRecord(NamedTuple):
-    """How a process ended: `code` by itself, or by a `signal` (its name)."""
+class VictimRecord(NamedTuple):
+    """A process that ended because of the culprit; `how` is stopped, peer lost, or nothing."""
 
     process: str = ""
     rank: int | None = None
     pid: int | None = None
     attempt: int = 0
+    # By itself, or by a signal (its name); or why it could not be started.
     code: int | None = None
     signal: str | None = None
-    # Why it could not be started.
     fault: str | None = None
-
-
-class VictimRecord(NamedTuple):
-    """A process that ended because of the culprit; `how` is stopped, peer lost, or nothing."""
-
-    end: EndRecord
     after_s: float = 0.0
     how: str = ""
 
@@ -41,14 +35,20 @@ class VictimRecord(NamedTuple):
 class CulpritRecord(NamedTuple):
     """The process that failed first."""
 
-    end: EndRecord
+    process: str = ""
+    rank: int | None = None
+    pid: int | None = None
+    attempt: int = 0
+    code: int | None = None
+    signal: str | None = None
+    fault: str | None = None
     host: str = ""
     devices: str = ""
     # Seconds since 1970, and since the job began.
     time: float = 0.0
     after_s: float = 0.0
-    # The exception's class (`class` in the file), message and traceback; `raw`: of a broken file.
-    kind: str = ""
+    # The exception's class, message and traceback; `raw`: of a broken file.
+    class_: str = ""
     message: str = ""
     stack: str = ""
     raw: str = ""
@@ -58,6 +58,14 @@ class CulpritRecord(NamedTuple):
     known: str | None = None
     remedy: str = ""
     peak_bytes: int | None = None
+
+
+class RestartRecord(NamedTuple):
+    """How long it took until the ranks of ATTEMPT ran, since the failure that WHY names."""
+
+    attempt: int
+    seconds: float
+    why: str
 
 
 class ReportRecord(NamedTuple):
@@ -71,26 +79,12 @@ class ReportRecord(NamedTuple):
     victims: tuple[VictimRecord, ...] = ()
     evidence: tuple[str, ...] = ()
     earlier: tuple[str, ...] = ()
-    # Each with its attempt, seconds, and why.
-    restarts: tuple[Mapping[str, Any], ...] = ()
+    restarts: tuple[RestartRecord, ...] = ()
 
 
 def write(folder: Folder, report: ReportRecord, redact: Callable[[str], str] = str) -> None:
     """Write REPORT into FOLDER, whole or not at all; OSError if that fails."""
-    culprit = report.culprit
-    document = {
-        "schema": SCHEMA,
-        **report._asdict(),
-        "culprit": None if culprit is None else _flat(culprit),
-        "victims": [_flat(victim) for victim in report.victims],
-    }
-    folder.write_json(names.REPORT, document, redact)
-
-
-def _flat(record: CulpritRecord | VictimRecord) -> dict[str, object]:
-    """Return RECORD in the file's form: the end's fields inline, `kind` called `class`."""
-    fields = {"class" if key == "kind" else key: value for key, value in record._asdict().items()}
-    return {**fields.pop("end")._asdict(), **fields}
+    folder.write_json(names.REPORT, {"schema": SCHEMA, **reading.plain(report)}, redact)
 
 
 def read(path: str) -> ReportRecord | None:
@@ -98,19 +92,4 @@ def read(path: str) -> ReportRecord | None:
     document = reading.document(path)
     if document is None or document.get("schema") != SCHEMA:
         return None
-    culprit = document.get("culprit")
-    return reading.record(
-        ReportRecord,
-        document,
-        culprit=_culprit(culprit) if isinstance(culprit, dict) else None,
-        victims=tuple(
-            reading.record(VictimRecord, victim, end=reading.record(EndRecord, victim))
-            for victim in reading.mappings(document.get("victims"))
-        ),
-        restarts=tuple(reading.mappings(document.get("restarts"))),
-    )
-
-
-def _culprit(document: Mapping[str, Any]) -> CulpritRecord:
-    end, kind = reading.record(EndRecord, document), reading.text(document.get("class"))
-    return reading.record(CulpritRecord, document, end=end, kind=kind)
+    return reading.record(ReportRecord, document)

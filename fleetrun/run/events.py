@@ -3,7 +3,7 @@
 `policy.step` takes an event and returns actions; sinks and sources are notified of both.
 """
 
-from typing import Annotated, NamedTuple, NoReturn, TypeAlias
+from typing import Annotated, Any, NamedTuple, NoReturn, TypeAlias
 
 from fleetrun.model import ExitStatus, FieldVerdict, LaunchPlan
 
@@ -246,7 +246,7 @@ class Recovered(NamedTuple):
     at: float
     why: str = ""
 
-    def document(self) -> dict[str, object]:
+    def document(self) -> dict[str, Any]:
         """Return it for programs, to a millisecond."""
         return {"attempt": self.attempt, "seconds": round(self.seconds, 3), "why": self.why}
 

@@ -94,4 +94,4 @@ def _sizes(spec: ProcessSpec) -> tuple[int, ...]:
 def _what(report: ErrorReport) -> str:
     if report.code is not None:
         return f"called sys.exit({report.code})"
-    return f"raised {report.kind or 'an exception'}"
+    return f"raised {report.class_ or 'an exception'}"

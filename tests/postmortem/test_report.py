@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fleetrun.model import Device, Endpoint, ExitStatus, RankSpec
 from fleetrun.postmortem import causes, lastlines, report
 from fleetrun.postmortem.investigation import Investigation, Victim
-from fleetrun.records.reportfile import CulpritRecord, EndRecord
+from fleetrun.records.reportfile import CulpritRecord
 from fleetrun.run.children import Leftover
 from fleetrun.run.events import Exited, Failure, Hung, Outcome
 
@@ -108,7 +108,6 @@ LABELS = [f"rank {n}" for n in range(9)]
 def findings(*victims: Victim) -> Investigation:
     assert FULL is not None
     culprit = CulpritRecord(
-        EndRecord(),
         host="h",
         devices="GPU 2",
         time=1e9,

@@ -33,7 +33,7 @@ def test_s20_an_exception_is_written_down_with_all_that_is_known(tmp_path: Path)
     assert record is not None
     (exited,) = [e for e in job.events() if e["event"] == "exited" and e["rank"] == 0]
     assert (record.rank, record.pid, record.restart) == (0, exited["pid"], 0)
-    assert (record.kind, record.message) == ("ValueError", "a\nb \\udce9")
+    assert (record.class_, record.message) == ("ValueError", "a\nb \\udce9")
     assert record.host == os.uname().nodename
     assert record.time is not None
     assert abs(exited["time"] - record.time) < 5
@@ -48,7 +48,7 @@ def test_s20_an_exception_without_a_text_is_written_down(tmp_path: Path) -> None
     job.run()
     record = error(job)
     assert record is not None
-    assert (record.kind, record.message) == ("Odd", "its text is unavailable (KeyError)")
+    assert (record.class_, record.message) == ("Odd", "its text is unavailable (KeyError)")
     # The interpreter's words; the first are Python 3.10's.
     placeholder = ("Odd: <unprintable Odd object>\n", "Odd: <exception str() failed>\n")
     assert record.stack.endswith(placeholder)
@@ -61,7 +61,7 @@ def test_of_a_deep_recursion_the_last_frames_are_recorded(tmp_path: Path) -> Non
     assert job.run().code == 1
     recorded = error(job)
     assert recorded is not None
-    assert recorded.kind == "RecursionError"
+    assert recorded.class_ == "RecursionError"
     (repeated,) = re.findall(r"Previous line repeated (\d+) more times", recorded.stack)
     assert int(repeated) < 1000
 
@@ -83,7 +83,7 @@ def test_s30_of_a_wrapper_script_the_python_in_it_counts(tmp_path: Path) -> None
     assert job.run().code == 5
     recorded = error(job)
     assert recorded is not None
-    assert recorded.kind == "ModuleNotFoundError"
+    assert recorded.class_ == "ModuleNotFoundError"
 
 
 def test_what_ends_a_child_of_the_rank_is_not_the_ranks_end(tmp_path: Path) -> None:

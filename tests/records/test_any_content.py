@@ -22,7 +22,7 @@ from fleetrun.records import (
     strategyfiles,
 )
 from fleetrun.records.metricsfile import GpuUsage, MetricsRecord, RankUse, System
-from fleetrun.records.reportfile import CulpritRecord, EndRecord, ReportRecord
+from fleetrun.records.reportfile import CulpritRecord, ReportRecord, RestartRecord, VictimRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 
 READERS: dict[str, tuple[Callable[[str], object], tuple[type, ...], str]] = {
     "plan": (planfile.read, (planfile.PlanRecord, planfile.ProcessRecord), "rules"),
-    "report": (reportfile.read, (ReportRecord, CulpritRecord, EndRecord), "class"),
+    "report": (
+        reportfile.read,
+        (ReportRecord, CulpritRecord, VictimRecord, RestartRecord),
+        "class",
+    ),
     "events": (
         lambda path: [(event, eventfile.verdicts(event)) for event in eventfile.read(path)],
         (eventfile.EventRecord, FieldVerdict),

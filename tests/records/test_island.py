@@ -44,7 +44,12 @@ def test_an_exception_fills_all_that_the_reader_knows(tmp_path: Path) -> None:
     run_rank(tmp_path, "raise ValueError('no')")
     report = rankfile.error(str(tmp_path / names.rank_records("3")), restart=1)
     assert report is not None
-    assert (report.rank, report.restart, report.kind, report.message) == (3, 1, "ValueError", "no")
+    assert (report.rank, report.restart, report.class_, report.message) == (
+        3,
+        1,
+        "ValueError",
+        "no",
+    )
     # `code` is of an exit only, `raw` of a broken file.
     known = report._replace(code=0, raw="x")
     assert all(value not in {None, ""} for value in known), known

@@ -7,21 +7,22 @@ from typing import TYPE_CHECKING
 
 from fleetrun.records import names, reportfile
 from fleetrun.records.folder import Folder
-from fleetrun.records.reportfile import CulpritRecord, EndRecord, ReportRecord, VictimRecord
+from fleetrun.records.reportfile import CulpritRecord, ReportRecord, RestartRecord, VictimRecord
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-END = EndRecord("trainer.0", 0, 7, 1, 3)
+END = ("trainer.0", 0, 7, 1, 3, None, None)
 WHOLE = ReportRecord(
     "rank 0 exited with 3",
     3,
     2,
     1.5,
-    CulpritRecord(END, "h", "GPU 0", 1.5, 0.5, "ValueError", "no", "Traceback", "", "/l", ("a",)),
-    (VictimRecord(EndRecord("trainer.1", 1, 8, 1, None, "SIGTERM"), 0.1, "stopped"),),
+    CulpritRecord(*END, "h", "GPU 0", 1.5, 0.5, "ValueError", "no", "Traceback", "", "/l", ("a",)),
+    (VictimRecord("trainer.1", 1, 8, 1, None, "SIGTERM", None, 0.1, "stopped"),),
     ("The kernel says so.",),
     ("rank 1 exited with 1",),
+    (RestartRecord(1, 0.5, "rank 1 exited with 1"),),
 )
 
 

@@ -133,7 +133,7 @@ for _ in paddle.io.DataLoader(Data(), num_workers=2): pass
     error = rankfile.error(str(tmp_path / "log" / "latest" / "rank.0.jsonl"))
     assert error is not None
     # Paddle raises no more than that in the main thread; another thread logs the reason.
-    assert error.kind == "SystemError"
+    assert error.class_ == "SystemError"
     assert "bad sample" in job.log(0).read_text()
 
 

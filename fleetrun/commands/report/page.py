@@ -154,8 +154,8 @@ def _cause(run: RunHistory, link: Callable[[str, str], str]) -> str:
     lines = [f"<p><b>{escaped(report.outcome)}</b></p>"]
     culprit = report.culprit
     if culprit is not None:
-        if culprit.kind:
-            lines.append(f"<p>{escaped(culprit.kind)}: {escaped(culprit.message)}</p>")
+        if culprit.class_:
+            lines.append(f"<p>{escaped(culprit.class_)}: {escaped(culprit.message)}</p>")
         if culprit.remedy:
             lines.append(f"<p>{escaped(culprit.remedy)}</p>")
         words = culprit.stack or "\n".join(culprit.last_words)
