@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import select
+import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Sequence
+    from chaos_faults import Fault
 
-
+ROOT = Path(__file__).parents[1]
 WORKER = Path(__file__).with_name("chaos_worker.py")
-_PREFIXES = ("CUDA_VISIBLE", "PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "FLEETRUN_", "TRAINER_", "POD_")
+PREFIXES = ("CUDA_VISIBLE", "PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "FLEETRUN_", "TRAINER_", "POD_")
+CHILDREN = ("child", "daemon", "bare", "lost", "potato")
+MOST_RANKS = 8
 # What does not happen by then on a busy machine has not happened.
 TIMEOUT_S = 30.0
-_LOOK_AGAIN_S = 0.005
-# How long it may take on an idle machine until a rank hears of a stop.
-_HEARD_S = 0.5
+# From a fault to the end of the launcher, and to a rank's hearing of a stop, on an idle machine.
+WITHIN_S, HEARD_S = 1.0, 0.5
+# Seconds of grace: long where nobody may need it, short where somebody surely does.
+LONG_GRACE_S, SHORT_GRACE_S = 20.0, 0.3
 
 
 class Lost(Exception):
@@ -38,7 +40,7 @@ def await_(what: str, condition: Callable[[], object], seconds: float = TIMEOUT_
     while not condition():
         if time.monotonic() > deadline:
             raise Lost(f"{what}: not within {seconds:g} s")
-        time.sleep(_LOOK_AGAIN_S)
+        time.sleep(0.005)
 
 
 def alive(pid: int) -> bool:
@@ -66,15 +68,10 @@ def marked(mark: str) -> dict[int, str]:
     return commands
 
 
-def own_mounts() -> bool:
-    """Let what we mount be ours alone and vanish with us; False without the right to."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    new_namespace, private = 0x20000, 1 << 18 | 1 << 14
-    return (
-        os.geteuid() == 0
-        and libc.unshare(new_namespace) == 0
-        and libc.mount(b"none", b"/", None, private, None) == 0
-    )
+def environ(**more: str) -> dict[str, str]:
+    """Return the environment of a launcher, without the variables of another launch."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIXES)}
+    return {**kept, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT), **more}
 
 
 def slack() -> float:
@@ -85,12 +82,17 @@ def slack() -> float:
 class Job:
     """A launch in FOLDER, whose name is unique; every random choice is drawn from `draw`."""
 
-    def __init__(self, folder: Path, traits: Sequence[str], draw: random.Random) -> None:
+    def __init__(self, folder: Path, fault: Fault, draw: random.Random) -> None:
         self.folder = folder
         self.mark = folder.name
-        self.traits = traits
         self.draw = draw
-        self.grace_s = 5.0
+        self.traits = _traits(draw, fault)
+        is_deaf = any("deaf" in traits for traits in self.traits)
+        self.grace_s = SHORT_GRACE_S if is_deaf and "twice" not in fault.name else LONG_GRACE_S
+        # Under a short grace a busy machine kills before anything can be saved.
+        self.saves = fault.saves and not is_deaf
+        # What this launch adds to the seconds that its end may take.
+        self.more_s = SHORT_GRACE_S if is_deaf else 0.0
         # Around the command: words before it, more options, and where its standard output goes.
         self.prefix: list[str] = []
         self.options: list[str] = []
@@ -101,25 +103,26 @@ class Job:
         self.struck_at = 0.0
         # The ranks that a fault has hit.
         self.struck: set[int] = set()
-        self.is_whole = True
         self.attempts = 1
         # Ranks and their children, once they are ready.
         self.pids: list[list[int]] = []
+        self.launcher: subprocess.Popen[bytes] | None = None
+        self._prepare = fault.prepare
 
     def start(self) -> None:
         """Start the launcher."""
-        self.folder.mkdir(exist_ok=True)
+        self.folder.mkdir()
+        if self._prepare is not None:
+            self._prepare(self)
         for rank in range(len(self.traits)):
             os.mkfifo(self.folder / f"orders.{rank}")
-        env = {k: v for k, v in os.environ.items() if not k.startswith(_PREFIXES)}
-        env |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(WORKER.parents[1])}
         command = [sys.executable, "-m", "fleetrun", "--quiet", f"--grace={self.grace_s}"]
         command += [f"--nproc_per_node={len(self.traits)}", *self.options]
         command += [str(WORKER), str(self.folder)]
         with (self.folder / "stdout").open("wb") as out, (self.folder / "stderr").open("wb") as err:
             self.launcher = subprocess.Popen(
                 [*self.prefix, *command, *self.traits],
-                env={**env, "CHAOS_MARK": self.mark},
+                env=environ(CHAOS_MARK=self.mark),
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=out if self.stdout is None else self.stdout,
@@ -132,8 +135,7 @@ class Job:
         files = [self.folder / f"ready.{rank}" for rank in range(len(self.traits))]
 
         def ready() -> bool:
-            if self.launcher.poll() is not None:
-                code = self.launcher.returncode
+            if (code := self.poll()) is not None:
                 raise Lost(f"the launcher ended by itself with {code}: {self.printed()}")
             texts = [file.read_bytes() if file.exists() else b"" for file in files]
             return all(text.count(b"\n") == self.attempts for text in texts)
@@ -153,10 +155,11 @@ class Job:
     def tell_launcher(self, signum: int) -> None:
         """Send SIGNUM to the launcher, if it is still there."""
         self.struck_at = time.monotonic()
-        self.launcher.send_signal(signum)
+        if self.launcher is not None:
+            self.launcher.send_signal(signum)
 
     def order(self, rank: int, words: str) -> None:
-        """Let RANK do as it is told: `exit CODE` or `raise MESSAGE`."""
+        """Tell RANK how to end."""
         self.struck.add(rank)
         self.struck_at = time.monotonic()
         pipe = os.open(self.folder / f"orders.{rank}", os.O_RDWR)
@@ -175,67 +178,44 @@ class Job:
 
     # What must hold -----------------------------------------------------------------------------
 
-    def finish(
-        self, codes: Sequence[int], within_s: float, *, saves: bool = False
-    ) -> tuple[float, float]:
-        """Wait for the end and check everything; return the seconds from the fault to the end.
-
-        And how many were allowed, WITHIN_S on an idle machine. If the job SAVES, every rank that
-        can save a checkpoint has, as soon as it could hear of the end.
-        """
+    def finish(self, codes: Sequence[int]) -> float:
+        """Wait for the end and check everything; return the seconds from the fault to the end."""
         code = self.await_end()
-        took = time.monotonic() - self.struck_at
+        took_s = time.monotonic() - self.struck_at
         if code < 0:
             # Whoever ends a job whose launcher was killed needs a moment.
             with suppress(Lost):
                 await_("nobody is left", lambda: not marked(self.mark), 5.0)
-            took = time.monotonic() - self.struck_at
-        left = marked(self.mark)
-        if left:
+            took_s = time.monotonic() - self.struck_at
+        if left := marked(self.mark):
             raise Lost(f"these outlived the launcher: {left}")
         if code not in codes:
-            raise Lost(
-                f"exit code {code} instead of {' or '.join(map(str, codes))}: {self.printed()}"
-            )
+            wanted = " or ".join(map(str, codes))
+            raise Lost(f"exit code {code} instead of {wanted}: {self.printed()}")
         self._check_logs()
         self._check_events(code)
         self._check_console(code)
-        slowdown = slack()
-        if saves:
-            self._check_saved(_HEARD_S * slowdown)
-        allowed = within_s * slowdown
-        if took > allowed:
-            raise Lost(f"it ended {took:.1f} s after the fault, {allowed:.1f} s are allowed")
-        return took, allowed
-
-    def _check_saved(self, allowed: float) -> None:
-        """Each rank that saves a checkpoint when it is asked to end was asked, and in time."""
-        for rank, traits in enumerate(self.traits):
-            if "saver" not in traits.split("+") or rank in self.struck or not self.pids:
-                continue
-            try:
-                text = (self.folder / f"saved.{rank}").read_text()
-            except FileNotFoundError:
-                raise Lost(f"rank {rank} was not asked to end, and saved nothing") from None
-            took = float(text) - self.struck_at
-            if took > allowed:
-                delay = f"rank {rank} was asked to end {took:.1f} s after the fault"
-                raise Lost(f"{delay}, {allowed:.1f} s are allowed")
+        if self.saves:
+            self._check_saved(HEARD_S * slack())
+        return took_s
 
     def await_end(self) -> int:
         """Wait until the launcher ends and return its code."""
-        if self.launcher.poll() is not None:
-            return self.launcher.returncode
-        # Popen's own wait looks twenty times a second.
-        pidfd = os.pidfd_open(self.launcher.pid)
         try:
-            ended = select.select([pidfd], [], [], TIMEOUT_S)[0]
-        finally:
-            os.close(pidfd)
-        if not ended:
+            await_("the launcher ends", lambda: self.poll() is not None)
+        except Lost:
             who = [f"{pid} {state(pid)}" for pids in self.pids for pid in pids if alive(pid)]
-            raise Lost(f"the launcher hangs; alive: {who}")
-        return self.launcher.wait()
+            raise Lost(f"the launcher hangs; alive: {who}") from None
+        return self.poll() or 0
+
+    @property
+    def launcher_pid(self) -> int:
+        """The launcher's pid; 0 before it is started."""
+        return self.launcher.pid if self.launcher is not None else 0
+
+    def poll(self) -> int | None:
+        """Return the launcher's exit code, or None while it runs."""
+        return self.launcher.poll() if self.launcher is not None else None
 
     def printed(self) -> str:
         """Return what the launcher said."""
@@ -243,15 +223,12 @@ class Job:
 
     def clear(self) -> None:
         """Kill what a failed launch has left."""
-        for _ in range(100):
-            processes = marked(self.mark)
+        while processes := marked(self.mark):
             for pid in processes:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            if not processes:
-                break
             time.sleep(0.01)
-        if hasattr(self, "launcher"):
+        if self.launcher is not None:
             self.launcher.wait()
 
     def log(self, rank: int) -> bytes:
@@ -261,34 +238,43 @@ class Job:
         except FileNotFoundError:
             return b""
 
+    def _check_saved(self, allowed_s: float) -> None:
+        """Each rank that saves a checkpoint when it is asked to end was asked, and in time."""
+        for rank, traits in enumerate(self.traits):
+            if "saver" not in traits.split("+") or rank in self.struck or not self.pids:
+                continue
+            file = self.folder / f"saved.{rank}"
+            if not file.exists():
+                raise Lost(f"rank {rank} was not asked to end, and saved nothing")
+            took_s = float(file.read_text()) - self.struck_at
+            if took_s > allowed_s:
+                delay = f"rank {rank} was asked to end {took_s:.1f} s after the fault"
+                raise Lost(f"{delay}, {allowed_s:.1f} s are allowed")
+
     def _check_logs(self) -> None:
         """Every log holds its rank's lines, from the first on, in order, each whole."""
         for rank, pids in enumerate(self.pids):
             text = self.log(rank)
-            prefix = b"rank %d line " % rank
             lines = [line for line in text.splitlines(keepends=True) if line.startswith(b"rank ")]
-            wanted = [b"%s%d\n" % (prefix, number) for number in range(len(lines))]
-            if lines != wanted and self.is_whole:
+            wanted = [b"rank %d line %d\n" % (rank, number) for number in range(len(lines))]
+            if lines != wanted or len(lines) < (20 if pids else 0):
                 raise Lost(f"the log of rank {rank} is torn: {text[-300:]!r}")
-            least = 20 if pids and self.is_whole else 0
-            if len(lines) < least:
-                raise Lost(f"the log of rank {rank} has {len(lines)} lines: {text[-300:]!r}")
 
     def _check_events(self, code: int) -> None:
         """events.jsonl is whole to its last line, and ends as the launcher did."""
-        try:
-            text = (self.folder / "log" / "latest" / "events.jsonl").read_text()
-        except FileNotFoundError:
-            if self.pids and self.is_whole and code >= 0:
-                raise Lost("there is no events.jsonl") from None
+        file = self.folder / "log" / "latest" / "events.jsonl"
+        if not file.exists():
+            if self.pids and code >= 0:
+                raise Lost("there is no events.jsonl")
             return
+        text = file.read_text()
         try:
             events: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
         except ValueError as error:
             raise Lost(f"events.jsonl is not valid ({error}): {text[-300:]!r}") from None
         if text and not text.endswith("\n"):
             raise Lost(f"the last line of events.jsonl has no end: {text[-300:]!r}")
-        if code >= 0 and self.is_whole:
+        if code >= 0:
             last = events[-1] if events else {}
             if (last.get("event"), last.get("exit_code")) != ("finished", code):
                 raise Lost(f"events.jsonl ends with {last}, the launcher with {code}")
@@ -297,7 +283,7 @@ class Job:
         """All that rank 0 wrote has come to the console, unless nobody wanted it there."""
         if self.stdout is None and not self.prefix:
             self.output = (self.folder / "stdout").read_bytes()
-        if self.output is None or not self.is_whole or self.options:
+        if self.output is None or self.options:
             # The console has all attempts one after the other, a log has one.
             return
         log = self.log(0)
@@ -311,3 +297,22 @@ class Job:
         logs = b"".join(self.log(rank) for rank in range(len(self.traits)))
         if own and b"Traceback" not in logs:
             raise Lost(f"the launcher itself failed: {self.printed()}")
+
+
+def _traits(draw: random.Random, fault: Fault) -> list[str]:
+    """Draw the ranks, and what children and manners each has."""
+    ranks = draw.randint(2, MOST_RANKS)
+    traits = []
+    for rank in range(ranks):
+        words = ["plain"]
+        words += [kind for kind in CHILDREN if draw.random() < (0.02, 0.15)[kind != "potato"]]
+        if draw.random() < 0.2:
+            words.append("saver")
+        if draw.random() < 0.1 or (rank == 0 and fault.prepare is not None):
+            words.append("chatty")
+        if fault.needs_deaf and draw.random() < 0.5:
+            words.append("deaf")
+        traits.append("+".join(words))
+    if fault.needs_deaf and not any("deaf" in words for words in traits):
+        traits[draw.randrange(ranks)] += "+deaf"
+    return traits

@@ -21,7 +21,7 @@ def chaos(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_chaos_counts_an_end_that_comes_late_as_lost() -> None:
-    done = chaos("--launches=1", "--seed=7", "--fault=launcher: -TERM", "--allow=0")
+    done = chaos("--launches=1", "--seed=7", "--fault=rank: exit", "--allow=0")
     assert done.returncode == 1
     assert "after the fault, 0.0 s are allowed" in done.stdout
 
