@@ -1,7 +1,5 @@
 """fleetrun: start PaddlePaddle training on one machine or a thousand."""
 
-from importlib import import_module
-
 __version__ = "1.0.0"
 
 _INTERFACE = ("Job", "LaunchResult", "launch")
@@ -11,5 +9,7 @@ def __getattr__(name: str) -> object:
     """Return a name of the Python interface, which is only imported when it is used."""
     if name not in _INTERFACE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    from importlib import import_module
 
     return getattr(import_module("fleetrun.interface"), name)

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from fleetrun.cli import main
+from fleetrun.cli.app import main
 
 
 def run() -> None:

@@ -20,9 +20,12 @@ from contextlib import suppress
 from os import PathLike
 from typing import IO, Literal, NamedTuple, NoReturn, TextIO, overload
 
-from fleetrun import argv, cli, errors, options
+from fleetrun import errors
+from fleetrun.cli import app, argv
+from fleetrun.cli.option import Option
+from fleetrun.cli.options import BY_SPELLING
+from fleetrun.cli.types import BOOL, FLAG
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.options import Option
 
 Script = str | PathLike[str]
 Argument = str | float | PathLike[str]
@@ -274,7 +277,7 @@ def launch(
     FleetrunError if the job cannot start, and with check=True also JobError if it fails. The job
     ends when this program does.
     """
-    problem = cli.unfit(sys.platform, tuple(sys.version_info[:3]))
+    problem = app.unfit(sys.platform, tuple(sys.version_info[:3]))
     if problem is not None or not sys.executable:
         raise EnvironmentFault(problem or "it is not known which Python runs here.")
     job = _start([*_words(given), "--", *_script(script, args)], cwd)
@@ -292,7 +295,7 @@ def launch(
 
 def _words(given: Mapping[str, OptionValue]) -> Iterable[str]:
     """Yield the words of the options GIVEN; UsageError for an unknown one."""
-    known = options.by_name()
+    known = BY_SPELLING
     for name, value in given.items():
         if name in _NOT_HERE:
             raise UsageError(f"fleetrun.launch has no {name}: {_NOT_HERE[name]}")
@@ -305,31 +308,31 @@ def _words(given: Mapping[str, OptionValue]) -> Iterable[str]:
 def _option(row: Option, name: str, value: OptionValue) -> Iterable[str]:
     r"""Yield the words of the option NAME with VALUE.
 
-    >>> list(_option(options.find("env"), "env", {"A": 1, "B": True}))
+    >>> list(_option(BY_SPELLING["env"], "env", {"A": 1, "B": True}))
     ['--env=A=1', '--env=B=true']
-    >>> list(_option(options.find("gpus"), "gpus", [0, 1]))
+    >>> list(_option(BY_SPELLING["gpus"], "gpus", [0, 1]))
     ['--gpus=0,1']
-    >>> list(_option(options.find("tee"), "tee", True))
+    >>> list(_option(BY_SPELLING["tee"], "tee", True))
     ['--tee=all']
     """
     if isinstance(value, Mapping):
-        if row.kind != "pairs":
-            raise UsageError(f"{name}={value!r}: {options.wanted(row)}")
+        if not row.is_pair:
+            raise UsageError(f"{name}={value!r}: {row.wanted}")
         for key, item in value.items():
             yield f"--{name}={key}={_text(item)}"
-    elif isinstance(value, bool) and row.kind not in {"bool", "flag"}:
+    elif isinstance(value, bool) and row.kind not in {BOOL, FLAG}:
         if value and row.bare is None:
-            raise UsageError(f"{name}=True: {options.wanted(row)}")
+            raise UsageError(f"{name}=True: {row.wanted}")
         if value:
             yield f"--{name}={row.bare}"
     elif isinstance(value, str | int | float | os.PathLike):
         yield f"--{name}={_text(value)}"
-    elif row.kind == "pairs" and value is not None:
+    elif row.is_pair and value is not None:
         yield from (f"--{name}={_text(item)}" for item in value)
-    elif row.kind == "list" and value is not None:
+    elif row.kind.name == "list" and value is not None:
         yield f"--{name}={','.join(map(_text, value))}"
     else:
-        raise UsageError(f"{name}={value!r}: {options.wanted(row)}")
+        raise UsageError(f"{name}={value!r}: {row.wanted}")
 
 
 def _text(value: object) -> str:

@@ -19,6 +19,51 @@ class Setting(NamedTuple):
     source: str
 
 
+COMMAND_LINE, DEFAULT = "command line", "default"
+# Not an option: the user's own file, which the file of --config overrides.
+USER_CONFIG = "user_config"
+# Paddle writes underscores; the options that are not like any of its own do not.
+_HYPHENATED = ("dry_run", "from_manifest", "no_kill")
+
+
+def flag(name: str) -> str:
+    """Return the option NAME as help and messages write it."""
+    return "--" + (name.replace("_", "-") if name in _HYPHENATED else name)
+
+
+class Given(NamedTuple):
+    """An option as somebody gave it, and where; `typed` is how it was written there.
+
+    `spelling` is the one of its names that was used: `npus` of `devices`. Of a variable, KEY=VALUE,
+    messages show the key alone.
+    """
+
+    name: str
+    raw: str
+    typed: str
+    source: str = COMMAND_LINE
+    spelling: str = ""
+    is_variable: bool = False
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it is more than the default, and not empty."""
+        return self.source != DEFAULT and bool(self.raw.strip())
+
+    def blame(self, problem: str) -> str:
+        """Return PROBLEM as a sentence that says where it came from, without a variable's value."""
+        raw = self.raw
+        if self.is_variable:
+            # Not the value after a full-width sign either.
+            key, equals, _ = raw.replace("\uff1d", "=").partition("=")
+            raw = f"{key}=***" if equals else key
+        if self.source == COMMAND_LINE:
+            return f"{self.typed}={raw}: {problem}"
+        if self.source.startswith("$"):
+            return f"{flag(self.spelling or self.name)}={raw} (from {self.source}): {problem}"
+        return f"{self.source}: {self.typed}={raw}: {problem}"
+
+
 class Script(NamedTuple):
     """The program to run; `args` are the script's own, verbatim."""
 
@@ -39,6 +84,11 @@ class Script(NamedTuple):
         if first and "-c" not in self.args and name.rstrip("0123456789.") in _INTERPRETERS:
             return first.rpartition("/")[2]
         return name
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The script and its arguments as words of a command line."""
+        return (*(("-m",) if self.form == "module" else ()), self.target, *self.args)
 
 
 KnobValue = bool | int | float | str | tuple[int | float | str, ...]
@@ -191,8 +241,9 @@ class Request(NamedTuple):
     settings: tuple[Setting, ...] = ()
     # One-line remarks about the command line, for the user.
     notes: tuple[str, ...] = ()
-    # The command line, as it was typed.
+    # The command line, as it was typed; and the options from it and from config files.
     typed: tuple[str, ...] = ()
+    given: tuple[Given, ...] = ()
     # Variables of the launcher that a manifest brings back; None: it was not set.
     restored: tuple[tuple[str, str | None], ...] = ()
 

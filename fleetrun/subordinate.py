@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
-from fleetrun import cli
+from fleetrun.cli import app
 from fleetrun.errors import FleetrunError
 from fleetrun.model import LaunchPlan
 from fleetrun.run.events import Finished, Happening
@@ -77,7 +77,7 @@ def run() -> NoReturn:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _end_with_caller(lifeline)
     reports = Reports(report_to)
-    code = cli.main(words, caller=reports)
+    code = app.main(words, caller=reports)
     for stream in filter(None, (sys.stdout, sys.stderr)):
         with suppress(OSError):
             stream.flush()

@@ -20,8 +20,9 @@ ROOT = Path(__file__).parents[1]
 # They look into the fleetrun beside them, whichever Python they are run by.
 sys.path.insert(0, str(ROOT))
 
-from fleetrun import options
-from fleetrun.commands import help as help_page
+from fleetrun.cli import help as help_page
+from fleetrun.cli.option import GROUPS, Option
+from fleetrun.cli.options import KNOWN, OPTIONS
 from fleetrun.commands.report import words as report_words
 from fleetrun.plan import environment
 from fleetrun.strategy import explanation, fields, load
@@ -78,21 +79,20 @@ def option_tables(translate: Translate) -> str:
     heads = [translate(head) for head in ("option", "default", "variable", "meaning")]
     return "\n".join(
         f"### {translate(group)}\n\n{table(heads, rows)}"
-        for group in options.GROUPS
-        if (rows := [_of(option, translate) for option in options.KNOWN if option.group == group])
+        for name, group in GROUPS.items()
+        if (rows := [_of(option, translate) for option in KNOWN if option.group == name])
     )
 
 
-def _of(option: options.Option, translate: Translate) -> tuple[str, ...]:
+def _of(option: Option, translate: Translate) -> tuple[str, ...]:
     """Return OPTION's line of a table: its spellings, default, variables and meaning."""
-    value = f"[={option.metavar}]" if option.bare is not None else f" {option.metavar}"
-    first = option.flag if option.kind == "flag" else f"{option.flag}{value}"
-    reason = translate(option.reason)
+    spellings = (f"{option.flag}{option.value_shown}", *option.opts[1:])
+    meaning = translate(option.help or option.reason)
     return (
-        cell(", ".join(f"`{name}`" for name in (first, *(f"--{name}" for name in option.aliases)))),
-        "" if option.default in {None, "false"} else cell(f"`{option.default}`"),
+        cell(", ".join(f"`{spelling}`" for spelling in spellings)),
+        "" if option.usual in {None, "false"} else cell(f"`{option.usual}`"),
         ", ".join(f"`{name}`" for name in option.env),
-        cell(translate(option.help) or reason[:1].upper() + reason[1:]),
+        cell(meaning[:1].upper() + meaning[1:]),
     )
 
 
@@ -197,9 +197,9 @@ def help_texts() -> list[str]:
     pairs = (*help_page.EXAMPLES, *help_page.EXIT_CODES, *help_page.COMPLETION)
     texts += [text for _, text in pairs]
     texts += [*help_page.NOTES, *load.PRESETS.values()]
-    for group in options.GROUPS:
+    for name, group in GROUPS.items():
         texts.append(group)
-        texts += [option.help for option in options.TABLE if option.group == group]
+        texts += [str(option.help) for option in OPTIONS if option.group == name]
     return list(dict.fromkeys((*texts, *report_words.TEXTS)))
 
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetrun import conversion, options
+from fleetrun import conversion
+from fleetrun.cli import options
 from fleetrun.strategy import fields
 
 ANY = st.integers() | st.floats() | st.text(max_size=8) | st.booleans() | st.none()
@@ -38,7 +39,7 @@ def test_a_boolean_is_none_or_one_and_a_number_is_no_other(value: object) -> Non
 def test_options_and_strategies_take_the_same_words(word: str) -> None:
     option = options.find("quiet")
     field = fields.find("strategy", "amp")
-    assert options.parse(option, word) is fields.convert(field, word)
+    assert option.kind.read(word) is fields.convert(field, word)
 
 
 @given(st.integers(0, 1 << 60))

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 from planning import planned
 
-from fleetrun import argv, request
+from fleetrun.cli import request
+from fleetrun.cli.argv import split
 from fleetrun.errors import FleetrunError
 from fleetrun.model import Address, Facts, LaunchPlan, RankSpec
 from fleetrun.probe import scripts
@@ -166,7 +167,7 @@ def _facts(case: Mapping[str, Any], folder: Path) -> Facts:
 def _plan(case: Mapping[str, Any], words: list[str], folder: Path, *, dry: bool) -> LaunchPlan:
     """Make our plan for a command line; a dry one, so that recorded ports need not be free here."""
     facts = _facts(case, folder)
-    wanted = request.resolve(argv.split(words), facts.environ)
+    wanted = request.resolve(split(words), facts.environ)
     program = scripts.find(wanted.script, facts.cwd, facts.environ)
     facts = facts._replace(program=program)
     return planned(wanted, facts, dry=dry)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun import argv, cli, gone, options
-from fleetrun.commands import COMMANDS
+from fleetrun import gone
+from fleetrun.cli import app, options
+from fleetrun.cli.argv import split
+from fleetrun.cli.parser import COMMANDS
 
 # Every option of the table at its largest, before the halving; each must still be answered.
 _ONCE = """
@@ -36,9 +38,9 @@ def test_an_option_that_is_gone_says_what_to_use(
     assert not options.is_option(name)
     says = f"--{name} is gone: {gone.OPTIONS[name]}\n"
     assert says.endswith(".\n")
-    assert cli.main([f"--{name}=1", "train.py"], environ={}) == 2
+    assert app.main([f"--{name}=1", "train.py"], environ={}) == 2
     assert capsys.readouterr().err == f"fleetrun: {says}"
-    assert cli.main(["top", f"--{name}=1"], environ={}) == 2
+    assert app.main(["top", f"--{name}=1"], environ={}) == 2
     assert capsys.readouterr().err == f"fleetrun: top: {says}"
 
 
@@ -47,7 +49,7 @@ def test_a_line_of_a_config_file_that_is_gone_says_what_to_use(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("fleetrun.yaml").write_text(f"quiet: true\n{name}: 1\n")
-    assert cli.main(["train.py"], environ={}) == 2
+    assert app.main(["train.py"], environ={}) == 2
     says = f"fleetrun: fleetrun.yaml:2: {name} is gone: {gone.OPTIONS[name]}\n"
     assert capsys.readouterr().err == says
 
@@ -57,7 +59,7 @@ def test_a_command_that_is_gone_says_what_to_use(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert name not in COMMANDS
-    assert cli.main([name, "--hosts=a,b", "--", "ls"], environ={}) == 2
+    assert app.main([name, "--hosts=a,b", "--", "ls"], environ={}) == 2
     assert capsys.readouterr().err == f"fleetrun: fleetrun {name} is gone: {gone.COMMANDS[name]}\n"
 
 
@@ -67,10 +69,10 @@ def test_an_option_that_there_was_is_taken_or_answered_in_one_sentence(
 ) -> None:
     words = [f"--{name}=1", "train.py"]
     if name not in gone.OPTIONS:
-        assert [setting.option.name for setting in argv.split(words).settings] == [name]
+        assert [given.spelling for given in split(words).given] == [name]
     if name in gone.OPTIONS or name in options.UNUSED:
         Path("train.py").touch()
-        code = cli.main(words, environ={}, launch=lambda *_: 0)
+        code = app.main(words, environ={}, launch=lambda *_: 0)
         message = capsys.readouterr().err
         assert code == (2 if message else 0)
         assert re.fullmatch(rf"(fleetrun: --{name}.*\.\n)?", message)
@@ -78,4 +80,4 @@ def test_an_option_that_there_was_is_taken_or_answered_in_one_sentence(
 
 def test_the_list_of_what_there_was_is_whole() -> None:
     assert len(set(_ONCE.split())) == 106
-    assert {option.name for option in options.KNOWN} <= set(_ONCE.split())
+    assert options.BY_SPELLING.keys() >= set(_ONCE.split()) - gone.OPTIONS.keys()

@@ -23,8 +23,9 @@ import yaml
 from processes import MARKER, assert_no_survivors
 
 import docs
-from fleetrun import errors, options
-from fleetrun.commands import help as help_text
+from fleetrun import errors
+from fleetrun.cli import help as help_text
+from fleetrun.cli import options
 from fleetrun.plan import kinds
 from fleetrun.run import events
 
@@ -282,7 +283,7 @@ def test_what_is_generated_is_what_the_code_makes_of_it() -> None:
 def test_every_spelling_of_every_option_is_on_the_page() -> None:
     page = PAGES["docs/options.md"]
     for option in options.KNOWN:
-        for spelling in (option.flag, *(f"--{alias}" for alias in option.aliases)):
+        for spelling in option.opts:
             assert re.search(rf"^\| .*`{spelling}[` \[]", page, flags=re.MULTILINE), spelling
         for name in option.env:
             assert f"`{name}`" in page

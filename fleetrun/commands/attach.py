@@ -9,7 +9,8 @@ import sys
 
 import click
 
-from fleetrun.commands import parser, ps
+from fleetrun.cli import parser
+from fleetrun.commands import ps
 from fleetrun.errors import EnvironmentFault
 from fleetrun.printing import remark
 from fleetrun.probe import jobs

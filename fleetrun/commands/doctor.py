@@ -9,7 +9,8 @@ import sys
 import click
 
 from fleetrun import checkup, colors
-from fleetrun.commands import parser, tables
+from fleetrun.cli import parser
+from fleetrun.commands import tables
 from fleetrun.doctor import findings, output
 from fleetrun.model import Request
 from fleetrun.plan.command import CHECK

@@ -10,9 +10,10 @@ import sys
 
 import click
 
-from fleetrun.commands import parser
+from fleetrun.cli import parser
+from fleetrun.cli.options import find
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.options import RawOption
+from fleetrun.model import Given, flag
 from fleetrun.plan.environment import with_island
 from fleetrun.records import entrance
 from fleetrun.records.variables import EXEC, EXEC_OPTIONS
@@ -51,19 +52,19 @@ def _exec(launch: parser.Launch) -> int:
         raise EnvironmentFault(f"exec: {program} cannot be run ({error.strerror}).") from None
 
 
-def _as_word(setting: RawOption) -> str:
-    """Return SETTING as a word of a command line that is valid in every folder."""
-    option, raw = setting.option, setting.raw
-    if option.name in _NOT_HERE:
-        raise UsageError(f"exec: {setting.typed} cannot be the default of launches; leave it out.")
-    setting.value()
-    if option.name in _PATHS:
+def _as_word(given: Given) -> str:
+    """Return GIVEN as a word of a command line that is valid in every folder."""
+    option, raw = find(given.name), given.raw
+    if option.label in _NOT_HERE:
+        raise UsageError(f"exec: {given.typed} cannot be the default of launches; leave it out.")
+    option.read(given)
+    if option.label in _PATHS:
         raw = os.path.abspath(raw)
-    elif option.name == "strategy":
+    elif option.label == "strategy":
         # Presets are names, not files here.
         parts = raw.split(",")
         raw = ",".join(os.path.abspath(part) if os.path.exists(part) else part for part in parts)
-    return f"{option.flag}={raw}"
+    return f"{flag(given.spelling)}={raw}"
 
 
 command = parser.LaunchCommand(

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fleetrun import conversion
-from fleetrun.commands import parser, tables, values
+from fleetrun.cli import parser
+from fleetrun.cli.types import among
+from fleetrun.commands import tables
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan.command import CHECK
 from fleetrun.plan.visible import visible
@@ -38,7 +40,7 @@ def complete(
     """Return the jobs whose process id or name starts with INCOMPLETE."""
     running = jobs.find()
     words = [str(job.launcher) for job in running if job.launcher is not None]
-    return parser.completions(values.among([*words, *(job.name for job in running)], incomplete))
+    return among([*words, *(job.name for job in running)], incomplete)
 
 
 def _ps(words: tuple[str, ...], *, is_json: bool, **hosts: str | None) -> int:

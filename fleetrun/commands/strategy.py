@@ -6,35 +6,34 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 
 from fleetrun import colors
-from fleetrun.commands import parser, tables, values
-from fleetrun.commands.pager import page as through_pager
+from fleetrun.cli import parser
+from fleetrun.cli.pager import page as through_pager
+from fleetrun.cli.types import among
+from fleetrun.commands import tables
 from fleetrun.model import VARIABLE_SECTIONS, Knob
 from fleetrun.plan.visible import visible, visible_lines
 from fleetrun.printing import put, remark
 from fleetrun.records import secrets
 from fleetrun.strategy import explanation, fields, load, schema
 
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
 
 def _presets(
     _ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    return parser.completions((*values.files(incomplete), *values.among(load.PRESETS, incomplete)))
+    return [CompletionItem(incomplete, type="file"), *among(load.PRESETS, incomplete)]
 
 
 def _names(
     _ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     names = (*load.PRESETS, *(field.name for field in fields.TABLE), *VARIABLE_SECTIONS)
-    words = values.among(dict.fromkeys(names), incomplete)
-    return parser.completions((*values.files(incomplete), *words))
+    words = among(dict.fromkeys(names), incomplete)
+    return [CompletionItem(incomplete, type="file"), *words]
 
 
 @click.group("strategy", cls=parser.CommandGroup, no_args_is_help=False)

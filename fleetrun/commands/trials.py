@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from fleetrun.commands import parser
+from fleetrun.cli import parser
 from fleetrun.conversion import counted
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import FieldVerdict
@@ -73,8 +73,8 @@ class TrialOutcome(NamedTuple):
 def refuse_taken(launch: parser.Launch, command: str) -> None:
     """Refuse options of LAUNCH that COMMAND, which launches several times, sets itself."""
     for setting in launch.options:
-        if setting.option.name in _TAKEN:
-            why = _TAKEN[setting.option.name]
+        if setting.name in _TAKEN:
+            why = _TAKEN[setting.name]
             raise UsageError(f"{command} takes no {setting.typed}: {why}.")
 
 

@@ -6,11 +6,10 @@ Pure. In a Slurm step `fleetrun train.py` equals `fleetrun --ips=n1,n2 --host=n1
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from collections.abc import Mapping
 
-from fleetrun import options
 from fleetrun.engines import detect
 from fleetrun.engines.detect import Detected, SourcedValue
 from fleetrun.errors import UsageError
-from fleetrun.options import RawOption
+from fleetrun.model import DEFAULT, Given, flag
 
 # Jobs that share a host get different port ranges without coordination: _PORTS ports each, above
 # those of services and below Kubernetes' NodePorts (30000).
@@ -22,8 +21,8 @@ _LONGEST = 40
 
 
 def detected_options(
-    explicit: Mapping[str, RawOption], detected: Detected, notes: list[str], *, is_dry: bool
-) -> tuple[RawOption, ...]:
+    explicit: Mapping[str, Given], detected: Detected, notes: list[str], *, is_dry: bool
+) -> tuple[Given, ...]:
     """Return the options that DETECTED implies besides EXPLICIT ones; remarks go to NOTES.
 
     Raises UsageError if it contradicts them, or the engine has started too many or too few tasks.
@@ -36,9 +35,9 @@ def detected_options(
         # The launchers to be started will ask for themselves.
         return ()
     ranks = _of_tasks(explicit, detected, notes)
-    if _is_set(explicit["ips"]):
+    if explicit["ips"].is_set:
         return ranks
-    implied: list[RawOption] = []
+    implied: list[Given] = []
     if len(detected.hosts) > 1:
         notes.append(f"{detected.engine} names the hosts: {detected.hosts_from}.")
         implied += _given("ips", ",".join(detected.hosts), detected.hosts_from)
@@ -49,28 +48,28 @@ def detected_options(
     elif not detected.hosts:
         if detected.nnodes is not None and detected.nnodes > 1:
             implied += _given("nnodes", str(detected.nnodes), detected.nnodes_from)
-        if detected.node is not None and (implied or _is_set(explicit["nnodes"])):
+        if detected.node is not None and (implied or explicit["nnodes"].is_set):
             implied += _given("rank", str(detected.node), detected.node_from)
-    return (*ranks, *(option for option in implied if not _is_set(explicit[option.option.name])))
+    return (*ranks, *(option for option in implied if not explicit[option.name].is_set))
 
 
 def _of_tasks(
-    explicit: Mapping[str, RawOption], detected: Detected, notes: list[str]
-) -> tuple[RawOption, ...]:
+    explicit: Mapping[str, Given], detected: Detected, notes: list[str]
+) -> tuple[Given, ...]:
     """Return the number of ranks here if the engine has started a task for each."""
     if not detect.has_tasks(detected):
         return ()
     tasks = f"{detected.here} tasks here ({detected.here_from})"
     started = f"{detected.engine} has started {tasks}, one a rank"
     for name in ("server_num", "trainer_num", "detach", "hosts", "hostfile"):
-        if _is_set(explicit[name]):
+        if explicit[name].is_set:
             raise UsageError(
                 explicit[name].blame(
                     f"{started}; start one on each host instead: `{detected.spread}`."
                 )
             )
     ranks = explicit["nproc_per_node"]
-    if not _is_set(ranks):
+    if not ranks.is_set:
         notes.append(f"{started}.")
         return tuple(_given("nproc_per_node", str(detected.here), detected.here_from))
     if ranks.raw.strip() != str(detected.here):
@@ -97,35 +96,35 @@ def first_port(job: str, step: int = 0) -> int | None:
     return _FIRST_PORT + number % ((_LAST_PORT - _FIRST_PORT) // _PORTS) * _PORTS
 
 
-def is_left_out(explicit: Mapping[str, RawOption]) -> bool:
+def is_left_out(explicit: Mapping[str, Given]) -> bool:
     """Whether to ignore the engine: the job has one host, or lists its processes."""
     nnodes, ips = explicit["nnodes"], explicit["ips"]
-    if _is_set(nnodes) and nnodes.raw.strip() == "1":
+    if nnodes.is_set and nnodes.raw.strip() == "1":
         return True
-    if _is_set(ips) and len(_listed(ips)) == 1:
+    if ips.is_set and len(_listed(ips)) == 1:
         return True
-    return _is_set(explicit["servers"]) or _is_set(explicit["trainers"])
+    return explicit["servers"].is_set or explicit["trainers"].is_set
 
 
-def _check(explicit: Mapping[str, RawOption], detected: Detected) -> None:
+def _check(explicit: Mapping[str, Given], detected: Detected) -> None:
     """Raise UsageError for EXPLICIT options about hosts that contradict DETECTED."""
     if detected.nnodes is not None:
         allocation = (
             f"{detected.engine} gives this job {detected.nnodes} hosts ({detected.nnodes_from})"
         )
         ips, nnodes = explicit["ips"], explicit["nnodes"]
-        if _is_set(ips) and len(_listed(ips)) != detected.nnodes:
+        if ips.is_set and len(_listed(ips)) != detected.nnodes:
             raise UsageError(
                 ips.blame(f"{allocation}, and {len(_listed(ips))} are listed; leave the list out.")
             )
-        if _is_set(nnodes) and not _allows(nnodes.raw, detected.nnodes):
+        if nnodes.is_set and not _allows(nnodes.raw, detected.nnodes):
             raise UsageError(
                 nnodes.blame(
                     f"{allocation}; leave it out, or --nnodes=1 makes each a job of its own."
                 )
             )
     rank = explicit["rank"]
-    if detected.node is None or not _is_set(rank) or _is_set(explicit["ips"]):
+    if detected.node is None or not rank.is_set or explicit["ips"].is_set:
         return
     if rank.raw.strip() not in {"-1", str(detected.node)}:
         raise UsageError(
@@ -143,16 +142,10 @@ def _allows(raw: str, count: int) -> bool:
     return int(low) <= count <= int(high if colon else low)
 
 
-def _is_set(option: RawOption) -> bool:
-    return option.source != "default" and bool(option.raw.strip())
-
-
-def _listed(option: RawOption) -> list[str]:
+def _listed(option: Given) -> list[str]:
     return option.raw.replace(",", " ").split()
 
 
-def _given(name: str, raw: str, value: SourcedValue | None) -> list[RawOption]:
+def _given(name: str, raw: str, value: SourcedValue | None) -> list[Given]:
     """Return the option NAME with the text RAW, which VALUE has set."""
-    option = options.find(name)
-    source = f"${value.source}" if value else "default"
-    return [RawOption(option, raw, option.flag, source)]
+    return [Given(name, raw, flag(name), f"${value.source}" if value else DEFAULT)]

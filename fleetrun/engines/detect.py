@@ -10,7 +10,8 @@ from typing import NamedTuple
 from fleetrun.conversion import counted, is_digits
 from fleetrun.errors import EnvironmentFault
 from fleetrun.plan import hostlist
-from fleetrun.records.variables import JOB
+from fleetrun.plan.kinds import ROOT, is_mask
+from fleetrun.records.variables import ASSUME_DEVICES, JOB, STRATEGY
 
 # The largest plausible number of hosts.
 _DIGITS = 6
@@ -426,3 +427,23 @@ def _number(sourced: SourcedValue, least: int = 0) -> int:
             f"{sourced} is not a number from {least} on, which its engine would write."
         )
     return int(text)
+
+
+# -- what a manifest records ----------------------------------------------------------------------
+
+# Variables that affect how a launch is planned, or how its ranks communicate and compute. The
+# manifest has their values, and only the names of all others.
+_FAMILIES = (
+    *("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "OMP_", "POD_"),
+    *("TRAINER_", "DISTRIBUTED_", "STAGE_", "MASTER_"),
+)
+_SINGLE = ("TRAINING_ROLE", "WITH_COVERAGE", ROOT, ASSUME_DEVICES, STRATEGY)
+
+
+def is_remembered(name: str) -> bool:
+    """Whether the manifest records the value of the variable NAME, unless it is secret.
+
+    >>> is_remembered("NCCL_DEBUG"), is_remembered("CUDA_VISIBLE_DEVICES"), is_remembered("HOME")
+    (True, True, False)
+    """
+    return name.startswith(_FAMILIES) or is_mask(name) or name in _SINGLE or name in VARIABLES

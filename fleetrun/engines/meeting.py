@@ -6,12 +6,11 @@ import os
 import sys
 from collections.abc import Mapping
 
-from fleetrun import argv
 from fleetrun.engines import SelectedEngine
 from fleetrun.engines.local import alone
 from fleetrun.engines.ports import Ports
 from fleetrun.errors import UsageError
-from fleetrun.model import Endpoint, Facts, Request, Roster
+from fleetrun.model import COMMAND_LINE, Endpoint, Facts, Request, Roster
 from fleetrun.plan import hosts, shell
 from fleetrun.plan.layout import ModeHosts, Slots
 from fleetrun.probe import addresses
@@ -50,19 +49,18 @@ def at_this_host(request: Request) -> Request:
 
 def invitation(request: Request) -> str:
     """Return the command for the other hosts of REQUEST."""
-    scanned = argv.scan(request.typed)
-    named = [setting for setting in scanned.settings if setting.option.target not in _OWN]
+    named = [
+        given for given in request.given if given.source == COMMAND_LINE and given.name not in _OWN
+    ]
     is_command = os.path.basename(sys.argv[0]) == "fleetrun"
     own = ["fleetrun"] if is_command else [os.path.basename(sys.executable), "-m", "fleetrun"]
     words = [*own, f"--master={request.master}"]
-    if not any(setting.option.target == "nnodes" for setting in named):
+    if not any(given.name == "nnodes" for given in named):
         words.append(f"--nnodes={request.nnodes}")
     words += [
-        setting.typed if setting.raw == setting.option.bare else f"{setting.typed}={setting.raw}"
-        for setting in named
+        given.typed if given.raw == "true" else f"{given.typed}={given.raw}" for given in named
     ]
-    script = () if scanned.script_at is None else request.typed[scanned.script_at :]
-    shown, hidden = arguments.conceal((*words, *script))
+    shown, hidden = arguments.conceal((*words, *request.script.words))
     line = " ".join(map(shell.quoted, shown))
     notes = [f"with the same {TOKEN}"] if os.environ.get(TOKEN) else []
     notes += ["with what *** stands for"] if hidden else []

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from fleetrun import argv
+from fleetrun.cli.argv import refused
 from fleetrun.conversion import counted
 from fleetrun.model import LaunchPlan, ProcessSpec, RankSpec
 from fleetrun.plan.kinds import label
@@ -292,7 +292,7 @@ def _misplaced(words: Sequence[str], known: KnownFailure | None, text: str) -> l
     if known is None or known.name != "usage":
         return []
 
-    option = argv.refused(words[1:], text)
+    option = refused(words[1:], text)
     if option is None:
         return []
     return [f"{option} is an option of fleetrun, too: it takes options only before the script."]

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from fleetrun import argv, configfile, replay
+from fleetrun.engines import detect
 from fleetrun.errors import UsageError
-from fleetrun.model import Request
+from fleetrun.model import COMMAND_LINE, USER_CONFIG, Request, flag
 from fleetrun.plan import hostfile, kinds, origin
 from fleetrun.plan.environment import is_identity
 from fleetrun.plan.hostfile import HostEntry
 from fleetrun.plan.hosts import bounds
 from fleetrun.records.variables import JOB, STOP_AFTER, STRATEGY, TOKEN, VERIFY
-from fleetrun.request import USER_CONFIG
 
 # Options of the head alone; the others go to each launcher.
 _OURS = (
     *("hosts", "hostfile", "include", "exclude", "ssh", "ssh_fanout", "detach"),
-    *("nnodes", "np"),
+    "nnodes",
 )
 # Options that the head sets for each launcher.
 _GIVEN = ("ips", "host", "rank", "master")
@@ -42,11 +41,11 @@ def listed(request: Request) -> tuple[HostEntry, ...]:
             "this host write --gpus=0,1."
         )
     option = "--hosts" if request.hosts else "--hostfile"
-    for setting in argv.scan(request.typed).settings:
-        if setting.option.target in _GIVEN:
+    for given in request.given:
+        if given.source == COMMAND_LINE and given.name in _GIVEN:
             raise UsageError(
-                f"{option} names the hosts to start launchers on, and determines {setting.typed} "
-                f"itself: omit {setting.typed}, or {option} (--host is the address of this host)."
+                f"{option} names the hosts to start launchers on, and determines {given.typed} "
+                f"itself: omit {given.typed}, or {option} (--host is the address of this host)."
             )
     if request.hostfile:
         try:
@@ -92,7 +91,7 @@ def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if (name.startswith(_SENT) and not is_identity(name) and replay.is_remembered(name))
+        if (name.startswith(_SENT) and not is_identity(name) and detect.is_remembered(name))
         or (name in _SENT_TOO and JOB not in environ)
         # Ranks have none; processes that they start on other hosts have their own.
         or name == TOKEN
@@ -103,8 +102,8 @@ def arguments(
     request: Request, host: HostEntry, addresses: Sequence[str], index: int
 ) -> tuple[str, ...]:
     """Return the arguments of the launcher on HOST, at INDEX of ADDRESSES."""
-    scanned = argv.scan(request.typed)
-    names = {setting.option.name for setting in scanned.settings}
+    typed = [given for given in request.given if given.source == COMMAND_LINE]
+    names = {given.name for given in typed}
     words = [*_of_user(request)]
     if len(addresses) > 1:
         words += [f"--ips={','.join(addresses)}", f"--host={addresses[index]}"]
@@ -115,20 +114,13 @@ def arguments(
         words.append(f"--devices={','.join(map(str, host.devices))}")
     elif host.slots is not None and "nproc_per_node" not in names:
         words.append(f"--nproc_per_node={host.slots}")
-    words += [
-        f"{setting.option.flag}={setting.raw}"
-        for setting in scanned.settings
-        if setting.option.name not in _OURS
-    ]
-    at = len(request.typed) if scanned.script_at is None else scanned.script_at
-    return (*words, "--", *request.typed[at:])
+    words += [f"{flag(given.spelling)}={given.raw}" for given in typed if given.name not in _OURS]
+    return (*words, "--", *request.script.words)
 
 
 def _of_user(request: Request) -> Iterable[str]:
     """Yield the options from the user's own config file, which other hosts may lack."""
-    sources = {setting.source for setting in request.settings}
-    for setting in request.settings:
-        if setting.name == USER_CONFIG:
-            for line_setting in configfile.read(setting.value).settings:
-                if line_setting.source in sources and line_setting.option.name not in _OURS:
-                    yield f"{line_setting.option.flag}={line_setting.raw}"
+    path = next((line.value for line in request.settings if line.name == USER_CONFIG), None)
+    for given in request.given:
+        if path and given.source.startswith(f"{path}:") and given.name not in _OURS:
+            yield f"{flag(given.spelling)}={given.raw}"

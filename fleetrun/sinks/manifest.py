@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from typing import cast
 
-from fleetrun import replay
+from fleetrun.engines import detect
 from fleetrun.records import manifestfile, names
 from fleetrun.run.isolation import CallResult, IsolatedCall
 from fleetrun.run.loop import Waiting
@@ -65,7 +65,7 @@ class ManifestFile(Sink):
     def _write(self, revision: Revision | None) -> None:
         job = self._job
         remembered = {
-            name: value for name, value in job.environ.items() if replay.is_remembered(name)
+            name: value for name, value in job.environ.items() if detect.is_remembered(name)
         }
         known = (
             None

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import slips, yamlfile
 from fleetrun.errors import SeveralErrors, UsageError
-from fleetrun.model import VARIABLE_SECTIONS, Knob, KnobValue, Layer, Setting, Strategy
-from fleetrun.options import RawOption
+from fleetrun.model import VARIABLE_SECTIONS, Given, Knob, KnobValue, Layer, Setting, Strategy
 from fleetrun.strategy import fields
 from fleetrun.strategy.fields import Field
 
@@ -41,7 +40,7 @@ class NamedStrategy(NamedTuple):
     """One preset or file, and where it was requested."""
 
     name: str
-    given: RawOption
+    given: Given
 
 
 class UnplacedStrategy(NamedTuple):
@@ -51,7 +50,7 @@ class UnplacedStrategy(NamedTuple):
     notes: tuple[str, ...]
 
 
-def names(raw_options: Iterable[RawOption]) -> list[NamedStrategy]:
+def names(raw_options: Iterable[Given]) -> list[NamedStrategy]:
     """Return the names in RAW_OPTIONS, separated by commas, or by colons in a variable."""
     named = []
     for option in raw_options:
@@ -61,7 +60,7 @@ def names(raw_options: Iterable[RawOption]) -> list[NamedStrategy]:
 
 
 def requested(
-    requests: Iterable[NamedStrategy], sets: Iterable[RawOption], known: Mapping[str, Layer]
+    requests: Iterable[NamedStrategy], sets: Iterable[Given], known: Mapping[str, Layer]
 ) -> UnplacedStrategy:
     """Combine REQUESTS and SETS; a layer that is already KNOWN is not read again."""
     layers = [known.get(request.name) or _read(request) for request in requests]
@@ -108,7 +107,7 @@ def line_of(message: str) -> int:
     return int(match[1]) if match else 0
 
 
-def _set(option: RawOption) -> Knob:
+def _set(option: Given) -> Knob:
     plain = slips.plain(option.raw)
     if plain != option.raw and not plain.startswith("env."):
         raise UsageError(option.blame(f"it has full-width characters: write {plain}."))
@@ -117,7 +116,7 @@ def _set(option: RawOption) -> Knob:
     return knob if option.source == "command line" else knob._replace(source=option.source)
 
 
-def settings(requests: Sequence[NamedStrategy], sets: Iterable[RawOption]) -> list[Setting]:
+def settings(requests: Sequence[NamedStrategy], sets: Iterable[Given]) -> list[Setting]:
     """Return the lines of the settings: all names together, and each field that was set."""
     source = requests[-1].given.source if requests else "default"
     named = ",".join(request.name for request in requests) or "None"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from commandline import fleetrun
 
-from fleetrun import cli
+from fleetrun.cli import app
 from fleetrun.strategy import fields, load
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -30,7 +30,7 @@ def cells(line: str) -> list[str]:
 
 
 def strategy(capsys: pytest.CaptureFixture[str], *words: str) -> Said:
-    code = cli.main(["strategy", *words], environ={})
+    code = app.main(["strategy", *words], environ={})
     printed = capsys.readouterr()
     return Said(code, printed.out, printed.err)
 

@@ -9,11 +9,12 @@ from clusters import BATCH, HYDRA, MPI, STEP, text
 from commandline import Command
 from ports import free
 
-from fleetrun import argv, request
-from fleetrun.configfile import Config
+from fleetrun.cli import request
+from fleetrun.cli.argv import split
+from fleetrun.cli.configfile import Config
+from fleetrun.cli.options import find
 from fleetrun.engines import cluster, detect
 from fleetrun.errors import UsageError
-from fleetrun.options import RawOption, find
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +28,7 @@ TASKS = {**STEP, "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2
 
 def resolve(environ: Mapping[str, str], *words: str, config: Config | None = None) -> Request:
     rows = detect.rows(environ)
-    parsed = argv.split([*words, "train.py"])
+    parsed = split([*words, "train.py"])
 
     def ask() -> detect.Detected:
         return detect.read(rows, environ, text)
@@ -122,7 +123,7 @@ def test_what_contradicts_the_engine_is_one_sentence(
 
 
 def test_a_config_file_is_held_to_the_engine_too() -> None:
-    config = Config("f.yaml", (RawOption(find("nnodes"), "8", "nnodes", "f.yaml:1"),))
+    config = Config("f.yaml", (find("nnodes").given("8", "nnodes", "f.yaml:1"),))
     with pytest.raises(UsageError, match=r"f\.yaml:1: nnodes=8: Slurm gives this job 2 hosts"):
         resolve(STEP, config=config)
 

@@ -6,8 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from fleetrun import cli
-from fleetrun.engines import ENGINES, detect
+from fleetrun.engines import ENGINES
 from fleetrun.modes import MODES, Mode
 
 
@@ -24,10 +23,6 @@ def test_a_mode_says_which_slots_it_wants_and_lays_them_out(mode: Mode) -> None:
     assert callable(mode.rules.places)
     assert callable(mode.rules.slots)
     assert callable(mode.rules.layout)
-
-
-def test_a_launch_looks_for_each_engine_that_may_have_started_it() -> None:
-    assert {row.marks[0] for row in detect.TABLE} == cli.ENGINE_MARKS
 
 
 def test_the_last_engine_takes_every_job() -> None:

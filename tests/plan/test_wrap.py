@@ -8,7 +8,9 @@ import pytest
 from commandline import Command
 from planning import a_request, a_roster, planned, some_facts
 
-from fleetrun import argv, planner, request
+from fleetrun import planner
+from fleetrun.cli import request
+from fleetrun.cli.argv import split
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan.devices import Share
 from fleetrun.probe import scripts
@@ -29,7 +31,7 @@ def commands(made: Request, me: int = 0, fault: str | None = None) -> list[tuple
 
 def asked(text: str) -> Request:
     """Return the request of `--wrap=TEXT`."""
-    return request.resolve(argv.split((f"--wrap={text}", "train.py")), {}, None)
+    return request.resolve(split((f"--wrap={text}", "train.py")), {}, None)
 
 
 def test_the_ranks_that_are_named_get_the_command_wherever_they_run() -> None:

@@ -61,7 +61,7 @@ import os, sys
 def refuse(*_args, **_named):
     raise PermissionError(1, "Operation not permitted")
 os.symlink = refuse
-from fleetrun.cli import main
+from fleetrun.cli.app import main
 sys.exit(main(sys.argv[1:]))
 """
 

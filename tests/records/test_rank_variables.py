@@ -7,7 +7,8 @@ from collections import defaultdict
 import reference_tables
 from planning import a_request, planned, some_facts
 
-from fleetrun import modes, options
+from fleetrun import modes
+from fleetrun.cli import options
 from fleetrun.model import Facts, LaunchPlan, Processors, Request
 from fleetrun.plan import environment
 

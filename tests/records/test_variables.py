@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import reference_tables
 
-from fleetrun import cli
 from fleetrun.records import variables
+from fleetrun.records.variables import COMPLETE
 
 ROOT = Path(__file__).parents[2]
 NAME = re.compile(r"_?FLEETRUN_[A-Z0-9_]*")
@@ -33,7 +33,7 @@ BEGINNINGS = {variables.SECRET, variables.SECRET_ARGUMENT, "FLEETRUN_ARG_0", "FL
 SPELL_IT_OUT = (
     "fleetrun/entrance/",
     "fleetrun/inject/",
-    "fleetrun/cli.py",
+    "fleetrun/app.py",
     "fleetrun/records/secrets.py",
     "fleetrun/records/variables.py",
 )
@@ -121,7 +121,7 @@ def test_each_variable_is_spelled_in_one_place() -> None:
 
 
 def test_what_cannot_import_the_table_agrees_with_it() -> None:
-    assert cli.COMPLETE_VARIABLE == variables.COMPLETE
+    assert COMPLETE == variables.COMPLETE
     assert set(named_in(("fleetrun/inject/",))) <= KNOWN
 
 

@@ -19,7 +19,8 @@ from processes import assert_no_survivors
 from sshd import HOSTS, by_instead, by_ssh, instead_of_ssh
 from waiting import LONG_S, until
 
-from fleetrun import argv, cli, configfile, request
+from fleetrun.cli import app, configfile, request
+from fleetrun.cli.argv import split
 from fleetrun.plan.hostfile import HostEntry
 from fleetrun.remote import head, ssh, sshjob
 
@@ -467,7 +468,7 @@ def test_a_host_whose_ssh_cannot_be_started_is_named(
     ssh = tmp_path / "ssh"
     ssh.write_bytes(b"\x7fELF no program")
     ssh.chmod(0o755)
-    assert cli.main(["--hosts=a,b", f"--ssh={ssh}", "t.py"], environ={}) == 3
+    assert app.main(["--hosts=a,b", f"--ssh={ssh}", "t.py"], environ={}) == 3
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 3
     assert lines[0].startswith("fleetrun: a  ssh: it cannot be started here (Exec format error")
@@ -475,7 +476,7 @@ def test_a_host_whose_ssh_cannot_be_started_is_named(
 
 
 def a_request(*words: str) -> Request:
-    parsed = argv.split(words)
+    parsed = split(words)
     return request.resolve(parsed, {})._replace(typed=words)
 
 
@@ -499,12 +500,12 @@ def test_each_launcher_is_given_what_counts_of_the_users_own_file(tmp_path: Path
     own.write_text("grace: 7\nlog_keep: 3\nssh: ssh -4\nenv: {A: b, C: d}\n")
     words = ("--hosts=a:8", "--log_keep=4", "--env=A=x", "t.py")
     environ = {"XDG_CONFIG_HOME": str(tmp_path)}
-    parsed = argv.split(words)
-    wanted = request.resolve(parsed, environ, configfile.find(parsed, environ))
+    parsed = split(words)
+    wanted = request.resolve(parsed, environ, configfile.find(parsed.given, environ))
     assert wanted.ssh == "ssh -4"
     told = sshjob.arguments(wanted._replace(typed=words), HostEntry("a", 8), ("a",), 0)
     assert told[:3] == ("--grace=7", "--env=A=b", "--env=C=d")
-    assert request.resolve(argv.split(told), {}).env == (("A", "x"), ("C", "d"))
+    assert request.resolve(split(told), {}).env == (("A", "x"), ("C", "d"))
 
 
 @pytest.mark.parametrize(
@@ -529,7 +530,7 @@ def test_each_launcher_is_given_what_counts_of_the_users_own_file(tmp_path: Path
 def test_what_cannot_be_is_one_sentence(
     words: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main([*words, "t.py"], environ={}) in {2, 3}
+    assert app.main([*words, "t.py"], environ={}) in {2, 3}
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert problem in err
@@ -539,7 +540,7 @@ def test_a_host_without_ssh_is_told_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert cli.main(["--hosts=a,b", "t.py"], environ={}) == 3
+    assert app.main(["--hosts=a,b", "t.py"], environ={}) == 3
     assert "There is no ssh here" in (printed := capsys.readouterr().err)
     assert "apt-get install openssh-client" in printed
 

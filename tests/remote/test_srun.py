@@ -10,7 +10,7 @@ import pytest
 from clusters import BATCH
 from commandline import Command
 
-from fleetrun import cli
+from fleetrun.cli import app
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,8 +82,8 @@ def test_what_cannot_be_is_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").touch()
-    assert cli.main(["--detach", "t.py"], environ=BATCH) == 2
+    assert app.main(["--detach", "t.py"], environ=BATCH) == 2
     assert "--detach cannot be used in an allocation of several" in capsys.readouterr().err
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert cli.main(["t.py"], environ=BATCH) == 3
+    assert app.main(["t.py"], environ=BATCH) == 3
     assert "Slurm gives this job 4 hosts (SLURM_JOB_NUM_NODES=4), and" in capsys.readouterr().err

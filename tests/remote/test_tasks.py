@@ -11,7 +11,7 @@ import pytest
 from commandline import Command
 from waiting import LONG_S
 
-from fleetrun import cli
+from fleetrun.cli import app
 from fleetrun.errors import EnvironmentFault, RendezvousError
 from fleetrun.model import Task
 from fleetrun.remote import tasks
@@ -128,5 +128,5 @@ def test_a_dry_run_is_shown_by_one_task_without_the_others(
         "SLURM_LOCALID": "0",
         "CUDA_VISIBLE_DEVICES": "",
     }
-    assert cli.main(["--dry-run", "t.py"], environ=environ) == 0
+    assert app.main(["--dry-run", "t.py"], environ=environ) == 0
     assert "4 processes" in capsys.readouterr().out

@@ -135,9 +135,10 @@ FREEZER = "/sys/fs/cgroup/freezer"
 def test_s34_a_rank_that_sigkill_does_not_end_is_named_and_left(tmp_path: Path) -> None:
     job = Command(tmp_path, f"echo $$ > pid$R; {WAIT_FOR_GO}", "--grace=0.2")
     # The real launcher, except for its patience of 30 s.
-    patience = "import sys, fleetrun.run.policy as p; p.STUCK_S = 0.5; from fleetrun import cli; "
+    patience = "import sys, fleetrun.run.policy as p; p.STUCK_S = 0.5; "
+    patience += "from fleetrun.cli.app import main; "
     at = job.argv.index("-m")
-    job.argv[at : at + 2] = ["-c", patience + "sys.exit(cli.main())"]
+    job.argv[at : at + 2] = ["-c", patience + "sys.exit(main())"]
     launcher = job.start_until("ready0", "ready1")
     cgroup = f"{FREEZER}/{job.marker}"
     os.mkdir(cgroup)

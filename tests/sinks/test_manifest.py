@@ -16,7 +16,9 @@ from planning import a_request, a_roster, some_facts
 from timers import Timers
 from waiting import LONG_S, until
 
-from fleetrun import __version__, argv, configfile, planner, request
+from fleetrun import __version__, planner
+from fleetrun.cli import configfile, request
+from fleetrun.cli.argv import split
 from fleetrun.plan.devices import Share
 from fleetrun.records.secrets import Hider
 from fleetrun.run import proc
@@ -90,7 +92,7 @@ def written(
 def test_s73_a_manifest_says_where_a_result_came_from(tmp_path: Path) -> None:
     environ = {"HOME": "/root", "NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "0,1"}
     words = ("--gpus=0,1", "train.py", "--lr", "0.1")
-    made = request.resolve(argv.split(words), environ)._replace(typed=words)
+    made = request.resolve(split(words), environ)._replace(typed=words)
     document = written(tmp_path, made, environ)
     assert document["schema"] == 1
     assert document["command"] == list(words)
@@ -133,7 +135,7 @@ def test_s70_a_manifest_holds_no_secret(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("env: {DB_PASSWORD: s3cr3t}\njob_id: night\n")
     words = ("--env", "A_TOKEN=s3cr3t", "train.py", "--password=s3cr3t", "--api-key", "s3cr3t")
     config = configfile.read(str(tmp_path / "a.yaml"))
-    made = request.resolve(argv.split(words), environ, config)._replace(typed=words)
+    made = request.resolve(split(words), environ, config)._replace(typed=words)
     document = written(tmp_path, made, environ)
     assert "s3cr3t" not in json.dumps(document)
     assert document["environment"]["names"] == sorted(environ)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fleetrun import argv, configfile, request
+from fleetrun.cli import configfile, request
+from fleetrun.cli.argv import split
 from fleetrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def asked(
     *words: str, environ: Mapping[str, str] | None = None, config: Path | None = None
 ) -> Request:
     read = None if config is None else configfile.read(str(config))
-    return request.resolve(argv.split([*words, "train.py"]), environ or {}, read)
+    return request.resolve(split([*words, "train.py"]), environ or {}, read)
 
 
 def strategy(requested: Request) -> Strategy:

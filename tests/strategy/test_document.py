@@ -13,7 +13,9 @@ import pytest
 from planning import a_request, a_roster, some_facts
 from planning import planned as gather_and_plan
 
-from fleetrun import argv, planner, request
+from fleetrun import planner
+from fleetrun.cli import request
+from fleetrun.cli.argv import split
 from fleetrun.inject.evidence import Evidence
 from fleetrun.inject.spec import StrategySpec
 from fleetrun.model import Script
@@ -32,7 +34,7 @@ HOSTS = ("10.0.0.1", "10.0.0.2")
 
 
 def asked(*words: str, environ: Mapping[str, str] | None = None) -> Request:
-    return request.resolve(argv.split([*words, "train.py"]), environ or {})
+    return request.resolve(split([*words, "train.py"]), environ or {})
 
 
 def planned(

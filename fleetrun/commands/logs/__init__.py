@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from fleetrun import colors
-from fleetrun.commands import parser, values
+from fleetrun.cli import parser
+from fleetrun.cli.types import among
 from fleetrun.commands.logs import choose, collectives, show
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan.visible import visible_lines
@@ -115,7 +116,7 @@ def _runs(
     """Return the names of runs that begin with INCOMPLETE."""
     log_dir = str(context.params.get("log_dir") or "log")
     run_names = map(os.path.basename, runs.listed(log_dir))
-    return parser.completions(values.among(run_names, incomplete))
+    return among(run_names, incomplete)
 
 
 command = click.Command(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fleetrun.commands import parser
+from fleetrun.cli import parser
 from fleetrun.commands.logs import choose
 from fleetrun.commands.report import history, page
 from fleetrun.errors import EnvironmentFault, UsageError

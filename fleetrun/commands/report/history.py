@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from fleetrun import argv
+from fleetrun.cli.argv import split
 from fleetrun.errors import FleetrunError
 from fleetrun.model import FieldVerdict
 from fleetrun.records import (
@@ -524,7 +524,7 @@ def _script(command: Sequence[str]) -> str:
     'train.py'
     """
     try:
-        script = argv.split(command).script
+        script = split(command).script
     except FleetrunError:
         return ""
     return "" if script is None else script.name

@@ -9,7 +9,7 @@ import gettext
 import json
 from pathlib import Path
 
-from fleetrun.commands.help import DOMAIN, LOCALES
+from fleetrun.cli.help import DOMAIN, LOCALES
 
 # A text of a page matches as a whole; {} is anything.
 TEXTS = (

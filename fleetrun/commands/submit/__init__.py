@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from fleetrun.commands import parser
+from fleetrun.cli import parser
 from fleetrun.commands.submit import kubernetes, slurm
 
 

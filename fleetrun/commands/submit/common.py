@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import click
 
-from fleetrun import argv, configfile, options
-from fleetrun.commands import parser
+from fleetrun.cli import argv, configfile, parser
+from fleetrun.cli.options import find
 from fleetrun.errors import UsageError
 from fleetrun.printing import remark
 from fleetrun.records import arguments
@@ -39,7 +39,7 @@ class QueueCommand(click.Command):
 
 def config() -> click.Option:
     """Return the option for the config file, which `launch` passes on."""
-    row = options.find("config")
+    row = find("config")
     return click.Option([row.flag], metavar=row.metavar, help="The config file.", is_eager=True)
 
 
@@ -66,7 +66,7 @@ def _with_site(
     words: tuple[str, ...],
 ) -> tuple[str, ...]:
     """Return WORDS, with the site's settings as defaults of the context."""
-    named = [ctx.params.get("config"), configfile.named(argv.scan(words).settings)]
+    named = [ctx.params.get("config"), configfile.named(argv.scan(words).given)]
     named = [path for path in named if path]
     if len(named) > 1:
         raise UsageError(
@@ -91,20 +91,20 @@ def launch(
             "options] train.py [its arguments]`."
         )
     parsed = argv.split(words if config is None else (f"--config={config}", *words))
-    for setting in parsed.settings:
-        if setting.option.target == "nnodes" and most is not None:
-            if not setting.raw.endswith(f":{most}"):
+    for given in parsed.given:
+        if given.name == "nnodes" and most is not None:
+            if not given.raw.endswith(f":{most}"):
                 raise UsageError(
-                    f"{command}: {setting.typed}={setting.raw}: the job has --nodes={most}; "
+                    f"{command}: {given.typed}={given.raw}: the job has --nodes={most}; "
                     f"--nnodes=MIN:{most} lets the job continue with fewer."
                 )
-        elif setting.option.name == "dry_run":
+        elif given.name == "dry_run":
             raise UsageError(
-                f"{command}: {setting.typed} after -- starts nothing there: write it before --."
+                f"{command}: {given.typed} after -- starts nothing there: write it before --."
             )
-        elif setting.option.target in _OURS:
-            raise UsageError(f"{command}: {setting.typed} comes from the queue; leave it out.")
-        setting.value()
+        elif given.name in _OURS:
+            raise UsageError(f"{command}: {given.typed} comes from the queue; leave it out.")
+        find(given.name).read(given)
     if parsed.script is None:
         raise UsageError(f"{command}: {words[-1]} is not a script; name one.")
     return parsed
@@ -141,14 +141,14 @@ def site(named: str | None, command: click.Command) -> dict[str, str | list[str]
     UsageError with file:line.
     """
     here = configfile.DEFAULT if os.path.exists(configfile.DEFAULT) else None
-    rows = {row.name: row for row in parser.rows(command)}
+    rows = {row.label: row for row in parser.rows(command)}
     settings: dict[str, str | list[str]] = {}
     for path in filter(None, (configfile.of_user(os.environ), named or here)):
         texts_of: dict[str, list[str]] = {}
         for setting in configfile.of_command(path, str(command.name), rows):
-            texts_of.setdefault(setting.option.name, []).append(setting.raw)
+            texts_of.setdefault(setting.name, []).append(setting.raw)
         for key, texts in texts_of.items():
-            settings[key] = texts if rows[key].kind in options.REPEATABLE else texts[-1]
+            settings[key] = texts if rows[key].is_repeatable else texts[-1]
     return settings
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import click
 import yaml
 
-from fleetrun.commands import parser
+from fleetrun.cli import parser
 from fleetrun.commands.submit import common
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.printing import put

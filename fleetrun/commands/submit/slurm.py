@@ -14,7 +14,7 @@ from string import Template
 from typing import Any
 
 from fleetrun import __version__, conversion, probe
-from fleetrun.commands import parser
+from fleetrun.cli import parser
 from fleetrun.commands.submit import common
 from fleetrun.errors import EnvironmentFault
 from fleetrun.printing import put

@@ -18,7 +18,7 @@ from rich.layout import Layout
 from rich.live import Live
 
 from fleetrun import colors
-from fleetrun.commands import parser
+from fleetrun.cli import parser
 from fleetrun.commands.logs import choose
 from fleetrun.commands.logs.clean import cleaned
 from fleetrun.commands.stacks import newest

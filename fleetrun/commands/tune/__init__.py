@@ -10,7 +10,9 @@ from typing import Any
 import click
 
 from fleetrun import probe
-from fleetrun.commands import parser, tables, trials
+from fleetrun.cli import parser
+from fleetrun.cli.options import FieldValues
+from fleetrun.commands import tables, trials
 from fleetrun.commands.tune import candidates, halving, summary
 from fleetrun.printing import put, say, tell
 
@@ -43,7 +45,7 @@ command = parser.LaunchCommand(
     params=[
         parser.option(
             "vary",
-            "pairs",
+            FieldValues(),
             "A field of the strategy and the values to try (repeatable). For a part of a field "
             "that the strategy enables, its name is enough: k_steps=1,2,4.",
             metavar="KEY=A,B,...",

@@ -6,13 +6,12 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from fleetrun import argv, options
+from fleetrun.cli import argv
+from fleetrun.cli.options import find
+from fleetrun.cli.parser import Launch
 from fleetrun.commands import trials
-from fleetrun.commands.parser import Launch
 from fleetrun.errors import UsageError
 from fleetrun.model import Knob
-from fleetrun.options import RawOption
-from fleetrun.records.variables import STRATEGY
 from fleetrun.strategy import fields, load
 
 _BUCKETS = "fuse_grad_size_in_MB"
@@ -74,7 +73,7 @@ def make(
     """Return the request of LAUNCH and tune's own options; UsageError if it cannot be tuned."""
     trials.refuse_taken(launch, "tune")
     for setting in launch.options:
-        if setting.option.name in {"hosts", "hostfile"}:
+        if setting.name in {"hosts", "hostfile"}:
             raise UsageError(
                 f"tune takes no {setting.typed}: it measures on this host; start the job on "
                 "several hosts with each strategy, and compare them with `fleetrun report`."
@@ -144,13 +143,11 @@ def settle(spec: TuneSpec, variables: Mapping[str, str]) -> TuneSpec:
 
 def _base(spec: TuneSpec, variables: Mapping[str, str]) -> tuple[Knob, ...]:
     """Return the settings that are not varied."""
-    head = argv.scan(spec.launch)
-    strategies = [setting for setting in head.settings if setting.option.name == "strategy"]
-    if not strategies and variables.get(STRATEGY):
-        option = next(setting for setting in options.TABLE if setting.name == "strategy")
-        name = f"${STRATEGY}"
-        strategies = [RawOption(option, variables[name[1:]], name, name)]
-    sets = [setting for setting in head.settings if setting.option.name == "set"]
+    given = argv.scan(spec.launch).given
+    strategies = [item for item in given if item.name == "strategy"]
+    if not strategies:
+        strategies = find("strategy").of_environment(variables, ())
+    sets = [item for item in given if item.name == "set"]
     return load.requested(load.names(strategies), sets, {}).strategy.knobs
 
 

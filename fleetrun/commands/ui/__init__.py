@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import click
 
-from fleetrun.commands import parser
+from fleetrun.cli import parser
 from fleetrun.errors import EnvironmentFault
 from fleetrun.printing import put
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import click
 
-from fleetrun import options, probe
-from fleetrun.commands import parser, trials
+from fleetrun import probe
+from fleetrun.cli import parser
+from fleetrun.cli.options import find
+from fleetrun.commands import trials
 from fleetrun.commands.verify import training_runs, verification
 from fleetrun.commands.verify.training_runs import VerifyRun, VerifySpec
 from fleetrun.errors import UsageError
@@ -62,7 +64,7 @@ def make(
         )
     is_exec = script[0] == _EXEC and not os.path.exists(_EXEC)
     words = tuple(f"{setting.typed}={setting.raw}" for setting in launch.options)
-    others = [setting for setting in launch.options if setting.option.group != options.STRATEGY]
+    others = [setting for setting in launch.options if find(setting.name).group != "strategy"]
     # An empty list also overrides a config file.
     plain = ("--strategy=", *(f"{setting.typed}={setting.raw}" for setting in others))
     request = parser.launch_request([*words, "train.py"], environ)
@@ -94,7 +96,7 @@ def make(
 
 def _sets(launch: parser.Launch) -> str:
     """Return the fields that LAUNCH sets one by one, as typed."""
-    sets = [setting for setting in launch.options if setting.option.name == "set"]
+    sets = [setting for setting in launch.options if setting.name == "set"]
     return " ".join(f"--set {setting.raw}" for setting in sets)
 
 

@@ -17,8 +17,8 @@ from checkout import environ
 from commandline import Command, fleetrun, started
 from waiting import LONG_S, until
 
-from fleetrun import cli
-from fleetrun.commands import COMMANDS
+from fleetrun.cli import app, shells
+from fleetrun.cli.parser import COMMANDS
 from fleetrun.records import names
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def test_what_only_its_owner_may_read_is_said_to_be_anothers(
     # Root may read everything, so os.access is faked.
     monkeypatch.setattr(os, "access", lambda path, _mode: not path.endswith(names.EVENTS))
     monkeypatch.chdir(tmp_path)
-    assert cli.main([command], environ={}) == 3
+    assert app.main([command], environ={}) == 3
     out, err = capsys.readouterr()
     assert out == ""
     assert "is another user's: only who started the job can read its events.jsonl" in err
@@ -388,10 +388,8 @@ def test_a_look_takes_no_lock_from_a_launcher(tmp_path: Path) -> None:
 
 
 def test_names_of_runs_are_completed(elsewhere: Path) -> None:
-    from fleetrun.commands import answers  # only here
-
     assert Command(elsewhere, "true", ranks=1).run().code == 0
     [run] = (elsewhere / "log" / "runs").iterdir()
-    items = answers.candidates(["logs"], run.name[:4])
+    items = shells.candidates(["logs"], run.name[:4])
     assert [item.value for item in items] == [run.name]
     assert "logs" in COMMANDS

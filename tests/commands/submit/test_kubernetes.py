@@ -17,7 +17,8 @@ from commandline import fleetrun
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetrun import argv, cli
+from fleetrun.cli import app
+from fleetrun.cli.argv import split
 from fleetrun.commands.submit import kubernetes
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def test_words_arrive_as_they_were_given(args: list[str]) -> None:
     container = job["spec"]["template"]["spec"]["containers"][0]
     command = [expanded(word) for word in container["command"]]
     assert command == ["python", "-m", "fleetrun", *words]
-    parsed = argv.split(command[3:])
+    parsed = split(command[3:])
     assert parsed.script is not None
     assert parsed.script.args == tuple(args)
 
@@ -264,7 +265,7 @@ def test_the_command_prints_what_is_asked_for_with_a_token_of_its_own(tmp_path: 
 def test_what_cannot_be_is_one_sentence(
     words: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["submit", "k8s", *words], environ={}) == 2
+    assert app.main(["submit", "k8s", *words], environ={}) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert problem in err
@@ -321,7 +322,7 @@ def test_without_kubectl_nothing_is_applied(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert cli.main(["submit", "k8s", "--image=i", "--apply", "--", "t.py"], environ={}) == 3
+    assert app.main(["submit", "k8s", "--image=i", "--apply", "--", "t.py"], environ={}) == 3
     assert "there is no kubectl on this host" in capsys.readouterr().err
 
 
@@ -343,7 +344,7 @@ def applied(folder: Path, monkeypatch: pytest.MonkeyPatch, fail: str) -> int:
     kubectl.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setenv("FAIL", fail)
-    return cli.main(["submit", "k8s", "--image=i", "--apply", "--", "t.py"], environ={})
+    return app.main(["submit", "k8s", "--image=i", "--apply", "--", "t.py"], environ={})
 
 
 def handed(folder: Path, number: int) -> tuple[str, dict[str, Any]]:
@@ -381,7 +382,7 @@ def test_a_job_that_cannot_have_what_it_needs_is_not_left(
 
 def test_a_dry_run_is_what_the_absence_of_apply_means(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["submit", "k8s", "--image=i", "--dry-run"]
-    assert cli.main([*words, "--", "t.py"], environ={}) == 0
+    assert app.main([*words, "--", "t.py"], environ={}) == 0
     assert "kind: Job" in capsys.readouterr().out
-    assert cli.main([*words, "--apply", "--", "t.py"], environ={}) == 2
+    assert app.main([*words, "--apply", "--", "t.py"], environ={}) == 2
     assert "--apply and --dry-run: give one of them." in capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetrun import cli
+from fleetrun.cli import app
 from fleetrun.commands.submit import slurm
 
 if TYPE_CHECKING:
@@ -126,12 +126,12 @@ def test_a_dry_run_prints_and_a_submission_hands_in_the_same(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     words = ["submit", "slurm", "--nodes=2", "--gpus=4", "--", "train.py"]
-    assert cli.main([*words[:4], "--dry-run", *words[4:]], environ={}) == 0
+    assert app.main([*words[:4], "--dry-run", *words[4:]], environ={}) == 0
     printed = capsys.readouterr().out
     keep = f"/bin/cat >{tmp_path}/script; echo $FLEETRUN_TOKEN >{tmp_path}/token"
     fake(tmp_path, "sbatch", f'{keep}; echo "Submitted batch job 7"; exit 6')
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert cli.main(words, environ={}) == 6
+    assert app.main(words, environ={}) == 6
     # Its hosts authenticate by a token that is in neither the script nor the arguments.
     assert len((tmp_path / "token").read_text().strip()) == 64
     assert (tmp_path / "script").read_text() == printed
@@ -149,12 +149,12 @@ def test_a_script_that_is_not_here_is_not_submitted(
     (tmp_path / "train.py").touch()
     fake(tmp_path, "sbatch", f"/bin/touch {tmp_path}/submitted")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert cli.main(["submit", "slurm", "--", "trsin.py"], environ={}) == 3
+    assert app.main(["submit", "slurm", "--", "trsin.py"], environ={}) == 3
     assert "There is no script trsin.py in" in capsys.readouterr().err
     assert not (tmp_path / "submitted").exists()
     # A program may be on the cluster's hosts only, and a setup line may make the script.
-    assert cli.main(["submit", "slurm", "--", "trainer", "--", "x"], environ={}) == 0
-    assert cli.main(["submit", "slurm", "--setup=make", "--", "made.py"], environ={}) == 0
+    assert app.main(["submit", "slurm", "--", "trainer", "--", "x"], environ={}) == 0
+    assert app.main(["submit", "slurm", "--setup=make", "--", "made.py"], environ={}) == 0
 
 
 def test_the_sites_settings_come_from_the_config_file(
@@ -172,7 +172,7 @@ def test_the_sites_settings_come_from_the_config_file(
     )
     (elsewhere / "train.py").touch()
     words = ["submit", "slurm", "--dry-run", "--partition=debug", "--", "train.py"]
-    assert cli.main(words, environ={}) == 0
+    assert app.main(words, environ={}) == 0
     text = capsys.readouterr().out
     for line in (
         *("#SBATCH --partition=debug", "#SBATCH --time=24:00:00", "#SBATCH --cpus-per-task=8"),
@@ -180,7 +180,7 @@ def test_the_sites_settings_come_from_the_config_file(
     ):
         assert f"{line}\n" in text
     # A launch reads the rest of the file.
-    assert cli.main(["--dry-run", "train.py"], environ={}) == 0
+    assert app.main(["--dry-run", "train.py"], environ={}) == 0
 
 
 def test_the_users_own_file_lies_beneath_that_of_the_folder(
@@ -194,7 +194,7 @@ def test_the_users_own_file_lies_beneath_that_of_the_folder(
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
-    assert cli.main(["submit", "slurm", "--dry-run", "--", "train.py"], environ={}) == 0
+    assert app.main(["submit", "slurm", "--dry-run", "--", "train.py"], environ={}) == 0
     text = capsys.readouterr().out
     assert "#SBATCH --partition=gpu\n" in text
     assert "#SBATCH --account=me\n" in text
@@ -212,7 +212,7 @@ def test_another_config_file_counts_for_the_queue_and_for_the_launch(
     (elsewhere / "fleetrun.yaml").write_text("submit:\n  slurm:\n    partition: wrong\n")
     (elsewhere / "site.yaml").write_text("submit:\n  slurm:\n    partition: right\n")
     words = ["submit", "slurm", "--dry-run", *own, "--", *theirs, "train.py"]
-    assert cli.main(words, environ={}) == 0
+    assert app.main(words, environ={}) == 0
     text = capsys.readouterr().out
     assert "#SBATCH --partition=right\n" in text
     assert f"fleetrun {' '.join((*own, *theirs))} train.py" in text
@@ -222,9 +222,9 @@ def test_config_files_before_and_after_the_dashes_are_one_too_many(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = ["submit", "slurm", "--config=a.yaml", "--", "--config=b.yaml", "train.py"]
-    assert cli.main(words, environ={}) == 2
+    assert app.main(words, environ={}) == 2
     assert "--config=a.yaml and, after --, --config=b.yaml: give one" in capsys.readouterr().err
-    assert cli.main(["submit", "slurm", "--config=no.yaml", "--", "t.py"], environ={}) == 2
+    assert app.main(["submit", "slurm", "--config=no.yaml", "--", "t.py"], environ={}) == 2
     assert "no.yaml" in capsys.readouterr().err
 
 
@@ -245,7 +245,7 @@ def test_a_slip_in_the_sites_settings_is_one_sentence(
     text: str, problem: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (elsewhere / "fleetrun.yaml").write_text(text)
-    assert cli.main(["submit", "slurm", "--dry-run", "--", "train.py"], environ={}) == 2
+    assert app.main(["submit", "slurm", "--dry-run", "--", "train.py"], environ={}) == 2
     assert problem in capsys.readouterr().err
 
 
@@ -279,7 +279,7 @@ def test_a_slip_in_the_sites_settings_is_one_sentence(
 def test_what_cannot_be_is_one_sentence(
     words: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["submit", "slurm", "--dry-run", *words], environ={}) == 2
+    assert app.main(["submit", "slurm", "--dry-run", *words], environ={}) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert problem in err
@@ -287,7 +287,7 @@ def test_what_cannot_be_is_one_sentence(
 
 def test_secrets_are_handed_in_but_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["submit", "slurm", "--dry-run", "--", "t.py", "--password=hunter2"]
-    assert cli.main(words, environ={}) == 0
+    assert app.main(words, environ={}) == 0
     out, err = capsys.readouterr()
     assert "hunter2" not in out + err
     assert "secret values are shown as ***" in err
@@ -297,5 +297,5 @@ def test_without_sbatch_the_way_out_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert cli.main(["submit", "slurm", "--", "t.py"], environ={}) == 3
+    assert app.main(["submit", "slurm", "--", "t.py"], environ={}) == 3
     assert "there is no sbatch on this host" in capsys.readouterr().err

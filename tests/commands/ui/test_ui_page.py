@@ -19,7 +19,7 @@ from commandline import Command, started
 from runfolders import big, measured
 from waiting import LONG_S, until
 
-from fleetrun.commands import parser
+from fleetrun.cli import parser
 from fleetrun.commands.ui.views import Views
 from fleetrun.errors import EnvironmentFault
 from fleetrun.records import metricsfile, runs

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetrun import argv, options
+from fleetrun.cli.argv import mistaken_script, split
 from fleetrun.errors import UsageError
 from fleetrun.model import Script
-
-if TYPE_CHECKING:
-    from fleetrun.options import Option
 
 ANYTHING = st.text(st.characters(exclude_characters="\0", exclude_categories=[]))
 LOOK_ALIKES = st.sampled_from(["--", "-m", "", "--gpus=0", "--help", "-h", "--dry-run", "-", "a=b"])
@@ -22,15 +16,15 @@ LOOK_ALIKES = st.sampled_from(["--", "-m", "", "--gpus=0", "--help", "-h", "--dr
 
 def given_of(*words: str) -> list[tuple[str, str]]:
     """Return what the options before a script come to."""
-    parsed = argv.split([*words, "train.py"])
+    parsed = split([*words, "train.py"])
     assert parsed.script == Script("file", "train.py", ())
-    return [(given.option.name, given.raw) for given in parsed.settings]
+    return [(given.spelling, given.raw) for given in parsed.given]
 
 
 def refusal(*words: str) -> str:
     """Return what is said to a command line that cannot be."""
     with pytest.raises(UsageError) as error:
-        argv.split(words)
+        split(words)
     return str(error.value)
 
 
@@ -53,7 +47,7 @@ def refusal(*words: str) -> str:
     ],
 )
 def test_the_script_may_have_any_form(words: list[str], script: Script) -> None:
-    assert argv.split(words).script == script
+    assert split(words).script == script
 
 
 @given(st.lists(ANYTHING | LOOK_ALIKES))
@@ -63,7 +57,7 @@ def test_s06_script_arguments_come_through_verbatim(args: list[str]) -> None:
         (["--gpus=0", "--dry-run"], ["-m", "pkg.train"]),
         (["--tee", "all", "--"], ["-odd.py"]),
     ):
-        parsed = argv.split([*head, *script, *args])
+        parsed = split([*head, *script, *args])
         assert parsed.script is not None
         assert list(parsed.script.args) == args
         assert parsed.script.target == script[-1]
@@ -74,9 +68,12 @@ def test_s06_script_arguments_come_through_verbatim(args: list[str]) -> None:
     [
         (["--gpus=0,1"], [("gpus", "0,1")]),
         (["--gpus", "0, 1"], [("gpus", "0, 1")]),
-        (["--selected_gpus=0", "--selected-xpus", "1"], [("gpus", "0"), ("xpus", "1")]),
-        (["--cluster_node_ips=a", "--node-ip=b"], [("ips", "a"), ("host", "b")]),
-        (["--started_port=1"], [("start_port", "1")]),
+        (
+            ["--selected_gpus=0", "--selected-xpus", "1"],
+            [("selected_gpus", "0"), ("selected_xpus", "1")],
+        ),
+        (["--cluster_node_ips=a", "--node-ip=b"], [("cluster_node_ips", "a"), ("node_ip", "b")]),
+        (["--started_port=1"], [("started_port", "1")]),
         (["--nproc_per-node", "2"], [("nproc_per_node", "2")]),
         (["--dry-run"], [("dry_run", "table")]),
         (["--dry_run=json"], [("dry_run", "json")]),
@@ -111,8 +108,8 @@ def test_options_are_read_in_every_spelling(
     ],
 )
 def test_devices_of_any_kind_are_named_by_the_rule(words: list[str], name: str, raw: str) -> None:
-    (given,) = argv.split([*words, "train.py"]).settings
-    assert (given.option.name, given.option.target, given.raw) == (name, "devices", raw)
+    (given,) = split([*words, "train.py"]).given
+    assert (given.spelling, given.name, given.raw) == (name, "devices", raw)
 
 
 @pytest.mark.parametrize(
@@ -131,13 +128,13 @@ def test_not_every_option_that_ends_in_s_names_devices(word: str, says: str) -> 
 
 
 def test_a_command_that_looks_like_a_value_is_the_script() -> None:
-    parsed = argv.split(["--dry-run", "sh", "run.sh"])
+    parsed = split(["--dry-run", "sh", "run.sh"])
     assert parsed.script == Script("file", "sh", ("run.sh",))
 
 
 def test_an_abbreviation_is_read_and_said() -> None:
-    parsed = argv.split(["--nproc=2", "--cluster-node", "a", "--back=nccl", "t.py"])
-    assert [given.option.name for given in parsed.settings] == ["nproc_per_node", "ips", "backend"]
+    parsed = split(["--nproc=2", "--cluster-node", "a", "--back=nccl", "t.py"])
+    assert [given.name for given in parsed.given] == ["nproc_per_node", "ips", "backend"]
     assert parsed.notes == (
         "--nproc is read as --nproc_per_node.",
         "--cluster-node is read as --cluster_node_ips.",
@@ -208,7 +205,7 @@ def test_options_of_python_are_sent_to_python() -> None:
 
 @pytest.mark.parametrize("word", ["-h", "--help", "--version"])
 def test_help_and_version_need_no_script_and_end_the_line(word: str) -> None:
-    parsed = argv.split(["--gpus=0", word, "--nonsense"])
+    parsed = split(["--gpus=0", word, "--nonsense"])
     assert parsed.script is None
     assert parsed.asks("help") or parsed.asks("version")
     assert not parsed.asks("gpus" if word == "" else "ips")
@@ -235,7 +232,7 @@ def test_help_and_version_need_no_script_and_end_the_line(word: str) -> None:
     ],
 )
 def test_a_value_that_became_the_script_is_recognised(words: list[str], message: str) -> None:
-    mistake = argv.mistaken_script(argv.split(words))
+    mistake = mistaken_script(split(words))
     assert mistake is not None
     assert mistake.endswith(message)
 
@@ -255,12 +252,12 @@ def test_a_value_that_became_the_script_is_recognised(words: list[str], message:
 )
 def test_spaces_around_an_equals_sign_are_a_sentence(words: list[str], message: str) -> None:
     with pytest.raises(UsageError) as refused:
-        argv.split(words)
+        split(words)
     assert str(refused.value) == message
 
 
 def test_a_pair_without_its_key_is_read_as_one() -> None:
-    (setting,) = argv.split(["--set", "=5", "t.py"]).settings
+    (setting,) = split(["--set", "=5", "t.py"]).given
     assert setting.raw == "=5"
 
 
@@ -278,94 +275,4 @@ def test_a_pair_without_its_key_is_read_as_one() -> None:
     ],
 )
 def test_other_scripts_are_no_mistakes(words: list[str]) -> None:
-    assert argv.mistaken_script(argv.split(words)) is None
-
-
-# -- click is the oracle: whatever it reads from a head of known options, we read too --
-
-
-def spellings(option: Option) -> st.SearchStrategy[str]:
-    """Return the ways to write OPTION, with any mixture of _ and -."""
-
-    def mixed(name: str) -> st.SearchStrategy[str]:
-        parts = [st.sampled_from("_-") if char == "_" else st.just(char) for char in name]
-        return st.tuples(*parts).map(lambda chars: "--" + "".join(chars))
-
-    return st.sampled_from((option.name, *option.aliases)).flatmap(mixed)
-
-
-@st.composite
-def options_typed(draw: st.DrawFn) -> list[str]:
-    """Draw one option as words."""
-    option = draw(st.sampled_from([o for o in options.KNOWN if o.name not in {"help", "version"}]))
-    spelling = draw(spellings(option))
-    if option.kind == "flag":
-        return [spelling]
-    value = draw(st.text(st.characters(exclude_characters="\0"), max_size=6))
-    if option.bare is not None:
-        # Click takes a hyphen at its start for an option of its own, even behind `=`.
-        value = value.lstrip("-")
-    # Click lets an option's value start with a hyphen or stand after an optional one; we do not.
-    if option.bare is not None or value.startswith("-") or draw(st.booleans()):
-        return [f"{spelling}={value}"]
-    return [spelling, value]
-
-
-def click_parameter(option: Option) -> click.Option:
-    """Return OPTION as click has it; its values stay texts."""
-    # Words, so that a name like "set" or "help" cannot meet a keyword or an attribute.
-    declared = [f"--{name}" for name in (option.name, *option.aliases)] + [f"option_{option.name}"]
-    if option.kind == "flag":
-        return click.Option(declared, is_flag=True)
-    if option.kind == "pairs":
-        return click.Option(declared, multiple=True)
-    if option.bare is not None:
-        # Without is_flag=False click takes it for a flag that allows no value.
-        return click.Option(declared, is_flag=False, flag_value=option.bare)
-    return click.Option(declared)
-
-
-def click_command() -> click.Command:
-    """Return the table of options as a click command."""
-    return click.Command(
-        "fleetrun",
-        params=[click_parameter(option) for option in options.KNOWN],
-        add_help_option=False,
-        context_settings={
-            "allow_interspersed_args": False,
-            "ignore_unknown_options": False,
-            "allow_extra_args": True,
-            "token_normalize_func": lambda name: name.replace("-", "_"),
-        },
-    )
-
-
-@given(st.lists(options_typed(), max_size=6), st.lists(ANYTHING | LOOK_ALIKES, max_size=3))
-def test_our_parser_agrees_with_click(heads: list[list[str]], args: list[str]) -> None:
-    words = [word for head in heads for word in head]
-    parsed = argv.split([*words, "train.py", *args])
-    ours: dict[str, object] = {}
-    for setting in parsed.settings:
-        name = f"option_{setting.option.name}"
-        if setting.option.kind == "pairs":
-            ours[name] = (*ours.get(name, ()), setting.raw)  # type: ignore[misc]
-        else:
-            ours[name] = True if setting.option.kind == "flag" else setting.raw
-    with click_command().make_context("fleetrun", [*words, "train.py", *args]) as ctx:
-        theirs = {k: v for k, v in ctx.params.items() if v not in (None, False, ())}
-        rest = ctx.args
-    assert {k: v for k, v in ours.items() if v not in (None, False, ())} == theirs
-    assert rest == ["train.py", *args]
-
-
-@pytest.mark.parametrize("name", ["dry_run", "tee", "log_overwrite"])
-def test_an_optional_value_left_out_is_what_click_takes_too(name: str) -> None:
-    words = [f"--{name}", "--quiet", "train.py"]
-    with click_command().make_context("fleetrun", list(words)) as ctx:
-        assert ctx.params[f"option_{name}"] == argv.split(words).settings[0].raw
-
-
-@pytest.mark.parametrize("marks", ["\u201c{}\u201d", "\u2018{}\u2019"])
-def test_a_value_in_typographic_quotation_marks_is_refused(marks: str) -> None:
-    sentence = "only straight ones: write --gpus=0,1."
-    assert refusal("--gpus", marks.format("0,1"), "train.py").endswith(sentence)
+    assert mistaken_script(split(words)) is None

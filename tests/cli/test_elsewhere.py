@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-import shlex
 
 import pytest
 
-from fleetrun import argv, hints, options, request
-from fleetrun.commands import parser
+from fleetrun.cli import elsewhere, options, parser, request
+from fleetrun.cli.argv import split
 from fleetrun.errors import UsageError
 
 
 def refusal(*words: str) -> str:
     """Return what is said to a command line that cannot be."""
     with pytest.raises(UsageError) as error:
-        argv.split([*words, "train.py"])
+        split([*words, "train.py"])
     return str(error.value)
 
 
@@ -60,52 +59,28 @@ def test_a_word_of_another_launcher_is_answered_with_ours(words: list[str], says
 
 def test_what_counts_processes_elsewhere_and_hosts_in_paddle_is_told_apart() -> None:
     """Paddle's --np is the number of hosts of an elastic job; mpirun's that of processes."""
-    assert "hosts" in options.find("np").help
+    assert "hosts" in str(options.find("np").help)
     assert "use --nproc_per_node=4" in refusal("-np", "4")
 
 
 def test_spellings_of_our_own_need_no_hint() -> None:
-    parsed = argv.split(["--nproc-per-node=2", "train.py"])
-    assert [given.option.name for given in parsed.settings] == ["nproc_per_node"]
+    parsed = split(["--nproc-per-node=2", "train.py"])
+    assert [given.name for given in parsed.given] == ["nproc_per_node"]
 
 
-def test_a_hint_names_options_that_there_are() -> None:
-    known = {*options.by_name(), *(option.flag[2:] for option in options.TABLE)}
-    for word, hint in hints.TABLE.items():
-        assert not hint.option or hint.option in known, word
-        says = hint.says
-        for command, words in re.findall(r"`fleetrun (\w+) ([^`]*)`", says):
+def test_a_hint_names_options_that_there_are_and_work() -> None:
+    known = {*options.BY_SPELLING, *(option.flag[2:] for option in options.OPTIONS)}
+    for word, says in elsewhere.SENTENCES.items():
+        rest = says.replace("{}", "")
+        for command, words in re.findall(r"`fleetrun (\w+) ([^`]*)`", rest):
             # Those of another command of ours are its own.
             own = {name for row in parser.load(command).params for name in row.opts}
             assert {f"--{name}" for name in re.findall(r"--([a-z][\w-]+)", words)} <= own, word
-            says = says.replace(words, "")
-        assert set(re.findall(r"--([a-z][\w-]+)", says)) <= known, word
-        assert hint.option or hint.says.endswith("."), word
-
-
-def test_what_a_hint_names_works_today() -> None:
-    """An option that works by now was called one of a later version."""
-    by_name = options.by_name()
-    for word, hint in hints.TABLE.items():
-        for name in (*([hint.option] if hint.option else []), *re.findall(r"--(\w+)", hint.says)):
-            row = by_name.get(name) or by_name.get(name.replace("-", "_"))
-            assert row is None or not row.reason, word
-        assert not re.search(r"\byet\b|this version|cannot|does not", hint.says), word
-
-
-def test_what_a_hint_tells_to_write_can_be_written() -> None:
-    """Each sentence's example is read as options of ours, down to its values."""
-    example = {"HOST:PORT": "node1:6100", "MIN:MAX": "2:4", "A:8,B:8": "a:8,b:8", "A,B": "a,b"}
-    example |= {"PORT": "22", "FILE": "key", "NAME=VALUE": "A=1", "FIELD": "f", "N": "4"}
-    for word, hint in hints.TABLE.items():
-        own = re.sub(r"`fleetrun \w+ [^`]*`", "", hint.says)
-        for written in re.findall(r"(?<!\w)--\w+(?:=\"[^\"]*\"|=[\w:,]*\w| [A-Z_]+=\w+)", own):
-            for name, value in example.items():
-                written = re.sub(rf"\b{name}\b", value, written)  # noqa: PLW2901 - one by one
-            words = shlex.split(written)
-            for given in argv.split([*words, "train.py"]).settings:
-                given.value()
-            assert argv.split([*words, "train.py"]).script is not None, word
+            rest = rest.replace(words, "")
+        named = set(re.findall(r"--([a-z][\w-]+)", rest))
+        assert named <= known, word
+        assert not any(options.find(name.replace("-", "_")).reason for name in named), word
+        assert says.endswith("."), word
 
 
 @pytest.mark.parametrize(
@@ -117,7 +92,7 @@ def test_what_a_hint_tells_to_write_can_be_written() -> None:
         (["--min_np=2"], "--nnodes=MIN:MAX"),
         (["--max-np", "4"], "--nnodes=MIN:MAX"),
         (["--min_nodes=2"], "--nnodes=MIN:MAX"),
-        (["--host-discovery-script=x.sh"], "--nnodes=MIN:MAX and --master=HOST:PORT"),
+        (["--host-discovery-script=x.sh"], "--nnodes=MIN:MAX, which counts hosts, and --master"),
         (["--shutdown-timeout=30"], "--grace=30"),
         (["--role=trainer"], "leave it out"),
         (["-r", "3"], "write --redirects"),
@@ -149,7 +124,7 @@ def test_torchruns_values_of_options_that_are_called_the_same_here_are_answered(
     words: list[str], says: str
 ) -> None:
     with pytest.raises(UsageError) as error:
-        request.resolve(argv.split([*words, "train.py"]), {}, None)
+        request.resolve(split([*words, "train.py"]), {}, None)
     assert says in str(error.value)
 
 
@@ -164,10 +139,10 @@ def test_torchruns_values_of_options_that_are_called_the_same_here_are_answered(
     ],
 )
 def test_redirects_are_asked_for_as_torchrun_does(words: list[str], *, is_on: bool) -> None:
-    made = request.resolve(argv.split([*words, "train.py"]), {}, None)
+    made = request.resolve(split([*words, "train.py"]), {}, None)
     assert (made.redirects, made.script.target) == (is_on, "train.py")
 
 
 def test_a_word_that_is_ours_is_no_hint() -> None:
     """It would never be read."""
-    assert not hints.TABLE.keys() & options.by_name().keys() - {"np"}
+    assert not elsewhere.SENTENCES.keys() & options.BY_SPELLING.keys() - {"np"}

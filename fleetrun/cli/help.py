@@ -1,15 +1,15 @@
-"""`fleetrun --help`: one screen without click, and sections laid out by click's formatter."""
+"""`fleetrun --help`: one screen, and the options by section."""
 
-# No `from __future__ import annotations` here, for the reason given in model.py.
+from __future__ import annotations
+
 import gettext
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from click import HelpFormatter
 
-from fleetrun import options
-from fleetrun.commands.pager import page
-from fleetrun.options import Option
+from fleetrun.cli.option import GROUPS, Option
+from fleetrun.cli.options import KNOWN
 from fleetrun.plan.visible import wrapped
 from fleetrun.strategy import load
 
@@ -100,14 +100,6 @@ WORDS = ("Usage: ", "Examples", "Exit codes", "Presets", "Completion by Tab", "[
 _LANGUAGES = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
 
 
-def show(section: str, choice: str, environ: Mapping[str, str]) -> int:
-    """Show the help text of SECTION: the screen, all, codes, or one of options.SECTIONS."""
-    translate = translation(environ)
-    if section == "screen":
-        return page(translate(SCREEN), choice, environ)
-    return page(text(section, translate), choice, environ)
-
-
 def translation(environ: Mapping[str, str]) -> Callable[[str], str]:
     """Return a function that translates texts if the locale is Chinese; messages stay English."""
     locale = next((environ[name] for name in _LANGUAGES if environ.get(name)), "")
@@ -115,38 +107,35 @@ def translation(environ: Mapping[str, str]) -> Callable[[str], str]:
     language = locale.partition(":")[0]
     if not language.startswith("zh"):
         return str
-
     return gettext.translation(DOMAIN, LOCALES, [language], fallback=True).gettext
 
 
-def text(section: str = "all", translate: Callable[[str], str] = str) -> str:
-    """Return the help text, or one SECTION, as wide as the terminal."""
+def text(section: str = "screen", translate: Callable[[str], str] = str) -> str:
+    """Return the help: the screen, all, codes, or one of GROUPS."""
+    if section == "screen":
+        return translate(SCREEN)
     formatter = HelpFormatter(max_width=_WIDTH)
     if section == "all":
         formatter.write_usage("fleetrun", _USAGE, prefix=translate("Usage: "))
         formatter.write_paragraph()
         formatter.write_text(_lines(translate(ABOUT), formatter.width))
-        _write_rows(formatter, translate("Examples"), _translated(EXAMPLES, translate), 45)
-    for name, group in options.SECTIONS.items():
-        if section not in {"all", name}:
-            continue
-        members = [option for option in options.KNOWN if option.group == group]
-        if group in {options.PADDLE, options.LATER}:
-            with formatter.section(translate(group)):
-                # Listed only so that people find the name; these options have no effect.
-                formatter.write_text(", ".join(option.flag for option in members))
-        else:
-            rows = [row(option, translate) for option in members]
-            _write_rows(formatter, translate(group), rows)
-        if name == "strategy":
-            _write_rows(
-                formatter, translate("Presets"), _translated(load.PRESETS.items(), translate)
-            )
+        _write(formatter, translate("Examples"), _translated(EXAMPLES, translate), 45)
+    for name, group in GROUPS.items():
+        if section in {"all", name}:
+            members = [option for option in KNOWN if option.group == name]
+            if any(option.reason for option in members):
+                with formatter.section(translate(group)):
+                    # Listed only so that people find the name; these options have no effect.
+                    formatter.write_text(", ".join(option.flag for option in members))
+            else:
+                rows = [row(option, translate) for option in members]
+                _write(formatter, translate(group), rows)
+        if section in {"all", name} and name == "strategy":
+            _write(formatter, translate("Presets"), _translated(load.PRESETS.items(), translate))
     if section in {"all", "codes"}:
-        _write_rows(formatter, translate("Exit codes"), _translated(EXIT_CODES, translate))
+        _write(formatter, translate("Exit codes"), _translated(EXIT_CODES, translate))
     if section == "all":
-        title = translate("Completion by Tab")
-        _write_rows(formatter, title, _translated(COMPLETION, translate))
+        _write(formatter, translate("Completion by Tab"), _translated(COMPLETION, translate))
     formatter.write_paragraph()
     for note in NOTES:
         formatter.write_text(_lines(translate(note), formatter.width))
@@ -159,8 +148,8 @@ def _translated(
     return [(term, translate(meaning)) for term, meaning in rows]
 
 
-def _write_rows(
-    formatter: "HelpFormatter", title: str, rows: Sequence[tuple[str, str]], col_max: int = 30
+def _write(
+    formatter: HelpFormatter, title: str, rows: Sequence[tuple[str, str]], col_max: int = 30
 ) -> None:
     """Write ROWS of terms and their meanings as the section TITLE."""
     # click's own width of the second column.
@@ -174,18 +163,11 @@ def _lines(text: str, room: int) -> str:
     return "\n".join(("\b", *wrapped(text, room)))
 
 
-def row(option: "Option", translate: Callable[[str], str] = str) -> tuple[str, str]:
+def row(option: Option, translate: Callable[[str], str] = str) -> tuple[str, str]:
     """Return OPTION's spelling and meaning for a help text."""
-    spellings = [option.flag, *(f"--{alias}" for alias in option.aliases)]
-    if option.kind == "flag":
-        value = ""
-    elif option.bare is not None:
-        value = f"[={option.metavar}]"
-    else:
-        value = f" {option.metavar}"
-    shown = [translate(option.help)]
-    if option.default not in (None, "false"):
-        shown.append(translate("[default: {}]").format(option.default))
+    shown = [translate(option.help or "")]
+    if option.usual not in (None, "false"):
+        shown.append(translate("[default: {}]").format(option.usual))
     if option.env:
         shown.append(f"[{', '.join(f'${name}' for name in option.env)}]")
-    return ", ".join(spellings) + value, "  ".join(shown)
+    return option.term(), "  ".join(shown)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fleetrun import gone, hints, options, slips, suggestions
+from fleetrun import conversion, gone, slips, suggestions
+from fleetrun.cli import elsewhere
+from fleetrun.cli.option import Option, by_spelling
+from fleetrun.cli.options import BY_SPELLING, KNOWN, is_device_list
 from fleetrun.errors import UsageError
-from fleetrun.model import Script
-from fleetrun.options import Option, RawOption
+from fleetrun.model import Given, Script, flag
 from fleetrun.plan import kinds
 from fleetrun.strategy.load import PRESETS
 
@@ -35,14 +37,14 @@ _QUOTES = "'\"" + "".join(_TYPOGRAPHIC)
 class ParsedCommand(NamedTuple):
     """A parsed command line: our options in order, and the script with its arguments untouched."""
 
-    settings: tuple[RawOption, ...]
+    given: tuple[Given, ...]
     script: Script | None
     notes: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
 
     def asks(self, name: str) -> bool:
         """Whether the option NAME was given."""
-        return any(setting.option.name == name for setting in self.settings)
+        return any(given.name == name for given in self.given)
 
 
 class ParsedOptions(NamedTuple):
@@ -52,29 +54,28 @@ class ParsedOptions(NamedTuple):
     that still lacks its value.
     """
 
-    settings: tuple[RawOption, ...]
+    given: tuple[Given, ...]
     notes: tuple[str, ...]
     script_at: int | None
-    pending: RawOption | None = None
+    pending: Option | None = None
+    pending_typed: str = ""
 
 
-def split(words: Sequence[str], table: Iterable[Option] = options.KNOWN) -> ParsedCommand:
+def split(words: Sequence[str], table: Iterable[Option] = KNOWN) -> ParsedCommand:
     """Split WORDS into options and script; UsageError for an unknown option before the script.
 
     >>> parsed = split(["--gpus=0,1", "train.py", "--gpus=2", "--", ""])
-    >>> [(setting.option.name, setting.raw) for setting in parsed.settings]
-    [('gpus', '0,1')]
+    >>> [(given.name, given.spelling, given.raw) for given in parsed.given]
+    [('devices', 'gpus', '0,1')]
     >>> parsed.script
     Script(form='file', target='train.py', args=('--gpus=2', '--', ''))
     """
     head = scan(words, table)
-    if head.pending is not None:
-        option = head.pending.option
-        raise UsageError(f"{head.pending.typed} needs a value: {options.wanted(option)}")
+    refuse_pending(head)
     # A manifest contains the script.
-    ended = any(setting.option.name in (*_ENDING, "from_manifest") for setting in head.settings)
+    ended = any(given.name in (*_ENDING, "from_manifest") for given in head.given)
     if head.script_at is None and not ended:
-        last = head.settings[-1] if head.settings else None
+        last = head.given[-1] if head.given else None
         if last is not None and " " in last.raw.strip() and ".py" in last.raw:
             raise UsageError(
                 f"no script to run: {last.typed}={last.raw} is one word, because of its quotation "
@@ -91,7 +92,13 @@ def split(words: Sequence[str], table: Iterable[Option] = options.KNOWN) -> Pars
         )
     script = None if head.script_at is None else _script(words[head.script_at :])
     notes = head.notes if script is None else (*head.notes, *_misplaced(script))
-    return ParsedCommand(head.settings, script, notes, tuple(words))
+    return ParsedCommand(head.given, script, notes, tuple(words))
+
+
+def refuse_pending(head: ParsedOptions) -> None:
+    """Raise UsageError if the last option of HEAD lacks its value."""
+    if head.pending is not None:
+        raise UsageError(f"{head.pending_typed} needs a value: {head.pending.wanted}")
 
 
 def _misplaced(script: Script) -> tuple[str, ...]:
@@ -138,19 +145,18 @@ def refused(words: Sequence[str], message: str) -> str | None:
     >>> refused(["--lr=1", "--gpus", "0"], "error: unrecognized arguments: --gpus 0")
     '--gpus'
     """
-    names = options.by_name()
     for word in words:
         typed = word.partition("=")[0]
         name = typed.lstrip("-").replace("-", "_")
-        if word.startswith("-") and name in names and typed in message:
+        if word.startswith("-") and name in BY_SPELLING and typed in message:
             return typed
     return None
 
 
-def scan(words: Sequence[str], table: Iterable[Option] = options.KNOWN) -> ParsedOptions:
+def scan(words: Sequence[str], table: Iterable[Option] = KNOWN) -> ParsedOptions:
     """Read our options at the head of WORDS."""
-    names = options.by_name(table)
-    settings: list[RawOption] = []
+    names = by_spelling(table)
+    given: list[Given] = []
     notes: list[str] = []
     at = 0
     while at < len(words):
@@ -158,15 +164,14 @@ def scan(words: Sequence[str], table: Iterable[Option] = options.KNOWN) -> Parse
         _check_word(word)
         if word == "--":
             after = at + 1
-            return ParsedOptions(
-                tuple(settings), tuple(notes), after if after < len(words) else None
-            )
+            return ParsedOptions(tuple(given), tuple(notes), after if after < len(words) else None)
         if not word.startswith("-") or word == "-m":
-            return ParsedOptions(tuple(settings), tuple(notes), at)
+            return ParsedOptions(tuple(given), tuple(notes), at)
         at += 1
         typed, equals, raw = word.partition("=")
         value = raw if equals or at == len(words) else words[at]
-        option = names["help"] if word == "-h" else _match(typed, names, notes, value)
+        name = "help" if word == "-h" else _match(typed, names, notes, value)
+        option = names.get(name) or names["devices"]
         if not equals:
             _check_blank(option, typed, words[at : at + 2])
             if at < len(words) and _is_value(option, words[at]):
@@ -174,20 +179,18 @@ def scan(words: Sequence[str], table: Iterable[Option] = options.KNOWN) -> Parse
                 at += 1
                 _check_value(typed, raw, is_last=at == len(words))
             elif option.bare is None:
-                pending = RawOption(option, "", typed)
                 if at == len(words):
-                    return ParsedOptions(tuple(settings), tuple(notes), None, pending)
+                    return ParsedOptions(tuple(given), tuple(notes), None, option, typed)
                 raise UsageError(
                     f"{typed} needs a value, and {words[at]} looks like an option: "
                     f"write {typed}=VALUE.{_unfound(option)}"
                 )
             else:
                 raw = option.bare
-        raw = options.at_home(option, _unquoted(typed, raw), typed)
-        settings.append(RawOption(option, raw, typed))
-        if option.name in _ENDING:
+        given.append(option.given(_unquoted(typed, raw), typed, spelling=name))
+        if option.label in _ENDING:
             break
-    return ParsedOptions(tuple(settings), tuple(notes), None)
+    return ParsedOptions(tuple(given), tuple(notes), None)
 
 
 def _check_word(word: str) -> None:
@@ -209,7 +212,7 @@ def _check_blank(option: Option, typed: str, following: Sequence[str]) -> None:
     word = "".join(following[:1])
     meant = word[1:] or "".join(following[1:]) or "VALUE"
     # `--set =5` lacks its key instead.
-    if word.startswith("=") and (option.kind != "pairs" or "=" in meant):
+    if word.startswith("=") and (not option.is_pair or "=" in meant):
         raise UsageError(f"{typed} ends at the space before {word}: write {typed}={meant}.")
 
 
@@ -225,7 +228,7 @@ def _unquoted(typed: str, raw: str) -> str:
 
 def _unfound(option: Option) -> str:
     """Return why a program that launches may have given OPTION without a value."""
-    if option.slot != "devices":
+    if option.label != "devices":
         return ""
     # paddleformers-cli does.
     return (
@@ -272,11 +275,11 @@ def _misspelt(target: str) -> str | None:
 def _misread(parsed: ParsedCommand, target: str, args: tuple[str, ...]) -> str | None:
     """Return why TARGET, followed by ARGS, is rather a variable, or the rest of an option."""
     name, equals, _ = target.partition("=")
-    is_option = name.replace("-", "_") in options.by_name()
+    is_option = name.replace("-", "_") in BY_SPELLING
     if equals and (is_option or (name.isidentifier() and name.isupper())):
         meant = f"--{target}" if is_option else f"--env {target} for a variable of ranks"
         return f'"{target}" is taken as the script: write {meant}.'
-    last = parsed.settings[-1] if parsed.settings else None
+    last = parsed.given[-1] if parsed.given else None
     value = last and _continued(last, (target, *args))
     if not last or not value:
         return None
@@ -286,13 +289,16 @@ def _misread(parsed: ParsedCommand, target: str, args: tuple[str, ...]) -> str |
     )
 
 
-def _continued(setting: RawOption, words: Sequence[str]) -> str:
-    """Return the value that SETTING and the WORDS after it look like; empty if none."""
-    if words[0].isalpha() and _is_unit(setting, words[0]):
-        return f"{setting.raw}{words[0]}"
-    if setting.option.kind != "list" or not _is_listed(words[0]):
+def _continued(given: Given, words: Sequence[str]) -> str:
+    """Return the value that GIVEN and the WORDS after it look like; empty if none."""
+    option = BY_SPELLING.get(given.name)
+    if option is None:
         return ""
-    values = [setting.raw]
+    if words[0].isalpha() and _is_unit(option, given.raw, words[0]):
+        return f"{given.raw}{words[0]}"
+    if option.kind.name != "list" or not _is_listed(words[0]):
+        return ""
+    values = [given.raw]
     for word in words:
         if not _is_listed(word):
             break
@@ -300,15 +306,11 @@ def _continued(setting: RawOption, words: Sequence[str]) -> str:
     return ",".join(part for value in values for part in value.replace(",", " ").split())
 
 
-def _is_unit(setting: RawOption, word: str) -> bool:
-    """Whether WORD is the unit of SETTING's number: seconds, MB."""
-    if setting.option.kind != "duration" and setting.option.metavar != "SIZE":
+def _is_unit(option: Option, number: str, word: str) -> bool:
+    """Whether WORD is the unit of NUMBER, the value of OPTION: seconds, MB."""
+    if option.kind.name != "duration" and option.metavar != "SIZE":
         return False
-    try:
-        options.parse(setting.option, setting.raw + word)
-    except ValueError:
-        return False
-    return setting.raw[-1:].isdigit()
+    return number[-1:].isdigit() and option.is_readable(number + word)
 
 
 def _is_listed(word: str) -> bool:
@@ -319,13 +321,12 @@ def _is_listed(word: str) -> bool:
 def _is_value(option: Option, word: str) -> bool:
     """Whether WORD, the next one after OPTION, is its value."""
     # A negative number is a value; any other word with a hyphen is more likely an option.
-    if word.startswith("-") and not (word[1:].isdigit() and option.bare is None):
-        return False
-    return options.takes_next(option, word)
+    is_number = conversion.is_digits(word[1:]) and option.bare is None
+    return option.takes_next(word) and (is_number or not word.startswith("-"))
 
 
-def _match(typed: str, names: dict[str, Option], notes: list[str], value: str) -> Option:
-    """Return the option that TYPED names, completely or by a unique prefix; VALUE follows it."""
+def _match(typed: str, names: dict[str, Option], notes: list[str], value: str) -> str:
+    """Return the spelling that TYPED means, completely or by a unique prefix; VALUE follows it."""
     if slips.plain(typed) != typed or typed[1:2] in tuple(slips.LONG_DASHES):
         raise UsageError(
             f"no such option: {typed}; it has full-width characters or long dashes: write "
@@ -337,43 +338,42 @@ def _match(typed: str, names: dict[str, Option], notes: list[str], value: str) -
         )
     name = typed[2:].replace("-", "_") if typed.startswith("--") else ""
     if name in names:
-        return names[name]
+        return name
     gone.refuse(name, typed)
     starting = sorted(known for known in names if name and known.startswith(name))
     if f"{name}s" in starting:
         # Rather than other options with this prefix.
         starting = [f"{name}s"]
-    if len({names[known].name for known in starting}) == 1 and len(name) >= _SHORTEST_PREFIX:
+    if len({names[known].label for known in starting}) == 1 and len(name) >= _SHORTEST_PREFIX:
         option = names[starting[0]]
-        full = option.flag if option.name in starting else f"--{starting[0]}"
-        notes.append(f"{typed} is read as {full}.")
-        return option
+        full = option.label if option.label in starting else starting[0]
+        notes.append(f"{typed} is read as {flag(full)}.")
+        return full
     if typed.startswith("--") and starting:
         listed = ", ".join(f"--{known}" for known in starting)
         hint = f"did you mean {listed}?" if len(starting) == 1 else f"it could be {listed}."
         raise UsageError(f"no such option: {typed}; {hint}")
-    of_kind = options.of_kind(name, value)
-    if of_kind is not None and typed.startswith("--"):
+    if typed.startswith("--") and is_device_list(name, value):
         # `--cluter_node_ips=1` is not a kind; names that plan/devices knows are compared there.
-        aliases = (
+        aliases = [
             known
             for known, option in names.items()
-            if known != option.name and not known.startswith("selected_")
-        )
-        if not (hints.find(typed, value) or suggestions.closest(name, aliases, _LIKE_AN_ALIAS)):
-            return of_kind
+            if known != option.label and not known.startswith("selected_") and known != "np"
+        ]
+        if not (
+            elsewhere.meant(typed, value) or suggestions.closest(name, aliases, _LIKE_AN_ALIAS)
+        ):
+            return name.removeprefix("selected_")
     raise UsageError(f"no such option: {typed}{suggest(typed, names, value=value)}")
 
 
 def suggest(typed: str, names: Iterable[str], prefix: str = "--", value: str = "") -> str:
     """Return the end of a sentence: the name most like TYPED, or where to look.
 
-    >>> suggest("--nporc_per_node", options.by_name())
+    >>> suggest("--nporc_per_node", BY_SPELLING)
     '; did you mean --nproc_per_node?'
     """
-    # Only imported for a mistake.
-
-    hint = hints.find(typed if prefix else f"--{typed}", value)
+    hint = elsewhere.meant(typed if prefix else f"--{typed}", value)
     if hint is not None:
         return f"; {hint}"
     name = typed.lstrip("-").replace("-", "_")

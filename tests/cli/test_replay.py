@@ -10,7 +10,9 @@ import plans
 import pytest
 from planning import a_roster, some_facts
 
-from fleetrun import argv, cli, configfile, options, planner, replay
+from fleetrun import planner
+from fleetrun.cli import app, configfile, options, replay
+from fleetrun.cli.argv import split
 from fleetrun.errors import UsageError
 from fleetrun.plan import render
 from fleetrun.plan.devices import Share
@@ -52,7 +54,7 @@ def asked(words: tuple[str, ...], environ: Mapping[str, str]) -> tuple[Request, 
         seen.append((made, variables))
         return 0
 
-    assert cli.main(words, environ=environ, launch=launch) == 0
+    assert app.main(words, environ=environ, launch=launch) == 0
     return seen[0]
 
 
@@ -80,7 +82,7 @@ def edited(path: Path, **changes: Any) -> str:
 def refusal(*words: str, environ: Mapping[str, str] | None = None) -> str:
     """Return why there is no such launch."""
     with pytest.raises(UsageError) as error:
-        replay.replay(argv.split(words), environ or {})
+        replay.replay(split(words), environ or {})
     assert error.value.exit_code == 2
     return str(error.value)
 
@@ -161,7 +163,7 @@ def test_what_the_config_file_said_is_kept(folder: Path) -> None:
     config.write_text("grace: 1\n")
     assert "hush" not in path.read_text()
     again, _ = asked((f"--from-manifest={path}",), {"DB_PASSWORD": "hush"})
-    assert again._replace(typed=()) == first._replace(typed=())
+    assert again._replace(typed=(), given=()) == first._replace(typed=(), given=())
     message = refusal(f"--from-manifest={path}")
     assert "DB_PASSWORD=*** is secret, so its value was not written down" in message
     beside = asked((f"--from-manifest={path}", "--env=DB_PASSWORD=x"), {})[0]
@@ -191,7 +193,7 @@ def test_the_folder_is_that_of_the_launch(folder: Path, monkeypatch: pytest.Monk
 
 def test_a_folder_that_is_gone_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = edited(write(folder, ("train.py",), {}), cwd="/not/there")
-    assert cli.main([f"--from-manifest={path}"], environ={}, launch=lambda *_: 0) == 3
+    assert app.main([f"--from-manifest={path}"], environ={}, launch=lambda *_: 0) == 3
     assert "folder /not/there cannot be entered" in capsys.readouterr().err
 
 
@@ -199,7 +201,7 @@ def test_what_is_another_machine_now_is_said(folder: Path) -> None:
     path = write(folder, ("train.py",), {"HF_TOKEN": "x", "HTTP_PROXY": "p", "HOME": "/"})
     document = json.loads(path.read_text())
     edited(path, python="/other/python", versions={**document["versions"], "fleetrun": "9"})
-    notes = replay.replay(argv.split([f"--from-manifest={path}"]), {}).notes
+    notes = replay.replay(split([f"--from-manifest={path}"]), {}).notes
     assert notes[0] == f"exported when {path} was written, and not now: $HF_TOKEN, $HTTP_PROXY."
     assert notes[1].startswith(f"{path} was written with /other/python; this is ")
     assert notes[2].startswith(f"{path} was written by fleetrun 9; this is ")
@@ -214,7 +216,7 @@ def test_secrets_must_be_exported_again(folder: Path) -> None:
         "$NCCL_TOKEN is secret, so its value was not written down: export it first as NCCL_TOKEN."
     )
     with_script = replay.replay(
-        argv.split([f"--from-manifest={path}", "train.py"]), {"HF_TOKEN": "x", "NCCL_TOKEN": "y"}
+        split([f"--from-manifest={path}", "train.py"]), {"HF_TOKEN": "x", "NCCL_TOKEN": "y"}
     )
     assert ("NCCL_TOKEN", "y") in with_script.environ.items()
 
@@ -277,7 +279,7 @@ def test_a_secret_is_in_no_complaint_about_its_option(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--env", "MY-TOKEN=s3cr3t", "train.py"]
-    assert cli.main(words, environ={}, launch=lambda *_: 0) == 2
+    assert app.main(words, environ={}, launch=lambda *_: 0) == 2
     assert "--env=MY-TOKEN=***: give KEY=VALUE" in capsys.readouterr().err
 
 

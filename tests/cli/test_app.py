@@ -18,9 +18,11 @@ import pytest
 from commandline import fleetrun
 from waiting import LONG_S
 
-from fleetrun import __version__, cli, options
-from fleetrun.commands import COMMANDS
-from fleetrun.commands import help as help_text
+from fleetrun import __version__
+from fleetrun.cli import app, options
+from fleetrun.cli import help as help_text
+from fleetrun.cli.option import GROUPS
+from fleetrun.cli.parser import COMMANDS
 from fleetrun.errors import EnvironmentFault, FleetrunError, RendezvousError, UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from fleetrun.model import Request
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 class Launch:
@@ -49,7 +51,7 @@ class Launch:
 
 def test_words_become_a_request_and_the_launchs_code_the_exit_code() -> None:
     launch = Launch(17)
-    assert cli.main(["--gpus=0,1", "train.py", "--lr"], environ={}, launch=launch) == 17
+    assert app.main(["--gpus=0,1", "train.py", "--lr"], environ={}, launch=launch) == 17
     (request,) = launch.requests
     assert request.devices == "0,1"
     assert request.script.args == ("--lr",)
@@ -59,7 +61,7 @@ def test_without_words_those_of_the_process_are_taken(monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys, "argv", ["fleetrun", "train.py"])
     monkeypatch.setenv("PADDLE_JOB_ID", "from-here")
     launch = Launch()
-    assert cli.main(launch=launch) == 0
+    assert app.main(launch=launch) == 0
     assert launch.requests[0].job_id == "from-here"
 
 
@@ -70,12 +72,12 @@ def test_without_words_those_of_the_process_are_taken(monkeypatch: pytest.Monkey
 def test_what_goes_wrong_is_one_line_and_its_own_exit_code(
     error: type[FleetrunError], code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["train.py"], environ={}, launch=Launch(error("it is so."))) == code
+    assert app.main(["train.py"], environ={}, launch=Launch(error("it is so."))) == code
     assert capsys.readouterr() == ("", "fleetrun: it is so.\n")
 
 
 def test_an_interrupt_before_the_launch_is_130(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["train.py"], environ={}, launch=Launch(KeyboardInterrupt())) == 130
+    assert app.main(["train.py"], environ={}, launch=Launch(KeyboardInterrupt())) == 130
     assert capsys.readouterr() == ("", "")
 
 
@@ -114,7 +116,7 @@ def test_a_usage_error_is_one_line_and_exit_code_2(
     words: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     launch = Launch()
-    assert cli.main(words, environ={}, launch=launch) == 2
+    assert app.main(words, environ={}, launch=launch) == 2
     assert launch.requests == []
     out, err = capsys.readouterr()
     assert out == ""
@@ -131,28 +133,28 @@ def test_a_word_that_is_nearly_a_command_asks_back_though_a_file_has_its_name(
 ) -> None:
     (elsewhere / word).touch(0o755)
     launch = Launch()
-    assert cli.main([word], environ={}, launch=launch) == 2
+    assert app.main([word], environ={}, launch=launch) == 2
     assert f"`fleetrun -- {word}` runs a program" in capsys.readouterr().err
-    assert cli.main(["--", word], environ={}, launch=launch) == 0
-    assert cli.main([f"./{word}"], environ={}, launch=launch) == 0
+    assert app.main(["--", word], environ={}, launch=launch) == 0
+    assert app.main([f"./{word}"], environ={}, launch=launch) == 0
     assert [request.script.target for request in launch.requests] == [word, f"./{word}"]
 
 
 def test_a_file_after_m_is_no_module(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     launch = Launch()
-    assert cli.main(["-m", "train.py"], environ={}, launch=launch) == 0
+    assert app.main(["-m", "train.py"], environ={}, launch=launch) == 0
     (elsewhere / "train.py").touch()
-    assert cli.main(["-m", "train.py"], environ={}, launch=launch) == 2
+    assert app.main(["-m", "train.py"], environ={}, launch=launch) == 2
     refused = capsys.readouterr().err
     assert refused.endswith("no .py: write train.py without -m, or -m train.\n")
-    assert cli.main(["-m", "./train"], environ={}, launch=launch) == 2
+    assert app.main(["-m", "./train"], environ={}, launch=launch) == 2
     assert capsys.readouterr().err.endswith("that is a path, not a module: leave -m out.\n")
 
 
 def test_a_script_with_a_number_for_a_name_can_be_run(elsewhere: Path) -> None:
     (elsewhere / "1").touch()
     launch = Launch()
-    assert cli.main(["--gpus", "0", "1"], environ={}, launch=launch) == 0
+    assert app.main(["--gpus", "0", "1"], environ={}, launch=launch) == 0
     assert launch.requests[0].script.target == "1"
 
 
@@ -160,9 +162,9 @@ def test_the_config_file_of_the_folder_is_read_unless_another_is_named(elsewhere
     (elsewhere / "fleetrun.yaml").write_text("job_id: here\n")
     (elsewhere / "other.yaml").write_text("job_id: other\n")
     launch = Launch()
-    cli.main(["train.py"], environ={}, launch=launch)
-    cli.main(["--config", "other.yaml", "train.py"], environ={}, launch=launch)
-    cli.main(["--config=/dev/null", "train.py"], environ={}, launch=launch)
+    app.main(["train.py"], environ={}, launch=launch)
+    app.main(["--config", "other.yaml", "train.py"], environ={}, launch=launch)
+    app.main(["--config=/dev/null", "train.py"], environ={}, launch=launch)
     assert [request.job_id for request in launch.requests] == ["here", "other", "default"]
 
 
@@ -170,16 +172,16 @@ def test_an_unfit_system_is_one_sentence_and_exit_code_3(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert cli.main(["train.py"]) == 3
+    assert app.main(["train.py"]) == 3
     assert capsys.readouterr().err == (
         "fleetrun: Linux is required to supervise processes; this is darwin.\n"
     )
-    assert cli.unfit("linux", (3, 10, 0)) is None
+    assert app.unfit("linux", (3, 10, 0)) is None
 
 
 def test_the_real_launch_is_behind_it(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (elsewhere / "train.py").touch()
-    assert cli.main(["--dry-run", "--nproc_per_node=2", "--device_kind=cpu", "train.py"]) == 0
+    assert app.main(["--dry-run", "--nproc_per_node=2", "--device_kind=cpu", "train.py"]) == 0
     done = fleetrun("--dry-run", "--nproc_per_node=2", "--device_kind=cpu", "train.py")
     assert (done.returncode, done.stderr) == (0, "")
     assert "train.py" in done.stdout
@@ -190,9 +192,9 @@ def test_the_real_launch_is_behind_it(elsewhere: Path, capsys: pytest.CaptureFix
 
 
 def test_help_is_one_screen_of_what_people_use_first(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--help"], environ={}) == 0
+    assert app.main(["--help"], environ={}) == 0
     text = capsys.readouterr().out
-    assert cli.main(["-h"], environ={}) == 0
+    assert app.main(["-h"], environ={}) == 0
     assert capsys.readouterr().out == text
     lines = text.splitlines()
     # The prompt needs the last line.
@@ -208,7 +210,7 @@ def test_help_is_one_screen_of_what_people_use_first(capsys: pytest.CaptureFixtu
         assert name in text
         # Else it would be taken for a script.
         assert name.isalpha()
-    assert cli.main(["--help=all"], environ={}) == 0
+    assert app.main(["--help=all"], environ={}) == 0
     whole = capsys.readouterr().out
     for name in COMMANDS:
         assert re.search(rf"fleetrun ([\w|]+\|)?{name}\b", whole), name
@@ -216,9 +218,9 @@ def test_help_is_one_screen_of_what_people_use_first(capsys: pytest.CaptureFixtu
 
 
 def test_help_tells_of_nothing_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--help"], environ={}) == 0
+    assert app.main(["--help"], environ={}) == 0
     text = capsys.readouterr().out
-    known = options.by_name()
+    known = options.BY_SPELLING
     flags = set(re.findall(r"--([a-z][\w-]*)", text)) - {"epochs"}
     assert len(flags) > 10
     for flag in flags:
@@ -231,9 +233,9 @@ def test_help_tells_of_nothing_that_is_not_there(capsys: pytest.CaptureFixture[s
 
 
 def test_all_of_the_help_has_every_option_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--help=all"], environ={}) == 0
+    assert app.main(["--help=all"], environ={}) == 0
     text = capsys.readouterr().out
-    order = ["Usage: fleetrun [OPTIONS]", "Examples:", *(f"{g}:" for g in options.GROUPS)]
+    order = ["Usage: fleetrun [OPTIONS]", "Examples:", *(f"{group}:" for group in GROUPS.values())]
     places = [text.index(heading) for heading in [*order, "Exit codes:", "Completion by Tab:"]]
     assert places == sorted(places)
     for option in options.KNOWN:
@@ -244,23 +246,23 @@ def test_all_of_the_help_has_every_option_and_exit_code(capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("words", [["--help=devices"], ["--help", "devices"], ["-h", "devices"]])
 def test_help_has_sections(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(words, environ={}) == 0
+    assert app.main(words, environ={}) == 0
     text = capsys.readouterr().out
     assert text.startswith("Devices:\n")
     assert "--backend" in text
     assert "--max_restart" not in text
 
 
-@pytest.mark.parametrize("section", [*options.SECTIONS, "codes"])
+@pytest.mark.parametrize("section", [*GROUPS, "codes"])
 def test_every_section_of_the_help_can_be_asked_for(
     section: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main([f"--help={section}"], environ={}) == 0
-    assert capsys.readouterr().out.startswith(f"{options.SECTIONS.get(section, 'Exit codes')}:")
+    assert app.main([f"--help={section}"], environ={}) == 0
+    assert capsys.readouterr().out.startswith(f"{GROUPS.get(section, 'Exit codes')}:")
 
 
 def test_a_section_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--help=gpus"], environ={}) == 2
+    assert app.main(["--help=gpus"], environ={}) == 2
     assert "--help=gpus: give one of screen, all, common" in capsys.readouterr().err
 
 
@@ -271,8 +273,8 @@ def test_help_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_color_without_a_value_never_eats_the_script() -> None:
     launch = Launch()
-    assert cli.main(["--color", "train.py"], environ={}, launch=launch) == 0
-    assert cli.main(["--color", "never", "train.py"], environ={}, launch=launch) == 0
+    assert app.main(["--color", "train.py"], environ={}, launch=launch) == 0
+    assert app.main(["--color", "never", "train.py"], environ={}, launch=launch) == 0
     assert [request.color for request in launch.requests] == ["always", "never"]
     assert {request.script.target for request in launch.requests} == {"train.py"}
 
@@ -353,7 +355,7 @@ def test_a_pager_that_is_none_leaves_nobody_without_help(pager: str) -> None:
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--version"], environ={}) == 0
+    assert app.main(["--version"], environ={}) == 0
     assert capsys.readouterr().out == f"fleetrun {__version__}\n"
 
 
@@ -373,24 +375,24 @@ def test_s37_a_reader_that_has_seen_enough_of_the_help_hears_no_complaint() -> N
 
 
 def test_no_word_at_all_shows_the_short_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([], environ={}, launch=Launch()) == 2
+    assert app.main([], environ={}, launch=Launch()) == 2
     assert capsys.readouterr().out.startswith("Usage: fleetrun ")
 
 
 def test_an_option_of_launchers_behind_the_script_is_remarked(elsewhere: Path) -> None:
     launch = Launch()
     words = [str(elsewhere / "train.py"), "--nproc-per-node=2", "--gpus=1"]
-    assert cli.main(words, environ={}, launch=launch) == 0
+    assert app.main(words, environ={}, launch=launch) == 0
     (note,) = launch.requests[0].notes
     assert note.startswith("--nproc-per-node=2 comes after ")
 
 
 def test_a_program_that_is_only_like_a_command_is_run() -> None:
     launch = Launch()
-    assert cli.main(["true"], environ={}, launch=launch) == 0
+    assert app.main(["true"], environ={}, launch=launch) == 0
 
 
 def test_two_hyphens_run_a_program_that_is_called_like_a_command_elsewhere() -> None:
     launch = Launch()
-    assert cli.main(["--", "kill", "-l"], environ={}, launch=launch) == 0
+    assert app.main(["--", "kill", "-l"], environ={}, launch=launch) == 0
     assert launch.requests[0].script.target == "kill"

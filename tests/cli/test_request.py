@@ -10,21 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetrun import argv, configfile, options, request
+from fleetrun.cli import configfile, options, request
+from fleetrun.cli.argv import split
+from fleetrun.cli.option import Option
+from fleetrun.cli.types import FLAG
 from fleetrun.engines.detect import Detected
 from fleetrun.errors import UsageError
 from fleetrun.model import Request, Script, Setting
-from fleetrun.options import RawOption
 from fleetrun.records import secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fleetrun.configfile import Config
+    from fleetrun.cli.configfile import Config
 
     ConfigFile = Callable[[str], Config]
 
-EXAMPLE = Path(__file__).parents[1] / "configs" / "fleetrun.yaml"
+EXAMPLE = Path(__file__).parents[2] / "configs" / "fleetrun.yaml"
 CLOUD = {
     "PADDLE_TRAINERS": "10.0.0.1,10.0.0.2",
     "POD_IP": "10.0.0.2",
@@ -48,7 +50,7 @@ def asked(
     *words: str, environ: Mapping[str, str] | None = None, config: Config | None = None
 ) -> Request:
     """Return the request that WORDS make before a script."""
-    return request.resolve(argv.split([*words, "train.py"]), environ or {}, config)
+    return request.resolve(split([*words, "train.py"]), environ or {}, config)
 
 
 def refusal(
@@ -82,8 +84,6 @@ BY_KIND = {
 VALUES = {
     "strategy": ("amp", "comm_fusion"),
     "nnodes": ("1", "1:1"),
-    "np": ("1", "1:1"),
-    "elastic_server": ("etcd://a:1", "etcd://b:2"),
     "stdin": ("0", "none"),
     # A config file needs quotes around a colon and a space.
     "wrap": ("0:nice", "1:nice"),
@@ -93,42 +93,42 @@ VALUES = {
 }
 
 
-def values(option: options.Option) -> tuple[str, str]:
+def values(option: Option) -> tuple[str, str]:
     """Return two values of OPTION as texts."""
-    usual = option.words[:2] if option.kind == "choice" else BY_KIND[option.kind]
-    first, second = VALUES.get(option.name, usual)
+    usual = option.kind.words[:2] if option.kind.name == "choice" else BY_KIND[option.kind.name]
+    first, second = VALUES.get(option.label, usual)
     return first, second
 
 
 FILLING = [
     option
-    for option in options.TABLE
-    if option.kind != "pairs" and option.name not in {"config", "from_manifest", "help", "version"}
+    for option in options.OPTIONS
+    if not option.is_pair and option.label not in {"config", "from_manifest", "help", "version"}
 ]
 
 
-@pytest.mark.parametrize("option", FILLING, ids=lambda option: option.name)
+@pytest.mark.parametrize("option", FILLING, ids=lambda option: option.label)
 def test_s75_the_command_line_wins_over_the_environment_over_the_file_over_the_default(
-    option: options.Option, config_file: ConfigFile
+    option: Option, config_file: ConfigFile
 ) -> None:
     first, second = values(option)
-    name = option.target if option.target in options.by_name() else option.name
+    name = option.label
     default = asked()
     assert setting(default, name).source == "default"
     words, environ, config = [f"{option.flag}={first}"], {}, None
     if option.in_file:
-        config = config_file(f"# a comment\n{option.name}: {second}\n")
-        assert setting(asked(config=config), option.name).source == "fleetrun.yaml:2"
+        config = config_file(f"# a comment\n{name}: {second}\n")
+        assert setting(asked(config=config), name).source == "fleetrun.yaml:2"
     for variable in option.env:
         environ = {variable: second}
         requested = asked(environ=environ, config=config)
-        assert setting(requested, option.name).source == f"${variable}"
+        assert setting(requested, name).source == f"${variable}"
     requested = asked(*words, environ=environ, config=config)
-    assert setting(requested, option.name).source == "command line"
-    shown = secrets.HIDDEN if secrets._certainty(option.name)[0] else first
-    assert setting(requested, option.name).value == shown
+    assert setting(requested, name).source == "command line"
+    shown = secrets.HIDDEN if secrets._certainty(name)[0] else first
+    assert setting(requested, name).value == shown
     # A strategy keeps what belongs to it together.
-    field = "strategy" if option.group == options.STRATEGY else option.target
+    field = "strategy" if option.group == "strategy" else option.field
     assert field in requested._fields
 
 
@@ -491,9 +491,7 @@ def test_incomplete_variables_of_a_cluster_are_leftovers() -> None:
 
 def test_where_an_engine_has_started_us_the_first_host_is_the_engines() -> None:
     with pytest.raises(UsageError, match="give --master=HOST:PORT"):
-        request.resolve(
-            argv.split(["--nnodes=2", "train.py"]), {}, None, {}, lambda: Detected("Slurm")
-        )
+        request.resolve(split(["--nnodes=2", "train.py"]), {}, None, {}, lambda: Detected("Slurm"))
 
 
 @pytest.mark.parametrize(
@@ -507,7 +505,7 @@ def test_where_an_engine_has_started_us_the_first_host_is_the_engines() -> None:
     ],
 )
 def test_run_check_with_master_is_one_of_two_hosts_as_in_paddle(words: str, nnodes: str) -> None:
-    made = request.resolve(argv.split([*words.split(), "run_check"]), {}, None)
+    made = request.resolve(split([*words.split(), "run_check"]), {}, None)
     assert made.nnodes == nnodes
     assert any("one of two hosts" in note for note in made.notes) == (nnodes == "2")
     assert asked("--master=a:1").nnodes == "1"
@@ -575,13 +573,13 @@ def test_s11_a_launch_inside_a_rank_does_not_join_the_job_around_it() -> None:
 
 # -- later, and without effect --
 
-LATER = [option for option in options.KNOWN if option.group == options.LATER]
-ACCEPTED = [option for option in options.KNOWN if option.group == options.PADDLE]
+LATER = [option for option in options.KNOWN if option.group == "later"]
+ACCEPTED = [option for option in options.KNOWN if option.group == "paddle"]
 
 
-@pytest.mark.parametrize("option", LATER, ids=lambda option: option.name)
-def test_what_comes_later_says_so_in_one_sentence(option: options.Option) -> None:
-    value = "" if option.kind == "flag" else "=2"
+@pytest.mark.parametrize("option", LATER, ids=lambda option: option.label)
+def test_what_comes_later_says_so_in_one_sentence(option: Option) -> None:
+    value = "" if option.kind is FLAG else "=2"
     message = refusal(f"{option.flag}{value}")
     assert message == f"{option.flag}={'2' if value else 'true'}: {option.reason}"
     assert "this version" in message
@@ -589,15 +587,15 @@ def test_what_comes_later_says_so_in_one_sentence(option: options.Option) -> Non
         assert f"(from ${variable})" in refusal(environ={variable: "2"})
 
 
-@pytest.mark.parametrize("option", LATER, ids=lambda option: option.name)
-def test_what_comes_later_may_be_switched_off(option: options.Option) -> None:
+@pytest.mark.parametrize("option", LATER, ids=lambda option: option.label)
+def test_what_comes_later_may_be_switched_off(option: Option) -> None:
     assert asked(f"{option.flag}=0") == asked()
     for variable in option.env:
         assert asked(environ={variable: "0"}) == asked()
 
 
 def test_what_the_script_is_told_selects_nothing() -> None:
-    parsed = argv.split(["train.py", "--server_num=1", "--worker_num", "3"])
+    parsed = split(["train.py", "--server_num=1", "--worker_num", "3"])
     assert request.resolve(parsed, {}).run_mode == "collective"
 
 
@@ -607,8 +605,8 @@ def test_a_role_with_a_list_of_servers_selects_them() -> None:
     assert (made.run_mode, setting(made, "run_mode").source) == ("ps", "$TRAINING_ROLE")
 
 
-@pytest.mark.parametrize("option", ACCEPTED, ids=lambda option: option.name)
-def test_what_has_no_effect_says_why_when_it_is_used(option: options.Option) -> None:
+@pytest.mark.parametrize("option", ACCEPTED, ids=lambda option: option.label)
+def test_what_has_no_effect_says_why_when_it_is_used(option: Option) -> None:
     made = asked(f"{option.flag}=1")
     assert made.notes == (f"{option.flag} has no effect: {option.reason}",)
     assert made._replace(notes=()) == asked()
@@ -617,7 +615,7 @@ def test_what_has_no_effect_says_why_when_it_is_used(option: options.Option) -> 
 
 @pytest.mark.parametrize("words", [["--sort_ip"], ["--scale", "2"], ["--sort_ip", "false"]])
 def test_what_has_no_effect_leaves_the_script_alone(words: list[str]) -> None:
-    assert argv.split([*words, "train.py"]).script == Script("file", "train.py", ())
+    assert split([*words, "train.py"]).script == Script("file", "train.py", ())
 
 
 # -- the config file --
@@ -715,8 +713,8 @@ def test_the_users_own_file_lies_beneath_that_of_the_folder(elsewhere: Path) -> 
     environ = {"HOME": str(elsewhere / "home"), "PADDLE_LOG_LEVEL": "debug"}
 
     def resolved(*words: str) -> Request:
-        parsed = argv.split([*words, "train.py"])
-        return request.resolve(parsed, environ, configfile.find(parsed, environ))
+        parsed = split([*words, "train.py"])
+        return request.resolve(parsed, environ, configfile.find(parsed.given, environ))
 
     alone = resolved("--log_keep=4")
     assert (alone.grace_s, alone.log_keep, alone.ssh) == (1.0, 4, "ssh -4")
@@ -742,10 +740,10 @@ def test_the_users_own_file_lies_beneath_that_of_the_folder(elsewhere: Path) -> 
 
 def test_the_example_file_shows_every_option_and_can_be_used(config_file: ConfigFile) -> None:
     text = EXAMPLE.read_text(encoding="utf-8")
-    assert configfile.read(str(EXAMPLE)).settings == ()
+    assert configfile.read(str(EXAMPLE)).given == ()
     config = config_file(re.sub(r"(?m)^#(?=\w|  \w)", "", text))
-    shown = {option.target for option in options.TABLE}
-    missing = shown - {given.option.target for given in config.settings}
+    shown = {option.label for option in options.OPTIONS}
+    missing = shown - {given.name for given in config.given}
     by_ssh = {"hosts", "hostfile", "include", "exclude"}
     once = {"config", "detach", "dry_run", "from_manifest", "help", "version"}
     assert missing == once | by_ssh
@@ -754,32 +752,31 @@ def test_the_example_file_shows_every_option_and_can_be_used(config_file: Config
 
 def test_a_command_without_script_cannot_be_resolved() -> None:
     with pytest.raises(ValueError, match="without a script"):
-        request.resolve(argv.split(["--help"]), {}, None)
+        request.resolve(split(["--help"]), {}, None)
 
 
 def test_a_given_value_knows_its_source() -> None:
-    option = options.find("gpus")
-    assert RawOption(option, "0", "--gpus").source == "command line"
+    assert options.find("gpus").given("0", "--gpus").source == "command line"
 
 
 SAMPLES = {"int": "1", "float": "0.5", "duration": "30m", "bool": "true", "flag": "true"}
 PLAIN = [
     option
-    for option in options.TABLE
-    if option.kind in SAMPLES and option.target in Request._fields
+    for option in options.OPTIONS
+    if option.kind.name in SAMPLES and option.field in Request._fields
 ]
 
 
-@pytest.mark.parametrize("option", PLAIN, ids=lambda option: option.name)
-def test_a_plain_option_fills_its_field_with_a_value_of_its_type(option: options.Option) -> None:
+@pytest.mark.parametrize("option", PLAIN, ids=lambda option: option.label)
+def test_a_plain_option_fills_its_field_with_a_value_of_its_type(option: Option) -> None:
     # Of servers and the like there have to be others, too.
-    beside = ["--server_num=1", "--trainer_num=1"] if option.group == options.SERVERS else []
-    beside += ["--nnodes=2", "--master=a:1"] if option.group == options.HOSTS else []
-    beside += ["--hosts=a,b"] if option.name == "ssh_fanout" else []
+    beside = ["--server_num=1", "--trainer_num=1"] if option.group == "servers" else []
+    beside += ["--nnodes=2", "--master=a:1"] if option.group == "hosts" else []
+    beside += ["--hosts=a,b"] if option.label == "ssh_fanout" else []
     words = [word for word in beside if not word.startswith(f"{option.flag}=")]
-    if option.name in {"ssh_fanout", "nproc_per_node"}:
+    if option.label in {"ssh_fanout", "nproc_per_node"}:
         words = words[-1:]
-    value = getattr(asked(f"{option.flag}={SAMPLES[option.kind]}", *words), option.target)
-    hint = get_type_hints(Request)[option.target]
+    value = getattr(asked(f"{option.flag}={SAMPLES[option.kind.name]}", *words), option.field)
+    hint = get_type_hints(Request)[option.field]
     assert isinstance(value, hint)
     assert value in {1, 0.5, 1800.0, "1"}

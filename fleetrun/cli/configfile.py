@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetrun import argv, gone, options
+from fleetrun import gone
+from fleetrun.cli.argv import suggest
+from fleetrun.cli.option import Option
+from fleetrun.cli.options import BY_SPELLING, is_device_list
+from fleetrun.cli.options import find as find_option
 from fleetrun.errors import UsageError
-from fleetrun.options import Option, RawOption
+from fleetrun.model import Given
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -20,35 +24,39 @@ SUBMIT = "submit"
 
 
 class Config(NamedTuple):
-    """A config file: its path, and its settings.
+    """A config file: its path, and the options that it gives.
 
-    If the user has one, too, BENEATH is its path; the settings include those that only it has.
+    If the user has one, too, BENEATH is its path; the options include those that only it has.
     """
 
     path: str | None
-    settings: tuple[RawOption, ...]
+    given: tuple[Given, ...]
     beneath: str | None = None
 
 
-def named(settings: Iterable[RawOption]) -> str | None:
-    """Return the file that --config names in SETTINGS."""
-    paths = [setting.raw for setting in settings if setting.option.name == "config" and setting.raw]
+def beside(config: Config | None, given: Sequence[Given]) -> tuple[Given, ...]:
+    """Return all that CONFIG and the command line give, which is GIVEN, the stronger last."""
+    return (*(config.given if config else ()), *given)
+
+
+def named(given: Iterable[Given]) -> str | None:
+    """Return the file that --config names in GIVEN."""
+    paths = [item.raw for item in given if item.name == "config" and item.raw]
     return paths[-1] if paths else None
 
 
-def find(parsed: argv.ParsedCommand, environ: Mapping[str, str]) -> Config | None:
-    """Return the config file that PARSED names, or the one here, on top of the user's."""
-    path = named(parsed.settings)
+def find(given: Sequence[Given], environ: Mapping[str, str]) -> Config | None:
+    """Return the config file that GIVEN names, or the one here, on top of the user's."""
+    path = named(given)
     if path is None and os.path.exists(DEFAULT):
         path = DEFAULT
     own = of_user(environ)
     above = None if path is None else read(path)
     if own is None:
         return above
-    chosen = () if above is None else above.settings
-    settled = {setting.option.target for setting in chosen if setting.option.kind != "pairs"}
-    beneath = read(own).settings
-    added = [setting for setting in beneath if setting.option.target not in settled]
+    chosen = () if above is None else above.given
+    settled = {item.name for item in chosen if not find_option(item.name).is_pair}
+    added = [item for item in read(own).given if item.name not in settled]
     return Config(path, (*added, *chosen), own)
 
 
@@ -63,12 +71,12 @@ def of_user(environ: Mapping[str, str]) -> str | None:
 
 def read(path: str) -> Config:
     """Read the config file at PATH; UsageError with file:line if it is invalid."""
-    return Config(path, tuple(_read_entries(_mapping(path), path, options.by_name())))
+    return Config(path, tuple(_entries(_mapping(path), path, BY_SPELLING)))
 
 
-def of_command(path: str, command: str, rows: Mapping[str, Option]) -> Iterable[RawOption]:
-    """Read the options ROWS of `fleetrun submit COMMAND` in the config file at PATH."""
-    return _read_entries(_mapping(path, (SUBMIT, command)), path, rows, command)
+def of_command(path: str, command: str, options: Mapping[str, Option]) -> Iterable[Given]:
+    """Read the OPTIONS of `fleetrun submit COMMAND` in the config file at PATH."""
+    return _entries(_mapping(path, (SUBMIT, command)), path, options, command)
 
 
 def _mapping(path: str, keys: Iterable[str] = ()) -> Sequence[tuple[Node, Node]]:
@@ -90,10 +98,13 @@ def _mapping(path: str, keys: Iterable[str] = ()) -> Sequence[tuple[Node, Node]]
     return pairs
 
 
-def _read_entries(
-    entries: Iterable[tuple[Node, Node]], path: str, rows: Mapping[str, Option], command: str = ""
-) -> Iterable[RawOption]:
-    """Read each line of the file as one of ROWS, the options of a launch or of COMMAND."""
+def _entries(
+    entries: Iterable[tuple[Node, Node]],
+    path: str,
+    options: Mapping[str, Option],
+    command: str = "",
+) -> Iterable[Given]:
+    """Read each line of the file as one of OPTIONS, those of a launch or of COMMAND."""
     lines: dict[str, int] = {}
     for key, node in entries:
         line = key.start_mark.line + 1
@@ -102,31 +113,36 @@ def _read_entries(
         if typed == SUBMIT and not command:
             continue
         name = typed.replace("-", "_")
-        option = rows.get(name) or (None if command else options.of_kind(name))
-        if option is None:
-            gone.refuse(name, f"{where}: {typed}")
-            known = [name for name, row in rows.items() if row.in_file]
-            of = f" of {command}" if command else ""
-            ending = argv.suggest(typed, known, prefix="")
-            raise UsageError(f"{where}: no such option{of}: {typed}{ending}")
+        option = options.get(name) or _unlisted(name, options, where, typed, command)
         if not option.in_file:
             raise UsageError(f"{where}: {typed} belongs on the command line.")
-        if option.target in lines:
-            raise UsageError(f"{where}: {typed} is already set in line {lines[option.target]}.")
-        lines[option.target] = line
-        for raw, at in _read_values(option, node, where):
-            home = options.at_home(option, raw, f"{path}:{at}: {typed}")
-            setting = RawOption(option, home, typed, f"{path}:{at}")
+        if option.label in lines:
+            raise UsageError(f"{where}: {typed} is already set in line {lines[option.label]}.")
+        lines[option.label] = line
+        for raw, at in _values(option, node, f"{where}: {typed}"):
+            given = option.given(raw, typed, f"{path}:{at}", name)
             if not option.reason:
-                setting.value()
+                option.read(given)
             # Arguments and paths cannot hold NUL; request checks variables.
-            if "\0" in raw and option.kind != "pairs":
+            if "\0" in raw and not option.is_pair:
                 raise UsageError(f"{path}:{at}: {typed} contains a NUL character; remove it.")
             if raw.strip():
-                yield setting
+                yield given
 
 
-def _read_values(option: Option, node: Node, where: str) -> Iterable[tuple[str, int]]:
+def _unlisted(
+    name: str, options: Mapping[str, Option], where: str, typed: str, command: str
+) -> Option:
+    """Return the option of devices if NAME is a kind of them; else UsageError about TYPED."""
+    if not command and is_device_list(name):
+        return find_option("devices")
+    gone.refuse(name, f"{where}: {typed}")
+    known = [name for name, row in options.items() if row.in_file]
+    of = f" of {command}" if command else ""
+    raise UsageError(f"{where}: no such option{of}: {typed}{suggest(typed, known, prefix='')}")
+
+
+def _values(option: Option, node: Node, where: str) -> Iterable[tuple[str, int]]:
     """Yield the texts that NODE stands for on the command line, each with its line."""
     from yaml import MappingNode, ScalarNode, SequenceNode
 
@@ -136,20 +152,20 @@ def _read_values(option: Option, node: Node, where: str) -> Iterable[tuple[str, 
         case ScalarNode():
             if not yamlfile.is_null(node):
                 yield node.value, node.start_mark.line + 1
-        case MappingNode() if option.kind in options.REPEATABLE:
+        case MappingNode() if option.is_repeatable:
             for key, value in node.value:
                 pair = f"{_scalar(key, where, option)}={_scalar(value, where, option)}"
                 yield pair, key.start_mark.line + 1
-        case SequenceNode() if option.kind in options.REPEATABLE:
+        case SequenceNode() if option.is_repeatable:
             for item in node.value:
                 yield _scalar(item, where, option), item.start_mark.line + 1
-        case SequenceNode() if option.kind == "list":
+        case SequenceNode() if option.kind.name == "list":
             texts = [_scalar(item, where, option) for item in node.value]
             yield ",".join(texts), node.start_mark.line + 1
         case _:
             kind = "a list" if isinstance(node, SequenceNode) else "a mapping"
-            problem = f"{kind} does not fit: {options.wanted(option)}"
-            raise UsageError(f"{where}: {option.name}: {problem}")
+            problem = f"{kind} does not fit: {option.wanted}"
+            raise UsageError(f"{where}: {problem}")
 
 
 def _scalar(node: Node, where: str, option: Option) -> str:
@@ -159,5 +175,5 @@ def _scalar(node: Node, where: str, option: Option) -> str:
     from fleetrun import yamlfile
 
     if not isinstance(node, ScalarNode):
-        raise UsageError(f"{where}: {option.name}: give plain values: {options.wanted(option)}")
+        raise UsageError(f"{where}: give plain values: {option.wanted}")
     return "" if yamlfile.is_null(node) else str(node.value)

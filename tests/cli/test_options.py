@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetrun import options
-from fleetrun.options import Option, RawOption
+from fleetrun.cli import options
+from fleetrun.cli.option import GROUPS, Option, by_spelling
+from fleetrun.errors import UsageError
 
 # Every flag of Paddle's launchers: fleetrun 3.3, the older module it falls back to, 2.0, 1.8.
 _PADDLE_FLAGS = """
@@ -47,41 +48,35 @@ def test_every_promised_variable_is_read(variable: str) -> None:
 
 
 def test_no_spelling_means_two_things() -> None:
-    spellings = [name for option in options.KNOWN for name in (option.name, *option.aliases)]
-    assert len(spellings) == len(set(spellings))
+    assert len(by_spelling(options.KNOWN)) == sum(len(row.spellings) for row in options.KNOWN)
     variables = [name for option in options.KNOWN for name in option.env]
     assert len(variables) == len(set(variables))
 
 
-@pytest.mark.parametrize("option", options.TABLE, ids=lambda option: option.name)
+@pytest.mark.parametrize("option", options.OPTIONS, ids=lambda option: option.label)
 def test_a_row_is_whole(option: Option) -> None:
-    assert option.name.replace("_", "").isalnum()
-    assert option.name.islower()
-    assert option.group in options.GROUPS
-    assert option.help.endswith(".")
-    kinds = ("text", "list", "int", "float", "duration", "bool", "flag", "choice", "pairs")
-    assert option.kind in kinds
-    assert (option.kind == "flag") == (not option.metavar)
+    assert option.label.replace("_", "").isalnum()
+    assert option.label.islower()
+    assert option.group in GROUPS
+    assert str(option.help).endswith(".")
     assert not option.reason
-    if option.default is not None:
-        assert options.parse(option, option.default) is not None
-    if option.bare is not None:
-        options.parse(option, option.bare)
+    for value in (option.usual, option.bare):
+        assert value is None or option.kind.read(value) is not None
 
 
 @pytest.mark.parametrize("name", options.UNUSED)
 def test_an_option_without_effect_says_why(name: str) -> None:
     option = options.find(name)
-    assert option.group in {options.PADDLE, options.LATER}
+    assert option.group in {"paddle", "later"}
     assert option.reason.endswith(".")
 
 
 def test_there_are_few_enough_options_to_know() -> None:
-    assert len(options.TABLE) <= 85
+    assert len(options.OPTIONS) <= 85
 
 
 def test_ten_options_come_first() -> None:
-    assert len([option for option in options.TABLE if option.group == options.COMMON]) == 10
+    assert len([option for option in options.OPTIONS if option.group == "common"]) == 10
 
 
 @pytest.mark.parametrize(
@@ -106,19 +101,19 @@ def test_ten_options_come_first() -> None:
     ],
 )
 def test_values_are_read_as_paddle_reads_them(name: str, raw: str, value: object) -> None:
-    assert options.parse(options.find(name), raw) == value
+    assert options.find(name).kind.read(raw) == value
 
 
 SECONDS = "give a number of seconds, 0 or more, or a time such as 90s, 30m or 1h30m."
 
 
 @pytest.mark.parametrize(
-    "option", [option for option in options.TABLE if option.metavar == "SECONDS"], ids=str
+    "option", [option for option in options.OPTIONS if option.metavar == "SECONDS"], ids=str
 )
-def test_every_duration_takes_units(option: options.Option) -> None:
-    assert options.parse(option, "30m") == 1800
-    assert options.parse(option, "1h30m") == 5400
-    assert options.parse(option, "2.5") == 2.5
+def test_every_duration_takes_units(option: Option) -> None:
+    assert option.kind.read("30m") == 1800
+    assert option.kind.read("1h30m") == 5400
+    assert option.kind.read("2.5") == 2.5
 
 
 @pytest.mark.parametrize(
@@ -144,27 +139,26 @@ def test_every_duration_takes_units(option: options.Option) -> None:
 )
 def test_a_wrong_value_is_told_what_is_wanted(name: str, raw: str, wanted: str) -> None:
     with pytest.raises(ValueError, match="give") as error:
-        options.parse(options.find(name), raw)
+        options.find(name).kind.read(raw)
     assert str(error.value) == wanted
 
 
 def test_what_is_wanted_is_said_for_every_kind() -> None:
-    assert options.wanted(options.find("env")).startswith("give KEY=VALUE")
-    assert options.wanted(options.find("ips")) == "give LIST."
+    assert options.find("env").wanted.startswith("give KEY=VALUE")
+    assert options.find("ips").wanted == "give LIST."
 
 
 @given(st.integers(min_value=1, max_value=10**9))
 def test_a_number_is_read_as_itself(number: int) -> None:
-    assert options.parse(options.find("nproc_per_node"), str(number)) == number
+    assert options.find("nproc_per_node").kind.read(str(number)) == number
 
 
-@given(st.sampled_from(options.TABLE), st.text())
+@given(st.sampled_from(options.OPTIONS), st.text())
 def test_any_text_is_a_value_or_a_clear_refusal(option: Option, raw: str) -> None:
     try:
-        options.parse(option, raw)
-    except ValueError as error:
-        is_plain = option.reader is None
-        assert str(error) == options.wanted(option) or not is_plain  # noqa: PT017 - either is right
+        option.read(option.given(raw))
+    except UsageError as error:
+        assert str(error).startswith(f"{option.flag}=")  # noqa: PT017 - either is right
 
 
 @pytest.mark.parametrize(
@@ -188,23 +182,23 @@ def test_any_text_is_a_value_or_a_clear_refusal(option: Option, raw: str) -> Non
     ],
 )
 def test_an_optional_value_never_eats_the_script(name: str, word: str, eaten: bool) -> None:
-    assert options.takes_next(options.find(name), word) is eaten
+    assert options.find(name).takes_next(word) is eaten
 
 
 @pytest.mark.parametrize("raw", ["", "0", "-1", "False", "no", "none"])
-def test_what_asks_for_nothing_is_known(raw: str) -> None:
-    assert options.find("server_num").asks_for_nothing(raw)
-    assert not options.find("server_num").asks_for_nothing("2")
+def test_what_switches_off_is_known(raw: str) -> None:
+    assert options.find("server_num").switches_off(raw)
+    assert not options.find("server_num").switches_off("2")
 
 
 def test_blame_says_where_a_value_came_from() -> None:
     option = options.find("nproc_per_node")
-    assert RawOption(option, "x", "--nproc").blame("no.") == "--nproc=x: no."
+    assert option.given("x", "--nproc").blame("no.") == "--nproc=x: no."
     assert (
-        RawOption(option, "x", "$PADDLE_NPROC_PER_NODE", "$PADDLE_NPROC_PER_NODE").blame("no.")
+        option.given("x", "$PADDLE_NPROC_PER_NODE", "$PADDLE_NPROC_PER_NODE").blame("no.")
         == "--nproc_per_node=x (from $PADDLE_NPROC_PER_NODE): no."
     )
     assert (
-        RawOption(option, "x", "nproc-per-node", "a.yaml:3").blame("no.")
+        option.given("x", "nproc-per-node", "a.yaml:3").blame("no.")
         == "a.yaml:3: nproc-per-node=x: no."
     )

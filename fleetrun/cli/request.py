@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from fleetrun import argv, conversion, modes, options, slips
-from fleetrun.configfile import Config, named
+from fleetrun import conversion, modes, slips
+from fleetrun.cli.argv import ParsedCommand
+from fleetrun.cli.configfile import Config, named
+from fleetrun.cli.option import Option, Resolved
+from fleetrun.cli.options import FIXED_PORT, KNOWN, OPTIONS, find
 from fleetrun.engines import cluster
 from fleetrun.engines.detect import Detected
 from fleetrun.errors import UsageError
-from fleetrun.model import DEFAULTS, Layer, Request, Script, Setting, Strategy
-from fleetrun.options import Option, RawOption, Value
+from fleetrun.model import (
+    COMMAND_LINE,
+    DEFAULT,
+    DEFAULTS,
+    USER_CONFIG,
+    Given,
+    Layer,
+    Request,
+    Script,
+    Setting,
+    Strategy,
+    flag,
+)
 from fleetrun.plan import kinds
 from fleetrun.plan.hosts import (
     ENDPOINTS,
@@ -28,8 +42,6 @@ from fleetrun.plan.hosts import (
 from fleetrun.records import secrets
 from fleetrun.records.variables import JOB
 from fleetrun.strategy import load
-
-Kind = TypeVar("Kind", int, float, str, tuple[str, ...])
 
 # Options that fill no field of the request.
 _NO_FIELD = ("config", "from_manifest", "help", "strategy", "version")
@@ -77,24 +89,11 @@ _PYTORCHS = (
 _ONLY_STRATEGY = ("strategy_mode", "strategy_strict")
 # Options that have no effect without parameter servers.
 _ONLY_SERVERS = ("http_port", "with_gloo")
-# Not an option: the user's own file, which the file of --config overrides.
-USER_CONFIG = "user_config"
 _NOTHING_KNOWN: Mapping[str, Layer] = {}
 
 
-class ResolvedOption(NamedTuple):
-    """One field of the request: its value, and the option that it came from."""
-
-    value: Value
-    given: RawOption
-
-    def of(self, kind: type[Kind]) -> Kind | None:
-        """Return the value if it is of KIND."""
-        return self.value if isinstance(self.value, kind) else None
-
-
 def resolve(
-    parsed: argv.ParsedCommand,
+    parsed: ParsedCommand,
     environ: Mapping[str, str],
     config: Config | None = None,
     layers: Mapping[str, Layer] = _NOTHING_KNOWN,
@@ -108,19 +107,17 @@ def resolve(
     if parsed.script is None:
         raise ValueError("a command without a script does nothing")
     notes = list(parsed.notes)
-    typed = tuple(setting for setting in parsed.settings if not _is_blank(setting, notes))
+    typed = tuple(given for given in parsed.given if not _is_blank(given, notes))
     variables = _variables(environ)
-    filed = config.settings if config else ()
+    filed = config.given if config else ()
     _answer_for_others((*typed, *variables, *filed), notes)
 
     tiers = (typed, variables, filed)
-    given = {setting.option.target for tier in tiers for setting in tier}
-    chosen = {
-        target: _choose([_about(target, tier) for tier in tiers], notes)
-        if target in given
-        else _default(option)
-        for target, option in _targets().items()
-    }
+    chosen = {}
+    for option in OPTIONS:
+        if not option.is_pair and option.label not in _NO_FIELD:
+            given = [_about(option.label, tier) for tier in tiers]
+            chosen[option.field] = _choose(option, given, notes)
     chosen["master"] = _meeting_point(chosen["master"])
     chosen["host"] = _own_host(chosen["host"], notes)
     _take_detected(chosen, detect, environ, notes)
@@ -190,91 +187,65 @@ def resolve(
 # -- precedence --------------------------------------------------------------------------------
 
 
-def _targets() -> dict[str, Option]:
-    """Return, by field of the request, the option that provides its default."""
-    by_target: dict[str, Option] = {}
-    for option in options.TABLE:
-        if option.kind == "pairs" or option.name in _NO_FIELD:
-            continue
-        if option.name == option.target or option.target not in by_target:
-            by_target[option.target] = option
-    return by_target
-
-
-def _is_blank(given: RawOption, notes: list[str]) -> bool:
+def _is_blank(given: Given, notes: list[str]) -> bool:
     """Whether GIVEN is empty, as `--ips=$UNSET` is; add a remark to NOTES if it or an entry is."""
-    blank = given.option.kind in ("text", "list") and not given.raw.strip()
+    kind = find(given.name).kind.name
+    blank = kind in ("text", "list") and not given.raw.strip()
     if blank:
         notes.append(f"{given.typed} is empty and counts as not given.")
-    elif given.option.kind == "list" and not all(map(str.strip, given.raw.split(","))):
+    elif kind == "list" and not all(map(str.strip, given.raw.split(","))):
         # As `--ips=$A,$B` with an unset variable is; the job would be smaller than meant.
         notes.append(f"{given.typed}={given.raw} has an empty entry, which counts as not given.")
     return blank
 
 
-def _variables(environ: Mapping[str, str]) -> tuple[RawOption, ...]:
+def _variables(environ: Mapping[str, str]) -> tuple[Given, ...]:
     """Return the options that ENVIRON sets; the first of an option's variables counts."""
     ignored = _JOB_OF_RANK if any(mark in environ for mark in _RANK_MARKS) else ()
-    settings = []
-    for option in options.KNOWN:
-        for name in option.env:
-            raw = environ.get(name, "")
-            if raw.strip() and name not in ignored:
-                raw = options.at_home(option, raw, f"${name}")
-                settings.append(RawOption(option, raw, f"${name}", f"${name}"))
-                break
-    return tuple(settings)
+    return tuple(given for option in KNOWN for given in option.of_environment(environ, ignored))
 
 
-def _answer_for_others(given: Iterable[RawOption], notes: list[str]) -> None:
+def _answer_for_others(all_given: Iterable[Given], notes: list[str]) -> None:
     """Refuse some of Paddle's options, and add a remark for those without effect."""
-    for setting in given:
-        option = setting.option
-        if not option.reason or option.asks_for_nothing(setting.raw):
+    for given in all_given:
+        option = find(given.name)
+        if not option.reason or option.switches_off(given.raw):
             continue
-        if option.group == options.LATER:
-            raise UsageError(setting.blame(option.reason))
-        setting.value()
-        notes.append(f"{setting.typed} has no effect: {option.reason}")
+        if option.group == "later":
+            raise UsageError(given.blame(option.reason))
+        option.read(given)
+        notes.append(f"{given.typed} has no effect: {option.reason}")
 
 
-def _about(target: str, tier: Iterable[RawOption]) -> list[RawOption]:
-    """Return the options of TIER that fill TARGET."""
-    return [setting for setting in tier if setting.option.target == target]
+def _about(name: str, tier: Iterable[Given]) -> list[Given]:
+    """Return what TIER gives of the option NAME."""
+    return [given for given in tier if given.name == name]
 
 
-def _default(option: Option) -> ResolvedOption:
-    """Return OPTION's default."""
-    default = option.default
-    given = RawOption(option, default or "", option.flag, "default")
-    return ResolvedOption(None if default is None else given.value(), given)
-
-
-def _choose(tiers: Sequence[Sequence[RawOption]], notes: list[str]) -> ResolvedOption:
-    """Return the last value of the strongest of TIERS."""
+def _choose(option: Option, tiers: Sequence[Sequence[Given]], notes: list[str]) -> Resolved:
+    """Return the last value of the strongest of TIERS, or the default of OPTION."""
     typed, variables, filed = tiers
     strongest = typed or variables or filed
-    resolved = ResolvedOption(strongest[-1].value(), strongest[-1])
+    if not strongest:
+        return option.by_default()
+    last = strongest[-1]
+    resolved = Resolved(option.read(last), last)
     if typed:
-        last = resolved.given
         notes.extend(
             f"{last.typed}={last.raw} overrides {earlier.typed}={earlier.raw}: the last one counts."
             for earlier in typed[:-1]
-            if earlier.option.name != last.option.name
+            if earlier.spelling != last.spelling
         )
         notes.extend(_contradicted(resolved, variables))
     return resolved
 
 
-def _contradicted(resolved: ResolvedOption, variables: Iterable[RawOption]) -> Iterable[str]:
+def _contradicted(resolved: Resolved, variables: Iterable[Given]) -> Iterable[str]:
     """Yield a remark for each variable with another value, which Paddle's launcher prefers."""
+    given = resolved.given
+    option = find(given.name)
     for variable in variables:
-        try:
-            same = options.parse(variable.option, variable.raw) == resolved.value
-        except ValueError:
-            same = False
-        if not same:
-            given = resolved.given
+        if not option.is_readable(variable.raw) or option.read(variable) != resolved.value:
             yield (
                 f"{given.typed}={given.raw} overrides {variable.typed}={variable.raw}"
                 " (in Paddle's launcher, the variable overrides the option)."
@@ -282,7 +253,7 @@ def _contradicted(resolved: ResolvedOption, variables: Iterable[RawOption]) -> I
 
 
 def _take_detected(
-    chosen: dict[str, ResolvedOption],
+    chosen: dict[str, Resolved],
     detect: Callable[[], Detected] | None,
     environ: Mapping[str, str],
     notes: list[str],
@@ -296,11 +267,12 @@ def _take_detected(
         return
     is_dry = chosen["dry_run"].value is not None
     for given in cluster.detected_options(given_options, detect(), notes, is_dry=is_dry):
-        chosen[given.option.target] = ResolvedOption(given.value(), given)
+        option = find(given.name)
+        chosen[option.field] = Resolved(option.read(given), given)
 
 
 def _take_endpoints(
-    chosen: dict[str, ResolvedOption], environ: Mapping[str, str], notes: list[str]
+    chosen: dict[str, Resolved], environ: Mapping[str, str], notes: list[str]
 ) -> None:
     """Use the hosts of the endpoints in ENVIRON, as Paddle does, except inside a rank."""
     name = next((name for name in ENDPOINTS if environ.get(name, "").strip()), None)
@@ -308,7 +280,7 @@ def _take_endpoints(
     is_named = any(chosen[key].value for key in ("ips", "hosts", "hostfile", "servers", "trainers"))
     meeting, nnodes = chosen["master"].given, chosen["nnodes"].given
     is_met = bool(chosen["master"].value) and not meeting.source.startswith("$")
-    is_alone = nnodes.source != "default" and nnodes.raw.strip() == "1"
+    is_alone = nnodes.source != DEFAULT and nnodes.raw.strip() == "1"
     if name is None or others or is_named or is_met or is_alone:
         return
     ports: dict[str, list[str]] = {}
@@ -319,52 +291,51 @@ def _take_endpoints(
         return
     taken = [("ips", ",".join(ports))]
     first = next(iter(ports.values()))[0]
-    if first.isdecimal() and chosen["start_port"].given.source == "default":
+    if first.isdecimal() and chosen["start_port"].given.source == DEFAULT:
         listed = [str(int(first) + place) for place in range(max(map(len, ports.values())))]
         if all(own == listed[: len(own)] for own in ports.values()):
             taken.append(("start_port", first))
     for target, raw in taken:
-        option = options.find(target)
-        given = RawOption(option, raw, option.flag, f"${name}")
-        chosen[option.target] = ResolvedOption(given.value(), given)
+        option = find(target)
+        given = option.given(raw, source=f"${name}")
+        chosen[option.field] = Resolved(option.read(given), given)
     notes.append(f"${name} names the hosts of the job: {', '.join(ports)}.")
 
 
-def _take_check(chosen: dict[str, ResolvedOption], script: Script, notes: list[str]) -> None:
+def _take_check(chosen: dict[str, Resolved], script: Script, notes: list[str]) -> None:
     """Let run_check with --master run on one of two hosts, as Paddle's check does."""
     nnodes, master = chosen["nnodes"].given, chosen["master"].given
-    is_meant = nnodes.source == "default" and master.source == "command line"
+    is_meant = nnodes.source == DEFAULT and master.source == COMMAND_LINE
     if script != _CHECK or not is_meant or chosen["ips"].value:
         return
-    chosen["nnodes"] = ResolvedOption("2", nnodes._replace(raw="2", source="run_check"))
+    chosen["nnodes"] = Resolved("2", nnodes._replace(raw="2", source="run_check"))
     notes.append(f"{master.typed} lets run_check be one of two hosts, as in Paddle; see --nnodes.")
 
 
-def _take_place(
-    chosen: dict[str, ResolvedOption], environ: Mapping[str, str], notes: list[str]
-) -> None:
+def _take_place(chosen: dict[str, Resolved], environ: Mapping[str, str], notes: list[str]) -> None:
     """Use $PADDLE_TRAINER_ID as the rank of this host among several, as Paddle does."""
     text = environ.get(_PLACE, "").strip()
     is_rank = any(environ.get(mark) for mark in (*_NO_ENDPOINTS, *_RANK_MARKS))
     if not text.isdecimal() or is_rank or _bounds(chosen["nnodes"].given)[1] == 1:
         return
     rank = chosen["rank"]
-    variable = RawOption(options.find("rank"), text, f"${_PLACE}", f"${_PLACE}")
-    if (rank.of(int) or 0) < 0 or rank.given.source == "default":
-        chosen["rank"] = ResolvedOption(variable.value(), variable)
-    elif rank.given.source == "command line":
+    option = find("rank")
+    variable = option.given(text, f"${_PLACE}", f"${_PLACE}")
+    if (rank.of(int) or 0) < 0 or rank.given.source == DEFAULT:
+        chosen["rank"] = Resolved(option.read(variable), variable)
+    elif rank.given.source == COMMAND_LINE:
         notes.extend(_contradicted(rank, [variable]))
 
 
-def _take_this_host(chosen: dict[str, ResolvedOption]) -> None:
+def _take_this_host(chosen: dict[str, Resolved]) -> None:
     """Let several hosts meet at this one, the first, unless another place is given."""
     nnodes, master = chosen["nnodes"].given, chosen["master"]
     # Files and variables apply to all hosts; and mpirun's --np counts processes.
-    is_meant = nnodes.source in {"command line", "run_check"} and nnodes.option.name != "np"
+    is_meant = nnodes.source in {COMMAND_LINE, "run_check"} and nnodes.spelling != "np"
     if master.value or not is_meant or _bounds(nnodes)[1] == 1:
         return
     if (chosen["rank"].of(int) or 0) <= 0:
-        chosen["master"] = ResolvedOption(
+        chosen["master"] = Resolved(
             ":0", master.given._replace(raw=":0", source="this host is the first")
         )
 
@@ -380,16 +351,20 @@ class Hosts(NamedTuple):
     rank: int | None
 
 
-def _meeting_point(master: ResolvedOption) -> ResolvedOption:
+def _meeting_point(master: Resolved) -> Resolved:
     """Return the rendezvous; Paddle's --elastic_server can only be an etcd."""
     given, marks = master.given, ("etcd://", "etcds://")
-    if given.option.name != "elastic_server" or given.raw.strip().startswith(marks):
+    if not _is_elastic_server(given) or given.raw.strip().startswith(marks):
         return master
     text = marks[0] + given.raw.strip()
-    return ResolvedOption(text, given._replace(raw=text))
+    return Resolved(text, given._replace(raw=text))
 
 
-def _hosts(chosen: Mapping[str, ResolvedOption], notes: list[str], *, is_cloud: bool) -> Hosts:
+def _is_elastic_server(given: Given) -> bool:
+    return "elastic_server" in {given.spelling, given.source[1:].lower().removeprefix("paddle_")}
+
+
+def _hosts(chosen: Mapping[str, Resolved], notes: list[str], *, is_cloud: bool) -> Hosts:
     """Return the hosts of the job; UsageError if the options contradict each other."""
     listed = chosen["ips"].value
     ips = tuple(map(str, listed if isinstance(listed, tuple) else ()))
@@ -404,7 +379,7 @@ def _hosts(chosen: Mapping[str, ResolvedOption], notes: list[str], *, is_cloud: 
         count = len(ips)
     elif ips and least == count:
         least = len(ips)
-    if ips and nnodes.given.source != "default" and count != len(ips):
+    if ips and nnodes.given.source != DEFAULT and count != len(ips):
         named = f"{chosen['ips'].given.typed} names {conversion.counted(len(ips), 'host')}"
         # A variable may be set for all jobs of a machine; the list was written for this one.
         if nnodes.given.source.startswith("$") and not chosen["ips"].given.source.startswith("$"):
@@ -425,8 +400,8 @@ def _hosts(chosen: Mapping[str, ResolvedOption], notes: list[str], *, is_cloud: 
         has_address = any(chosen[name].value for name in ("host", "network"))
         _check_meeting(master, nnodes.given, has_address=has_address)
         _check_rank(chosen["rank"], count + (chosen["spares"].of(int) or 0))
-    if master.given.source == "command line" and count == 1:
-        is_meant = bool(ips) or nnodes.given.source != "default"
+    if master.given.source == COMMAND_LINE and count == 1:
+        is_meant = bool(ips) or nnodes.given.source != DEFAULT
         alone = "the job is on one host" if is_meant else _NO_NUMBER
         notes.append(f"{master.given.typed} has no effect: {alone}.")
     is_alone = count == 1 and not is_cloud
@@ -435,7 +410,7 @@ def _hosts(chosen: Mapping[str, ResolvedOption], notes: list[str], *, is_cloud: 
 
 
 def _check_elastic(
-    chosen: Mapping[str, ResolvedOption],
+    chosen: Mapping[str, Resolved],
     hosts: Hosts,
     mode: str,
     notes: list[str],
@@ -454,11 +429,11 @@ def _check_elastic(
     if is_elastic or chosen["spares"].of(int):
         return
     given = chosen["elastic_timeout_s"].given
-    if given.source == "command line":
+    if given.source == COMMAND_LINE:
         notes.append(f"{given.typed} has no effect: the job is not elastic (--nnodes=MIN:MAX).")
 
 
-def _spares(resolved: ResolvedOption, hosts: Hosts, mode: str, notes: list[str]) -> int:
+def _spares(resolved: Resolved, hosts: Hosts, mode: str, notes: list[str]) -> int:
     """Return the number of spare hosts; 0 with a note if there can be none."""
     spares = resolved.of(int) or 0
     if not spares or (hosts.nnodes != "1" and not hosts.ips and mode == "collective"):
@@ -473,18 +448,18 @@ def _spares(resolved: ResolvedOption, hosts: Hosts, mode: str, notes: list[str])
     return 0
 
 
-def _own_host(resolved: ResolvedOption, notes: list[str]) -> ResolvedOption:
+def _own_host(resolved: Resolved, notes: list[str]) -> Resolved:
     """Return this host's address, which ranks get, and which therefore cannot be IPv6."""
     if not is_ipv6((resolved.of(str) or "").strip().strip("[]")):
         return resolved
     if resolved.given.source.startswith("$"):
         # A container engine sets it for everything in the container.
         notes.append(f"{resolved.given.typed}={resolved.given.raw} is ignored: {NO_IPV6}.")
-        return ResolvedOption(None, resolved.given)
+        return Resolved(None, resolved.given)
     raise UsageError(resolved.given.blame(f"{NO_IPV6}; give this host's IPv4 address."))
 
 
-def _check_meeting(master: ResolvedOption, nnodes: RawOption, *, has_address: bool) -> None:
+def _check_meeting(master: Resolved, nnodes: Given, *, has_address: bool) -> None:
     """Raise UsageError for several hosts that are neither listed nor given --master.
 
     HAS_ADDRESS says that the hosts' own addresses do not follow from the way to it.
@@ -492,7 +467,7 @@ def _check_meeting(master: ResolvedOption, nnodes: RawOption, *, has_address: bo
     text = master.of(str)
     if text is None:
         # mpirun's --np has another meaning.
-        is_np = nnodes.option.name == "np"
+        is_np = nnodes.spelling == "np"
         hint = "it is the number of hosts (--nproc_per_node: of processes); " if is_np else ""
         raise UsageError(
             nnodes.blame(
@@ -523,7 +498,7 @@ def _check_meeting(master: ResolvedOption, nnodes: RawOption, *, has_address: bo
         raise UsageError(master.given.blame(NO_IPV6_MASTER))
 
 
-def _check_store(text: str, given: RawOption) -> None:
+def _check_store(text: str, given: Given) -> None:
     """Raise UsageError if TEXT names no usable etcd; TEXT may contain a password."""
     if store_endpoints(text) is not None:
         return
@@ -539,7 +514,7 @@ def _check_store(text: str, given: RawOption) -> None:
     )
 
 
-def _bounds(given: RawOption) -> tuple[int, int]:
+def _bounds(given: Given) -> tuple[int, int]:
     """Return the minimum and maximum number of hosts."""
     low, colon, high = given.raw.strip().partition(":")
     # Python refuses to read numbers of thousands of digits.
@@ -552,12 +527,12 @@ def _bounds(given: RawOption) -> tuple[int, int]:
     return int(low), int(high if colon else low)
 
 
-def _check_rank(resolved: ResolvedOption, hosts: int) -> None:
+def _check_rank(resolved: Resolved, hosts: int) -> None:
     if (resolved.of(int) or 0) >= hosts:
         raise UsageError(resolved.given.blame(f"the job has {hosts} hosts, 0 to {hosts - 1}."))
 
 
-def _rank(resolved: ResolvedOption, notes: list[str], *, is_alone: bool) -> int | None:
+def _rank(resolved: Resolved, notes: list[str], *, is_alone: bool) -> int | None:
     """Return the rank of our host as the user gave it; None on a single host."""
     rank = resolved.of(int)
     if rank is None or rank < 0:
@@ -567,19 +542,19 @@ def _rank(resolved: ResolvedOption, notes: list[str], *, is_alone: bool) -> int 
     return None if is_alone else rank
 
 
-def _first_port(resolved: ResolvedOption, rank: int | None) -> ResolvedOption:
+def _first_port(resolved: Resolved, rank: int | None) -> Resolved:
     """Return the port of the first process; Paddle adds the host's RANK to FLAGS_FIXED_PORT."""
     first = resolved.of(int)
-    if first is None or not rank or resolved.given.source != f"${options.FIXED_PORT}":
+    if first is None or not rank or resolved.given.source != f"${FIXED_PORT}":
         return resolved
     if first + rank > LAST_PORT:
         raise UsageError(
             resolved.given.blame(f"with this host's place, {rank}, which is not a port.")
         )
-    return ResolvedOption(first + rank, resolved.given)
+    return Resolved(first + rank, resolved.given)
 
 
-def _address(resolved: ResolvedOption) -> str | None:
+def _address(resolved: Resolved) -> str | None:
     """Return the URL of the webhook; the UsageError for a bad one does not show it."""
     address = (resolved.of(str) or "").strip()
     scheme, _, rest = address.partition("://")
@@ -591,14 +566,14 @@ def _address(resolved: ResolvedOption) -> str | None:
 
 
 def _device_kind(
-    chosen: Mapping[str, ResolvedOption], env: Mapping[str, tuple[str, str]], notes: list[str]
-) -> tuple[ResolvedOption, str | None]:
+    chosen: Mapping[str, Resolved], env: Mapping[str, tuple[str, str]], notes: list[str]
+) -> tuple[Resolved, str | None]:
     """Return the value of --device_kind, and the kind: that, or that of the listed devices."""
     resolved, devices = chosen["device_kind"], chosen["devices"].given
     if kinds.XCCL in env and _strength(resolved) < _TYPED:
         raw, source = env[kinds.XCCL]
         typed = f"--env {kinds.XCCL}"
-        resolved = ResolvedOption(raw, resolved.given._replace(raw=raw, source=source, typed=typed))
+        resolved = Resolved(raw, resolved.given._replace(raw=raw, source=source, typed=typed))
     kind = (resolved.of(str) or "").strip()
     if kind and not kinds.is_name(kind):
         raise UsageError(
@@ -607,38 +582,36 @@ def _device_kind(
     if kind.lower() in {*kinds.BUILT_IN, *kinds.VENDORS, *kinds.SYNONYMS}:
         kind = kind.lower()
     kind = kinds.SYNONYMS.get(kind, kind)
-    listed = devices.option.name.removesuffix("s")
+    spelling = devices.spelling.removeprefix("selected_")
+    listed = spelling.removesuffix("s")
     listed = kinds.SYNONYMS.get(listed, listed)
-    if kind == listed or devices.option.name == "devices" or not devices.raw.strip():
+    if kind == listed or spelling == "devices" or not devices.raw.strip():
         return resolved, kind or None
     listed_devices = f"{devices.typed}={devices.raw}"
     if not kind:
         return resolved, listed
-    if (
-        resolved.given.typed == resolved.given.option.flag
-        and resolved.given.source == "command line"
-    ):
+    if resolved.given.typed == flag("device_kind") and resolved.given.source == COMMAND_LINE:
         message = (
             f"{listed_devices} names {kinds.label(listed)}s; give one of the two, or --devices."
         )
         raise UsageError(resolved.given.blame(message))
     why = f"{resolved.given.typed}={resolved.given.raw}"
-    if devices.option.name in kinds.GENERAL:
+    if spelling in kinds.GENERAL:
         # Paddle's launchers treat them all as --devices.
         notes.append(f"{listed_devices} names {kinds.label(kind)}s: {why}.")
         return resolved, kind
     notes.append(f"{listed_devices} overrides {why}.")
-    return ResolvedOption(None, RawOption(resolved.given.option, "", "", "default")), listed
+    return Resolved(None, Given("device_kind", "", "", DEFAULT)), listed
 
 
 def _run_mode(
-    chosen: dict[str, ResolvedOption], environ: Mapping[str, str], notes: list[str]
-) -> ResolvedOption:
+    chosen: dict[str, Resolved], environ: Mapping[str, str], notes: list[str]
+) -> Resolved:
     """Return the job's mode, which other options may imply."""
     resolved = chosen["run_mode"]
     for mode in modes.MODES:
         asking = [chosen[name] for name in mode.options if _asks(chosen[name])]
-        if resolved.given.source == "default":
+        if resolved.given.source == DEFAULT:
             if asking:
                 resolved = _implied(resolved, mode.name, asking[0].given.typed)
             elif _is_requested(mode, environ):
@@ -649,18 +622,18 @@ def _run_mode(
         notes.extend(
             f"{chosen[name].given.typed} has no effect: only jobs with parameter servers use it."
             for name in _ONLY_SERVERS
-            if chosen[name].value is not None and chosen[name].given.source == "command line"
+            if chosen[name].value is not None and chosen[name].given.source == COMMAND_LINE
         )
     return resolved
 
 
 def _settled(
-    resolved: ResolvedOption,
+    resolved: Resolved,
     mode: modes.Mode,
-    asking: Sequence[ResolvedOption],
-    chosen: dict[str, ResolvedOption],
+    asking: Sequence[Resolved],
+    chosen: dict[str, Resolved],
     notes: list[str],
-) -> ResolvedOption:
+) -> Resolved:
     """Return the winner if RESOLVED, --run_mode, contradicts MODE, which ASKING requests."""
     strength = _strength(resolved)
     strongest = max(asking, key=_strength)
@@ -678,7 +651,7 @@ def _settled(
         )
     for loser in asking:
         notes.append(f"{loser.given.typed} has no effect: {resolved.given.typed}={resolved.value}.")
-        chosen[loser.given.option.target] = ResolvedOption(None, loser.given)
+        chosen[find(loser.given.name).field] = Resolved(None, loser.given)
     return resolved
 
 
@@ -687,35 +660,34 @@ def _what(mode: modes.Mode) -> str:
     return mode.name if mode.feature is None else mode.feature.name
 
 
-def _asks(resolved: ResolvedOption) -> bool:
+def _asks(resolved: Resolved) -> bool:
     """Whether RESOLVED requests any process; heterogeneous trainers are counted in a text."""
-    return bool(resolved.value) and not resolved.given.option.asks_for_nothing(resolved.given.raw)
+    given = resolved.given
+    return bool(resolved.value) and not find(given.name).switches_off(given.raw)
 
 
-def _strength(resolved: ResolvedOption) -> int:
+def _strength(resolved: Resolved) -> int:
     """Return the strength of RESOLVED's source: command line > environment > file."""
     source = resolved.given.source
-    return _TYPED if source == "command line" else int(source.startswith("$"))
+    return _TYPED if source == COMMAND_LINE else int(source.startswith("$"))
 
 
-def _implied(resolved: ResolvedOption, mode: str, by: str) -> ResolvedOption:
+def _implied(resolved: Resolved, mode: str, by: str) -> Resolved:
     """Return MODE in place of RESOLVED, for the reason BY."""
-    return ResolvedOption(mode, resolved.given._replace(raw=mode, source=by))
+    return Resolved(mode, resolved.given._replace(raw=mode, source=by))
 
 
-def _pairs(name: str, tiers: Iterable[Iterable[RawOption]]) -> dict[str, tuple[str, str]]:
+def _pairs(name: str, tiers: Iterable[Iterable[Given]]) -> dict[str, tuple[str, str]]:
     """Collect each variable of --env or --nccl: its value and its source; a later tier wins."""
     pairs: dict[str, tuple[str, str]] = {}
     for tier in tiers:
         for given in tier:
-            if given.option.name != name:
+            if given.name != name:
                 continue
             key, equals, value = given.raw.partition("=")
             if not equals or not (key.isascii() and key.isidentifier()) or "\0" in value:
                 wide = slips.plain(key) != key
-                raise UsageError(
-                    given.blame(f"{_WIDE_KEY if wide else ''}{options.wanted(given.option)}")
-                )
+                raise UsageError(given.blame(f"{_WIDE_KEY if wide else ''}{find(name).wanted}"))
             if name == "nccl":
                 key = "NCCL_" + key.upper().removeprefix("NCCL_")
             pairs[key] = (value, given.source)
@@ -726,8 +698,8 @@ def _pairs(name: str, tiers: Iterable[Iterable[RawOption]]) -> dict[str, tuple[s
 
 
 def _strategy(
-    chosen: Mapping[str, ResolvedOption],
-    tiers: Sequence[Sequence[RawOption]],
+    chosen: Mapping[str, Resolved],
+    tiers: Sequence[Sequence[Given]],
     layers: Mapping[str, Layer],
     notes: list[str],
 ) -> tuple[Strategy | None, Sequence[Setting]]:
@@ -742,9 +714,9 @@ def _strategy(
         notes.extend(
             f"{chosen[name].given.typed} has no effect: no strategy is requested."
             for name in _ONLY_STRATEGY
-            if chosen[name].given.source == "command line"
+            if chosen[name].given.source == COMMAND_LINE
         )
-        return None, (Setting("strategy", "None", "default"),)
+        return None, (Setting("strategy", "None", DEFAULT),)
     # Only imported for a strategy.
 
     named = load.names(given)
@@ -800,21 +772,22 @@ def _inherited(environ: Mapping[str, str]) -> Iterable[str]:
 # -- what is shown -------------------------------------------------------------------------------
 
 
-def _setting(resolved: ResolvedOption) -> Setting:
+def _setting(resolved: Resolved) -> Setting:
     """Return RESOLVED as a line of the settings."""
-    value, (option, raw, _, source) = resolved
-    if source == "default":
+    value, given = resolved
+    raw, source, name = given.raw, given.source, given.spelling or given.name
+    if source == DEFAULT:
         # It is in the source code, and looking for secrets takes a while.
-        return Setting(option.name, "None" if value is None else raw, source)
+        return Setting(given.name, "None" if value is None else raw, source)
     if isinstance(value, bool):
         shown = str(value).lower()
-    elif isinstance(value, tuple) or (option.reader and value is not None):
+    elif isinstance(value, tuple) or (find(given.name).kind.name == "text"):
         shown = raw.strip()
     elif isinstance(value, float):
         shown = f"{value:.15g}"
     else:
         shown = str(value)
-    return Setting(option.name, secrets.redact(option.name, shown), source)
+    return Setting(name, secrets.redact(name, shown), source)
 
 
 def _pair_settings(name: str, pairs: Mapping[str, tuple[str, str]]) -> Iterable[Setting]:
@@ -823,12 +796,12 @@ def _pair_settings(name: str, pairs: Mapping[str, tuple[str, str]]) -> Iterable[
         yield Setting(f"{name}.{key}", secrets.redact(key, value), source)
 
 
-def _config_setting(parsed: argv.ParsedCommand, config: Config | None) -> Iterable[Setting]:
+def _config_setting(parsed: ParsedCommand, config: Config | None) -> Iterable[Setting]:
     """Yield the settings that name the config files, and why they were read."""
     if config is None or config.path is None:
-        yield Setting("config", "None", "default")
+        yield Setting("config", "None", DEFAULT)
     else:
-        source = "command line" if named(parsed.settings) else "current folder"
+        source = COMMAND_LINE if named(parsed.given) else "current folder"
         yield Setting("config", config.path, source)
     if config is not None and config.beneath is not None:
         yield Setting(USER_CONFIG, config.beneath, "this user")

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from waiting import LONG_S
 
-from fleetrun import cli, options
-from fleetrun.commands import answers
+from fleetrun.cli import app, options, shells
 from fleetrun.plan import kinds
+from fleetrun.records.variables import COMPLETE
 from fleetrun.strategy import fields, load
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 def completed(*words: str) -> list[tuple[str, str]]:
     """Return the candidates for the last of WORDS, each with its type."""
     *before, last = words
-    return [(item.type, item.value) for item in answers.candidates(before, last)]
+    return [(item.type, item.value) for item in shells.candidates(before, last)]
 
 
 _VARIED = "--vary=fuse_all_reduce_ops=true,false"
@@ -118,26 +118,21 @@ def test_every_key_that_completes_is_one_that_a_launch_takes() -> None:
 
 def test_what_works_or_is_taken_completes() -> None:
     flags = [value for _, value in completed("--")]
-    in_table = {
-        option.flag if name == option.name else f"--{name}"
-        for option in options.KNOWN
-        if option.group != options.LATER
-        for name in (option.name, *option.aliases)
-    }
+    in_table = {spelling for row in options.KNOWN if row.group != "later" for spelling in row.opts}
     assert set(flags) == in_table | {f"--{kind}s" for kind in kinds.VENDORS}
 
 
-@pytest.mark.parametrize("shell", answers.SHELLS)
+@pytest.mark.parametrize("shell", shells.SHELLS)
 def test_the_script_to_source_is_printed(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["completion", shell], environ={}) == 0
+    assert app.main(["completion", shell], environ={}) == 0
     ours = capsys.readouterr().out
-    assert cli.main([], environ={cli.COMPLETE_VARIABLE: f"{shell}_source"}) == 0
+    assert app.main([], environ={COMPLETE: f"{shell}_source"}) == 0
     assert capsys.readouterr().out == ours
-    assert f"{cli.COMPLETE_VARIABLE}={shell}_complete" in ours
+    assert f"{COMPLETE}={shell}_complete" in ours
 
 
 def test_how_to_source_it_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["completion", "--help"], environ={}) == 0
+    assert app.main(["completion", "--help"], environ={}) == 0
     assert 'eval "$(fleetrun completion bash)"' in capsys.readouterr().out
 
 
@@ -145,8 +140,8 @@ def test_how_to_source_it_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_wrong_instruction_is_refused(
     instruction: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main([], environ={cli.COMPLETE_VARIABLE: instruction}) == 2
-    assert f"{cli.COMPLETE_VARIABLE}={instruction}: give SHELL_source" in capsys.readouterr().err
+    assert app.main([], environ={COMPLETE: instruction}) == 2
+    assert f"{COMPLETE}={instruction}: give SHELL_source" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -173,7 +168,7 @@ def test_each_shell_is_answered_in_its_own_words(
 ) -> None:
     monkeypatch.setenv("COMP_WORDS", words)
     monkeypatch.setenv("COMP_CWORD", cword)
-    assert cli.main([], environ={cli.COMPLETE_VARIABLE: f"{shell}_complete"}) == 0
+    assert app.main([], environ={COMPLETE: f"{shell}_complete"}) == 0
     assert capsys.readouterr().out.startswith(answer)
 
 

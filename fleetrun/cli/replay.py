@@ -8,28 +8,23 @@ anyway, for the script's own and for the places of secrets, and the resolved set
 people: without secrets, rounded, and without notes.
 """
 
-# No `from __future__ import annotations` here, for the reason given in model.py.
+from __future__ import annotations
+
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fleetrun import __version__, argv, configfile, options
+from fleetrun import __version__
+from fleetrun.cli import argv, configfile
+from fleetrun.cli.argv import ParsedCommand
+from fleetrun.cli.options import find, is_option
 from fleetrun.engines import detect
 from fleetrun.errors import UsageError
-from fleetrun.model import Layer
-from fleetrun.options import RawOption
-from fleetrun.plan.kinds import ROOT, is_mask
-from fleetrun.records import manifestfile, secrets, variables
+from fleetrun.model import Given, Layer
+from fleetrun.records import manifestfile, secrets
 from fleetrun.records.manifestfile import Recorded
 
-# Variables that affect how a launch is planned, or how its ranks communicate and compute. The
-# manifest has their values, and only the names of all others.
-_FAMILIES = (
-    *("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "OMP_", "POD_"),
-    *("TRAINER_", "DISTRIBUTED_", "STAGE_", "MASTER_"),
-)
-_SINGLE = ("TRAINING_ROLE", "WITH_COVERAGE", ROOT, variables.ASSUME_DEVICES, variables.STRATEGY)
 # Not in the manifest, although the plan depends on them.
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
@@ -37,7 +32,7 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 class Replay(NamedTuple):
     """The launch to plan again: its command line and folder, and the variables that differ here."""
 
-    parsed: argv.ParsedCommand
+    parsed: ParsedCommand
     environ: dict[str, str]
     config: configfile.Config | None
     cwd: str
@@ -47,27 +42,12 @@ class Replay(NamedTuple):
     layers: Mapping[str, Layer]
 
 
-def is_remembered(name: str) -> bool:
-    """Whether the manifest records the value of the variable NAME, unless it is secret.
-
-    >>> is_remembered("NCCL_DEBUG"), is_remembered("CUDA_VISIBLE_DEVICES"), is_remembered("HOME")
-    (True, True, False)
-    """
-    return (
-        name.startswith(_FAMILIES) or is_mask(name) or name in _SINGLE or name in detect.VARIABLES
-    )
-
-
-def replay(parsed: argv.ParsedCommand, environ: Mapping[str, str]) -> Replay:
+def replay(parsed: ParsedCommand, environ: Mapping[str, str]) -> Replay:
     """Return the launch whose manifest PARSED names, with PARSED's own options."""
-    path = next(
-        setting.raw
-        for setting in reversed(parsed.settings)
-        if setting.option.name == "from_manifest"
-    )
+    path = [given.raw for given in parsed.given if given.name == "from_manifest"][-1]
     if not path.strip():
         raise UsageError("--from-manifest needs a value: give FILE, a manifest.json.")
-    recorded = manifestfile.read(path, options.is_option)
+    recorded = manifestfile.read(path, is_option)
     missing: list[str] = []
     words = _arguments(recorded, parsed, environ, missing)
     restored_environ = _environ(recorded, environ, missing)
@@ -96,7 +76,7 @@ def replay(parsed: argv.ParsedCommand, environ: Mapping[str, str]) -> Replay:
 
 def _arguments(
     recorded: Recorded,
-    parsed: argv.ParsedCommand,
+    parsed: ParsedCommand,
     environ: Mapping[str, str],
     missing: list[str],
 ) -> list[str]:
@@ -107,7 +87,7 @@ def _arguments(
     command = list(recorded.command)
     then, now = argv.scan(command), argv.scan(parsed.words)
     start = len(command) if then.script_at is None else then.script_at
-    given_now = _pair_names(now.settings)
+    given_now = _pair_names(now.given)
     for hidden in recorded.hidden:
         if hidden.at >= start and now.script_at is not None:
             continue
@@ -120,8 +100,8 @@ def _arguments(
             written = word if hidden.before else f"{command[hidden.at - 1]} {word}"
             missing.append(_plea(written, hidden.variable))
         command[hidden.at] = hidden.before + (value or "")
-    settings = (*argv.scan(command).settings, *now.settings)
-    given = [f"{item.typed}={item.raw}" for item in settings if item.option.name != "from_manifest"]
+    both = (*argv.scan(command).given, *now.given)
+    given = [f"{item.typed}={item.raw}" for item in both if item.name != "from_manifest"]
     script = command[start:] if now.script_at is None else parsed.words[now.script_at :]
     return [*given, "--", *script]
 
@@ -130,23 +110,23 @@ def _plea(written: str, variable: str) -> str:
     return f"{written} is secret, so its value was not written down: export it first as {variable}"
 
 
-def _pair_names(settings: Sequence[RawOption]) -> set[str]:
-    return {setting.raw.partition("=")[0] for setting in settings if setting.option.kind == "pairs"}
+def _pair_names(given: Sequence[Given]) -> set[str]:
+    return {item.raw.partition("=")[0] for item in given if find(item.name).is_pair}
 
 
 def _config(
     recorded: Recorded,
-    parsed: argv.ParsedCommand,
+    parsed: ParsedCommand,
     environ: Mapping[str, str],
     missing: list[str],
 ) -> configfile.Config | None:
     """Return the config file as recorded, or the one that PARSED names."""
-    named = configfile.named(parsed.settings)
+    named = configfile.named(parsed.given)
     if named is not None:
         return configfile.read(named)
     if recorded.config is None:
         return None
-    given_now = _pair_names(parsed.settings)
+    given_now = _pair_names(parsed.given)
     lines = []
     for name, text, source, variable in recorded.lines:
         raw = text
@@ -155,18 +135,18 @@ def _config(
             if value is None and variable not in given_now:
                 missing.append(_plea(f"{source}: {text}", variable))
             raw = f"{variable}={value or ''}"
-        lines.append(RawOption(options.find(name), raw, name, source))
+        lines.append(find(name).given(raw, name, source, name))
     return configfile.Config(recorded.config, tuple(lines))
 
 
 def _layers(
     recorded: Recorded,
-    parsed: argv.ParsedCommand,
+    parsed: ParsedCommand,
     environ: Mapping[str, str],
     missing: list[str],
 ) -> dict[str, Layer]:
     """Return the strategies as RECORDED; those that PARSED names are read again."""
-    named = [item.raw.split(",") for item in parsed.settings if item.option.name == "strategy"]
+    named = [item.raw.split(",") for item in parsed.given if item.name == "strategy"]
     anew = {name.strip() for names in named for name in names}
     layers = {}
     for layer in recorded.layers:
@@ -192,10 +172,10 @@ def _layers(
 
 def _environ(recorded: Recorded, environ: Mapping[str, str], missing: list[str]) -> dict[str, str]:
     """Return ENVIRON with the relevant variables as RECORDED."""
-    restored = {name: value for name, value in environ.items() if not is_remembered(name)}
+    restored = {name: value for name, value in environ.items() if not detect.is_remembered(name)}
     restored |= recorded.values
     for name in recorded.names:
-        if not is_remembered(name) or name in recorded.values:
+        if not detect.is_remembered(name) or name in recorded.values:
             continue
         if name in environ:
             restored[name] = environ[name]
@@ -214,7 +194,7 @@ def _notes(recorded: Recorded, environ: Mapping[str, str], differing: Sequence[s
         name
         for name in recorded.names
         if name not in environ
-        and not is_remembered(name)
+        and not detect.is_remembered(name)
         and (secrets.is_secret(name) or name.lower() in _PROXIES)
     ]
     if lost:

@@ -1,24 +1,27 @@
-"""How click parses a command: typed options, launch options, and uniform errors."""
+"""How click parses a command: its own options, those of a launch, and uniform errors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import click
 
-from fleetrun import argv, colors, configfile, gone, options, request, suggestions
-from fleetrun.commands import values
+from fleetrun import colors, gone, suggestions
+from fleetrun.cli import argv, configfile, request, types
+from fleetrun.cli.option import OWN, Option
+from fleetrun.cli.options import KNOWN, find
+from fleetrun.cli.types import Type, Value
 from fleetrun.errors import UsageError
-from fleetrun.model import Request
-from fleetrun.options import RawOption
+from fleetrun.model import Given, Request
 from fleetrun.printing import put
 
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
-
+# NAME is the click command `command` of fleetrun.commands.NAME.
+COMMANDS = (
+    *("attach", "completion", "doctor", "exec", "logs", "ps", "report", "stop"),
+    *("stacks", "strategy", "submit", "top", "tune", "ui", "verify"),
+)
 # The metavar of a command that takes a launch after its own options.
 LAUNCH = "-- ARGUMENTS..."
 # The settings of every command's context.
@@ -34,61 +37,51 @@ class _Context(click.Context):
         self.exit()
 
 
-class Typed(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
-    """The type of an options.Option: values are read and completed as those of a launch."""
-
-    def __init__(self, row: options.Option) -> None:
-        self.row = row
-        self.name = row.kind
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> options.Value:
-        """Return VALUE as the row's type; UsageError with what is allowed."""
-        try:
-            return options.parse(self.row, options.at_home(self.row, str(value), self.row.flag))
-        except ValueError as error:
-            problem = str(error)
-        if isinstance(param, click.Argument):
-            raise UsageError(f"{_where(ctx)}{value}: {problem}")
-        raise UsageError(RawOption(self.row, str(value), self.row.flag).blame(problem))
-
-    def shell_complete(
-        self,
-        ctx: click.Context,  # noqa: ARG002 - click's
-        param: click.Parameter,  # noqa: ARG002 - click's
-        incomplete: str,
-    ) -> list[CompletionItem[str]]:
-        """Return the row's values that start with INCOMPLETE."""
-        return completions(values.of(self.row, incomplete, ""))
-
-
-def completions(candidates: Iterable[values.Completion]) -> list[CompletionItem[str]]:
-    """Return CANDIDATES as click's."""
-    from click.shell_completion import CompletionItem  # only for completion
-
-    return [CompletionItem(*candidate) for candidate in candidates]
-
-
-def option(name: str, kind: str, text: str, **row: Any) -> click.Option:  # noqa: ANN401 - Option checks
-    """Return the option --NAME of a KIND of options.Option, with the help TEXT; ROW has the rest.
+def option(
+    name: str,
+    kind: str | Type,
+    text: str,
+    *,
+    metavar: str = "",
+    default: str | None = None,
+    aliases: Iterable[str] = (),
+    bare: str | None = None,
+    in_file: bool = True,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    words: tuple[str, ...] = (),
+    reader: Callable[[str], Value] | None = None,
+    path: str = "",
+) -> Option:
+    """Return the option --NAME of a KIND of cli.types, or by its name, with the help TEXT.
 
     Without a value and default it is None, or empty if it is repeatable.
     """
-    row = {"metavar": "", "own_default": row.pop("default", None), **row}
-    typed = Typed(options.Option(name, kind, "", help=text, **row))
-    if kind == "flag":
-        typed = Typed(typed.row._replace(bare="true"))
-        return click.Option([typed.row.flag], type=typed, is_flag=True, default=False, help=text)
-    return click.Option(
-        [typed.row.flag, *(f"--{alias}" for alias in typed.row.aliases)],
-        type=typed,
-        default=typed.row.default,
-        show_default=typed.row.default is not None,
-        multiple=kind in options.REPEATABLE,
-        metavar=typed.row.metavar or "|".join(typed.row.words) or kind.upper(),
-        help=text,
-    )
+    if isinstance(kind, str):
+        limits = {"minimum": minimum, "maximum": maximum}
+        match kind:
+            case "int" | "float":
+                kind = types.number(is_whole=kind == "int", words=words, **limits)
+            case "duration":
+                kind = types.seconds(minimum)
+            case "choice":
+                kind = types.choice(*words)
+            case "texts" | "pairs" if reader is not None:
+                kind = Type(kind, reader, is_free=True)
+            case "text" if reader is not None or words or path:
+                read = str if reader is None else reader
+                kind = types.read_as(read, words=words, complete=path, is_free=True)
+            case _:
+                kind = {
+                    "text": types.FREE,
+                    "texts": types.TEXTS,
+                    "list": types.LIST,
+                    "bool": types.BOOL,
+                    "flag": types.FLAG,
+                    "pairs": types.VARIABLE,
+                }[kind]
+    spellings = " ".join((name, *aliases))
+    return Option(spellings, kind, "", metavar, text, default=default, bare=bare, in_file=in_file)
 
 
 def value(param: click.Option, text: str) -> str:
@@ -96,28 +89,30 @@ def value(param: click.Option, text: str) -> str:
     return str(param.type.convert(text, param, None))
 
 
-def log_dir() -> click.Option:
+def log_dir() -> Option:
     """Return --log_dir for commands that read runs."""
-    return option("log_dir", "text", "The log folder.", default="log", metavar="DIR", path="dir")
+    return option("log_dir", types.FOLDER, "The log folder.", default="log", metavar="DIR")
 
 
-def color(text: str) -> click.Option:
+def color(text: str) -> Option:
     """Return --color for commands that colour their output, with the help TEXT."""
     words = (colors.AUTO, colors.ALWAYS, colors.NEVER)
     return option("color", "choice", text, default=colors.AUTO, words=words)
 
 
-def launch_option(name: str) -> click.Option:
+def launch_option(name: str) -> Option:
     """Return the launch option NAME for a command that starts no job."""
-    row = options.find(name)
-    text = "The hosts, as for a launch; :N is ignored here." if name == "hosts" else row.help
-    return click.Option([row.flag], type=Typed(row), metavar=row.metavar, help=text)
+    row = find(name)
+    text = "The hosts, as for a launch; :N is ignored here." if name == "hosts" else row.help or ""
+    return Option(row.label, row.kind, "", row.metavar or "", text)
 
 
-def launch_request(words: Sequence[str], environ: Mapping[str, str]) -> Request:
-    """Return the request of the launch WORDS, including the config file."""
-    parsed = argv.split(list(words))
-    return request.resolve(parsed, environ, configfile.find(parsed, environ))
+def launch_request(command_line: Sequence[str], environ: Mapping[str, str]) -> Request:
+    """Return the request of a launch's COMMAND_LINE, including the config file."""
+    parsed = argv.split(list(command_line))
+    file = configfile.find(parsed.given, environ)
+    made = request.resolve(parsed, environ, file)
+    return made._replace(given=configfile.beside(file, parsed.given))
 
 
 class CommandGroup(click.Group):
@@ -137,46 +132,36 @@ class CommandGroup(click.Group):
 class Launch(NamedTuple):
     """A launch's command line: its options with values, and the script with its arguments."""
 
-    options: tuple[RawOption, ...]
+    options: tuple[Given, ...]
     # With the `--` before it, if there was one: the words after it may look like options.
     script: tuple[str, ...]
 
 
-def rows(command: click.Command) -> list[options.Option]:
-    """Return the rows of COMMAND's own options."""
-    own = (param for param in command.params if isinstance(param, click.Option))
-    return [param.type.row for param in own if isinstance(param.type, Typed)]
+def rows(command: click.Command) -> list[Option]:
+    """Return COMMAND's own options."""
+    return [param for param in command.params if isinstance(param, Option)]
 
 
 class LaunchCommand(click.Command):
     """A command before a launch's command line; its callback gets a Launch from the context."""
 
-    def rows(self) -> tuple[options.Option, ...]:
+    def rows(self) -> tuple[Option, ...]:
         """Return the options allowed before the script: our own, and those of a launch."""
-        return (*rows(self), *options.KNOWN)
+        return (*rows(self), *KNOWN)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Extract our own options from ARGS, parsed as a launch's, and keep the rest."""
-        own = {param.name for param in self.params}
+        own = {option.label for option in rows(self)}
         head = argv.scan(args, self.rows())
-        if any(setting.option.name == "help" for setting in head.settings):
+        if any(given.name == "help" for given in head.given):
             return super().parse_args(ctx, ["--help"])
-        if head.pending is not None:
-            row = head.pending.option
-            raise UsageError(f"{head.pending.typed} needs a value: {options.wanted(row)}")
+        argv.refuse_pending(head)
         at = len(args) if head.script_at is None else head.script_at
         dashes = ("--",) if args[at - 1 : at] == ["--"] else ()
-        of_launch = tuple(setting for setting in head.settings if setting.option.name not in own)
+        of_launch = tuple(given for given in head.given if given.name not in own)
         ctx.obj = Launch(of_launch, (*dashes, *args[at:]) if args[at:] else ())
-        ours = [setting for setting in head.settings if setting.option.name in own]
-        return super().parse_args(ctx, [word for setting in ours for word in _for_click(setting)])
-
-
-def _for_click(setting: RawOption) -> tuple[str, ...]:
-    """Return SETTING in click's syntax, where a flag has no value."""
-    if setting.option.kind != "flag":
-        return (f"{setting.option.flag}={setting.raw}",)
-    return (setting.option.flag,) if setting.value() is True else ()
+        ctx.meta[OWN] = [given for given in head.given if given.name in own]
+        return super().parse_args(ctx, [])
 
 
 def load(name: str) -> click.Command:
@@ -188,11 +173,11 @@ def load(name: str) -> click.Command:
     return command
 
 
-def run(name: str, words: Sequence[str]) -> int:
-    """Run `fleetrun NAME WORDS` and return its exit code; UsageError if invalid."""
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Run `fleetrun NAME ARGUMENTS` and return its exit code; UsageError if invalid."""
     command = load(name)
     try:
-        with command.make_context(f"fleetrun {name}", list(words), None, **SETTINGS) as context:
+        with command.make_context(f"fleetrun {name}", list(arguments), None, **SETTINGS) as context:
             return int(command.invoke(context) or 0)
     except click.exceptions.Exit as end:
         # After --help.

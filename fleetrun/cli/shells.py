@@ -1,0 +1,255 @@
+"""Completion by Tab: the scripts for bash, zsh and fish, and the answers to them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+import click
+from click import shell_completion
+from click.shell_completion import CompletionItem, ShellComplete
+
+from fleetrun.cli import argv
+from fleetrun.cli.option import Option, by_spelling
+from fleetrun.cli.options import KNOWN, is_device_list
+from fleetrun.cli.parser import COMMANDS, LaunchCommand, load
+from fleetrun.cli.types import FILE, Type, among
+from fleetrun.errors import UsageError
+from fleetrun.model import flag
+from fleetrun.plan import kinds
+from fleetrun.printing import put
+from fleetrun.records.variables import COMPLETE
+
+_BASH = """\
+%(complete_func)s() {
+    local IFS=$'\\n' response type value
+    response=$(env COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD=$COMP_CWORD \\
+        %(complete_var)s=bash_complete $1 2>/dev/null)
+    for completion in $response; do
+        IFS=',' read -r type value <<< "$completion"
+        if [[ $type == dir ]]; then
+            compopt -o dirnames
+        elif [[ $type == file ]]; then
+            compopt -o default
+        elif [[ $type == plain ]]; then
+            COMPREPLY+=("$value")
+            if [[ $value == *= ]]; then compopt -o nospace; fi
+        fi
+    done
+}
+complete -o nosort -F %(complete_func)s %(prog_name)s %(prog_name)sx
+"""
+_ZSH = """\
+#compdef %(prog_name)s %(prog_name)sx
+%(complete_func)s() {
+    local -a plain unfinished described response
+    local type key descr
+    response=("${(@f)$(env COMP_WORDS="${words[*]}" COMP_CWORD=$((CURRENT-1)) \\
+        %(complete_var)s=zsh_complete ${(Q)words[1]} 2>/dev/null)}")
+    for type key descr in ${response}; do
+        case $type in
+            plain)
+                if [[ $key == *= ]]; then unfinished+=("$key")
+                elif [[ $descr == _ ]]; then plain+=("$key")
+                else described+=("$key:$descr"); fi ;;
+            dir) _path_files -/ ;;
+            file) _path_files -f ;;
+        esac
+    done
+    if (( $#described )); then _describe -V unsorted described -U; fi
+    if (( $#plain )); then compadd -U -V unsorted -a plain; fi
+    if (( $#unfinished )); then compadd -U -V unsorted -S '' -a unfinished; fi
+}
+if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
+    %(complete_func)s "$@"
+else
+    compdef %(complete_func)s %(prog_name)s %(prog_name)sx
+fi
+"""
+_FISH = """\
+function %(complete_func)s
+    set -l typed (commandline -opc)
+    set -l response (env %(complete_var)s=fish_complete COMP_WORDS=(commandline -cp) \\
+        COMP_CWORD=(commandline -t) $typed[1] 2>/dev/null)
+    for completion in $response
+        set -l metadata (string split -m 1 "," $completion)
+        switch $metadata[1]
+            case dir
+                __fish_complete_directories $metadata[2]
+            case file
+                __fish_complete_path $metadata[2]
+            case plain
+                echo $metadata[2]
+        end
+    end
+end
+complete --no-files --command %(prog_name)s --command %(prog_name)sx \\
+    --arguments "(%(complete_func)s)"
+"""
+
+
+_PROGRAM = "fleetrun"
+Item = CompletionItem[str]
+
+
+class _Bash(shell_completion.BashComplete):
+    """Bash splits words at = and : unlike other shells, and replaces only the last piece."""
+
+    source_template = _BASH
+    _cut = 0
+
+    @staticmethod
+    def _check_version() -> None:
+        """Do not start a bash to ask for its version, as click does."""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Return the words before the one to complete, and that one, as they were typed."""
+        args, incomplete = super().get_completion_args()
+        args, incomplete = _rejoin(args, incomplete)
+        self._cut = max(map(incomplete.rfind, "=:")) + 1
+        return args, incomplete
+
+    def format_completion(self, item: Item) -> str:
+        """Return ITEM as its script reads it."""
+        value = item.value[self._cut :] if item.type == "plain" else item.value
+        return f"{item.type},{value}"
+
+
+class _Zsh(shell_completion.ZshComplete):
+    source_template = _ZSH
+
+    def format_completion(self, item: Item) -> str:
+        """Return ITEM as its script reads it: the first colon ends a value that is described."""
+        value = item.value.replace(":", "\\:") if item.help else item.value
+        return f"{item.type}\n{value}\n{item.help or '_'}"
+
+
+class _Fish(shell_completion.FishComplete):
+    source_template = _FISH
+
+    def format_completion(self, item: Item) -> str:
+        """Return ITEM as its script reads it."""
+        return f"{item.type},{item.value}" + (f"\t{item.help}" if item.help else "")
+
+
+SHELLS: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
+
+
+def _of(shell: str) -> ShellComplete:
+    return SHELLS[shell](click.Command(_PROGRAM), {}, _PROGRAM, COMPLETE)
+
+
+def script(shell: str) -> str:
+    """Return the script for SHELL."""
+    return f"{_of(shell).source()}\n"
+
+
+def answer(instruction: str) -> int:
+    """Answer a shell's INSTRUCTION in click's form: bash_complete, zsh_source."""
+    shell, _, task = instruction.partition("_")
+    if shell not in SHELLS or task not in {"source", "complete"}:
+        raise UsageError(
+            f"{COMPLETE}={instruction}: give SHELL_source or SHELL_complete, "
+            f"where SHELL is one of {', '.join(SHELLS)}."
+        )
+    if task == "source":
+        return put(script(shell))
+    completing = _of(shell)
+    args, incomplete = completing.get_completion_args()
+    items = candidates(args, incomplete)
+    return put("".join(f"{completing.format_completion(item)}\n" for item in items))
+
+
+def candidates(args: list[str], incomplete: str) -> list[Item]:
+    """Return the completions of INCOMPLETE after ARGS.
+
+    >>> [candidate.value for candidate in candidates(["--gpus=0"], "--nproc")]
+    ['--nproc_per_node']
+    """
+    if args and args[0] in COMMANDS:
+        command = load(args[0])
+        if not isinstance(command, LaunchCommand):
+            return _of_command(command, args, incomplete)
+        items = _of_launch(args[1:], incomplete, command.rows())
+    else:
+        items = _of_launch(args, incomplete, KNOWN)
+    if items is not None:
+        return items
+    files = _values(FILE, incomplete)
+    return files if args or not incomplete else files + among(COMMANDS, incomplete)
+
+
+def _of_command(command: click.Command, args: list[str], incomplete: str) -> list[Item]:
+    """Return click's completions for COMMAND, which takes no launch."""
+    items = ShellComplete(command, {}, args[0], COMPLETE).get_completions(args[1:], incomplete)
+    typed, equals, _ = incomplete.partition("=")
+    # Shells replace the whole word, and click knows only its value.
+    return _after(f"{typed}=", items) if equals and typed.startswith("-") else items
+
+
+def _of_launch(
+    args: Sequence[str], incomplete: str, options: Sequence[Option]
+) -> list[Item] | None:
+    """Return completions of OPTIONS or of their values; None for a file or the script's words."""
+    try:
+        head = argv.scan(args, options)
+    except UsageError:
+        # Complete after an earlier mistake, too; running the line reports it.
+        head = argv.ParsedOptions((), (), None)
+    if head.script_at is not None or args[-1:] == ["--"]:
+        return None
+    if head.pending is not None:
+        return _values(head.pending.kind, incomplete)
+    typed, equals, value = incomplete.partition("=")
+    if equals and typed.startswith("--"):
+        option = by_spelling(options).get(typed[2:].replace("-", "_"))
+        return _after(f"{typed}=", _values(option.kind, value)) if option else []
+    return _spellings(incomplete, options) if incomplete.startswith("-") else None
+
+
+def _after(before: str, items: Iterable[Item]) -> list[Item]:
+    return [CompletionItem(f"{before}{item.value}", item.type, item.help) for item in items]
+
+
+def _values(kind: Type, incomplete: str) -> list[Item]:
+    return kind.shell_complete(click.Context(click.Command("")), click.Option(["--x"]), incomplete)
+
+
+def _spellings(incomplete: str, options: Iterable[Option]) -> list[Item]:
+    """Return the options that start with INCOMPLETE, spelled with its kind of hyphens."""
+    named = {
+        name: option
+        for option in options
+        if option.group != "later"
+        for name in (*option.spellings, *(_of_kinds() if option.label == "devices" else ()))
+    }
+    items = []
+    for name, option in named.items():
+        for spelling in (flag(name), f"--{name}", f"--{name.replace('_', '-')}"):
+            if spelling.startswith(incomplete):
+                items.append(CompletionItem(spelling, help=option.help or None))
+                break
+    return items
+
+
+def _of_kinds() -> list[str]:
+    """Return the options of the known device kinds, and of the exported one."""
+    names = dict.fromkeys((*kinds.VENDORS, os.environ.get(kinds.XCCL, "")))
+    return [f"{kind}s" for kind in names if is_device_list(f"{kind}s", "all")]
+
+
+def _rejoin(args: list[str], incomplete: str) -> tuple[list[str], str]:
+    """Rejoin the words that bash split at = and :.
+
+    >>> _rejoin(["--master", "a", ":", "1", "--dry-run"], "=")
+    (['--master', 'a:1'], '--dry-run=')
+    """
+    joined: list[str] = []
+    glued = False
+    for word in (*args, incomplete):
+        if joined and (glued or word in ("=", ":")):
+            joined[-1] += word
+        else:
+            joined.append(word)
+        glued = word in ("=", ":")
+    return joined[:-1], joined[-1]

@@ -1,0 +1,358 @@
+"""The types of option values: what each reads, and what it allows in words; pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterable
+
+import click
+from click.shell_completion import CompletionItem
+
+from fleetrun import conversion, slips
+from fleetrun.errors import UsageError
+
+Value = str | int | float | bool | tuple[str, ...] | tuple[int, int] | None
+
+# The largest time or count, and how many digits are read of a larger one.
+_MOST, _DIGITS = 1e9, 11
+LAST_PORT = 65535
+# The first two steps allocate, compile, and put buckets in order; all that are recorded are kept in
+# memory until the last.
+_PROFILED_STEPS, _MOST_PROFILED = "3-7", 1000
+# Enough for any host; keeps `--tee=0-9999999999` from filling the memory.
+_MOST_RANKS = 1 << 16
+_LEAST_LOG = 1024 * 1024
+
+
+class Type(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
+    """How a value is read: READ returns it, or raises ValueError with what is allowed.
+
+    WANTED says what is allowed; FITS says whether a word that follows an option with an optional
+    value is its value; WORDS are for completion. COMPLETE is `file` or `dir`: the value is a path,
+    and the shell completes it. IS_FREE: the text may have any characters, as a path may.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        read: Callable[[str], Value] = str,
+        wanted: str = "",
+        *,
+        fits: Callable[[str], bool] = lambda _word: False,
+        words: tuple[str, ...] = (),
+        complete: str = "",
+        is_free: bool = False,
+    ) -> None:
+        self.name = name
+        self._read = read
+        self._wanted = wanted
+        self.fits = fits
+        self.words = words
+        self.complete = complete
+        self._is_free = is_free or complete != ""
+
+    def read(self, text: str) -> Value:
+        """Return the value of TEXT; ValueError says what is allowed."""
+        if not text.isascii() and not self._is_free and slips.plain(text) != text:
+            raise ValueError(f"it has full-width characters: write {slips.plain(text)}.")
+        return self._read(text)
+
+    def wanted(self, metavar: str | None = "") -> str:
+        """Return what is allowed, for an error message; METAVAR is that of the option."""
+        return self._wanted or f"give {metavar or 'a value'}."
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Value:
+        """Return VALUE as READ does; UsageError with what is allowed."""
+        # Of an Option, which knows home folders, and what no message shows.
+        as_given = getattr(param, "given", None)
+        given = None if as_given is None else as_given(str(value))
+        try:
+            return self.read(str(value) if given is None else given.raw)
+        except ValueError as error:
+            problem = str(error) or self.wanted()
+        if given is not None:
+            raise UsageError(given.blame(problem))
+        where = "" if ctx is None else f"{ctx.command_path.removeprefix('fleetrun ')}: "
+        raise UsageError(f"{where}{value}: {problem}")
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - click's
+        param: click.Parameter,  # noqa: ARG002 - click's
+        incomplete: str,
+    ) -> list[CompletionItem[str]]:
+        """Return the words that start with INCOMPLETE, or let the shell complete a path."""
+        if self.complete:
+            return [CompletionItem(incomplete, type=self.complete)]
+        return among(self.words, incomplete)
+
+
+def among(words: Iterable[str], incomplete: str, before: str = "") -> list[CompletionItem[str]]:
+    """Return the WORDS that start with INCOMPLETE, after BEFORE in the same word."""
+    return [CompletionItem(before + word) for word in words if word.startswith(incomplete)]
+
+
+# -- plain values ---------------------------------------------------------------------------------
+
+
+def number(
+    *,
+    is_whole: bool = True,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    words: tuple[str, ...] = (),
+) -> Type:
+    """Return the type of a number from MINIMUM to MAXIMUM, or one of WORDS.
+
+    >>> number(minimum=1, words=("auto",)).read("auto"), number(minimum=1).read("8")
+    ('auto', 8)
+    """
+    in_words = conversion.number_in_words(is_whole=is_whole, minimum=minimum, maximum=maximum)
+    wanted = f"give {in_words}" + (f", or one of {', '.join(words)}." if words else ".")
+
+    def read(text: str) -> Value:
+        text = text.strip()
+        if text.lower() in words:
+            return text.lower()
+        value = conversion.number(
+            text,
+            is_whole=is_whole,
+            minimum=minimum,
+            maximum=_MOST if maximum is None else maximum,
+        )
+        if value is None:
+            _refuse_digits(text, is_bounded=maximum is not None)
+            raise ValueError(wanted)
+        return value
+
+    return Type("int" if is_whole else "float", read, wanted, words=words)
+
+
+def _refuse_digits(text: str, *, is_bounded: bool) -> None:
+    """Raise ValueError for digits of other scripts, and numbers that are too large."""
+    if text.isdecimal() and not text.isascii():
+        raise ValueError("give a number in the digits 0-9.")
+    if not is_bounded and text.isdecimal() and int(text[:_DIGITS]) > _MOST:
+        raise ValueError(f"give {_MOST:.0f} at most.")
+
+
+def seconds(minimum: float | None = None) -> Type:
+    """Return the type of a time of MINIMUM seconds or more.
+
+    >>> seconds().read("1h30m")
+    5400.0
+    """
+    least = f", {minimum:g} or more" if minimum is not None else ""
+    wanted = f"give a number of seconds{least}, or a time such as 90s, 30m or 1h30m."
+
+    def read(text: str) -> Value:
+        value = conversion.number(
+            conversion.parse_duration(text.strip()), is_whole=False, minimum=minimum, maximum=_MOST
+        )
+        if value is None:
+            _refuse_digits(text.strip(), is_bounded=False)
+            raise ValueError(wanted)
+        return value
+
+    return Type("duration", read, wanted)
+
+
+def choice(
+    *words: str,
+    synonyms: Iterable[tuple[str, str]] = (),
+    gone: Iterable[tuple[str, str]] = (),
+    is_optional: bool = False,
+) -> Type:
+    """Return the type of one of WORDS.
+
+    SYNONYMS are other words for them; GONE has words that are no longer allowed, each with a
+    sentence about what is. IS_OPTIONAL: a following word may be the value of an optional one.
+    """
+    meant, answers = dict(synonyms), dict(gone)
+    wanted = f"give one of {', '.join(words)}."
+
+    def read(text: str) -> Value:
+        word = text.strip().lower()
+        word = meant.get(word, word)
+        if word not in words:
+            raise ValueError(answers.get(word, wanted))
+        return word
+
+    fits = words.__contains__ if is_optional else lambda _word: False
+    return Type("choice", read, wanted, words=words, fits=fits)
+
+
+def _boolean(text: str) -> bool:
+    value = conversion.boolean(text)
+    if value is None:
+        raise ValueError("give true or false.")
+    return value
+
+
+BOOL = Type(
+    "bool",
+    _boolean,
+    "give true or false.",
+    fits=lambda word: conversion.boolean(word) is not None,
+    words=("true", "false"),
+)
+# Never takes the word after it.
+FLAG = Type("flag", _boolean, "give true or false.", words=("true", "false"))
+TEXT, TEXTS, FREE = Type("text"), Type("texts"), Type("text", is_free=True)
+FILE, FOLDER = Type("text", complete="file"), Type("text", complete="dir")
+
+
+def _items(text: str) -> tuple[str, ...]:
+    return tuple(text.replace(",", " ").split())
+
+
+LIST = Type("list", _items)
+FILES = Type("list", _items, complete="file")
+VARIABLE = Type(
+    "pairs",
+    wanted="give KEY=VALUE, where KEY is letters, digits and underscores.",
+    is_free=True,
+)
+
+
+def read_as(
+    read: Callable[[str], Value],
+    *,
+    words: tuple[str, ...] = (),
+    complete: str = "",
+    is_free: bool = False,
+) -> Type:
+    """Return the type of texts that READ reads."""
+    return Type("text", read, words=words, complete=complete, is_free=is_free)
+
+
+# -- values of their own kind ---------------------------------------------------------------------
+
+
+def is_rank_list(word: str) -> bool:
+    """Whether WORD can only be meant for --tee: all, or numbers, commas and ranges.
+
+    torchrun's 0:3 for its options of these names, too.
+
+    >>> is_rank_list("all"), is_rank_list("0,2-3"), is_rank_list("0:3"), is_rank_list("train.py")
+    (True, True, True, False)
+    """
+    return word == "all" or (word[:1].isdigit() and not word.strip("0123456789,-:"))
+
+
+def ranks(text: str) -> str:
+    """Return ranks, ranges written out: all, or numbers with commas.
+
+    >>> ranks("0-2, 5")
+    '0,1,2,5'
+    """
+    parts = text.replace(",", " ").split()
+    if parts == ["all"]:
+        return "all"
+    numbers: list[int] = []
+    for part in parts or [""]:
+        span = conversion.parse_range(part)
+        if span is None or span.stop > _MOST_RANKS:
+            is_range = part != "" and not part.strip("0123456789-")
+            otherwise = "give all, or ranks such as 0,3 or 0-3."
+            raise ValueError(f"{part} is not a range of ranks." if is_range else otherwise)
+        numbers.extend(span)
+    return ",".join(map(str, dict.fromkeys(numbers)))
+
+
+def _shown_ranks(text: str) -> str:
+    if re.fullmatch(r"\d+:\d.*", text.strip()):
+        raise ValueError(
+            "it takes ranks, or all, and shows both streams, as torchrun's 3: write --tee=0,3."
+        )
+    return ranks(text)
+
+
+def _redirected(text: str) -> str:
+    word = text.strip().lower()
+    if re.fullmatch(r"[12]|\d+:\d.*", word):
+        raise ValueError(
+            "give true (torchrun's 3), for all ranks and both streams, or false, for one log of "
+            "each rank; --tee=0,3 chooses the ranks that the console shows."
+        )
+    value = conversion.boolean(word) if word != "3" else True
+    if value is None:
+        raise ValueError("give one of false, true.")
+    return str(value).lower()
+
+
+RANKS = Type("list", ranks, words=("all",))
+SHOWN_RANKS = Type("list", _shown_ranks, fits=is_rank_list, words=("all",))
+REDIRECTS = Type(
+    "choice",
+    _redirected,
+    fits=lambda word: is_rank_list(word) or conversion.boolean(word) is not None,
+    words=("false", "true"),
+)
+
+
+def wrapper(text: str) -> str:
+    """Return ranks, as above, and the command that wraps theirs.
+
+    >>> wrapper("0-1:nsys  profile")
+    '0,1: nsys profile'
+    """
+    numbers, colon, command = text.partition(":")
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ValueError(f"the command cannot be read: {error}.") from None
+    if not colon or not words:
+        raise ValueError("give 'RANKS: COMMAND', such as '0: nsys profile'.")
+    return f"{ranks(numbers)}: {shlex.join(words)}"
+
+
+def profiled(text: str) -> str:
+    """Return ranks, as above, and the first and the last step that they record.
+
+    >>> profiled("0-1:20")
+    '0,1:20-20'
+    """
+    numbers, colon, steps = text.partition(":")
+    span = conversion.parse_range(steps if colon else _PROFILED_STEPS)
+    if span is None or not span.start or len(span) > _MOST_PROFILED:
+        raise ValueError(
+            "give ranks and steps, such as 0,3:10-14; steps count from 1, and are at most "
+            f"{_MOST_PROFILED}."
+        )
+    return f"{ranks(numbers)}:{span.start}-{span.stop - 1}"
+
+
+def reading_rank(text: str) -> str:
+    """Return the rank that reads the terminal, or none."""
+    word = text.strip().lower()
+    if word != "none" and not conversion.is_digits(word):
+        raise ValueError("give a rank such as 0, or none.")
+    return word if word == "none" else str(int(word))
+
+
+def pattern(text: str) -> str:
+    """Return TEXT if it is a regular expression."""
+    if is_rank_list(text):
+        raise ValueError(f"give a regular expression; --tee={text} chooses ranks.")
+    conversion.pattern(text)
+    return text
+
+
+def log_size(text: str) -> int:
+    """Return the bytes of TEXT."""
+    size = conversion.parse_size(text)
+    if size is None or 0 < size < _LEAST_LOG:
+        raise ValueError("give 1M or more, as 100M or 2G, or 0 for no limit.")
+    return size
+
+
+def job_name(text: str) -> str:
+    """Return TEXT if it can be the name of a job, which is part of a folder's name."""
+    text = text.strip()
+    if not text.isprintable() or set(text) & set("/ ") or text.startswith("."):
+        raise ValueError("give a name without slashes and spaces, and no dot at its start.")
+    return text
