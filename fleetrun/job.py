@@ -7,18 +7,18 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from fleetrun import colors, engines, planner, probe
+from fleetrun import colors, engines
 from fleetrun.engines import SelectedEngine, meeting
 from fleetrun.errors import FleetrunError, UsageError
+from fleetrun.host import addresses, checkpoints, nvml, probe
 from fleetrun.model import Facts, LaunchPlan, Request, Roster, Task
-from fleetrun.plan import brief, debug, devices, hosts, render
+from fleetrun.plan import brief, debug, devices, hosts, planner, render
 from fleetrun.plan.devices import Share
 from fleetrun.plan.layout import Slots
 from fleetrun.plan.visible import visible
 from fleetrun.postmortem import ending
 from fleetrun.postmortem.ending import Ending, document
 from fleetrun.printing import put
-from fleetrun.probe import addresses, checkpoints, nvml
 from fleetrun.records import heartbeat, secrets, variables
 from fleetrun.run.background import Background, begin
 from fleetrun.run.descriptors import FileLimit
@@ -63,7 +63,7 @@ def launch(
     engine = engines.find(request, environ, planner.places(request))
     try:
         if request.preflight and is_real:
-            from fleetrun import checkup
+            from fleetrun.doctor import checkup
 
             checkup.preflight(request, environ)
     except FleetrunError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from fleetrun import engines, planner
+from fleetrun import engines
 from fleetrun.model import (
     Address,
     Device,
@@ -17,6 +17,7 @@ from fleetrun.model import (
     Script,
     Setting,
 )
+from fleetrun.plan import planner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -36,10 +36,8 @@ FLOORS = (
     ),
     (
         "fleetrun.plan",
-        "fleetrun.modes",
-        "fleetrun.planner",
-        # What hosts tell each other.
-        "fleetrun.doctor.facts",
+        # It also resolves the strategy, whose fields are options.
+        "fleetrun.plan.planner",
         "fleetrun.run.policy",
         "fleetrun.cli",
         # Pure, unlike the engines beside them: variables to options.
@@ -57,12 +55,12 @@ FLOORS = (
         "fleetrun.engines",
         "fleetrun.postmortem",
         "fleetrun.run",
-        "fleetrun.probe",
+        "fleetrun.host",
         "fleetrun.printing",
         "fleetrun.session",
     ),
     ("fleetrun.sinks", "fleetrun.sources", "fleetrun.supervisor"),
-    ("fleetrun.job", "fleetrun.doctor", "fleetrun.checkup", "fleetrun.remote"),
+    ("fleetrun.job", "fleetrun.doctor", "fleetrun.remote"),
     (
         "fleetrun.cli.app",
         "fleetrun.cli.shells",
@@ -83,7 +81,7 @@ ISLAND = "fleetrun.inject"
 
 # Where a package from outside may be imported at all, and whether only inside functions.
 OUTSIDE = {
-    "pynvml": ("fleetrun.probe.nvml", "fleetrun.doctor.nvidia", "fleetrun.sinks.metrics"),
+    "pynvml": ("fleetrun.host.nvml", "fleetrun.doctor.nvidia", "fleetrun.sinks.metrics"),
     "rich": ("fleetrun.sinks", "fleetrun.commands"),
     "prometheus_client": ("fleetrun.sinks.metrics",),
     "starlette": ("fleetrun.commands.ui",),
@@ -102,11 +100,8 @@ PURE = (
     "fleetrun.model",
     "fleetrun.errors",
     "fleetrun.plan",
-    "fleetrun.modes",
-    "fleetrun.planner",
 )
 PURE_MODULES = (
-    "fleetrun.doctor.facts",
     "fleetrun.engines.cluster",
     "fleetrun.engines.detect",
     "fleetrun.run.events",
@@ -363,8 +358,8 @@ def test_neither_the_plan_nor_an_engine_asks_for_the_mode() -> None:
         for node in ast.walk(tree(name))
         if isinstance(node, ast.Attribute) and node.attr == "run_mode"
     }
-    reading = {"fleetrun.probe", "fleetrun.checkup"}
-    assert asking == {"fleetrun.planner", "fleetrun.modes.roles"} | reading
+    reading = {"fleetrun.host.probe", "fleetrun.doctor.checkup"}
+    assert asking == {"fleetrun.plan.planner", "fleetrun.plan.modes.roles"} | reading
 
 
 def test_every_tool_is_told_the_oldest_python_that_we_promise() -> None:

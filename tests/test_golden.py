@@ -18,8 +18,8 @@ from planning import planned
 from fleetrun.cli import request
 from fleetrun.cli.argv import split
 from fleetrun.errors import FleetrunError
+from fleetrun.host import scripts
 from fleetrun.model import Address, Facts, LaunchPlan, RankSpec
-from fleetrun.probe import scripts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fleetrun import conversion, modes, slips
+from fleetrun import conversion, slips
 from fleetrun.cli.argv import ParsedCommand
 from fleetrun.cli.configfile import Config, named
 from fleetrun.cli.option import Option, Resolved
@@ -26,7 +26,7 @@ from fleetrun.model import (
     Strategy,
     flag,
 )
-from fleetrun.plan import kinds
+from fleetrun.plan import kinds, modes
 from fleetrun.plan.hosts import (
     ENDPOINTS,
     LAST_PORT,

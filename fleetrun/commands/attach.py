@@ -12,9 +12,9 @@ import click
 from fleetrun.cli import parser
 from fleetrun.commands import ps
 from fleetrun.errors import EnvironmentFault
+from fleetrun.host import jobs
+from fleetrun.host.jobs import RunningJob
 from fleetrun.printing import remark
-from fleetrun.probe import jobs
-from fleetrun.probe.jobs import RunningJob
 from fleetrun.records import names
 
 _CHUNK = 1 << 16

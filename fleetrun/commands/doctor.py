@@ -8,10 +8,10 @@ import sys
 
 import click
 
-from fleetrun import checkup, colors
+from fleetrun import colors
 from fleetrun.cli import parser
 from fleetrun.commands import tables
-from fleetrun.doctor import findings, output
+from fleetrun.doctor import checkup, findings, output
 from fleetrun.model import Request
 from fleetrun.plan.command import CHECK
 from fleetrun.plan.visible import visible

@@ -15,11 +15,11 @@ from fleetrun.cli import parser
 from fleetrun.cli.types import among
 from fleetrun.commands import tables
 from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.host import jobs
+from fleetrun.host.jobs import JobRecords, RunningJob
 from fleetrun.plan.command import CHECK
 from fleetrun.plan.visible import visible
 from fleetrun.printing import put, remark
-from fleetrun.probe import jobs
-from fleetrun.probe.jobs import JobRecords, RunningJob
 from fleetrun.records import names, reading
 from fleetrun.remote import everywhere, ssh, sshjob
 

@@ -10,9 +10,9 @@ import click
 from fleetrun.commands import ps
 from fleetrun.commands.logs import collectives
 from fleetrun.errors import EnvironmentFault
+from fleetrun.host import jobs
 from fleetrun.plan.visible import visible_lines
 from fleetrun.printing import put, remark
-from fleetrun.probe import jobs
 from fleetrun.records import eventfile, names, reading, runs
 
 # Ranks answer one after the other, and an unresponsive one takes 13 s.

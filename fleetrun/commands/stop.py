@@ -11,9 +11,9 @@ import click
 
 from fleetrun.commands import ps
 from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.host import jobs
+from fleetrun.host.jobs import RunningJob
 from fleetrun.printing import remark
-from fleetrun.probe import jobs
-from fleetrun.probe.jobs import RunningJob
 from fleetrun.records.variables import JOB
 from fleetrun.run import jobprocesses
 

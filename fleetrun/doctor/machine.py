@@ -14,7 +14,7 @@ import psutil
 
 from fleetrun.conversion import counted, size
 from fleetrun.doctor.findings import Finding, error, ok, warning
-from fleetrun.probe import files
+from fleetrun.host import files
 from fleetrun.run import proc
 
 _MIB, _GIB = 1 << 20, 1 << 30

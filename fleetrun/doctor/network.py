@@ -12,8 +12,8 @@ import psutil
 
 from fleetrun import conversion
 from fleetrun.doctor.findings import Finding, error, ok, warning
+from fleetrun.host import addresses, tcp
 from fleetrun.plan import communication
-from fleetrun.probe import addresses, tcp
 from fleetrun.run.isolation import IsolatedCall
 
 

@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
+from fleetrun.host import files, nvml
+from fleetrun.host.nvml import Library, ask, library, text
 from fleetrun.postmortem import kernelfacts
-from fleetrun.probe import files, nvml
-from fleetrun.probe.nvml import Library, ask, library, text
 from fleetrun.run import isolation
 
 

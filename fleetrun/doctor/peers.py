@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fleetrun.doctor.facts import Connect, HostDescription, Peer
 from fleetrun.doctor.findings import Finding, error, ok, warning
+from fleetrun.session.introductions import Connect, HostDescription, Peer
 
 # Beyond this, certificates, file times and the order of log lines become unreliable.
 CLOCK_S = 1.0

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from typing import NamedTuple
 
-from fleetrun import __version__, modes
+from fleetrun import __version__
 from fleetrun.doctor.findings import Finding, error, ok, warning
 from fleetrun.doctor.nvidia import Gpu, Gpus
-from fleetrun.probe import paddles
+from fleetrun.host import paddles
+from fleetrun.plan import modes
 from fleetrun.records import installed
 from fleetrun.run import proc
 

@@ -10,10 +10,10 @@ from fleetrun.engines import SelectedEngine
 from fleetrun.engines.local import alone
 from fleetrun.engines.ports import Ports
 from fleetrun.errors import UsageError
+from fleetrun.host import addresses
 from fleetrun.model import COMMAND_LINE, Endpoint, Facts, Request, Roster
 from fleetrun.plan import hosts, shell
 from fleetrun.plan.layout import ModeHosts, Slots
-from fleetrun.probe import addresses
 from fleetrun.records import arguments
 from fleetrun.records.variables import TOKEN
 

@@ -7,7 +7,7 @@ import errno
 from collections.abc import Iterator, Sequence
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.probe import tcp
+from fleetrun.host import tcp
 
 # Where to look for free ports: above those of services, below Kubernetes' NodePorts (30000), and
 # above the kernel's default range for outgoing connections.

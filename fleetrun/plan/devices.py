@@ -9,7 +9,7 @@ from fleetrun import conversion, suggestions
 from fleetrun.conversion import counted, is_digits
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Device, Facts, Request
-from fleetrun.plan import kinds, masks, origin, use
+from fleetrun.plan import free_gpus, kinds, masks, origin
 from fleetrun.plan.kinds import label
 from fleetrun.records.variables import ASSUME_DEVICES
 
@@ -61,9 +61,9 @@ def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
         _refuse_cpu(request, facts, processes, why)
         note = f"{_without(visible, why, facts)}: {ON_CPU}"
         return _on_cpu(request, processes if isinstance(processes, int) else 1, (note,))
-    if request.devices == use.FREE:
+    if request.devices == free_gpus.FREE:
         count = processes if isinstance(processes, int) else None
-        chosen, notes = use.free(request, facts, visible, kind, count)
+        chosen, notes = free_gpus.free(request, facts, visible, kind, count)
     else:
         chosen, notes = _choose(request, visible, kind)
     divided = any(masks.is_instance(device.id) for device in chosen)
@@ -80,7 +80,7 @@ def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
         )
     else:
         instances = _instances(request, visible, groups) if divided else ()
-        notes = (*notes, *instances, *use.remarks(facts, visible, groups))
+        notes = (*notes, *instances, *free_gpus.remarks(facts, visible, groups))
     _check_masked(request, facts, kind)
     has_own_masks = divided or request.virtual_local_rank
     return Share(kind, groups, backend, notes, has_own_masks)

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from fleetrun import planner
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Request
+from fleetrun.plan import planner
 from fleetrun.records import eventfile, lockfile, names
 from fleetrun.run.background import Background
 from fleetrun.run.events import signal_name

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from fleetrun.doctor.findings import Finding, error
 from fleetrun.doctor.output import KEYS
+from fleetrun.host.probe import current_folder
 from fleetrun.model import Request
 from fleetrun.plan.hostfile import HostEntry
-from fleetrun.probe import current_folder
 from fleetrun.records import reading
 from fleetrun.remote import ssh, sshjob
 from fleetrun.remote.ssh import SSH_FAULT, HostOrder, SshConnection

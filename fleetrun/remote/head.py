@@ -16,10 +16,10 @@ from functools import partial
 from types import FrameType
 
 from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.host.probe import current_folder
 from fleetrun.model import Request
 from fleetrun.plan.hostfile import HostEntry
 from fleetrun.plan.visible import visible
-from fleetrun.probe import current_folder
 from fleetrun.records.folder import write_all
 from fleetrun.records.names import listed
 from fleetrun.records.variables import with_token

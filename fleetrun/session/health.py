@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
+from fleetrun.host import nvml as reader
+from fleetrun.host.nvml import Library, NvmlGpu
 from fleetrun.model import GpuUse
-from fleetrun.probe import nvml as reader
-from fleetrun.probe.nvml import Library, NvmlGpu
 
 # The driver frees the memory of a killed process within this time.
 _GIVEN_BACK_S, _LOOK_S = 10.0, 0.2

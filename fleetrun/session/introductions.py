@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from fleetrun.doctor.facts import Connect, HostDescription, Peer
 from fleetrun.model import Member
 from fleetrun.run.loop import Loop
 from fleetrun.session.authentication import Key
@@ -21,6 +20,41 @@ from fleetrun.session.listener import EVERYWHERE, Listener
 
 # After this long, log who is awaited, naming at most this many.
 _SILENCE_S, _MOST_NAMED = 1.0, 5
+
+
+class Connect(NamedTuple):
+    """An attempt to connect to one port of another host.
+
+    `outcome` is connected, refused (the host answers, nothing listens), silent (no answer at all),
+    or another program (which listens there); `text` says more.
+    """
+
+    port: int
+    outcome: str
+    text: str = ""
+
+
+class HostDescription(NamedTuple):
+    """The properties that hosts exchange and compare."""
+
+    host: str
+    fleetrun: str
+    python: str
+    paddle: str
+    cuda: str
+    nccl: str
+    driver: str
+
+
+class Peer(NamedTuple):
+    """Another host of the job; `card` is None if it did not answer."""
+
+    host: str
+    connects: tuple[Connect, ...]
+    card: HostDescription | None = None
+    # By how many seconds its clock is ahead of ours, and the error of that.
+    ahead_s: float = 0.0
+    accuracy_s: float = 0.0
 
 
 class Introduction(NamedTuple):

@@ -9,13 +9,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NoReturn
 
-from fleetrun import planner
 from fleetrun.engines import SelectedEngine, detect
 from fleetrun.errors import FleetrunError, UsageError
+from fleetrun.host import checkpoints, paddles
 from fleetrun.model import TRAINER, Endpoint, Facts, LaunchPlan, Member, Request, Roster
-from fleetrun.plan import hosts, origin, use
+from fleetrun.plan import free_gpus, hosts, origin, planner
 from fleetrun.plan.layout import Slots, session_ports
-from fleetrun.probe import checkpoints, paddles
 from fleetrun.records.variables import TOKEN
 from fleetrun.session import health, messages, script
 from fleetrun.session.codec import LONGEST_TEXT
@@ -104,7 +103,7 @@ def join(
         return plan(roster._replace(notes=notes))
 
     def trouble() -> str:
-        before = use.before(facts, local.members[local.me].groups)
+        before = free_gpus.before(facts, local.members[local.me].groups)
         return health.trouble(os.path.join(facts.cwd, request.log_dir), before)
 
     rendezvous = Rendezvous(

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.probe import tcp
+from fleetrun.host import tcp
 from fleetrun.run.tcpconnect import Link, plain_address
 from fleetrun.session.callers import PendingCallers
 from fleetrun.session.connection import Connection, Wire

@@ -7,9 +7,9 @@ import os
 from collections.abc import Mapping
 
 from fleetrun.errors import FleetrunError
+from fleetrun.host import scripts
 from fleetrun.model import Script
 from fleetrun.plan.command import CHECK
-from fleetrun.probe import scripts
 
 # How much of a digest is shown.
 _DIGITS = 12

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from fleetrun.host import checkpoints
 from fleetrun.model import Checkpoints
-from fleetrun.probe import checkpoints
 from fleetrun.records import heartbeat
 from fleetrun.run.events import Exited, Gathered, Happening, RunWarning, SignalAll
 from fleetrun.run.observers import ObservedJob, Source

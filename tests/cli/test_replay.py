@@ -10,11 +10,10 @@ import plans
 import pytest
 from planning import a_roster, some_facts
 
-from fleetrun import planner
 from fleetrun.cli import app, configfile, options, replay
 from fleetrun.cli.argv import split
 from fleetrun.errors import UsageError
-from fleetrun.plan import render
+from fleetrun.plan import planner, render
 from fleetrun.plan.devices import Share
 from fleetrun.records import names
 from fleetrun.run.loop import Loop

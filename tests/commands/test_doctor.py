@@ -78,7 +78,7 @@ def test_paddle_is_not_imported(tmp_path: Path) -> None:
     imported = {
         line.split("'")[1] for line in done.stderr.splitlines() if line.startswith("import '")
     }
-    assert "fleetrun.checkup" in imported
+    assert "fleetrun.doctor.checkup" in imported
     assert not imported & {"paddle", "numpy", "pynvml"}
 
 

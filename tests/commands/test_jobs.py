@@ -20,8 +20,8 @@ from waiting import LONG_S, until
 
 from fleetrun.commands import attach, ps, stop
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.probe import jobs
-from fleetrun.probe.jobs import JobRecords, RunningJob
+from fleetrun.host import jobs
+from fleetrun.host.jobs import JobRecords, RunningJob
 
 pytestmark = pytest.mark.slow
 

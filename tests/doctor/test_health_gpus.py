@@ -14,7 +14,7 @@ from fleetrun.doctor.nvidia import CudaStart, Xid
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fleetrun.probe.nvml import Library
+    from fleetrun.host.nvml import Library
 
 GIB = 1 << 30
 # The fake is asked in a child.

@@ -8,8 +8,8 @@ import pytest
 from findings import bad
 
 from fleetrun.doctor import peers
-from fleetrun.doctor.facts import Connect, HostDescription, Peer
 from fleetrun.doctor.findings import ERROR, WARNING, Finding
+from fleetrun.session.introductions import Connect, HostDescription, Peer
 
 CARD = HostDescription("node1", "0.1.0", "3.11.7", "3.3.1", "12.6", "2.22.3", "570.1")
 PORTS = (Connect(6070, "connected"), Connect(6071, "connected"))

@@ -14,7 +14,7 @@ from waiting import until
 
 from fleetrun.engines.ports import GuessedPorts, Ports
 from fleetrun.errors import EnvironmentFault
-from fleetrun.probe import tcp
+from fleetrun.host import tcp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

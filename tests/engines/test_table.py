@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 
 from fleetrun.engines import ENGINES
-from fleetrun.modes import MODES, Mode
+from fleetrun.plan.modes import MODES, Mode
 
 
 @pytest.mark.parametrize("file", [row.file for row in ENGINES])

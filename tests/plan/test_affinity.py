@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning import a_request, a_roster, gpus, some_facts
 
-from fleetrun import planner
 from fleetrun.conversion import ranges
 from fleetrun.model import Device, LaunchPlan, Processors
-from fleetrun.plan import affinity, render
+from fleetrun.plan import affinity, planner, render
 from fleetrun.plan.affinity import bind
 from fleetrun.plan.devices import Share
 

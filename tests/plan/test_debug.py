@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 from planning import a_request, a_roster, some_facts
 
-from fleetrun import planner
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Script
-from fleetrun.plan import debug
+from fleetrun.plan import debug, planner
 from fleetrun.plan.devices import Share
 
 if TYPE_CHECKING:

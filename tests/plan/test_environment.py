@@ -25,10 +25,10 @@ from fleetrun.model import (
     Roster,
     Strategy,
 )
-from fleetrun.modes import collective
 from fleetrun.plan import devices
 from fleetrun.plan.devices import Share
 from fleetrun.plan.environment import STRING_LIMIT, Environment, check_size, variables
+from fleetrun.plan.modes import collective
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,12 +8,12 @@ import pytest
 from commandline import Command
 from planning import a_request, a_roster, planned, some_facts
 
-from fleetrun import planner
 from fleetrun.cli import request
 from fleetrun.cli.argv import split
 from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.host import scripts
+from fleetrun.plan import planner
 from fleetrun.plan.devices import Share
-from fleetrun.probe import scripts
 
 if TYPE_CHECKING:
     from pathlib import Path

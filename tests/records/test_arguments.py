@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning import a_request, a_roster, some_facts
 
-from fleetrun import planner
 from fleetrun.model import Script
-from fleetrun.plan import render
+from fleetrun.plan import planner, render
 from fleetrun.plan.devices import Share
 from fleetrun.records.arguments import Hidden, conceal
 

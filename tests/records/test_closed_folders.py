@@ -10,8 +10,8 @@ import pytest
 from waiting import LONG_S
 
 from fleetrun.errors import EnvironmentFault
+from fleetrun.host import checkpoints, scripts
 from fleetrun.model import Script
-from fleetrun.probe import checkpoints, scripts
 from fleetrun.records.folder import closed
 from fleetrun.run import worker
 from fleetrun.run.isolation import IsolatedCall

@@ -7,10 +7,9 @@ from collections import defaultdict
 import reference_tables
 from planning import a_request, planned, some_facts
 
-from fleetrun import modes
 from fleetrun.cli import options
 from fleetrun.model import Facts, LaunchPlan, Processors, Request
-from fleetrun.plan import environment
+from fleetrun.plan import environment, modes
 
 IPS = {"ips": ("10.0.0.1", "10.0.0.2")}
 SERVERS = {"run_mode": "ps", "server_num": 1, "trainer_num": 2}

@@ -15,8 +15,8 @@ from meetings import Job
 from processes import assert_no_survivors
 from waiting import LONG_S, until
 
-from fleetrun.modes import BY_WORD
-from fleetrun.probe import paddles
+from fleetrun.host import paddles
+from fleetrun.plan.modes import BY_WORD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

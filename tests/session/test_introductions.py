@@ -8,10 +8,9 @@ from contextlib import suppress
 
 import ports
 
-from fleetrun.doctor.facts import Connect, HostDescription, Peer
 from fleetrun.model import Member
 from fleetrun.session.authentication import Key
-from fleetrun.session.introductions import PeerCheck
+from fleetrun.session.introductions import Connect, HostDescription, Peer, PeerCheck
 
 CARD = HostDescription("node", "0.1.0", "3.11", "3.3.1", "", "", "")
 KEY, TIMEOUT_S = Key("job"), 60.0

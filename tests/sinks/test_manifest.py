@@ -16,9 +16,10 @@ from planning import a_request, a_roster, some_facts
 from timers import Timers
 from waiting import LONG_S, until
 
-from fleetrun import __version__, planner
+from fleetrun import __version__
 from fleetrun.cli import configfile, request
 from fleetrun.cli.argv import split
+from fleetrun.plan import planner
 from fleetrun.plan.devices import Share
 from fleetrun.records.secrets import Hider
 from fleetrun.run import proc

@@ -18,10 +18,10 @@ import pytest
 from nvmls import FakeNvml, hang
 from waiting import LONG_S
 
+from fleetrun.host import nvml
 from fleetrun.inject.flight_recorder import OPERATIONS, FlightRecorder
 from fleetrun.model import ExitStatus, Rules
 from fleetrun.plan.environment import STACK_SIGNAL
-from fleetrun.probe import nvml
 from fleetrun.run import children, isolation, proc
 from fleetrun.run.events import Exited, Hung, RunWarning, SignalAll, Started
 from fleetrun.run.loop import Loop

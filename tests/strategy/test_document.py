@@ -13,13 +13,12 @@ import pytest
 from planning import a_request, a_roster, some_facts
 from planning import planned as gather_and_plan
 
-from fleetrun import planner
 from fleetrun.cli import request
 from fleetrun.cli.argv import split
 from fleetrun.inject.evidence import Evidence
 from fleetrun.inject.spec import StrategySpec
 from fleetrun.model import Script
-from fleetrun.plan import render
+from fleetrun.plan import planner, render
 from fleetrun.plan.devices import Share
 from fleetrun.strategy import document as strategy_document
 from fleetrun.strategy import fields

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from training import PYTHONS, run
 
+from fleetrun.host import checkpoints
 from fleetrun.model import Checkpoints
-from fleetrun.probe import checkpoints
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from string import Template
 from typing import Any
 
-from fleetrun import __version__, conversion, probe
+from fleetrun import __version__, conversion
 from fleetrun.cli import parser
 from fleetrun.commands.submit import common
 from fleetrun.errors import EnvironmentFault
+from fleetrun.host import probe, scripts
 from fleetrun.printing import put
-from fleetrun.probe import scripts
 from fleetrun.records.variables import with_token
 
 WHAT = "submit slurm"

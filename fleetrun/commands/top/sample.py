@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from fleetrun import conversion
 from fleetrun.commands import ps
+from fleetrun.host import jobs, usage
 from fleetrun.postmortem import flight
-from fleetrun.probe import jobs, usage
 from fleetrun.records import (
     eventfile,
     flightfile,

@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from fleetrun import probe
 from fleetrun.cli import parser
 from fleetrun.cli.options import FieldValues
 from fleetrun.commands import tables, trials
 from fleetrun.commands.tune import candidates, halving, summary
+from fleetrun.host import probe
 from fleetrun.printing import put, say, tell
 
 

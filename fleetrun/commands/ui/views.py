@@ -14,8 +14,8 @@ from fleetrun.commands.logs import choose, collectives, show
 from fleetrun.commands.report import history, page
 from fleetrun.commands.stacks import newest
 from fleetrun.errors import EnvironmentFault
+from fleetrun.host import jobs
 from fleetrun.plan.visible import visible, visible_lines
-from fleetrun.probe import jobs
 from fleetrun.records import metricsfile, names, reading, runs
 from fleetrun.records.runs import Run
 

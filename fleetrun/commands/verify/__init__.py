@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
-from fleetrun import probe
 from fleetrun.cli import parser
 from fleetrun.cli.options import find
 from fleetrun.commands import trials
 from fleetrun.commands.verify import training_runs, verification
 from fleetrun.commands.verify.training_runs import VerifyRun, VerifySpec
 from fleetrun.errors import UsageError
+from fleetrun.host import probe
 from fleetrun.printing import say
 from fleetrun.records.variables import STRATEGY
 from fleetrun.strategy import load

@@ -10,9 +10,9 @@ from contextlib import suppress
 
 import psutil
 
-from fleetrun.probe import usage
-from fleetrun.probe.gpumeter import GpuMeter
-from fleetrun.probe.ticks import ticks
+from fleetrun.host import usage
+from fleetrun.host.gpumeter import GpuMeter
+from fleetrun.host.ticks import ticks
 from fleetrun.records import metricsfile, names, progress, runs
 from fleetrun.records.metricsfile import GpuUsage, MetricsRecord, RankUse, System
 from fleetrun.run import libc, proc

@@ -1,0 +1,1 @@
+"""What this host has and how it is: devices, addresses, ports, scripts, Paddle, jobs."""

@@ -1,0 +1,61 @@
+"""The use of the job's GPUs, read before the job is called hung."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from nvmls import FakeNvml, FakeNvmlError, NoPermission, hang
+from waiting import LONG_S
+
+from fleetrun.host import nvml
+from fleetrun.run.isolation import CallResult
+
+# Two GPUs, the second one busy; a third one has no rates.
+GPUS = (("GPU-a",), ("GPU-b",), ("GPU-c", "MIG-c"))
+LOADS = {"GPU-a": (0, 0), "GPU-b": (37, 2)}
+USES = {"GPU-b": (5, 10, ()), "MIG-c": (7, 10, ())}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "busy"),
+    [
+        (("0",), {"0": (0, 0, 0)}),
+        (("0", "1"), {"0": (0, 0, 0), "1": (37, 2, 5)}),
+        (("GPU-b",), {"GPU-b": (37, 2, 5)}),
+        (("GPU-a", "MIG-c"), {"GPU-a": (0, 0, 0), "MIG-c": (0, 0, 7)}),
+        (("9", "2"), {"2": (0, 0, 0)}),
+        (("GPU-gone",), {}),
+        ((), {}),
+        (None, {"0": (0, 0, 0), "1": (37, 2, 5), "2": (0, 0, 0)}),
+    ],
+)
+def test_only_our_gpus_count(
+    gpus: tuple[str, ...] | None, busy: dict[str, tuple[int, int, int]]
+) -> None:
+    assert nvml.loads(FakeNvml(*GPUS, loads=LOADS, uses=USES), gpus) == busy
+
+
+def test_gpus_are_numbered_without_those_that_may_not_be_opened() -> None:
+    lib = FakeNvml(*GPUS, loads=LOADS, trouble={0: NoPermission()})
+    assert nvml.loads(lib, ("0", "1")) == {"0": (37, 2, 0), "1": (0, 0, 0)}
+
+
+def test_the_answer_comes_from_a_child() -> None:
+    lib = FakeNvml(*GPUS, loads=LOADS)
+    question = nvml.ask_loads(("1",), lambda: lib)
+    assert question.wait(time.monotonic() + LONG_S) == CallResult(value={"1": (37, 2, 0)})
+
+
+def test_a_broken_driver_is_no_answer() -> None:
+    question = nvml.ask_loads(("0",), lambda: FakeNvml(broken=True))
+    answer = question.wait(time.monotonic() + LONG_S)
+    assert answer == CallResult(trouble="FakeNvmlError: Driver/library version mismatch")
+    assert issubclass(FakeNvmlError, Exception)
+
+
+def test_a_driver_that_hangs_is_left() -> None:
+    question = nvml.ask_loads(("0",), lambda: FakeNvml(init=hang))
+    assert question.wait(time.monotonic() + 0.05) is None
+    assert question.abandon().startswith(f"process {question.pid}, state ")
+    assert not question.is_left

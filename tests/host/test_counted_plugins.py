@@ -1,0 +1,159 @@
+"""The devices of plug-ins, as a Paddle counts them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fake_paddles import fake_paddle, plugins
+from planning import a_request
+
+from fleetrun.errors import EnvironmentFault
+from fleetrun.host import plugin_devices, probe
+from fleetrun.model import Setting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fleetrun.model import Facts
+
+KIND = (Setting("device_kind", "npu", "$PADDLE_XCCL_BACKEND"),)
+SOMEBODY = f"Paddle 3.3.1 of {sys.executable}"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a bare machine, and a folder with a script to stand in."""
+    (tmp_path / "root/dev").mkdir(parents=True)
+    (tmp_path / "root/proc/self/fd").mkdir(parents=True)
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "root"
+
+
+def read(
+    root: Path,
+    *texts: str,
+    environ: dict[str, str] | None = None,
+    timeout_s: float = 60.0,
+    log: Callable[[str], None] = print,
+    **fields: Any,
+) -> Facts:
+    """Read the machine under ROOT, whose Paddle has the plug-ins of TEXTS."""
+    known = {
+        "PYTHONPATH": fake_paddle(root.parent),
+        "CUSTOM_DEVICE_ROOT": plugins(root.parent, *texts) if texts else "",
+    }
+    return probe.read(
+        a_request(**fields),
+        {**known, **(environ or {})},
+        root=str(root),
+        log=log,
+        plugins_timeout_s=timeout_s,
+    )
+
+
+def test_paddle_counts_what_a_mask_leaves_of_any_kind(root: Path) -> None:
+    facts = read(root, "foo 4 FOO_VISIBLE_DEVICES", environ={"FOO_VISIBLE_DEVICES": "1,3"})
+    assert (facts.paddle_counts, facts.absent, facts.plugins) == ({"foo": 2}, {}, {})
+    assert facts.has_plugins
+
+
+@pytest.mark.parametrize("environ", [{}, {"FOO_VISIBLE_DEVICES": "0,2"}])
+@pytest.mark.parametrize(("variable", "unmasked"), [("FOO_VISIBLE_DEVICES", False), ("", True)])
+def test_a_kind_that_reads_no_mask_is_found_out_where_ranks_are_to_have_one(
+    root: Path, variable: str, environ: dict[str, str], *, unmasked: bool
+) -> None:
+    plugin = f"foo 4 {variable}".strip()
+    facts = read(root, plugin, environ=environ, virtual_local_rank=True)
+    assert facts.unmasked == ({"foo"} if unmasked else set())
+
+
+def test_device_files_do_not_count_where_paddle_does(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A Paddle that does not say whether it is built for XPUs.
+    monkeypatch.setattr(sys, "path", [])
+    (root / "dev/davinci0").touch()
+    (root / "dev/xpu0").touch()
+    facts = read(root, "npu 2")
+    assert (facts.paddle_counts, facts.device_counts) == ({"npu": 2}, {"xpu": 1})
+
+
+def test_a_driver_without_its_plugin_is_said_with_what_to_install(root: Path) -> None:
+    for number in range(8):
+        (root / f"dev/davinci{number}").touch()
+    facts = read(root)
+    assert (facts.paddle_counts, facts.device_counts, facts.has_plugins) == ({}, {}, False)
+    assert facts.absent == {
+        "npu": (
+            f"this host has 8 NPUs, and {SOMEBODY} has no plug-in for NPUs (pip install "
+            "paddle-custom-npu)"
+        )
+    }
+
+
+def test_a_plugin_without_its_device_is_said(root: Path) -> None:
+    facts = read(root, "mlu 0")
+    assert facts.absent == {"mlu": f"{SOMEBODY} has a plug-in for MLUs, and sees none"}
+
+
+def test_plugins_of_another_paddle_are_said(root: Path) -> None:
+    place = plugins(root.parent)
+    Path(place, "libother.so").touch()
+    facts = read(root, environ={"CUSTOM_DEVICE_ROOT": place})
+    assert facts.absent == {"plug-in": f"{SOMEBODY} gets no device from the plug-ins in {place}"}
+
+
+def test_what_the_import_of_paddle_raises_is_said(root: Path) -> None:
+    place = plugins(root.parent)
+    Path(place, "lib-bad.so").touch()
+    with pytest.raises(EnvironmentFault, match=r"ValueError: .*\. Look at what `"):
+        read(root, environ={"CUSTOM_DEVICE_ROOT": place})
+
+
+def test_a_kind_that_is_asked_for_and_not_there_is_said(root: Path) -> None:
+    facts = read(root, "mlu 2", device_kind="npu", settings=KIND)
+    assert facts.absent == {"npu": f"{SOMEBODY} has no plug-in for NPUs (it has MLUs)"}
+
+
+def test_each_kind_but_the_first_is_known_by_its_libraries(root: Path) -> None:
+    facts = read(root, "mlu 2", "npu 2", "foo 0")
+    folder = root.parent / "plug-ins"
+    assert facts.paddle_counts == {"foo": 0, "mlu": 2, "npu": 2}
+    assert facts.plugins == {
+        "mlu": (str(folder / "lib-mlu.so"),),
+        "npu": (str(folder / "lib-npu.so"),),
+    }
+
+
+def test_a_python_without_paddle_leaves_the_files(root: Path) -> None:
+    (root / "dev/davinci0").touch()
+    path = str(root.parent / "bin")
+    Path(path).mkdir()
+    python = Path(path, "python")
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    run = root.parent / "run.sh"
+    run.write_text("#!/bin/sh\n")
+    run.chmod(0o755)
+    script = a_request().script._replace(target="./run.sh")
+    facts = read(root, environ={"PYTHONPATH": "", "PATH": path}, script=script)
+    assert (facts.device_counts, facts.absent) == ({"npu": 1}, {})
+
+
+def test_a_plugin_that_crashes_is_a_fault(root: Path) -> None:
+    with pytest.raises(EnvironmentFault, match="the process that asks it was killed by SIGSEGV"):
+        read(root, "mlu 2", environ={"FAKE_PADDLE_KILL": "1"})
+
+
+def test_a_plugin_that_hangs_is_a_fault_in_time(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin_devices, "_REMARK_S", 0.05)
+    printed: list[str] = []
+    with pytest.raises(EnvironmentFault, match=r"has not answered within 0\.2 s \(process \d+"):
+        read(root, "mlu 2", environ={"FAKE_PADDLE_SLEEP": "600"}, timeout_s=0.2, log=printed.append)
+    assert printed == ["Waiting up to 0.2 s for Paddle's plug-ins to count their devices."]

@@ -1,0 +1,84 @@
+"""A separate process measures GPUs; it may find nothing, hang, or die."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from nvmls import FakeNvml, NoPermission
+from waiting import until
+
+from fleetrun.host import gpumeter, nvml
+from fleetrun.host.gpumeter import GpuMeter
+from fleetrun.records.metricsfile import GpuUsage
+
+if TYPE_CHECKING:
+    import pytest
+
+LINE = [["number", 0], ["uuid", "a"], ["name", "H"], ["use_percent", 50], ["power_w", 300.5]]
+LINE += [["memory_used_bytes", 1], ["memory_total_bytes", 2], ["temperature_c", None]]
+SAY = f"import json, sys; print(json.dumps([dict({LINE})]), flush=True);"
+
+
+def test_each_gpu_that_can_be_asked_is_told_of() -> None:
+    lib = FakeNvml(
+        ("a",),
+        ("barred",),
+        ("c",),
+        loads={"a": (87, 40)},
+        uses={"a": (10, 20, (7, 8))},
+        states={"a": (1410, 0x40, 2)},
+        trouble={1: NoPermission("Insufficient Permissions")},
+    )
+    first, second = gpumeter.read(lib, gpumeter.opened(lib))
+    assert first == GpuUsage(0, "a", "GPU a", 87, 10, 20, 412.5, 61)
+    # Like a divided GPU, whose driver reports nothing about the whole.
+    assert second == GpuUsage(1, "c", "GPU c", None, None, None, None, None)
+
+
+def test_gpus_are_numbered_as_a_launch_numbers_them_and_instances_are_told_of() -> None:
+    lib = FakeNvml(
+        # In MIG mode without an instance: no job can use it. Then one with two, and a whole one.
+        ("a", ""),
+        ("b", "MIG-1", "MIG-2"),
+        ("c",),
+        uses={"MIG-1": (1, 9, ()), "MIG-2": (2, 9, ()), "b": (3, 20, ()), "c": (4, 80, ())},
+        whole=("c",),
+    )
+    measured = gpumeter.read(lib, gpumeter.opened(lib))
+    assert [(gpu.number, gpu.uuid, gpu.memory_used_bytes) for gpu in measured] == [
+        (0, "MIG-1", 1),
+        (0, "MIG-2", 2),
+        (0, "b", 3),
+        (1, "c", 4),
+    ]
+    gpus, _, lost = nvml.survey(lib, wants_bus=False)
+    assert [gpu[0] for gpu in gpus] == ["b", "c"]
+    assert [index for index, _ in lost] == [0]
+
+
+def test_the_newest_line_counts_and_a_hanging_driver_holds_nobody_up() -> None:
+    with closing(
+        GpuMeter(60.0, f"{SAY} sys.stdout.write('[half a li'); sys.stdout.flush(); input()")
+    ) as meter:
+        until(meter.newest)
+        assert meter.newest() == (GpuUsage(0, "a", "H", 50, 1, 2, 300.5, None),)
+
+
+def test_what_is_old_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = GpuMeter(60.0, SAY)
+    try:
+        until(meter.newest)
+        now = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: now + 182.0)
+        assert meter.newest() == ()
+    finally:
+        monkeypatch.undo()
+        meter.close()
+
+
+def test_without_a_driver_there_is_nothing() -> None:
+    meter = GpuMeter(0.01, "raise SystemExit(1)")
+    assert meter.newest() == ()
+    meter.close()

@@ -1,0 +1,97 @@
+"""Facts about the installed Paddle, without importing it."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fleetrun.host import paddles
+from fleetrun.model import Script
+from fleetrun.plan.modes import BY_WORD
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def without(mode: str, path: list[str]) -> str | None:
+    """Return the Paddle on PATH that lacks what MODE needs."""
+    feature = BY_WORD[mode].feature
+    assert feature is not None
+    return paddles.without(feature.symbol, path)
+
+
+def library(constants: bytes) -> bytes:
+    """Make an ELF file with nothing but CONSTANTS."""
+    names = b"\0.shstrtab\0.rodata\0"
+    body = 64 + 3 * 64
+    head = b"\x7fELF\x02\x01".ljust(40, b"\0") + struct.pack("<Q", 64) + bytes(10)
+    head += struct.pack("<HHH", 64, 3, 1)
+
+    def section(name: int, at: int, size: int) -> bytes:
+        return struct.pack("<I20xQQ", name, at, size).ljust(64, b"\0")
+
+    sections = (
+        section(0, 0, 0),
+        section(1, body, len(names)),
+        section(11, body + len(names), len(constants)),
+    )
+    return head + b"".join(sections) + names + constants
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Make a Paddle 9.9.9 that holds no library yet."""
+    home = tmp_path / "site" / "paddle"
+    (home / "version").mkdir(parents=True)
+    (home / "base").mkdir()
+    (home / "version" / "__init__.py").write_text("full_version     = '9.9.9'\n")
+    return home
+
+
+def asked(home: Path) -> str | None:
+    return without("ps", [str(home.parents[1] / "empty"), str(home.parent)])
+
+
+def test_the_core_is_known_by_its_name(home: Path) -> None:
+    (home / "base" / "libpaddle.so").write_bytes(library(b"one\0two\0"))
+    assert asked(home) == "9.9.9"
+    (home / "base" / "libpaddle.so").write_bytes(library(b"one\0DistFleetWrapper\0"))
+    assert asked(home) is None
+
+
+def test_remote_calls_are_known_by_theirs(home: Path) -> None:
+    path = [str(home.parent)]
+    (home / "base" / "libpaddle.so").write_bytes(library(b"DistFleetWrapper\0"))
+    assert without("rpc", path) == "9.9.9"
+    (home / "base" / "libpaddle.so").write_bytes(library(b"one\0rpc_start_worker\0"))
+    assert without("rpc", path) is None
+
+
+@pytest.mark.parametrize("content", [None, b"", b"text", b"\x7fELF\x02\x01", library(b"")[:100]])
+def test_what_cannot_be_read_is_blamed_for_nothing(home: Path, content: bytes | None) -> None:
+    if content is not None:
+        (home / "base" / "libpaddle.so").write_bytes(content)
+    assert asked(home) is None
+
+
+def test_no_paddle_is_no_paddle_without_servers(tmp_path: Path) -> None:
+    assert without("ps", [str(tmp_path), ""]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "imports"),
+    [
+        ("import paddle\n", True),
+        ("def main():\n    from paddle.distributed import fleet\n", True),
+        ("import paddles\n", False),
+        ("print('import paddle')\n", False),
+    ],
+)
+def test_a_script_that_imports_paddle_is_known(tmp_path: Path, text: str, imports: bool) -> None:
+    (tmp_path / "train.py").write_text(text)
+    script = Script("file", "train.py", ())
+    assert paddles.imports_paddle(script, str(tmp_path)) is imports
+    assert not paddles.imports_paddle(script._replace(form="module"), str(tmp_path))
+    assert not paddles.imports_paddle(script._replace(target="gone.py"), str(tmp_path))

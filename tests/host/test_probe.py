@@ -1,0 +1,632 @@
+"""The facts that probe reads, from fake machines and from this one."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import psutil
+import pytest
+from nvmls import FakeNvml, FakeNvmlError, NoPermission, hang
+from planning import a_request
+
+from fleetrun.doctor import nvidia
+from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.host import addresses, devices, gpumeter, nvml, probe, scripts, tcp
+from fleetrun.model import Address, GpuUse, Processors, Script
+from fleetrun.run import proc
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fleetrun.model import Facts, Request
+
+
+def no_nvml() -> NoReturn:
+    """Replace an NVML that must not be called, not even in a child."""
+    os.kill(os.getppid(), signal.SIGABRT)
+    raise AssertionError
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a bare machine, and a folder with a script to stand in."""
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "proc/self/fd").mkdir(parents=True)
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/train.py").touch()
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path
+
+
+def read(
+    root: Path,
+    lib: FakeNvml | None = None,
+    environ: Mapping[str, str] | None = None,
+    request: Request | None = None,
+    timeout_s: float = 10.0,
+) -> Facts:
+    """Read the machine under ROOT."""
+    request = request or a_request()
+    return probe.read(
+        request,
+        environ or {},
+        request.ips,
+        root=str(root),
+        nvml=no_nvml if lib is None else lambda: lib,
+        timeout_s=timeout_s,
+    )
+
+
+def test_a_bare_machine(root: Path) -> None:
+    facts = read(root)
+    assert facts.device_counts == {}
+    assert facts.cwd == str(root / "work")
+    assert facts.hostname == os.uname().nodename
+    assert facts.python == sys.executable
+    assert facts.pid == os.getpid()
+    assert facts.cpus == len(os.sched_getaffinity(0))
+    assert facts.program == "train.py"
+    assert 100_000 < facts.exec_limit <= 6 << 20
+    assert (len(facts.started_utc), facts.started_utc[8], facts.started_utc[-1]) == (16, "T", "Z")
+    assert facts.addresses == ()
+
+
+@pytest.mark.parametrize("sign", ["dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg"])
+def test_nvml_counts_gpus_where_a_driver_shows(root: Path, sign: str) -> None:
+    (root / sign).parent.mkdir(parents=True, exist_ok=True)
+    (root / sign).touch()
+    facts = read(root, FakeNvml(("GPU-a",), ("GPU-b", "MIG-1", "MIG-2")))
+    assert facts.device_counts == {"gpu": 2}
+    assert facts.device_ids == {"gpu": ("GPU-a", "GPU-b")}
+    assert facts.instances == ((), ("MIG-1", "MIG-2"))
+    assert facts.notes == ()
+
+
+def test_files_count_gpus_unless_only_the_driver_knows(root: Path) -> None:
+    counted = partial(devices.gpus_by_files, root=str(root))
+    assert counted({}) == 0
+    for name in ("nvidiactl", "nvidia0", "nvidia1"):
+        (root / "dev" / name).touch()
+    # As in a container.
+    assert counted({}) is None
+    gpus = root / "proc/driver/nvidia/capabilities"
+    (gpus / "gpu0/mig").mkdir(parents=True)
+    assert counted({}) == 2
+    for mask, count in (("all", 2), ("1", 1), ("", 0), ("-1,0", 0), ("0,1,2", 2)):
+        assert counted({"CUDA_VISIBLE_DEVICES": mask}) == count
+    (gpus / "gpu0/mig/gi1").mkdir()
+    assert counted({}) is None
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ids", "instances", "note"),
+    [
+        # One that cannot be divided, one whose numbers have gaps, and all that one can have.
+        ((("GPU-a",),), ("GPU-a",), (), ""),
+        ((("GPU-a", "", "MIG-1", "", "MIG-3"),), ("GPU-a",), (("MIG-1", "MIG-3"),), ""),
+        ((("GPU-a", *"1234567"),), ("GPU-a",), (tuple("1234567"),), ""),
+        (
+            (("GPU-a", ""), ("GPU-b",)),
+            ("GPU-b",),
+            (),
+            "GPU 0 does not work (it is in MIG mode without an instance",
+        ),
+        ((), (), (), ""),
+    ],
+)
+def test_instances_of_gpus_are_counted(
+    root: Path,
+    gpus: tuple[tuple[str, ...], ...],
+    ids: tuple[str, ...],
+    instances: tuple[tuple[str, ...], ...],
+    note: str,
+) -> None:
+    (root / "dev/nvidiactl").touch()
+    facts = read(root, FakeNvml(*gpus))
+    assert facts.device_ids == ({"gpu": ids} if ids else {})
+    assert (facts.instances, note in " ".join(facts.notes)) == (instances, True)
+
+
+def test_device_files_count_where_nvml_does_not_work(root: Path) -> None:
+    for name in ("nvidiactl", "nvidia0", "nvidia1", "nvidia-uvm"):
+        (root / "dev" / name).touch()
+    facts = read(root, FakeNvml(broken=True))
+    assert (facts.device_counts, facts.device_ids) == ({"gpu": 2}, {})
+
+    def missing() -> NoReturn:
+        raise ImportError
+
+    facts = probe.read(a_request(), {}, root=str(root), nvml=missing)
+    assert (facts.device_counts, facts.device_ids) == ({"gpu": 2}, {})
+
+
+# -- a driver in trouble --------------------------------------------------------------------------
+
+
+def with_driver(root: Path, gpus: int) -> None:
+    """Put the device files of GPUS GPUs under ROOT."""
+    for name in ("nvidiactl", *(f"nvidia{index}" for index in range(gpus))):
+        (root / "dev" / name).touch()
+
+
+def test_a_driver_that_never_answers_is_a_sentence_in_time(root: Path) -> None:
+    with_driver(root, 2)
+    # These are servers of other tests.
+    before = mine()
+    with pytest.raises(EnvironmentFault) as caught:
+        read(root, FakeNvml(init=hang), timeout_s=0.2)
+    sentence = str(caught.value)
+    assert re.search(
+        r"driver is stuck: it has not answered within 0.2 s \(process \d+, state", sentence
+    )
+    assert "CUDA_VISIBLE_DEVICES" in sentence
+    assert "--nproc_per_node=cpu" in sentence
+    assert set(mine()) <= set(before)
+
+
+@pytest.mark.parametrize(("mask", "count"), [("0,1", 2), ("", 2), ("GPU-x", 2)])
+def test_a_mask_is_believed_where_the_driver_does_not_answer(
+    root: Path, mask: str, count: int
+) -> None:
+    with_driver(root, 2)
+    environ = {"CUDA_VISIBLE_DEVICES": mask}
+    facts = read(root, FakeNvml(init=hang), environ, timeout_s=0.2)
+    assert facts.device_counts == {"gpu": count}
+    assert f"CUDA_VISIBLE_DEVICES={mask} is believed" in facts.notes[0]
+
+
+def test_nobody_asks_a_driver_for_a_job_on_the_cpu(root: Path) -> None:
+    with_driver(root, 2)
+    assert read(root, None, request=a_request(nproc_per_node="cpu")).device_counts == {}
+    assert read(root, None, request=a_request(device_kind="npu")).device_counts == {}
+
+
+def test_who_waits_for_a_driver_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "REMARK_S", 0.05)
+    with_driver(root, 1)
+    remarks: list[str] = []
+    lib = FakeNvml(init=hang)
+    with pytest.raises(EnvironmentFault):
+        probe.read(
+            a_request(), {}, root=str(root), nvml=lambda: lib, log=remarks.append, timeout_s=0.2
+        )
+    assert remarks == ["Waiting up to 0.2 s for the NVIDIA driver to answer."]
+
+
+def crash() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def test_a_driver_that_crashes_whoever_asks_leaves_the_device_files(root: Path) -> None:
+    with_driver(root, 2)
+    facts = read(root, FakeNvml(("GPU-a",), init=crash))
+    assert facts.device_counts == {"gpu": 2}
+    died = "the process that asks it was killed by SIGSEGV"
+    assert facts.notes == (
+        f"NVML does not work ({died}): GPUs are counted by their files in /dev.",
+    )
+
+
+def test_a_gpu_that_may_not_be_opened_or_is_lost_is_left_out_with_a_word(root: Path) -> None:
+    with_driver(root, 4)
+    trouble = {1: NoPermission("Insufficient Permissions"), 3: FakeNvmlError("GPU is lost")}
+    gpus = (("GPU-a",), ("GPU-b",), ("GPU-c",), ("GPU-d",))
+    facts = read(root, FakeNvml(*gpus, trouble=trouble))
+    assert facts.device_counts == {"gpu": 2}
+    assert facts.device_ids == {"gpu": ("GPU-a", "GPU-c")}
+    (note,) = facts.notes
+    assert note.startswith("GPU 3 does not work (GPU is lost); GPU 1 may not be opened (Insuff")
+
+
+def test_a_host_whose_every_gpu_is_barred_has_none_and_says_why(root: Path) -> None:
+    with_driver(root, 1)
+    lib = FakeNvml(("GPU-a",), trouble={0: NoPermission("Insufficient Permissions")})
+    facts = read(root, lib)
+    assert facts.device_counts == {}
+    assert facts.absent["gpu"] == "GPU 0 may not be opened (Insufficient Permissions)"
+
+
+def test_a_host_whose_only_gpu_is_lost_does_not_train_on_the_cpu_unasked(root: Path) -> None:
+    with_driver(root, 1)
+    with pytest.raises(EnvironmentFault, match=r"GPU 0 does not work \(GPU is lost\)"):
+        read(root, FakeNvml(("GPU-a",), trouble={0: FakeNvmlError("GPU is lost")}))
+
+
+def test_who_uses_a_gpu_is_read(root: Path) -> None:
+    with_driver(root, 3)
+    uses = {"GPU-a": (60 << 30, 80 << 30, (os.getpid(), 1 << 30)), "MIG-1": (1, 10, ())}
+    lib = FakeNvml(("GPU-a",), ("GPU-b", "MIG-1", "MIG-2"), ("GPU-c",), uses=uses)
+    gpu_uses = read(root, lib).gpu_uses
+    assert set(gpu_uses) == {"GPU-a", "MIG-1"}
+    assert gpu_uses["MIG-1"] == GpuUse(1, 10)
+    ours, strangers = gpu_uses["GPU-a"].holders
+    assert ours.startswith(f"pid {os.getpid()} (")
+    assert len(ours) < 90
+    # Only the pid of a process in another container is known.
+    assert strangers == f"pid {1 << 30}"
+
+
+def mine() -> list[int]:
+    """Return the children of this process that live."""
+    return [process.pid for process in proc.all_processes() if process.parent == os.getpid()]
+
+
+def test_the_real_nvml_has_what_we_use_of_it(root: Path) -> None:
+    import pynvml  # where it is not installed, only this fails
+
+    sources = [Path(str(module.__file__)).read_text() for module in (nvml, gpumeter, nvidia)]
+    used = {name for source in sources for name in re.findall(r"\bnvml[A-Z]\w+", source)}
+    assert len(used) > 20
+    assert [name for name in used if not hasattr(pynvml, name)] == []
+    assert pynvml.NVML_TEMPERATURE_GPU == gpumeter._SENSOR
+    # Here it finds no driver's library, or the GPUs that are really there.
+    (root / "dev/nvidiactl").touch()
+    assert set(probe.read(a_request(), {}, root=str(root)).device_counts) <= {"gpu"}
+
+
+def test_other_devices_are_counted_by_their_files(root: Path) -> None:
+    for name in ("davinci0", "davinci1", "davinci_manager", "xpu0", "xpuctrl", "mtgpu.0"):
+        (root / "dev" / name).touch()
+    assert devices.by_files(str(root)) == {"npu": 2, "xpu": 1, "musa": 1}
+
+
+def test_a_machine_without_dev_has_no_devices(root: Path) -> None:
+    (root / "dev").rmdir()
+    assert read(root).device_counts == {}
+
+
+@pytest.mark.parametrize(
+    ("assumed", "expected"),
+    [
+        ("gpu:8", {"gpu": 8}),
+        ("npu:4", {"npu": 4}),
+        ("gpu:2, xpu:1", {"gpu": 2, "xpu": 1}),
+        ("foo:8, dcu:1", {"foo": 8, "gpu": 1}),
+        ("cpu", {}),
+        ("gpu:0", {}),
+    ],
+)
+def test_devices_can_be_assumed(root: Path, assumed: str, expected: dict[str, int]) -> None:
+    (root / "dev/nvidiactl").touch()
+    dry = a_request(dry_run="table")
+    facts = read(root, environ={"FLEETRUN_ASSUME_DEVICES": assumed}, request=dry)
+    assert facts.device_counts == expected
+
+
+@pytest.mark.parametrize("assumed", ["gpu:8", "cpu", "nonsense"])
+def test_nothing_is_started_on_devices_that_are_only_assumed(root: Path, assumed: str) -> None:
+    with pytest.raises(UsageError, match=f"FLEETRUN_ASSUME_DEVICES={assumed}: .* --dry-run"):
+        read(root, environ={"FLEETRUN_ASSUME_DEVICES": assumed})
+
+
+@pytest.mark.parametrize("assumed", ["8", "gpu", "gpu:x", "t-u:8", "gpu:-1", "gpu:8,"])
+def test_what_cannot_be_assumed_is_a_usage_error(root: Path, assumed: str) -> None:
+    dry = a_request(dry_run="table")
+    with pytest.raises(UsageError, match="give KIND:NUMBER"):
+        read(root, environ={"FLEETRUN_ASSUME_DEVICES": assumed}, request=dry)
+
+
+def test_infiniband_counts_with_an_active_port(root: Path) -> None:
+    (root / "dev/nvidiactl").touch()
+    for name, state in {"mlx5_1": "4: ACTIVE\n", "mlx5_0": "1: DOWN\n"}.items():
+        port = root / "sys/class/infiniband" / name / "ports/1"
+        port.mkdir(parents=True)
+        (port / "state").write_text(state)
+    (root / "sys/class/infiniband/mlx5_2/ports/1").mkdir(parents=True)
+    facts = read(root, FakeNvml(("GPU-a",)))
+    assert (facts.hcas, facts.rdma) == (("mlx5_1",), ("mlx5_0", "mlx5_1", "mlx5_2"))
+    assert read(root, FakeNvml()).rdma == ()
+
+
+# -- the script ----------------------------------------------------------------------------------
+
+
+def find(target: str, form: str = "file", path: str = "/usr/bin:/bin") -> str | None:
+    """Find TARGET in the current folder."""
+    script = Script(form, target, ())
+    return scripts.find(script, str(Path.cwd()), {"PATH": path})
+
+
+@pytest.mark.parametrize(
+    ("target", "mode", "expected"),
+    [
+        ("train.py", 0o644, "train.py"),
+        ("old.pyxes", 0o644, "old.pyxes"),
+        ("packed.pyz", 0o644, "packed.pyz"),
+        ("./run.sh", 0o755, "./run.sh"),
+        ("run.sh", 0o755, "./run.sh"),
+    ],
+)
+def test_scripts_are_found_where_they_are(
+    root: Path, target: str, mode: int, expected: str
+) -> None:
+    (root / "work" / target).touch()
+    (root / "work" / target).chmod(mode)
+    assert find(target) == expected
+    absolute = str(root / "work" / target)
+    assert find(absolute) == absolute
+
+
+def test_modules_are_left_to_python(root: Path) -> None:
+    assert find("no.such.module", "module") is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_refused"),
+    [
+        ({}, True),
+        ({"env": (("PYTHONPATH", "elsewhere"),)}, False),
+        ({"wrap": "0: env PYTHONPATH=elsewhere"}, False),
+        # The module may be where the job will run.
+        ({"dry_run": "table"}, False),
+    ],
+)
+def test_a_module_that_its_python_cannot_find_does_not_start(
+    root: Path, fields: dict[str, Any], is_refused: bool
+) -> None:
+    request = a_request(script=Script("module", "nosuch", ()), **fields)
+    expected = (
+        pytest.raises(EnvironmentFault, match="There is no module nosuch in ")
+        if is_refused
+        else nullcontext()
+    )
+    with expected:
+        read(root, request=request)
+
+
+def test_programs_are_looked_up_in_path(root: Path) -> None:
+    assert find("sh", path="/nonexistent:/bin:/usr/bin") == "/bin/sh"
+    (root / "work/sh").touch(mode=0o755)
+    assert find("sh", path="/bin") == "/bin/sh"
+    assert scripts.find(Script("file", "sh", ()), "/", {}) in {"/bin/sh", "/usr/bin/sh"}
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("nosuch.py", r"^There is no script nosuch\.py in /.*/work\.$"),
+        ("./nosuch", r"^There is no program \./nosuch"),
+        ("nosuch", r"^There is no program nosuch in \$PATH, nor a file"),
+        ("folder.py", r"^folder\.py is a folder, not a script"),
+        ("package", r"^package is a folder, .*; -m package runs a package\.$"),
+        ("link.py", r"^link\.py is a link to away\.py, which is missing\.$"),
+        ("./folder.py", r"folder\.py is a folder"),
+        ("./plain.sh", r"run `chmod \+x \./plain\.sh`, or start .* `fleetrun bash \./plain\.sh`"),
+        ("plain.sh", r"in this folder but not executable: run `chmod \+x plain\.sh`"),
+    ],
+)
+def test_what_cannot_be_run_is_a_fault(root: Path, target: str, message: str) -> None:
+    (root / "work/folder.py").mkdir()
+    (root / "work/package").mkdir()
+    (root / "work/package/__main__.py").touch()
+    (root / "work/link.py").symlink_to("away.py")
+    (root / "work/plain.sh").touch(mode=0o644)
+    with pytest.raises(EnvironmentFault, match=message):
+        find(target)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_script_that_cannot_be_read_is_a_fault(root: Path) -> None:
+    (root / "work/train.py").chmod(0)
+    with pytest.raises(EnvironmentFault, match=r"not read the script train\.py: run `chmod u\+r"):
+        find("train.py")
+
+
+# -- the network ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [{"ips": ("127.0.0.1",)}, {"host": "127.0.0.1"}])
+def test_one_host_reads_no_addresses(root: Path, words: dict[str, Any]) -> None:
+    assert read(root, request=a_request(**words)).addresses == ()
+
+
+def test_several_hosts_read_ours_and_the_way_to_the_first_peer(root: Path) -> None:
+    facts = read(root, request=a_request(ips=("127.0.0.1", "127.0.0.2")))
+    assert facts.addresses == ()
+    facts = read(root, request=a_request(ips=("192.0.2.1", "192.0.2.2")))
+    assert ("lo", "127.0.0.1") in facts.addresses
+    assert not [address for address in facts.addresses if "%" in address.ip]
+    names = {address.interface for address in facts.addresses}
+    assert facts.peer_interface in {None, *names}
+
+
+def test_a_sandbox_without_netlink_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied() -> NoReturn:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(psutil, "net_if_addrs", denied)
+    with pytest.raises(EnvironmentFault, match=r"cannot be read \(Operation not permitted\)"):
+        addresses.addresses()
+
+
+OURS = (
+    Address("lo", "127.0.0.1"),
+    Address("eth0", "10.0.0.1"),
+    Address("eth1", "fe80::1"),
+    Address("eth1", "fd00::1"),
+    Address("eth1", "10.1.2.3"),
+    Address("eth2", "fd01::1"),
+)
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("eth0", Address("eth0", "10.0.0.1")),
+        ("eth1", Address("eth1", "10.1.2.3")),
+        ("10.1.0.0/16", Address("eth1", "10.1.2.3")),
+        ("10.1.2.3", Address("eth1", "10.1.2.3")),
+        ("0.0.0.0/0", Address("lo", "127.0.0.1")),
+    ],
+)
+def test_a_network_is_an_interface_or_addresses(word: str, expected: Address) -> None:
+    assert addresses.chosen(word, OURS, "--network") == expected
+
+
+@pytest.mark.parametrize("word", ["eth2", "fd01::/64", "fd01::1"])
+def test_a_network_of_ipv6_is_a_fault(word: str) -> None:
+    """Paddle 2.6.2 and 3.3.1 split endpoints at their colons, and resolve names to IPv4 alone."""
+    with pytest.raises(EnvironmentFault, match=r"only fd01::1 there \(eth2\), and Paddle reads no"):
+        addresses.chosen(word, OURS, f"--network={word}")
+
+
+def test_a_network_that_is_not_here_is_a_fault_that_lists_what_is() -> None:
+    with pytest.raises(EnvironmentFault, match=r"only lo \(127.0.0.1\), eth0 \(10.0.0.1\)"):
+        addresses.chosen("eth9", OURS, "--network=eth9")
+    with pytest.raises(EnvironmentFault, match="no address there"):
+        addresses.chosen("192.168.0.0/16", OURS, "--network=192.168.0.0/16")
+    with pytest.raises(UsageError, match="neither an interface nor a network"):
+        addresses.chosen("10.0.0.0/99", OURS, "--network=10.0.0.0/99")
+
+
+def test_a_network_that_is_given_is_looked_up(root: Path) -> None:
+    facts = read(root, request=a_request(network="lo"))
+    assert facts.network == Address("lo", "127.0.0.1")
+
+
+def test_a_host_option_alone_reads_our_addresses(root: Path) -> None:
+    assert read(root, request=a_request(host="192.0.2.1")).addresses
+
+
+def test_names_are_resolved_but_not_where_our_own_name_says_enough(root: Path) -> None:
+    facts = read(root, request=a_request(ips=("no-such-host.invalid", "192.0.2.1")))
+    assert facts.resolved == {"no-such-host.invalid": ()}
+    own = os.uname().nodename
+    facts = read(root, request=a_request(ips=(own, "192.0.2.1", "no-such-host.invalid")))
+    assert facts.resolved == {}
+
+
+def test_names_are_resolved_to_each_address_once() -> None:
+    assert addresses.resolve("localhost") == ("127.0.0.1",)
+
+
+def test_a_peer_that_cannot_be_reached_has_no_interface(root: Path) -> None:
+    # The kernel refuses to connect to the broadcast address.
+    facts = read(root, request=a_request(ips=("255.255.255.255", "192.0.2.1")))
+    assert facts.peer_interface is None
+
+
+def test_a_host_without_peers_has_no_way_to_them(root: Path) -> None:
+    ours = [address.ip for address in addresses.addresses() if "." in address.ip]
+    own = next(ip for ip in ours if ip != "127.0.0.1")
+    facts = read(root, request=a_request(ips=(own,)))
+    assert facts.addresses
+    assert facts.peer_interface is None
+
+
+def test_interfaces_without_a_link_or_for_this_host_alone_are_dead_ends(root: Path) -> None:
+    states = {"eth0": "up", "eth1": "down", "eth2": "lowerlayerdown", "bond0": "unknown"}
+    for name, state in states.items():
+        (root / "sys/class/net" / name).mkdir(parents=True)
+        (root / "sys/class/net" / name / "operstate").write_text(f"{state}\n")
+    own = [Address(name, f"10.0.{place}.1") for place, name in enumerate(states)]
+    own += [
+        Address("docker0", "172.17.0.1"),
+        Address("veth1", "fe80::1"),
+        Address("eth3", "fe80::2"),
+    ]
+    own += [Address("eth0", "fe80::3"), Address("lo", "127.0.0.1")]
+    own += [Address("bare", "10.1.0.1"), Address("bridge", "10.2.0.1")]
+    (root / "sys/class/net/bare/brif").mkdir(parents=True)
+    (root / "sys/class/net/bridge/brif/eth0").mkdir(parents=True)
+    interfaces = addresses.dead_ends(own, str(root))
+    assert interfaces == {"eth1", "eth2", "docker0", "veth1", "eth3", "bare"}
+
+
+# -- ports ---------------------------------------------------------------------------------------
+
+
+def test_the_usual_range_counts_where_none_can_be_read(root: Path) -> None:
+    assert tcp.ephemeral(str(root)) == (32768, 60999)
+
+
+def test_the_range_of_outgoing_connections_is_read() -> None:
+    low, high = tcp.ephemeral()
+    assert 0 < low < high < 65536
+
+
+def test_ports_in_use_are_seen() -> None:
+    with ExitStack() as stack:
+        # Many more than one page of the kernel's list holds.
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(100)]
+        assert {server.getsockname()[1] for server in servers} <= tcp.used()
+
+
+def test_the_holder_of_a_port_is_named() -> None:
+    code = (
+        "import socket, sys\n"
+        "server = socket.create_server(('127.0.0.1', 0))\n"
+        "print(server.getsockname()[1], flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "train.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        port = int(holder.stdout.readline())
+        named = tcp.holder(port)
+        holder.communicate()
+    assert named is not None
+    assert named.startswith(f"pid {holder.pid} ({sys.executable} -c import socket")
+    assert named.endswith("train.py)")
+    assert tcp.holder(port) is None
+
+
+def topology(root: Path, nodes: Mapping[int, str], siblings: Mapping[int, str]) -> None:
+    """Write what the kernel would show of NUMA nodes and threads of a core."""
+    system = root / "sys/devices/system"
+    for node, cpus in nodes.items():
+        (system / f"node/node{node}").mkdir(parents=True)
+        (system / f"node/node{node}/cpulist").write_text(f"{cpus}\n")
+    (system / "node/online").write_text("0-1\n")
+    for cpu, threads in siblings.items():
+        (system / f"cpu/cpu{cpu}/topology").mkdir(parents=True)
+        (system / f"cpu/cpu{cpu}/topology/thread_siblings_list").write_text(f"{threads}\n")
+
+
+def test_cpus_are_read_only_for_those_who_bind(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    topology(root, {0: "0-1,4-5", 1: "2-3,6-7"}, {0: "0,4", 4: "0,4", 2: "2,6", 6: "2,6"})
+    # Of core 1 a container has left us one thread, of core 3 none.
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 4, 6})
+    assert read(root).processors is None
+    processors = read(root, request=a_request(bind="cores")).processors
+    assert processors == Processors(((0, 4), (1,), (2, 6)), (0, 0, 1))
+
+
+def test_a_machine_that_says_nothing_has_one_node(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 3})
+    processors = read(root, request=a_request(bind="numa")).processors
+    assert processors == Processors(((1,), (3,)), (0, 0))
+
+
+def plugged(root: Path, **fields: object) -> Mapping[str, int]:
+    """Return the NUMA nodes of three GPUs, the last of which is unknown."""
+    (root / "dev/nvidiactl").touch()
+    for bus, node in (("0000:3b:00.0", "1"), ("0001:86:00.0", "-1")):
+        device = root / "sys/bus/pci/devices" / bus
+        device.mkdir(parents=True)
+        (device / "numa_node").write_text(f"{node}\n")
+    buses: dict[str, str | bytes] = {"GPU-a": "00000000:3B:00.0", "GPU-b": b"00000001:86:00.0"}
+    lib = FakeNvml(("GPU-a", "MIG-1"), ("GPU-b",), ("GPU-c",), buses=buses)
+    processors = read(root, lib, request=a_request(bind="cores")._replace(**fields)).processors  # type: ignore[arg-type]
+    assert processors is not None
+    return processors.near
+
+
+def test_nvml_tells_which_node_a_gpu_is_near(root: Path) -> None:
+    assert plugged(root) == {"0": 1, "GPU-a": 1, "MIG-1": 1}
+
+
+def test_nobody_asks_where_gpus_are_that_are_not_used(root: Path) -> None:
+    assert plugged(root, nproc_per_node="cpu") == {}

@@ -1,0 +1,86 @@
+"""AMD's GPUs, from made-up machines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from planning import a_request, some_facts
+
+from fleetrun.host import paddles, probe, rocm
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def machine(root: Path, gpus: int, files: int | None = None) -> str:
+    """Make a machine with GPUS GPUs beside a processor, and the device FILES of the first ones."""
+    (root / "dev/dri").mkdir(parents=True)
+    for node in range(gpus + 1):
+        folder = root / f"sys/class/kfd/kfd/topology/nodes/{node}"
+        folder.mkdir(parents=True)
+        (folder / "gpu_id").write_text(f"{node * 1000}\n")
+        minor = 127 + node if node else 0
+        (folder / "properties").write_text(f"simd_count {node * 4}\ndrm_render_minor {minor}\n")
+    for place in range(gpus if files is None else files):
+        (root / f"dev/dri/renderD{128 + place}").touch()
+    return str(root)
+
+
+def paddle(folder: Path, hip: str) -> list[str]:
+    """Put a Paddle into FOLDER, built for HIP."""
+    (folder / "paddle/version").mkdir(parents=True)
+    (folder / "paddle/version/__init__.py").write_text(f"hip_version      = {hip}\n")
+    return [str(folder / "elsewhere"), str(folder)]
+
+
+def test_gpus_of_amds_are_used_where_paddle_is_built_for_them(tmp_path: Path) -> None:
+    path = paddle(tmp_path, "'6.1'")
+    facts = rocm.with_gpus(some_facts(), a_request(), machine(tmp_path, 2), path)
+    assert (facts.device_counts, facts.is_rocm) == ({"gpu": 2}, True)
+
+
+@pytest.mark.parametrize("fields", [{"devices": "0"}, {"nproc_per_node": "gpu"}])
+def test_gpus_of_amds_are_used_where_they_are_named(
+    tmp_path: Path, fields: dict[str, object]
+) -> None:
+    facts = rocm.with_gpus(some_facts(), a_request(**fields), machine(tmp_path, 1), [])
+    assert facts.device_counts == {"gpu": 1}
+
+
+def test_a_paddle_for_the_cpu_leaves_them_with_a_word(tmp_path: Path) -> None:
+    path = paddle(tmp_path, "None")
+    facts = rocm.with_gpus(some_facts(), a_request(), machine(tmp_path, 1), path)
+    assert facts.device_counts == {}
+    assert facts.absent["gpu"].startswith("1 AMD GPU is here, and the Paddle of this Python is not")
+
+
+def test_gpus_that_are_hidden_or_not_in_the_container_do_not_count(tmp_path: Path) -> None:
+    root = machine(tmp_path, 4, files=3)
+    named = a_request(devices="all")
+    assert rocm.with_gpus(some_facts(), named, root, []).device_counts == {"gpu": 3}
+    hidden = some_facts(environ={"ROCR_VISIBLE_DEVICES": "0,GPU-1"})
+    assert rocm.with_gpus(hidden, named, root, []).device_counts == {"gpu": 2}
+    nothing = some_facts(environ={"ROCR_VISIBLE_DEVICES": ""})
+    assert rocm.with_gpus(nothing, named, root, []) == nothing
+
+
+@pytest.mark.parametrize(
+    ("hip", "expected"), [("'5.7'", True), ("None", False), ("'False'", False)]
+)
+def test_a_paddle_says_whether_it_is_built_for_rocm(
+    tmp_path: Path,
+    hip: str,
+    expected: bool,
+) -> None:
+    assert paddles.is_for_rocm(paddle(tmp_path, hip)) is expected
+    assert not paddles.is_for_rocm([])
+
+
+def test_a_launch_looks_for_them(elsewhere: Path) -> None:
+    root = machine(elsewhere, 2)
+    (elsewhere / "proc/self/fd").mkdir(parents=True)
+    (elsewhere / "train.py").touch()
+    assert probe.read(a_request(devices="0"), {}, root=root).device_counts == {"gpu": 2}
+    assert "AMD" in probe.read(a_request(), {}, root=root).absent["gpu"]
+    assert probe.read(a_request(nproc_per_node="cpu"), {}, root=root).absent == {}

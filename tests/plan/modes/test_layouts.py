@@ -1,0 +1,258 @@
+"""Whole plans of jobs with roles: essential processes, waits, and removed variables."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import planning
+import pytest
+from planning import a_request, a_roster, gathered, gpus, some_facts
+
+from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.model import Address, LaunchPlan
+from fleetrun.plan import modes, planner, render
+from fleetrun.plan.devices import Share
+from fleetrun.plan.environment import STRING_LIMIT
+from fleetrun.plan.modes import rpc
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fleetrun.model import Facts, Request
+
+TWO = a_request(run_mode="ps", server_num=2, trainer_num=2)
+SPREAD = a_request(
+    run_mode="ps",
+    servers=("10.0.0.1:6170", "10.0.0.2:6170"),
+    trainers=("10.0.0.1:6171", "10.0.0.2:6171"),
+)
+ROLE = {"TRAINING_ROLE": "TRAINER", "PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.9:1,10.0.0.1:2"}
+
+
+def planned(request: Request = TWO, facts: Facts | None = None) -> LaunchPlan:
+    """Plan REQUEST dryly, so that no port need be free here."""
+    return planning.planned(request, facts or some_facts())
+
+
+def by_name(plan: LaunchPlan) -> dict[str, Mapping[str, str]]:
+    return {process.name: process.env for process in plan.processes}
+
+
+def test_servers_come_first_and_are_not_waited_for() -> None:
+    plan = planned()
+    assert [(process.name, process.log, process.essential) for process in plan.processes] == [
+        ("server.0", "serverlog.0", False),
+        ("server.1", "serverlog.1", False),
+        ("trainer.0", "workerlog.0", True),
+        ("trainer.1", "workerlog.1", True),
+    ]
+    assert plan.mode == "ps"
+    waits = [process.awaits for process in plan.processes]
+    assert waits[:2] == [(), ()]
+    assert [group[0] for group in waits[2]] == [spec.endpoint for spec in plan.ranks[:2]]
+
+
+def test_what_a_role_is_not_told_is_removed_from_it() -> None:
+    inherited = {"PADDLE_TRAINER_ID": "7", "HETER_DEVICE_TYPE": "gpu", "PADDLE_GLOBAL_RANK": "1"}
+    plan = planned(facts=some_facts(environ=inherited))
+    removed = {process.name: set(process.unset) for process in plan.processes}
+    assert removed["server.0"] == set(inherited)
+    assert removed["trainer.0"] == {"HETER_DEVICE_TYPE", "PADDLE_GLOBAL_RANK"}
+    assert "PADDLE_GLOBAL_SIZE" not in by_name(plan)["trainer.0"]
+
+
+def test_each_host_plans_its_part_of_the_lists() -> None:
+    for me, host in enumerate(("10.0.0.1", "10.0.0.2")):
+        facts = some_facts(addresses=(Address("eth0", host),))
+        plan = planned(SPREAD, facts)
+        assert plan.node_rank == me
+        assert [process.name for process in plan.processes] == [f"server.{me}", f"trainer.{me}"]
+        assert plan.processes[0].log == "serverlog.0"
+        assert plan.has_session
+
+
+def test_a_host_with_servers_alone_waits_for_the_other_hosts() -> None:
+    request = SPREAD._replace(trainers=("10.0.0.2:6171",))
+    plan = planned(request)
+    assert [(process.name, process.essential) for process in plan.processes] == [
+        ("server.0", False)
+    ]
+    assert plan.has_session
+    # A pasted dry run gets no news: its servers run until they are stopped.
+    pasted = render.as_sh([plan], request, here=0)
+    assert "# Wait for all;" in pasted
+    assert "awaited" not in pasted
+
+
+def test_a_signal_cannot_be_lost_in_a_shell_that_has_just_forked() -> None:
+    pasted = render.as_sh([planned()], TWO, here=0)
+    assert pasted.rindex(" &\n") < pasted.index("\ntrap ")
+
+
+def test_a_job_on_one_host_asks_nobody() -> None:
+    assert not planned().has_session
+
+
+def test_ips_give_every_host_the_same_slots() -> None:
+    plan = planned(TWO._replace(ips=("10.0.0.1", "10.0.0.2"), nnodes="2"))
+    assert len(plan.processes) == 4
+    assert len(plan.ranks) == 8
+    assert str(plan.ranks[0].endpoint) == "10.0.0.1:6170"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        ({"nnodes": "3"}, "--nnodes=3: the lists of servers and trainers name 2 hosts"),
+        ({"host": "10.0.0.7"}, "is not one of --servers="),
+    ],
+)
+def test_messages_speak_of_the_lists(wanted: dict[str, str], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        planned(SPREAD._replace(**wanted))  # type: ignore[arg-type]
+    strange = some_facts(addresses=(Address("eth0", "10.0.0.5"),))
+    with pytest.raises(EnvironmentFault, match=r"^--servers=.* and --trainers=.*: none of them"):
+        gathered(SPREAD, strange, dry=False)
+
+
+def test_several_hosts_that_nobody_names_are_refused() -> None:
+    with pytest.raises(UsageError, match="names no hosts; give --ips"):
+        planned(TWO._replace(nnodes="2"))
+
+
+def test_a_list_longer_than_a_variable_is_refused() -> None:
+    name = ".".join(["h" * 60] * 4)
+    many = tuple(f"{name}-{number}:1" for number in range(STRING_LIMIT // len(name)))
+    request = a_request(run_mode="ps", servers=many, trainers=("10.0.0.1:2",))
+    with pytest.raises(EnvironmentFault, match="PADDLE_PSERVERS_IP_PORT_LIST has"):
+        planned(request)
+
+
+# -- what a cluster says -------------------------------------------------------------------------
+
+
+def test_a_cluster_gives_a_node_its_one_process() -> None:
+    environ = {**ROLE, "PADDLE_TRAINER_ID": "3", "PADDLE_TRAINERS_NUM": "4"}
+    plan = planned(a_request(run_mode="ps", nnodes="6"), some_facts(2, environ=environ))
+    (process,) = plan.processes
+    assert (process.name, process.log, process.essential) == ("trainer.3", "workerlog.0", True)
+    assert process.unset == ()
+    assert not environ.keys() & process.env.keys()
+    assert process.env["CUDA_VISIBLE_DEVICES"] == "0"
+    assert plan.engine == "cloud"
+
+
+def test_on_the_cpu_a_clusters_trainer_keeps_its_mask() -> None:
+    told = {**ROLE, "PADDLE_TRAINER_ID": "3", "PADDLE_ROLE": "TRAINER"}
+    (process,) = planned(a_request(run_mode="ps"), some_facts(environ=told)).processes
+    assert "CUDA_VISIBLE_DEVICES" not in process.env
+
+
+def test_a_clusters_server_finds_itself() -> None:
+    told = {**ROLE, "TRAINING_ROLE": "PSERVER", "POD_IP": "10.0.0.1", "PADDLE_PORT": "2"}
+    (process,) = planned(a_request(run_mode="ps"), some_facts(2, environ=told)).processes
+    assert (process.name, process.log) == ("server.1", "serverlog.0")
+    assert process.env["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_a_clusters_other_roles_are_found_by_their_endpoint() -> None:
+    environ = {
+        **ROLE,
+        "TRAINING_ROLE": "HETER_TRAINER",
+        "POD_IP": "10.0.0.1",
+        "PADDLE_PORT": "5",
+        "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": "10.0.0.9:5, 10.0.0.1:5",
+    }
+    (process,) = planned(a_request(run_mode="ps"), some_facts(environ=environ)).processes
+    assert process.name == "heter.1"
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ({"TRAINING_ROLE": "COOK"}, "TRAINING_ROLE=COOK is not one of"),
+        ({"PADDLE_TRAINER_ID": "x"}, "PADDLE_TRAINER_ID=x is not a number"),
+        ({"TRAINING_ROLE": "PSERVER", "PADDLE_PORT": "9"}, "a server must know which one it is"),
+    ],
+)
+def test_a_cluster_that_says_too_little_is_refused(told: dict[str, str], says: str) -> None:
+    with pytest.raises(EnvironmentFault, match=says):
+        planned(a_request(run_mode="ps"), some_facts(environ={**ROLE, **told}))
+
+
+@pytest.mark.parametrize("missing", ROLE)
+def test_half_of_what_a_cluster_says_counts_for_nothing(missing: str) -> None:
+    facts = some_facts(environ={**ROLE, missing: ""})
+    assert gathered(a_request(run_mode="ps"), facts).assigned is None
+
+
+def test_who_counts_servers_does_not_go_by_the_cluster() -> None:
+    facts = some_facts(environ={**ROLE, "PADDLE_TRAINER_ID": "0"})
+    assert gathered(TWO, facts).assigned is None
+    assert gathered(a_request(), facts).assigned is None
+
+
+def test_heterogeneous_trainers_of_a_cluster_need_no_number() -> None:
+    facts = some_facts(environ={**ROLE, "PADDLE_TRAINER_ID": "0"})
+    assert planned(a_request(run_mode="ps-heter"), facts).processes[0].name == "trainer.0"
+    with pytest.raises(UsageError, match="needs heterogeneous trainers: give --heter_worker_num"):
+        planned(a_request(run_mode="ps-heter", server_num=1, trainer_num=1))
+
+
+# -- the Paddle that is here ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        (TWO, "parameter servers: use paddlepaddle 2.6.2, which has them"),
+        (
+            a_request(run_mode="rpc", nproc_per_node=2),
+            "paddle.distributed.rpc: use paddlepaddle 2.6.2, which has it",
+        ),
+    ],
+)
+def test_a_paddle_that_lacks_the_modes_part_is_refused_where_it_is_sure_to_fail(
+    wanted: Request, says: str
+) -> None:
+    facts = some_facts(paddle_lacking="3.3.1")
+    note = f"Paddle 3.3.1 here was built without {says} (pip install paddlepaddle==2.6.2)."
+    assert note in planned(wanted, facts).notes
+    sure = facts._replace(script_imports_paddle=True)
+    assert note in planned(wanted._replace(dry_run="json"), sure).notes
+    # Before the launcher waits for other hosts.
+    with pytest.raises(EnvironmentFault, match=re.escape(says)):
+        planner.slots(wanted, sure, planner.share(wanted, sure))
+    assert note not in planned(wanted).notes
+
+
+def test_every_mode_has_its_own_words() -> None:
+    assert len(modes.BY_WORD) == sum(len(mode.words) for mode in modes.MODES)
+    assert all(mode.name in mode.words for mode in modes.MODES)
+
+
+# -- remote procedure calls ----------------------------------------------------------------------
+
+
+def test_rpc_workers_meet_at_the_master_and_log_by_global_rank() -> None:
+    roster = a_roster(("10.0.0.1", "10.0.0.2"), me=1)
+    layout = rpc.layout(a_request(), some_facts(), Share("cpu", (), "gloo"), roster)
+    assert [process.log for process in layout.processes] == ["workerlog.2", "workerlog.3"]
+    assert layout.processes[0].identity == {
+        "PADDLE_MASTER_ENDPOINT": "10.0.0.1:7777",
+        "PADDLE_WORKER_ENDPOINT": "10.0.0.2:6070",
+        "PADDLE_TRAINER_ID": "2",
+        "PADDLE_TRAINERS_NUM": "4",
+    }
+
+
+def test_an_rpc_master_is_nobodys_own_port() -> None:
+    for hosts in ((), ("10.0.0.1", "10.0.0.2")):
+        request = a_request(run_mode="rpc", nproc_per_node=2, ips=hosts)
+        plan = planned(request, some_facts(2))
+        assert plan.mode == "rpc"
+        env = plan.processes[0].env
+        assert env["PADDLE_MASTER_ENDPOINT"] not in {str(spec.endpoint) for spec in plan.ranks}
+        assert "PADDLE_GLOBAL_RANK" not in env
+        assert plan.ranks[0].devices == gpus(0)
