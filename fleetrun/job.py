@@ -19,13 +19,13 @@ from fleetrun.plan.visible import visible
 from fleetrun.postmortem import ending
 from fleetrun.postmortem.ending import Ending, document
 from fleetrun.printing import put
-from fleetrun.records import heartbeat, secrets, variables
 from fleetrun.run.background import Background, begin
 from fleetrun.run.descriptors import FileLimit
 from fleetrun.run.events import Outcome
 from fleetrun.run.gathering import AtOnce, Gathering
 from fleetrun.run.isolation import IsolatedCall
 from fleetrun.run.observers import Caller, ObservedJob, Sink, Source
+from fleetrun.rundir import heartbeat, secrets, variables
 from fleetrun.sinks.console import Console
 from fleetrun.sinks.eventlog import EventLog
 from fleetrun.sinks.launchfile import LaunchFile

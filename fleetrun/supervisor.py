@@ -13,8 +13,6 @@ from fleetrun.errors import EnvironmentFault, FleetrunError
 from fleetrun.model import LaunchPlan, Rules
 from fleetrun.postmortem import failures, investigation, kernelfacts, report
 from fleetrun.postmortem.investigation import Investigation
-from fleetrun.records import names, variables
-from fleetrun.records.folder import beside
 from fleetrun.run import children, descriptors, policy, proc, terminal, worker
 from fleetrun.run.events import (
     Action,
@@ -53,6 +51,8 @@ from fleetrun.run.loop import Loop, nothing, poll
 from fleetrun.run.observers import ObservedJob, Observers
 from fleetrun.run.readiness import Readiness
 from fleetrun.run.signals import Signals, TerminalSignals, defaults_for_children
+from fleetrun.rundir import names, variables
+from fleetrun.rundir.folder import beside
 
 # After this many seconds of waiting for ranks to end, print which ones.
 _SILENCE_S = 1.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from fleetrun.records import names
+from fleetrun.rundir import names
 
 
 class File(NamedTuple):

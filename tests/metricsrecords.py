@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fleetrun.records.metricsfile import GpuUsage, MetricsRecord, RankUse, System
-from fleetrun.records.runs import Run
+from fleetrun.rundir.metricsfile import GpuUsage, MetricsRecord, RankUse, System
+from fleetrun.rundir.runs import Run
 
 
 def a_record() -> MetricsRecord:

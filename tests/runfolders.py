@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from fleetrun.records import eventfile, flightfile, metricsfile
+from fleetrun.rundir import eventfile, flightfile, metricsfile
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -26,10 +26,10 @@ FLOORS = (
         "fleetrun.errors",
         "fleetrun.entrance",
     ),
-    ("fleetrun.model", "fleetrun.conversion", "fleetrun.records.variables", "fleetrun.run.events"),
+    ("fleetrun.model", "fleetrun.conversion", "fleetrun.rundir.variables", "fleetrun.run.events"),
     # Names, schemas, writers and readers of what a run leaves; /proc and the system's own calls.
     (
-        "fleetrun.records",
+        "fleetrun.rundir",
         "fleetrun.run.libc",
         "fleetrun.run.loop",
         "fleetrun.run.proc",
@@ -75,7 +75,7 @@ FLOORS = (
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # The packages themselves hold a docstring and a version at most, so they may stand anywhere.
-BARE = ("fleetrun", "fleetrun.postmortem", "fleetrun.records", "fleetrun.run")
+BARE = ("fleetrun", "fleetrun.postmortem", "fleetrun.rundir", "fleetrun.run")
 # It runs inside the training process and is linked to the rest by names and files alone.
 ISLAND = "fleetrun.inject"
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from commandline import fleetrun
 
-from fleetrun.records.variables import ASSUME_DEVICES
+from fleetrun.rundir.variables import ASSUME_DEVICES
 
 pytestmark = pytest.mark.extended
 

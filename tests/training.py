@@ -20,8 +20,8 @@ from processes import MARKER, assert_no_survivors, survivors
 from waiting import TRAINING_S, until
 
 from fleetrun.plan.environment import STACK_SIGNAL
-from fleetrun.records import rankfile
-from fleetrun.records.variables import STACK_SIGNAL_VARIABLE
+from fleetrun.rundir import rankfile
+from fleetrun.rundir.variables import STACK_SIGNAL_VARIABLE
 from fleetrun.strategy import document
 
 if TYPE_CHECKING:

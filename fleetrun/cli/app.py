@@ -16,10 +16,10 @@ from fleetrun.errors import FleetrunError, UsageError
 from fleetrun.model import Request
 from fleetrun.plan.visible import visible
 from fleetrun.printing import put
-from fleetrun.records import entrance
-from fleetrun.records.secrets import Hider
-from fleetrun.records.variables import COMPLETE, EXEC_OPTIONS
 from fleetrun.run.observers import Caller
+from fleetrun.rundir import entrance
+from fleetrun.rundir.secrets import Hider
+from fleetrun.rundir.variables import COMPLETE, EXEC_OPTIONS
 
 Launch = Callable[[Request, Mapping[str, str]], int]
 

@@ -36,7 +36,7 @@ from fleetrun.cli.types import (
     wrapper,
 )
 from fleetrun.plan import kinds
-from fleetrun.records import variables
+from fleetrun.rundir import variables
 from fleetrun.strategy import fields, load
 
 # Paddle adds the host's rank to this port.

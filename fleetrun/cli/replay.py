@@ -1,7 +1,7 @@
 """Replans the launch that wrote a manifest.json.
 
 The command line is replayed in the folder and with the variables of that launch, followed by what
-is typed beside --from-manifest, which therefore wins. `records/manifestfile.py` describes the file.
+is typed beside --from-manifest, which therefore wins. `rundir/manifestfile.py` describes the file.
 
 The config file is restored as its options, the command line as its words: the file needs the words
 anyway, for the script's own and for the places of secrets, and the resolved settings are for
@@ -22,8 +22,8 @@ from fleetrun.cli.options import find, is_option
 from fleetrun.engines import detect
 from fleetrun.errors import UsageError
 from fleetrun.model import Given, Layer
-from fleetrun.records import manifestfile, secrets
-from fleetrun.records.manifestfile import Recorded
+from fleetrun.rundir import manifestfile, secrets
+from fleetrun.rundir.manifestfile import Recorded
 
 # Not in the manifest, although the plan depends on them.
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")

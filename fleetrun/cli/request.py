@@ -39,8 +39,8 @@ from fleetrun.plan.hosts import (
     own_port,
     store_endpoints,
 )
-from fleetrun.records import secrets
-from fleetrun.records.variables import JOB
+from fleetrun.rundir import secrets
+from fleetrun.rundir.variables import JOB
 from fleetrun.strategy import load
 
 # Options that fill no field of the request.

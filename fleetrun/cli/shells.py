@@ -18,7 +18,7 @@ from fleetrun.errors import UsageError
 from fleetrun.model import flag
 from fleetrun.plan import kinds
 from fleetrun.printing import put
-from fleetrun.records.variables import COMPLETE
+from fleetrun.rundir.variables import COMPLETE
 
 _BASH = """\
 %(complete_func)s() {

@@ -15,7 +15,7 @@ from fleetrun.errors import EnvironmentFault
 from fleetrun.host import jobs
 from fleetrun.host.jobs import RunningJob
 from fleetrun.printing import remark
-from fleetrun.records import names
+from fleetrun.rundir import names
 
 _CHUNK = 1 << 16
 # The polling interval; the end of the job is noticed at once.

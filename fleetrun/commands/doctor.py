@@ -16,8 +16,8 @@ from fleetrun.model import Request
 from fleetrun.plan.command import CHECK
 from fleetrun.plan.visible import visible
 from fleetrun.printing import put
-from fleetrun.records import secrets
 from fleetrun.remote import everywhere
+from fleetrun.rundir import secrets
 
 
 def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool) -> int:

@@ -15,8 +15,8 @@ from fleetrun.cli.options import find
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Given, flag
 from fleetrun.plan.environment import with_island
-from fleetrun.records import entrance
-from fleetrun.records.variables import EXEC, EXEC_OPTIONS
+from fleetrun.rundir import entrance
+from fleetrun.rundir.variables import EXEC, EXEC_OPTIONS
 
 # Options that do not concern a launch, or only make sense in the command typed.
 _NOT_HERE = ("from_manifest", "version", "dry_run", "detach")

@@ -20,8 +20,8 @@ from fleetrun.host.jobs import JobRecords, RunningJob
 from fleetrun.plan.command import CHECK
 from fleetrun.plan.visible import visible
 from fleetrun.printing import put, remark
-from fleetrun.records import names, reading
 from fleetrun.remote import everywhere, ssh, sshjob
+from fleetrun.rundir import names, reading
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

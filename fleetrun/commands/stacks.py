@@ -13,7 +13,7 @@ from fleetrun.errors import EnvironmentFault
 from fleetrun.host import jobs
 from fleetrun.plan.visible import visible_lines
 from fleetrun.printing import put, remark
-from fleetrun.records import eventfile, names, reading, runs
+from fleetrun.rundir import eventfile, names, reading, runs
 
 # Ranks answer one after the other, and an unresponsive one takes 13 s.
 _ANSWER_S = 120.0

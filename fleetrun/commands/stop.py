@@ -14,8 +14,8 @@ from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.host import jobs
 from fleetrun.host.jobs import RunningJob
 from fleetrun.printing import remark
-from fleetrun.records.variables import JOB
 from fleetrun.run import jobprocesses
+from fleetrun.rundir.variables import JOB
 
 # Processes of a killed launcher are gone within this time.
 _SWEEP_S = 30.0

@@ -18,7 +18,7 @@ from fleetrun.commands import tables
 from fleetrun.model import VARIABLE_SECTIONS, Knob
 from fleetrun.plan.visible import visible, visible_lines
 from fleetrun.printing import put, remark
-from fleetrun.records import secrets
+from fleetrun.rundir import secrets
 from fleetrun.strategy import explanation, fields, load, schema
 
 

@@ -18,11 +18,11 @@ from fleetrun.cli import parser
 from fleetrun.conversion import counted
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import FieldVerdict
-from fleetrun.records import eventfile, names, rankfile, reading, reportfile, runs
-from fleetrun.records.eventfile import EventRecord
-from fleetrun.records.folder import SHARED, Folder
-from fleetrun.records.strategyfiles import EFFECTIVE, IN_EFFECT, NO_WORD, SECTIONS
 from fleetrun.run import libc
+from fleetrun.rundir import eventfile, names, rankfile, reading, reportfile, runs
+from fleetrun.rundir.eventfile import EventRecord
+from fleetrun.rundir.folder import SHARED, Folder
+from fleetrun.rundir.strategyfiles import EFFECTIVE, IN_EFFECT, NO_WORD, SECTIONS
 
 # Fewer timed updates are meaningless.
 FEWEST_TIMED = 3

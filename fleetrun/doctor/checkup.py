@@ -33,8 +33,8 @@ from fleetrun.errors import EnvironmentFault
 from fleetrun.host import probe, tcp
 from fleetrun.model import Request, Roster
 from fleetrun.plan import devices, hosts, kinds, modes, planner
-from fleetrun.records import secrets
-from fleetrun.records.variables import TOKEN
+from fleetrun.rundir import secrets
+from fleetrun.rundir.variables import TOKEN
 from fleetrun.session.authentication import Key
 from fleetrun.session.introductions import HostDescription, PeerCheck
 

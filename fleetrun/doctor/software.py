@@ -15,8 +15,8 @@ from fleetrun.doctor.findings import Finding, error, ok, warning
 from fleetrun.doctor.nvidia import Gpu, Gpus
 from fleetrun.host import paddles
 from fleetrun.plan import modes
-from fleetrun.records import installed
 from fleetrun.run import proc
+from fleetrun.rundir import installed
 
 
 class Command(NamedTuple):

@@ -11,7 +11,7 @@ from fleetrun.conversion import counted, is_digits
 from fleetrun.errors import EnvironmentFault
 from fleetrun.plan import hostlist
 from fleetrun.plan.kinds import ROOT, is_mask
-from fleetrun.records.variables import ASSUME_DEVICES, JOB, STRATEGY
+from fleetrun.rundir.variables import ASSUME_DEVICES, JOB, STRATEGY
 
 # The largest plausible number of hosts.
 _DIGITS = 6

@@ -14,8 +14,8 @@ from fleetrun.host import addresses
 from fleetrun.model import COMMAND_LINE, Endpoint, Facts, Request, Roster
 from fleetrun.plan import hosts, shell
 from fleetrun.plan.layout import ModeHosts, Slots
-from fleetrun.records import arguments
-from fleetrun.records.variables import TOKEN
+from fleetrun.rundir import arguments
+from fleetrun.rundir.variables import TOKEN
 
 NAME = "master"
 # Options that are this host's own.

@@ -12,8 +12,8 @@ from fleetrun.host.nvml import DriverQuery, Library, Survey, library
 from fleetrun.model import Facts, GpuUse, Request
 from fleetrun.plan import kinds, masks
 from fleetrun.plan.visible import elided, visible
-from fleetrun.records.variables import ASSUME_DEVICES
 from fleetrun.run import proc
+from fleetrun.rundir.variables import ASSUME_DEVICES
 
 # Any of these means that an NVIDIA driver can be asked (/dev/dxg: under Windows).
 _NVIDIA = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")

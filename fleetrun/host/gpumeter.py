@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from fleetrun.host import nvml
 from fleetrun.host.nvml import Library
 from fleetrun.host.ticks import ticks
-from fleetrun.records import reading
-from fleetrun.records.metricsfile import GpuUsage
 from fleetrun.run import itself, libc
+from fleetrun.rundir import reading
+from fleetrun.rundir.metricsfile import GpuUsage
 
 # NVML_TEMPERATURE_GPU (nvml.h).
 _SENSOR = 0

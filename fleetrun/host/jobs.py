@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from fleetrun.records import names, runs
-from fleetrun.records.variables import JOB, RUN_DIR
 from fleetrun.run import proc
+from fleetrun.rundir import names, runs
+from fleetrun.rundir.variables import JOB, RUN_DIR
 
 # Of the largest process id, 4194304 (PID_MAX_LIMIT in linux/threads.h).
 _PID_DIGITS = 7

@@ -24,9 +24,9 @@ from fleetrun.host.nvml import Library
 from fleetrun.model import Facts, Request
 from fleetrun.plan import communication, hosts, kinds, modes
 from fleetrun.plan.visible import visible
-from fleetrun.records import installed
-from fleetrun.records.variables import ASSUME_DEVICES, PYTHON
 from fleetrun.run import terminal
+from fleetrun.rundir import installed
+from fleetrun.rundir.variables import ASSUME_DEVICES, PYTHON
 
 # The kernel's limit on command and environment, whatever the stack limit.
 _EXEC_CEILING = 6 * 1024 * 1024

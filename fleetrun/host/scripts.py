@@ -12,7 +12,7 @@ from fleetrun.errors import EnvironmentFault, MissingProgram, NotExecutable
 from fleetrun.host import files, nearby
 from fleetrun.model import Script
 from fleetrun.plan import command
-from fleetrun.records.folder import closed
+from fleetrun.rundir.folder import closed
 
 # The longest time in which a Python says whether it finds a module.
 _ANSWER_S = 20.0

@@ -1,6 +1,6 @@
 """Records each collective of this rank in a ring in a mapped file, which outlives the rank.
 
-`records/flightfile.py` reads it. Writes reach the kernel at once, so they survive a `kill -9`;
+`rundir/flightfile.py` reads it. Writes reach the kernel at once, so they survive a `kill -9`;
 nothing waits for a disk. A ring that has failed is marked in its header, so that the rank does not
 seem to have stopped there.
 """

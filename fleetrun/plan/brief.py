@@ -11,7 +11,7 @@ from fleetrun import conversion
 from fleetrun.model import UNNAMED_JOB, Device, LaunchPlan, ProcessSpec, Request
 from fleetrun.plan.devices import ON_CPU
 from fleetrun.plan.visible import columns, elided, visible, wrapped
-from fleetrun.records import names
+from fleetrun.rundir import names
 
 # A terminal's usual width, of which the lines' "fleetrun: " takes its part.
 WIDTH = 80

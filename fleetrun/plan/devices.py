@@ -11,7 +11,7 @@ from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Device, Facts, Request
 from fleetrun.plan import free_gpus, kinds, masks, origin
 from fleetrun.plan.kinds import label
-from fleetrun.records.variables import ASSUME_DEVICES
+from fleetrun.rundir.variables import ASSUME_DEVICES
 
 # The order in which CUDA numbers GPUs, and the order of NVML, the driver's library.
 ORDER, DRIVERS_ORDER = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"

@@ -13,8 +13,8 @@ from fleetrun.model import Facts, ProcessSpec, RankSpec, Request, Roster, Strate
 from fleetrun.plan import communication, debug, devices, kinds, masks
 from fleetrun.plan.devices import Share
 from fleetrun.plan.layout import Layout
-from fleetrun.records import names, secrets
-from fleetrun.records.variables import (
+from fleetrun.rundir import names, secrets
+from fleetrun.rundir.variables import (
     ERROR_FILE,
     EXEC_OPTIONS,
     FLIGHT_RECORDER,

@@ -35,7 +35,7 @@ from fleetrun.plan import (
 )
 from fleetrun.plan.devices import Share
 from fleetrun.plan.layout import Layout, ModeHosts, Slots
-from fleetrun.records import names
+from fleetrun.rundir import names
 from fleetrun.strategy import document, reach, resolve
 
 _CHECKPOINT = "{checkpoint}"

@@ -13,7 +13,7 @@ from fleetrun import conversion
 from fleetrun.model import Knob, LaunchPlan, ProcessSpec, RankSpec, Request, Setting
 from fleetrun.plan import shell
 from fleetrun.plan.visible import visible
-from fleetrun.records import arguments, secrets
+from fleetrun.rundir import arguments, secrets
 
 WIDTH = 100
 SCHEMA = 1

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fleetrun import conversion
 from fleetrun.model import LaunchPlan, ProcessSpec, Request
-from fleetrun.records import arguments, secrets
+from fleetrun.rundir import arguments, secrets
 
 # A line that is pasted into a terminal without line editing may not pass 4,095 bytes.
 _LINE_LIMIT = 1000

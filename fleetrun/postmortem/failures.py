@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 
 from fleetrun.model import LaunchPlan, ProcessSpec
 from fleetrun.postmortem import causes, lastlines
-from fleetrun.records import names, rankfile, variables
-from fleetrun.records.heartbeat import last_step
-from fleetrun.records.rankfile import ErrorReport, RankAxes
 from fleetrun.run.events import Exited
+from fleetrun.rundir import names, rankfile, variables
+from fleetrun.rundir.heartbeat import last_step
+from fleetrun.rundir.rankfile import ErrorReport, RankAxes
 
 # A shell's exit codes for a command that it cannot run.
 _SHELL_REFUSALS = frozenset((126, 127))

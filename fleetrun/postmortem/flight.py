@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fleetrun.conversion import ranges
-from fleetrun.records.flightfile import (
+from fleetrun.rundir.flightfile import (
     ASYNCHRONOUS,
     BLOCKING,
     NEW_GROUP,
@@ -24,7 +24,7 @@ from fleetrun.records.flightfile import (
     CollectiveChannel,
     FlightRecord,
 )
-from fleetrun.records.rankfile import RankAxes
+from fleetrun.rundir.rankfile import RankAxes
 
 DESYNC, MISSING, CYCLE, UNFINISHED = "desync", "missing", "cycle", "unfinished"
 # A rank is awaited that may itself wait for others, in collectives that are not recorded.

@@ -17,7 +17,9 @@ from fleetrun.plan.visible import sentence
 from fleetrun.postmortem import causes, failures, flight, kernelfacts, lastlines
 from fleetrun.postmortem.causes import KnownFailure
 from fleetrun.postmortem.kernelfacts import Baseline
-from fleetrun.records import (
+from fleetrun.run import policy
+from fleetrun.run.events import HUNG, Exited, Failure, Hung, Outcome, Recovered, signal_name
+from fleetrun.rundir import (
     eventfile,
     flightfile,
     names,
@@ -26,17 +28,15 @@ from fleetrun.records import (
     reportfile,
     variables,
 )
-from fleetrun.records.folder import Folder
-from fleetrun.records.heartbeat import is_scripts, read_step
-from fleetrun.records.rankfile import ErrorReport
-from fleetrun.records.reportfile import (
+from fleetrun.rundir.folder import Folder
+from fleetrun.rundir.heartbeat import is_scripts, read_step
+from fleetrun.rundir.rankfile import ErrorReport
+from fleetrun.rundir.reportfile import (
     CulpritRecord,
     ReportRecord,
     RestartRecord,
     VictimRecord,
 )
-from fleetrun.run import policy
-from fleetrun.run.events import HUNG, Exited, Failure, Hung, Outcome, Recovered, signal_name
 
 # The signals that stop ranks.
 _STOPPED_BY = frozenset((2, 9, 15))

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from fleetrun.conversion import size
 from fleetrun.plan.visible import sentence
-from fleetrun.records.folder import Closing
 from fleetrun.run import proc
 from fleetrun.run.events import Exited
+from fleetrun.rundir.folder import Closing
 
 # The files of a cgroup that count kills, and that limit memory, in versions 2 and 1.
 _MEMORY = (

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from fleetrun.postmortem.places import Frame
-from fleetrun.records import reading
+from fleetrun.rundir import reading
 
 _TAIL_BYTES = 64 * 1024
 # The longest traceback to show whole; without one, the last lines are enough.

@@ -10,9 +10,6 @@ from fleetrun.model import RankSpec
 from fleetrun.plan.visible import sentence, visible
 from fleetrun.postmortem import causes
 from fleetrun.postmortem.investigation import Investigation, Victim, devices_of
-from fleetrun.records.arguments import conceal
-from fleetrun.records.names import listed, spec_label
-from fleetrun.records.reportfile import CulpritRecord
 from fleetrun.run.children import Leftover
 from fleetrun.run.events import (
     Exited,
@@ -24,6 +21,9 @@ from fleetrun.run.events import (
     SourceFailed,
     StrategyRejected,
 )
+from fleetrun.rundir.arguments import conceal
+from fleetrun.rundir.names import listed, spec_label
+from fleetrun.rundir.reportfile import CulpritRecord
 
 # The most places of a hung job that are listed.
 _PLACES = 8

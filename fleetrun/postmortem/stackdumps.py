@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, cast
 
 from fleetrun.plan.environment import STACK_SIGNAL
-from fleetrun.records import secrets
 from fleetrun.run import isolation, proc
 from fleetrun.run.loop import Waiting
+from fleetrun.rundir import secrets
 
 # The name of that file in memory.
 MEMORY = "fleetrun-stacks"

@@ -10,9 +10,9 @@ from contextlib import suppress
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Request
 from fleetrun.plan import planner
-from fleetrun.records import eventfile, lockfile, names
 from fleetrun.run.background import Background
 from fleetrun.run.events import signal_name
+from fleetrun.rundir import eventfile, lockfile, names
 
 
 class HeadRun:

@@ -11,10 +11,10 @@ from fleetrun.engines.detect import Detected
 from fleetrun.errors import UsageError
 from fleetrun.job import launch as start
 from fleetrun.model import Request
-from fleetrun.records.variables import TOKEN
 from fleetrun.remote import srun, tasks
 from fleetrun.run import libc
 from fleetrun.run.observers import Caller
+from fleetrun.rundir.variables import TOKEN
 
 
 def launch(

@@ -15,9 +15,9 @@ from fleetrun.doctor.output import KEYS
 from fleetrun.host.probe import current_folder
 from fleetrun.model import Request
 from fleetrun.plan.hostfile import HostEntry
-from fleetrun.records import reading
 from fleetrun.remote import ssh, sshjob
 from fleetrun.remote.ssh import SSH_FAULT, HostOrder, SshConnection
+from fleetrun.rundir import reading
 
 # The most bytes of output; a command prints kilobytes.
 _MOST = 1 << 22

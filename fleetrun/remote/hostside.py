@@ -16,10 +16,10 @@ from contextlib import suppress
 
 from fleetrun import __version__
 from fleetrun.errors import EnvironmentFault, shell_code
-from fleetrun.records.folder import write_all
 from fleetrun.remote import logs, ssh
 from fleetrun.remote.ssh import HostOrder
 from fleetrun.run import libc
+from fleetrun.rundir.folder import write_all
 
 _CHUNK = 1 << 16
 # The exit code if nothing was started.

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import IO
 
-from fleetrun.records import lockfile, names
-from fleetrun.records.folder import SHARED, Closing, Folder, enter, point
 from fleetrun.remote.ssh import MARK
+from fleetrun.rundir import lockfile, names
+from fleetrun.rundir.folder import SHARED, Closing, Folder, enter, point
 
 # Send logs whole, not only their ends.
 ALL = "all"

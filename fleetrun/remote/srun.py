@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from fleetrun.engines.detect import Detected
 from fleetrun.errors import EnvironmentFault, shell_code
-from fleetrun.records.variables import with_token
 from fleetrun.run import libc
+from fleetrun.rundir.variables import with_token
 
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Meant for tasks by sbatch and salloc; older versions of srun would apply them.

@@ -26,7 +26,7 @@ from fleetrun.errors import EnvironmentFault, UsageError, shell_code
 from fleetrun.model import Request
 from fleetrun.plan.hostfile import HostEntry
 from fleetrun.plan.hosts import is_address, is_host
-from fleetrun.records.folder import write_all
+from fleetrun.rundir.folder import write_all
 
 # Never wait for a password; notice a lost network; open no terminal, whose end would send signals
 # to processes.

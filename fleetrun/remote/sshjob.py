@@ -11,7 +11,7 @@ from fleetrun.plan import hostfile, kinds, origin
 from fleetrun.plan.environment import is_identity
 from fleetrun.plan.hostfile import HostEntry
 from fleetrun.plan.hosts import bounds
-from fleetrun.records.variables import JOB, STOP_AFTER, STRATEGY, TOKEN, VERIFY
+from fleetrun.rundir.variables import JOB, STOP_AFTER, STRATEGY, TOKEN, VERIFY
 
 # Options of the head alone; the others go to each launcher.
 _OURS = (

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from fleetrun.errors import EnvironmentFault, shell_code
-from fleetrun.records import names
-from fleetrun.records.folder import Folder
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import Sink
+from fleetrun.rundir import names
+from fleetrun.rundir.folder import Folder
 
 _CHUNK = 1 << 16
 _READY = b"."

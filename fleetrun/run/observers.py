@@ -12,8 +12,6 @@ from typing import Protocol
 
 from fleetrun.errors import FleetrunError
 from fleetrun.model import Endpoint, LaunchPlan, Request
-from fleetrun.records import names
-from fleetrun.records.folder import Folder
 from fleetrun.run import terminal
 from fleetrun.run.events import (
     Declared,
@@ -26,6 +24,8 @@ from fleetrun.run.events import (
 )
 from fleetrun.run.guard import LossTeller
 from fleetrun.run.loop import Loop, LoopShare, Waiting
+from fleetrun.rundir import names
+from fleetrun.rundir.folder import Folder
 
 
 class Caller(Protocol):

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import NamedTuple
 
-from fleetrun.records import arguments
+from fleetrun.rundir import arguments
 
 # The system call numbers of read, and of select and pselect6, in which readline waits.
 _READS = {"x86_64": (b"0",), "aarch64": (b"63",)}.get(os.uname().machine, ())

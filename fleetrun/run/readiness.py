@@ -8,9 +8,9 @@ from collections.abc import Callable, Container
 from functools import partial
 
 from fleetrun.model import Endpoint, LaunchPlan
-from fleetrun.records.names import listed
 from fleetrun.run.loop import Waiting
 from fleetrun.run.tcpconnect import Link, TcpConnect, resolve
+from fleetrun.rundir.names import listed
 
 # Servers on other hosts, which somebody may start by hand, may take longer.
 _TIMEOUT_S = 30.0

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from fleetrun.model import ExitStatus, LaunchPlan, ProcessSpec
 from fleetrun.plan.environment import STACK_SIGNAL
-from fleetrun.records import names, variables
-from fleetrun.records.folder import SHARED, Folder, closed, point, write_all
 from fleetrun.run import proc, terminal
 from fleetrun.run.children import Ended, EndRequest, Leftover, Order
 from fleetrun.run.guard import Guard
+from fleetrun.rundir import names, variables
+from fleetrun.rundir.folder import SHARED, Folder, closed, point, write_all
 
 # The size of a trial write to a log: without room for a traceback, a log is of no use.
 _TRIAL = b"\n" * 4096

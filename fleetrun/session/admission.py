@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from fleetrun.records.variables import TOKEN
+from fleetrun.rundir.variables import TOKEN
 from fleetrun.session import rank_assignment
 from fleetrun.session.authentication import fingerprint
 from fleetrun.session.messages import PROTOCOL, Join, JoinRequest, LauncherKilled, Refused

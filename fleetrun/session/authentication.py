@@ -18,7 +18,7 @@ import hmac
 import os
 from collections.abc import Mapping
 
-from fleetrun.records.variables import TOKEN
+from fleetrun.rundir.variables import TOKEN
 from fleetrun.session.codec import Malformed, dump, load
 
 # The version of frames, handshake and names of messages.

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fleetrun.errors import RendezvousError
-from fleetrun.records.variables import TOKEN
 from fleetrun.run.events import Failure, TimerExpired
 from fleetrun.run.policy import decide
+from fleetrun.rundir.variables import TOKEN
 from fleetrun.session import admission, rank_assignment
 from fleetrun.session.admission import Objection
 from fleetrun.session.authentication import fingerprint

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from fleetrun.records.hostsfile import HostEnd
 from fleetrun.run.events import Failure, TimerExpired
 from fleetrun.run.loop import Loop, LoopShare, Waiting, nothing
+from fleetrun.rundir.hostsfile import HostEnd
 from fleetrun.session import coordinator, exchange, member, messages, state
 from fleetrun.session.authentication import Key
 from fleetrun.session.callers import Callers

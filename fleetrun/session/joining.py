@@ -15,7 +15,7 @@ from fleetrun.host import checkpoints, paddles
 from fleetrun.model import TRAINER, Endpoint, Facts, LaunchPlan, Member, Request, Roster
 from fleetrun.plan import free_gpus, hosts, origin, planner
 from fleetrun.plan.layout import Slots, session_ports
-from fleetrun.records.variables import TOKEN
+from fleetrun.rundir.variables import TOKEN
 from fleetrun.session import health, messages, script
 from fleetrun.session.codec import LONGEST_TEXT
 from fleetrun.session.config import RendezvousConfig

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from fleetrun.model import SharedLogs
-from fleetrun.records import names
-from fleetrun.records.folder import PRIVATE, SHARED, Closing, enter
+from fleetrun.rundir import names
+from fleetrun.rundir.folder import PRIVATE, SHARED, Closing, enter
 
 # Job name, time and pid, as the planner writes them; never a path.
 _RUN_NAME = re.compile(r"\w[\w.-]{1,200}")

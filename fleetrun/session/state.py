@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from fleetrun.records.hostsfile import HostEnd
 from fleetrun.run.events import Failure, TimerExpired
+from fleetrun.rundir.hostsfile import HostEnd
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.messages import (
     LOST,

@@ -11,10 +11,10 @@ import re
 import sys
 import time
 
-from fleetrun.records.names import label, log_paths
 from fleetrun.run.events import Finished, Gathered, Happening, Started
 from fleetrun.run.loop import WRITABLE, Waiting
 from fleetrun.run.observers import ObservedJob, Sink
+from fleetrun.rundir.names import label, log_paths
 from fleetrun.sinks.outlet import Outlet
 from fleetrun.sinks.rotate import Cut
 

@@ -1,4 +1,4 @@
-"""Writes `events.jsonl`, whose content `records/eventfile.py` describes."""
+"""Writes `events.jsonl`, whose content `rundir/eventfile.py` describes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from fleetrun.records import eventfile, names
-from fleetrun.records.eventfile import Value
 from fleetrun.run import policy
 from fleetrun.run.events import (
     Exited,
@@ -39,6 +37,8 @@ from fleetrun.run.events import (
 )
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Sink
+from fleetrun.rundir import eventfile, names
+from fleetrun.rundir.eventfile import Value
 
 
 class EventLog(Sink):

@@ -6,10 +6,10 @@ Each later attempt adds its environment. Only the owner may read the file (mode 
 from __future__ import annotations
 
 from fleetrun.plan import render
-from fleetrun.records import names
 from fleetrun.run.events import Gathered, Happening
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Sink
+from fleetrun.rundir import names
 
 
 class LaunchFile(Sink):

@@ -8,10 +8,10 @@ from contextlib import suppress
 from typing import cast
 
 from fleetrun.engines import detect
-from fleetrun.records import manifestfile, names
 from fleetrun.run.isolation import CallResult, IsolatedCall
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Sink
+from fleetrun.rundir import manifestfile, names
 from fleetrun.sinks import git
 from fleetrun.sinks.git import Revision
 

@@ -10,11 +10,11 @@ import os
 import stat
 import time
 
-from fleetrun.records import names, outputtimes
-from fleetrun.records.folder import append_whole
 from fleetrun.run.events import Finished, Gathered, Happening, Started
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Sink
+from fleetrun.rundir import names, outputtimes
+from fleetrun.rundir.folder import append_whole
 from fleetrun.sinks.rotate import Cut
 
 _PACE_S = 0.1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from fleetrun.records import names
-from fleetrun.records.variables import PROFILE
 from fleetrun.run.events import Finished, Happening
 from fleetrun.run.observers import ObservedJob, Sink
+from fleetrun.rundir import names
+from fleetrun.rundir.variables import PROFILE
 
 
 class ProfileSink(Sink):

@@ -27,12 +27,12 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.records.folder import Closing
-from fleetrun.records.names import label
 from fleetrun.run import libc
 from fleetrun.run.events import Finished, Gathered, Happening, Started
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Sink
+from fleetrun.rundir.folder import Closing
+from fleetrun.rundir.names import label
 
 # A multiple of every block size; only such a range can be removed.
 _UNIT = 64 * 1024

@@ -13,11 +13,11 @@ import time
 from contextlib import suppress
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.records import lockfile, names, planfile
-from fleetrun.records.folder import SHARED, Closing, Folder, enter, point, remove
 from fleetrun.run.events import Gathered, Happening, Started
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Sink
+from fleetrun.rundir import lockfile, names, planfile
+from fleetrun.rundir.folder import SHARED, Closing, Folder, enter, point, remove
 
 _TRIED = ".link"
 # Longer than hosts wait for each other, unless the timeout was raised.

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from fleetrun.plan.visible import sentence
 from fleetrun.postmortem import flight
 from fleetrun.postmortem.flight import FlightFinding, RankState
-from fleetrun.records import flightfile, names, rankfile, reading, variables
-from fleetrun.records.flightfile import FlightRecord
 from fleetrun.run.events import RunWarning
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob
+from fleetrun.rundir import flightfile, names, rankfile, reading, variables
+from fleetrun.rundir.flightfile import FlightRecord
 
 if TYPE_CHECKING:
     # Only with other hosts.

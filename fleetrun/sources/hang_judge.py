@@ -14,10 +14,10 @@ from types import MappingProxyType
 from fleetrun.plan.visible import visible
 from fleetrun.postmortem import places
 from fleetrun.postmortem.flight import UNKNOWN, RankState
-from fleetrun.records import names
 from fleetrun.run.events import Hung
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob
+from fleetrun.rundir import names
 from fleetrun.session.driver import Session
 from fleetrun.session.exchange import EndedRank, RankStack, SilentHost, Stacks, WantStacks
 from fleetrun.sources.flightrecords import FlightRecords

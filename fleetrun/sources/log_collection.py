@@ -16,9 +16,9 @@ from contextlib import suppress
 from functools import partial
 
 from fleetrun.model import LaunchPlan
-from fleetrun.records import names
-from fleetrun.records.folder import Closing, Folder, write_all
 from fleetrun.run.loop import Waiting
+from fleetrun.rundir import names
+from fleetrun.rundir.folder import Closing, Folder, write_all
 from fleetrun.session.exchange import LONGEST_PART, Dismissed, LogPart, SendLog
 
 ALL, TAIL = "all", "tail"

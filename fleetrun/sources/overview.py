@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fleetrun.model import FieldVerdict
-from fleetrun.records.names import listed
-from fleetrun.records.strategyfiles import (
+from fleetrun.run.events import StrategyReport
+from fleetrun.rundir.names import listed
+from fleetrun.rundir.strategyfiles import (
     EFFECTIVE,
     IN_EFFECT,
     NO_DIFFERENCE,
@@ -17,7 +18,6 @@ from fleetrun.records.strategyfiles import (
     RankEvidence,
     StrategyDocument,
 )
-from fleetrun.run.events import StrategyReport
 
 # The words for each status in a sentence about a field.
 _STATUS_TEXT = {

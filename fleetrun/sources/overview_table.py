@@ -12,8 +12,9 @@ from itertools import groupby
 from fleetrun import conversion
 from fleetrun.model import FieldVerdict
 from fleetrun.plan.visible import sentence, wrapped
-from fleetrun.records.names import listed
-from fleetrun.records.strategyfiles import (
+from fleetrun.run.events import StrategyReport
+from fleetrun.rundir.names import listed
+from fleetrun.rundir.strategyfiles import (
     EFFECTIVE,
     NO_DIFFERENCE,
     NO_WORD,
@@ -21,7 +22,6 @@ from fleetrun.records.strategyfiles import (
     RankEvidence,
     StrategyDocument,
 )
-from fleetrun.run.events import StrategyReport
 from fleetrun.sources.overview import as_sentence
 
 _SHOWN = {
@@ -178,7 +178,7 @@ def _cut(row: tuple[str, ...], longest: int) -> tuple[str, ...]:
 def _counted(counts: GradientCounts | None, where: str) -> list[str]:
     """Return lines about how the gradients were sent.
 
-    >>> from fleetrun.records.strategyfiles import GradientCounts
+    >>> from fleetrun.rundir.strategyfiles import GradientCounts
     >>> counts = GradientCounts(161, 161, 6, (16777216, 16777216, 8388608), 2, ((0, 1), (2, 3)))
     >>> for line in _counted(counts, "Paddle 2.6.2, static on cpu"):
     ...     print(line)

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 
 from fleetrun.model import LaunchPlan
 from fleetrun.plan.environment import STACK_SIGNAL
-from fleetrun.records import names, rankfile, reading, strategyfiles
-from fleetrun.records.strategyfiles import RankEvidence, StrategyDocument
 from fleetrun.run import proc
 from fleetrun.run.events import (
     STRATEGY_REJECTED,
@@ -30,6 +28,8 @@ from fleetrun.run.events import (
 )
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Source
+from fleetrun.rundir import names, rankfile, reading, strategyfiles
+from fleetrun.rundir.strategyfiles import RankEvidence, StrategyDocument
 from fleetrun.sources import overview, overview_table
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from fleetrun.model import ExitStatus, ProcessSpec
 from fleetrun.plan.visible import sentence
 from fleetrun.postmortem import failures
-from fleetrun.records import names, rankfile, reading, variables
-from fleetrun.records.rankfile import ErrorReport
 from fleetrun.run import proc
 from fleetrun.run.events import Exited, Overdue
 from fleetrun.run.observers import ObservedJob
+from fleetrun.rundir import names, rankfile, reading, variables
+from fleetrun.rundir.rankfile import ErrorReport
 
 
 class RaisedRanks:

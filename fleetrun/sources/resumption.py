@@ -6,9 +6,9 @@ import time
 
 from fleetrun.host import checkpoints
 from fleetrun.model import Checkpoints
-from fleetrun.records import heartbeat
 from fleetrun.run.events import Exited, Gathered, Happening, RunWarning, SignalAll
 from fleetrun.run.observers import ObservedJob, Source
+from fleetrun.rundir import heartbeat
 
 _KILL = 9
 # The longest tick of the clock of files.

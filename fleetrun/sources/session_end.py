@@ -7,10 +7,10 @@ from collections.abc import Callable
 from functools import partial
 
 from fleetrun.model import LaunchPlan
-from fleetrun.records import hostsfile, names
-from fleetrun.records.folder import Folder
 from fleetrun.run.events import Failure
 from fleetrun.run.loop import Waiting
+from fleetrun.rundir import hostsfile, names
+from fleetrun.rundir.folder import Folder
 from fleetrun.session.driver import Session
 from fleetrun.session.exchange import Dismissed, LogPart, SendLog
 from fleetrun.session.messages import Heartbeat

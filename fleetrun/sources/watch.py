@@ -19,7 +19,6 @@ from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.plan.visible import sentence, visible
 from fleetrun.postmortem import places, stackdumps
 from fleetrun.postmortem.stackdumps import Collection
-from fleetrun.records import flightfile, heartbeat, names, reading, variables
 from fleetrun.run import proc
 from fleetrun.run.events import (
     Declared,
@@ -37,6 +36,7 @@ from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Source
 from fleetrun.run.policy import TEARDOWN_S
 from fleetrun.run.proc import Stat
+from fleetrun.rundir import flightfile, heartbeat, names, reading, variables
 from fleetrun.sources import hang
 from fleetrun.sources.flightrecords import FlightRecords
 from fleetrun.sources.hang import Comparison, IdleClock

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 
 from fleetrun.model import Strategy
-from fleetrun.records import reading, secrets
-from fleetrun.records.strategyfiles import DOCUMENT_SCHEMA
+from fleetrun.rundir import reading, secrets
+from fleetrun.rundir.strategyfiles import DOCUMENT_SCHEMA
 from fleetrun.strategy import fields
 from fleetrun.strategy.resolve import HostTopology
 

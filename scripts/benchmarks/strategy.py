@@ -24,7 +24,7 @@ import launches
 from launches import HERE, ROOT, Job
 from report import finish, in_turns, ms, show
 
-from fleetrun.records import rankfile
+from fleetrun.rundir import rankfile
 
 sys.path.insert(0, str(ROOT / "tests"))
 

@@ -15,8 +15,8 @@ from fleetrun.cli.argv import split
 from fleetrun.errors import UsageError
 from fleetrun.plan import planner, render
 from fleetrun.plan.devices import Share
-from fleetrun.records import names
 from fleetrun.run.loop import Loop
+from fleetrun.rundir import names
 from fleetrun.sinks.manifest import ManifestFile
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from fleetrun.cli.types import FLAG
 from fleetrun.engines.detect import Detected
 from fleetrun.errors import UsageError
 from fleetrun.model import Request, Script, Setting
-from fleetrun.records import secrets
+from fleetrun.rundir import secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -18,7 +18,7 @@ from waiting import LONG_S
 
 from fleetrun.cli import app, options, shells
 from fleetrun.plan import kinds
-from fleetrun.records.variables import COMPLETE
+from fleetrun.rundir.variables import COMPLETE
 from fleetrun.strategy import fields, load
 
 pytestmark = pytest.mark.usefixtures("elsewhere")

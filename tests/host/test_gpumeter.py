@@ -11,7 +11,7 @@ from waiting import until
 
 from fleetrun.host import gpumeter, nvml
 from fleetrun.host.gpumeter import GpuMeter
-from fleetrun.records.metricsfile import GpuUsage
+from fleetrun.rundir.metricsfile import GpuUsage
 
 if TYPE_CHECKING:
     import pytest

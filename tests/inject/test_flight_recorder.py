@@ -16,8 +16,8 @@ from waiting import until
 
 from fleetrun.inject import border, flight_recorder
 from fleetrun.inject.flight_recorder import FlightRecorder
-from fleetrun.records import flightfile
-from fleetrun.records.flightfile import (
+from fleetrun.rundir import flightfile
+from fleetrun.rundir.flightfile import (
     ASYNCHRONOUS,
     BLOCKING,
     RAISED,

@@ -10,7 +10,7 @@ from lab import ends
 from training import launch_on
 from waiting import TRAINING_S, until
 
-from fleetrun.records import eventfile, flightfile, names
+from fleetrun.rundir import eventfile, flightfile, names
 
 if TYPE_CHECKING:
     from lab import Host

@@ -10,7 +10,7 @@ from plans import assert_golden, plan, request
 from fleetrun.model import Device, Endpoint, LaunchPlan, RankSpec, Script, Strategy
 from fleetrun.plan.brief import WIDTH, brief
 from fleetrun.plan.visible import columns
-from fleetrun.records import names
+from fleetrun.rundir import names
 
 HOSTS = ("10.0.0.1", "10.0.0.2")
 

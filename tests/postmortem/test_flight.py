@@ -19,7 +19,7 @@ from fleetrun.postmortem.flight import (
     JobRanks,
     RankState,
 )
-from fleetrun.records.flightfile import (
+from fleetrun.rundir.flightfile import (
     ASYNCHRONOUS,
     BLOCKING,
     RAISED,
@@ -27,7 +27,7 @@ from fleetrun.records.flightfile import (
     CollectiveChannel,
     FlightRecord,
 )
-from fleetrun.records.rankfile import RankAxes
+from fleetrun.rundir.rankfile import RankAxes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

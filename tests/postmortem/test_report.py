@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from fleetrun.model import Device, Endpoint, ExitStatus, RankSpec
 from fleetrun.postmortem import causes, lastlines, report
 from fleetrun.postmortem.investigation import Investigation, Victim
-from fleetrun.records.reportfile import CulpritRecord
 from fleetrun.run.children import Leftover
 from fleetrun.run.events import Exited, Failure, Hung, Outcome
+from fleetrun.rundir.reportfile import CulpritRecord
 
 CHAIN = """\
 Traceback (most recent call last):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from commandline import Command
 
-from fleetrun.records import rankfile
+from fleetrun.rundir import rankfile
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from processes import assert_no_survivors
 from sshd import by_ssh, instead_of_ssh
 from waiting import until
 
-from fleetrun.records import runs
+from fleetrun.rundir import runs
 
 if TYPE_CHECKING:
     import subprocess

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fleetrun.records import lockfile, names
 from fleetrun.remote import logs, ssh
+from fleetrun.rundir import lockfile, names
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from timers import Timers
 
-from fleetrun.records.folder import Folder
 from fleetrun.run.background import Background
+from fleetrun.rundir.folder import Folder
 
 if TYPE_CHECKING:
     from pathlib import Path

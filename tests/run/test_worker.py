@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 from plans import plan
 
-from fleetrun.records import names
-from fleetrun.records.folder import Folder
 from fleetrun.run import worker
+from fleetrun.rundir import names
+from fleetrun.rundir.folder import Folder
 
 if TYPE_CHECKING:
     from fleetrun.model import ProcessSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from fleetrun.records import names
+from fleetrun.rundir import names
 from fleetrun.session.sharing import LogFolder
 
 if TYPE_CHECKING:

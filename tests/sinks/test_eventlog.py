@@ -20,7 +20,6 @@ from fleetrun.model import (
     RankSpec,
     Rules,
 )
-from fleetrun.records import eventfile
 from fleetrun.run.events import (
     Exited,
     Failure,
@@ -48,6 +47,7 @@ from fleetrun.run.events import (
     TimerExpired,
 )
 from fleetrun.run.loop import Loop
+from fleetrun.rundir import eventfile
 from fleetrun.sinks.eventlog import EventLog
 
 

@@ -21,9 +21,9 @@ from fleetrun.cli import configfile, request
 from fleetrun.cli.argv import split
 from fleetrun.plan import planner
 from fleetrun.plan.devices import Share
-from fleetrun.records.secrets import Hider
 from fleetrun.run import proc
 from fleetrun.run.loop import Loop
+from fleetrun.rundir.secrets import Hider
 from fleetrun.sinks import git
 from fleetrun.sinks.git import Revision
 from fleetrun.sinks.manifest import ManifestFile

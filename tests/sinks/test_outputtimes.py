@@ -10,8 +10,8 @@ import plans
 import pytest
 from timers import Timers
 
-from fleetrun.records import names, outputtimes
 from fleetrun.run.events import Finished, Gathered, Outcome, Started
+from fleetrun.rundir import names, outputtimes
 from fleetrun.sinks.outputtimes import OutputTimes
 from fleetrun.sinks.rotate import Cut
 

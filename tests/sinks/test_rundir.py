@@ -16,8 +16,8 @@ from timers import Timers
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import SharedLogs
-from fleetrun.records import names
 from fleetrun.run.events import Gathered, Started
+from fleetrun.rundir import names
 from fleetrun.sinks.rundir import RunDirectory
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from timers import Timers
 from fleetrun.inject.flight_recorder import OPERATIONS, FlightRecorder
 from fleetrun.model import ExitStatus, Rules
 from fleetrun.postmortem import investigation, kernelfacts
-from fleetrun.records.flightfile import Collective, CollectiveChannel, FlightRecord
 from fleetrun.run.events import Exited, Failure, Outcome, SignalAll, Started
+from fleetrun.rundir.flightfile import Collective, CollectiveChannel, FlightRecord
 from fleetrun.session import codec
 from fleetrun.session.exchange import PackedCollectives
 from fleetrun.sources.flightrecords import FlightRecords

@@ -9,7 +9,7 @@ import plans
 import pytest
 from timers import Timers
 
-from fleetrun.records.folder import Folder
+from fleetrun.rundir.folder import Folder
 from fleetrun.session.exchange import Dismissed, LogPart, SendLog
 from fleetrun.sources.log_collection import LogCollector, LogServer
 

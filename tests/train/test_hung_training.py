@@ -13,7 +13,7 @@ from commandline import Command, fleetrun
 from training import PYTHONS
 from waiting import until
 
-from fleetrun.records import eventfile, rankfile
+from fleetrun.rundir import eventfile, rankfile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ import devices
 import pytest
 from training import PYTHONS, ROOT, evidence, run, train
 
-from fleetrun.records import rankfile
+from fleetrun.rundir import rankfile
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from training import PYTHONS, evidence, in_turns, run, told
 
-from fleetrun.records import heartbeat, rankfile
+from fleetrun.rundir import heartbeat, rankfile
 
 if TYPE_CHECKING:
     import subprocess

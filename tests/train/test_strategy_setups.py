@@ -15,7 +15,7 @@ import devices
 import pytest
 from training import PYTHONS, run
 
-from fleetrun.records import rankfile
+from fleetrun.rundir import rankfile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

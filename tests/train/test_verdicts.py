@@ -12,7 +12,7 @@ import pytest
 from training import PYTHONS, run
 
 from fleetrun.errors import UsageError
-from fleetrun.records import rankfile
+from fleetrun.rundir import rankfile
 from fleetrun.strategy import fields, load
 
 if TYPE_CHECKING:

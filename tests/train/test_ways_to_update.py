@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from training import PYTHONS, SITE, alone, run, told, train
 
-from fleetrun.records import rankfile
+from fleetrun.rundir import rankfile
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from fleetrun.commands.logs import choose, collectives, show
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan.visible import visible_lines
 from fleetrun.printing import put, remark
-from fleetrun.records import names, runs
+from fleetrun.rundir import names, runs
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

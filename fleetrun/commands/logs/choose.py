@@ -9,7 +9,7 @@ from datetime import datetime
 
 from fleetrun import conversion, suggestions
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.records import names, runs
+from fleetrun.rundir import names, runs
 
 _CLOCKS = ("%H:%M", "%H:%M:%S")
 

@@ -11,8 +11,8 @@ from datetime import datetime
 from fleetrun.errors import EnvironmentFault
 from fleetrun.plan.visible import sentence, visible_lines
 from fleetrun.postmortem import flight
-from fleetrun.records import flightfile, names, rankfile, runs
-from fleetrun.records.flightfile import Collective, FlightRecord
+from fleetrun.rundir import flightfile, names, rankfile, runs
+from fleetrun.rundir.flightfile import Collective, FlightRecord
 
 # The most collectives shown of each rank.
 _MOST = 12

@@ -17,7 +17,7 @@ _OVERWRITTEN = re.compile(rb"[^\r\n]*\r(?=[^\r\n])")
 
 
 class MergedLog(Protocol):
-    """The log that is read: see records/logfile.py."""
+    """The log that is read: see rundir/logfile.py."""
 
     @property
     def begin(self) -> int: ...  # noqa: D102

@@ -11,9 +11,9 @@ from typing import NamedTuple
 from fleetrun.commands.logs import merge
 from fleetrun.commands.logs.clean import Cleaner
 from fleetrun.printing import remark, write
-from fleetrun.records import names, outputtimes, runs
-from fleetrun.records.logfile import LogFile
 from fleetrun.run.loop import Loop, nothing
+from fleetrun.rundir import names, outputtimes, runs
+from fleetrun.rundir.logfile import LogFile
 
 # Bytes that are read at a time.
 _PIECE = 1 << 18

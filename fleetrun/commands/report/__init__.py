@@ -12,8 +12,8 @@ from fleetrun.commands.report import history, page
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan.visible import visible
 from fleetrun.printing import put
-from fleetrun.records import names
-from fleetrun.records.folder import PRIVATE
+from fleetrun.rundir import names
+from fleetrun.rundir.folder import PRIVATE
 
 _SIDE_BY_SIDE = 2
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from fleetrun.cli.argv import split
 from fleetrun.errors import FleetrunError
 from fleetrun.model import FieldVerdict
-from fleetrun.records import (
+from fleetrun.rundir import (
     eventfile,
     flightfile,
     metricsfile,
@@ -26,7 +26,7 @@ from fleetrun.records import (
     runs,
     strategyfiles,
 )
-from fleetrun.records.runs import LogRecord, Run
+from fleetrun.rundir.runs import LogRecord, Run
 
 # The samples of a rank or a GPU, by moment.
 _Seen = dict[int, tuple[float | None, ...]]

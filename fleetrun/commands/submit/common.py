@@ -12,7 +12,7 @@ from fleetrun.cli import argv, configfile, parser
 from fleetrun.cli.options import find
 from fleetrun.errors import UsageError
 from fleetrun.printing import remark
-from fleetrun.records import arguments
+from fleetrun.rundir import arguments
 
 # Launch options that the queue decides.
 _OURS = (

@@ -18,7 +18,7 @@ from fleetrun.cli import parser
 from fleetrun.commands.submit import common
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.printing import put
-from fleetrun.records.variables import TOKEN, new_token
+from fleetrun.rundir.variables import TOKEN, new_token
 
 Document = dict[str, Any]
 

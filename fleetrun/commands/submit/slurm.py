@@ -19,7 +19,7 @@ from fleetrun.commands.submit import common
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import probe, scripts
 from fleetrun.printing import put
-from fleetrun.records.variables import with_token
+from fleetrun.rundir.variables import with_token
 
 WHAT = "submit slurm"
 _SCRIPT = Template("""\

@@ -26,7 +26,7 @@ from fleetrun.commands.top import screen
 from fleetrun.commands.top.sample import Sampler, Snapshot
 from fleetrun.commands.top.view import LOG, STACKS, View, after, keys
 from fleetrun.printing import put
-from fleetrun.records import reading, runs
+from fleetrun.rundir import reading, runs
 
 # Processor use needs two samples; in a pipe they are this far apart.
 _APART_S = 0.5

@@ -14,7 +14,8 @@ from fleetrun import conversion
 from fleetrun.commands import ps
 from fleetrun.host import jobs, usage
 from fleetrun.postmortem import flight
-from fleetrun.records import (
+from fleetrun.run import proc
+from fleetrun.rundir import (
     eventfile,
     flightfile,
     heartbeat,
@@ -25,7 +26,6 @@ from fleetrun.records import (
     reading,
     runs,
 )
-from fleetrun.run import proc
 
 # A rank without a new step or line for this long is silent.
 _SILENT_S = 10.0

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from fleetrun.commands import trials
 from fleetrun.commands.tune.candidates import Candidate, TuneSpec
-from fleetrun.records import names
-from fleetrun.records.strategyfiles import NO_DIFFERENCE
-from fleetrun.records.variables import STOP_AFTER
+from fleetrun.rundir import names
+from fleetrun.rundir.strategyfiles import NO_DIFFERENCE
+from fleetrun.rundir.variables import STOP_AFTER
 
 # Fewer candidates are not halved.
 _FINALISTS = 2

@@ -14,7 +14,7 @@ from fleetrun.commands import tables, trials
 from fleetrun.commands.tune.candidates import Candidate, TuneSpec
 from fleetrun.commands.tune.halving import Result
 from fleetrun.conversion import counted
-from fleetrun.records import arguments, names, reading, secrets
+from fleetrun.rundir import arguments, names, reading, secrets
 from fleetrun.strategy import fields, load
 
 BEST, DATA = "best.yaml", "tune.json"

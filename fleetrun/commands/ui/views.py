@@ -16,8 +16,8 @@ from fleetrun.commands.stacks import newest
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import jobs
 from fleetrun.plan.visible import visible, visible_lines
-from fleetrun.records import metricsfile, names, reading, runs
-from fleetrun.records.runs import Run
+from fleetrun.rundir import metricsfile, names, reading, runs
+from fleetrun.rundir.runs import Run
 
 _MOST_RUNS = 200
 # The columns of a picture, and its cells, all of which a browser gets whenever something changes.

@@ -16,7 +16,7 @@ from fleetrun.commands.verify.training_runs import VerifyRun, VerifySpec
 from fleetrun.errors import UsageError
 from fleetrun.host import probe
 from fleetrun.printing import say
-from fleetrun.records.variables import STRATEGY
+from fleetrun.rundir.variables import STRATEGY
 from fleetrun.strategy import load
 
 _EXEC = "exec"

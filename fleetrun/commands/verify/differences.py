@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median_low
 from typing import NamedTuple
 
-from fleetrun.records.rankfile import RankAxes
+from fleetrun.rundir.rankfile import RankAxes
 
 # By the type of a parameter, the distance of 1 to the next number.
 _UNITS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}

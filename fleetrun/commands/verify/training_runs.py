@@ -15,8 +15,8 @@ from typing import NamedTuple
 from fleetrun.commands import trials
 from fleetrun.commands.verify.differences import Value, ValueKey, Values, loss
 from fleetrun.model import FieldVerdict
-from fleetrun.records import names, progress, rankfile, reading, variables
-from fleetrun.records.rankfile import RankAxes
+from fleetrun.rundir import names, progress, rankfile, reading, variables
+from fleetrun.rundir.rankfile import RankAxes
 
 # A command may launch several times: the optimizers of its next launch are numbered from here on.
 _NEXT_LAUNCH = 1000

@@ -12,8 +12,8 @@ from fleetrun.commands.verify import differences
 from fleetrun.commands.verify.differences import Difference, ValueKey
 from fleetrun.commands.verify.training_runs import VerifyRun, VerifySpec
 from fleetrun.conversion import counted
-from fleetrun.records import arguments
-from fleetrun.records.strategyfiles import IN_EFFECT
+from fleetrun.rundir import arguments
+from fleetrun.rundir.strategyfiles import IN_EFFECT
 
 _MERGE = "gradient_merge"
 _Pairs = tuple[Mapping[ValueKey, float], ...]

@@ -93,7 +93,7 @@ def _redactor():
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     try:
         spec = util.spec_from_file_location(
-            "_fleetrun_secrets", os.path.join(root, "records", "secrets.py")
+            "_fleetrun_secrets", os.path.join(root, "rundir", "secrets.py")
         )
         assert spec is not None
         assert spec.loader is not None

@@ -26,7 +26,7 @@ from fleetrun.plan.devices import Share
 from fleetrun.plan.layout import Layout, LocalProcess, ModeHosts, Slot, Slots
 from fleetrun.plan.modes import roles
 from fleetrun.plan.modes.roles import MEETING, Roles
-from fleetrun.records import names
+from fleetrun.rundir import names
 
 # The common names of roles, also those of the processes.
 NAMES = {SERVER: "server", TRAINER: "trainer", HETER: "heter", COORDINATOR: "coordinator"}

@@ -13,9 +13,9 @@ import psutil
 from fleetrun.host import usage
 from fleetrun.host.gpumeter import GpuMeter
 from fleetrun.host.ticks import ticks
-from fleetrun.records import metricsfile, names, progress, runs
-from fleetrun.records.metricsfile import GpuUsage, MetricsRecord, RankUse, System
 from fleetrun.run import libc, proc
+from fleetrun.rundir import metricsfile, names, progress, runs
+from fleetrun.rundir.metricsfile import GpuUsage, MetricsRecord, RankUse, System
 from fleetrun.sinks.metrics import openmetrics
 
 _NICE = 10

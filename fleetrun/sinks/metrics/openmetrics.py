@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from fleetrun.records.metricsfile import MetricsRecord
-from fleetrun.records.runs import Run
+from fleetrun.rundir.metricsfile import MetricsRecord
+from fleetrun.rundir.runs import Run
 
 _Rows = tuple[tuple[str, str, str], ...]
 # Name, help, and field of a record; bytes and seconds as Prometheus wants them.

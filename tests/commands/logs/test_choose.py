@@ -9,7 +9,7 @@ import pytest
 
 from fleetrun.commands.logs import choose
 from fleetrun.errors import UsageError
-from fleetrun.records.runs import LogRecord, Run
+from fleetrun.rundir.runs import LogRecord, Run
 
 
 def a_log(process: str, attempt: int = 0, *, failed: bool = False) -> LogRecord:

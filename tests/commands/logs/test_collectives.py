@@ -11,7 +11,7 @@ from runfolders import big, ring
 
 from fleetrun.commands.logs import collectives
 from fleetrun.inject.flight_recorder import FlightRecorder
-from fleetrun.records import runs
+from fleetrun.rundir import runs
 
 if TYPE_CHECKING:
     from pathlib import Path

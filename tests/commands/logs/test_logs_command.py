@@ -19,7 +19,7 @@ from waiting import LONG_S, until
 
 from fleetrun.cli import app, shells
 from fleetrun.cli.parser import COMMANDS
-from fleetrun.records import names
+from fleetrun.rundir import names
 
 if TYPE_CHECKING:
     from terminals import Terminal
@@ -369,7 +369,7 @@ def test_a_file_that_is_appended_to_gets_all(tmp_path: Path) -> None:
 
 
 def test_a_look_takes_no_lock_from_a_launcher(tmp_path: Path) -> None:
-    from fleetrun.records import runs  # only here
+    from fleetrun.rundir import runs  # only here
 
     run = tmp_path / "run"
     run.mkdir()

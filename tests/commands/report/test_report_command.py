@@ -15,7 +15,7 @@ from commandline import Command, fleetrun
 from runfolders import big, measured, ring
 
 from fleetrun.commands.report import charts, history, page, svg
-from fleetrun.records import metricsfile, reportfile, runs
+from fleetrun.rundir import metricsfile, reportfile, runs
 
 if TYPE_CHECKING:
     import subprocess

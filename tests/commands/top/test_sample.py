@@ -14,7 +14,7 @@ from runfolders import ring
 
 from fleetrun.commands.top import sample
 from fleetrun.commands.top.sample import RankRow
-from fleetrun.records import metricsfile, names, planfile, runs
+from fleetrun.rundir import metricsfile, names, planfile, runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,7 +22,7 @@ from waiting import LONG_S, until
 from fleetrun.cli import parser
 from fleetrun.commands.ui.views import Views
 from fleetrun.errors import EnvironmentFault
-from fleetrun.records import metricsfile, runs
+from fleetrun.rundir import metricsfile, runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ from snapshot_script import SCRIPT
 from fleetrun.commands.verify import differences, verification
 from fleetrun.commands.verify.differences import Value, ValueKey, Values, loss
 from fleetrun.commands.verify.training_runs import Kind, VerifyRun
-from fleetrun.records.rankfile import RankAxes
+from fleetrun.rundir.rankfile import RankAxes
 
 if TYPE_CHECKING:
     import subprocess

@@ -19,9 +19,9 @@ from processes import survivors
 from waiting import until
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.records import metricsfile, names
 from fleetrun.run import itself
 from fleetrun.run.loop import Loop
+from fleetrun.rundir import metricsfile, names
 from fleetrun.sinks.metrics import Metrics
 
 if TYPE_CHECKING:

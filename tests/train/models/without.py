@@ -23,7 +23,7 @@ from fleetrun import inject
 from fleetrun.inject import evidence
 from fleetrun.inject.paddle_api.private_names import NAMES
 from fleetrun.inject.spec import StrategySpec, Topology
-from fleetrun.records import rankfile
+from fleetrun.rundir import rankfile
 
 fleet: Any = paddle.distributed.fleet
 MERGE = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2, "avg": True}}

@@ -1,0 +1,66 @@
+"""`events.jsonl` in the run directory: what happened, one JSON object a line.
+
+docs/events.md has every event and its keys. Each line is written at once, so the file is valid up
+to its last line even if the launcher is killed; a last line without an end is none.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from fleetrun.model import FieldVerdict
+from fleetrun.rundir import reading, secrets
+from fleetrun.rundir.folder import append_whole
+
+Value: TypeAlias = str | int | float | Sequence["Value"] | Mapping[str, "Value"] | None
+
+SCHEMA = 2
+
+
+class EventRecord(NamedTuple):
+    """One line; `more` has the fields of only this kind of event."""
+
+    event: str
+    # Wall clock and monotonic time, in seconds.
+    time: float
+    monotonic: float
+    # For a line about a process: its name, its rank, and the attempt, counted from 0.
+    process: str
+    rank: int | None
+    attempt: int
+    more: Mapping[str, Any]
+
+
+def append(
+    fd: int, event: str, at: float, more: Mapping[str, Value], redact: Callable[[str], str] = str
+) -> None:
+    """Append the line of EVENT, at the monotonic time AT, to the file FD."""
+    wall = time.time() - (time.monotonic() - at)
+    record = {
+        "schema": SCHEMA,
+        "time": round(wall, 6),
+        "monotonic": round(at, 6),
+        "event": event,
+        **more,
+    }
+    append_whole(fd, json.dumps(secrets.everywhere(record, redact)).encode() + b"\n")
+
+
+def read(path: str) -> Iterator[EventRecord]:
+    """Yield the readable lines of the file PATH, in order."""
+    for entry in reading.lines(path):
+        if entry.get("schema") == SCHEMA:
+            more = {key: value for key, value in entry.items() if key not in _COMMON}
+            yield reading.record(EventRecord, entry, more=more)
+
+
+_COMMON = frozenset(("schema", *EventRecord._fields))
+
+
+def verdicts(report: EventRecord) -> tuple[FieldVerdict, ...]:
+    """Return the verdicts in a line `strategy_report`."""
+    entries = reading.mappings(report.more.get("verdicts"))
+    return tuple(reading.record(FieldVerdict, entry) for entry in entries)

@@ -1,0 +1,212 @@
+"""The run directory as an open folder: files are created in it, whatever its path becomes.
+
+In a folder that others may write to, a name may have become a link by the time it is used. So
+nothing here follows links, and files are found by the folder's descriptor, not by its path.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from fleetrun.rundir import secrets
+
+# Files about a launch are readable by the owner alone; the output of ranks follows the umask.
+PRIVATE = 0o600
+SHARED = 0o666
+
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+
+
+def closed(path: str) -> str | None:
+    """Return the folder on the way to PATH that this user may not enter, if any."""
+    for route in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
+        parts = route.split(os.sep)[1:-1]
+        above = ["/" + "/".join(parts[: count + 1]) for count in range(len(parts))]
+        for folder in above:
+            if os.path.isdir(folder) and not os.access(folder, os.X_OK, effective_ids=True):
+                return folder
+    return None
+
+
+def beside(paths: Iterable[str]) -> set[str]:
+    """Return the files in the folders of PATHS: one look at each folder, not at each path."""
+    files: set[str] = set()
+    for folder in set(map(os.path.dirname, paths)):
+        with suppress(OSError):
+            files.update(os.path.join(folder, name) for name in os.listdir(folder or "."))
+    return files
+
+
+class Closing:
+    """A context at whose end the descriptor FD is closed, if there is one."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+
+
+class Folder:
+    """One folder at PATH, opened when it is first used."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._fd = -1
+
+    @property
+    def fd(self) -> int:
+        """The folder's descriptor; raises OSError if there is no such folder."""
+        if self._fd < 0:
+            self._fd = os.open(self.path, _OPEN | os.O_NOFOLLOW)
+        return self._fd
+
+    def make(self, parent: int) -> None:
+        """Create the folder in that of descriptor PARENT; raises FileExistsError."""
+        name = os.path.basename(self.path)
+        os.mkdir(name, 0o777, dir_fd=parent)
+        self._fd = os.open(name, _OPEN | os.O_NOFOLLOW, dir_fd=parent)
+
+    def revive(self) -> None:
+        """Create the folder again if it was removed."""
+        if os.fstat(self.fd).st_nlink == 0:
+            os.makedirs(self.path, exist_ok=True)
+            self.close()
+
+    def open(self, name: str, flags: int, mode: int = PRIVATE) -> int:
+        """Open the file NAME of the folder, never through a link."""
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=self.fd)
+
+    def append(self, name: str, mode: int = PRIVATE) -> int:
+        """Open NAME for appending: a new file, or one of this user that is not a link."""
+        try:
+            return self.open(name, _CREATE | os.O_APPEND, mode)
+        except FileExistsError:
+            # Do not wait for the reader of a pipe that another user may have put there.
+            fd = self.open(name, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
+        status, folder_status = os.fstat(fd), os.fstat(self.fd)
+        if (
+            stat.S_ISREG(status.st_mode)
+            and status.st_uid == folder_status.st_uid
+            and status.st_nlink == 1
+        ):
+            return fd
+        os.close(fd)
+        raise FileExistsError(errno.EEXIST, "another user may have put it there")
+
+    def write(self, name: str, text: str, mode: int = PRIVATE) -> None:
+        """Write TEXT to the file NAME atomically: all of it, or nothing on a full disk."""
+        draft = f"{name}.new"
+        # A killed launcher may have left one.
+        with suppress(FileNotFoundError):
+            os.unlink(draft, dir_fd=self.fd)
+        fd = self.open(draft, _CREATE, mode)
+        try:
+            _fill(fd, text)
+            os.replace(draft, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(draft, dir_fd=self.fd)
+            raise
+
+    def write_json(self, name: str, document: object, redact: Callable[[str], str] = str) -> None:
+        """Write DOCUMENT to the file NAME atomically, with REDACT applied to all its text."""
+        # ASCII: any reader can take it, whatever bytes names and messages have.
+        self.write(name, json.dumps(secrets.everywhere(document, redact), indent=1) + "\n")
+
+    def add(self, name: str, text: str) -> None:
+        """Append TEXT to the file NAME."""
+        _fill(self.append(name), text)
+
+    def close(self) -> None:
+        """Close the folder; the next use opens it again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        # Descriptors are scarce; free that of a folder nobody uses.
+        with suppress(OSError):
+            self.close()
+
+
+def _fill(fd: int, text: str) -> None:
+    """Write all of TEXT to FD, and close it."""
+    with Closing(fd):
+        write_all(fd, text.encode(errors="surrogateescape"))
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of DATA to FD."""
+    unwritten = memoryview(data)
+    while unwritten:
+        unwritten = unwritten[os.write(fd, unwritten) :]
+
+
+def append_whole(fd: int, data: bytes) -> None:
+    """Append DATA to the file FD; raises OSError, and writes none of it, on a full disk."""
+    if (written := os.write(fd, data)) < len(data):
+        os.ftruncate(fd, os.fstat(fd).st_size - written)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def point(name: str, target: str, dir_fd: int) -> None:
+    """Atomically make NAME in the folder DIR_FD a link to TARGET, whatever had that name."""
+    draft = f".{name}.{os.getpid()}"
+    os.symlink(target, draft, dir_fd=dir_fd)
+    os.replace(draft, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+
+
+def enter(path: str, dir_fd: int | None = None) -> int:
+    """Open the folder PATH (in DIR_FD); a link counts only if its owner is trusted.
+
+    This is the kernel's protected_symlinks, but in every folder: the link must be ours, root's, or
+    the folder owner's.
+    """
+    try:
+        return os.open(path, _OPEN | os.O_NOFOLLOW, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno not in {errno.ELOOP, errno.ENOTDIR}:
+            raise
+    above = os.path.dirname(path) or "."
+    with Closing(parent := os.open(above, os.O_PATH | os.O_CLOEXEC, dir_fd=dir_fd)):
+        flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+        with Closing(link := os.open(os.path.basename(path), flags, dir_fd=parent)):
+            status = os.fstat(link)
+            if not stat.S_ISLNK(status.st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+            if status.st_uid not in {0, os.geteuid(), os.fstat(parent).st_uid}:
+                raise PermissionError(
+                    errno.EPERM, f"{path} is a link that another user has put there"
+                )
+            # The target of the link that was checked, not of one that has taken its place.
+            target = os.readlink("", dir_fd=link)
+        return os.open(target, _OPEN, dir_fd=parent)
+
+
+def remove(name: str, parent: int) -> None:
+    """Remove the folder NAME of PARENT with all its content; follow no link.
+
+    Mounted file systems stay, and then so does the folder.
+    """
+    # Not shutil: it takes longer to import than this takes to run.
+    with Closing(fd := os.open(name, _OPEN | os.O_NOFOLLOW, dir_fd=parent)):
+        if os.fstat(fd).st_dev != os.fstat(parent).st_dev:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), name)
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    remove(entry.name, fd)
+                else:
+                    os.unlink(entry.name, dir_fd=fd)
+    os.rmdir(name, dir_fd=parent)

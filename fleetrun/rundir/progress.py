@@ -1,0 +1,178 @@
+"""The step and loss that ranks print, from the last lines of a log."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from fleetrun.rundir import heartbeat, names, reading
+from fleetrun.rundir.runs import LogRecord
+
+Number = TypeVar("Number", int, float)
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf"
+_STEP = re.compile(
+    rb"(?i)(?<![a-z])(?:global[_ ]?step|step|iter(?:ation)?|batch)"
+    rb"(?:[ \[\]:=#_]|\bid\b){0,4}(\d{1,12})(?![.\d])"
+    rb"(?:\s{0,2}(?:/|of)\s{0,2}(?P<total>\d{1,12})(?![.\d]))?"
+)
+_LOSS = re.compile(rb"(?i)(?<![a-z])loss(?:[ \]:=,'\"]|\bis\b){1,6}(%b)" % _NUMBER.encode())
+# As printed by the Trainers of PaddleNLP and PaddleFormers, and by PaddleClas and its siblings.
+_THROUGHPUT = re.compile(
+    rb"(?i)(tokens|samples)_per_second(?P<device>_per_device)?[\"']?[:= ]{1,3}(%b)"
+    rb"|\bips[:= ]{1,3}(%b) ?(tokens?|samples?|images?|sequences?|instances?|words?)/s"
+    % (_NUMBER.encode(), _NUMBER.encode())
+)
+
+# The number of bytes to read at the end of a log.
+_TAIL = 8192
+
+
+class Progress(NamedTuple):
+    """The last output of a rank; None: nothing."""
+
+    step: int | None = None
+    loss: float | None = None
+    line: str = ""
+    # How many steps there will be.
+    total: int | None = None
+    # As `197.6 samples/s`; empty: nothing.
+    throughput: str = ""
+    # When that step was reported in a heartbeat; None: it is from the output.
+    step_at: float | None = None
+
+
+def of(text: bytes, pattern: re.Pattern[bytes] | None = None) -> Progress:
+    r"""Return the last line, step and loss in TEXT, the end of a log.
+
+    PATTERN has a group `step` or `loss`, or both, for scripts that print them in another way, and
+    may have one `total` for the number of steps.
+
+    >>> of(b"epoch 1 step: 120/500, loss: 0.5\nsaved\n")
+    Progress(step=120, loss=0.5, line='saved', total=500, throughput='', step_at=None)
+    """
+    lines = [line for line in re.split(rb"[\r\n]+", text) if line.strip()]
+    if not lines:
+        return Progress()
+    step: int | None = None
+    total: int | None = None
+    loss: float | None = None
+    throughput = ""
+    for line in reversed(lines):
+        if step is None:
+            # From the same line: another may count epochs.
+            word, of_all = _found(line, _STEP, pattern, "step")
+            step = _number(word, int)
+            total = None if step is None else _number(of_all, int)
+        if loss is None:
+            loss = _number(_found(line, _LOSS, pattern, "loss")[0], float)
+        throughput = throughput or throughput_of(line)
+        if step is not None and loss is not None:
+            break
+    return Progress(step, loss, lines[-1].decode(errors="replace").strip(), total, throughput)
+
+
+def throughput_of(line: bytes) -> str:
+    """Return the tokens (or else samples) per second in LINE; empty if there are none.
+
+    >>> throughput_of(b"loss: 3.8, interval_samples_per_second: 197.6004, interval_steps_per_se")
+    '198 samples/s'
+    >>> throughput_of(b"train_samples_per_second: 5.0, train_tokens_per_second_per_device: 6400.25")
+    '6.4e+03 tokens/s a device'
+    >>> throughput_of(b"ips: 31.25 images/s, eta: 0:01")
+    '31.2 images/s'
+    """
+    matches = [*_THROUGHPUT.finditer(line)]
+    best = max(matches, key=lambda match: (match[1] or b"").lower() == b"tokens", default=None)
+    if best is None:
+        return ""
+    number, unit = (best[3], best[1]) if best[1] else (best[4], best[5])
+    text = f"{float(number):.3g} {unit.decode().lower().rstrip('s')}s/s"
+    return f"{text} a device" if best["device"] else text
+
+
+def losses(text: bytes) -> list[float]:
+    r"""Return all losses in TEXT, the first one of each line.
+
+    >>> losses(b"step 1 loss: 0.5\nsaved\nstep 2 loss: nan")
+    [0.5, nan]
+    """
+    lines = re.split(rb"[\r\n]+", text)
+    values = [_number(_found(line, _LOSS, None, "loss")[0], float) for line in lines]
+    return [value for value in values if value is not None]
+
+
+def tail(log: LogRecord) -> bytes:
+    """Return the end of LOG; of two files, the one written last comes last."""
+    paths = sorted(log.paths, key=reading.written_at)
+    return b"\n".join(reading.content(path, _TAIL, from_end=True) or b"" for path in paths)
+
+
+def beat(run_dir: str, log: LogRecord) -> str:
+    """Return the path of the heartbeat of LOG's process."""
+    return os.path.join(run_dir, names.heartbeat(log.file_key))
+
+
+def beaten(run_dir: str, log: LogRecord) -> tuple[tuple[float, int], ...]:
+    """Return times and steps in the heartbeat of LOG's process, the newest last.
+
+    There are none if it is not of this attempt.
+    """
+    path = beat(run_dir, log)
+    is_new = reading.written_at(path) >= log.started_at
+    return heartbeat.points(path) if is_new else ()
+
+
+def without_first_step(points: Sequence[tuple[float, int]]) -> Sequence[tuple[float, int]]:
+    """Return POINTS without the one at which the first step may begin."""
+    is_before = bool(points) and points[0][1] == 0
+    return points[1:] if is_before or len(points) > 2 else points  # two are left
+
+
+def steps_per_second(points: Sequence[tuple[float, int]]) -> float | None:
+    """Return the speed by POINTS: times in seconds, and the step that was over at each.
+
+    The first step, which compiles and allocates, is left out: it begins before step 1, and may end
+    with the second point of a script that numbers its steps otherwise.
+
+    >>> steps_per_second([(0.0, 0), (5.0, 1), (5.5, 2), (6.0, 3)])
+    2.0
+    >>> steps_per_second([(5.0, 1), (6.0, 3)])
+    2.0
+    """
+    points = without_first_step(points)
+    if len(points) < 2:  # between two
+        return None
+    (begin, first), (end, last) = points[0], points[-1]
+    return (last - first) / (end - begin) if end > begin and last > first else None
+
+
+def read(run_dir: str, log: LogRecord, pattern: re.Pattern[bytes] | None = None) -> Progress:
+    """Return the progress from the heartbeat and the end of LOG."""
+    progress = of(tail(log), pattern)
+    points = beaten(run_dir, log)
+    if not points:
+        return progress
+    # The last updates of a rank that has ended have no times.
+    step = heartbeat.read_step(beat(run_dir, log))
+    return progress._replace(step=step, step_at=points[-1][0])
+
+
+def _found(
+    line: bytes, default: re.Pattern[bytes], pattern: re.Pattern[bytes] | None, group: str
+) -> tuple[bytes | None, bytes | None]:
+    """Return the first match of GROUP in LINE, and that of `total` beside it, if there is one."""
+    is_own = pattern is not None and group in pattern.groupindex
+    match = (pattern if pattern is not None and is_own else default).search(line)
+    if match is None:
+        return None, None
+    return match[group if is_own else 1], match.groupdict().get("total")
+
+
+def _number(text: bytes | None, kind: Callable[[bytes], Number]) -> Number | None:
+    try:
+        return None if text is None else kind(text)
+    except ValueError:
+        return None

@@ -1,0 +1,190 @@
+"""Reads `rank.RANK.jsonl`, the records of a rank, one per line.
+
+`inject/site/rank_records.py` appends to it. A program that is no Python may write the exception
+that ends it into a file of its own, $FLEETRUN_ERROR_FILE: that may be half-written, or something
+else altogether, and what can be read is returned.
+"""
+
+# No `from __future__ import annotations`: `reading.record` goes by the annotations.
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from fleetrun.model import ProcessSpec
+from fleetrun.rundir import names, reading, variables
+
+SCHEMA = 1
+# The kinds of records.
+EXCEPTION, EXIT, STRATEGY, UPDATE = "exception", "exit", "strategy", "update"
+TOPOLOGY = "topology"
+# The order in which axes are named; others follow.
+_AXES = ("dp", "mp", "pp", "sharding", "sep")
+_MOST = 1024 * 1024
+_RESTARTS = "PADDLE_RESTART_COUNT"
+
+
+class KilledChild(NamedTuple):
+    """A process that a rank had started, and the signal that killed it."""
+
+    pid: int | None = None
+    signum: int | None = None
+
+
+class ErrorReport(NamedTuple):
+    """The exception that ended a rank; `raw` is the whole text if it is malformed."""
+
+    rank: int | None = None
+    host: str = ""
+    pid: int | None = None
+    # Wall clock, in seconds.
+    time: float | None = None
+    restart: int = 0
+    # The exception's class.
+    class_: str = ""
+    message: str = ""
+    # The traceback as Python prints it.
+    stack: str = ""
+    raw: str = ""
+    # On the clock that all processes of a host share.
+    monotonic: float | None = None
+    # The exit code of a failing sys.exit.
+    code: int | None = None
+    children: tuple[KilledChild, ...] = ()
+    # The file that contains this.
+    path: str = ""
+
+    @property
+    def text(self) -> str:
+        """What the rank reported: the stack, and class and message where it lacks them."""
+        what = ": ".join(filter(None, (self.class_, self.message))) or self.raw
+        if not self.stack or not self.message:
+            return self.stack or what
+        # Python's ends with the message.
+        begin = self.message.strip().partition("\n")[0]
+        return self.stack if begin in self.stack else f"{self.stack.rstrip()}\n{what}"
+
+
+class Update(NamedTuple):
+    """An update of the parameters: when it was made, on the clock of the host, and the loss."""
+
+    number: int
+    at: float
+    loss: float | None = None
+
+
+class RankAxes(NamedTuple):
+    """The axes along which fleet has laid out the ranks, with their sizes, slowest first."""
+
+    axes: tuple[tuple[str, int], ...]
+
+    def places(self, rank: int) -> dict[str, int]:
+        """Return RANK's coordinate on each axis of several ranks."""
+        places = {}
+        for name, size in reversed(self.axes):
+            rank, place = divmod(rank, size)
+            if size > 1:
+                places[name] = place
+        return places
+
+    def place(self, rank: int) -> str:
+        """Return RANK's coordinates as text; empty if `dp` is the only axis.
+
+        >>> RankAxes((("dp", 2), ("pp", 1), ("sharding", 1), ("mp", 2))).place(3)
+        'dp 1, mp 1'
+        >>> RankAxes((("dp", 4), ("mp", 1))).place(3)
+        ''
+        """
+        places = self.places(rank)
+        known = [*(name for name in _AXES if name in places), *sorted({*places} - {*_AXES})]
+        return "" if known == ["dp"] else ", ".join(f"{name} {places[name]}" for name in known)
+
+    def axis_of(self, ranks: Sequence[int]) -> str:
+        """Return the one axis along which RANKS lie; empty if there is none.
+
+        >>> axes = RankAxes((("dp", 2), ("mp", 2)))
+        >>> axes.axis_of([2, 3]), axes.axis_of([1, 3]), axes.axis_of([0, 3])
+        ('mp', 'dp', '')
+        """
+        places = [self.places(rank) for rank in ranks]
+        axes = [name for name in places[0] if len({place[name] for place in places}) > 1]
+        is_whole = len(axes) == 1 and len(ranks) == dict(self.axes)[axes[0]]
+        return axes[0] if is_whole else ""
+
+
+def topology(paths: Iterable[str]) -> RankAxes | None:
+    """Return the first topology in the files PATHS."""
+    for path in filter(None, paths):
+        for record in records(path, TOPOLOGY):
+            axes = record.get("axes")
+            if isinstance(axes, dict) and all(
+                isinstance(axis_size, int) and axis_size > 0 for axis_size in axes.values()
+            ):
+                return RankAxes(tuple(axes.items()))
+    return None
+
+
+def records(path: str, kind: str) -> Iterator[dict[str, Any]]:
+    """Yield the records of KIND in the file PATH."""
+    for record in reading.lines(path):
+        if record.get("kind") == kind and record.get("schema") == SCHEMA:
+            yield record
+
+
+def last(path: str, kind: str, restart: int) -> dict[str, Any] | None:
+    """Return the last record of KIND and attempt RESTART in the file PATH."""
+    matching = [record for record in records(path, kind) if record.get("restart") == restart]
+    return matching[-1] if matching else None
+
+
+def path_of(spec: "ProcessSpec") -> str:
+    """Return the file with a process's records; empty if it has none."""
+    return spec.env.get(variables.RECORDS, "")
+
+
+def restart_of(spec: "ProcessSpec") -> int:
+    """Return the attempt number that the process is given."""
+    text = spec.env.get(_RESTARTS, "")
+    return int(text) if text.isdigit() else 0
+
+
+def error(path: str, kind: str = EXCEPTION, restart: int = 0) -> ErrorReport | None:
+    """Return the last exception, or sys.exit, of attempt RESTART in the file PATH."""
+    record = last(path, kind, restart) if path else None
+    return None if record is None else reading.record(ErrorReport, record, raw="", path=path)
+
+
+def exception(spec: "ProcessSpec") -> ErrorReport | None:
+    """Return the exception that has ended the process of SPEC, if reported."""
+    recorded = error(path_of(spec), restart=restart_of(spec))
+    return recorded or read_error(spec.env.get(variables.ERROR_FILE, ""))
+
+
+def exit_under_way(spec: "ProcessSpec") -> ErrorReport | None:
+    """Return the failing sys.exit that the script of SPEC has not caught."""
+    report = error(path_of(spec), EXIT, restart_of(spec))
+    return None if report is None or not report.code else report
+
+
+def read_error(path: str) -> ErrorReport | None:
+    """Return what a program wrote to its $FLEETRUN_ERROR_FILE, if anything."""
+    content = reading.content(path, _MOST) if path else None
+    if content is None:
+        return None
+    report = reading.record(ErrorReport, reading.parse(content) or {}, raw="", path=path)
+    if not report.text:
+        return ErrorReport(raw=content.decode(errors="replace"), path=path)
+    return report
+
+
+def evidence(run_dir: str, rank: str) -> dict[str, Any] | None:
+    """Return RANK's last evidence about its strategy."""
+    known = list(records(os.path.join(run_dir, names.rank_records(rank)), STRATEGY))
+    return known[-1] if known else None
+
+
+def updates(path: str) -> Iterator[Update]:
+    """Yield the updates in the file PATH."""
+    for record in records(path, UPDATE):
+        number, at = reading.whole(record.get("number")), reading.real(record.get("at"))
+        if number is not None and at is not None:
+            yield Update(number, at, reading.real(record.get("loss")))

@@ -1,0 +1,95 @@
+"""`report.json`, what is known about a job that failed or was restarted, for programs; schema 1.
+
+`schema`, `outcome`, `exit_code`, `attempts`, `time`, and where a process is to blame `culprit`,
+`victims` and `evidence`; `earlier` has what ended the attempts before, `restarts` how long it took
+until they ran again. Nothing of any environment is in it. Keys may be added; the schema goes up
+when one changes its meaning or goes away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fleetrun.rundir import names, reading
+from fleetrun.rundir.folder import Folder
+
+SCHEMA = 1
+
+
+class VictimRecord(NamedTuple):
+    """A process that ended because of the culprit; `how` is stopped, peer lost, or nothing."""
+
+    process: str = ""
+    rank: int | None = None
+    pid: int | None = None
+    attempt: int = 0
+    # By itself, or by a signal (its name); or why it could not be started.
+    code: int | None = None
+    signal: str | None = None
+    fault: str | None = None
+    after_s: float = 0.0
+    how: str = ""
+
+
+class CulpritRecord(NamedTuple):
+    """The process that failed first."""
+
+    process: str = ""
+    rank: int | None = None
+    pid: int | None = None
+    attempt: int = 0
+    code: int | None = None
+    signal: str | None = None
+    fault: str | None = None
+    host: str = ""
+    devices: str = ""
+    # Seconds since 1970, and since the job began.
+    time: float = 0.0
+    after_s: float = 0.0
+    # The exception's class, message and traceback; `raw`: of a broken file.
+    class_: str = ""
+    message: str = ""
+    stack: str = ""
+    raw: str = ""
+    log: str = ""
+    last_words: tuple[str, ...] = ()
+    # The name of the known failure, and what to do about it.
+    known: str | None = None
+    remedy: str = ""
+    peak_bytes: int | None = None
+
+
+class RestartRecord(NamedTuple):
+    """How long it took until the ranks of ATTEMPT ran, since the failure that WHY names."""
+
+    attempt: int
+    seconds: float
+    why: str
+
+
+class ReportRecord(NamedTuple):
+    """All of the file; `evidence` and `earlier` are sentences."""
+
+    outcome: str = ""
+    exit_code: int | None = None
+    attempts: int = 1
+    time: float = 0.0
+    culprit: CulpritRecord | None = None
+    victims: tuple[VictimRecord, ...] = ()
+    evidence: tuple[str, ...] = ()
+    earlier: tuple[str, ...] = ()
+    restarts: tuple[RestartRecord, ...] = ()
+
+
+def write(folder: Folder, report: ReportRecord, redact: Callable[[str], str] = str) -> None:
+    """Write REPORT into FOLDER, whole or not at all; OSError if that fails."""
+    folder.write_json(names.REPORT, {"schema": SCHEMA, **reading.plain(report)}, redact)
+
+
+def read(path: str) -> ReportRecord | None:
+    """Return the readable content of the file PATH; None if it is not a report."""
+    document = reading.document(path)
+    if document is None or document.get("schema") != SCHEMA:
+        return None
+    return reading.record(ReportRecord, document)

@@ -1,0 +1,270 @@
+"""The launches of a log folder: listing them, finding one, and whether it still runs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fleetrun.rundir import eventfile, lockfile, names, planfile, reading
+
+
+class LogRecord(NamedTuple):
+    """The log of one attempt of a process, and how that attempt went."""
+
+    # The file, and the name of its process in plans and events.
+    path: str
+    process: str
+    rank: int | None
+    attempt: int
+    pid: int | None
+    # Wall clock, in seconds.
+    started_at: float
+    ended_at: float | None = None
+    code: int | None = None
+    signal: str = ""
+    # Whether it failed before anything was asked to end.
+    has_failed: bool = False
+    # The file of standard error; empty: it is in the other one.
+    error_path: str = ""
+
+    @property
+    def label(self) -> str:
+        """The user's name of the process: `rank 3`."""
+        return names.label_of(self.process)
+
+    @property
+    def file_key(self) -> str:
+        """The key in the names of the process's files: its rank, or such as `server.0`."""
+        return self.process.removeprefix("trainer.")
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The files with its output, standard output first."""
+        return (self.path, self.error_path) if self.error_path else (self.path,)
+
+
+class Run(NamedTuple):
+    """One launch, as read from its run directory."""
+
+    path: str
+    # None: it has not been written yet.
+    plan: planfile.PlanRecord | None
+    logs: tuple[LogRecord, ...]
+    job_id: str
+    node_rank: int
+    launcher_pid: int | None
+    # How many processes each attempt has here; 0: not known yet.
+    processes: int
+    started_at: float | None
+    # None: it runs, or its launcher was killed.
+    finished_at: float | None
+    exit_code: int | None
+    verdict: str
+    attempt: int
+    # The generation of the first attempt: more than 0 on a host that joined later.
+    joined_in: int = 0
+
+    @property
+    def generation(self) -> int:
+        """The job's number of the last attempt, by which its ranks know it."""
+        return self.joined_in + self.attempt
+
+    @property
+    def name(self) -> str:
+        """The name of the folder; for a host in a shared one, with that of the run."""
+        return names.run_name(self.path)
+
+    @property
+    def host(self) -> str:
+        """The host it ran on, according to the plan; empty if unknown."""
+        nodes = () if self.plan is None else self.plan.nodes
+        return nodes[self.node_rank] if self.node_rank < len(nodes) else ""
+
+
+def read(path: str) -> Run:
+    """Read the run directory PATH; a launch that has just begun has few files."""
+    logs: dict[tuple[str, int], LogRecord] = {}
+    plan = planfile.read(os.path.join(path, names.PLAN))
+    launched = finished = None
+    attempt = 0
+    for event in eventfile.read(os.path.join(path, names.EVENTS)):
+        attempt = max(attempt, event.attempt)
+        key = (event.process, event.attempt)
+        match event.event:
+            case "launched":
+                launched = event
+            case "finished":
+                finished = event
+            case "started":
+                log = _name(event.more.get("log"))
+                errors = _name(event.more.get("error_log"))
+                if log:
+                    logs[key] = LogRecord(
+                        path=os.path.join(path, log),
+                        error_path=errors and os.path.join(path, errors),
+                        process=event.process,
+                        rank=event.rank,
+                        attempt=event.attempt,
+                        pid=reading.whole(event.more.get("pid")),
+                        started_at=event.time,
+                    )
+            case "exited" if key in logs:
+                logs[key] = logs[key]._replace(
+                    ended_at=event.time,
+                    code=reading.whole(event.more.get("code")),
+                    signal=reading.text(event.more.get("signal")),
+                )
+            case "root_cause":
+                for name in reading.texts(event.more.get("failed")):
+                    failed_log = logs.get((name, event.attempt))
+                    if failed_log is not None:
+                        logs[name, event.attempt] = failed_log._replace(has_failed=True)
+            case _:
+                pass
+    reported = launched.more if launched else {}
+    ended = finished.more if finished else {}
+    return Run(
+        path=path,
+        plan=plan,
+        logs=tuple(logs.values()),
+        job_id=reading.text(reported.get("job_id")),
+        node_rank=reading.whole(reported.get("node_rank")) or 0,
+        launcher_pid=reading.whole(reported.get("launcher_pid")),
+        processes=reading.whole(reported.get("processes")) or 0,
+        started_at=launched.time if launched else None,
+        finished_at=finished.time if finished else None,
+        exit_code=reading.whole(ended.get("exit_code")),
+        verdict=reading.text(ended.get("verdict")),
+        attempt=attempt,
+        joined_in=reading.whole(reported.get("generation")) or 0,
+    )
+
+
+class RunReader:
+    """Reads run directories, each again only once its events have changed."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, Run]] = {}
+
+    def read(self, path: str) -> Run:
+        """Return the launch in PATH as it is now."""
+        size = reading.size(os.path.join(path, names.EVENTS))
+        known = self._known.get(path)
+        if known is None or known[0] != size or known[1].plan is None:
+            known = self._known[path] = size, read(path)
+        return known[1]
+
+
+def _name(value: object) -> str:
+    """Return the name of a file of the run directory, and no path elsewhere."""
+    name = reading.text(value)
+    return "" if os.path.basename(name) != name else name
+
+
+def is_running(path: str) -> bool:
+    """Whether the launcher of the run directory PATH is alive."""
+    try:
+        fd = os.open(os.path.join(path, names.LOCK), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        if lockfile.launcher(fd, os.path.basename(path)) is None:
+            # It has no mark yet: locking it now would take the lock from the launcher. A copy has
+            # another name, and was never locked.
+            return os.fstat(fd).st_size == 0
+        # Shared, so that several may check at once; the launcher's is exclusive.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(fd)
+
+
+def listed(log_dir: str) -> list[str]:
+    """Return the run directories in LOG_DIR, the newest first."""
+    folder = os.path.join(log_dir, names.RUNS)
+    try:
+        entries = sorted(os.listdir(folder), reverse=True)
+    except OSError:
+        return []
+    paths = [os.path.join(folder, name) for name in entries]
+    return [path for path in paths if os.path.exists(os.path.join(path, names.LOCK))]
+
+
+def latest(log_dir: str) -> str | None:
+    """Return the run directory of the newest launch into LOG_DIR; None if there is none."""
+    link = os.path.join(log_dir, names.LATEST)
+    if os.path.isdir(link):
+        return os.path.realpath(link)
+    # On a disk that takes no links.
+    return next(iter(listed(log_dir)), None)
+
+
+def find(word: str, log_dir: str) -> list[str]:
+    """Return the run directories that WORD may mean: a path, or part of the name of a launch.
+
+    The path may be that of a log folder, meaning its newest launch. Names are looked up in LOG_DIR.
+    """
+    for path in (word, os.path.join(log_dir, names.RUNS, word)):
+        if os.path.exists(os.path.join(path, names.LOCK)):
+            return [os.path.realpath(path)]
+    if os.path.isdir(word):
+        newest = latest(word)
+        if newest is not None:
+            return [newest]
+    return [path for path in listed(log_dir) if word in os.path.basename(path)]
+
+
+# The hosts of a job are started within this many seconds of each other.
+_APART_S = 3600.0
+
+
+def hosts(run: Run, read: Callable[[str], Run] = read) -> list[Run]:
+    """Return RUN, and its counterparts of other hosts in the same log folder.
+
+    READ reads the launch in a folder, or remembers it.
+    """
+    if run.plan is None or len(run.plan.nodes) <= 1 or run.started_at is None:
+        return [run]
+    above, name = os.path.split(run.path)
+    whole = above if names.is_node_folder(name) else run.path
+    parts = _parts(whole)
+    if parts:
+        return [run if path == run.path else read(path) for path in (whole, *parts)]
+    run_of = {run.node_rank: run}
+    for path in listed(os.path.dirname(above)):
+        candidate = run if path == run.path else _of_host(path, run, read)
+        if candidate is None or candidate.started_at is None or candidate.plan is None:
+            continue
+        known = run_of.get(candidate.node_rank)
+        distance_s = abs(candidate.started_at - run.started_at)
+        if (
+            candidate.plan.nodes != run.plan.nodes
+            or distance_s > _APART_S
+            or candidate.node_rank == run.node_rank
+        ):
+            continue
+        if known is None or distance_s < abs((known.started_at or 0.0) - run.started_at):
+            run_of[candidate.node_rank] = candidate
+    return [run_of[node] for node in sorted(run_of)]
+
+
+def _parts(whole: str) -> list[str]:
+    """Return the folders of the other hosts in the run directory WHOLE, if they share it."""
+    try:
+        folders = [name for name in os.listdir(whole) if names.is_node_folder(name)]
+    except OSError:
+        return []
+    folders.sort(key=lambda name: (len(name), name))
+    paths = [os.path.join(whole, name) for name in folders]
+    return [path for path in paths if os.path.exists(os.path.join(path, names.LOCK))]
+
+
+def _of_host(path: str, run: Run, read: Callable[[str], Run]) -> Run | None:
+    """Return the launch in PATH if its name is one that another host of RUN's job may have."""
+    job = run.name.split("-", 1)[-1].rsplit("-", 2)[0]
+    return read(path) if job in os.path.basename(path) and "-node" in path else None

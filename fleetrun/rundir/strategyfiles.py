@@ -1,0 +1,184 @@
+"""Reads `strategy.json`, the requested strategy, and each rank's record of its outcome.
+
+Only a launch with a strategy loads this. `inject/evidence.py` writes the record.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fleetrun.model import FieldVerdict
+from fleetrun.rundir import rankfile, reading
+
+# The schema of the requested strategy.
+DOCUMENT_SCHEMA = 1
+SECTIONS = ("strategy", "build_strategy", "execution_strategy")
+EFFECTIVE, NO_WORD = "effective", "no_word"
+# In effect, but the job trains the same without it.
+NO_DIFFERENCE = "no_difference"
+IN_EFFECT = frozenset((EFFECTIVE, NO_DIFFERENCE))
+STATUSES = IN_EFFECT | {"no_effect", "refused", "script"}
+# Ranks report counts in the plural.
+_ONE = re.compile(r"\b1 (allreduce|communicator|gradient|micro-step|operator|block|parameter)s\b")
+
+
+class StrategyDocument(NamedTuple):
+    """The content of `strategy.json`: its fields as text, in order, and what else is shown."""
+
+    fields: tuple[tuple[str, str], ...]
+    sources: tuple[str, ...] = ()
+    mode: str = "defaults"
+    is_strict: bool = False
+    # The reason for the value of each field that was left to auto.
+    reasons: tuple[tuple[str, str], ...] = ()
+    environment: tuple[str, ...] = ()
+
+
+class GradientCounts(NamedTuple):
+    """How a rank's gradients were sent; None: not reported."""
+
+    gradients: int | None = None
+    allreduces_before: int | None = None
+    allreduces: int | None = None
+    bucket_bytes: tuple[int, ...] = ()
+    communicators: int | None = None
+    groups: tuple[tuple[int, ...], ...] = ()
+
+
+class RankEvidence(NamedTuple):
+    """The evidence of one rank."""
+
+    is_complete: bool = False
+    # As `Paddle 3.3.1, dygraph on gpu`.
+    where: str = ""
+    fields: tuple[FieldVerdict, ...] = ()
+    notes: tuple[str, ...] = ()
+    # Sentences about conflicts between script and strategy.
+    disagreements: tuple[str, ...] = ()
+    ranks_equal: bool | None = None
+    # After which update they were compared.
+    compared_after: int | None = None
+    counts: GradientCounts | None = None
+    # Functions that count, compare or report in the rank, and failed.
+    failures: tuple[str, ...] = ()
+    # Changes to the training that could not be installed.
+    unapplied: tuple[str, ...] = ()
+    # The capabilities that its Paddle lacks, each with why; and those that it has used.
+    lacking: tuple[tuple[str, str], ...] = ()
+    used: tuple[str, ...] = ()
+    # Before the first update: the number of backwards, and the class with the parameters.
+    backwards: int = 0
+    optimizer: str = ""
+
+    @property
+    def tells(self) -> bool:
+        """Whether it says more than that Paddle was imported."""
+        return bool(self.is_complete or self.fields or self.notes)
+
+
+def parse_document(text: str) -> StrategyDocument:
+    """Return the request in TEXT, the content of `strategy.json`; empty if it is not one."""
+    document = reading.parse(text.encode(errors="surrogateescape")) or {}
+    return StrategyDocument(
+        fields=tuple(
+            (name, as_text(value))
+            for section in SECTIONS
+            for name, value in reading.mapping(document.get(section)).items()
+        ),
+        sources=reading.texts(document.get("sources")),
+        mode=reading.text(document.get("mode", "defaults")),
+        is_strict=document.get("strict") is True,
+        reasons=tuple(
+            (name, reading.text(why))
+            for name, why in reading.mapping(document.get("reasons")).items()
+        ),
+        environment=tuple(
+            f"{name}={reading.text(value)}"
+            for name, value in reading.mapping(document.get("environment")).items()
+        ),
+    )
+
+
+def parse_evidence(record: Mapping[str, Any] | None) -> RankEvidence | None:
+    """Return the evidence in a rank's RECORD; None if it has none."""
+    if record is None or record.get("schema") != rankfile.SCHEMA:
+        return None
+    try:
+        return _evidence(record)
+    except RecursionError:
+        # Nested as deeply as could just be read.
+        return None
+
+
+def _evidence(record: Mapping[str, Any]) -> RankEvidence:
+    return reading.record(
+        RankEvidence,
+        record,
+        is_complete=record.get("complete") is True,
+        where=_where(record),
+        fields=tuple(
+            _field(entry) for entry in reading.mappings(record.get("knobs")) if entry.get("name")
+        ),
+        disagreements=tuple(
+            f"The script sets {entry.get('name')} to {as_text(entry.get('script'))}, the strategy "
+            f"to {as_text(entry.get('strategy'))}: {as_text(entry.get('used'))} is used."
+            for entry in reading.mappings(record.get("disagreements"))
+        ),
+        counts=_counts(reading.mapping(record.get("counts"))),
+        lacking=tuple(
+            (name, reading.text(why))
+            for name, why in reading.mapping(record.get("lacking")).items()
+        ),
+        backwards=reading.whole(record.get("backwards")) or 0,
+        optimizer=reading.text(record.get("optimizer", "")),
+    )
+
+
+def _counts(reported: Mapping[str, Any]) -> GradientCounts | None:
+    if reading.whole(reported.get("allreduces")) is None:
+        return None
+    groups = tuple(map(reading.wholes, reading.items(reported.get("groups"))))
+    return reading.record(GradientCounts, reported, groups=groups)
+
+
+def _field(entry: Mapping[str, Any]) -> FieldVerdict:
+    status = reading.text(entry.get("status"))
+    why = ". ".join(
+        reading.text(entry[key]).rstrip(".") for key in ("evidence", "reason") if entry.get(key)
+    )
+    return FieldVerdict(
+        name=reading.text(entry["name"]),
+        asked=as_text(entry.get("asked")),
+        in_effect=as_text(entry.get("in_effect")),
+        # An unknown word counts as none.
+        status=status if status in STATUSES else NO_WORD,
+        why=_ONE.sub(r"1 \1", why),
+    )
+
+
+def _where(record: Mapping[str, Any]) -> str:
+    paddle, graph, device = (reading.text(record.get(key)) for key in ("paddle", "graph", "device"))
+    parts = (
+        f"Paddle {paddle}" if paddle else "",
+        " on ".join(word for word in (graph, device) if word),
+    )
+    return ", ".join(part for part in parts if part)
+
+
+def as_text(value: object) -> str:
+    """Write a value as YAML would, in one line.
+
+    >>> as_text(True), as_text(None), as_text({"k_steps": 4, "avg": True}), as_text([1, 2.0])
+    ('true', '', 'k_steps=4 avg=true', '1,2')
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, dict):
+        return " ".join(f"{key}={as_text(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return ",".join(map(as_text, value))
+    return " ".join(reading.text(value).split())

@@ -1,0 +1,113 @@
+"""A folder that this user may not enter is named, without useless advice."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from waiting import LONG_S
+
+from fleetrun.errors import EnvironmentFault
+from fleetrun.host import checkpoints, scripts
+from fleetrun.model import Script
+from fleetrun.run import worker
+from fleetrun.run.isolation import IsolatedCall
+from fleetrun.rundir.folder import closed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+NOBODY = 65534
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Make a folder like /root, in one that all may enter."""
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.geteuid() and str(folder).startswith("/tmp/"):
+            folder.chmod(0o755)
+    (tmp_path / "root").mkdir(mode=0o700)
+    return tmp_path / "root"
+
+
+def as_nobody(call: Callable[[], object]) -> object:
+    """Return what CALL returns to an ordinary user."""
+
+    def become() -> object:
+        os.setgroups([])
+        os.setuid(NOBODY)
+        return call()
+
+    result = IsolatedCall(become).wait(time.monotonic() + LONG_S)
+    assert result is not None
+    assert not result.trouble
+    return result.value
+
+
+def test_the_first_folder_that_may_not_be_entered_is_named(home: Path) -> None:
+    (home / "deep").mkdir()
+    assert as_nobody(lambda: closed(str(home / "deep" / "x"))) == str(home)
+    assert as_nobody(lambda: closed(str(home.parent / "x"))) is None
+    (home.parent / "link").symlink_to(home / "deep" / "x")
+    assert as_nobody(lambda: closed(str(home.parent / "link"))) == str(home)
+    assert closed(str(home / "deep" / "x")) is None
+
+
+@pytest.mark.parametrize("name", ["train.py", "train.sh"])
+def test_a_script_in_a_closed_folder_is_no_missing_one(home: Path, name: str) -> None:
+    (home / name).touch(mode=0o755)
+
+    def find() -> str:
+        try:
+            scripts.find(Script("file", str(home / name), ()), "/", {})
+        except EnvironmentFault as fault:
+            return str(fault)
+        return ""
+
+    assert as_nobody(find) == (
+        f"{home / name} cannot be reached: this user (uid {NOBODY}) may not enter the folder "
+        f"{home}. Put it elsewhere, or let this user enter that folder."
+    )
+    assert not find()
+
+
+def test_a_program_whose_interpreter_lies_in_one_needs_no_chmod(home: Path) -> None:
+    (home / "python").touch(mode=0o755)
+    program = home.parent / "train.sh"
+    program.write_text(f"#!{home / 'python'} -u\n")
+    program.chmod(0o755)
+    for path in (program, home / "python"):
+        why = as_nobody(lambda path=path: worker._why(str(path), 13))  # type: ignore[misc]
+        where = f"this user may not enter the folder {home}."
+        assert why == f"{home / 'python'} cannot be reached: {where}"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o644)
+    assert "try chmod +x" in str(as_nobody(lambda: worker._why(str(program), 13)))
+
+
+@pytest.mark.parametrize("hidden", ["step_2", "step_2/optimizer", ""])
+def test_a_checkpoint_that_cannot_be_read_is_neither_empty_nor_complete(
+    home: Path, hidden: str
+) -> None:
+    folder = home.parent / "out"
+    (folder / "step_2" / "optimizer").mkdir(parents=True)
+    (folder / "step_2" / "model.pdparams").write_bytes(b"\x80\x04K\x01.")
+    (folder / hidden).chmod(0)
+
+    def find() -> tuple[str | None, ...]:
+        try:
+            state = checkpoints.find(str(folder))
+        except EnvironmentFault as fault:
+            return (str(fault),)
+        return state.newest, *(why for _, why in state.partial)
+
+    answer = as_nobody(find)
+    denied = f"[Errno 13] Permission denied: '{folder / hidden}'"
+    if hidden:
+        assert answer == (None, f"it cannot be read ({denied})")
+    else:
+        assert answer == (f"--resume_from={folder} cannot be read (Permission denied).",)
