@@ -182,8 +182,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("strategy_strict", FLAG, "strategy", "",
            "Fail if any part of the strategy has no effect."),
     Option("check_ranks", number(minimum=-1, words=("auto",)), "strategy", "auto|N",
-           "When to compare the parameters of all ranks: after updates 1, 2, 4, 8, ... and then "
-           "every 32 to 1024 (auto), after 1 and 3 (0), also after every N updates, or never "
+           "When to compare the parameters of all ranks: after updates 1, 2, 4, ... 1024 and "
+           "then every 1024 (auto), after 1 and 3 (0), also after every N updates, or never "
            "(-1). Ranks that differ under a strategy end the job. Default with a strategy: auto."),
     Option("device_kind", Type("text", words=("cpu", "gpu", *kinds.VENDORS)), "devices", "KIND",
            "Kind of device: gpu, xpu, one of Paddle's plug-ins (npu, mlu, gcu, ...), or cpu for "

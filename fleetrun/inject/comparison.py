@@ -1,33 +1,25 @@
 """Finds where the ranks' copies of parameters differ, by checksums and then by values.
 
-First every rank sends one checksum of its parameters of each kind, computed in place. Only if
-copies differ does each parameter get one, and those that differ are compared one by one.
-Differences by rounding are allowed: kernels differ between devices. Running statistics are left
-out, as each rank computes them from its own data; see `parameter_history`.
+First every rank sends one checksum of its parameters of each kind. Only if copies differ does each
+parameter get one, and those that differ are compared one by one. Differences by rounding are
+allowed: kernels differ between devices. Parameters that no gradient trains are left out, such as
+running statistics, which each rank computes from its own data.
 
 Whatever the result, all ranks run the same collectives in the same order.
 """
 
 from __future__ import annotations
 
-import functools
 import json
-import operator
 import zlib
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from . import border, checksums, topology
-from .replicas import KINDS, Part, reference
+from .replicas import KINDS, GroupRanks, Part, StaticRanks, reference
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .parameter_history import ParameterHistory
-    from .replicas import GroupRanks, StaticRanks
-
-# Bits: gradients train the parameter; a forward writes it; its gradients are sparse.
-_TRAINED, _WRITTEN, _SPARSE = 1, 2, 4
+# Bits: gradients train the parameter; its gradients are sparse.
+TRAINED, SPARSE = 1, 2
 # The most parameters or ranks that a note names.
 _MOST_NAMES = 4
 # The difference that one update may cause, in units in the last place.
@@ -51,66 +43,54 @@ class Differences(NamedTuple):
     # The number of ranks that hold the same parameters as this one, and of these parameters.
     ranks: int = 0
     parameters: int = 0
-    # Whether this rank's copies are equal to the last bit, and those of all ranks.
+    # Whether this rank's copies are equal to the last bit.
     is_exact: bool = True
-    are_all_exact: bool = True
     # Where this rank's copies differ by more than rounding, and whether those of any rank do.
     difference: str = ""
     is_any_apart: bool = False
-    # Tables that differ in a few rows, with a sentence; and running statistics that differ.
+    # Tables that differ in a few rows, with a sentence; and parameters that differ untrained.
     tables: Mapping[str, str] = {}
-    statistics: Sequence[str] = ()
+    untrained: Sequence[str] = ()
     # The first rank that could not take part.
     failed: int | None = None
 
 
 class OwnSums(NamedTuple):
-    """The checksums of this rank's parameters: per kind, and per parameter if known."""
+    """The parameters of this rank, and the checksum of each."""
 
     parts: Mapping[str, Part]
-    totals: list[int]
-    sums: list[int] | None
+    sums: list[int]
+
+    def of_kind(self, kind: int) -> list[int]:
+        """Return the checksums of the parameters of KIND."""
+        return [own for part, own in zip(self.parts.values(), self.sums) if part.kind == kind]
 
     @property
     def numbers(self) -> list[int]:
         """The number of parameters of each kind, and their checksum."""
-        counts = [sum(part.kind == kind for part in self.parts.values()) for kind in KINDS]
-        return [number for pair in zip(counts, self.totals) for number in pair]
+        by_kind = map(self.of_kind, KINDS)
+        return [
+            number for own in by_kind for number in (len(own), zlib.crc32(json.dumps(own).encode()))
+        ]
 
 
 @border.watching(WHAT)
-def own_sums(find: Callable[[], Mapping[str, Part]], known: ParameterHistory | None) -> OwnSums:
+def own_sums(find: Callable[[], Mapping[str, Part]]) -> OwnSums:
     """Return the checksums of the parameters that FIND returns."""
     parts = find()
-    values = [part.value for part in parts.values()]
-    if known is not None:
-        known.record_gradients(part.parameter for part in parts.values())
-    by_kind = [
-        [index for index, part in enumerate(parts.values()) if part.kind == kind] for kind in KINDS
-    ]
-    if known is None or checksums.are_on_host(values):
-        totals = [
-            checksums.of_all(_array(values[index]) for index in indexes) for indexes in by_kind
-        ]
-        return OwnSums(parts, totals, None)
-    # On a device checksums of each parameter cost no more than one of all.
-    sums = checksums.of_tensors(values)
-    totals = [
-        zlib.crc32(json.dumps([sums[index] for index in indexes]).encode()) for indexes in by_kind
-    ]
-    return OwnSums(parts, totals, sums)
+    return OwnSums(parts, checksums.of_values([part.value for part in parts.values()]))
 
 
 def compare(
     own: OwnSums,
     rows: list[list[int]],
     ranks: GroupRanks | StaticRanks,
-    known: ParameterHistory | None,
+    seen: Callable[[Part], int],
     updates: int,
 ) -> Differences:
     """Compare the parameters of this rank, OWN, with their copies on RANKS after UPDATES updates.
 
-    ROWS are the `numbers` of all RANKS.
+    ROWS are the `numbers` of all RANKS; SEEN returns the bits of a parameter.
     """
     places = [ranks.places(kind) for kind in KINDS]
     me = ranks.ranks.index(ranks.rank)
@@ -119,46 +99,48 @@ def compare(
         [index for index, place in enumerate(places[kind]) if place == places[kind][me]]
         for kind in KINDS
     ]
-    counts = [own.numbers[2 * kind] for kind in KINDS]
+    counts = [len(own.of_kind(kind)) for kind in KINDS]
     compared = [kind for kind in KINDS if counts[kind] and len(copies[kind]) > 1]
     outcome = Differences(
         ranks=max((len(copies[kind]) for kind in compared), default=0),
         parameters=sum(counts[kind] for kind in compared),
     )
-    consistent = [_is_one_to_a_place(places[kind], rows, 2 * kind, 1) for kind in KINDS]
-    if not all(consistent):
+    if not all(_is_one_to_a_place(places[kind], rows, 2 * kind, 1) for kind in KINDS):
         differing = [sorted({rows[peer][2 * kind] for peer in copies[kind]}) for kind in KINDS]
         unequal = next((numbers for numbers in differing if len(numbers) > 1), None)
         difference = unequal and f"ranks have different numbers of parameters: {unequal}"
-        return outcome._replace(
-            is_exact=False, are_all_exact=False, difference=difference or "", is_any_apart=True
-        )
+        return outcome._replace(is_exact=False, difference=difference or "", is_any_apart=True)
     if all(_is_one_to_a_place(places[kind], rows, 2 * kind, 2) for kind in KINDS):
         return outcome
     longest = max(sum(row[::2]) for row in rows)
-    columns = own_sums_of_each(own, known) or [[FAILED] * longest] * 2
-    table, seen_by = (ranks.gather(column + [0] * (longest - len(column))) for column in columns)
+    bits = _bits(own, seen) or [FAILED] * longest
+    table, seen_by = (
+        ranks.gather(column + [0] * (longest - len(column))) for column in (own.sums, bits)
+    )
     failed = [rank for rank, row in zip(ranks.ranks, seen_by) if row[0] == FAILED]
     if failed:
         return outcome._replace(failed=failed[0])
-    copied = {
-        name: _Copied(
-            part,
-            {ranks.ranks[peer]: table[peer][index] for peer in copies[part.kind]},
-            # A parameter has a bit if any rank has seen it.
-            functools.reduce(operator.or_, (seen_by[peer][index] for peer in copies[part.kind])),
-        )
-        for index, (name, part) in enumerate(own.parts.items())
-    }
+    copied = {}
+    for index, (name, part) in enumerate(own.parts.items()):
+        sums = {ranks.ranks[peer]: table[peer][index] for peer in copies[part.kind]}
+        by_any = 0
+        for peer in copies[part.kind]:
+            by_any |= seen_by[peer][index]
+        copied[name] = _Copied(part, sums, by_any)
     return _compare_each(copied, ranks, _ULPS_PER_UPDATE * updates, longest, outcome)
+
+
+@border.watching(WHAT)
+def _bits(own: OwnSums, seen: Callable[[Part], int]) -> list[int]:
+    return [seen(part) for part in own.parts.values()]
 
 
 def _is_one_to_a_place(
     places: Sequence[object], rows: list[list[int]], start: int, size: int
 ) -> bool:
     """Whether the SIZE numbers of ROWS from START on are equal on all ranks of the same place."""
-    seen = {(place, *row[start : start + size]) for place, row in zip(places, rows)}
-    return len(seen) == len(set(places))
+    numbers = {(place, *row[start : start + size]) for place, row in zip(places, rows)}
+    return len(numbers) == len(set(places))
 
 
 class _Copied(NamedTuple):
@@ -170,7 +152,7 @@ class _Copied(NamedTuple):
 
     def is_few(self, rows: int, shape: Sequence[int]) -> bool:
         """Whether ROWS are few enough to differ by Paddle's updates of sparse tables."""
-        return not rows or (self.seen & _SPARSE > 0 and rows <= _most_few(_rows(shape)))
+        return not rows or (self.seen & SPARSE > 0 and rows <= _most_few(_rows(shape)))
 
 
 def _compare_each(
@@ -181,16 +163,16 @@ def _compare_each(
     outcome: Differences,
 ) -> Differences:
     """Compare the parameters one by one; LONGEST is the largest number of them on any rank."""
-    statistics = []
+    untrained = []
     state = _EXACT
     apart = [0] * longest
     for index, (name, copy) in enumerate(copied.items()):
         if len({*copy.sums.values()}) == 1:
             continue
-        if copy.seen & ~_SPARSE != _TRAINED:
-            statistics.append(name)
+        if not copy.seen & TRAINED:
+            untrained.append(name)
             continue
-        array = _array(copy.part.value)
+        array = checksums.as_array(copy.part.value)
         apart[index] = ranks.apart(copy.part.kind, copy.sums, array, ulps)
         is_few = copy.is_few(apart[index], array.shape)
         state = max(state, _ROUNDED if is_few else _APART)
@@ -202,7 +184,7 @@ def _compare_each(
         most = max(rows.values())
         if not most or difference:
             continue
-        shape = list(_array(copy.part.value).shape)
+        shape = list(checksums.as_array(copy.part.value).shape)
         is_few = copy.is_few(most, shape)
         bad = [rank for rank, apart_rows in rows.items() if apart_rows]
         where = f"{most} of {_rows(shape)} rows of " if is_few else ""
@@ -213,30 +195,13 @@ def _compare_each(
         else:
             difference = text
     return outcome._replace(
-        parameters=outcome.parameters - len(statistics),
+        parameters=outcome.parameters - len(untrained),
         is_exact=state == _EXACT,
-        are_all_exact=max(states) == _EXACT,
         difference=difference,
         is_any_apart=max(states) == _APART,
         tables=tables,
-        statistics=statistics,
+        untrained=untrained,
     )
-
-
-@border.watching(WHAT)
-def own_sums_of_each(own: OwnSums, known: ParameterHistory | None) -> list[list[int]]:
-    """Return the checksum of each parameter, and the bits that this rank has recorded for it."""
-    sums = own.sums or [checksums.of_array(_array(part.value)) for part in own.parts.values()]
-    # Of a static program, what the forward writes is not among the parts.
-    bits = [
-        _TRAINED
-        if known is None
-        else _TRAINED * known.is_trained(part.parameter)
-        | _WRITTEN * known.is_written(part.parameter)
-        | _SPARSE * known.is_sparse(part.parameter)
-        for part in own.parts.values()
-    ]
-    return [sums, bits]
 
 
 def _rows(shape: Sequence[int]) -> int:
@@ -273,9 +238,3 @@ def listed(names: Sequence[str]) -> str:
     """
     rest = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _array(value: Any) -> Any:
-    import numpy as np
-
-    return value.numpy() if hasattr(value, "numpy") else np.array(value)

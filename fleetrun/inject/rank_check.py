@@ -11,7 +11,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from . import (
     border,
@@ -23,36 +23,22 @@ from . import (
     store,
     updates,
 )
-from .check_schedule import NEVER, Pace, is_due, next_due
-from .comparison import FAILED, WHAT
+from .check_schedule import NEVER, is_due, next_due
+from .comparison import FAILED, SPARSE, TRAINED, WHAT, Differences, OwnSums
 from .dygraph.reducer import Reducer
+from .evidence import Evidence
 from .import_hooks import after_import, watch_method
 from .paddle_api import private_names, tensors
-from .parameter_history import ParameterHistory, watch_writes
 from .replicas import KINDS, GroupRanks, Part, StaticRanks, world_size
+from .spec import StrategySpec
 from .static import program as programs
 from .static.cpu import channels
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-    from types import ModuleType
-
-    from .comparison import Differences, OwnSums
-    from .evidence import Evidence
-    from .parameter_history import WatchedForward
-    from .spec import StrategySpec
 
 # With these fields ranks differ between exchanges.
 _LOCAL = ("localsgd", "adaptive_localsgd", "a_sync")
 _ALLREDUCES = {"all_reduce", "c_allreduce_sum", "c_allreduce_avg"}
-# The updates during which the history of parameters is recorded, unless they are compared after
-# every N updates. The third is always compared.
-_WATCHED_UPDATES = 3
-# Ranks send times in microseconds.
-_MICRO = 1e6
 # In the job's store: how many ranks cannot compare.
 _REFUSALS = "fleetrun/check/refusals"
-_COUNTED = ("ranks_compared", "parameters_compared")
 _watching = border.watching(WHAT)
 
 
@@ -65,7 +51,10 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
         store.when_connected(_watching(_refuse))
         return
     check = _Check(spec, proof)
-    after_import("paddle.distributed.parallel", check.watch_models)
+    after_import(
+        "paddle.distributed.parallel",
+        lambda module: watch_method(module.DataParallel, "__init__", after=check.models.add),
+    )
     hybrid_models.watch()
     updates.before_update(check.before_update, WHAT, may_rest=True)
     updates.on_update(check.after_update, WHAT)
@@ -92,301 +81,218 @@ def barrier(source: Any) -> None:
         paddle.distributed.barrier()
 
 
+class _Compared(NamedTuple):
+    """What is compared: its trainer (a model, program or optimizer), parameters and ranks."""
+
+    trained: Any
+    find: Callable[[], Mapping[str, Part]]
+    ranks: GroupRanks | StaticRanks
+
+
 class _Check:
-    """Compares the ranks after the updates for which `is_due` holds with SPEC.check_ranks."""
+    """Compares the ranks after the updates for which `is_due` holds with SPEC.check_ranks.
+
+    Each optimizer or program counts its own updates: one rank may have some that others do not.
+    """
 
     def __init__(self, spec: StrategySpec, proof: Evidence) -> None:
         self._every = spec.check_ranks
         self._changes_programs = bool(spec.strategy or spec.build_strategy)
         self._proof = proof
-        self._histories: weakref.WeakKeyDictionary[Any, ParameterHistory] = (
-            weakref.WeakKeyDictionary()
-        )
-        # The ids of the models whose forwards are watched.
-        self._forwards: set[int] = set()
-        # By the id of an optimizer or program. All ranks must compare at the same time, and one
-        # rank may have optimizers that the others do not have.
-        self._progress: dict[int, _CheckProgress] = {}
-        # Updates of the optimizer or program that is compared.
-        self._updates = 0
-        # By model or program. If ranks differ by rounding there is no interval, as each comparison
-        # takes long then.
-        self._paces: weakref.WeakKeyDictionary[Any, Pace] = weakref.WeakKeyDictionary()
+        # Models of DataParallel.
+        self.models: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Parameters that had a gradient before a compared update, and those whose is sparse.
+        self._had_gradient: set[str] = set()
+        self._sparse: set[str] = set()
+        # By optimizer whose parameters are whole only after the next forward: the due update.
+        self._late: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         # The checksums of each model before its first update, until one changes its weights.
         self._begun: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
         # The names of models that were compared while no update had changed them.
         self._unchanged: set[str] = set()
-        # By optimizer that fleet or group sharding wraps.
-        self._wrapped: weakref.WeakKeyDictionary[Any, ParameterHistory] = (
-            weakref.WeakKeyDictionary()
-        )
         # Models and programs that are no longer compared.
         self._done: weakref.WeakSet[Any] = weakref.WeakSet()
         # Tables that differ in a few rows.
         self._tables: set[str] = set()
         self._has_asked = False
 
-    def watch_models(self, module: ModuleType) -> None:
-        """Keep a history of the parameters of every DataParallel model."""
-        kind: Any = module.DataParallel
-        forward = kind.forward
-
-        @functools.wraps(forward)
-        def watched(model: Any, *args: Any, **options: Any) -> Any:
-            begun = look(model)
-            # Once all are known, forwards cost nothing more; unless others have wrapped this.
-            if not self._forwards and kind.forward is watched:
-                kind.forward = forward
-            try:
-                return forward(model, *args, **options)
-            finally:
-                if begun is not None:
-                    compare(model, begun)
-
-        def keep(model: Any) -> None:
-            self._histories[model] = ParameterHistory(model.parameters())
-            self._forwards.add(id(model))
-            if kind.forward is forward:
-                kind.forward = watched
-
-        look, compare = _watching(self._begin_forward), _watching(self._end_forward)
-        watch_method(kind, "__init__", after=_watching(keep))
-        kind.forward = watched
-        watch_writes()
-
-    def _begin_forward(self, model: Any) -> WatchedForward | None:
-        """Return the record of MODEL's forward that begins; None if it is not watched."""
-        if id(model) not in self._forwards:
-            return None
-        history = self._histories.get(model)
-        if history is None or not self._watches(history.updates):
-            self._forwards.discard(id(model))
-            return None
-        if world_size() == 1:
-            return None
-        return history.begin_forward()
-
-    def _end_forward(self, model: Any, forward: WatchedForward) -> None:
-        self._histories[model].end_forward(forward)
-
     def before_update(self, optimizer: Any) -> None:
         """Record which parameters have gradients: an optimizer may clear them in its step."""
-        progress = updates.of_source(self._progress, optimizer, _CheckProgress)
-        if progress.late:
-            late, progress.late = progress.late, 0
+        late = self._late.pop(optimizer, 0)
+        if late:
             self._compare_trained(optimizer, late)
         count = updates.number_of(optimizer)
-        if count + 1 < progress.next:
+        if not is_due(self._every, count + 1):
             return
-        parameters = _of_optimizer(optimizer)
-        for trained, find, _, history in self._trained_by(optimizer):
-            history.record_gradients(parameters)
-            if not count and trained not in self._paces:
-                sums = comparison.own_sums(find, history)
-                if sums is not None:
-                    self._begun[trained] = sums.totals
+        for parameter in _of_optimizer(optimizer):
+            self._record_gradient(parameter)
+        for compared in self._trained_by(optimizer) if not count else ():
+            self._keep_begun(compared)
+
+    def _keep_begun(self, compared: _Compared) -> None:
+        own = comparison.own_sums(compared.find)
+        if own is not None:
+            self._begun[compared.trained] = own.numbers
+
+    def _record_gradient(self, parameter: Any) -> None:
+        # Group sharding updates slices that it names `slice@` and the parameter's name.
+        name = parameter.name.rpartition("@")[2]
+        gradient = parameter.grad
+        # Mixed precision may keep it beside the parameter.
+        if gradient is not None or getattr(parameter, "main_grad", None) is not None:
+            self._had_gradient.add(name)
+        if gradient is not None and gradient.is_selected_rows():
+            self._sparse.add(name)
+
+    def _seen(self, part: Part) -> int:
+        """Return the bits of PART that `comparison` knows."""
+        name = part.parameter.name
+        return TRAINED * (name in self._had_gradient) | SPARSE * (name in self._sparse)
 
     def after_update(self, source: Any, _number: int) -> float:
         """Compare if an update is due; return the next one to look at."""
-        progress = updates.of_source(self._progress, source, _CheckProgress)
         count = updates.number_of(source)
-        if count >= progress.next:
-            self._updates = count
-            progress.next = count + 1 if self._watches(count) else next_due(self._every, count + 1)
-            # Read here: `paddle.distributed.spawn` sets the number of ranks late.
-            if self._is_due(count) and world_size() > 1:
-                self._compare_after(source, progress, count)
-        return 0 if progress.late else progress.next
-
-    def _compare_after(self, source: Any, progress: _CheckProgress, count: int) -> None:
-        if hasattr(source, "global_block"):
-            self._compare_program(source)
-        elif hybrid_models.is_late(updates.wrapper_of(source)):
-            progress.late = count
-        else:
-            self._compare_trained(source, count)
+        # Read here: `paddle.distributed.spawn` sets the number of ranks late.
+        if is_due(self._every, count) and world_size() > 1:
+            if hasattr(source, "global_block"):
+                self._compare_program(source, count)
+            elif hybrid_models.is_late(updates.wrapper_of(source)):
+                self._late[source] = count
+                return 0
+            else:
+                self._compare_trained(source, count)
+        return next_due(self._every, count + 1)
 
     def _compare_trained(self, source: Any, count: int) -> None:
         """Compare the parameters that the optimizer SOURCE trains, after COUNT updates."""
-        self._updates = count
         compared = self._trained_by(source)
-        if not compared and not self._histories:
-            why = (
-                "no two of them hold the same parameters"
-                if process_meshes.are_used(source)
-                else "there is no data-parallel model"
-            )
-            self._proof.note(f"the ranks were not compared: {why}")
-        for trained, find, ranks, history in compared:
-            if self._is_due(count, trained):
-                history.updates = count
-                self._compare(trained, find, ranks, history)
-        if compared and not self._proof.counts.get("ranks_compared"):
+        for row in compared:
+            self._compare(row, count, self._seen)
+        if compared and self._proof.counts.get("ranks_compared"):
+            return
+        if compared or process_meshes.are_used(source):
             self._proof.note("the ranks were not compared: no two of them hold the same parameters")
+        elif not self.models:
+            self._proof.note("the ranks were not compared: there is no data-parallel model")
 
     def _trained_by(self, optimizer: Any) -> list[_Compared]:
         """Return the parameters that OPTIMIZER updates, in the same order on every rank."""
-        # In the order in which the models were created.
-        models = [model for model in self._in_order() if _is_updated_by(model, optimizer)]
+        own = {id(parameter) for parameter in _of_optimizer(optimizer)}
+        models = [
+            _Compared(model, functools.partial(_parameters, model), GroupRanks(model.group))
+            for model in sorted(self.models, key=lambda model: str(model.full_name()))
+            if any(id(parameter) in own for parameter in model.parameters())
+        ]
         if models:
-            return [
-                _Compared(
-                    model,
-                    functools.partial(_parameters, model),
-                    GroupRanks(getattr(model, "group", None)),
-                    self._histories[model],
-                )
-                for model in models
-            ]
+            return models
         wrapper = updates.wrapper_of(optimizer)
         ranks = hybrid_models.ranks_of(wrapper)
-        if ranks is None and not process_meshes.are_used(optimizer):
-            return []
-        history = self._wrapped.get(optimizer)
-        if history is None:
-            whole = hybrid_models.whole_parameters(wrapper)
-            history = self._wrapped[optimizer] = ParameterHistory(whole)
-        if ranks is None:
+        if ranks is not None:
+            find = functools.partial(hybrid_models.parts_of, wrapper)
+            shared = hybrid_models.shared_weights(wrapper)
             return [
-                _Compared(sharing, parts.copy, sharing, history)
-                for sharing, parts in process_meshes.copies(optimizer).items()
+                _Compared(optimizer, find, ranks),
+                *(_Compared(layer, weights, sharing) for layer, sharing, weights in shared),
             ]
         return [
-            _Compared(
-                optimizer, functools.partial(hybrid_models.parts_of, wrapper), ranks, history
-            ),
-            *(
-                _Compared(layer, weights, sharing, history)
-                for layer, sharing, weights in hybrid_models.shared_weights(wrapper)
-            ),
+            _Compared(sharing, parts.copy, sharing)
+            for sharing, parts in process_meshes.copies(optimizer).items()
         ]
 
-    def _compare_program(self, program: Any) -> None:
+    def _compare_program(self, program: Any, count: int) -> None:
         if any(settings.effective(name) for name in _LOCAL):
             self._proof.note("the ranks were not compared: with this strategy they may differ")
         elif not _has_allreduces(program):
             self._proof.note("the ranks were not compared: the program has no allreduce")
-        elif self._is_due(self._updates, program):
-            self._compare(program, functools.partial(variables_of, program), StaticRanks(), None)
+        else:
+            # Running statistics are not among the variables.
+            row = _Compared(program, functools.partial(variables_of, program), StaticRanks())
+            self._compare(row, count, lambda _: TRAINED)
 
-    def _in_order(self) -> list[Any]:
-        return sorted(self._histories, key=lambda model: str(model.full_name()))
-
-    def _is_due(self, update: int, trained: Any = None) -> bool:
-        """Whether TRAINED, a model or a program, is compared after UPDATE; None: anything."""
-        if trained is not None and trained in self._done:
-            return False
-        pace = self._paces.get(trained) if trained is not None else None
-        return (
-            is_due(self._every, update)
-            if pace is None
-            else is_due(self._every, update, interval=pace.interval)
-        )
-
-    def _watches(self, updates: int) -> bool:
-        """Whether to record the history of parameters after UPDATES updates."""
-        is_regular = isinstance(self._every, int) and self._every > 0
-        return is_regular or updates < _WATCHED_UPDATES
-
-    def _compare(
-        self,
-        trained: Any,
-        find: Callable[[], Mapping[str, Part]],
-        ranks: GroupRanks | StaticRanks,
-        known: ParameterHistory | None,
-    ) -> None:
-        """Compare the parameters that FIND returns for TRAINED, a model, program or optimizer."""
-        if not self._has_asked and self._is_refused(ranks):
+    def _compare(self, row: _Compared, count: int, seen: Callable[[Part], int]) -> None:
+        """Compare the parameters of ROW after COUNT updates."""
+        trained, find, ranks = row
+        if trained in self._done or self._is_refused(ranks):
             return
-        pace = self._paces.setdefault(trained, Pace())
-        outcome = None
-        with pace.measured(), contextlib.ExitStack() as placed:
-            own = comparison.own_sums(find, known)
-            placed.enter_context(_made_with(own))
+        own = comparison.own_sums(find)
+        with _made_with(own):
             numbers = [FAILED] * (2 * len(KINDS)) if own is None else own.numbers
-            times = [round(time_s * _MICRO) for time_s in (pace.check_s, pace.update_s)]
-            gathered = ranks.gather([*numbers, *times])
-            rows = [row[:-2] for row in gathered]
-            failed = [rank for rank, row in zip(ranks.ranks, rows) if row[0] == FAILED]
+            gathered = ranks.gather(numbers)
+            failed = [rank for rank, row in zip(ranks.ranks, gathered) if row[0] == FAILED]
+            outcome = None
             if not failed and own is not None:
-                # The last rank to arrive does not wait for others, so its time is the true one.
-                pace.agree(*(min(times) / _MICRO for times in list(zip(*gathered))[-2:]))
-                outcome = comparison.compare(own, rows, ranks, known, self._updates)
+                outcome = comparison.compare(own, gathered, ranks, seen, count)
                 failed = [] if outcome.failed is None else [outcome.failed]
-            if failed:
-                # A rank that compared alone would wait for the others forever.
-                self._every = NEVER
-                self._proof.note(
-                    f"the ranks are no longer compared: rank {failed[0]} could not take part"
-                )
-            elif outcome is not None and own is not None:
-                self._report(trained, outcome, is_begun=self._begun.get(trained) == own.totals)
-        pace.end(self._updates)
-        if outcome is not None and not outcome.are_all_exact:
-            pace.interval = None
+        if failed:
+            # A rank that compared alone would wait for the others forever.
+            self._every = NEVER
+            self._proof.note(
+                f"the ranks are no longer compared: rank {failed[0]} could not take part"
+            )
+        elif outcome is not None and own is not None:
+            self._report(trained, outcome, count, is_begun=self._begun.get(trained) == own.numbers)
 
     def _is_refused(self, ranks: GroupRanks | StaticRanks) -> bool:
         """Whether a rank, perhaps none of RANKS, cannot compare; then none does from now on."""
-        self._has_asked = True
-        if isinstance(ranks, StaticRanks):
-            # `_refuse` is not called there, as they are connected in another way.
-            self._proof.use(private_names.CHECK)
-        elif store.job_store().add(_REFUSALS, 0):
-            self._every = NEVER
-            self._proof.note("the ranks are not compared, because some of them cannot")
+        if not self._has_asked:
+            self._has_asked = True
+            if isinstance(ranks, StaticRanks):
+                # `_refuse` is not called there, as they are connected in another way.
+                self._proof.use(private_names.CHECK)
+            elif store.job_store().add(_REFUSALS, 0):
+                self._every = NEVER
+                self._proof.note("the ranks are not compared, because some of them cannot")
         return self._every == NEVER
 
-    def _report(self, trained: Any, outcome: Differences, *, is_begun: bool) -> None:
+    def _report(self, trained: Any, outcome: Differences, count: int, *, is_begun: bool) -> None:
         """Report the OUTCOME of a comparison; IS_BEGUN: no update has changed what was compared.
 
         Raises Disproved if the copies differ, unless Paddle alone has summed the gradients.
         """
-        counts, name = self._proof.counts, _name_of(trained)
-        for key, number in zip(_COUNTED, (outcome.ranks, outcome.parameters)):
-            counts[key] = max(number, counts.get(key, 0))
+        for key in ("ranks", "parameters"):
+            number = max(getattr(outcome, key), self._proof.counts.get(f"{key}_compared", 0))
+            self._proof.counts[f"{key}_compared"] = number
         if outcome.is_any_apart:
             # Reported once.
             self._done.add(trained)
+        name = str(trained.full_name()) if hasattr(trained, "full_name") else str(id(trained))
         if outcome.difference:
-            self._report_difference(trained, outcome.difference)
+            self._report_difference(trained, outcome.difference, count)
         elif not outcome.ranks:
             return
-        elif is_begun and outcome.is_exact and not outcome.statistics:
+        elif is_begun and outcome.is_exact and not outcome.untrained:
             self._unchanged.add(name)
             return
         else:
-            self._proof.compared_after = self._updates
+            self._proof.compared_after = count
             if self._proof.ranks_equal is None:
                 self._proof.ranks_equal = True
         self._begun.pop(trained, None)
         self._unchanged.discard(name)
-        self._report_rest(outcome)
+        self._report_rest(outcome, count)
 
-    def _report_rest(self, outcome: Differences) -> None:
+    def _report_rest(self, outcome: Differences, count: int) -> None:
         """Note the tolerated differences in OUTCOME."""
         for table, differ in outcome.tables.items():
             if table not in self._tables:
                 self._tables.add(table)
                 why = "which Paddle's own updates of sparse tables can cause"
-                self._proof.note(f"after update {self._updates} {differ}, {why}")
-        if outcome.difference:
-            return
-        if outcome.statistics:
+                self._proof.note(f"after update {count} {differ}, {why}")
+        if outcome.untrained:
             self._proof.note(
-                f"the ranks differ in {comparison.listed(outcome.statistics)}, which was not"
-                " compared: no gradient trains it, or forward itself writes into it, as with"
-                " running statistics"
+                f"the ranks differ in {comparison.listed(outcome.untrained)}, which was not"
+                " compared: no gradient trains it, as with running statistics"
             )
-        if not outcome.is_exact:
+        if not outcome.is_exact and not outcome.difference:
             self._proof.note("the ranks are equal within rounding, not to the last bit")
 
-    def _report_difference(self, trained: Any, difference: str) -> None:
+    def _report_difference(self, trained: Any, difference: str, count: int) -> None:
         """Report the DIFFERENCE of the ranks that train TRAINED.
 
         Raises Disproved unless Paddle alone has summed the gradients.
         """
-        self._proof.ranks_equal, self._proof.compared_after = False, self._updates
-        text = f"after update {self._updates} {difference}"
+        self._proof.ranks_equal, self._proof.compared_after = False, count
+        text = f"after update {count} {difference}"
         is_ours = self._changes_sums(trained)
         goes_on = ": Paddle alone sums its gradients, as without fleetrun, so the job goes on"
         self._proof.note(text + ("." if is_ours else goes_on))
@@ -416,34 +322,10 @@ class _Check:
             self._proof.write()
 
 
-class _CheckProgress:
-    """Which update of an optimizer or a program to examine next."""
-
-    def __init__(self, source: weakref.ref[Any]) -> None:
-        self._source = source
-        self.next = 1.0
-        # The last due update, if parameters are whole only after the next forward; else 0.
-        self.late = 0
-
-
-class _Compared(NamedTuple):
-    """What is compared: its trainer, its parameters, the comparing ranks, and its history."""
-
-    trained: Any
-    find: Callable[[], Mapping[str, Part]]
-    ranks: GroupRanks | StaticRanks
-    known: ParameterHistory
-
-
 def _has_allreduces(program: Any) -> bool:
     return any(
         op.type in _ALLREDUCES or channels.channel_of(op) for op in programs.operators(program)
     )
-
-
-def _is_updated_by(model: Any, optimizer: Any) -> bool:
-    parameters = {id(parameter) for parameter in _of_optimizer(optimizer)}
-    return any(id(parameter) in parameters for parameter in model.parameters())
 
 
 def _of_optimizer(optimizer: Any) -> list[Any]:
@@ -454,17 +336,13 @@ def _of_optimizer(optimizer: Any) -> list[Any]:
     )
 
 
-def _made_with(own: OwnSums | None) -> AbstractContextManager[None]:
+def _made_with(own: OwnSums | None) -> contextlib.AbstractContextManager[None]:
     """Create tensors on the device of the parameters of which OWN has checksums."""
     values = [part.value for part in own.parts.values()] if own is not None else []
     # Those of static programs, which ranks compare through the store, are not eager tensors.
     if not values or not hasattr(values[0], "place"):
         return contextlib.nullcontext()
     return tensors.made_at(values[0].place)
-
-
-def _name_of(trained: Any) -> str:
-    return str(trained.full_name()) if hasattr(trained, "full_name") else str(id(trained))
 
 
 def _parameters(model: Any) -> dict[str, Part]:

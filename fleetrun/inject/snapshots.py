@@ -173,10 +173,7 @@ def _read(values: list[Any]) -> tuple[list[tuple[int, float, Any]], list[int]]:
 
     # Values of static programs are not eager tensors.
     arrays = [None if hasattr(value, "flatten") else np.array(value) for value in values]
-    if any(own is not None for own in arrays):
-        sums = [checksums.of_array(own) for own in arrays]
-    else:
-        sums = checksums.of_tensors(values)
+    sums = checksums.of_values(values)
     sizes = [
         int(np.prod(own.shape if own is not None else value.shape))
         for own, value in zip(arrays, values)

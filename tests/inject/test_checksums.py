@@ -22,14 +22,14 @@ checksums._MOST_AT_ONCE, checksums._PERIOD = 5, 7
 layer = paddle.nn.Linear(3, 4)
 tensors = [layer.weight, layer.bias, layer.weight.T, paddle.ones([]), paddle.rand([17])]
 tensors += [tensors[-1].astype("float64"), tensors[-1].astype("bfloat16"), paddle.arange(9)]
-on_host = checksums.of_tensors(tensors)
+on_host = checksums.of_values(tensors)
 assert on_host == [int(checksums._of_tensor(tensor, paddle)) for tensor in tensors], on_host
 assert len(set(on_host)) == len(on_host)
 # What a plain sum of bits would not see: one grows in size by as much as the other shrinks.
 for size in range(2, 40):
     signs = [1 - 2 * (bin(place).count("1") % 2) for place in range(size)]
     apart = [paddle.to_tensor(signs, dtype="float32") * 0.3 + drift for drift in (0.0, 1e-4)]
-    before, after = checksums.of_tensors(apart)
+    before, after = checksums.of_values(apart)
     assert before != after, size
 # Only who trains leaves evidence.
 layer(paddle.ones([1, 3])).sum().backward()

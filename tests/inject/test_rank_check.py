@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetrun.inject.checksums import of_all, of_array
+from fleetrun.inject.checksums import of_array
 
 
 @given(st.lists(st.floats(width=32), min_size=1), st.integers(0, 31), st.data())
@@ -16,8 +16,3 @@ def test_one_bit_changes_a_checksum(values: list[float], bit: int, data: st.Data
     place = data.draw(st.integers(0, len(values) - 1))
     other.view("uint32")[place] ^= np.uint32(1 << bit)
     assert of_array(array) == of_array(array.copy()) != of_array(other)
-    # The checksum of several tensors changes, wherever the bit is.
-    for at in range(3):
-        before, after = ([array[::-1]] * 3 for _ in range(2))
-        after[at] = other[::-1]
-        assert of_all(before) == of_all(iter(before)) != of_all(after)

@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from .. import border
-from ..check_schedule import NEVER, Pace, next_due
+from ..check_schedule import NEVER, is_due, next_due
 
 if TYPE_CHECKING:
     from ..evidence import Evidence
@@ -42,12 +42,6 @@ class GradientCheck:
         self._group = group
         self._nranks = nranks
         self._every = every
-        self._pace = Pace()
-        # Between checks Paddle's cheaper reducer averages. With 48 gradients of 256 bytes and 300
-        # of 4 KB the rest of a checked update took 1.0 and 0.6 updates longer.
-        self.replaces_paddles = False
-        # The number of the running backward, from 1 on.
-        self._number = 0
         self._proof = proof
         # For each bucket: projection and sum of squares, before and after; and its rounding.
         self._before: list[Any] = []
@@ -59,12 +53,11 @@ class GradientCheck:
 
     def next_due(self, backwards: int) -> float:
         """Return the next backward that is checked after BACKWARDS that were reduced."""
-        return next_due(self._every, backwards + 1, interval=self._pace.interval)
+        return next_due(self._every, backwards + 1)
 
     def begin(self, backwards: int) -> None:
         """Prepare for a backward after BACKWARDS that were reduced."""
-        self._number = backwards + 1
-        self.is_on = self.next_due(backwards) == self._number
+        self.is_on = is_due(self._every, backwards + 1)
         self._before, self._after, self._rounding = [], [], []
         self._sent = 0
 
@@ -75,8 +68,7 @@ class GradientCheck:
 
     @_watching
     def _project_sent(self, flat: Any, dtype: str) -> None:
-        with self._pace.measured():
-            self._before += _projection(flat)
+        self._before += _projection(flat)
         name = dtype.rpartition(".")[2].lower()
         smallest = _SMALLEST.get(name, 0.0) * math.sqrt(flat.size)
         self._rounding.append((_EPSILON[name], smallest))
@@ -85,8 +77,7 @@ class GradientCheck:
     def received(self, flat: Any) -> None:
         """Project the bucket FLAT, which holds the average; in the order of `sent`."""
         if self.is_on:
-            with self._pace.measured():
-                self._after += _projection(flat)
+            self._after += _projection(flat)
 
     @_watching
     def finish(self) -> None:
@@ -102,22 +93,17 @@ class GradientCheck:
         end = 2 * self._sent
         # A rank that compared alone would wait for the others forever.
         has_failed = not len(self._before) == len(self._after) == 2 * len(self._rounding) == end
-        with paddle.no_grad(), self._pace.measured():
-            own = [self._pace.check_s, self._pace.update_s, float(has_failed)]
+        with paddle.no_grad():
+            own = [float(has_failed)]
             sums = paddle.to_tensor([0.0] * end * has_failed + own, dtype="float64")
             if not has_failed:
                 sums = paddle.concat([paddle.stack(self._before), sums])
             self._group.all_reduce(sums, ReduceOp.SUM, True).wait()
-            *expected, check_s, update_s, failed = sums.numpy().tolist()
+            *expected, failed = sums.numpy().tolist()
         if failed:
             self._every = NEVER
             self._proof.note("averaged gradients are no longer checked: a rank could not")
             return
-        self._pace.agree(
-            *(check_s / self._nranks, update_s / self._nranks),
-            doubles_updates=self.replaces_paddles,
-        )
-        self._pace.end(self._number)
         self._compare(expected)
 
     @_watching

@@ -260,7 +260,6 @@ class SparingReducer(Reducer):
         # while Paddle's averages.
         self._sentinels: list[Any] = []
         super().__init__(*args, **options)
-        self._check.replaces_paddles = True
 
     @property
     def bytes_as_built(self) -> list[int] | None:
@@ -471,7 +470,7 @@ class SparingReducer(Reducer):
             return
         self._paddles.retire()
         self._paddles = None
-        self._is_paddles_turn = self._check.replaces_paddles = False
+        self._is_paddles_turn = False
         backward.informed = None
         self._next_own = 0
         # The others are not watched yet.
