@@ -137,8 +137,6 @@ def _install_all(spec: StrategySpec, proof: Evidence) -> None:
         _report(proof, paddle_api.sentence(clauses))
     if spec.topology.nranks > 1:
         proof.unapplied += filter(None, map(paddle_api.split_by, private_names.COMMUNICATING))
-        whys = ((name, paddle_api.split_by(name)) for name in private_names.USED_BY_SOME)
-        proof.lacking.update((name, why) for name, why in whys if why)
     if paddle_api.refusal(private_names.COUNTING) or paddle_api.refusal(private_names.STATIC):
         watching = border.watching("the report of fields")
         atexit.register(watching(_report_uncounted), spec, proof)

@@ -63,9 +63,6 @@ class Evidence:
         self.failures: list[str] = []
         # Changes to the training that could not be installed.
         self.unapplied: list[str] = []
-        # Why this Paddle lacks a capability, by its name; and the used ones that others may lack.
-        self.lacking: dict[str, str] = {}
-        self._used: list[str] = []
         # None: the ranks were not compared.
         self.ranks_equal: bool | None = None
         # The update after which they were last compared.
@@ -108,12 +105,6 @@ class Evidence:
             if is_here and line.get("paddle", version)[:1] == version:
                 return line
         return {}
-
-    def use(self, capability: str) -> None:
-        """Report CAPABILITY before it is used: a rank that lacks it would keep this one waiting."""
-        if capability not in self._used:
-            self._used.append(capability)
-            self.write()
 
     def note(self, text: str) -> None:
         """Add the sentence TEXT for the user, once."""
@@ -179,8 +170,6 @@ class Evidence:
             "notes": self._notes,
             "failures": self.failures,
             "unapplied": self.unapplied,
-            "lacking": self.lacking,
-            "used": self._used,
             "ranks_equal": self.ranks_equal,
             "compared_after": self.compared_after,
         }

@@ -20,7 +20,6 @@ from . import (
     paddle_api,
     process_meshes,
     settings,
-    store,
     updates,
 )
 from .check_schedule import NEVER, is_due, next_due
@@ -37,18 +36,13 @@ from .static.cpu import channels
 # With these fields ranks differ between exchanges.
 _LOCAL = ("localsgd", "adaptive_localsgd", "a_sync")
 _ALLREDUCES = {"all_reduce", "c_allreduce_sum", "c_allreduce_avg"}
-# In the job's store: how many ranks cannot compare.
-_REFUSALS = "fleetrun/check/refusals"
+_COUNTED = ("ranks_compared", "parameters_compared")
 _watching = border.watching(WHAT)
 
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
     """Compare after the first updates, and after later ones as `check_ranks` says."""
-    if spec.check_ranks == NEVER:
-        return
-    if not paddle_api.has(private_names.CHECK):
-        # Before the first update or comparison in which the others would wait for this rank.
-        store.when_connected(_watching(_refuse))
+    if spec.check_ranks == NEVER or not paddle_api.has(private_names.CHECK):
         return
     check = _Check(spec, proof)
     after_import(
@@ -61,11 +55,6 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
     # Ranks that have skipped an update still compare with those that have not.
     updates.on_skipped(check.after_update, WHAT)
     atexit.register(_watching(check.report_unchanged))
-
-
-def _refuse() -> None:
-    """Tell the other ranks that this one compares nothing."""
-    store.job_store().add(_REFUSALS, 1)
 
 
 def barrier(source: Any) -> None:
@@ -114,7 +103,6 @@ class _Check:
         self._done: weakref.WeakSet[Any] = weakref.WeakSet()
         # Tables that differ in a few rows.
         self._tables: set[str] = set()
-        self._has_asked = False
 
     def before_update(self, optimizer: Any) -> None:
         """Record which parameters have gradients: an optimizer may clear them in its step."""
@@ -212,7 +200,7 @@ class _Check:
     def _compare(self, row: _Compared, count: int, seen: Callable[[Part], int]) -> None:
         """Compare the parameters of ROW after COUNT updates."""
         trained, find, ranks = row
-        if trained in self._done or self._is_refused(ranks):
+        if trained in self._done or self._every == NEVER:
             return
         own = comparison.own_sums(find)
         with _made_with(own):
@@ -232,26 +220,14 @@ class _Check:
         elif outcome is not None and own is not None:
             self._report(trained, outcome, count, is_begun=self._begun.get(trained) == own.numbers)
 
-    def _is_refused(self, ranks: GroupRanks | StaticRanks) -> bool:
-        """Whether a rank, perhaps none of RANKS, cannot compare; then none does from now on."""
-        if not self._has_asked:
-            self._has_asked = True
-            if isinstance(ranks, StaticRanks):
-                # `_refuse` is not called there, as they are connected in another way.
-                self._proof.use(private_names.CHECK)
-            elif store.job_store().add(_REFUSALS, 0):
-                self._every = NEVER
-                self._proof.note("the ranks are not compared, because some of them cannot")
-        return self._every == NEVER
-
     def _report(self, trained: Any, outcome: Differences, count: int, *, is_begun: bool) -> None:
         """Report the OUTCOME of a comparison; IS_BEGUN: no update has changed what was compared.
 
         Raises Disproved if the copies differ, unless Paddle alone has summed the gradients.
         """
-        for key in ("ranks", "parameters"):
-            number = max(getattr(outcome, key), self._proof.counts.get(f"{key}_compared", 0))
-            self._proof.counts[f"{key}_compared"] = number
+        counts = self._proof.counts
+        for key, number in zip(_COUNTED, (outcome.ranks, outcome.parameters)):
+            counts[key] = max(number, counts.get(key, 0))
         if outcome.is_any_apart:
             # Reported once.
             self._done.add(trained)

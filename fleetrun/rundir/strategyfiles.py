@@ -65,9 +65,6 @@ class RankEvidence(NamedTuple):
     failures: tuple[str, ...] = ()
     # Changes to the training that could not be installed.
     unapplied: tuple[str, ...] = ()
-    # The capabilities that its Paddle lacks, each with why; and those that it has used.
-    lacking: tuple[tuple[str, str], ...] = ()
-    used: tuple[str, ...] = ()
     # Before the first update: the number of backwards, and the class with the parameters.
     backwards: int = 0
     optimizer: str = ""
@@ -127,10 +124,6 @@ def _evidence(record: Mapping[str, Any]) -> RankEvidence:
             for entry in reading.mappings(record.get("disagreements"))
         ),
         counts=_counts(reading.mapping(record.get("counts"))),
-        lacking=tuple(
-            (name, reading.text(why))
-            for name, why in reading.mapping(record.get("lacking")).items()
-        ),
         backwards=reading.whole(record.get("backwards")) or 0,
         optimizer=reading.text(record.get("optimizer", "")),
     )

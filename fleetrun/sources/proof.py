@@ -299,12 +299,7 @@ class Proof(Source):
         if not self._judges or self._is_split:
             return
         evidence_of = {who: evidence for who, evidence in self._evidence().items() if evidence}
-        used = {name for evidence in evidence_of.values() for name in evidence.used}
-        unable = {
-            who: whys[0]
-            for who, it in evidence_of.items()
-            if (whys := [*it.unapplied, *(why for name, why in it.lacking if name in used)])
-        }
+        unable = {who: it.unapplied[0] for who, it in evidence_of.items() if it.unapplied}
         self._is_split = bool(unable) and len(unable) < len(evidence_of)
         if self._is_split:
             faults = tuple(f"{who}: {why}" for who, why in unable.items())

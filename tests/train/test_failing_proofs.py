@@ -359,39 +359,6 @@ def test_all_that_ranks_communicate_by_is_patched_when_paddle_is_imported(
     assert {name for name in later if name.startswith("paddle.")} <= watched, done.stdout
 
 
-# Names that not every training uses: who misses them, and who trains without them.
-LACKING = {
-    "SelectedRows.set_rows": ("sparse", ("dense", "static")),
-    "get_pass": ("static", ("dense", "sparse")),
-    "ProcessGroup.all_gather_into_tensor": ("", ("dense",)),
-}
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize(
-    ("name", "model"),
-    [
-        (name, model)
-        for name, (ends, trains) in LACKING.items()
-        for model in (ends, *trains)
-        if model
-    ],
-)
-def test_a_rank_that_lacks_what_the_others_do_not_use_ends_no_job(
-    name: str, model: str, tmp_path: Path
-) -> None:
-    owner, _, attribute = f"core.{name}".rpartition(".")
-    spoil = f'core = sys.modules["paddle.base.core"]\ndel {owner}.{attribute}'
-    is_used = LACKING[name][0] == model
-    waits = "to train" if is_used else ""
-    done = split(tmp_path, spoil, WHERE="1", MODEL=model, WAITS=waits)
-    assert done.returncode == (5 if is_used else 0), done.stdout
-    sentence = f"Rank 1: in this Paddle paddle.base.core.{name} is missing: "
-    assert (sentence in done.stdout) is is_used, done.stdout
-    if name.startswith("ProcessGroup"):
-        assert "the ranks are not compared, because some of them cannot" in done.stdout
-
-
 DEAF = """
 import os, sys
 if os.environ["PADDLE_TRAINER_ID"] == "1" and not sys.flags.isolated:

@@ -216,7 +216,6 @@ class Reducers:
 
     def _can_average_sparse_ones(self) -> bool:
         if paddle_api.has(private_names.SPARSE):
-            self._proof.use(private_names.SPARSE)
             return True
         self._report.falls_back(paddle_api.sentence([paddle_api.refusal(private_names.SPARSE)]))
         return False

@@ -59,10 +59,11 @@ BUILDS_ON = {
     CHECK: (COUNTING,),
     FUSED: (COUNTING,),
 }
-# A rank without one of these communicates differently from the others, which would wait for it: in
-# most jobs, or once another rank uses it.
-COMMUNICATING = (STRATEGY, GROUPS, REDUCER, MERGE, ARGUMENTS)
-USED_BY_SOME = (SPARSE, STATIC, STATIC_CPU, CHECK)
+# A rank without one of these communicates differently from the others, which would wait for it.
+COMMUNICATING = (
+    *(STRATEGY, GROUPS, REDUCER, MERGE, ARGUMENTS),
+    *(SPARSE, STATIC, STATIC_CPU, CHECK),
+)
 
 
 class PrivateName(NamedTuple):

@@ -77,7 +77,6 @@ def _rewrite(module: Any, proof: Evidence) -> None:
         newer = refusals.needs_older_programs()
         startup = args[0] if args else kwargs.get("startup_program")
         startup = startup or paddle.static.default_startup_program()
-        proof.use(private_names.STATIC)
         try:
             with legacy_ops.functions():
                 result = minimize(self, loss, *args, **kwargs)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from ... import store_wait
 from ...evidence import device_kind
 from ...import_hooks import in_place_of
-from ...paddle_api import private_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,7 +56,6 @@ def connect(module: Any, proof: Evidence) -> None:
         # Without an endpoint the call is a mere barrier, and connecting gloo is one, too.
         if current_endpoint is None or endpoints is None or ring_id in _open:
             return
-        proof.use(private_names.STATIC_CPU)
         proof.note(
             "Paddle refuses static data parallel on CPUs: fleetrun connected the ranks over gloo."
         )
