@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ from fleetrun.doctor.software import Software
 from fleetrun.doctor.transfers import Transfer, Transfers
 from fleetrun.engines.ports import Ports
 from fleetrun.errors import EnvironmentFault
-from fleetrun.host import probe, tcp
+from fleetrun.host import addresses, probe, tcp
 from fleetrun.model import Request, Roster
 from fleetrun.plan import devices, hosts, kinds, modes, planner
 from fleetrun.rundir import secrets
@@ -83,14 +83,7 @@ def examine(
     job = _job(request, environ, cards)
     members = job.roster.members if job.roster is not None else ()
     me = job.roster.me if job.roster is not None else 0
-    net = network.read(
-        {**environ, **dict(request.env), **_nccl(request)},
-        names=[member.host for member in members if not hosts.is_address(member.host)]
-        if len(members) > 1
-        else (),
-        peer_interface=job.peer_interface,
-        ports=_ports(request, job.roster),
-    )._replace(has_peers=len(members) > 1)
+    has_peers = len(members) > 1
     feature = modes.BY_WORD[request.run_mode].feature
     proof = _proof(request, environ, programs, job, start=cards.cuda_start, log=log)
     is_alike = len({gpu.name for gpu in cards.gpus}) == 1
@@ -112,13 +105,13 @@ def examine(
         *machine.check(
             request.log_dir,
             ranks=job.ranks,
-            has_peers=len(members) > 1,
-            has_rdma=bool(net.rdma),
+            has_peers=has_peers,
+            has_rdma=bool(addresses.rdma_ports("/")),
         ),
-        *network.judge(net, uses_nccl=job.kind == "gpu" and request.backend in {"auto", "nccl"}),
+        *_network(request, environ, job),
     ]
-    if len(members) > 1:
-        card = _card(net.hostname, programs, cards)
+    if has_peers:
+        card = _card(os.uname().nodename, programs, cards)
         address = members[me].host if hosts.is_loopback(members[me].host) else None
         key = Key(request.job_id, environ.get(TOKEN))
         check = PeerCheck(members, me, card, key=key, timeout_s=timeout_s)
@@ -130,6 +123,26 @@ def examine(
         measured = _allreduce(request, job, environ)
         results += transfers.judge(measured, cards)
     return Checkup(tuple(results), measured)
+
+
+def _network(request: Request, environ: Mapping[str, str], job: _JobChecks) -> Iterator[Finding]:
+    """Yield the findings about how this host reaches the others."""
+    members = job.roster.members if job.roster is not None else ()
+    has_peers = len(members) > 1
+    others = [member.host for member in members if not hosts.is_address(member.host)]
+    names = dict.fromkeys((os.uname().nodename, *(others if has_peers else ())))
+    is_nccl = job.kind == "gpu" and request.backend in {"auto", "nccl"}
+    yield from network.host_names(tuple(names))
+    yield network.interface(
+        network.interfaces(),
+        job.peer_interface,
+        {**environ, **dict(request.env), **_nccl(request)},
+        has_peers=has_peers,
+        has_rdma=bool(addresses.rdma_ports("/")),
+        is_nccl=is_nccl,
+    )
+    yield from network.rdma(is_nccl=is_nccl)
+    yield from network.ports(_ports(request, job.roster), has_peers=has_peers)
 
 
 def _proof(

@@ -1,11 +1,11 @@
-"""Checks of names, interfaces, RDMA ports and the job's ports of this host."""
+"""Checks of names, interfaces, RDMA ports and the job's ports; each reads and judges."""
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, cast
 
 import psutil
@@ -15,6 +15,60 @@ from fleetrun.doctor.findings import Finding, error, ok, warning
 from fleetrun.host import addresses, tcp
 from fleetrun.plan import communication
 from fleetrun.run.isolation import IsolatedCall
+
+# A resolver tries its next server after 5 s; anything slower delays every rank.
+TIMEOUT_S = 6.0
+_SLOW_LOOKUP_S = 1.0
+# Bridges and tunnels of containers and virtual machines, and wireless interfaces.
+_INSIDE = re.compile(r"docker|br-|veth|virbr|cni|flannel|cali|lxc|podman|tun|tap|wg|tailscale")
+_RADIO = re.compile(r"wl")
+_FAST_ENOUGH_MBIT = 10_000
+
+
+def host_names(
+    names: Sequence[str],
+    resolve: Callable[[str], tuple[str, ...]] = addresses.resolve,
+    timeout_s: float = TIMEOUT_S,
+) -> Iterator[Finding]:
+    """Look up NAMES, our own first, each in its own process: a resolver may hang."""
+
+    def look(name: str) -> object:
+        began = time.monotonic()
+        return resolve(name), time.monotonic() - began
+
+    questions = [(name, IsolatedCall(partial(look, name))) for name in names]
+    for name, question in questions:
+        answer = question.result(timeout_s)
+        nothing = (), timeout_s if answer.is_late else 0.0
+        ips, seconds = cast("tuple[tuple[str, ...], float]", answer.value or nothing)
+        yield _name(name, ips, seconds, is_own=name == names[0])
+
+
+def _name(name: str, ips: Sequence[str], seconds: float, *, is_own: bool) -> Finding:
+    """Judge the addresses IPS of the host NAME, which were found in SECONDS."""
+    check = "own name" if is_own else "host name"
+    if seconds >= _SLOW_LOOKUP_S:
+        return warning(
+            "host name",
+            f"resolving {name} takes {seconds:.1f} s{'' if ips else ' or longer'}",
+            "every rank waits that long for each host",
+            "cat /etc/resolv.conf  # a server there does not answer; or use addresses in --ips",
+        )
+    if ips:
+        return ok(check, f"{name} is {', '.join(ips)}")
+    if is_own:
+        return warning(
+            check,
+            f"this host is called {name}, which does not resolve",
+            "programs that look up this host's name fail or wait",
+            f"echo '<address> {name}' >> /etc/hosts  # or ask who runs DNS",
+        )
+    return error(
+        check,
+        f"{name} cannot be resolved",
+        "no rank here reaches that host",
+        f"getent hosts {name}  # /etc/hosts, DNS, or its address in --ips",
+    )
 
 
 class Interface(NamedTuple):
@@ -28,72 +82,8 @@ class Interface(NamedTuple):
     is_loopback: bool = False
 
 
-class RdmaPort(NamedTuple):
-    """A port of an InfiniBand or RoCE device: its state and rate in the kernel's words."""
-
-    device: str
-    port: str
-    state: str
-    rate: str
-
-
-class NameLookup(NamedTuple):
-    """The addresses of a host name, and how long resolving it took."""
-
-    name: str
-    addresses: tuple[str, ...]
-    seconds: float
-
-
-class Network(NamedTuple):
-    """How this host reaches others."""
-
-    hostname: str
-    interfaces: tuple[Interface, ...]
-    # Our own name first.
-    lookups: tuple[NameLookup, ...]
-    rdma: tuple[RdmaPort, ...]
-    # The value of NCCL_SOCKET_IFNAME, and the interface of the route to the other hosts.
-    asked_interface: str
-    peer_interface: str | None
-    # The ports that the job wants here, and who holds each; empty: nobody.
-    ports: tuple[tuple[int, str], ...]
-    ephemeral: tuple[int, int]
-    has_peers: bool
-
-
-# A resolver tries its next server after 5 s; anything slower delays every rank.
-TIMEOUT_S = 6.0
-
-
-def read(
-    environ: Mapping[str, str],
-    *,
-    names: Sequence[str] = (),
-    peer_interface: str | None = None,
-    ports: Sequence[tuple[int, str]] = (),
-    root: str = "/",
-    resolve: Callable[[str], tuple[str, ...]] = addresses.resolve,
-) -> Network:
-    """Return how this host reaches the hosts NAMES; PORTS are the job's, with their holders."""
-    hostname = os.uname().nodename
-    hostnames = list(dict.fromkeys((hostname, *names)))
-    return Network(
-        hostname=hostname,
-        interfaces=tuple(_interfaces()),
-        lookups=tuple(lookups(hostnames, resolve)),
-        rdma=tuple(RdmaPort(*row) for row in addresses.rdma_ports(root)),
-        asked_interface=environ.get("NCCL_SOCKET_IFNAME", ""),
-        peer_interface=peer_interface,
-        ports=tuple(ports),
-        ephemeral=tcp.ephemeral(root),
-        has_peers=len(names) > 1,
-    )
-
-
-def _interfaces() -> list[Interface]:
+def interfaces() -> list[Interface]:
     """Return the interfaces of this host, in the kernel's order."""
-    stats = psutil.net_if_stats()
     ips: dict[str, list[str]] = {}
     for address in addresses.addresses():
         ips.setdefault(address.interface, []).append(address.ip)
@@ -107,143 +97,69 @@ def _interfaces() -> list[Interface]:
             mtu=stat.mtu,
             is_loopback="loopback" in stat.flags,
         )
-        for name, stat in stats.items()
+        for name, stat in psutil.net_if_stats().items()
     ]
 
 
-def lookups(
-    names: Sequence[str],
-    resolve: Callable[[str], tuple[str, ...]],
-    timeout_s: float = TIMEOUT_S,
-) -> list[NameLookup]:
-    """Look NAMES up, each in its own process: a resolver may hang."""
+def taken(
+    here: Sequence[Interface], peer_interface: str | None, env: Mapping[str, str], *, is_nccl: bool
+) -> Interface | None:
+    """Return the interface of HERE that ranks with the variables ENV use; None if there is none.
 
-    def ask(name: str) -> Callable[[], object]:
-        def look() -> object:
-            began = time.monotonic()
-            results = resolve(name)
-            return results, time.monotonic() - began
-
-        return look
-
-    questions = [(name, IsolatedCall(ask(name))) for name in names]
-    results = []
-    for name, question in questions:
-        answer = question.result(timeout_s)
-        if answer.trouble:
-            results.append(NameLookup(name, (), timeout_s if answer.is_late else 0.0))
-        else:
-            addresses, seconds = cast("tuple[tuple[str, ...], float]", answer.value)
-            results.append(NameLookup(name, addresses, seconds))
-    return results
-
-
-_SLOW_LOOKUP_S = 1.0
-# Bridges and tunnels of containers and virtual machines, and wireless interfaces.
-_INSIDE = re.compile(r"docker|br-|veth|virbr|cni|flannel|cali|lxc|podman|tun|tap|wg|tailscale")
-_RADIO = re.compile(r"wl")
-_FAST_ENOUGH_MBIT = 10_000
-
-
-def judge(network: Network, *, uses_nccl: bool) -> Iterator[Finding]:
-    """Yield the findings about NETWORK; which interface gloo and vendors' libraries take varies."""
-    if not uses_nccl:
-        network = network._replace(asked_interface="")
-    yield from _names(network)
-    yield _interface(network, uses_nccl=uses_nccl)
-    yield from _rdma(network, user="NCCL" if uses_nccl else "traffic")
-    yield from _ports(network)
-
-
-def _names(network: Network) -> Iterator[Finding]:
-    own_lookup, *peer_lookups = network.lookups
-    fix = f"echo '<address> {own_lookup.name}' >> /etc/hosts  # or ask who runs DNS"
-    slow = _slow(own_lookup)
-    if slow is not None:
-        yield slow
-    elif not own_lookup.addresses:
-        means = "programs that look up this host's name fail or wait"
-        seen = f"this host is called {own_lookup.name}, which does not resolve"
-        yield warning("own name", seen, means, fix)
-    else:
-        yield ok("own name", f"{own_lookup.name} is {', '.join(own_lookup.addresses)}")
-    for lookup in peer_lookups:
-        slow = _slow(lookup)
-        if slow is not None:
-            yield slow
-        elif not lookup.addresses:
-            yield error(
-                "host name",
-                f"{lookup.name} cannot be resolved",
-                "no rank here reaches that host",
-                f"getent hosts {lookup.name}  # /etc/hosts, DNS, or its address in --ips",
-            )
-        else:
-            yield ok("host name", f"{lookup.name} is {', '.join(lookup.addresses)}")
-
-
-def _slow(lookup: NameLookup) -> Finding | None:
-    if lookup.seconds < _SLOW_LOOKUP_S:
-        return None
-    return warning(
-        "host name",
-        f"resolving {lookup.name} takes {lookup.seconds:.1f} s"
-        + ("" if lookup.addresses else " or longer"),
-        "every rank waits that long for each host",
-        "cat /etc/resolv.conf  # a server there does not answer; or use addresses in --ips",
-    )
-
-
-def nccl_interface(network: Network) -> Interface | None:
-    """Return the interface that NCCL uses for its sockets; None if it finds none.
-
-    NCCL's order: NCCL_SOCKET_IFNAME, names that begin with ib, others, docker's, loopback. With
-    several hosts, fleetrun sets the variable to the interface on the route to them.
+    NCCL's order: its variable, names that begin with ib, others, docker's, loopback. With several
+    hosts, fleetrun sets the variable to PEER_INTERFACE, on the route to them.
     """
-    up = [interface for interface in network.interfaces if interface.is_up and interface.addresses]
-    if network.asked_interface:
-        allowed = communication.nccls(network.asked_interface, [interface.name for interface in up])
-        return next((interface for interface in up if interface.name in allowed), None)
-    if network.peer_interface is not None:
-        return next(
-            (interface for interface in up if interface.name == network.peer_interface), None
-        )
-    ranked = [
-        [interface for interface in up if interface.name.startswith("ib")],
-        [
-            interface
-            for interface in up
-            if not interface.is_loopback and not interface.name.startswith("docker")
-        ],
-        [interface for interface in up if interface.name.startswith("docker")],
-        [interface for interface in up if interface.is_loopback],
-    ]
-    return next((interface for group in ranked for interface in group), None)
+    up = [interface for interface in here if interface.is_up and interface.addresses]
+    asked = env.get(communication.variable(is_nccl=is_nccl), "")
+    names = [interface.name for interface in up]
+    if asked:
+        names = list(communication.nccls(asked, names) if is_nccl else {asked}.intersection(names))
+    elif peer_interface is not None:
+        names = [peer_interface]
+    else:
+
+        def order(name: str) -> int:
+            return 0 if name.startswith("ib") else 2 if name.startswith("docker") else 1
+
+        loopback = [interface.name for interface in up if interface.is_loopback]
+        names.sort(key=lambda name: 3 if name in loopback else order(name))
+    known = {interface.name: interface for interface in up}
+    return next((known[name] for name in names if name in known), None)
 
 
-def _interface(network: Network, *, uses_nccl: bool) -> Finding:
-    check = "interface"
-    interface = nccl_interface(network)
-    listed = ", ".join(up.name for up in network.interfaces if up.is_up)
-    if interface is None and network.asked_interface:
+def interface(
+    here: Sequence[Interface],
+    peer_interface: str | None,
+    env: Mapping[str, str],
+    *,
+    has_peers: bool,
+    has_rdma: bool,
+    is_nccl: bool,
+) -> Finding:
+    """Check the interface by which ranks reach each other: that of NCCL, or of gloo."""
+    check, user = "interface", "NCCL" if is_nccl else "gloo"
+    variable = communication.variable(is_nccl=is_nccl)
+    option = "--nccl SOCKET_IFNAME" if is_nccl else f"--env {variable}"
+    interface = taken(here, peer_interface, env, is_nccl=is_nccl)
+    listed = ", ".join(up.name for up in here if up.is_up)
+    if interface is None and env.get(variable):
         return error(
             check,
-            f"NCCL_SOCKET_IFNAME={network.asked_interface} names none that is up ({listed})",
-            "NCCL finds no way to the other ranks and ends the job",
-            "unset NCCL_SOCKET_IFNAME  # or --nccl SOCKET_IFNAME= one of those",
+            f"{variable}={env[variable]} names none that is up ({listed})",
+            f"{user} finds no way to the other ranks and ends the job",
+            f"unset {variable}  # or {option}= one of those",
         )
     if interface is None:
         means = "ranks cannot reach each other"
         return error(check, "none is up with an address", means, "ip address")
     speed = f", {interface.speed_mbit / 1000:g} Gbit/s" if interface.speed_mbit else ""
-    addresses = ", ".join(interface.addresses)
-    seen = f"{interface.name} ({addresses}{speed}, MTU {interface.mtu})"
+    seen = f"{interface.name} ({', '.join(interface.addresses)}{speed}, MTU {interface.mtu})"
     fix = f"ip route  # there are {listed}"
-    if uses_nccl:
-        seen, fix = f"NCCL takes {seen}", f"--nccl SOCKET_IFNAME=...  # there are {listed}"
-    elif network.has_peers:
+    if is_nccl or env.get(variable):
+        seen, fix = f"{user} takes {seen}", f"{option}=...  # there are {listed}"
+    elif has_peers:
         seen = f"the route to the other hosts is {seen}"
-    if not network.has_peers:
+    if not has_peers:
         return ok(check, seen)
     means = ""
     if interface.is_loopback or _INSIDE.match(interface.name):
@@ -252,51 +168,50 @@ def _interface(network: Network, *, uses_nccl: bool) -> Finding:
         means = "Wi-Fi is slow and loses packets"
     if means:
         return warning(check, seen, means, fix)
-    if (
-        interface.speed_mbit is not None
-        and interface.speed_mbit < _FAST_ENOUGH_MBIT
-        and not network.rdma
-    ):
+    is_slow = interface.speed_mbit is not None and interface.speed_mbit < _FAST_ENOUGH_MBIT
+    if is_slow and not has_rdma:
         means = "gradients of hundreds of megabytes take seconds to cross it, in each step"
         return warning(check, seen, means, f"ethtool {interface.name}  # is there a faster one?")
     return ok(check, seen)
 
 
-def _rdma(network: Network, *, user: str) -> Iterator[Finding]:
-    for port in network.rdma:
-        name = f"{port.device} port {port.port}"
-        if "ACTIVE" in port.state:
-            yield ok("InfiniBand", f"{name} is active, {port.rate or 'rate unknown'}")
+def rdma(root: str = "/", *, is_nccl: bool) -> Iterator[Finding]:
+    """Check each port of the InfiniBand and RoCE devices."""
+    for device, port, state, rate in addresses.rdma_ports(root):
+        name = f"{device} port {port}"
+        if "ACTIVE" in state:
+            yield ok("InfiniBand", f"{name} is active, {rate or 'rate unknown'}")
         else:
             yield warning(
                 "InfiniBand",
-                f"{name} is in the state {port.state or 'unknown'}",
-                f"{user} takes another, slower path, or waits for it",
-                f"ibstat {port.device}  # cable, switch, subnet manager"
-                + ("; --nccl IB_HCA=..." if user == "NCCL" else ""),
+                f"{name} is in the state {state or 'unknown'}",
+                f"{'NCCL' if is_nccl else 'traffic'} takes another, slower path, or waits for it",
+                f"ibstat {device}  # cable, switch, subnet manager"
+                + ("; --nccl IB_HCA=..." if is_nccl else ""),
             )
 
 
-def _ports(network: Network) -> Iterator[Finding]:
-    taken = [(port, holder) for port, holder in network.ports if holder]
-    for port, holder in taken:
+def ports(
+    wanted: Sequence[tuple[int, str]], *, has_peers: bool, root: str = "/"
+) -> Iterator[Finding]:
+    """Check the WANTED ports of the job here, each with who holds it; empty: nobody."""
+    held = [(port, holder) for port, holder in wanted if holder]
+    for port, holder in held:
         yield error(
             "port",
             f"{port} is taken by {holder}",
             "the rank that is to listen there cannot",
             "stop that process, or give another --start_port, the same on every host",
         )
-    numbers = sorted(port for port, _ in network.ports)
-    if not numbers:
-        return
-    low, high = network.ephemeral
+    numbers = sorted(port for port, _ in wanted)
+    low, high = tcp.ephemeral(root)
     exposed = [port for port in numbers if low <= port <= high]
-    if network.has_peers and exposed:
+    if has_peers and exposed:
         yield warning(
             "port",
             f"{exposed[0]} is in the kernel's range for outgoing connections ({low}-{high})",
             "another program may hold it when the job starts",
             f"--start_port=6070  # or another number below {low}, the same on every host",
         )
-    elif not taken:
+    elif numbers and not held:
         yield ok("port", f"{conversion.ranges(numbers)} can be used")

@@ -38,6 +38,11 @@ def variables(request: Request, facts: Facts, share: Share, roster: Roster) -> d
     return env
 
 
+def variable(*, is_nccl: bool) -> str:
+    """Return the variable that names the interface of NCCL, or of gloo."""
+    return _NCCL if is_nccl else _GLOO
+
+
 def named(request: Request, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables by which the user has named interfaces for ranks, and their sources."""
     of_strategy = () if request.strategy is None else request.strategy.variables
