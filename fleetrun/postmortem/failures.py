@@ -102,8 +102,17 @@ def _examined(plan: LaunchPlan, exited: Exited, step: int | None, *, with_log: b
         in_one_line = lastlines.in_one_line(error.class_, error.message, error.stack.split("\n"))
     elif exit_report is None and exited.status.signum is None:
         in_one_line = lastlines.last_exception(words)
-    exited = exited._replace(step=step, is_victim=is_victim, error=in_one_line)
-    return _with_last_lines(exited, words)
+    known = causes.recognise("\n".join(words))
+    no_retry = known.sentence if known and not known.may_retry else ""
+    if exited.status.code in _SHELL_REFUSALS:
+        no_retry = "its command cannot be run."
+    return exited._replace(
+        step=step,
+        is_victim=is_victim,
+        error=in_one_line,
+        no_retry=no_retry,
+        last_words=words[-1] if words else "",
+    )
 
 
 def _set_back(exited: Exited, exits: Sequence[Exited]) -> Exited:
@@ -122,14 +131,6 @@ def _set_back(exited: Exited, exits: Sequence[Exited]) -> Exited:
         return exited
     earlier = [other.at for other in ended if other.at < exited.at]
     return exited._replace(failed_at=max([exited.at - _SEEN_AFTER_S, *starts, *earlier]))
-
-
-def _with_last_lines(exited: Exited, words: list[str]) -> Exited:
-    known = causes.recognise("\n".join(words))
-    no_retry = known.sentence if known and not known.may_retry else ""
-    if exited.status.code in _SHELL_REFUSALS:
-        no_retry = "its command cannot be run."
-    return exited._replace(no_retry=no_retry, last_words=words[-1] if words else "")
 
 
 def _own(error: ErrorReport | None, exited: Exited) -> ErrorReport | None:

@@ -331,8 +331,7 @@ def _victims(plan: LaunchPlan, outcome: Outcome, culprit: Exited) -> tuple[Victi
         elif unread:
             unread -= 1
             words, _ = lastlines.of(names.log_paths(plan, spec, exited.attempt))
-            known = causes.recognise("\n".join(words))
-            how = "peer lost" if known and known.name in causes.LOST else ""
+            how = "peer lost" if causes.is_of_victim("\n".join(words)) else ""
         victims.append(Victim(exited, max(exited.at - failed_at, 0.0), how))
     return tuple(victims)
 

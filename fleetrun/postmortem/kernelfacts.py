@@ -5,9 +5,7 @@ What is not readable is left out; nothing here raises.
 
 from __future__ import annotations
 
-import glob
 import os
-import resource
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -84,12 +82,6 @@ def _of_kill(culprit: Exited, before: Baseline) -> list[str]:
         facts.append(
             "The kernel has counted no out-of-memory kill since the start, so look for another "
             "sender: a scheduler, systemd-oomd, a user's kill -9."
-        )
-    most = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    if most != resource.RLIM_INFINITY:
-        facts.insert(
-            0,
-            f"`ulimit -Ht` allows {most} s of processor time; then the kernel kills a process.",
         )
     return [*facts, _memory(culprit, group)]
 
@@ -225,17 +217,4 @@ def _core(culprit: Exited) -> list[str]:
         if handler == "systemd-coredump":
             return [f"It left a core: coredumpctl info {culprit.pid}."]
         return [f"It left a core, which the system passed to {handler}."]
-    path = core_file(pattern, culprit.pid or 0, os.getcwd())
-    return [f"It left a core: {path}."] if path else []
-
-
-def core_file(pattern: str, pid: int, folder: str) -> str | None:
-    """Return the newest file that may be PID's core, by the kernel's core_pattern."""
-    matched, remaining = "", glob.escape(pattern)
-    while "%" in remaining:
-        before, _, remaining = remaining.partition("%")
-        letter, remaining = remaining[:1], remaining[1:]
-        matched += before + {"p": str(pid), "P": "*", "%": "%"}.get(letter, "*")
-    path = os.path.join(glob.escape(folder), matched + remaining)
-    candidates = [*glob.glob(path), *glob.glob(f"{path}.{pid}")]
-    return max(candidates, key=os.path.getmtime, default=None)
+    return [f"It left a core (kernel.core_pattern is {pattern})."]

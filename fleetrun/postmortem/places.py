@@ -93,16 +93,6 @@ class StackComparison(NamedTuple):
     odd: tuple[int, ...]
 
 
-def of_child(dump: str, pid: int) -> Stack:
-    r"""Return the stack of the main thread of process PID in a DUMP that has several processes.
-
-    >>> of_child('# process 7: python\n  File "a.py", line 3 in f\n# process 9: x\nThread 0x1 '
-    ...          '(most recent call first):\n  File "b.py", line 4 in g\n', 9)
-    (Frame(function='g', file='b.py', line=4),)
-    """
-    return _main(_threads(dump).get(pid, ()))
-
-
 def of_processes(dump: str) -> dict[int, tuple[Stack, ...]]:
     r"""Return the stacks of all threads in a DUMP, by process; nothing of those without any.
 

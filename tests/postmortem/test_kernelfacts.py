@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 from typing import TYPE_CHECKING
 
 import pytest
@@ -105,13 +104,6 @@ def test_s14_no_count_means_another_sender(monkeypatch: pytest.MonkeyPatch) -> N
     assert "look for another sender" in kernelfacts.of(killed(9), Baseline(0.0, 2, 7))[0]
 
 
-def test_s14_a_limit_of_processor_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    now(monkeypatch, in_cgroup=None, on_host=None)
-    monkeypatch.setattr(resource, "getrlimit", {resource.RLIMIT_CPU: (60, 120)}.get)
-    (limit, _) = kernelfacts.of(killed(9), Baseline(0.0))
-    assert limit.startswith("`ulimit -Ht` allows 120 s of processor time")
-
-
 def test_s14_where_nothing_is_counted_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     now(monkeypatch, in_cgroup=None, on_host=None)
     (memory,) = kernelfacts.of(killed(9), Baseline(0.0))
@@ -129,14 +121,6 @@ def test_s14_the_kernels_log_is_the_best_witness(monkeypatch: pytest.MonkeyPatch
 def test_s15_shared_memory_is_measured() -> None:
     assert kernelfacts.of(killed(7, pid=0), Baseline(0.0))[-1].startswith("/dev/shm has ")
     assert kernelfacts.shared_memory("/no/such/place") == ["There is no /no/such/place."]
-
-
-def test_s15_a_core_is_found_by_the_systems_pattern(tmp_path: Path) -> None:
-    (tmp_path / "core.7").touch()
-    (tmp_path / "core.sleep.8").touch()
-    assert kernelfacts.core_file("core", 7, str(tmp_path)) == str(tmp_path / "core.7")
-    assert kernelfacts.core_file("core.%e.%p", 8, str(tmp_path)) == str(tmp_path / "core.sleep.8")
-    assert kernelfacts.core_file("core.%e.%p", 9, str(tmp_path)) is None
 
 
 def test_an_exit_code_needs_no_evidence() -> None:
