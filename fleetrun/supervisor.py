@@ -136,7 +136,6 @@ class Supervisor:
             if self._has_guard:
                 self._guard.dismiss()
             children.sweep(frozenset(), _SWEEP_S)
-            children.wait_for_ending()
             self._logs.close()
             self._signals.close()
             if self._terminal is not None:
@@ -179,8 +178,6 @@ class Supervisor:
         elif self._job.restarts:
             # It says what the attempts before have failed of.
             self._investigate(self._outcome)
-        children.wait_for_ending()
-        self._deliver()
         if self._has_guard:
             self._guard.retire()
         closing = self._job.closing(self._outcome, ended_at) if self._has_plan else ""

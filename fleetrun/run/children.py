@@ -77,16 +77,6 @@ class Swept(NamedTuple):
     ended: tuple[Leftover, ...]
 
 
-# Each waits for a child that has been killed or has answered, and that the event loop waits for.
-ending: set[Callable[[], None]] = set()
-
-
-def wait_for_ending() -> None:
-    """Wait until those have ended, so that none outlives this process."""
-    for wait in tuple(ending):
-        wait()
-
-
 def become_subreaper() -> None:
     """Become the parent of every descendant whose parent dies."""
     libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)

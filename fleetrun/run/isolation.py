@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from fleetrun.run import children, libc, proc
+from fleetrun.run import libc, proc
 from fleetrun.run.loop import Waiting, nothing, poll
 
 _CHUNK = 65536
@@ -46,7 +46,6 @@ class IsolatedCall:
 
     # Whether the child still runs although it was sent SIGKILL.
     is_left = False
-    _is_closed = False
     _waiting: Waiting | None = None
 
     def __init__(self, call: Callable[[], object], *, is_program: bool = False) -> None:
@@ -54,7 +53,6 @@ class IsolatedCall:
         self._began = time.monotonic()
         self.fd, write_fd = os.pipe2(os.O_CLOEXEC)
         self._parts: list[bytes] = []
-        self._at_end: Callable[[str], None] = lambda _: None
         # Otherwise both processes would handle a signal that arrives in between.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
@@ -70,27 +68,10 @@ class IsolatedCall:
             os.close(write_fd)
 
     def read(self) -> CallResult | None:
-        """Read what has arrived through `fd`; return the result once it is complete."""
-        if not self._has_all():
-            return None
-        # Its end of the pipe closes as it exits: wait, or it might outlive the launcher.
-        self._wait_for_end()
-        return self._result(self._reap())
-
-    def _has_all(self) -> bool:
-        """Read what has arrived; return whether it is complete."""
+        """Read what has arrived through `fd`; return the result and close once it is complete."""
         part = os.read(self.fd, _CHUNK)
         self._parts.append(part)
-        return not part
-
-    def wait(self, until: float) -> CallResult | None:
-        """Return the result; None if it has not arrived by UNTIL (monotonic seconds)."""
-        while poll(until - time.monotonic(), self.fd):
-            answer = self.read()
-            if answer is not None:
-                self.close()
-                return answer
-        return None
+        return None if part else self._result(self._end())
 
     def result(
         self,
@@ -106,12 +87,19 @@ class IsolatedCall:
         LOG_AFTER_S seconds after the start, LOG gets a line that names what is AWAITED.
         """
         answer = None
-        if log is not None:
-            answer = self.wait(self._began + min(log_after_s, timeout_s))
-            if answer is None and timeout_s > log_after_s:
+        if log is not None and timeout_s > log_after_s:
+            answer = self._wait(self._began + log_after_s)
+            if answer is None:
                 log(f"Waiting up to {timeout_s:g} s for {awaited}.")
-        answer = answer or self.wait(self._began + timeout_s)
+        answer = answer or self._wait(self._began + timeout_s)
         return answer or _late(callee, timeout_s, self.abandon())
+
+    def _wait(self, until: float) -> CallResult | None:
+        """Return the result; None if it has not arrived by UNTIL (monotonic seconds)."""
+        answer = None
+        while answer is None and poll(until - time.monotonic(), self.fd):
+            answer = self.read()
+        return answer
 
     def watch(
         self,
@@ -125,46 +113,44 @@ class IsolatedCall:
         self._waiting = waiting
 
         def read() -> None:
-            if not self._has_all():
-                return
-            # Its end of the pipe closes as it exits.
-            self._let_end(lambda how: done(self._result(how)))
-
-        def give_up() -> None:
-            assert timeout_s is not None
-            standing, waited_s = self._kill(), timeout_s
-            self._let_end(lambda _: done(_late(callee, waited_s, self._told(standing))))
+            answer = self.read()
+            if answer is not None:
+                done(answer)
 
         waiting.watch(self.fd, read)
         if timeout_s is not None:
-            waiting.timer((IsolatedCall, self.pid), time.monotonic() + timeout_s, give_up)
+            late_s = timeout_s
+            waiting.timer(
+                (IsolatedCall, self.pid),
+                time.monotonic() + late_s,
+                lambda: done(_late(callee, late_s, self.abandon())),
+            )
 
-    def abandon(self, on_left: Callable[[str], None] | None = None) -> str:
-        """Kill the child, and return the state it was in.
-
-        Wait no longer than SIGKILL takes; if the call is watched, the loop does that, and calls
-        ON_LEFT with the state if the child is left behind.
-        """
-        if self._is_closed:
-            # It answered, but its end was awaited before the loop told.
-            return f"process {self.pid}, which has ended"
-        standing = self._kill()
-        if on_left is not None:
-            self._at_end = lambda _: on_left(self._told(standing)) if self.is_left else None
-        if self._waiting is None:
-            self.finish()
-        else:
-            self._let_end(self._at_end)
-        return self._told(standing)
-
-    def _kill(self) -> str:
+    def abandon(self) -> str:
+        """Kill the child; return the state that it was in, and whether it is left behind."""
         standing = f"process {self.pid}, {proc.state_of(self.pid)}"
         with suppress(OSError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        return standing
-
-    def _told(self, standing: str) -> str:
+        self._end()
         return f"{standing}, left behind as SIGKILL does not end it" if self.is_left else standing
+
+    def _end(self) -> str:
+        """Reap the child, which ends now unless the kernel holds it; return how it has ended."""
+        self.is_left = not poll(_END_S, self._pidfd) and (
+            proc.fields(self.pid)[:1] == [b"D"] or not poll(_STARVED_S, self._pidfd)
+        )
+        how = "has ended"
+        # The supervisor, which reaps orphans, may have been faster.
+        with suppress(ChildProcessError):
+            ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+            if ended is not None and ended.si_code != os.CLD_EXITED:
+                how = f"was killed by {signal.Signals(ended.si_status).name}"
+        if self._waiting is not None:
+            self._waiting.unwatch(self.fd)
+            self._waiting.timer((IsolatedCall, self.pid), None, nothing)
+        os.close(self._pidfd)
+        os.close(self.fd)
+        return how
 
     def _result(self, how: str) -> CallResult:
         """Return what the child, which has ended as HOW says, has written."""
@@ -178,54 +164,6 @@ class IsolatedCall:
         if isinstance(value, tuple) and len(value) == _ANSWERED:
             return CallResult(*value)
         return CallResult(trouble=f"the process that asks it {how}")
-
-    def close(self) -> None:
-        """Close the descriptors, and watch them no more."""
-        if self._waiting is not None:
-            self._waiting.unwatch(self.fd)
-            self._waiting.unwatch(self._pidfd)
-            self._waiting.timer((IsolatedCall, self.pid), None, nothing)
-        self._is_closed = True
-        os.close(self._pidfd)
-        os.close(self.fd)
-
-    def _let_end(self, then: Callable[[str], None]) -> None:
-        """Call THEN with how the child has ended, as soon as it has or will not soon."""
-        waiting = self._waiting
-        assert waiting is not None
-        children.ending.add(self.finish)
-        waiting.unwatch(self.fd)
-        waiting.watch(self._pidfd, lambda: self._end(then, 0.0))
-        until = time.monotonic() + _END_S + _STARVED_S
-        waiting.timer((IsolatedCall, self.pid), until, lambda: self._end(then, 0.0))
-
-    def finish(self) -> None:
-        """Wait for the child, no longer than SIGKILL takes."""
-        self._end(self._at_end, _STARVED_S)
-
-    def _end(self, then: Callable[[str], None], within_s: float) -> None:
-        """Reap the child if it ends WITHIN_S, else the supervisor does it later; call THEN."""
-        children.ending.discard(self.finish)
-        self._wait_for_end(within_s)
-        how = self._reap()
-        self.close()
-        then(how)
-
-    def _wait_for_end(self, within_s: float = _STARVED_S) -> None:
-        first_s = min(_END_S, within_s)
-        self.is_left = not poll(first_s, self._pidfd) and (
-            proc.fields(self.pid)[:1] == [b"D"] or not poll(within_s, self._pidfd)
-        )
-
-    def _reap(self) -> str:
-        """Reap the child if it has ended; return how."""
-        how = "has ended"
-        # The supervisor, which reaps orphans, may have been faster.
-        with suppress(ChildProcessError):
-            ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
-            if ended is not None and ended.si_code != os.CLD_EXITED:
-                how = f"was killed by {signal.Signals(ended.si_status).name}"
-        return how
 
 
 def _late(callee: str, timeout_s: float, standing: str) -> CallResult:

@@ -243,9 +243,9 @@ class Watch(Source):
             self._judge.restart()
         if self._question is not None:
             question, self._question = self._question, None
-            question.abandon(
-                lambda how: self._job.log(f"The NVIDIA driver does not answer ({how}).")
-            )
+            how = question.abandon()
+            if question.is_left:
+                self._job.log(f"The NVIDIA driver does not answer ({how}).")
         for collection in (self._collection, self._sample_of_stacks):
             if collection is not None:
                 collection.cancel()

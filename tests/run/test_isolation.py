@@ -1,4 +1,4 @@
-"""A killed child is left behind only if it does not end; the loop never waits for it."""
+"""A killed child is left behind only if it does not end."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fleetrun.run import children
 from fleetrun.run.isolation import CallResult, IsolatedCall
-from fleetrun.run.loop import Loop, nothing
+from fleetrun.run.loop import Loop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,18 +67,6 @@ def test_a_child_that_has_to_wait_for_a_processor_is_not_left_behind() -> None:
         assert not is_there(call)
 
 
-def test_the_loop_does_not_wait_for_a_child_but_the_end_of_the_launcher_does() -> None:
-    loop = Loop()
-    with starved() as call:
-        call.watch(loop, lambda _: nothing())
-        call.abandon()
-        assert is_there(call)
-        children.wait_for_ending()
-        assert not is_there(call)
-    assert not children.ending
-    loop.close()
-
-
 def test_who_did_not_answer_is_told_when_the_child_has_ended() -> None:
     loop = Loop()
     results: list[CallResult] = []
@@ -90,29 +77,4 @@ def test_who_did_not_answer_is_told_when_the_child_has_ended() -> None:
     assert not is_there(call)
     assert results[0].is_late
     assert results[0].trouble.startswith("the driver has not answered within 0 s (process ")
-    assert not children.ending
-    loop.close()
-
-
-def test_a_child_is_waited_for_whose_loop_is_closed() -> None:
-    loop = Loop()
-    call = IsolatedCall(signal.pause)
-    call.watch(loop, lambda _: nothing())
-    call.abandon()
-    loop.close()
-    children.wait_for_ending()
-    assert not is_there(call)
-    assert not children.ending
-
-
-def test_a_call_that_has_answered_may_be_abandoned_after_its_end_was_awaited() -> None:
-    loop = Loop()
-    call = IsolatedCall(int)
-    call.watch(loop, lambda _: nothing())
-    while not children.ending:
-        loop.turn()
-    # The supervisor does this before it closes the caller.
-    children.wait_for_ending()
-    assert call.abandon().endswith("has ended")
-    assert not children.ending
     loop.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,7 +41,7 @@ def as_nobody(call: Callable[[], object]) -> object:
         os.setuid(NOBODY)
         return call()
 
-    result = IsolatedCall(become).wait(time.monotonic() + LONG_S)
+    result = IsolatedCall(become).result(LONG_S)
     assert result is not None
     assert not result.trouble
     return result.value

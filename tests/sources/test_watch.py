@@ -22,7 +22,7 @@ from fleetrun.host import nvml
 from fleetrun.inject.flight_recorder import OPERATIONS, FlightRecorder
 from fleetrun.model import ExitStatus, Rules
 from fleetrun.plan.environment import STACK_SIGNAL
-from fleetrun.run import children, isolation, proc
+from fleetrun.run import isolation, proc
 from fleetrun.run.events import Exited, Hung, RunWarning, SignalAll, Started
 from fleetrun.run.loop import Loop
 from fleetrun.sources.hang import Comparison
@@ -86,7 +86,6 @@ class Room:
         """End everything."""
         self.watch.close()
         # A launcher does this last.
-        children.wait_for_ending()
         self.loop.close()
         for child in self.children:
             child.kill()
