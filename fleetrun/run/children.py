@@ -268,18 +268,23 @@ class EndRequest:
         self._leader = leader
         self._members = members
         self._signum: int = signal.SIGTERM
-        # When each of those who have been asked was started.
+        # When each of those who have been asked was started, and whether all have been.
         self._asked: dict[int, int] = {}
+        self._is_complete = False
 
     def make(self, signum: int) -> None:
         """Send SIGNUM to all that no Python has started; again only if it differs."""
         if signum != self._signum:
             self._asked.clear()
+            self._is_complete = False
         self._signum = signum
         self.repeat()
 
     def repeat(self) -> None:
         """Ask those that have not been asked, as the Python that has started them has ended."""
+        if self._is_complete:
+            # Those that they have started since help them to end.
+            return
         leader = proc.stat(self._leader)
         if leader is not None and proc.is_python(self._leader):
             self._ask([leader])
@@ -292,6 +297,7 @@ class EndRequest:
             self._asked = {member.pid: member.started for member in members}
         else:
             self._ask(first)
+        self._is_complete = len(first) == len(members)
 
     def insist(self) -> None:
         """Ask all that have not been asked."""

@@ -25,7 +25,8 @@ class Resumption(Source):
 
     def __init__(self, job: ObservedJob, folder: str) -> None:
         self._job, self._folder = job, folder
-        # When the ranks were asked to end, and how many still run.
+        # When the last event was, when the ranks were asked to end, and how many still run.
+        self._event_ns = 0
         self._asked_ns: int | None = None
         self._alive = 0
 
@@ -37,7 +38,8 @@ class Resumption(Source):
                 if plan.checkpoints is not None:
                     self._say(_given(plan.checkpoints, self._folder))
             case SignalAll(signum=signum) if signum != _KILL and self._asked_ns is None:
-                self._asked_ns = heartbeat.file_clock_ns() - _TICK_NS
+                # They may have saved already; the event for which they were asked comes before.
+                self._asked_ns = self._event_ns - _TICK_NS
             case Exited():
                 self._alive -= 1
                 if not self._alive and self._asked_ns is not None:
@@ -45,6 +47,7 @@ class Resumption(Source):
                     self._asked_ns = None
             case _:
                 pass
+        self._event_ns = heartbeat.file_clock_ns()
 
     def _left(self, asked_ns: int) -> str:
         """Report whether a checkpoint was written after the ranks were asked to stop."""
