@@ -86,8 +86,7 @@ class End(Connection):
         self.host = host
         self.address, self.local_address, self.port = other.name, host.name, PORT
         self.heard = self.lost = _ignore
-        self.is_open = self.has_same_script = True
-        self.has_same_command = False
+        self.is_open = True
         self.peer: End
         self._is_finishing = False
         # When the last message from here arrives.
@@ -605,7 +604,7 @@ class World:
         if host.told is not None:
             leader = self.called(host.told[0])
             if leader.listener is not None and not host.is_apart_from(leader):
-                self.connect(host, leader).send(LauncherKilled(host.name, "", has_ranks))
+                self.connect(host, leader).send(LauncherKilled(host.name, has_ranks))
 
     def cut(self, host: Launcher, seconds: float) -> None:
         """Let nothing through to a host or from it."""

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from types import FrameType
 
-from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.errors import EnvironmentFault, MissingProgram, NotExecutable, UsageError
 from fleetrun.host.probe import current_folder
 from fleetrun.model import Request
 from fleetrun.plan.hostfile import HostEntry
@@ -35,7 +35,9 @@ _ANSWER_S = 60.0
 # How often the hosts are named that have not answered yet.
 _PROGRESS_S = 10.0
 # The exit codes of a launcher's own fault; the others only know that it is gone.
-_OWN_FAULTS = (2, 3)
+_OWN_FAULTS = tuple(
+    fault.exit_code for fault in (UsageError, EnvironmentFault, NotExecutable, MissingProgram)
+)
 # How long the other hosts may take, beyond --grace, once one has ended the job.
 _TIMEOUT_S = 30.0
 # How long an ssh may take to end once it has been hung up; beyond --grace, if a launcher runs.

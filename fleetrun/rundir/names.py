@@ -56,11 +56,6 @@ def marker(launcher: str) -> str:
     return f".host-{launcher}"
 
 
-def host_secret(hostname: str) -> str:
-    """Name the file in the log folder that identifies a launcher that replaces a killed one."""
-    return f".secret-{hostname.replace('/', '-')}"
-
-
 def is_marker(name: str) -> bool:
     """Whether NAME is one of `marker`."""
     return re.fullmatch(_MARKER, name) is not None

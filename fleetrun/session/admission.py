@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from typing import NamedTuple
 
 from fleetrun.rundir.variables import TOKEN
 from fleetrun.session import rank_assignment
-from fleetrun.session.authentication import fingerprint
-from fleetrun.session.messages import PROTOCOL, Join, JoinRequest, LauncherKilled, Refused
+from fleetrun.session.messages import PROTOCOL, Join, JoinRequest, Refused
 from fleetrun.session.rank_assignment import Host
 from fleetrun.session.state import ENDED, FORMING, Close, Received, Refusal, Send, State, Step
 
+# The setting by which scripts are compared, and what people call it.
+DIGEST, SCRIPT = "the script's digest", "the script"
 # Misconfigured hosts retry: keep at most this many refusals, in all and per address.
 _REMEMBERED, _EACH = 16, 3
 # All remarks together must fit into the text of one failure.
@@ -27,42 +29,28 @@ class Objection(NamedTuple):
 
 
 OVER = Objection("the job has ended")
-_IMPOSTOR = Objection("another launcher has the same name")
 _STALE = Objection("it belongs to another job of this name, whose coordinator was lost")
 _LOST = Objection("it was silent for too long and is considered lost")
 _STRANGER = Objection(
-    f"the job has begun, and without {TOKEN} it readmits only hosts that have taken part: "
-    "set the same on every host"
+    f"the job has begun, and without {TOKEN} no other host can join it: set the same on every host"
 )
-
-
-def is_impostor(state: State, event: Received, join: Join | LauncherKilled) -> bool:
-    """Whether a launcher uses the name of a known one without knowing its secret."""
-    host = state.hosts.get(join.launcher) or state.lost.get(join.launcher)
-    if host is None or event.is_local:
-        return False
-    known = fingerprint(join.secret)
-    if host.secret:
-        return known != host.secret
-    return not (state.has_token or known in state.admitted)
 
 
 def _is_stranger(state: State, event: Received, join: Join) -> bool:
     """Whether a launcher joins a job that has begun without anything that proves who it is."""
     if state.has_token or event.is_local or not _has_begun(state):
         return False
-    return fingerprint(join.secret) not in state.admitted
+    listed = any(event.address in addresses for addresses in state.config.addresses)
+    return not listed and join.launcher not in {*state.hosts, *state.lost}
 
 
 def _has_begun(state: State) -> bool:
     """Whether there has been a roster."""
-    return state.generation > 0 or bool(state.admitted)
+    return state.generation > 0 or state.roster is not None
 
 
 def doubt(state: State, event: Received, join: Join) -> Objection | None:
     """Return why a launcher does not count as one of this job; None if it does."""
-    if is_impostor(state, event, join):
-        return _IMPOSTOR
     if _is_stranger(state, event, join):
         return _STRANGER
     if join.session and join.session != state.session:
@@ -76,15 +64,15 @@ def objection(state: State, event: Received, join: Join) -> Objection | None:
     if state.phase == ENDED and not _has_begun(state):
         # The coordinator's own host may lack the script, and have ended the job because of it.
         return OVER
-    difference = unlike(state, event, join)
+    difference = unlike(state, join)
     if difference is not None:
         return difference
     return OVER if state.phase == ENDED else _no_place(state, event, join.request)
 
 
-def unlike(state: State, event: Received, join: Join) -> Objection | None:
+def unlike(state: State, join: Join) -> Objection | None:
     """Return how a launcher differs where all hosts must agree; None if it does not."""
-    misfits = misfit(state, event, join)
+    misfits = misfit(state, join)
     if not misfits:
         return None
     summary = (
@@ -94,7 +82,7 @@ def unlike(state: State, event: Received, join: Join) -> Objection | None:
     return _for_hosts(state, "; ".join(misfits.values()), summary)
 
 
-def misfit(state: State, event: Received, join: Join) -> dict[str, str]:
+def misfit(state: State, join: Join) -> dict[str, str]:
     """Return the settings in which a launcher must not differ but does, each with a sentence."""
     local = next((host for host in state.hosts.values() if host.is_local), None)
     where = "the coordinator" if local is None else local.request.hostname
@@ -107,8 +95,8 @@ def misfit(state: State, event: Received, join: Join) -> dict[str, str]:
         if local is None
         else rank_assignment.differences(local.request, join.request, where=where)
     )
-    if event.has_same_script is False:
-        differing = {"the script": f"its script differs from that on {where}", **differing}
+    if differing.pop(DIGEST, None) is not None:
+        differing = {SCRIPT: f"its script differs from that on {where}", **differing}
     return differing
 
 
@@ -176,23 +164,13 @@ def _remember(known: tuple[Refusal, ...], new: Refusal) -> tuple[Refusal, ...]:
     return (*(refusal for refusal in known if refusal is not dropped), new)
 
 
-def is_of_this_job(state: State, event: Received) -> bool:
-    """Whether a refused launcher has proved the script of the job, so that it belongs to it."""
+def is_of_this_job(state: State, join: Join, misfits: Collection[str]) -> bool:
+    """Whether a launcher with these MISFITS has the script of the job, so that it belongs to it."""
+    if DIGEST not in dict(join.request.settings):
+        return False
     is_first = state.phase == FORMING and not state.generation
     has_local = any(host.is_local for host in state.hosts.values())
-    return is_first and has_local and event.has_same_script is True
-
-
-def is_believed(state: State, event: Received, join: Join) -> bool:
-    """Whether a host that reports a fault is known well enough to belong to this job."""
-    return (
-        event.is_local
-        or state.has_token
-        or join.launcher in state.hosts
-        or event.has_same_script is True
-        or event.has_same_command
-        or is_awaited(state, event.address)
-    )
+    return is_first and has_local and SCRIPT not in misfits
 
 
 def is_awaited(state: State, address: str) -> bool:

@@ -1,15 +1,12 @@
 """Authentication: both ends of a connection prove that they know the key of the job.
 
     caller  -> listener   nonce of the caller
-    caller  <- listener   nonce of the listener, its proof of the key and of the script
-    caller  -> listener   proofs of the caller
+    caller  <- listener   nonce of the listener, its proof of the key
+    caller  -> listener   proof of the caller
 
 A proof is an HMAC over both nonces and the role, so that none fits another connection or the
-other end. The proof of the script also covers its digest, which is never sent: a launcher with
-another script is connected and told so, but learns nothing about ours. A host that lacks the
-script proves the command line instead. Each later frame carries an HMAC, by a key of this
-connection, over its direction, number and payload, so that a relay can neither add nor repeat
-frames.
+other end. Each later frame carries an HMAC, by a key of this connection, over its direction,
+number and payload, so that a relay can neither add nor repeat frames.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from fleetrun.rundir.variables import TOKEN
 from fleetrun.session.codec import Malformed, dump, load
 
 # The version of frames, handshake and names of messages.
-WIRE_VERSION = 6
+WIRE_VERSION = 7
 # In bytes; every frame of the handshake is shorter.
 LONGEST_HANDSHAKE = 512
 _NONCE_BYTES = 16
@@ -46,24 +43,14 @@ def _hmac(key: bytes, text: bytes) -> bytes:
     return hmac.digest(key, text, "sha256")
 
 
-def fingerprint(secret: str) -> str:
-    """Return a digest of SECRET, by which it is recognised."""
-    return _hmac(b"fleetrun host", secret.encode())[:MAC_BYTES].hex()
-
-
 class Key:
     """The key of the job JOB_ID: derived from TOKEN, or without one from the name alone.
 
-    Without a token it keeps jobs apart, but anyone who knows the name can connect. SCRIPT
-    identifies the job's script and is empty if that cannot be read; COMMAND is its command line.
+    Without a token it keeps jobs apart, but anyone who knows the name can connect.
     """
 
-    def __init__(
-        self, job_id: str, token: str | None = None, script: str = "", command: str = ""
-    ) -> None:
+    def __init__(self, job_id: str, token: str | None = None) -> None:
         self.has_token = bool(token)
-        self.command = os.fsencode(command)
-        self.script = os.fsencode(script) or self.command
         self.secret = _hmac(os.fsencode(token or ""), b"fleetrun session\0" + job_id.encode())
 
 
@@ -103,8 +90,6 @@ class Handshake:
         self._nonces = b""
         # The seals of outgoing and of incoming frames.
         self.seals: tuple[Seal, Seal] | None = None
-        # Whether the other end has proved to have our script or, lacking it, our command line.
-        self.has_same_script = self.has_same_command = False
 
     def begin(self) -> bytes | None:
         """Return the first frame, if this end sends it."""
@@ -135,14 +120,14 @@ class Handshake:
         except AuthenticationError as refused:
             raise AuthenticationError(str(refused), answer=dump(self._introduction())) from None
         self._nonces = nonce + self._nonce
-        return dump({**self._introduction(), **self._proofs(_LISTENER)})
+        return dump({**self._introduction(), "proof": self._proof(_LISTENER).hex()})
 
     def _read_listener(self, values: Mapping[str, object]) -> bytes:
         nonce = self._read_introduction(values)
         self._nonces = self._nonce + nonce
         self._check_proof(values, _LISTENER)
         self._agree()
-        return dump(self._proofs(_CALLER))
+        return dump({"proof": self._proof(_CALLER).hex()})
 
     def _read_introduction(self, values: Mapping[str, object]) -> bytes:
         version, has_token = values.get("fleetrun"), values.get("token")
@@ -168,21 +153,9 @@ class Handshake:
                 "another token or another --job_id" if self._key.has_token else "another --job_id"
             )
             raise AuthenticationError(f"its fleetrun has {expectation}")
-        script = _bytes(values.get("script"), 32)
-        own = self._key
-        self.has_same_script = hmac.compare_digest(script, self._script_proof(role, own.script))
-        self.has_same_command = hmac.compare_digest(script, self._script_proof(role, own.command))
-
-    def _proofs(self, role: str) -> dict[str, object]:
-        script = self._script_proof(role, self._key.script)
-        return {"proof": self._proof(role).hex(), "script": script.hex()}
 
     def _proof(self, role: str) -> bytes:
         return _hmac(self._key.secret, b"proof\0" + role.encode() + b"\0" + self._nonces)
-
-    def _script_proof(self, role: str, script: bytes) -> bytes:
-        key = _hmac(self._key.secret, b"script\0" + role.encode() + b"\0" + self._nonces)
-        return _hmac(key, script)
 
     def _agree(self) -> None:
         key = _hmac(self._key.secret, b"frames\0" + self._nonces)

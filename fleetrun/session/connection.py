@@ -75,8 +75,6 @@ class Connection:
         self.heard: Callable[[tuple[object, ...]], None] = _ignore
         self.lost: Callable[[str], None] = _ignore
         self.is_open = True
-        # What the other end has proved (see Handshake), once READY is called.
-        self.has_same_script = self.has_same_command = False
         self._socket = link.socket
         self._waiting = wire.waiting
         self._codec = codec = wire.codec
@@ -235,8 +233,6 @@ class Connection:
             self._push(frame(answer))
         if handshake.seals is not None and self.is_open:
             self._sealing, self._opening = handshake.seals
-            self.has_same_script = handshake.has_same_script
-            self.has_same_command = handshake.has_same_command
             self._frames.limit = self._longest + MAC_BYTES
             self._ready(self)
         return None

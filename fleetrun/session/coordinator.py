@@ -11,10 +11,8 @@ from collections.abc import Iterable, Sequence
 from fleetrun.errors import RendezvousError
 from fleetrun.run.events import Failure, TimerExpired
 from fleetrun.run.policy import decide
-from fleetrun.rundir.variables import TOKEN
 from fleetrun.session import admission, rank_assignment
 from fleetrun.session.admission import Objection
-from fleetrun.session.authentication import fingerprint
 from fleetrun.session.config import PREPARE_S, RendezvousConfig
 from fleetrun.session.messages import (
     LOST,
@@ -66,7 +64,6 @@ from fleetrun.session.state import (
 _REMARK_S = 1.0
 # Added to a fault that an unproven host reports.
 _LONGEST_FAULT = 400
-_UNPROVEN = f" (the job waits on: without {TOKEN} nothing proves that this is one of its hosts)"
 
 
 def step(state: State, event: Event) -> Step:
@@ -94,7 +91,7 @@ def _join(state: State, event: Received) -> Step:  # noqa: PLR0911 - one for eac
     known = state.hosts.get(join.launcher)
     if known is not None and join.failure is None and not admission.doubt(state, event, join):
         return _rejoin(state, event, join, known)
-    if _may_return(state, event, join):
+    if _may_return(state, join):
         lost = dict(state.lost)
         has_place = join.launcher in state.placed
         back = lost.pop(join.launcher)._replace(connection=None, has_place=has_place)
@@ -120,7 +117,6 @@ def _join(state: State, event: Received) -> Step:  # noqa: PLR0911 - one for eac
         event.connection,
         event.at,
         event.at,
-        fingerprint(join.secret),
     )
     return _admit(state, event, host)
 
@@ -131,8 +127,7 @@ def _troubled(state: State, event: Received, failure: Failure) -> Step:
     assert isinstance(join, Join)
     known = state.hosts.get(join.launcher)
     is_awaited = state.phase == FORMING and (known is not None or not state.generation)
-    is_believed = admission.is_believed(state, event, join)
-    if is_awaited and is_believed and (event.is_local or not state.config.may_change):
+    if is_awaited and (event.is_local or not state.config.may_change):
         ended = Verdict(state.generation, join.launcher, failure, is_final=True)
         state, actions = _end(state, ended, event.at)
         state = state._replace(heard_end=state.heard_end | {join.launcher})
@@ -140,16 +135,15 @@ def _troubled(state: State, event: Received, failure: Failure) -> Step:
         return state, (*actions, *notice, Close(event.connection))
     if known is not None:
         state = without_host(state, known)
-    doubt = "" if is_believed else _UNPROVEN
-    objection = admission.Objection(failure.what[:_LONGEST_FAULT] + doubt)
+    objection = admission.Objection(failure.what[:_LONGEST_FAULT])
     state, refused = admission.refuse(state, event, objection)
     state, actions = _form(state, event.at)
     return state, (*refused, *actions)
 
 
-def _may_return(state: State, event: Received, join: Join) -> bool:
+def _may_return(state: State, join: Join) -> bool:
     """Whether a launcher that was only slow, not lost, may hear how the job ends."""
-    if join.launcher not in state.lost or admission.is_impostor(state, event, join):
+    if join.launcher not in state.lost:
         return False
     is_current = join.generation == state.generation
     return state.phase == STOPPING and is_current and not state.config.may_change
@@ -193,7 +187,7 @@ def _part(state: State, event: Received) -> Step:
     ]:
         join = Join(PROTOCOL, host.launcher, state.generation, host.request)
         early = Received(host.connection or 0, join, event.at, host.address)
-        objection = admission.unlike(state, early, join)
+        objection = admission.unlike(state, join)
         if objection is not None:
             state, refused = admission.refuse(without_host(state, host), early, objection)
             actions += refused if host.connection is not None else ()
@@ -209,9 +203,9 @@ def _refuse(state: State, event: Received, objection: Objection) -> Step:
     """Refuse a launcher, and end the job if no other launcher can replace it."""
     join = event.message
     assert isinstance(join, Join)
-    misfits = admission.misfit(state, event, join)
+    misfits = admission.misfit(state, join)
     is_awaited = admission.is_awaited(state, event.address) or (
-        admission.is_of_this_job(state, event)
+        admission.is_of_this_job(state, join, misfits)
     )
     ends_job = is_awaited and bool(misfits) and not state.config.may_change
     if rank_assignment.ORDER in misfits and state.phase == FORMING and not state.generation:
@@ -245,7 +239,6 @@ def _rejoin(state: State, event: Received, join: Join, host: Host) -> Step:
         connection=event.connection,
         # These are unknown for hosts that joined an earlier coordinator.
         address=host.address or event.address,
-        secret=host.secret or fingerprint(join.secret),
         heard_at=event.at,
         broken_at=None,
         is_redialing=False,
@@ -321,7 +314,6 @@ def _form(state: State, at: float) -> Step:
         roster=roster,
         placed=tuple(host.launcher for host in chosen),
         left_out=frozenset(excluded),
-        admitted=state.admitted.union(host.secret for host in hosts.values()),
         deadline=at + PREPARE_S,
         timeout_s=PREPARE_S,
     )
@@ -707,7 +699,7 @@ def _killed(state: State, event: Received) -> Step:
     message, at = event.message, event.at
     assert isinstance(message, LauncherKilled)
     host = state.hosts.get(message.launcher) or state.lost.get(message.launcher)
-    if host is None or host.is_local or admission.is_impostor(state, event, message):
+    if host is None or host.is_local:
         return state, (Close(event.connection),)
     host = host._replace(
         has_no_ranks=not message.has_ranks,

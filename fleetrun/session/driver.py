@@ -87,13 +87,6 @@ class RendezvousEndpoint(NamedTuple):
     ports: tuple[int, ...]
     job_id: str
     token: str | None = None
-    # What identifies the job's script, which each end of a connection proves to have; and what only
-    # the launchers of this host know.
-    script: str = ""
-    secret: str = ""
-    # What a host without the script proves instead, and whether scripts may differ.
-    command: str = ""
-    may_differ: bool = False
     addresses: tuple[str, ...] = ()
     # Whether another launcher on this very host may have been faster.
     may_be_second: bool = False
@@ -136,7 +129,7 @@ class Session:
         self._clock = transport.clock
         # The session outlives the observers that lend it a share of the loop.
         self._share = LoopShare(None)
-        self.key = Key(endpoint.job_id, endpoint.token, endpoint.script, endpoint.command)
+        self.key = Key(endpoint.job_id, endpoint.token)
         self._wire = Wire(self.key, CODEC, self._share, endpoint.source)
         self._listener: Listener | None = None
         # Who has the port on this host, if it is not this launcher.
@@ -199,7 +192,6 @@ class Session:
             endpoint.host,
             self._clock(),
             is_local=False,
-            secret=endpoint.secret,
         )
         if not self._coordinate():
             self._call([Target(endpoint.host, port) for port in endpoint.ports])
@@ -316,8 +308,8 @@ class Session:
 
     def loss_report(self, waiting: Waiting, target: tuple[str, int]) -> LossReport | PlaceRelease:
         """Return the report that this launcher was killed, for the guard, its child."""
-        wire, secret = self._wire._replace(waiting=waiting), self._endpoint.secret
-        return LossReport(Target(*target), wire, launcher=self.launcher, secret=secret)
+        wire = self._wire._replace(waiting=waiting)
+        return LossReport(Target(*target), wire, launcher=self.launcher)
 
     # -- what this launcher reports ---------------------------------------------------------------
 
@@ -444,9 +436,6 @@ class Session:
             now,
             caller.address,
             caller.local_address,
-            has_same_script=caller.has_same_script
-            or (None if self._endpoint.may_differ else False),
-            has_same_command=caller.has_same_command,
         )
         self._do(partial(self._feed_coordinator, received))
 
@@ -475,8 +464,7 @@ class Session:
         connection.heard = self._hear
         connection.lost = self._lose
         self._tell_at(Target(connection.address, connection.port))
-        is_alike = connection.has_same_script or self._endpoint.may_differ
-        self._event(member.Connected(self._clock(), is_alike))
+        self._event(member.Connected(self._clock()))
 
     def _tell_at(self, target: Target) -> None:
         """Have the guard inform TARGET if this launcher is killed."""

@@ -73,9 +73,7 @@ class ElectedSession(Session):
         """Find the coordinator, or become it."""
         self._share.move(waiting)
         now = self._clock()
-        self._member = member.begin(
-            self.config, self.launcher, "", now, is_local=False, secret=self._endpoint.secret
-        )
+        self._member = member.begin(self.config, self.launcher, "", now, is_local=False)
         self._election.seek()
 
     @property

@@ -55,8 +55,6 @@ class JobRecord(NamedTuple):
     entries: tuple[RosterEntry, ...]
     config: RendezvousConfig
     others: tuple[RosterEntry, ...] = ()
-    # The secrets by which hosts that have taken part are recognised.
-    admitted: tuple[Name, ...] = ()
 
     def check(self) -> None:
         """Raise ValueError if no launcher can have written it."""

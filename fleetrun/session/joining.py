@@ -17,6 +17,7 @@ from fleetrun.plan import free_gpus, hosts, origin, planner
 from fleetrun.plan.layout import Slots, session_ports
 from fleetrun.rundir.variables import TOKEN
 from fleetrun.session import health, messages, script
+from fleetrun.session.admission import DIGEST
 from fleetrun.session.codec import LONGEST_TEXT
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.driver import RendezvousEndpoint, Session
@@ -64,9 +65,8 @@ def join(
     run = planner.run_name(request, facts.started_utc, facts.pid)
     logs = LogFolder(os.path.join(facts.cwd, request.log_dir), launcher, run)
     endpoint = _endpoint(request, facts, engine, slots.first_port, local.me)
-    endpoint = endpoint._replace(secret=logs.secret(facts.hostname))
     bare = _named(request, facts, engine, local.me)._replace(
-        settings=_settings(request, slots, engine), remarks=_remarks(request, endpoint)
+        settings=_settings(request, facts, slots, engine), remarks=_remarks(request, facts)
     )
     session = _session(request, facts, endpoint, launcher, bare, log)
     first_me: int | None = None
@@ -115,10 +115,9 @@ def join(
         log=log,
         health=trouble,
         warm=_warm if script.is_python(request.script) else None,
-        settled=partial(_settle, logs, has_token=endpoint.token is not None),
+        settled=partial(_settle, logs),
         hint=hosts.hint(engine.hosts, request, facts),
     )
-    session.closed = logs.forget
     return session, rendezvous
 
 
@@ -140,8 +139,9 @@ def _about_token(endpoint: RendezvousEndpoint, engine: SelectedEngine) -> tuple[
 def _note_token(endpoint: RendezvousEndpoint, facts: Facts, log: Callable[[str], None]) -> None:
     """Print that hosts cannot come late without a token, if they might."""
     is_started = detect.rows(facts.environ)
-    if endpoint.token is not None or is_started or not endpoint.config.may_change:
-        # If an engine starts the hosts, none joins late.
+    is_listed = any(endpoint.config.addresses)
+    if endpoint.token is not None or is_listed or is_started or not endpoint.config.may_change:
+        # Listed hosts may come back; if an engine starts the hosts, none joins late.
         return
     # No token is generated here: it would be masked, or end up in logs.
     log(
@@ -166,14 +166,12 @@ def _check_own_address(
             )
 
 
-def _settle(logs: LogFolder, *, has_token: bool, has_begun: bool) -> None:
+def _settle(logs: LogFolder, *, has_begun: bool) -> None:
     """Keep in the log folder only what is needed from now on."""
-    if not has_begun:
+    if has_begun:
+        logs.settle()
+    else:
         logs.withdraw()
-        return
-    logs.settle()
-    if not has_token:
-        logs.remember()
 
 
 def tell(
@@ -237,10 +235,7 @@ def _place(engine: SelectedEngine, request: Request, facts: Facts) -> int:
 def _endpoint(
     request: Request, facts: Facts, engine: SelectedEngine, first_port: int, place: int | None
 ) -> RendezvousEndpoint:
-    """Return the endpoint of the job, with what its launchers prove.
-
-    Programs may differ between hosts that are known by a token or an address, or are this machine.
-    """
+    """Return the endpoint of the job."""
     point = hosts.meets_at(request) if not engine.hosts else None
     token = facts.environ.get(TOKEN) or None
     config = _config(request, facts, engine, is_listed=point is None)
@@ -258,17 +253,12 @@ def _endpoint(
             allowed = None if token else _listed(engine.hosts, facts)
             if allowed is not None and place is not None:
                 source = _source(engine.hosts[place], facts)
-    is_here = bool(engine.hosts) and all(map(hosts.is_loopback, engine.hosts))
-    is_known = token is not None or allowed is not None or is_here
     return RendezvousEndpoint(
         config,
         host,
         ports,
         request.job_id,
         token,
-        script=script.identity(request.script, facts.cwd, facts.environ),
-        command=script.command_line(request.script),
-        may_differ=is_known and not script.is_python(request.script),
         addresses=(_address(host, facts),) if is_ours else (),
         may_be_second=point is not None and not config.has_store,
         allowed=allowed,
@@ -396,7 +386,7 @@ def _named(
 
 
 def _settings(
-    request: Request, slots: Slots, engine: SelectedEngine
+    request: Request, facts: Facts, slots: Slots, engine: SelectedEngine
 ) -> tuple[tuple[str, str], ...]:
     """Return the settings that must be the same on all hosts."""
     strategy = "" if request.strategy is None else request.strategy.digest
@@ -409,6 +399,7 @@ def _settings(
         ("--gather_logs", request.gather_logs or ""),
     ]
     if script.is_python(request.script):
+        settings.append((DIGEST, _digest(request, facts)))
         settings.append(("Paddle's version", paddles.version(sys.path)))
     if engine.hosts:
         settings.append((LIST, comparable(",".join(engine.hosts))))
@@ -427,12 +418,17 @@ def _has_roles(slots: Slots) -> bool:
     return {slot.role for slot in slots.slots} != {TRAINER}
 
 
-def _remarks(request: Request, endpoint: RendezvousEndpoint) -> tuple[tuple[str, str], ...]:
+def _digest(request: Request, facts: Facts) -> str:
+    return digest(os.fsencode(script.identity(request.script, facts.cwd, facts.environ)))
+
+
+def _remarks(request: Request, facts: Facts) -> tuple[tuple[str, str], ...]:
     """Return the settings whose differences between hosts are reported."""
     arguments = "\0".join(request.script.args)
     remarks = [("the digest of the script's arguments", digest(os.fsencode(arguments)))]
-    if endpoint.may_differ:
-        remarks.append(("the digest of the program", digest(endpoint.script.encode())))
+    if not script.is_python(request.script):
+        # It may be built differently on each host.
+        remarks.append(("the digest of the program", _digest(request, facts)))
     return tuple(remarks)
 
 

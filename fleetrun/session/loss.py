@@ -23,9 +23,8 @@ _AGAIN_S = 0.5
 class LossReport:
     """Reports to the coordinator at TARGET that LAUNCHER was killed, and when its ranks ended."""
 
-    def __init__(self, target: Target, wire: Wire, *, launcher: str, secret: str) -> None:
+    def __init__(self, target: Target, wire: Wire, *, launcher: str) -> None:
         self._launcher = launcher
-        self._secret = secret
         self._waiting = wire.waiting
         self._has_ranks = True
         # Whether the coordinator has hung up after the last report.
@@ -58,7 +57,7 @@ class LossReport:
             self._waiting.timer((id(self), "again"), again_at, self._dialer.begin)
 
     def _tell(self, connection: Connection) -> None:
-        connection.send(LauncherKilled(self._launcher, self._secret, self._has_ranks))
+        connection.send(LauncherKilled(self._launcher, self._has_ranks))
         if not self._has_ranks:
             connection.finish()
 

@@ -50,10 +50,9 @@ IDLE, JOINING, PLANNING, READY, RUNNING, STOPPING, STOPPED, ENDED = (
 
 
 class Connected(NamedTuple):
-    """A connection to the coordinator is open; it may have another script."""
+    """A connection to the coordinator is open."""
 
     at: float
-    has_same_script: bool = True
 
 
 class Disconnected(NamedTuple):
@@ -150,11 +149,8 @@ class MemberState(NamedTuple):
     generation: int = 0
     # That of the last roster.
     session: str = ""
-    # What only launchers of this host know.
-    secret: str = ""
     request: JoinRequest | None = None
     is_connected: bool = False
-    has_same_script: bool = True
     # When the connection broke, while there is no other.
     broken_at: float | None = None
     # When the last acknowledged heartbeat was sent; the number of the last one, and the
@@ -194,14 +190,13 @@ def begin(
     at: float,
     *,
     is_local: bool,
-    secret: str = "",
 ) -> MemberState:
     """Return the state of a launcher that has no connection yet."""
     wake_at = at + config.heartbeat_s
-    return MemberState(config, launcher, coordinator, is_local, wake_at, secret=secret, alive_at=at)
+    return MemberState(config, launcher, coordinator, is_local, wake_at, alive_at=at)
 
 
-def step(state: MemberState, event: Event) -> Step:  # noqa: C901, PLR0911 - one for each event
+def step(state: MemberState, event: Event) -> Step:  # noqa: PLR0911 - one for each event
     """Return the state after EVENT, and what is to be done."""
     if state.phase == ENDED:
         return state, ()
@@ -209,21 +204,14 @@ def step(state: MemberState, event: Event) -> Step:  # noqa: C901, PLR0911 - one
     if late_s > state.config.heartbeat_timeout_s / 2:
         state = state._replace(stood_still_s=max(late_s, state.stood_still_s))
     match event:
-        case Connected(at=at, has_same_script=has_same_script):
-            return _connected(state._replace(has_same_script=has_same_script), at)
+        case Connected(at=at):
+            return _connected(state, at)
         case Disconnected(at=at):
             return _disconnected(state, at)
         case Gone(at=at, why=why):
             return _gone(state, at, why)
         case Heard(message=message, at=at):
-            is_end = isinstance(message, Refused) or (
-                isinstance(message, Verdict) and message.failure is not None and message.is_final
-            )
-            if state.has_same_script or is_end or state.failure is not None:
-                return _heard(state, message, at)
-            # The coordinator has not proved that this is its job. A host without the script may
-            # coordinate it, but only to end it.
-            return _refused(state, "its script differs from the one here")
+            return _heard(state, message, at)
         case TimerExpired(at=at):
             return _elapsed(state, at)
         case JoinRequested(request=request, failure=failure):
@@ -248,8 +236,7 @@ def last_words(state: MemberState, failure: Failure | None) -> tuple[FromMember,
 
 def _join(state: MemberState, generation: int, request: JoinRequest) -> Join:
     failure = state.failure if state.phase == JOINING else None
-    own = state.session, state.secret
-    return Join(PROTOCOL, state.launcher, generation, request, *own, failure)
+    return Join(PROTOCOL, state.launcher, generation, request, state.session, failure)
 
 
 # The connection -------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from fleetrun.run.events import LONGEST_TEXT, Failure
 from fleetrun.session.config import RendezvousConfig
 
 # Incremented when launchers of two versions could misunderstand each other.
-PROTOCOL = 12
+PROTOCOL = 13
 # The exit code of a job that was ended because a launcher was lost.
 LOST = 1
 # The name of a host (253 characters at most in DNS), a launcher or a job, which becomes part of
@@ -92,8 +92,6 @@ class Join(NamedTuple):
     request: JoinRequest
     # The session of its roster; empty: it has had none yet.
     session: Name = ""
-    # Known to launchers of this host only; without a token it lets them rejoin.
-    secret: Name = ""
     # Why its host cannot take part, which is all it joins for.
     failure: Failure | None = None
 
@@ -140,7 +138,6 @@ class LauncherKilled(NamedTuple):
     """The guard reports that its launcher was killed; HAS_RANKS: some of its ranks are left."""
 
     launcher: Name
-    secret: Name
     has_ranks: bool
 
 

@@ -30,8 +30,6 @@ class Host(NamedTuple):
     connection: int | None
     heard_at: float
     joined_at: float
-    # Proves which host it is; empty: an earlier coordinator has admitted it.
-    secret: str = ""
     broken_at: float | None = None
     # How often the job has failed because of it.
     failure_count: int = 0

@@ -22,11 +22,6 @@ def is_python(script: Script) -> bool:
     return script.form != "file" or script.target.endswith(".py")
 
 
-def command_line(script: Script) -> str:
-    """Return what a host without the file of SCRIPT knows about it."""
-    return "\0".join(("command", script.form, script.target, *script.args))
-
-
 def identity(script: Script, cwd: str, environ: Mapping[str, str]) -> str:
     """Return what identifies the files of SCRIPT; empty if they cannot be read."""
     if script.target == CHECK:

@@ -2,9 +2,6 @@
 
 Before it joins, each launcher puts a file with an unguessable name into its log folder. A host that
 finds the first host's file in its own folder shares that folder.
-
-While a job without a token runs, the folder also keeps this host's secret, so that a launcher that
-is killed and started again is readmitted.
 """
 
 from __future__ import annotations
@@ -17,13 +14,11 @@ from contextlib import contextmanager, suppress
 
 from fleetrun.model import SharedLogs
 from fleetrun.rundir import names
-from fleetrun.rundir.folder import PRIVATE, SHARED, Closing, enter
+from fleetrun.rundir.folder import SHARED, Closing, enter
 
 # Job name, time and pid, as the planner writes them; never a path.
 _RUN_NAME = re.compile(r"\w[\w.-]{1,200}")
 _LONGEST = 1000
-_SECRET = re.compile(r"[0-9a-f]{32}")
-_SECRET_BYTES = 16
 
 
 class LogFolder:
@@ -38,7 +33,6 @@ class LogFolder:
         # The shared run and its first host's launcher; empty: none.
         self._shared = self._first = ""
         self._own = ""
-        self._secret = self._secret_file = ""
         # The folders of the hosts that share it, by launcher, for the first host.
         self._folders: dict[str, str] = {}
 
@@ -50,26 +44,6 @@ class LogFolder:
                 os.makedirs(self._path)
                 self._has_made_folder = True
             self._write(names.marker(self._launcher), os.fsencode(self._run), SHARED)
-
-    def secret(self, hostname: str) -> str:
-        """Return the secret that a killed launcher of HOSTNAME has left here, or a new one."""
-        self._secret_file = names.host_secret(hostname)
-        with suppress(OSError), self._entered() as folder:
-            status = _status(self._secret_file, folder)
-            if status.st_uid == os.geteuid() and status.st_nlink == 1:
-                self._secret = _text(self._secret_file, folder)
-        if not _SECRET.fullmatch(self._secret):
-            self._secret = os.urandom(_SECRET_BYTES).hex()
-        return self._secret
-
-    def remember(self) -> None:
-        """Keep the secret for this launcher's successor."""
-        with suppress(OSError):
-            self._write(self._secret_file, self._secret.encode(), PRIVATE)
-
-    def forget(self) -> None:
-        """Remove the secret: the job, or this launcher's part in it, has ended."""
-        self._remove(self._secret_file)
 
     def look(
         self, launchers: Sequence[str], generation: int, attempts: Sequence[int] = ()

@@ -45,10 +45,6 @@ class Received(NamedTuple):
     own: str = ""
     # Whether it is from the coordinator's own launcher.
     is_local: bool = False
-    # Whether its launcher has proved to have the job's script; None: scripts may differ.
-    has_same_script: bool | None = None
-    # Whether it lacks the script, but has proved the same command line.
-    has_same_command: bool = False
 
 
 class Broken(NamedTuple):
@@ -125,10 +121,8 @@ class State(NamedTuple):
     # Lost launchers. Their ranks must be dead by now, so they never rejoin a job that may have gone
     # on without them.
     lost: Mapping[str, Host] = {}
-    # Whether callers prove a token; otherwise the secrets of hosts that have taken part, as only
-    # those may join once the job has begun.
+    # Whether callers prove a token; otherwise only listed hosts may join once the job has begun.
     has_token: bool = True
-    admitted: frozenset[str] = frozenset()
     refused: tuple[Refusal, ...] = ()
     # Our own address, as the others see it.
     own: str = ""
@@ -203,7 +197,6 @@ def resume(
         is_departure=config.may_change,
     )
     state = begin(config, at, record.job, has_token=has_token)._replace(
-        admitted=frozenset(record.admitted),
         generation=record.generation + 1,
         restarts=record.restarts + (not config.may_change),
         # For hosts that are still in the last generation.
@@ -247,7 +240,6 @@ def record(state: State, roster: RosterMessage, coordinator: str) -> JobRecord:
         tuple(map(entry, roster.entries)),
         state.config.told,
         tuple(RosterEntry("", *host, count) for host, count in state.failure_counts.items()),
-        () if state.has_token else tuple(sorted(state.admitted)),
     )
 
 

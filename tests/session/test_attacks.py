@@ -19,6 +19,7 @@ from wire import turn_until
 
 from fleetrun.model import Device
 from fleetrun.run.events import Failure
+from fleetrun.session.admission import DIGEST
 from fleetrun.session.authentication import Key
 from fleetrun.session.codec import frame
 from fleetrun.session.config import RendezvousConfig
@@ -28,14 +29,12 @@ from fleetrun.session.driver import CODEC
 from fleetrun.session.listener import Listener
 from fleetrun.session.messages import (
     PROTOCOL,
-    Entry,
     Failed,
     Heartbeat,
     Join,
     JoinRequest,
     Missing,
     Refused,
-    RosterMessage,
     Stopped,
     Verdict,
 )
@@ -46,10 +45,9 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Loop
     from fleetrun.session.connection import Connection
 
-SCRIPT = "0f" * 32
-COMMAND = "train.py --lr 0.1"
+SCRIPT = "0f" * 6
 TOKEN = "a token"  # noqa: S105 - of tests
-SETTINGS = (("--run_mode", "collective"), ("the strategy", "5f3c5f3c"))
+SETTINGS = (("--run_mode", "collective"), ("the strategy", "5f3c5f3c"), (DIGEST, SCRIPT))
 
 
 class Stranger:
@@ -121,14 +119,12 @@ class Job(Launchers):
     def launch(self, number: int | None = None, **endpoint: object) -> Launched:
         """Let a launcher of the user's own begin; the first one coordinates."""
         number = len(self.launched) if number is None else number
-        secret = f"{number:032x}"
-        proofs = {"token": self.token, "script": SCRIPT, "command": COMMAND, "secret": secret}
         return self.start(
             f"launcher-{number}",
             serves=not number,
             config=self.config,
             answers=True,
-            **{**proofs, **endpoint},
+            **{"token": self.token, **endpoint},
         )
 
     def join(self, number: int, settings: tuple[tuple[str, str], ...] = SETTINGS) -> None:
@@ -147,9 +143,9 @@ class Job(Launchers):
             self.enter()
         turn_until(self.loop, lambda: all(launched.handler.runs for launched in self.launched))
 
-    def stranger(self, script: str = "", token: str | None = None, command: str = "") -> Stranger:
-        """Let a stranger call who knows the name of the job, and the arguments."""
-        made = Stranger(self.loop, self.port, Key("default", token, script, command))
+    def stranger(self, token: str | None = None) -> Stranger:
+        """Let a stranger call who knows the name of the job."""
+        made = Stranger(self.loop, self.port, Key("default", token))
         self.strangers.append(made)
         return made
 
@@ -186,7 +182,7 @@ def offer(
 
 def a_join(brings: JoinRequest | None = None, launcher: str = "stranger") -> Join:
     """Return the message with which a launcher joins."""
-    return Join(PROTOCOL, launcher, 0, brings or offer(), secret="5" * 32)
+    return Join(PROTOCOL, launcher, 0, brings or offer())
 
 
 # Attackers that want to learn what a job expects -------------------------------------------------
@@ -194,12 +190,12 @@ def a_join(brings: JoinRequest | None = None, launcher: str = "stranger") -> Joi
 
 def test_who_has_another_script_learns_only_that(job: Job) -> None:
     job.enter()
-    stranger = job.stranger("another").say(a_join(offer(settings=(("--run_mode", "ps"),))))
-    why = stranger.refusal()
+    settings = (("--run_mode", "ps"), (DIGEST, "another"))
+    why = job.stranger().say(a_join(offer(settings=settings))).refusal()
     assert "the script" in why
     assert "--run_mode" in why
     assert "the strategy" in why
-    for secret in (SCRIPT, SCRIPT[:12], "collective", "5f3c5f3c", "node-0"):
+    for secret in (SCRIPT, "collective", "5f3c5f3c", "node-0"):
         assert secret not in why
     # The user of the coordinator sees both.
     turn_until(job.loop, job.console)
@@ -207,19 +203,11 @@ def test_who_has_another_script_learns_only_that(job: Job) -> None:
     assert "--run_mode is ps there and collective on node-0" in job.console()
 
 
-def test_who_says_the_script_it_was_told_of_has_not_proved_it(job: Job) -> None:
-    job.enter()
-    for script in ("", "the script", SCRIPT[:12]):
-        settings = (*SETTINGS, ("the script's digest", script))
-        why = job.stranger(script).say(a_join(offer(settings=settings))).refusal()
-        assert "the script" in why
-
-
 def test_the_second_try_is_no_better_than_the_first(job: Job) -> None:
     job.enter()
     guess = offer(settings=())
     for _ in range(3):
-        stranger = job.stranger("another").say(a_join(guess))
+        stranger = job.stranger().say(a_join(guess))
         heard = json.dumps(stranger.refusal())
         # It repeats whatever it hears.
         guess = offer(settings=tuple((name, heard) for name, _ in SETTINGS))
@@ -229,7 +217,7 @@ def test_the_second_try_is_no_better_than_the_first(job: Job) -> None:
 def test_who_has_proved_to_know_the_token_is_told_both_values(job: Job) -> None:
     job.token = TOKEN
     job.enter()
-    stranger = job.stranger(SCRIPT, TOKEN).say(a_join(offer(settings=(("--run_mode", "ps"),))))
+    stranger = job.stranger(TOKEN).say(a_join(offer(settings=(("--run_mode", "ps"),))))
     why = stranger.refusal()
     assert "--run_mode is ps there and collective on node-0" in why
 
@@ -238,7 +226,7 @@ def test_who_has_proved_to_know_the_token_is_told_both_values(job: Job) -> None:
 def test_who_does_not_know_the_token_is_not_even_heard(job: Job, token: str | None) -> None:
     job.token = TOKEN
     job.enter()
-    stranger = job.stranger(SCRIPT, token)
+    stranger = job.stranger(token)
     turn_until(job.loop, lambda: stranger.trouble)
     assert "token" in stranger.trouble
     assert not stranger.links
@@ -246,7 +234,7 @@ def test_who_does_not_know_the_token_is_not_even_heard(job: Job, token: str | No
 
 def test_a_host_that_comes_before_the_coordinators_own_must_be_alike_too(job: Job) -> None:
     job.launch()
-    early = job.stranger(SCRIPT).say(a_join(offer(settings=(("--run_mode", "ps"),))))
+    early = job.stranger().say(a_join(offer(settings=(("--run_mode", "ps"),))))
     assert isinstance(early.answer(), Missing)
     job.join(0)
     turn_until(job.loop, lambda: len(early.heard) > 1)
@@ -263,7 +251,7 @@ def test_a_stranger_gets_no_place_in_a_job_that_has_begun(job: Job) -> None:
     job.config = RendezvousConfig(2, 3, elastic_timeout_s=0.0, rdzv_timeout_s=60.0)
     job.begin()
     # It has the script and all options.
-    why = job.stranger(SCRIPT).say(a_join()).refusal()
+    why = job.stranger().say(a_join()).refusal()
     assert "FLEETRUN_TOKEN" in why
     assert "node-" not in why
     assert job.is_well()
@@ -273,79 +261,42 @@ def test_with_a_token_a_job_that_has_begun_takes_newcomers(job: Job) -> None:
     job.token = TOKEN
     job.config = RendezvousConfig(2, 3, elastic_timeout_s=0.0, rdzv_timeout_s=60.0)
     job.begin()
-    newcomer = job.stranger(SCRIPT, TOKEN).say(a_join(offer(2)))
+    newcomer = job.stranger(TOKEN).say(a_join(offer(2)))
     assert isinstance(newcomer.answer(), Missing)
-
-
-def test_a_host_that_has_taken_part_comes_back_and_a_stranger_in_its_place_does_not(
-    job: Job,
-) -> None:
-    job.config = RendezvousConfig(
-        1, 2, elastic_timeout_s=60.0, rdzv_timeout_s=60.0, heartbeat_timeout_s=1.0
-    )
-    job.begin()
-    job.launched[1].session.close()
-    turn_until(job.loop, lambda: job.launched[0].handler.verdicts)
-    why = job.stranger(SCRIPT).say(a_join()).refusal()
-    assert "FLEETRUN_TOKEN" in why
-    again = job.enter(secret=f"{1:032x}")
-    turn_until(job.loop, lambda: again.session._missing is not None or again.handler.rosters)
-    assert not again.handler.verdicts
-
-
-def test_who_takes_the_name_of_another_launcher_does_not_get_its_place(job: Job) -> None:
-    job.begin()
-    for launcher in ("launcher-1", "launcher-0"):
-        why = job.stranger(SCRIPT).say(a_join(launcher=launcher)).refusal()
-        assert "another launcher" in why
-    assert job.is_well()
 
 
 def test_who_was_refused_cannot_end_the_job_all_the_same(job: Job) -> None:
     job.begin()
     failure = Failure("node-1", "rank 1 exited with 1", 1)
-    stranger = job.stranger(SCRIPT).say(a_join(), Failed(0, failure), Stopped(0, failure))
+    stranger = job.stranger().say(a_join(), Failed(0, failure), Stopped(0, failure))
     stranger.refusal()
     assert job.is_well()
 
 
-# Of hosts that join with a fault: the script and command that they prove, and if the job ends.
 FAULT = Failure("node-7", "there is no script", 3)
 
 
-@pytest.mark.parametrize(
-    ("script", "command", "ends"),
-    [
-        ("", "", False),
-        ("another", "", False),
-        ("", "train.py --lr 0.2", False),
-        ("", COMMAND, True),
-        (SCRIPT, "", True),
-    ],
-)
-@pytest.mark.parametrize("launcher", ["launcher-1", "stranger"])
-def test_a_fault_ends_a_job_before_its_start_only_if_it_is_proved_to_be_of_it(
-    job: Job, script: str, command: str, launcher: str, *, ends: bool
-) -> None:
-    first = job.enter()
-    claim = a_join(launcher=launcher)._replace(failure=FAULT)
-    stranger = job.stranger(script, command=command).say(claim)
-    if ends:
-        assert isinstance(stranger.answer(), Verdict)
-        assert [verdict.failure for verdict in first.handler.verdicts] == [FAULT]
-        return
-    assert "there is no script (the job waits on: without FLEETRUN_TOKEN" in stranger.refusal()
-    turn_until(job.loop, job.console)
-    assert "cannot take part: there is no script" in job.console()
-    job.enter()
-    turn_until(job.loop, lambda: all(launched.handler.runs for launched in job.launched))
-    assert job.is_well()
+def test_a_listed_host_comes_back_to_a_job_that_has_begun(job: Job) -> None:
+    job.config = RendezvousConfig(
+        1,
+        2,
+        addresses=((HERE,), (HERE,)),
+        elastic_timeout_s=60.0,
+        rdzv_timeout_s=60.0,
+        heartbeat_timeout_s=1.0,
+    )
+    job.begin()
+    job.launched[1].session.close()
+    turn_until(job.loop, lambda: job.launched[0].handler.verdicts)
+    again = job.enter()
+    turn_until(job.loop, lambda: again.session._missing is not None or again.handler.rosters)
+    assert not again.handler.verdicts
 
 
 def test_with_a_token_a_fault_ends_the_job_of_whoever_knows_that(job: Job) -> None:
     job.token = TOKEN
     first = job.enter()
-    answer = job.stranger("another", TOKEN).say(a_join()._replace(failure=FAULT)).answer()
+    answer = job.stranger(TOKEN).say(a_join()._replace(failure=FAULT)).answer()
     assert isinstance(answer, Verdict)
     assert [verdict.failure for verdict in first.handler.verdicts] == [FAULT]
 
@@ -353,9 +304,7 @@ def test_with_a_token_a_fault_ends_the_job_of_whoever_knows_that(job: Job) -> No
 def test_a_stranger_with_a_fault_of_its_own_does_not_end_a_job_that_has_begun(job: Job) -> None:
     job.begin()
     fault = Failure("node-7", "there is no script", 3)
-    for launcher in ("stranger", "launcher-1"):
-        brings = a_join(launcher=launcher)._replace(failure=fault)
-        job.stranger(SCRIPT).say(brings).refusal()
+    job.stranger().say(a_join()._replace(failure=fault)).refusal()
     assert job.is_well()
 
 
@@ -366,7 +315,7 @@ def test_a_stranger_does_not_hear_how_a_job_has_ended(job: Job) -> None:
     job.launched[1].session.failed(Failure("node-1", "rank 1 exited with 1", 1, words))
     job.launched[1].session.stopped(None)
     turn_until(job.loop, lambda: job.launched[0].handler.verdicts)
-    stranger = job.stranger(SCRIPT).say(a_join())
+    stranger = job.stranger().say(a_join())
     assert "last words" not in repr(stranger.answer())
     assert not isinstance(stranger.answer(), Verdict)
 
@@ -386,10 +335,10 @@ BAD_NAMES = (
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-@pytest.mark.parametrize("field", ["host", "hostname", "launcher", "session", "secret"])
+@pytest.mark.parametrize("field", ["host", "hostname", "launcher", "session"])
 def test_a_name_that_is_none_reaches_nobody(job: Job, field: str, name: str) -> None:
     job.enter()
-    stranger = job.stranger(SCRIPT)
+    stranger = job.stranger()
     values = json.loads(CODEC.write(a_join()))
     place = values["request"] if field in values["request"] else values
     place[field] = name
@@ -419,7 +368,7 @@ def test_a_name_that_is_none_reaches_nobody(job: Job, field: str, name: str) -> 
 )
 def test_an_offer_that_no_host_makes_reaches_nobody(job: Job, field: str, value: object) -> None:
     job.enter()
-    stranger = job.stranger(SCRIPT)
+    stranger = job.stranger()
     values = json.loads(CODEC.write(a_join()))
     if field == "groups":
         device = Device("gpu", "0", 0)
@@ -467,54 +416,17 @@ def test_a_message_of_a_launcher_with_control_characters_ends_its_connection(job
 # False coordinators ------------------------------------------------------------------------------
 
 
-class FalseCoordinator:
-    """Listens in the coordinator's place, knows the name of the job, and sends its own roster.
-
-    Its script is SCRIPT.
-    """
-
-    def __init__(self, job: Job, script: str) -> None:
-        self.heard: list[tuple[object, ...]] = []
-        self.links: list[Connection] = []
-        self.listener = Listener(
-            (HERE,),
-            (job.port,),
-            Wire(Key("default", job.token, script), CODEC, job.loop),
-            opened=self._opened,
-            refused=lambda _address, _why: None,
-        )
-        self.listener.prepare()
-        self.listener.open()
-
-    def _opened(self, link: Connection) -> None:
-        self.links.append(link)
-        link.heard = lambda message: self._answer(link, message)
-
-    def _answer(self, link: Connection, message: tuple[object, ...]) -> None:
-        self.heard.append(message)
-        if isinstance(message, Join):
-            entry = Entry(message.launcher, "10.88.0.66", "elsewhere", (6070,), ((),))
-            link.send(RosterMessage(0, 0, (entry,), RendezvousConfig(1, 1)))
-            link.send(Verdict(0, "", None, is_final=True))
-
-    def close(self) -> None:
-        """End it."""
-        self.listener.close()
-        for link in self.links:
-            link.close()
-
-
-def test_who_pretends_to_be_the_coordinator_does_not_choose_the_endpoints(job: Job) -> None:
-    with closing(FalseCoordinator(job, script="another")) as false:
-        _, handler, _ = job.launch(1)
+def test_who_pretends_to_be_the_coordinator_needs_the_token(job: Job) -> None:
+    wire = Wire(Key("default"), CODEC, job.loop)
+    opened: list[Connection] = []
+    with closing(Listener((HERE,), (job.port,), wire, opened=opened.append)) as false:
+        false.prepare()
+        false.open()
+        session, handler, _ = job.launch(1, token=TOKEN)
         job.join(0)
-        turn_until(job.loop, lambda: handler.verdicts)
-        (verdict,) = handler.verdicts
+        turn_until(job.loop, lambda: "token" in session.missing())
+        assert not opened
         assert not handler.rosters
-        assert verdict.failure is not None
-        assert "script differs from the one here" in verdict.failure.what
-        # Nor did it learn the digest.
-        assert SCRIPT[:12] not in repr(false.heard)
 
 
 # Replayed connections ----------------------------------------------------------------------------
@@ -526,7 +438,7 @@ def recorded(job: Job) -> bytes:
     proxy = socket.create_server((HERE, 0))
     proxy.settimeout(0)
     port = proxy.getsockname()[1]
-    caller = Stranger(job.loop, port, Key("default", job.token, SCRIPT))
+    caller = Stranger(job.loop, port, Key("default", job.token))
     ends: list[socket.socket] = []
 
     def relay() -> bool:
@@ -606,7 +518,7 @@ def test_a_job_begins_while_strangers_flood_its_port(job: Job) -> None:
 
 def test_an_address_that_is_not_of_the_job_is_hung_up_on(job: Job) -> None:
     printed = job.launch(allowed=frozenset({"127.0.0.2"})).remarks
-    stranger = job.stranger(SCRIPT)
+    stranger = job.stranger()
     turn_until(job.loop, lambda: printed)
     assert "not an address of this job" in printed[0]
     assert not stranger.links

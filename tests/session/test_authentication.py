@@ -82,7 +82,7 @@ def test_a_caller_learns_why_from_a_listener_that_refuses_it() -> None:
 def test_another_version_is_named() -> None:
     introduction = json.dumps({"fleetrun": 1, "nonce": "0" * 32, "token": True})
     with pytest.raises(
-        AuthenticationError, match="speaks version 1 of the session's wire, and this one 6"
+        AuthenticationError, match="speaks version 1 of the session's wire, and this one 7"
     ):
         Handshake(KEY, is_caller=False).feed(introduction.encode())
 

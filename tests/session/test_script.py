@@ -83,9 +83,3 @@ def test_a_large_program_is_told_by_its_size_and_its_beginning(
 
 def test_modules_that_are_not_here_go_by_their_name(folders: tuple[Path, Path]) -> None:
     assert of("-m installed.train", folders[0]) == "installed.train"
-
-
-def test_command_lines_that_look_alike_are_told_apart() -> None:
-    lines = [("a", ("b c",)), ("a", ("b", "c")), ("a b", ("c",))]
-    texts = {script.command_line(Script("file", target, args)) for target, args in lines}
-    assert len(texts) == len(lines)
