@@ -95,7 +95,9 @@ class FieldValues(Type):
         earlier, comma, last = values.rpartition(",")
         field = known[key]
         words = {"bool": ("true", "false"), "choice": field.words}.get(field.kind, ())
-        return among((*words, *fields.special_values(field)), last, f"{key}={earlier}{comma}")
+        return among(
+            (*words, *([fields.AUTO] if field.auto else [])), last, f"{key}={earlier}{comma}"
+        )
 
 
 def _settable() -> dict[str, fields.Field]:

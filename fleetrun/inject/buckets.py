@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
 MEBIBYTE = 1024 * 1024
-# The value of `fuse_grad_size_in_MB` with which buckets are planned from what is measured.
-PLAN = "plan"
 # The fields that limit the number of gradients, and all fields that shape buckets.
 COUNTS = ("fuse_grad_size_in_num", "fuse_grad_size_in_TFLOPS")
 FUSION = ("fuse_all_reduce_ops", "fuse_grad_size_in_MB", *COUNTS, "last_comm_group_size_MB")
@@ -42,7 +40,7 @@ def limits(gradient_bytes: int, default: BucketLimits) -> BucketLimits:
     if counts or size is not None:
         most_gradients = min(counts, default=None)
     if size is not None:
-        is_auto = size in ("auto", PLAN)
+        is_auto = size == "auto"
         most_bytes = auto_limit_bytes(gradient_bytes) if is_auto else float(size) * MEBIBYTE
     last = settings.effective("last_comm_group_size_MB")
     return BucketLimits(

@@ -140,7 +140,7 @@ class _Injection:
         names = sorted(self._spec.strategy, key=lambda name: name.endswith("_configs"))
         for name in names:
             value = self._spec.strategy[name]
-            is_paddles = value not in ("auto", "plan") and name not in _OURS
+            is_paddles = value != "auto" and name not in _OURS
             if is_paddles and not self._spec.refusal(name, value):
                 self._place_field(strategy, name, value)
         for name, value in self._spec.build_strategy.items():

@@ -58,7 +58,7 @@ def table(
         origin = "Comparison of the ranks"
     title = f"{origin} (mode {asked.mode}{'; ' + where if where else ''})"
     main = {verdict.name: verdict for verdict in reversed(judged.verdicts)}
-    # What was left to auto or plan is shown so; the reason has the word before its colon.
+    # What was left to auto is shown so; the reason has the word before its colon.
     words = {name: reason.partition(":")[0] for name, reason in asked.reasons}
     shown = [
         verdict._replace(asked=words.get(verdict.name, verdict.asked))

@@ -20,9 +20,6 @@ SECTIONS = (*FIELD_SECTIONS, *VARIABLE_SECTIONS)
 PREFIXES = {FLAGS: "FLAGS_", NCCL: "NCCL_", ENV: ""}
 
 AUTO = "auto"
-PLAN = "plan"
-# The most updates until buckets are planned; a test compares it with the planner.
-PLAN_UPDATES = 50
 PADDLES = ("2.6.2", "3.3.1")
 GRAPHS = ("dygraph", "static")
 DEVICES = ("cpu", "gpu")
@@ -63,7 +60,7 @@ class Field(NamedTuple):
     """One field: a row of the table.
 
     `kind` is one of bool, int, float, choice, text, ints, floats, texts, configs (with `keys`).
-    `auto` and `plan` describe these values; an empty description means that the value is invalid.
+    `auto` describes this value; an empty description means that it is invalid.
     `refused` is a value that is never passed on, and why.
     `only` is the one version of Paddle that has the field; `is_own`: none has it, because only
     fleetrun implements it.
@@ -80,7 +77,6 @@ class Field(NamedTuple):
     maximum: float | None = None
     words: tuple[str, ...] = ()
     auto: str = ""
-    plan: str = ""
     aliases: tuple[str, ...] = ()
     keys: "tuple[Field, ...]" = ()
     refused: "tuple[KnobValue, str] | None" = None
@@ -175,7 +171,7 @@ def _with(field: Field, line: str, known: dict[str, Field]) -> Field:
             changes = {"keys": (*field.keys, _headed(line[1:], STRATEGY))}
         case "also":
             changes = {"aliases": tuple(text.split(", "))}
-        case "auto" | "plan" | "only":
+        case "auto" | "only":
             changes = {keyword: text}
         case "own":
             changes = {"is_own": True}
@@ -278,7 +274,7 @@ def wanted(field: Field) -> str:
     """Return the allowed values of FIELD, for an error message.
 
     >>> wanted(find("strategy", "fuse_grad_size_in_MB"))
-    'give a whole number of MB from 1 to 65536, auto or plan'
+    'give a whole number of MB from 1 to 65536, or auto'
     """
     match field.kind:
         case "bool":
@@ -300,18 +296,7 @@ def wanted(field: Field) -> str:
             values = f"give a mapping with {', '.join(key.name for key in field.keys)}"
         case _:
             values = "give a word"
-    words = special_values(field)
-    return values if not words else f"{values}, {'or auto' if len(words) == 1 else 'auto or plan'}"
-
-
-def special_values(field: Field) -> tuple[str, ...]:
-    """Return the words for values of FIELD that are determined later.
-
-    >>> special_values(find("strategy", "nccl_comm_num"))
-    ('auto',)
-    """
-    known = ((AUTO, field.auto), (PLAN, field.plan))
-    return tuple(word for word, meaning in known if meaning)
+    return f"{values}, or auto" if field.auto else values
 
 
 def convert(field: Field, value: object) -> KnobValue:
@@ -322,7 +307,7 @@ def convert(field: Field, value: object) -> KnobValue:
     >>> convert(find("strategy", "gradient_merge"), 1)
     True
     """
-    if isinstance(value, str) and value in special_values(field):
+    if value == AUTO and field.auto:
         return value
     items = _ITEMS.get(field.kind)
     entries = list(value) if items and isinstance(value, list | tuple) else [value]

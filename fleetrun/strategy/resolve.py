@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 from fleetrun.conversion import counted
 from fleetrun.model import Knob, KnobValue, RankSpec, Strategy
-from fleetrun.strategy.fields import AUTO, BUILD, EXECUTION, PLAN, STRATEGY
+from fleetrun.strategy.fields import AUTO, BUILD, EXECUTION, STRATEGY
 
 _HIERARCHICAL = "use_hierarchical_allreduce"
-_BUCKETS = "fuse_grad_size_in_MB"
 _GROUP = "hierarchical_allreduce_inter_nranks"
 _COMMUNICATORS = "nccl_comm_num"
 
@@ -61,8 +60,6 @@ def resolve(strategy: Strategy, ranks: HostTopology) -> Strategy:
 
 
 def _resolved(knob: Knob, ranks: HostTopology, values: dict[tuple[str, str], KnobValue]) -> Knob:
-    if knob.value == PLAN and knob.name == _BUCKETS:
-        return knob._replace(reason="plan: the same as auto until the first steps are measured")
     if knob.value != AUTO or knob.section not in (STRATEGY, BUILD, EXECUTION):
         return knob
     hosts = counted(ranks.nnodes, "host")

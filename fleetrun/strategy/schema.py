@@ -56,17 +56,14 @@ def _property(field: Field) -> dict[str, object]:
     if field.refused is not None:
         plain["not"] = {"const": field.refused[0]}
     schema["default"] = field.default
-    words = [{"const": word} for word in fields.special_values(field)]
-    return schema | ({"anyOf": [plain, *words]} if words else plain)
+    return schema | ({"anyOf": [plain, {"const": fields.AUTO}]} if field.auto else plain)
 
 
 def describe(field: Field) -> str:
-    """Return FIELD's meaning, its auto and plan, its refused value, and the Paddle that has it."""
+    """Return FIELD's meaning, its auto, its refused value, and the Paddle that has it."""
     parts = [field.doc]
     if field.auto:
         parts.append(f"auto: {field.auto}.")
-    if field.plan:
-        parts.append(f"plan: {field.plan}.")
     if field.refused is not None:
         parts.append(f"{str(field.refused[0]).lower()} is refused: {field.refused[1]}.")
     if field.only:

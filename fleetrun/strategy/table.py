@@ -2,7 +2,7 @@
 
 A field's line has its name, its default (which implies its kind), unit and range, and its purpose.
 Below it are, if any, the parts of a mapping (`.k_steps`), other spellings (`also`), the meanings of
-the words `auto` and `plan`, the `only` Paddle that has it, `own` if only fleetrun implements it,
+the word `auto`, the `only` Paddle that has it, `own` if only fleetrun implements it,
 and the value that is `never` passed on. All other lines are outcomes: `static 2.6.2 gpu: effective:
 WHY`, of which the first match counts, and those that begin with `false` apply when the field is
 off. `as` copies those of another field; a field `x_configs` has, after its own, those of `x`. A
@@ -40,7 +40,6 @@ fuse_all_reduce_ops = true  Send many gradients in one allreduce instead of one 
   false static: no difference: one allreduce for each gradient, the same as if not set
 fuse_grad_size_in_MB = 32 MB, 1..65536  The maximum size of the gradients in one allreduce.
   auto: a tenth of the bytes of all gradients, at least 1 MB
-  plan: the sizes that end the step soonest, from times measured in the first steps; else as auto
   dygraph: effective: {ours}, in buckets of this size
   static: effective: {rewrites}, in buckets by bytes and by count
 fuse_grad_size_in_num = 8 gradients  The maximum number of gradients in one allreduce.

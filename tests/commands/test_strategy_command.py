@@ -52,7 +52,7 @@ def test_list_has_every_field_for_those_who_ask(capsys: pytest.CaptureFixture[st
         assert f"\n  {field.name} " in done.out
     rows = [cells(line) for line in done.out.splitlines()]
     assert ["field", "value", "meaning"] in rows
-    wanted = "a whole number of MB from 1 to 65536, auto or plan [default: 32]"
+    wanted = "a whole number of MB from 1 to 65536, or auto [default: 32]"
     assert ["fuse_grad_size_in_MB", wanted] in [row[:2] for row in rows]
     assert ["k_steps", "a whole number of steps, 1 or more [default: 1]"] in [r[:2] for r in rows]
 
@@ -157,7 +157,7 @@ nccl: 3
     done = strategy(capsys, "validate", "bad.yaml")
     assert (done.code, done.out) == (2, "")
     nothing = "Paddle then sends no gradients at all, and ranks diverge without an error"
-    size = "give a whole number of MB from 1 to 65536, auto or plan"
+    size = "give a whole number of MB from 1 to 65536, or auto"
     assert [line.removeprefix("fleetrun: bad.yaml:") for line in done.err.splitlines()] == [
         "1: no such section: strategie; did you mean strategy?",
         f"3: fuse_grad_size_in_MB: much: {size}.",

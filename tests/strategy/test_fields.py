@@ -42,7 +42,6 @@ def test_a_row_is_whole(field: Field) -> None:
         ("fuse_grad_size_in_MB", 16.0, 16),
         ("fuse_grad_size_in_MB", "16", 16),
         ("fuse_grad_size_in_MB", "auto", "auto"),
-        ("fuse_grad_size_in_MB", "plan", "plan"),
         ("fuse_grad_size_in_TFLOPS", 50, 50.0),
         ("last_comm_group_size_MB", "1e-1", 0.1),
         ("gradient_merge", 1, True),
@@ -63,10 +62,11 @@ def test_what_is_exact_is_converted(name: str, value: object, meant: object) -> 
 @pytest.mark.parametrize(
     ("name", "value", "wanted"),
     [
-        ("fuse_grad_size_in_MB", 16.5, "give a whole number of MB from 1 to 65536, auto or plan"),
-        ("fuse_grad_size_in_MB", 0, "give a whole number of MB from 1 to 65536, auto or plan"),
-        ("fuse_grad_size_in_MB", True, "give a whole number of MB from 1 to 65536, auto or plan"),
-        ("fuse_grad_size_in_MB", [16], "give a whole number of MB from 1 to 65536, auto or plan"),
+        ("fuse_grad_size_in_MB", 16.5, "give a whole number of MB from 1 to 65536, or auto"),
+        ("fuse_grad_size_in_MB", "plan", "give a whole number of MB from 1 to 65536, or auto"),
+        ("fuse_grad_size_in_MB", 0, "give a whole number of MB from 1 to 65536, or auto"),
+        ("fuse_grad_size_in_MB", True, "give a whole number of MB from 1 to 65536, or auto"),
+        ("fuse_grad_size_in_MB", [16], "give a whole number of MB from 1 to 65536, or auto"),
         ("fuse_grad_size_in_num", "auto", "give a whole number of gradients, 1 or more"),
         ("fuse_grad_size_in_num", 2**31, "give a whole number of gradients, 1 or more"),
         ("last_comm_group_size_MB", math.nan, "give a number of MB, 0 or more"),

@@ -29,7 +29,6 @@ def test_the_schema_says_types_ranges_words_and_auto() -> None:
     assert size["anyOf"] == [
         {"type": "integer", "minimum": 1, "maximum": 65536},
         {"const": "auto"},
-        {"const": "plan"},
     ]
     assert "In MB." in size["description"]
     assert known["asp"]["not"] == {"const": True}
@@ -50,7 +49,7 @@ def test_every_line_of_the_table_is_about_places_there_are() -> None:
             assert outcome.reason
     places = {*fields.GRAPHS, *fields.PADDLES, *fields.DEVICES, "any", "false"}
     lines = re.findall(r"(?m)^  ([a-z][a-z0-9. ]*): \S", table.TEXT)
-    others = {"also", "auto", "plan", "only", "own", "as", "never true", "never false"}
+    others = {"also", "auto", "only", "own", "as", "never true", "never false"}
     assert all(line in others or {*line.split()} <= places for line in lines)
 
 

@@ -40,23 +40,8 @@ class TuneSpec(NamedTuple):
     # The launch's own options as words, and the script with its arguments.
     launch: tuple[str, ...]
     script: tuple[str, ...]
-    # Whether the launch itself asks for planned buckets.
-    plans: bool = False
     # Whether standard output is for the results as JSON alone.
     is_json: bool = False
-
-    def planning(self, candidate: Candidate) -> int:
-        """Return how many updates CANDIDATE needs to plan its buckets, before all others.
-
-        >>> planned = Candidate((("fuse_grad_size_in_MB", "plan"),))
-        >>> plain = Candidate((("nccl_comm_num", "2"),))
-        >>> spec = TuneSpec((), 30, 5, 2, 600.0, "tune", (), ())
-        >>> spec.planning(planned), spec.planning(plain)
-        (50, 0)
-        """
-        value = dict(candidate.values).get(_BUCKETS)
-        plans = self.plans if value is None else value == fields.PLAN
-        return fields.PLAN_UPDATES if plans else 0
 
 
 def make(
@@ -131,14 +116,13 @@ def settle(spec: TuneSpec, variables: Mapping[str, str]) -> TuneSpec:
     """
     base = _base(spec, variables)
     switches = {knob.name for knob in base if knob.value is True}
-    plans = any(knob.name == _BUCKETS and knob.value == fields.PLAN for knob in base)
     candidates = []
     for candidate in spec.candidates:
         values = tuple((_full(key, switches), value) for key, value in candidate.values)
         for key, value in values:
             load.parse_set(f"{key}={value}")
         candidates.append(Candidate(values))
-    return spec._replace(candidates=tuple(candidates), plans=plans)
+    return spec._replace(candidates=tuple(candidates))
 
 
 def _base(spec: TuneSpec, variables: Mapping[str, str]) -> tuple[Knob, ...]:

@@ -84,14 +84,13 @@ class Result(NamedTuple):
 
 
 def launch(spec: TuneSpec, candidate: Candidate, steps: int, name: str) -> Trial:
-    """Launch CANDIDATE in the folder NAME for its planning updates and STEPS more."""
+    """Launch CANDIDATE in the folder NAME for STEPS updates."""
     folder = trials.new_folder(spec.out, "trials", name)
-    planning = spec.planning(candidate)
     words = [*spec.launch, *(f"--set={key}={value}" for key, value in candidate.values)]
-    environ = {STOP_AFTER: str(planning + steps)}
+    environ = {STOP_AFTER: str(steps)}
     code = trials.launch(words, spec.script, environ, folder, spec.timeout_s)
     seen = trials.outcome(code, folder, folder / "log" / names.LATEST, spec.timeout_s)
-    timed = sorted(seen.at)[planning + spec.warmup :]
+    timed = sorted(seen.at)[spec.warmup :]
     speeds = trials.speeds(seen.at, timed)
     if seen.fault or not speeds:
         return Trial(fault=seen.fault or trials.too_short(seen.at), folder=str(folder))
@@ -106,7 +105,7 @@ def launch(spec: TuneSpec, candidate: Candidate, steps: int, name: str) -> Trial
     return Trial(
         speeds,
         # After as many updates as the other candidates.
-        loss=seen.losses.get(0, {}).get(timed[-1] - planning),
+        loss=seen.losses.get(0, {}).get(timed[-1]),
         peak_bytes=seen.peak_bytes,
         merged=trials.merged(seen.verdicts),
         idle=tuple(idle),

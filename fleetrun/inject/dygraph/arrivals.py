@@ -8,7 +8,6 @@ of its bucket calls back, and the reducer reads the list then.
 from __future__ import annotations
 
 import functools
-import time
 from typing import TYPE_CHECKING, Any
 
 from ..paddle_api import tensors
@@ -20,16 +19,13 @@ if TYPE_CHECKING:
 class Arrivals:
     """The gradients of one model, by the ids of their parameters, in the order of a backward.
 
-    ON_END is called after each gradient of a parameter passed to `end_at`. With IS_TIMED,
-    `times_s` holds when each gradient arrived (steady clock), which costs one Python call each.
+    ON_END is called after each gradient of a parameter passed to `end_at`.
     """
 
-    def __init__(self, on_end: Callable[..., None], *, is_timed: bool) -> None:
+    def __init__(self, on_end: Callable[..., None]) -> None:
         self._on_end = on_end
-        self._is_timed = is_timed
-        # The hooks hold these two, and live as long as the parameters.
+        # The hooks hold it, and live as long as the parameters.
         self.keys: list[int] = []
-        self.times_s: dict[int, float] = {}
         # Paddle cannot remove such a hook.
         self._watched: set[int] = set()
         self._ends: set[int] = set()
@@ -40,8 +36,7 @@ class Arrivals:
         if key in self._watched:
             return False
         self._watched.add(key)
-        note = functools.partial(self.keys.append, key)
-        tensors.on_gradient(parameter, self._timed(key, note) if self._is_timed else note)
+        tensors.on_gradient(parameter, functools.partial(self.keys.append, key))
         return True
 
     def end_at(self, parameter: Any) -> None:
@@ -59,13 +54,3 @@ class Arrivals:
     def clear(self) -> None:
         """Forget all gradients."""
         self.keys.clear()
-        self.times_s.clear()
-
-    def _timed(self, key: int, note: Callable[[], None]) -> Callable[..., None]:
-        times_s = self.times_s
-
-        def timed(*_: Any) -> None:
-            times_s[key] = time.perf_counter()
-            note()
-
-        return timed

@@ -15,7 +15,6 @@ from ..check_schedule import NEVER
 from ..import_hooks import in_place_of
 from ..paddle_api import private_names, tensors
 from . import compression, handover, levels, refused_types, sparse
-from .bucket_planner import BucketPlanner, probe
 from .gradient_check import GradientCheck
 from .reducer import Reducer, pack
 from .reducer_report import ReducerReport, ReducerSetup
@@ -47,21 +46,6 @@ _ARGUMENTS = {
     "comm_buffer_size": "fuse_grad_size_in_MB",
     "last_comm_buffer_size": "last_comm_group_size_MB",
 }
-
-
-def why_not_planned() -> str:
-    """Return why `fuse_grad_size_in_MB: plan` acts like auto; empty if buckets can be planned."""
-    if settings.effective("last_comm_group_size_MB") is not None:
-        return "last_comm_group_size_MB limits a bucket, too"
-    if not communicators.is_synchronous():
-        return "only gloo's allreduces are timed"
-    return ""
-
-
-def buckets_are_planned() -> bool:
-    """Whether planned buckets are both requested and possible."""
-    is_asked_for = settings.effective("fuse_grad_size_in_MB") == buckets.PLAN
-    return buckets.fuses() and is_asked_for and not why_not_planned()
 
 
 class Reducers:
@@ -124,9 +108,6 @@ class Reducers:
             paddles_bytes = _bucket_bytes(sizes, paddles)
         # Reduce to the owner only where that saves traffic.
         owners = {} if hierarchy or compressed else owners
-        self._report.why_not_planned = (
-            "gradients are sent at the step, not during the backward pass"
-        )
         setup = ReducerSetup(
             *(self._models, own, hierarchy, paddles_bytes, settings.overlaps(), len(ranks)),
             *(compressed, why_levels, True),
@@ -267,15 +248,6 @@ class Reducers:
             compressed,
             why_levels,
         )
-        planner = None
-        self._report.why_not_planned = why_not_planned()
-        if buckets_are_planned():
-            planner = BucketPlanner(
-                own[0].sum_integers,
-                len(ranks),
-                lambda planner: self._report.planned(planner, setup),
-                functools.partial(probe, own[0]),
-            )
         make: Callable[..., Reducer] = Reducer
         if hands_over:
             own_limits = None if are_paddles else limits(sum(sizes))
@@ -294,7 +266,6 @@ class Reducers:
             must_sync=self._must_sync,
             check=GradientCheck(group, len(ranks), self._spec.check_ranks, self._proof),
             on_reduced=lambda reducer: self._report.reduced(reducer, setup),
-            planner=planner,
         )
         for older in list(self._reducers.values()):
             if older.overlaps([*dense, *tables]):

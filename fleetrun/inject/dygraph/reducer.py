@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from ..allreduce_stages import Work
     from ..communicators import Communicator
-    from .bucket_planner import BucketPlanner
     from .compression import Compression
     from .gradient_check import GradientCheck
 
@@ -134,11 +133,7 @@ class Reducer:
         must_sync: Callable[[Sequence[Any]], bool],
         on_reduced: Callable[[Reducer], None],
         check: GradientCheck,
-        planner: BucketPlanner | None = None,
     ) -> None:
-        # None once it has decided; and the buckets that it chose, as indexes of the gradients.
-        self._planner = planner
-        self._planned: list[list[int]] | None = None
         self._check = check
         self._sparse = list(sparse_parameters)
         self._group = group
@@ -168,7 +163,7 @@ class Reducer:
         self._sends_late = False
         # Another model has some of these parameters, too.
         self._shares_parameters = False
-        self._arrivals = Arrivals(weakly(self._take_arrived), is_timed=planner is not None)
+        self._arrivals = Arrivals(weakly(self._take_arrived))
         # The backwards of `_LEARNT` that are still to come.
         self._unlearnt = _LEARNT
         # How many backwards had run inside others when this one began.
@@ -247,9 +242,6 @@ class Reducer:
         """
         self._shares_parameters = self._sends_late = True
         self._knows_usage = False
-        self._planned = None
-        if self._planner is not None:
-            self._planner.give_up("models share parameters")
         self._build_buckets()
 
     def _arrange(self) -> None:
@@ -259,9 +251,6 @@ class Reducer:
         for parameter in self.parameters:
             self._watch(parameter)
         self._knows_usage = self._is_ordered = False
-        self._planned = None
-        if self._planner is not None and self.backwards:
-            self._planner.give_up("other parameters are trained, or in other dtypes, than before")
         self._build_buckets()
 
     def _watch(self, parameter: Any) -> None:
@@ -280,7 +269,6 @@ class Reducer:
 
     def _build_buckets(self) -> None:
         sizes, packed = self._packed(self.parameters)
-        packed = self._planned or packed
         self.buckets = [
             Bucket(
                 [self.parameters[index] for index in indexes],
@@ -329,8 +317,6 @@ class Reducer:
         if self._is_awaited:
             self._add_missing_communicators()
         self.restart()
-        if self._planner is not None:
-            self._planner.begin()
 
     def _take_arrived(self) -> None:
         """Count the gradients that have arrived, and send complete buckets."""
@@ -436,29 +422,6 @@ class Reducer:
         self._on_reduced(self)
         if order:
             self._reorder(order)
-        elif self._planner is not None:
-            self._plan(self._planner)
-
-    def _plan(self, planner: BucketPlanner) -> None:
-        """Make PLANNER choose the buckets of the next backwards."""
-        if planner.is_on:
-            sizes, packed = self._packed(self.parameters)
-            planned = planner.finish(
-                # What is sent late is sent when all gradients are ready.
-                [
-                    None if self._sends_late else self._arrivals.times_s.get(id(parameter))
-                    for parameter in self.parameters
-                ],
-                sizes,
-                [str(parameter.dtype) for parameter in self.parameters],
-                packed,
-                self._limits(sum(sizes)).most_gradients,
-            )
-            if planned is not None:
-                self._planned = planned
-                self._build_buckets()
-        if not planner.is_on:
-            self._planner = None
 
     def _conclude(self) -> None:
         """Do nothing; subclasses act here once all gradients have been averaged."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import border, settings
-from ..buckets import COUNTS, FUSION, MEBIBYTE, PLAN, describe_auto, fuses
+from ..buckets import COUNTS, FUSION, MEBIBYTE, describe_auto, fuses
 from ..evidence import EFFECTIVE, NO_DIFFERENCE, NO_EFFECT, REFUSED, SCRIPT, plural
 from . import levels
 from .compression import DTYPES
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ..communicators import Communicator, Hierarchy
     from ..evidence import Evidence
     from ..spec import StrategySpec
-    from .bucket_planner import BucketPlanner
     from .compression import Compression
     from .reducer import Reducer
 
@@ -53,10 +52,6 @@ class ReducerReport:
         self._models: dict[int, dict[str, Any]] = {}
         # By the number of the model: the calls of each communicator, by its id.
         self._calls: dict[int, dict[int, int]] = {}
-        # By the number of the model: the value in effect, and the outcome of its plan.
-        self._plans: dict[int, tuple[float | str | None, str]] = {}
-        # Why there are no plans.
-        self.why_not_planned = ""
         # The numbers of models that were deleted and are still reported.
         self._deleted: set[int] = set()
 
@@ -83,7 +78,6 @@ class ReducerReport:
         deleted, self._deleted = self._deleted, set()
         for number in deleted:
             self._models.pop(number, None)
-            self._plans.pop(number, None)
         built = reducer.bytes_as_built
         was_built = self._models.get(setup.number, {}).get("is_built", False)
         before = self._calls.get(setup.number, {})
@@ -197,14 +191,11 @@ class ReducerReport:
         used = settings.effective(name)
         is_scripts = settings.script_wins(name)
         reason = self._spec.reasons.get(name, "")
-        if name == "fuse_grad_size_in_MB" and used in ("auto", PLAN):
+        if name == "fuse_grad_size_in_MB" and used == "auto":
             # Each model has a limit of its own; report the largest.
-            is_planned = used == PLAN
             used, reason = describe_auto(
                 max(sum(model["bucket_bytes"]) for model in self._models.values())
             )
-            if is_planned:
-                used, reason = self._described_plans(used, reason)
         elif name in FUSION[1:] and not is_scripts and not fuses():
             self._proof.knob(
                 name, NO_EFFECT, reason="fuse_all_reduce_ops is off", evidence=evidence
@@ -219,38 +210,6 @@ class ReducerReport:
                 return
         status = SCRIPT if is_scripts else NO_DIFFERENCE if is_moot else EFFECTIVE
         self._proof.knob(name, status, in_effect=used, reason=reason, evidence=evidence)
-
-    @_watching
-    def planned(self, planner: BucketPlanner, setup: ReducerSetup) -> None:
-        """Report the outcome of PLANNER."""
-        outcome = planner.outcome
-        if outcome is None:
-            self._plans[setup.number] = (None, planner.failure)
-        elif outcome.chosen == PLAN:
-            self._plans[setup.number] = (PLAN, outcome.describe())
-        else:
-            is_single = outcome.chosen == "one"
-            winner = "one bucket is" if is_single else "auto's buckets are"
-            size = max(outcome.bytes_chosen) / MEBIBYTE if is_single else None
-            text = f"{winner} faster: {outcome.describe()}"
-            self._plans[setup.number] = (size and float(f"{size:.3g}"), text)
-        model = self._models.get(setup.number)
-        if model is None:
-            return
-        if outcome is not None:
-            model["bucket_bytes"] = list(outcome.bytes_chosen)
-            model["allreduces"] = len(outcome.bytes_chosen)
-            model["communicators"] = min(len(setup.communicators), model["allreduces"])
-        self._report(setup)
-
-    def _described_plans(self, limit: float, auto: str) -> tuple[float | str, str]:
-        """Return the value in effect with planned buckets and why; LIMIT and AUTO if none are."""
-        if not self._plans:
-            why = self.why_not_planned
-            return limit, f"{f'{why}: as' if why else 'plan: measures at first; until then'} {auto}"
-        outcomes = "; ".join(dict.fromkeys(text for _, text in self._plans.values()))
-        in_effect = next((used for used, _ in self._plans.values() if used), limit)
-        return in_effect, f"plan: {outcomes}"
 
     def _report_compression(self, used: Compression) -> None:
         for name in DTYPES:

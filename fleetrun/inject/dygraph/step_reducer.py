@@ -126,7 +126,7 @@ def _init_sized(
 def _asked_size(optimizer: Any) -> int:
     """Return the requested bucket limit in whole MB, 0 if there is none."""
     size = settings.effective("fuse_grad_size_in_MB")
-    if size in ("auto", buckets.PLAN):
+    if size == "auto":
         nbytes = sum(map(tensors.nbytes, optimizer._parameter_list))
         size = buckets.auto_limit_bytes(nbytes) / buckets.MEBIBYTE
     return math.ceil(size or 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings
-from ..buckets import COUNTS, MEBIBYTE, PLAN, describe_auto, fuses
+from ..buckets import COUNTS, MEBIBYTE, describe_auto, fuses
 from ..evidence import EFFECTIVE, NO_DIFFERENCE, NO_EFFECT, plural
 from . import program, settings_view
 from .cpu import channels, gloo
@@ -97,10 +97,9 @@ def report(running: Any, before: int, ranks: int, proof: Evidence) -> None:
         )
         in_effect = settings.effective("fuse_grad_size_in_MB")
         text = packed
-        if in_effect in ("auto", PLAN) and limit.most_bytes is not None:
-            why = "gradients of static graphs are not timed: as " if in_effect == PLAN else ""
+        if in_effect == "auto" and limit.most_bytes is not None:
             in_effect, words = describe_auto(sum(sizes))
-            text += f"; {why}{words}"
+            text += f"; {words}"
         _report(
             proof,
             "fuse_grad_size_in_MB",
