@@ -193,7 +193,7 @@ def test_a_port_without_metrics_is_a_slip(tmp_path: Path) -> None:
 
 
 def test_without_the_library_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr("fleetrun.sinks.metrics.find_spec", lambda _: None)
     sink = Metrics(plans.job(plans.plan(), metrics_port=9400))
     with pytest.raises(EnvironmentFault) as caught:
         sink.prepare()
