@@ -8,16 +8,11 @@ from __future__ import annotations
 
 import io
 import os
-import pty
 import re
-import select
 import shlex
-import struct
 import subprocess
 import sys
 import tempfile
-import termios
-from fcntl import ioctl
 from html import unescape
 from pathlib import Path
 
@@ -28,7 +23,6 @@ from rich.text import Text
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "fleetrun.svg"
 COLUMNS, LINES = 92, 50
-_SILENCE_S = 60
 COMMANDS = (("--nproc_per_node=4", "train.py"), ("top", "--once"))
 # Everybody waits for the others, as in an allreduce, so all have printed step 3 when rank 2 fails.
 TRAIN = """\
@@ -58,7 +52,7 @@ _MASKS = (
     (r"on \S+, pid \d+, at \S+ \S+, [\d.]+ s after", "on gpu7, pid 6629, at WHEN, 4.1 s after"),
     ("WHEN", "2026-11-21 06:04:24"),
     (r"after [\d.]+ s", "after 4.2 s"),
-    (r"\b\d+s(?= +/home)", "4s"),
+    (r"\b\d+s(?=\x1b\[2m +/home)", "4s"),
     # Without this machine's word on GPUs, and for whom a slow one waits.
     (r"^.*(training runs on the CPU|Waiting up to).*\n", ""),
     (r" +(\x1b\[0m)?$", r"\1"),
@@ -80,31 +74,18 @@ _FONTS = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', mon
 
 def run(folder: Path, words: tuple[str, ...], environ: dict[str, str]) -> str:
     """Return what `fleetrun WORDS` in FOLDER shows on a terminal."""
-    ours, theirs = pty.openpty()
-    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fleetrun", *words],
+    command = shlex.join((sys.executable, "-m", "fleetrun", *words))
+    on_terminal = f"stty cols {COLUMNS} rows {LINES}; {command}"
+    done = subprocess.run(
+        ["script", "-qc", on_terminal, "/dev/null"],
         cwd=folder,
         env=environ,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    os.close(theirs)
-    seen = b""
-    try:
-        while select.select([ours], [], [], _SILENCE_S)[0]:
-            seen += os.read(ours, 65536)
-        process.terminate()
-        seen += b"\nnothing more came"
-    except OSError:
-        # Nobody holds the other end any more.
-        pass
-    finally:
-        os.close(ours)
-        process.wait()
-    return seen.decode().replace("\r\n", "\n")
+    return done.stdout.replace("\r\n", "\n")
 
 
 def shown(environ: dict[str, str]) -> str:

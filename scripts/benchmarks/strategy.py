@@ -66,8 +66,6 @@ _PADDLES = ("--check_ranks=0", *_set("fuse_grad_size_in_MB=25", "last_comm_group
 # Small enough for several of them.
 _SMALL = _set("fuse_grad_size_in_MB=4", "fuse_grad_size_in_num=32")
 _ALL = ("many", "resnet", "large")
-# The output of every fourth layer of the model tall.
-_KEPT = json.dumps([f"relu_{layer}.tmp_0" for layer in range(3, 24, 4)])
 
 COMPARISONS = {
     "null": Comparison("nothing against nothing", (), (), ("many",)),
@@ -115,13 +113,6 @@ COMPARISONS = {
         ("large",),
         hosts_ranks=4,
     ),
-    "fp16": Comparison(
-        "gradients sent in 16 bits against 32 (Paddle 2.6.2)",
-        _set("fp16_allreduce=true"),
-        _set("fp16_allreduce=false"),
-        ("large",),
-        hosts_ranks=2,
-    ),
     "bf16": Comparison(
         "gradients sent in 16 bits against 32",
         _set("bf16_allreduce=true"),
@@ -134,31 +125,6 @@ COMPARISONS = {
         _set("gradient_merge=true", "gradient_merge_configs.k_steps=4"),
         _set("gradient_merge=false"),
         _ALL,
-        steps=4,
-    ),
-    "optimizer": Comparison(
-        "one operator that updates all parameters, against one each",
-        _set("build_strategy.fuse_all_optimizer_ops=true"),
-        _set("build_strategy.fuse_all_optimizer_ops=false"),
-        ("adam", "adam-static"),
-    ),
-    "recompute": Comparison(
-        "activations of every fourth layer kept, against all",
-        _set("recompute=true", f"recompute_configs.checkpoints={_KEPT}"),
-        _set("recompute=false"),
-        ("tall-static",),
-    ),
-    "sharding": Comparison(
-        "each rank keeps half of the optimizer's state, against all of it (Paddle 3.3.1)",
-        _set("sharding=true", "sharding_configs.sharding_degree=2"),
-        _set("sharding=false"),
-        ("wide-adam-static",),
-    ),
-    "localsgd": Comparison(
-        "parameters averaged every four steps, against gradients each step",
-        _set("localsgd=true", "localsgd_configs.k_steps=4"),
-        _set("localsgd=false"),
-        ("many-static",),
         steps=4,
     ),
 }

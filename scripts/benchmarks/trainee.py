@@ -40,12 +40,6 @@ def large() -> tuple[nn.Layer, list[int]]:
     return nn.Linear(1024, 4096, bias_attr=False), [16, 1024]
 
 
-def tall() -> tuple[nn.Layer, list[int]]:
-    """1.6 MB of gradients, and batches whose activations take a hundred times as much."""
-    net = nn.Sequential(*(layer for _ in range(24) for layer in (nn.Linear(128, 128), nn.ReLU())))
-    return net, [4096, 128]
-
-
 def tiny() -> tuple[nn.Layer, list[int]]:
     """1 KB of gradients."""
     return nn.Linear(16, 15), [4, 16]
@@ -56,23 +50,7 @@ def wide() -> tuple[nn.Layer, list[int]]:
     return nn.Sequential(*(nn.Linear(1600, 1600) for _ in range(10))), [16, 1600]
 
 
-# By the first word of a model's name; those after it choose the optimizer and the kind of graph.
-MODELS = {
-    "tiny": tiny,
-    "many": deep,
-    "adam": deep,
-    "tall": tall,
-    "resnet": resnet,
-    "large": large,
-    "wide": wide,
-}
-
-
-def optimizer(**arguments: Any) -> Any:
-    """Return the optimizer that the model's name asks for."""
-    if "adam" in MODEL.split("-"):
-        return paddle.optimizer.Adam(1e-3, **arguments)
-    return paddle.optimizer.SGD(1e-3, **arguments)
+MODELS = {"tiny": tiny, "many": deep, "resnet": resnet, "large": large, "wide": wide}
 
 
 def dynamic() -> Callable[[], None]:
@@ -81,7 +59,7 @@ def dynamic() -> Callable[[], None]:
     paddle.seed(5)
     net, shape = MODELS[MODEL.partition("-")[0]]()
     model = paddle.DataParallel(net)
-    updating = optimizer(parameters=model.parameters())
+    updating = paddle.optimizer.SGD(1e-3, parameters=model.parameters())
     batch = paddle.randn(shape)
 
     def step() -> None:
@@ -100,7 +78,7 @@ def static() -> Callable[[], None]:
     paddle.seed(5)
     net, shape = MODELS[MODEL.partition("-")[0]]()
     loss = paddle.mean(net(paddle.static.data("batch", shape)))
-    fleet.distributed_optimizer(optimizer()).minimize(loss)
+    fleet.distributed_optimizer(paddle.optimizer.SGD(1e-3)).minimize(loss)
     executor = paddle.static.Executor()
     executor.run(paddle.static.default_startup_program())
     program: Any = paddle.static.default_main_program()
