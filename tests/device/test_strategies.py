@@ -169,18 +169,6 @@ def test_a_script_may_choose_another_default_device_for_a_while(
         assert [json.loads(line)["update"] for line in lines][-1] == updates
 
 
-def test_the_report_says_why_buckets_are_not_planned(tmp_path: Path) -> None:
-    for more, why in (
-        ({}, "only gloo's allreduces are timed: as auto"),
-        ({"last_comm_group_size_MB": 0.0001}, "last_comm_group_size_MB limits a bucket, too: as"),
-    ):
-        folder = tmp_path / str(len(more))
-        with devices.on("npu", **LATE):
-            train(PYTHON, "odd.py", folder, {"fuse_grad_size_in_MB": "plan", **more})
-        knobs = {knob["name"]: knob for knob in evidence(folder)["knobs"]}
-        assert knobs["fuse_grad_size_in_MB"]["reason"].startswith(why)
-
-
 def test_what_fleetrun_gathers_is_not_freed_while_it_comes(tmp_path: Path) -> None:
     # A rank that read garbage from memory once compared no more, and the others waited for it.
     with devices.on("npu", delay_us=3000, free="early"):

@@ -38,9 +38,8 @@ _LEVELS = {"use_hierarchical_allreduce": True, "hierarchical_allreduce_inter_nra
 STRATEGIES |= {
     "levels": {**_LEVELS, "fuse_grad_size_in_num": 3},
     "16 bits": {"bf16_allreduce": True, "fuse_grad_size_in_num": 3},
-    "plan": {"fuse_grad_size_in_MB": "plan"},
 }
-_SOME = {"levels": ("sharding of 4",), "16 bits": ("dp x mp", "sharding x pp"), "plan": ("sep",)}
+_SOME = {"levels": ("sharding of 4",), "16 bits": ("dp x mp", "sharding x pp")}
 # Name: the layout, and what rank 0 sends without a strategy for gradients (and norms) in each
 # update, to the group of its first axis among dp, sharding and sep.
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {

@@ -14,8 +14,6 @@ from fleetrun.errors import UsageError
 from fleetrun.model import Knob
 from fleetrun.strategy import fields, load
 
-_BUCKETS = "fuse_grad_size_in_MB"
-
 
 class Candidate(NamedTuple):
     """One combination: the varied fields and their values, as text."""

@@ -35,7 +35,6 @@ def settings_are_reset() -> Any:
         ({"fuse_all_reduce_ops": True}, SEVERAL, True, True),
         ({"fuse_grad_size_in_MB": 32, "last_comm_group_size_MB": 1.0}, SEVERAL, False, True),
         ({"fuse_grad_size_in_MB": "auto"}, SEVERAL, False, True),
-        ({"fuse_grad_size_in_MB": "plan"}, SEVERAL, False, False),
         ({"fuse_all_reduce_ops": False}, SEVERAL, False, False),
         ({"nccl_comm_num": 1}, SEVERAL, False, True),
         ({"nccl_comm_num": 2}, SEVERAL, True, False),
