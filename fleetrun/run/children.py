@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from fleetrun.run import cgroup, libc, proc
+from fleetrun.run import libc, proc
 from fleetrun.run.loop import poll
 
 _KILL = 9
@@ -372,10 +372,17 @@ def sweep(spare: AbstractSet[int], seconds: float, *, is_guard: bool = False) ->
         if not targets or time.monotonic() >= deadline:
             return Swept(tuple(targets), tuple(left for left in leftovers.values() if left.argv))
         for pid in targets:
-            leftovers.setdefault(pid, Leftover(pid, proc.argv(pid)))
-        untouchable = [pid for pid in targets if not kill_child(pid)]
-        if untouchable:
-            cgroup.kill(untouchable)
+            left = Leftover(pid, proc.argv(pid))
+            try:
+                os.kill(pid, _KILL)
+            except ProcessLookupError:
+                # The kernel has reaped it already if SIGCHLD was inherited as ignored.
+                continue
+            except PermissionError:
+                # A set-user-id program.
+                spare |= {pid}
+                continue
+            leftovers.setdefault(pid, left)
         until = min(deadline, time.monotonic() + _ROUND_S)
         for pid in targets:
             _reap(pid, until)
@@ -391,18 +398,6 @@ def _is_ours(pid: int) -> bool:
         return os.getsid(pid) == os.getsid(0)
     except OSError:
         return False
-
-
-def kill_child(pid: int) -> bool:
-    """Kill the child PID; return False without permission, as for a set-user-id program."""
-    try:
-        os.kill(pid, _KILL)
-    except ProcessLookupError:
-        # The kernel has reaped it already if SIGCHLD was inherited as ignored.
-        return True
-    except PermissionError:
-        return False
-    return True
 
 
 def _reap(pid: int, deadline: float) -> None:

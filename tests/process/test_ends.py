@@ -392,25 +392,6 @@ def test_a_proc_of_another_pid_namespace_is_a_sentence(tmp_path: Path) -> None:
     assert own.finish(launcher).code == 0
 
 
-def can_make_cgroups() -> bool:
-    return os.geteuid() == 0 and any(
-        os.access(f"{root}/cgroup.controllers", os.R_OK) and os.access(root, os.W_OK)
-        for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
-    )
-
-
-@pytest.mark.skipif(not can_make_cgroups(), reason="no cgroup v2 that we may write to")
-def test_who_may_not_be_signalled_is_killed_by_a_cgroup(tmp_path: Path) -> None:
-    # Like a set-user-id program for an ordinary user: another user's, and without CAP_KILL.
-    # Not a group leader, so setsid becomes the program itself, and $! is its pid.
-    stranger = "setsid setpriv --reuid=65534 --clear-groups sleep 60.25 & "
-    job = Driven(tmp_path, stranger + until_it_is("sleep 60.25"))
-    launcher = job.start(prefix=["setpriv", "--bounding-set=-kill"])
-    assert job.finish(launcher).code == 0
-    for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
-        assert not [*Path(root).glob("fleetrun-*")]
-
-
 def test_s30_a_wrapper_shell_passes_the_signal_on(tmp_path: Path) -> None:
     inner = "trap 'touch told; exit 0' TERM; touch ready0; while :; do sleep 0.02; done"
     job = Driven(tmp_path, f'sh -c "{inner}"; true')
