@@ -14,6 +14,7 @@ import json
 import math
 import mmap
 import os
+import re
 import struct
 import sys
 import threading
@@ -95,44 +96,29 @@ _ON_STREAM = "{}_on_calc_stream"
 _BACKWARD = Operation("backward")
 # The index of the ProcessGroup among the arguments of Paddle's reducer.
 _REDUCERS_GROUP = 3
-# The kernels in which Paddle communicates in dynamic graphs.
-_KERNELS = (
-    *(
-        "sync_batch_norm_",
-        "c_softmax_with_cross_entropy",
-        "c_softmax_with_multi_label_cross_entropy",
-    ),
-    *("c_concat", "c_allgather", "c_allreduce_sum", "c_allreduce_sum_", "c_allreduce_max_"),
-    *("margin_cross_entropy", "class_center_sample", "global_scatter", "global_gather"),
-    *("fused_attention", "fused_feedforward", "fused_multi_transformer", "mp_allreduce_sum"),
-    *("fused_multi_transformer_", "all_reduce", "all_gather", "all_to_all", "reduce_scatter"),
-)
-# By module and class: the functions within which Paddle calls collectives that we do not see, and
+# The functions within which Paddle calls collectives that we do not see: module, class if any, and
 # how that is named.
-_UNRECORDED = (
-    ("paddle._C_ops", "", _KERNELS, "Paddle's kernels"),
-    ("paddle._legacy_C_ops", "", _KERNELS, "Paddle's kernels"),
-    ("paddle.base.executor", "Executor", ("run",), "static programs"),
-    *(
-        (
-            f"paddle.jit.dy2static.{name}",
-            "PartialProgramLayer",
-            ("__call__", "sot_call"),
-            "to_static",
-        )
-        for name in ("partial_program", "pir_partial_program")
-    ),
-    ("paddle.jit.translated_layer", "", ("_run_dygraph",), "jit.load"),
-    ("paddle.distributed.parallel_with_gloo", "", ("gloo_barrier",), "gloo_barrier"),
-    (
-        *("paddle.distributed.fleet.base.role_maker", "Gloo"),
-        *(("barrier", "all_reduce", "all_gather"), "fleet's barriers"),
-    ),
-    (
-        *("paddle.distributed.auto_parallel.api", ""),
-        *(("shard_tensor", "dtensor_from_fn", "dtensor_from_local", "reshard"), "auto parallel"),
-    ),
-)
+_UNRECORDED = """
+paddle._C_ops, paddle._legacy_C_ops = Paddle's kernels
+    sync_batch_norm_ c_softmax_with_cross_entropy c_softmax_with_multi_label_cross_entropy c_concat
+    c_allgather c_allreduce_sum c_allreduce_sum_ c_allreduce_max_ margin_cross_entropy all_reduce
+    class_center_sample global_scatter global_gather fused_attention fused_feedforward all_gather
+    fused_multi_transformer fused_multi_transformer_ mp_allreduce_sum all_to_all reduce_scatter
+paddle.base.executor Executor = static programs
+    run
+paddle.jit.dy2static.partial_program PartialProgramLayer = to_static
+    __call__ sot_call
+paddle.jit.dy2static.pir_partial_program PartialProgramLayer = to_static
+    __call__ sot_call
+paddle.jit.translated_layer = jit.load
+    _run_dygraph
+paddle.distributed.parallel_with_gloo = gloo_barrier
+    gloo_barrier
+paddle.distributed.fleet.base.role_maker Gloo = fleet's barriers
+    barrier all_reduce all_gather
+paddle.distributed.auto_parallel.api = auto parallel
+    shard_tensor dtensor_from_fn dtensor_from_local reshard
+"""
 
 
 class Ring:
@@ -365,7 +351,7 @@ class FlightRecorder:
         self._armed.clear()
         return [(self.begin(group, _BACKWARD, (sums,)), group) for group, sums in armed]
 
-    def end_backward(self, number: int, process_group: Any) -> None:
+    def end_backward(self, number: int, process_group: Any, _result: None) -> None:
         """Record that a backward has returned; what it gave to a device may still be running."""
         if self._ring is None or not self.is_on:
             return
@@ -454,8 +440,13 @@ def watch() -> None:
     after_import("paddle.base.core", functools.partial(_patch_methods, _recorder))
     after_import("paddle.distributed.communication.group", _patch_groups)
     after_import("paddle.distributed.collective", functools.partial(_patch_new_group, _recorder))
-    for module, owner, functions, what in _UNRECORDED:
-        after_import(module, functools.partial(_note, _recorder, owner, functions, what))
+    for entry in re.split(r"\n(?! )", _UNRECORDED.strip()):
+        head, *lines = entry.split("\n")
+        place, _, what = head.partition(" = ")
+        functions = " ".join(lines).split()
+        for owner in place.split(", "):
+            module, _, kind = owner.partition(" ")
+            after_import(module, functools.partial(_note, _recorder, kind, functions, what))
 
 
 # The recorder of this process, if the launcher requests one.
@@ -484,23 +475,28 @@ def watching(recorder: FlightRecorder, method: Callable[..., Any]) -> Callable[.
 def _recorded(
     recorder: FlightRecorder,
     call: Callable[..., Any],
-    begin: Callable[..., int],
+    begin: Callable[..., list[tuple[int, Any]]],
     end: Callable[..., None],
 ) -> Callable[..., Any]:
-    """Return CALL, with BEGIN before it, and END or a mark that it has raised after it."""
+    """Return CALL, recorded in the groups for which BEGIN returns a number, 0 for none.
+
+    END is called with the number, the group and the result.
+    """
     begin, end, raised = (watching(recorder, hook) for hook in (begin, end, recorder.raised))
 
     @functools.wraps(call)
     def recorded(*args: Any, **options: Any) -> Any:
-        number = begin(*args, **options)
+        begun = begin(*args, **options) or ()
         try:
             result = call(*args, **options)
         except BaseException:
-            if number:
-                raised(number)
+            for number, _ in begun:
+                if number:
+                    raised(number)
             raise
-        if number:
-            end(number, args[0] if args else None, result)
+        for number, group in begun:
+            if number:
+                end(number, group, result)
         return result
 
     return recorded
@@ -513,14 +509,13 @@ def _patch_groups(module: Any) -> None:
 
 
 def _patch_new_group(recorder: FlightRecorder, collective: Any) -> None:
-    def begin(ranks: Sequence[int] | None = None, *_: Any, **_options: Any) -> int:
-        return recorder.begin_group(ranks)
-
-    def end(number: int, *_: Any) -> None:
-        recorder.end(number)
+    def begin(
+        ranks: Sequence[int] | None = None, *_: Any, **_options: Any
+    ) -> list[tuple[int, None]]:
+        return [(recorder.begin_group(ranks), None)]
 
     new_group = collective.new_group
-    collective.new_group = _recorded(recorder, new_group, begin, end)
+    collective.new_group = _recorded(recorder, new_group, begin, recorder.end)
     _replace_in_modules("new_group", new_group, collective.new_group)
 
 
@@ -561,8 +556,10 @@ def methods_of(kind: Any) -> list[tuple[str, Operation]]:
 
 
 def _patch_methods(recorder: FlightRecorder, core: Any) -> None:
-    def begin(operation: Operation, process_group: Any, *args: Any, **_: Any) -> int:
-        return recorder.begin(process_group, operation, args)
+    def begin(
+        operation: Operation, process_group: Any, *args: Any, **_: Any
+    ) -> list[tuple[int, Any]]:
+        return [(recorder.begin(process_group, operation, args), process_group)]
 
     kind: Any = core.ProcessGroup
     for name, operation in methods_of(kind):
@@ -594,27 +591,13 @@ def _patch_backward(recorder: FlightRecorder, core: Any) -> None:
             recorder.arm(*reducers[id(reducer)])
 
     keep, arm = watching(recorder, remember), watching(recorder, prepare)
-    begin, end, raised = (
-        watching(recorder, hook)
-        for hook in (recorder.begin_backward, recorder.end_backward, recorder.raised)
-    )
 
-    @functools.wraps(run)
-    def run_backward(*args: Any, **options: Any) -> Any:
-        begun = [(number, group) for number, group in begin() or () if number]
-        try:
-            result = run(*args, **options)
-        except BaseException:
-            for number, _ in begun:
-                raised(number)
-            raise
-        for number, group in begun:
-            end(number, group)
-        return result
+    def begin(*_: Any, **_options: Any) -> list[tuple[int, Any]]:
+        return recorder.begin_backward()
 
     kind.__init__ = __init__
     watch_method(kind, "prepare_for_backward", before=arm)
-    core.eager.run_backward = run_backward
+    core.eager.run_backward = _recorded(recorder, run, begin, recorder.end_backward)
 
 
 def _ranges(ranks: Sequence[int]) -> list[list[int]]:

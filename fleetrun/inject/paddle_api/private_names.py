@@ -201,8 +201,6 @@ AmpScaler.scale(self)  AMP: a loss is scaled
 [paddle.base.core]
 get_low_precision_op_list  AMP: Paddle's counts of operators
 eval_frame_skip_file_prefix  -: keeps paddle.jit.to_static from translating our functions
-[paddle.jit.translated_layer]
-_run_dygraph(instance input program_holder)  -: runs a program of jit.load
 [paddle.nn.utils]
 clip_grad_norm_(parameters)  MERGE: clips merged gradients
 [paddle.nn.layer.layers]
