@@ -10,8 +10,6 @@ import pytest
 from commandline import Command, fleetrun
 from waiting import until
 
-from fleetrun.commands.report import charts, history
-
 pytestmark = pytest.mark.slow
 
 # All print before one of them fails.
@@ -67,7 +65,7 @@ def test_all_ranks_of_two_hosts_are_seen_while_they_run_and_afterwards(tmp_path:
     last = seen(tmp_path, "top")
     assert "rank 6 exited with 7" in last.splitlines()[-1]
     page = Path(seen(tmp_path, "report").strip()).read_text(encoding="utf-8")
-    bars = re.findall(r'<rect [^>]*fill="(#\w+)"><title>(rank \d on [\d.]+),', page)
+    bars = re.findall(r'"([a-z ]+)", "(rank \d on [\d.]+), attempt', page)
     assert len(bars) == 8
-    failed = [bar for color, bar in bars if color == charts.COLORS[history.FIRST]]
+    failed = [bar for kind, bar in bars if kind == "failed first"]
     assert failed == ["rank 6 on 127.0.0.2"]

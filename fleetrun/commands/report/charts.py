@@ -1,117 +1,133 @@
-"""The charts of a page; pure."""
+"""The charts of a page as data, which the page's script draws; pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any
 
-from fleetrun.commands.report import svg
-from fleetrun.commands.report.history import ALIVE, ALONG, FIRST, OPEN, WELL, RunHistory, Use
+from fleetrun.commands.report.history import COLLECTIVES, Curve, RunHistory
+from fleetrun.plan.visible import visible
 
-COLORS = {WELL: "#2e9e5b", FIRST: "#d33f3f", ALONG: "#a3a8b0", ALIVE: "#3b7dd8", OPEN: "#7fa9de"}
-_PALETTE = ("#3b7dd8", "#e08a1e", "#2e9e5b", "#9a5fd0", "#d33f3f", "#159aa5", "#7a6a4f", "#808080")
-# Two runs side by side: the ranks of one in cold colours, those of the other in warm ones.
-_SIDES = (
-    ("#1f5fb8", "#4a8ae0", "#86b4f0", "#5a4fcf", "#9a93ec", "#159aa5", "#66c4cc", "#3d7f9e"),
-    ("#c2690c", "#e9973f", "#f3bd82", "#b8321f", "#e0705f", "#a8820a", "#d6b447", "#8c5a3c"),
-)
-_MIB = 1 << 20
-_MOST_LINES = 8
+# A chart of fewer says nothing that a number does not say.
+_FEWEST_POINTS = 3
 # From this many points on, their average says more than the points.
 _MANY_POINTS = 60
+_SMOOTHED = "Faint: as printed; bold: the mean of {} values around each."
 
 
-def timeline(run: RunHistory) -> str:
-    """Return the timeline of each process' attempts, coloured by how they ended."""
-    titles = {bar.label: bar.title for bar in run.bars}
+def of_run(run: RunHistory) -> dict[str, dict[str, Any]]:
+    """Return the charts of RUN by name, those that say something."""
+    charts = {"processes": _processes(run)} if run.bars else {}
+    maps = [
+        {
+            "title": used.title,
+            "unit": used.unit,
+            "rows": [*map(visible, used.rows)],
+            "at": used.at,
+            "values": _packed(used.values),
+        }
+        for used in run.uses
+        if len(used.at) >= _FEWEST_POINTS
+    ]
+    if maps:
+        first = COLLECTIVES if any(moment.what == "hung" for moment in run.moments) else ""
+        charts["maps"] = {**_common([run]), "maps": maps, "first": first}
+    return charts | of_curves([run])
+
+
+def of_curves(stories: Sequence[RunHistory]) -> dict[str, dict[str, Any]]:
+    """Return the charts of the losses and steps of one or two STORIES over their time."""
+    charts = {}
+    for name in ("loss", "steps"):
+        lines = [
+            line
+            for side, run in zip("AB" if len(stories) > 1 else ("",), stories, strict=True)
+            for line in _lines(run, name, side)
+        ]
+        if lines:
+            counts = {line.pop("near") for line in lines} - {0}
+            note = _SMOOTHED.format(max(counts)) if counts else ""
+            charts[name] = {**_common(stories), "lines": lines, "note": note}
+    return charts
+
+
+def _common(stories: Sequence[RunHistory]) -> dict[str, Any]:
+    """Return what all charts of STORIES share: the seconds of their axis, and who is marked."""
+    return {
+        # A rank may print something after the last event.
+        "span": max(
+            1e-3,
+            *(run.seconds for run in stories),
+            *(curve.at[-1] for run in stories for curve in run.curves if curve.at),
+        ),
+        "culprits": [visible(label) for run in stories for label in run.culprits],
+    }
+
+
+def _processes(run: RunHistory) -> dict[str, Any]:
+    """Return the attempts of each process of RUN over time, by how they ended."""
+    titles = {bar.label: visible(bar.title) for bar in run.bars}
     place = {label: index for index, label in enumerate(titles)}
-    spans = [
-        svg.Segment(
-            *(place[bar.label], bar.begin, bar.end, COLORS[bar.kind]),
-            f"{bar.title}{f' on {bar.host}' if bar.host else ''}, attempt "
-            f"{bar.attempt}: {bar.how} after {bar.end - bar.begin:.1f} s",
-        )
-        for bar in run.bars
+    spans = []
+    for bar in run.bars:
+        host = f" on {bar.host}" if bar.host else ""
+        took = f"attempt {bar.attempt}: {bar.how} after {bar.end - bar.begin:.1f} s"
+        tip = f"{titles[bar.label]}{host}, {took}"
+        spans.append((place[bar.label], round(bar.begin, 3), round(bar.end, 3), bar.kind, tip))
+    moments = [
+        (round(moment.at, 3), visible(f"{moment.what}: {moment.text}")) for moment in run.moments
     ]
-    kinds = {bar.kind for bar in run.bars}
-    return svg.lanes(
-        list(titles.values()),
-        spans,
-        "seconds since the start",
-        [(kind, color) for kind, color in COLORS.items() if kind in kinds],
-        [(moment.at, f"{moment.what}: {moment.text}") for moment in run.moments],
-    )
+    return {**_common([run]), "rows": [*titles.values()], "spans": spans, "moments": moments}
 
 
-def losses(stories: Sequence[RunHistory]) -> str | None:
-    """Return the chart of printed losses by step; None without any."""
-    return _lines(stories, "loss")
+def _lines(run: RunHistory, name: str, side: str) -> Iterator[dict[str, Any]]:
+    """Yield the lines of RUN's losses or steps; SIDE is its letter beside another run."""
+    for curve in run.curves:
+        values = _finite(curve) if name == "loss" else [*curve.steps]
+        known = sum(value is not None for value in values)
+        if known < _FEWEST_POINTS or not (name == "loss" or curve.has_steps):
+            continue
+        near = len(values) // 50 if name == "loss" and len(values) >= _MANY_POINTS else 0
+        label = f"{side}: {curve.label}" if side else curve.label
+        yield {
+            "name": visible(label),
+            "side": side,
+            "x": curve.at,
+            "y": values,
+            "mean": smoothed(values, near) if near else None,
+            "near": 2 * near + 1 if near else 0,
+        }
 
 
-def steps(stories: Sequence[RunHistory]) -> str | None:
-    """Return the chart of printed steps by time; None without any."""
-    return _lines(stories, "step")
-
-
-def _lines(stories: Sequence[RunHistory], quantity: str) -> str | None:
-    lines: list[svg.Line] = []
-    for number, run in enumerate(stories):
-        colors = _SIDES[number] if len(stories) > 1 else _PALETTE
-        drawn = 0
-        for curve in run.curves:
-            has_losses = any(loss is not None for loss in curve.losses)
-            if not (has_losses if quantity == "loss" else curve.has_steps):
-                continue
-            name = f"{'AB'[number]}: {curve.label}" if len(stories) > 1 else curve.label
-            color = colors[drawn % len(colors)]
-            drawn += 1
-            if quantity == "step":
-                lines.append(svg.Line(name, curve.at, curve.steps, color))
-                continue
-            lines += _smooth(name, curve.steps, _finite(curve.losses), color)
-    if not lines:
-        return None
-    is_stepped = all(curve.has_steps for run in stories for curve in run.curves)
-    below = "step" if is_stepped else "step, or index of the loss"
-    return svg.lines(
-        lines, *((below, "loss") if quantity == "loss" else ("seconds since the start", "step"))
-    )
-
-
-def _smooth(
-    name: str, steps: Sequence[int], values: list[float | None], color: str
-) -> list[svg.Line]:
-    """Return VALUES as a line; if they are many, a faint one below their average."""
-    if len(values) < _MANY_POINTS:
-        return [svg.Line(name, steps, values, color)]
-    faint = svg.Line(name, steps, values, color, faint=True)
-    return [faint, svg.Line(name, steps, svg.smoothed(values), color)]
-
-
-def _finite(losses: Sequence[float | None]) -> list[float | None]:
-    """Return LOSSES with gaps in place of infinities and NaN."""
-    return [loss if loss is not None and abs(loss) < float("inf") else None for loss in losses]
-
-
-def use(used: Use) -> str:
-    """Return what each row used over time: as lines, or as a heat map of many rows."""
-    below = "seconds since the start"
-    if len(used.rows) > _MOST_LINES:
-        return svg.shades(used.rows, used.at, used.values, below, used.unit)
-    lines = [
-        svg.Line(row, used.at, values, _PALETTE[at % len(_PALETTE)])
-        for at, (row, values) in enumerate(zip(used.rows, used.values, strict=True))
+def _finite(curve: Curve) -> list[float | None]:
+    """Return the losses of CURVE with gaps in place of infinities and NaN."""
+    return [
+        loss if loss is not None and abs(loss) < float("inf") else None for loss in curve.losses
     ]
-    return svg.lines(lines, below, used.unit, from_zero=True)
 
 
-def memory(run: RunHistory) -> str | None:
-    """Return the peak memory of each process in its last known attempt."""
-    peaks = {bar.label: bar.peak_bytes for bar in run.bars if bar.peak_bytes}
-    rows = [(label, round(peak / _MIB, 1)) for label, peak in peaks.items()]
-    return svg.columns(rows, "MiB", COLORS[OPEN]) if rows else None
+def smoothed(values: Sequence[float | None], near: int) -> list[float | None]:
+    """Return the moving average of VALUES, over NEAR of them on both sides.
+
+    >>> smoothed([1.0, None, 3.0, 5.0], 1)
+    [1.0, None, 4.0, 4.0]
+    """
+    sums = [0.0, *accumulate(value or 0.0 for value in values)]
+    counts = [0, *accumulate(int(value is not None) for value in values)]
+    means: list[float | None] = []
+    for at, value in enumerate(values):
+        left, right = max(0, at - near), min(len(values), at + near + 1)
+        mean = (sums[right] - sums[left]) / max(counts[right] - counts[left], 1)
+        means.append(None if value is None else mean)
+    return means
 
 
-def buckets(run: RunHistory) -> str | None:
-    """Return the size of each bucket of gradients, in the order of sending."""
-    rows = [(f"bucket {index}", round(size / _MIB, 3)) for index, size in enumerate(run.buckets)]
-    return svg.columns(rows, "MiB", _PALETTE[1]) if rows else None
+def _packed(rows: Sequence[Sequence[float | None]]) -> str:
+    """Return the numbers of ROWS, row by row, as 32-bit floats in base64; NaN for None."""
+    numbers = array("f")
+    for row in rows:
+        numbers.extend(float("nan") if value is None else value for value in row)
+    return base64.b64encode(numbers.tobytes()).decode()

@@ -37,8 +37,8 @@ _MOST_LOGS, _MOST_BYTES = 8, 16 << 20
 _PIECES = 64
 # The most columns of a chart.
 _MOST_POINTS = 2000
-# With 1,024 ranks, each moment has 1,024 numbers.
-_MOST_MOMENTS = 500
+# The moments of a picture, and its cells, all of which a browser gets.
+_LEAST_MOMENTS, _MOST_MOMENTS, _MOST_VALUES = 16, 240, 1 << 16
 # The ranks whose collectives are read.
 _MOST_RANKS = 256
 _GIB = 1 << 30
@@ -52,7 +52,7 @@ _SHOWN = frozenset(
 _CPU, _MEMORY = ("CPU use", "% of one"), ("Memory", "GiB")
 _GPU, _GPU_MEMORY = ("GPU use", "%"), ("GPU memory", "GiB")
 _STEP = ("Step time", "s")
-_COLLECTIVES = "Time in collectives"
+COLLECTIVES = "Time in collectives"
 # The columns of a heat map.
 _MOST_COLUMNS = 120
 _KINDS = (_STEP, _CPU, _MEMORY, _GPU, _GPU_MEMORY)
@@ -148,15 +148,25 @@ class RunHistory(NamedTuple):
     is_running: bool = False
     # Steps per second of ranks by the times in their own heartbeats.
     speeds: tuple[float, ...] = ()
+    # The labels of the ranks that failed first, or that a hang waits for.
+    culprits: tuple[str, ...] = ()
 
 
 # Returns what a run's host has measured, thinned out.
 Measured = Callable[[Run], Sequence[metricsfile.MetricsRecord]]
 
 
+def metrics_reader(run: Run) -> metricsfile.MetricsReader:
+    """Return a reader of the measurements of RUN's host, thinned out."""
+    # A launcher that was killed at once has left no plan.
+    ranks = max(run.processes, 1) * (1 if run.plan is None else len(run.plan.nodes))
+    most = max(_LEAST_MOMENTS, min(_MOST_MOMENTS, _MOST_VALUES // ranks))
+    return metricsfile.MetricsReader(os.path.join(run.path, names.METRICS), most)
+
+
 def measured(run: Run) -> Sequence[metricsfile.MetricsRecord]:
     """Return the measurements of RUN's host so far."""
-    return metricsfile.MetricsReader(os.path.join(run.path, names.METRICS), _MOST_MOMENTS).read()
+    return metrics_reader(run).read()
 
 
 def read(
@@ -170,6 +180,7 @@ def read(
     began = min((run.started_at for run in job_runs if run.started_at is not None), default=0.0)
     bars: list[AttemptSpan] = []
     moments: list[Moment] = []
+    culprits: list[str] = []
     fields: tuple[FieldVerdict, ...] = ()
     last = max((run.finished_at or 0.0 for run in job_runs), default=0.0)
     running = {run.path for run in job_runs if runs.is_running(run.path)}
@@ -186,6 +197,8 @@ def read(
             elif event.event == "strategy_report":
                 fields = eventfile.verdicts(event)
             elif event.event in _SHOWN:
+                for entry in reading.mappings(event.more.get("collectives")):
+                    culprits += reading.texts(entry.get("who"))
                 moments.append(Moment(event.time - began, event.event, _description(event)))
         ranks = sorted({log.rank for log in run.logs if log.rank is not None})
         axes = rankfile.topology(os.path.join(run.path, names.rank_records(str(r))) for r in ranks)
@@ -222,6 +235,9 @@ def read(
         attempts=max(run.attempt for run in job_runs) + 1,
         is_running=bool(running),
         speeds=tuple(_speeds(job_runs)),
+        culprits=tuple(
+            dict.fromkeys([*(bar.label for bar in bars if bar.kind == FIRST), *culprits])
+        ),
     )
 
 
@@ -264,7 +280,7 @@ def _in_collectives(job_runs: Sequence[Run], began: float, last: float) -> Itera
                 row[at] += max(min(right, at + 1) - max(left, at), 0.0) * 100
     shown = tuple(begin - began + at * width_s for at in range(_MOST_COLUMNS))
     values = tuple(tuple(round(min(share, 100.0), 2) for share in row) for row in rows.values())
-    yield Use(_COLLECTIVES, "%", tuple(rows), shown, values)
+    yield Use(COLLECTIVES, "%", tuple(rows), shown, values)
 
 
 def _bar(log: LogRecord, began: float, last: float, host: str) -> AttemptSpan:

@@ -1,21 +1,24 @@
-"""Writes a run, or two side by side, as one HTML file that needs no network."""
+"""The sections of a page about a run, and the page of one run, or of two, as one file."""
 
 from __future__ import annotations
 
 import html
+import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from string import Template
+from typing import Any
 from urllib.parse import quote
 
 from fleetrun.commands.report import charts, words
 from fleetrun.commands.report.history import FIRST, RunHistory
-from fleetrun.conversion import duration
+from fleetrun.conversion import duration, size
 from fleetrun.plan.visible import visible, visible_lines
 
 _MOST_MOMENTS = 200
+_Link = Callable[[str, str], str]
 
 
 def page(stories: Sequence[RunHistory], folder: str) -> str:
@@ -27,14 +30,24 @@ def page(stories: Sequence[RunHistory], folder: str) -> str:
     def link(path: str, text: str) -> str:
         return f'<a href="{html.escape(quote(os.path.relpath(path, folder)))}">{escaped(text)}</a>'
 
+    drawn: dict[str, dict[str, Any]] = {}
     parts = [comparison(stories)] if len(stories) > 1 else []
-    runs = "".join(_run(run, number, link) for number, run in enumerate(stories))
-    parts.append(f'<div class="runs">{runs}</div>')
+    if len(stories) > 1:
+        drawn |= {f"both-{name}": chart for name, chart in charts.of_curves(stories).items()}
+    runs = []
+    for letter, run in zip("AB", stories, strict=False):
+        own = {f"{letter}-{name}": chart for name, chart in charts.of_run(run).items()}
+        drawn |= own
+        shown = "".join(sections(run, link, own, letter).values()) + _logs(run, link)
+        runs.append(f'<div class="run" id="run-{letter}">{shown}</div>')
+    parts.append(f'<div class="runs">{"".join(runs)}</div>')
+    # No text may end the script.
+    data = json.dumps(drawn, allow_nan=False).replace("<", "\\u003c")
     return Template(part("page.html")).substitute(
         title=escaped(", ".join(f"{title(run)}: {result(run)[0]}" for run in stories)),
         width="88em" if len(stories) > 1 else "64em",
         style=part("page.css"),
-        script=f"{part('chart.js')}{words.script()}",
+        script=f"{part('chart.js')}{words.script()}\ndraw(document, {data});",
         body="\n".join(parts),
     )
 
@@ -44,55 +57,33 @@ def part(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
-def _chart(title: str, key: str, drawn: str | None) -> str:
-    if drawn is None:
-        return ""
-    return f'<h2>{title}</h2><div class="card"><div id="{key}">{drawn}</div></div>'
-
-
-def _run(run: RunHistory, number: int, link: Callable[[str, str], str]) -> str:
-    """Return everything about one run."""
-    parts = sections(run, number, link, _uses(run, number))
-    return f'<div class="run" id="run-{"AB"[number]}">{"".join(parts.values())}</div>'
-
-
-def _uses(run: RunHistory, number: int) -> str:
-    return "".join(
-        _chart(used.title, f"use-{index}-{'AB'[number]}", charts.use(used))
-        for index, used in enumerate(run.uses)
-    )
-
-
 def sections(
-    run: RunHistory, number: int, link: Callable[[str, str], str], uses: str = ""
+    run: RunHistory, link: _Link, drawn: Iterable[str], letter: str = "A"
 ) -> dict[str, str]:
-    """Return the sections of a page about RUN, by topic; USES are the charts of its usage."""
+    """Return the sections of a page about RUN, with boxes for the charts DRAWN, by topic."""
 
-    def chart(title: str, name: str, drawn: str | None) -> str:
-        return _chart(title, f"{name}-{'AB'[number]}", drawn)
+    def chart(title: str, name: str) -> str:
+        return _chart(title, f"{letter}-{name}") if f"{letter}-{name}" in drawn else ""
 
-    return {
-        "head": _head(run) + _cause(run, link),
-        "progress": "".join(
-            (
-                chart("Loss", "loss", charts.losses([run])),
-                chart("Steps", "steps", charts.steps([run])),
-                _moments(run),
-                chart("Processes", "timeline", charts.timeline(run)),
-            )
-        ),
-        "uses": uses,
-        "origin": "".join(
-            (
-                # Charts over time show the peak, too.
-                chart("Peak memory", "memory", None if run.uses else charts.memory(run)),
-                _strategy(run),
-                chart("Buckets of gradients", "buckets", charts.buckets(run)),
-                _facts(run),
-            )
-        ),
-        "logs": _logs(run, link),
-    }
+    verdict = result(run)[0]
+    told = {run.verdict, verdict}
+    shown = "".join(f"<div><b>{escaped(value)}</b>{name}</div>" for name, value in numbers(run))
+    head = (
+        f'<h1>{escaped(title(run))}</h1><span class="verdict {result(run)[1]}">{escaped(verdict)}'
+        f'</span><div class="numbers">{shown}</div>{_cause(run, link, told)}'
+    )
+    progress = (
+        chart("Processes", "processes")
+        + _moments(run, told)
+        + chart("Ranks over time", "maps")
+        + chart("Loss", "loss")
+        + chart("Steps", "steps")
+    )
+    return {"head": head, "progress": progress, "origin": _strategy(run) + _facts(run)}
+
+
+def _chart(title: str, name: str) -> str:
+    return f'<h2>{title}</h2><div class="card" data-chart="{name}"></div>'
 
 
 def title(run: RunHistory) -> str:
@@ -110,73 +101,66 @@ def result(run: RunHistory) -> tuple[str, str]:
     return run.verdict or "all processes finished", ""
 
 
-def _head(run: RunHistory) -> str:
-    word, kind = result(run)
-    shown = "".join(f"<div><b>{escaped(value)}</b>{name}</div>" for name, value in numbers(run))
-    return (
-        f'<h1>{escaped(title(run))}</h1><span class="verdict {kind}">{escaped(word)}</span>'
-        f'<div class="numbers">{shown}</div>'
-    )
-
-
 def numbers(run: RunHistory) -> list[tuple[str, str]]:
     """Return the key figures of a run."""
     printed = (curve.steps_per_second() for curve in run.curves)
     speeds = run.speeds or [speed for speed in printed if speed is not None]
     final = [loss for curve in run.curves for loss in curve.losses[-1:] if loss is not None]
     peaks = [bar.peak_bytes for bar in run.bars if bar.peak_bytes]
+    throughputs = [curve.throughput for curve in run.curves if curve.throughput]
     figures = [
         ("duration", duration(run.seconds)),
         ("processes", str(len({bar.label for bar in run.bars}))),
+        ("hosts", str(len(run.hosts)) if len(run.hosts) > 1 else ""),
+        ("attempts", str(run.attempts) if run.attempts > 1 else ""),
+        ("steps per second", f"{sorted(speeds)[len(speeds) // 2]:.3g}" if speeds else ""),
+        ("last throughput", throughputs[0] if throughputs else ""),
+        ("last loss", f"{final[0]:.4g}" if final else ""),
+        ("peak memory of a process", f"{max(peaks) / (1 << 20):.0f} MiB" if peaks else ""),
     ]
-    figures += [
-        (name, str(count))
-        for name, count in (("hosts", len(run.hosts)), ("attempts", run.attempts))
-        if count > 1
-    ]
-    if speeds:
-        figures.append(("steps per second", f"{sorted(speeds)[len(speeds) // 2]:.3g}"))
-    figures += [("last throughput", curve.throughput) for curve in run.curves if curve.throughput][
-        :1
-    ]
-    if final:
-        figures.append(("last loss", f"{final[0]:.4g}"))
-    if peaks:
-        figures.append(("peak memory of a process", f"{max(peaks) / (1 << 20):.0f} MiB"))
-    return figures
+    return [(name, value) for name, value in figures if value]
 
 
-def _cause(run: RunHistory, link: Callable[[str, str], str]) -> str:
-    """Return why the run failed, by its report."""
+def _cause(run: RunHistory, link: _Link, told: set[str]) -> str:
+    """Return why the run failed, by its report, without what was TOLD before."""
     report = run.report
     if report is None or not run.exit_code:
         return ""
-    lines = [f"<p><b>{escaped(report.outcome)}</b></p>"]
+    lines = []
+
+    def say(text: str, shown: str = "{}") -> None:
+        if text and text not in told:
+            told.add(text)
+            lines.append(f"<p>{shown.format(escaped(text))}</p>")
+
+    say(report.outcome, "<b>{}</b>")
     culprit = report.culprit
     if culprit is not None:
-        if culprit.class_:
-            lines.append(f"<p>{escaped(culprit.class_)}: {escaped(culprit.message)}</p>")
-        if culprit.remedy:
-            lines.append(f"<p>{escaped(culprit.remedy)}</p>")
-        words = culprit.stack or "\n".join(culprit.last_words)
-        if words:
-            lines.append(f"<pre>{html.escape(visible_lines(words))}</pre>")
+        say(f"{culprit.class_}: {culprit.message}" if culprit.class_ else "")
+        say(culprit.remedy)
+        last = culprit.stack or "\n".join(culprit.last_words)
+        if last:
+            lines.append(f"<pre>{html.escape(visible_lines(last))}</pre>")
         # The report is about the last attempt's first failure.
         firsts = [(bar.attempt, bar.logs) for bar in run.bars if bar.kind == FIRST]
         _, logs = max(firsts, default=(0, ()))
         for log, name in zip(logs, ("Its log", "Its standard error"), strict=False):
             lines.append(f"<p>{link(log, name)}</p>")
-    lines += [f"<p>{escaped(text)}</p>" for text in report.evidence]
-    earlier = enumerate(report.earlier)
-    lines += [f"<p>Attempt {attempt}: {escaped(outcome)}</p>" for attempt, outcome in earlier]
+    for text in report.evidence:
+        say(text)
+    for attempt, outcome in enumerate(report.earlier):
+        say(f"Attempt {attempt}: {outcome}")
     return f'<h2>Cause</h2><div class="card" id="cause">{"".join(lines)}</div>'
 
 
-def _moments(run: RunHistory) -> str:
+def _moments(run: RunHistory, told: set[str]) -> str:
+    """Return what happened when, without the texts of what was TOLD before."""
     if not run.moments:
         return ""
-    shown = run.moments[:_MOST_MOMENTS]
-    rows = [(f"{moment.at:.1f} s", moment.what, moment.text) for moment in shown]
+    rows = [
+        (f"{moment.at:.1f} s", moment.what, "" if moment.text in told else moment.text)
+        for moment in run.moments[:_MOST_MOMENTS]
+    ]
     more = len(run.moments) - len(rows)
     tail = f"<p>and {more} more, in events.jsonl</p>" if more > 0 else ""
     return f'<h2>Events</h2><div class="card">{_table(("at", "what", ""), rows)}{tail}</div>'
@@ -197,10 +181,12 @@ def _strategy(run: RunHistory) -> str:
 
 
 def _facts(run: RunHistory) -> str:
-    return f'<h2>Where it came from</h2><div class="card">{_table((), run.facts)}</div>'
+    buckets = ", ".join(size(number) for number in run.buckets)
+    facts = [*run.facts, *([("buckets of gradients", buckets)] if buckets else [])]
+    return f'<h2>Where it came from</h2><div class="card">{_table((), facts)}</div>'
 
 
-def _logs(run: RunHistory, link: Callable[[str, str], str]) -> str:
+def _logs(run: RunHistory, link: _Link) -> str:
     links = "".join(
         f"<div>{link(log, f'{bar.title}{stream}{attempt}')}</div>"
         for bar in run.bars
@@ -212,7 +198,6 @@ def _logs(run: RunHistory, link: Callable[[str, str], str]) -> str:
 
 def comparison(stories: Sequence[RunHistory]) -> str:
     """Return the two STORIES side by side: key figures, differences, losses and steps."""
-    first, second = stories
     rows: list[Sequence[str]] = []
     for pairs in (
         [dict(numbers(run)) for run in stories],
@@ -223,17 +208,16 @@ def comparison(stories: Sequence[RunHistory]) -> str:
             values = [pair.get(name, "-") for pair in pairs]
             if values[0] != values[1]:
                 rows.append((name, *values))
-    parts = [
-        f"<h1>A: {escaped(title(first))}<br>B: {escaped(title(second))}</h1>",
-        '<h2>What differs</h2><div class="card" id="differs">',
-        _table(("", "A", "B"), rows),
-        "</div>",
-    ]
-    parts += [
-        _chart("Loss of both", "loss-both", charts.losses(stories)),
-        _chart("Steps of both", "steps-both", charts.steps(stories)),
-    ]
-    return "".join(parts)
+    heads = "<br>".join(
+        f"{side}: {escaped(title(run))}" for side, run in zip("AB", stories, strict=True)
+    )
+    drawn = charts.of_curves(stories)
+    titles = {"loss": "Loss of both", "steps": "Steps of both"}
+    return (
+        f'<h1>{heads}</h1><h2>What differs</h2><div class="card" id="differs">'
+        f"{_table(('', 'A', 'B'), rows)}</div>"
+        + "".join(_chart(titles[name], f"both-{name}") for name in drawn)
+    )
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

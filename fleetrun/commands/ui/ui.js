@@ -3,7 +3,7 @@
 const PAUSE_MS = 2000;
 const byId = id => document.getElementById(id);
 const address = () => new URLSearchParams(location.hash.slice(1));
-let runs = [], version = "", shown = {}, uses = [], drawn = null, takenAt = "", isRunning = false;
+let runs = [], version = "", shown = {}, charts = {}, takenAt = "", isRunning = false;
 
 // The address with CHANGES, in which null takes a word away.
 function led(changes) {
@@ -19,20 +19,20 @@ async function ask(path, method = "GET") {
   return answer.json();
 }
 
-function element(name, text, attributes = {}) {
-  const made = document.createElement(name);
-  if (text) made.textContent = text;
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  return made;
+// What the server has written, in which it has escaped everything that a run says; CHARTS are drawn anew.
+const inPlace = new Map();
+function put(id, html, charts) {
+  if (inPlace.get(id) !== html) byId(id).innerHTML = html;
+  inPlace.set(id, html);
+  drawCharts(byId(id), charts);
 }
 
-// What the server has drawn, in which it has escaped everything that a run says.
-const inPlace = new Map();
-function put(id, html) {
-  if (inPlace.get(id) === html) return;
-  inPlace.set(id, html);
-  byId(id).innerHTML = html;
-  readings(byId(id));
+// A click on a rank shows its log.
+function drawCharts(box, charts) {
+  draw(box, charts, address().get("map"), title => { location.hash = led({ map: title }); }, label => {
+    const rank = label.startsWith("rank ") ? label.slice(5) : /^[a-z]+ \d+$/.test(label) ? label.replace(" ", ".") : "";
+    if (rank) location.hash = led({ rank });
+  });
 }
 
 function problem(text) {
@@ -60,92 +60,6 @@ function listRuns() {
   byId("runs").replaceChildren(element("h1", "fleetrun"), ...rows);
   if (!rows.length) byId("runs").append(element("p", "There is no run yet."));
 }
-
-// Maps of ranks over time ------------------------------------------------------------------------
-
-const SHADES = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
-
-function shade(share) {
-  const at = Math.min(Math.max(share, 0), 1) * (SHADES.length - 1), near = Math.min(Math.floor(at), SHADES.length - 2);
-  return SHADES[near].map((value, index) => value + (at - near) * (SHADES[near + 1][index] - value));
-}
-
-function unpacked(use) {
-  const bytes = Uint8Array.from(atob(use.values), letter => letter.charCodeAt(0));
-  return { ...use, values: new Float32Array(bytes.buffer) };
-}
-
-function drawMaps() {
-  const chosen = uses.find(use => use.title === address().get("map")) || uses[0];
-  byId("kinds").replaceChildren(...uses.map(use => {
-    const button = element("button", use.title, { role: "tab", "aria-selected": use === chosen });
-    button.addEventListener("click", () => { location.hash = led({ map: use.title }); });
-    return button;
-  }));
-  const canvas = byId("map").firstElementChild;
-  canvas.hidden = !chosen;
-  drawn = chosen || null;
-  if (!chosen) {
-    byId("cell").textContent = "No measurements yet; fleetrun takes one every five seconds (--metrics_period).";
-    return;
-  }
-  const [wide, high] = [chosen.at.length, chosen.rows.length];
-  const known = chosen.values.filter(value => !Number.isNaN(value)).sort();
-  // A few values far above the others would leave these in one colour.
-  const [low, middle, top] = [0, 0.5, 0.99].map(share => known[Math.floor((known.length - 1) * share)]);
-  const isLog = low > 0 && top > 8 * middle, scaled = isLog ? Math.log : value => value;
-  [canvas.width, canvas.height] = [wide, high];
-  // Of a row that gets less than a pixel nothing may be seen.
-  canvas.style.height = Math.max(120, Math.min(high * 18, Math.max(620, high))) + "px";
-  const image = new ImageData(wide, high);
-  chosen.values.forEach((value, place) => {
-    if (!Number.isNaN(value))
-      image.data.set([...shade((scaled(value) - scaled(low)) / ((scaled(top) - scaled(low)) || 1)), 255], 4 * place);
-  });
-  canvas.getContext("2d").putImageData(image, 0, 0);
-  const legend = chosen.title + ": dark " + number(low) + " to bright " + number(top) + " " + chosen.unit +
-    (isLog ? " (logarithmic)" : "") + ", " + chosen.rows[0] + " at the top, from " + time(chosen.at[0]) + " to " + time(chosen.at[wide - 1]);
-  canvas.setAttribute("aria-label", legend);
-  byId("cell").textContent = legend + ". " + outliers(chosen, wide);
-}
-
-// The rows that are highest on average, if they stand out.
-function outliers(use, wide) {
-  const means = use.rows.map((row, place) => {
-    const known = use.values.slice(place * wide, (place + 1) * wide).filter(value => !Number.isNaN(value));
-    return [row, known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : NaN];
-  }).filter(([, mean]) => !Number.isNaN(mean)).sort((one, other) => other[1] - one[1]);
-  if (means.length < 3) return "";
-  const middle = means[means.length >> 1][1];
-  const high = means.filter(([, mean]) => mean > 1.2 * middle).slice(0, 3);
-  return high.length ? "Highest on average: " + high.map(([row, mean]) => row + " " + number(mean)).join(", ") +
-    "; median " + number(middle) + "." : "";
-}
-
-const number = value => String(Number(value.toPrecision(4)));
-const time = seconds => seconds < 120 ? number(seconds) + " s" :
-  Math.floor(seconds / 60) + " min " + Math.floor(seconds % 60) + " s";
-
-function cellAt(event) {
-  const box = event.target.getBoundingClientRect(), wide = drawn.at.length;
-  const column = Math.min(Math.floor((event.clientX - box.left) / box.width * wide), wide - 1);
-  const row = Math.min(Math.floor((event.clientY - box.top) / box.height * drawn.rows.length), drawn.rows.length - 1);
-  return [Math.max(row, 0), Math.max(column, 0), wide];
-}
-
-byId("map").addEventListener("mousemove", event => {
-  if (!drawn || event.target.tagName !== "CANVAS") return;
-  const [row, column, wide] = cellAt(event), value = drawn.values[row * wide + column];
-  byId("cell").textContent = drawn.rows[row] + ", at " + time(drawn.at[column]) + ": " +
-    (Number.isNaN(value) ? "not measured" : number(value) + " " + drawn.unit) + "; a click shows its log";
-});
-
-byId("map").addEventListener("click", event => {
-  if (!drawn || event.target.tagName !== "CANVAS") return;
-  const label = drawn.rows[cellAt(event)[0]];
-  const rank = label.startsWith("rank ") ? label.slice(5) : /^[a-z]+ \d+$/.test(label) ? label.replace(" ", ".") : "";
-  if (rank) location.hash = led({ rank });
-});
 
 // Logs and stacks --------------------------------------------------------------------------------
 
@@ -221,12 +135,12 @@ async function showRun() {
   byId("take").hidden = !isRunning;
   if (found.head !== undefined) {
     byId("run").hidden = false;
-    for (const part of ["head", "progress", "origin"]) put(part, found[part]);
+    charts = found.charts;
+    for (const part of ["head", "progress", "origin"]) put(part, found[part], charts);
     document.title = found.title + ": " + found.result;
-    uses = found.uses.map(unpacked);
     version = found.version;
-    drawMaps();
-    put("beside", other ? (await ask("api/runs/" + run + "/beside/" + other)).beside : "");
+    const both = other ? await ask("api/runs/" + run + "/beside/" + other) : { beside: "", charts: {} };
+    put("beside", both.beside, both.charts);
   }
   await showLogs(run);
   await showStacks(run);
@@ -261,7 +175,7 @@ function follow() {
   const form = byId("search").elements;
   for (const name of ["rank", "grep"]) form[name].value = address().get(name) || "";
   form.failed.checked = address().has("failed");
-  if (drawn) drawMaps();
+  drawCharts(byId("progress"), charts);
   look();
 }
 

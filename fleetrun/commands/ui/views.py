@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import threading
-from array import array
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import Any
 
 from fleetrun.commands.logs import choose, collectives, show
-from fleetrun.commands.report import history, page
+from fleetrun.commands.report import charts, history, page
 from fleetrun.commands.stacks import newest
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import jobs
@@ -20,8 +17,6 @@ from fleetrun.rundir import metricsfile, names, reading, runs
 from fleetrun.rundir.runs import Run
 
 _MOST_RUNS = 200
-# The columns of a picture, and its cells, all of which a browser gets whenever something changes.
-_LEAST_MOMENTS, _MOST_MOMENTS, _MOST_VALUES = 16, 240, 1 << 16
 # The bytes of each log that are searched for steps and losses when it has grown.
 _MOST_SEARCHED = 2 << 20
 # The bytes of logs that are shown, and read unless a pattern is given.
@@ -82,14 +77,13 @@ class Views:
         if version == seen:
             return state
         story = self._story(key, hosts, version)
-        shown = page.sections(story, 0, _unlinked)
+        drawn = {f"A-{name}": chart for name, chart in charts.of_run(story).items()}
         return {
             **state,
             "title": visible(page.title(story)),
             "result": visible(page.result(story)[0]),
-            **{name: shown[name] for name in ("head", "progress", "origin")},
-            "uses": list(map(_use, story.uses)),
-            "processes": [bar.label for bar in story.bars if not bar.attempt],
+            **page.sections(story, _unlinked, drawn),
+            "charts": drawn,
         }
 
     def logs(self, key: str, query: Mapping[str, str]) -> dict[str, object]:
@@ -162,7 +156,8 @@ class Views:
         for key in (run, other):
             hosts = self._hosts(key)
             stories.append(self._story(key, hosts, _version(hosts)))
-        return {"beside": page.comparison(stories)}
+        drawn = {f"both-{name}": chart for name, chart in charts.of_curves(stories).items()}
+        return {"beside": page.comparison(stories), "charts": drawn}
 
     def _hosts(self, key: str) -> list[Run]:
         """Return the runs of all hosts of the run KEY; KeyError if it was never listed."""
@@ -181,11 +176,7 @@ class Views:
 
     def _measured(self, run: Run) -> Sequence[metricsfile.MetricsRecord]:
         if run.path not in self._metrics:
-            path = os.path.join(run.path, names.METRICS)
-            # A launcher that was killed at once has left no plan.
-            ranks = max(run.processes, 1) * (1 if run.plan is None else len(run.plan.nodes))
-            most = max(_LEAST_MOMENTS, min(_MOST_MOMENTS, _MOST_VALUES // ranks))
-            self._metrics[run.path] = metricsfile.MetricsReader(path, most)
+            self._metrics[run.path] = history.metrics_reader(run)
         return self._metrics[run.path].read()
 
 
@@ -198,15 +189,6 @@ def _version(hosts: Sequence[Run]) -> str:
     sizes = ",".join(str(reading.size(path)) for path in files)
     running = "".join(str(int(runs.is_running(run.path))) for run in hosts)
     return sha256(f"{sizes} {running}".encode()).hexdigest()[:16]
-
-
-def _use(used: history.Use) -> dict[str, Any]:
-    """Return USED for a picture, its numbers row by row as 32-bit floats in base64."""
-    numbers = array("f")
-    for row in used.values:
-        numbers.extend(float("nan") if value is None else value for value in row)
-    packed = base64.b64encode(numbers.tobytes()).decode()
-    return {**used._asdict(), "rows": [*map(visible, used.rows)], "values": packed}
 
 
 def _unlinked(path: str, text: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 from commandline import Command, fleetrun
 from runfolders import big, measured, ring
 
-from fleetrun.commands.report import charts, history, page, svg
+from fleetrun.commands.report import charts, history, page
 from fleetrun.rundir import metricsfile, reportfile, runs
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def browse(file: Path) -> str:
 
 def drawn(dom: str, chart: str) -> str:
     """Return the browser's drawing of CHART."""
-    return dom.partition(f'<div id="{chart}"')[2].partition('<div id="')[0]
+    return dom.partition(f' data-chart="{chart}"')[2].partition(" data-chart=")[0]
 
 
 def failed(folder: Path) -> Path:
@@ -89,10 +89,17 @@ def test_a_browser_shows_how_a_real_run_went_and_why_it_failed(tmp_path: Path) -
     for text in ("rank 1 exited with 1 (exit code 1)", "ValueError: too <b>hot</b>", "paddle"):
         assert text in shown.text
     assert "hush-hush" not in dom
-    assert drawn(dom, "timeline-A").count('class="point"') == 2
-    assert "failed first" in drawn(dom, "timeline-A")
-    for chart in ("loss-A", "steps-A"):
+    assert drawn(dom, "A-processes").count('class="point"') == 2
+    assert "failed first" in drawn(dom, "A-processes")
+    for chart in ("A-loss", "A-steps"):
         assert drawn(dom, chart).count("data-name=") == 2
+    # The rank that failed first is marked in each.
+    for chart in ("A-processes", "A-loss", "A-steps"):
+        assert drawn(dom, chart).count("▶ rank 1") == 1
+        assert "▶ rank 0" not in drawn(dom, chart)
+    assert 'class="line culprit" stroke="#d33f3f" data-name="rank 1"' in drawn(dom, "A-loss")
+    # A sentence stands once.
+    assert OpenLog(dom.partition("<body")[2]).text.count("rank 1 exited with 1") == 1
     logs = [link for link in shown.links if "workerlog" in link]
     assert {(run_dir / link).resolve() for link in logs} == {
         run_dir / "workerlog.0",
@@ -103,7 +110,8 @@ def test_a_browser_shows_how_a_real_run_went_and_why_it_failed(tmp_path: Path) -
 @pytest.mark.slow
 def test_two_runs_stand_side_by_side_with_what_differs(tmp_path: Path) -> None:
     first = failed(tmp_path)
-    assert Command(tmp_path, "echo step 1 loss: 0.5", "--job_id=other").run().code == 0
+    steps = "for i in 1 2 3; do echo step $i loss: 0.5; done"
+    assert Command(tmp_path, steps, "--job_id=other").run().code == 0
     second = (tmp_path / "log" / "latest").resolve()
     done = report(tmp_path, first.name, second.name)
     assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'report.html'}\n")
@@ -112,8 +120,8 @@ def test_two_runs_stand_side_by_side_with_what_differs(tmp_path: Path) -> None:
     for text in ("What differs", "--job_id", "all processes finished", "exited with 1"):
         assert text in shown.text
     for run in "AB":
-        assert drawn(dom, f"timeline-{run}").count('class="point"') == 2
-    assert drawn(dom, "loss-both").count("data-name=") == 4
+        assert drawn(dom, f"{run}-processes").count('class="point"') == 2
+    assert drawn(dom, "both-loss").count("data-name=") == 4
 
 
 @pytest.mark.slow
@@ -121,18 +129,21 @@ def test_a_browser_shows_1024_ranks(tmp_path: Path) -> None:
     run_dir = big(tmp_path / "log" / "runs" / "big", 1024)
     assert report(tmp_path, "big").returncode == 0
     dom = browse(run_dir / "report.html")
-    timeline = drawn(dom, "timeline-A")
+    timeline = drawn(dom, "A-processes")
     assert timeline.count('class="point"') == 1024
     # As many names as fit.
-    names = re.findall(r">rank (\d+)</text>", timeline)
-    assert 20 <= len(names) <= 70
+    names = re.findall(r">(?:▶ )?rank (\d+)</text>", timeline)
+    assert "5" in names
+    assert 20 <= len(names) <= 80
     assert (run_dir / "report.html").stat().st_size < 1_500_000
     shown = OpenLog(dom)
     assert "rank 5 exited with 7 (exit code 7)" in shown.text
     for title in ("CPU use", "Memory", "GPU use", "GPU memory"):
         assert title in shown.text
-    for chart in range(4):
-        assert drawn(dom, f"use-{chart}-A").count('class="map"') == 1
+    maps = drawn(dom, "A-maps")
+    assert maps.count('class="map"') == 1
+    assert 'data-size="3 x 1024"' in maps
+    assert ">▶ rank 5</text>" in maps
 
 
 def test_a_story_tells_who_failed_first_and_who_ended_with_it(tmp_path: Path) -> None:
@@ -152,7 +163,6 @@ def test_a_story_tells_what_ranks_and_gpus_used(tmp_path: Path) -> None:
     assert uses["CPU use"].at == (0.0, 5.0, 10.0)
     assert set(uses["Memory"].values) == {(1.0, 1.0, 1.0)}
     assert uses["GPU use"].rows == tuple(f"GPU {number}" for number in range(7))
-    assert charts.use(uses["GPU use"]).count("data-name=") == 7
 
 
 def test_what_hosts_measure_at_different_moments_of_an_interval_is_one_moment(
@@ -217,11 +227,8 @@ def test_losses_without_steps_are_no_steps_and_heartbeats_are(tmp_path: Path) ->
     assert printed.steps_per_second() is None
     assert (first.label, first.steps, first.steps_per_second()) == ("rank 0", (10, 60), 10.0)
     assert second.label == "rank 1"
-    steps, losses = charts.steps([story]), charts.losses([story])
-    assert steps is not None
-    assert losses is not None
-    assert re.findall('data-name="(.*?)"', steps) == ["rank 0", "rank 1"]
-    assert re.findall('data-name="(.*?)"', losses) == ["rank 5"]
+    # A chart of fewer than three points says nothing.
+    assert charts.of_curves([story]) == {}
     assert dict(page.numbers(story))["steps per second"] == "10"
     assert dict(page.numbers(story))["last loss"] == "0.25"
 
@@ -258,13 +265,13 @@ def test_what_a_run_says_cannot_break_the_page(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script>"
     moments = (history.Moment(1.0, "warning", evil),)
     bars = (story.bars[0]._replace(label=f"rank {evil}"), *story.bars[1:])
-    nan = history.Curve("rank 0", (1, 2), (0.0, 1.0), (float("nan"), 0.5))
+    losses = (float("nan"), 0.5, 0.4, 0.3)
+    nan = history.Curve("rank 0", (1, 2, 3, 4), (0.0, 1.0, 2.0, 3.0), losses)
     shown = story._replace(verdict=evil, moments=moments, bars=bars, curves=(nan,), script=evil)
     text = page.page([shown], "/")
     assert "alert(1)</script>" not in text
     assert text.count("<script") == 1
-    assert drawn(text, "loss-A").count("<circle") == 1
-    assert "nan" not in drawn(text, "loss-A")
+    assert '"y": [null, 0.5, 0.4, 0.3]' in text
 
 
 def test_a_run_that_tells_next_to_nothing_has_a_page(tmp_path: Path) -> None:
@@ -272,8 +279,7 @@ def test_a_run_that_tells_next_to_nothing_has_a_page(tmp_path: Path) -> None:
     story = history.read([runs.read(str(tmp_path))])
     assert story.exit_code is None
     assert "running" in page.page([story], "/")
-    assert charts.losses([story]) is None
-    assert charts.memory(story) is None
+    assert charts.of_run(story) == {}
 
 
 @pytest.mark.parametrize(
@@ -313,20 +319,19 @@ def test_of_a_hang_a_map_shows_who_is_in_no_collective(tmp_path: Path) -> None:
     assert [round(at, 6) for at in used.at[:2]] == [2.0, 2.1]
     assert used.values[0] == used.values[2] == (100.0,) * 20 + (0.0,) * 10 + (100.0,) * 90
     assert used.values[1] == (100.0,) * 20 + (0.0,) * 100
+    drawn = charts.of_run(story)
+    assert drawn["maps"]["first"] == "Time in collectives"
+    # Rank 5 failed, the hang waited for rank 1; both are marked.
+    assert drawn["maps"]["culprits"] == ["rank 5", "rank 1"]
 
 
-def test_each_line_of_two_runs_has_its_own_colour() -> None:
-    colors = [color for side in charts._SIDES for color in side]
-    assert len(set(colors)) == 2 * charts._MOST_LINES
-
-
-def test_a_single_value_is_drawn_in_the_middle() -> None:
-    drawn = svg.lines([svg.Line("rank 0", (1,), (1.675,), "red")], "", "")
-    assert 'cy="115.0"' in drawn
-    assert ">2</text>" in drawn
-
-
-def test_a_line_begins_anew_after_a_gap() -> None:
-    drawn = svg.lines([svg.Line("rank 0", (1, 2, 3, 4), (1.0, None, 2.0, 3.0), "red")], "", "")
-    (path,) = re.findall(r'class="line" [^>]* d="([^"]*)"', drawn)
-    assert re.sub("[^ML]", "", path) == "MML"
+def test_charts_share_one_axis_and_say_what_is_smoothed(tmp_path: Path) -> None:
+    story = history.read([runs.read(str(big(tmp_path / "run", 8)))])
+    points = range(100)
+    curve = history.Curve("rank 0", tuple(points), tuple(map(float, points)), (0.5,) * 100)
+    few = history.Curve("rank 1", (1, 2), (0.0, 1.0), (0.5, 0.25))
+    drawn = charts.of_run(story._replace(curves=(curve, few)))
+    assert {chart["span"] for chart in drawn.values()} == {99.0}
+    assert [line["name"] for line in drawn["loss"]["lines"]] == ["rank 0"]
+    assert drawn["loss"]["note"] == "Faint: as printed; bold: the mean of 5 values around each."
+    assert drawn["steps"]["note"] == ""
