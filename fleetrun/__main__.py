@@ -3,13 +3,19 @@
 import os
 import sys
 
-from fleetrun.cli.app import main
+# An old Python compiles this, and nothing more.
+from fleetrun.errors import EnvironmentFault, unfit
 
 
 def run() -> None:
     """Run the command line and end this process."""
+    problem = unfit(sys.platform, tuple(sys.version_info[:3]))
+    if problem is not None:
+        print(f"fleetrun: {problem}", file=sys.stderr)
+        sys.exit(EnvironmentFault.exit_code)
     try:
         # Here, so that Ctrl-C during the import prints no traceback.
+        from fleetrun.cli.app import main
 
         code = main()
     except KeyboardInterrupt:

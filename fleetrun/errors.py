@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+OLDEST_PYTHON = (3, 10)
+
 
 class FleetrunError(Exception):
     """Something the user can act on; the message is a full sentence."""
@@ -67,3 +69,17 @@ def shell_code(code: int) -> int:
     (7, 143)
     """
     return code if code >= 0 else 128 - code
+
+
+def unfit(platform: str, version: tuple[int, ...]) -> str | None:
+    """Return why fleetrun cannot run here; None if it can.
+
+    >>> unfit("linux", (3, 9, 2))
+    'Python 3.10 or newer is required; this is 3.9.2.'
+    """
+    if platform != "linux":
+        return f"Linux is required to supervise processes; this is {platform}."
+    if version < OLDEST_PYTHON:
+        oldest, actual = (".".join(map(str, numbers)) for numbers in (OLDEST_PYTHON, version))
+        return f"Python {oldest} or newer is required; this is {actual}."
+    return None

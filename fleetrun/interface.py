@@ -21,7 +21,7 @@ from os import PathLike
 from typing import IO, Literal, NamedTuple, NoReturn, TextIO, overload
 
 from fleetrun import errors
-from fleetrun.cli import app, argv
+from fleetrun.cli import argv
 from fleetrun.cli.option import Option
 from fleetrun.cli.options import BY_SPELLING
 from fleetrun.cli.types import BOOL, FLAG
@@ -277,7 +277,7 @@ def launch(
     FleetrunError if the job cannot start, and with check=True also JobError if it fails. The job
     ends when this program does.
     """
-    problem = app.unfit(sys.platform, tuple(sys.version_info[:3]))
+    problem = errors.unfit(sys.platform, tuple(sys.version_info[:3]))
     if problem is not None or not sys.executable:
         raise EnvironmentFault(problem or "it is not known which Python runs here.")
     job = _start([*_words(given), "--", *_script(script, args)], cwd)

@@ -23,7 +23,6 @@ from fleetrun.rundir.variables import COMPLETE, EXEC_OPTIONS
 
 Launch = Callable[[Request, Mapping[str, str]], int]
 
-OLDEST_PYTHON = (3, 10)
 UNFIT = 3
 INTERRUPTED = 130
 # 128 + SIGPIPE, as other commands end in `command | head`.
@@ -38,10 +37,6 @@ def main(
     caller: Caller | None = None,
 ) -> int:
     """Run the command line ARGV and return its exit code; report to a CALLER in Python."""
-    problem = unfit(sys.platform, tuple(sys.version_info[:3]))
-    if problem is not None:
-        _complain(f"fleetrun: {problem}")
-        return UNFIT
     given = sys.argv[1:] if argv is None else list(argv)
     variables = dict(os.environ) if environ is None else environ
     try:
@@ -73,20 +68,6 @@ def _fail(
     for sentence in getattr(error, "sentences", (str(error),)):
         _complain(f"{prefix}{visible(hide(sentence))}")
     return error.exit_code
-
-
-def unfit(platform: str, version: tuple[int, ...]) -> str | None:
-    """Return why fleetrun cannot run here; None if it can.
-
-    >>> unfit("linux", (3, 9, 2))
-    'Python 3.10 or newer is required; this is 3.9.2.'
-    """
-    if platform != "linux":
-        return f"Linux is required to supervise processes; this is {platform}."
-    if version < OLDEST_PYTHON:
-        oldest, actual = (".".join(map(str, numbers)) for numbers in (OLDEST_PYTHON, version))
-        return f"Python {oldest} or newer is required; this is {actual}."
-    return None
 
 
 def _dispatch(

@@ -121,6 +121,8 @@ def arguments(
 def _of_user(request: Request) -> Iterable[str]:
     """Yield the options from the user's own config file, which other hosts may lack."""
     path = next((line.value for line in request.settings if line.name == USER_CONFIG), None)
+    in_effect = {line.source for line in request.settings}
     for given in request.given:
-        if path and given.source.startswith(f"{path}:") and given.name not in _OURS:
+        is_own = path is not None and given.source.startswith(f"{path}:")
+        if is_own and given.source in in_effect and given.name not in _OURS:
             yield f"{flag(given.spelling)}={given.raw}"

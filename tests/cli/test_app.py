@@ -18,7 +18,7 @@ import pytest
 from commandline import fleetrun
 from waiting import LONG_S
 
-from fleetrun import __version__
+from fleetrun import __version__, errors
 from fleetrun.cli import app, options
 from fleetrun.cli import help as help_text
 from fleetrun.cli.option import GROUPS
@@ -168,15 +168,21 @@ def test_the_config_file_of_the_folder_is_read_unless_another_is_named(elsewhere
     assert [request.job_id for request in launch.requests] == ["here", "other", "default"]
 
 
-def test_an_unfit_system_is_one_sentence_and_exit_code_3(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert app.main(["train.py"]) == 3
-    assert capsys.readouterr().err == (
-        "fleetrun: Linux is required to supervise processes; this is darwin.\n"
+def test_an_unfit_system_is_one_sentence_and_exit_code_3() -> None:
+    program = "import sys; sys.platform = 'darwin'; from fleetrun.__main__ import run; run()"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONG_S,
     )
-    assert app.unfit("linux", (3, 10, 0)) is None
+    assert (done.returncode, done.stderr) == (
+        3,
+        "fleetrun: Linux is required to supervise processes; this is darwin.\n",
+    )
+    assert errors.unfit("linux", (3, 10, 0)) is None
 
 
 def test_the_real_launch_is_behind_it(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:

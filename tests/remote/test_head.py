@@ -477,7 +477,7 @@ def test_a_host_whose_ssh_cannot_be_started_is_named(
 
 def a_request(*words: str) -> Request:
     parsed = split(words)
-    return request.resolve(parsed, {})._replace(typed=words)
+    return request.resolve(parsed, {})._replace(typed=words, given=parsed.given)
 
 
 def test_each_launcher_is_given_its_host_and_all_but_the_heads_own_options() -> None:
@@ -501,9 +501,11 @@ def test_each_launcher_is_given_what_counts_of_the_users_own_file(tmp_path: Path
     words = ("--hosts=a:8", "--log_keep=4", "--env=A=x", "t.py")
     environ = {"XDG_CONFIG_HOME": str(tmp_path)}
     parsed = split(words)
-    wanted = request.resolve(parsed, environ, configfile.find(parsed.given, environ))
+    config = configfile.find(parsed.given, environ)
+    wanted = request.resolve(parsed, environ, config)
+    wanted = wanted._replace(given=configfile.beside(config, parsed.given))
     assert wanted.ssh == "ssh -4"
-    told = sshjob.arguments(wanted._replace(typed=words), HostEntry("a", 8), ("a",), 0)
+    told = sshjob.arguments(wanted, HostEntry("a", 8), ("a",), 0)
     assert told[:3] == ("--grace=7", "--env=A=b", "--env=C=d")
     assert request.resolve(split(told), {}).env == (("A", "x"), ("C", "d"))
 
