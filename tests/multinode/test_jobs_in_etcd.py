@@ -52,8 +52,9 @@ class Job:
         """Start a launcher on each of HOSTS, and wait until the first one coordinates."""
         for host in hosts:
             log = f"--log_dir={host.folder / 'log'}"
+            # Without a token, a host that was cut off could not join again.
             self.launchers[host] = host.fleetrun(
-                log, *self.options, "sh", "rank.sh", folder=self.folder
+                log, *self.options, "sh", "rank.sh", folder=self.folder, FLEETRUN_TOKEN="secret"
             )
             if host is hosts[0]:
                 until(lambda h=host: self._listens(h))  # type: ignore[misc]

@@ -242,7 +242,7 @@ def test_ranks_are_named_with_their_coordinates(version: str, end: str, tmp_path
     assert is_plain or re.search(r"Failed after .* and 6 steps", done.stdout), done.stdout
     assert "this is rank 1 (mp 1)" in (tmp_path / "log" / "workerlog.1").read_text()
     shown = run(PYTHONS[version], ["-m", "fleetrun", "top", "--once"], tmp_path).stdout
-    assert re.search(r"(?m)^ +1 +mp 1 ", shown), shown
+    assert re.search(r"(?m)^ +1 +\w+( \d+)? +mp 1 ", shown), shown
     # The report's page names it, too.
     run(PYTHONS[version], ["-m", "fleetrun", "report"], tmp_path)
     page = tmp_path / "log" / "latest" / "report.html"
