@@ -16,6 +16,8 @@ import pytest
 from lab import ends
 from waiting import LONG_S, TRAINING_S, quick, until
 
+from fleetrun.rundir.variables import TOKEN
+
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterator, Sequence
@@ -54,7 +56,7 @@ class Job:
             log = f"--log_dir={host.folder / 'log'}"
             # Without a token, a host that was cut off could not join again.
             self.launchers[host] = host.fleetrun(
-                log, *self.options, "sh", "rank.sh", folder=self.folder, FLEETRUN_TOKEN="secret"
+                log, *self.options, "sh", "rank.sh", folder=self.folder, **{TOKEN: "of the test"}
             )
             if host is hosts[0]:
                 until(lambda h=host: self._listens(h))  # type: ignore[misc]
