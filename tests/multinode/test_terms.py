@@ -81,13 +81,14 @@ def test_hosts_in_paddles_variables_are_one_job(two_hosts: tuple[Host, Host]) ->
 
 
 def test_lists_of_hosts_in_another_order_are_said_to_be(four_hosts: Network) -> None:
-    lists = ("1,2,3", "1,3,2", "1,2,3")
+    # A third that comes when they have ended waits for its --rdzv_timeout.
+    lists = ("1,2,3", "1,3,2")
     launchers = [
         start(host, ": >up", f"--ips={','.join(f'10.88.0.{n}' for n in ips.split(','))}")
         for host, ips in zip(four_hosts.hosts, lists, strict=False)
     ]
-    assert ends(launchers) == [4] * 3
-    for host in four_hosts.hosts[:3]:
+    assert ends(launchers) == [4, 4]
+    for host in four_hosts.hosts[:2]:
         assert re.search(
             "list of hosts has another order|the order of the hosts differs", host.output
         )

@@ -246,4 +246,4 @@ def test_ranks_are_named_with_their_coordinates(version: str, end: str, tmp_path
     # The report's page names it, too.
     run(PYTHONS[version], ["-m", "fleetrun", "report"], tmp_path)
     page = tmp_path / "log" / "latest" / "report.html"
-    assert "rank 1 (mp 1)</text>" in page.read_text(encoding="utf-8")
+    assert "rank 1 (mp 1)" in page.read_text(encoding="utf-8")
