@@ -158,7 +158,7 @@ def test_what_is_told_of_a_launch_is_for_its_owner_and_logs_are_for_colleagues(
 
 # Places of a secret: § stands for it.
 _WORDS = (
-    *("--config={'password': '§'}", "-p", "§", "https://h/?access_token=§", "--db-password", "§"),
+    *("--config={'password': '§'}", "https://h/?access_token=§", "--db-password", "§"),
     *("Server=h;Pwd=§;Encrypt=yes", "Authorization: Bearer §", "--url=redis://:§@h/0"),
 )
 _VARIABLES = {

@@ -285,7 +285,7 @@ sys.exit(rank)
 
 
 def test_without_its_packages_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr("fleetrun.commands.ui.find_spec", lambda _: None)
     with pytest.raises(EnvironmentFault, match="pip install starlette uvicorn"):
         parser.run("ui", [])
 
