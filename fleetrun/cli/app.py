@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from fleetrun import __version__, colors, job
+from fleetrun.cli import parser
 from fleetrun.cli.argv import split
 from fleetrun.cli.launch import ResolvedLaunch, resolve
 from fleetrun.cli.options import find
-from fleetrun.cli.parser import COMMANDS
-from fleetrun.errors import FleetrunError, UsageError
+from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
 from fleetrun.model import Request
 from fleetrun.plan.visible import visible
 from fleetrun.printing import put
@@ -23,7 +23,6 @@ from fleetrun.rundir.variables import COMPLETE, EXEC_OPTIONS
 
 Launch = Callable[[Request, Mapping[str, str]], int]
 
-UNFIT = 3
 INTERRUPTED = 130
 # 128 + SIGPIPE, as other commands end in `command | head`.
 BROKEN_PIPE = 141
@@ -45,7 +44,7 @@ def main(
         return INTERRUPTED
     except MemoryError:
         _complain("fleetrun: There is not enough memory to start: check `ulimit -v` and `free`.")
-        return UNFIT
+        return EnvironmentFault.exit_code
     except BrokenPipeError:
         # The reader (`| head`) has seen enough. Python would complain once more at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -78,9 +77,7 @@ def _dispatch(
         from fleetrun.cli import shells  # only for Tab
 
         return shells.answer(environ[COMPLETE])
-    if given and given[0] in COMMANDS:
-        from fleetrun.cli import parser
-
+    if given and given[0] in parser.COMMANDS:
         return parser.run(given[0], given[1:])
     if not given:
         _help("screen", colors.AUTO, environ)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import click
 from click.shell_completion import CompletionItem
 
 from fleetrun.cli.option import GROUPS, Option, by_spelling
@@ -62,12 +61,10 @@ _FLEET_SIZE = "start fleetrun on one more host of an elastic job (--nnodes=MIN:M
 class _Strategies(Type):
     """Presets and files of strategies, with commas."""
 
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem[str]]:
+    def completions(self, incomplete: str) -> list[CompletionItem[str]]:
         """Return files and presets; files first: bash would drop what precedes them."""
         earlier, comma, last = incomplete.rpartition(",")
-        paths = FILES.shell_complete(ctx, param, incomplete)
+        paths = FILES.completions(incomplete)
         return [*paths, *among(load.PRESETS, last, earlier + comma)]
 
 
@@ -79,12 +76,7 @@ class FieldValues(Type):
             "fields", wanted="give KEY=VALUE, where KEY is a field of a strategy.", is_free=True
         )
 
-    def shell_complete(
-        self,
-        ctx: click.Context,  # noqa: ARG002 - click's
-        param: click.Parameter,  # noqa: ARG002 - click's
-        incomplete: str,
-    ) -> list[CompletionItem[str]]:
+    def completions(self, incomplete: str) -> list[CompletionItem[str]]:
         """Return fields as KEY=, or the values of one."""
         key, equals, values = incomplete.partition("=")
         known = _settable()

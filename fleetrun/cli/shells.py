@@ -13,7 +13,7 @@ from fleetrun.cli import argv
 from fleetrun.cli.option import Option, by_spelling
 from fleetrun.cli.options import KNOWN, is_device_list
 from fleetrun.cli.parser import COMMANDS, LaunchCommand, load
-from fleetrun.cli.types import FILE, Type, among
+from fleetrun.cli.types import FILE, among
 from fleetrun.errors import UsageError
 from fleetrun.model import flag
 from fleetrun.plan import kinds
@@ -175,7 +175,7 @@ def candidates(args: list[str], incomplete: str) -> list[Item]:
         items = _of_launch(args, incomplete, KNOWN)
     if items is not None:
         return items
-    files = _values(FILE, incomplete)
+    files = FILE.completions(incomplete)
     return files if args or not incomplete else files + among(COMMANDS, incomplete)
 
 
@@ -199,20 +199,16 @@ def _of_launch(
     if head.script_at is not None or args[-1:] == ["--"]:
         return None
     if head.pending is not None:
-        return _values(head.pending.kind, incomplete)
+        return head.pending.kind.completions(incomplete)
     typed, equals, value = incomplete.partition("=")
     if equals and typed.startswith("--"):
         option = by_spelling(options).get(typed[2:].replace("-", "_"))
-        return _after(f"{typed}=", _values(option.kind, value)) if option else []
+        return _after(f"{typed}=", option.kind.completions(value)) if option else []
     return _spellings(incomplete, options) if incomplete.startswith("-") else None
 
 
 def _after(before: str, items: Iterable[Item]) -> list[Item]:
     return [CompletionItem(f"{before}{item.value}", item.type, item.help) for item in items]
-
-
-def _values(kind: Type, incomplete: str) -> list[Item]:
-    return kind.shell_complete(click.Context(click.Command("")), click.Option(["--x"]), incomplete)
 
 
 def _spellings(incomplete: str, options: Iterable[Option]) -> list[Item]:

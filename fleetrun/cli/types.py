@@ -84,6 +84,10 @@ class Type(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
         param: click.Parameter,  # noqa: ARG002 - click's
         incomplete: str,
     ) -> list[CompletionItem[str]]:
+        """Return the completions of INCOMPLETE, which need neither context nor parameter."""
+        return self.completions(incomplete)
+
+    def completions(self, incomplete: str) -> list[CompletionItem[str]]:
         """Return the words that start with INCOMPLETE, or let the shell complete a path."""
         if self.complete:
             return [CompletionItem(incomplete, type=self.complete)]
