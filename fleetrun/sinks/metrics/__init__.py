@@ -37,9 +37,7 @@ class Metrics(Sink):
         self._period_s, self._port = job.request.metrics_period_s, job.request.metrics_port
         self._socket: _socket.socket | None = None
         self._pid = 0
-        # The read end closes when the process and its helper, which asks the driver, have both
-        # ended.
-        self._ended_fd = -1
+        self._pidfd = -1
 
     def prepare(self) -> None:
         """Bind the port; if that fails, warn and go on, as a job does not need metrics.
@@ -81,16 +79,14 @@ class Metrics(Sink):
     def close(self) -> None:
         """Kill the process; do not wait for one that is stuck in a driver."""
         self._kill()
-        if self._ended_fd >= 0:
-            # Nothing is written to it: it becomes readable when the other end is closed.
-            poll(_END_S, self._ended_fd)
+        if self._pidfd >= 0:
+            poll(_END_S, self._pidfd)
             self._forget()
         self.withdraw()
 
     def _begin(self) -> None:
-        self._ended_fd, alive_fd = os.pipe()
         fds: list[tuple[int | str, ...]] = [
-            (os.POSIX_SPAWN_DUP2, alive_fd, 0),
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
             (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_RDWR, 0),
             (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_RDWR, 0),
         ]
@@ -110,8 +106,8 @@ class Metrics(Sink):
             setsigmask=(),
             setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
         )
-        os.close(alive_fd)
-        self._waiting.watch(self._ended_fd, self._on_end)
+        self._pidfd = os.pidfd_open(self._pid)
+        self._waiting.watch(self._pidfd, self._on_end)
 
     def _on_end(self) -> None:
         """Warn that metrics have ended; the job goes on."""
@@ -124,19 +120,19 @@ class Metrics(Sink):
 
     def _kill(self) -> None:
         self._waiting.timer("begin", None, self._begin)
-        if self._ended_fd >= 0:
-            self._waiting.unwatch(self._ended_fd)
+        if self._pidfd >= 0:
+            self._waiting.unwatch(self._pidfd)
             with suppress(ProcessLookupError):
                 os.killpg(self._pid, signal.SIGKILL)
 
     def _forget(self) -> None:
-        self._waiting.unwatch(self._ended_fd)
+        self._waiting.unwatch(self._pidfd)
         # The supervisor, which reaps orphans, may be faster; or the process is still stuck in a
         # driver.
         with suppress(ChildProcessError):
             os.waitpid(self._pid, os.WNOHANG)
-        os.close(self._ended_fd)
-        self._ended_fd = -1
+        os.close(self._pidfd)
+        self._pidfd = -1
 
 
 def _check_library() -> None:
