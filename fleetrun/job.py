@@ -36,9 +36,9 @@ from fleetrun.sinks.profile import ProfileSink
 from fleetrun.sinks.rotate import Cut, Rotation
 from fleetrun.sinks.rundir import RunDirectory
 from fleetrun.sinks.stderr import Messages
-from fleetrun.sources.resumption import Resumption
-from fleetrun.sources.watch import Watch
 from fleetrun.supervisor import Supervisor
+from fleetrun.watch.resumption import Resumption
+from fleetrun.watch.watch import Watch
 
 if TYPE_CHECKING:
     from fleetrun.session.driver import Session  # only with other hosts
@@ -315,7 +315,7 @@ class LaunchedJob(ObservedJob):
         if not self.plan.files:
             return ()
 
-        from fleetrun.sources import proof
+        from fleetrun.watch import proof
 
         if proof.find(self.plan) is None:
             return ()
@@ -327,8 +327,8 @@ class LaunchedJob(ObservedJob):
         if session is None:
             return ()
 
-        from fleetrun.sources.session import JobSession
-        from fleetrun.sources.session_end import SessionEnd
+        from fleetrun.watch.session import JobSession
+        from fleetrun.watch.session_end import SessionEnd
 
         log, redact, logs = self.log, self.redact, self.request.gather_logs
         end = SessionEnd(plan, session, self.folder, log=log, redact=redact, gather_logs=logs)

@@ -59,7 +59,7 @@ FLOORS = (
         "fleetrun.printing",
         "fleetrun.session",
     ),
-    ("fleetrun.sinks", "fleetrun.sources", "fleetrun.supervisor"),
+    ("fleetrun.sinks", "fleetrun.watch", "fleetrun.supervisor"),
     ("fleetrun.job", "fleetrun.doctor", "fleetrun.remote"),
     (
         "fleetrun.cli.app",

@@ -29,9 +29,9 @@ from fleetrun.sinks.console import Console
 from fleetrun.sinks.eventlog import EventLog
 from fleetrun.sinks.rundir import RunDirectory
 from fleetrun.sinks.stderr import Messages
-from fleetrun.sources.proof import Proof
-from fleetrun.sources.watch import Watch
 from fleetrun.supervisor import Supervisor
+from fleetrun.watch.proof import Proof
+from fleetrun.watch.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

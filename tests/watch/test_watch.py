@@ -25,8 +25,8 @@ from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.run import isolation, proc
 from fleetrun.run.events import Exited, Hung, RunWarning, SignalAll, Started
 from fleetrun.run.loop import Loop
-from fleetrun.sources.hang import Comparison
-from fleetrun.sources.watch import Watch, _Rank
+from fleetrun.watch.hang import Comparison
+from fleetrun.watch.watch import Watch, _Rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -17,8 +17,8 @@ from fleetrun.run.events import Exited, Failure, Outcome, SignalAll, Started
 from fleetrun.rundir.flightfile import Collective, CollectiveChannel, FlightRecord
 from fleetrun.session import codec
 from fleetrun.session.exchange import PackedCollectives
-from fleetrun.sources.flightrecords import FlightRecords
-from fleetrun.sources.watch import Watch
+from fleetrun.watch.flightrecords import FlightRecords
+from fleetrun.watch.watch import Watch
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,7 +20,7 @@ from fleetrun.run.observers import ObservedJob
 from fleetrun.rundir import names
 from fleetrun.session.driver import Session
 from fleetrun.session.exchange import EndedRank, RankStack, SilentHost, Stacks, WantStacks
-from fleetrun.sources.flightrecords import FlightRecords
+from fleetrun.watch.flightrecords import FlightRecords
 
 # A report counts for this many samples of its host, which repeats it at each sample.
 _LOOKS = 3

@@ -19,7 +19,7 @@ from fleetrun.run.events import (
     Started,
     TimerExpired,
 )
-from fleetrun.sources.hang import Comparison, DeepSample, GpuLoad, IdleClock, Lag, Sample
+from fleetrun.watch.hang import Comparison, DeepSample, GpuLoad, IdleClock, Lag, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -37,16 +37,16 @@ from fleetrun.run.observers import ObservedJob, Source
 from fleetrun.run.policy import TEARDOWN_S
 from fleetrun.run.proc import Stat
 from fleetrun.rundir import flightfile, heartbeat, names, reading, variables
-from fleetrun.sources import hang
-from fleetrun.sources.flightrecords import FlightRecords
-from fleetrun.sources.hang import Comparison, IdleClock
-from fleetrun.sources.raised import RaisedRanks
+from fleetrun.watch import hang
+from fleetrun.watch.flightrecords import FlightRecords
+from fleetrun.watch.hang import Comparison, IdleClock
+from fleetrun.watch.raised import RaisedRanks
 
 if TYPE_CHECKING:
     # Only with other hosts.
     from fleetrun.session.driver import Session
     from fleetrun.session.exchange import StoppedRank
-    from fleetrun.sources.hang_judge import HangJudge
+    from fleetrun.watch.hang_judge import HangJudge
 
 # What Paddle prints while ranks wait: for the server of its store, and of what is not done.
 _WAITING = b"retry to connect", b"] find timeout ", b"] find last group comm task:"
@@ -164,7 +164,7 @@ class Watch(Source):
             self._records.open(waiting, period_s=period_s, declare=self._declare)
         if self._timeout_s:
             period_s = hang.IdleClock(self._timeout_s).period_s
-            from fleetrun.sources.hang_judge import HangJudge  # loads the session
+            from fleetrun.watch.hang_judge import HangJudge  # loads the session
 
             self._judge = HangJudge(
                 self._job,

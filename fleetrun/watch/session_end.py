@@ -14,8 +14,8 @@ from fleetrun.rundir.folder import Folder
 from fleetrun.session.driver import Session
 from fleetrun.session.exchange import Dismissed, LogPart, SendLog
 from fleetrun.session.messages import Heartbeat
-from fleetrun.sources import log_collection
-from fleetrun.sources.log_collection import LogCollector, LogServer
+from fleetrun.watch import log_collection
+from fleetrun.watch.log_collection import LogCollector, LogServer
 
 _AGAIN_S = 0.5
 

@@ -30,7 +30,7 @@ from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Source
 from fleetrun.rundir import names, rankfile, reading, strategyfiles
 from fleetrun.rundir.strategyfiles import RankEvidence, StrategyDocument
-from fleetrun.sources import overview, overview_table
+from fleetrun.watch import overview, overview_table
 
 if TYPE_CHECKING:
     # Only with other hosts.

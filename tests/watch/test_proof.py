@@ -32,7 +32,7 @@ from fleetrun.run.events import (
 from fleetrun.run.loop import Loop
 from fleetrun.session import codec
 from fleetrun.session.exchange import PackedEvidence
-from fleetrun.sources.proof import Proof
+from fleetrun.watch.proof import Proof
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -647,7 +647,7 @@ input()
 def test_a_rank_that_has_paddle_without_our_code_is_found(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleetrun.sources.proof._DEAF_S", 0.1)
+    monkeypatch.setattr("fleetrun.watch.proof._DEAF_S", 0.1)
     (tmp_path / "libpaddle.so").write_text("x")
     words = [sys.executable, "-c", LOADED, f"{tmp_path}/libpaddle.so", how, str(STACK_SIGNAL)]
     here = Room(tmp_path)

@@ -22,7 +22,7 @@ from fleetrun.rundir.strategyfiles import (
     RankEvidence,
     StrategyDocument,
 )
-from fleetrun.sources.overview import as_sentence
+from fleetrun.watch.overview import as_sentence
 
 _SHOWN = {
     NO_DIFFERENCE: "no difference here",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import plans
 from timers import Timers
 
-from fleetrun.sources.hang_judge import HangJudge
+from fleetrun.watch.hang_judge import HangJudge
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from timers import Timers
 
 from fleetrun.rundir.folder import Folder
 from fleetrun.session.exchange import Dismissed, LogPart, SendLog
-from fleetrun.sources.log_collection import LogCollector, LogServer
+from fleetrun.watch.log_collection import LogCollector, LogServer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -32,7 +32,7 @@ from fleetrun.run.policy import FORWARDED, SESSION, TERM
 from fleetrun.session.driver import GuardLink, Session, SessionHandler
 from fleetrun.session.exchange import ServerEnded
 from fleetrun.session.messages import Verdict
-from fleetrun.sources.session_end import SessionEnd
+from fleetrun.watch.session_end import SessionEnd
 
 _REMARK_S = 5.0
 # How many characters of a rank's last lines other hosts are told.
