@@ -12,4 +12,4 @@ def __getattr__(name: str) -> object:
 
     from importlib import import_module
 
-    return getattr(import_module("fleetrun.interface"), name)
+    return getattr(import_module("fleetrun.api"), name)

@@ -1,5 +1,5 @@
-from fleetrun.interface import Job as Job
-from fleetrun.interface import LaunchResult as LaunchResult
-from fleetrun.interface import launch as launch
+from fleetrun.api import Job as Job
+from fleetrun.api import LaunchResult as LaunchResult
+from fleetrun.api import launch as launch
 
 __version__: str

@@ -7,19 +7,20 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from fleetrun import __version__, colors, job
+from fleetrun import __version__
 from fleetrun.cli import parser
 from fleetrun.cli.argv import split
 from fleetrun.cli.launch import ResolvedLaunch, resolve
 from fleetrun.cli.options import find
 from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
 from fleetrun.model import Request
-from fleetrun.plan.visible import visible
-from fleetrun.printing import put
+from fleetrun.printing import AUTO, color_choice, is_colored_stream, message_prefix, put
+from fleetrun.run import job
 from fleetrun.run.observers import Caller
 from fleetrun.rundir import entrance
 from fleetrun.rundir.secrets import Hider
 from fleetrun.rundir.variables import COMPLETE, EXEC_OPTIONS
+from fleetrun.text import visible
 
 Launch = Callable[[Request, Mapping[str, str]], int]
 
@@ -62,8 +63,8 @@ def _fail(
     if caller is not None:
         caller.failed(error, hide(str(error)))
         return error.exit_code
-    is_coloured = colors.on_stream(colors.choice(given), environ, sys.stderr)
-    prefix = colors.prefix(is_coloured=is_coloured, is_fault=True)
+    is_coloured = is_colored_stream(color_choice(given), environ, sys.stderr)
+    prefix = message_prefix(is_coloured=is_coloured, is_fault=True)
     for sentence in getattr(error, "sentences", (str(error),)):
         _complain(f"{prefix}{visible(hide(sentence))}")
     return error.exit_code
@@ -80,7 +81,7 @@ def _dispatch(
     if given and given[0] in parser.COMMANDS:
         return parser.run(given[0], given[1:])
     if not given:
-        _help("screen", colors.AUTO, environ)
+        _help("screen", AUTO, environ)
         # The exit code of other tools without arguments.
         return UsageError.exit_code
     if EXEC_OPTIONS in environ:
@@ -90,7 +91,7 @@ def _dispatch(
         asked = next(item for item in parsed.given if item.name == "help")
         # --color may stand behind --help, where nothing is looked at otherwise.
         rest = [word for word in given if word != asked.typed]
-        return _help(str(find("help").read(asked)), colors.choice(rest), environ)
+        return _help(str(find("help").read(asked)), color_choice(rest), environ)
     if parsed.asks("version"):
         return put(f"fleetrun {__version__}\n")
     return _start(resolve(parsed, environ), launch, caller)

@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fleetrun import conversion, gone, slips, suggestions
-from fleetrun.cli import elsewhere
+from fleetrun.cli import elsewhere, gone
 from fleetrun.cli.option import Option, by_spelling
 from fleetrun.cli.options import BY_SPELLING, KNOWN, is_device_list
 from fleetrun.errors import UsageError
 from fleetrun.model import Given, Script, flag
 from fleetrun.plan import kinds
 from fleetrun.strategy.load import PRESETS
+from fleetrun.text import (
+    LONG_DASHES,
+    blank_fault,
+    closest,
+    is_digits,
+    option_without_slips,
+    suggestion,
+    without_slips,
+)
 
 # Fewer letters are more likely a typing error than an abbreviation.
 _SHORTEST_PREFIX = 4
@@ -111,10 +119,10 @@ def _misplaced(script: Script) -> tuple[str, ...]:
     ]
     # A script may be given a blank as the value of its option.
     last, before = script.args[-1:], script.args[-2:-1]
-    wrong = slips.blank(last[0]) if last and not "".join(before).startswith("-") else None
+    wrong = blank_fault(last[0]) if last and not "".join(before).startswith("-") else None
     ended = next((arg for arg in script.args if arg.endswith("\r")), None)
     if ended is not None:
-        wrong, last = slips.blank(ended), (ended,)
+        wrong, last = blank_fault(ended), (ended,)
     if wrong is not None:
         notes.append(f'{script.target} gets the argument "{last[0]}": {wrong}')
     return tuple(notes)
@@ -127,9 +135,9 @@ def _is_of_launcher(arg: str, value: str) -> bool:
     ...  ("--strategy=greedy", ""), ("max_restart", "3"), ("-nnodes", "2"))]
     [True, True, False, False, True]
     """
-    if not slips.plain(arg).startswith("-"):
+    if not without_slips(arg).startswith("-"):
         return False
-    typed, equals, joined = slips.plain(arg).partition("=")
+    typed, equals, joined = without_slips(arg).partition("=")
     name = typed.lstrip("-").replace("-", "_").lower()
     if name in _OF_LAUNCHERS:
         return True
@@ -195,14 +203,14 @@ def scan(words: Sequence[str], table: Iterable[Option] = KNOWN) -> ParsedOptions
 
 def _check_word(word: str) -> None:
     """Raise UsageError if WORD is a blank, or ends in a carriage return."""
-    wrong = slips.blank(word)
+    wrong = blank_fault(word)
     if wrong is not None:
         raise UsageError(f'"{word}": {wrong}')
 
 
 def _check_value(typed: str, raw: str, *, is_last: bool) -> None:
     """Do the same for RAW, the value of TYPED; a blank one may be that of an unset variable."""
-    wrong = slips.blank(raw) if raw.endswith("\r") or is_last else None
+    wrong = blank_fault(raw) if raw.endswith("\r") or is_last else None
     if wrong is not None:
         raise UsageError(f'{typed} "{raw}": {wrong}')
 
@@ -257,10 +265,10 @@ def _misspelt(target: str) -> str | None:
             f"{target} is taken as the script, because its quotation marks are part of it: "
             f"write {unquoted}."
         )
-    if target.startswith(tuple(slips.LONG_DASHES)):
+    if target.startswith(tuple(LONG_DASHES)):
         return (
             f'"{target}" is taken as the script, because it starts with a long dash: '
-            f"write two hyphens, {slips.plain_option(target)}."
+            f"write two hyphens, {option_without_slips(target)}."
         )
     if target.strip() != target:
         return f'"{target}" is taken as the script, with its blank: write {target.strip()}.'
@@ -321,16 +329,16 @@ def _is_listed(word: str) -> bool:
 def _is_value(option: Option, word: str) -> bool:
     """Whether WORD, the next one after OPTION, is its value."""
     # A negative number is a value; any other word with a hyphen is more likely an option.
-    is_number = conversion.is_digits(word[1:]) and option.bare is None
+    is_number = is_digits(word[1:]) and option.bare is None
     return option.takes_next(word) and (is_number or not word.startswith("-"))
 
 
 def _match(typed: str, names: dict[str, Option], notes: list[str], value: str) -> str:
     """Return the spelling that TYPED means, completely or by a unique prefix; VALUE follows it."""
-    if slips.plain(typed) != typed or typed[1:2] in tuple(slips.LONG_DASHES):
+    if without_slips(typed) != typed or typed[1:2] in tuple(LONG_DASHES):
         raise UsageError(
             f"no such option: {typed}; it has full-width characters or long dashes: write "
-            f"{slips.plain_option(typed)}."
+            f"{option_without_slips(typed)}."
         )
     if len(typed.split()) > 1:
         raise UsageError(
@@ -360,9 +368,7 @@ def _match(typed: str, names: dict[str, Option], notes: list[str], value: str) -
             for known, option in names.items()
             if known != option.label and not known.startswith("selected_") and known != "np"
         ]
-        if not (
-            elsewhere.meant(typed, value) or suggestions.closest(name, aliases, _LIKE_AN_ALIAS)
-        ):
+        if not (elsewhere.meant(typed, value) or closest(name, aliases, _LIKE_AN_ALIAS)):
             return name.removeprefix("selected_")
     raise UsageError(f"no such option: {typed}{suggest(typed, names, value=value)}")
 
@@ -377,8 +383,8 @@ def suggest(typed: str, names: Iterable[str], prefix: str = "--", value: str = "
     if hint is not None:
         return f"; {hint}"
     name = typed.lstrip("-").replace("-", "_")
-    if slips.plain(name) != name:
-        return f"; it has full-width characters: write {slips.plain(name)}."
+    if without_slips(name) != name:
+        return f"; it has full-width characters: write {without_slips(name)}."
     otherwise = "`fleetrun --help=all` lists them all."
     if prefix and not typed.startswith("--"):
         otherwise = "for Python's own options write `fleetrun [options] python -u train.py`."
@@ -386,7 +392,7 @@ def suggest(typed: str, names: Iterable[str], prefix: str = "--", value: str = "
             # A single letter resembles any short name.
             names = ()
     kinds_too = [*names, *(f"{kind}s" for kind in kinds.VENDORS)] if names else []
-    return suggestions.ending(name, kinds_too, otherwise, prefix)
+    return suggestion(name, kinds_too, otherwise, prefix)
 
 
 def _script(words: Sequence[str]) -> Script:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetrun import gone
+from fleetrun.cli import gone
 from fleetrun.cli.argv import suggest
 from fleetrun.cli.option import Option
 from fleetrun.cli.options import BY_SPELLING, is_device_list

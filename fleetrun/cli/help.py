@@ -10,8 +10,8 @@ from click import HelpFormatter
 
 from fleetrun.cli.option import GROUPS, Option
 from fleetrun.cli.options import KNOWN
-from fleetrun.plan.visible import wrapped
 from fleetrun.strategy import load
+from fleetrun.text import wrapped
 
 SCREEN = """\
 Usage: fleetrun [OPTIONS] [--] SCRIPT [ARGUMENTS]...

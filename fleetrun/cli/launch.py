@@ -6,13 +6,13 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fleetrun import gone, slips, suggestions
-from fleetrun.cli import configfile, request
+from fleetrun.cli import configfile, gone, request
 from fleetrun.cli.argv import ParsedCommand, mistaken_script
 from fleetrun.cli.parser import COMMANDS
 from fleetrun.engines import detect
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Layer, Request
+from fleetrun.text import closest, without_slips
 from fleetrun.yamlfile import text_of
 
 # The most letters that differ in a mistyped command, and the least similarity.
@@ -115,7 +115,7 @@ def check_script(parsed: ParsedCommand) -> None:
 
 def _slip(target: str) -> str | None:
     """Return what was meant by TARGET, which does not exist, if a keyboard has changed it."""
-    plain = slips.plain(target)
+    plain = without_slips(target)
     if plain != target and os.path.exists(plain):
         return f"there is no script {target}; without full-width characters there is {plain}."
     words = target.split()
@@ -152,7 +152,7 @@ def _check_command(word: str, rest: Sequence[str]) -> None:
         if near:
             plural = [name for name in near if name in {f"{word}s", word.removesuffix("s")}]
             # `true` is like `tune`, and a program.
-            meant = suggestions.closest(word, plural if _is_program(word) else near, _ALIKE)
+            meant = closest(word, plural if _is_program(word) else near, _ALIKE)
     if meant is not None:
         if word == "help":
             meant, rest = (rest[0] if rest and rest[0] in COMMANDS else ""), ("--help",)

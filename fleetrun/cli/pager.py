@@ -7,16 +7,15 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from fleetrun import colors
-from fleetrun.printing import put
+from fleetrun.printing import colored_page, is_color_wanted, put
 
 
 def page(text: str, choice: str, environ: Mapping[str, str]) -> int:
     """Print TEXT, in colour if requested, through a pager if the terminal is too small."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     shown = text
-    if colors.is_wanted(choice, environ, is_terminal=is_terminal):
-        shown = colors.on_page(text)
+    if is_color_wanted(choice, environ, is_terminal=is_terminal):
+        shown = colored_page(text)
     if is_terminal and sys.stdin.isatty() and _is_long(text):
         for pager in _pagers(environ):
             if _paged(shown, pager, environ):

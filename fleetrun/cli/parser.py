@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import click
 
-from fleetrun import colors, gone, suggestions
-from fleetrun.cli import argv, configfile, request, types
+from fleetrun.cli import argv, configfile, gone, request, types
 from fleetrun.cli.option import OWN, Option
 from fleetrun.cli.options import KNOWN, find
 from fleetrun.cli.types import Type, Value
 from fleetrun.errors import UsageError
 from fleetrun.model import Given, Request
-from fleetrun.printing import put
+from fleetrun.printing import ALWAYS, AUTO, NEVER, put
+from fleetrun.text import suggestion
 
 # NAME is the click command `command` of fleetrun.commands.NAME.
 COMMANDS = (
@@ -96,8 +96,8 @@ def log_dir() -> Option:
 
 def color(text: str) -> Option:
     """Return --color for commands that colour their output, with the help TEXT."""
-    words = (colors.AUTO, colors.ALWAYS, colors.NEVER)
-    return option("color", "choice", text, default=colors.AUTO, words=words)
+    words = (AUTO, ALWAYS, NEVER)
+    return option("color", "choice", text, default=AUTO, words=words)
 
 
 def launch_option(name: str) -> Option:
@@ -124,7 +124,7 @@ class CommandGroup(click.Group):
         """Return the subcommand that ARGS begin with; UsageError if there is none."""
         if not ctx.resilient_parsing and args[0] not in self.commands:
             listed = f"there are {', '.join(self.commands)}."
-            ending = suggestions.ending(args[0], self.commands, listed)
+            ending = suggestion(args[0], self.commands, listed)
             raise UsageError(f"{_where(ctx)}no such command: {args[0]}{ending}")
         return super().resolve_command(ctx, args)
 
@@ -204,7 +204,7 @@ def _sentence(error: click.UsageError) -> str:
         otherwise = f"see `{context.command_path} --help`."
         if any(getattr(param, "metavar", "") == LAUNCH for param in context.command.params):
             otherwise = f"the launch and its options stand after --; {otherwise}"
-        ending = suggestions.ending(error.option_name.lstrip("-"), bare, otherwise, "--")
+        ending = suggestion(error.option_name.lstrip("-"), bare, otherwise, "--")
         return f"{where}no such option: {error.option_name}{ending}"
     if isinstance(error, click.MissingParameter) and error.param is not None:
         return f"{where}give {error.param.human_readable_name}."

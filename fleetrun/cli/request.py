@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fleetrun import conversion, slips
 from fleetrun.cli.argv import ParsedCommand
 from fleetrun.cli.configfile import Config, named
 from fleetrun.cli.option import Option, Resolved
@@ -42,6 +41,7 @@ from fleetrun.plan.hosts import (
 from fleetrun.rundir import secrets
 from fleetrun.rundir.variables import JOB
 from fleetrun.strategy import load
+from fleetrun.text import counted, is_digits, without_slips
 
 # Options that fill no field of the request.
 _NO_FIELD = ("config", "from_manifest", "help", "strategy", "version")
@@ -380,7 +380,7 @@ def _hosts(chosen: Mapping[str, Resolved], notes: list[str], *, is_cloud: bool) 
     elif ips and least == count:
         least = len(ips)
     if ips and nnodes.given.source != DEFAULT and count != len(ips):
-        named = f"{chosen['ips'].given.typed} names {conversion.counted(len(ips), 'host')}"
+        named = f"{chosen['ips'].given.typed} names {counted(len(ips), 'host')}"
         # A variable may be set for all jobs of a machine; the list was written for this one.
         if nnodes.given.source.startswith("$") and not chosen["ips"].given.source.startswith("$"):
             notes.append(f"{nnodes.given.typed}={count} is ignored: {named}.")
@@ -519,7 +519,7 @@ def _bounds(given: Given) -> tuple[int, int]:
     low, colon, high = given.raw.strip().partition(":")
     # Python refuses to read numbers of thousands of digits.
     is_long = max(len(low), len(high)) > _DIGITS
-    is_valid = conversion.is_digits(low) and (not colon or conversion.is_digits(high))
+    is_valid = is_digits(low) and (not colon or is_digits(high))
     if is_long or not is_valid or int(low) < 1:
         raise UsageError(given.blame("give a number of hosts, 1 or more."))
     if colon and int(high) < int(low):
@@ -686,7 +686,7 @@ def _pairs(name: str, tiers: Iterable[Iterable[Given]]) -> dict[str, tuple[str, 
                 continue
             key, equals, value = given.raw.partition("=")
             if not equals or not (key.isascii() and key.isidentifier()) or "\0" in value:
-                wide = slips.plain(key) != key
+                wide = without_slips(key) != key
                 raise UsageError(given.blame(f"{_WIDE_KEY if wide else ''}{find(name).wanted}"))
             if name == "nccl":
                 key = "NCCL_" + key.upper().removeprefix("NCCL_")

@@ -9,8 +9,18 @@ from collections.abc import Callable, Iterable
 import click
 from click.shell_completion import CompletionItem
 
-from fleetrun import conversion, slips
 from fleetrun.errors import UsageError
+from fleetrun.text import (
+    is_digits,
+    number_in_words,
+    parse_bool,
+    parse_duration,
+    parse_number,
+    parse_pattern,
+    parse_range,
+    parse_size,
+    without_slips,
+)
 
 Value = str | int | float | bool | tuple[str, ...] | tuple[int, int] | None
 
@@ -54,8 +64,8 @@ class Type(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
 
     def read(self, text: str) -> Value:
         """Return the value of TEXT; ValueError says what is allowed."""
-        if not text.isascii() and not self._is_free and slips.plain(text) != text:
-            raise ValueError(f"it has full-width characters: write {slips.plain(text)}.")
+        if not text.isascii() and not self._is_free and without_slips(text) != text:
+            raise ValueError(f"it has full-width characters: write {without_slips(text)}.")
         return self._read(text)
 
     def wanted(self, metavar: str | None = "") -> str:
@@ -114,14 +124,14 @@ def number(
     >>> number(minimum=1, words=("auto",)).read("auto"), number(minimum=1).read("8")
     ('auto', 8)
     """
-    in_words = conversion.number_in_words(is_whole=is_whole, minimum=minimum, maximum=maximum)
+    in_words = number_in_words(is_whole=is_whole, minimum=minimum, maximum=maximum)
     wanted = f"give {in_words}" + (f", or one of {', '.join(words)}." if words else ".")
 
     def read(text: str) -> Value:
         text = text.strip()
         if text.lower() in words:
             return text.lower()
-        value = conversion.number(
+        value = parse_number(
             text,
             is_whole=is_whole,
             minimum=minimum,
@@ -153,8 +163,8 @@ def seconds(minimum: float | None = None) -> Type:
     wanted = f"give a number of seconds{least}, or a time such as 90s, 30m or 1h30m."
 
     def read(text: str) -> Value:
-        value = conversion.number(
-            conversion.parse_duration(text.strip()), is_whole=False, minimum=minimum, maximum=_MOST
+        value = parse_number(
+            parse_duration(text.strip()), is_whole=False, minimum=minimum, maximum=_MOST
         )
         if value is None:
             _refuse_digits(text.strip(), is_bounded=False)
@@ -190,7 +200,7 @@ def choice(
 
 
 def _boolean(text: str) -> bool:
-    value = conversion.boolean(text)
+    value = parse_bool(text)
     if value is None:
         raise ValueError("give true or false.")
     return value
@@ -200,7 +210,7 @@ BOOL = Type(
     "bool",
     _boolean,
     "give true or false.",
-    fits=lambda word: conversion.boolean(word) is not None,
+    fits=lambda word: parse_bool(word) is not None,
     words=("true", "false"),
 )
 # Never takes the word after it.
@@ -258,7 +268,7 @@ def ranks(text: str) -> str:
         return "all"
     numbers: list[int] = []
     for part in parts or [""]:
-        span = conversion.parse_range(part)
+        span = parse_range(part)
         if span is None or span.stop > _MOST_RANKS:
             is_range = part != "" and not part.strip("0123456789-")
             otherwise = "give all, or ranks such as 0,3 or 0-3."
@@ -282,7 +292,7 @@ def _redirected(text: str) -> str:
             "give true (torchrun's 3), for all ranks and both streams, or false, for one log of "
             "each rank; --tee=0,3 chooses the ranks that the console shows."
         )
-    value = conversion.boolean(word) if word != "3" else True
+    value = parse_bool(word) if word != "3" else True
     if value is None:
         raise ValueError("give one of false, true.")
     return str(value).lower()
@@ -293,7 +303,7 @@ SHOWN_RANKS = Type("list", _shown_ranks, fits=is_rank_list, words=("all",))
 REDIRECTS = Type(
     "choice",
     _redirected,
-    fits=lambda word: is_rank_list(word) or conversion.boolean(word) is not None,
+    fits=lambda word: is_rank_list(word) or parse_bool(word) is not None,
     words=("false", "true"),
 )
 
@@ -321,7 +331,7 @@ def profiled(text: str) -> str:
     '0,1:20-20'
     """
     numbers, colon, steps = text.partition(":")
-    span = conversion.parse_range(steps if colon else _PROFILED_STEPS)
+    span = parse_range(steps if colon else _PROFILED_STEPS)
     if span is None or not span.start or len(span) > _MOST_PROFILED:
         raise ValueError(
             "give ranks and steps, such as 0,3:10-14; steps count from 1, and are at most "
@@ -333,7 +343,7 @@ def profiled(text: str) -> str:
 def reading_rank(text: str) -> str:
     """Return the rank that reads the terminal, or none."""
     word = text.strip().lower()
-    if word != "none" and not conversion.is_digits(word):
+    if word != "none" and not is_digits(word):
         raise ValueError("give a rank such as 0, or none.")
     return word if word == "none" else str(int(word))
 
@@ -342,13 +352,13 @@ def pattern(text: str) -> str:
     """Return TEXT if it is a regular expression."""
     if is_rank_list(text):
         raise ValueError(f"give a regular expression; --tee={text} chooses ranks.")
-    conversion.pattern(text)
+    parse_pattern(text)
     return text
 
 
 def log_size(text: str) -> int:
     """Return the bytes of TEXT."""
-    size = conversion.parse_size(text)
+    size = parse_size(text)
     if size is None or 0 < size < _LEAST_LOG:
         raise ValueError("give 1M or more, as 100M or 2G, or 0 for no limit.")
     return size

@@ -8,16 +8,15 @@ import sys
 
 import click
 
-from fleetrun import colors
 from fleetrun.cli import parser
 from fleetrun.commands import tables
 from fleetrun.doctor import checkup, findings, output
 from fleetrun.model import Request
 from fleetrun.plan.command import CHECK
-from fleetrun.plan.visible import visible
-from fleetrun.printing import put
+from fleetrun.printing import is_colored_stream, put
 from fleetrun.remote import everywhere
 from fleetrun.rundir import secrets
+from fleetrun.text import visible
 
 
 def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool) -> int:
@@ -41,7 +40,7 @@ def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool)
         document = output.document(os.uname().nodename, shown, report.measured)
         put(json.dumps(document, indent=2) + "\n")
         return code
-    is_coloured = colors.on_stream(request.color, os.environ, sys.stdout)
+    is_coloured = is_colored_stream(request.color, os.environ, sys.stdout)
     put(output.text(shown, report.measured, width=tables.width(), is_coloured=is_coloured))
     return code
 
@@ -60,7 +59,7 @@ def _of_all_hosts(request: Request, options: list[str], wait: float, *, is_json:
         document = {"schema": output.SCHEMA, "exit_code": code, "hosts": hosts}
         put(json.dumps(document, indent=2) + "\n")
         return code
-    is_coloured = colors.on_stream(request.color, os.environ, sys.stdout)
+    is_coloured = is_colored_stream(request.color, os.environ, sys.stdout)
     shown = [
         finding._replace(seen=visible(finding.seen), fix=visible(finding.fix)) for finding in merged
     ]

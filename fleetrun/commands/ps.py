@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fleetrun import conversion
 from fleetrun.cli import parser
 from fleetrun.cli.types import among
 from fleetrun.commands import tables
@@ -18,10 +17,10 @@ from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.host import jobs
 from fleetrun.host.jobs import JobRecords, RunningJob
 from fleetrun.plan.command import CHECK
-from fleetrun.plan.visible import visible
 from fleetrun.printing import put, remark
 from fleetrun.remote import everywhere, ssh, sshjob
 from fleetrun.rundir import names, reading
+from fleetrun.text import format_duration, visible
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -105,7 +104,7 @@ def row(job: Mapping[str, Any], now: float) -> list[str]:
     cells = (
         "killed" if job["pid"] is None else str(job["pid"]),
         called(job["name"], is_known=bool(job["job"] or job["pid"])),
-        "-" if job["started"] is None else conversion.duration(now - job["started"], is_short=True),
+        "-" if job["started"] is None else format_duration(now - job["started"], is_short=True),
         processes,
         f"{job['node_rank'] + 1} of {nodes}" if nodes > 1 else "-",
         job["folder"] or "-",

@@ -11,9 +11,9 @@ from fleetrun.commands import ps
 from fleetrun.commands.logs import collectives
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import jobs
-from fleetrun.plan.visible import visible_lines
 from fleetrun.printing import put, remark
 from fleetrun.rundir import eventfile, names, reading, runs
+from fleetrun.text import visible_lines
 
 # Ranks answer one after the other, and an unresponsive one takes 13 s.
 _ANSWER_S = 120.0

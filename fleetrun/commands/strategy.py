@@ -10,16 +10,15 @@ from collections.abc import Sequence
 import click
 from click.shell_completion import CompletionItem
 
-from fleetrun import colors
 from fleetrun.cli import parser
 from fleetrun.cli.pager import page as through_pager
 from fleetrun.cli.types import among
 from fleetrun.commands import tables
 from fleetrun.model import VARIABLE_SECTIONS, Knob
-from fleetrun.plan.visible import visible, visible_lines
-from fleetrun.printing import put, remark
+from fleetrun.printing import AUTO, NEVER, is_colored_stream, message_prefix, put, remark
 from fleetrun.rundir import secrets
 from fleetrun.strategy import explanation, fields, load, schema
+from fleetrun.text import visible, visible_lines
 
 
 def _presets(
@@ -48,7 +47,7 @@ def command() -> None:
 def _list(*, is_fields: bool) -> int:
     # The presets fit on any screen.
     text = listed_fields if is_fields else listed
-    return through_pager(text(tables.width()), colors.NEVER, os.environ)
+    return through_pager(text(tables.width()), NEVER, os.environ)
 
 
 @command.command("show", help="Show a preset file, or all about one field.")
@@ -195,8 +194,8 @@ def _text(path: str) -> str:
 
 
 def _fault_prefix() -> str:
-    is_coloured = colors.on_stream(colors.AUTO, os.environ, sys.stderr)
-    return colors.prefix(is_coloured=is_coloured, is_fault=True)
+    is_coloured = is_colored_stream(AUTO, os.environ, sys.stderr)
+    return message_prefix(is_coloured=is_coloured, is_fault=True)
 
 
 # -- explain ---------------------------------------------------------------------------------------

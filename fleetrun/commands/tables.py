@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fleetrun.plan.visible import columns, elided
+from fleetrun.text import display_width, elided
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod
@@ -72,7 +72,7 @@ def layout(
 
 
 def _widest(rows: Sequence[Sequence[str]], heads: Sequence[str], place: int) -> int:
-    return max((columns(row[place]) for row in (heads, *rows) if row), default=0)
+    return max((display_width(row[place]) for row in (heads, *rows) if row), default=0)
 
 
 def fitted(

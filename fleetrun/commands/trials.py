@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fleetrun.cli import parser
-from fleetrun.conversion import counted
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import FieldVerdict
 from fleetrun.run import libc
@@ -23,6 +22,7 @@ from fleetrun.rundir import eventfile, names, rankfile, reading, reportfile, run
 from fleetrun.rundir.eventfile import EventRecord
 from fleetrun.rundir.folder import SHARED, Folder
 from fleetrun.rundir.strategyfiles import EFFECTIVE, IN_EFFECT, NO_WORD, SECTIONS
+from fleetrun.text import counted
 
 # Fewer timed updates are meaningless.
 FEWEST_TIMED = 3

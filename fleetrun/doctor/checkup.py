@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fleetrun import conversion, engines, printing
+from fleetrun import engines, printing
 from fleetrun.doctor import (
     findings,
     gpu_check,
@@ -37,6 +37,7 @@ from fleetrun.rundir import secrets
 from fleetrun.rundir.variables import TOKEN
 from fleetrun.session.authentication import Key
 from fleetrun.session.introductions import HostDescription, PeerCheck
+from fleetrun.text import counted
 
 # Importing Paddle takes a busy host half a minute; longer means a hang.
 _ALLREDUCE_S = 180.0
@@ -228,7 +229,7 @@ def _job(request: Request, environ: Mapping[str, str], cards: Gpus) -> _JobCheck
         return _JobChecks(findings=(findings.error("job", words, means, "fleetrun --dry-run ..."),))
     ranks = [process.rank for process in plan.processes if process.rank is not None]
     on_hosts = f" on {len(roster.members)} hosts" if len(roster.members) > 1 else ""
-    count = conversion.counted(len(plan.ranks), "process")
+    count = counted(len(plan.ranks), "process")
     seen = f"{count}{on_hosts}, {len(plan.processes)} here"
     return _JobChecks(
         roster=roster,

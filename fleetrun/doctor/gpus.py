@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from fleetrun.conversion import counted, size
 from fleetrun.doctor.findings import Finding, error, ok, warning
 from fleetrun.doctor.nvidia import CudaStart, Gpu, Gpus, Xid
 from fleetrun.plan import kinds
+from fleetrun.text import counted, format_size
 
 # Bits of NVML's clocks event reasons (nvml.h) that mean trouble; a power cap does not.
 THROTTLES = {
@@ -163,7 +163,7 @@ def _gpu(gpu: Gpu) -> Iterator[Finding]:
     troubles = [*_memory(gpu), *_state(gpu), *_connections(gpu)]
     yield from troubles
     if not troubles:
-        room = "" if gpu.memory is None else f", {size(gpu.memory)}"
+        room = "" if gpu.memory is None else f", {format_size(gpu.memory)}"
         capability = "" if gpu.capability is None else f", sm_{''.join(map(str, gpu.capability))}"
         links = "" if gpu.nvlinks is None else f", {gpu.nvlinks[0]} NVLinks"
         mig = f", {gpu.instances} MIG instances" if gpu.is_mig else ""
@@ -176,7 +176,7 @@ def _memory(gpu: Gpu) -> Iterator[Finding]:
         shown = ", ".join(
             f"pid {user.pid}"
             + (f" ({user.name})" if user.name else "")
-            + (f" {size(user.used)}" if user.used is not None else "")
+            + (f" {format_size(user.used)}" if user.used is not None else "")
             for user in gpu.users
         )
         yield warning(
@@ -190,8 +190,8 @@ def _memory(gpu: Gpu) -> Iterator[Finding]:
     elif gpu.memory and gpu.used is not None and gpu.used > _OWN_SHARE * gpu.memory:
         yield warning(
             "GPU in use",
-            f"{size(gpu.used)} of GPU {gpu.number}'s {size(gpu.memory)} is in use, by no process "
-            "that can be seen",
+            f"{format_size(gpu.used)} of GPU {gpu.number}'s {format_size(gpu.memory)} is in use, by "
+            "no process that can be seen",
             "a process outside this container uses it, or a dead process has left it",
             f"nvidia-smi -i {gpu.number}; fuser -v /dev/nvidia{gpu.number}",
         )

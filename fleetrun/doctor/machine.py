@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import psutil
 
-from fleetrun.conversion import counted, size
 from fleetrun.doctor.findings import Finding, error, ok, warning
 from fleetrun.host import files
 from fleetrun.run import proc
+from fleetrun.text import counted, format_size
 
 _MIB, _GIB = 1 << 20, 1 << 30
 # Docker's default is 64 MiB, in which the workers of one DataLoader die of SIGBUS.
@@ -66,7 +66,7 @@ def shared_memory(folder: str) -> Finding:
         "or in Docker --shm-size=16g"
     )
     room = _room(folder)
-    seen = f"{folder} has {size(room.free)} free of {size(room.total)}"
+    seen = f"{folder} has {format_size(room.free)} free of {format_size(room.total)}"
     refusal = _refusal(folder)
     if refusal:
         return error(name, f"{folder} cannot be written ({refusal}; {seen})", means, fix)
@@ -79,7 +79,7 @@ def logs(folder: str) -> Finding:
     """Check the space for logs."""
     name, fix = "disk for logs", f"df -h {folder}  # make room, or give another --log_dir"
     room = _room(folder)
-    seen = f"{folder} has {size(room.free)} free of {size(room.total)}"
+    seen = f"{folder} has {format_size(room.free)} free of {format_size(room.total)}"
     refusal = _refusal(folder)
     if refusal:
         means = "no rank could write its log"
@@ -182,7 +182,7 @@ def memory_limits(*, has_rdma: bool) -> Iterator[Finding]:
     if virtual is not None:
         yield warning(
             "address space",
-            f"`ulimit -v` is {size(virtual)}",
+            f"`ulimit -v` is {format_size(virtual)}",
             "CUDA reserves more address space than a GPU has memory; ranks may die silently",
             "ulimit -v unlimited",
         )
@@ -190,7 +190,7 @@ def memory_limits(*, has_rdma: bool) -> Iterator[Finding]:
     if has_rdma and locked is not None and locked < _GIB:
         yield warning(
             "locked memory",
-            f"`ulimit -l` is {size(locked)}",
+            f"`ulimit -l` is {format_size(locked)}",
             "InfiniBand needs memory that stays where it is: NCCL fails, or uses slow sockets",
             "ulimit -l unlimited  # in Docker --ulimit memlock=-1",
         )
@@ -211,16 +211,17 @@ def memory(ranks: int, group: ControlGroup) -> Finding:
     """Check the memory of this host, or of the control group."""
     if group.memory is None:
         free = psutil.virtual_memory().total
-        seen = f"this host has {size(free)}"
+        seen = f"this host has {format_size(free)}"
     else:
         free = group.memory - group.memory_used
-        seen = f"the control group has {size(group.memory)}, of which {size(max(free, 0))} is free"
+        sizes = format_size(group.memory), format_size(max(free, 0))
+        seen = "the control group has {}, of which {} is free".format(*sizes)
     if group.kills:
         seen += f"; the kernel has killed {group.kills} of its processes"
     fix = "docker run --memory=...  # or memory.max; or fewer ranks: --nproc_per_node"
     needed = ranks * MEMORY_PER_RANK
     if free < needed:
-        means = f"{counted(ranks, 'rank')} may take {size(needed)} before they load anything"
+        means = f"{counted(ranks, 'rank')} may take {format_size(needed)} before they load anything"
         return warning("memory", seen, means, fix)
     if group.kills:
         return warning("memory", seen, "the memory of the control group has been too small", fix)

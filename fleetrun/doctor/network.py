@@ -10,11 +10,11 @@ from typing import NamedTuple, cast
 
 import psutil
 
-from fleetrun import conversion
 from fleetrun.doctor.findings import Finding, error, ok, warning
 from fleetrun.host import addresses, tcp
 from fleetrun.plan import communication
 from fleetrun.run.isolation import IsolatedCall
+from fleetrun.text import format_ranges
 
 # A resolver tries its next server after 5 s; anything slower delays every rank.
 TIMEOUT_S = 6.0
@@ -214,4 +214,4 @@ def ports(
             f"--start_port=6070  # or another number below {low}, the same on every host",
         )
     elif numbers and not held:
-        yield ok("port", f"{conversion.ranges(numbers)} can be used")
+        yield ok("port", f"{format_ranges(numbers)} can be used")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fleetrun.conversion import counted
 from fleetrun.doctor import transfers
 from fleetrun.doctor.findings import ERROR, OK, WARNING, Finding, exit_code
 from fleetrun.doctor.transfers import Transfers
-from fleetrun.plan.visible import wrapped
+from fleetrun.text import counted, wrapped
 
 SCHEMA = 1
 # The keys of a finding in a document, in the order of its fields.

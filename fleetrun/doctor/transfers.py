@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fleetrun.conversion import size
 from fleetrun.doctor.findings import Finding, error, ok, warning
 from fleetrun.doctor.nvidia import Gpus
+from fleetrun.text import format_size
 
 
 class Transfer(NamedTuple):
@@ -67,7 +67,7 @@ def judge(transfers: Transfers, gpus: Gpus) -> Iterator[Finding]:
     if wrong:
         yield error(
             check,
-            f"the sum of {size(wrong[0].nbytes)} over {transfers.backend} is wrong",
+            f"the sum of {format_size(wrong[0].nbytes)} over {transfers.backend} is wrong",
             "training here gives wrong results, too",
             "nvidia-smi -q -d ECC; --nccl P2P_DISABLE=1  # is the sum right then?",
         )
@@ -78,7 +78,7 @@ def judge(transfers: Transfers, gpus: Gpus) -> Iterator[Finding]:
     link = link_speed(transfers, gpus)
     seen = (
         f"right over {transfers.backend}: {latency * 1e6:.0f} us for"
-        f" {size(transfers.rows[0].nbytes)}, {_rate(reached)} at {size(best.nbytes)}"
+        f" {format_size(transfers.rows[0].nbytes)}, {_rate(reached)} at {format_size(best.nbytes)}"
     )
     if link is not None:
         seen += f"; the link carries {_rate(link)}"
@@ -108,7 +108,11 @@ def link_speed(transfers_: Transfers, gpus: Gpus) -> float | None:
 def rows(transfers: Transfers) -> tuple[tuple[str, str, str], ...]:
     """Return size, latency and bandwidth of each row as text."""
     return tuple(
-        (size(row.nbytes), f"{row.seconds * 1e6:.0f} us", _rate(bandwidth(row, transfers.ranks)))
+        (
+            format_size(row.nbytes),
+            f"{row.seconds * 1e6:.0f} us",
+            _rate(bandwidth(row, transfers.ranks)),
+        )
         for row in transfers.rows
     )
 

@@ -7,11 +7,11 @@ Pure: it receives the variables, and a function that reads the files they name.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from fleetrun.conversion import counted, is_digits
 from fleetrun.errors import EnvironmentFault
 from fleetrun.plan import hostlist
 from fleetrun.plan.kinds import ROOT, is_mask
 from fleetrun.rundir.variables import ASSUME_DEVICES, JOB, STRATEGY
+from fleetrun.text import counted, is_digits
 
 # The largest plausible number of hosts.
 _DIGITS = 6

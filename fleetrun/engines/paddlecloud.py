@@ -4,13 +4,13 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fleetrun.conversion import is_digits
 from fleetrun.engines import SelectedEngine, static
 from fleetrun.engines.ports import Ports
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Endpoint, Facts, Request, Roster
 from fleetrun.plan import hosts, layout, origin
 from fleetrun.plan.layout import ModeHosts, Slots
+from fleetrun.text import is_digits
 
 # The name in plans: like the static engine, it knows the hosts from the start.
 NAME = static.NAME

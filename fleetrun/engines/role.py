@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fleetrun.conversion import is_digits
 from fleetrun.engines import SelectedEngine
 from fleetrun.engines.ports import Ports
 from fleetrun.errors import EnvironmentFault
@@ -25,6 +24,7 @@ from fleetrun.model import (
 )
 from fleetrun.plan.environment import is_identity
 from fleetrun.plan.layout import ModeHosts, Slots
+from fleetrun.text import is_digits
 
 NAME = "cloud"
 

@@ -15,7 +15,7 @@ from itertools import islice
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Checkpoints, HostListing
-from fleetrun.plan.visible import visible
+from fleetrun.text import visible
 
 # Names of unfinished ones end differently, or begin with a dot or `tmp`.
 _NUMBERED = re.compile(r"(?!\.|tmp)(?:.*[-_.])?(\d+)(\.(?:pdparams|pdckpt|ckpt|pkl))?")

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from fleetrun.conversion import is_digits
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.host import files
 from fleetrun.host.nvml import DriverQuery, Library, Survey, library
 from fleetrun.model import Facts, GpuUse, Request
 from fleetrun.plan import kinds, masks
-from fleetrun.plan.visible import elided, visible
 from fleetrun.run import proc
 from fleetrun.rundir.variables import ASSUME_DEVICES
+from fleetrun.text import elided, is_digits, visible
 
 # Any of these means that an NVIDIA driver can be asked (/dev/dxg: under Windows).
 _NVIDIA = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from itertools import islice
 
-from fleetrun.suggestions import closest
+from fleetrun.text import closest
 
 # A folder of a million samples is not searched because of a typing error.
 _MOST = 10_000

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, cast
 
-from fleetrun import conversion
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import plugins
 from fleetrun.host.plugins import Signs
@@ -15,6 +14,7 @@ from fleetrun.model import Facts, Request
 from fleetrun.plan import kinds, masks
 from fleetrun.plan.kinds import label
 from fleetrun.run.isolation import IsolatedCall
+from fleetrun.text import counted
 
 _CHECKER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "inject", "device_check.py")
 
@@ -131,7 +131,7 @@ def _unmasked(
 
 def _without_plugin(kind: str, count: int, paddle: str) -> str:
     """Describe a host that has COUNT devices of KIND, and PADDLE without their plug-in."""
-    number = conversion.counted(count, label(kind))
+    number = counted(count, label(kind))
     package = kinds.VENDORS[kind].package
     install = f" (pip install {package})" if package else ""
     return f"this host has {number}, and {paddle} has no plug-in for {label(kind)}s{install}"

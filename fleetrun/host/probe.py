@@ -23,10 +23,10 @@ from fleetrun.host import (
 from fleetrun.host.nvml import Library
 from fleetrun.model import Facts, Request
 from fleetrun.plan import communication, hosts, kinds, modes
-from fleetrun.plan.visible import visible
 from fleetrun.run import terminal
 from fleetrun.rundir import installed
 from fleetrun.rundir.variables import ASSUME_DEVICES, PYTHON
+from fleetrun.text import visible
 
 # The kernel's limit on command and environment, whatever the stack limit.
 _EXEC_CEILING = 6 * 1024 * 1024

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from fleetrun import conversion
 from fleetrun.host import files
 from fleetrun.host.nvml import Survey
 from fleetrun.model import Processors
+from fleetrun.text import parse_numbers
 
 
 def near(root: str, survey: Survey) -> dict[str, int]:
@@ -39,12 +39,12 @@ def processors(root: str, near: Mapping[str, int]) -> Processors:
     for name in files.names(os.path.join(base, "node")):
         if name.startswith("node") and name[4:].isdigit():
             listed = files.text(os.path.join(base, "node", name, "cpulist"))
-            node_of |= dict.fromkeys(conversion.numbers(listed), int(name[4:]))
+            node_of |= dict.fromkeys(parse_numbers(listed), int(name[4:]))
     cores: list[tuple[int, ...]] = []
     left = set(allowed)
     for cpu in sorted(allowed):
         path = os.path.join(base, "cpu", f"cpu{cpu}", "topology/thread_siblings_list")
-        core = tuple(sorted({cpu, *conversion.numbers(files.text(path))} & left))
+        core = tuple(sorted({cpu, *parse_numbers(files.text(path))} & left))
         if cpu in left:
             cores.append(core)
             left.difference_update(core)

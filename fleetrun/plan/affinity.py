@@ -4,8 +4,8 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fleetrun.conversion import counted
 from fleetrun.model import Device, Processors
+from fleetrun.text import counted
 
 THREADS = "OMP_NUM_THREADS"
 

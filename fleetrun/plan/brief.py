@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleetrun import conversion
 from fleetrun.model import UNNAMED_JOB, Device, LaunchPlan, ProcessSpec, Request
 from fleetrun.plan.devices import ON_CPU
-from fleetrun.plan.visible import columns, elided, visible, wrapped
 from fleetrun.rundir import names
+from fleetrun.text import display_width, elided, format_ranges, visible, wrapped
 
 # A terminal's usual width, of which the lines' "fleetrun: " takes its part.
 WIDTH = 80
@@ -79,7 +78,7 @@ def _who(plan: LaunchPlan) -> str:
     parts = []
     for role, numbers in groups.items():
         name = "rank" if only_ranks else role
-        parts.append(f"{name}{'s' if len(numbers) > 1 else ''} {conversion.ranges(numbers)}")
+        parts.append(f"{name}{'s' if len(numbers) > 1 else ''} {format_ranges(numbers)}")
     if only_ranks:
         parts[0] += f" of {len(plan.ranks)}"
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
@@ -105,7 +104,7 @@ def _listed(kind: str, devices: Sequence[Device]) -> str:
     """Name the DEVICES of one KIND, each once, with numbers as ranges."""
     ids = list(dict.fromkeys(device.id for device in devices if device.kind == kind))
     if all(device_id.isdecimal() for device_id in ids):
-        return f"{kind} {conversion.ranges(map(int, ids))}"
+        return f"{kind} {format_ranges(map(int, ids))}"
     return f"{kind} {', '.join(ids)}"
 
 
@@ -123,8 +122,10 @@ def _logs(folder: str, processes: Sequence[ProcessSpec], room: int) -> str:
     elif names:
         ways = [f"/ with {', '.join(starts)}", "/"]
     where = visible(folder)
-    taken = columns("logs in ") + columns(where)
-    chosen = next((candidate for candidate in ways if taken + columns(candidate) <= room), ways[0])
+    taken = display_width("logs in ") + display_width(where)
+    chosen = next(
+        (candidate for candidate in ways if taken + display_width(candidate) <= room), ways[0]
+    )
     return _fitted("logs in ", where, chosen, room)
 
 
@@ -140,5 +141,9 @@ def _short(path: str, cwd: str) -> str:
 def _fitted(before: str, value: str, after: str, room: int) -> str:
     """Put VALUE between BEFORE and AFTER, shortened so that the line fits into ROOM columns."""
     least = 12
-    line = before + elided(value, max(least, room - columns(before) - columns(after))) + after
+    line = (
+        before
+        + elided(value, max(least, room - display_width(before) - display_width(after)))
+        + after
+    )
     return elided(line, room)

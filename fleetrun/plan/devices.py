@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fleetrun import conversion, suggestions
-from fleetrun.conversion import counted, is_digits
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Device, Facts, Request
 from fleetrun.plan import free_gpus, kinds, masks, origin
 from fleetrun.plan.kinds import label
 from fleetrun.rundir.variables import ASSUME_DEVICES
+from fleetrun.text import counted, format_ranges, is_digits, parse_range, suggestion
 
 # The order in which CUDA numbers GPUs, and the order of NVML, the driver's library.
 ORDER, DRIVERS_ORDER = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
@@ -208,7 +207,7 @@ def _check_known(request: Request, kind: str, facts: Facts) -> None:
     # --spaes=1 may be another option, misspelt.
     others = [setting.name for setting in request.settings if setting.source == "default"]
     names = (*(f"{kind_}s" for kind_ in known), *others)
-    ending = suggestions.ending(f"{kind}s", names, otherwise, "--")
+    ending = suggestion(f"{kind}s", names, otherwise, "--")
     raise UsageError(f"no such option: --{kind}s{ending}")
 
 
@@ -295,7 +294,7 @@ def _device_ids(request: Request) -> tuple[str, ...]:
     words: list[str] = []
     pieces = [piece.strip() for piece in (request.devices or "").split(",")]
     for piece in pieces:
-        span = conversion.parse_range(piece)
+        span = parse_range(piece)
         if not piece:
             raise UsageError(
                 f"{origin.option(request, 'devices')}: an id is missing; give ids like 0,1 or "
@@ -407,4 +406,4 @@ def _listed(ids: list[str]) -> str:
     """
     numbers = [int(device_id) for device_id in ids if is_digits(device_id)]
     is_sorted = len(numbers) == len(ids) and numbers == sorted(numbers)
-    return conversion.ranges(numbers) if is_sorted else ", ".join(ids)
+    return format_ranges(numbers) if is_sorted else ", ".join(ids)

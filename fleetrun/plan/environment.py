@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fleetrun.conversion import boolean
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Facts, ProcessSpec, RankSpec, Request, Roster, Strategy
 from fleetrun.plan import communication, debug, devices, kinds, masks
@@ -29,6 +28,7 @@ from fleetrun.rundir.variables import (
     STRATEGY_FILE,
     TOKEN,
 )
+from fleetrun.text import parse_bool
 
 # The kernel's MAX_ARG_STRLEN: one "NAME=value", with its end, may not be longer.
 STRING_LIMIT = 128 * 1024
@@ -343,7 +343,7 @@ def _freeing(environ: Mapping[str, str]) -> tuple[str, ...]:
         "(Ascend's does not), Paddle then frees memory that kernels and collectives still use: "
         "results may be wrong, and ranks may hang."
         for name in _FREEING
-        if boolean(environ.get(name))
+        if parse_bool(environ.get(name))
     )
 
 

@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fleetrun.conversion import is_digits
 from fleetrun.errors import UsageError
 from fleetrun.plan.hosts import NO_IPV6, is_ipv6
+from fleetrun.text import is_digits
 
 # More ranks than any host has: a typing error.
 _MOST_SLOTS = 4096

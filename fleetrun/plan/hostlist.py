@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import product
 from math import prod
 
-from fleetrun.conversion import is_digits
+from fleetrun.text import is_digits
 
 # More hosts than any cluster has: a typing error, not worth expanding.
 MOST = 100_000

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from ipaddress import AddressValueError, IPv6Address
 
-from fleetrun.conversion import is_digits
 from fleetrun.errors import EnvironmentFault, StrangerFault, UsageError
 from fleetrun.model import Endpoint, Facts, Request
 from fleetrun.plan import origin
+from fleetrun.text import is_digits
 
 LAST_PORT = 65535
 # Seen with 2.6.2 and 3.3.1: both split endpoints at their colons, and resolve names to IPv4 alone.

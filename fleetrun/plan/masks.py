@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fleetrun import conversion, slips
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Device, Facts
 from fleetrun.plan import kinds
 from fleetrun.plan.kinds import label
+from fleetrun.text import counted, parse_range, without_slips
 
 # On AMD GPUs this one takes precedence over CUDA's, which HIP reads, too.
 HIP_MASK = "HIP_VISIBLE_DEVICES"
@@ -87,7 +87,7 @@ def _seen(facts: Facts, kind: str) -> tuple[Visible, str]:
         # The plug-in does not read the mask, and numbers all devices.
         places = tuple(map(int, ids))
     else:
-        number = conversion.counted(len(ids), "device") if ids else "no device"
+        number = counted(len(ids), "device") if ids else "no device"
         raise EnvironmentFault(
             f"{name}={text} names {number}, but Paddle sees {count} through it; list the numbers "
             "of devices, as 4,5,6,7."
@@ -137,9 +137,9 @@ def check_characters(environ: Mapping[str, str]) -> None:
     >>> check_characters({"CUDA_VISIBLE_DEVICES": "0,1"})
     """
     for name, text in environ.items():
-        if not text.isascii() and kinds.is_mask(name) and slips.plain(text) != text:
+        if not text.isascii() and kinds.is_mask(name) and without_slips(text) != text:
             raise EnvironmentFault(
-                f"{name}={text}: it has full-width characters: write {slips.plain(text)}."
+                f"{name}={text}: it has full-width characters: write {without_slips(text)}."
             )
 
 
@@ -168,7 +168,7 @@ def listed(text: str) -> tuple[str, ...]:
     entries: list[str] = []
     for piece in text.split(","):
         entry = piece.strip()
-        span = conversion.parse_range(entry)
+        span = parse_range(entry)
         if span is not None and len(span) <= LONGEST_RANGE:
             entries += map(str, span)
         elif is_uuid(entry):

@@ -9,11 +9,10 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 
-from fleetrun import conversion
 from fleetrun.model import Knob, LaunchPlan, ProcessSpec, RankSpec, Request, Setting
 from fleetrun.plan import shell
-from fleetrun.plan.visible import visible
 from fleetrun.rundir import arguments, secrets
+from fleetrun.text import counted, format_ranges, visible
 
 WIDTH = 100
 SCHEMA = 1
@@ -133,7 +132,7 @@ def table(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> st
         "",
         (
             f"Job {first.job_id}: {first.mode} mode, {first.engine} engine, "
-            f"{conversion.counted(world, 'process')} on {conversion.counted(len(plans), 'node')}"
+            f"{counted(world, 'process')} on {counted(len(plans), 'node')}"
         ),
     ]
     for note in first.notes:
@@ -183,7 +182,7 @@ def _node_lines(
         *_hanging("  run", visible(plan.run_dir), 12),
     ]
     lines += [
-        f"  file      {visible(path)}: {conversion.counted(len(text), 'character')}"
+        f"  file      {visible(path)}: {counted(len(text), 'character')}"
         for path, text in sorted(plan.files.items())
     ]
     lines += [f"  link      {path} to {target}" for path, target in sorted(plan.links.items())]
@@ -195,7 +194,7 @@ def _node_lines(
             lines += _hanging("    devices", ", ".join(devices) or "cpu", 14)
             lines += _hanging("    endpoint", str(process.rank.endpoint), 14)
         if process.cpus:
-            lines += _hanging("    cpus", conversion.ranges(process.cpus, ","), 14)
+            lines += _hanging("    cpus", format_ranges(process.cpus, ","), 14)
         logs = [process.log, *filter(None, (process.error_log,))]
         lines += _hanging("    log", visible(_under(plan.run_dir, " and ".join(logs))), 14)
         own_env = {name: value for name, value in process.env.items() if name not in common}

@@ -6,9 +6,9 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
-from fleetrun import conversion
 from fleetrun.model import LaunchPlan, ProcessSpec, Request
 from fleetrun.rundir import arguments, secrets
+from fleetrun.text import format_ranges
 
 # A line that is pasted into a terminal without line editing may not pass 4,095 bytes.
 _LINE_LIMIT = 1000
@@ -118,7 +118,7 @@ def _start(plan: LaunchPlan, process: ProcessSpec) -> str:
     if "=" in process.argv[0]:
         argv = ["sh", "-c", "'exec \"$@\"'", "sh", *argv]
     if process.cpus:
-        argv = ["taskset", "-c", conversion.ranges(process.cpus, ","), *argv]
+        argv = ["taskset", "-c", format_ranges(process.cpus, ","), *argv]
     words = [
         "env",
         *(f"-u {quoted(name)}" for name in process.unset),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fleetrun.conversion import counted, duration
 from fleetrun.model import LaunchPlan
 from fleetrun.run.events import Exited, Interrupted, Outcome, Recovered
+from fleetrun.text import counted, format_duration
 
 SCHEMA = 1
 
@@ -37,9 +37,8 @@ def line(ending: Ending) -> str:
     attempts = f", {outcome.attempts} attempts" if outcome.attempts > 1 else ""
     if ending.restarts:
         attempts += f" ({sum(restart.seconds for restart in ending.restarts):.1f} s to restart)"
-    return (
-        f"{word} after {duration(ending.seconds)}{steps}{attempts} (exit code {outcome.exit_code})."
-    )
+    took = format_duration(ending.seconds)
+    return f"{word} after {took}{steps}{attempts} (exit code {outcome.exit_code})."
 
 
 def document(ending: Ending, host: str) -> dict[str, Any]:

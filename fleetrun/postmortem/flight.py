@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from fleetrun.conversion import ranges
 from fleetrun.rundir.flightfile import (
     ASYNCHRONOUS,
     BLOCKING,
@@ -25,6 +24,7 @@ from fleetrun.rundir.flightfile import (
     FlightRecord,
 )
 from fleetrun.rundir.rankfile import RankAxes
+from fleetrun.text import format_ranges
 
 DESYNC, MISSING, CYCLE, UNFINISHED = "desync", "missing", "cycle", "unfinished"
 # A rank is awaited that may itself wait for others, in collectives that are not recorded.
@@ -553,7 +553,7 @@ def of(channel: CollectiveChannel, job: JobRanks) -> str:
     if len(channel.ranks) == job.ranks:
         return f"of all ranks{number}"
     axis = job.axes.axis_of(channel.ranks) if job.axes is not None else ""
-    numbers = ranges(channel.ranks)
+    numbers = format_ranges(channel.ranks)
     return f"of {axis} [{numbers}]{number}" if axis else f"of ranks {numbers}{number}"
 
 
@@ -561,7 +561,7 @@ def who(ranks: Sequence[int], job: JobRanks) -> str:
     """Name RANKS; a single one with its place on the axes."""
     place = job.axes.place(ranks[0]) if job.axes is not None and len(ranks) == 1 else ""
     where = f" ({place})" if place else ""
-    return f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}{where}"
+    return f"rank{'s' * (len(ranks) > 1)} {format_ranges(ranks)}{where}"
 
 
 def _at_site(call: Collective) -> str:

@@ -10,10 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from fleetrun.cli.argv import refused
-from fleetrun.conversion import counted
 from fleetrun.model import LaunchPlan, ProcessSpec, RankSpec
 from fleetrun.plan.kinds import label
-from fleetrun.plan.visible import sentence
 from fleetrun.postmortem import causes, failures, flight, kernelfacts, lastlines
 from fleetrun.postmortem.causes import KnownFailure
 from fleetrun.postmortem.kernelfacts import Baseline
@@ -37,6 +35,7 @@ from fleetrun.rundir.reportfile import (
     RestartRecord,
     VictimRecord,
 )
+from fleetrun.text import counted, sentence
 
 # The signals that stop ranks.
 _STOPPED_BY = frozenset((2, 9, 15))

@@ -11,11 +11,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from fleetrun.conversion import size
-from fleetrun.plan.visible import sentence
 from fleetrun.run import proc
 from fleetrun.run.events import Exited
 from fleetrun.rundir.folder import Closing
+from fleetrun.text import format_size, sentence
 
 # The files of a cgroup that count kills, and that limit memory, in versions 2 and 1.
 _MEMORY = (
@@ -110,9 +109,11 @@ def _out_of_memory(
 
 def _memory(culprit: Exited, group: Cgroup | None) -> str:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    peak = f"Its peak memory use was {size(culprit.peak_bytes)}; " if culprit.peak_bytes else ""
-    limit = f", our cgroup may use {size(group.limit)}" if group and group.limit else ""
-    return sentence(f"{peak}this host has {size(total)}{limit}.")
+    peak = (
+        f"Its peak memory use was {format_size(culprit.peak_bytes)}; " if culprit.peak_bytes else ""
+    )
+    limit = f", our cgroup may use {format_size(group.limit)}" if group and group.limit else ""
+    return sentence(f"{peak}this host has {format_size(total)}{limit}.")
 
 
 def _rose(before: int | None, now: int | None) -> bool:
@@ -193,7 +194,9 @@ def shared_memory(path: str = "/dev/shm") -> list[str]:  # noqa: S108 - only mea
     except OSError:
         return [f"There is no {path}."]
     total, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
-    return [f"{path} has {size(total)}, of which {size(total - free)} are in use now."]
+    return [
+        f"{path} has {format_size(total)}, of which {format_size(total - free)} are in use now."
+    ]
 
 
 def unwritable(folder: str) -> list[str]:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from fleetrun.model import RankSpec
-from fleetrun.plan.visible import sentence, visible
 from fleetrun.postmortem import causes
 from fleetrun.postmortem.investigation import Investigation, Victim, devices_of
 from fleetrun.run.children import Leftover
@@ -24,6 +23,7 @@ from fleetrun.run.events import (
 from fleetrun.rundir.arguments import conceal
 from fleetrun.rundir.names import listed, spec_label
 from fleetrun.rundir.reportfile import CulpritRecord
+from fleetrun.text import sentence, visible
 
 # The most places of a hung job that are listed.
 _PLACES = 8

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from fleetrun.engines import detect
 from fleetrun.engines.detect import Detected
 from fleetrun.errors import UsageError
-from fleetrun.job import launch as start
 from fleetrun.model import Request
 from fleetrun.remote import srun, tasks
 from fleetrun.run import libc
+from fleetrun.run.job import launch as start
 from fleetrun.run.observers import Caller
 from fleetrun.rundir.variables import TOKEN
 

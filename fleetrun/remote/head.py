@@ -19,7 +19,6 @@ from fleetrun.errors import EnvironmentFault, MissingProgram, NotExecutable, Usa
 from fleetrun.host.probe import current_folder
 from fleetrun.model import Request
 from fleetrun.plan.hostfile import HostEntry
-from fleetrun.plan.visible import visible
 from fleetrun.remote import logs, ssh, sshjob
 from fleetrun.remote.detachedrun import HeadRun
 from fleetrun.remote.ssh import HostOrder, SshConnection
@@ -28,6 +27,7 @@ from fleetrun.run.descriptors import FileLimit
 from fleetrun.rundir.folder import write_all
 from fleetrun.rundir.names import listed
 from fleetrun.rundir.variables import with_token
+from fleetrun.text import visible
 
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # How long a host may take to answer, once the first ones have been connected to.

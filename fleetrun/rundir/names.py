@@ -9,8 +9,8 @@ import os
 import re
 from collections.abc import Sequence
 
-from fleetrun.conversion import ranges
 from fleetrun.model import LaunchPlan, ProcessSpec, RankSpec
+from fleetrun.text import format_ranges
 
 # In the log folder.
 RUNS = "runs"
@@ -152,7 +152,9 @@ def listed(labels: Sequence[str]) -> str:
     # Sorted naturally: `server 2` comes before `server 10`.
     other_labels = [label for label in labels if not label.startswith("rank ")]
     other_labels.sort(key=lambda label: (label.split(" ")[0], len(label), label))
-    words = [f"{'rank' if len(numbers) == 1 else 'ranks'} {ranges(numbers)}"] if numbers else []
+    words = (
+        [f"{'rank' if len(numbers) == 1 else 'ranks'} {format_ranges(numbers)}"] if numbers else []
+    )
     words += other_labels
     return " and ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else "".join(words)
 

@@ -17,8 +17,8 @@ from math import isfinite
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_type_hints
 
-from fleetrun.plan.visible import visible, visible_lines
 from fleetrun.run.events import Lines
+from fleetrun.text import visible, visible_lines
 
 _HEAD = 4
 # How much of what another program sends is quoted.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from fleetrun.conversion import counted
 from fleetrun.run.events import Failure
 from fleetrun.run.loop import Waiting
 from fleetrun.run.tcpconnect import literal
@@ -20,6 +19,7 @@ from fleetrun.session.jobstore import JobStore
 from fleetrun.session.listener import EVERYWHERE
 from fleetrun.session.loss import LossReport, PlaceRelease
 from fleetrun.session.messages import FromCoordinator, Missing, RosterMessage
+from fleetrun.text import counted
 
 # Bounds of the timeout of a request to etcd, which is a fifth of the heartbeat timeout, so that
 # three members can be asked before the lease ends.

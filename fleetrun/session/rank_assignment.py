@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fleetrun.conversion import counted
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.messages import JoinRequest
+from fleetrun.text import counted
 
 # The settings of jobs whose hosts are listed.
 LIST, ORDER = "the list of hosts", "the order of the hosts"

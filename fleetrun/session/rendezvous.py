@@ -15,7 +15,6 @@ from fleetrun.errors import (
     UsageError,
 )
 from fleetrun.model import LaunchPlan
-from fleetrun.plan.visible import sentence
 from fleetrun.run.events import Failure
 from fleetrun.run.gathering import Answer, Gathering
 from fleetrun.run.isolation import CallResult, IsolatedCall
@@ -23,6 +22,7 @@ from fleetrun.run.loop import Waiting
 from fleetrun.session.config import PREPARE_S
 from fleetrun.session.driver import Session, SessionHandler
 from fleetrun.session.messages import JoinRequest, RosterMessage, Verdict
+from fleetrun.text import sentence
 
 
 class Settled(Protocol):

@@ -6,12 +6,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from fleetrun import colors
-from fleetrun.plan.visible import visible, visible_lines
+from fleetrun.printing import message_prefix
 from fleetrun.run.events import Finished, Happening
 from fleetrun.run.loop import WRITABLE, Waiting
 from fleetrun.run.observers import Sink
 from fleetrun.sinks.outlet import Outlet
+from fleetrun.text import visible, visible_lines
 
 # If the reader does not read, the oldest lines beyond this many are dropped.
 _MOST = 1000
@@ -62,7 +62,7 @@ class Messages(Sink):
         self._put(visible_lines(self.redact(text)))
 
     def _put(self, text: str) -> None:
-        prefix = colors.prefix(is_coloured=self.is_coloured, is_fault=self._is_fault)
+        prefix = message_prefix(is_coloured=self.is_coloured, is_fault=self._is_fault)
         is_inside = self.ends_line is not None and not self._is_held and self.ends_line()
         before = "\n" if is_inside else ""
         self._queue.append(f"{before}{prefix}{text}\n".encode())

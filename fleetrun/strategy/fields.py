@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fleetrun import conversion
 from fleetrun.model import VARIABLE_SECTIONS, KnobValue
 from fleetrun.strategy import table
+from fleetrun.text import number_in_words, parse_bool, parse_number
 
 STRATEGY = "strategy"
 BUILD = "build_strategy"
@@ -280,7 +280,7 @@ def wanted(field: Field) -> str:
         case "bool":
             values = "give true or false"
         case "int" | "float":
-            values = "give " + conversion.number_in_words(
+            values = "give " + number_in_words(
                 is_whole=field.kind == "int",
                 minimum=field.minimum,
                 maximum=field.maximum,
@@ -322,10 +322,10 @@ def _single(field: Field, kind: str, value: object) -> bool | int | float | str 
     """Return VALUE as KIND within FIELD's bounds; None if invalid."""
     match kind:
         case "bool":
-            return conversion.boolean(value)
+            return parse_bool(value)
         case "int" | "float":
             maximum = _LARGEST_INT if field.maximum is None else field.maximum
-            return conversion.number(
+            return parse_number(
                 value, is_whole=kind == "int", minimum=field.minimum, maximum=maximum
             )
         case "choice":

@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetrun import slips, yamlfile
+from fleetrun import yamlfile
 from fleetrun.errors import SeveralErrors, UsageError
 from fleetrun.model import VARIABLE_SECTIONS, Given, Knob, KnobValue, Layer, Setting, Strategy
 from fleetrun.strategy import fields
 from fleetrun.strategy.fields import Field
+from fleetrun.text import suggestion, without_slips
 
 if TYPE_CHECKING:
     from yaml import Node, SafeLoader
@@ -72,7 +73,7 @@ def _read(request: NamedStrategy) -> Layer:
         find(request.name)
     except UsageError as error:
         option = request.given._replace(raw=request.name)
-        plain = slips.plain(request.name)
+        plain = without_slips(request.name)
         wide = plain != request.name
         problem = f"it has full-width characters: write {plain}." if wide else str(error)
         raise UsageError(option.blame(problem)) from None
@@ -108,7 +109,7 @@ def line_of(message: str) -> int:
 
 
 def _set(option: Given) -> Knob:
-    plain = slips.plain(option.raw)
+    plain = without_slips(option.raw)
     if plain != option.raw and not plain.startswith("env."):
         raise UsageError(option.blame(f"it has full-width characters: write {plain}."))
     knob = parse_set(option.raw)
@@ -416,9 +417,7 @@ def _suggest(
     name: str, known: Iterable[str], otherwise: str = "`fleetrun strategy list --fields` shows all."
 ) -> str:
     """Return the end of a sentence that suggests the name most like NAME."""
-    from fleetrun.suggestions import ending  # needed only for a mistake
-
-    return ending(name, known, otherwise)
+    return suggestion(name, known, otherwise)
 
 
 def _unknown_section(name: str) -> str:

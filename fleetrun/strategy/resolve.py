@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fleetrun.conversion import counted
 from fleetrun.model import Knob, KnobValue, RankSpec, Strategy
 from fleetrun.strategy.fields import AUTO, BUILD, EXECUTION, STRATEGY
+from fleetrun.text import counted
 
 _HIERARCHICAL = "use_hierarchical_allreduce"
 _GROUP = "hierarchical_allreduce_inter_nranks"

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from fleetrun.plan.visible import sentence
 from fleetrun.postmortem import flight
 from fleetrun.postmortem.flight import FlightFinding, RankState
 from fleetrun.run.events import RunWarning
@@ -18,6 +17,7 @@ from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob
 from fleetrun.rundir import flightfile, names, rankfile, reading, variables
 from fleetrun.rundir.flightfile import FlightRecord
+from fleetrun.text import sentence
 
 if TYPE_CHECKING:
     # Only with other hosts.

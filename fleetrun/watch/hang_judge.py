@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
 
-from fleetrun.plan.visible import visible
 from fleetrun.postmortem import places
 from fleetrun.postmortem.flight import UNKNOWN, RankState
 from fleetrun.run.events import Hung
@@ -20,6 +19,7 @@ from fleetrun.run.observers import ObservedJob
 from fleetrun.rundir import names
 from fleetrun.session.driver import Session
 from fleetrun.session.exchange import EndedRank, RankStack, SilentHost, Stacks, WantStacks
+from fleetrun.text import visible
 from fleetrun.watch.flightrecords import FlightRecords
 
 # A report counts for this many samples of its host, which repeats it at each sample.

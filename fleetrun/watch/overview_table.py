@@ -9,9 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from fleetrun import conversion
 from fleetrun.model import FieldVerdict
-from fleetrun.plan.visible import sentence, wrapped
 from fleetrun.run.events import StrategyReport
 from fleetrun.rundir.names import listed
 from fleetrun.rundir.strategyfiles import (
@@ -22,6 +20,7 @@ from fleetrun.rundir.strategyfiles import (
     RankEvidence,
     StrategyDocument,
 )
+from fleetrun.text import format_size, sentence, wrapped
 from fleetrun.watch.overview import as_sentence
 
 _SHOWN = {
@@ -194,7 +193,7 @@ def _counted(counts: GradientCounts | None, where: str) -> list[str]:
     gradients = "" if counts.gradients is None else f", of {counts.gradients} gradients"
     lines = [f"Allreduces: {before}{counts.allreduces}{versus}{gradients}."]
     if counts.bucket_bytes:
-        sizes = [conversion.size(size) for size in counts.bucket_bytes]
+        sizes = [format_size(size) for size in counts.bucket_bytes]
         runs = [(size, len(list(run))) for size, run in groupby(sizes)]
         runs_text = ", ".join(
             size if number == 1 else f"{number} x {size}" for size, number in runs

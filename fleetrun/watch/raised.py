@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterator, Mapping
 
 from fleetrun.model import ExitStatus, ProcessSpec
-from fleetrun.plan.visible import sentence
 from fleetrun.postmortem import failures
 from fleetrun.run import proc
 from fleetrun.run.events import Exited, Overdue
 from fleetrun.run.observers import ObservedJob
 from fleetrun.rundir import names, rankfile, reading, variables
 from fleetrun.rundir.rankfile import ErrorReport
+from fleetrun.text import sentence
 
 
 class RaisedRanks:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from fleetrun import conversion
 from fleetrun.model import Endpoint, LaunchPlan
 from fleetrun.postmortem import investigation
 from fleetrun.run.events import (
@@ -32,6 +31,7 @@ from fleetrun.run.policy import FORWARDED, SESSION, TERM
 from fleetrun.session.driver import GuardLink, Session, SessionHandler
 from fleetrun.session.exchange import ServerEnded
 from fleetrun.session.messages import Verdict
+from fleetrun.text import counted
 from fleetrun.watch.session_end import SessionEnd
 
 _REMARK_S = 5.0
@@ -100,7 +100,7 @@ class JobSession(Source, SessionHandler):
                 self._end.take(plan, attempt)
                 self._session.handler = self
                 if self._session.config.may_change:
-                    hosts = conversion.counted(len(plan.nodes), "host")
+                    hosts = counted(len(plan.nodes), "host")
                     self._log(f"The job goes on with {hosts}; this is host {plan.node_rank}.")
                 self._look()
             case Exited(status=status, process=process) if not status.exit_code:

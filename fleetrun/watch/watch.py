@@ -16,7 +16,6 @@ import psutil
 
 from fleetrun.model import LaunchPlan
 from fleetrun.plan.environment import STACK_SIGNAL
-from fleetrun.plan.visible import sentence, visible
 from fleetrun.postmortem import places, stackdumps
 from fleetrun.postmortem.stackdumps import Collection
 from fleetrun.run import proc
@@ -37,6 +36,7 @@ from fleetrun.run.observers import ObservedJob, Source
 from fleetrun.run.policy import TEARDOWN_S
 from fleetrun.run.proc import Stat
 from fleetrun.rundir import flightfile, heartbeat, names, reading, variables
+from fleetrun.text import sentence, visible
 from fleetrun.watch import hang
 from fleetrun.watch.flightrecords import FlightRecords
 from fleetrun.watch.hang import Comparison, IdleClock

@@ -9,7 +9,7 @@ import pytest
 import docs
 from fleetrun.cli import help as pages
 from fleetrun.cli import options
-from fleetrun.plan.visible import columns
+from fleetrun.text import display_width
 
 # Typed and exported words must be the same in every language.
 TYPED = re.compile(r"--[a-z_-]+[a-z]|\$\w+|`[^`]+`|\{\w*\}|\b\w+\.(?:py|yaml|json|txt)\b")
@@ -27,12 +27,12 @@ def test_all_of_the_help_is_translated_and_fits() -> None:
     for option in options.OPTIONS:
         assert f"{option.flag}" in shown
         assert str(option.help) not in shown
-    long = [line for line in shown.splitlines() if columns(line) > 100]
+    long = [line for line in shown.splitlines() if display_width(line) > 100]
     # Words that cannot be broken.
     assert not [line for line in long if " " in line.strip()]
     screen = translate(pages.SCREEN).splitlines()
     assert len(screen) == len(pages.SCREEN.splitlines())
-    assert max(map(columns, screen)) <= 80
+    assert max(map(display_width, screen)) <= 80
 
 
 @pytest.mark.parametrize(

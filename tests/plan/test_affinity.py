@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning import a_request, a_roster, gpus, some_facts
 
-from fleetrun.conversion import ranges
 from fleetrun.model import Device, LaunchPlan, Processors
 from fleetrun.plan import affinity, planner, render
 from fleetrun.plan.affinity import bind
 from fleetrun.plan.devices import Share
+from fleetrun.text import format_ranges
 
 # Two nodes of four cores with two threads each, numbered as Intel's are.
 TWO_NODES = Processors(
@@ -115,14 +115,14 @@ def test_masks_near_devices_are_disjoint_where_they_can_be(
 
 def test_blocks_are_contiguous_and_hold_whole_cores() -> None:
     binding = bind("cores", TWO_NODES, [NO_DEVICE] * 2)
-    assert [ranges(mask, ",") for mask in binding.masks] == ["0-3,8-11", "4-7,12-15"]
+    assert [format_ranges(mask, ",") for mask in binding.masks] == ["0-3,8-11", "4-7,12-15"]
     assert binding.threads == (8, 8)
 
 
 def test_each_rank_is_near_its_gpu() -> None:
     for how in ("cores", "numa"):
         binding = bind(how, TWO_NODES, [gpus(index) for index in range(4)])
-        listed = [ranges(mask, ",") for mask in binding.masks]
+        listed = [format_ranges(mask, ",") for mask in binding.masks]
         assert listed == ["4-5,12-13", "6-7,14-15", "0-1,8-9", "2-3,10-11"]
         assert binding.notes == ()
 
@@ -130,19 +130,19 @@ def test_each_rank_is_near_its_gpu() -> None:
 def test_a_gpu_may_be_known_by_the_beginning_of_its_uuid() -> None:
     groups = [(Device("gpu", "GPU-aa", 0),), (Device("gpu", "GPU-ab", 1),)]
     masks = bind("numa", TWO_NODES, groups).masks
-    assert [ranges(mask, ",") for mask in masks] == ["4-7,12-15", "0-3,8-11"]
+    assert [format_ranges(mask, ",") for mask in masks] == ["4-7,12-15", "0-3,8-11"]
     assert bind("numa", TWO_NODES, [(Device("gpu", "GPU-a", 0),)]).masks[0][0] == 4
 
 
 def test_a_node_without_a_gpu_stays_free() -> None:
     binding = bind("cores", TWO_NODES, [gpus(0), gpus(1)])
-    assert [ranges(mask, ",") for mask in binding.masks] == ["4-5,12-13", "6-7,14-15"]
+    assert [format_ranges(mask, ",") for mask in binding.masks] == ["4-5,12-13", "6-7,14-15"]
     assert binding.notes == ("--bind=cores: no process is on NUMA node 0, so 8 CPUs stay free.",)
 
 
 def test_one_rank_with_numa_and_no_device_stays_on_one_node() -> None:
     binding = bind("numa", TWO_NODES, [NO_DEVICE])
-    assert ranges(binding.masks[0], ",") == "0-3,8-11"
+    assert format_ranges(binding.masks[0], ",") == "0-3,8-11"
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_where_nearness_will_not_do_ranks_get_their_turn(
     device: Device, near: dict[str, int], why: str
 ) -> None:
     binding = bind("cores", TWO_NODES._replace(near=near), [(device,), (device,)])
-    assert [ranges(mask, ",") for mask in binding.masks] == ["0-3,8-11", "4-7,12-15"]
+    assert [format_ranges(mask, ",") for mask in binding.masks] == ["0-3,8-11", "4-7,12-15"]
     assert binding.notes == (f"--bind=cores shares the CPUs out in the order of ranks: {why}.",)
 
 

@@ -9,8 +9,8 @@ from plans import assert_golden, plan, request
 
 from fleetrun.model import Device, Endpoint, LaunchPlan, RankSpec, Script, Strategy
 from fleetrun.plan.brief import WIDTH, brief
-from fleetrun.plan.visible import columns
 from fleetrun.rundir import names
+from fleetrun.text import display_width
 
 HOSTS = ("10.0.0.1", "10.0.0.2")
 
@@ -165,7 +165,7 @@ def test_banner_fits_whatever_is_in_it(
     assert len(lines) <= 5
     lines += brief(wanted, made, has_links=False)
     for line in lines:
-        assert columns(f"fleetrun: {line}") <= WIDTH
+        assert display_width(f"fleetrun: {line}") <= WIDTH
         assert line.isprintable()
 
 
@@ -174,5 +174,5 @@ def test_a_narrow_terminal_gets_whole_words_and_paths() -> None:
     assert " ".join(line.strip() for line in lines).startswith(
         "starting train.py on 10.0.0.2 (node rank 1 of 2 nodes): ranks 2-3 of 4 devices "
     )
-    assert max(map(columns, lines)) <= 50 - len("fleetrun: ")
+    assert max(map(display_width, lines)) <= 50 - len("fleetrun: ")
     assert lines[-1] == "settings in log/latest/launch.txt"

@@ -24,12 +24,12 @@ from fleetrun.run import proc
 from fleetrun.run.events import Exited, Started
 from fleetrun.run.gathering import Gathering
 from fleetrun.run.observers import ObservedJob, Sink, Source
+from fleetrun.run.supervisor import Supervisor
 from fleetrun.sinks import console
 from fleetrun.sinks.console import Console
 from fleetrun.sinks.eventlog import EventLog
 from fleetrun.sinks.rundir import RunDirectory
 from fleetrun.sinks.stderr import Messages
-from fleetrun.supervisor import Supervisor
 from fleetrun.watch.proof import Proof
 from fleetrun.watch.watch import Watch
 

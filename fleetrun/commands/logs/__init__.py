@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fleetrun import colors
 from fleetrun.cli import parser
 from fleetrun.cli.types import among
 from fleetrun.commands.logs import choose, collectives, show
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.plan.visible import visible_lines
-from fleetrun.printing import put, remark
+from fleetrun.printing import is_color_wanted, put, remark
 from fleetrun.rundir import names, runs
+from fleetrun.text import visible_lines
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -55,7 +54,7 @@ def _logs(
     log_filter = show.LogFilter(
         pattern=pattern,
         since=since_s,
-        is_coloured=colors.is_wanted(color, os.environ, is_terminal=is_terminal),
+        is_coloured=is_color_wanted(color, os.environ, is_terminal=is_terminal),
         tells_attempt=attempt is None,
         is_clean=is_terminal and not raw,
     )

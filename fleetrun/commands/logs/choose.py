@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from datetime import datetime
 
-from fleetrun import conversion, suggestions
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.rundir import names, runs
+from fleetrun.text import parse_duration, parse_pattern, parse_range, suggestion
 
 _CLOCKS = ("%H:%M", "%H:%M:%S")
 
@@ -95,7 +95,7 @@ def _run_dir(word: str, log_dir: str) -> str:
         shown = ", ".join(known[:3]) + (", ..." if len(known) > 3 else "")
         raise UsageError(f"{word} matches {len(known)} runs ({shown}): give more of the name.")
     listed = f"`fleetrun logs --runs` lists those in {log_dir}."
-    raise UsageError(f"no such run: {word}{suggestions.ending(word, known, listed)}")
+    raise UsageError(f"no such run: {word}{suggestion(word, known, listed)}")
 
 
 def find_logs(
@@ -143,7 +143,7 @@ def processes(text: str) -> set[str]:
     """
     names: set[str] = set()
     for word in text.replace(",", " ").split():
-        span = conversion.parse_range(word)
+        span = parse_range(word)
         if span is not None and span.stop <= 10_000_000:
             names |= {f"trainer.{rank}" for rank in span}
             continue
@@ -167,7 +167,7 @@ def since(text: str, now: datetime) -> float:
     ['22. 11:58:30', '22. 10:30:00', '22. 11:45:00', '21. 13:00:00', '20. 00:00:00', '20. 08:30:05']
     """
     word = text.strip()
-    ago = None if word.isdecimal() else conversion.parse_duration(word)
+    ago = None if word.isdecimal() else parse_duration(word)
     if ago is not None:
         return now.timestamp() - ago
     for clock in _CLOCKS:
@@ -194,7 +194,7 @@ def pattern(text: str, option: str = "--grep", groups: Sequence[str] = ()) -> re
     It must contain one of GROUPS, if there are any.
     """
     try:
-        compiled = conversion.pattern(text)
+        compiled = parse_pattern(text)
     except ValueError as error:
         raise UsageError(f"{option}={text}: {error}") from None
     if groups and not set(groups) & set(compiled.groupindex):

@@ -9,10 +9,10 @@ from collections.abc import Container, Sequence
 from datetime import datetime
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.plan.visible import sentence, visible_lines
 from fleetrun.postmortem import flight
 from fleetrun.rundir import flightfile, names, rankfile, runs
 from fleetrun.rundir.flightfile import Collective, FlightRecord
+from fleetrun.text import sentence, visible_lines
 
 # The most collectives shown of each rank.
 _MOST = 12

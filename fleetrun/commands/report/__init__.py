@@ -10,10 +10,10 @@ from fleetrun.cli import parser
 from fleetrun.commands.logs import choose
 from fleetrun.commands.report import history, page
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.plan.visible import visible
 from fleetrun.printing import put
 from fleetrun.rundir import names
 from fleetrun.rundir.folder import PRIVATE
+from fleetrun.text import visible
 
 _SIDE_BY_SIDE = 2
 

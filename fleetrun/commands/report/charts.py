@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from fleetrun.commands.report.history import COLLECTIVES, Curve, RunHistory
-from fleetrun.plan.visible import visible
+from fleetrun.text import visible
 
 # A chart of fewer says nothing that a number does not say.
 _FEWEST_POINTS = 3

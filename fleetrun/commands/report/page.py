@@ -14,8 +14,7 @@ from urllib.parse import quote
 
 from fleetrun.commands.report import charts, words
 from fleetrun.commands.report.history import FIRST, RunHistory
-from fleetrun.conversion import duration, size
-from fleetrun.plan.visible import visible, visible_lines
+from fleetrun.text import format_duration, format_size, visible, visible_lines
 
 _MOST_MOMENTS = 200
 _Link = Callable[[str, str], str]
@@ -109,7 +108,7 @@ def numbers(run: RunHistory) -> list[tuple[str, str]]:
     peaks = [bar.peak_bytes for bar in run.bars if bar.peak_bytes]
     throughputs = [curve.throughput for curve in run.curves if curve.throughput]
     figures = [
-        ("duration", duration(run.seconds)),
+        ("duration", format_duration(run.seconds)),
         ("processes", str(len({bar.label for bar in run.bars}))),
         ("hosts", str(len(run.hosts)) if len(run.hosts) > 1 else ""),
         ("attempts", str(run.attempts) if run.attempts > 1 else ""),
@@ -181,7 +180,7 @@ def _strategy(run: RunHistory) -> str:
 
 
 def _facts(run: RunHistory) -> str:
-    buckets = ", ".join(size(number) for number in run.buckets)
+    buckets = ", ".join(format_size(number) for number in run.buckets)
     facts = [*run.facts, *([("buckets of gradients", buckets)] if buckets else [])]
     return f'<h2>Where it came from</h2><div class="card">{_table((), facts)}</div>'
 

@@ -13,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from string import Template
 from typing import Any
 
-from fleetrun import __version__, conversion
+from fleetrun import __version__
 from fleetrun.cli import parser
 from fleetrun.commands.submit import common
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import probe, scripts
 from fleetrun.printing import put
 from fleetrun.rundir.variables import with_token
+from fleetrun.text import parse_duration
 
 WHAT = "submit slurm"
 _SCRIPT = Template("""\
@@ -132,7 +133,7 @@ def _time(text: str) -> str:
     """
     if re.fullmatch(r"(\d+-)?\d+(:\d\d){0,2}|UNLIMITED|INFINITE", text, re.ASCII | re.IGNORECASE):
         return text
-    seconds = conversion.parse_duration(text)
+    seconds = parse_duration(text)
     if seconds is None or seconds <= 0:
         raise ValueError(
             "give minutes, [days-]hours:minutes:seconds, or a time such as 90m or 12h."

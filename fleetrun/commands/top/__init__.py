@@ -17,7 +17,6 @@ from rich.console import Console, RenderableType
 from rich.layout import Layout
 from rich.live import Live
 
-from fleetrun import colors
 from fleetrun.cli import parser
 from fleetrun.commands.logs import choose
 from fleetrun.commands.logs.clean import cleaned
@@ -25,7 +24,7 @@ from fleetrun.commands.stacks import newest
 from fleetrun.commands.top import screen
 from fleetrun.commands.top.sample import Sampler, Snapshot
 from fleetrun.commands.top.view import LOG, STACKS, View, after, keys
-from fleetrun.printing import put
+from fleetrun.printing import is_color_wanted, put
 from fleetrun.rundir import reading, runs
 
 # Processor use needs two samples; in a pipe they are this far apart.
@@ -51,7 +50,7 @@ def _top(
     )
     chosen = choose.find_runs(run, log_dir, prefers_running=True)
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    is_coloured = colors.is_wanted(color, os.environ, is_terminal=is_terminal)
+    is_coloured = is_color_wanted(color, os.environ, is_terminal=is_terminal)
     sampler = Sampler(chosen, pattern=log_pattern)
     is_screen = is_terminal and os.environ.get("TERM", "") not in {"", "dumb"} and not once
     if is_screen and any(runs.is_running(chosen_run.path) for chosen_run in chosen):

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from fleetrun import conversion
 from fleetrun.commands import ps
 from fleetrun.host import jobs, usage
 from fleetrun.postmortem import flight
@@ -26,6 +25,7 @@ from fleetrun.rundir import (
     reading,
     runs,
 )
+from fleetrun.text import format_duration, format_ranges
 
 # A rank without a new step or line for this long is silent.
 _SILENT_S = 10.0
@@ -308,7 +308,7 @@ def _state(
     if used is not None and used.state in "Tt":
         return "stopped", True
     if quiet_s >= _SILENT_S:
-        return f"silent {conversion.duration(quiet_s, is_short=True)}", False
+        return f"silent {format_duration(quiet_s, is_short=True)}", False
     return "running", False
 
 
@@ -368,7 +368,7 @@ def _waited(
     """Return in which collective a rank waits: `all_reduce 3 for rank 2, 12 s`."""
     group = flight.of(collective.channel, job)
     where = "" if group == "of all ranks" else f" {group}"
-    whom = f" for rank{'s' * (len(missing) > 1)} {conversion.ranges(missing)}" if missing else ""
+    whom = f" for rank{'s' * (len(missing) > 1)} {format_ranges(missing)}" if missing else ""
     waited_s = max(0.0, now - collective.issued_at)
     return f"{collective.operation} {collective.number}{where}{whom}, {waited_s:.0f} s"
 

@@ -10,11 +10,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fleetrun import conversion
 from fleetrun.commands.top.sample import RankRow, Snapshot, totals
 from fleetrun.commands.top.view import HELP, HOSTS, KEYS, RANKS, View, ordered
 from fleetrun.plan.kinds import label
-from fleetrun.plan.visible import elided, visible
+from fleetrun.text import counted, elided, format_duration, format_size, visible
 
 _GAP = 2
 # The last line of a log is omitted if it would be narrower.
@@ -186,14 +185,14 @@ def _line(text: str, style: str = "") -> Text:
 def _headline(snapshot: Snapshot, width: int) -> Text:
     style = {"running": _GOOD, "over": "bold"}.get(snapshot.phase, _WARN)
     line = _line(snapshot.job, "bold").append(f"  {snapshot.phase}", style)
-    line.append(f"  {conversion.duration(snapshot.seconds, is_short=True)}", "not bold")
+    line.append(f"  {format_duration(snapshot.seconds, is_short=True)}", "not bold")
     if snapshot.max_restarts or snapshot.attempt:
         restarts = f"  restarts {snapshot.attempt} of {snapshot.max_restarts or 0}"
         line.append(restarts, _WARN if snapshot.attempt else "not bold")
     if snapshot.hosts > 1:
         line.append(f"  {snapshot.hosts} hosts", "not bold")
     if snapshot.eta_s is not None:
-        eta = conversion.duration(snapshot.eta_s, is_short=True)
+        eta = format_duration(snapshot.eta_s, is_short=True)
         line.append(f"  ETA {eta}", "not bold")
     run = visible(snapshot.run)
     # The end of a path says more than its beginning.
@@ -204,7 +203,7 @@ def _headline(snapshot: Snapshot, width: int) -> Text:
 def _counts(snapshot: Snapshot) -> Text:
     if not snapshot.rows:
         return _line("no process has been started yet", _DIM)
-    count = conversion.counted(len(snapshot.rows), "process")
+    count = counted(len(snapshot.rows), "process")
     line = _line(f"{count}: {_described(snapshot.rows)}")
     # Only their vendors' tools can read them.
     unread = sorted({row.device.partition(":")[0] for row in snapshot.rows} - {"", "cpu", "gpu"})
@@ -216,8 +215,8 @@ def _counts(snapshot: Snapshot) -> Text:
 def _described(rows: Sequence[RankRow]) -> str:
     """Return how many of ROWS are in each state."""
     words = (row.state.partition(" ")[0] for row in rows)
-    counted = Counter("failed" if word == "exit" else word for word in words)
-    return ", ".join(f"{count} {state}" for state, count in counted.most_common())
+    counts = Counter("failed" if word == "exit" else word for word in words)
+    return ", ".join(f"{count} {state}" for state, count in counts.most_common())
 
 
 def _style(row: RankRow) -> str:
@@ -232,7 +231,7 @@ def _number(value: float | None) -> str:
 
 
 def _size(value: float | None) -> str:
-    return "" if value is None else conversion.size(value, is_short=True)
+    return "" if value is None else format_size(value, is_short=True)
 
 
 def _rate(value: float | None) -> str:

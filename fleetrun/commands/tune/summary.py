@@ -13,9 +13,9 @@ import yaml
 from fleetrun.commands import tables, trials
 from fleetrun.commands.tune.candidates import Candidate, TuneSpec
 from fleetrun.commands.tune.halving import Result
-from fleetrun.conversion import counted
 from fleetrun.rundir import arguments, names, reading, secrets
 from fleetrun.strategy import fields, load
+from fleetrun.text import counted
 
 BEST, DATA = "best.yaml", "tune.json"
 

@@ -12,9 +12,9 @@ from fleetrun.commands.report import charts, history, page
 from fleetrun.commands.stacks import newest
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import jobs
-from fleetrun.plan.visible import visible, visible_lines
 from fleetrun.rundir import metricsfile, names, reading, runs
 from fleetrun.rundir.runs import Run
+from fleetrun.text import visible, visible_lines
 
 _MOST_RUNS = 200
 # The bytes of each log that are searched for steps and losses when it has grown.

@@ -11,9 +11,9 @@ from fleetrun.commands import tables, trials
 from fleetrun.commands.verify import differences
 from fleetrun.commands.verify.differences import Difference, ValueKey
 from fleetrun.commands.verify.training_runs import VerifyRun, VerifySpec
-from fleetrun.conversion import counted
 from fleetrun.rundir import arguments
 from fleetrun.rundir.strategyfiles import IN_EFFECT
+from fleetrun.text import counted
 
 _MERGE = "gradient_merge"
 _Pairs = tuple[Mapping[ValueKey, float], ...]

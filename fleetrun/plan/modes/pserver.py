@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fleetrun.conversion import counted
 from fleetrun.errors import UsageError
 from fleetrun.model import (
     COORDINATOR,
@@ -27,6 +26,7 @@ from fleetrun.plan.layout import Layout, LocalProcess, ModeHosts, Slot, Slots
 from fleetrun.plan.modes import roles
 from fleetrun.plan.modes.roles import MEETING, Roles
 from fleetrun.rundir import names
+from fleetrun.text import counted
 
 # The common names of roles, also those of the processes.
 NAMES = {SERVER: "server", TRAINER: "trainer", HETER: "heter", COORDINATOR: "coordinator"}

@@ -4,11 +4,11 @@
 
 from typing import NamedTuple
 
-from fleetrun.conversion import is_digits
 from fleetrun.errors import UsageError
 from fleetrun.model import COORDINATOR, HETER, SERVER, TRAINER, Request
 from fleetrun.plan import hosts, origin
 from fleetrun.plan.layout import LAST_PORT, Slot, Slots
+from fleetrun.text import is_digits
 
 # A port without a process, at the first server, where the trainers' gloo meets.
 MEETING = "MEETING"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetrun import colors
+from fleetrun.printing import colored_page
 
 BOLD, CYAN, END = "\x1b[1m", "\x1b[36m", "\x1b[0m"
 # The one of full width, as in Chinese.
@@ -28,4 +28,4 @@ COLON = "\uff1a"
     ],
 )
 def test_headings_and_terms_are_coloured_and_nothing_else(line: str, coloured: str) -> None:
-    assert colors.on_page(line) == coloured
+    assert colored_page(line) == coloured

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from fleetrun import colors, engines
+from fleetrun import engines
 from fleetrun.engines import SelectedEngine, meeting
 from fleetrun.errors import FleetrunError, UsageError
 from fleetrun.host import addresses, checkpoints, nvml, probe
@@ -15,16 +15,16 @@ from fleetrun.model import Facts, LaunchPlan, Request, Roster, Task
 from fleetrun.plan import brief, debug, devices, hosts, planner, render
 from fleetrun.plan.devices import Share
 from fleetrun.plan.layout import Slots
-from fleetrun.plan.visible import visible
 from fleetrun.postmortem import ending
 from fleetrun.postmortem.ending import Ending, document
-from fleetrun.printing import put
+from fleetrun.printing import is_color_wanted, message_prefix, put
 from fleetrun.run.background import Background, begin
 from fleetrun.run.descriptors import FileLimit
 from fleetrun.run.events import Outcome
 from fleetrun.run.gathering import AtOnce, Gathering
 from fleetrun.run.isolation import IsolatedCall
 from fleetrun.run.observers import Caller, ObservedJob, Sink, Source
+from fleetrun.run.supervisor import Supervisor
 from fleetrun.rundir import heartbeat, secrets, variables
 from fleetrun.sinks.console import Console
 from fleetrun.sinks.eventlog import EventLog
@@ -36,7 +36,7 @@ from fleetrun.sinks.profile import ProfileSink
 from fleetrun.sinks.rotate import Cut, Rotation
 from fleetrun.sinks.rundir import RunDirectory
 from fleetrun.sinks.stderr import Messages
-from fleetrun.supervisor import Supervisor
+from fleetrun.text import visible
 from fleetrun.watch.resumption import Resumption
 from fleetrun.watch.watch import Watch
 
@@ -182,7 +182,7 @@ def _with_meeting(request: Request, environ: Mapping[str, str]) -> Request:
 
 
 def _messages(request: Request, environ: Mapping[str, str], *, is_ci: bool = False) -> Messages:
-    is_coloured = colors.is_wanted(request.color, environ, is_terminal=os.isatty(2))
+    is_coloured = is_color_wanted(request.color, environ, is_terminal=os.isatty(2))
     redact = secrets.of_launch(request, environ)
     return Messages(is_coloured=is_coloured, is_ci=is_ci, redact=redact)
 
@@ -362,7 +362,7 @@ class LaunchedJob(ObservedJob):
         plan, request = self.plan, self.request
         if request.quiet or request.log_level in {"warning", "error"}:
             return ""
-        prefix = colors.prefix(is_coloured=self._messages.is_coloured)
+        prefix = message_prefix(is_coloured=self._messages.is_coloured)
         notes = [visible(note) for note in plan.notes]
 
         is_terminal = os.isatty(2)

@@ -6,9 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetrun import conversion
 from fleetrun.cli import options
 from fleetrun.strategy import fields
+from fleetrun.text import (
+    display_width,
+    elided,
+    format_duration,
+    format_ranges,
+    format_size,
+    parse_bool,
+    parse_duration,
+    parse_number,
+    parse_range,
+    parse_size,
+    visible,
+)
 
 ANY = st.integers() | st.floats() | st.text(max_size=8) | st.booleans() | st.none()
 
@@ -18,7 +30,7 @@ def test_a_number_is_within_its_bounds_and_worth_what_was_written(
     value: object, minimum: int, maximum: int
 ) -> None:
     for is_whole in (True, False):
-        converted = conversion.number(value, is_whole=is_whole, minimum=minimum, maximum=maximum)
+        converted = parse_number(value, is_whole=is_whole, minimum=minimum, maximum=maximum)
         if converted is not None:
             assert minimum <= converted <= maximum
             assert isinstance(value, int | float | str)
@@ -28,7 +40,7 @@ def test_a_number_is_within_its_bounds_and_worth_what_was_written(
 
 @given(ANY)
 def test_a_boolean_is_none_or_one_and_a_number_is_no_other(value: object) -> None:
-    converted = conversion.boolean(value)
+    converted = parse_bool(value)
     if isinstance(value, bool):
         assert converted is value
     elif isinstance(value, int | float):
@@ -44,13 +56,13 @@ def test_options_and_strategies_take_the_same_words(word: str) -> None:
 
 @given(st.integers(0, 1 << 60))
 def test_sizes_are_short(count: int) -> None:
-    assert len(conversion.size(count)) <= len("1.02e+03 KiB")
-    assert "e+" not in conversion.size(count) or count >= 1 << 50
+    assert len(format_size(count)) <= len("1.02e+03 KiB")
+    assert "e+" not in format_size(count) or count >= 1 << 50
 
 
 @given(st.integers(0, 1 << 45))
 def test_a_size_is_read_as_it_is_written(count: int) -> None:
-    read = conversion.parse_size(conversion.size(count))
+    read = parse_size(format_size(count))
     assert read is not None
     assert abs(read - count) <= count / 100
 
@@ -58,19 +70,32 @@ def test_a_size_is_read_as_it_is_written(count: int) -> None:
 @given(st.floats(0, 1e7))
 def test_a_duration_is_read_as_it_is_written(seconds: float) -> None:
     for is_short in (False, True):
-        read = conversion.parse_duration(conversion.duration(seconds, is_short=is_short))
+        read = parse_duration(format_duration(seconds, is_short=is_short))
         assert read is not None
         assert abs(read - seconds) <= max(1, seconds / 24)
 
 
 @given(st.sets(st.integers(0, 99)))
 def test_ranges_are_read_as_they_are_written(numbers: set[int]) -> None:
-    parts = filter(None, conversion.ranges(numbers).split(", "))
-    assert [number for part in parts for number in conversion.parse_range(part) or ()] == sorted(
-        numbers
-    )
+    parts = filter(None, format_ranges(numbers).split(", "))
+    assert [number for part in parts for number in parse_range(part) or ()] == sorted(numbers)
 
 
 @pytest.mark.parametrize("text", ["", "s", "1 x", "-1s", "1m soon", "\u0662s", "nan", "1..5s"])
 def test_what_is_no_duration_is_none(text: str) -> None:
-    assert conversion.parse_duration(text) is None
+    assert parse_duration(text) is None
+
+
+@given(st.text())
+def test_nothing_that_a_terminal_acts_on_is_left(text: str) -> None:
+    assert visible(text).isprintable()
+
+
+@given(st.text(), st.integers(min_value=3, max_value=40))
+def test_what_is_shortened_fits_and_keeps_both_ends(text: str, room: int) -> None:
+    short = elided(text, room)
+    assert display_width(short) <= room
+    if short != text:
+        begin, _, end = short.partition("...")
+        assert text.startswith(begin) or "..." in begin
+        assert text.endswith(end) or "..." in end

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun import gone
-from fleetrun.cli import app, options
+from fleetrun.cli import app, gone, options
 from fleetrun.cli.argv import split
 from fleetrun.cli.parser import COMMANDS
 

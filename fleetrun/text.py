@@ -1,0 +1,428 @@
+"""Reads typed values from text and writes them; text that any terminal can show; slips and typos.
+
+Pure: booleans, numbers, sizes, durations and ranges; escapes and widths; likely intended names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+from unicodedata import combining, east_asian_width
+
+_YES = frozenset(("1", "true", "yes", "on", "y", "t"))
+FALSE_WORDS = frozenset(("0", "false", "no", "off", "n", "f"))
+# Anything larger is a typing error.
+_LARGEST = 1e300
+
+
+def parse_bool(value: object) -> bool | None:
+    """Return VALUE as a boolean; None if it is not one.
+
+    >>> parse_bool("Yes"), parse_bool(0), parse_bool(False), parse_bool("2")
+    (True, False, False, None)
+    """
+    if isinstance(value, str):
+        word = value.strip().lower()
+        return True if word in _YES else False if word in FALSE_WORDS else None
+    if isinstance(value, bool | int | float) and value in (0, 1):
+        return bool(value)
+    return None
+
+
+def parse_number(
+    value: object, *, is_whole: bool, minimum: float | None, maximum: float
+) -> int | float | None:
+    """Return VALUE as a number from MINIMUM to MAXIMUM; None if that is impossible or lossy.
+
+    >>> [parse_number(text, is_whole=True, minimum=1, maximum=9) for text in ("8", 8.5, "nan")]
+    [8, None, None]
+    """
+    converted = _whole(value) if is_whole else _real(value)
+    if converted is None or (minimum is not None and converted < minimum) or converted > maximum:
+        return None
+    return converted
+
+
+def _whole(value: object) -> int | None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        try:
+            return int(value) if value.isascii() else None
+        except ValueError:
+            return None
+    real = _real(value)
+    return int(real) if real is not None and real == int(real) else None
+
+
+def _real(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    # Python also reads the digits of other scripts.
+    if isinstance(value, str) and not value.isascii():
+        return None
+    try:
+        real = float(value)
+    except (ValueError, OverflowError):
+        return None
+    # Neither NaN nor infinity is a setting.
+    return real if -_LARGEST < real < _LARGEST else None
+
+
+def number_in_words(
+    *, is_whole: bool, minimum: float | None, maximum: float | None, unit: str = ""
+) -> str:
+    """Return the allowed numbers in words, for an error message.
+
+    >>> number_in_words(is_whole=True, minimum=1, maximum=65536, unit="MB")
+    'a whole number of MB from 1 to 65536'
+    """
+    words = ("a whole number" if is_whole else "a number") + (f" of {unit}" if unit else "")
+    if maximum is not None:
+        return f"{words} from {minimum or 0:g} to {maximum:g}"
+    return words if minimum is None else f"{words}, {minimum:g} or more"
+
+
+# -- sizes, durations, ranges ---------------------------------------------------------------------
+
+_UNITS_S = {
+    word: seconds
+    for words, seconds in (
+        ("d day days", 86400),
+        ("h hr hrs hour hours", 3600),
+        ("m min mins minute minutes", 60),
+        ("s sec secs second seconds", 1),
+        ("ms", 0.001),
+    )
+    for word in words.split()
+}
+# More digits are a typing error.
+_MOST_DIGITS, _RANGE_DIGITS = 12, 9
+_DIGITS = rf"\d{{1,{_MOST_DIGITS}}}(?:\.\d{{0,{_MOST_DIGITS}}})?"
+_DURATION = rf"(?:{_DIGITS}\s*(?:{'|'.join(_UNITS_S)})\s*)+"
+
+
+def format_size(count: float, *, is_short: bool = False) -> str:
+    """Return COUNT bytes with a unit.
+
+    >>> [format_size(count) for count in (512, 64 * 2**20, 23.54 * 2**30, 1023 * 2**10)]
+    ['512 B', '64 MiB', '23.5 GiB', '1023 KiB']
+    >>> [format_size(count, is_short=True) for count in (0, 900 * 2**10, 3 * 2**30, 15.26 * 2**30)]
+    ['0', '900K', '3.0G', '15G']
+    """
+    unit = ""
+    for unit in ("", "K", "M", "G", "T"):
+        if count < (1000 if is_short else 1024) or unit == "T":
+            break
+        count /= 1024
+    if is_short:
+        return f"{count:.{int(count < 10 and unit in ('G', 'T'))}f}{unit}"
+    number = f"{count:.3g}" if count < 1000 else f"{count:.0f}"
+    return f"{number} {unit}iB" if unit else f"{number} B"
+
+
+def parse_size(text: str) -> int | None:
+    """Return the bytes of TEXT, whose units are powers of 1024; None if invalid.
+
+    >>> parse_size("1.5G"), parse_size("100 MiB"), parse_size("much")
+    (1610612736, 104857600, None)
+    """
+    word = text.strip().lower()
+    if is_digits(word) and len(word) <= _MOST_DIGITS:
+        return int(word)
+
+    match = re.fullmatch(rf"({_DIGITS})\s*([kmgt]?)(?:i?b)?", word, re.ASCII)
+    return int(float(match[1]) * 1024 ** " kmgt".find(match[2] or " ")) if match else None
+
+
+def counted(count: int, noun: str) -> str:
+    """Return COUNT and NOUN, in the plural unless COUNT is 1.
+
+    >>> counted(1, "host"), counted(2, "host"), counted(0, "process")
+    ('1 host', '2 hosts', '0 processes')
+    """
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{count} {noun}{ending * (count != 1)}"
+
+
+def format_duration(seconds: float, *, is_short: bool = False) -> str:
+    """Return SECONDS with units.
+
+    >>> [format_duration(seconds) for seconds in (3.21, 75, 7384, 200000)]
+    ['3.2 s', '1 min 15 s', '2 h 03 min', '2 d 07 h']
+    >>> [format_duration(seconds, is_short=True) for seconds in (3.21, 75, 7384, 200000)]
+    ['3s', '1m15s', '2h03m', '2d07h']
+    """
+    if seconds < 60 and not is_short:
+        return f"{seconds:.1f} s"
+    whole_s = max(0, int(seconds))
+    for unit, part, part_s in (("d", "h", 3600), ("h", "min", 60), ("min", "s", 1)):
+        number, rest = divmod(whole_s // part_s, _UNITS_S[unit] // part_s)
+        if number:
+            text = f"{number:.0f} {unit} {rest:02.0f} {part}"
+            return text.replace(" ", "").replace("min", "m") if is_short else text
+    return f"{whole_s}s"
+
+
+def parse_duration(text: str) -> float | None:
+    """Return the seconds of TEXT; None if invalid. A plain number is seconds.
+
+    >>> [parse_duration(text) for text in ("90", "1h30m", "1.5 min", "2 hours", "soon")]
+    [90.0, 5400.0, 90.0, 7200.0, None]
+    """
+    word = text.strip().lower()
+    if is_digits(word):
+        return _real(word)
+
+    if re.fullmatch(_DURATION, word, re.ASCII):
+        parts = re.findall(rf"({_DIGITS})\s*([a-z]+)", word)
+        return sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+    return _real(word)
+
+
+def parse_pattern(text: str) -> re.Pattern[bytes]:
+    """Return the regular expression TEXT, for bytes; ValueError if it is invalid."""
+    try:
+        return re.compile(text.encode(errors="surrogateescape"))
+    except (re.error, OverflowError) as error:
+        raise ValueError(f"this is not a regular expression ({error}).") from None
+
+
+def format_ranges(numbers: Iterable[int], between: str = ", ") -> str:
+    """Write NUMBERS in order, consecutive ones as ranges.
+
+    >>> format_ranges([0, 1, 2, 5, 7, 6]), format_ranges((0, 1, 32), ",")
+    ('0-2, 5-7', '0-1,32')
+    """
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return between.join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def is_digits(text: str) -> bool:
+    """Whether TEXT has the digits 0-9 alone; `isdigit` also takes superscripts and other scripts'.
+
+    >>> is_digits("12"), is_digits("²"), is_digits("-1"), is_digits("")
+    (True, False, False, False)
+    """
+    return text.isascii() and text.isdigit()
+
+
+def parse_numbers(text: str) -> tuple[int, ...]:
+    r"""Return the numbers of TEXT, as the kernel lists processors.
+
+    >>> parse_numbers("0-2,8\n"), parse_numbers("")
+    ((0, 1, 2, 8), ())
+    """
+    spans = map(parse_range, text.split(","))
+    return tuple(number for span in spans for number in span or ())
+
+
+def parse_range(text: str) -> range | None:
+    """Return the numbers of TEXT, a number or a range; None if invalid or descending.
+
+    >>> parse_range("0-3"), parse_range("7"), parse_range("3-1"), parse_range("a")
+    (range(0, 4), range(7, 8), None, None)
+    """
+    first, dash, last = (part.strip() for part in text.partition("-"))
+    last = last if dash else first
+    is_valid = all(is_digits(part) and len(part) <= _RANGE_DIGITS for part in (first, last))
+    return (range(int(first), int(last) + 1) if is_valid else range(0)) or None
+
+
+# -- what a terminal can show ---------------------------------------------------------------------
+
+_DOTS = "..."
+# A line may end after blanks, and before or after a character of two columns, together with its
+# opening brackets and punctuation.
+_WIDE = "\u2e80-\u9fff\uff00-\uffef\u3001-\u303f"
+_STOPS = "\uff0c\u3002\uff1a\uff1b\u3001\uff09\uff1f\uff01"
+_PIECE = rf"\uff08*(?:[^\s{_WIDE}]+|[{_WIDE}])[{_STOPS}]*|\s+"
+
+
+def visible(text: str) -> str:
+    r"""Return TEXT with control and unprintable characters escaped.
+
+    >>> print(visible("a\nb\x1b[1m\udce9 é"))
+    a\nb\x1b[1m\xe9 é
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else _escape(char) for char in text)
+
+
+def visible_lines(text: str) -> str:
+    r"""Return TEXT with each of its lines made visible, tabs as blanks.
+
+    >>> print(visible_lines("a\tb\n\x1b[1m"))
+    a       b
+    \x1b[1m
+    """
+    return "\n".join(visible(line.expandtabs()) for line in text.split("\n"))
+
+
+def _escape(char: str) -> str:
+    if "\udc80" <= char <= "\udcff":
+        return f"\\x{ord(char) - 0xDC00:02x}"
+    return char.encode("unicode_escape").decode()
+
+
+def display_width(text: str) -> int:
+    """Return the width of TEXT in columns of a terminal.
+
+    >>> display_width("job"), display_width("训练")
+    (3, 4)
+    """
+    if text.isascii():
+        return len(text)
+
+    return sum(
+        0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text
+    )
+
+
+def wrapped(text: str, room: int, indent: str = "") -> list[str]:
+    """Break TEXT into lines of at most ROOM columns, between words; 0: one line.
+
+    INDENT begins all but the first.
+
+    >>> wrapped("每个设备一个进程 on one host", 10)
+    ['每个设备一', '个进程 on', 'one host']
+    >>> wrapped("161 gradients in 6 allreduces", 17, "  ")
+    ['161 gradients in', '  6 allreduces']
+    """
+    if room <= 0:
+        return [text] if text else []
+    lines, empty = [""], ""
+
+    for piece in re.findall(_PIECE, text):
+        if lines[-1] != empty and room < display_width(lines[-1] + piece.rstrip()):
+            lines[-1] = lines[-1].rstrip()
+            lines.append(empty := indent)
+        if lines[-1] != empty or not piece.isspace():
+            lines[-1] += " " * len(piece) if piece.isspace() else piece
+    return [*lines[:-1], lines[-1].rstrip()] if lines[-1] else []
+
+
+def sentence(words: str) -> str:
+    """Return WORDS with a capital letter, unless a file name or option comes first.
+
+    >>> sentence("rank 0 is late."), sentence("fleetrun.yaml:1: grace=soon")
+    ('Rank 0 is late.', 'fleetrun.yaml:1: grace=soon')
+    """
+    is_word = words.partition(" ")[0].rstrip(",:").isalpha()
+    return words[:1].upper() + words[1:] if is_word else words
+
+
+def elided(text: str, room: int) -> str:
+    """Return TEXT, elided in the middle if it takes more than ROOM columns.
+
+    >>> elided("/home/me/a/very/long/way/log", 16)
+    '/home/...way/log'
+    """
+    if display_width(text) <= room:
+        return text
+    kept = room - len(_DOTS)
+    # The end of a path says more than its beginning.
+    tail = _fitting(text[::-1], kept - kept // 2)[::-1]
+    return f"{_fitting(text, kept - display_width(tail))}{_DOTS}{tail}"
+
+
+def _fitting(text: str, room: int) -> str:
+    """Return the longest beginning of TEXT that takes at most ROOM columns."""
+    length, taken = 0, 0
+    for char in text:
+        taken += display_width(char)
+        if taken > room:
+            break
+        length += 1
+    return text[:length]
+
+
+# -- slips of keyboards and shells ----------------------------------------------------------------
+
+# Typographic dashes, the minus, and those of Chinese and Japanese keyboards. By number: names would
+# import unicodedata when this is compiled, and a Ctrl-C in that moment becomes a SyntaxError.
+LONG_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\u30fc\ufe58\ufe63\uff0d"
+_BLANKS = "\u00a0\u2002\u2003\u2009\u202f\u3000"
+_PLAIN: dict[int, int | str] = {
+    **{code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)},
+    **dict.fromkeys(map(ord, LONG_DASHES), "-"),
+    **dict.fromkeys(map(ord, _BLANKS), " "),
+    **dict.fromkeys((0x200B, 0xFEFF), ""),
+    0x3001: ",",
+    0x3002: ".",
+}
+_CARRIAGE_RETURN = (
+    "it ends in a carriage return, as lines of Windows do: remove them from the file with the "
+    "command line, as in `sed -i 's/\\r$//' run.sh`."
+)
+_LONE_BLANK = (
+    "a lone blank is a word of the command line: remove the blank after the backslash that ends a "
+    "line."
+)
+
+
+def without_slips(text: str) -> str:
+    """Return TEXT with ASCII characters in place of full-width ones, long dashes and odd blanks.
+
+    >>> without_slips("\uff10\uff0c\uff11"), without_slips("\u2014\u2014gpus"), without_slips("0-3")
+    ('0,1', '--gpus', '0-3')
+    """
+    return text if text.isascii() else text.translate(_PLAIN)
+
+
+def option_without_slips(word: str) -> str:
+    """Return WORD, which begins with a dash of any kind, as an option is written.
+
+    >>> option_without_slips("\u2014gpus"), option_without_slips("\uff0d\uff0dgpus\uff1d\uff10")
+    ('--gpus', '--gpus=0')
+    """
+    name = without_slips(word).lstrip("-")
+    return f"--{name}" if len(name) > 1 else f"-{name}"
+
+
+def blank_fault(word: str) -> str | None:
+    r"""Return what is wrong with WORD if it is a blank, or ends in a carriage return; or None.
+
+    >>> blank_fault("train.py\r")[:32], blank_fault(" ")[:12], *map(blank_fault, ("train.py", ""))
+    ('it ends in a carriage return, as', 'a lone blank', None, None)
+    """
+    if word.endswith("\r"):
+        return _CARRIAGE_RETURN
+    return _LONE_BLANK if word and not word.strip() else None
+
+
+# -- likely names ---------------------------------------------------------------------------------
+
+
+def closest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
+    """Return the name of KNOWN most like NAME, or equal to its first word, ignoring case.
+
+    LIKENESS is 0 to 1.
+
+    >>> closest("NCCL_com_num", ["nccl_comm_num", "amp"]), closest("dgc", ["amp"])
+    ('nccl_comm_num', None)
+    >>> closest("gpus-per-node", ["gpus", "nodes"])
+    'gpus'
+    """
+    spellings = {spelling.lower(): spelling for spelling in known}
+    near = get_close_matches(name.lower(), spellings, n=1, cutoff=likeness)
+    return spellings[near[0]] if near else spellings.get(re.split("[-_]", name.lower())[0])
+
+
+def suggestion(name: str, known: Iterable[str], otherwise: str = "", prefix: str = "") -> str:
+    """Return the end of a sentence about the unknown NAME; PREFIX is not part of KNOWN.
+
+    >>> suggestion("ampp", ["amp"]), suggestion("x", ["amp"]), suggestion("x", ["amp"], "use amp.")
+    ('; did you mean amp?', '.', '; use amp.')
+    """
+    suggestion = closest(name, known)
+    if suggestion is not None:
+        return f"; did you mean {prefix}{suggestion}?"
+    return f"; {otherwise}" if otherwise else "."
