@@ -190,8 +190,8 @@ def _memory(gpu: Gpu) -> Iterator[Finding]:
     elif gpu.memory and gpu.used is not None and gpu.used > _OWN_SHARE * gpu.memory:
         yield warning(
             "GPU in use",
-            f"{format_size(gpu.used)} of GPU {gpu.number}'s {format_size(gpu.memory)} is in use, by "
-            "no process that can be seen",
+            f"{format_size(gpu.used)} of GPU {gpu.number}'s {format_size(gpu.memory)} is in use, "
+            "by no process that can be seen",
             "a process outside this container uses it, or a dead process has left it",
             f"nvidia-smi -i {gpu.number}; fuser -v /dev/nvidia{gpu.number}",
         )
