@@ -162,9 +162,7 @@ class Request(NamedTuple):
     elastic_timeout_s: float = 30.0
     # Spare hosts, in addition to nnodes.
     spares: int = 0
-    # A shell command that a host of an elastic job runs before each start.
     start_port: int | None = None
-    # Where free ports are looked for, and whether those of other hosts are tried before the start.
     # Hosts to start the job on by ssh, as they were written, and by which command.
     hosts: str | None = None
     hostfile: str | None = None
@@ -220,7 +218,6 @@ class Request(NamedTuple):
     quiet: bool = False
     # Whether the launcher continues in the background.
     detach: bool = False
-    # brief, full or none.
     # auto, always or never.
     color: str = "auto"
     dry_run: str | None = None
