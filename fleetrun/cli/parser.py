@@ -17,11 +17,24 @@ from fleetrun.model import Given, Request
 from fleetrun.printing import ALWAYS, AUTO, NEVER, put
 from fleetrun.text import suggestion
 
-# NAME is the click command `command` of fleetrun.commands.NAME.
-COMMANDS = (
-    *("attach", "completion", "doctor", "exec", "logs", "ps", "report", "stop"),
-    *("stacks", "strategy", "submit", "top", "tune", "ui", "verify"),
-)
+# The module of fleetrun.commands with the click command of each name.
+COMMANDS = {
+    "attach": "job_commands",
+    "completion": "completion",
+    "doctor": "doctor",
+    "exec": "exec",
+    "logs": "logs",
+    "ps": "job_commands",
+    "report": "report",
+    "stop": "job_commands",
+    "stacks": "job_commands",
+    "strategy": "strategy",
+    "submit": "submit",
+    "top": "top",
+    "tune": "tune",
+    "ui": "ui",
+    "verify": "verify",
+}
 # The metavar of a command that takes a launch after its own options.
 LAUNCH = "-- ARGUMENTS..."
 # The settings of every command's context.
@@ -166,7 +179,9 @@ class LaunchCommand(click.Command):
 
 def load(name: str) -> click.Command:
     """Return the command NAME of COMMANDS."""
-    command: click.Command = import_module(f"fleetrun.commands.{name}").command
+    module = import_module(f"fleetrun.commands.{COMMANDS[name]}")
+    # A module with several commands names each.
+    command: click.Command = getattr(module, "command", None) or getattr(module, name)
     views = command.commands.values() if isinstance(command, click.Group) else ()
     for loaded in (command, *views):
         loaded.context_class = _Context

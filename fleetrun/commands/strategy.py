@@ -122,7 +122,7 @@ def listed(width: int = 0) -> str:
     """Return all presets, each with its purpose."""
     lines = [
         "Presets",
-        tables.layout(list(load.PRESETS.items()), indent=2, width=width),
+        tables.layout(list(load.PRESETS.items()), width=width),
         "",
         "fleetrun --strategy NAME train.py     apply one; repeatable, later ones win",
         "fleetrun strategy show NAME           show its contents",
@@ -143,7 +143,7 @@ def listed_fields(width: int = 0) -> str:
                     (f"  {k.name}", explanation.kind(k), schema.describe(k)) for k in field.keys
                 ]
         heads = ("field", "value", "meaning")
-        lines += [f"Fields of {section}", tables.layout(rows, heads=heads, indent=2, width=width)]
+        lines += [f"Fields of {section}", tables.layout(rows, heads=heads, width=width)]
         lines.append("")
     lines += [
         "Sections flags (FLAGS_*), nccl (NCCL_*) and env set environment variables of all ranks.",

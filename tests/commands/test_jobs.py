@@ -18,7 +18,7 @@ from processes import assert_no_survivors
 from sshd import instead_of_ssh
 from waiting import LONG_S, until
 
-from fleetrun.commands import attach, ps, stop
+from fleetrun.commands import job_commands
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.host import jobs
 from fleetrun.host.jobs import JobRecords, RunningJob
@@ -54,7 +54,7 @@ def test_a_job_is_listed_with_what_it_runs_and_stopped_with_its_grace(tmp_path: 
     assert job["folder"] == str(tmp_path)
     assert job["run_dir"] == str((tmp_path / "log" / "latest").resolve())
     table = fleetrun("ps", job["name"]).stdout.splitlines()
-    assert table[0].split() == list(ps.HEADS)
+    assert table[0].split() == list(job_commands.HEADS)
     assert table[1].split()[:2] == [str(launcher.pid), Path(command.argv[-1]).name]
     assert "2 of 2" in table[1]
 
@@ -125,7 +125,11 @@ def test_jobs_of_other_hosts_are_listed_by_ssh_and_who_does_not_answer_is_named(
     assert done.returncode == 3
     assert done.stderr == "fleetrun: ps: c  ssh: no way\n"
     rows = [line.split()[:3] for line in done.stdout.splitlines()]
-    assert rows == [[ps.ON, *ps.HEADS[:2]], ["a", "killed", name], ["b", "killed", name]]
+    assert rows == [
+        [job_commands.ON, *job_commands.HEADS[:2]],
+        ["a", "killed", name],
+        ["b", "killed", name],
+    ]
     done = fleetrun("ps", ssh)
     assert done.returncode == 2
     assert (
@@ -220,23 +224,12 @@ def test_the_last_lines_begin_where_reading_all_of_them_says(
         file.write(text)
         file.flush()
         kept = text.split(b"\n")[-lines - 1 :] if lines else [b""]
-        assert text[attach.last(file.fileno(), lines) :] == b"\n".join(kept)
-
-
-def test_a_console_without_an_end_of_a_line_is_read_once(tmp_path: Path) -> None:
-    # This sparse file is read at once; reading each piece twice would take minutes.
-    path = tmp_path / "console"
-    path.touch()
-    os.truncate(path, 1 << 28)
-    with path.open("rb") as file:
-        before = int(Path("/proc/self/io").read_text().split()[1])
-        assert attach.last(file.fileno(), 100) == 0
-        assert int(Path("/proc/self/io").read_text().split()[1]) - before < 2 << 28
+        assert text[job_commands.last(file.fileno(), lines) :] == b"\n".join(kept)
 
 
 def test_a_job_whose_folder_is_gone_has_no_console() -> None:
     with pytest.raises(EnvironmentFault, match=r"/nowhere cannot be read \(No such file"):
-        attach.console(JOBS[2])
+        job_commands.console(JOBS[2])
 
 
 @pytest.mark.parametrize(
@@ -245,21 +238,21 @@ def test_a_job_whose_folder_is_gone_has_no_console() -> None:
 def test_a_job_is_meant_by_its_number_its_name_or_the_beginning_of_that(
     word: str, meant: int
 ) -> None:
-    assert ps.meant(word, JOBS, "stop") == JOBS[meant]
+    assert job_commands.selected(word, JOBS, "stop") == JOBS[meant]
 
 
 @pytest.mark.parametrize("word", ["2", "2025", "2025010", ""])
 def test_a_process_that_is_no_more_is_never_the_beginning_of_a_name(word: str) -> None:
     with pytest.raises(UsageError, match=rf"stop: no job {word} runs on this host"):
-        ps.meant(word, JOBS[:1], "stop")
+        job_commands.selected(word, JOBS[:1], "stop")
 
 
 def test_a_word_that_may_mean_several_is_refused_with_their_numbers() -> None:
     same_day = (JOBS[0], JOBS[1]._replace(name="20250101T000001Z-a-12"))
     with pytest.raises(UsageError, match=r"2 jobs match; .*: 11 \(a\), 12 \(a\)\."):
-        ps.meant("20250101", same_day, "stop")
+        job_commands.selected("20250101", same_day, "stop")
     with pytest.raises(UsageError, match=r"^stop: no job of yours runs on this host"):
-        ps.meant(None, (), "stop")
+        job_commands.selected(None, (), "stop")
 
 
 @pytest.mark.parametrize("command", ["attach", "stop", "stacks"])
@@ -267,31 +260,29 @@ def test_without_a_name_only_a_job_of_this_folder_is_meant(command: str, tmp_pat
     here = JOBS[0]._replace(launcher=os.getpid())
     with subprocess.Popen(["sleep", "1000"], cwd=tmp_path) as process:
         elsewhere = JOBS[1]._replace(launcher=process.pid)
-        assert ps.meant(None, (here, elsewhere), command) == here
+        assert job_commands.selected(None, (here, elsewhere), command) == here
         with pytest.raises(UsageError) as refused:
-            ps.meant(None, (elsewhere,), command)
+            job_commands.selected(None, (elsewhere,), command)
         process.kill()
     assert str(refused.value) == (
         f"{command}: no job of yours runs in this folder; name one that runs elsewhere: "
         f"{process.pid} (a) in {tmp_path}."
     )
     with pytest.raises(UsageError, match=rf"2 jobs match; .*: {here.launcher} \(a\), .* \(a\)\."):
-        ps.meant(None, (here, here), command)
+        job_commands.selected(None, (here, here), command)
 
 
-def test_what_a_killed_launcher_left_behind_is_not_meant_by_a_bare_stop() -> None:
+def test_what_a_killed_launcher_left_behind_is_meant_by_its_name_alone() -> None:
     here = JOBS[1]._replace(launcher=os.getpid())
-    assert stop.meant(None, (here, JOBS[2])) == here
-    assert stop.meant("20250103", JOBS) == JOBS[2]
-    with pytest.raises(UsageError, match=r"processes of 20250103T000000Z-b-13 are left, .*name it"):
-        stop.meant(None, JOBS[2:])
-    with pytest.raises(UsageError, match=r"^stop: no job of yours runs on this host; `fleetrun"):
-        stop.meant(None, ())
+    assert job_commands.selected(None, (here, JOBS[2]), "stop") == here
+    assert job_commands.selected("20250103", JOBS, "stop") == JOBS[2]
+    with pytest.raises(UsageError, match=r"^stop: no job of yours runs on this host; `fleetrun ps"):
+        job_commands.selected(None, JOBS[2:], "stop")
 
 
 def test_a_row_says_which_host_and_attempt() -> None:
     about = JobRecords("b", "collective", ("n1", "n2"), 1, "/work", ("train.py",), 100.0, 4, 2)
-    assert ps.row(ps.record(JOBS[2], about), now=190.0) == [
+    assert job_commands.row(job_commands.record(JOBS[2], about), now=190.0) == [
         *("killed", "b", "1m30s", "0 of 4, attempt 2", "2 of 2", "/work", "train.py"),
     ]
 

@@ -18,9 +18,9 @@ from rich.layout import Layout
 from rich.live import Live
 
 from fleetrun.cli import parser
+from fleetrun.commands.job_commands import newest
 from fleetrun.commands.logs import choose
 from fleetrun.commands.logs.clean import cleaned
-from fleetrun.commands.stacks import newest
 from fleetrun.commands.top import screen
 from fleetrun.commands.top.sample import Sampler, Snapshot
 from fleetrun.commands.top.view import LOG, STACKS, View, after, keys

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from fleetrun.commands import ps
+from fleetrun.commands import job_commands
 from fleetrun.host import jobs, usage
 from fleetrun.postmortem import flight
 from fleetrun.run import proc
@@ -145,7 +145,7 @@ class Sampler:
         warnings = [event for events in self._notices.values() for event in events]
         newest = max(warnings, key=lambda event: event.time, default=None)
         return Snapshot(
-            job=ps.called(first.name, is_known=bool(first.job_id)),
+            job=job_commands.name_of(first.name, is_known=bool(first.job_id)),
             run=first.path,
             phase=_phase(self._runs, rows, is_over=is_over),
             seconds=max(0.0, (end or now) - min(run.started_at or now for run in self._runs)),

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
+from fleetrun.commands.job_commands import newest
 from fleetrun.commands.logs import choose, collectives, show
 from fleetrun.commands.report import charts, history, page
-from fleetrun.commands.stacks import newest
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import jobs
 from fleetrun.rundir import metricsfile, names, reading, runs

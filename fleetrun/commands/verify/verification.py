@@ -104,14 +104,14 @@ def text(spec: VerifySpec, result: Verification) -> str:
         first = "".join(f" Both diverge at {_where(result, apart)}." for apart in result.parted[:1])
         return f"Not equal: plain Paddle trains, and with {spec.name} {fault}.{first}"
     lines = [*_of_plain(result), *_of_strategy(spec, result)]
-    lines.append(tables.layout(list(_figures(spec, result)), indent=2))
+    lines.append(tables.layout(list(_figures(spec, result))))
     rows = [
         (field.name, field.asked, field.in_effect or "-", field.status.replace("_", " "), field.why)
         for field in result.strategy[0].verdicts.values()
     ]
     if rows:
         heads = ("field", "asked", "in effect", "status", "why")
-        lines.append(tables.layout(rows, heads=heads, indent=2, width=tables.width()))
+        lines.append(tables.layout(rows, heads=heads, width=tables.width()))
     return "\n".join(lines)
 
 

@@ -1,0 +1,411 @@
+"""`fleetrun ps`, `stop`, `attach` and `stacks`: the jobs of this user that run on this host."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fleetrun.cli import parser
+from fleetrun.cli.types import among
+from fleetrun.commands import tables
+from fleetrun.commands.logs import collectives
+from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.host import jobs
+from fleetrun.host.jobs import JobRecords, RunningJob
+from fleetrun.plan.command import CHECK
+from fleetrun.printing import put, remark
+from fleetrun.remote import everywhere, ssh, sshjob
+from fleetrun.run import jobprocesses
+from fleetrun.rundir import eventfile, names, reading, runs
+from fleetrun.rundir.variables import JOB
+from fleetrun.text import format_duration, visible, visible_lines
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+HEADS = ("PID", "JOB", "FOR", "PROCESSES", "HOST", "FOLDER", "COMMAND")
+# The first column of a table of several hosts.
+ON = "ON"
+# The seconds a host has to answer `ps`, including the start of ssh and Python.
+_HOST_ANSWER_S = 60.0
+# Ranks are asked for stacks one after the other, and an unresponsive one takes 13 s.
+_STACKS_ANSWER_S = 120.0
+# Processes of a killed launcher are gone within this time.
+_SWEEP_S = 30.0
+_AGAIN_S = 0.1
+_CHUNK = 1 << 16
+# The exit code of `attach` for a job whose launcher was killed.
+_LOST = 137
+
+
+# -- which job -----------------------------------------------------------------------------------
+
+
+def _complete(
+    _ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Return the jobs whose process id or name starts with INCOMPLETE."""
+    running = jobs.find()
+    words = [str(job.launcher) for job in running if job.launcher is not None]
+    return among([*words, *(job.name for job in running)], incomplete)
+
+
+_JOB = click.argument("word", required=False, metavar="[JOB]", shell_complete=_complete)
+
+
+def selected(word: str | None, running: Sequence[RunningJob], command: str) -> RunningJob:
+    """Return the job of RUNNING that WORD names, by default the one of the current folder.
+
+    A job whose launcher was killed is only meant by its name. Raises UsageError, which names
+    COMMAND, unless there is exactly one.
+    """
+    if word is None:
+        here = os.getcwd()
+        running = [job for job in running if job.launcher is not None]
+        matches = [job for job in running if jobs.about(job).cwd == here]
+    else:
+        matches = [*jobs.named(running, word)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        listed = ", ".join(map(_numbered, matches))
+        raise UsageError(f"{command}: {len(matches)} jobs match; name one by its number: {listed}.")
+    if word is None and running:
+        places = (jobs.about(job).cwd or "an unknown folder" for job in running)
+        listed = ", ".join(
+            f"{_numbered(job)} in {place}" for job, place in zip(running, places, strict=True)
+        )
+        raise UsageError(
+            f"{command}: no job of yours runs in this folder; name one that runs elsewhere: "
+            f"{listed}."
+        )
+    name = "job of yours" if word is None else f"job {word}"
+    raise UsageError(f"{command}: no {name} runs on this host; `fleetrun ps` lists what does.")
+
+
+def _numbered(job: RunningJob) -> str:
+    """Return the process id of JOB and its name, or the run directory's name without a launcher."""
+    return job.name if job.launcher is None else f"{job.launcher} ({names.job_name(job.name)})"
+
+
+def name_of(run: str, *, is_known: bool) -> str:
+    """Return the job name of RUN, the name of a run directory; RUN itself if it is not known."""
+    return names.job_name(run) if is_known else run
+
+
+# -- ps ------------------------------------------------------------------------------------------
+
+
+def _ps(words: tuple[str, ...], *, is_json: bool, **hosts: str | None) -> int:
+    """Print the jobs that WORDS name, or all; return 3 if a host does not answer."""
+    options = [f"--{name}={value}" for name, value in hosts.items() if value is not None]
+    failures: Mapping[str, str] = {}
+    if options:
+        records, failures = _of_hosts(options, words)
+    else:
+        running = jobs.find()
+        wanted = [job for word in words for job in jobs.named(running, word)]
+        chosen = [job for job in running if not words or job in wanted]
+        records = [record(job, jobs.about(job)) for job in chosen]
+    if is_json:
+        put("".join(json.dumps(job) + "\n" for job in records))
+    elif records:
+        put(_table(records))
+    else:
+        put(f"No job of yours runs on {'these hosts' if options else 'this host'}.\n")
+    for host, failure in failures.items():
+        remark(f"ps: {host}  {failure}")
+    return EnvironmentFault.exit_code if failures else 0
+
+
+def _of_hosts(
+    options: Sequence[str], words: Sequence[str]
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Return the records of jobs on the hosts of OPTIONS, and why hosts do not answer."""
+    request = parser.launch_request([*options, CHECK], os.environ)
+    if not (request.hosts or request.hostfile):
+        raise UsageError(f"ps: {options[0]} reaches the hosts of --hosts or --hostfile: give one.")
+    hosts = sshjob.listed(request)
+    order = ssh.HostOrder("/", words=("ps", "--json", *words))
+    orders = [order] * len(hosts)
+    results = everywhere.run(ssh.words_of(request), hosts, orders, _HOST_ANSWER_S)
+    answers = [(host.name, *result) for host, result in zip(hosts, results, strict=True)]
+    records = [
+        {"on": host, **parsed}
+        for host, output, _ in answers
+        for line in output.splitlines()
+        if (parsed := reading.parse(line)) is not None and "run_dir" in parsed
+    ]
+    return records, {host: failure for host, _, failure in answers if failure}
+
+
+def _table(records: Sequence[Mapping[str, Any]]) -> str:
+    heads = (ON, *HEADS) if "on" in records[0] else HEADS
+    rows = [row(job, time.time()) for job in records]
+    whole = range(heads.index("FOLDER"))
+    return tables.layout(rows, heads=heads, whole=whole, width=tables.width()) + "\n"
+
+
+def row(job: Mapping[str, Any], now: float) -> list[str]:
+    """Return the row of the table for the record JOB at the time NOW."""
+    # The head of a job by ssh has no processes.
+    processes = str(len(job["processes"]) or ("0" if job["wanted"] else "-"))
+    processes += f" of {job['wanted']}" if job["wanted"] else ""
+    processes += f", attempt {job['attempt']}" if job["attempt"] else ""
+    nodes = len(job["nodes"])
+    cells = (
+        *((job["on"],) if "on" in job else ()),
+        "killed" if job["pid"] is None else str(job["pid"]),
+        name_of(job["name"], is_known=bool(job["job"] or job["pid"])),
+        "-" if job["started"] is None else format_duration(now - job["started"], is_short=True),
+        processes,
+        f"{job['node_rank'] + 1} of {nodes}" if nodes > 1 else "-",
+        job["folder"] or "-",
+        " ".join(job["command"]) or "-",
+    )
+    return [visible(cell) for cell in cells]
+
+
+def record(job: RunningJob, about: JobRecords) -> dict[str, Any]:
+    """Return the record of JOB for other programs."""
+    return {
+        "job": about.job_id,
+        "name": job.name,
+        "pid": job.launcher,
+        "processes": jobs.running(job),
+        "wanted": about.wanted,
+        "attempt": about.attempt,
+        "started": about.started,
+        "nodes": about.nodes,
+        "node_rank": about.node_rank,
+        "command": about.argv,
+        "folder": about.cwd,
+        "run_dir": job.run_dir,
+    }
+
+
+ps = click.Command(
+    "ps",
+    help="List your jobs on this host, or on the hosts of --hosts or --hostfile, by ssh. JOB is "
+    "a process id or a name.",
+    callback=_ps,
+    params=[
+        click.Option(["--json", "is_json"], is_flag=True, help="Print one JSON object per line."),
+        *map(parser.launch_option, ("hosts", "hostfile", "ssh")),
+        click.Argument(["words"], nargs=-1, metavar="[JOB]...", shell_complete=_complete),
+    ],
+)
+
+
+# -- stop ----------------------------------------------------------------------------------------
+
+
+@click.command(
+    "stop",
+    help="Stop a job as SIGTERM does, and wait until nothing of it is left on this host. JOB is "
+    "a process id or name from `fleetrun ps`; without it, the job of this folder.",
+)
+@click.option("--now", "is_now", is_flag=True, help="Kill the processes at once, without --grace.")
+@click.option("--all", "is_all", is_flag=True, help="Stop all your jobs on this host.")
+@_JOB
+def stop(word: str | None, *, is_now: bool, is_all: bool) -> int:
+    """Stop the job that WORD names."""
+    running = jobs.find()
+    if is_all and word is not None:
+        raise UsageError("stop: give a JOB or --all, not both.")
+    chosen = running if is_all else (selected(word, running, "stop"),)
+    # Ask all before waiting for any.
+    pidfds = [_launcher_of(job) for job in chosen]
+    for pidfd in pidfds:
+        if pidfd is not None:
+            _terminate(pidfd)
+    for job, pidfd in zip(chosen, pidfds, strict=True):
+        # A second signal makes a launcher kill at once; two pending signals would be one.
+        while (
+            pidfd is not None
+            and not select.select([pidfd], [], [], _AGAIN_S if is_now else None)[0]
+        ):
+            _terminate(pidfd)
+        if job.launcher is None and not _sweep(job):
+            raise EnvironmentFault(
+                f"stop: processes of {job.name} cannot be killed; look at `ps -e`."
+            )
+        _remark_end(job)
+    if not chosen:
+        remark("no job of yours runs on this host.")
+    return 0
+
+
+def _launcher_of(job: RunningJob) -> int | None:
+    """Return a descriptor of the launcher of JOB; None if it has ended."""
+    if job.launcher is None:
+        return None
+    try:
+        pidfd = os.pidfd_open(job.launcher)
+    except ProcessLookupError:
+        return None
+    # The pid may have been reused before the descriptor was opened.
+    if any(other.name == job.name and other.launcher == job.launcher for other in jobs.find()):
+        return pidfd
+    os.close(pidfd)
+    return None
+
+
+def _terminate(pidfd: int) -> None:
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+
+
+def _sweep(job: RunningJob) -> bool:
+    """Kill what JOB's launcher and guard have left, which were killed; return whether it worked."""
+    return jobprocesses.kill_all(f"{JOB}={job.name}".encode(), _SWEEP_S, 0)
+
+
+def _remark_end(job: RunningJob) -> None:
+    name, end = name_of(job.name, is_known=bool(jobs.about(job).job_id)), jobs.end(job)
+    pid = "" if job.launcher is None else f" (process {job.launcher})"
+    remark(f"{name}{pid} has ended: {end[1] if end else 'its launcher had been killed.'}")
+
+
+# -- attach --------------------------------------------------------------------------------------
+
+
+def _attach(word: str | None, *, lines: int) -> int:
+    """Copy the console of the job that WORD names until it ends; return its exit code."""
+    job = selected(word, jobs.find(), "attach")
+    pidfd = _launcher_of(job)
+    if pidfd is None:
+        how = "was killed" if job.launcher is None else "has just ended"
+        raise EnvironmentFault(
+            f"attach: the launcher of {job.name} {how}; its logs are in {job.run_dir}."
+        )
+    with open(console(job), "rb", buffering=0) as file:
+        file.seek(last(file.fileno(), lines))
+        has_ended = False
+        while True:
+            while part := file.read(_CHUNK):
+                sys.stdout.buffer.write(part)
+            sys.stdout.buffer.flush()
+            if has_ended:
+                break
+            # Read what was written last, too.
+            has_ended = bool(select.select([pidfd], [], [], _AGAIN_S)[0])
+    end = jobs.end(job)
+    return _LOST if end is None else end[0]
+
+
+def console(job: RunningJob) -> str:
+    """Return the file with the console of JOB, else a log; EnvironmentFault if there is none."""
+    own = os.path.join(job.run_dir, names.CONSOLE)
+    if os.path.exists(own):
+        return own
+    try:
+        logs = sorted(name for name in os.listdir(job.run_dir) if name.startswith("workerlog."))
+    except OSError as error:
+        raise EnvironmentFault(
+            f"attach: {job.run_dir} cannot be read ({error.strerror})."
+        ) from None
+    if not logs:
+        raise EnvironmentFault(f"attach: {job.name} has no console and no log yet.")
+    elsewhere = f"was not started with --detach and has its console elsewhere: this is {logs[0]}."
+    remark(f"{job.name} {elsewhere}")
+    return os.path.join(job.run_dir, logs[0])
+
+
+def last(fd: int, lines: int) -> int:
+    """Return the offset of the last LINES lines of the file FD, including an unfinished one.
+
+    It reads backwards in chunks, no further than necessary.
+    """
+    at = os.fstat(fd).st_size
+    if not lines:
+        return at
+    # The end of the line before them, counted from the last end.
+    ends_left = lines + 1
+    while at:
+        begin = max(0, at - _CHUNK)
+        piece = os.pread(fd, at - begin, begin)
+        ends = piece.count(b"\n")
+        if ends >= ends_left:
+            return begin + len(piece) - len(piece.split(b"\n", ends - ends_left + 1)[-1])
+        ends_left -= ends
+        at = begin
+    return 0
+
+
+attach = click.Command(
+    "attach",
+    help="Show the console of a job started with --detach until it ends, and return its exit "
+    "code. Ctrl-C leaves the job running. JOB is a process id or name from `fleetrun ps`; without "
+    "it, the job of this folder.",
+    callback=_attach,
+    params=[
+        click.Argument(["word"], required=False, metavar="[JOB]", shell_complete=_complete),
+        parser.option(
+            "lines",
+            "int",
+            "Number of earlier lines to show.",
+            metavar="N",
+            default="100",
+            minimum=0,
+        ),
+    ],
+)
+
+
+# -- stacks --------------------------------------------------------------------------------------
+
+
+@click.command(
+    "stacks",
+    help="Show the Python stacks of all ranks of a running job, and their last collectives if it "
+    "records them; the job goes on. JOB is its process id or name in `fleetrun ps`; without it, "
+    "the job of this folder.",
+)
+@_JOB
+def stacks(word: str | None) -> int:
+    """Ask the launcher of the job that WORD names for the stacks, and print them."""
+    job = selected(word, [job for job in jobs.find() if job.launcher is not None], "stacks")
+    run = job.run_dir
+    before = _answers(run)
+    if not jobs.ask_for_stacks([run]):
+        raise EnvironmentFault(f"{job.name} has just ended.")
+    deadline = time.monotonic() + _STACKS_ANSWER_S
+    while _answers(run) == before:
+        if time.monotonic() > deadline or not runs.is_running(run):
+            raise EnvironmentFault(f"{job.name} did not answer; its console may say why.")
+        time.sleep(_AGAIN_S)
+    for name in sorted(os.listdir(run)):
+        if name.startswith("stacks.") and name.endswith(".txt"):
+            content = reading.content(os.path.join(run, name)) or b""
+            put(visible_lines(newest(content.decode(errors="replace"))))
+    try:
+        put(collectives.text(runs.hosts(runs.read(run)), None))
+    except EnvironmentFault as error:
+        remark(str(error))
+    return 0
+
+
+def _answers(run: str) -> int:
+    """Count how often the launcher of RUN has reported collected stacks."""
+    events = eventfile.read(os.path.join(run, names.EVENTS))
+    return sum(event.more.get("what") == "stacks" for event in events if event.event == "warning")
+
+
+def newest(text: str) -> str:
+    r"""Return the newest entry of a file of stacks, which has one for each request.
+
+    >>> newest("# 2026-01-02 03:04:05 rank 1: a\nx\n\n# 2026-01-02 03:04:06 rank 1: b\ny\n")
+    '# 2026-01-02 03:04:06 rank 1: b\ny\n'
+    """
+    begin = text.rfind("\n\n# 2")
+    return text[begin + 2 :] if begin >= 0 else text
