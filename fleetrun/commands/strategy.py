@@ -5,20 +5,28 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
 
 import click
 from click.shell_completion import CompletionItem
 
 from fleetrun.cli import parser
-from fleetrun.cli.pager import page as through_pager
 from fleetrun.cli.types import among
 from fleetrun.commands import tables
-from fleetrun.model import VARIABLE_SECTIONS, Knob
-from fleetrun.printing import AUTO, NEVER, is_colored_stream, message_prefix, put, remark
+from fleetrun.model import VARIABLE_SECTIONS
+from fleetrun.printing import AUTO, is_colored_stream, message_prefix, put, remark
 from fleetrun.rundir import secrets
 from fleetrun.strategy import explanation, fields, load, schema
 from fleetrun.text import visible, visible_lines
+
+_HOW_TO = """
+fleetrun --strategy NAME train.py     apply one; repeatable, later ones win
+fleetrun strategy show NAME           show its contents
+fleetrun strategy list --fields       list every field
+"""
+_SECTIONS = """
+Sections flags (FLAGS_*), nccl (NCCL_*) and env set environment variables of all ranks.
+Details of a field, with an example: fleetrun strategy show FIELD
+"""
 
 
 def _presets(
@@ -28,11 +36,10 @@ def _presets(
 
 
 def _names(
-    _ctx: click.Context, _param: click.Parameter, incomplete: str
+    ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    names = (*load.PRESETS, *(field.name for field in fields.TABLE), *VARIABLE_SECTIONS)
-    words = among(dict.fromkeys(names), incomplete)
-    return [CompletionItem(incomplete, type="file"), *words]
+    names = (field.name for field in fields.TABLE if field.name not in load.PRESETS)
+    return _presets(ctx, param, incomplete) + among((*names, *VARIABLE_SECTIONS), incomplete)
 
 
 @click.group("strategy", cls=parser.CommandGroup, no_args_is_help=False)
@@ -45,19 +52,58 @@ def command() -> None:
     "--fields", "is_fields", is_flag=True, help="Show every field with its type, range and default."
 )
 def _list(*, is_fields: bool) -> int:
-    # The presets fit on any screen.
-    text = listed_fields if is_fields else listed
-    return through_pager(text(tables.width()), NEVER, os.environ)
+    width = tables.width()
+    if not is_fields:
+        presets = tables.layout(
+            list(load.PRESETS.items()), heads=("preset", "purpose"), width=width
+        )
+        return put(f"{presets}\n{_HOW_TO}")
+    rows = []
+    for field in fields.TABLE:
+        # As it is written for --set.
+        section = "" if field.section == fields.STRATEGY else f"{field.section}."
+        rows.append((section + field.name, explanation.kind(field), schema.describe(field)))
+        rows += [(f"  {k.name}", explanation.kind(k), schema.describe(k)) for k in field.keys]
+    heads = ("field", "value", "meaning")
+    return put(f"{tables.layout(rows, heads=heads, width=width)}\n{_SECTIONS}")
 
 
 @command.command("show", help="Show a preset file, or all about one field.")
 @click.argument("name", metavar="PRESET|FIELD", shell_complete=_names)
 def _show(name: str) -> int:
     # A preset's text alone, so that it can be saved as a file.
-    code = _put_visible(shown(name))
+    put(visible_lines(_shown(name)))
+    # amp and gradient_merge are fields, too.
     if name in load.PRESETS and name in fields.by_name(fields.STRATEGY):
         remark(f"{name} is a field, too: `fleetrun strategy show strategy.{name}`.")
-    return code
+    return 0
+
+
+def _shown(name: str) -> str:
+    """Return the text of the preset or file NAME, or a page about the field or variables NAME."""
+    if name in load.PRESETS:
+        return _text(load.preset_path(name))
+    section, dot, rest = name.partition(".")
+    for kind in VARIABLE_SECTIONS:
+        prefix = fields.PREFIXES[kind]
+        if section == kind or (prefix and name.startswith(prefix)):
+            return explanation.variables(kind)
+    word = rest if dot and section in fields.FIELD_SECTIONS else name
+    known = fields.by_name(fields.STRATEGY).get(word)
+    matches = [field for field in fields.TABLE if _has_part(field, word)] if not known else [known]
+    if not matches:
+        return _text(load.find(name))
+    presets = {preset: load.read(preset) for preset in load.PRESETS}
+    return "\n".join(explanation.page(field, presets) for field in matches)
+
+
+def _has_part(field: fields.Field, word: str) -> bool:
+    return any(word in (key.name, f"{field.name}.{key.name}") for key in field.keys)
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()
 
 
 @command.command("validate", help="Check strategy files; the exit code is 2 if there is an error.")
@@ -65,10 +111,12 @@ def _show(name: str) -> int:
 def _validate(files: tuple[str, ...]) -> int:
     """Print the errors of all FILES."""
     worst = 0
+    is_coloured = is_colored_stream(AUTO, os.environ, sys.stderr)
     for name in files:
         layer, faults = load.checked(name)
         for fault in faults:
-            print(f"{_fault_prefix()}{visible(str(fault))}", file=sys.stderr)
+            prefix = message_prefix(is_coloured=is_coloured, is_fault=True)
+            print(f"{prefix}{visible(str(fault))}", file=sys.stderr)
             worst = fault.exit_code
         if layer is None or faults:
             continue
@@ -81,18 +129,50 @@ def _validate(files: tuple[str, ...]) -> int:
 
 @command.command("schema", help="Print the JSON Schema of strategy files, for editors.")
 def _schema() -> int:
-    return _put_visible(json.dumps(schema.schema(), indent=2) + "\n")
+    return put(json.dumps(schema.schema(), indent=2) + "\n")
 
 
 def _explain(name: str, *, paddle: str | None, graph: str | None, device: str | None) -> int:
-    text = explained(
-        name,
-        paddles=[paddle] if paddle else fields.PADDLES,
-        graphs=[graph] if graph else fields.GRAPHS,
-        devices=[device] if device else fields.DEVICES,
-        width=tables.width(),
+    """Print the outcome of each field of NAME, places with the same outcome in one row."""
+    layer = load.read(name)
+    # Raises what a launch would raise.
+    notes = load.combine([layer]).notes
+    if not layer.knobs:
+        return put(f"{visible(name)} sets nothing.\n")
+    graphs, paddles, devices = (
+        [word] if word else several
+        for word, several in (
+            (graph, fields.GRAPHS),
+            (paddle, fields.PADDLES),
+            (device, fields.DEVICES),
+        )
     )
-    return _put_visible(text)
+    places = [(p, g, d) for g in graphs for p in paddles for d in devices]
+    rows: list[tuple[str, ...]] = []
+    seen = set()
+    for knob in layer.knobs:
+        field, dot, _ = knob.name.partition(".")
+        if knob.section in VARIABLE_SECTIONS:
+            value = secrets.redact(knob.name, str(knob.value))
+            why = "in every rank; what is exported wins"
+            rows.append((f"{knob.name}: {value}", "set", "everywhere", why))
+        elif (knob.section, field) not in seen:
+            # A field with parts has a single verdict.
+            seen.add((knob.section, field))
+            is_off = knob.value is False and not dot
+            outcomes = explanation.outcomes(fields.find(knob.section, field), places, is_off=is_off)
+            title = field if dot else f"{field}: {explanation.written(knob.value)}"
+            for (status, reason), where in outcomes.items():
+                rows.append((title, status, where, reason))
+                title = ""
+    heads = ("field", "status", "where", "why")
+    general = [
+        *([fields.LEGACY_IR] if {"3.3.1", "static"} <= {*paddles, *graphs} else []),
+        *([fields.GPUS] if "gpu" in devices else []),
+    ]
+    remarks = "".join(f"\nnote: {note}" for note in (*general, *notes))
+    table = tables.layout(rows, heads=heads, width=tables.width())
+    return put(visible_lines(f"{table}\n{remarks}".rstrip("\n") + "\n"))
 
 
 command.add_command(
@@ -108,144 +188,3 @@ command.add_command(
         ],
     )
 )
-
-
-def _put_visible(text: str) -> int:
-    """Print TEXT, with control characters made visible."""
-    return put(visible_lines(text))
-
-
-# -- list and show ---------------------------------------------------------------------------------
-
-
-def listed(width: int = 0) -> str:
-    """Return all presets, each with its purpose."""
-    lines = [
-        "Presets",
-        tables.layout(list(load.PRESETS.items()), width=width),
-        "",
-        "fleetrun --strategy NAME train.py     apply one; repeatable, later ones win",
-        "fleetrun strategy show NAME           show its contents",
-        "fleetrun strategy list --fields       list every field",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def listed_fields(width: int = 0) -> str:
-    """Return all fields with type, unit, range and default, section by section."""
-    lines: list[str] = []
-    for section in fields.FIELD_SECTIONS:
-        rows: list[tuple[str, str, str]] = []
-        for field in fields.TABLE:
-            if field.section == section:
-                rows.append((field.name, explanation.kind(field), schema.describe(field)))
-                rows += [
-                    (f"  {k.name}", explanation.kind(k), schema.describe(k)) for k in field.keys
-                ]
-        heads = ("field", "value", "meaning")
-        lines += [f"Fields of {section}", tables.layout(rows, heads=heads, width=width)]
-        lines.append("")
-    lines += [
-        "Sections flags (FLAGS_*), nccl (NCCL_*) and env set environment variables of all ranks.",
-        "Details of a field, with an example: fleetrun strategy show FIELD",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def shown(name: str) -> str:
-    """Return the text of the preset or file NAME, or a page about the field NAME."""
-    # amp and gradient_merge are fields, too: write strategy.amp for those.
-    if name in load.PRESETS:
-        return _text(load.preset_path(name))
-    if name in VARIABLE_SECTIONS:
-        return explanation.variables(name)
-    section, dot, rest = name.partition(".")
-    if dot and section in VARIABLE_SECTIONS:
-        return explanation.variables(section)
-    for kind, prefix in fields.PREFIXES.items():
-        if prefix and name.startswith(prefix):
-            return explanation.variables(kind)
-    matches = _fields(rest if dot and section in fields.FIELD_SECTIONS else name)
-    if not matches:
-        return _text(load.find(name))
-    presets = {preset: load.read(preset) for preset in load.PRESETS}
-    return "\n".join(explanation.page(field, presets) for field in matches)
-
-
-def _fields(name: str) -> list[fields.Field]:
-    """Return the field NAME, or all fields with a part of that name."""
-    known = fields.by_name(fields.STRATEGY)
-    if name in known:
-        return [known[name]]
-    return [field for field in fields.TABLE if _has_part(field, name)]
-
-
-def _has_part(field: fields.Field, name: str) -> bool:
-    """Whether NAME is a part of FIELD, in the form of --set or alone."""
-    return any(name in (key.name, f"{field.name}.{key.name}") for key in field.keys)
-
-
-def _text(path: str) -> str:
-    with open(path, encoding="utf-8") as file:
-        return file.read()
-
-
-# -- validate --------------------------------------------------------------------------------------
-
-
-def _fault_prefix() -> str:
-    is_coloured = is_colored_stream(AUTO, os.environ, sys.stderr)
-    return message_prefix(is_coloured=is_coloured, is_fault=True)
-
-
-# -- explain ---------------------------------------------------------------------------------------
-
-
-def explained(
-    name: str,
-    *,
-    paddles: Sequence[str],
-    graphs: Sequence[str],
-    devices: Sequence[str],
-    width: int = 0,
-) -> str:
-    """Return the outcome of each knob of NAME, places with the same outcome in one row."""
-    layer = load.read(name)
-    # Raises what a launch would raise.
-    notes = load.combine([layer]).notes
-    places = [
-        (paddle, graph, device) for graph in graphs for paddle in paddles for device in devices
-    ]
-    if not layer.knobs:
-        return f"{name} sets nothing.\n"
-    # A field with parts has a single verdict.
-    knobs: dict[tuple[str, str], Knob] = {}
-    for knob in layer.knobs:
-        knobs.setdefault((knob.section, knob.name.partition(".")[0]), knob)
-    rows: list[tuple[str, ...]] = []
-    for (section, field), knob in knobs.items():
-        rows += _explained(knob, section, field, places)
-    lines = [tables.layout(rows, heads=("field", "status", "where", "why"), width=width), ""]
-    if any(place[:2] == ("3.3.1", "static") for place in places):
-        lines.append(f"note: {fields.LEGACY_IR}")
-    if any(place[2] == "gpu" for place in places):
-        lines.append(f"note: {fields.GPUS}")
-    lines += [f"note: {note}" for note in notes]
-    return "\n".join(lines).rstrip("\n") + "\n"
-
-
-def _explained(
-    knob: Knob, section: str, name: str, places: list[tuple[str, str, str]]
-) -> list[tuple[str, ...]]:
-    """Return the rows of the field NAME, of which KNOB may be a part; the first names it."""
-    if section in VARIABLE_SECTIONS:
-        value = secrets.redact(name, str(knob.value))
-        return [(f"{name}: {value}", "set", "everywhere", "in every rank; what is exported wins")]
-    is_part = "." in knob.name
-    title = name if is_part else f"{name}: {explanation.written(knob.value)}"
-    field = fields.find(section, name)
-    outcomes = explanation.outcomes(field, places, is_off=knob.value is False and not is_part)
-    return [
-        ("" if place else title, status, where, reason)
-        for place, ((status, reason), where) in enumerate(outcomes.items())
-    ]

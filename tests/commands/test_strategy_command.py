@@ -39,7 +39,7 @@ def test_list_has_every_preset_and_no_field(capsys: pytest.CaptureFixture[str]) 
     output = strategy(capsys, "list")
     assert output.code == 0
     for name in load.PRESETS:
-        assert f"\n  {name} " in output.out
+        assert f"\n{name} " in output.out
     assert "nccl_comm_num" not in output.out
     assert "--fields" in output.out
     assert len(output.out.splitlines()) < 24
@@ -49,7 +49,8 @@ def test_list_has_every_field_for_those_who_ask(capsys: pytest.CaptureFixture[st
     done = strategy(capsys, "list", "--fields")
     assert done.code == 0
     for field in fields.TABLE:
-        assert f"\n  {field.name} " in done.out
+        section = "" if field.section == fields.STRATEGY else f"{field.section}."
+        assert f"\n{section}{field.name} " in done.out
     rows = [cells(line) for line in done.out.splitlines()]
     assert ["field", "value", "meaning"] in rows
     wanted = "a whole number of MB from 1 to 65536, or auto [default: 32]"
