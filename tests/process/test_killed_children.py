@@ -95,7 +95,10 @@ def test_a_killed_worker_of_a_data_loader_is_named(
 
 
 @pytest.mark.parametrize("started", STARTED)
-@pytest.mark.parametrize(("signum", "name"), [(9, "SIGKILL"), (11, "SIGSEGV")])
+@pytest.mark.parametrize(
+    ("signum", "name"),
+    [(9, "SIGKILL"), pytest.param(11, "SIGSEGV", marks=pytest.mark.extended)],
+)
 def test_a_killed_child_is_named(tmp_path: Path, started: str, signum: int, name: str) -> None:
     code = STARTED[started].replace("SIGNUM", str(signum))
     done = Command.python(tmp_path, code, ranks=1).run()

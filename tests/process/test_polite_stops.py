@@ -60,6 +60,13 @@ while True:
     signal.pause()
 """
 WRAPPED = "--wrap=0: sh -c '\"$@\"; exit $?' sh"
+STARTED = pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((), id="bare"),
+        pytest.param((WRAPPED,), id="wrapped", marks=pytest.mark.extended),
+    ],
+)
 
 
 @pytest.mark.train
@@ -77,7 +84,7 @@ def test_a_rank_with_a_data_loader_saves_when_another_has_failed(
     assert "killed by signal" not in done.stderr
 
 
-@pytest.mark.parametrize("options", [(), (WRAPPED,)], ids=["bare", "wrapped"])
+@STARTED
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_stop_leaves_a_child_until_its_rank_has_ended(
     tmp_path: Path, signum: signal.Signals, options: tuple[str, ...]
@@ -89,7 +96,7 @@ def test_a_stop_leaves_a_child_until_its_rank_has_ended(
     assert (tmp_path / f"saved{int(signum)}").exists()
 
 
-@pytest.mark.parametrize("options", [(), (WRAPPED,)], ids=["bare", "wrapped"])
+@STARTED
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
 def test_a_notice_reaches_the_rank_alone(
     tmp_path: Path, signum: signal.Signals, options: tuple[str, ...]

@@ -255,8 +255,8 @@ def test_known_values_are_hidden_wherever_they_stand() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("a" * 100_000, "a=" * 50_000, "://" + "a@" * 50_000, "mysql " * 9_000, "\\" * 100_000),
-        *("://" * 30_000, "a/" * 50_000),
+        *("a" * 20_000, "a=" * 10_000, "://" + "a@" * 10_000, "mysql " * 2_000, "\\" * 20_000),
+        *("://" * 6_000, "a/" * 10_000),
     ],
 )
 def test_long_texts_take_no_long_time(text: str) -> None:
