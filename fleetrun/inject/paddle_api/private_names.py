@@ -1,8 +1,8 @@
 """The private and undocumented names of Paddle that fleetrun uses: where each is, and what for.
 
-A test compares the table with what the modules of `inject` use. Each name belongs to one or more
-capabilities, which need all of their names; code that uses a name of no capability copes without
-it. `check` compares the table with the installed Paddle.
+Each name belongs to one or more capabilities, which need all of their names; code that uses a name
+of no capability copes without it. `paddle_api` looks the names up in the installed Paddle. A test
+compares the table with what the modules of `inject` use.
 """
 
 from __future__ import annotations
@@ -73,7 +73,6 @@ class PrivateName(NamedTuple):
     # `a|b`: either, as an attribute was renamed.
     path: str
     capabilities: tuple[str, ...]
-    used_for: str
     # The first parameters of a function in Python; None: any.
     parameters: tuple[str, ...] | None = None
     # Attributes that the function sets or reads, and that we use.
@@ -83,275 +82,173 @@ class PrivateName(NamedTuple):
         return f"{self.module}.{self.path}"
 
 
-# Below each [module] its names, as `path(first parameters)  CAPABILITIES: what it is used for`; `-`
-# is no capability, and `uses` lists attributes. Indented lines continue a row.
+# Below each [module] its names, as `CAPABILITIES: path(first,parameters){attributes} ...`; `-` is
+# no capability. Indented lines continue a row.
 _TEXT = """
-# Backward and gradients.
 [paddle.base.core]
-eager.run_backward  BACKWARD REDUCER MERGE SPARSE LOSSES: every backward calls it
-eager._add_backward_final_hook  BACKWARD REDUCER: Paddle's hooks at the end of a backward wait
-    until the gradients are averaged
-eager.Tensor._register_backward_hook  REDUCER MERGE: shows that the gradient of a parameter was
-    accumulated
-eager.get_all_grads  BACKWARD REDUCER: reads many gradients in one call
-eager.set_master_grads  REDUCER: makes gradients of one bucket float32
-EagerReducer.prepare_for_backward  -: shows that Paddle's own reducer sums the gradients of a
-    backward
+BACKWARD REDUCER MERGE SPARSE LOSSES: eager.run_backward
+BACKWARD REDUCER: eager._add_backward_final_hook eager.get_all_grads
+REDUCER MERGE: eager.Tensor._register_backward_hook
+REDUCER: eager.set_master_grads eager.Tensor._grad_ivar eager.Tensor._set_grad_ivar
+    eager.Tensor._unset_fake_empty eager.Tensor._share_buffer_to DenseTensor|LoDTensor._slice
+    DenseTensor|LoDTensor._set_dims eager.Tensor.is_contiguous eager.Tensor.contiguous
+    _get_registered_phi_kernels eager_assign_group_by_size ReduceOp.SUM ProcessGroup.all_reduce
+    ProcessGroup.reduce ProcessGroup.broadcast
+-: EagerReducer.prepare_for_backward eval_frame_skip_file_prefix eager.Tensor._copy_gradient_from
+    eager.Tensor._local_value
+REDUCER SPARSE: eager.Tensor.get_tensor
+BACKWARD REDUCER MERGE CHECK: eager.Tensor.data_ptr
+BACKWARD MERGE CHECK: eager.Tensor.inplace_version
+SPARSE MERGE FUSED: eager.Tensor.is_selected_rows
+SPARSE: eager.Tensor.rows SelectedRows.set_rows DenseTensor|LoDTensor._share_data_with
+SPARSE MERGE: eager.Tensor.get_selected_rows SelectedRows.get_tensor
+REDUCER MERGE CHECK: eager.Tensor.grad
+MERGE: eager.Tensor.clear_gradient
+SPARSE CHECK: ProcessGroup.all_gather_into_tensor
+REDUCER STATIC_CPU: create_or_get_global_tcp_store
+REDUCER GROUPS: TCPStore
+AMP: get_low_precision_op_list
+STATIC: get_pass
+STATIC_CPU: CommContextManager.create_gloo_comm_context ProcessGroupGloo.create
 [paddle.base.framework]
-_dygraph_place_guard(place)  REDUCER CHECK: chooses where tensors are made
-EagerParamBase.from_tensor  REDUCER MERGE SPARSE: makes the parameters of the self-tests
-EagerParamBase.__init__(self)  BACKWARD: creates each parameter
-EagerParamBase.__setattr__  REDUCER: shows that a parameter is frozen, or trained again
-[paddle.base.core]
-eager.Tensor._grad_ivar  REDUCER: reads the gradient of a frozen parameter
-eager.Tensor._set_grad_ivar  REDUCER: gives a parameter the gradient of other ranks
-eager.Tensor._unset_fake_empty  REDUCER: lets a backward add to a gradient that was cleared, in
-    its memory
-eager.Tensor._share_buffer_to  REDUCER: makes a gradient a view of a buffer
-DenseTensor|LoDTensor._slice  REDUCER: makes a view of a part of a buffer
-eager.Tensor.get_tensor  REDUCER SPARSE: the dense tensor without autograd
-DenseTensor|LoDTensor._set_dims  REDUCER: gives a view the shape of its gradient
-eager.Tensor.data_ptr  BACKWARD REDUCER MERGE CHECK: tells whether a tensor was replaced
-eager.Tensor.inplace_version  BACKWARD MERGE CHECK: tells whether a tensor was written to
-eager.Tensor.is_contiguous  REDUCER: recognizes a gradient with another layout
-eager.Tensor.contiguous  REDUCER: gives it row-major layout
-eager.Tensor.is_selected_rows  SPARSE MERGE FUSED: sparse or dense
-eager.Tensor.rows  SPARSE: the rows of a sparse gradient
-eager.Tensor.get_selected_rows  SPARSE MERGE: the values of a sparse gradient
-SelectedRows.set_rows  SPARSE: sets the rows of a sparse gradient
-SelectedRows.get_tensor  SPARSE MERGE: the values of a sparse gradient
-DenseTensor|LoDTensor._share_data_with  SPARSE: sets the values of a sparse gradient
+REDUCER CHECK: _dygraph_place_guard(place)
+REDUCER MERGE SPARSE: EagerParamBase.from_tensor
+BACKWARD: EagerParamBase.__init__(self)
+REDUCER: EagerParamBase.__setattr__
+STATIC: Variable _dygraph_guard Block._find_var_recursive(self, name)
+    Block._insert_op_without_sync(self, index) Block._remove_op(self, index, sync)
+    Block._rename_var(self, name, new_name) Program._sync_with_cpp(self)
+    Operator._block_attr_id(self, name)
 [paddle.nn.layer.common]
-Embedding.__init__  REDUCER: finds the parameters with sparse gradients
-    uses _sparse
-[paddle.base.core]
-eager.Tensor.grad  REDUCER MERGE CHECK: a gradient; assignments of the script are observed
-eager.Tensor.clear_gradient  MERGE: keeps merged gradients
+REDUCER: Embedding.__init__{_sparse}
 [paddle.nn.layer.layers]
-Layer._to_impl(self)  REDUCER: shows that a layer is cast
+REDUCER: Layer._to_impl(self)
+MERGE: Layer.clear_gradients(self)
 [paddle]
-_C_ops.coalesce_tensor  REDUCER: copies gradients into a buffer
-[paddle.base.core]
-_get_registered_phi_kernels  REDUCER: tells whether a device has `coalesce_tensor`
-# Data parallel models and communicators.
+REDUCER: _C_ops.coalesce_tensor
 [paddle.distributed.parallel]
-DataParallel.__init__(self layers strategy comm_buffer_size last_comm_buffer_size
-    find_unused_parameters group)  REDUCER CHECK ARGUMENTS: records the arguments; makes the
-    reducer, by the attributes
-    uses comm_buffer_size last_comm_buffer_size find_unused_parameters group init_reducer
-DataParallel.init_reducer(self)  REDUCER: ours takes the place of Paddle's reducer here
-    uses _reducer group_indices no_sync
-DataParallel.no_sync  REDUCER: contains forwards that no synchronized backward follows
-DataParallel.forward(self)  REDUCER CHECK: shows that a backward follows
-    uses _reducer prepare_for_backward
-[paddle.base.core]
-eager_assign_group_by_size  REDUCER: Paddle's buckets, to compare with
+REDUCER CHECK ARGUMENTS: DataParallel.__init__(self, layers, strategy, comm_buffer_size,
+    last_comm_buffer_size, find_unused_parameters, group){comm_buffer_size, last_comm_buffer_size,
+    find_unused_parameters, group, init_reducer}
+REDUCER: DataParallel.init_reducer(self){_reducer, group_indices, no_sync} DataParallel.no_sync
+REDUCER CHECK: DataParallel.forward(self){_reducer, prepare_for_backward}
 [paddle.distributed.collective]
-_new_process_group_impl(backend store rank world_size group_name pg_options group_id)  REDUCER
-    GROUPS: makes a communicator of each backend
-_get_global_env  REDUCER: this rank's number
-_get_default_group  REDUCER: the group of all ranks
-_default_store  REDUCER: the job's store
-_default_backend  REDUCER: gloo, nccl, ...
-[paddle.base.core]
-ReduceOp.SUM  REDUCER: the operation of a ProcessGroup's collectives
-ProcessGroup.all_reduce  REDUCER: sums a bucket
-ProcessGroup.reduce  REDUCER: the first level of a hierarchical sum
-ProcessGroup.broadcast  REDUCER: the last level of it
-ProcessGroup.all_gather_into_tensor  SPARSE CHECK: gathers rows and checksums
+REDUCER GROUPS: _new_process_group_impl(backend, store, rank, world_size, group_name, pg_options,
+    group_id)
+REDUCER: _get_global_env _get_default_group _default_store _default_backend
 [paddle.distributed.communication.group]
-Group.process_group  REDUCER: the communicator of a group
+REDUCER: Group.process_group
 [paddle.profiler.utils]
-_has_optimizer_wrapped  -: keeps spans of optimizers out of a profile that begins within them
+-: _has_optimizer_wrapped
 [paddle.distributed.communication.stream]
-all_reduce  MERGE: every allreduce of a script, or of Paddle's Python, calls it
-[paddle.base.core]
-create_or_get_global_tcp_store  REDUCER STATIC_CPU: the job's store
-TCPStore  REDUCER GROUPS: the store of one group
-# Optimizers.
+MERGE: all_reduce
 [paddle.optimizer.optimizer]
-Optimizer.__init__(self learning_rate parameters)  COUNTING MERGE CHECK: the parameters and the
-    schedule of an optimizer
-    uses _parameter_list _param_groups _learning_rate
-Optimizer.step(self)  COUNTING MERGE: an update
-Optimizer.minimize(self loss startup_program)  COUNTING MERGE: also an update
-Optimizer._apply_optimize(self loss startup_program)  COUNTING: the update of sharding
-    optimizers
+COUNTING MERGE CHECK: Optimizer.__init__(self, learning_rate, parameters){_parameter_list,
+    _param_groups, _learning_rate}
+COUNTING MERGE: Optimizer.step(self) Optimizer.minimize(self, loss, startup_program)
+COUNTING: Optimizer._apply_optimize(self, loss, startup_program)
+MERGE: Optimizer.clear_grad(self)
 [paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage2]
-GroupShardedStage2._redefine_opt_step(self)  -: gives its optimizers, which contain others,
-    another step
-    uses _sharding_optimizers
+-: GroupShardedStage2._redefine_opt_step(self){_sharding_optimizers}
 [paddle.distributed.auto_parallel.api]
-_ShardOptimizer  -: wraps an optimizer in Paddle 2, without being one
+-: _ShardOptimizer
 [paddle.amp.grad_scaler]
-AmpScaler._update(self)  -: shows whether an update was skipped, by the name of Paddle 3 or 2
-    uses _cache_found_inf _cache_founf_inf
-[paddle.optimizer.optimizer]
-Optimizer.clear_grad(self)  MERGE: keeps merged gradients
+-: AmpScaler._update(self){_cache_found_inf, _cache_founf_inf}
+MERGE: AmpScaler.minimize(self, optimizer) AmpScaler._unscale(self, optimizer) GradScaler.step(self,
+    optimizer) GradScaler.update(self)
+AMP: AmpScaler.scale(self)
 [paddle.base.dygraph.base]
-in_to_static_mode()  COUNTING: shows where `step` only writes a program
+COUNTING: in_to_static_mode()
 [paddle.optimizer.lr]
-LRScheduler.step(self)  MERGE STATIC: steps once for each merged update
-[paddle.amp.grad_scaler]
-AmpScaler.minimize(self optimizer)  MERGE: an update
-AmpScaler._unscale(self optimizer)  MERGE: unscales merged gradients only
-GradScaler.step(self optimizer)  MERGE: an update
-GradScaler.update(self)  MERGE: follows an update
-AmpScaler.scale(self)  AMP: a loss is scaled
-[paddle.base.core]
-get_low_precision_op_list  AMP: Paddle's counts of operators
-eval_frame_skip_file_prefix  -: keeps paddle.jit.to_static from translating our functions
+MERGE STATIC: LRScheduler.step(self)
 [paddle.nn.utils]
-clip_grad_norm_(parameters)  MERGE: clips merged gradients
-[paddle.nn.layer.layers]
-Layer.clear_gradients(self)  MERGE: keeps merged gradients
+MERGE: clip_grad_norm_(parameters)
 [paddle.optimizer.momentum]
-Momentum._create_optimization_pass(self parameters_and_grads)  FUSED: runs right before an update
-    uses _use_multi_tensor _param_dict
+FUSED: Momentum._create_optimization_pass(self, parameters_and_grads){_use_multi_tensor,
+    _param_dict} Momentum._create_multi_tensor_dict(self)
+    Momentum._multi_tensor_init{_velocity_dict, _master_weight_dict, _regularization_method_dict,
+    _regularization_coeff_dict} _C_ops.merged_momentum_ _C_ops.momentum_
 [paddle.optimizer.adam]
-Adam._create_optimization_pass(self parameters_and_grads)  FUSED: runs right before an update
-    uses _use_multi_tensor _param_dict
-[paddle.optimizer.momentum]
-Momentum._create_multi_tensor_dict(self)  FUSED: makes the tables of fused updates
-Momentum._multi_tensor_init  FUSED: fills the tables of fused updates
-    uses _velocity_dict _master_weight_dict _regularization_method_dict _regularization_coeff_dict
-[paddle.optimizer.adam]
-Adam._multi_tensor_init  FUSED: fills the tables of fused updates
-    uses _moment1_dict _moment2_dict _beta1_pow_acc_dict _beta2_pow_acc_dict
-Adam.__init__  -: AMSGrad, which Paddle 3 has, is not fused
-    uses _amsgrad _moment2_max_dict
+FUSED: Adam._create_optimization_pass(self, parameters_and_grads){_use_multi_tensor, _param_dict}
+    Adam._multi_tensor_init{_moment1_dict, _moment2_dict, _beta1_pow_acc_dict, _beta2_pow_acc_dict}
+    _C_ops.merged_adam_ _C_ops.adam_
+-: Adam.__init__{_amsgrad, _moment2_max_dict}
 [paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.hybrid_parallel_optimizer]
-HybridParallelOptimizer.__init__  MERGE: the script's optimizer inside fleet's
-    uses _inner_opt
-HybridParallelOptimizer._step(self parameters_list)  MERGE: a step of averaged gradients
+MERGE: HybridParallelOptimizer.__init__{_inner_opt} HybridParallelOptimizer._step(self,
+    parameters_list)
 [paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer]
-DygraphShardingOptimizer.__init__  -: all parameters that sharding ranks update
-    uses _origin_parameter_list _param2rank
-DygraphShardingOptimizerV2  -: whether the next forward gathers
-    uses _all_gather_overlap_forward
+-: DygraphShardingOptimizer.__init__{_origin_parameter_list, _param2rank}
+    DygraphShardingOptimizerV2{_all_gather_overlap_forward}
 [paddle.distributed.fleet.meta_parallel.sharding.group_sharded_optimizer_stage2]
-GroupShardedOptimizerStage2.__init__  -: the ranks that share the updates, and
-    whether the next forward gathers
-    uses _group _broadcast_overlap _optim
+-: GroupShardedOptimizerStage2.__init__{_group, _broadcast_overlap, _optim}
 [paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3]
-GroupShardedStage3._redefine_opt_step(self)  -: replaces the optimizer's step; the parameters
-    that are split, and the ranks that hold the parts
-    uses _group _optim _ori_parameter_list _unslice_params
-GroupShardedStage3._redefine_opt_clear(self)  -: gives its optimizer another clear_grad
+-: GroupShardedStage3._redefine_opt_step(self){_group, _optim, _ori_parameter_list, _unslice_params}
+    GroupShardedStage3._redefine_opt_clear(self)
 [paddle.distributed.fleet.utils.hybrid_parallel_util]
-fused_allreduce_gradients_with_group(parameter_list group bucket_size scale)  -: averages
-    gradients at a step
+-: fused_allreduce_gradients_with_group(parameter_list, group, bucket_size, scale)
 [paddle.distributed.fleet.utils.tensor_fusion_helper]
-FusedCommBuffer.add_grad(self param)  -: runs before the gradients of a buffer are sent
-    uses use_main_grad _release_grads _params
-FusedCommBuffer._comm_grads(self)  -: sends a buffer
-[paddle.base.core]
-eager.Tensor._copy_gradient_from  -: makes a gradient a view of a buffer
-eager.Tensor._local_value  -: this rank's part of a parameter on a process mesh
+-: FusedCommBuffer.add_grad(self, param){use_main_grad, _release_grads, _params}
+    FusedCommBuffer._comm_grads(self)
 [paddle.incubate.asp.asp]
-OptimizerWithSparsityGuarantee.__init__  -: the optimizer that it wraps
-    uses _optimizer
-[paddle.optimizer.momentum]
-_C_ops.merged_momentum_  FUSED: one call updates many
-_C_ops.momentum_  FUSED: updates one
-[paddle.optimizer.adam]
-_C_ops.merged_adam_  FUSED: one call updates many
-_C_ops.adam_  FUSED: updates one
-# Fleet and its strategy.
+-: OptimizerWithSparsityGuarantee.__init__{_optimizer}
 [paddle.distributed.fleet.base.distributed_strategy]
-DistributedStrategy.__init__(self)  STRATEGY: a new strategy gets our values
-    uses strategy
-DistributedStrategy.__setattr__(self)  STRATEGY: records what the script sets
-DistributedStrategy.load_from_prototxt(self pb_file)  STRATEGY: records what the script loads
-DistributedStrategy.build_strategy  STRATEGY: records what the script changes in it
-DistributedStrategy._fuse_grad_size_in_TFLOPS  -: its documented name has no effect
-DistributedStrategy._calc_comm_same_stream  -: its documented name has no effect
+STRATEGY: DistributedStrategy.__init__(self){strategy} DistributedStrategy.__setattr__(self)
+    DistributedStrategy.load_from_prototxt(self, pb_file) DistributedStrategy.build_strategy
+    non_auto_func_called
+-: DistributedStrategy._fuse_grad_size_in_TFLOPS DistributedStrategy._calc_comm_same_stream
 [paddle.distributed.fleet.fleet]
-Fleet.get_hybrid_communicate_group  -: the sizes of the script's groups; the function itself
-    raises where there are none
-    uses _hcg
-[paddle.distributed.fleet.base.distributed_strategy]
-non_auto_func_called  STRATEGY: true once anything was assigned
-[paddle.distributed.fleet.fleet]
-Fleet.init(self role_maker is_collective strategy)  STRATEGY: takes a strategy
-Fleet.distributed_optimizer(self optimizer strategy)  STRATEGY: takes a strategy
+-: Fleet.get_hybrid_communicate_group{_hcg}
+STRATEGY: Fleet.init(self, role_maker, is_collective, strategy) Fleet.distributed_optimizer(self,
+    optimizer, strategy)
+STATIC: Fleet._minimize_impl(self, loss, startup_program){_role_maker}
 [paddle.distributed.fleet.optimizer]
-_dygraph_distributed_optimizer(optimizer strategy)  STRATEGY: takes a strategy, and keeps a copy
-    uses _user_defined_strategy
-# Static programs.
-[paddle.distributed.fleet.fleet]
-Fleet._minimize_impl(self loss startup_program)  STATIC: has written a program when it returns
-    uses _role_maker
+STRATEGY: _dygraph_distributed_optimizer(optimizer, strategy){_user_defined_strategy}
 [paddle.distributed.fleet.meta_optimizers.raw_program_optimizer]
-RawProgramOptimizer.minimize_impl(self loss startup_program)  STATIC: would fuse the allreduces
-    uses fuse_all_reduce_ops
-apply_build_strategy(main_program startup_program build_strategy pass_attrs)  STATIC: runs
-    Paddle's passes
+STATIC: RawProgramOptimizer.minimize_impl(self, loss, startup_program){fuse_all_reduce_ops}
+    apply_build_strategy(main_program, startup_program, build_strategy, pass_attrs)
 [paddle.incubate.optimizer.gradient_merge]
-GradientMergeOptimizer.backward(self loss startup_program parameter_list no_grad_set callbacks)
-    STATIC: refuses the parameters that a loss is minimized for
-    uses inner_optimizer
-[paddle.base.core]
-get_pass  STATIC: tells whether this build has a pass
+STATIC: GradientMergeOptimizer.backward(self, loss, startup_program, parameter_list, no_grad_set,
+    callbacks){inner_optimizer}
 [paddle.static]
-BuildStrategy._copy  STATIC: copied to switch passes off
+STATIC: BuildStrategy._copy
 [paddle.base.executor]
-_ExecutorCache._get_program_and_executor(self cached_data)  STATIC: gives the program that runs
-Executor.run(self program)  STATIC SERVERS: runs a program
-Executor.train_from_dataset(self program)  SERVERS: runs a program many times
+STATIC: _ExecutorCache._get_program_and_executor(self, cached_data)
+STATIC SERVERS: Executor.run(self, program)
+SERVERS: Executor.train_from_dataset(self, program)
 [paddle.distributed.communicator]
-Communicator.start(self)  SERVERS: its settings are known when it starts
+SERVERS: Communicator.start(self)
 [paddle.base.compiler]
-CompiledProgram.__init__  STATIC: the program that was compiled
-    uses _program
-[paddle.base.framework]
-Variable  STATIC: recognizes a variable of an older program
+STATIC: CompiledProgram.__init__{_program}
 [paddle.base.layer_helper]
-LayerHelper  STATIC: writes operators of older programs
-[paddle.base.framework]
-_dygraph_guard  STATIC: programs are written outside the tracer
-Block._find_var_recursive(self name)  STATIC: finds a variable
-Block._insert_op_without_sync(self index)  STATIC: inserts an operator
-Block._remove_op(self index sync)  STATIC: removes an operator
-Block._rename_var(self name new_name)  STATIC: renames a variable
-Program._sync_with_cpp(self)  STATIC: ends a change of a program
-Operator._block_attr_id(self name)  STATIC: the block of a conditional operator
+STATIC: LayerHelper
 [paddle.distributed.fleet.meta_optimizers.common]
-CollectiveHelper._init_communicator(self program current_endpoint endpoints rank ring_id
-    wait_port)  STATIC: connects the ranks of a ring
-[paddle.base.core]
-CommContextManager.create_gloo_comm_context  STATIC_CPU: connects a ring
-ProcessGroupGloo.create  STATIC_CPU: connects a channel
+STATIC: CollectiveHelper._init_communicator(self, program, current_endpoint, endpoints, rank,
+    ring_id, wait_port)
 [paddle.static.nn.common]
-PyFuncRegistry  STATIC_CPU: a function as an operator
+STATIC_CPU: PyFuncRegistry
 [paddle.base.data_feeder]
-convert_dtype  STATIC_CPU: the name of a dtype
+STATIC_CPU: convert_dtype
 [paddle.base.dygraph]
-guard  STATIC_CPU: makes tensors beside a program
+STATIC_CPU: guard
 """
-
-
-_ROW = re.compile(r"([^\s(]+)(\([^)]*\))?\s+([A-Z_ ]+|-): (.*)")
+_NAME = re.compile(r"([^\s({]+)(?:\(([^)]*)\))?(?:\{([^}]*)\})?")
 
 
 def _parsed(text: str) -> Iterator[PrivateName]:
-    """Yield the rows of TEXT."""
+    """Yield the names of TEXT."""
     module = ""
-    for entry in re.split(r"\n(?! )", text.strip()):
-        lines = entry.split("\n    ")
-        row = _ROW.fullmatch(" ".join(line for line in lines if not line.startswith("uses ")))
-        if row is None:
-            module = module if entry.startswith("#") else entry.strip("[]")
+    for row in re.split(r"\n(?! )", text.strip()):
+        words, _, names = " ".join(row.split()).partition(": ")
+        if not names:
+            module = row.strip("[]")
             continue
-        path, parameters, words, used_for = row.groups()
-        yield PrivateName(
-            module,
-            path,
-            tuple(globals()[word] for word in words.split() if word != "-"),
-            used_for,
-            None if parameters is None else tuple(parameters.strip("()").split()),
-            tuple(used for line in lines if line.startswith("uses ") for used in line.split()[1:]),
-        )
+        capabilities = tuple(globals()[word] for word in words.split() if word != "-")
+        for path, parameters, attributes in _NAME.findall(names):
+            yield PrivateName(
+                *(module, path, capabilities),
+                tuple(parameters.split(", ")) if parameters else None,
+                tuple(filter(None, attributes.split(", "))),
+            )
 
 
 NAMES = tuple(_parsed(_TEXT))
