@@ -8,7 +8,6 @@ result of a check, ends the rank.
 from __future__ import annotations
 
 import functools
-import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -61,27 +60,6 @@ def watching(what: str, otherwise: Any = None) -> Callable[[Function], Function]
         return watched  # type: ignore[return-value]
 
     return wrap
-
-
-def call_each(
-    watching: dict[Callable[[Any, Any], float | None], str], first: Any, second: Any
-) -> float:
-    """Call the functions of WATCHING, which maps each to its name, as if `watching` wrapped them.
-
-    This costs half as much in each step. Functions that raise are removed. Return the lowest of
-    the results, None as 0.
-    """
-    lowest = math.inf
-    for function in tuple(watching):
-        try:
-            result = function(first, second) if _call is None else _call(function, first, second)
-            if not result or result < lowest:
-                lowest = result or 0
-        except Disproved:  # noqa: PERF203 - one that fails ends no loop
-            raise
-        except Exception as error:
-            _remark(watching.pop(function), error)
-    return lowest
 
 
 def _remark(what: str, error: Exception) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import math
 import os
 import sys
@@ -46,9 +45,8 @@ class HeartbeatFile:
         self._pid = 0
         # Numbers and times of the first update and of the last one that was timed.
         self._first = self._last = (0, 0.0)
-        self.watched_beat = border.watching(_WHAT)(self.beat)
 
-    def beat(self, _source: Any, number: int) -> float:
+    def beat(self, _source: Any, number: int) -> None:
         """Write NUMBER if it is due; `update` distinguishes it from what a script writes."""
         self._pid = os.getpid()
         now = time.monotonic()
@@ -58,8 +56,6 @@ class HeartbeatFile:
                 self._last = number, time.time()
                 self._first = self._last if self._first[0] == 0 else self._first
             self._write(number)
-        updates.wake_at(self._next_at, self.watched_beat)
-        return math.inf
 
     def flush(self) -> None:
         """Write the number of updates if this process has made them; a forked child inherits it."""
@@ -93,10 +89,6 @@ def install(claim: Callable[[], bool] = lambda: True) -> None:
         # A skipped update is a sign of life, too.
         updates.on_skipped(heartbeat.beat, _WHAT)
         atexit.register(border.watching(_WHAT)(heartbeat.flush))
-        # A child that trains on counts by itself.
-        os.register_at_fork(
-            after_in_child=functools.partial(updates.wake_at, 0, heartbeat.watched_beat)
-        )
 
 
 def watch_programs(paddle: Any) -> None:

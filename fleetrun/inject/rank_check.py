@@ -6,7 +6,6 @@ reducer are a remark, and so are a few rows of a table with sparse gradients.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import weakref
@@ -22,7 +21,7 @@ from . import (
     settings,
     updates,
 )
-from .check_schedule import NEVER, is_due, next_due
+from .check_schedule import NEVER, is_due
 from .comparison import FAILED, SPARSE, TRAINED, WHAT, Differences, OwnSums
 from .dygraph.reducer import Reducer
 from .evidence import Evidence
@@ -37,7 +36,6 @@ from .static.cpu import channels
 _LOCAL = ("localsgd", "adaptive_localsgd", "a_sync")
 _ALLREDUCES = {"all_reduce", "c_allreduce_sum", "c_allreduce_avg"}
 _COUNTED = ("ranks_compared", "parameters_compared")
-_watching = border.watching(WHAT)
 
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
@@ -50,11 +48,10 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
         lambda module: watch_method(module.DataParallel, "__init__", after=check.models.add),
     )
     hybrid_models.watch()
-    updates.before_update(check.before_update, WHAT, may_rest=True)
+    updates.before_update(check.before_update, WHAT)
     updates.on_update(check.after_update, WHAT)
     # Ranks that have skipped an update still compare with those that have not.
     updates.on_skipped(check.after_update, WHAT)
-    atexit.register(_watching(check.report_unchanged))
 
 
 def barrier(source: Any) -> None:
@@ -95,10 +92,6 @@ class _Check:
         self._sparse: set[str] = set()
         # By optimizer whose parameters are whole only after the next forward: the due update.
         self._late: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        # The checksums of each model before its first update, until one changes its weights.
-        self._begun: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
-        # The names of models that were compared while no update had changed them.
-        self._unchanged: set[str] = set()
         # Models and programs that are no longer compared.
         self._done: weakref.WeakSet[Any] = weakref.WeakSet()
         # Tables that differ in a few rows.
@@ -109,18 +102,9 @@ class _Check:
         late = self._late.pop(optimizer, 0)
         if late:
             self._compare_trained(optimizer, late)
-        count = updates.number_of(optimizer)
-        if not is_due(self._every, count + 1):
-            return
-        for parameter in _of_optimizer(optimizer):
-            self._record_gradient(parameter)
-        for compared in self._trained_by(optimizer) if not count else ():
-            self._keep_begun(compared)
-
-    def _keep_begun(self, compared: _Compared) -> None:
-        own = comparison.own_sums(compared.find)
-        if own is not None:
-            self._begun[compared.trained] = own.numbers
+        if is_due(self._every, updates.number_of(optimizer) + 1):
+            for parameter in _of_optimizer(optimizer):
+                self._record_gradient(parameter)
 
     def _record_gradient(self, parameter: Any) -> None:
         # Group sharding updates slices that it names `slice@` and the parameter's name.
@@ -137,8 +121,8 @@ class _Check:
         name = part.parameter.name
         return TRAINED * (name in self._had_gradient) | SPARSE * (name in self._sparse)
 
-    def after_update(self, source: Any, _number: int) -> float:
-        """Compare if an update is due; return the next one to look at."""
+    def after_update(self, source: Any, _number: int) -> None:
+        """Compare if an update is due."""
         count = updates.number_of(source)
         # Read here: `paddle.distributed.spawn` sets the number of ranks late.
         if is_due(self._every, count) and world_size() > 1:
@@ -146,10 +130,8 @@ class _Check:
                 self._compare_program(source, count)
             elif hybrid_models.is_late(updates.wrapper_of(source)):
                 self._late[source] = count
-                return 0
             else:
                 self._compare_trained(source, count)
-        return next_due(self._every, count + 1)
 
     def _compare_trained(self, source: Any, count: int) -> None:
         """Compare the parameters that the optimizer SOURCE trains, after COUNT updates."""
@@ -217,11 +199,11 @@ class _Check:
             self._proof.note(
                 f"the ranks are no longer compared: rank {failed[0]} could not take part"
             )
-        elif outcome is not None and own is not None:
-            self._report(trained, outcome, count, is_begun=self._begun.get(trained) == own.numbers)
+        elif outcome is not None:
+            self._report(trained, outcome, count)
 
-    def _report(self, trained: Any, outcome: Differences, count: int, *, is_begun: bool) -> None:
-        """Report the OUTCOME of a comparison; IS_BEGUN: no update has changed what was compared.
+    def _report(self, trained: Any, outcome: Differences, count: int) -> None:
+        """Report the OUTCOME of a comparison after COUNT updates.
 
         Raises Disproved if the copies differ, unless Paddle alone has summed the gradients.
         """
@@ -231,21 +213,14 @@ class _Check:
         if outcome.is_any_apart:
             # Reported once.
             self._done.add(trained)
-        name = str(trained.full_name()) if hasattr(trained, "full_name") else str(id(trained))
         if outcome.difference:
             self._report_difference(trained, outcome.difference, count)
-        elif not outcome.ranks:
-            return
-        elif is_begun and outcome.is_exact and not outcome.untrained:
-            self._unchanged.add(name)
-            return
-        else:
+        elif outcome.ranks and updates.count():
+            # Where a scaler has skipped all updates, nothing was trained that could differ.
             self._proof.compared_after = count
             if self._proof.ranks_equal is None:
                 self._proof.ranks_equal = True
-        self._begun.pop(trained, None)
-        self._unchanged.discard(name)
-        self._report_rest(outcome, count)
+            self._report_rest(outcome, count)
 
     def _report_rest(self, outcome: Differences, count: int) -> None:
         """Note the tolerated differences in OUTCOME."""
@@ -287,15 +262,6 @@ class _Check:
             return isinstance(getattr(trained, "_reducer", None), Reducer)
         operators = programs.operators(trained)
         return self._changes_programs or any(map(channels.channel_of, operators))
-
-    def report_unchanged(self) -> None:
-        """Note the models whose weights no compared update has changed, which proves nothing."""
-        if self._unchanged:
-            self._proof.note(
-                "until the last comparison no update had changed the weights, so equal ranks prove"
-                " nothing (a GradScaler skips updates whose gradients are not finite)"
-            )
-            self._proof.write()
 
 
 def _has_allreduces(program: Any) -> bool:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import atexit
 import functools
-import math
 import sys
-import time
 import types
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from . import border
 from .import_hooks import after_import, watch_method
@@ -22,13 +20,10 @@ if TYPE_CHECKING:
     from .spec import StrategySpec
 
     # Takes the optimizer (dygraph) or the program (static), and the number of updates so far.
-    UpdateCallback = Callable[[Any, int], float | None]
-    Entry = TypeVar("Entry")
+    UpdateCallback = Callable[[Any, int], object]
 
 # Methods of optimizers that update parameters; they call each other.
 _METHODS = ("step", "minimize", "_apply_optimize")
-# The arguments of the last one.
-_APPLIED = ("self", "loss", "startup_program", "params_grads", "param_group_idx")
 # By module: wrappers whose methods call those of an optimizer. The end of their call is the end of
 # an update: they average gradients before it, and send parameters after it.
 DYGRAPH = "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer"
@@ -54,58 +49,36 @@ _STAGE3 = "paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3"
 # Attributes in which a scaler records non-finite gradients: Paddle 3's name, and 2's.
 _FOUND = ("_cache_found_inf", "_cache_founf_inf")
 _before: list[Callable[[Any], None]] = []
-# With the name of each in remarks.
-_after: dict[UpdateCallback, str] = {}
+_after: list[UpdateCallback] = []
 _first_only: list[UpdateCallback] = []
 _skipped: list[UpdateCallback] = []
 # Whether the stepped object updates now; None: always.
 _is_due: Callable[[Any], bool] | None = None
-# Whether the callbacks before an update may be left out with those after it.
-_rest = True
-# By the id of an optimizer or program, with which it is dropped.
-_sources: dict[int, UpdateSource] = {}
-# From when on, by `time.monotonic`, the next update calls a callback in any case, and which.
-_wake_at = math.inf
-_wake: UpdateCallback | None = None
 _count = 0
+# By optimizer or program: its updates so far, with those that a scaler has skipped.
+_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 # The depth of nested patched calls. The outermost one is the update.
 _depth = 0
 # The first optimizer in the outermost call that updates, and the outermost optimizer or wrapper.
 _updating: Any = None
 _outermost: Any = None
-# By optimizer: the wrapper through which it was last stepped; and whether any was.
+# By optimizer: the wrapper through which it was last stepped.
 _wrappers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-_are_wrapped = False
-
-
-class UpdateSource:
-    """An optimizer or a program; REFERENCE drops it."""
-
-    __slots__ = ("next", "number", "reference")
-
-    def __init__(self, reference: weakref.ref[Any]) -> None:
-        self.reference = reference
-        # Its updates so far, with those that a scaler has skipped.
-        self.number = 0
-        # Its next update for which callbacks are called.
-        self.next = 0.0
 
 
 def install(_spec: StrategySpec, proof: Evidence) -> None:
     """Count the updates of every optimizer."""
 
-    def count_update(_source: Any, number: int) -> float:
+    def count_update(_source: Any, number: int) -> None:
         proof.updates = number
         if not proof.graph:
             proof.graph = "dygraph"
-        return math.inf
 
     def count_skipped(_source: Any, _number: int) -> None:
         proof.counts["skipped"] = proof.counts.get("skipped", 0) + 1
 
     @border.watching("the count of updates")
     def end() -> None:
-        proof.updates = _count
         skipped = proof.counts.get("skipped", 0)
         if skipped:
             were = "1 update was" if skipped == 1 else f"{skipped} updates were"
@@ -131,28 +104,17 @@ def watch() -> None:
 def on_update(callback: UpdateCallback, what: str, *, is_first_only: bool = False) -> None:
     """Call CALLBACK after every update, in the order of registration; WHAT names it in remarks.
 
-    Where it returns a number, it need not be called before that update of the same source (see
-    `number_of`). IS_FIRST_ONLY: after the first update only.
+    IS_FIRST_ONLY: after the first update only.
     """
-    _after[callback] = what
+    callback = border.watching(what)(callback)
+    _after.append(callback)
     if is_first_only:
         _first_only.append(callback)
 
 
-def before_update(callback: Callable[[Any], None], what: str, *, may_rest: bool = False) -> None:
-    """Call CALLBACK with the optimizer before every update in dynamic graphs.
-
-    MAY_REST: only before those after which callbacks are called, too.
-    """
-    global _rest
+def before_update(callback: Callable[[Any], None], what: str) -> None:
+    """Call CALLBACK with the optimizer before every update in dynamic graphs."""
     _before.append(border.watching(what)(callback))
-    _rest = _rest and may_rest
-
-
-def wake_at(at: float, callback: UpdateCallback) -> None:
-    """Call CALLBACK after the first update from AT on, by `time.monotonic`, if no others are."""
-    global _wake, _wake_at  # one for all
-    _wake_at, _wake = at, callback
 
 
 def ask_before(is_due: Callable[[Any], bool]) -> None:
@@ -173,41 +135,23 @@ def count() -> int:
 
 def number_of(source: Any) -> int:
     """Return the number of updates of SOURCE so far, with those that a scaler has skipped."""
-    return _known(source).number
+    return _numbers.get(source, 0)
 
 
 def is_under_way() -> bool:
     """Whether an optimizer of Paddle's is updating; LBFGS runs backwards meanwhile."""
-    return bool(_depth) or _updating is not None
+    return bool(_depth)
 
 
 def record(source: Any) -> None:
     """Record that SOURCE, an optimizer or a program, has just updated parameters."""
     global _count  # one process, one training
     _count += 1
-    known = _known(source)
-    known.number += 1
-    wanted = border.call_each(_after, source, _count)
-    known.next = wanted if _rest else 0
+    _numbers[source] = number_of(source) + 1
+    for callback in tuple(_after):
+        callback(source, _count)
     while _first_only:
-        _after.pop(_first_only.pop(), None)
-
-
-def of_source(table: dict[int, Entry], source: Any, make: Callable[[Any], Entry]) -> Entry:
-    """Return the entry of SOURCE in TABLE by its id; if there is none, MAKE it of a reference.
-
-    It is dropped with SOURCE if it keeps the reference. `WeakKeyDictionary` costs 1,200
-    instructions more.
-    """
-    key = id(source)
-    entry = table.get(key)
-    if entry is None:
-        entry = table[key] = make(weakref.ref(source, functools.partial(table.pop, key)))
-    return entry
-
-
-def _known(source: Any) -> UpdateSource:
-    return of_source(_sources, source, UpdateSource)
+        _after.remove(_first_only.pop())
 
 
 def wrap_subclasses(base: Any, wrap: Callable[[Any], None]) -> None:
@@ -301,61 +245,23 @@ def _record_methods(kind: Any, *, is_optimizer: bool) -> None:
     for name in _METHODS:
         method = kind.__dict__.get(name)
         if callable(method):
-            update = _recorded(method, is_optimizer=is_optimizer)
-            code = getattr(method, "__code__", None)
-            names = code and code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-            if is_optimizer and names == _APPLIED:
-                update = _applied(method, update)
-            setattr(kind, name, update)
+            setattr(kind, name, _recorded(method, is_optimizer=is_optimizer))
 
 
-def _applied(method: Callable[..., Any], update: Callable[..., Any]) -> Callable[..., Any]:
-    """Return UPDATE, which wraps METHOD, without gathering arguments in a part of an update.
-
-    Paddle's `step` calls it with four by name: that took 0.1 % of a small step.
-    """
-
+def _recorded(method: Callable[..., Any], *, is_optimizer: bool) -> Callable[..., Any]:
     @functools.wraps(method)
-    def apply(
-        owner: Any, loss: Any, startup_program: Any, params_grads: Any, param_group_idx: Any = 0
-    ) -> Any:
-        call = update if _updating is None else method
-        return call(owner, loss, startup_program, params_grads, param_group_idx)
-
-    return apply
-
-
-def _recorded(  # noqa: C901 - each call costs, in every step
-    method: Callable[..., Any], *, is_optimizer: bool
-) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def update(owner: Any, *args: Any, **options: Any) -> Any:  # noqa: C901 - as above
-        global _are_wrapped, _count, _depth, _outermost, _updating
+    def update(owner: Any, *args: Any, **options: Any) -> Any:
+        global _depth, _outermost, _updating
         if _updating is not None or not (is_optimizer or _outermost is None):
             # Part of an update.
             return method(owner, *args, **options)
-        known = _sources.get(id(owner))
-        if known is not None and known.number + 1 < known.next and not _depth:
-            # As in most steps, no callback has asked for it.
-            _updating = owner
-            try:
-                result = method(owner, *args, **options) if args or options else method(owner)
-            finally:
-                _updating = None
-            known.number += 1
-            _count += 1
-            if time.monotonic() >= _wake_at and _wake is not None:
-                _wake(owner, _count)
-            return result
         if not (_depth or _is_due is None or _may_update(owner, *args, *options.values())):
             return None
         if _outermost is None and (is_optimizer or not _is_scaler(owner)):
             _outermost = owner
-        if is_optimizer and _updating is None and _is_dynamic():
+        if is_optimizer and _is_dynamic():
             _updating = owner
-            if _outermost is not owner or _are_wrapped:
-                _are_wrapped = True
-                _wrappers[owner] = weakref.ref(_outermost)
+            _wrappers[owner] = weakref.ref(_outermost)
             for prepare in _before:
                 prepare(owner)
         source = None
@@ -385,7 +291,7 @@ def _end(owner: Any, source: Any, args: tuple[Any, ...], *, is_optimizer: bool) 
     """End the outermost call, of OWNER's method with ARGS; SOURCE has updated, if not None."""
     if not is_optimizer and _is_skipped(owner):
         skipped = source or [*chain(args[0])][-1]
-        _known(skipped).number += 1
+        _numbers[skipped] = number_of(skipped) + 1
         for callback in _skipped:
             callback(skipped, _count)
     elif source is not None:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import pytest
 
 from fleetrun.inject import border
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def test_a_failure_is_remarked_on_once_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,36 +32,6 @@ def test_a_failure_is_remarked_on_once_and_left_out(monkeypatch: pytest.MonkeyPa
     assert remarks == [
         "the count has failed and is skipped: RuntimeError: (NotFound) no such kernel"
     ]
-
-
-def test_the_others_are_called_all_the_same_when_one_has_failed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    remarks: list[str] = []
-    monkeypatch.setattr(border, "_remark_callbacks", [remarks.append])
-    monkeypatch.setattr(border, "_remarked", set())
-    calls: list[tuple[str, int]] = []
-
-    def fail(_source: Any, _number: int) -> None:
-        raise OSError(13, "no access")
-
-    def prove(_source: Any, number: int) -> None:
-        if number == 3:
-            raise border.Disproved
-
-    watching: dict[Callable[[Any, Any], float | None], str] = {
-        fail: "the heartbeat",
-        lambda *given: calls.append(given): "the count",
-        prove: "the check",
-    }
-    for number in (1, 2):
-        border.call_each(watching, "optimizer", number)
-    assert calls == [("optimizer", 1), ("optimizer", 2)]
-    assert remarks == [
-        "the heartbeat has failed and is skipped: PermissionError: [Errno 13] no access"
-    ]
-    with pytest.raises(border.Disproved):
-        border.call_each(watching, "optimizer", 3)
 
 
 def test_what_was_proved_is_raised_again_and_again() -> None:

@@ -66,7 +66,6 @@ def test_tables_may_differ_in_a_few_rows_and_weights_that_stay_prove_nothing(
     few = re.compile(
         r"after update \d rank 1 and rank 0 differ in \d of 1000 rows of the parameter"
     )
-    still = "until the last comparison no update had changed the weights, so equal ranks prove"
     for rank, proof in zip(ranks, proofs(tmp_path / "ours"), strict=True):
         # A few differing rows are a remark with sparse gradients, and an error with dense ones.
         assert rank["few"] == rank["skipped"] == ""
@@ -74,7 +73,6 @@ def test_tables_may_differ_in_a_few_rows_and_weights_that_stay_prove_nothing(
             differ = "after update 2 rank 1 and rank 0 differ in the parameter 0.weight"
             assert (differ in rank[name]) is bool(strategy), name
         assert sum(few.match(note) is not None for note in proof["notes"]) == 1
-        assert sum(note.startswith(still) for note in proof["notes"]) == 1
         # The comparison was after the first update, which was skipped.
         assert rank["equal"] is None
 
@@ -99,8 +97,6 @@ def test_ranks_whose_scaler_skips_what_is_compared_prove_nothing(
     for proof in proofs(tmp_path / "ours"):
         assert proof["ranks_equal"] is (True if is_proved else None)
         assert proof["counts"]["skipped"] == (3 if moves else 4)
-        remarks = [note for note in proof["notes"] if "equal ranks prove nothing" in note]
-        assert len(remarks) == (not is_proved)
 
 
 @pytest.mark.parametrize("version", PYTHONS)
