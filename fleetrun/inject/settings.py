@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .evidence import EFFECTIVE, NO_DIFFERENCE, NO_EFFECT
 from .spec import StrategySpec
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ class _Settings:
 
     def __init__(self, spec: StrategySpec, proof: Evidence | None) -> None:
         self.spec = spec
-        self._proof = proof
+        self.proof = proof
         # The script's values by field; of dictionaries only the keys that it has set.
         self.script: dict[str, Any] = {}
         # Why a switch is left to the script.
@@ -34,8 +35,8 @@ class _Settings:
         """Record VALUE as the script's; list a disagreement."""
         self.script[name] = value
         requested = self.spec.asked(name)
-        if requested is not None and not _agree(requested, value) and self._proof is not None:
-            self._proof.disagree(name, value, self.effective(name, default=None))
+        if requested is not None and not _agree(requested, value) and self.proof is not None:
+            self.proof.disagree(name, value, self.effective(name, default=None))
 
     def effective(self, name: str, *, default: Any) -> Any:
         requested, script = self.spec.asked(name), self.script.get(name)
@@ -121,6 +122,34 @@ def script_wins(name: str) -> bool:
         return False
     requested = _settings.spec.asked(name)
     return requested is not None and not _agree(requested, _settings.script[name])
+
+
+def report(
+    name: str,
+    *,
+    holds: bool,
+    evidence: str,
+    reason: str,
+    in_effect: Any = None,
+    is_moot: bool = False,
+) -> None:
+    """Report the field NAME by what was counted, if it has a value.
+
+    If it HOLDS, its value (or IN_EFFECT) is in effect, by EVIDENCE; IS_MOOT: the job would be the
+    same without it. Otherwise it has no effect, because of REASON.
+    """
+    proof, value = _settings.proof, effective(name)
+    assert proof is not None
+    if value is None or (
+        value is False and proof.known(name, value).get("status") == NO_DIFFERENCE
+    ):
+        return
+    if holds:
+        shown = value if in_effect is None else in_effect
+        status = NO_DIFFERENCE if is_moot else EFFECTIVE
+        proof.knob(name, status, in_effect=shown, evidence=evidence)
+    else:
+        proof.knob(name, NO_EFFECT, reason=reason)
 
 
 def one_level(size: int, ranks: int) -> str:

@@ -38,7 +38,6 @@ _META = "paddle.distributed.fleet.meta_optimizers"
 def install(spec: StrategySpec, proof: Evidence) -> None:
     """Patch the modules that write and run static programs once they are imported."""
     gradient_merge.install()
-    refusals.explain_older_programs()
     after_import("paddle.distributed.fleet.fleet", lambda module: _rewrite(module, proof))
     if paddle_api.has(private_names.STATIC_CPU):
         after_import(f"{_META}.common", lambda module: gloo.connect(module, proof))

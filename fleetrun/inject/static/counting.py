@@ -7,7 +7,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import border, settings, updates
-from ..evidence import EFFECTIVE, NO_EFFECT, plural
+from ..evidence import plural
 from ..import_hooks import in_place_of
 from . import (
     fuse_operators,
@@ -115,7 +115,7 @@ class Watcher:
         self._report_merging(running, merges=merges)
         self._report_computation(running, expectation.merges)
         for name, evidence, reason in meta_optimizers.look(running):
-            self._knob(name, done=bool(evidence), evidence=evidence, reason=reason)
+            self._report(name, holds=bool(evidence), evidence=evidence, reason=reason)
 
     @_watching
     def ran(self, main: Any) -> None:
@@ -146,23 +146,19 @@ class Watcher:
             self._proof.note(f"{steps} {'was' if left == 1 else 'were'} dropped")
             self._proof.write()
 
-    def _knob(self, name: str, *, done: bool, evidence: str, reason: str) -> None:
-        """Record whether the field NAME was DONE, if it was requested and is still on.
+    def _report(self, name: str, *, holds: bool, evidence: str, reason: str) -> None:
+        """Report the switch NAME, if it is on.
 
         If only its details were requested, the script has enabled it: they are reported instead.
         """
         if not settings.is_on(name):
             return
-        if name not in {**self._spec.strategy, **self._spec.build_strategy}:
+        if self._spec.asked(name) is None:
             name = f"{name}_configs"
-            if name not in self._spec.strategy:
+            evidence += "; the script switches it on"
+            if self._spec.asked(name) is None:
                 return
-            evidence += "; the script switches it on" if evidence else ""
-        if done:
-            in_effect = settings.effective(name)
-            self._proof.knob(name, EFFECTIVE, in_effect=in_effect, evidence=evidence)
-        else:
-            self._proof.knob(name, NO_EFFECT, reason=reason)
+        settings.report(name, holds=holds, evidence=evidence, reason=reason)
 
     def _report_merging(self, running: Any, *, merges: bool) -> None:
         steps = _merged_steps()
@@ -171,9 +167,9 @@ class Watcher:
             for block in running.blocks[1:]
             for op in block.ops
         )
-        self._knob(
+        self._report(
             "gradient_merge",
-            done=merges,
+            holds=merges,
             evidence=f"updates and {inside} allreduces are in a block run once in {steps} steps",
             reason="one step is not merged" if steps == 1 else "Paddle has merged nothing",
         )
@@ -186,9 +182,9 @@ class Watcher:
                 continue
             fused = fuse_operators.done.get(name, {})
             still = {kind: counts[kind] for kind in fused if kind in counts}
-            self._knob(
+            self._report(
                 name,
-                done=bool(still),
+                holds=bool(still),
                 evidence=", ".join(f"{number} {kind}" for kind, number in sorted(still.items())),
                 reason=fuse_operators.missing.get(name, fuse_operators.NOTHING),
             )
@@ -197,9 +193,9 @@ class Watcher:
         kinds = ", ".join(sorted({op.type for op in ops}))
         if ops:
             self._proof.counts["merged_updates"] = [len(op.input("Param")) for op in ops]
-        self._knob(
+        self._report(
             "fuse_all_optimizer_ops",
-            done=bool(ops),
+            holds=bool(ops),
             evidence=f"{parameters} parameters are updated by {len(ops)} {kinds}",
             reason=merges or "Paddle has fused nothing",
         )

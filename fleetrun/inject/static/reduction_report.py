@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings
 from ..buckets import COUNTS, MEBIBYTE, describe_auto, fuses
-from ..evidence import EFFECTIVE, NO_DIFFERENCE, NO_EFFECT, plural
+from ..evidence import NO_DIFFERENCE, plural
 from . import program, settings_view
 from .cpu import channels, gloo
 from .rings import has_communicator_for_each_ring
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 # Whether an allreduce is in the computation's stream; operators of Paddle 3 do not tell.
 _STREAM = "use_calc_stream"
 _GLOO_WAITS = "Paddle's operators wait for gloo at each allreduce"
-_SEVERAL = "nccl_comm_num above 1 lets the computation go on"
 _PARTS = ("c_reduce_sum", "reduce", "c_broadcast", "broadcast")
 
 
@@ -55,87 +54,64 @@ def buckets(running: Any) -> list[CountedBucket]:
 
 
 def report(running: Any, before: int, ranks: int, proof: Evidence) -> None:
-    """Report the counts of RUNNING, field by field."""
+    """Report the counts of RUNNING, field by field; BEFORE: its allreduces if not rewritten."""
     counted = buckets(running)
     if ranks < 2 or not counted:  # a lone rank
         return
     sizes = [bucket.size for bucket in counted]
     gradients = sum(bucket.gradients for bucket in counted)
-    rings = sorted({ring for bucket in counted for ring in bucket.rings})
-    turns = len({bucket.rings for bucket in counted})
     proof.counts.update(
         gradients=gradients,
         allreduces_before=before,
         allreduces=len(counted),
         bucket_bytes=sizes,
-        communicators=turns,
-        rings=rings,
+        communicators=len({bucket.rings for bucket in counted}),
+        rings=sorted({ring for bucket in counted for ring in bucket.rings}),
     )
-    largest = max(sizes)
     packed = (
         f"{plural(gradients, 'gradient')} in {plural(len(counted), 'allreduce')};"
-        f" largest {largest / MEBIBYTE:.3g} MB"
+        f" largest {max(sizes) / MEBIBYTE:.3g} MB"
     )
-    limit = settings_view.bucket_limits(sum(sizes))
     most = max(bucket.gradients for bucket in counted)
-    fused = len(counted) < gradients
-    alone = most == 1
     # Paddle sends each gradient by itself.
-    is_moot = alone and len(counted) == before
-    _report(
-        proof,
+    is_moot = most == 1 and len(counted) == before
+    settings.report(
         "fuse_all_reduce_ops",
-        holds=fused if fuses() else alone,
+        holds=len(counted) < gradients if fuses() else most == 1,
         is_moot=is_moot,
         evidence=packed,
         reason="no two gradients fit into one allreduce",
     )
     off = "fuse_all_reduce_ops is off"
-    if settings.effective("fuse_grad_size_in_MB") is not None:
-        fits = limit.most_bytes is not None and all(
-            bucket.size <= limit.most_bytes or bucket.gradients == 1 for bucket in counted
-        )
-        in_effect = settings.effective("fuse_grad_size_in_MB")
-        text = packed
-        if in_effect == "auto" and limit.most_bytes is not None:
-            in_effect, words = describe_auto(sum(sizes))
-            text += f"; {words}"
-        _report(
-            proof,
-            "fuse_grad_size_in_MB",
-            holds=fits,
-            is_moot=is_moot,
-            evidence=text,
-            reason=off,
-            in_effect=in_effect,
-        )
+    name = "fuse_grad_size_in_MB"
+    in_effect, text = settings.effective(name), packed
+    limit = settings_view.bucket_limits(sum(sizes)).most_bytes
+    if in_effect == "auto" and limit is not None:
+        in_effect, words = describe_auto(sum(sizes))
+        text += f"; {words}"
+    fits = limit is not None and all(
+        bucket.size <= limit or bucket.gradients == 1 for bucket in counted
+    )
+    settings.report(
+        name, holds=fits, is_moot=is_moot, evidence=text, reason=off, in_effect=in_effect
+    )
     for name in COUNTS:
-        value = settings.effective(name)
-        if value is not None:
-            _report(
-                proof,
-                name,
-                holds=fuses() and most <= value,
-                is_moot=is_moot,
-                evidence=f"{packed}; at most {most} gradients in one",
-                reason=off,
-            )
-    _report_rings(proof, counted, turns, rings, ranks)
-    _report_waiting(running, proof)
+        fits = fuses() and most <= settings.effective(name, default=0)
+        text = f"{packed}; at most {most} gradients in one"
+        settings.report(name, holds=fits, is_moot=is_moot, evidence=text, reason=off)
+    _report_rings(proof, ranks)
+    _report_waiting(running)
 
 
-def _report_rings(
-    proof: Evidence, counted: list[CountedBucket], turns: int, rings: list[int], ranks: int
-) -> None:
-    requested = settings_view.rings()
-    _report(
-        proof,
+def _report_rings(proof: Evidence, ranks: int) -> None:
+    allreduces, turns = (proof.counts[name] for name in ("allreduces", "communicators"))
+    settings.report(
         "nccl_comm_num",
-        holds=turns == requested,
+        holds=turns == settings_view.rings(),
         is_moot=turns == 1,
         evidence=(
-            f"{plural(len(counted), 'allreduce')}{' in turn' if turns > 1 else ''} over"
-            f" {plural(turns, 'communicator')} (rings {rings})"
+            f"{plural(allreduces, 'allreduce')}{' in turn' if turns > 1 else ''} over"
+            f" {plural(turns, 'communicator')} (rings {proof.counts['rings']})"
         ),
         reason=(
             "there are fewer allreduces than communicators"
@@ -144,8 +120,6 @@ def _report_rings(
         ),
         in_effect=turns,
     )
-    groups = proof.counts.get("groups")
-    levels = bool(groups)
     requested_levels = settings.effective("use_hierarchical_allreduce")
     if requested_levels == "auto":
         proof.knob(
@@ -156,35 +130,30 @@ def _report_rings(
             reason="auto: off in static graphs: only dynamic ones measure what two levels gain",
         )
     elif requested_levels:
+        groups = proof.counts.get("groups")
         for name in ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks"):
-            _report(
-                proof,
+            settings.report(
                 name,
-                holds=levels,
+                holds=bool(groups),
                 evidence=f"sums in groups {groups}, among their first ranks, and back",
                 reason=settings.one_level(settings_view.asked_group_size(), ranks),
             )
 
 
-def _report_waiting(running: Any, proof: Evidence) -> None:
+def _report_waiting(running: Any) -> None:
     """Record whether each allreduce is waited for before the computation goes on."""
-    waits = not settings.overlaps()
+    waiting, same_stream = "sync_nccl_allreduce", "calc_comm_same_stream"
     if not gloo.is_used():
-        for name in ("sync_nccl_allreduce", "calc_comm_same_stream"):
-            _report_stream(running, name, proof)
+        for name in (waiting, same_stream):
+            _report_stream(running, name)
         return
-    _report(
-        proof,
-        "calc_comm_same_stream",
-        holds=False,
-        evidence="",
-        reason="gloo on CPUs has no streams to wait for",
-    )
-    name = "sync_nccl_allreduce"
+    no_streams = "gloo on CPUs has no streams to wait for"
+    settings.report(same_stream, holds=False, evidence="", reason=no_streams)
+    waits = not settings.overlaps()
     beside = [operators for block in running.blocks for operators in channels.work_beside(block)]
     if not beside:
-        reason = f"{_GLOO_WAITS}; {_SEVERAL}"
-        _report(proof, name, holds=waits, is_moot=True, evidence=_GLOO_WAITS, reason=reason)
+        reason = f"{_GLOO_WAITS}; nccl_comm_num above 1 lets the computation go on"
+        settings.report(waiting, holds=waits, is_moot=True, evidence=_GLOO_WAITS, reason=reason)
         return
     early = sum(operators > 0 for operators in beside)
     evidence = (
@@ -194,10 +163,10 @@ def _report_waiting(running: Any, proof: Evidence) -> None:
         f" {plural(len(beside), 'allreduce')} are under way"
     )
     reason = "there is nothing left to compute while an allreduce is under way"
-    _report(proof, name, holds=(early == 0) == waits, evidence=evidence, reason=reason)
+    settings.report(waiting, holds=(early == 0) == waits, evidence=evidence, reason=reason)
 
 
-def _report_stream(running: Any, name: str, proof: Evidence) -> None:
+def _report_stream(running: Any, name: str) -> None:
     """Report whether the allreduces are in the computation's stream, as the field NAME requests."""
     inside = [
         bool(op.attr(_STREAM))
@@ -206,34 +175,9 @@ def _report_stream(running: Any, name: str, proof: Evidence) -> None:
     ]
     value = bool(settings.effective(name, default=False))
     counted = f"{sum(inside)} of {plural(len(inside), 'allreduce')} are in the computation's stream"
-    _report(
-        proof,
+    settings.report(
         name,
         holds=bool(inside) and all(is_inside is value for is_inside in inside),
         evidence=counted,
         reason=counted if inside else "Paddle does not report the stream of this allreduce",
     )
-
-
-def _report(
-    proof: Evidence,
-    name: str,
-    *,
-    holds: bool,
-    evidence: str,
-    reason: str,
-    in_effect: Any = None,
-    is_moot: bool = False,
-) -> None:
-    """Report the field NAME if it was requested; IS_MOOT: the job would be the same without it."""
-    value = settings.effective(name)
-    if value is None or (
-        value is False and proof.known(name, value).get("status") == NO_DIFFERENCE
-    ):
-        return
-    if holds:
-        shown = value if in_effect is None else in_effect
-        status = NO_DIFFERENCE if is_moot else EFFECTIVE
-        proof.knob(name, status, in_effect=shown, evidence=evidence)
-    else:
-        proof.knob(name, NO_EFFECT, reason=reason)

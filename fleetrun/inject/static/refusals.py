@@ -9,13 +9,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import border, parameter_servers, settings
+from .. import parameter_servers, settings
 from ..evidence import REFUSED, device_kind
 from . import meta_optimizers, program
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from ..evidence import Evidence
 
 PIR = (
@@ -39,10 +37,9 @@ _PLUG_INS = (
     "(--device_kind=cpu)."
 )
 _DGC = "Paddle supports dgc on GPUs only"
-_OLDER = "must be Value, but got Variable"
 _STOPS = (
     KnownError(
-        _OLDER,
+        "must be Value, but got Variable",
         ("amp", "localsgd", "adaptive_localsgd"),
         "Paddle {version} cannot build this in its older program representation, which static "
         "fleet needs and which lacks paddle.{function}",
@@ -108,34 +105,6 @@ def second_minimize() -> str:
     )
 
 
-def explain_older_programs() -> None:
-    """Print an explanation after the traceback of a call that older programs do not support."""
-    hook = sys.excepthook
-
-    def report(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        hook(kind, error, trace)
-        explain_older(error)
-
-    @border.watching("the explanation of an error")
-    def explain_older(error: BaseException) -> None:
-        if _OLDER in str(error):
-            paddle: Any = sys.modules["paddle"]
-            print(
-                f"fleetrun: {_STOPS[0].sentence}.".format(
-                    version=paddle.__version__, function=_function(str(error))
-                ),
-                file=sys.stderr,
-            )
-
-    sys.excepthook = report
-
-
-def _function(text: str) -> str:
-    return "".join(text.partition("(): argument")[0].split()[-1:])
-
-
 def explain(error: Exception, proof: Evidence) -> str:
     """Report the fields that led to ERROR as refused; return the explanation, if known."""
     paddle: Any = sys.modules["paddle"]
@@ -143,8 +112,9 @@ def explain(error: Exception, proof: Evidence) -> str:
     for stop in _STOPS:
         if stop.text not in text:
             continue
+        function = "".join(text.partition("(): argument")[0].split()[-1:])
         sentence = stop.sentence.format(
-            version=paddle.__version__, function=_function(text), error=text.partition("\n")[0]
+            version=paddle.__version__, function=function, error=text.partition("\n")[0]
         )
         return _blame(stop.fields, sentence, proof)
     return ""
