@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-from . import border, settings
+from . import settings
 from .import_hooks import after_import, in_place_of, watch_method
 
 if TYPE_CHECKING:
@@ -34,9 +33,8 @@ _OURS = ("fp16_allreduce", "bf16_allreduce")
 _NAMES = {attribute: name for name, attribute in _ATTRIBUTES.items()}
 # The fields that could not be put into a DistributedStrategy, and why.
 misfits: dict[str, str] = {}
-# By id: the BuildStrategy objects with our values that scripts have got from a strategy. Kept
-# forever, so that no id is reused; a script makes one or two.
-_lent: dict[int, Any] = {}
+# Set in a DistributedStrategy whose BuildStrategy, with our values, the script has read.
+_LENT = "_fleetrun_lent"
 
 
 def install(spec: StrategySpec, _proof: Evidence) -> None:
@@ -74,19 +72,24 @@ class _Injection:
 
         @in_place_of(kind, "load_from_prototxt")
         def load_from_prototxt(load: Callable[..., None], strategy: Any, pb_file: str) -> None:
+            names = [*self._spec.strategy, *self._spec.build_strategy]
+            before = {name: _value(strategy, name) for name in names}
             load(strategy, pb_file)
-            loaded = _fields_in(strategy, pb_file) or {}
-            strategy.__dict__.setdefault(_SCRIPT_FIELDS, {}).update(loaded)
+            set_fields = strategy.__dict__.setdefault(_SCRIPT_FIELDS, {})
+            for name, value in before.items():
+                loaded = _value(strategy, name)
+                if loaded != value:
+                    parts = loaded if isinstance(loaded, dict) else {}
+                    set_fields[name] = {key for key in parts if parts[key] != value.get(key)}
 
         watch_method(kind, "__init__", after=begin)
         kind.__setattr__ = __setattr__
         builds = kind.build_strategy
 
         def lend(strategy: Any) -> Any:
-            build = builds.fget(strategy)
             if not _is_paddles():
-                _lent[id(build)] = build
-            return build
+                strategy.__dict__[_LENT] = True
+            return builds.fget(strategy)
 
         kind.build_strategy = property(lend, builds.fset, builds.fdel, builds.__doc__)
 
@@ -205,7 +208,7 @@ class _Injection:
 
         fresh: Any = BuildStrategy()
         own = self._spec.build_strategy
-        is_lent = id(build) in _lent
+        is_lent = _LENT in strategy.__dict__
         set_fields = []
         for name in _build_fields(strategy):
             if name not in own:
@@ -265,24 +268,3 @@ def _clear_lists(strategy: Any, attribute: str, values: dict[str, Any]) -> None:
             except ValueError:
                 # No such key: Paddle raises its own error.
                 return
-
-
-@border.watching("the record of what the script loads")
-def _fields_in(strategy: Any, path: str) -> dict[str, set[str]]:
-    """Return the fields that the file PATH sets, and the keys of dictionaries."""
-    # Paddle depends on it.
-    text_format: Any = importlib.import_module("google.protobuf.text_format")
-
-    message = type(strategy.strategy)()
-    with open(path, encoding="utf-8") as file:
-        text_format.Merge(file.read(), message)
-    set_fields: dict[str, set[str]] = {}
-    for field, value in message.ListFields():
-        keys = (
-            {key.name for key, _ in value.ListFields()} if hasattr(value, "ListFields") else set()
-        )
-        if field.name == "build_strategy":
-            set_fields.update({key: set() for key in keys})
-        else:
-            set_fields[field.name] = keys
-    return set_fields

@@ -51,7 +51,8 @@ class RankEvidence(NamedTuple):
     """The evidence of one rank."""
 
     is_complete: bool = False
-    # As `Paddle 3.3.1, dygraph on gpu`.
+    # Its version, and all as `Paddle 3.3.1, dygraph on gpu`.
+    paddle: str = ""
     where: str = ""
     fields: tuple[FieldVerdict, ...] = ()
     notes: tuple[str, ...] = ()
@@ -114,6 +115,7 @@ def _evidence(record: Mapping[str, Any]) -> RankEvidence:
         RankEvidence,
         record,
         is_complete=record.get("complete") is True,
+        paddle=reading.text(record.get("paddle")),
         where=_where(record),
         fields=tuple(
             _field(entry) for entry in reading.mappings(record.get("knobs")) if entry.get("name")

@@ -300,6 +300,13 @@ class Proof(Source):
             return
         evidence_of = {who: evidence for who, evidence in self._evidence().items() if evidence}
         unable = {who: it.unapplied[0] for who, it in evidence_of.items() if it.unapplied}
+        paddles = {who: it.paddle for who, it in evidence_of.items() if it.paddle}
+        for first, version in [*paddles.items()][:1]:
+            unable |= {
+                who: f"its Paddle is {other}, and that of {first} is {version}"
+                for who, other in paddles.items()
+                if other != version
+            }
         self._is_split = bool(unable) and len(unable) < len(evidence_of)
         if self._is_split:
             faults = tuple(f"{who}: {why}" for who, why in unable.items())

@@ -2,7 +2,7 @@
 
 FAULT is a JSON object: `where` is a function of fleetrun with its module, or empty for every call
 across the border; without it nothing fails. `rank`, if given, is the only rank where it fails.
-`scaled`, `prototxt`, `fleet`, `looks_up` and `trainer` are what the script also does.
+`scaled`, `fleet`, `looks_up` and `trainer` are what the script also does.
 """
 
 from __future__ import annotations
@@ -41,10 +41,6 @@ if "where" in fault and fault.get("rank", rank) == rank:
 
 paddle.distributed.init_parallel_env()
 strategy: Any = paddle.distributed.fleet.DistributedStrategy()
-if "prototxt" in fault:
-    path = Path(f"{os.environ['OUTPUT']}.{rank}.prototxt")
-    path.write_text("find_unused_parameters: false\n")
-    strategy.load_from_prototxt(str(path))
 if "fleet" in fault:
     paddle.distributed.fleet.init(is_collective=True)
 if "trainer" in fault:
