@@ -30,8 +30,6 @@ _FOR_PADDLE = (
     "FLEETRUN_FLIGHT_RECORDER",
     "FLEETRUN_VERIFY",
 )
-# The longest life of a callback that has swallowed an interrupt.
-_CALLBACK_S = 0.02
 # The last children that signals have killed: when, process and signal.
 _killed = []  # type: list[tuple[float, int, int]]
 _MOST_KILLED = 16
@@ -214,46 +212,6 @@ def _await_paddle(is_crash_shown, is_changed):
     sys.meta_path.insert(0, finder)
 
 
-def _keep_interrupts():
-    # type: () -> None
-    """Send a KeyboardInterrupt again where Python can only ignore it.
-
-    Python ignores what is raised in a destructor or callback, some of which its import system has,
-    and while it checks whether the script is an archive.
-    """
-    hook = getattr(sys, "unraisablehook", None)
-    if hook is None:
-        return
-
-    def resend():
-        # type: () -> None
-        import time
-
-        # The callback must be over, or it would swallow this one, too.
-        time.sleep(_CALLBACK_S)
-        os.kill(os.getpid(), 2)  # SIGINT; `signal` is slow to import
-
-    def unraisable(failed):
-        # type: (Any) -> None
-        if failed.exc_type is not KeyboardInterrupt:
-            hook(failed)
-            return
-        try:
-            import _thread
-
-            _thread.start_new_thread(resend, ())
-        except Exception:  # an interpreter that ends starts no thread
-            hook(failed)
-
-    sys.unraisablehook = unraisable
-    words = list(getattr(sys, "orig_argv", ()))
-    # As fleetrun starts scripts. Tell Python that this is no archive, so that it does not check.
-    if words[1:2] == ["-u"] and words[2:3] and words[2].endswith(".py"):
-        # Made absolute as the interpreter does, without normalising it.
-        path = words[2] if words[2][0] == "/" else os.getcwd() + "/" + words[2]
-        sys.path_importer_cache.setdefault(path, None)
-
-
 def _replace_launchers():
     # type: () -> None
     """Make this Python run fleetrun where it would start Paddle's launcher."""
@@ -271,10 +229,6 @@ def _begin():
         if variable("FLEETRUN_EXEC"):
             _replace_launchers()
     except Exception:  # the command goes on without
-        pass
-    try:
-        _keep_interrupts()
-    except Exception:  # training goes on without
         pass
     try:
         # Switched on by PYTHONFAULTHANDLER, if at all.

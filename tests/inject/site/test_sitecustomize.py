@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -218,58 +217,3 @@ def test_the_tests_can_be_collected_where_the_system_has_a_sitecustomize(tmp_pat
     )
     # 5: nothing to collect.
     assert done.returncode in {0, 5}, done.stdout
-
-
-def test_an_interrupt_that_a_destructor_swallows_comes_again(tmp_path: Path) -> None:
-    # This is the fate of an interrupt while Python's import system runs a callback.
-    swallow = """
-import os, signal, time
-class Dying:
-    def __del__(self):
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0)
-        print("never reached")
-try:
-    Dying()
-    time.sleep(60)
-    print("swallowed")
-except KeyboardInterrupt:
-    print("interrupted")
-"""
-    assert printed(swallow, SITE, str(tmp_path)) == "interrupted\n"
-    other = "class Dying:\n    def __del__(self): raise ValueError('mine')\nDying()"
-    assert "Exception ignored in" in printed(other, SITE)
-    assert "ValueError: mine" in printed(other, SITE)
-
-
-def test_an_interrupt_is_not_lost_while_python_looks_whether_the_script_is_an_archive(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text("""
-import sys
-import zipfile
-def hook(path):
-    if path.endswith("train.py"):
-        print("asked")
-        raise KeyboardInterrupt
-    raise ImportError
-sys.path_hooks.insert(0, hook)
-""")
-    (tmp_path / "train.py").write_text("print('trains')\n")
-    with zipfile.ZipFile(tmp_path / "train.pyz", "w") as archive:
-        archive.writestr("__main__.py", "print('trains from an archive')\n")
-
-    def run(script: str, *paths: str) -> str:
-        return subprocess.run(
-            [sys.executable, "-u", script],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            check=False,
-        ).stdout
-
-    assert run("train.py", str(tmp_path)) == "asked\ntrains\n"
-    assert run("train.py", SITE, str(tmp_path)) == "trains\n"
-    assert run("train.pyz", SITE) == "trains from an archive\n"
