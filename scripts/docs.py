@@ -155,22 +155,23 @@ def fields_of_strategies(translate: Translate) -> str:
     heads = [
         f"{translate(word)} {paddle}" for word in ("dynamic", "static") for paddle in fields.PADDLES
     ]
-    rows = (
-        (
-            f"`{field.name}`",
-            cell(translate(explanation.kind(field))),
-            *(
-                " / ".join(
-                    dict.fromkeys(
-                        fields.outcome(field, paddle=paddle, graph=graph, device=device).status
-                        for device in fields.DEVICES
-                    )
+    rows: list[tuple[str, ...]] = []
+    idle: list[str] = []
+    for field in fields.TABLE:
+        statuses = tuple(
+            " / ".join(
+                dict.fromkeys(
+                    fields.outcome(field, paddle=paddle, graph=graph, device=device).status
+                    for device in fields.DEVICES
                 )
-                for graph, paddle in columns
-            ),
+            )
+            for graph, paddle in columns
         )
-        for field in fields.TABLE
-    )
+        if set(statuses) == {fields.NO_EFFECT}:
+            idle.append(f"`{field.name}`")
+        else:
+            rows.append((f"`{field.name}`", cell(translate(explanation.kind(field))), *statuses))
+    rows.append((", ".join(idle), "", *[fields.NO_EFFECT] * len(columns)))
     return table([translate("field"), translate("value"), *heads], rows)
 
 

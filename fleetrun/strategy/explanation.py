@@ -18,14 +18,6 @@ LINKS = {
     fields.FLAGS: f"{_DOCS}guides/flags/flags_en.html",
     fields.NCCL: "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
 }
-_SAMPLES: dict[str, KnobValue] = {
-    "ints": (1, 2),
-    "floats": (0.5, 0.9),
-    "texts": ("name_0", "name_1"),
-    "text": "name",
-}
-# The most parts that an example shows.
-_PARTS = 2
 EVIDENCE = (
     "On CPUs it was measured with both Paddles (tests/train/test_verdicts.py measures it again).",
     fields.GPUS,
@@ -40,7 +32,7 @@ VARIABLES = {
 
 
 def page(field: Field, presets: Mapping[str, Layer]) -> str:
-    """Return the meaning of FIELD, where it takes effect, the evidence, and an example.
+    """Return the meaning of FIELD, where it takes effect, the evidence, and how to set it.
 
     PRESETS are all presets; those that set the field are listed.
     """
@@ -58,9 +50,8 @@ def page(field: Field, presets: Mapping[str, Layer]) -> str:
     using = _using(field, presets)
     if using:
         lines += ["", "Presets that set it", *(f"  {line}" for line in using)]
-    lines += ["", "Example", *(f"  {line}" for line in example(field))]
-    words = " ".join(f"--set {word}" for word in sets(field))
-    lines += [f"  # or: fleetrun {words} train.py"]
+    name = ".".join([field.name, *(key.name for key in field.keys[:1])])
+    lines += ["", f"Set it: in a strategy file, or by fleetrun --set {name}=VALUE train.py"]
     lines += ["", "See also", f"  {LINKS[field.section]}"]
     return "\n".join(lines) + "\n"
 
@@ -137,62 +128,6 @@ def _using(field: Field, presets: Mapping[str, Layer]) -> list[str]:
     return using
 
 
-# -- how it is written -----------------------------------------------------------------------------
-
-
-def example(field: Field) -> list[str]:
-    """Return the lines of a strategy file that sets FIELD to another value than its default."""
-    lines = [f"{field.section}:"]
-    for name, value in _settings(field).items():
-        if isinstance(value, dict):
-            lines.append(f"  {name}:")
-            lines += [f"    {part}: {written(item)}" for part, item in value.items()]
-        else:
-            hint = "    # or auto" if field.auto and name == field.name else ""
-            lines.append(f"  {name}: {written(value)}{hint}")
-    return lines
-
-
-def sets(field: Field) -> list[str]:
-    """Return the same settings for --set."""
-    prefix = "" if field.section == fields.STRATEGY else f"{field.section}."
-    words = []
-    for name, value in _settings(field).items():
-        if isinstance(value, dict):
-            words += [f"{prefix}{name}.{part}={_word(item)}" for part, item in value.items()]
-        else:
-            words.append(f"{prefix}{name}={_word(value)}")
-    return words
-
-
-def _settings(field: Field) -> dict[str, KnobValue | dict[str, KnobValue]]:
-    """Return the settings that enable FIELD, including the switch of a field with parts."""
-    if field.kind != "configs":
-        return {field.name: other_than_default(field)}
-    # Switches among the parts are best left at their defaults.
-    shown = [key for key in field.keys if key.kind != "bool"][:_PARTS] or field.keys[:1]
-    parts: dict[str, KnobValue] = {key.name: other_than_default(key) for key in shown}
-    switch = fields.by_name(field.section).get(field.name.removesuffix("_configs"))
-    if switch is None or switch.kind != "bool" or switch.refused is not None:
-        return {field.name: parts}
-    return {switch.name: True, field.name: parts}
-
-
-def other_than_default(field: Field) -> KnobValue:
-    """Return a valid value of FIELD that is not its default, unless all others are refused."""
-    if field.kind in _SAMPLES:
-        return _SAMPLES[field.kind]
-    if field.kind == "choice":
-        return next(word for word in field.words if word != field.default)
-    if field.kind == "bool":
-        value = not field.default
-        is_refused = field.refused is not None and field.refused[0] == value
-        return field.default if is_refused else value
-    number = field.default if isinstance(field.default, int | float) else 0
-    doubled = number * 2 if number > 0 else 1
-    return doubled if field.maximum is None else min(doubled, int(field.maximum))
-
-
 def written(value: KnobValue) -> str:
     """Write VALUE as YAML.
 
@@ -202,8 +137,3 @@ def written(value: KnobValue) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else str(value)
-
-
-def _word(value: KnobValue) -> str:
-    """Write VALUE as one word for a shell."""
-    return f"'{written(value)}'" if isinstance(value, tuple) else written(value)

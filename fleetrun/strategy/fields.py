@@ -94,6 +94,8 @@ _ELSEWHERE = {
     EXECUTION: FieldOutcome(NO_EFFECT, "dygraph has no executor", "dygraph"),
 }
 _OFF_BY_DEFAULT = FieldOutcome(NO_DIFFERENCE, "off, the same as if not set")
+_IDLE = "nothing in these versions of Paddle acts on it"
+_IDLE_DOC = "Accepted, without effect."
 _NUMBER = re.compile(r"(-?[\d.]+)(?: (\w+))?(?:, (-?\d+)\.\.(\d*))?")
 
 
@@ -119,6 +121,9 @@ def _parsed(text: str) -> Iterator[Field]:
         if head.startswith("["):
             section = head.strip("[]")
             continue
+        if head.startswith("nowhere: "):
+            yield from _idle(head[len("nowhere: ") :], section)
+            continue
         field = _headed(head, section)
         for line in lines:
             field = _with(field, line, parsed)
@@ -127,6 +132,20 @@ def _parsed(text: str) -> Iterator[Field]:
             field = field._replace(on=field.on + switch.on)
         parsed[field.name] = field
         yield field
+
+
+def _idle(text: str, section: str) -> Iterator[Field]:
+    """Yield the fields that TEXT lists, which have no effect anywhere.
+
+    >>> [field.default for field in _idle("a|b = 3; c = true", "strategy")]
+    [3, True]
+    """
+    for entry in text.split("; "):
+        names, _, value = entry.partition(" = ")
+        name, *aliases = names.split("|")
+        field = _headed(f"{name} = {value}  {_IDLE_DOC}", section)
+        outcome = FieldOutcome(NO_EFFECT, _IDLE)
+        yield field._replace(aliases=tuple(aliases), on=(outcome,), off=(outcome,))
 
 
 def _headed(text: str, section: str) -> Field:

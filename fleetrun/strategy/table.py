@@ -7,7 +7,7 @@ and the value that is `never` passed on. All other lines are outcomes: `static 2
 WHY`, of which the first match counts, and those that begin with `false` apply when the field is
 off. `as` copies those of another field; a field `x_configs` has, after its own, those of `x`. A
 reason may continue with `unseen`, for a run that does not show it. Whole numbers are at least 1,
-others at least 0, unless a range says otherwise.
+others at least 0, unless a range says otherwise. `nowhere` lists fields that have no effect.
 
 Names and defaults were read from `fleet.DistributedStrategy` of Paddle 2.6.2 and 3.3.1.
 `tests/train/test_verdicts.py` measures the outcomes on CPUs again; those on GPUs were read from the
@@ -105,17 +105,12 @@ without_graph_optimization = true  Bypass Paddle's graph executor, and rewrite t
 heter_ccl_mode = false  Communicate between clusters with different devices.
   dygraph 3.3.1: refused: fleet stops with an AttributeError
   any: no effect: {makes_nothing}
-split_data = true  Give each rank its share of the data.
-  any: no effect: {makes_nothing}
 gradient_merge = false  Accumulate the gradients of several steps for one update.
   dygraph: effective: fleetrun merges; allreduces are sent at the update only
   static: effective: Paddle merges, and fleetrun fuses the allreduces
 gradient_merge_configs:  How gradients are merged.
   .k_steps = 1 steps  The number of steps per update.
   .avg = true  Divide the sum by k_steps.
-fuse_grad_merge = false  Merge gradients in fused memory.
-  dygraph: no effect: {static_only}
-  static: no effect: the program does not change
 gradient_scale_configs:  How the gradient of the loss is scaled.
   .scale_strategy = avg | sum | customized  How the gradients of the ranks are combined.
   .scale_gradient = false  Scale gradients instead of the loss.
@@ -186,8 +181,6 @@ dgc_configs:  How many gradients are sent.
   .rampup_begin_step = 0 steps, 0..  The first step that sends fewer gradients.
   .rampup_step = 1 steps  The number of steps until the last value of `sparsity`.
   .sparsity = [floats]  The shares of gradients that are not sent, in turn.
-adam_d2sum = false  Adam with the sum of squares over all ranks.
-  as: split_data
 sync_batch_norm = false  Normalize over the batches of all ranks.
   dygraph: no effect: in dygraph the script must call SyncBatchNorm.convert_sync_batchnorm
   static: no effect: the field never reaches Paddle's pass
@@ -295,13 +288,6 @@ a_sync_configs:  How trainers and servers communicate.
   .heter_worker_device_guard = cpu | gpu | xpu  The device of heterogeneous trainers.
   .lr_decay_steps = 10 steps  The number of steps between two changes of the learning rate.
   .use_ps_gpu = 0, 0..  1: keep tables on GPUs.
-is_fl_ps_mode = false  Federated training.
-  as: a_sync
-with_coordinator = false  Use a coordinator for federated training.
-  also: is_with_coordinator
-  as: a_sync
-elastic = false  Continue when hosts come and go; fleetrun has its own elastic jobs.
-  as: split_data
 auto = false  Let Paddle choose a strategy.
   dygraph: no effect: {static_only}
   static: refused: Paddle stops while it rewrites the program
@@ -320,6 +306,8 @@ qat_configs:  How the model is quantized.
   .not_quant_pattern = [texts]  Layers that are not quantized.
   .algo = ""  Paddle's name for the algorithm.
   any: no effect: qat is refused
+nowhere: split_data = true; adam_d2sum = false; elastic = false; fuse_grad_merge = false;
+    is_fl_ps_mode = false; with_coordinator|is_with_coordinator = false
 [build_strategy]
 fuse_elewise_add_act_ops = false  Fuse a sum and an activation into one operator.
   static: effective: where a sum is next to an activation; not with the bias of a convolution,
@@ -336,8 +324,6 @@ fuse_bn_add_act_ops = true  Fuse batch normalization, sum and activation.
 fuse_relu_depthwise_conv = false  Fuse ReLU and depthwise convolution.
   static cpu: no effect: nothing changes on CPUs, not even with depthwise convolutions
   static: untested: {only_a_gpu}it is for kernels without cuDNN
-fuse_broadcast_ops = false  Broadcast many parameters at once.
-  static: no effect: the program does not change
 fuse_gemm_epilogue = false  Fuse matrix product, bias and activation.
   static cpu: no effect: Paddle supports it on GPUs only
   static: no effect: it does not match the operators of this Paddle
@@ -358,40 +344,20 @@ enable_inplace = false  Let operators overwrite their inputs.
   static 3.3.1: no effect: Paddle 3.3.1 no longer has this pass
 enable_addto = false  Accumulate gradients in place.
   as: fused_attention
-enable_backward_optimizer_op_deps = true  Update only after the whole backward pass.
-  also: bwd_opt_deps
-  as: fuse_broadcast_ops
 enable_auto_fusion = false  Generate fused operators.
   static cpu: no effect: Paddle supports it on GPUs only
   static: refused: Paddle stops: its pass lacks an attribute
-enable_sequential_execution = false  Run operators in program order.
-  only: 2.6.2
-  static 2.6.2: no effect: accepted, and nothing changes
-fix_op_run_order = false  Run operators in the same order each step.
-  only: 2.6.2
-  as: enable_sequential_execution
-cache_runtime_context = false  Cache the runtime context of each operator.
-  as: fuse_broadcast_ops
 allow_cuda_graph_capture = false  Allow CUDA graph capture.
   as: fused_attention
-reduce_strategy = 0, 0..1  0: allreduce gradients; 1: reduce each to one rank.
-  as: fuse_broadcast_ops
-debug_graphviz_path = ""  The file to draw the graph into.
-  as: fuse_broadcast_ops
+nowhere: fuse_broadcast_ops = false; enable_backward_optimizer_op_deps|bwd_opt_deps = true;
+    cache_runtime_context = false; reduce_strategy = 0, 0..1; debug_graphviz_path = "";
+    enable_sequential_execution = false; fix_op_run_order = false
 [execution_strategy]
 num_threads = 1 threads  The number of threads that run operators.
   also: thread_num
   auto: 1 on one host, nccl_comm_num + 1 on several
   only: 2.6.2
   static 2.6.2: no effect: accepted, and the program does not change
-num_iteration_per_drop_scope = 10 steps  The number of steps between two clean-ups of temporary
-    variables.
-  only: 2.6.2
-  as: num_threads
-num_iteration_per_run = 1 steps  The number of steps per call of the executor.
-  only: 2.6.2
-  as: num_threads
-use_thread_barrier = false  Synchronize the threads of parameter servers.
-  only: 2.6.2
-  as: num_threads
+nowhere: num_iteration_per_drop_scope = 10 steps; num_iteration_per_run = 1 steps;
+    use_thread_barrier = false
 """
