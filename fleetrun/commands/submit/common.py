@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
 
@@ -35,6 +36,12 @@ class QueueCommand(click.Command):
                     "one word (--time=10h), and the launch stands after --."
                 )
         return super().parse_args(ctx, args)
+
+
+def option(name: str, kind: str, metavar: str, text: str, **more: Any) -> click.Option:  # noqa: ANN401 - those of parser.option
+    """Return the option --NAME of a KIND; a text without a reader of its own is a single word."""
+    reader = {"reader": word} if kind in {"text", "texts"} else {}
+    return parser.option(name, kind, text, metavar=metavar, **{**reader, **more})
 
 
 def config() -> click.Option:

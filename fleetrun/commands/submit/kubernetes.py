@@ -1,21 +1,19 @@
-"""`fleetrun submit k8s`: creates an Indexed Job with its resources, or Kubeflow's PaddleJob."""
+"""`fleetrun submit k8s`: prints or creates a JobSet with one pod for each host."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from typing import Any
 
 import click
 import yaml
 
-from fleetrun.cli import parser
 from fleetrun.commands.submit import common
+from fleetrun.commands.submit.common import option
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.printing import put
 from fleetrun.rundir.variables import TOKEN, new_token
@@ -23,169 +21,180 @@ from fleetrun.rundir.variables import TOKEN, new_token
 Document = dict[str, Any]
 
 WHAT = "submit k8s"
-# The syntax of option values.
-_quantity = common.matching(
-    r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?", "give a quantity, as 8, 500m or 64Gi"
-)
-_queue = common.matching(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", "give the name of a queue")
-# A DNS label (RFC 1035, as service names are); pod names add "-" and a number, within 63
-# characters.
-_dns_label = common.matching(
-    r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?",
-    "give small letters, digits and hyphens, a letter first, 52 at most",
-)
-_variable = common.matching(r"[A-Za-z_][A-Za-z0-9_]*=.*", "give NAME=VALUE")
-_volume = common.matching(r"([a-z0-9][-a-z0-9.]*)=(/[^:\0]*)", "give CLAIM=/PATH")
-_label = common.matching(
-    r"[A-Za-z0-9][-A-Za-z0-9_./]*=([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?",
-    "give a label, as pool=a100",
-)
-_taint = common.matching(
-    r"([A-Za-z0-9][-A-Za-z0-9_./]*)(=[-A-Za-z0-9_.]*)?"
-    r"(:(NoSchedule|PreferNoSchedule|NoExecute))?",
-    "give KEY[=VALUE][:EFFECT]",
-)
+# The name of the only job of the set, whose pods are NAME-host-0-INDEX.NAME.
+_HOST = "host"
 # The rendezvous port.
 _PORT = 6070
-_TEMPLATE = os.path.join(os.path.dirname(__file__), "kubernetes.yaml")
+# Between fleetrun's --grace (10 s) and the kernel's KILL, for what comes after the ranks' end.
+_GRACE_S = 60
 # Kubernetes expands $(NAME) in arguments, and takes $$ for a $.
 _EXPANDED = re.compile(r"\$(?=[$(])")
 
 
 def documents(given: Mapping[str, Any]) -> tuple[Document, ...]:
-    """Return the resources of the job with the options GIVEN, dependencies first."""
-    with open(_TEMPLATE, encoding="utf-8") as file:
-        template = yaml.safe_load(file)
-    values = _values(given)
-    if given["kind"] == "paddlejob":
-        names = ["secret", "paddlejob"]
-    else:
-        names = ["secret", "service", *(["group"] if given["volcano"] else []), "job"]
-    return tuple(_filled(template[name], values) for name in names)
-
-
-def _filled(node: Any, values: Document) -> Any:  # noqa: ANN401 - YAML
-    """Return NODE with VALUES substituted, without entries that are None or empty."""
-    if isinstance(node, list):
-        return [_filled(item, values) for item in node]
-    if not isinstance(node, dict):
-        return deepcopy(values[node[1:]]) if isinstance(node, str) and node[:1] == "$" else node
-    filled = {key: _filled(value, values) for key, value in node.items()}
-    return {key: value for key, value in filled.items() if value is not None} or None
-
-
-def _values(given: Mapping[str, Any]) -> Document:
-    """Return the values of the template for the options GIVEN; None: omit the entry."""
-    name, nodes, retries, volcano = (given[key] for key in ("name", "nodes", "retries", "volcano"))
-    is_indexed = given["kind"] == "job"
-    hosts = {
-        "PADDLE_MASTER": f"{name}-0.{name}:{_PORT}",
-        "PADDLE_NNODES": str(nodes),
-        "PADDLE_JOB_ID": name,
+    """Return the resources of the job with the options GIVEN: its JobSet, and what that needs."""
+    name, nodes = given["name"], given["nodes"]
+    labels = {"app.kubernetes.io/name": "fleetrun", "app.kubernetes.io/instance": name}
+    metadata = {"name": name, "labels": labels, "namespace": given["namespace"]}
+    queue = {"kueue.x-k8s.io/queue-name": given["kueue"]} if given["kueue"] else {}
+    disrupted = {"type": "DisruptionTarget", "status": "True"}
+    job = {
+        "completionMode": "Indexed",
+        "completions": nodes,
+        "parallelism": nodes,
+        # A host that fails ends the job on all hosts, so the whole set begins again, or nothing.
+        "backoffLimit": 0,
+        "podFailurePolicy": {
+            "rules": [
+                # Preempted, drained, evicted: no failure of the job.
+                {"action": "Ignore", "onPodConditions": [disrupted]},
+                # What another attempt cannot fix: usage, and a host that is not as it should be.
+                {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [2, 3]}},
+            ]
+        },
+        "template": _pod(given, labels),
     }
-    own = dict(pair.split("=", 1) for pair in given["env"])
-    address = {"fieldRef": {"fieldPath": "status.podIP"}}
-    token = {"secretKeyRef": {"name": f"{name}-token", "key": "token"}}
-    claims = [
-        (f"volume-{number}", *volume.split("=", 1)) for number, volume in enumerate(given["volume"])
-    ]
+    final = {"name": "final", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    job_set = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {**metadata, "labels": {**labels, **queue}},
+        "spec": {
+            # Kueue lets it begin when there is room for all pods.
+            "suspend": True if queue else None,
+            "ttlSecondsAfterFinished": given["ttl"],
+            "failurePolicy": {"maxRestarts": given["retries"], "rules": [final]},
+            # Hosts look for each other before they are ready.
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+            "replicatedJobs": [{"name": _HOST, "replicas": 1, "template": {"spec": job}}],
+        },
+    }
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {**metadata, "name": f"{name}-token"},
+        "stringData": {"token": given["token"]},
+    }
+    gang = {
+        "apiVersion": "scheduling.volcano.sh/v1beta1",
+        "kind": "PodGroup",
+        "metadata": metadata,
+        "spec": {"minMember": nodes, "queue": given["volcano"]},
+    }
+    resources = (job_set, secret, gang) if given["volcano"] else (job_set, secret)
+    return tuple(map(_without_none, resources))
+
+
+def _pod(given: Mapping[str, Any], labels: Mapping[str, str]) -> Document:
+    """Return the template of a pod, which is a host of the job."""
+    name = given["name"]
+    variables = {
+        "PADDLE_MASTER": f"{name}-{_HOST}-0-0.{name}:{_PORT}",
+        "PADDLE_NNODES": str(given["nodes"]),
+        "PADDLE_JOB_ID": name,
+        **dict(pair.split("=", 1) for pair in given["env"]),
+    }
     amounts = {
         "nvidia.com/gpu": str(given["gpus"] or ""),
         "cpu": given["cpus"],
         "memory": given["memory"],
     }
+    limits = {resource: amount for resource, amount in amounts.items() if amount}
+    shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": given["shm"]}}
+    volumes, mounts = [shm], [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108 - it is one
+    for number, pair in enumerate(given["volume"]):
+        claim, path = pair.split("=", 1)
+        volume = {"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": claim}}
+        volumes.append(volume)
+        mounts.append({"name": f"volume-{number}", "mountPath": path})
     words = (given["python"], "-m", "fleetrun", *given["words"])
-    return {
-        **given,
-        "secret": f"{name}-token",
-        "port": _PORT,
-        "suspend": True if given["kueue"] else None,
-        "failures": retries * nodes,
-        "again": "OnFailure" if retries else "Never",
-        "group": name if volcano else None,
-        "gang": nodes if volcano else None,
-        "scheduler": "volcano" if volcano else None,
-        "selector": dict(label.split("=", 1) for label in given["node_selector"]) or None,
-        "tolerations": [_toleration(taint) for taint in given["toleration"]] or None,
+    secret = {"name": f"{name}-token", "key": "token"}
+    container = {
+        "name": "paddle",
+        "image": given["image"],
         "command": [_EXPANDED.sub("$$", word) for word in words],
         "env": [
-            *(_entry(name, value) for name, value in hosts.items() if is_indexed),
-            {"name": "POD_IP", "valueFrom": address},
-            {"name": TOKEN, "valueFrom": token},
-            *(_entry(name, value) for name, value in own.items()),
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": TOKEN, "valueFrom": {"secretKeyRef": secret}},
+            *({"name": key, "value": value} for key, value in variables.items()),
         ],
-        "mounts": [
-            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - it is one
-            *({"name": volume, "mountPath": path} for volume, _, path in claims),
-        ],
-        "volumes": [
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": given["shm"]}},
-            *(
-                {"name": volume, "persistentVolumeClaim": {"claimName": claim}}
-                for volume, claim, _ in claims
-            ),
-        ],
-        "limits": {key: amount for key, amount in amounts.items() if amount} or None,
-        "subdomain": name if is_indexed else None,
-        "restart": "Never" if is_indexed else None,
+        "volumeMounts": mounts,
+        "resources": {"limits": limits},
     }
-
-
-def _entry(name: str, value: str) -> Document:
-    return {"name": name, "value": value}
+    in_gang = {"scheduling.k8s.io/group-name": name} if given["volcano"] else None
+    return {
+        "metadata": {"labels": dict(labels), "annotations": in_gang},
+        "spec": {
+            "nodeSelector": dict(pair.split("=", 1) for pair in given["node_selector"]) or None,
+            "tolerations": list(map(_toleration, given["toleration"])) or None,
+            "schedulerName": "volcano" if given["volcano"] else None,
+            "containers": [container],
+            "terminationGracePeriodSeconds": _GRACE_S,
+            "volumes": volumes,
+            # With a failure policy, pods are never restarted in place.
+            "restartPolicy": "Never",
+        },
+    }
 
 
 def _toleration(text: str) -> Document:
     """Return the toleration for a taint.
 
     >>> _toleration("nvidia.com/gpu:NoSchedule")
-    {'key': 'nvidia.com/gpu', 'operator': 'Exists', 'effect': 'NoSchedule'}
+    {'key': 'nvidia.com/gpu', 'operator': 'Exists', 'value': None, 'effect': 'NoSchedule'}
     """
     taint, _, effect = text.partition(":")
     key, has_value, value = taint.partition("=")
-    toleration = {"key": key, "operator": "Equal" if has_value else "Exists"}
-    return (
-        toleration
-        | ({"value": value} if has_value else {})
-        | ({"effect": effect} if effect else {})
-    )
+    operator = "Equal" if has_value else "Exists"
+    return {"key": key, "operator": operator, "value": value or None, "effect": effect or None}
+
+
+def _without_none(node: Any) -> Any:  # noqa: ANN401 - YAML
+    """Return a copy of NODE without the fields that are None."""
+    if isinstance(node, list):
+        return list(map(_without_none, node))
+    if not isinstance(node, dict):
+        return node
+    return {key: _without_none(value) for key, value in node.items() if value is not None}
 
 
 def text(resources: Sequence[Document]) -> str:
     """Return RESOURCES as one YAML file."""
-    return "---\n".join(
-        yaml.safe_dump(resource, sort_keys=False, width=100) for resource in resources
-    )
+    return yaml.safe_dump_all(resources, sort_keys=False, width=100)
 
 
 def apply(resources: Sequence[Document]) -> int:
-    """Create RESOURCES with kubectl, the owning job first; return its exit code."""
+    """Create RESOURCES with kubectl, the JobSet that owns the others first; return its exit code.
+
+    Deleting the JobSet then deletes them, too. Its pods wait for the secret.
+    """
     if shutil.which("kubectl") is None:
         raise EnvironmentFault(
             f"{WHAT}: there is no kubectl on this host; without --apply the resources are printed."
         )
-    *owned_resources, job = resources
-    done = _kubectl("create", job, "-o", "json")
+    job_set, *needed = resources
+    done = _kubectl("create", [job_set], "-o", "json")
     if done.returncode:
         return done.returncode
-    owner = {name: job[name] for name in ("apiVersion", "kind")}
-    owner |= {"name": job["metadata"]["name"], "uid": json.loads(done.stdout)["metadata"]["uid"]}
-    put(f"{job['kind'].lower()}/{owner['name']} created\n")
-    for resource in owned_resources:
-        owned = {**resource, "metadata": {**resource["metadata"], "ownerReferences": [owner]}}
-        done = _kubectl("create", owned)
-        put(done.stdout)
-        if done.returncode:
-            # The resources that it owns are deleted, too.
-            _kubectl("delete", job, "--wait=false")
-            return done.returncode
-    return 0
+    name = job_set["metadata"]["name"]
+    put(f"jobset/{name} created\n")
+    owner = {field: job_set[field] for field in ("apiVersion", "kind")}
+    owner |= {"name": name, "uid": json.loads(done.stdout)["metadata"]["uid"]}
+    for resource in needed:
+        resource["metadata"]["ownerReferences"] = [owner]
+    done = _kubectl("create", needed)
+    put(done.stdout)
+    if done.returncode:
+        _kubectl("delete", [job_set], "--wait=false")
+    return done.returncode
 
 
-def _kubectl(verb: str, document: Document, *options: str) -> subprocess.CompletedProcess[str]:
+def _kubectl(
+    verb: str, resources: Sequence[Document], *options: str
+) -> subprocess.CompletedProcess[str]:
     command = ["kubectl", verb, "-f", "-", *options]
     return subprocess.run(
-        command, input=text([document]), stdout=subprocess.PIPE, text=True, check=False
+        command, input=text(resources), stdout=subprocess.PIPE, text=True, check=False
     )
 
 
@@ -198,104 +207,52 @@ def _run(words: tuple[str, ...], *, is_applied: bool, dry_run: bool, **given: An
         )
     if is_applied and dry_run:
         raise UsageError(f"{WHAT}: --apply and --dry-run: give one of them.")
+    if given["kueue"] and given["volcano"]:
+        raise UsageError(f"{WHAT}: --kueue and --volcano: give one of them.")
     if given["image"] is None:
         raise UsageError(
             f"{WHAT}: give --image NAME, one that has Paddle, fleetrun and the script."
         )
-    if given["kueue"] and given["volcano"]:
-        raise UsageError(f"{WHAT}: --kueue and --volcano: give one of them.")
-    name = given["name"] or parser.value(_NAME, common.name(parsed).lower().replace("_", "-"))
+    name = given["name"] or common.name(parsed).lower().replace("_", "-")
     ttl = None if given["ttl"] is None else int(given["ttl"])
     own = {"name": name, "ttl": ttl, "words": parsed.words, "token": new_token()}
     resources = documents({**given, **own})
     return apply(resources) if is_applied else put(text(resources))
 
 
-_NAME = parser.option(
-    "name", "text", "Job name.  [default: the script]", metavar="NAME", reader=_dns_label
-)
+_LABELS, _ALIASES = "Use only nodes with this label (repeatable).", ("node-selector",)
+_label = common.matching("[^=]+=.*", "give a label, as pool=a100")
+_claim = common.matching(r"[^=]+=/[^:\0]*", "give CLAIM=/PATH")
 command = common.QueueCommand(
     "k8s",
     short_help="Print the resources of a job, or create them.",
-    help="Print the resources of a job (an Indexed Job with its service and token, or a "
-    "PaddleJob of Kubeflow), or create them with kubectl. ARGUMENTS are those of a launch "
+    help="Print a JobSet that runs the job with one pod for each host, and a Secret with its "
+    "token, or create them with kubectl, which checks them. ARGUMENTS are those of a launch "
     "without hosts: `fleetrun submit k8s --image NAME --nodes 4 --gpus 8 -- train.py`. Put the "
     "options that never change at your site into fleetrun.yaml under `submit: k8s:`.",
     callback=_run,
     params=[
-        parser.option("nodes", "int", "Number of pods.", metavar="N", default="1", minimum=1),
-        parser.option("gpus", "int", "GPUs per pod.", metavar="N", minimum=0),
-        _NAME,
-        *(
-            parser.option(name, kind, text, metavar=metavar, reader=reader)
-            for name, kind, metavar, reader, text in (
-                (
-                    "image",
-                    "text",
-                    "NAME",
-                    common.word,
-                    "Image with Paddle, fleetrun and the script.",
-                ),
-                ("cpus", "text", "QUANTITY", _quantity, "CPUs per pod."),
-                ("memory", "text", "QUANTITY", _quantity, "Memory per pod."),
-                ("namespace", "text", "NAME", common.word, "Kubernetes namespace."),
-                ("kueue", "text", "QUEUE", _queue, "Kueue queue."),
-                ("volcano", "text", "QUEUE", _queue, "Volcano queue; all pods start together."),
-                ("env", "pairs", "NAME=VALUE", _variable, "Variable of the pods (repeatable)."),
-                (
-                    "volume",
-                    "texts",
-                    "CLAIM=/PATH",
-                    _volume,
-                    "Mount this volume claim (repeatable).",
-                ),
-                (
-                    "toleration",
-                    "texts",
-                    "KEY[=VALUE][:EFFECT]",
-                    _taint,
-                    "Tolerate this taint of nodes (repeatable).",
-                ),
-            )
-        ),
-        parser.option(
-            "node_selector",
-            "texts",
-            "Use only nodes with this label (repeatable).",
-            metavar="KEY=VALUE",
-            aliases=("node-selector",),
-            reader=_label,
-        ),
-        parser.option(
-            "shm",
-            "text",
-            "Size of /dev/shm, for data loaders.",
-            metavar="QUANTITY",
-            default="16Gi",
-            reader=_quantity,
-        ),
-        parser.option(
-            "kind",
-            "choice",
-            "A Kubernetes Job, or a PaddleJob of Kubeflow.",
-            words=("job", "paddlejob"),
-            default="job",
-        ),
-        parser.option(
-            "retries", "int", "Retries after a failure.", metavar="N", default="0", minimum=0
-        ),
-        parser.option(
-            "ttl",
-            "duration",
-            "Delete the job this long after it ends.",
-            metavar="SECONDS",
-            minimum=0,
-        ),
-        parser.option("python", "text", "Python in the image.", metavar="PATH", default="python"),
+        option("nodes", "int", "N", "Number of pods.", default="1", minimum=1),
+        option("gpus", "int", "N", "GPUs per pod.", minimum=0),
+        option("name", "text", "NAME", "Job name.  [default: the script]"),
+        option("image", "text", "NAME", "Image with Paddle, fleetrun and the script."),
+        option("cpus", "text", "QUANTITY", "CPUs per pod."),
+        option("memory", "text", "QUANTITY", "Memory per pod."),
+        option("namespace", "text", "NAME", "Kubernetes namespace."),
+        option("kueue", "text", "QUEUE", "Kueue queue."),
+        option("volcano", "text", "QUEUE", "Volcano queue; all pods start together."),
+        option("env", "pairs", "NAME=VALUE", "Variable of the pods (repeatable)."),
+        option("volume", "texts", "CLAIM=/PATH", "Mount this claim (repeatable).", reader=_claim),
+        option("toleration", "texts", "KEY[=VALUE][:EFFECT]", "Tolerate this taint (repeatable)."),
+        option("node_selector", "texts", "KEY=VALUE", _LABELS, reader=_label, aliases=_ALIASES),
+        option("shm", "text", "QUANTITY", "Size of /dev/shm, for data loaders.", default="16Gi"),
+        option("retries", "int", "N", "Retries after a failure.", default="0", minimum=0),
+        option("ttl", "duration", "SECONDS", "Delete the job this long after its end.", minimum=0),
+        option("python", "text", "PATH", "Python in the image.", default="python"),
+        option("dry_run", "flag", "", "Print the resources (the default).", in_file=False),
         click.Option(
             ["--apply", "is_applied"], is_flag=True, help="Create the resources with kubectl."
         ),
-        parser.option("dry_run", "flag", "Print the resources (the default).", in_file=False),
         common.config(),
         common.command_line(),
     ],

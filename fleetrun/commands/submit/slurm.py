@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -16,11 +14,11 @@ from typing import Any
 from fleetrun import __version__
 from fleetrun.cli import parser
 from fleetrun.commands.submit import common
+from fleetrun.commands.submit.common import option
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import probe, scripts
 from fleetrun.printing import put
 from fleetrun.rundir.variables import with_token
-from fleetrun.text import parse_duration
 
 WHAT = "submit slurm"
 _SCRIPT = Template("""\
@@ -85,67 +83,34 @@ def script(given: Mapping[str, Any], words: Sequence[str], folder: str) -> str:
     )
 
 
-def _check_sbatch() -> None:
+def _run(words: tuple[str, ...], *, dry_run: bool, **given: Any) -> int:  # noqa: ANN401 - click's
+    parsed = common.launch(words, WHAT, given["config"], most=given["nodes"])
+    given["name"] = given["name"] or parser.value(_NAME, common.name(parsed))
+    if dry_run:
+        common.remark_on_secrets(parsed.words)
+        return put(script(given, common.shown(parsed.words), probe.current_folder()))
     if shutil.which("sbatch") is None:
         raise EnvironmentFault(
             f"{WHAT}: there is no sbatch on this host; use a host with Slurm, or "
             "--dry-run's script there."
         )
-
-
-def submit(text: str) -> int:
-    """Submit the script TEXT, and return sbatch's exit code."""
+    # The job runs in this folder, maybe tomorrow; other programs may be there only.
+    is_python = parsed.script is not None and parsed.script.target.endswith(".py")
+    if parsed.script is not None and is_python and not given["setup"]:
+        scripts.find(parsed.script, probe.current_folder(), os.environ)
+    text = script(given, parsed.words, probe.current_folder())
     # The environment, but not the script, is passed on unseen.
     env = with_token(os.environ)
     return subprocess.run(["sbatch"], input=text, text=True, check=False, env=env).returncode  # noqa: S607 - the user's own
 
 
-def _run(words: tuple[str, ...], *, dry_run: bool, **given: Any) -> int:  # noqa: ANN401 - click's
-    parsed = common.launch(words, WHAT, given["config"], most=given["nodes"])
-    given["name"] = given["name"] or parser.value(_NAME, common.name(parsed))
-    shown = common.shown(parsed.words) if dry_run else parsed.words
-    text = script(given, shown, probe.current_folder())
-    if not dry_run:
-        _check_sbatch()
-        # The job runs in this folder, maybe tomorrow; other programs may be there only.
-        if (
-            parsed.script is not None
-            and parsed.script.target.endswith(".py")
-            and not given["setup"]
-        ):
-            scripts.find(parsed.script, probe.current_folder(), os.environ)
-        return submit(text)
-    common.remark_on_secrets(parsed.words)
-    return put(text)
-
-
-def _line(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("give one line of shell.")
-    return text
-
-
-def _time(text: str) -> str:
-    """Return a time limit as sbatch reads it.
-
-    >>> [_time(text) for text in ("12:00:00", "2-00", "90", "36h", "1h30m")]
-    ['12:00:00', '2-00', '90', '36:00:00', '1:30:00']
-    """
-    if re.fullmatch(r"(\d+-)?\d+(:\d\d){0,2}|UNLIMITED|INFINITE", text, re.ASCII | re.IGNORECASE):
-        return text
-    seconds = parse_duration(text)
-    if seconds is None or seconds <= 0:
-        raise ValueError(
-            "give minutes, [days-]hours:minutes:seconds, or a time such as 90m or 12h."
-        )
-    minutes, rest = divmod(math.ceil(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
-
-
-_signal = common.matching("[A-Z0-9]+(@[0-9]+)?", "give SIGNAL@SECONDS, as TERM@120")
-_NAME = parser.option(
-    "name", "text", "Job name.  [default: the script]", metavar="NAME", reader=common.word
+_NAME = option("name", "text", "NAME", "Job name.  [default: the script]")
+_SIGNAL = (
+    "Send a signal this many seconds before the time limit: TERM ends the ranks within --grace, "
+    "USR1 is passed on to them."
 )
+_NO_KILL = "Keep the job if a host is lost; with --nnodes=MIN:N after --, it continues."
+_line = common.matching(r"[^\n\r]*", "give one line of shell")
 command = common.QueueCommand(
     "slurm",
     help="Write a batch script and submit it with sbatch. ARGUMENTS are those of a launch "
@@ -154,53 +119,22 @@ command = common.QueueCommand(
     "`submit: slurm:`.",
     callback=_run,
     params=[
-        parser.option("nodes", "int", "Number of hosts.", metavar="N", default="1", minimum=1),
-        parser.option("gpus", "int", "GPUs per host.", metavar="N", minimum=0),
-        parser.option("cpus", "int", "CPUs per host.", metavar="N", minimum=1),
-        parser.option(
-            "time",
-            "text",
-            "Time limit: 12:00:00, 2-00 (days-hours) or 90m; a plain number is minutes, as for "
-            "sbatch.",
-            metavar="TIME",
-            reader=_time,
-        ),
-        *(
-            parser.option(name, kind, text, metavar=metavar, reader=common.word)
-            for name, kind, metavar, text in (
-                ("memory", "text", "SIZE", "Memory per host: 64G; 0: all."),
-                ("partition", "text", "NAME", "Slurm partition."),
-                ("account", "text", "NAME", "Account to charge."),
-                ("module", "texts", "NAME", "Load this environment module (repeatable)."),
-                ("sbatch", "texts", "OPTION[=VALUE]", "Pass this option to sbatch (repeatable)."),
-            )
-        ),
         _NAME,
-        parser.option(
-            "setup",
-            "texts",
-            "Run this shell line before the launch (repeatable).",
-            metavar="LINE",
-            reader=_line,
-        ),
-        parser.option(
-            "signal",
-            "text",
-            "Send a signal this many seconds before the time limit: TERM ends the ranks within "
-            "--grace, USR1 is passed on to them.",
-            metavar="SIGNAL@SECONDS",
-            reader=_signal,
-        ),
-        parser.option("requeue", "flag", "Requeue the job after preemption."),
-        parser.option(
-            "no_kill",
-            "flag",
-            "Keep the job if a host is lost; with --nnodes=MIN:N after --, it continues.",
-        ),
-        parser.option(
-            "python", "text", "Python on the hosts.  [default: this one]", metavar="PATH"
-        ),
-        parser.option("dry_run", "flag", "Print the script without submitting it.", in_file=False),
+        option("nodes", "int", "N", "Number of hosts.", default="1", minimum=1),
+        option("gpus", "int", "N", "GPUs per host.", minimum=0),
+        option("cpus", "int", "N", "CPUs per host.", minimum=1),
+        option("time", "text", "TIME", "Time limit as for sbatch: 12:00:00, 2-00 (days-hours)."),
+        option("memory", "text", "SIZE", "Memory per host: 64G; 0: all."),
+        option("partition", "text", "NAME", "Slurm partition."),
+        option("account", "text", "NAME", "Account to charge."),
+        option("module", "texts", "NAME", "Load this environment module (repeatable)."),
+        option("sbatch", "texts", "OPTION[=VALUE]", "Pass this option to sbatch (repeatable)."),
+        option("setup", "texts", "LINE", "Run this line before (repeatable).", reader=_line),
+        option("signal", "text", "SIGNAL@SECONDS", _SIGNAL),
+        option("requeue", "flag", "", "Requeue the job after preemption."),
+        option("no_kill", "flag", "", _NO_KILL),
+        option("python", "text", "PATH", "Python on the hosts.  [default: this one]"),
+        option("dry_run", "flag", "", "Print the script without submitting it.", in_file=False),
         common.config(),
         common.command_line(),
     ],
