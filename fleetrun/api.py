@@ -7,6 +7,8 @@ children and event loop. The launcher ends its job when the caller is gone.
 from __future__ import annotations
 
 import codecs
+import concurrent.futures
+import fcntl
 import json
 import os
 import select
@@ -16,16 +18,20 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from os import PathLike
-from typing import IO, Literal, NamedTuple, NoReturn, TextIO, overload
+from typing import IO, Any, Literal, NamedTuple, NoReturn, TextIO, overload
 
 from fleetrun import errors
-from fleetrun.cli import argv
+from fleetrun.cli import app, argv
 from fleetrun.cli.option import Option
 from fleetrun.cli.options import BY_SPELLING
 from fleetrun.cli.types import BOOL, FLAG
-from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
+from fleetrun.model import LaunchPlan
+from fleetrun.run.events import Finished, Happening
+from fleetrun.run.observers import Sink
 
 Script = str | PathLike[str]
 Argument = str | float | PathLike[str]
@@ -44,6 +50,8 @@ _CHUNK = 65536
 _AGAIN_S = 0.1
 # How long to wait for a pipe that something holds open when the launcher is gone.
 _DRAIN_S = 2.0
+# fcntl(2); Python has no name for it.
+_F_SETSIG = 10
 
 
 class LaunchResult(NamedTuple):
@@ -60,24 +68,23 @@ class Job:
     def __init__(
         self,
         process: subprocess.Popen[bytes],
-        reports: int,
+        reports: IO[bytes],
         lifeline: int,
-        streams: Sequence[_ForwardedStream],
+        outputs: Sequence[threading.Thread],
     ) -> None:
         self._process = process
-        self._reports = reports
-        # The launcher ends its job when this is closed.
-        self._lifeline = lifeline
-        self._streams = streams
-        self._unread = b""
+        # They copy what the launcher prints.
+        self._outputs = outputs
+        # Becomes true when the ranks run or other hosts are waited for.
+        self._beginning: Future[bool] = Future()
+        self._end: Future[LaunchResult] = Future()
         self._result: LaunchResult | None = None
-        self._fault: Exception | None = None
-        self._is_over = False
-        self._lock = threading.Lock()
+        self._fault: FleetrunError | None = None
         self.pid = process.pid
         # Where the job writes its logs and records, once it has started.
         self.run_dir: str | None = None
-        self._has_begun = False
+        listening = threading.Thread(target=self._listen, args=(reports, lifeline), daemon=True)
+        listening.start()
 
     def __enter__(self) -> Job:  # noqa: PYI034 - typing has Self since Python 3.11
         """Return the job, which ends with the block at the latest."""
@@ -85,13 +92,11 @@ class Job:
 
     def __exit__(self, *_: object) -> None:
         """Stop the job if it still runs."""
-        self._end(signal.SIGTERM)
+        self._stop_and_wait(signal.SIGTERM)
 
     def poll(self) -> LaunchResult | None:
         """Return the outcome of the job; None while it runs. Raises the same as `wait`."""
-        with suppress(TimeoutError):
-            return self.wait(0.0)
-        return None
+        return self._end.result() if self._end.done() else None
 
     def wait(self, timeout: float | None = None) -> LaunchResult:
         """Wait until the job has ended, and return its outcome.
@@ -99,93 +104,15 @@ class Job:
         Raises FleetrunError if it could not start, and TimeoutError after TIMEOUT seconds; it then
         goes on.
         """
-        self._hear_until(None if timeout is None else time.monotonic() + timeout)
-        if self._fault is not None:
-            raise self._fault
-        assert self._result is not None
-        return self._result
-
-    def stop(self, *, now: bool = False) -> None:
-        """Ask the job to stop, as `fleetrun stop` does; NOW: kill it without --grace."""
-        self._signal(signal.SIGTERM)
-        while now and self._process.poll() is None:
-            # A second signal makes a launcher kill at once.
-            self._signal(signal.SIGTERM)
-            time.sleep(_AGAIN_S)
-
-    # The launcher's reports -----------------------------------------------------------------------
+        try:
+            return self._end.result(timeout)
+        except concurrent.futures.TimeoutError:
+            raise TimeoutError(f"the job still runs as process {self.pid}") from None
 
     def await_begin(self) -> None:
         """Wait until the ranks run or other hosts are waited for; FleetrunError if that fails."""
-        self._hear_until(None, only_begin=True)
-        if self._fault is not None:
-            raise self._fault
-
-    def _hear_until(self, deadline: float | None, *, only_begin: bool = False) -> None:
-        """Read the launcher's reports to the end; TimeoutError at DEADLINE (monotonic seconds)."""
-        left_s = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
-        # Another thread may be waiting, too.
-        if not self._lock.acquire(timeout=left_s):
-            self._raise_late()
-        try:
-            while not self._is_over and not (only_begin and self._has_begun):
-                left_s = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
-                if not select.select([self._reports], [], [], None if deadline is None else left_s)[
-                    0
-                ]:
-                    self._raise_late()
-                part = os.read(self._reports, _CHUNK)
-                *lines, self._unread = (self._unread + part).split(b"\n")
-                for line in lines:
-                    self._take(json.loads(line))
-                if not part:
-                    self._finish()
-        finally:
-            self._lock.release()
-
-    def _raise_late(self) -> NoReturn:
-        raise TimeoutError(f"the job still runs as process {self.pid}")
-
-    def _take(self, report: dict[str, object]) -> None:
-        # A failed launcher has not begun: this is its last report.
-        kind = report["report"]
-        self._has_begun = self._has_begun or kind in {"gathering", "began"}
-        if kind == "began":
-            self.run_dir = str(report["run_dir"])
-        elif kind == "failed":
-            self._fault = _error(str(report["kind"]), str(report["message"]), report["exit_code"])
-        elif kind == "ended":
-            self._result = LaunchResult(_number(report["exit_code"]), str(report["verdict"]), None)
-
-    def _finish(self) -> None:
-        """Finish after the launcher's last report."""
-        code = self._process.wait()
-        for stream in self._streams:
-            stream.join(_DRAIN_S)
-        verdict = f"the launcher exited with {code}"
-        if code < 0:
-            verdict = f"the launcher was killed by {signal.Signals(-code).name}"
-        known = self._result or LaunchResult(errors.shell_code(code), verdict, None)
-        self._result = known._replace(run_dir=self.run_dir)
-        self._is_over = True
-        os.close(self._reports)
-        os.close(self._lifeline)
-
-    # Its end --------------------------------------------------------------------------------------
-
-    def _signal(self, signum: int) -> None:
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signum)
-
-    def _end(self, signum: int) -> None:
-        """Ask the job to stop, and wait for its end; a second interrupt kills it."""
-        self._signal(signum)
-        while not self._is_over:
-            with suppress(errors.FleetrunError):
-                try:
-                    self.wait()
-                except KeyboardInterrupt:
-                    self._signal(signum)
+        if not self._beginning.result():
+            self.wait()
 
     def run(self) -> LaunchResult:
         """Wait for the end; an interruption ends the job first."""
@@ -194,32 +121,62 @@ class Job:
         except errors.FleetrunError:
             raise
         except BaseException as error:
-            self._end(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+            interrupted = isinstance(error, KeyboardInterrupt)
+            self._stop_and_wait(signal.SIGINT if interrupted else signal.SIGTERM)
             raise
 
+    def stop(self, *, now: bool = False) -> None:
+        """Ask the job to stop, as `fleetrun stop` does; NOW: kill it without --grace."""
+        self._signal(signal.SIGTERM)
+        while now and not self._end.done():
+            # A second signal makes a launcher kill at once.
+            self._signal(signal.SIGTERM)
+            time.sleep(_AGAIN_S)
 
-class _ForwardedStream(threading.Thread):
-    """Copies a pipe to a Python stream without a file descriptor."""
-
-    def __init__(self, fd: int, stream: TextIO) -> None:
-        super().__init__(name="fleetrun output", daemon=True)
-        self._fd = fd
-        self._stream = stream
-        self.start()
-
-    def run(self) -> None:
-        """Copy until the pipe ends; discard what a failed stream does not take."""
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        is_open = True
-        while part := os.read(self._fd, _CHUNK):
-            text = decoder.decode(part)
-            if is_open:
+    def _stop_and_wait(self, signum: int) -> None:
+        """Ask the job to stop, and wait for its end; a second interrupt kills it."""
+        self._signal(signum)
+        while not self._end.done():
+            with suppress(errors.FleetrunError):
                 try:
-                    self._stream.write(text)
-                    self._stream.flush()
-                except (OSError, ValueError):
-                    is_open = False
-        os.close(self._fd)
+                    self.wait()
+                except KeyboardInterrupt:
+                    self._signal(signum)
+
+    def _signal(self, signum: int) -> None:
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signum)
+
+    def _listen(self, reports: IO[bytes], lifeline: int) -> None:
+        """Read the launcher's REPORTS to the end; it ends its job when LIFELINE is closed."""
+        with reports:
+            for line in reports:
+                self._take(json.loads(line))
+        code = self._process.wait()
+        os.close(lifeline)
+        for output in self._outputs:
+            output.join(_DRAIN_S)
+        verdict = f"the launcher exited with {code}"
+        if code < 0:
+            verdict = f"the launcher was killed by {signal.Signals(-code).name}"
+        result = self._result or LaunchResult(errors.shell_code(code), verdict, None)
+        if self._fault is not None:
+            self._end.set_exception(self._fault)
+        else:
+            self._end.set_result(result._replace(run_dir=self.run_dir))
+        if not self._beginning.done():
+            self._beginning.set_result(False)
+
+    def _take(self, report: Mapping[str, Any]) -> None:
+        if report["report"] == "began":
+            self.run_dir = report["run_dir"]
+        elif report["report"] == "ended":
+            self._result = LaunchResult(report["exit_code"], report["verdict"], None)
+        elif report["report"] == "failed":
+            self._fault = _error(report)
+        # A launcher that has failed has not begun: the end follows.
+        if self._fault is None and not self._beginning.done():
+            self._beginning.set_result(True)
 
 
 @overload
@@ -359,7 +316,7 @@ def _start(words: Sequence[str], cwd: Script | None) -> Job:
     inherited_fds = [report_to, lifeline]
     code = (
         f"import sys; sys.path[:] = [{_PACKAGES!r}, *filter(None, sys.path)]; "
-        "from fleetrun.subordinate import run; run()"
+        "from fleetrun.api import run; run()"
     )
 
     def output(stream: TextIO | None, own: IO[str] | None) -> int | None:
@@ -397,16 +354,107 @@ def _start(words: Sequence[str], cwd: Script | None) -> Job:
     finally:
         for fd in inherited_fds:
             os.close(fd)
-    return Job(process, reports, hold, [_ForwardedStream(*pipe) for pipe in forwarded])
+    outputs = [threading.Thread(target=_forward, args=pair, daemon=True) for pair in forwarded]
+    for thread in outputs:
+        thread.start()
+    return Job(process, open(reports, "rb"), hold, outputs)
 
 
-def _error(kind: str, message: str, exit_code: object) -> Exception:
+def _forward(fd: int, stream: TextIO) -> None:
+    """Copy the pipe FD to STREAM, which has no file descriptor; discard what it does not take."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    with open(fd, "rb", buffering=0) as pipe:
+        is_open = True
+        while part := pipe.read(_CHUNK):
+            text = decoder.decode(part)
+            if is_open:
+                try:
+                    stream.write(text)
+                    stream.flush()
+                except (OSError, ValueError):
+                    is_open = False
+
+
+def _error(report: Mapping[str, Any]) -> FleetrunError:
     """Return the exception that the launcher has ended with."""
-    known = {error.__name__: error for error in errors.FleetrunError.__subclasses__()}
-    raised = known.get(kind, errors.FleetrunError)(message)
-    raised.exit_code = _number(exit_code)
+    known = {error.__name__: error for error in FleetrunError.__subclasses__()}
+    raised = known.get(report["kind"], FleetrunError)(report["message"])
+    raised.exit_code = report["exit_code"]
     return raised
 
 
-def _number(value: object) -> int:
-    return value if isinstance(value, int) else 1
+# In the launcher ----------------------------------------------------------------------------------
+
+
+class Reports(Sink):
+    """Reports to the program that launches, one JSON object per line, as long as it listens."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._run_dir = self._verdict = ""
+
+    def gathering(self) -> None:
+        """Report that this host is fine, and that other hosts are waited for."""
+        self._report("gathering")
+
+    def sink(self, plan: LaunchPlan) -> Sink:
+        """Return the sink that reports the start of PLAN, and keeps the verdict."""
+        self._run_dir = os.path.normpath(os.path.join(plan.cwd, plan.run_dir))
+        return self
+
+    def open(self, waiting: object) -> None:  # noqa: ARG002 - nothing to wait for
+        """Report that the ranks run."""
+        self._report("began", run_dir=self._run_dir)
+
+    def on_event(self, happening: Happening) -> None:
+        """Keep the verdict of the job's end."""
+        if isinstance(happening, Finished):
+            self._verdict = happening.outcome.describe()
+
+    def failed(self, error: FleetrunError, message: str) -> None:
+        """Report why there is no job."""
+        self._report(
+            "failed", kind=type(error).__name__, message=message, exit_code=error.exit_code
+        )
+
+    def ended(self, code: int) -> None:
+        """Report the end of the job."""
+        verdict = self._verdict or ("all is done" if code == 0 else f"it ended with {code}")
+        self._report("ended", exit_code=code, verdict=verdict)
+
+    def _report(self, report: str, **more: str | int) -> None:
+        # A signal announces the end of the caller.
+        with suppress(BrokenPipeError):
+            os.write(self._fd, json.dumps({"report": report, **more}).encode() + b"\n")
+
+
+def run() -> NoReturn:
+    """Run the launcher with the words after our two descriptors, and end this process."""
+    report_to, lifeline, words = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    sys.argv = ["fleetrun", *words]
+    for fd in (report_to, lifeline):
+        os.set_inheritable(fd, False)  # noqa: FBT003 - os has it so
+    # A thread of the caller may have blocked these signals, and a notebook ignores them.
+    for signum, usual in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGTERM, signal.SIG_DFL),
+    ):
+        signal.signal(signum, usual)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _end_with_caller(lifeline)
+    reports = Reports(report_to)
+    code = app.main(words, caller=reports)
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with suppress(OSError):
+            stream.flush()
+    reports.ended(code)
+    os._exit(code)
+
+
+def _end_with_caller(lifeline: int) -> None:
+    """Get SIGTERM when the caller, which has the other end of LIFELINE, is gone."""
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, _F_SETSIG, signal.SIGTERM)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([lifeline], [], [], 0)[0]:
+        signal.raise_signal(signal.SIGTERM)

@@ -61,7 +61,6 @@ FLOORS = (
         "fleetrun.cli.parser",
         "fleetrun.commands",
         "fleetrun.api",
-        "fleetrun.subordinate",
         "fleetrun.__main__",
     ),
 )
