@@ -18,7 +18,7 @@ from fleetrun.cli import parser
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import FieldVerdict
 from fleetrun.run import libc
-from fleetrun.rundir import eventfile, names, rankfile, reading, reportfile, runs
+from fleetrun.rundir import eventfile, names, rankfile, reading, runs
 from fleetrun.rundir.eventfile import EventRecord
 from fleetrun.rundir.folder import SHARED, Folder
 from fleetrun.rundir.strategyfiles import EFFECTIVE, IN_EFFECT, NO_WORD, SECTIONS
@@ -232,7 +232,7 @@ def _why(folder: Path, run_dir: Path, code: int, events: Sequence[EventRecord]) 
     end = events[-1].more if events else {}
     verdict = reading.text(end.get("verdict"))
     parts = [verdict] if verdict and end.get("exit_code") != 0 else []
-    reports = [reportfile.read(str(Path(host.path) / names.REPORT)) for host in _hosts(run_dir)]
+    reports = [host.report() for host in _hosts(run_dir)]
     culprit = next((report.culprit for report in reports if report and report.culprit), None)
     if culprit is not None:
         words = [line for line in culprit.last_words if line.strip()]

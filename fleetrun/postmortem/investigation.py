@@ -20,6 +20,7 @@ from fleetrun.run.events import HUNG, Exited, Failure, Hung, Outcome, Recovered,
 from fleetrun.rundir import (
     eventfile,
     flightfile,
+    heartbeat,
     names,
     rankfile,
     reading,
@@ -27,13 +28,11 @@ from fleetrun.rundir import (
     variables,
 )
 from fleetrun.rundir.folder import Folder
-from fleetrun.rundir.heartbeat import is_scripts, read_step
 from fleetrun.rundir.rankfile import ErrorReport
 from fleetrun.rundir.reportfile import (
-    CulpritRecord,
+    ProcessEnd,
     ReportRecord,
     RestartRecord,
-    VictimRecord,
 )
 from fleetrun.text import counted, sentence
 
@@ -69,7 +68,7 @@ class Victim(NamedTuple):
 class Investigation(NamedTuple):
     """All findings about a failed job."""
 
-    culprit: CulpritRecord | None = None
+    culprit: ProcessEnd | None = None
     # The file with its last lines: its log, or the one with its error.
     source: str = ""
     evidence: tuple[str, ...] = ()
@@ -128,7 +127,7 @@ def _explained(
     )
     known = known or causes.recognise("".join(mute))
     error = reported or ErrorReport()
-    culprit = CulpritRecord(
+    culprit = ProcessEnd(
         **_end(plan, exited),
         host=os.uname().nodename,
         devices="" if spec.rank is None else devices_of(spec.rank),
@@ -172,7 +171,7 @@ def _collectives(plan: LaunchPlan, outcome: Outcome, cause: Exited | Failure) ->
         return []
 
     ranks = sum(spec.is_trainer for spec in plan.ranks)
-    records = flightfile.of_folder(names.run_path(plan, ""), plan.generation)
+    records = flightfile.in_folder(names.run_path(plan, ""), plan.generation)
     states: dict[int, flight.RankState] = {}
     if isinstance(cause, Exited):
         failed = cause.label
@@ -265,10 +264,10 @@ def _still_stopped(plan: LaunchPlan, failed_at: float) -> list[str]:
 def _updates_of(plan: LaunchPlan, ended: Exited) -> str:
     """Return after how many updates a process has ENDED, if its heartbeat says so."""
     path = plan.processes[ended.process].env.get(variables.HEARTBEAT, "")
-    step = read_step(path)
-    if step is None or is_scripts(path):
+    beat = heartbeat.read(path)
+    if beat is None or beat.is_scripts:
         return ""
-    return f" after {counted(step, 'update')},"
+    return f" after {counted(beat.step, 'update')},"
 
 
 def _interpreter(argv: Sequence[str], known: KnownFailure | None) -> list[str]:
@@ -355,7 +354,7 @@ def write(
         time=time.time(),
         culprit=findings.culprit,
         victims=tuple(
-            VictimRecord(
+            ProcessEnd(
                 **_end(plan, victim.exited), after_s=round(victim.after_s, 3), how=victim.how
             )
             for victim in findings.victims

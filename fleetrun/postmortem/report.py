@@ -22,7 +22,7 @@ from fleetrun.run.events import (
 )
 from fleetrun.rundir.arguments import conceal
 from fleetrun.rundir.names import listed, spec_label
-from fleetrun.rundir.reportfile import CulpritRecord
+from fleetrun.rundir.reportfile import ProcessEnd
 from fleetrun.text import sentence, visible
 
 # The most places of a hung job that are listed.
@@ -200,7 +200,7 @@ def _rejected(rejected: StrategyRejected) -> list[str]:
 
 
 def _culprit(
-    exited: Exited, culprit: CulpritRecord, findings: Investigation, *, is_shown: bool
+    exited: Exited, culprit: ProcessEnd, findings: Investigation, *, is_shown: bool
 ) -> list[str]:
     """Return which process failed first, where, when and why, with its last lines."""
     if exited.fault:

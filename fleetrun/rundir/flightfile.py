@@ -111,7 +111,7 @@ def read(path: str, restart: int) -> FlightRecord | None:
     return record if record is not None and record.restart == restart else None
 
 
-def of_folder(run_dir: str, restart: int) -> dict[int, FlightRecord]:
+def in_folder(run_dir: str, restart: int) -> dict[int, FlightRecord]:
     """Return the trainers' records of attempt RESTART in RUN_DIR, by rank."""
     record_of = {}
     for name in os.listdir(run_dir):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
+from contextlib import suppress
+from typing import NamedTuple
 
 from fleetrun.rundir import reading
 from fleetrun.rundir.folder import beside
@@ -15,55 +17,52 @@ _WORDS = 6
 _CLOCK_REALTIME_COARSE = 5
 
 
+class ReportedStep(NamedTuple):
+    """The content of a heartbeat file: `echo 120 > $FLEETRUN_HEARTBEAT`, or that of our callback.
+
+    POINTS are times in seconds since 1970 and the step that was over at each, the newest last.
+    """
+
+    step: int
+    points: tuple[tuple[float, int], ...]
+    # Whether the script wrote it, and not our callback after an update.
+    is_scripts: bool = True
+
+
 def file_clock_ns() -> int:
     """Return the time by the clock that dates files, which `time.time()` may be ahead of."""
     return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
 
 
-def read_step(path: str) -> int | None:
-    """Return the last step in PATH (`echo 120 > $FLEETRUN_HEARTBEAT`), if any."""
+def read(path: str) -> ReportedStep | None:
+    """Return the heartbeat in the file PATH, if any."""
     words = (reading.content(path, _MOST) or b"").split()
     # A file that is being written has no number yet.
-    return int(words[0]) if words and words[0].isdigit() else None
+    if not words or not words[0].isdigit():
+        return None
+    step = int(words[0])
+    if words[1:2] != [b"update"]:
+        return ReportedStep(step, ((reading.written_at(path), step),))
+    points: tuple[tuple[float, int], ...] = ()
+    if len(words) == _WORDS:
+        # Updates have times of their own: the file is written once more when the rank ends.
+        with suppress(ValueError):
+            points = tuple(dict.fromkeys((float(words[n + 1]), int(words[n])) for n in (2, 4)))
+    return ReportedStep(step, points, is_scripts=False)
+
+
+def beat(path: str, since_ns: int) -> int:
+    """Return a number that changes with each heartbeat; 0 if there is none since SINCE_NS."""
+    try:
+        written_ns = os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+    return written_ns if written_ns >= since_ns else 0
 
 
 def last_step(paths: Iterable[str]) -> int | None:
     """Return the highest of the steps in PATHS, of which few may exist; None without any."""
     paths = list(filter(None, paths))
     there = beside(paths)
-    steps = [read_step(path) for path in paths if path in there]
-    return max((step for step in steps if step is not None), default=None)
-
-
-def is_scripts(path: str) -> bool:
-    """Whether the script wrote the heartbeat at PATH, and not our callback after an update."""
-    return (reading.content(path, _MOST) or b"").split()[1:2] != [b"update"]
-
-
-def points(path: str) -> tuple[tuple[float, int], ...]:
-    """Return times and steps in the heartbeat PATH, oldest first: two, or else the file's own.
-
-    Updates have times of their own: the file is written once more when the rank ends.
-    """
-    words = (reading.content(path, _MOST) or b"").split()
-    if not words or not words[0].isdigit():
-        return ()
-    if len(words) == _WORDS and words[1] == b"update":
-        try:
-            first, last = ((float(words[n + 1]), int(words[n])) for n in (2, 4))
-        except ValueError:
-            return ()
-        return (first,) if first == last else (first, last)
-    try:
-        return ((os.stat(path).st_mtime, int(words[0])),)
-    except OSError:
-        return ()
-
-
-def beat(path: str, since_ns: int) -> int:
-    """Return a number that changes with each heartbeat; 0 if there is none since SINCE_NS."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return 0
-    return status.st_mtime_ns if status.st_mtime_ns >= since_ns else 0
+    beats = [read(path) for path in paths if path in there]
+    return max((beat.step for beat in beats if beat is not None), default=None)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from fleetrun.rundir import heartbeat, names, reading
-from fleetrun.rundir.runs import LogRecord
+from fleetrun.rundir import reading
 
 Number = TypeVar("Number", int, float)
 
@@ -44,13 +42,13 @@ class Progress(NamedTuple):
     step_at: float | None = None
 
 
-def of(text: bytes, pattern: re.Pattern[bytes] | None = None) -> Progress:
+def printed(text: bytes, pattern: re.Pattern[bytes] | None = None) -> Progress:
     r"""Return the last line, step and loss in TEXT, the end of a log.
 
     PATTERN has a group `step` or `loss`, or both, for scripts that print them in another way, and
     may have one `total` for the number of steps.
 
-    >>> of(b"epoch 1 step: 120/500, loss: 0.5\nsaved\n")
+    >>> printed(b"epoch 1 step: 120/500, loss: 0.5\nsaved\n")
     Progress(step=120, loss=0.5, line='saved', total=500, throughput='', step_at=None)
     """
     lines = [line for line in re.split(rb"[\r\n]+", text) if line.strip()]
@@ -104,25 +102,10 @@ def losses(text: bytes) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def tail(log: LogRecord) -> bytes:
-    """Return the end of LOG; of two files, the one written last comes last."""
-    paths = sorted(log.paths, key=reading.written_at)
-    return b"\n".join(reading.content(path, _TAIL, from_end=True) or b"" for path in paths)
-
-
-def beat(run_dir: str, log: LogRecord) -> str:
-    """Return the path of the heartbeat of LOG's process."""
-    return os.path.join(run_dir, names.heartbeat(log.file_key))
-
-
-def beaten(run_dir: str, log: LogRecord) -> tuple[tuple[float, int], ...]:
-    """Return times and steps in the heartbeat of LOG's process, the newest last.
-
-    There are none if it is not of this attempt.
-    """
-    path = beat(run_dir, log)
-    is_new = reading.written_at(path) >= log.started_at
-    return heartbeat.points(path) if is_new else ()
+def tail(paths: Sequence[str]) -> bytes:
+    """Return the end of the log in the files PATHS; what was written last comes last."""
+    ordered = sorted(paths, key=reading.written_at)
+    return b"\n".join(reading.content(path, _TAIL, from_end=True) or b"" for path in ordered)
 
 
 def without_first_step(points: Sequence[tuple[float, int]]) -> Sequence[tuple[float, int]]:
@@ -147,17 +130,6 @@ def steps_per_second(points: Sequence[tuple[float, int]]) -> float | None:
         return None
     (begin, first), (end, last) = points[0], points[-1]
     return (last - first) / (end - begin) if end > begin and last > first else None
-
-
-def read(run_dir: str, log: LogRecord, pattern: re.Pattern[bytes] | None = None) -> Progress:
-    """Return the progress from the heartbeat and the end of LOG."""
-    progress = of(tail(log), pattern)
-    points = beaten(run_dir, log)
-    if not points:
-        return progress
-    # The last updates of a rank that has ended have no times.
-    step = heartbeat.read_step(beat(run_dir, log))
-    return progress._replace(step=step, step_at=points[-1][0])
 
 
 def _found(

@@ -17,23 +17,11 @@ from fleetrun.rundir.folder import Folder
 SCHEMA = 1
 
 
-class VictimRecord(NamedTuple):
-    """A process that ended because of the culprit; `how` is stopped, peer lost, or nothing."""
+class ProcessEnd(NamedTuple):
+    """How a process ended: the culprit, or one that ended because of it (whose `how` says why).
 
-    process: str = ""
-    rank: int | None = None
-    pid: int | None = None
-    attempt: int = 0
-    # By itself, or by a signal (its name); or why it could not be started.
-    code: int | None = None
-    signal: str | None = None
-    fault: str | None = None
-    after_s: float = 0.0
-    how: str = ""
-
-
-class CulpritRecord(NamedTuple):
-    """The process that failed first."""
+    By itself with `code`, or by the signal of this name; `fault`: why it could not be started.
+    """
 
     process: str = ""
     rank: int | None = None
@@ -58,6 +46,12 @@ class CulpritRecord(NamedTuple):
     known: str | None = None
     remedy: str = ""
     peak_bytes: int | None = None
+    # Of one that is no culprit: stopped, peer lost, or nothing.
+    how: str = ""
+
+
+# What is written of those that ended because of the culprit.
+_OF_VICTIMS = ["process", "rank", "pid", "attempt", "code", "signal", "fault", "after_s", "how"]
 
 
 class RestartRecord(NamedTuple):
@@ -75,8 +69,8 @@ class ReportRecord(NamedTuple):
     exit_code: int | None = None
     attempts: int = 1
     time: float = 0.0
-    culprit: CulpritRecord | None = None
-    victims: tuple[VictimRecord, ...] = ()
+    culprit: ProcessEnd | None = None
+    victims: tuple[ProcessEnd, ...] = ()
     evidence: tuple[str, ...] = ()
     earlier: tuple[str, ...] = ()
     restarts: tuple[RestartRecord, ...] = ()
@@ -84,7 +78,11 @@ class ReportRecord(NamedTuple):
 
 def write(folder: Folder, report: ReportRecord, redact: Callable[[str], str] = str) -> None:
     """Write REPORT into FOLDER, whole or not at all; OSError if that fails."""
-    folder.write_json(names.REPORT, {"schema": SCHEMA, **reading.plain(report)}, redact)
+    document = reading.plain(report)
+    if report.culprit is not None:
+        del document["culprit"]["how"]
+    document["victims"] = [{key: end[key] for key in _OF_VICTIMS} for end in document["victims"]]
+    folder.write_json(names.REPORT, {"schema": SCHEMA, **document}, redact)
 
 
 def read(path: str) -> ReportRecord | None:

@@ -1,13 +1,36 @@
-"""The launches of a log folder: listing them, finding one, and whether it still runs."""
+"""The launches of a log folder: listing them, finding one, and reading all that one has left."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable
-from typing import NamedTuple
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
-from fleetrun.rundir import eventfile, lockfile, names, planfile, reading
+from fleetrun.rundir import (
+    eventfile,
+    flightfile,
+    heartbeat,
+    lockfile,
+    metricsfile,
+    names,
+    planfile,
+    progress,
+    rankfile,
+    reading,
+    reportfile,
+)
+from fleetrun.rundir.eventfile import EventRecord
+from fleetrun.rundir.flightfile import FlightRecord
+from fleetrun.rundir.heartbeat import ReportedStep
+from fleetrun.rundir.metricsfile import MetricsReader, MetricsRecord
+from fleetrun.rundir.progress import Progress
+from fleetrun.rundir.rankfile import RankAxes, Update
+from fleetrun.rundir.reportfile import ReportRecord
+
+# The hosts of a job are started within this many seconds of each other.
+_APART_S = 3600.0
 
 
 class LogRecord(NamedTuple):
@@ -46,7 +69,7 @@ class LogRecord(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One launch, as read from its run directory."""
+    """One launch, as read from its run directory; its methods read the other files now."""
 
     path: str
     # None: it has not been written yet.
@@ -65,6 +88,7 @@ class Run(NamedTuple):
     attempt: int
     # The generation of the first attempt: more than 0 on a host that joined later.
     joined_in: int = 0
+    events: tuple[EventRecord, ...] = ()
 
     @property
     def generation(self) -> int:
@@ -82,6 +106,66 @@ class Run(NamedTuple):
         nodes = () if self.plan is None else self.plan.nodes
         return nodes[self.node_rank] if self.node_rank < len(nodes) else ""
 
+    @property
+    def is_running(self) -> bool:
+        """Whether its launcher is alive now."""
+        return is_running(self.path)
+
+    def file(self, name: str) -> str:
+        """Return the path of its file NAME."""
+        return os.path.join(self.path, name)
+
+    def report(self) -> ReportRecord | None:
+        """Return what is known about its failure, if it has failed."""
+        return reportfile.read(self.file(names.REPORT))
+
+    def metrics(self, most: int) -> MetricsReader:
+        """Return a reader of what its host used, which keeps at most MOST records."""
+        return MetricsReader(self.file(names.METRICS), most)
+
+    def newest_metrics(self) -> MetricsRecord | None:
+        """Return what its host used last, if that was measured."""
+        return metricsfile.newest(self.file(names.METRICS))
+
+    def collectives(self) -> dict[int, FlightRecord]:
+        """Return the records of its last attempt's collectives, by rank of a trainer."""
+        return flightfile.in_folder(self.path, self.generation)
+
+    def records(self, rank: int | str) -> str:
+        """Return the path of the records of RANK, which is as in names of files."""
+        return self.file(names.rank_records(rank))
+
+    def axes(self) -> RankAxes | None:
+        """Return the axes of its ranks, as the first rank has recorded them."""
+        ranks = sorted({log.rank for log in self.logs if log.rank is not None})
+        return rankfile.topology(map(self.records, ranks))
+
+    def evidence(self, rank: int | str = 0) -> dict[str, Any] | None:
+        """Return the last evidence of RANK about its strategy."""
+        return rankfile.evidence(self.path, str(rank))
+
+    def updates(self, rank: int | str) -> Iterator[Update]:
+        """Yield the updates that RANK has recorded."""
+        return rankfile.updates(self.records(rank))
+
+    def heartbeat_path(self, log: LogRecord) -> str:
+        """Return the path of the heartbeat of LOG's process."""
+        return self.file(names.heartbeat(log.file_key))
+
+    def heartbeat(self, log: LogRecord) -> ReportedStep | None:
+        """Return the heartbeat of LOG's process, if there is one of this attempt."""
+        path = self.heartbeat_path(log)
+        return heartbeat.read(path) if reading.written_at(path) >= log.started_at else None
+
+    def progress(self, log: LogRecord, pattern: re.Pattern[bytes] | None = None) -> Progress:
+        """Return the progress of LOG's process, by its heartbeat and the end of LOG."""
+        printed = progress.printed(progress.tail(log.paths), pattern)
+        beat = self.heartbeat(log)
+        if beat is None or not beat.points:
+            return printed
+        # The last updates of a rank that has ended have no times.
+        return printed._replace(step=beat.step, step_at=beat.points[-1][0])
+
 
 def read(path: str) -> Run:
     """Read the run directory PATH; a launch that has just begun has few files."""
@@ -89,7 +173,8 @@ def read(path: str) -> Run:
     plan = planfile.read(os.path.join(path, names.PLAN))
     launched = finished = None
     attempt = 0
-    for event in eventfile.read(os.path.join(path, names.EVENTS)):
+    events = tuple(eventfile.read(os.path.join(path, names.EVENTS)))
+    for event in events:
         attempt = max(attempt, event.attempt)
         key = (event.process, event.attempt)
         match event.event:
@@ -139,6 +224,7 @@ def read(path: str) -> Run:
         verdict=reading.text(ended.get("verdict")),
         attempt=attempt,
         joined_in=reading.whole(reported.get("generation")) or 0,
+        events=events,
     )
 
 
@@ -217,10 +303,6 @@ def find(word: str, log_dir: str) -> list[str]:
         if newest is not None:
             return [newest]
     return [path for path in listed(log_dir) if word in os.path.basename(path)]
-
-
-# The hosts of a job are started within this many seconds of each other.
-_APART_S = 3600.0
 
 
 def hosts(run: Run, read: Callable[[str], Run] = read) -> list[Run]:

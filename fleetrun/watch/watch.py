@@ -393,7 +393,8 @@ class Watch(Source):
             stat = proc.stat(rank.pid)
             if stat is not None:
                 beat = heartbeat.beat(rank.heartbeat, rank.since_ns)
-                is_scripts = beat > 0 and heartbeat.is_scripts(rank.heartbeat)
+                read = heartbeat.read(rank.heartbeat) if beat else None
+                is_scripts = beat > 0 and (read is None or read.is_scripts)
                 output, calls = rank.output(), flightfile.issued(rank.ring)
                 sample = hang.Sample(stat.state, stat.cpu_s, output, beat, is_scripts, calls)
                 samples[process] = sample

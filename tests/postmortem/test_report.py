@@ -10,7 +10,7 @@ from fleetrun.postmortem import causes, lastlines, report
 from fleetrun.postmortem.investigation import Investigation, Victim
 from fleetrun.run.children import Leftover
 from fleetrun.run.events import Exited, Failure, Hung, Outcome
-from fleetrun.rundir.reportfile import CulpritRecord
+from fleetrun.rundir.reportfile import ProcessEnd
 
 CHAIN = """\
 Traceback (most recent call last):
@@ -107,7 +107,7 @@ LABELS = [f"rank {n}" for n in range(9)]
 
 def findings(*victims: Victim) -> Investigation:
     assert FULL is not None
-    culprit = CulpritRecord(
+    culprit = ProcessEnd(
         host="h",
         devices="GPU 2",
         time=1e9,

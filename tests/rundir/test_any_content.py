@@ -22,7 +22,7 @@ from fleetrun.rundir import (
     strategyfiles,
 )
 from fleetrun.rundir.metricsfile import GpuUsage, MetricsRecord, RankUse, System
-from fleetrun.rundir.reportfile import CulpritRecord, ReportRecord, RestartRecord, VictimRecord
+from fleetrun.rundir.reportfile import ProcessEnd, ReportRecord, RestartRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -32,7 +32,7 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[type, ...], str]] = {
     "plan": (planfile.read, (planfile.PlanRecord, planfile.ProcessRecord), "rules"),
     "report": (
         reportfile.read,
-        (ReportRecord, CulpritRecord, VictimRecord, RestartRecord),
+        (ReportRecord, ProcessEnd, RestartRecord),
         "class",
     ),
     "events": (

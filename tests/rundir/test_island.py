@@ -15,8 +15,7 @@ from fleetrun.inject.site import rank_records
 from fleetrun.inject.spec import StrategySpec
 from fleetrun.model import FieldVerdict
 from fleetrun.postmortem import stackdumps
-from fleetrun.rundir import names, rankfile, strategyfiles, variables
-from fleetrun.rundir.heartbeat import is_scripts, read_step
+from fleetrun.rundir import heartbeat, names, rankfile, strategyfiles, variables
 from fleetrun.rundir.strategyfiles import GradientCounts, RankEvidence
 
 if TYPE_CHECKING:
@@ -154,7 +153,8 @@ def test_the_step_of_a_heartbeat_is_read(tmp_path: Path) -> None:
     path = tmp_path / names.heartbeat("0")
     proof = island.Evidence(str(tmp_path / names.rank_records("0")), StrategySpec({}, {}, {}))
     heartbeats.HeartbeatFile(str(path), proof.claim).beat(None, 12)
-    assert read_step(str(path)) == 12
-    assert not is_scripts(str(path))
+    beat = heartbeat.read(str(path))
+    assert beat is not None
+    assert (beat.step, beat.is_scripts) == (12, False)
     path.write_text("13\n")
-    assert is_scripts(str(path))
+    assert heartbeat.read(str(path)) == (13, ((path.stat().st_mtime, 13),), True)

@@ -29,7 +29,7 @@ from fleetrun.rundir import progress
 def test_what_scripts_print_is_understood(
     line: bytes, step: int | None, loss: float | None
 ) -> None:
-    seen = progress.of(b"before\n" + line + b"\n")
+    seen = progress.printed(b"before\n" + line + b"\n")
     assert seen.step == step
     if b"nan" in line:
         assert seen.loss is not None
@@ -39,18 +39,18 @@ def test_what_scripts_print_is_understood(
 
 
 def test_the_last_of_each_counts_and_bars_are_lines() -> None:
-    seen = progress.of(b"step 1 loss 2\nstep 2\n 10%\r 20%\r")
+    seen = progress.printed(b"step 1 loss 2\nstep 2\n 10%\r 20%\r")
     assert seen == progress.Progress(2, 2.0, "20%")
 
 
 def test_another_pattern_may_be_given() -> None:
     pattern = re.compile(rb"it(?P<step>\d+) L(?P<loss>\S+)")
-    assert progress.of(b"it5 L0.25\n", pattern) == progress.Progress(5, 0.25, "it5 L0.25")
-    assert progress.of(b"itX L\n", pattern) == progress.Progress(None, None, "itX L")
+    assert progress.printed(b"it5 L0.25\n", pattern) == progress.Progress(5, 0.25, "it5 L0.25")
+    assert progress.printed(b"itX L\n", pattern) == progress.Progress(None, None, "itX L")
     only_step = re.compile(rb"it(?P<step>\d+)")
-    assert progress.of(b"it5 loss 1\n", only_step) == progress.Progress(5, 1.0, "it5 loss 1")
+    assert progress.printed(b"it5 loss 1\n", only_step) == progress.Progress(5, 1.0, "it5 loss 1")
 
 
 @given(st.binary())
 def test_nothing_that_is_printed_is_an_error(text: bytes) -> None:
-    progress.of(text)
+    progress.printed(text)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.model import ProcessSpec
 from fleetrun.rundir import rankfile
-from fleetrun.rundir.heartbeat import beat, last_step, read_step
+from fleetrun.rundir.heartbeat import beat, last_step
 from fleetrun.rundir.rankfile import ErrorReport, read_error
 
 if TYPE_CHECKING:
@@ -104,15 +104,15 @@ def test_s21_half_a_file_is_raw_text(tmp_path: Path) -> None:
 
 def test_a_heartbeat_may_tell_the_step(tmp_path: Path) -> None:
     path = tmp_path / "heartbeat.0"
-    assert read_step(str(path)) is None
+    assert last_step([str(path)]) is None
     assert beat(str(path), 0) == 0
     for text, step in (("120\n", 120), ("", None), ("7 of 9", 7), ("soon", None), ("-1", None)):
         path.write_text(text)
-        assert read_step(str(path)) == step
+        assert last_step([str(path)]) == step
     now = path.stat().st_mtime_ns
     assert beat(str(path), now) == now
     assert beat(str(path), now + 1) == 0
-    assert read_step(str(tmp_path)) is None
+    assert last_step([str(tmp_path)]) is None
 
 
 def test_the_last_step_is_that_of_the_rank_that_is_furthest(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.rundir import names, reportfile
 from fleetrun.rundir.folder import Folder
-from fleetrun.rundir.reportfile import CulpritRecord, ReportRecord, RestartRecord, VictimRecord
+from fleetrun.rundir.reportfile import ProcessEnd, ReportRecord, RestartRecord
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,8 +18,8 @@ WHOLE = ReportRecord(
     3,
     2,
     1.5,
-    CulpritRecord(*END, "h", "GPU 0", 1.5, 0.5, "ValueError", "no", "Traceback", "", "/l", ("a",)),
-    (VictimRecord("trainer.1", 1, 8, 1, None, "SIGTERM", None, 0.1, "stopped"),),
+    ProcessEnd(*END, "h", "GPU 0", 1.5, 0.5, "ValueError", "no", "Traceback", "", "/l", ("a",)),
+    (ProcessEnd("trainer.1", 1, 8, 1, None, "SIGTERM", after_s=0.1, how="stopped"),),
     ("The kernel says so.",),
     ("rank 1 exited with 1",),
     (RestartRecord(1, 0.5, "rank 1 exited with 1"),),

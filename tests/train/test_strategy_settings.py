@@ -206,7 +206,7 @@ def test_the_scripts_own_settings_win_and_every_update_is_counted(
         assert [update.loss for update in made][:3] == pytest.approx(printed)
         assert [update.at for update in made] == sorted(update.at for update in made)
     # The last heartbeat is written at exit.
-    assert heartbeat.read_step(str(tmp_path / "beat")) == 4
+    assert heartbeat.last_step([str(tmp_path / "beat")]) == 4
 
 
 @pytest.mark.parametrize("version", PYTHONS)

@@ -59,7 +59,7 @@ def _logs(
         is_clean=is_terminal and not raw,
     )
     viewer = show.Viewer(chosen, pick, log_filter)
-    if follow and any(runs.is_running(chosen_run.path) for chosen_run in chosen):
+    if follow and any(chosen_run.is_running for chosen_run in chosen):
         named = set() if rank is None else choose.processes(rank)
         is_one = len(named) == 1 or sum(chosen_run.processes for chosen_run in chosen) == 1
         viewer.follow(is_one=is_one)
@@ -72,7 +72,7 @@ def _logs(
 def _explain_nothing(chosen: Sequence[runs.Run], *, failed: bool) -> None:
     """Print why there is nothing to show; raise EnvironmentFault if that is a fault."""
     if failed and any(run.logs for run in chosen):
-        still = "it still runs" if runs.is_running(chosen[0].path) else ""
+        still = "it still runs" if chosen[0].is_running else ""
         verdict = chosen[0].verdict or still
         reported = f" ({verdict})" if verdict else ""
         remark(f"no rank of {chosen[0].name} has failed{reported}.")

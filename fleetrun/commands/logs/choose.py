@@ -69,7 +69,7 @@ def is_hidden(path: str) -> bool:
 
 def state(run: runs.Run) -> str:
     """Return the state of RUN, or how it ended."""
-    if runs.is_running(run.path):
+    if run.is_running:
         return "running"
     if is_hidden(run.path):
         return "another user's"

@@ -25,11 +25,7 @@ def text(chosen: Sequence[runs.Run], ranks: Container[str] | None) -> str:
     """
     from fleetrun.commands import tables  # rich takes as long as a million lines
 
-    records = {
-        rank: record
-        for run in chosen
-        for rank, record in flightfile.of_folder(run.path, run.generation).items()
-    }
+    records = {rank: record for run in chosen for rank, record in run.collectives().items()}
     if not any(record.last for record in records.values()):
         raise EnvironmentFault(
             f"No collectives were recorded in {chosen[0].path}: launch with --flight_recorder or "
@@ -45,7 +41,7 @@ def text(chosen: Sequence[runs.Run], ranks: Container[str] | None) -> str:
         if log.rank is not None and log.ended_at is not None and not log.signal
     }
     job = flight.JobRanks(flightfile.ranks_in(records.values()), rankfile.topology(files), states)
-    is_over = not any(runs.is_running(run.path) for run in chosen)
+    is_over = not any(run.is_running for run in chosen)
     # Of a run that went well nobody waits, whatever was not yet seen to be done.
     has_succeeded = all(run.exit_code == 0 for run in chosen)
     latest = math.inf if is_over else time.time() - flight.LATE_S

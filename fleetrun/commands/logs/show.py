@@ -124,7 +124,7 @@ class Viewer:
         self._open(self._choose(self._runs))
 
     def _is_running(self) -> bool:
-        return any(runs.is_running(run.path) for run in self._runs)
+        return any(run.is_running for run in self._runs)
 
     def _copy(self, *, is_over: bool) -> None:
         """Show new output unchanged."""

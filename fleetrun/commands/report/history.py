@@ -23,7 +23,6 @@ from fleetrun.rundir import (
     rankfile,
     reading,
     reportfile,
-    runs,
     strategyfiles,
 )
 from fleetrun.rundir.runs import LogRecord, Run
@@ -161,7 +160,7 @@ def metrics_reader(run: Run) -> metricsfile.MetricsReader:
     # A launcher that was killed at once has left no plan.
     ranks = max(run.processes, 1) * (1 if run.plan is None else len(run.plan.nodes))
     most = max(_LEAST_MOMENTS, min(_MOST_MOMENTS, _MOST_VALUES // ranks))
-    return metricsfile.MetricsReader(os.path.join(run.path, names.METRICS), most)
+    return run.metrics(most)
 
 
 def measured(run: Run) -> Sequence[metricsfile.MetricsRecord]:
@@ -183,13 +182,13 @@ def read(
     culprits: list[str] = []
     fields: tuple[FieldVerdict, ...] = ()
     last = max((run.finished_at or 0.0 for run in job_runs), default=0.0)
-    running = {run.path for run in job_runs if runs.is_running(run.path)}
+    running = {run.path for run in job_runs if run.is_running}
     if running and began:
         last = time.time()
     for run in job_runs:
         host = run.host if len(job_runs) > 1 else ""
         peaks: dict[tuple[str, int], int | None] = {}
-        for event in eventfile.read(os.path.join(run.path, names.EVENTS)):
+        for event in run.events:
             last = max(last, event.time)
             if event.event == "exited":
                 key = event.process, event.attempt
@@ -200,8 +199,7 @@ def read(
                 for entry in reading.mappings(event.more.get("collectives")):
                     culprits += reading.texts(entry.get("who"))
                 moments.append(Moment(event.time - began, event.event, _description(event)))
-        ranks = sorted({log.rank for log in run.logs if log.rank is not None})
-        axes = rankfile.topology(os.path.join(run.path, names.rank_records(str(r))) for r in ranks)
+        axes = run.axes()
         for log in run.logs:
             peak = peaks.get((log.process, log.attempt))
             place = axes.place(log.rank) if axes is not None and log.rank is not None else ""
@@ -228,7 +226,7 @@ def read(
             *_uses(job_runs, began, metrics),
             *_in_collectives(job_runs, began, last),
         ),
-        report=reportfile.read(os.path.join(failed.path, names.REPORT)),
+        report=failed.report(),
         fields=fields,
         buckets=_buckets(first.path),
         facts=(("run", first.name), *_facts(manifest)),
@@ -245,7 +243,8 @@ def _speeds(job_runs: Sequence[Run]) -> Iterator[float]:
     """Yield the steps per second of each rank whose heartbeat has the times of its updates."""
     for run in job_runs:
         for log in {log.process: log for log in run.logs}.values():
-            speed = progress.steps_per_second(progress.beaten(run.path, log))
+            beat = run.heartbeat(log)
+            speed = None if beat is None else progress.steps_per_second(beat.points)
             if speed is not None:
                 yield speed
 
@@ -258,7 +257,7 @@ def _in_collectives(job_runs: Sequence[Run], began: float, last: float) -> Itera
     """
     spans: dict[str, list[tuple[float, float]]] = {}
     for run in job_runs:
-        records = flightfile.of_folder(run.path, run.generation)
+        records = run.collectives()
         for rank, record in [*records.items()][:_MOST_RANKS]:
             for collective in record.collectives:
                 if collective.state == flightfile.BLOCKING or collective.is_open:
@@ -338,13 +337,13 @@ def _curves(
     logs.sort(key=lambda pair: (not pair[1].has_failed, _number(pair[1].label), pair[1].attempt))
 
     @functools.cache
-    def times(run: Run) -> Mapping[str, outputtimes.LogTimes]:
-        return outputtimes.Reader(os.path.join(run.path, names.OUTPUT_TIMES)).read()
+    def times(folder: str) -> Mapping[str, outputtimes.LogTimes]:
+        return outputtimes.Reader(os.path.join(folder, names.OUTPUT_TIMES)).read()
 
     curves = [
         curve
         for run, log in logs[:_MOST_LOGS]
-        if (curve := _curve(log, times(run), began, most_bytes)) is not None
+        if (curve := _curve(log, times(run.path), began, most_bytes)) is not None
     ]
     if not any(curve.has_steps for curve in curves):
         curves += _heartbeats(metrics, began)
@@ -417,7 +416,7 @@ def _curve(
             continue
         look = 0
         for offset, line in lines(path, most_bytes):
-            reported = progress.of(line)
+            reported = progress.printed(line)
             throughput = reported.throughput or throughput
             if reported.step is None and reported.loss is None:
                 continue

@@ -25,7 +25,7 @@ from fleetrun.commands.top import screen
 from fleetrun.commands.top.sample import Sampler, Snapshot
 from fleetrun.commands.top.view import LOG, STACKS, View, after, keys
 from fleetrun.printing import is_color_wanted, put
-from fleetrun.rundir import reading, runs
+from fleetrun.rundir import reading
 
 # Processor use needs two samples; in a pipe they are this far apart.
 _APART_S = 0.5
@@ -53,7 +53,7 @@ def _top(
     is_coloured = is_color_wanted(color, os.environ, is_terminal=is_terminal)
     sampler = Sampler(chosen, pattern=log_pattern)
     is_screen = is_terminal and os.environ.get("TERM", "") not in {"", "dumb"} and not once
-    if is_screen and any(runs.is_running(chosen_run.path) for chosen_run in chosen):
+    if is_screen and any(chosen_run.is_running for chosen_run in chosen):
         snapshot = _watch(sampler, interval, is_coloured=is_coloured)
         if snapshot is None:
             return 0

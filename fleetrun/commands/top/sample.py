@@ -17,7 +17,6 @@ from fleetrun.run import proc
 from fleetrun.rundir import (
     eventfile,
     flightfile,
-    heartbeat,
     metricsfile,
     names,
     progress,
@@ -125,7 +124,7 @@ class Sampler:
 
     def sample(self) -> Snapshot:
         """Return the current state of the job."""
-        has_launcher = [runs.is_running(run.path) for run in self._runs]
+        has_launcher = [run.is_running for run in self._runs]
         self._refresh()
         # The launcher may still write something.
         is_running = [
@@ -164,8 +163,7 @@ class Sampler:
         for place, before in enumerate(self._runs):
             run = self._runs[place] = self._reader.read(before.path)
             if run is not before:
-                events = eventfile.read(os.path.join(run.path, names.EVENTS))
-                self._notices[run.path] = [event for event in events if event.event == "warning"]
+                self._notices[run.path] = [e for e in run.events if e.event == "warning"]
 
     def _rows(self, run: runs.Run, *, is_alive: bool) -> Iterator[RankRow]:
         """Yield the row of each process of RUN, in its newest attempt."""
@@ -179,7 +177,7 @@ class Sampler:
         )
         pids = [log.pid for log in newest.values() if log.ended_at is None and log.pid is not None]
         used = usage.of(pids) if is_here else {}
-        measured = metricsfile.newest(os.path.join(run.path, names.METRICS)) if is_alive else None
+        measured = run.newest_metrics() if is_alive else None
         if measured is not None and measured.time < time.time() - _OLD_S:
             measured = None
         for name, log in newest.items():
@@ -206,7 +204,7 @@ class Sampler:
         is_first = seen.size == -1
         if size != seen.size:
             seen.size, seen.lived_at = size, now
-            printed = progress.of(progress.tail(log), self._pattern)
+            printed = progress.printed(progress.tail(log.paths), self._pattern)
             # Values that have left the tail are still the newest.
             if printed.step is None:
                 printed = printed._replace(step=seen.printed.step, total=seen.printed.total)
@@ -217,7 +215,7 @@ class Sampler:
         _see_step(run, log, seen)
         if is_first:
             # A rank may have been silent before anybody looked.
-            written_at = max(map(reading.written_at, (*log.paths, progress.beat(run.path, log))))
+            written_at = max(map(reading.written_at, (*log.paths, run.heartbeat_path(log))))
             seen.lived_at = now - max(0.0, time.time() - (written_at or time.time()))
         state, is_odd = _state(log, used, is_alive=is_alive, quiet_s=now - seen.lived_at)
         if state == "running" and self._lags(run, log):
@@ -272,10 +270,11 @@ class Sampler:
 
 def _see_step(run: runs.Run, log: runs.LogRecord, seen: _LogState) -> None:
     """Record a rank's newest step, from its heartbeat or else from its output."""
-    points = progress.beaten(run.path, log)
+    beat = run.heartbeat(log)
+    points = () if beat is None else beat.points
     written_at = max(map(reading.written_at, log.paths)) or time.time()
     at, step = points[-1] if points else (written_at, seen.printed.step)
-    newest = heartbeat.read_step(progress.beat(run.path, log)) if points else step
+    newest = beat.step if beat is not None and points else step
     seen.step = seen.step if newest is None else newest
     if step is None or (seen.steps and seen.steps[-1][1] == step):
         return
@@ -346,7 +345,7 @@ def _waiting(found_runs: Sequence[runs.Run], rows: list[RankRow]) -> list[RankRo
         return rows
     records: dict[int, flightfile.FlightRecord] = {}
     for run in found_runs:
-        records.update(flightfile.of_folder(run.path, run.generation))
+        records.update(run.collectives())
     now = time.time()
     waits = flight.waiting(records, now - flight.LATE_S)
     job = flight.JobRanks(flightfile.ranks_in(records.values()))

@@ -72,7 +72,7 @@ class Views:
         """Return everything but the logs of the run KEY; only its state if SEEN is its version."""
         hosts = self._hosts(key)
         version = _version(hosts)
-        is_running = any(runs.is_running(run.path) for run in hosts)
+        is_running = any(run.is_running for run in hosts)
         state: dict[str, object] = {"version": version, "is_running": is_running}
         if version == seen:
             return state
@@ -187,7 +187,7 @@ def _version(hosts: Sequence[Run]) -> str:
     ]
     files += [path for run in hosts for log in run.logs[:8] for path in log.paths]
     sizes = ",".join(str(reading.size(path)) for path in files)
-    running = "".join(str(int(runs.is_running(run.path))) for run in hosts)
+    running = "".join(str(int(run.is_running)) for run in hosts)
     return sha256(f"{sizes} {running}".encode()).hexdigest()[:16]
 
 

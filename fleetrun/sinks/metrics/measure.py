@@ -14,7 +14,7 @@ from fleetrun.host import usage
 from fleetrun.host.gpumeter import GpuMeter
 from fleetrun.host.ticks import ticks
 from fleetrun.run import libc, proc
-from fleetrun.rundir import metricsfile, names, progress, runs
+from fleetrun.rundir import metricsfile, names, runs
 from fleetrun.rundir.metricsfile import GpuUsage, MetricsRecord, RankUse, System
 from fleetrun.sinks.metrics import openmetrics
 
@@ -90,7 +90,7 @@ class Meter:
         before, self._before[pid] = self._before.get(pid), (now, used.cpu_s)
         percent = usage.percent(before, self._before[pid])
         moved = proc.io(pid)
-        reported = progress.read(self.run.path, log)
+        reported = self.run.progress(log)
         return RankUse(
             process=log.process,
             rank=log.rank,

@@ -201,7 +201,7 @@ def test_after_a_restart_the_cause_leads_to_the_log_of_the_last_attempt(tmp_path
     first = story.bars[1]._replace(kind=history.FIRST, logs=("/job/workerlog.1",))
     others = [bar._replace(attempt=1, logs=(f"{bar.logs[0]}.attempt1",)) for bar in story.bars]
     report = reportfile.ReportRecord(
-        culprit=reportfile.CulpritRecord(), earlier=("rank 1 exited with 1",)
+        culprit=reportfile.ProcessEnd(), earlier=("rank 1 exited with 1",)
     )
     shown = story._replace(bars=(first, *others), report=report)
     text = page.page([shown], "/job")
