@@ -194,8 +194,8 @@ _ENTRY = re.compile(r'^msgid ((?:".*"\n)+)msgstr ((?:".*"\n)+)', re.MULTILINE)
 
 def help_texts() -> list[str]:
     """Return every text of the help and of report pages, in the order in which it is read."""
-    texts = [help_page.SCREEN, help_page.ABOUT, *help_page.WORDS]
-    pairs = (*help_page.EXAMPLES, *help_page.EXIT_CODES, *help_page.COMPLETION)
+    texts = [help_page.INTRODUCTION, help_page.MOST_USED, *help_page.WORDS]
+    pairs = (*help_page.EXIT_CODES, *help_page.COMPLETION)
     texts += [text for _, text in pairs]
     texts += [*help_page.NOTES, *load.PRESETS.values()]
     for name, group in GROUPS.items():

@@ -57,7 +57,6 @@ FLOORS = (
         "fleetrun.cli.app",
         "fleetrun.cli.shells",
         "fleetrun.cli.launch",
-        "fleetrun.cli.pager",
         "fleetrun.cli.parser",
         "fleetrun.commands",
         "fleetrun.api",

@@ -81,7 +81,9 @@ def _dispatch(
     if given and given[0] in parser.COMMANDS:
         return parser.run(given[0], given[1:])
     if not given:
-        _help("screen", AUTO, environ)
+        from fleetrun.cli import help as help_page
+
+        help_page.show("screen", AUTO, environ)
         # The exit code of other tools without arguments.
         return UsageError.exit_code
     if EXEC_OPTIONS in environ:
@@ -91,7 +93,9 @@ def _dispatch(
         asked = next(item for item in parsed.given if item.name == "help")
         # --color may stand behind --help, where nothing is looked at otherwise.
         rest = [word for word in given if word != asked.typed]
-        return _help(str(find("help").read(asked)), color_choice(rest), environ)
+        from fleetrun.cli import help as help_page
+
+        return help_page.show(str(find("help").read(asked)), color_choice(rest), environ)
     if parsed.asks("version"):
         return put(f"fleetrun {__version__}\n")
     return _start(resolve(parsed, environ), launch, caller)
@@ -117,14 +121,6 @@ def _start(resolved: ResolvedLaunch, launch: Launch | None, caller: Caller | Non
             caller.gathering()
         return enginelaunch.launch(request, environ, engine, caller)
     return job.launch(request, environ, caller=caller)
-
-
-def _help(section: str, color: str, environ: Mapping[str, str]) -> int:
-    """Show SECTION of the help, in Chinese if the locale is."""
-    from fleetrun.cli import help as pages
-    from fleetrun.cli.pager import page
-
-    return page(pages.text(section, pages.translation(environ)), color, environ)
 
 
 def _complain(text: str) -> None:

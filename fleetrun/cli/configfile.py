@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetrun.cli import gone
+from fleetrun.cli import elsewhere
 from fleetrun.cli.argv import suggest
 from fleetrun.cli.option import Option
 from fleetrun.cli.options import BY_SPELLING, is_device_list
@@ -136,7 +136,7 @@ def _unlisted(
     """Return the option of devices if NAME is a kind of them; else UsageError about TYPED."""
     if not command and is_device_list(name):
         return find_option("devices")
-    gone.refuse(name, f"{where}: {typed}")
+    elsewhere.refuse_gone(name, f"{where}: {typed}")
     known = [name for name, row in options.items() if row.in_file]
     of = f" of {command}" if command else ""
     raise UsageError(f"{where}: no such option{of}: {typed}{suggest(typed, known, prefix='')}")

@@ -1,21 +1,18 @@
-"""What other launchers call an option of ours: what to write instead, after a mistake; pure."""
+"""What to write instead of words of other launchers, and of words that are gone since 1.0; pure."""
 
 from __future__ import annotations
+
+from fleetrun.errors import UsageError
 
 _PROCESSES = "use --nproc_per_node{}: the number of processes on this host."
 _NODES = "use --nnodes{}: it follows from --ips, which names the hosts."
 _MEET = "write --master=HOST:PORT and --nnodes=N, or name the hosts with --ips=A,B."
 _ELASTIC = "write --nnodes=MIN:MAX, which counts hosts, and --master=HOST:PORT."
-_BY_ITSELF = "leave it out: --hosts=A:8,B:8 starts hosts by ssh; under srun or mpirun, fleetrun "
-_BY_ITSELF += "finds the hosts."
 _LABEL = "write --tee=all, or --tee=0,3: each line starts with its rank."
-_FILTER = "write --tee=all --log_filter=PATTERN, or `fleetrun logs -f --grep=PATTERN`."
-_LOGS = "use --log_dir: every rank has its own file there."
-_AMP = "your script decides that (paddle.amp)."
-_FLEET = "your script decides that; --strategy takes the fields of fleet.DistributedStrategy."
+_SCRIPT = "your script decides that; --strategy takes the fields of fleet.DistributedStrategy."
 
-# By the words of torchrun, mpirun, horovodrun, accelerate, deepspeed and srun; {} is replaced by
-# `=N` if a number follows.
+# What people type for torchrun, mpirun, horovodrun, accelerate, deepspeed and srun; {} is replaced
+# by `=N` if a number follows.
 _ROWS = {
     "n np num_proc num_procs num_processes nprocs num_gpus ngpus ppn npernode": _PROCESSES,
     "ntasks_per_node ntasks gpus_per_node procs_per_node slots slots_per_host": _PROCESSES,
@@ -35,7 +32,10 @@ _ROWS = {
     "standalone": "leave it out: a job is on this host alone unless --ips names others.",
     "network_interface nics": "use --network.",
     "ssh_port p": 'write --ssh="ssh -p PORT" beside --hosts.',
-    "launcher no_ssh force_multi": _BY_ITSELF,
+    "launcher no_ssh": (
+        "leave it out: --hosts=A:8,B:8 starts hosts by ssh; under srun or mpirun, fleetrun finds "
+        "the hosts."
+    ),
     "module": "write -m package.module instead of the script.",
     "script training_script": "write `fleetrun [options] train.py [its arguments]`.",
     "no_python": "leave it out: any program that is not a .py file is executed directly.",
@@ -45,19 +45,22 @@ _ROWS = {
         "write --env OMP_NUM_THREADS=N; --bind=cores gives each rank its cores."
     ),
     "max_restarts restarts reset_limit": "use --max_restart{}.",
-    "background bg daemon d nohup detached": "use --detach.",
-    "role main_training_function main": "leave it out: each rank runs the script.",
+    "background daemon d nohup": "use --detach.",
+    "role": "leave it out: each rank runs the script.",
     "ssh_identity_file": 'write --ssh="ssh -i FILE" beside --hosts.',
     "shutdown_timeout": "use --grace{}: seconds between TERM and KILL.",
-    "monitor_interval": "leave it out: an exit is noticed at once.",
-    "start_method": "leave it out: every rank is a program of its own.",
+    "monitor_interval start_method": "leave it out: an exit is noticed at once.",
     "timeout": "use --hang_timeout{}: it ends a job after that many seconds without progress.",
     "min_np max_np min_num_proc max_num_proc min_nodes max_nodes elastic_training": _ELASTIC,
     "host_discovery_script": f"hosts join by themselves: {_ELASTIC}",
     "local_ranks_filter": "use --tee{}: it takes ranks of the whole job, or all.",
     "t tag_output l label": _LABEL,
-    "duplicate_stdout_filters duplicate_stderr_filters": _FILTER,
-    "output_filename output o enable_each_rank_log": _LOGS,
+    "duplicate_stdout_filters duplicate_stderr_filters": (
+        "write --tee=all --log_filter=PATTERN, or `fleetrun logs -f --grep=PATTERN`."
+    ),
+    "output_filename output o enable_each_rank_log": (
+        "use --log_dir: every rank has its own file there."
+    ),
     "r": "write --redirects: each rank's standard error goes to its own file.",
     "v verbose": "write --log_level=debug.",
     "q silent": "write --quiet.",
@@ -70,32 +73,69 @@ _ROWS = {
     "fusion_threshold_mb": "write --set fuse_grad_size_in_MB=N.",
     "cpu use_cpu": "write --backend=gloo to train on the CPU.",
     "multi_gpu": "leave it out: all visible GPUs are used, or those of --gpus.",
-    "mixed_precision fp16 bf16 amp": _AMP,
-    "use_deepspeed deepspeed use_fsdp zero_stage": _FLEET,
+    "mixed_precision fp16 bf16 amp": "your script decides that (paddle.amp).",
+    "use_deepspeed deepspeed use_fsdp zero_stage": _SCRIPT,
     "allow_run_as_root mpi gloo mca": "leave it out: fleetrun works without it.",
 }
-SENTENCES = {word: says for words, says in _ROWS.items() for word in words.split()}
+HINTS = {word: hint for words, hint in _ROWS.items() for word in words.split()}
+
+# The names of other tools for commands of ours.
+COMMANDS = {
+    **dict.fromkeys(("run", "launch", "start"), ""),
+    **dict.fromkeys(("list", "ls", "status", "jobs"), "ps"),
+    **dict.fromkeys(("kill", "pkill", "killall", "halt", "cancel", "terminate"), "stop"),
+    **dict.fromkeys(("watch", "monitor"), "top"),
+    **dict.fromkeys(("dashboard", "web"), "ui"),
+    **dict.fromkeys(("check", "diagnose"), "doctor"),
+    **dict.fromkeys(("strategies", "presets"), "strategy list"),
+    "tail": "logs",
+    "test": "run_check",
+    "version": "--version",
+}
+
+# Gone since 1.0, by their names with underscores; also as lines of a config file.
+GONE = {
+    "banner": "leave it out: launch.txt has Paddle's tables; --quiet prints no banner.",
+    "elastic_pre_hook": "run the command before fleetrun, or at the start of the script.",
+    "gloo_port": "write --http_port.",
+    "log_max_files": "leave it out: --log_max_size keeps three older parts of each log.",
+    "merge_tail": "leave it out: a last round of fewer than k_steps batches is dropped.",
+    "port_check": "leave it out: hosts always check each other's ports.",
+    "port_range": "write --start_port for the first of the ports.",
+    "preload": "leave it out: a restart starts new processes.",
+    "scaling": "launch with other numbers of devices, and compare the runs with `fleetrun report`.",
+    "ui": "run `fleetrun top` or `fleetrun ui` in another terminal.",
+    "ship": "copy the folder to the hosts first, as by `rsync -a ./ HOST:$PWD/`.",
+    "install": "put `fleetrun exec` before the command.",
+    "uninstall": "remove fleetrun-exec.pth from the site-packages of that environment.",
+}
+GONE_COMMANDS = {"on": "use `pdsh -w a,b COMMAND`, or clush."}
 
 
-def meant(typed: str, value: str = "") -> str | None:
+def refuse_gone(name: str, typed: str, table: dict[str, str] = GONE) -> None:
+    """Raise UsageError if NAME of TABLE is gone; TYPED is how it was written, and where."""
+    if name in table:
+        raise UsageError(f"{typed} is gone: {table[name]}")
+
+
+def hint(typed: str, value: str = "") -> str | None:
     """Return what to write instead of TYPED, another launcher's option, given VALUE.
 
-    >>> meant("-np", "4")
+    >>> hint("-np", "4")
     'use --nproc_per_node=4: the number of processes on this host.'
-    >>> meant("-n4") == meant("-np", "4"), meant("--standalone")[:13], meant("--nonsense")
+    >>> hint("-n4") == hint("-np", "4"), hint("--standalone")[:13], hint("--nonsense")
     (True, 'leave it out:', None)
     """
     name = typed.lstrip("-").replace("-", "_")
-    says = SENTENCES.get(name)
-    if says is None and not typed.startswith("--"):
+    sentence = HINTS.get(name)
+    if sentence is None and not typed.startswith("--"):
         # -n4
         bare = name.rstrip("0123456789")
-        says, value = SENTENCES.get(bare), name[len(bare) :]
-        if not value:
-            return None
-    if says is None:
+        value = name[len(bare) :]
+        sentence = HINTS.get(bare) if value else None
+    if sentence is None:
         return None
     # Repeat only numbers: the next word may be the script, or hold a secret.
-    most = "0123456789" if says is _PROCESSES else "0123456789,"
-    is_fit = value[:1].isdigit() and not value.strip(most)
-    return says.format(f"={value}" if is_fit else "")
+    allowed = "0123456789" if sentence is _PROCESSES else "0123456789,"
+    is_fit = value[:1].isdigit() and not value.strip(allowed)
+    return sentence.format(f"={value}" if is_fit else "")

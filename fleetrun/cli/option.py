@@ -11,6 +11,7 @@ import click
 from fleetrun.cli.types import FLAG, Type, Value
 from fleetrun.errors import UsageError
 from fleetrun.model import COMMAND_LINE, DEFAULT, DEFAULTS, Given, flag
+from fleetrun.text import is_digits
 
 # The groups of the help, by what --help= calls them.
 GROUPS = {
@@ -124,9 +125,16 @@ class Option(click.Option):
     def takes_next(self, word: str) -> bool:
         """Whether WORD, standing after the option, is its value and not the script.
 
-        An optional value never eats a script: only what can be nothing else is taken.
+        An optional value never eats a script: only what can be nothing else is taken. A negative
+        number is a value; any other word with a hyphen is more likely an option.
         """
+        if word.startswith("-"):
+            return self.bare is None and is_digits(word[1:])
         return self.bare is None or self.kind.fits(word)
+
+    def needs_next(self, word: str | None) -> bool:
+        """Whether the option lacks its value if WORD, or nothing, stands after it."""
+        return self.bare is None and (word is None or not self.takes_next(word))
 
     def switches_off(self, raw: str) -> bool:
         """Whether RAW says no to the option."""
@@ -182,10 +190,6 @@ class Option(click.Option):
         if self.kind is FLAG:
             return ""
         return f"[={self.metavar}]" if self.bare is not None else f" {self.metavar}"
-
-    def term(self) -> str:
-        """Return its spellings for the help."""
-        return ", ".join(self.opts) + self.value_shown
 
 
 def _at_home(path: str, given: Given) -> str:

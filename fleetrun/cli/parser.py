@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import click
 
-from fleetrun.cli import argv, configfile, gone, request, types
+from fleetrun.cli import argv, configfile, elsewhere, request, types
 from fleetrun.cli.option import OWN, Option
 from fleetrun.cli.options import KNOWN, find
 from fleetrun.cli.types import Type, Value
@@ -168,7 +168,7 @@ class LaunchCommand(click.Command):
         head = argv.scan(args, self.rows())
         if any(given.name == "help" for given in head.given):
             return super().parse_args(ctx, ["--help"])
-        argv.refuse_pending(head)
+        head.refuse_pending()
         at = len(args) if head.script_at is None else head.script_at
         dashes = ("--",) if args[at - 1 : at] == ["--"] else ()
         of_launch = tuple(given for given in head.given if given.name not in own)
@@ -212,7 +212,7 @@ def _sentence(error: click.UsageError) -> str:
     where = _where(context)
     if isinstance(error, click.NoSuchOption) and context is not None:
         name = error.option_name.lstrip("-").replace("-", "_")
-        gone.refuse(name, f"{where}{error.option_name}")
+        elsewhere.refuse_gone(name, f"{where}{error.option_name}")
         known = [name for param in context.command.get_params(context) for name in param.opts]
         # Without hyphens, which would make all names similar.
         bare = [name.lstrip("-") for name in known if name.startswith("--")]

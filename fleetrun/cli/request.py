@@ -148,9 +148,11 @@ class Choices:
         """Return how strong the source of NAME is: command line > environment > file."""
         return 2 if self.is_typed(name) else int(self.given(name).source.startswith("$"))
 
-    def put(self, name: str, value: Value, **changes: Any) -> None:
-        """Replace the value of the option NAME, and CHANGES of how it was given."""
-        self._chosen[name] = Resolved(value, self.given(name)._replace(**changes))
+    def put(self, name: str, value: Value, raw: str | None = None, source: str = "") -> None:
+        """Replace the value of the option NAME: its text is RAW, for the reason SOURCE."""
+        given = self.given(name)
+        raw = given.raw if raw is None else raw
+        self._chosen[name] = Resolved(value, given._replace(raw=raw, source=source or given.source))
 
     def take(self, given: Given) -> None:
         """Read GIVEN, and let it replace what its option had."""
@@ -300,7 +302,7 @@ def _take_addresses(chosen: Choices) -> None:
     names = {master.spelling, master.source[1:].lower().removeprefix("paddle_")}
     if "elastic_server" in names and not master.raw.strip().startswith(("etcd://", "etcds://")):
         etcd = f"etcd://{master.raw.strip()}"
-        chosen.put("master", etcd, raw=etcd)
+        chosen.put("master", etcd, etcd)
     if is_ipv6(chosen.word("host").strip("[]")):
         host = chosen.given("host")
         if not host.source.startswith("$"):
@@ -353,7 +355,7 @@ def _take_check(chosen: Choices, script: Script) -> None:
     if is_check and chosen.is_typed("master") and chosen.is_default("nnodes"):
         if chosen.value("ips"):
             return
-        chosen.put("nnodes", "2", raw="2", source="run_check")
+        chosen.put("nnodes", "2", "2", "run_check")
         chosen.notes.append(
             f"{chosen.given('master').typed} lets run_check be one of two hosts, as in Paddle; see "
             "--nnodes."
@@ -381,7 +383,7 @@ def _take_this_host(chosen: Choices) -> None:
     is_meant = nnodes.source in {COMMAND_LINE, "run_check"} and nnodes.spelling != "np"
     is_first = not chosen.value("master") and chosen.number("rank") <= 0
     if is_meant and is_first and _bounds(chosen)[1] > 1:
-        chosen.put("master", ":0", raw=":0", source="this host is the first")
+        chosen.put("master", ":0", ":0", "this host is the first")
 
 
 def _bounds(chosen: Choices) -> tuple[int, int]:
@@ -542,7 +544,8 @@ def _device_kind(chosen: Choices, env: Mapping[str, tuple[str, str]]) -> str | N
     """Return the kind of devices: that of --device_kind, or of the listed devices."""
     if kinds.XCCL in env and not chosen.is_typed("device_kind"):
         raw, source = env[kinds.XCCL]
-        chosen.put("device_kind", raw, raw=raw, source=source, typed=f"--env {kinds.XCCL}")
+        given = chosen.given("device_kind")._replace(typed=f"--env {kinds.XCCL}")
+        chosen.take(given._replace(raw=raw, source=source))
     kind = chosen.word("device_kind")
     if kind and not kinds.is_name(kind):
         raise chosen.fault("device_kind", "give the name that Paddle has for it: npu, mlu, gpu.")
@@ -567,7 +570,7 @@ def _device_kind(chosen: Choices, env: Mapping[str, tuple[str, str]]) -> str | N
         chosen.notes.append(f"{listed_devices} names {kinds.label(kind)}s: {why}.")
         return kind
     chosen.notes.append(f"{listed_devices} overrides {why}.")
-    chosen.put("device_kind", None, raw="", typed="", source=DEFAULT)
+    chosen.put("device_kind", None, "", DEFAULT)
     return listed
 
 
@@ -614,7 +617,7 @@ def _settle(chosen: Choices, mode: modes.Mode, asking: Sequence[str]) -> None:
 
 def _imply(chosen: Choices, mode: modes.Mode, by: str) -> None:
     """Set MODE as the job's, for the reason BY."""
-    chosen.put("run_mode", mode.name, raw=mode.name, source=by)
+    chosen.put("run_mode", mode.name, mode.name, by)
 
 
 def _is_requested(mode: modes.Mode, environ: Mapping[str, str]) -> bool:

@@ -1,8 +1,9 @@
-"""Completion by Tab: the scripts for bash, zsh and fish, and the answers to them."""
+"""Completion by Tab, with click's scripts for bash, zsh and fish, and answers to them."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 
 import click
@@ -20,74 +21,6 @@ from fleetrun.plan import kinds
 from fleetrun.printing import put
 from fleetrun.rundir.variables import COMPLETE
 
-_BASH = """\
-%(complete_func)s() {
-    local IFS=$'\\n' response type value
-    response=$(env COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD=$COMP_CWORD \\
-        %(complete_var)s=bash_complete $1 2>/dev/null)
-    for completion in $response; do
-        IFS=',' read -r type value <<< "$completion"
-        if [[ $type == dir ]]; then
-            compopt -o dirnames
-        elif [[ $type == file ]]; then
-            compopt -o default
-        elif [[ $type == plain ]]; then
-            COMPREPLY+=("$value")
-            if [[ $value == *= ]]; then compopt -o nospace; fi
-        fi
-    done
-}
-complete -o nosort -F %(complete_func)s %(prog_name)s %(prog_name)sx
-"""
-_ZSH = """\
-#compdef %(prog_name)s %(prog_name)sx
-%(complete_func)s() {
-    local -a plain unfinished described response
-    local type key descr
-    response=("${(@f)$(env COMP_WORDS="${words[*]}" COMP_CWORD=$((CURRENT-1)) \\
-        %(complete_var)s=zsh_complete ${(Q)words[1]} 2>/dev/null)}")
-    for type key descr in ${response}; do
-        case $type in
-            plain)
-                if [[ $key == *= ]]; then unfinished+=("$key")
-                elif [[ $descr == _ ]]; then plain+=("$key")
-                else described+=("$key:$descr"); fi ;;
-            dir) _path_files -/ ;;
-            file) _path_files -f ;;
-        esac
-    done
-    if (( $#described )); then _describe -V unsorted described -U; fi
-    if (( $#plain )); then compadd -U -V unsorted -a plain; fi
-    if (( $#unfinished )); then compadd -U -V unsorted -S '' -a unfinished; fi
-}
-if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
-    %(complete_func)s "$@"
-else
-    compdef %(complete_func)s %(prog_name)s %(prog_name)sx
-fi
-"""
-_FISH = """\
-function %(complete_func)s
-    set -l typed (commandline -opc)
-    set -l response (env %(complete_var)s=fish_complete COMP_WORDS=(commandline -cp) \\
-        COMP_CWORD=(commandline -t) $typed[1] 2>/dev/null)
-    for completion in $response
-        set -l metadata (string split -m 1 "," $completion)
-        switch $metadata[1]
-            case dir
-                __fish_complete_directories $metadata[2]
-            case file
-                __fish_complete_path $metadata[2]
-            case plain
-                echo $metadata[2]
-        end
-    end
-end
-complete --no-files --command %(prog_name)s --command %(prog_name)sx \\
-    --arguments "(%(complete_func)s)"
-"""
-
-
 _PROGRAM = "fleetrun"
 Item = CompletionItem[str]
 
@@ -95,7 +28,10 @@ Item = CompletionItem[str]
 class _Bash(shell_completion.BashComplete):
     """Bash splits words at = and : unlike other shells, and replaces only the last piece."""
 
-    source_template = _BASH
+    # No blank after KEY=, which a value follows.
+    source_template = shell_completion.BashComplete.source_template.replace(
+        "COMPREPLY+=($value)", "COMPREPLY+=($value); [[ $value == *= ]] && compopt -o nospace"
+    )
     _cut = 0
 
     @staticmethod
@@ -110,29 +46,16 @@ class _Bash(shell_completion.BashComplete):
         return args, incomplete
 
     def format_completion(self, item: Item) -> str:
-        """Return ITEM as its script reads it."""
+        """Return ITEM as click's script reads it."""
         value = item.value[self._cut :] if item.type == "plain" else item.value
         return f"{item.type},{value}"
 
 
-class _Zsh(shell_completion.ZshComplete):
-    source_template = _ZSH
-
-    def format_completion(self, item: Item) -> str:
-        """Return ITEM as its script reads it: the first colon ends a value that is described."""
-        value = item.value.replace(":", "\\:") if item.help else item.value
-        return f"{item.type}\n{value}\n{item.help or '_'}"
-
-
-class _Fish(shell_completion.FishComplete):
-    source_template = _FISH
-
-    def format_completion(self, item: Item) -> str:
-        """Return ITEM as its script reads it."""
-        return f"{item.type},{item.value}" + (f"\t{item.help}" if item.help else "")
-
-
-SHELLS: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
+SHELLS: dict[str, type[ShellComplete]] = {
+    "bash": _Bash,
+    "zsh": shell_completion.ZshComplete,
+    "fish": shell_completion.FishComplete,
+}
 
 
 def _of(shell: str) -> ShellComplete:
@@ -141,7 +64,11 @@ def _of(shell: str) -> ShellComplete:
 
 def script(shell: str) -> str:
     """Return the script for SHELL."""
-    return f"{_of(shell).source()}\n"
+    lines = _of(shell).source()
+    # Also for the other name of the command.
+    for register in ("complete -o nosort -F", "compdef"):
+        lines = re.sub(rf"(?m)^( *{register} .*\b{_PROGRAM})(?= |$)", rf"\1 {_PROGRAM}x", lines)
+    return f"{lines}\n"
 
 
 def answer(instruction: str) -> int:
@@ -213,18 +140,15 @@ def _after(before: str, items: Iterable[Item]) -> list[Item]:
 
 def _spellings(incomplete: str, options: Iterable[Option]) -> list[Item]:
     """Return the options that start with INCOMPLETE, spelled with its kind of hyphens."""
-    named = {
-        name: option
-        for option in options
-        if option.group != "later"
-        for name in (*option.spellings, *(_of_kinds() if option.label == "devices" else ()))
-    }
     items = []
-    for name, option in named.items():
-        for spelling in (flag(name), f"--{name}", f"--{name.replace('_', '-')}"):
-            if spelling.startswith(incomplete):
-                items.append(CompletionItem(spelling, help=option.help or None))
-                break
+    for option in options:
+        if option.group == "later":
+            continue
+        for name in (*option.spellings, *(_of_kinds() if option.label == "devices" else ())):
+            spellings = (flag(name), f"--{name}", f"--{name.replace('_', '-')}")
+            fitting = [spelling for spelling in spellings if spelling.startswith(incomplete)]
+            if fitting:
+                items.append(CompletionItem(fitting[0], help=option.help or None))
     return items
 
 

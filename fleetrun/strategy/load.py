@@ -11,7 +11,7 @@ from fleetrun.errors import SeveralErrors, UsageError
 from fleetrun.model import VARIABLE_SECTIONS, Given, Knob, KnobValue, Layer, Setting, Strategy
 from fleetrun.strategy import fields
 from fleetrun.strategy.fields import Field
-from fleetrun.text import suggestion, without_slips
+from fleetrun.text import closest, suggestion, without_slips
 
 if TYPE_CHECKING:
     from yaml import Node, SafeLoader
@@ -396,6 +396,11 @@ def _field(section: str, name: str, where: str) -> Field:
     inside = [part for part in parts if part.partition(".")[2] == name]
     if inside:
         raise UsageError(f"{where}: {name} is a part: did you mean {' or '.join(inside)}?")
+    # A part is suggested in full: `k_stps` may be meant for gradient_merge_configs.k_steps.
+    nearest = closest(name, {*known, *(part.partition(".")[2] for part in parts)})
+    whole = [part for part in parts if part.partition(".")[2] == nearest]
+    if whole and nearest not in known:
+        raise UsageError(f"{where}: no such field: {name}; did you mean {' or '.join(whole)}?")
     raise UsageError(f"{where}: no such field: {name}{_suggest(name, known)}")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.cli import app, gone, options
+from fleetrun.cli import app, elsewhere, options
 from fleetrun.cli.argv import split
 from fleetrun.cli.parser import COMMANDS
 
@@ -30,12 +30,12 @@ auto_cluster_config auto_tuner_json
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
-@pytest.mark.parametrize("name", gone.OPTIONS)
+@pytest.mark.parametrize("name", elsewhere.GONE)
 def test_an_option_that_is_gone_says_what_to_use(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert not options.is_option(name)
-    says = f"--{name} is gone: {gone.OPTIONS[name]}\n"
+    says = f"--{name} is gone: {elsewhere.GONE[name]}\n"
     assert says.endswith(".\n")
     assert app.main([f"--{name}=1", "train.py"], environ={}) == 2
     assert capsys.readouterr().err == f"fleetrun: {says}"
@@ -43,23 +43,26 @@ def test_an_option_that_is_gone_says_what_to_use(
     assert capsys.readouterr().err == f"fleetrun: top: {says}"
 
 
-@pytest.mark.parametrize("name", gone.OPTIONS)
+@pytest.mark.parametrize("name", elsewhere.GONE)
 def test_a_line_of_a_config_file_that_is_gone_says_what_to_use(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("fleetrun.yaml").write_text(f"quiet: true\n{name}: 1\n")
     assert app.main(["train.py"], environ={}) == 2
-    says = f"fleetrun: fleetrun.yaml:2: {name} is gone: {gone.OPTIONS[name]}\n"
+    says = f"fleetrun: fleetrun.yaml:2: {name} is gone: {elsewhere.GONE[name]}\n"
     assert capsys.readouterr().err == says
 
 
-@pytest.mark.parametrize("name", gone.COMMANDS)
+@pytest.mark.parametrize("name", elsewhere.GONE_COMMANDS)
 def test_a_command_that_is_gone_says_what_to_use(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert name not in COMMANDS
     assert app.main([name, "--hosts=a,b", "--", "ls"], environ={}) == 2
-    assert capsys.readouterr().err == f"fleetrun: fleetrun {name} is gone: {gone.COMMANDS[name]}\n"
+    assert (
+        capsys.readouterr().err
+        == f"fleetrun: fleetrun {name} is gone: {elsewhere.GONE_COMMANDS[name]}\n"
+    )
 
 
 @pytest.mark.parametrize("name", _ONCE.split())
@@ -67,9 +70,9 @@ def test_an_option_that_there_was_is_taken_or_answered_in_one_sentence(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [f"--{name}=1", "train.py"]
-    if name not in gone.OPTIONS:
+    if name not in elsewhere.GONE:
         assert [given.spelling for given in split(words).given] == [name]
-    if name in gone.OPTIONS or name in options.UNUSED:
+    if name in elsewhere.GONE or name in options.UNUSED:
         Path("train.py").touch()
         code = app.main(words, environ={}, launch=lambda *_: 0)
         message = capsys.readouterr().err
@@ -79,4 +82,4 @@ def test_an_option_that_there_was_is_taken_or_answered_in_one_sentence(
 
 def test_the_list_of_what_there_was_is_whole() -> None:
     assert len(set(_ONCE.split())) == 106
-    assert options.BY_SPELLING.keys() >= set(_ONCE.split()) - gone.OPTIONS.keys()
+    assert options.BY_SPELLING.keys() >= set(_ONCE.split()) - elsewhere.GONE.keys()

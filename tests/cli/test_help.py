@@ -1,18 +1,98 @@
-"""The help in Chinese: complete, in step with the English one, and only where it is asked for."""
+"""The help: what people use on one page, all of it by section, and the same in Chinese."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from collections.abc import Callable
 
 import pytest
 
 import docs
+from fleetrun.cli import app, options
 from fleetrun.cli import help as pages
-from fleetrun.cli import options
+from fleetrun.cli.option import GROUPS
+from fleetrun.cli.parser import COMMANDS
 from fleetrun.text import display_width
 
 # Typed and exported words must be the same in every language.
 TYPED = re.compile(r"--[a-z_-]+[a-z]|\$\w+|`[^`]+`|\{\w*\}|\b\w+\.(?:py|yaml|json|txt)\b")
+Shown = Callable[..., str]
+
+
+@pytest.fixture
+def shown(capsys: pytest.CaptureFixture[str]) -> Shown:
+    """Return a function that runs `fleetrun WORDS` and returns what it prints."""
+
+    def run(*words: str, **environ: str) -> str:
+        assert app.main(words, environ=environ) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_help_is_what_people_use(shown: Shown) -> None:
+    text = shown("--help")
+    assert text == shown("-h")
+    assert max(map(len, text.splitlines())) <= 80
+    assert re.findall(r"(?m)^\w+(?: \w+)?(?=:)", text) == [
+        *("Usage", "Examples", "Commands", "Options", "Exit codes")
+    ]
+    rows = re.findall(r"(?m)^  ([a-z]+)  +\w", text.partition("Commands:")[2])
+    assert sorted(rows) == sorted(COMMANDS)
+    # Else it would be taken for a script.
+    assert all(name.isalpha() for name in COMMANDS)
+    flags = re.findall(r"(?m)^  --([a-z][\w-]*)", text)
+    assert len(flags) == 11
+    assert {flag.replace("-", "_") for flag in flags} <= options.BY_SPELLING.keys()
+    codes = text.partition("Exit codes:")[2]
+    for code, _ in pages.EXIT_CODES:
+        # Those of signals are 128 + N.
+        for number in {*code.split(", ")} - {"129", "130", "143"}:
+            assert re.search(rf"\b{re.escape(number)}\b", codes), number
+
+
+def test_help_loads_little() -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "fleetrun", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = {row.rpartition("|")[2].strip() for row in done.stderr.splitlines()}
+    assert "fleetrun.cli.help" in loaded
+    assert not loaded & {"asyncio", "numpy", "paddle", "rich", "yaml", "fleetrun.commands.logs"}
+
+
+def test_all_of_the_help_has_every_option_and_exit_code(shown: Shown) -> None:
+    text = shown("--help=all")
+    order = ["Usage: fleetrun [OPTIONS]", *(f"{group}:" for group in GROUPS.values())]
+    places = [text.index(heading) for heading in [*order, "Exit codes:", "Completion by Tab:"]]
+    assert places == sorted(places)
+    for option in options.KNOWN:
+        assert option.flag in text
+    assert "\n  5  " in text
+    assert 'eval "$(fleetrun completion bash)"' in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("words", [["--help=devices"], ["--help", "devices"], ["-h", "devices"]])
+def test_help_has_sections(words: list[str], shown: Shown) -> None:
+    text = shown(*words)
+    assert text.startswith("Devices:\n")
+    assert "--backend" in text
+    assert "--max_restart" not in text
+
+
+@pytest.mark.parametrize("section", [*GROUPS, "codes"])
+def test_every_section_of_the_help_can_be_asked_for(section: str, shown: Shown) -> None:
+    assert shown(f"--help={section}").startswith(f"{GROUPS.get(section, 'Exit codes')}:")
+
+
+def test_help_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, pages.text("job").splitlines())) <= 80
 
 
 def test_what_is_typed_is_the_same_in_both_languages() -> None:
@@ -23,15 +103,15 @@ def test_what_is_typed_is_the_same_in_both_languages() -> None:
 
 def test_all_of_the_help_is_translated_and_fits() -> None:
     translate = pages.translation({"LANG": "zh_CN.UTF-8"})
-    shown = pages.text("all", translate)
+    text = pages.text("all", translate)
     for option in options.OPTIONS:
-        assert f"{option.flag}" in shown
-        assert str(option.help) not in shown
-    long = [line for line in shown.splitlines() if display_width(line) > 100]
+        assert f"{option.flag}" in text
+        assert str(option.help) not in text
+    long = [line for line in text.splitlines() if display_width(line) > 100]
     # Words that cannot be broken.
     assert not [line for line in long if " " in line.strip()]
-    screen = translate(pages.SCREEN).splitlines()
-    assert len(screen) == len(pages.SCREEN.splitlines())
+    screen = pages.text("screen", translate).splitlines()
+    assert len(screen) == len(pages.text().splitlines())
     assert max(map(display_width, screen)) <= 80
 
 
@@ -47,5 +127,7 @@ def test_all_of_the_help_is_translated_and_fits() -> None:
         ({}, False),
     ],
 )
-def test_the_language_is_what_gettext_says(environ: dict[str, str], *, is_chinese: bool) -> None:
-    assert ("退出码" in pages.translation(environ)(pages.SCREEN)) == is_chinese
+def test_the_language_is_what_gettext_says(
+    environ: dict[str, str], *, is_chinese: bool, shown: Shown
+) -> None:
+    assert ("退出码" in shown("--help", **environ)) == is_chinese

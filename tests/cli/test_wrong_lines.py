@@ -1,0 +1,133 @@
+"""Wrong command lines, each with its one sentence: what is wrong, and what to write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fleetrun.cli import app
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NO_OPTION, NO_COMMAND = "no such option: ", "there is no command "
+AS_SCRIPT = "is taken as the script, because "
+EQUALS = "ends at the space before ="
+# Words, and what the sentence has, from its beginning or after dots.
+# fmt: off
+WRONG: list[tuple[str | Sequence[str], str]] = [
+    # No script.
+    ("--gpus=0", "no script to run: write `fleetrun [options] train.py [its arguments]`"),
+    ("--", "no script to run: write"),
+    ("--nproc_per_node train.py",
+     ("no script to run: --nproc_per_node has taken train.py as its value; write "
+     "--nproc_per_node=VALUE train.py.")),
+    (["--gpus", "0 train.py"], "no script to run: --gpus=0 train.py is one word, because of its "),
+    (["--", ""], "the script name is empty; is a variable unset?"),
+    ("run_check x", "run_check is Paddle's check of its installation and takes nothing after it;"),
+    ("-m", "-m needs a module: write `fleetrun [options] -m package.module`."),
+    (["-m", ""], "-m: the module's name is empty; is a variable unset?"),
+    ("-m train.py", "-m train.py: a module's name has no .py: write train.py without -m, or -m "),
+    ("-m ./train", "-m ./train: that is a path, not a module: leave -m out."),
+    (["-m", "pkg.train --x"], "-m pkg.train --x: quotation marks make it one word: leave them "),
+    # Options that there are not.
+    ("--gpu=0 train.py", f"{NO_OPTION}--gpu; did you mean --gpus?"),
+    ("--nporc_per_node=4 train.py", f"{NO_OPTION}--nporc_per_node; did you mean --nproc_per_node?"),
+    ("--cluter_node_ips=1 train.py", f"{NO_OPTION}--cluter_node_ips; did you mean --cluster_node"),
+    ("--back-end=x train.py", f"{NO_OPTION}--back-end; did you mean --backend?"),
+    ("--log=x train.py", f"{NO_OPTION}--log; it could be --log_dir, --log_filter, --log_keep, "),
+    ("--mlu=0 train.py", f"{NO_OPTION}--mlu; did you mean --mlus?"),
+    ("--foo=1 train.py", f"{NO_OPTION}--foo; `fleetrun --help=all` lists them all."),
+    ("--foos=x train.py", f"{NO_OPTION}--foos; `fleetrun --help=all` lists them all."),
+    ("-gpus=0 train.py", f"{NO_OPTION}-gpus; did you mean --gpus?"),
+    ("-u train.py", f"{NO_OPTION}-u; for Python's own options write `fleetrun [options] python -u"),
+    ("- train.py", f"{NO_OPTION}-; for Python's own options"),
+    ("--port_range=1-2 train.py", "--port_range is gone: write --start_port for the first of the "),
+    # Words of other launchers.
+    ("-np 2 train.py", f"{NO_OPTION}-np; use --nproc_per_node=2: the number of processes on this"),
+    ("-n4 train.py", f"{NO_OPTION}-n4; use --nproc_per_node=4: the number of processes on this"),
+    ("--num-processes 8 train.py", f"{NO_OPTION}--num-processes; use --nproc_per_node=8: the num"),
+    ("--ngpus=4 train.py", f"{NO_OPTION}--ngpus; use --nproc_per_node=4"),
+    ("--node_rank=1 train.py", f"{NO_OPTION}--node_rank; use --rank=1: this host's position in "),
+    ("-H a:4,b:4 train.py", f"{NO_OPTION}-H; use --hosts: as a:8,b:8; they are reached by ssh."),
+    ("-x API_TOKEN=hunter2 train.py", f"{NO_OPTION}-x; write --env NAME=VALUE; every rank gets "),
+    ("--standalone train.py", f"{NO_OPTION}--standalone; leave it out: a job is on this"),
+    ("--rdzv-backend=c10d train.py", f"{NO_OPTION}--rdzv-backend; write --master=HOST:PORT and "),
+    ("--master_port=29500 train.py", f"{NO_OPTION}--master_port; use --start_port=29500: on one "),
+    ("--max_restarts=3 train.py", f"{NO_OPTION}--max_restarts; use --max_restart=3."),
+    ("--redirects=1 train.py", "--redirects=1: give true (torchrun's 3), for all ranks and both"),
+    ("--tee=0:3 train.py", "--tee=0:3: it takes ranks, or all, and shows both streams, as torch"),
+    ("--np=2 train.py", "--np=2: it is the number of hosts (--nproc_per_node: of processes); name"),
+    # Values.
+    ("--gpus", "--gpus needs a value: give LIST."),
+    ("--gpus --ips=a train.py", "--gpus needs a value, and --ips=a looks like an option: write "),
+    ("--nproc_per_node=abc train.py", "--nproc_per_node=abc: give a whole number, 1 or more, or"),
+    ("--start_port=0 train.py", "--start_port=0: give a whole number from 1 to 65535."),
+    ("--backend=foo train.py", "--backend=foo: give one of auto, nccl, gloo, bkcl, heter, xccl, "),
+    ("--grace=soon train.py", "--grace=soon: give a number of seconds, 0 or more, or a time such"),
+    ("--quiet=maybe train.py", "--quiet=maybe: give true or false."),
+    ("--env=A train.py", "--env=A: give KEY=VALUE, where KEY is letters, digits and underscores."),
+    ("--tee=3-1 train.py", "--tee=3-1: 3-1 is not a range of ranks."),
+    ("--help=gpus", "--help=gpus: give one of screen, all, common"),
+    ("--config=nowhere.yaml train.py", "nowhere.yaml: No such file"),
+    ("--log_filter=(x train.py", "--log_filter=(x: this is not a regular expression"),
+    ("--strategy=recommendid train.py", "--strategy=recommendid: "),
+    # Fields of strategies, in full.
+    ("--set k_stps=2 train.py",
+     "--set k_stps: no such field: k_stps; did you mean gradient_merge_configs.k_steps"),
+    ("--set fuse_grad_size=16 train.py",
+     "--set fuse_grad_size: no such field: fuse_grad_size; did you mean fuse_grad_size_in_MB?"),
+    # Blanks and quotation marks.
+    ("--gpus 0 1 2 train.py", f'"1" {AS_SCRIPT}--gpus ends at the space: write --gpus=0,1,2.'),
+    ("--ips 10.0.0.1 10.0.0.2 train.py", "... write --ips=10.0.0.1,10.0.0.2."),
+    ("--hang_timeout 30 minutes train.py", "... write --hang_timeout=30minutes."),
+    ("--log_max_size 1 GB train.py", "... write --log_max_size=1GB."),
+    ("--gpus = 0,1 train.py", f"--gpus {EQUALS}: write --gpus=0,1."),
+    ("--gpus =0 train.py", f"--gpus {EQUALS}0: write --gpus=0."),
+    ("--quiet = true train.py", f"--quiet {EQUALS}: write --quiet=true."),
+    ("nproc-per-node=2 train.py",
+     '"nproc-per-node=2" is taken as the script: write --nproc-per-node=2.'),
+    ("OMP_NUM_THREADS=1 train.py", "... write --env OMP_NUM_THREADS=1 for a variable of ranks."),
+    ("'--gpus=0' train.py", f'"\'--gpus=0\'" {AS_SCRIPT}its quotation marks are part'),
+    ("\u2013gpus=0 train.py", f'"\u2013gpus=0" {AS_SCRIPT}it starts with a long dash'),
+    ("--gpus\uff1d0 train.py", "... write --gpus=0."),
+    ("--gpus=\u201c0\u201d train.py", "... the quotation marks are part of the value, because a"),
+    (["train.py --lr 1"], f'"train.py --lr 1" {AS_SCRIPT}quotation marks make it one word: leave'),
+    (["--gpus=0", " ", "train.py"], '" ": a lone blank is a word of the command line: remove the '),
+    (["--gpus=0", "--quiet\r"], '"--quiet\\r": it ends in a carriage return, as lines of Windows'),
+    # Commands.
+    ("doctr --json", f"{NO_COMMAND}doctr; did you mean `fleetrun doctor --json`?"),
+    ("submmit slurm", f"{NO_COMMAND}submmit; did you mean `fleetrun submit slurm`?"),
+    ("kill -9 4711", f"{NO_COMMAND}kill; did you mean `fleetrun stop 4711`? `fleetrun -- kill` ru"),
+    ("run train.py", f"{NO_COMMAND}run; did you mean `fleetrun train.py`?"),
+    ("--gpus=0 launch x.py", f"{NO_COMMAND}launch; did you mean `fleetrun x.py`?"),
+    ("help logs", f"{NO_COMMAND}help; did you mean `fleetrun logs --help`?"),
+    ("tail -f", f"{NO_COMMAND}tail; did you mean `fleetrun logs -f`? `fleetrun -- tail` runs"),
+    ("presets", f"{NO_COMMAND}presets; did you mean `fleetrun strategy list`?"),
+    ("on a,b", "fleetrun on is gone: use `pdsh -w a,b COMMAND`, or clush."),
+    ("top --foo", "top: no such option: --foo; see `fleetrun top --help`."),
+    ("top --onec", "top: no such option: --onec; did you mean --once?"),
+    ("completion", "completion: give bash|zsh|fish."),
+    ("completion tcsh", "completion: tcsh: give one of bash, zsh, fish."),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("line", "sentence"), WRONG)
+def test_a_wrong_line_is_one_sentence_and_exit_code_2(
+    line: str | Sequence[str],
+    sentence: str,
+    elsewhere: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (elsewhere / "train.py").touch()
+    words = line.split(" ") if isinstance(line, str) else line
+    assert app.main(words, environ={}, launch=lambda _request, _environ: 0) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "hunter2" not in err
+    begin = "" if sentence.startswith("... ") else "fleetrun: "
+    assert f"{begin}{sentence.removeprefix('... ')}" in err
