@@ -273,26 +273,56 @@ class Processors(NamedTuple):
     near: Mapping[str, int] = {}
 
 
-class GpuUse(NamedTuple):
-    """The used memory of a GPU, and the processes that compute on it: pid and command."""
+class Gpu(NamedTuple):
+    """An NVIDIA GPU, or an instance of one (MIG), as its driver reports it; None: it does not.
 
-    used_bytes: int
-    total_bytes: int
-    holders: tuple[str, ...] = ()
+    `number` is NVML's; `users` are the processes that compute on it: pid and, if visible, command.
+    """
+
+    uuid: str
+    number: int = 0
+    name: str = "GPU"
+    bus: str = ""
+    used_bytes: int | None = None
+    total_bytes: int | None = None
+    users: tuple[tuple[int, str], ...] = ()
+    instances: "tuple[Gpu, ...]" = ()
+    is_mig: bool = False
+    # Only a check-up reads what follows. As in 9.0.
+    capability: tuple[int, int] | None = None
+    # Uncorrected ECC errors since the driver was loaded.
+    ecc_errors: int | None = None
+    is_remap_pending: bool = False
+    is_remap_failed: bool = False
+    # Bits of NVML's clocks event (throttle) reasons.
+    throttle: int = 0
+    # NVML_COMPUTEMODE_*: 0 is the default.
+    compute_mode: int = 0
+    # PCIe lanes in use and the most that GPU and slot support; NVLinks that are up, and all.
+    lanes: tuple[int, int] | None = None
+    nvlinks: tuple[int, int] | None = None
+
+    @property
+    def parts(self) -> "tuple[Gpu, ...]":
+        """What a process can use of it: its instances, else the GPU itself."""
+        return self.instances or (self,)
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether more of its memory is used than the driver and a desktop take."""
+        return (self.used_bytes or 0) > 0.1 * (self.total_bytes or 0)
 
 
 class Checkpoints(NamedTuple):
     """The newest whole checkpoint and when it was written; newer ones are not whole: each why.
 
     `has_folder` is false if there is no folder to look in, whose name may be mistyped.
-    `lacks_random`: a Trainer that saves the states of random numbers did not get to it there.
     """
 
     newest: str | None = None
     written_ns: int = 0
     partial: tuple[tuple[str, str], ...] = ()
     has_folder: bool = True
-    lacks_random: bool = False
 
 
 # A host, and the newest checkpoints in its folder, each with why it is not whole.
@@ -330,12 +360,8 @@ class Facts(NamedTuple):
     # RDMA devices with an active port, and all there are.
     hcas: tuple[str, ...] = ()
     rdma: tuple[str, ...] = ()
-    # Kind -> UUIDs in index order; a kind that has none is absent.
-    device_ids: Mapping[str, tuple[str, ...]] = {}
-    # The UUIDs of the instances that each GPU is divided into (MIG); none: no GPU is.
-    instances: tuple[tuple[str, ...], ...] = ()
-    # UUID -> its use, as far as the driver tells; of a GPU that is divided, its instances'.
-    gpu_uses: Mapping[str, GpuUse] = {}
+    # The usable GPUs in index order, as far as NVIDIA's driver describes them.
+    gpus: tuple[Gpu, ...] = ()
     # What the script's name turned out to be: a path that can be run or read.
     program: str | None = None
     # Why the command of --wrap cannot be run on this host, as a sentence; none: it can.

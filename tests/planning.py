@@ -11,6 +11,7 @@ from fleetrun.model import (
     Device,
     Endpoint,
     Facts,
+    Gpu,
     Member,
     Request,
     Roster,
@@ -35,7 +36,7 @@ def from_variable(name: str, value: str, variable: str) -> tuple[Setting, ...]:
     return (Setting("job_id", "default", "default"), Setting(name, value, f"${variable}"))
 
 
-def some_facts(gpus: int = 0, **fields: Any) -> Facts:
+def some_facts(gpus: int = 0, /, **fields: Any) -> Facts:
     """Make the facts of a host with GPUS GPUs, and FIELDS."""
     return Facts(
         environ={},
@@ -53,6 +54,15 @@ def some_facts(gpus: int = 0, **fields: Any) -> Facts:
             Address("eth0", "fe80::1"),
         ),
     )._replace(**fields)
+
+
+def known_gpus(*uuids: str, instances: Sequence[tuple[str, ...]] = ()) -> tuple[Gpu, ...]:
+    """Make what the driver tells of GPUs with UUIDS, each divided into some of INSTANCES."""
+    parts = (*instances, *((),) * len(uuids))
+    return tuple(
+        Gpu(uuid, place, instances=tuple(map(Gpu, parts[place])))
+        for place, uuid in enumerate(uuids)
+    )
 
 
 def gpus(*indexes: int) -> tuple[Device, ...]:

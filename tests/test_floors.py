@@ -71,7 +71,7 @@ ISLAND = "fleetrun.inject"
 
 # Where a package from outside may be imported at all, and whether only inside functions.
 OUTSIDE = {
-    "pynvml": ("fleetrun.host.nvml", "fleetrun.doctor.nvidia", "fleetrun.sinks.metrics"),
+    "pynvml": ("fleetrun.host.nvml",),
     "rich": ("fleetrun.sinks", "fleetrun.commands"),
     "prometheus_client": ("fleetrun.sinks.metrics",),
     "starlette": ("fleetrun.commands.ui",),
@@ -83,7 +83,7 @@ ONLY_IN_FUNCTIONS = {"pynvml", "prometheus_client", "paddle", "numpy"}
 # A launch never loads these at all, so they may import at their top.
 LATER = ("fleetrun.commands",)
 # What no launch loads that was not asked for it.
-HEAVY = (*OUTSIDE, "etcd3", "torch")
+HEAVY = (*OUTSIDE, "etcd3", "torch", "psutil")
 
 # Decide, then do: these rooms are given what they need to know and touch nothing.
 PURE = (
@@ -341,7 +341,7 @@ def test_neither_the_plan_nor_an_engine_asks_for_the_mode() -> None:
         for node in ast.walk(tree(name))
         if isinstance(node, ast.Attribute) and node.attr == "run_mode"
     }
-    reading = {"fleetrun.host.probe", "fleetrun.doctor.checkup"}
+    reading = {"fleetrun.host.probe", "fleetrun.doctor.software"}
     assert asking == {"fleetrun.plan.planner", "fleetrun.plan.modes.roles"} | reading
 
 

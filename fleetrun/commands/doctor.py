@@ -28,7 +28,7 @@ def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool)
         request = request._replace(typed=tuple(words if launch.script else [*words, CHECK]))
         options = [f"--wait={wait:g}", *(["--allreduce"] if allreduce else [])]
         return _of_all_hosts(request, options, wait, is_json=own["json"])
-    report = checkup.examine(request, os.environ, timeout_s=wait, allreduce=allreduce, log=log)
+    report = checkup.examine(request, os.environ, timeout_s=wait, has_allreduce=allreduce, log=log)
     # Processes, variables and paths are quoted.
     redact = secrets.of_launch(request._replace(typed=tuple(words)), os.environ)
     shown = tuple(

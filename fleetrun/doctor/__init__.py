@@ -1,1 +1,1 @@
-"""Findings about a host for a job, each with the command that fixes it; pure."""
+"""Checks of a host for a job: each is a function that reads, judges and names the fix."""

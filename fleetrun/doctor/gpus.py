@@ -1,21 +1,31 @@
-"""Findings about GPUs, by what NVIDIA's driver reports, and devices of Paddle's plug-ins."""
+"""Checks NVIDIA's driver, CUDA and each GPU, which are asked in children, and the kernel's log."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
 
+from fleetrun.doctor.checked_job import CheckedJob
+from fleetrun.doctor.cuda import DRIVER, FILES, CudaStart
 from fleetrun.doctor.findings import Finding, error, ok, warning
-from fleetrun.doctor.nvidia import CudaStart, Gpu, Gpus, Xid
-from fleetrun.plan import kinds
+from fleetrun.host import files
+from fleetrun.host.nvml import Survey
+from fleetrun.model import Gpu
+from fleetrun.postmortem import kernelfacts
 from fleetrun.text import counted, format_size
 
+_VERSION = re.compile(r"\b\d{3,}\.\d+(?:\.\d+)?\b")
+_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 # Bits of NVML's clocks event reasons (nvml.h) that mean trouble; a power cap does not.
-THROTTLES = {
+_THROTTLES = {
     0x08: "hardware slowdown",
     0x20: "it is too hot (software thermal slowdown)",
     0x40: "it is too hot (hardware thermal slowdown)",
     0x80: "the power supply limits it",
 }
+_EXCLUSIVE, _PROHIBITED = 3, 2  # NVML_COMPUTEMODE_* of nvml.h
 # Errors (NVIDIA's list of Xids) after which a GPU must be reset or replaced; others, such as 13 and
 # 31, are usually a program's fault.
 _GRAVE_XIDS = {48, 62, 64, 74, 79, 92, 95, 119, 120, 140}
@@ -59,191 +69,167 @@ _STARTS = {
         "ldconfig -p | grep libcuda; echo $LD_LIBRARY_PATH  # take the folder compat out",
     ),
 }
-# The share of memory that a GPU may use without any process.
-_OWN_SHARE = 0.05
+_LOOK = "nvidia-smi; sudo dmesg | tail"
 
 
-def judge(gpus: Gpus, *, has_others: bool = False) -> Iterator[Finding]:
-    """Yield the findings about GPUS; HAS_OTHERS: there are accelerators of another kind."""
-    if not gpus.has_driver:
-        yield ok("GPUs", f"no NVIDIA driver{'' if has_others else ': ranks run on the CPU'}")
+def check(job: CheckedJob, root: str = "/") -> Iterator[Finding]:
+    """Check the driver, CUDA, each GPU and the kernel's log."""
+    driver = job.driver
+    if driver is None:
+        cpu = "" if job.kind not in {"cpu", "gpu"} else ": ranks run on the CPU"
+        yield ok("GPUs", f"no NVIDIA driver{cpu}")
         return
-    if not gpus.has_files:
+    has_files = any(os.path.exists(os.path.join(root, path)) for path in FILES)
+    if driver.trouble and not driver.is_stuck and not has_files:
+        version = _VERSION.search(files.text(os.path.join(root, DRIVER)))
         yield warning(
             "GPUs",
-            f"the machine has NVIDIA's driver {gpus.driver}".rstrip()
-            + ", but its device files are missing",
+            f"the machine has NVIDIA's driver{f' {version[0]}' if version else ''}, but its "
+            "device files are missing",
             "ranks run on the CPU",
             "docker run --gpus all ...  # a container; on the machine itself: sudo nvidia-smi",
         )
         return
-    if gpus.trouble:
-        yield _silent(gpus)
-        if gpus.cuda_start is not None:
-            yield from _cuda(gpus.cuda_start, gpus)
-        yield from _log(gpus)
-        return
-    for index, why in gpus.lost:
+    if driver.trouble:
+        yield _silent(driver, job.cuda)
+    for index, why in driver.lost:
         yield error(
             "GPU",
             f"GPU {index} does not work ({why})",
             "a job that requests it does not start",
             "nvidia-smi; dmesg | grep -i xid  # a reset, a reboot; CUDA_VISIBLE_DEVICES till then",
         )
-    for index, why in gpus.barred:
+    for index, why in driver.barred:
         yield warning(
             "GPU",
             f"GPU {index} may not be opened ({why})",
             "the job runs without it",
             "docker run --gpus all ...  # or ask the batch system for it",
         )
-    if not gpus.gpus:
-        yield warning(
-            "GPUs",
-            f"driver {gpus.driver} has none",
-            "ranks run on the CPU",
-            "nvidia-smi -L; lspci | grep -i nvidia",
-        )
-    for gpu in gpus.gpus:
+    if not driver.trouble and not driver.gpus:
+        seen, means = f"driver {driver.driver} has none", "ranks run on the CPU"
+        yield warning("GPUs", seen, means, "nvidia-smi -L; lspci | grep -i nvidia")
+    for gpu in driver.gpus:
         yield from _gpu(gpu)
-    if gpus.gpus and gpus.cuda_start is not None:
-        yield from _cuda(gpus.cuda_start, gpus)
-    yield from _topology(gpus)
-    yield from _log(gpus)
+    if job.cuda is not None:
+        yield _cuda(job.cuda, driver, root)
+    yield from kernel_log(os.path.join(root, "dev/kmsg"))
 
 
-def _cuda(start: CudaStart, gpus: Gpus) -> Iterator[Finding]:
-    """Yield whether CUDA starts and sees the GPUs that NVML sees."""
-    check, means = "CUDA", "no rank can use a GPU"
-    if start.trouble:
-        fix = _LIBRARY if "libcuda" in start.trouble else "nvidia-smi; sudo dmesg | tail"
-        yield error(check, f"it does not start: {start.trouble}", means, fix)
-        return
-    if start.code:
-        why, fix = _STARTS.get(start.code, ("", "nvidia-smi; sudo dmesg | tail"))
-        if not start.has_uvm:
-            why, fix = "/dev/nvidia-uvm, which it needs, is missing", _UVM
-        seen = f"cuInit ends with {start.code}{f', {start.name}' if start.name else ''}"
-        yield error(check, f"{seen}{f': {why}' if why else ''}", means, fix)
-        return
-    # With MIG, CUDA shows one instance and no whole GPU.
-    expected = 1 if any(gpu.is_mig for gpu in gpus.gpus) else len(gpus.gpus)
-    if start.gpus < expected:
-        yield error(
-            check,
-            f"it shows {start.gpus} of the {len(gpus.gpus)} GPUs that NVML shows",
-            "ranks of the others end at once",
-            "ls -l /dev/nvidia*; nvidia-smi -q | grep -i -A2 'compute mode'; sudo dmesg | tail",
-        )
-    else:
-        yield ok(check, f"it starts, with {counted(start.gpus, 'GPU')}")
-
-
-def _silent(gpus: Gpus) -> Finding:
-    if gpus.is_stuck:
+def _silent(driver: Survey, cuda: CudaStart | None) -> Finding:
+    if driver.is_stuck:
         return error(
             "NVIDIA driver",
-            f"it is stuck: {gpus.trouble}",
+            f"it is stuck: {driver.trouble}",
             "whatever uses a GPU here hangs, and cannot be killed",
             "dmesg | tail; nvidia-smi  # often only a reboot helps",
         )
     means, fix = next(
-        (explanation for mark, *explanation in _NVML if mark in gpus.trouble),
-        ("health, use and order of the GPUs are not known", "nvidia-smi; sudo dmesg | tail"),
+        (explanation for mark, *explanation in _NVML if mark in driver.trouble),
+        ("health, use and order of the GPUs are not known", _LOOK),
     )
-    start = gpus.cuda_start
     # Ranks need CUDA, not NVML.
-    is_usable = start is not None and not start.code and not start.trouble and start.gpus > 0
+    is_usable = cuda is not None and not cuda.code and not cuda.trouble and cuda.gpus > 0
     finding = warning if is_usable else error
-    return finding("NVIDIA driver", f"NVML does not work: {gpus.trouble}", means, fix)
+    return finding("NVIDIA driver", f"NVML does not work: {driver.trouble}", means, fix)
+
+
+def _cuda(start: CudaStart, driver: Survey, root: str) -> Finding:
+    """Judge whether CUDA starts and sees the GPUs that NVML sees."""
+    check, means = "CUDA", "no rank can use a GPU"
+    if start.trouble:
+        fix = _LIBRARY if "libcuda" in start.trouble else _LOOK
+        return error(check, f"it does not start: {start.trouble}", means, fix)
+    if start.code:
+        why, fix = _STARTS.get(start.code, ("", _LOOK))
+        # CUDA needs it, NVML does not.
+        files_of_cuda = ("dev/nvidia-uvm", "dev/dxg")
+        if not any(os.path.exists(os.path.join(root, path)) for path in files_of_cuda):
+            why, fix = "/dev/nvidia-uvm, which it needs, is missing", _UVM
+        seen = f"cuInit ends with {start.code}{f', {start.name}' if start.name else ''}"
+        return error(check, f"{seen}{f': {why}' if why else ''}", means, fix)
+    # With MIG, CUDA shows one instance and no whole GPU.
+    expected = 1 if any(gpu.is_mig for gpu in driver.gpus) else len(driver.gpus)
+    if start.gpus < expected:
+        return error(
+            check,
+            f"it shows {start.gpus} of the {len(driver.gpus)} GPUs that NVML shows",
+            "ranks of the others end at once",
+            "ls -l /dev/nvidia*; nvidia-smi -q | grep -i -A2 'compute mode'; sudo dmesg | tail",
+        )
+    return ok(check, f"it starts, with {counted(start.gpus, 'GPU')}")
 
 
 def _gpu(gpu: Gpu) -> Iterator[Finding]:
     """Yield what is wrong with one GPU, or one line if nothing is."""
-    troubles = [*_memory(gpu), *_state(gpu), *_connections(gpu)]
+    troubles = [*_use(gpu), *_memory(gpu), *_speed(gpu)]
     yield from troubles
     if not troubles:
-        room = "" if gpu.memory is None else f", {format_size(gpu.memory)}"
+        room = "" if gpu.total_bytes is None else f", {format_size(gpu.total_bytes)}"
         capability = "" if gpu.capability is None else f", sm_{''.join(map(str, gpu.capability))}"
         links = "" if gpu.nvlinks is None else f", {gpu.nvlinks[0]} NVLinks"
-        mig = f", {gpu.instances} MIG instances" if gpu.is_mig else ""
+        mig = f", {counted(len(gpu.instances), 'MIG instance')}" if gpu.is_mig else ""
         yield ok("GPU", f"GPU {gpu.number}: {gpu.name}{room}{capability}{links}{mig}")
 
 
-def _memory(gpu: Gpu) -> Iterator[Finding]:
-    """Yield the users of GPU's memory, and its faults."""
-    if gpu.users:
-        shown = ", ".join(
-            f"pid {user.pid}"
-            + (f" ({user.name})" if user.name else "")
-            + (f" {format_size(user.used)}" if user.used is not None else "")
-            for user in gpu.users
-        )
+def _use(gpu: Gpu) -> Iterator[Finding]:
+    """Yield who uses GPU, and what keeps the job's ranks from it."""
+    users = dict(user for part in gpu.parts for user in part.users)
+    if users:
+        shown = [f"pid {pid}" + (f" ({text})" if text else "") for pid, text in users.items()]
         yield warning(
             "GPU in use",
-            f"GPU {gpu.number} is used by {shown}",
+            f"GPU {gpu.number} is used by {', '.join(shown)}",
             "ranks may run out of its memory, and share its time",
-            "kill "
-            + " ".join(str(user.pid) for user in gpu.users)
-            + "  # if they are left over; or take others by --gpus",
+            f"kill {' '.join(map(str, users))}  # if they are left over; or take others by --gpus",
         )
-    elif gpu.memory and gpu.used is not None and gpu.used > _OWN_SHARE * gpu.memory:
+    elif gpu.is_filled:
+        used, total = (format_size(size or 0) for size in (gpu.used_bytes, gpu.total_bytes))
         yield warning(
             "GPU in use",
-            f"{format_size(gpu.used)} of GPU {gpu.number}'s {format_size(gpu.memory)} is in use, "
-            "by no process that can be seen",
+            f"{used} of GPU {gpu.number}'s {total} is in use, by no process that can be seen",
             "a process outside this container uses it, or a dead process has left it",
             f"nvidia-smi -i {gpu.number}; fuser -v /dev/nvidia{gpu.number}",
         )
+    if len(gpu.instances) > 1:
+        yield warning(
+            "MIG",
+            f"GPU {gpu.number} is split into {len(gpu.instances)} MIG instances",
+            "NCCL does not connect instances, so no more than one rank can train on them together",
+            f"nvidia-smi -i {gpu.number} -mig 0  # by root, when nobody uses it",
+        )
+    mode = f"nvidia-smi -i {gpu.number} -c DEFAULT  # by root"
+    if gpu.compute_mode == _PROHIBITED:
+        seen = f"GPU {gpu.number} is in compute mode Prohibited"
+        yield error("compute mode", seen, "no process may compute on it", mode)
+    elif gpu.compute_mode == _EXCLUSIVE:
+        seen = f"GPU {gpu.number} is in compute mode Exclusive Process"
+        means = "a second process on it, as with --oversubscribe, ends at once"
+        yield warning("compute mode", seen, means, mode)
+
+
+def _memory(gpu: Gpu) -> Iterator[Finding]:
+    """Yield the faults of GPU's memory."""
+    check = "GPU memory"
     reset = f"nvidia-smi --gpu-reset -i {gpu.number}  # when nothing uses it; or a reboot"
     if gpu.is_remap_failed:
         yield error(
-            "GPU memory",
+            check,
             f"GPU {gpu.number} cannot replace a broken row of its memory",
             "results may be wrong or the job may end at any moment; the GPU has to be replaced",
             f"nvidia-smi -q -d ROW_REMAPPER -i {gpu.number}",
         )
     elif gpu.is_remap_pending:
-        yield warning(
-            "GPU memory",
-            f"GPU {gpu.number} waits for a reset to replace broken memory",
-            "the next error there ends the job",
-            reset,
-        )
+        seen = f"GPU {gpu.number} waits for a reset to replace broken memory"
+        yield warning(check, seen, "the next error there ends the job", reset)
     if gpu.ecc_errors:
-        yield error(
-            "GPU memory",
-            f"GPU {gpu.number} has had {gpu.ecc_errors} uncorrected ECC errors",
-            "each ends the process whose memory it hits",
-            reset,
-        )
+        seen = f"GPU {gpu.number} has had {gpu.ecc_errors} uncorrected ECC errors"
+        yield error(check, seen, "each ends the process whose memory it hits", reset)
 
 
-def _state(gpu: Gpu) -> Iterator[Finding]:
-    """Yield what keeps GPU from computing or slows it down."""
-    if gpu.is_mig and not gpu.instances:
-        yield error(
-            "MIG",
-            f"GPU {gpu.number} is in MIG mode, but has no instance",
-            "nothing can run on it",
-            f"nvidia-smi mig -i {gpu.number} -cgi 19 -C  # or -mig 0",
-        )
-    elif gpu.is_mig and gpu.instances > 1:
-        yield warning(
-            "MIG",
-            f"GPU {gpu.number} is split into {gpu.instances} MIG instances",
-            "NCCL does not connect instances, so no more than one rank can train on them together",
-            f"nvidia-smi -i {gpu.number} -mig 0  # by root, when nobody uses it",
-        )
-    mode = f"nvidia-smi -i {gpu.number} -c DEFAULT  # by root"
-    if gpu.compute_mode == "prohibited":
-        seen = f"GPU {gpu.number} is in compute mode Prohibited"
-        yield error("compute mode", seen, "no process may compute on it", mode)
-    elif gpu.compute_mode == "exclusive process":
-        seen = f"GPU {gpu.number} is in compute mode Exclusive Process"
-        means = "a second process on it, as with --oversubscribe, ends at once"
-        yield warning("compute mode", seen, means, mode)
-    causes = [text for bit, text in THROTTLES.items() if (gpu.throttle or 0) & bit]
+def _speed(gpu: Gpu) -> Iterator[Finding]:
+    """Yield what slows GPU down: its clocks, PCIe lanes, NVLinks."""
+    causes = [text for bit, text in _THROTTLES.items() if gpu.throttle & bit]
     if causes:
         yield warning(
             "GPU clocks",
@@ -251,10 +237,6 @@ def _state(gpu: Gpu) -> Iterator[Finding]:
             "all ranks wait for the slowest",
             f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE -i {gpu.number}  # look at fans and power",
         )
-
-
-def _connections(gpu: Gpu) -> Iterator[Finding]:
-    """Yield which of GPU's connections are missing."""
     if gpu.lanes is not None and gpu.lanes[0] < gpu.lanes[1]:
         yield warning(
             "PCIe",
@@ -271,72 +253,24 @@ def _connections(gpu: Gpu) -> Iterator[Finding]:
         )
 
 
-def _topology(gpus: Gpus) -> Iterator[Finding]:
-    """Yield how the GPUs are connected."""
-    if not gpus.links:
+def kernel_log(path: str) -> Iterator[Finding]:
+    """Yield the errors of GPUs in the kernel's log at PATH."""
+    check, xids = "Xid errors", Counter[tuple[int, str]]()
+    try:
+        for record in kernelfacts.records(path):
+            for match in _XID.finditer(record.decode(errors="replace")):
+                xids[int(match[2]), match[1].lower()] += 1
+    except OSError as failure:
+        seen = f"the kernel's log cannot be read ({failure.strerror})"
+        means = "errors of GPUs appear only there"
+        yield warning(check, seen, means, "sudo dmesg | grep -i xid")
         return
-    levels = list(dict.fromkeys(gpus.links.values()))
-    linked = all(gpu.nvlinks is not None and gpu.nvlinks[0] for gpu in gpus.gpus)
-    seen = f"{len(gpus.gpus)} GPUs, {'NVLink and ' if linked else ''}PCIe: {', '.join(levels)}"
-    if "across the system" in levels and not linked:
-        yield warning(
-            "GPU topology",
-            seen,
-            "some reach each other only through the link between processors, which slows NCCL",
-            "nvidia-smi topo -m  # choose near ones by --gpus",
-        )
-    else:
-        yield ok("GPU topology", seen)
-
-
-def _log(gpus: Gpus) -> Iterator[Finding]:
-    """Yield the errors of GPUs in the kernel's log."""
-    if gpus.log_refusal:
-        yield warning(
-            "Xid errors",
-            f"the kernel's log cannot be read ({gpus.log_refusal})",
-            "errors of GPUs appear only there",
-            "sudo dmesg | grep -i xid",
-        )
-        return
-    errors: dict[tuple[int, str], list[Xid]] = {}
-    for xid in gpus.xids:
-        errors.setdefault((xid.number, xid.bus), []).append(xid)
-    for (number, bus), rows in errors.items():
-        seen = f"Xid {number} of the GPU at {bus}, {len(rows)} times since the kernel's log began"
-        fix = "dmesg | grep -i xid  # NVIDIA's list of Xid errors says what each is"
+    fix = "dmesg | grep -i xid  # NVIDIA's list of Xid errors says what each is"
+    for (number, bus), count in xids.items():
+        seen = f"Xid {number} of the GPU at {bus}, {count} times since the kernel's log began"
         if number in _GRAVE_XIDS:
-            means = "that GPU may need a reset or be broken"
-            yield error("Xid errors", seen, means, fix)
+            yield error(check, seen, "that GPU may need a reset or be broken", fix)
         else:
-            yield warning("Xid errors", seen, "usually a fault of the program, not of the GPU", fix)
-    if not errors:
-        yield ok("Xid errors", "none in the kernel's log")
-
-
-def judge_plugins(counts: Mapping[str, int], absent: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield the devices in COUNTS, by kind, and why others are ABSENT."""
-    for kind, count in counts.items():
-        if count:
-            seen = f"{count} of Paddle's kind {kind}; ranks talk to each other by xccl"
-            yield ok(f"{kinds.label(kind)}s", seen)
-    for kind, why in absent.items():
-        if kind != "gpu":
-            yield _absent(kind, why, has_plugin=kind in counts)
-
-
-def _absent(kind: str, why: str, *, has_plugin: bool) -> Finding:
-    """Return the finding about a KIND that is present but cannot be used, and WHY."""
-    means = "ranks do not use them"
-    if kind not in kinds.VENDORS and not has_plugin:
-        fix = f"install the plug-in for this Paddle's version, or unset {kinds.ROOT}"
-        return warning("plug-ins", why, means, fix)
-    if has_plugin:
-        masks = ", ".join(kinds.masks(kind))
-        file = kinds.VENDORS.get(kind, kinds.Vendor()).file
-        driver = f"ls /dev/{file}*" if file else "look at the vendor's driver"
-        fix = f"{driver}  # are they there, may this user open them, does {masks} hide them?"
-    else:
-        package = kinds.VENDORS[kind].package or f"the plug-in for {kinds.label(kind)}s"
-        fix = f"pip install {package}  # of Paddle's own version"
-    return warning(f"{kinds.label(kind)}s", why, means, fix)
+            yield warning(check, seen, "usually a fault of the program, not of the GPU", fix)
+    if not xids:
+        yield ok(check, "none in the kernel's log")

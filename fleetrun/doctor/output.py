@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fleetrun.doctor import transfers
+from fleetrun.doctor.allreduce import Measurement, rate
 from fleetrun.doctor.findings import ERROR, OK, WARNING, Finding, exit_code
-from fleetrun.doctor.transfers import Transfers
-from fleetrun.text import counted, wrapped
+from fleetrun.text import counted, format_size, wrapped
 
 SCHEMA = 1
 # The keys of a finding in a document, in the order of its fields.
@@ -20,7 +19,7 @@ _NARROWEST = 24
 
 def text(
     findings: Sequence[Finding],
-    measured: Transfers | None = None,
+    measured: Measurement | None = None,
     *,
     width: int = 0,
     is_coloured: bool = False,
@@ -55,8 +54,12 @@ def text(
                 lines += [f"{'':{column + len(title)}}{line}" for line in more]
     if measured is not None and measured.rows:
         lines.append(f"allreduce of {measured.ranks} ranks over {measured.backend}:")
-        rows = (("size", "latency", "bandwidth"), *transfers.rows(measured))
-        lines += [f"  {size:>9}  {latency:>10}  {rate:>10}" for size, latency, rate in rows]
+        lines.append(f"  {'size':>9}  {'latency':>10}  {'bandwidth':>10}")
+        lines += [
+            f"  {format_size(row.nbytes):>9}  {row.seconds * 1e6:>7.0f} us"
+            f"  {rate(measured.bandwidth(row)):>10}"
+            for row in measured.rows
+        ]
     counts = {level: sum(finding.level == level for finding in findings) for level in _COLORS}
     lines.append(
         f"{counts[OK]} ok, {counted(counts[WARNING], WARNING)}, {counted(counts[ERROR], ERROR)}"
@@ -65,7 +68,7 @@ def text(
 
 
 def document(
-    host: str, findings: Sequence[Finding], measured: Transfers | None = None
+    host: str, findings: Sequence[Finding], measured: Measurement | None = None
 ) -> dict[str, Any]:
     """Return FINDINGS of HOST as one JSON object.
 
@@ -83,7 +86,7 @@ def document(
                 {
                     "bytes": row.nbytes,
                     "seconds": row.seconds,
-                    "bandwidth": transfers.bandwidth(row, measured.ranks),
+                    "bandwidth": measured.bandwidth(row),
                     "is_right": row.is_right,
                 }
                 for row in measured.rows
@@ -93,11 +96,7 @@ def document(
         "schema": SCHEMA,
         "host": host,
         "exit_code": exit_code(findings),
-        "findings": [_record(finding) for finding in findings],
+        # In schema 1, `fix` is called `mend`.
+        "findings": [dict(zip(KEYS, finding, strict=True)) for finding in findings],
         "allreduce": allreduce,
     }
-
-
-def _record(finding: Finding) -> dict[str, str]:
-    """Return FINDING in schema 1, where `fix` is called `mend`."""
-    return dict(zip(KEYS, finding, strict=True))

@@ -9,8 +9,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 
-import psutil
-
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.host import files
 from fleetrun.model import Address, Facts, Request, Roster
@@ -152,6 +150,9 @@ def addresses() -> tuple[Address, ...]:
 
     Raises EnvironmentFault if the kernel refuses.
     """
+    # It takes 25 ms to import, and a launch on one host needs no addresses.
+    import psutil
+
     try:
         listed = psutil.net_if_addrs()
     except OSError as error:

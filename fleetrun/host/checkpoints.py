@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 
@@ -25,25 +25,16 @@ _PICKLED = (".distcp", ".metadata", ".pdparams", ".pdopt", ".pdscaler", ".pkl", 
 _BEGIN, _END = b"\x80", b"."
 _ZIP = b"PK"
 _PART = re.compile(rb"\d+_\d+\.distcp")
-_RANKS = re.compile(r"(rng_state)_(\d+)(\.pth)")
 # Trainers write the first one with the model, and one of the others (.bin: PaddleFormers) later.
 _TRAINERS, _STATES = "training_args.bin", frozenset({"trainer_state.json", "trainer_state.bin"})
-# Some Trainers write these when everything else is there.
+# Some Trainers write these when everything else is there; the first one says so of the second.
 _SCHEDULER = "scheduler.pdparams"
 _LAST = (".checkpoint_done", _SCHEDULER)
-# How the first one says that the optimizer and its scheduler are saved, too.
 _SAVES_OPTIMIZER = b"ignore_save_lr_and_optim\x94\x89"
-# How PaddleFormers says there that the states of random numbers are not.
-_SAVES_NO_RANDOM = b"save_rng_states\x94\x89"
-# A part of a model, its place and the number of parts.
-_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)")
 # What accompanies a model's weights, and is written before them.
-_SETTINGS = frozenset(("config.json", "model_config.json"))
-_COMPANIONS = _SETTINGS | {
-    *("generation_config.json", "tokenizer_config.json", "special_tokens_map.json"),
-    *("added_tokens.json", "tokenizer.json", "vocab.json", "vocab.txt", "merges.txt"),
-    *("chat_template.json", "chat_template.jinja", "preprocessor_config.json"),
-}
+_COMPANIONS = (".json", ".txt", ".jinja")
+# A part of a model, whose index names all.
+_SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}(\.\w+)")
 _HEADER = 8
 _MOST = 256 * 1024 * 1024
 # The most checkpoints that a host reports to the others, and characters of each reason.
@@ -62,8 +53,7 @@ def find(folder: str, *, is_alone: bool = True) -> Checkpoints:
         path = os.path.abspath(os.path.join(folder, name))
         if not why:
             with suppress(OSError):
-                written_ns, lacks = _written_ns(path), is_alone and _lacks_random(path)
-                return Checkpoints(path, written_ns, tuple(partial), lacks_random=lacks)
+                return Checkpoints(path, _written_ns(path), tuple(partial))
         partial.append((path, why or "it is gone"))
     return Checkpoints(None, 0, tuple(partial), has_folder=os.path.isdir(folder))
 
@@ -133,13 +123,9 @@ def _is_checkpoint(folder: str, name: str) -> bool:
     return True
 
 
-def _lacks_random(path: str) -> bool:
-    """Whether PATH is a Trainer's without any state of random numbers: it can be loaded."""
-    arguments = f"{path}/{_TRAINERS}"
-    if not os.path.isfile(arguments) or any(n.startswith("rng_state") for n in os.listdir(path)):
-        return False
-    with open(arguments, "rb") as file:
-        return _SAVES_NO_RANDOM not in file.read(_MOST)
+def _age(name: str) -> tuple[int, str]:
+    match = _NUMBERED.fullmatch(name)
+    return int(match[1]) if match else -1, name
 
 
 def _written_ns(path: str) -> int:
@@ -148,9 +134,13 @@ def _written_ns(path: str) -> int:
     return max(os.stat(file).st_mtime_ns for file in (path, *inside))
 
 
-def _age(name: str) -> tuple[int, str]:
-    match = _NUMBERED.fullmatch(name)
-    return int(match[1]) if match else -1, name
+def _files(path: str) -> Iterable[str]:
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for root, _, names in os.walk(path, onerror=refuse):
+        for name in names:
+            yield os.path.relpath(os.path.join(root, name), path)
 
 
 def fault(path: str, last: Iterable[str] = (), *, is_alone: bool = True) -> str:
@@ -162,80 +152,50 @@ def fault(path: str, last: Iterable[str] = (), *, is_alone: bool = True) -> str:
         if not os.path.isdir(path):
             return _fault_of(path)
         names = sorted(_files(path))
-        return (
-            _missing(frozenset(names), last, is_alone=is_alone)
-            or _missing_model(frozenset(names), is_alone=is_alone)
-            or _unsaved(path, names)
-            or next(filter(None, (_fault_of(f"{path}/{name}") for name in names)), "")
-            or _unlisted(path, names)
-        )
+        cut = filter(None, (_fault_of(f"{path}/{name}") for name in names))
+        if is_alone:
+            shards = filter(None, map(_SHARD.fullmatch, names))
+            last = (*last, *(f"{shard[1]}{shard[2]}.index.json" for shard in shards))
+        return _missing(path, names, last) or next(cut, "") or _unlisted(path, names)
     except (OSError, ValueError) as error:
         return f"it cannot be read ({error})"
 
 
-def _files(path: str) -> Iterable[str]:
-    for root, _, names in os.walk(path, onerror=_refuse):
-        for name in names:
-            yield os.path.relpath(os.path.join(root, name), path)
-
-
-def _refuse(error: OSError) -> None:
-    raise error
-
-
-def _missing(names: frozenset[str], last: Iterable[str], *, is_alone: bool) -> str:
-    """Name the missing file that the other files imply."""
+def _missing(path: str, names: Sequence[str], last: Iterable[str]) -> str:
+    """Name the missing file that the others, NAMES, imply."""
     if not names:
         return "it is empty"
-    for name in last:
-        if name not in names:
-            return f"{name} is missing"
-    if _TRAINERS in names and not _STATES & names:
-        return "trainer_state is missing"
-    folders = {os.path.dirname(name) for name in names if name.endswith(".distcp")}
-    for folder in folders:
-        if not any(n.endswith(".metadata") and os.path.dirname(n) == folder for n in names):
-            return f"the .metadata of {folder or 'its parts'} is missing"
-    ranks = {int(match[2]) for name in names if (match := _RANKS.fullmatch(name))}
-    # A host with a folder of its own has those of its own ranks; a single one above 1 is named by
-    # the number of ranks, and has those of all (PaddleNLP).
-    is_from_0 = is_alone and not (len(ranks) == 1 and max(ranks) > 1)
-    first = 0 if is_from_0 else min(ranks, default=0)
-    absent = set(range(first, max(ranks, default=-1))) - ranks
-    return f"rng_state_{min(absent)}.pth is missing" if absent else ""
-
-
-def _missing_model(names: frozenset[str], *, is_alone: bool) -> str:
-    """Name what is missing of a model whose settings or other parts are there."""
-    if names & _SETTINGS and names <= _COMPANIONS:
+    if all(name.endswith(_COMPANIONS) for name in names):
         return "the model's weights are missing"
-    shards = filter(None, map(_SHARD.fullmatch, sorted(names))) if is_alone else ()
-    for shard in shards:
-        model, _, count, suffix = shard.groups()
-        others = (f"{model}-{part + 1:05}-of-{count}{suffix}" for part in range(int(count)))
-        for name in (*others, f"{model}{suffix}.index.json"):
-            if name not in names:
-                return f"{name} is missing"
-    return ""
-
-
-def _unsaved(path: str, names: Sequence[str]) -> str:
-    """Name the scheduler's file if a Trainer saves it, which it does after the optimizer's."""
-    if _TRAINERS not in names or _SCHEDULER in names:
-        return ""
-    with open(f"{path}/{_TRAINERS}", "rb") as file:
-        return f"{_SCHEDULER} is missing" if _SAVES_OPTIMIZER in file.read(_MOST) else ""
+    expected = list(last)
+    if _TRAINERS in names:
+        if not _STATES.intersection(names):
+            return "trainer_state is missing"
+        with open(f"{path}/{_TRAINERS}", "rb") as file:
+            expected += [_SCHEDULER] if _SAVES_OPTIMIZER in file.read(_MOST) else []
+    missing = [name for name in expected if name not in names]
+    if missing:
+        return f"{missing[0]} is missing"
+    with_metadata = {os.path.dirname(name) for name in names if name.endswith(".metadata")}
+    parts = [os.path.dirname(name) for name in names if name.endswith(".distcp")]
+    alone = [folder for folder in parts if folder not in with_metadata]
+    return f"the .metadata of {alone[0] or 'its parts'} is missing" if alone else ""
 
 
 def _fault_of(path: str) -> str:
     """Return what is visibly wrong with a file; empty: nothing."""
-    name = os.path.basename(path)
-    size = os.path.getsize(path)
-    if name.endswith(".safetensors"):
-        return _fault_of_tensors(path, name, size)
+    name, size = os.path.basename(path), os.path.getsize(path)
     if not size and not name.startswith("."):
         return f"{name} is empty"
     with open(path, "rb") as file:
+        if name.endswith(".safetensors"):
+            length = int.from_bytes(file.read(_HEADER), "little")
+            if length > min(_MOST, size - _HEADER):
+                return f"{name} is cut off"
+            tensors = json.loads(file.read(length)).values()
+            ends = [tensor["data_offsets"][1] for tensor in tensors if "data_offsets" in tensor]
+            expected = _HEADER + length + max(ends, default=0)
+            return "" if size == expected else f"{name} has {size:,} bytes of {expected:,}"
         if name.endswith(_PICKLED) or name == "trainer_state.bin":
             is_pickled = file.read(1) == _BEGIN
             file.seek(size - 1)
@@ -248,37 +208,16 @@ def _fault_of(path: str) -> str:
     return ""
 
 
-def _fault_of_tensors(path: str, name: str, size: int) -> str:
-    """Return how a safetensors file differs in size from its header; empty: not at all."""
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(_HEADER), "little")
-        if size < _HEADER or length > min(_MOST, size - _HEADER):
-            return f"{name} is cut off"
-        header = json.loads(file.read(length))
-    ends = [tensor["data_offsets"][1] for tensor in header.values() if "data_offsets" in tensor]
-    expected = _HEADER + length + max(ends, default=0)
-    return "" if size == expected else f"{name} has {size:,} bytes of {expected:,}"
-
-
-def _unlisted(path: str, names: Iterable[str]) -> str:
-    """Name the missing part that an index lists."""
-    present = set(names)
+def _unlisted(path: str, names: Sequence[str]) -> str:
+    """Name the missing part that an index among NAMES lists."""
     for name in names:
-        folder = os.path.dirname(name)
-        for part in _parts(f"{path}/{name}"):
-            if os.path.join(folder, part) not in present:
+        parts: Iterable[str] = ()
+        with open(f"{path}/{name}", "rb") as file:
+            if name.endswith(".index.json"):
+                parts = json.load(file).get("weight_map", {}).values()
+            elif name.endswith(".metadata"):
+                parts = (part.decode() for part in _PART.findall(file.read(_MOST)))
+        for part in sorted(set(parts)):
+            if os.path.join(os.path.dirname(name), part) not in names:
                 return f"{part} is missing, which {os.path.basename(name)} names"
     return ""
-
-
-def _parts(path: str) -> Iterable[str]:
-    """Return the files that the index PATH lists; none if it is not an index."""
-    if path.endswith(".index.json"):
-        with open(path, "rb") as file:
-            index: Mapping[str, object] = json.load(file)
-        listed = index.get("weight_map", {})
-        return sorted(set(listed.values())) if isinstance(listed, dict) else ()
-    if path.endswith(".metadata"):
-        with open(path, "rb") as file:
-            return sorted({part.decode() for part in _PART.findall(file.read(_MOST))})
-    return ()

@@ -10,17 +10,26 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from fleetrun.host import nvml
 from fleetrun.host.nvml import Library
-from fleetrun.host.ticks import ticks
 from fleetrun.run import itself, libc
 from fleetrun.rundir import reading
 from fleetrun.rundir.metricsfile import GpuUsage
 
 # NVML_TEMPERATURE_GPU (nvml.h).
 _SENSOR = 0
+
+
+def ticks(period_s: float) -> Iterator[None]:
+    """Yield at once and then every PERIOD_S seconds; missed times are not made up for."""
+    due = time.monotonic()
+    while True:
+        yield
+        now = time.monotonic()
+        due = max(due + period_s, now)
+        time.sleep(due - now)
 
 
 def read(lib: Library, gpus: Sequence[tuple[int, object]]) -> list[GpuUsage]:
@@ -33,8 +42,8 @@ def read(lib: Library, gpus: Sequence[tuple[int, object]]) -> list[GpuUsage]:
         uses.append(
             GpuUsage(
                 number=number,
-                uuid=nvml.text(nvml.ask(lib, "nvmlDeviceGetUUID", gpu) or ""),
-                name=nvml.text(nvml.ask(lib, "nvmlDeviceGetName", gpu) or ""),
+                uuid=nvml.ask(lib, "nvmlDeviceGetUUID", gpu) or "",
+                name=nvml.ask(lib, "nvmlDeviceGetName", gpu) or "",
                 use_percent=None if rates is None else rates.gpu,
                 memory_used_bytes=None if memory is None else int(memory.used),
                 memory_total_bytes=None if memory is None else int(memory.total),
@@ -61,7 +70,6 @@ def main(period_s: float) -> None:
     """Write a line of JSON every PERIOD_S seconds until our parent ends or stops reading."""
     # Before asking the driver, which may hang.
     libc.prctl(libc.PR_SET_PDEATHSIG, 9)
-
     try:
         lib = nvml.library()
         gpus = opened(lib)
@@ -70,9 +78,7 @@ def main(period_s: float) -> None:
     if not gpus:
         return
     for _ in ticks(period_s):
-        line = json.dumps([use._asdict() for use in read(lib, gpus)])
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
+        print(json.dumps([use._asdict() for use in read(lib, gpus)]), flush=True)
 
 
 class GpuMeter:
@@ -86,11 +92,7 @@ class GpuMeter:
         self._at = 0.0
         self._period_s = period_s
         # It inherits our standard input, which tells the launcher when all processes have ended.
-        self._process = subprocess.Popen(
-            words,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+        self._process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert self._process.stdout is not None
         self._fd = self._process.stdout.fileno()
         os.set_blocking(self._fd, False)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 from fleetrun.errors import EnvironmentFault
+from fleetrun.model import Gpu
+from fleetrun.run import proc
 from fleetrun.run.isolation import IsolatedCall
 
-# GPUs as `NvmlGpu` has them, those that are barred, those that are lost.
+# After this many seconds, a line says what the launch waits for.
+REMARK_S = 5.0
+# NVML_MEMORY_ERROR_TYPE_UNCORRECTED and NVML_VOLATILE_ECC (nvml.h).
+_UNCORRECTED, _VOLATILE = 1, 0
+_MOST_NVLINKS = 18
+# The reason for a GPU that CUDA cannot use.
+_UNDIVIDED = "it is in MIG mode without an instance: nvidia-smi mig -cgi"
+
 _Numbered = tuple[tuple[int, str], ...]
-_Uses = dict[str, tuple[int, int, tuple[int, ...]]]
-_Found = tuple[tuple[tuple[str, tuple[str, ...], str, _Uses], ...], _Numbered, _Numbered]
 
 
 class Library(Protocol):
@@ -21,13 +28,20 @@ class Library(Protocol):
     def NVMLError(self) -> type[Exception]: ...
 
 
-# After this many seconds, a line says what the launch waits for.
-REMARK_S = 5.0
+class Survey(NamedTuple):
+    """The usable GPUs, and why the others are not usable, by NVML's numbers.
 
-# NVML_MEMORY_ERROR_TYPE_UNCORRECTED and NVML_VOLATILE_ECC (nvml.h).
-_UNCORRECTED, _VOLATILE = 1, 0
-# The reason for a GPU that CUDA cannot use.
-_UNDIVIDED = "it is in MIG mode without an instance: nvidia-smi mig -cgi"
+    `trouble` is why there is no answer; `is_stuck`: the driver may never answer.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    barred: _Numbered = ()
+    lost: _Numbered = ()
+    driver: str = ""
+    # The newest CUDA version that the driver supports, as in 12.4.
+    cuda: tuple[int, int] | None = None
+    trouble: str = ""
+    is_stuck: bool = False
 
 
 def library() -> Library:
@@ -40,14 +54,66 @@ def library() -> Library:
 def ask(lib: Library, name: str, *words: object) -> Any:  # noqa: ANN401 - pynvml has no types
     """Return the result of the function NAME; None if GPU, driver or pynvml do not support it."""
     try:
-        return getattr(lib, name)(*words)
+        answer = getattr(lib, name)(*words)
     except (lib.NVMLError, AttributeError):
         return None
-
-
-def text(answer: str | bytes) -> str:
-    """Return a result of pynvml as text; older versions return bytes."""
+    # Older versions of pynvml return bytes.
     return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
+
+
+class DriverQuery:
+    """A survey in progress: the driver is asked at once, and `result` waits for the answer."""
+
+    def __init__(self, nvml: Callable[[], Library] = library, *, is_thorough: bool = False) -> None:
+        def call() -> object:
+            answer = survey(nvml(), is_thorough=is_thorough)
+            # Only plain values pass through the pipe.
+            return tuple(answer._replace(gpus=tuple(map(_plain, answer.gpus))))  # type: ignore[arg-type]
+
+        try:
+            self._question = IsolatedCall(call)
+        except OSError as error:
+            raise EnvironmentFault(
+                f"GPUs cannot be detected: no process can be started ({error.strerror}); "
+                "look at `ulimit -u`, `ulimit -n` and the limits of the container."
+            ) from None
+
+    def result(self, log: Callable[[str], None] | None, *, timeout_s: float) -> Survey:
+        """Return the answer; without one after TIMEOUT_S seconds, the survey is stuck."""
+        what = "the NVIDIA driver to answer"
+        answer = self._question.result(timeout_s, log=log, awaited=what, log_after_s=REMARK_S)
+        if answer.trouble:
+            return Survey(trouble=answer.trouble, is_stuck=answer.is_late)
+        surveyed = Survey(*cast("tuple[Any, ...]", answer.value))
+        return surveyed._replace(gpus=tuple(map(_gpu, surveyed.gpus)))
+
+
+def _plain(gpu: Gpu) -> tuple[object, ...]:
+    return tuple(gpu._replace(instances=tuple(map(_plain, gpu.instances))))  # type: ignore[arg-type]
+
+
+def _gpu(fields: Sequence[Any]) -> Gpu:
+    gpu = Gpu(*fields)
+    return gpu._replace(instances=tuple(map(_gpu, gpu.instances)))
+
+
+def survey(lib: Library, *, is_thorough: bool = False) -> Survey:
+    """Return all GPUs; IS_THOROUGH: with what only a check-up needs."""
+    usable, barred, lost = handles(lib)
+    gpus = []
+    for index, handle in usable.items():
+        gpu = _read(lib, handle, index)
+        if gpu.is_mig and not gpu.instances:
+            lost = (*lost, (index, _UNDIVIDED))
+        else:
+            gpus.append(_thoroughly(lib, handle, gpu) if is_thorough else gpu)
+    surveyed = Survey(tuple(gpus), barred, tuple(sorted(lost)))
+    if not is_thorough:
+        return surveyed
+    # 12040 is 12.4.
+    number = ask(lib, "nvmlSystemGetCudaDriverVersion_v2")
+    cuda = None if number is None else (number // 1000, number % 1000 // 10)
+    return surveyed._replace(driver=ask(lib, "nvmlSystemGetDriverVersion") or "?", cuda=cuda)
 
 
 def handles(lib: Any) -> tuple[dict[int, object], _Numbered, _Numbered]:  # noqa: ANN401 - as above
@@ -69,70 +135,57 @@ def handles(lib: Any) -> tuple[dict[int, object], _Numbered, _Numbered]:  # noqa
     return gpus, tuple(barred), tuple(lost)
 
 
-class NvmlGpu(NamedTuple):
-    """A GPU that can be used: its UUID, those of its MIG instances, where it is plugged in.
-
-    `uses` has by UUID, for it and its instances: bytes of memory used, bytes in all, and the
-    processes that use them.
-    """
-
-    uuid: str
-    instances: tuple[str, ...] = ()
-    bus: str = ""
-    uses: Mapping[str, tuple[int, int, tuple[int, ...]]] = {}
-
-
-class Survey(NamedTuple):
-    """The usable GPUs, and why the others are not usable, by NVML's numbers.
-
-    `trouble` is why there is no answer; `is_stuck`: the driver may never answer.
-    """
-
-    gpus: tuple[NvmlGpu, ...] = ()
-    barred: tuple[tuple[int, str], ...] = ()
-    lost: tuple[tuple[int, str], ...] = ()
-    trouble: str = ""
-    is_stuck: bool = False
+def _read(lib: Library, handle: object, index: int) -> Gpu:
+    """Return a GPU with its instances."""
+    parts = instances(lib, handle).items()
+    pci = ask(lib, "nvmlDeviceGetPciInfo", handle)
+    bus = "" if pci is None else pci.busId
+    return _part(lib, handle, ask(lib, "nvmlDeviceGetUUID", handle) or "")._replace(
+        number=index,
+        bus=bus.decode() if isinstance(bus, bytes) else bus,
+        instances=tuple(_part(lib, part, uuid) for uuid, part in parts),
+        is_mig=bool(parts) or _wants_instances(lib, handle),
+    )
 
 
-class DriverQuery:
-    """A survey in progress: the driver is asked at once, and `result` waits for the answer."""
-
-    def __init__(self, nvml: Callable[[], Library], *, wants_bus: bool) -> None:
-        try:
-            self._question = IsolatedCall(lambda: survey(nvml(), wants_bus=wants_bus))
-        except OSError as error:
-            raise EnvironmentFault(
-                f"GPUs cannot be detected: no process can be started ({error.strerror}); "
-                "look at `ulimit -u`, `ulimit -n` and the limits of the container."
-            ) from None
-
-    def result(self, log: Callable[[str], None], *, timeout_s: float) -> Survey:
-        """Return the answer; without one after TIMEOUT_S seconds, the survey is stuck."""
-        what = "the NVIDIA driver to answer"
-        answer = self._question.result(timeout_s, log=log, awaited=what, log_after_s=REMARK_S)
-        if answer.trouble:
-            return Survey(trouble=answer.trouble, is_stuck=answer.is_late)
-        gpus, barred, lost = cast("_Found", answer.value)
-        return Survey(tuple(NvmlGpu(*gpu) for gpu in gpus), barred, lost)
+def _part(lib: Library, handle: object, uuid: str) -> Gpu:
+    """Return the memory and the users of a GPU or an instance."""
+    memory = ask(lib, "nvmlDeviceGetMemoryInfo", handle)
+    if memory is None:
+        return Gpu(uuid)
+    # The driver reports ids of the machine, which a container cannot see.
+    pids = sorted({process.pid for process in _running(lib, handle)})
+    users = tuple((pid, proc.command(pid)) for pid in pids)
+    return Gpu(uuid, used_bytes=int(memory.used), total_bytes=int(memory.total), users=users)
 
 
-def survey(lib: Library, *, wants_bus: bool) -> _Found:
-    """Return the GPUs, those that may not be opened, and those that do not work."""
-    gpus: list[tuple[str, tuple[str, ...], str, _Uses]] = []
-    handle_of, barred, lost = handles(lib)
-    for index, handle in handle_of.items():
-        parts = instances(lib, handle)
-        if not parts and _wants_instances(lib, handle):
-            lost = (*lost, (index, _UNDIVIDED))
-            continue
-        uuid = text(ask(lib, "nvmlDeviceGetUUID", handle) or "")
-        # Binding is optional: we do without what the driver does not tell.
-        pci = ask(lib, "nvmlDeviceGetPciInfo", handle) if wants_bus else None
-        used = (parts or {uuid: handle}).items()
-        uses = {name: use for name, part in used if (use := _use(lib, part)) is not None}
-        gpus.append((uuid, tuple(parts), "" if pci is None else text(pci.busId), uses))
-    return tuple(gpus), barred, tuple(sorted(lost))
+def _thoroughly(lib: Library, handle: object, gpu: Gpu) -> Gpu:
+    """Complete GPU with its health, as far as the driver reports it."""
+
+    def query(name: str, *words: int) -> Any:  # noqa: ANN401 - pynvml has no types
+        return ask(lib, name, handle, *words)
+
+    remapped = query("nvmlDeviceGetRemappedRows")
+    lanes, most = query("nvmlDeviceGetCurrPcieLinkWidth"), query("nvmlDeviceGetMaxPcieLinkWidth")
+    states = [query("nvmlDeviceGetNvLinkState", link) for link in range(_MOST_NVLINKS)]
+    links = [state for state in states if state is not None]
+    reasons = query("nvmlDeviceGetCurrentClocksEventReasons")
+    if reasons is None:
+        # As older drivers call it.
+        reasons = query("nvmlDeviceGetCurrentClocksThrottleReasons")
+    capability = query("nvmlDeviceGetCudaComputeCapability")
+    pending = remapped[2] if remapped else query("nvmlDeviceGetRetiredPagesPendingStatus")
+    return gpu._replace(
+        name=query("nvmlDeviceGetName") or "GPU",
+        capability=capability and (int(capability[0]), int(capability[1])),
+        ecc_errors=query("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
+        is_remap_pending=bool(pending),
+        is_remap_failed=bool(remapped and remapped[3]),
+        throttle=reasons or 0,
+        compute_mode=query("nvmlDeviceGetComputeMode") or 0,
+        lanes=None if lanes is None or most is None else (lanes, most),
+        nvlinks=(sum(map(bool, links)), len(links)) if links else None,
+    )
 
 
 def instances(lib: Library, handle: object) -> dict[str, object]:
@@ -141,18 +194,17 @@ def instances(lib: Library, handle: object) -> dict[str, object]:
     numbers = range(ask(lib, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
     parts = [ask(lib, "nvmlDeviceGetMigDeviceHandleByIndex", handle, number) for number in numbers]
     named = [(ask(lib, "nvmlDeviceGetUUID", part), part) for part in parts if part is not None]
-    return {text(uuid): part for uuid, part in named if uuid is not None}
+    return {uuid: part for uuid, part in named if uuid is not None}
 
 
-def _use(lib: Library, handle: object) -> tuple[int, int, tuple[int, ...]] | None:
-    """Return the bytes used, the bytes in all, and the computing processes; None if unknown."""
-    memory = ask(lib, "nvmlDeviceGetMemoryInfo", handle)
-    if memory is None:
-        return None
-    return memory.used, memory.total, tuple(process.pid for process in running(lib, handle))
+def _wants_instances(lib: Library, handle: object) -> bool:
+    """Whether only instances of a GPU can be used, as it is in MIG mode now."""
+    most = ask(lib, "nvmlDeviceGetMaxMigDeviceCount", handle)
+    mode = ask(lib, "nvmlDeviceGetMigMode", handle) if most else None
+    return mode is not None and mode[0] == 1
 
 
-def running(lib: Any, handle: object) -> Sequence[Any]:  # noqa: ANN401 - two versions
+def _running(lib: Any, handle: object) -> Sequence[Any]:  # noqa: ANN401 - two versions
     """Return the processes that compute on a GPU; none if the driver does not tell.
 
     pynvml asks in the way of new drivers, and raises other errors than NVMLError with those before
@@ -171,26 +223,15 @@ def running(lib: Any, handle: object) -> Sequence[Any]:  # noqa: ANN401 - two ve
     return ()
 
 
-def throttle(lib: Library, handle: object) -> int | None:
-    """Return the bits of what holds a GPU's clocks down."""
-    reasons: int | None = ask(lib, "nvmlDeviceGetCurrentClocksEventReasons", handle)
-    if reasons is None:
-        # As older drivers call it.
-        reasons = ask(lib, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-    return reasons
+def usable(lib: Library) -> list[object]:
+    """Open the driver, and return the GPUs in the order in which `survey` numbers them."""
+    gpus = handles(lib)[0].values()
+    return [gpu for gpu in gpus if instances(lib, gpu) or not _wants_instances(lib, gpu)]
 
 
-def ecc_errors(lib: Library, handle: object) -> int | None:
-    """Return the uncorrected errors of a GPU's memory since its driver was loaded."""
-    errors: int | None = ask(lib, "nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _VOLATILE)
-    return errors
-
-
-def _wants_instances(lib: Library, handle: object) -> bool:
-    """Whether only instances of a GPU can be used, as it is in MIG mode now."""
-    most = ask(lib, "nvmlDeviceGetMaxMigDeviceCount", handle)
-    mode = ask(lib, "nvmlDeviceGetMigMode", handle) if most else None
-    return mode is not None and mode[0] == 1
+def ask_loads(gpus: Sequence[str] | None, nvml: Callable[[], Library] = library) -> IsolatedCall:
+    """Ask for the load of GPUs; the answer's value is that of `loads`."""
+    return IsolatedCall(lambda: loads(nvml(), gpus))
 
 
 def loads(lib: Library, gpus: Sequence[str] | None) -> dict[str, tuple[int, int, int]]:
@@ -214,14 +255,3 @@ def loads(lib: Library, gpus: Sequence[str] | None) -> dict[str, tuple[int, int,
             kernels, controller = (rates.gpu, rates.memory) if rates is not None else (0, 0)
             usage[gpu] = kernels, controller, 0 if memory is None else memory.used
     return usage
-
-
-def usable(lib: Library) -> list[object]:
-    """Open the driver, and return the GPUs in the order in which `survey` numbers them."""
-    gpus = handles(lib)[0].values()
-    return [gpu for gpu in gpus if instances(lib, gpu) or not _wants_instances(lib, gpu)]
-
-
-def ask_loads(gpus: Sequence[str] | None, nvml: Callable[[], Library] = library) -> IsolatedCall:
-    """Ask for the load of GPUs; the answer's value is that of `loads`."""
-    return IsolatedCall(lambda: loads(nvml(), gpus))

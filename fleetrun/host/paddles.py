@@ -1,4 +1,4 @@
-"""Looks at the Paddle that is installed, without importing it: that would take seconds."""
+"""The Paddle that is installed, by its files: importing it would take seconds."""
 
 from __future__ import annotations
 
@@ -6,109 +6,82 @@ import os
 import re
 import struct
 from collections.abc import Sequence
-from typing import BinaryIO
+from typing import NamedTuple
 
 from fleetrun.model import Script
 from fleetrun.run import proc
 
 _LIBRARIES = ("base/libpaddle.so", "fluid/libpaddle.so")
-_VERSION = re.compile(r"^full_version\s*=\s*'([^']+)'", re.MULTILINE)
-_HIP = re.compile(r"^hip_version\s*=\s*'\d", re.MULTILINE)
-# Since Paddle 3 `xpu_xre_version`.
-_NO_XPU = re.compile(r"^xpu(?:_xre)?_version\s*=\s*'False'", re.MULTILINE)
+_SETTING = re.compile(r"^(\w+)\s*=\s*'([^']*)'", re.MULTILINE)
 _IMPORT = re.compile(rb"^\s*(?:import|from)\s+paddle\b", re.MULTILINE)
-# One section header of an ELF file for 64 bits.
-_HEADER_BYTES = 64
 
 
-def installed(path: Sequence[str]) -> tuple[str, str]:
-    """Return the folder of the Paddle on PATH and its version file; both empty if there is none."""
+class InstalledPaddle(NamedTuple):
+    """An installed Paddle; its versions of CUDA and so on are "" if it was built without."""
+
+    version: str
+    folder: str
+    cuda: str = ""
+    cudnn: str = ""
+    nccl: str = ""
+    hip: str = ""
+    # Old ones do not say it.
+    has_xpus: bool = True
+
+
+def find(path: Sequence[str]) -> InstalledPaddle | None:
+    """Return the Paddle that `import paddle` would find on PATH."""
     for folder in path:
         root = os.path.join(folder, "paddle")
         text = proc.content(os.path.join(root, "version", "__init__.py")).decode(errors="replace")
         if text:
-            return root, text
-    return "", ""
-
-
-def without(symbol: bytes, path: Sequence[str]) -> str | None:
-    """Return the version of the Paddle on PATH if its library certainly lacks the text SYMBOL."""
-    root, _ = installed(path)
-    texts = constants(root) if root else None
-    return None if texts is None or symbol in texts else version(path)
-
-
-def version(path: Sequence[str]) -> str:
-    """Return the version of the Paddle on PATH; empty if there is none."""
-    _, text = installed(path)
-    told = _VERSION.search(text)
-    return told[1] if told else "?" if text else ""
-
-
-def is_for_rocm(path: Sequence[str]) -> bool:
-    """Whether the Paddle on PATH says that it is built for AMD's GPUs."""
-    return _HIP.search(installed(path)[1]) is not None
-
-
-def lacks_xpus(path: Sequence[str]) -> bool:
-    """Whether the Paddle on PATH says that it is not built for XPUs."""
-    return _NO_XPU.search(installed(path)[1]) is not None
-
-
-def constants(root: str) -> bytes | None:
-    """Return the constants of the library of the Paddle in ROOT; None if it has another format.
-
-    They are a few of its hundreds of megabytes.
-    """
-    for library in _LIBRARIES:
-        constants = _constants(os.path.join(root, library))
-        if constants is not None:
-            return constants
+            told = dict(_SETTING.findall(text))
+            has = {name: "" if value in {"False", "0"} else value for name, value in told.items()}
+            # Since Paddle 3 `xpu_xre_version`.
+            xpu = told.get("xpu_xre_version", told.get("xpu_version"))
+            return InstalledPaddle(
+                version=told.get("full_version", "?"),
+                folder=root,
+                cuda=has.get("cuda_version", ""),
+                cudnn=has.get("cudnn_version", ""),
+                nccl=has.get("nccl_version", ""),
+                hip=has.get("hip_version", ""),
+                has_xpus=xpu != "False",
+            )
     return None
+
+
+def lacks(paddle: InstalledPaddle, symbol: bytes) -> bool:
+    """Whether the library of PADDLE certainly lacks the text SYMBOL."""
+    paths = [os.path.join(paddle.folder, name) for name in _LIBRARIES]
+    path = next(filter(os.path.exists, paths), "")
+    try:
+        return symbol not in _constants(path)
+    except (OSError, struct.error, IndexError):
+        return False
+
+
+def _constants(path: str) -> bytes:
+    """Return the section .rodata of PATH, a library of ELF for 64 bits: a few of its megabytes."""
+    with open(path, "rb") as file:
+
+        def read(at: int, length: int) -> bytes:
+            file.seek(at)
+            return file.read(length)
+
+        head = read(0, 64)
+        (at,) = struct.unpack_from("<Q", head, 40)
+        size, count, names = struct.unpack_from("<HHH", head, 58)
+        table = read(at, size * count)
+        # The name, the offset and the length of each section.
+        sections = [struct.unpack_from("<I20xQQ", table, size * row) for row in range(count)]
+        texts = read(*sections[names][1:])
+        spans = [row[1:] for row in sections if texts.startswith(b".rodata\0", row[0])]
+        return read(*spans[0])
 
 
 def imports_paddle(script: Script, cwd: str) -> bool:
     """Whether SCRIPT is Python and itself imports Paddle."""
     if script.form != "file" or not script.target.endswith(".py"):
         return False
-    try:
-        with open(os.path.join(cwd, script.target), "rb") as file:
-            return _IMPORT.search(file.read()) is not None
-    except OSError:
-        return False
-
-
-def _constants(path: str) -> bytes | None:
-    """Return the constants of the shared library at PATH; None if it has another format."""
-    try:
-        with open(path, "rb") as file:
-            return _read(file, *_section(file, b".rodata"))
-    except (OSError, struct.error, KeyError):
-        return None
-
-
-def _section(file: BinaryIO, wanted: bytes) -> tuple[int, int]:
-    """Return the offset and the length of a section of FILE, an ELF library for 64 bits.
-
-    Raises KeyError if there is no such section, struct.error for another kind of file.
-    """
-    head = _read(file, 0, _HEADER_BYTES)
-    if head[:6] != b"\x7fELF\x02\x01":
-        raise KeyError(wanted)
-    (at,) = struct.unpack_from("<Q", head, 40)
-    size, count, names = struct.unpack_from("<HHH", head, 58)
-    table = _read(file, at, size * count)
-    sections = [
-        struct.unpack_from("<I", table, size * i) + struct.unpack_from("<QQ", table, size * i + 24)
-        for i in range(count)
-    ]
-    texts = _read(file, *sections[names][1:]) if names < count else b""
-    for name, start, length in sections:
-        if texts[name:].startswith(wanted + b"\0"):
-            return start, length
-    raise KeyError(wanted)
-
-
-def _read(file: BinaryIO, at: int, length: int) -> bytes:
-    file.seek(at)
-    return file.read(length)
+    return _IMPORT.search(proc.content(os.path.join(cwd, script.target))) is not None

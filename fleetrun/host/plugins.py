@@ -1,23 +1,34 @@
-"""Signs that the ranks' Paddle has plug-ins for devices of their own; a plain launch has none.
+"""Devices of Paddle's plug-ins: signs that there are some, and their number by Paddle itself.
 
-Only Paddle knows their devices; `counted` asks it.
+A plain launch has no signs, and asks nobody. Otherwise the ranks' own Paddle counts them in a
+child process.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from typing import NamedTuple
+import tempfile
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, cast
 
+from fleetrun.errors import EnvironmentFault
 from fleetrun.host import files, scripts
 from fleetrun.model import Facts, Request
-from fleetrun.plan import command, environment, kinds, origin
+from fleetrun.plan import command, environment, kinds, masks, origin
+from fleetrun.plan.kinds import label
+from fleetrun.run.isolation import IsolatedCall
+from fleetrun.text import counted
 
+_CHECKER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "inject", "device_check.py")
+# After this many seconds, a line says what the launch waits for.
+_REMARK_S = 10.0
 # Paddle looks for plug-ins in this folder beside its own.
 _FOLDER = "paddle_custom_device"
 # A longer first line does not name an interpreter.
 _FIRST_LINE = 256
+# The kind that stands for plug-ins without devices.
+_NONE = "plug-in"
 
 
 class Signs(NamedTuple):
@@ -37,21 +48,24 @@ def find(request: Request, facts: Facts) -> Signs:
     shared = {**facts.environ, **dict(request.env)}
     environ = {name: text for name, text in shared.items() if not environment.is_identity(name)}
     python = _ranks_python(request, facts, environ)
-    return Signs(python, environ, _root(python, environ), facts.device_counts)
+    folders = [os.path.join(folder, _FOLDER) for folder in _packages(python)]
+    if kinds.ROOT in environ:
+        folders = [environ[kinds.ROOT]]
+    root = next((folder for folder in folders if _libraries(folder)), "")
+    return Signs(python, environ, root, facts.device_counts)
 
 
 def is_worth_asking(request: Request, signs: Signs) -> bool:
     """Whether Paddle may have devices that only it knows, and REQUEST may want them."""
-    kind = request.device_kind
-    if request.nproc_per_node == "cpu" or kind == "cpu":
+    if "cpu" in {request.nproc_per_node, request.device_kind}:
         return False
     if request.backend == "gloo" and request.devices is None:
         return False
     has_files = any(kind not in kinds.BUILT_IN for kind in signs.files)
-    return is_named(request) or signs.root != "" or has_files
+    return _is_named(request) or signs.root != "" or has_files
 
 
-def is_named(request: Request) -> bool:
+def _is_named(request: Request) -> bool:
     """Whether REQUEST names a kind that plug-ins provide, other than by an unknown option."""
     kind = request.device_kind
     if kind is None or kind in {"cpu", *kinds.BUILT_IN}:
@@ -59,31 +73,22 @@ def is_named(request: Request) -> bool:
     return kind in kinds.VENDORS or origin.is_given(request, "device_kind")
 
 
-def libraries(folder: str) -> list[str]:
+def _libraries(folder: str) -> list[str]:
     """Return the plug-ins in FOLDER."""
     return [os.path.join(folder, name) for name in files.names(folder) if ".so" in name]
-
-
-def _root(python: str, environ: Mapping[str, str]) -> str:
-    """Return the folder of plug-ins that the Paddle of PYTHON loads; empty if there is none."""
-    given = environ.get(kinds.ROOT)
-    if given is not None:
-        return given if libraries(given) else ""
-    folders = (os.path.join(folder, _FOLDER) for folder in _packages(python))
-    return next((folder for folder in folders if libraries(folder)), "")
 
 
 def _packages(python: str) -> list[str]:
     """Return the folders with PYTHON's packages."""
     if python == sys.executable:
         return sys.path
-    prefix = os.path.dirname(os.path.dirname(python))
-    folders = []
-    for lib in (os.path.join(prefix, "lib"), os.path.join(prefix, "local", "lib")):
-        versions = [name for name in files.names(lib) if name.startswith("python3")]
-        packages = ("site-packages", "dist-packages")
-        folders += [os.path.join(lib, name, package) for name in versions for package in packages]
-    return folders
+    lib = os.path.join(os.path.dirname(os.path.dirname(python)), "lib")
+    versions = [name for name in files.names(lib) if name.startswith("python3")]
+    return [
+        os.path.join(lib, name, package)
+        for name in versions
+        for package in ("site-packages", "dist-packages")
+    ]
 
 
 def _ranks_python(request: Request, facts: Facts, environ: Mapping[str, str]) -> str:
@@ -92,7 +97,7 @@ def _ranks_python(request: Request, facts: Facts, environ: Mapping[str, str]) ->
         return facts.python
     program = facts.program or request.script.target
     # A shell script most likely says `python`.
-    named = [program, _interpreter(program, facts.cwd)]
+    named = [program, _interpreter(os.path.join(facts.cwd, program))]
     pythons = [name for name in named if os.path.basename(name).startswith("python")]
     for name in pythons or ("python", "python3"):
         python = scripts.which(name, facts.cwd, environ)
@@ -101,10 +106,10 @@ def _ranks_python(request: Request, facts: Facts, environ: Mapping[str, str]) ->
     return facts.python
 
 
-def _interpreter(program: str, cwd: str) -> str:
-    """Return the interpreter in the first line of the script PROGRAM; empty if there is none."""
+def _interpreter(path: str) -> str:
+    """Return the interpreter in the first line of the script PATH; empty if there is none."""
     try:
-        with open(os.path.join(cwd, program), "rb") as file:
+        with open(path, "rb") as file:
             first = file.readline(_FIRST_LINE).decode(errors="replace")
     except OSError:
         return ""
@@ -112,3 +117,111 @@ def _interpreter(program: str, cwd: str) -> str:
     if words and os.path.basename(words[0]) == "env":
         words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
     return words[0] if words else ""
+
+
+# -- Paddle's answer ------------------------------------------------------------------------------
+
+
+class _Paddle(NamedTuple):
+    """The ranks' Paddle; LOG gets a line if it is slow, after TIMEOUT_S seconds it is stuck."""
+
+    signs: Signs
+    log: Callable[[str], None]
+    timeout_s: float
+
+    def ask(self, **extra: str) -> tuple[str, dict[str, int]]:
+        """Return its version ("": none is installed) and its devices, with EXTRA variables."""
+        python, environ = self.signs.python, {**self.signs.environ, **extra}
+
+        def become() -> None:
+            os.execve(python, (python, _CHECKER), environ)  # noqa: S606 - no shell is wanted
+
+        awaited = "Paddle's plug-ins to count their devices"
+        try:
+            answer = IsolatedCall(become).result(
+                self.timeout_s, log=self.log, awaited=awaited, log_after_s=_REMARK_S
+            )
+        except OSError as error:
+            raise EnvironmentFault(
+                "Paddle cannot be asked for its devices: no process can be started "
+                f"({error.strerror}); look at `ulimit -u` and the limits of the container."
+            ) from None
+        if answer.value is None:
+            raise EnvironmentFault(
+                f"The Paddle of {python} does not tell which devices it has: {answer.trouble}. "
+                f"Look at what `{python} -c 'import paddle'` says; --device_kind=cpu trains on the "
+                "CPU."
+            )
+        version, counts = cast("tuple[str, list[tuple[str, int]]]", answer.value)
+        return version, dict(counts)
+
+
+def with_devices(
+    facts: Facts,
+    request: Request,
+    signs: Signs,
+    *,
+    log: Callable[[str], None],
+    timeout_s: float,
+) -> Facts:
+    """Complete FACTS with the devices of plug-ins, or with why there are none."""
+    asked = _Paddle(signs, log, timeout_s)
+    version, counts = asked.ask()
+    kind = request.device_kind or ""
+    if not version:
+        # Then only device files can tell.
+        why = f"{signs.python} has no Paddle that could tell"
+        is_missing = _is_named(request) and kind not in facts.device_counts
+        return facts._replace(absent={kind: why, **facts.absent}) if is_missing else facts
+    absent = dict(facts.absent)
+    paddle = f"Paddle {version} of {signs.python}"
+    for name, count in counts.items():
+        if not count:
+            absent[name] = f"{paddle} has a plug-in for {label(name)}s, and sees none"
+    for name, count in signs.files.items():
+        if name not in counts and name not in kinds.BUILT_IN:
+            package = kinds.VENDORS[name].package
+            install = f" (pip install {package})" if package else ""
+            has = f"this host has {counted(count, label(name))}"
+            absent[name] = f"{has}, and {paddle} has no plug-in for {label(name)}s{install}"
+    if kind not in counts and _is_named(request):
+        known = ", ".join(f"{label(name)}s" for name in counts)
+        has = f" (it has {known})" if known else ""
+        absent.setdefault(kind, f"{paddle} has no plug-in for {label(kind)}s{has}")
+    if not counts and signs.root:
+        absent.setdefault(_NONE, f"{paddle} gets no device from the plug-ins in {signs.root}")
+    return facts._replace(
+        device_counts={
+            name: n for name, n in facts.device_counts.items() if name in kinds.BUILT_IN
+        },
+        paddle_counts=counts,
+        plugins=_hidden(counts, asked),
+        unmasked=_unmasked(facts, counts, asked) if request.virtual_local_rank else frozenset(),
+        absent=absent,
+    )
+
+
+def _unmasked(facts: Facts, counts: Mapping[str, int], asked: _Paddle) -> frozenset[str]:
+    """Return the kinds of which Paddle sees several devices behind a mask of one."""
+    several = [kind for kind, count in counts.items() if count > 1]
+    if not several:
+        return frozenset()
+    names = [masks.variable(facts, kind) for kind in several]
+    single = {name: facts.environ.get(name, "0").split(",")[0].strip() for name in names}
+    masked = asked.ask(**single)[1]
+    return frozenset(kind for kind in several if masked.get(kind, 0) > 1)
+
+
+def _hidden(counts: Mapping[str, int], asked: _Paddle) -> dict[str, tuple[str, ...]]:
+    """Return the libraries of each kind but the first, which Paddle loads by default."""
+    libraries = _libraries(asked.signs.root)
+    if len(counts) <= 1 or len(libraries) <= 1:
+        return {}
+    libraries_of: dict[str, tuple[str, ...]] = {}
+    for library in map(os.path.abspath, libraries):
+        with tempfile.TemporaryDirectory(prefix="fleetrun-plugins-") as folder:
+            os.symlink(library, os.path.join(folder, os.path.basename(library)))
+            for kind in asked.ask(**{kinds.ROOT: folder})[1]:
+                libraries_of[kind] = (*libraries_of.get(kind, ()), library)
+    first = next(iter(counts))
+    return {kind: paths for kind, paths in libraries_of.items() if kind != first}

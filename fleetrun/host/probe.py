@@ -13,10 +13,8 @@ from fleetrun.host import (
     addresses,
     devices,
     paddles,
-    plugin_devices,
     plugins,
     processors,
-    rocm,
     scripts,
     tcp,
 )
@@ -63,12 +61,11 @@ def read(
         )
     cwd = _here(root)
     facts = _identity(environ, cwd)
-    own = dict(request.env)
     # Ranks may get their own module search path.
-    its = own if request.strategy is None else {**request.strategy.variables, **own}
-    if request.script.form == "module" and "PYTHONPATH" not in its:
-        python = "" if request.wrap or request.dry_run else facts.python
-        scripts.check_module(request.script.target, cwd, python, {**environ, **own})
+    own = {*dict(request.env), *(request.strategy.variables if request.strategy else ())}
+    if request.script.form == "module" and "PYTHONPATH" not in own:
+        is_ours = not (request.wrap or request.dry_run) and facts.python == sys.executable
+        scripts.check_module(request.script.target, cwd, is_ours=is_ours)
     facts = facts._replace(
         device_counts=devices.assumed(assumed) if assumed else devices.by_files(root),
         program=scripts.find(request.script, cwd, environ),
@@ -80,19 +77,16 @@ def read(
     if not assumed:
         facts = _with_plugins(request, facts, log, plugins_timeout_s)
     facts = _with_network(request, facts, names, root)
-    gpu_nodes: dict[str, int] = {}
     if inquiry is not None:
         survey = inquiry.result(log, timeout_s=timeout_s)
         facts = devices.with_gpus(facts, survey, root)
-
-        gpu_nodes = processors.near(root, survey)
-    elif not assumed and devices.may_use_gpus(request) and devices.has_amd(root):
-        facts = rocm.with_gpus(facts, request, root, sys.path)
+    elif not assumed:
+        facts = devices.with_amd(facts, request, root, sys.path)
     if facts.device_counts.get("gpu"):
         hcas, rdma = addresses.rdma(root)
         facts = facts._replace(hcas=hcas, rdma=rdma)
     if request.bind != "none":
-        facts = facts._replace(processors=processors.processors(root, gpu_nodes))
+        facts = facts._replace(processors=processors.read(root, facts.gpus))
     return facts if request.debug is None else _with_debuggers(facts)
 
 
@@ -183,29 +177,25 @@ def _with_plugins(
     """Complete FACTS with the devices that Paddle counts more precisely than device files."""
     signs = plugins.find(request, facts)
     if plugins.is_worth_asking(request, signs):
-        facts = plugin_devices.with_devices(facts, request, signs, log=log, timeout_s=timeout_s)
+        facts = plugins.with_devices(facts, request, signs, log=log, timeout_s=timeout_s)
     if "xpu" in facts.device_counts and signs.python == sys.executable:
-        facts = _without_xpus(facts)
+        paddle = paddles.find(sys.path)
+        if paddle is not None and not paddle.has_xpus:
+            counts = {kind: count for kind, count in facts.device_counts.items() if kind != "xpu"}
+            package = kinds.VENDORS["xpu"].package
+            why = f"XPUs are here, and the Paddle of {facts.python} is not built for them"
+            absent = {**facts.absent, "xpu": f"{why} ({package})"}
+            facts = facts._replace(device_counts=counts, absent=absent)
     return facts._replace(has_plugins=signs.root != "" or bool(facts.paddle_counts))
-
-
-def _without_xpus(facts: Facts) -> Facts:
-    """Drop XPUs from FACTS, with the reason, if our Paddle is not built for them."""
-    if not paddles.lacks_xpus(sys.path):
-        return facts
-    counts = {kind: count for kind, count in facts.device_counts.items() if kind != "xpu"}
-    package = kinds.VENDORS["xpu"].package
-    why = f"XPUs are here, and the Paddle of {facts.python} is not built for them ({package})"
-    return facts._replace(device_counts=counts, absent={**facts.absent, "xpu": why})
 
 
 def _with_paddle(request: Request, facts: Facts) -> Facts:
     """Complete FACTS with what this Paddle lacks, if it matters to this job."""
     feature = modes.BY_WORD[request.run_mode].feature
-    if feature is None:
+    paddle = None if feature is None else paddles.find(sys.path)
+    if feature is None or paddle is None or not paddles.lacks(paddle, feature.symbol):
         return facts
-
     return facts._replace(
-        paddle_lacking=paddles.without(feature.symbol, sys.path),
+        paddle_lacking=paddle.version,
         script_imports_paddle=paddles.imports_paddle(request.script, facts.cwd),
     )

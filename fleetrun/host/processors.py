@@ -3,35 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from fleetrun.host import files
-from fleetrun.host.nvml import Survey
-from fleetrun.model import Processors
+from fleetrun.model import Gpu, Processors
 from fleetrun.text import parse_numbers
 
 
-def near(root: str, survey: Survey) -> dict[str, int]:
-    """Return the NUMA node of each GPU, under its number and the UUIDs of it and its instances."""
-    near: dict[str, int] = {}
-    for index, gpu in enumerate(survey.gpus):
-        node = _numa_node(root, gpu.bus) if gpu.bus else None
-        if node is not None:
-            near |= dict.fromkeys((str(index), gpu.uuid, *gpu.instances), node)
-    return near
-
-
-def _numa_node(root: str, bus: str) -> int | None:
-    """Return the NUMA node of the device at BUS; None if unknown."""
-    # NVML writes 00000000:3B:00.0, the kernel 0000:3b:00.0.
-    domain, _, rest = bus.lower().partition(":")
-    device = f"{domain[-4:]}:{rest}"
-    node = files.text(os.path.join(root, "sys/bus/pci/devices", device, "numa_node")).strip()
-    return int(node) if node.isdigit() else None
-
-
-def processors(root: str, near: Mapping[str, int]) -> Processors:
-    """Return the CPUs that we may use, by physical core."""
+def read(root: str, gpus: Sequence[Gpu]) -> Processors:
+    """Return the CPUs that we may use, by physical core, and the NUMA nodes of GPUS."""
     # The CPUs that a container, a batch system or taskset allows us.
     allowed = os.sched_getaffinity(0)
     base = os.path.join(root, "sys/devices/system")
@@ -49,4 +29,12 @@ def processors(root: str, near: Mapping[str, int]) -> Processors:
             cores.append(core)
             left.difference_update(core)
     nodes = tuple(node_of.get(core[0], 0) for core in cores)
+    near: dict[str, int] = {}
+    for index, gpu in enumerate(gpus):
+        # NVML writes 00000000:3B:00.0, the kernel 0000:3b:00.0.
+        path = os.path.join(root, "sys/bus/pci/devices", gpu.bus.lower()[-12:], "numa_node")
+        node = files.text(path).strip() if gpu.bus else ""
+        if node.isdigit():
+            parts = [part.uuid for part in gpu.instances]
+            near |= dict.fromkeys((str(index), gpu.uuid, *parts), int(node))
     return Processors(tuple(cores), nodes, near)

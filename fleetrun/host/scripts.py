@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 from collections.abc import Mapping
 from importlib.util import find_spec
 
 from fleetrun.errors import EnvironmentFault, MissingProgram, NotExecutable
-from fleetrun.host import files, nearby
+from fleetrun.host import files
 from fleetrun.model import Script
 from fleetrun.plan import command
 from fleetrun.rundir.folder import closed
+from fleetrun.text import closest
 
-# The longest time in which a Python says whether it finds a module.
-_ANSWER_S = 20.0
-_NOTEBOOK = ".ipynb"
 _OPTION_FILES = (".yaml", ".yml")
+# A folder of a million samples is not compared with a misspelt name.
+_MOST = 10_000
+# Two letters changed places in `tarin.py`. Names that are less alike are other words.
+_ALIKE = 0.7
 
 
 def find(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
@@ -25,26 +26,28 @@ def find(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
     if script.form == "module" or script.target == command.CHECK:
         return None
     target = script.target
-    _check_kind(target, cwd)
+    path = os.path.join(cwd, target)
+    _check_kind(target, path, cwd)
     interpreted = target.endswith(command.ENDINGS)
     if not interpreted and "/" not in target:
         return _find_program(target, cwd, environ)
-    path = os.path.join(cwd, target)
-    _check_way(target, path)
+    shut = None if os.access(path, os.R_OK) else closed(path)
+    if shut is not None:
+        raise EnvironmentFault(
+            f"{target} cannot be reached: this user (uid {os.geteuid()}) may not enter the folder "
+            f"{shut}. Put it elsewhere, or let this user enter that folder."
+        )
     if not os.path.exists(path):
         if os.path.islink(path):
             raise EnvironmentFault(f"{target} is a link to {os.readlink(path)}, which is missing.")
-        if not interpreted:
-            raise MissingProgram(f"There is no program {target} in {cwd}{_meant(target, cwd, '.')}")
-        raise EnvironmentFault(f"There is no script {target} in {cwd}{_meant(target, cwd, '.')}")
-    if interpreted:
-        if not os.access(path, os.R_OK):
-            raise EnvironmentFault(
-                f"This user may not read the script {target}: run `chmod u+r {target}`, or ask its "
-                "owner."
-            )
-        return target
-    if not os.access(path, os.X_OK):
+        fault, kind = (EnvironmentFault, "script") if interpreted else (MissingProgram, "program")
+        raise fault(f"There is no {kind} {target} in {cwd}{_meant(target, cwd, '.')}")
+    if interpreted and not os.access(path, os.R_OK):
+        raise EnvironmentFault(
+            f"This user may not read the script {target}: run `chmod u+r {target}`, or ask its "
+            "owner."
+        )
+    if not interpreted and not os.access(path, os.X_OK):
         raise NotExecutable(
             f"{target} is not executable: run `chmod +x {target}`, or start it with the program "
             f"that reads it, as in `fleetrun bash {target}`."
@@ -52,26 +55,20 @@ def find(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
     return target
 
 
-def _check_kind(target: str, cwd: str) -> None:
+def _check_kind(target: str, path: str, cwd: str) -> None:
     """Raise EnvironmentFault if TARGET is a folder, or a file that is known to be no program."""
-    path = os.path.join(cwd, target)
     if os.path.isdir(path):
-        is_package = target.isidentifier() and os.path.isfile(f"{path}/__main__.py")
         scripts = [name for name in files.names(path) if name.endswith(".py")]
-        if is_package:
-            meant = f"-m {target} runs a package"
+        meant = "name the script in it."
+        if target.isidentifier() and "__main__.py" in scripts:
+            meant = f"-m {target} runs a package."
         elif len(scripts) == 1:
             meant = f"did you mean {os.path.normpath(os.path.join(target, scripts[0]))}?"
-        else:
-            meant = "name the script in it"
-        end = "" if meant.endswith("?") else "."
-        raise EnvironmentFault(
-            f"{target} is a folder, not a script (looked in {cwd}); {meant}{end}"
-        )
+        raise EnvironmentFault(f"{target} is a folder, not a script (looked in {cwd}); {meant}")
     if not os.path.isfile(path):
         return
-    if target.endswith(_NOTEBOOK):
-        script = f"{target.removesuffix(_NOTEBOOK)}.py"
+    if target.endswith(".ipynb"):
+        script = f"{target.removesuffix('.ipynb')}.py"
         raise EnvironmentFault(
             f"{target} is a notebook, not a script: run `jupyter nbconvert --to script {target}`, "
             f"then `fleetrun {script}`."
@@ -83,90 +80,42 @@ def _check_kind(target: str, cwd: str) -> None:
         )
 
 
-def _check_way(target: str, path: str) -> None:
-    """Raise EnvironmentFault when a folder on the way to PATH, which TARGET means, is closed."""
-    if os.access(path, os.R_OK):
-        return
-
-    shut = closed(path)
-    if shut is not None:
-        raise EnvironmentFault(
-            f"{target} cannot be reached: this user (uid {os.geteuid()}) may not enter the folder "
-            f"{shut}. Put it elsewhere, or let this user enter that folder."
-        )
-
-
 def wrap_fault(wrap: str, cwd: str, environ: Mapping[str, str]) -> str | None:
     """Return why the command of WRAP, `RANKS: COMMAND`, cannot be run; None if it can."""
     name = shlex.split(wrap.partition(": ")[2])[0]
-    if "/" not in name:
-        try:
-            program = _find_program(name, cwd, environ)
-        except EnvironmentFault:
-            program = ""
-        # Ranks do not find programs in the current folder.
-        if program.startswith("./") or not program:
-            return f"there is no program {name} in $PATH; install it, or give its path."
+    if which(name, cwd, environ) is not None:
         return None
-    path = os.path.join(cwd, name)
-    if not os.path.exists(path):
+    if "/" not in name:
+        return f"there is no program {name} in $PATH; install it, or give its path."
+    if not os.path.exists(os.path.join(cwd, name)):
         return f"there is no program {name} in {cwd}."
-    if os.path.isdir(path) or not os.access(path, os.X_OK):
-        return f"{name} is not executable (`chmod +x {name}`)."
-    return None
+    return f"{name} is not executable (`chmod +x {name}`)."
 
 
-def check_module(
-    name: str, cwd: str, python: str = "", environ: Mapping[str, str] | None = None
-) -> None:
+def check_module(name: str, cwd: str, *, is_ours: bool) -> None:
     """Raise EnvironmentFault if the module NAME is missing and a file here has nearly that name.
 
-    Also if PYTHON, which is to run it with ENVIRON, says that it finds none.
+    IS_OURS: it is to be run by our own Python, so also if that finds none.
     """
     if name == "__main__" or not all(part.isidentifier() for part in name.split(".")):
         return
     path = name.replace(".", "/")
-    here = os.path.join(cwd, path)
-    if os.path.isfile(f"{here}.py") or os.path.isdir(here):
-        return
     folder, _, last = path.rpartition("/")
-    # A file of another kind that Python can import.
-    if any(entry.partition(".")[0] == last for entry in files.names(os.path.join(cwd, folder))):
+    # A package, or a file of any kind that Python can import.
+    entries = files.names(os.path.join(cwd, folder))
+    if any(entry.partition(".")[0] == last for entry in entries):
         return
-
     first = path.partition("/")[0]
-    is_here = os.path.isdir(os.path.join(cwd, first)) and first != path
-    meant = nearby.find(f"{path}.py", cwd)
+    # A package that is here may do anything when it is imported.
+    is_here = first != path and os.path.isdir(os.path.join(cwd, first))
     if not is_here and find_spec(first) is not None:
         return
+    meant = nearby(f"{path}.py", cwd)
     if meant is not None:
-        raise EnvironmentFault(
-            f"There is no module {name} in {cwd}; "
-            f"did you mean {meant.removesuffix('.py').replace('/', '.')}?"
-        )
-    if python and not is_here and _lacks(python, first, cwd, environ):
-        raise EnvironmentFault(
-            f"There is no module {first} in {cwd}, and {python} finds none elsewhere."
-        )
-
-
-def _lacks(python: str, module: str, cwd: str, environ: Mapping[str, str] | None) -> bool:
-    """Whether PYTHON itself says that it finds no MODULE, as its start may add folders."""
-    # A name without a dot: nothing is imported.
-    code = f"import importlib.util as u; print('{module}', u.find_spec('{module}') is None)"
-    try:
-        done = subprocess.run(
-            (python, "-c", code),
-            cwd=cwd,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_ANSWER_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.stdout.split()[-2:] == [os.fsencode(module), b"True"]
+        module = meant.removesuffix(".py").replace("/", ".")
+        raise EnvironmentFault(f"There is no module {name} in {cwd}; did you mean {module}?")
+    if is_ours and not is_here:
+        raise EnvironmentFault(f"There is no module {first} in {cwd}, and Python finds none.")
 
 
 def which(name: str, cwd: str, environ: Mapping[str, str]) -> str | None:
@@ -200,5 +149,20 @@ def _find_program(name: str, cwd: str, environ: Mapping[str, str]) -> str:
 
 def _meant(target: str, cwd: str, otherwise: str) -> str:
     """End a sentence with the existing file whose name is nearly TARGET, or with OTHERWISE."""
-    meant = nearby.find(target, cwd)
+    meant = nearby(target, cwd)
     return otherwise if meant is None else f"; did you mean {meant}?"
+
+
+def nearby(target: str, cwd: str) -> str | None:
+    """Return the file whose name is nearly that of TARGET, in the same folder, if there is one."""
+    folder, slash, name = target.rpartition("/")
+    here = os.path.join(cwd, folder + slash)
+    stem, ending = os.path.splitext(name.lower())
+    # Most often it is the ending that was left out; if there is one, all have it.
+    known = {
+        os.path.splitext(entry)[0]: entry
+        for entry in files.names(here)[:_MOST]
+        if entry.lower().endswith(ending) and os.path.isfile(os.path.join(here, entry))
+    }
+    close = closest(stem, known, _ALIKE)
+    return None if close is None else f"{folder}{slash}{known[close]}"

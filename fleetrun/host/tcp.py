@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
-import psutil
-
 from fleetrun.host import files
 from fleetrun.run import proc
 
 # The kernel's default range of ports for outgoing connections.
 _EPHEMERAL = (32768, 60999)
+# Who holds a port, if that is not ours to know.
+STRANGER = "a process that only root can identify"
 
 
 def ephemeral(root: str = "/") -> tuple[int, int]:
@@ -35,6 +35,9 @@ def used() -> frozenset[int]:
 
 def holder(port: int) -> str | None:
     """Name the process that holds TCP port PORT: `pid 123 (python train.py)`."""
+    # Only a fault needs it, and it takes 25 ms to import.
+    import psutil
+
     # Ports that launchers hold for their ranks show as abstract sockets of this name.
     reserved = f"@fleetrun/port/{port}"
     for kind in ("tcp", "unix"):

@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.model import Device, Facts, GpuUse, Request
+from fleetrun.model import Device, Facts, Gpu, Request
 from fleetrun.plan import masks, origin
 from fleetrun.plan.kinds import label
+from fleetrun.text import elided
+from fleetrun.text import visible as visible_text
 
 # The value of --gpus that means the free ones.
 FREE = "free"
 
-# The driver itself, and a desktop, take some of a GPU's memory.
-_FREE_SHARE = 0.1
-
+# Enough characters to recognise a process.
+_WIDEST = 60
 _GIB = 1 << 30
 
 
@@ -34,13 +35,13 @@ def free(
         raise UsageError(f"{option}: which {label(kind)}s are free is not known; name them.")
     free_devices: list[Device] = []
     for device in visible.devices:
-        use = _use(facts, visible, device)
-        if use is None:
+        gpu = _gpu(facts, visible, device)
+        if gpu is None or gpu.used_bytes is None:
             raise EnvironmentFault(
                 f"{option}: the driver does not tell whether GPU {device.id} is free; name the "
                 "GPUs to use."
             )
-        if not use.holders and not _is_filled(use):
+        if not gpu.users and not gpu.is_filled:
             free_devices.append(device)
     total = len(visible.devices)
     if not free_devices or len(free_devices) < (needed or 0):
@@ -64,43 +65,38 @@ def remarks(
     facts: Facts, visible: masks.Visible, groups: tuple[tuple[Device, ...], ...]
 ) -> tuple[str, ...]:
     """Return remarks about devices of GROUPS whose memory others use."""
-    if not facts.gpu_uses:
-        return ()
     lines = []
     for device in dict.fromkeys(device for group in groups for device in group):
-        use = _use(facts, visible, device)
-        if use is None or not _is_filled(use):
+        gpu = _gpu(facts, visible, device)
+        if gpu is None or not gpu.is_filled:
             continue
-        users = f", by {', '.join(use.holders)}" if use.holders else ""
-        amount = f"{use.used_bytes / _GIB:.1f} of {use.total_bytes / _GIB:.1f} GiB"
+        who = [
+            f"pid {pid} ({elided(visible_text(text), _WIDEST)})" if text else f"pid {pid}"
+            for pid, text in gpu.users
+        ]
+        users = f", by {', '.join(who)}" if who else ""
+        amount = f"{(gpu.used_bytes or 0) / _GIB:.1f} of {(gpu.total_bytes or 0) / _GIB:.1f} GiB"
         lines.append(
             f"GPU {device.id} is in use: {amount} are taken{users}; --gpus={FREE} takes free ones."
         )
     return tuple(lines)
 
 
-def before(facts: Facts, groups: tuple[tuple[Device, ...], ...]) -> dict[str, GpuUse]:
-    """Return the memory in use on the GPUs of GROUPS before the launch, as far as known."""
+def used_before(facts: Facts, groups: tuple[tuple[Device, ...], ...]) -> dict[str, int]:
+    """Return the bytes in use on the GPUs of GROUPS before the launch, by UUID, if known."""
     gpus = [device for group in groups for device in group if device.kind == "gpu"]
     if not gpus:
         return {}
     visible, _ = masks.visible(facts, "gpu")
-    known = [visible.uuids[device.ordinal][0] for device in gpus]
-    return {
-        uuid: use
-        for uuid, use in facts.gpu_uses.items()
-        if any(name and uuid.startswith(name) for name in known)
-    }
+    known = [gpu for device in gpus if (gpu := _gpu(facts, visible, device)) is not None]
+    return {gpu.uuid: gpu.used_bytes for gpu in known if gpu.used_bytes is not None}
 
 
-def _is_filled(use: GpuUse) -> bool:
-    return use.used_bytes > _FREE_SHARE * use.total_bytes
-
-
-def _use(facts: Facts, visible: masks.Visible, device: Device) -> GpuUse | None:
-    """Return the use of a VISIBLE DEVICE, if it is known."""
+def _gpu(facts: Facts, visible: masks.Visible, device: Device) -> Gpu | None:
+    """Return what the driver reports about a VISIBLE DEVICE."""
+    if device.kind != "gpu" or not facts.gpus:
+        return None
     known = visible.uuids[device.ordinal][0]
+    parts = (part for gpu in facts.gpus for part in gpu.parts)
     # A mask may contain only the beginning of a UUID.
-    return next(
-        (use for uuid, use in facts.gpu_uses.items() if known and uuid.startswith(known)), None
-    )
+    return next((part for part in parts if known and part.uuid.startswith(known)), None)

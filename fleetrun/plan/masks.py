@@ -107,18 +107,16 @@ class _Behind(NamedTuple):
 
 def _behind(entry: str, facts: Facts, kind: str) -> list[_Behind]:
     """Return the device that ENTRY names, or its instances if it is partitioned (MIG)."""
-    uuids_ = facts.device_ids.get(kind, ())
+    gpus = facts.gpus if kind == "gpu" else ()
     number = entry if entry.isdigit() else ""
     if number:
-        index = int(entry)
-        uuid = uuids_[index] if uuids_ else ""
+        gpu = gpus[int(entry)] if gpus else None
     else:
-        index = next((at for at, candidate in enumerate(uuids_) if candidate.startswith(entry)), -1)
-        uuid = entry
-    instances = facts.instances[index] if facts.instances and index >= 0 else ()
-    if not instances:
+        gpu = next((gpu for gpu in gpus if gpu.uuid.startswith(entry)), None)
+    if gpu is None or not gpu.instances:
+        uuid = entry if not number else gpu.uuid if gpu else ""
         return [_Behind(entry, number, (uuid,))]
-    return [_Behind(candidate, number, (candidate, uuids_[index])) for candidate in instances]
+    return [_Behind(part.uuid, number, (part.uuid, gpu.uuid)) for part in gpu.instances]
 
 
 def is_uuid(text: str) -> bool:
@@ -193,8 +191,8 @@ def _check_mask(name: str, entries: tuple[str, ...], facts: Facts, kind: str) ->
     """Raise an error for a mask that the driver would truncate or refuse."""
     shown = f"{name}={','.join(entries)}"
     count = facts.device_counts[kind]
-    ids = facts.device_ids.get(kind, ())
-    ids += tuple(instance for gpu in facts.instances for instance in gpu)
+    gpus = facts.gpus if kind == "gpu" else ()
+    ids = [part.uuid for gpu in gpus for part in (gpu, *gpu.instances)]
     for entry in entries:
         if entries.count(entry) > 1:
             raise EnvironmentFault(f"{shown} names {entry} twice; name each device once.")

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
 from fleetrun.host import nvml as reader
-from fleetrun.host.nvml import Library, NvmlGpu
-from fleetrun.model import GpuUse
+from fleetrun.host.nvml import Library
+from fleetrun.model import Gpu
 
 # The driver frees the memory of a killed process within this time.
 _GIVEN_BACK_S, _LOOK_S = 10.0, 0.2
@@ -37,12 +37,12 @@ def import_trouble(name: str = "paddle") -> str:
 
 def trouble(
     log_dir: str,
-    before: Mapping[str, GpuUse],
+    before: Mapping[str, int],
     nvml: Callable[[], Library] | None = None,
     *,
     given_back_s: float = _GIVEN_BACK_S,
 ) -> str:
-    """Return what is wrong with this host, whose GPUs were BEFORE when its launcher began."""
+    """Return what is wrong with this host, whose GPUs had BEFORE bytes in use at first."""
     return _disk(log_dir) or (_gpus(before, nvml, given_back_s) if before else "")
 
 
@@ -62,29 +62,30 @@ def _disk(log_dir: str) -> str:
 
 
 def _gpus(
-    before: Mapping[str, GpuUse], nvml: Callable[[], Library] | None, given_back_s: float
+    before: Mapping[str, int], nvml: Callable[[], Library] | None, given_back_s: float
 ) -> str:
     """Return which GPU is lost, or still holds memory of ended ranks."""
     library = (nvml or reader.library)()
     until = time.monotonic() + given_back_s
     while True:
-        usable, barred, lost = reader.survey(library, wants_bus=False)
-        gpus = [reader.NvmlGpu(*gpu) for gpu in usable]
-        absent = sorted(set(before) - {name for gpu in gpus for name in (gpu.uuid, *gpu.instances)})
+        answer = reader.survey(library)
+        parts = [part for gpu in answer.gpus for part in (gpu, *gpu.instances)]
+        absent = sorted(set(before) - {part.uuid for part in parts})
         if absent:
-            why = "; ".join(text for _, text in (*lost, *barred))
+            why = "; ".join(text for _, text in (*answer.lost, *answer.barred))
             return f"{absent[0]} does not answer{f': {why}' if why else ''}"
-        full = _full(before, gpus)
+        full = _full(before, parts)
         if not full or time.monotonic() >= until:
             return full
         time.sleep(_LOOK_S)
 
 
-def _full(before: Mapping[str, GpuUse], gpus: list[NvmlGpu]) -> str:
+def _full(before: Mapping[str, int], gpus: Sequence[Gpu]) -> str:
     for gpu in gpus:
-        for name, (used, total, pids) in gpu.uses.items():
-            if name in before and used > before[name].used_bytes + _SPARE_SHARE * total:
-                amount = f"{used / _GIB:.1f} of {total / _GIB:.1f} GiB"
-                users = f" (pid {', '.join(map(str, pids))})" if pids else ""
-                return f"{amount} of the memory of {name} are still in use{users}"
+        used, total = gpu.used_bytes or 0, gpu.total_bytes or 0
+        if gpu.uuid in before and used > before[gpu.uuid] + _SPARE_SHARE * total:
+            amount = f"{used / _GIB:.1f} of {total / _GIB:.1f} GiB"
+            pids = ", ".join(str(pid) for pid, _ in gpu.users)
+            users = f" (pid {pids})" if pids else ""
+            return f"{amount} of the memory of {gpu.uuid} are still in use{users}"
     return ""

@@ -103,7 +103,7 @@ def join(
         return plan(roster._replace(notes=notes))
 
     def trouble() -> str:
-        before = free_gpus.before(facts, local.members[local.me].groups)
+        before = free_gpus.used_before(facts, local.members[local.me].groups)
         return health.trouble(os.path.join(facts.cwd, request.log_dir), before)
 
     rendezvous = Rendezvous(
@@ -400,7 +400,8 @@ def _settings(
     ]
     if script.is_python(request.script):
         settings.append((DIGEST, _digest(request, facts)))
-        settings.append(("Paddle's version", paddles.version(sys.path)))
+        paddle = paddles.find(sys.path)
+        settings.append(("Paddle's version", "" if paddle is None else paddle.version))
     if engine.hosts:
         settings.append((LIST, comparable(",".join(engine.hosts))))
     if slots.hosts:

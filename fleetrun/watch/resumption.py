@@ -70,12 +70,8 @@ def _given(checkpoints: Checkpoints, folder: str) -> str:
     'Resuming from out/checkpoint-7. Incomplete, and ignored: out/checkpoint-8 (it is empty).'
     >>> _given(Checkpoints(has_folder=False), "out")
     'Starting from scratch: there is no folder out yet.'
-    >>> _given(Checkpoints("out/checkpoint-7", lacks_random=True), "out")
-    'Resuming from out/checkpoint-7. It has no rng_state, so random numbers will differ.'
     """
     text = f"Resuming from {checkpoints.newest}."
-    if checkpoints.lacks_random:
-        text += " It has no rng_state, so random numbers will differ."
     if checkpoints.newest is None:
         in_folder = f"complete checkpoint in {folder}"
         what = in_folder if checkpoints.has_folder else f"folder {folder} yet"

@@ -12,8 +12,6 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
-import psutil
-
 from fleetrun.model import LaunchPlan
 from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.postmortem import places, stackdumps
@@ -565,6 +563,9 @@ class Watch(Source):
 
     def _unreached(self) -> list[tuple[int, str]]:
         """Return which processes wait for an answer to a connection, and the endpoint."""
+        # It takes 25 ms to import, and most jobs never get here.
+        import psutil
+
         ranks = {
             member.pid: process for process, family in self._families().items() for member in family
         }

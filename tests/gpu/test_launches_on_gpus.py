@@ -17,7 +17,8 @@ from checkout import ROOT
 from commandline import FLEETRUN
 from waiting import LONG_S
 
-from fleetrun.doctor import nvidia
+from fleetrun.doctor import cuda
+from fleetrun.host.nvml import Survey
 from fleetrun.run.isolation import IsolatedCall
 
 if TYPE_CHECKING:
@@ -82,8 +83,15 @@ def shown_by_cuda(env: Mapping[str, str]) -> int:
     return int(str(answer.value))
 
 
+def driver() -> Survey:
+    """Return what the driver of this host tells."""
+    survey = cuda.read_driver()
+    assert survey is not None
+    return survey
+
+
 def test_cuda_starts_with_the_gpus_that_nvml_has() -> None:
-    health, begun = nvidia.read(), nvidia.read_cuda()
+    health, begun = driver(), cuda.start_cuda()
     assert not health.trouble
     assert begun.code == 0
     assert any(gpu.is_mig for gpu in health.gpus) or begun.gpus == len(health.gpus)
@@ -91,7 +99,7 @@ def test_cuda_starts_with_the_gpus_that_nvml_has() -> None:
 
 @pytest.mark.parametrize("mask", [None, "", "0", "{uuid}", "0,99", "99"])
 def test_a_launch_uses_the_gpus_that_a_mask_shows(mask: str | None, tmp_path: Path) -> None:
-    env = {} if mask is None else {MASK: mask.format(uuid=nvidia.read().gpus[0].uuid)}
+    env = {} if mask is None else {MASK: mask.format(uuid=driver().gpus[0].uuid)}
     shown, taken = shown_by_cuda(env), planned(tmp_path, env)
     # A launch may refuse what CUDA drops without a word; it may not use more.
     assert taken == shown or (taken is None and mask is not None and shown < mask.count(",") + 1)
@@ -128,7 +136,7 @@ def test_a_gpu_that_works_under_a_still_stack_is_alive(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("victim", ["rank", "launcher"])
 def test_memory_is_freed_after_a_kill(victim: str, tmp_path: Path) -> None:
-    before = nvidia.read().gpus[0].used or 0
+    before = driver().gpus[0].used_bytes or 0
     launcher = start(tmp_path, "hold")
     assert launcher.stdout is not None
     assert any("waits" in line for line in launcher.stdout)
@@ -137,16 +145,16 @@ def test_memory_is_freed_after_a_kill(victim: str, tmp_path: Path) -> None:
     os.kill(rank if victim == "rank" else launcher.pid, signal.SIGKILL)
     launcher.communicate(timeout=LONG_S)
     end = time.monotonic() + LONG_S
-    while time.monotonic() < end and (nvidia.read().gpus[0].used or 0) > before + SLACK:
+    while time.monotonic() < end and (driver().gpus[0].used_bytes or 0) > before + SLACK:
         time.sleep(0.05)
-    assert (nvidia.read().gpus[0].used or 0) <= before + SLACK
+    assert (driver().gpus[0].used_bytes or 0) <= before + SLACK
     assert not Path(f"/proc/{rank}").exists()
 
 
 @pytest.mark.train
 @pytest.mark.parametrize("strategy", ["recommended", "overlap"])
 def test_a_strategy_trains_as_plain_paddle_does(strategy: str, tmp_path: Path) -> None:
-    if len(nvidia.read().gpus) < 2:
+    if len(driver().gpus) < 2:
         pytest.skip("averaging needs two GPUs")
     script = str(ROOT / "scripts" / "train_resnet.py")
     options = [f"--strategy={strategy}", "--gpus=0,1", "--updates=8"]

@@ -11,7 +11,8 @@ from fake_paddles import fake_paddle, plugins
 from planning import a_request
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.host import plugin_devices, probe
+from fleetrun.host import plugins as plugin_devices
+from fleetrun.host import probe
 from fleetrun.model import Setting
 
 if TYPE_CHECKING:

@@ -53,9 +53,9 @@ def test_gpus_are_numbered_as_a_launch_numbers_them_and_instances_are_told_of() 
         (0, "b", 3),
         (1, "c", 4),
     ]
-    gpus, _, lost = nvml.survey(lib, wants_bus=False)
-    assert [gpu[0] for gpu in gpus] == ["b", "c"]
-    assert [index for index, _ in lost] == [0]
+    surveyed = nvml.survey(lib)
+    assert [gpu.uuid for gpu in surveyed.gpus] == ["b", "c"]
+    assert [number for number, _ in surveyed.lost] == [0]
 
 
 def test_the_newest_line_counts_and_a_hanging_driver_holds_nobody_up() -> None:

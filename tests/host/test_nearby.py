@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.host import nearby, scripts
+from fleetrun.host import scripts
 from fleetrun.model import Script
 
 if TYPE_CHECKING:
@@ -35,9 +34,7 @@ def folder(tmp_path: Path) -> Path:
         ("train", "train.py"),
         ("run", "run.sh"),
         ("./tarin.py", "./train.py"),
-        ("scriqts/train.py", "scripts/train.py"),
         ("scripts/tarin.py", "scripts/train.py"),
-        ("scripts//tran.py", "scripts/train.py"),
         ("ruun.sh", "run.sh"),
         # A folder is not a script, and another word is not a typo.
         ("packaje.py", None),
@@ -51,9 +48,9 @@ def folder(tmp_path: Path) -> Path:
     ],
 )
 def test_the_file_that_was_meant_is_found(folder: Path, typed: str, meant: str | None) -> None:
-    assert nearby.find(typed, str(folder)) == meant
+    assert scripts.nearby(typed, str(folder)) == meant
     absolute = None if meant is None else str(folder / meant)
-    assert nearby.find(str(folder / typed), str(folder)) == absolute
+    assert scripts.nearby(str(folder / typed), str(folder)) == absolute
 
 
 @pytest.mark.parametrize("typed", ["tarin.py", "./tarin", "tarin"])
@@ -64,7 +61,7 @@ def test_the_refusal_of_a_script_names_it(folder: Path, typed: str) -> None:
 
 
 def test_a_folder_that_cannot_be_read_is_no_reason_to_fail(tmp_path: Path) -> None:
-    assert nearby.find("gone/train.py", str(tmp_path / "gone")) is None
+    assert scripts.nearby("gone/train.py", str(tmp_path / "gone")) is None
 
 
 @pytest.mark.parametrize(
@@ -72,7 +69,7 @@ def test_a_folder_that_cannot_be_read_is_no_reason_to_fail(tmp_path: Path) -> No
 )
 def test_the_refusal_of_a_module_names_it(folder: Path, typed: str, meant: str) -> None:
     with pytest.raises(EnvironmentFault, match=rf"module {typed} .*; did you mean {meant}\?$"):
-        scripts.check_module(typed, str(folder))
+        scripts.check_module(typed, str(folder), is_ours=False)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +79,6 @@ def test_the_refusal_of_a_module_names_it(folder: Path, typed: str, meant: str) 
         "scripts.train",
         "scripts.other",
         "compiled",
-        "finetune",
         "trace",
         "json.tool",
         ".tarin",
@@ -94,24 +90,16 @@ def test_other_modules_are_left_to_python(folder: Path, name: str) -> None:
     (folder / "compile.py").touch()
     (folder / "scripts" / "other").mkdir()
     (folder / "scripts" / "others.py").touch()
-    scripts.check_module(name, str(folder))
+    scripts.check_module(name, str(folder), is_ours=True)
 
 
-@pytest.mark.parametrize("name", ["nosuch", "nosuch.train", "scripts.nosuch", "added", "finetune"])
-def test_a_module_that_its_python_does_not_find_is_refused(folder: Path, name: str) -> None:
-    site = folder / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text("import sys; sys.path.append('elsewhere'); print('hi')")
-    (folder / "elsewhere").mkdir()
-    (folder / "elsewhere" / "added.py").touch()
-    environ = {"PYTHONPATH": str(site)}
+@pytest.mark.parametrize("name", ["nosuch", "nosuch.train", "scripts.nosuch", "finetune"])
+def test_a_module_that_our_python_does_not_find_is_refused(folder: Path, name: str) -> None:
+    scripts.check_module(name, str(folder), is_ours=False)
     # One whose package is here may do anything when it is imported.
-    if name in {"scripts.nosuch", "added"}:
-        scripts.check_module(name, str(folder), sys.executable, environ)
+    if name == "scripts.nosuch":
+        scripts.check_module(name, str(folder), is_ours=True)
         return
     first = name.partition(".")[0]
     with pytest.raises(EnvironmentFault, match=f"There is no module {first} in {folder}, and "):
-        scripts.check_module(name, str(folder), sys.executable, environ)
-    # Nobody is asked, or nobody answers.
-    for python in ("", "/nonexistent", "/bin/false"):
-        scripts.check_module(name, str(folder), python, environ)
+        scripts.check_module(name, str(folder), is_ours=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fleetrun.host import paddles
+from fleetrun.host.paddles import InstalledPaddle
 from fleetrun.model import Script
 from fleetrun.plan.modes import BY_WORD
 
@@ -19,7 +20,9 @@ def without(mode: str, path: list[str]) -> str | None:
     """Return the Paddle on PATH that lacks what MODE needs."""
     feature = BY_WORD[mode].feature
     assert feature is not None
-    return paddles.without(feature.symbol, path)
+    paddle = paddles.find(path)
+    is_there = paddle is None or not paddles.lacks(paddle, feature.symbol)
+    return None if is_there or paddle is None else paddle.version
 
 
 def library(constants: bytes) -> bytes:
@@ -76,8 +79,22 @@ def test_what_cannot_be_read_is_blamed_for_nothing(home: Path, content: bytes | 
     assert asked(home) is None
 
 
-def test_no_paddle_is_no_paddle_without_servers(tmp_path: Path) -> None:
-    assert without("ps", [str(tmp_path), ""]) is None
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("cuda_version = '12.6'\ncudnn_version = 'False'\nnccl_version = '0'", {"cuda": "12.6"}),
+        ("hip_version = '5.7'", {"hip": "5.7"}),
+        ("hip_version = None\nxpu_version = 'False'", {"has_xpus": False}),
+        ("xpu_xre_version = '5.0'", {}),
+    ],
+)
+def test_a_paddle_says_what_it_is_built_for(
+    home: Path, text: str, expected: dict[str, object]
+) -> None:
+    (home / "version" / "__init__.py").write_text(f"full_version = '9.9.9'\n{text}\n")
+    paddle = InstalledPaddle("9.9.9", str(home))._replace(**expected)  # type: ignore[arg-type]
+    assert paddles.find([str(home.parents[1] / "empty"), str(home.parent)]) == paddle
+    assert paddles.find([]) is None
 
 
 @pytest.mark.parametrize(

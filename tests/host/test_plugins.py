@@ -136,10 +136,8 @@ def test_variables_of_another_job_are_none_of_the_signs() -> None:
 def test_a_plain_launch_asks_nobody(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     os.environ.pop("CUSTOM_DEVICE_ROOT", None)
-    before = set(sys.modules)
     facts = probe.read(a_request(), {"PATH": os.defpath}, root="/")
     assert (facts.paddle_counts, facts.has_plugins) == ({}, False)
-    assert "fleetrun.host.plugin_devices" not in set(sys.modules) - before
 
 
 @pytest.mark.parametrize(

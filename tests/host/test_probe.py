@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 from contextlib import ExitStack, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,10 +17,9 @@ import pytest
 from nvmls import FakeNvml, FakeNvmlError, NoPermission, hang
 from planning import a_request
 
-from fleetrun.doctor import nvidia
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.host import addresses, devices, gpumeter, nvml, probe, scripts, tcp
-from fleetrun.model import Address, GpuUse, Processors, Script
+from fleetrun.model import Address, Processors, Script
 from fleetrun.run import proc
 
 if TYPE_CHECKING:
@@ -66,6 +64,11 @@ def read(
     )
 
 
+def known(facts: Facts) -> dict[str, tuple[str, ...]]:
+    """Return the UUIDs of the GPUs in FACTS, and of their instances."""
+    return {gpu.uuid: tuple(part.uuid for part in gpu.instances) for gpu in facts.gpus}
+
+
 def test_a_bare_machine(root: Path) -> None:
     facts = read(root)
     assert facts.device_counts == {}
@@ -86,67 +89,44 @@ def test_nvml_counts_gpus_where_a_driver_shows(root: Path, sign: str) -> None:
     (root / sign).touch()
     facts = read(root, FakeNvml(("GPU-a",), ("GPU-b", "MIG-1", "MIG-2")))
     assert facts.device_counts == {"gpu": 2}
-    assert facts.device_ids == {"gpu": ("GPU-a", "GPU-b")}
-    assert facts.instances == ((), ("MIG-1", "MIG-2"))
+    assert known(facts) == {"GPU-a": (), "GPU-b": ("MIG-1", "MIG-2")}
     assert facts.notes == ()
 
 
-def test_files_count_gpus_unless_only_the_driver_knows(root: Path) -> None:
-    counted = partial(devices.gpus_by_files, root=str(root))
-    assert counted({}) == 0
-    for name in ("nvidiactl", "nvidia0", "nvidia1"):
-        (root / "dev" / name).touch()
-    # As in a container.
-    assert counted({}) is None
-    gpus = root / "proc/driver/nvidia/capabilities"
-    (gpus / "gpu0/mig").mkdir(parents=True)
-    assert counted({}) == 2
-    for mask, count in (("all", 2), ("1", 1), ("", 0), ("-1,0", 0), ("0,1,2", 2)):
-        assert counted({"CUDA_VISIBLE_DEVICES": mask}) == count
-    (gpus / "gpu0/mig/gi1").mkdir()
-    assert counted({}) is None
-
-
 @pytest.mark.parametrize(
-    ("gpus", "ids", "instances", "note"),
+    ("gpus", "uuids", "note"),
     [
-        # One that cannot be divided, one whose numbers have gaps, and all that one can have.
-        ((("GPU-a",),), ("GPU-a",), (), ""),
-        ((("GPU-a", "", "MIG-1", "", "MIG-3"),), ("GPU-a",), (("MIG-1", "MIG-3"),), ""),
-        ((("GPU-a", *"1234567"),), ("GPU-a",), (tuple("1234567"),), ""),
+        # One whose numbers have gaps, and all that one can have.
+        ((("GPU-a", "", "MIG-1", "", "MIG-3"),), {"GPU-a": ("MIG-1", "MIG-3")}, ""),
+        ((("GPU-a", *"1234567"),), {"GPU-a": tuple("1234567")}, ""),
         (
             (("GPU-a", ""), ("GPU-b",)),
-            ("GPU-b",),
-            (),
+            {"GPU-b": ()},
             "GPU 0 does not work (it is in MIG mode without an instance",
         ),
-        ((), (), (), ""),
+        ((), {}, ""),
     ],
 )
 def test_instances_of_gpus_are_counted(
-    root: Path,
-    gpus: tuple[tuple[str, ...], ...],
-    ids: tuple[str, ...],
-    instances: tuple[tuple[str, ...], ...],
-    note: str,
+    root: Path, gpus: tuple[tuple[str, ...], ...], uuids: dict[str, tuple[str, ...]], note: str
 ) -> None:
     (root / "dev/nvidiactl").touch()
     facts = read(root, FakeNvml(*gpus))
-    assert facts.device_ids == ({"gpu": ids} if ids else {})
-    assert (facts.instances, note in " ".join(facts.notes)) == (instances, True)
+    assert known(facts) == uuids
+    assert note in " ".join(facts.notes)
 
 
 def test_device_files_count_where_nvml_does_not_work(root: Path) -> None:
     for name in ("nvidiactl", "nvidia0", "nvidia1", "nvidia-uvm"):
         (root / "dev" / name).touch()
     facts = read(root, FakeNvml(broken=True))
-    assert (facts.device_counts, facts.device_ids) == ({"gpu": 2}, {})
+    assert (facts.device_counts, facts.gpus) == ({"gpu": 2}, ())
 
     def missing() -> NoReturn:
         raise ImportError
 
     facts = probe.read(a_request(), {}, root=str(root), nvml=missing)
-    assert (facts.device_counts, facts.device_ids) == ({"gpu": 2}, {})
+    assert (facts.device_counts, facts.gpus) == ({"gpu": 2}, ())
 
 
 # -- a driver in trouble --------------------------------------------------------------------------
@@ -222,7 +202,7 @@ def test_a_gpu_that_may_not_be_opened_or_is_lost_is_left_out_with_a_word(root: P
     gpus = (("GPU-a",), ("GPU-b",), ("GPU-c",), ("GPU-d",))
     facts = read(root, FakeNvml(*gpus, trouble=trouble))
     assert facts.device_counts == {"gpu": 2}
-    assert facts.device_ids == {"gpu": ("GPU-a", "GPU-c")}
+    assert known(facts) == {"GPU-a": (), "GPU-c": ()}
     (note,) = facts.notes
     assert note.startswith("GPU 3 does not work (GPU is lost); GPU 1 may not be opened (Insuff")
 
@@ -245,14 +225,15 @@ def test_who_uses_a_gpu_is_read(root: Path) -> None:
     with_driver(root, 3)
     uses = {"GPU-a": (60 << 30, 80 << 30, (os.getpid(), 1 << 30)), "MIG-1": (1, 10, ())}
     lib = FakeNvml(("GPU-a",), ("GPU-b", "MIG-1", "MIG-2"), ("GPU-c",), uses=uses)
-    gpu_uses = read(root, lib).gpu_uses
-    assert set(gpu_uses) == {"GPU-a", "MIG-1"}
-    assert gpu_uses["MIG-1"] == GpuUse(1, 10)
-    ours, strangers = gpu_uses["GPU-a"].holders
-    assert ours.startswith(f"pid {os.getpid()} (")
-    assert len(ours) < 90
+    first, second, third = read(root, lib).gpus
+    assert (third.used_bytes, third.users) == (None, ())
+    assert [part.used_bytes for part in second.instances] == [1, None]
+    assert (first.used_bytes, first.total_bytes) == (60 << 30, 80 << 30)
+    (pid, command), strangers = first.users
+    assert pid == os.getpid()
+    assert command
     # Only the pid of a process in another container is known.
-    assert strangers == f"pid {1 << 30}"
+    assert strangers == (1 << 30, "")
 
 
 def mine() -> list[int]:
@@ -263,7 +244,7 @@ def mine() -> list[int]:
 def test_the_real_nvml_has_what_we_use_of_it(root: Path) -> None:
     import pynvml  # where it is not installed, only this fails
 
-    sources = [Path(str(module.__file__)).read_text() for module in (nvml, gpumeter, nvidia)]
+    sources = [Path(str(module.__file__)).read_text() for module in (nvml, gpumeter)]
     used = {name for source in sources for name in re.findall(r"\bnvml[A-Z]\w+", source)}
     assert len(used) > 20
     assert [name for name in used if not hasattr(pynvml, name)] == []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from planning import a_request, some_facts
 
-from fleetrun.host import paddles, probe, rocm
+from fleetrun.host import devices, probe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ def paddle(folder: Path, hip: str) -> list[str]:
 
 def test_gpus_of_amds_are_used_where_paddle_is_built_for_them(tmp_path: Path) -> None:
     path = paddle(tmp_path, "'6.1'")
-    facts = rocm.with_gpus(some_facts(), a_request(), machine(tmp_path, 2), path)
+    facts = devices.with_amd(some_facts(), a_request(), machine(tmp_path, 2), path)
     assert (facts.device_counts, facts.is_rocm) == ({"gpu": 2}, True)
 
 
@@ -44,13 +44,13 @@ def test_gpus_of_amds_are_used_where_paddle_is_built_for_them(tmp_path: Path) ->
 def test_gpus_of_amds_are_used_where_they_are_named(
     tmp_path: Path, fields: dict[str, object]
 ) -> None:
-    facts = rocm.with_gpus(some_facts(), a_request(**fields), machine(tmp_path, 1), [])
+    facts = devices.with_amd(some_facts(), a_request(**fields), machine(tmp_path, 1), [])
     assert facts.device_counts == {"gpu": 1}
 
 
 def test_a_paddle_for_the_cpu_leaves_them_with_a_word(tmp_path: Path) -> None:
     path = paddle(tmp_path, "None")
-    facts = rocm.with_gpus(some_facts(), a_request(), machine(tmp_path, 1), path)
+    facts = devices.with_amd(some_facts(), a_request(), machine(tmp_path, 1), path)
     assert facts.device_counts == {}
     assert facts.absent["gpu"].startswith("1 AMD GPU is here, and the Paddle of this Python is not")
 
@@ -58,23 +58,11 @@ def test_a_paddle_for_the_cpu_leaves_them_with_a_word(tmp_path: Path) -> None:
 def test_gpus_that_are_hidden_or_not_in_the_container_do_not_count(tmp_path: Path) -> None:
     root = machine(tmp_path, 4, files=3)
     named = a_request(devices="all")
-    assert rocm.with_gpus(some_facts(), named, root, []).device_counts == {"gpu": 3}
+    assert devices.with_amd(some_facts(), named, root, []).device_counts == {"gpu": 3}
     hidden = some_facts(environ={"ROCR_VISIBLE_DEVICES": "0,GPU-1"})
-    assert rocm.with_gpus(hidden, named, root, []).device_counts == {"gpu": 2}
+    assert devices.with_amd(hidden, named, root, []).device_counts == {"gpu": 2}
     nothing = some_facts(environ={"ROCR_VISIBLE_DEVICES": ""})
-    assert rocm.with_gpus(nothing, named, root, []) == nothing
-
-
-@pytest.mark.parametrize(
-    ("hip", "expected"), [("'5.7'", True), ("None", False), ("'False'", False)]
-)
-def test_a_paddle_says_whether_it_is_built_for_rocm(
-    tmp_path: Path,
-    hip: str,
-    expected: bool,
-) -> None:
-    assert paddles.is_for_rocm(paddle(tmp_path, hip)) is expected
-    assert not paddles.is_for_rocm([])
+    assert devices.with_amd(nothing, named, root, []) == nothing
 
 
 def test_a_launch_looks_for_them(elsewhere: Path) -> None:

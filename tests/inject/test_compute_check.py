@@ -7,12 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from training import PYTHONS, ROOT, run
 
 from fleetrun.doctor import gpu_check
+from fleetrun.doctor.findings import Finding
 from fleetrun.inject import compute_check
 
 pytestmark = pytest.mark.extended
@@ -30,14 +30,15 @@ LACKING = (
 )
 
 
-def proven(folder: Path, device: str = "raise RuntimeError('no')", core: str = "") -> Any:
-    """Return the result for a Paddle whose set_device runs DEVICE and whose core has CORE."""
+def proven(folder: Path, device: str = "raise RuntimeError('no')", core: str = "") -> list[Finding]:
+    """Return the findings about a Paddle whose set_device runs DEVICE and whose core has CORE."""
     package = folder / "paddle"
     (package / "base").mkdir(parents=True)
     (package / "__init__.py").write_text(FAKE.format(device=device))
     (package / "base" / "__init__.py").touch()
     (package / "base" / "core.py").write_text(core)
-    return gpu_check.read(sys.executable, ["0", "1"], {**os.environ, "PYTHONPATH": str(folder)})
+    environ = {**os.environ, "PYTHONPATH": str(folder)}
+    return list(gpu_check.compute(sys.executable, ["0", "1"], environ))
 
 
 @pytest.mark.train
@@ -53,15 +54,13 @@ def test_what_a_gpu_is_asked_is_right_on_the_cpu(tmp_path: Path, version: str) -
 
 def test_the_step_at_which_paddle_ends_and_its_words_are_told(tmp_path: Path) -> None:
     words = "Cannot use GPU because there is no GPU detected on your machine."
-    proof = proven(tmp_path, f"print({words!r}); sys.exit(255)")
-    assert (proof.devices, proof.libraries, proof.trouble) == (("gpu:0", "gpu:1"), (), "")
-    failure = proof.failure
-    assert (failure.step, failure.how, failure.words) == ("device", "ended with 255", words)
+    (finding,) = proven(tmp_path, f"print({words!r}); sys.exit(255)")
+    assert finding.seen == f"device on gpu:0 ended with 255: {words}"
 
 
 def test_a_crash_is_told_by_its_signal(tmp_path: Path) -> None:
-    proof = proven(tmp_path, "os.abort()")
-    assert proof.failure.how == "was killed by SIGABRT"
+    (finding,) = proven(tmp_path, "os.abort()")
+    assert "was killed by SIGABRT" in finding.seen
 
 
 def test_one_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,8 +80,9 @@ import sys
 def cudnn_version(): print({LACKING.format("/usr/lib/libcudnn.so")!r}, file=sys.stderr)
 def nccl_version(): raise RuntimeError({LACKING.format("libnccl.so")!r})
 """
-    proof = proven(tmp_path, core=core)
-    assert proof.libraries == (("libcudnn.so", ""), ("libnccl.so", ""))
+    cudnn, nccl, _ = proven(tmp_path, core=core)
+    assert cudnn.seen == "Paddle needs libcudnn.so, which is missing"
+    assert nccl.seen == "Paddle needs libnccl.so, which is missing"
     version = tmp_path / "paddle" / "version"
     version.mkdir()
     (version / "__init__.py").write_text("cuda_version = '11.8'\ncudnn_version = '8.6.0'\n")
@@ -96,7 +96,8 @@ def nccl_version(): raise RuntimeError({LACKING.format("libnccl.so")!r})
 
 
 def test_a_program_that_cannot_be_started_is_no_proof(tmp_path: Path) -> None:
-    assert "No such file" in gpu_check.read(str(tmp_path / "python"), ["0"], {}).trouble
+    (finding,) = gpu_check.compute(str(tmp_path / "python"), ["0"], {})
+    assert "No such file" in finding.seen
 
 
 def test_libraries_of_packages_are_linked_beside_paddles_under_both_names(tmp_path: Path) -> None:

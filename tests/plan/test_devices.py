@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning import a_request, from_variable, some_facts
+from planning import a_request, from_variable, known_gpus, some_facts
 
 from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
 from fleetrun.model import Setting
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 UUIDS = ("GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3")
 
 
-def masked(mask: str, gpus: int = 8, **fields: Any) -> Facts:
+def masked(mask: str, gpus: int = 8, /, **fields: Any) -> Facts:
     """Make facts with CUDA_VISIBLE_DEVICES=MASK."""
     return some_facts(gpus, environ={"CUDA_VISIBLE_DEVICES": mask}, **fields)
 
@@ -53,7 +53,7 @@ def alone(*ordinals: int) -> list[list[int]]:
 
 
 DIVIDED = some_facts(
-    3, device_ids={"gpu": UUIDS}, instances=(("MIG-1", "MIG-2"), (), ("MIG-3", "MIG-4"))
+    3, gpus=known_gpus(*UUIDS, instances=(("MIG-1", "MIG-2"), (), ("MIG-3", "MIG-4")))
 )
 ON_CPU_ALONE: list[list[int]] = [[]]
 ON_CPU = "training runs on the CPU with the gloo backend."
@@ -90,15 +90,15 @@ SHARED: list[tuple[Mapping[str, Any], Facts, list[list[int]], Mapping[str, Any]]
     ({}, masked("0,1", 0), [[]], {"says": f"{CUDA}=0,1 is set, but this host has no GPU"}),
     ({}, masked("", 0), [[]], {"notes": (f"this host has no GPU driver: {ON_CPU}",)}),
     # UUIDs, and their beginnings.
-    ({}, masked("GPU-cccc,MIG-1234", 3, device_ids={"gpu": UUIDS},
-                instances=((), ("MIG-1234", "MIG-5678"), ())), alone(0, 1),
+    ({}, masked("GPU-cccc,MIG-1234", 3, gpus=known_gpus(*UUIDS,
+                instances=((), ("MIG-1234", "MIG-5678")))), alone(0, 1),
      {"ids": [["GPU-cccc"], ["MIG-1234"]]}),
     ({}, masked("GPU-ffff", 3), alone(0), {}),
     ({"devices": "1"}, masked("GPU-cccc-3,GPU-aaaa-1", 3), alone(1),
      {"ids": [["GPU-aaaa-1"]], "notes": (f"--devices=1 is device 1 of {CUDA}.",)}),
-    ({"devices": "GPU-cc"}, some_facts(3, device_ids={"gpu": UUIDS}), alone(2), {}),
-    ({"devices": "GPU-aabb-2"}, masked("2,1", 3, device_ids={"gpu": UUIDS}), alone(1), {}),
-    ({"devices": "GPU-aaaa-1"}, masked("GPU-cccc,GPU-aaaa", 3, device_ids={"gpu": UUIDS}),
+    ({"devices": "GPU-cc"}, some_facts(3, gpus=known_gpus(*UUIDS)), alone(2), {}),
+    ({"devices": "GPU-aabb-2"}, masked("2,1", 3, gpus=known_gpus(*UUIDS)), alone(1), {}),
+    ({"devices": "GPU-aaaa-1"}, masked("GPU-cccc,GPU-aaaa", 3, gpus=known_gpus(*UUIDS)),
      alone(1), {}),
     # Processes are counted or named.
     *(({"nproc_per_node": count}, some_facts(4), alone(*expected), {}) for count, expected in (
@@ -207,11 +207,11 @@ REFUSED: list[tuple[Mapping[str, Any], Facts, type[FleetrunError], str]] = [
         ("0,8", "names 8: this host has 8 GPUs, 0-7"), ("1,1", "names 1 twice"),
         ("4-7", "4-7 is not a number, and drivers interpret it differently; list the numbers"),
         ("0,1;2", "1;2 is not a number"))),
-    ({}, masked("GPU-ffff", 3, device_ids={"gpu": UUIDS}), EnvironmentFault,
+    ({}, masked("GPU-ffff", 3, gpus=known_gpus(*UUIDS)), EnvironmentFault,
      "names GPU-ffff, which this host does not have"),
     ({"devices": "2"}, masked("GPU-cccc-3,GPU-aaaa-1", 3), EnvironmentFault,
      "does not contain 2; it allows GPU-cccc-3"),
-    ({"devices": "GPU-aa"}, some_facts(3, device_ids={"gpu": UUIDS}), UsageError,
+    ({"devices": "GPU-aa"}, some_facts(3, gpus=known_gpus(*UUIDS)), UsageError,
      "GPU-aa matches several devices: 0, 1"),
     ({"devices": "GPU-aa"}, some_facts(2), EnvironmentFault,
      "this host has 2 GPUs, 0-1; GPU-aa is not there"),

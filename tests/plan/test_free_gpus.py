@@ -6,24 +6,23 @@ import pytest
 from planning import a_request, some_facts
 
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.model import Facts, GpuUse
+from fleetrun.model import Facts, Gpu
 from fleetrun.plan.devices import Share, share
 
 GIB = 1 << 30
-FREE = GpuUse(GIB, 80 * GIB)
-FULL = GpuUse(60 * GIB, 80 * GIB, ("pid 7 (python train.py)", "pid 9"))
+FREE = Gpu("", used_bytes=GIB, total_bytes=80 * GIB)
+FULL = FREE._replace(used_bytes=60 * GIB, users=((7, "python train.py"), (9, "")))
 # A process has only just started.
-HELD = GpuUse(GIB, 80 * GIB, ("pid 7 (jupyter)",))
+HELD = FREE._replace(users=((7, "jupyter"),))
 # In another container.
-FILLED = GpuUse(9 * GIB, 80 * GIB)
+FILLED = FREE._replace(used_bytes=9 * GIB)
+UNKNOWN = Gpu("")
 
 
-def host(*uses: GpuUse | None, **fields: object) -> Facts:
-    """Make the facts of a host whose GPUs have USES, or are not known."""
-    uuids = tuple(f"GPU-{place}" for place in range(len(uses)))
-    known = {uuid: use for uuid, use in zip(uuids, uses, strict=True) if use is not None}
-    facts = some_facts(len(uses), device_ids={"gpu": uuids}, gpu_uses=known)
-    return facts._replace(**fields)  # type: ignore[arg-type]
+def host(*gpus: Gpu, **fields: object) -> Facts:
+    """Make the facts of a host with GPUS, which get names."""
+    named = tuple(gpu._replace(uuid=f"GPU-{place}") for place, gpu in enumerate(gpus))
+    return some_facts(len(gpus), gpus=named)._replace(**fields)  # type: ignore[arg-type]
 
 
 def ids(shared: Share) -> list[list[str]]:
@@ -52,7 +51,7 @@ def test_as_many_free_ones_are_taken_as_there_are_processes(wanted: int) -> None
         ),
         (host(FULL), None, r"0 of 1 GPUs are free.*; --gpus=0 uses it anyway"),
         (host(FULL, FREE), 2, r"1 of 2 GPUs is free \(1\), and 2 are requested; `nvidia-smi`"),
-        (host(FREE, None), None, r"the driver does not tell whether GPU 1 is free"),
+        (host(FREE, UNKNOWN), None, r"the driver does not tell whether GPU 1 is free"),
         (some_facts(2), None, r"the driver does not tell whether GPU 0 is free"),
     ],
 )
@@ -86,6 +85,6 @@ def test_a_gpu_that_others_fill_is_named_before_the_start() -> None:
 
 
 def test_an_instance_is_used_by_itself() -> None:
-    facts = host(None, instances=(("MIG-1", "MIG-2"),))
-    facts = facts._replace(gpu_uses={"MIG-1": FULL, "MIG-2": FREE})
+    parts = FULL._replace(uuid="MIG-1"), FREE._replace(uuid="MIG-2")
+    facts = host(Gpu("", instances=parts))
     assert ids(share(a_request(devices="free"), facts)) == [["MIG-2"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import reference_tables
-from planning import a_request, planned, some_facts
+from planning import a_request, known_gpus, planned, some_facts
 
 from fleetrun.cli import options
 from fleetrun.model import Facts, LaunchPlan, Processors, Request
@@ -13,7 +13,7 @@ from fleetrun.plan import environment, modes
 
 IPS = {"ips": ("10.0.0.1", "10.0.0.2")}
 SERVERS = {"run_mode": "ps", "server_num": 1, "trainer_num": 2}
-MIG = {"device_ids": {"gpu": ("GPU-a",)}, "instances": (("MIG-1", "MIG-2"),)}
+MIG = {"gpus": known_gpus("GPU-a", instances=[("MIG-1", "MIG-2")])}
 
 
 def npus(kind: str) -> Facts:

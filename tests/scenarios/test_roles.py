@@ -333,7 +333,8 @@ def lacks(mode: str) -> str | None:
     """Return the version of the Paddle here where it lacks what MODE needs."""
     feature = BY_WORD[mode].feature
     assert feature is not None
-    return paddles.without(feature.symbol, sys.path)
+    paddle = paddles.find(sys.path)
+    return paddle.version if paddle and paddles.lacks(paddle, feature.symbol) else None
 
 
 @pytest.mark.skipif(lacks("ps") is None, reason="no Paddle here, or one with servers")

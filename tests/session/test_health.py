@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 from nvmls import FakeNvml, FakeNvmlError
 
-from fleetrun.model import GpuUse
 from fleetrun.session import health
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 GIB = 1 << 30
-BEFORE = {"GPU-a": GpuUse(GIB, 80 * GIB, ())}
+BEFORE = {"GPU-a": GIB}
 
 
 def trouble(folder: Path, lib: FakeNvml) -> str:

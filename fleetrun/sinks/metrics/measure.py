@@ -11,8 +11,7 @@ from contextlib import suppress
 import psutil
 
 from fleetrun.host import usage
-from fleetrun.host.gpumeter import GpuMeter
-from fleetrun.host.ticks import ticks
+from fleetrun.host.gpumeter import GpuMeter, ticks
 from fleetrun.run import libc, proc
 from fleetrun.rundir import metricsfile, names, runs
 from fleetrun.rundir.metricsfile import GpuUsage, MetricsRecord, RankUse, System

@@ -1,0 +1,68 @@
+"""NVIDIA's driver and CUDA, asked in children, which may crash or hang."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+from fleetrun.errors import EnvironmentFault
+from fleetrun.host import nvml
+from fleetrun.host.nvml import DriverQuery, Library, Survey
+from fleetrun.run import isolation
+
+# The driver may have to load first, which takes seconds if nothing keeps it loaded.
+TIMEOUT_S = 20.0
+FILES = ("dev/nvidiactl", "dev/dxg")
+# Also present in a container without GPUs.
+DRIVER = "proc/driver/nvidia/version"
+# Hides GPUs from CUDA; removed, as the question is whether CUDA starts at all.
+_MASK = "CUDA_VISIBLE_DEVICES"
+
+
+class CudaStart(NamedTuple):
+    """The result of cuInit in a child process: its code (0: success) and the code's name.
+
+    `trouble` says why there is no code: the library cannot be loaded, crashes or hangs.
+    """
+
+    code: int = 0
+    name: str = ""
+    # How many GPUs it shows without a mask.
+    gpus: int = 0
+    trouble: str = ""
+
+
+def read_driver(
+    load: Callable[[], Library] = nvml.library, *, root: str = "/", timeout_s: float = TIMEOUT_S
+) -> Survey | None:
+    """Return what NVIDIA's driver reports; None without one. One that hangs is not waited for."""
+    if not any(os.path.exists(os.path.join(root, path)) for path in (*FILES, DRIVER)):
+        return None
+    try:
+        return DriverQuery(load, is_thorough=True).result(None, timeout_s=timeout_s)
+    except EnvironmentFault as fault:
+        return Survey(trouble=str(fault))
+
+
+def cuda_library() -> Any:  # noqa: ANN401 - a library of C
+    """Load the real driver library."""
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def start_cuda(lib: Callable[[], Any] = cuda_library, *, timeout_s: float = 20.0) -> CudaStart:
+    """Return whether CUDA starts on this host, and how many GPUs it shows without a mask."""
+
+    def start() -> tuple[int, str, int]:
+        os.environ.pop(_MASK, None)
+        cuda, count, name = lib(), ctypes.c_int(0), ctypes.c_char_p()
+        code = int(cuda.cuInit(0)) or int(cuda.cuDeviceGetCount(ctypes.byref(count)))
+        if code:
+            cuda.cuGetErrorName(code, ctypes.byref(name))
+        return code, (name.value or b"").decode(), count.value
+
+    answer = isolation.answer("cuInit", start, timeout_s)
+    if answer.trouble:
+        return CudaStart(trouble=answer.trouble.removeprefix("OSError: "))
+    return CudaStart(*cast("tuple[int, str, int]", answer.value))

@@ -1,0 +1,331 @@
+"""Findings about NVIDIA's driver, CUDA, GPUs and the devices of plug-ins: each one, no others."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from findings import bad
+from nvmls import FakeCuda, FakeNvml, hang
+from planning import a_request
+
+from fleetrun.doctor import checked_job, cuda, gpus
+from fleetrun.doctor.checked_job import CheckedJob
+from fleetrun.doctor.cuda import CudaStart
+from fleetrun.doctor.findings import ERROR, OK, WARNING, Finding
+from fleetrun.host.nvml import Library, Survey
+from fleetrun.model import Gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+GIB = 1 << 30
+GPU = Gpu(
+    "GPU-0",
+    name="H100",
+    total_bytes=80 * GIB,
+    used_bytes=GIB // 2,
+    capability=(9, 0),
+    ecc_errors=0,
+    throttle=0x4,
+    lanes=(16, 16),
+    nvlinks=(18, 18),
+)
+OTHER = GPU._replace(number=1, uuid="GPU-1")
+WELL = Survey(gpus=(GPU, OTHER), driver="550.54.14", cuda=(12, 4))
+STARTED = CudaStart(gpus=2)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Make a machine with the files of a driver."""
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidiactl", "nvidia-uvm", "kmsg"):
+        (tmp_path / "dev" / name).touch()
+    return tmp_path
+
+
+def judged(
+    root: Path, driver: Survey | None = WELL, cuda: CudaStart | None = None
+) -> list[Finding]:
+    return list(gpus.check(CheckedJob(a_request(), {}, driver=driver, cuda=cuda), str(root)))
+
+
+def test_gpus_that_are_well_have_nothing_to_mend(root: Path) -> None:
+    findings = judged(root, cuda=STARTED)
+    assert bad(findings) == []
+    assert [finding.seen for finding in findings] == [
+        "GPU 0: H100, 80 GiB, sm_90, 18 NVLinks",
+        "GPU 1: H100, 80 GiB, sm_90, 18 NVLinks",
+        "it starts, with 2 GPUs",
+        "none in the kernel's log",
+    ]
+    # A driver that tells next to nothing is no fault.
+    assert bad(judged(root, Survey(gpus=(Gpu("GPU-0"),)))) == []
+
+
+def test_without_a_driver_there_is_nothing_to_judge(root: Path) -> None:
+    (finding,) = judged(root, None)
+    assert (finding.level, finding.seen) == (OK, "no NVIDIA driver: ranks run on the CPU")
+    (finding,) = gpus.check(CheckedJob(a_request(), {}, kind="npu"), str(root))
+    assert finding.seen == "no NVIDIA driver"
+
+
+@pytest.mark.parametrize(
+    ("changed", "check", "level", "seen"),
+    [
+        ({"users": ((7, "python"), (8, ""))}, "GPU in use", WARNING, "pid 7 (python), pid 8"),
+        ({"used_bytes": 40 * GIB}, "GPU in use", WARNING, "40 GiB"),
+        ({"ecc_errors": 3}, "GPU memory", ERROR, "3 uncorrected"),
+        ({"is_remap_pending": True}, "GPU memory", WARNING, "waits for a reset"),
+        ({"is_remap_failed": True}, "GPU memory", ERROR, "cannot replace"),
+        ({"is_mig": True, "instances": (GPU, OTHER)}, "MIG", WARNING, "2 MIG instances"),
+        ({"compute_mode": 2}, "compute mode", ERROR, "Prohibited"),
+        ({"compute_mode": 3}, "compute mode", WARNING, "Exclusive"),
+        ({"throttle": 0x40}, "GPU clocks", WARNING, "too hot"),
+        ({"throttle": 0x88}, "GPU clocks", WARNING, "power supply"),
+        ({"lanes": (8, 16)}, "PCIe", WARNING, "8 of 16"),
+        ({"nvlinks": (17, 18)}, "NVLink", WARNING, "17 of 18"),
+    ],
+)
+def test_what_is_not_well_is_the_one_finding(
+    root: Path, changed: dict[str, Any], check: str, level: str, seen: str
+) -> None:
+    findings = judged(root, WELL._replace(gpus=(GPU._replace(**changed), OTHER)))
+    assert bad(findings) == [(check, level)]
+    assert any(seen in finding.seen for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("changed", "check", "level"),
+    [
+        ({"gpus": ()}, "GPUs", WARNING),
+        ({"lost": ((2, "GPU is lost"),)}, "GPU", ERROR),
+        ({"barred": ((2, "Insufficient Permissions"),)}, "GPU", WARNING),
+    ],
+)
+def test_what_is_not_well_of_all_of_them_is_the_one_finding(
+    root: Path, changed: dict[str, Any], check: str, level: str
+) -> None:
+    assert bad(judged(root, WELL._replace(**changed))) == [(check, level)]
+
+
+@pytest.mark.parametrize(
+    ("start", "seen", "fix"),
+    [
+        (CudaStart(802, "CUDA_ERROR_X"), "802, CUDA_ERROR_X: the switches", "fabric"),
+        (CudaStart(803), "ends with 803: the loaded driver", "ldconfig -p"),
+        (CudaStart(804), "cuda-compat", "LD_LIBRARY_PATH"),
+        (CudaStart(100), "it sees no GPU", "--gpus all"),
+        (CudaStart(999, "CUDA_ERROR_UNKNOWN"), "999, CUDA_ERROR_UNKNOWN", "dmesg"),
+        (CudaStart(trouble="libcuda.so.1: cannot open"), "libcuda.so.1", "compute,utility"),
+        (CudaStart(trouble="cuInit has not answered"), "has not answered", "dmesg"),
+        (CudaStart(gpus=1), "shows 1 of the 2 GPUs", "compute mode"),
+    ],
+)
+def test_cuda_that_does_not_start_where_nvml_does_is_an_error(
+    root: Path, start: CudaStart, seen: str, fix: str
+) -> None:
+    findings = judged(root, cuda=start)
+    assert bad(findings) == [("CUDA", ERROR)]
+    (finding,) = (finding for finding in findings if finding.check == "CUDA")
+    assert seen in finding.seen
+    assert fix in finding.fix
+
+
+def test_the_device_file_that_only_cuda_needs_is_looked_for(root: Path) -> None:
+    (root / "dev" / "nvidia-uvm").unlink()
+    (finding,) = (
+        finding for finding in judged(root, cuda=CudaStart(999)) if finding.check == "CUDA"
+    )
+    assert "/dev/nvidia-uvm, which it needs, is missing" in finding.seen
+
+
+def test_of_instances_cuda_shows_one(root: Path) -> None:
+    divided = WELL._replace(gpus=(GPU._replace(is_mig=True, instances=(GPU,)), OTHER))
+    assert bad(judged(root, divided, CudaStart(gpus=1))) == []
+
+
+def test_a_container_without_gpus_is_told_how_to_get_them_and_may_go_on(tmp_path: Path) -> None:
+    folder = tmp_path / "proc" / "driver" / "nvidia"
+    folder.mkdir(parents=True)
+    (folder / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14\n")
+    (finding,) = judged(tmp_path, Survey(trouble="NVML Shared Library Not Found"))
+    assert finding.level == WARNING
+    assert finding.seen.startswith("the machine has NVIDIA's driver 550.54.14, but its device")
+    assert finding.fix.startswith("docker run --gpus all")
+
+
+@pytest.mark.parametrize(
+    ("driver", "seen", "fix"),
+    [
+        (Survey(trouble="silence", is_stuck=True), "it is stuck", "reboot"),
+        (Survey(trouble="NVMLError_X: Driver/library version mismatch"), "mismatch", "rmmod"),
+        (Survey(trouble="NVMLError_LibraryNotFound: x"), "LibraryNotFound", "compute,utility"),
+        (Survey(trouble="NVMLError_DriverNotLoaded: x"), "DriverNotLoaded", "modprobe nvidia"),
+        (Survey(trouble="NVMLError_Unknown: Unknown Error"), "Unknown", "docker restart"),
+        (Survey(trouble="NVMLError_NoPermission: x"), "NoPermission", "nvidia-smi"),
+    ],
+)
+def test_a_driver_that_does_not_answer_is_an_error(
+    root: Path, driver: Survey, seen: str, fix: str
+) -> None:
+    finding = judged(root, driver)[0]
+    assert finding.level == ERROR
+    assert seen in finding.seen
+    assert fix in finding.fix
+
+
+def test_nvml_alone_keeps_no_job_from_its_gpus(root: Path) -> None:
+    silent = Survey(trouble="NVMLError_LibraryNotFound: no")
+    assert [finding.level for finding in judged(root, silent, STARTED)] == [WARNING, OK, OK]
+
+
+@pytest.mark.parametrize(("number", "level"), [(79, ERROR), (31, WARNING)])
+def test_the_same_error_in_the_kernels_log_is_one_finding(
+    root: Path, number: int, level: str
+) -> None:
+    line = f"4,101,6,-;NVRM: Xid (PCI:0000:3B:00): {number}, pid=1, fallen off the bus.\n"
+    (root / "dev" / "kmsg").write_text("4,100,5,-;usb 1-1: new device\n" + line * 50)
+    findings = judged(root)
+    assert bad(findings) == [("Xid errors", level)]
+    assert f"Xid {number} of the GPU at 0000:3b:00, 50 times" in findings[-1].seen
+    (root / "dev" / "kmsg").unlink()
+    assert bad(judged(root)) == [("Xid errors", WARNING)]
+
+
+# -- what is asked in children --------------------------------------------------------------------
+
+
+class Talkative(FakeNvml):
+    """An NVML that answers a check-up about its first GPU, and nothing about others."""
+
+    def nvmlSystemGetDriverVersion(self) -> bytes:
+        return b"550.54.14"
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        return 12040
+
+    def __getattr__(self, name: str) -> Any:
+        """Answer for the functions that take a GPU first."""
+        known: dict[str, Any] = {
+            "nvmlDeviceGetCudaComputeCapability": (9, 0),
+            "nvmlDeviceGetRemappedRows": (0, 1, 1, 0),
+            "nvmlDeviceGetComputeMode": 3,
+            "nvmlDeviceGetCurrPcieLinkWidth": 8,
+            "nvmlDeviceGetMaxPcieLinkWidth": 16,
+        }
+        if name not in known and name != "nvmlDeviceGetNvLinkState":
+            raise AttributeError(name)
+
+        def answer(handle: object, *words: object) -> Any:
+            if self.nvmlDeviceGetUUID(handle) != "GPU-a" or (words and int(str(words[0])) > 3):
+                raise self.NVMLError("Not Supported")
+            return int(words[0] != 2) if words else known[name]
+
+        return answer
+
+
+def read(root: Path, lib: FakeNvml, timeout_s: float = 20.0) -> Survey | None:
+    return cuda.read_driver(lambda: lib, root=str(root), timeout_s=timeout_s)
+
+
+def test_all_that_the_driver_tells_is_read(root: Path) -> None:
+    uses = {"GPU-a": (GIB, 80 * GIB, (os.getpid(),)), "MIG-a": (1, 2, ())}
+    states = {"GPU-a": (1410, 0x40, 2)}
+    driver = read(root, Talkative(("GPU-a", "MIG-a"), ("GPU-b",), uses=uses, states=states))
+    assert driver is not None
+    first, second = driver.gpus
+    assert (driver.driver, driver.cuda, driver.trouble) == ("550.54.14", (12, 4), "")
+    assert (first.name, first.used_bytes, first.total_bytes) == ("GPU GPU-a", GIB, 80 * GIB)
+    ((pid, command),) = first.users
+    assert pid == os.getpid()
+    assert command
+    assert (first.capability, first.ecc_errors, first.throttle) == ((9, 0), 2, 0x40)
+    assert (first.is_remap_pending, first.is_remap_failed) == (True, False)
+    assert (first.is_mig, first.compute_mode) == (True, 3)
+    assert first.instances == (Gpu("MIG-a", used_bytes=1, total_bytes=2),)
+    assert (first.lanes, first.nvlinks) == ((8, 16), (3, 4))
+    assert second == Gpu("GPU-b", 1, "GPU GPU-b")
+
+
+def test_without_a_driver_nobody_is_asked(tmp_path: Path) -> None:
+    def never() -> Library:
+        raise AssertionError
+
+    assert cuda.read_driver(never, root=str(tmp_path)) is None
+
+
+def test_a_driver_that_hangs_is_left_behind(root: Path) -> None:
+    driver = read(root, FakeNvml(init=hang), timeout_s=0.2)
+    assert driver is not None
+    assert driver.is_stuck
+
+
+def crash() -> int:
+    """Crash like a library that touches invalid memory."""
+    os.kill(os.getpid(), 11)
+    raise AssertionError
+
+
+def stay() -> int:
+    hang()
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("init", "start"),
+    [
+        # GPUs are counted without a mask.
+        (lambda: 0, CudaStart(gpus=2)),
+        (lambda: 803, CudaStart(803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH")),
+        (crash, CudaStart(trouble="the process that asks it was killed by SIGSEGV")),
+    ],
+)
+def test_cuda_is_started_in_a_child(
+    monkeypatch: pytest.MonkeyPatch, init: Callable[[], int], start: CudaStart
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert cuda.start_cuda(lambda: FakeCuda(init)) == start
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_a_libcuda_that_hangs_or_is_missing_is_told() -> None:
+    late = cuda.start_cuda(lambda: FakeCuda(stay), timeout_s=0.2)
+    assert late.trouble.startswith("cuInit has not answered within 0.2 s")
+    missing = cuda.start_cuda(lambda: ctypes.CDLL("libcuda-of-nobody.so.1"))
+    assert missing.trouble.startswith("libcuda-of-nobody.so.1: cannot open")
+
+
+# -- devices of plug-ins --------------------------------------------------------------------------
+
+
+def test_each_kind_that_paddle_has_is_named() -> None:
+    # The reason why GPUs are missing is a finding about GPUs.
+    findings = list(checked_job.plugins({"mlu": 4, "foo": 1}, {"gpu": "GPU 0 is lost"}))
+    assert [(finding.check, finding.level) for finding in findings] == [("MLUs", OK), ("FOOs", OK)]
+    assert findings[0].seen == "4 of Paddle's kind mlu; ranks talk to each other by xccl"
+
+
+@pytest.mark.parametrize(
+    ("kind", "counts", "check", "fix"),
+    [
+        # A driver without its plug-in.
+        ("npu", {}, "NPUs", "pip install paddle-custom-npu  # of Paddle's own version"),
+        ("musa", {}, "MUSAs", "pip install the plug-in for MUSAs  # of Paddle's own version"),
+        # A plug-in without its device.
+        ("npu", {"npu": 0}, "NPUs", "ls /dev/davinci*  # are they there, may this user open them"),
+        ("foo", {"foo": 0}, "FOOs", "look at the vendor's driver  # are they there, may this user"),
+        # Plug-ins of another Paddle.
+        ("plug-in", {}, "plug-ins", "install the plug-in for this Paddle's version, or unset CUST"),
+    ],
+)
+def test_what_is_missing_is_said_with_what_mends_it(
+    kind: str, counts: dict[str, int], check: str, fix: str
+) -> None:
+    (finding,) = checked_job.plugins(counts, {kind: "why"})
+    assert (finding.check, finding.level, finding.seen) == (check, WARNING, "why")
+    assert finding.fix.startswith(fix)

@@ -1,0 +1,167 @@
+"""Findings about a host's disk space, limits and control groups, from real and fake files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from checkout import environ
+from findings import bad
+from planning import a_request
+
+from fleetrun.doctor import machine
+from fleetrun.doctor.checked_job import CheckedJob
+from fleetrun.doctor.findings import ERROR, OK, WARNING, Finding
+from fleetrun.doctor.machine import ControlGroup
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GIB = 1 << 30
+JOB = CheckedJob(a_request(), {})
+Check = Callable[[CheckedJob, str], Iterator[Finding]]
+
+
+def put(folder: Path, **texts: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (folder / name.replace("__", ".")).write_text(f"{text}\n")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "cgroup").write_text("0::/job/step\n")
+    return tmp_path
+
+
+def test_the_folder_of_logs_need_not_be_there_yet(tmp_path: Path) -> None:
+    job = CheckedJob(a_request(log_dir=str(tmp_path / "not" / "yet")), {})
+    for check in (machine.logs, machine.clock):
+        (finding,) = check(job)
+        bad([finding])
+        assert str(tmp_path) in finding.seen
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_written_says_why() -> None:
+    (finding,) = machine.logs(CheckedJob(a_request(log_dir="/proc/nowhere"), {}))
+    assert finding.level == ERROR
+    assert finding.seen.startswith("/proc cannot be written (")
+
+
+def test_a_library_that_is_not_there_says_why() -> None:
+    (finding,) = machine.openmp(JOB, "libnone.so.1")
+    assert (finding.check, finding.level) == ("OpenMP", ERROR)
+    assert "cannot open shared object file" in finding.seen
+    assert bad(machine.openmp(JOB)) == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "check", "levels"),
+    [
+        ("-Sn 64", "open_files(job)", [WARNING]),
+        ("-n 256", "open_files(job)", [ERROR]),
+        ("-v 8000000", "memory_limits(job)", [WARNING]),
+        ("-l 64", "memory_limits(job, root)", [WARNING]),
+        ("-l 64", "memory_limits(job, '/nowhere')", []),
+    ],
+)
+def test_limits_are_those_that_ranks_inherit(
+    tmp_path: Path, limit: str, check: str, levels: list[str]
+) -> None:
+    (tmp_path / "sys/class/infiniband/mlx5_0/ports/1").mkdir(parents=True)
+    code = (
+        "from fleetrun.doctor import machine\nfrom fleetrun.doctor.checked_job import CheckedJob\n"
+        f"from fleetrun.model import Request, Script\nroot = {str(tmp_path)!r}\n"
+        "job = CheckedJob(Request(Script('file', 'train.py', ())), {})\n"
+        f"print([finding.level for finding in machine.{check}])"
+    )
+    done = subprocess.run(
+        ["sh", "-c", f'ulimit {limit}; exec "$0" -c "$1"', sys.executable, code],
+        env=environ(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"{levels}\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "check", "level"),
+    [
+        ({"pids__max": "100", "pids__current": "90"}, machine.processes, WARNING),
+        ({"pids__max": "100000", "pids__current": "5"}, machine.processes, OK),
+        ({"memory__max": str(GIB), "memory__current": str(GIB)}, machine.memory, WARNING),
+        ({"memory__max": str(64 * GIB), "memory__events": "oom_kill 2"}, machine.memory, WARNING),
+        ({"memory__max": str(64 * GIB)}, machine.memory, OK),
+        ({"cpu__max": "50000 100000"}, machine.cpus, WARNING),
+        ({}, machine.cpus, OK),
+    ],
+)
+def test_what_is_not_enough_is_a_warning(
+    root: Path, files: dict[str, str], check: Check, level: str
+) -> None:
+    put(root / "sys/fs/cgroup/job/step", **files)
+    (finding,) = check(JOB, str(root))
+    bad([finding])
+    assert finding.level == level
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "folders", "expected"),
+    [
+        # The tightest limit of version 2 counts.
+        (
+            "0::/job/step",
+            {
+                "": {"memory__max": "max", "cpu__max": "max 100000", "pids__max": "max"},
+                "job": {
+                    "memory__max": "1000000",
+                    "memory__current": "900000",
+                    "cpu__max": "150000 100000",
+                    "pids__max": "500",
+                    "pids__current": "490",
+                    "memory__events": "low 0\noom 2\noom_kill 2",
+                },
+                "job/step": {
+                    "memory__max": "2000000",
+                    "memory__current": "5",
+                    "cpu__max": "max 100000",
+                },
+            },
+            ControlGroup(1000000, 900000, 1.5, 500, 490, 2),
+        ),
+        # In a container the path of version 1 is the one outside, and the top is ours.
+        (
+            "4:memory:/outside\n3:cpu,cpuacct:/outside",
+            {
+                "memory": {
+                    "memory__limit_in_bytes": "1000",
+                    "memory__usage_in_bytes": "10",
+                    "memory__oom_control": "oom_kill_disable 0\noom_kill 1",
+                },
+                "cpu,cpuacct": {"cpu__cfs_quota_us": "50000", "cpu__cfs_period_us": "100000"},
+            },
+            ControlGroup(1000, 10, 0.5, kills=1),
+        ),
+        (
+            "4:memory:/",
+            {
+                "memory": {"memory__limit_in_bytes": "9223372036854771712"},
+                "cpu": {"cpu__cfs_quota_us": "-1", "cpu__cfs_period_us": "100000"},
+            },
+            ControlGroup(),
+        ),
+    ],
+)
+def test_limits_of_control_groups_are_read(
+    root: Path, cgroup: str, folders: dict[str, dict[str, Any]], expected: ControlGroup
+) -> None:
+    (root / "proc" / "self" / "cgroup").write_text(f"{cgroup}\n")
+    for folder, files in folders.items():
+        put(root / "sys" / "fs" / "cgroup" / folder, **files)
+    assert machine.control_group(str(root)) == expected

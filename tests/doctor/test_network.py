@@ -1,0 +1,187 @@
+"""Findings about names, interfaces, ports and other hosts: each one, and no others."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from findings import bad
+from planning import a_request, a_roster, some_facts
+
+from fleetrun.doctor import network, peers
+from fleetrun.doctor.checked_job import CheckedJob
+from fleetrun.doctor.findings import ERROR, OK, WARNING, Finding
+from fleetrun.doctor.network import Interface
+from fleetrun.session.introductions import Connect, HostDescription, Peer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LOOPBACK = Interface("lo", ("127.0.0.1",), 0, 65536)
+ETHERNET = Interface("eth0", ("10.0.0.1",), 25_000, 9000)
+DOCKER = Interface("docker0", ("172.17.0.1",), 0, 1500)
+INFINIBAND = Interface("ib0", ("10.1.0.1",), 0, 4092)
+HERE = (LOOPBACK, DOCKER, ETHERNET)
+OWN = os.uname().nodename
+
+
+def a_job(
+    *hosts: str, kind: str = "gpu", peer: str | None = "eth0", request: Any = None, **env: str
+) -> CheckedJob:
+    return CheckedJob(
+        request or a_request(),
+        env,
+        facts=some_facts(peer_interface=peer),
+        roster=a_roster(hosts or ("10.0.0.1", "10.0.0.2")),
+        kind=kind,
+    )
+
+
+def judged(here: tuple[Interface, ...] = HERE, *hosts: str, **fields: Any) -> Finding:
+    (finding,) = network.interface(a_job(*hosts, **fields), here)
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("unknown", "findings"),
+    [("", []), (OWN, [("own name", WARNING)]), ("node2", [("host name", ERROR)])],
+)
+def test_a_name_that_does_not_resolve_is_a_finding(
+    unknown: str, findings: list[tuple[str, str]]
+) -> None:
+    job = a_job(OWN, "node2", "10.0.0.3")
+    names = list(network.host_names(job, lambda it: () if it == unknown else ("::1",)))
+    assert len(names) == 2
+    assert bad(names) == findings
+
+
+def test_a_resolver_that_hangs_or_fails_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(name: str) -> tuple[str, ...]:
+        if name == "hangs":
+            select.select([], [], [])
+        if name == "fails":
+            raise OSError
+        return ("10.0.0.1",)
+
+    monkeypatch.setattr(network, "_SLOW_LOOKUP_S", 0.5)
+    job = a_job("fails", "hangs")
+    well, failed, slow = network.host_names(job, resolve, timeout_s=0.5)
+    assert well.level == OK
+    assert failed.seen == "fails cannot be resolved"
+    assert slow.seen == "resolving hangs takes 0.5 s or longer"
+    assert bad([failed, slow]) == [("host name", ERROR), ("host name", WARNING)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "level"),
+    [
+        ({"NCCL_SOCKET_IFNAME": "eth7"}, ERROR),
+        ({"GLOO_SOCKET_IFNAME": "eth7", "kind": "cpu"}, ERROR),
+        ({"GLOO_SOCKET_IFNAME": "eth", "kind": "cpu"}, ERROR),
+        ({"here": (), "peer": None}, ERROR),
+        ({"peer": "docker0"}, WARNING),
+        ({"NCCL_SOCKET_IFNAME": "lo"}, WARNING),
+        ({"GLOO_SOCKET_IFNAME": "lo", "kind": "cpu"}, WARNING),
+        ({"here": (ETHERNET._replace(speed_mbit=1000),)}, WARNING),
+        ({"here": (ETHERNET._replace(name="wlan0"),), "NCCL_SOCKET_IFNAME": "wlan"}, WARNING),
+    ],
+)
+def test_an_interface_that_is_not_well_is_a_finding(changed: dict[str, Any], level: str) -> None:
+    assert bad([judged(**changed)]) == [("interface", level)]
+
+
+def test_nothing_is_said_of_nccl_where_nothing_uses_it() -> None:
+    for finding, seen in (
+        (judged(kind="cpu"), "the route to the other hosts is eth0 (10.0.0.1, 25 Gbit/s, MTU 9000"),
+        (judged(kind="cpu", NCCL_SOCKET_IFNAME="eth7"), "the route to the other hosts is eth0"),
+        (judged(HERE, "127.0.0.1", kind="cpu", peer=None), "eth0 (10.0.0.1, 25 Gbit/s, MTU 9000)"),
+    ):
+        assert finding.level == OK
+        assert finding.seen.startswith(seen)
+        assert "NCCL" not in repr(finding)
+
+
+@pytest.mark.parametrize(
+    ("asked", "peer", "interfaces", "taken"),
+    [
+        ("", None, (LOOPBACK, DOCKER, ETHERNET), "eth0"),
+        ("", None, (LOOPBACK, ETHERNET, INFINIBAND), "ib0"),
+        ("", None, (LOOPBACK, DOCKER), "docker0"),
+        ("", None, (LOOPBACK,), "lo"),
+        ("", "docker0", (DOCKER, ETHERNET), "docker0"),
+        ("eth", None, (INFINIBAND, ETHERNET), "eth0"),
+        ("=eth", None, (INFINIBAND, ETHERNET), None),
+        ("=eth0", "docker0", (INFINIBAND, ETHERNET), "eth0"),
+        ("^lo,docker", None, (LOOPBACK, DOCKER, ETHERNET), "eth0"),
+    ],
+)
+def test_the_interface_is_the_one_that_nccl_takes(
+    asked: str, peer: str | None, interfaces: tuple[Interface, ...], taken: str | None
+) -> None:
+    interface = network.taken(interfaces, peer, {"NCCL_SOCKET_IFNAME": asked}, is_nccl=True)
+    assert (interface and interface.name) == taken
+
+
+def test_the_loopback_of_this_host_is_known() -> None:
+    (loopback,) = (interface for interface in network.interfaces() if interface.name == "lo")
+    assert "127.0.0.1" in loopback.addresses
+
+
+@pytest.mark.parametrize(("state", "levels"), [("1: DOWN", [WARNING]), ("4: ACTIVE", [])])
+def test_every_rdma_port_has_its_state(tmp_path: Path, state: str, levels: list[str]) -> None:
+    port = tmp_path / "sys" / "class" / "infiniband" / "mlx5_0" / "ports" / "1"
+    port.mkdir(parents=True)
+    (port / "state").write_text(f"{state}\n")
+    (port / "rate").write_text("400 Gb/sec (4X NDR)\n")
+    for kind in ("gpu", "cpu"):
+        findings = list(network.rdma(a_job(kind=kind), str(tmp_path)))
+        assert len(findings) == 1
+        assert bad(findings) == [("InfiniBand", level) for level in levels]
+        assert kind == "gpu" or "NCCL" not in repr(findings)
+
+
+def test_ports_that_are_taken_or_exposed_are_findings(tmp_path: Path) -> None:
+    job = a_job("127.0.0.2", "127.0.0.3")
+    assert bad(network.ports(job, str(tmp_path))) == []
+    with socket.create_server(("127.0.0.2", 6071)):
+        findings = list(network.ports(job, str(tmp_path)))
+    assert bad(findings) == [("port", ERROR)]
+    assert f"6071 is taken by pid {os.getpid()}" in findings[0].seen
+    (tmp_path / "proc/sys/net/ipv4").mkdir(parents=True)
+    (tmp_path / "proc/sys/net/ipv4/ip_local_port_range").write_text("1024 65535\n")
+    assert bad(network.ports(job, str(tmp_path))) == [("port", WARNING)]
+    # One host asks the kernel for free ones.
+    assert list(network.ports(a_job("127.0.0.2"))) == []
+
+
+# -- the other hosts ------------------------------------------------------------------------------
+
+CARD = HostDescription("node1", "0.1.0", "3.11.7", "3.3.1", "12.6", "2.22.3", "570.1")
+PORTS = (Connect(6070, "connected"), Connect(6071, "connected"))
+WELL = Peer("node2", PORTS, CARD._replace(host="node2"), 0.001, 0.0005)
+
+
+@pytest.mark.parametrize(
+    ("changed", "findings"),
+    [
+        ({}, []),
+        ({"connects": (PORTS[0], Connect(6071, "silent", "late"))}, [("connection", ERROR)]),
+        ({"connects": (PORTS[0], Connect(6071, "refused"))}, [("connection", WARNING)]),
+        ({"connects": (PORTS[0], Connect(6071, "another program"))}, [("connection", ERROR)]),
+        ({"connects": (Connect(6070, "silent", "x"),), "card": None}, [("connection", ERROR)]),
+        ({"ahead_s": 30.0}, [("clock", WARNING)]),
+        ({"ahead_s": -30.0}, [("clock", WARNING)]),
+        # A slow way is no wrong clock.
+        ({"ahead_s": 1.9, "accuracy_s": 1.5}, []),
+        ({"card": CARD._replace(paddle="2.6.2")}, [("versions", ERROR)]),
+        ({"card": CARD._replace(paddle="")}, [("versions", ERROR)]),
+        ({"card": CARD._replace(driver="535.1")}, [("versions", WARNING)]),
+    ],
+)
+def test_what_is_not_well_of_a_peer_is_the_one_finding(
+    changed: dict[str, Any], findings: list[tuple[str, str]]
+) -> None:
+    assert bad(peers.judge([WELL._replace(**changed)], CARD)) == findings

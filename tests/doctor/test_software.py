@@ -1,0 +1,225 @@
+"""Findings about programs, Paddle, its computing on GPUs, and allreduces: each one, no others."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from findings import bad
+from planning import a_request
+
+from fleetrun.doctor import allreduce, gpu_check, output, software
+from fleetrun.doctor.allreduce import Measurement, Transfer
+from fleetrun.doctor.checked_job import CheckedJob
+from fleetrun.doctor.findings import ERROR, OK, WARNING, exit_code, ok, warning
+from fleetrun.host import paddles
+from fleetrun.host.nvml import Survey
+from fleetrun.host.paddles import InstalledPaddle
+from fleetrun.model import Gpu
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BUILD = InstalledPaddle("3.3.1", "/env/paddle")
+FOR_GPUS = BUILD._replace(cuda="12.6", cudnn="9.5.1", nccl="2.22.3")
+GPUS = Survey(gpus=(Gpu("GPU-0"),), driver="570.1", cuda=(12, 8))
+OURS, PADDLES = "from fleetrun.__main__ import run", "import paddle.distributed.launch"
+
+
+def a_job(**fields: Any) -> CheckedJob:
+    return CheckedJob(a_request(), {}, paddle=BUILD)._replace(**fields)
+
+
+def script(folder: Path, text: str) -> Path:
+    (folder / "bin").mkdir(parents=True)
+    made = folder / "bin" / "fleetrun"
+    made.write_text(text)
+    made.chmod(0o755)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "level", "seen"),
+    [
+        (OURS, "", OK, "a/bin/fleetrun, version "),
+        (OURS, "echo", WARNING, "there are 2: a shell starts "),
+        (PADDLES, OURS, ERROR, "the first is Paddle's own: "),
+        ("", OURS, WARNING, "b/bin/fleetrun is of another environment than this one"),
+        ("", "", WARNING, "there is none"),
+    ],
+)
+def test_the_fleetrun_that_a_shell_starts_is_judged(
+    tmp_path: Path, first: str, second: str, level: str, seen: str
+) -> None:
+    for name, text in (("a", first), ("b", second)):
+        if text:
+            script(tmp_path / name, text)
+    # Another way to the same, one that cannot be executed, and a folder that is missing.
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "fleetrun").write_text("text")
+    path = ":".join(f"{tmp_path}/{name}" for name in ("d", "a/bin", "link/bin", "b/bin", "nowhere"))
+    (finding,) = software.command(a_job(environ={"PATH": path}), str(tmp_path / "a"))
+    assert finding.level == level
+    assert seen in finding.seen
+
+
+def test_what_gives_the_command_depends_on_what_is_there(tmp_path: Path) -> None:
+    def fix() -> str:
+        (finding,) = software.command(a_job(environ={"PATH": ""}), str(tmp_path))
+        return finding.fix
+
+    assert fix().startswith(f"{sys.executable} -m fleetrun  # or ")
+    spare = script(tmp_path, OURS).rename(tmp_path / "bin" / "fleetrunx")
+    assert fix() == f"cp {tmp_path}/bin/fleetrunx {tmp_path}/bin/fleetrun"
+    os.link(spare, tmp_path / "bin" / "fleetrun")
+    assert fix() == f'export PATH="{tmp_path}/bin:$PATH"  # or `{sys.executable} -m fleetrun`'
+
+
+@pytest.mark.parametrize(("activated", "bad_ones"), [("/env/", []), ("/b", [("Python", WARNING)])])
+def test_the_python_is_that_of_the_activated_environment(
+    activated: str, bad_ones: list[tuple[str, str]]
+) -> None:
+    job = a_job(environ={"VIRTUAL_ENV": activated})
+    assert bad(software.python(job, "/env")) == bad_ones
+
+
+@pytest.mark.parametrize(
+    ("fields", "installed", "findings"),
+    [
+        ({}, ("protobuf-7.36.2",), []),
+        ({"paddle": FOR_GPUS, "driver": GPUS}, (), []),
+        ({"paddle": None}, (), [("Paddle", WARNING)]),
+        # A build for CPUs leaves GPUs idle.
+        ({"driver": GPUS}, (), [("Paddle", ERROR)]),
+        ({}, ("paddlepaddle-3.3.1", "paddlepaddle_gpu-3.3.1"), [("Paddle packages", ERROR)]),
+        ({"paddle": BUILD._replace(version="2.6.2")}, ("protobuf-4.25.8",), []),
+        (
+            {"paddle": BUILD._replace(version="2.6.2")},
+            ("protobuf-7.36.2",),
+            [("protobuf", ERROR)],
+        ),
+    ],
+)
+def test_what_is_wrong_with_paddle_is_the_one_finding(
+    tmp_path: Path,
+    fields: dict[str, Any],
+    installed: tuple[str, ...],
+    findings: list[tuple[str, str]],
+) -> None:
+    (tmp_path / "setuptools").mkdir()
+    (tmp_path / "setuptools/__init__.py").touch()
+    for name in installed:
+        (tmp_path / f"{name}.dist-info").mkdir()
+    assert bad(software.paddle(a_job(**fields), [str(tmp_path)])) == findings
+
+
+def test_a_python_without_setuptools_cannot_import_paddle(tmp_path: Path) -> None:
+    assert bad(software.paddle(a_job(), [str(tmp_path)])) == [("setuptools", ERROR)]
+
+
+def test_a_part_that_the_job_needs_and_paddle_lacks_is_an_error() -> None:
+    here = CheckedJob(a_request(run_mode="ps"), {}, paddle=paddles.find(sys.path))
+    assert bad(software.paddle(here)) == [("Paddle", ERROR)]
+    assert bad(software.paddle(here._replace(request=a_request()))) == []
+
+
+@pytest.mark.parametrize(
+    ("built", "driver", "level"),
+    [("12.6", (12, 8), OK), ("12.9", (12, 8), WARNING), ("13.0", (12, 8), ERROR)],
+)
+def test_paddles_cuda_is_held_against_the_driver(
+    built: str, driver: tuple[int, int], level: str
+) -> None:
+    job = a_job(paddle=FOR_GPUS._replace(cuda=built), driver=GPUS._replace(cuda=driver))
+    findings = list(software.paddle(job))
+    assert [finding.level for finding in findings if finding.check == "driver for Paddle"] == [
+        level
+    ]
+
+
+# -- Paddle on the GPUs ---------------------------------------------------------------------------
+
+REPORT: dict[str, Any] = {"devices": ["gpu:0", "gpu:1"], "libraries": [], "failed": None}
+FAILED = {"device": "gpu:1", "step": "convolution", "how": "ended with 255", "words": "a\nthe last"}
+
+
+def test_what_was_computed_is_said() -> None:
+    (finding,) = gpu_check.judge(REPORT, "python")
+    assert finding == ok(
+        "Paddle on the GPUs", "a product, a convolution and a sum of 2 ranks on gpu:0, gpu:1"
+    )
+    (finding,) = gpu_check.judge({**REPORT, "devices": ["gpu:0"]}, "python")
+    assert finding.seen == "a product, a convolution on gpu:0"
+
+
+def test_each_library_that_is_missing_has_the_line_that_brings_it() -> None:
+    libraries = [["libnccl.so", "nvidia-nccl-cu11"], ["libflash.so", ""]]
+    # Its failure is not another finding.
+    failed = {**FAILED, "words": "library (libnccl.so) that Paddle depends on"}
+    nccl, other = gpu_check.judge({**REPORT, "libraries": libraries, "failed": failed}, "python")
+    assert (nccl.level, other.level) == (ERROR, ERROR)
+    link = f"python {gpu_check.PROGRAM} --link"
+    assert nccl.fix == f"python -m pip install 'nvidia-nccl-cu11' && {link}"
+    assert "find / -name 'libflash.so*'" in other.fix
+
+
+@pytest.mark.parametrize(
+    ("change", "seen", "fix"),
+    [
+        ({}, "convolution on gpu:1 ended with 255: the last", "# shows its output"),
+        ({"words": ""}, "convolution on gpu:1 ended with 255: no output", "# shows its output"),
+        ({"step": "sum of the ranks"}, "sum of the ranks on gpu:1", "--nccl P2P_DISABLE=1"),
+    ],
+)
+def test_a_step_that_fails_is_an_error(change: dict[str, str], seen: str, fix: str) -> None:
+    (finding,) = gpu_check.judge({**REPORT, "failed": {**FAILED, **change}}, "python")
+    assert (finding.check, finding.level) == ("Paddle on the GPUs", ERROR)
+    assert finding.seen.startswith(seen)
+    assert fix in finding.fix
+
+
+# -- allreduces -----------------------------------------------------------------------------------
+
+ROWS = (Transfer(1024, 0.0002, is_right=True), Transfer(1 << 26, 0.05, is_right=True))
+WELL = Measurement("gloo", 2, ROWS, link=3e9)
+
+
+@pytest.mark.parametrize(
+    ("measured", "level", "seen"),
+    [
+        (WELL, OK, "1.34 GB/s at 64 MiB; the link carries 3 GB/s"),
+        (WELL._replace(link=None), OK, "200 us for 1 KiB"),
+        (WELL._replace(backend="nccl", link=100e9), OK, "right over nccl"),
+        (WELL._replace(rows=()), OK, "rank 0's host"),
+        (WELL._replace(trouble="exit code 1"), ERROR, "exit code 1"),
+        (WELL._replace(rows=(ROWS[0], ROWS[1]._replace(is_right=False))), ERROR, "64 MiB"),
+        (WELL._replace(link=100e9), WARNING, "the link carries 100 GB/s"),
+        (WELL._replace(rows=(ROWS[0]._replace(seconds=0.04), ROWS[1])), WARNING, "40000 us"),
+    ],
+)
+def test_allreduces_are_judged(measured: Measurement, level: str, seen: str) -> None:
+    finding = allreduce.judge(measured)
+    assert finding.level == level
+    assert seen in finding.seen
+
+
+def test_the_page_has_every_finding_and_the_document_the_numbers() -> None:
+    findings = [ok("port", "6070 can be used"), allreduce.judge(WELL)]
+    text = output.text(findings, WELL, width=80)
+    assert "allreduce of 2 ranks over gloo:" in text
+    assert text.endswith("2 ok, 0 warnings, 0 errors\n")
+    assert max(map(len, text.splitlines())) <= 80
+    document = output.document("node1", findings, WELL)
+    assert document["exit_code"] == exit_code(findings) == 0
+    assert [row["bytes"] for row in document["allreduce"]["rows"]] == [1024, 1 << 26]
+
+
+def test_a_command_is_never_broken_and_a_sentence_is() -> None:
+    fix = "a command " * 20
+    text = output.text([warning("clock", "slow " * 30, "late " * 30, fix)], width=80)
+    assert fix in text
+    assert all(len(line) <= 80 for line in text.splitlines() if fix not in line)
+    assert "\x1b[33mwarning" in output.text([warning("a", "b", "c", "d")], is_coloured=True)
