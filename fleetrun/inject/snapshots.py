@@ -14,8 +14,6 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import checksums, hybrid_models, rank_check, updates
-from .dygraph.merge_hooks import reduced_gradients, sharding_optimizers
-from .import_hooks import after_import, in_place_of, watch_method
 from .replicas import Part, as_float32
 
 if TYPE_CHECKING:
@@ -41,9 +39,6 @@ class SnapshotSettings(NamedTuple):
     path: str
     updates: int
     snapshots: int
-    # The steps of the script whose gradients are added up, as by hand, and whether to average them.
-    merge: int = 1
-    averages: bool = True
     # Change gradients in their last bits.
     moves: bool = False
 
@@ -57,8 +52,6 @@ def requested() -> SnapshotSettings | None:
 def install(request: SnapshotSettings, proof: Evidence) -> None:
     """Take the snapshots of REQUEST if this process trains its rank, as PROOF knows."""
     hybrid_models.watch()
-    if request.merge > 1:
-        _MergeByHand(request).install()
     if request.moves:
         updates.before_update(_move_gradients, "the change of gradients in their last bits")
     snapshots = _Snapshots(request, proof.claim)
@@ -235,116 +228,3 @@ def _move_gradients(optimizer: Any) -> None:
         with paddle.no_grad():
             moved = paddle.to_tensor(factors, place=gradient.place).astype(gradient.dtype)
             paddle.assign(gradient * moved, gradient)
-
-
-class _MergeByHand:
-    """Lets an optimizer step every K-th time, with gradients that plain Paddle has added up."""
-
-    def __init__(self, request: SnapshotSettings) -> None:
-        self._steps = request.merge
-        self._averages = request.averages
-        self._counts: dict[int, int] = {}
-        # Parameters whose gradients are being added up, by id.
-        self._kept: set[int] = set()
-        self._is_updating = False
-        # By the ids of optimizers of sharding stages 2 and 3, which reduce in each backward: their
-        # models, and the sums of what this rank keeps.
-        self._models: dict[int, Any] = {}
-        self._sums: dict[int, list[Any]] = {}
-
-    def install(self) -> None:
-        """Patch Paddle to postpone updates and keep the gradients that the script clears."""
-        import paddle
-
-        updates.ask_before(self._is_due)
-        updates.on_update(self._end_update, WHAT)
-        after_import(f"{updates.DYGRAPH}.dygraph_sharding_optimizer", self._sharing)
-        after_import("paddle.distributed.fleet.utils.hybrid_parallel_util", self._summing)
-        for number in (2, 3):
-            name = f"group_sharded_stage{number}"
-            after_import(f"paddle.distributed.fleet.meta_parallel.sharding.{name}", self._later)
-        updates.wrap_subclasses(paddle.optimizer.lr.LRScheduler, self._scheduling)
-        for name in ("clear_gradient", "clear_grad"):
-            in_place_of(paddle.Tensor, name)(self._unless_kept)
-
-    def _unless_kept(self, clear: Callable[..., Any], tensor: Any, *args: Any, **more: Any) -> Any:
-        return None if id(tensor) in self._kept else clear(tensor, *args, **more)
-
-    def _sharing(self, module: Any) -> None:
-        for name in ("DygraphShardingOptimizer", "DygraphShardingOptimizerV2"):
-            if hasattr(module, name):
-                in_place_of(getattr(module, name), "reduce_gradients")(self._once)
-
-    def _summing(self, module: Any) -> None:
-        in_place_of(module, "fused_allreduce_gradients_with_group")(self._once)
-
-    def _later(self, module: Any) -> None:
-        for kind in (getattr(module, f"GroupShardedStage{number}", None) for number in (2, 3)):
-            if kind is not None:
-                watch_method(kind, "_redefine_opt_step", after=self._knows)
-
-    def _knows(self, model: Any) -> None:
-        for optimizer in sharding_optimizers(model):
-            self._models[id(optimizer)] = model
-
-    def _once(self, average: Callable[..., None], *args: Any, **options: Any) -> None:
-        """Call AVERAGE for complete sums only: trainers call it themselves before each step."""
-        steps = max(self._counts.values(), default=0)
-        if self._is_updating or not (steps + 1) % self._steps:
-            average(*args, **options)
-
-    def _scheduling(self, kind: Any) -> None:
-        """Let a scheduler that is stepped with each optimizer step advance with updates only."""
-        if "step" not in vars(kind):
-            return
-        seen: dict[int, int] = {}
-
-        @in_place_of(kind, "step")
-        def scheduled(step: Any, scheduler: Any, *args: Any, **options: Any) -> None:
-            steps = max(self._counts.values(), default=0)
-            together = steps - seen.get(id(scheduler), 0) == 1
-            seen[id(scheduler)] = steps
-            if not (together and steps % self._steps):
-                step(scheduler, *args, **options)
-
-    def _end_update(self, _source: Any, _number: int) -> None:
-        self._is_updating = False
-
-    def _is_due(self, stepped: Any) -> bool:
-        """Whether the optimizer STEPPED, perhaps a wrapper, updates now."""
-        import paddle
-
-        model = self._models.get(id(stepped))
-        if model is not None:
-            return self._is_share_due(stepped, model)
-        parameters = hybrid_models.whole_parameters(stepped) or updates.parameters_of(stepped)
-        ids = set(map(id, parameters))
-        count = self._counts[id(stepped)] = self._counts.get(id(stepped), 0) + 1
-        if count % self._steps:
-            self._kept |= ids
-            return False
-        self._kept -= ids
-        self._is_updating = True
-        for parameter in parameters if self._averages else ():
-            if parameter.grad is not None:
-                with paddle.no_grad():
-                    paddle.assign(parameter.grad / self._steps, parameter.grad)
-        return True
-
-    def _is_share_due(self, stepped: Any, model: Any) -> bool:
-        """Add up what this rank keeps of the gradients of MODEL; whether STEPPED updates."""
-        import paddle
-
-        key = id(stepped)
-        count = self._counts[key] = self._counts.get(key, 0) + 1
-        gradients = reduced_gradients(model)
-        held = self._sums.pop(key, [0.0] * len(gradients))
-        with paddle.no_grad():
-            sums = [gradient + more for gradient, more in zip(gradients, held)]
-            if count % self._steps:
-                self._sums[key] = sums
-                return False
-            for gradient, whole in zip(gradients, sums):
-                paddle.assign(whole / (self._steps if self._averages else 1), gradient)
-        self._is_updating = True
-        return True

@@ -52,8 +52,6 @@ _before: list[Callable[[Any], None]] = []
 _after: list[UpdateCallback] = []
 _first_only: list[UpdateCallback] = []
 _skipped: list[UpdateCallback] = []
-# Whether the stepped object updates now; None: always.
-_is_due: Callable[[Any], bool] | None = None
 _count = 0
 # By optimizer or program: its updates so far, with those that a scaler has skipped.
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -115,12 +113,6 @@ def on_update(callback: UpdateCallback, what: str, *, is_first_only: bool = Fals
 def before_update(callback: Callable[[Any], None], what: str) -> None:
     """Call CALLBACK with the optimizer before every update in dynamic graphs."""
     _before.append(border.watching(what)(callback))
-
-
-def ask_before(is_due: Callable[[Any], bool]) -> None:
-    """Let an optimizer or wrapper update only if IS_DUE returns true for it."""
-    global _is_due
-    _is_due = is_due
 
 
 def on_skipped(callback: UpdateCallback, what: str) -> None:
@@ -255,8 +247,6 @@ def _recorded(method: Callable[..., Any], *, is_optimizer: bool) -> Callable[...
         if _updating is not None or not (is_optimizer or _outermost is None):
             # Part of an update.
             return method(owner, *args, **options)
-        if not (_depth or _is_due is None or _may_update(owner, *args, *options.values())):
-            return None
         if _outermost is None and (is_optimizer or not _is_scaler(owner)):
             _outermost = owner
         if is_optimizer and _is_dynamic():
@@ -278,13 +268,6 @@ def _recorded(method: Callable[..., Any], *, is_optimizer: bool) -> Callable[...
         return result
 
     return update
-
-
-def _may_update(owner: Any, *args: Any) -> bool:
-    """Whether OWNER may update now: an optimizer, a wrapper, or a scaler of the first of ARGS."""
-    if _is_due is None or not _is_dynamic():
-        return True
-    return _is_due(args[0] if args and _is_scaler(owner) else owner)
 
 
 def _end(owner: Any, source: Any, args: tuple[Any, ...], *, is_optimizer: bool) -> None:

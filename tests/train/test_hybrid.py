@@ -217,35 +217,6 @@ def test_gradients_that_a_trainer_averages_itself_are_merged(
     )
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        {"sharding": 2, "stage": 2},
-        *(
-            pytest.param(layout, marks=pytest.mark.long)
-            for layout in ({"sharding": 2}, {"sharding": 2, "stage": 3})
-        ),
-    ],
-)
-def test_verify_adds_up_the_gradients_of_plain_paddle(
-    layout: dict[str, Any], tmp_path: Path
-) -> None:
-    merge = {"merge": 2}
-    train(PYTHON, "hybrid.py", tmp_path / "alone", None, nranks=1, more=_told(merge))
-    (tmp_path / "seen").mkdir()
-    verify = {"path": str(tmp_path / "seen"), "updates": 9, "snapshots": 1, "merge": 2}
-    more = {"ALONE": str(tmp_path / "alone" / "report.0"), "FLEETRUN_VERIFY": json.dumps(verify)}
-    with devices.on("npu"):
-        ranks = train(
-            *(PYTHON, "hybrid.py", tmp_path / "ours", {}),
-            nranks=2,
-            more={**_told({**layout, **merge}), **more},
-        )
-    for report in ranks:
-        assert report["apart"] < 2e-6
-        assert report["updates"] == UPDATES
-
-
 def resolved(asked: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return the strategy that the launcher resolves ASKED to on one host."""
     on_one_host = {"nccl_comm_num": 1, "use_hierarchical_allreduce": False}

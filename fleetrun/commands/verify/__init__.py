@@ -20,6 +20,7 @@ from fleetrun.rundir.variables import STRATEGY
 from fleetrun.strategy import load
 
 _EXEC = "exec"
+_MERGE = "gradient_merge"
 # The same exit code as that of --strategy_strict.
 _UNEQUAL = 5
 
@@ -76,7 +77,11 @@ def make(
             "the config file sets single fields of a strategy, so nothing is plain Paddle: give "
             "them as --set, or as --strategy=FILE."
         )
-    merge = {knob.name.rpartition(".")[2]: knob.value for knob in strategy.knobs}
+    if any(knob.name == _MERGE and knob.value is True for knob in strategy.knobs):
+        raise UsageError(
+            f"plain Paddle has nothing to compare with {_MERGE}: each of its updates is of one "
+            f"step. Verify the other fields with --set {_MERGE}=false."
+        )
     return VerifySpec(
         updates=updates,
         repeats=repeats,
@@ -88,8 +93,6 @@ def make(
         is_exec=is_exec,
         name=", ".join(name if name != load.SET else _sets(launch) for name in strategy.sources),
         fields=tuple(knob.name for knob in strategy.knobs if knob.value is not False),
-        merge=int(str(merge.get("k_steps", 1))) if merge.get("gradient_merge") else 1,
-        averages=merge.get("avg", True) is not False,
         is_by_ssh=bool(request.hosts or request.hostfile),
     )
 

@@ -39,9 +39,6 @@ class VerifySpec(NamedTuple):
     # The strategy's name and fields.
     name: str
     fields: tuple[str, ...]
-    # Steps of the script per update if it requests merging, and whether gradients are averaged.
-    merge: int = 1
-    averages: bool = True
     # The launch itself starts ranks on other hosts, whose snapshots must be found here.
     is_by_ssh: bool = False
 
@@ -52,14 +49,13 @@ class VerifySpec(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """How a run trains: with the strategy, or as plain Paddle that may add up gradients by hand.
+    """How a run trains: with the strategy, or as plain Paddle.
 
     `moves`: the last places of its gradients are changed.
     """
 
     name: str
     has_strategy: bool = False
-    merge: int = 1
     moves: bool = False
 
 
@@ -105,13 +101,7 @@ def run_all(
         log(f"  {kind.name} {number}: {run.fault or speed}")
         return run
 
-    if spec.merge > 1:
-        # What plain Paddle is to do depends on whether it is merged.
-        steps = trials.merged(train(strategy).verdicts)
-        if steps > 1:
-            plain = Kind(f"plain Paddle, gradients of {steps} steps added up by hand", merge=steps)
-    turns = [plain, strategy] * spec.repeats
-    for kind in turns[: -1 if spec.merge > 1 else None]:
+    for kind in [plain, strategy] * spec.repeats:
         # If the strategy fails at once, it is to be seen whether plain Paddle does.
         if any(run.fault for run in done) and any(run.kind == plain for run in done):
             return done
@@ -134,8 +124,6 @@ def run(spec: VerifySpec, kind: Kind, name: str) -> VerifyRun:
         "path": str(snapshots),
         "updates": spec.updates,
         "snapshots": spec.snapshots,
-        "merge": kind.merge,
-        "averages": spec.averages,
         "moves": kind.moves,
     }
     environ = {variables.STOP_AFTER: str(spec.updates), variables.VERIFY: json.dumps(request)}

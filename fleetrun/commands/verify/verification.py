@@ -182,12 +182,6 @@ def _of_strategy(spec: VerifySpec, result: Verification) -> Iterator[str]:
     has_losses = any(key.optimizer < 0 for key in plain.values)
     seen = "weights and losses" if has_losses else "weights"
     yield f"Equal: the {seen} are those of plain Paddle {how}, on {ranks}."
-    if plain.kind.merge > 1:
-        yield (
-            f"Compared by rounds: each update of {spec.name} with plain Paddle that adds up the "
-            f"gradients of {plain.kind.merge} steps by hand. Plain Paddle that steps each time "
-            "computes something else."
-        )
 
 
 def _figures(spec: VerifySpec, result: Verification) -> Iterator[tuple[str, str]]:

@@ -137,6 +137,7 @@ def test_all_launches_of_a_command_and_its_own_end_count(
         (["train.py"], "nothing to verify: give --strategy, or --set."),
         ([], "no script to verify: write `fleetrun verify --strategy=NAME [options] train.py`."),
         (["--log_dir=x", "train.py"], "verify takes no --log_dir: the logs of every run are kept"),
+        (["--strategy=gradient_merge", "train.py"], "has nothing to compare with gradient_merge"),
     ],
 )
 def test_what_cannot_be_verified_is_said_before_anything_runs(
