@@ -36,6 +36,7 @@ from . import (
 from .evidence import NO_EFFECT, Evidence
 from .paddle_api import private_names
 from .spec import StrategySpec, read_spec
+from .static import program_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,7 +109,7 @@ def _report_updates(paddle: ModuleType) -> None:
     elif "FLEETRUN_REPORT_UPDATES" in os.environ:
         heartbeats.install()
     if stops or "FLEETRUN_REPORT_UPDATES" in os.environ:
-        heartbeats.watch_programs(paddle)
+        program_runs.watch(paddle.static.Executor)
 
 
 def _install_recorded(paddle: ModuleType, install: Callable[[], None]) -> None:

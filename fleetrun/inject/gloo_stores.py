@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 # How long Paddle's store waits for a key, and a leader for its group, in seconds.
 _TIMEOUT_S = 300
 _POLL_S = 0.002
-# The range of other ports, tried if the planned one is in use: outside the kernel's default range
-# for outgoing connections.
-_FIRST_PORT, _LAST_PORT = 10240, 29999
 _report: Callable[[str], None] = print
 # The stores of groups that did not connect completely.
 _unfinished: list[Any] = []
@@ -100,25 +97,20 @@ def held_end(report: Callable[[str], None]) -> Iterator[tuple[str, int]]:
     """
     host, _, port_text = os.environ.get("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:0").rpartition(":")
     planned = int(port_text)
-    span = _LAST_PORT - _FIRST_PORT
-    # Ranks that search at the same time begin far apart.
-    spare = (_FIRST_PORT + (os.getpid() * 7919 + step) % span for step in range(span))
-    for port in (*([planned] if planned else []), *spare):
-        # Bound and not listening: Paddle 3's store ends the process if it cannot bind.
-        with socket.socket() as holder:
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                holder.bind(("", port))
-            except OSError:
-                continue
-            if planned and port != planned:
-                report(
-                    f"port {planned}, planned for this rank, is already in use: the ranks of a"
-                    f" group connect to port {port}, which a firewall may block"
-                )
-            yield host, port
-            return
-    raise OSError(f"no port from {_FIRST_PORT} to {_LAST_PORT} is free")
+    # Bound and not listening: Paddle 3's store ends the process if it cannot bind.
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            holder.bind(("", planned))
+        except OSError:
+            holder.bind(("", 0))
+        port = int(holder.getsockname()[1])
+        if planned and port != planned:
+            report(
+                f"port {planned}, planned for this rank, is already in use: the ranks of a group"
+                f" connect to port {port}, which a firewall may block"
+            )
+        yield host, port
 
 
 def _patch(module: ModuleType) -> None:

@@ -7,19 +7,14 @@ import math
 import os
 import sys
 import time
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from . import border, updates
-from .import_hooks import in_place_of
-from .static import program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _WHAT = "the heartbeat"
-# Whether a run of a static program that trains is an update.
-are_programs_watched = False
 
 
 class HeartbeatFile:
@@ -89,30 +84,3 @@ def install(claim: Callable[[], bool] = lambda: True) -> None:
         # A skipped update is a sign of life, too.
         updates.on_skipped(heartbeat.beat, _WHAT)
         atexit.register(border.watching(_WHAT)(heartbeat.flush))
-
-
-def watch_programs(paddle: Any) -> None:
-    """Record the updates of static programs, of the new representation (PIR) or the old one."""
-    global are_programs_watched  # one Paddle
-    are_programs_watched = True
-    known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-
-    def trains(main: Any) -> bool:
-        try:
-            if main not in known:
-                known[main] = program.has_updates(main)
-            return known[main]
-        except Exception as error:
-            known[main] = False
-            print(f"fleetrun: cannot count updates of {type(main)}: {error!r}", file=sys.stderr)
-            return False
-
-    @in_place_of(paddle.static.Executor, "run")
-    def recorded(run: Any, executor: Any, requested: Any = None, *args: Any, **options: Any) -> Any:
-        result = run(executor, requested, *args, **options)
-        if not paddle.in_dynamic_mode():
-            main = requested or options.get("program") or paddle.static.default_main_program()
-            main = getattr(main, "_program", None) or main
-            if trains(main):
-                updates.record(main)
-        return result

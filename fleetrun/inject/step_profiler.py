@@ -6,7 +6,8 @@ import atexit
 import os
 from typing import Any
 
-from . import border, heartbeats, updates
+from . import border, updates
+from .static import program_runs
 
 _VARIABLE = "FLEETRUN_PROFILE"
 _WHAT = "the profile"
@@ -61,7 +62,6 @@ def watch(paddle: Any) -> None:
     profiler = StepProfiler(paddle, int(first), int(last), path)
     updates.on_update(profiler.end_step, _WHAT)
     updates.on_skipped(profiler.end_step, _WHAT)
-    if not heartbeats.are_programs_watched:
-        heartbeats.watch_programs(paddle)
+    program_runs.watch(paddle.static.Executor)
     atexit.register(border.watching(_WHAT)(profiler.stop))
     border.watching(_WHAT)(profiler.begin)()

@@ -32,6 +32,7 @@ EVERYWHERE: list[tuple[dict[str, Any], dict[str, Any]]] = [
 IN_STATIC_GRAPHS = {
     "the count of operators",
     "the count of what is sent to servers",
+    "the count of a program's updates",
     "the wait for other ranks at the end",
 }
 STATIC = """

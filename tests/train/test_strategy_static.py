@@ -207,7 +207,7 @@ def test_merged_programs_learn_what_larger_batches_teach_over_two_communicators(
 @pytest.mark.parametrize(
     ("python", "refusal"),
     in_turns(
-        ("shared", "two programs update the same parameters in turn"),
+        ("shared", "two programs update the same parameters"),
         ("losses", "can minimize one loss of a static program only"),
     ),
     indirect=["python"],

@@ -6,15 +6,15 @@ import atexit
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import border, settings, updates
+from .. import border, settings
 from ..evidence import plural
 from ..import_hooks import in_place_of
 from . import (
     fuse_operators,
     fused_optimizer,
-    gradient_merge,
     meta_optimizers,
     program,
+    program_runs,
     reduction_report,
 )
 from .cpu import channels
@@ -53,15 +53,7 @@ def watch(module: Any, spec: StrategySpec, proof: Evidence) -> None:
         watcher.look(cached.program, built[0])
         return built
 
-    @in_place_of(module.Executor, "run")
-    def counted_run(run: Any, self: Any, program: Any = None, *args: Any, **kwargs: Any) -> Any:
-        result = run(self, program, *args, **kwargs)
-        watcher.ran(program)
-        return result
-
-
-def _bare(main: Any) -> Any:
-    return getattr(main, "_program", None) or main
+    program_runs.watch(module.Executor)
 
 
 def _merged_steps() -> int:
@@ -69,38 +61,29 @@ def _merged_steps() -> int:
     return int((settings.effective("gradient_merge_configs") or {}).get("k_steps", 1))
 
 
-class _RunCount:
-    """The runs of a program with updates, and how many of them make one update."""
-
-    def __init__(self, every: int) -> None:
-        self.every = every
-        self.runs = 0
-
-
 class Watcher:
-    """Observes the running programs and counts their runs."""
+    """Observes the programs that run."""
 
     def __init__(self, spec: StrategySpec, proof: Evidence) -> None:
         self._spec = spec
         self._proof = proof
-        self._seen: weakref.WeakKeyDictionary[Any, _RunCount] = weakref.WeakKeyDictionary()
-        # All counts, even of programs that are gone.
-        self._rounds: list[_RunCount] = []
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         # Whether fleet has made a program that runs.
         self._is_fleets = False
 
     @_watching
     def look(self, main: Any, running: Any) -> None:
         """Count the operators of RUNNING, which the executor made of MAIN."""
-        main = _bare(main)
+        main = program_runs.bare(main)
         if not program.updates(running) or main in self._seen:
             return
         merges = any(
             op.type == "conditional_block" and program.holds_updates(op)
             for op in running.global_block().ops
         )
-        count = self._seen[main] = _RunCount(_merged_steps() if merges else 1)
-        self._rounds.append(count)
+        self._seen.add(main)
+        if merges:
+            program_runs.merge(main, _merged_steps())
         self._proof.graph = "static"
         expectation = _expected.get(main)
         if expectation is None:
@@ -118,29 +101,9 @@ class Watcher:
             self._report(name, holds=bool(evidence), evidence=evidence, reason=reason)
 
     @_watching
-    def ran(self, main: Any) -> None:
-        """Count a run of MAIN; every k-th run updates its parameters."""
-        if main is None:
-            import paddle
-
-            if paddle.in_dynamic_mode():
-                return
-            main = paddle.static.default_main_program()
-        main = _bare(main)
-        count = self._seen.get(main)
-        if count is None:
-            return
-        count.runs += 1
-        is_updated = count.runs % count.every == 0
-        if settings.effective_spec().merge_steps > 1:
-            gradient_merge.ran(main, is_updated=is_updated)
-        if is_updated:
-            updates.record(main)
-
-    @_watching
     def end(self) -> None:
         """Note micro-steps that were merged and never applied."""
-        left = max((count.runs % count.every for count in self._rounds), default=0)
+        left = program_runs.dropped()
         if left:
             steps = f"{plural(left, 'micro-step')} of a partial round"
             self._proof.note(f"{steps} {'was' if left == 1 else 'were'} dropped")

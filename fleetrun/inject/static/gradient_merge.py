@@ -12,10 +12,10 @@ import inspect
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from .. import border
+from .. import settings
 from ..import_hooks import after_import, in_place_of
 from ..paddle_api import programs
-from . import program
+from . import program, program_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,20 +32,18 @@ class _SinceStep:
 
 
 _TWO_PROGRAMS = (
-    "fleetrun: gradient_merge: two programs update the same parameters in turn, each by gradients"
-    " that are merged while the other changes these parameters: use the strategy without"
-    " gradient_merge, or minimize each loss for parameters of its own."
+    "gradient_merge: two programs update the same parameters, each by gradients that are merged"
+    " while the other changes these parameters: use the strategy without gradient_merge, or"
+    " minimize each loss for parameters of its own."
 )
-# The programs whose round is incomplete, each with the id of its scope; those whose parameters
-# another program has changed meanwhile; and the parameters that each updates, once known.
-_merging: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-_changed: weakref.WeakSet[Any] = weakref.WeakSet()
-_updated: weakref.WeakKeyDictionary[Any, frozenset[str]] = weakref.WeakKeyDictionary()
+# The names of the parameters that each merging program updates.
+_merging: weakref.WeakKeyDictionary[Any, frozenset[str]] = weakref.WeakKeyDictionary()
 _since_step: weakref.WeakKeyDictionary[Any, _SinceStep] = weakref.WeakKeyDictionary()
 
 
 def install() -> None:
     """Patch the schedulers and Paddle's gradient merge once they are imported."""
+    program_runs.on_run(_ran)
     after_import("paddle.optimizer.lr", _watch)
     after_import("paddle.incubate.optimizer.gradient_merge", _take_parameters)
 
@@ -63,44 +61,27 @@ def _take_parameters(module: Any) -> None:
     module.GradientMergeOptimizer.backward = backward
 
 
-def ran(main: Any, *, is_updated: bool) -> None:
-    """Record that MAIN, which merges, ran, and whether it updated its parameters.
-
-    Raises Disproved if another program has updated them since its round began.
-    """
-    import paddle
-
-    if main in _changed:
-        raise border.Disproved(_TWO_PROGRAMS)
-    scope = id(paddle.static.global_scope())
-    if is_updated:
-        _merging.pop(main, None)
-        for merging in [program for program, merging_in in _merging.items() if merging_in == scope]:
-            if not _updated_by(main).isdisjoint(_updated_by(merging)):
-                _changed.add(merging)
-    else:
-        _merging[main] = scope
+def _ran(main: Any, is_updated: bool) -> None:  # noqa: FBT001 - a callback
+    """Record that MAIN ran, and whether it updated its parameters."""
     scheduler = getattr(main, "lr_scheduler", None)
-    if scheduler is not None:
+    if scheduler is not None and settings.effective_spec().merge_steps > 1:
         since = _since_step.setdefault(scheduler, _SinceStep())
         since.runs += 1
         since.is_updated = is_updated
 
 
-def _updated_by(main: Any) -> frozenset[str]:
-    """Return the names of the parameters that MAIN updates."""
-    if main not in _updated:
-        _updated[main] = frozenset(
-            name for op in program.updates(main) for name in op.input("Param")
-        )
-    return _updated[main]
-
-
 def settle(main: Any, startup: Any) -> None:
-    """Give MAIN a counter of its own if it merges."""
+    """Give MAIN a counter of its own if it merges.
+
+    Raises RuntimeError if another program that merges updates some of its parameters.
+    """
     block = main.global_block()
     if not block.has_var(_COUNTERS[0]):
         return
+    updated = frozenset(name for op in program.updates(main) for name in op.input("Param"))
+    if any(not updated.isdisjoint(others) for others in _merging.values()):
+        raise RuntimeError(_TWO_PROGRAMS)
+    _merging[main] = updated
     from paddle.utils import unique_name
 
     for name in _COUNTERS:
