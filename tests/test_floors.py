@@ -107,7 +107,6 @@ PURE_MODULES = (
     "fleetrun.strategy.explanation",
     "fleetrun.strategy.resolve",
     "fleetrun.strategy.document",
-    "fleetrun.strategy.reach",
     "fleetrun.strategy.schema",
     "fleetrun.strategy.verdicts",
 )

@@ -36,7 +36,7 @@ from fleetrun.plan import (
 from fleetrun.plan.devices import Share
 from fleetrun.plan.layout import Layout, ModeHosts, Slots
 from fleetrun.rundir import names
-from fleetrun.strategy import document, reach, resolve
+from fleetrun.strategy import document, resolve
 
 _CHECKPOINT = "{checkpoint}"
 # File names end at 255 bytes; time, process id and node need some of them.
@@ -155,7 +155,6 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
             *layout.notes,
             *notes,
             *debug_notes,
-            *_reach(request, strategy),
         ),
         suspects=env.suspects,
         strategy=strategy,
@@ -288,15 +287,6 @@ def _files(
 
     text = document.text(strategy, resolve.topology(layout.ranks), env.of_strategy)
     return {**env.files, f"{run_dir}/{names.STRATEGY}": text}
-
-
-def _reach(request: Request, strategy: Strategy | None) -> tuple[str, ...]:
-    """Return why STRATEGY cannot reach the script, if that is certain."""
-    if strategy is None:
-        return ()
-
-    reason = reach.obstacle(request.script)
-    return () if reason is None else (reason,)
 
 
 def _bound(

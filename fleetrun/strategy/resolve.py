@@ -12,7 +12,6 @@ from fleetrun.text import counted
 
 _HIERARCHICAL = "use_hierarchical_allreduce"
 _GROUP = "hierarchical_allreduce_inter_nranks"
-_COMMUNICATORS = "nccl_comm_num"
 
 
 class HostTopology(NamedTuple):
@@ -48,31 +47,26 @@ def topology(ranks: Sequence[RankSpec]) -> HostTopology:
 
 def resolve(strategy: Strategy, ranks: HostTopology) -> Strategy:
     """Return STRATEGY with `auto` resolved where that depends on RANKS, with reasons."""
-    values = {(knob.section, knob.name): knob.value for knob in strategy.knobs}
-    knobs = [_resolved(knob, ranks, values) for knob in strategy.knobs]
+    names = {(knob.section, knob.name) for knob in strategy.knobs}
+    knobs = [_resolved(knob, ranks) for knob in strategy.knobs]
     on = next(
         (knob for knob in knobs if (knob.section, knob.name) == (STRATEGY, _HIERARCHICAL)), None
     )
-    if on is not None and on.value is True and (STRATEGY, _GROUP) not in values:
+    if on is not None and on.value is True and (STRATEGY, _GROUP) not in names:
         value, reason = _group(ranks)
         knobs.append(Knob(STRATEGY, _GROUP, value, on.source, f"not set: {reason}"))
     return strategy._replace(knobs=tuple(knobs))
 
 
-def _resolved(knob: Knob, ranks: HostTopology, values: dict[tuple[str, str], KnobValue]) -> Knob:
+def _resolved(knob: Knob, ranks: HostTopology) -> Knob:
     if knob.value != AUTO or knob.section not in (STRATEGY, BUILD, EXECUTION):
         return knob
     hosts = counted(ranks.nnodes, "host")
     value: KnobValue
     match knob.name:
         case "nccl_comm_num":
-            value = _communicators(ranks)
+            value = 1 if ranks.nnodes == 1 else 2
             reason = f"{value} on {hosts}"
-        case "num_threads":
-            communicators = values.get((STRATEGY, _COMMUNICATORS), AUTO)
-            number = communicators if isinstance(communicators, int) else _communicators(ranks)
-            value = 1 if ranks.nnodes == 1 else number + 1
-            reason = "1 on 1 host" if value == 1 else f"{_COMMUNICATORS} + 1 on {hosts}"
         case "use_hierarchical_allreduce":
             if ranks.nnodes > 1 and ranks.group > 1:
                 reason = f"auto: measured at the start, because {hosts} have several ranks each"
@@ -87,10 +81,6 @@ def _resolved(knob: Knob, ranks: HostTopology, values: dict[tuple[str, str], Kno
             reason = "auto: a tenth of the gradients, at least 1 MB, known once the model exists"
             return knob._replace(reason=reason)
     return knob._replace(value=value, reason=f"auto: {reason}")
-
-
-def _communicators(ranks: HostTopology) -> int:
-    return 1 if ranks.nnodes == 1 else 2
 
 
 def _group(ranks: HostTopology) -> tuple[int, str]:

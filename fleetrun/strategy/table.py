@@ -353,11 +353,6 @@ nowhere: fuse_broadcast_ops = false; enable_backward_optimizer_op_deps|bwd_opt_d
     cache_runtime_context = false; reduce_strategy = 0, 0..1; debug_graphviz_path = "";
     enable_sequential_execution = false; fix_op_run_order = false
 [execution_strategy]
-num_threads = 1 threads  The number of threads that run operators.
-  also: thread_num
-  auto: 1 on one host, nccl_comm_num + 1 on several
-  only: 2.6.2
-  static 2.6.2: no effect: accepted, and the program does not change
-nowhere: num_iteration_per_drop_scope = 10 steps; num_iteration_per_run = 1 steps;
-    use_thread_barrier = false
+nowhere: num_threads|thread_num = 1 threads; num_iteration_per_drop_scope = 10 steps;
+    num_iteration_per_run = 1 steps; use_thread_barrier = false
 """

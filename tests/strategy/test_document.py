@@ -10,14 +10,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from planning import a_request, a_roster, some_facts
+from planning import a_roster, some_facts
 from planning import planned as gather_and_plan
 
 from fleetrun.cli import request
 from fleetrun.cli.argv import split
 from fleetrun.inject.evidence import Evidence
 from fleetrun.inject.spec import StrategySpec
-from fleetrun.model import Script
 from fleetrun.plan import planner, render
 from fleetrun.plan.devices import Share
 from fleetrun.strategy import document as strategy_document
@@ -118,14 +117,6 @@ def test_the_check_of_the_ranks_needs_no_strategy(words: str, check: int | str) 
     assert planned(asked("--check_ranks=-1")).strategy is None
 
 
-def test_another_attempt_is_told_the_same() -> None:
-    wanted = asked("--strategy=recommended")
-    again = a_roster(HOSTS)._replace(generation=3)
-    facts = some_facts(8, program="train.py")
-    plan = planner.plan(wanted, facts, Share("gpu", again.members[0].groups, "nccl"), again)
-    assert document(plan) == document(planned(wanted))
-
-
 def test_variables_of_a_strategy_stand_below_what_is_exported_and_losers_are_named() -> None:
     wanted = asked(
         *("--set=flags.FLAGS_a=1", "--set=flags.FLAGS_b=1", "--set=nccl.NCCL_DEBUG=INFO"),
@@ -162,13 +153,6 @@ def test_an_option_wins_over_the_same_thing_in_a_strategy() -> None:
     plan = planned(asked(f"--set=flags.{name}=0.9", "--gpu_memory_fraction=0.5"))
     assert plan.processes[0].env[name] == "0.5"
     assert f"{name}=0.5 overrides {name}=0.9 of --set." in plan.notes
-
-
-def test_an_interpreter_that_does_not_listen_is_told_of() -> None:
-    wanted = asked("--strategy=amp")._replace(script=Script("file", "python", ("-I", "a.py")))
-    (note,) = [note for note in planned(wanted).notes if "reach" in note]
-    assert note == ("the strategy cannot reach the script: python -I runs isolated; leave -I out.")
-    assert not any("reach" in note for note in planned(a_request(script=wanted.script)).notes)
 
 
 def test_a_dry_run_shows_what_is_asked_who_asked_and_why() -> None:

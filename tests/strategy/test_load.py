@@ -46,7 +46,7 @@ strategy:
 build_strategy:
   fuse_bn_act_ops: true
 execution_strategy:
-  num_threads: auto
+  num_threads: 3
 flags:
   FLAGS_cudnn_exhaustive_search: 1
 nccl:
@@ -59,7 +59,7 @@ env:
         ("strategy", "gradient_merge_configs.k_steps", 4),
         ("strategy", "gradient_merge_configs.avg", True),
         ("build_strategy", "fuse_bn_act_ops", True),
-        ("execution_strategy", "num_threads", "auto"),
+        ("execution_strategy", "num_threads", 3),
         ("flags", "FLAGS_cudnn_exhaustive_search", "1"),
         ("nccl", "NCCL_IB_DISABLE", "1"),
         ("env", "OMP_NUM_THREADS", "04"),

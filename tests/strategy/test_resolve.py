@@ -23,8 +23,6 @@ def resolved(ranks: tuple[int, ...], *sets: str) -> dict[str, tuple[object, str]
     [
         ((2,), "nccl_comm_num", 1, "auto: 1 on 1 host"),
         ((8, 8), "nccl_comm_num", 2, "auto: 2 on 2 hosts"),
-        ((2,), "num_threads", 1, "auto: 1 on 1 host"),
-        ((8, 8), "num_threads", 3, "auto: nccl_comm_num + 1 on 2 hosts"),
         ((8,), "use_hierarchical_allreduce", False, "auto: off with 1 host"),
         (
             (8, 8),
@@ -63,11 +61,6 @@ def test_levels_without_a_size_have_that_of_a_host() -> None:
         (4, 4), "use_hierarchical_allreduce=1", "hierarchical_allreduce_inter_nranks=2"
     )
     assert knobs["hierarchical_allreduce_inter_nranks"] == (2, "")
-
-
-def test_threads_follow_the_communicators_that_were_asked_for() -> None:
-    knobs = resolved((2, 2), "nccl_comm_num=4", "num_threads=auto")
-    assert knobs["num_threads"][0] == 5
 
 
 def test_the_word_in_a_variable_stays() -> None:
