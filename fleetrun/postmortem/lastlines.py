@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from fleetrun.postmortem.places import Frame
+from fleetrun.postmortem.stack_groups import Frame
 from fleetrun.rundir import reading
 
 _TAIL_BYTES = 64 * 1024

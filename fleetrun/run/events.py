@@ -225,7 +225,7 @@ class StacksRequested(NamedTuple):
 class RunWarning(NamedTuple):
     """An observation without consequences: `what` is its kind, `labels` the processes concerned.
 
-    `what` is one of stopped, continued, straggler, ended early, stacks, went on, ended, task lost,
+    `what` is one of stopped, continued, ended early, stacks, went on, ended, task lost,
     checkpoint, desync.
     """
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
 
-from fleetrun.postmortem import places
+from fleetrun.postmortem import stack_groups
 from fleetrun.postmortem.flight import UNKNOWN, RankState
 from fleetrun.run.events import Hung
 from fleetrun.run.loop import Waiting
@@ -27,48 +27,37 @@ _LOOKS = 3
 _SLACK_S = 2.0
 # How long py-spy and faulthandler together take to fail to fetch a stack.
 _STACKS_S = 20.0
-# Limits on the stacks of a host, which must fit into one message. No path of Paddle is longer below
-# the folder of packages, by which its code is told from the script's.
-_MOST_FRAMES, _MOST_LETTERS, _LONGEST_FUNCTION, _LONGEST_FILE = 40, 150_000, 80, 120
+# The most frames of a rank and of a host, and the most characters in one. No path of Paddle is
+# longer below the folder of packages, by which its code is told from the script's.
+_MOST_FRAMES, _MOST_OF_HOST, _LONGEST_FUNCTION, _LONGEST_FILE = 40, 750, 80, 120
 _MOST_UNREACHED = 256
 
 
-class Silence:
-    """How long each host has been silent, by its last report, which counts for FRESH_S seconds."""
+def silent_s(
+    reported: Mapping[int, tuple[float | None, float]],
+    nodes: Sequence[int],
+    at: float,
+    fresh_s: float,
+) -> float:
+    """Return for how long nothing has happened on any of NODES; 0: something has, or may have.
 
-    def __init__(self, fresh_s: float) -> None:
-        self._fresh_s = fresh_s
-        # Seconds of silence at a moment, by node rank; None: it has no ranks that run.
-        self._reported: dict[int, tuple[float | None, float]] = {}
+    REPORTED has the seconds of each host's last report, and when it came, which counts for FRESH_S
+    seconds; None: no rank runs there.
 
-    def report(self, node_rank: int, silent_s: float | None, at: float) -> None:
-        """Record that a host has been silent for SILENT_S seconds; 0: it shows life."""
-        self._reported[node_rank] = (silent_s, at)
-
-    def forget(self) -> None:
-        """Forget all reports: the ranks are new, or have gone on."""
-        self._reported.clear()
-
-    def of_all(self, nodes: Sequence[int], at: float) -> float:
-        """Return for how long nothing has happened on any of NODES; 0: something has, or may have.
-
-        >>> silence = Silence(10.0)
-        >>> silence.report(0, 30.0, at=100.0)
-        >>> silence.of_all([0, 1], at=101.0)
-        0.0
-        >>> silence.report(1, None, at=100.5)
-        >>> silence.of_all([0, 1], at=101.0)
-        31.0
-        """
-        silences: list[float] = []
-        for node_rank in nodes:
-            silent_s, reported_at = self._reported.get(node_rank, (0.0, at))
-            if silent_s is None:
-                continue
-            if not silent_s or at - reported_at > self._fresh_s:
-                return 0.0
-            silences.append(silent_s + at - reported_at)
-        return min(silences, default=0.0)
+    >>> silent_s({0: (30.0, 100.0)}, [0, 1], 101.0, 10.0)
+    0.0
+    >>> silent_s({0: (30.0, 100.0), 1: (None, 100.5)}, [0, 1], 101.0, 10.0)
+    31.0
+    """
+    silences: list[float] = []
+    for node_rank in nodes:
+        seconds, reported_at = reported.get(node_rank, (0.0, at))
+        if seconds is None:
+            continue
+        if not seconds or at - reported_at > fresh_s:
+            return 0.0
+        silences.append(seconds + at - reported_at)
+    return min(silences, default=0.0)
 
 
 class HangJudge:
@@ -78,14 +67,15 @@ class HangJudge:
         self,
         job: ObservedJob,
         session: Session | None,
-        *,
         period_s: float,
         records: FlightRecords | None = None,
     ) -> None:
         self._job = job
         self._records = records
         self._session = session
-        self._silence = Silence(_LOOKS * period_s + _SLACK_S)
+        self._fresh_s = _LOOKS * period_s + _SLACK_S
+        # By node rank.
+        self._reported: dict[int, tuple[float | None, float]] = {}
         # The hosts whose stacks are awaited (None: no host was asked), and those that came.
         self._awaited: set[int] | None = None
         self._stacks: dict[int, Stacks] = {}
@@ -110,20 +100,20 @@ class HangJudge:
 
     def restart(self) -> None:
         """Start over: the ranks are new, or are ending."""
-        self._silence.forget()
+        self._reported.clear()
         self._awaited = None
         self._waiting.timer("stacks", None, self._conclude)
         self._has_reported_silence = False
 
     # From the watch of this host ------------------------------------------------------------------
 
-    def report(self, silent_s: float | None) -> None:
+    def report(self, seconds: float | None) -> None:
         """Report how long the ranks here have been silent; 0: they show life; None: none runs."""
-        if silent_s == 0.0 and not self._has_reported_silence:
+        if seconds == 0.0 and not self._has_reported_silence:
             return
-        self._has_reported_silence = silent_s != 0.0
+        self._has_reported_silence = seconds != 0.0
         generation = self._job.plan.generation
-        message = SilentHost(generation, silent_s or 0.0, has_ranks=silent_s is not None)
+        message = SilentHost(generation, seconds or 0.0, has_ranks=seconds is not None)
         if self._session is None:
             self._receive(self._job.plan.node_rank, message)
         else:
@@ -146,8 +136,8 @@ class HangJudge:
         """
         plan = self._job.plan
         places = [plan.ranks.index(spec.rank) if spec.rank else -1 for spec in plan.processes]
-        longest = _LONGEST_FUNCTION + _LONGEST_FILE
-        room = _MOST_LETTERS // max(1, len(stacks)) // longest
+        # All must fit into one message.
+        most = min(_MOST_FRAMES, max(2, _MOST_OF_HOST // max(1, len(stacks))))
         message = Stacks(
             plan.generation,
             tuple(
@@ -155,7 +145,7 @@ class HangJudge:
                     places[process],
                     tuple(
                         (function[:_LONGEST_FUNCTION], file[-_LONGEST_FILE:], line)
-                        for function, file, line in frames[: max(2, min(room, _MOST_FRAMES))]
+                        for function, file, line in frames[:most]
                     ),
                 )
                 for process, frames in stacks.items()
@@ -185,14 +175,13 @@ class HangJudge:
         if message.generation != plan.generation:
             return
         now = time.monotonic()
-        silent_s = message.seconds if message.has_ranks else None
-        self._silence.report(node_rank, silent_s, now)
+        self._reported[node_rank] = message.seconds if message.has_ranks else None, now
         nodes = (plan.node_rank, *(() if session is None else session.connected()))
         is_cut_off = session is not None and len(nodes) < len(plan.nodes)
         if self._awaited is not None or is_cut_off:
             # A host that is cut off for a moment may be alive.
             return
-        self._silent_s = self._silence.of_all(nodes, now)
+        self._silent_s = silent_s(self._reported, nodes, now, self._fresh_s)
         if self._silent_s:
             self._awaited, self._stacks = set(nodes), {}
             self._waiting.timer("stacks", now + _STACKS_S, self._conclude)
@@ -213,19 +202,19 @@ class HangJudge:
         """Declare the hang, unless a rank has gone on while the stacks were fetched."""
         self._waiting.timer("stacks", None, self._conclude)
         self._awaited = None
-        self._silence.forget()
+        self._reported.clear()
         if any(answer.went_on >= 0 for answer in self._stacks.values()):
             return
         plan = self._job.plan
         ranks = plan.ranks
-        stacks: dict[int, places.Stack] = {}
+        stacks: dict[int, stack_groups.Stack] = {}
         unreached: list[str] = []
         ended: dict[int, float] = {}
         for node_rank, answer in sorted(self._stacks.items()):
             own_processes = {n for n, spec in enumerate(ranks) if spec.node_rank == node_rank}
             stacks |= {
                 stack.process: tuple(
-                    places.Frame(visible(function), visible(file), line)
+                    stack_groups.Frame(visible(function), visible(file), line)
                     for function, file, line in stack.frames
                 )
                 for stack in answer.stacks
@@ -246,7 +235,7 @@ class HangJudge:
             (tuple(f"rank {rank}" for rank in culprit.ranks), culprit.text) for culprit in culprits
         )
         may_wait = () if self._records is None else self._records.may_wait(states)
-        finding = places.compare(
+        finding = stack_groups.compare(
             stacks,
             {
                 process
@@ -284,7 +273,7 @@ class HangJudge:
         )
 
     def _states(
-        self, stacks: Mapping[int, places.Stack], ended: Container[int]
+        self, stacks: Mapping[int, stack_groups.Stack], ended: Container[int]
     ) -> dict[int, RankState]:
         """Return where each trainer stands; those of ENDED do no more."""
         return {
@@ -292,7 +281,7 @@ class HangJudge:
                 place=_users(stacks.get(process, ())),
                 has_ended=process in ended,
                 is_outside_paddle=bool(stacks.get(process))
-                and not places.is_in_paddle(stacks[process]),
+                and not stack_groups.is_in_paddle(stacks[process]),
             )
             for process, spec in enumerate(self._job.plan.ranks)
             if spec.is_trainer
@@ -333,7 +322,7 @@ def _departure(labels: Sequence[str], seconds: float) -> str:
     return f"{who} have ended: they exited with 0, the last at {at}; the others may wait for them"
 
 
-def _users(stack: places.Stack) -> str:
+def _users(stack: stack_groups.Stack) -> str:
     """Name the innermost line of the script in STACK: `data.py:88 (next)`."""
     frame = next((frame for frame in stack if frame.is_users), None)
     return (

@@ -8,12 +8,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from fleetrun.model import LaunchPlan
-from fleetrun.plan.environment import STACK_SIGNAL
-from fleetrun.run import proc
 from fleetrun.run.events import (
     STRATEGY_REJECTED,
     Declared,
@@ -43,9 +41,6 @@ _SLOWER = 1.2
 _SLOWEST_S = 2.0
 # How long to wait for the others after the first rank with evidence.
 _TIMEOUT_S = 60.0
-# How long a rank may run Paddle without our code: a tool may do so before the rank trains.
-_DEAF_S = 20.0
-_DEAF = "its Python ignores PYTHONPATH (-I, -E, -S), so Paddle was imported without the strategy"
 # A record of evidence has a few thousand bytes; one from another host may have more.
 _LONGEST = 1 << 20
 
@@ -70,9 +65,6 @@ class _Trainer:
         self.seen: tuple[int, ...] = ()
         self.record: Mapping[str, object] | None = None
         self.has_ended = False
-        # Its process on this host while it runs, and since when no Python of it has our code.
-        self.pid: int | None = None
-        self.deaf_since: float | None = None
         self._path = path
         self._restart = restart
 
@@ -95,17 +87,6 @@ class _Trainer:
         self.record = rankfile.last(self._path, rankfile.STRATEGY, self._restart)
         self.take(self.record)
         return True
-
-    def is_deaf(self, pids: Sequence[int], now: float) -> bool:
-        """Whether Paddle has been loaded in its processes PIDS for a while, and our code in none.
-
-        The ranks that apply the strategy would wait for it forever.
-        """
-        if any(map(_hears, pids)) or not any(map(proc.has_paddle, pids)):
-            self.deaf_since = None
-            return False
-        self.deaf_since = self.deaf_since or now
-        return now - self.deaf_since >= _DEAF_S
 
     def take(self, record: Mapping[str, object] | None) -> None:
         """Take the evidence in RECORD; if it cannot be read, the older evidence stays."""
@@ -181,15 +162,11 @@ class Proof(Source):
     def on_event(self, happening: Happening) -> None:
         """Track the ranks, and judge when no more evidence can come."""
         match happening:
-            case Started(process=process, pid=pid):
+            case Started():
                 self._is_ending = False
-                trainer = self._trainer(process)
-                if trainer is not None:
-                    trainer.pid = pid
             case Exited(process=process, status=status) if self._trainer(process) is not None:
                 place = self._places[process]
                 self._trainers[place].has_ended = True
-                self._trainers[place].pid = None
                 # Send even without new evidence: the evaluating host must know of the end.
                 self._trainers[place].look()
                 self._send(place)
@@ -236,22 +213,6 @@ class Proof(Source):
         for place, trainer in self._trainers.items():
             if trainer.look():
                 self._send(place)
-        self._find_deaf(time.monotonic())
-
-    def _find_deaf(self, now: float) -> None:
-        """Record in place of ranks whose Python has not loaded our code that they have not."""
-        silent = {
-            trainer.pid: place
-            for place, trainer in self._trainers.items()
-            if trainer.pid and not trainer.evidence and not _hears(trainer.pid)
-        }
-        families = proc.families(proc.all_processes(), silent) if silent else {}
-        for pid, family in families.items():
-            trainer = self._trainers[silent[pid]]
-            if trainer.is_deaf([member.pid for member in family], now):
-                trainer.record = {"schema": rankfile.SCHEMA, "unapplied": [_DEAF]}
-                trainer.take(trainer.record)
-                self._send(silent[pid])
 
     def _send(self, place: int) -> None:
         """Send a rank's last evidence to the host that judges, if that is another one."""
@@ -377,11 +338,6 @@ class Proof(Source):
             except OSError:
                 self._width = 0
         return self._width
-
-
-def _hears(pid: int) -> bool:
-    """Whether PID is a Python that has loaded our `sitecustomize`."""
-    return proc.catches(pid, STACK_SIGNAL)
 
 
 def _silence_of(trainer: _Trainer) -> str:

@@ -59,7 +59,7 @@ class Job:
         self.ended: dict[int, float] = {}
         self.hosts: list[HangJudge] = []
         for node, wire in enumerate(self.wires):
-            host = HangJudge(plans.job(plan(folder, node)), wire, period_s=5.0)  # type: ignore[arg-type]
+            host = HangJudge(plans.job(plan(folder, node)), wire, 5.0)  # type: ignore[arg-type]
             host.open(
                 self.timers, collect=partial(self.collect, node), declare=self.declared.append
             )
@@ -205,7 +205,7 @@ def test_ranks_that_are_ending_are_not_judged(tmp_path: Path) -> None:
 
 def test_a_host_without_a_session_judges_its_own_ranks_alone(tmp_path: Path) -> None:
     declared: list[Hung] = []
-    judge = HangJudge(plans.job(plan(tmp_path, 1)), None, period_s=5.0)
+    judge = HangJudge(plans.job(plan(tmp_path, 1)), None, 5.0)
 
     def collect(_seconds: float) -> None:
         judge.collected({0: WAITING, 1: LOADING}, went_on=None, sign="life", unreached=())

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
 import shlex
-import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -17,14 +15,12 @@ from commandline import Command, Driven
 from waiting import LONG_S
 
 from fleetrun.model import ExitStatus, ProcessSpec
-from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.run import events
 from fleetrun.run.events import (
     Exited,
     Finished,
     Gathered,
     Outcome,
-    SignalAll,
     Started,
     StrategyRejected,
     StrategyReport,
@@ -192,15 +188,6 @@ Strategy comm_fusion (mode defaults; Paddle 3.3.1, dygraph on cpu)
     assert [type(report) for report in here.declared] == [StrategyReport]
 
 
-def test_what_differs_between_ranks_has_a_line_of_its_own(tmp_path: Path) -> None:
-    left = [evidence(IDLE if rank > 1 else GOOD, notes=["a note"]) for rank in range(4)]
-    table = Room(tmp_path, ranks=4).table(*left)
-    assert "fuse_bn_act_ops         true                true" in table
-    rest = "fuse_bn_act_ops has no effect: dygraph has no such ops.\n"
-    assert f"  Ranks 2-3 differ from ranks 0-1: {rest}" in table
-    assert table.endswith("\n  a note")
-
-
 def test_what_nobody_speaks_of_is_no_word_and_disagreements_are_told(tmp_path: Path) -> None:
     differ = [{"name": "fuse_grad_size_in_MB", "script": 32, "strategy": 16, "used": 32}]
     left = evidence([knob("fuse_grad_size_in_MB", "script", 32)], disagreements=differ)
@@ -243,26 +230,6 @@ def test_a_rank_that_never_updated_is_named(
     assert f"Rank 0 {told}, so nothing could be counted." in here.remarks[0]
 
 
-def test_a_rank_that_fails_after_it_has_imported_paddle_gets_no_table(tmp_path: Path) -> None:
-    here = Room(tmp_path, ranks=1)
-    here.leave(0, evidence([], complete=False))
-    here.exit(0, code=1)
-    here.finish(Exited(0, "rank 0", ExitStatus(code=1), 1.0))
-    assert (here.remarks, here.declared) == ([], [])
-
-
-def test_the_others_are_not_waited_for_for_ever(tmp_path: Path) -> None:
-    here = Room(tmp_path, timeout_s=0.05)
-    here.leave(0, evidence(GOOD))
-    here.until(lambda: here.remarks)
-    assert "Rank 1 has left no evidence yet." in here.remarks[0]
-    here.leave(1, evidence(GOOD))
-    here.until(lambda: len(here.remarks) == 2)
-    assert "Rank 1" not in here.remarks[1]
-    here.finish()
-    assert len(here.remarks) == 2
-
-
 def test_parameters_that_differ_are_told_even_if_that_comes_later(tmp_path: Path) -> None:
     here = Room(tmp_path, ranks=1)
     here.leave(0, evidence(GOOD, ranks_equal=True))
@@ -272,28 +239,6 @@ def test_parameters_that_differ_are_told_even_if_that_comes_later(tmp_path: Path
     here.finish(Exited(0, "rank 0", ExitStatus(code=1), 1.0))
     assert len(here.remarks) == 2
     assert "THE PARAMETERS OF THE RANKS DIFFER." in here.remarks[1]
-
-
-def test_a_note_that_comes_after_the_table_is_told_by_itself(tmp_path: Path) -> None:
-    here = Room(tmp_path)
-    for rank in range(2):
-        here.leave(rank, evidence(GOOD, notes=["early"]))
-    here.until(lambda: here.remarks)
-    for rank in range(2):
-        here.leave(rank, evidence(GOOD, notes=["early", "2 micro-steps were dropped"], updates=9))
-        here.exit(rank)
-    here.finish()
-    assert here.remarks[0].endswith("\n  early")
-    assert here.remarks[1:] == ["Strategy: 2 micro-steps were dropped"]
-
-
-def test_ranks_that_fail_before_any_evidence_get_no_table(tmp_path: Path) -> None:
-    here = Room(tmp_path)
-    here.exit(0, code=1)
-    here.proof.on_event(SignalAll(15))
-    here.exit(1, code=1)
-    here.finish(Exited(0, "rank 0", ExitStatus(code=1), 1.0))
-    assert (here.remarks, here.declared) == ([], [])
 
 
 def test_another_attempt_is_judged_by_its_own_evidence(tmp_path: Path) -> None:
@@ -309,30 +254,6 @@ def test_another_attempt_is_judged_by_its_own_evidence(tmp_path: Path) -> None:
     here.exit(0)
     assert here.refuted is not None
     assert "left no evidence" in here.refuted.faults[0]
-
-
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        "",
-        "{",
-        "[]",
-        "null",
-        '"x"',
-        "\udcff".encode(errors="surrogateescape").decode("latin1"),
-        "[" * 100_000,
-        '{"kind": "strategy", "restart": 0, "schema": 2}',
-        json.dumps(evidence(GOOD, restart=1)),
-    ],
-)
-def test_what_is_no_evidence_says_nothing_until_there_is_some(tmp_path: Path, garbage: str) -> None:
-    here = Room(tmp_path, ranks=1)
-    here.leave(0, garbage)
-    here.until(lambda: here.proof._trainers[0].seen)
-    assert here.remarks == []
-    here.leave(0, evidence(GOOD))
-    here.until(lambda: here.remarks)
-    here.finish()
 
 
 def test_the_last_column_is_wrapped_where_the_terminal_ends(tmp_path: Path) -> None:
@@ -397,15 +318,6 @@ def test_ranks_with_other_values_are_told_with_both(tmp_path: Path) -> None:
         "  THE PARAMETERS OF THE RANKS DIFFER.",
         "  after update 1 so it is",
     ]
-
-
-def test_what_a_row_explains_is_not_told_again(tmp_path: Path) -> None:
-    reasons = {"fuse_grad_size_in_MB": "auto: known once the model exists", "a": "auto: on 1 host"}
-    asked = {"strategy": {"fuse_grad_size_in_MB": "auto"}, "reasons": reasons}
-    knobs = [knob("fuse_grad_size_in_MB", "effective", 16, reason="auto: a tenth of 160 MB")]
-    table = Room(tmp_path, ranks=1, asked=asked).table(evidence(knobs))
-    assert "known once the model exists" not in table
-    assert "  a: auto: on 1 host" in table
 
 
 @pytest.mark.parametrize(("knobs", "shown"), [(GOOD, 0), (IDLE, 1)])
@@ -485,14 +397,6 @@ def test_a_strict_job_cannot_do_without_its_proof(tmp_path: Path, *, is_strict: 
     assert here.proof.exit_code == events.STRATEGY_REJECTED
 
 
-def test_without_strict_nothing_is_refuted(tmp_path: Path) -> None:
-    here = Room(tmp_path, ranks=1)
-    here.leave(0, evidence(IDLE))
-    here.exit(0)
-    here.finish()
-    assert here.refuted is None
-
-
 def test_a_launch_that_only_compares_ranks_says_only_that(tmp_path: Path) -> None:
     here = Room(tmp_path, ranks=1, asked={"strategy": {}, "strict": True})
     here.leave(0, evidence([], ranks_equal=True, compared_after=4))
@@ -545,13 +449,6 @@ def test_a_host_that_does_not_judge_tells_the_one_that_does(tmp_path: Path) -> N
     assert told["knobs"] == IDLE
     assert here.remarks == []
     assert here.refuted is None
-
-
-def test_what_is_too_long_for_a_message_is_not_sent(tmp_path: Path) -> None:
-    here, _, sent = hosts(tmp_path, serves=False)
-    here.leave(0, evidence(GOOD, notes=[random.Random(0).randbytes(60_000).hex()]))
-    here.exit(0)
-    assert [message.packed for message in sent] == [""]
 
 
 @pytest.mark.parametrize(
@@ -643,28 +540,6 @@ input()
 """
 
 
-@pytest.mark.parametrize("how", ["deaf", "hears"])
-def test_a_rank_that_has_paddle_without_our_code_is_found(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fleetrun.watch.proof._DEAF_S", 0.1)
-    (tmp_path / "libpaddle.so").write_text("x")
-    words = [sys.executable, "-c", LOADED, f"{tmp_path}/libpaddle.so", how, str(STACK_SIGNAL)]
-    here = Room(tmp_path)
-    here.leave(0, IMPORTED)
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"loaded\n"
-        here.proof.on_event(Started(1, "rank 1", child.pid, 1.0))
-        # Longer than the detection of a rank that does not answer takes.
-        until = time.monotonic() + (LONG_S if how == "deaf" else 1.0)
-        here.until(lambda: here.refuted or time.monotonic() > until)
-        child.communicate(b"\n")
-    assert bool(here.refuted) is (how == "deaf")
-    assert here.refuted is None or here.refuted.faults[0].startswith("rank 1: its Python ignores")
-    here.finish()
-
-
 def test_ranks_none_of_which_can_apply_the_strategy_train_as_paddle_does(tmp_path: Path) -> None:
     ended = Driven(tmp_path, *[rank(UNABLE)] * 2, strategy=ASKED).run()
     assert ended.code == 0
@@ -696,8 +571,3 @@ def test_the_command_line_proves_and_enforces(tmp_path: Path, option: str, code:
     assert "fuse_grad_size_in_MB  16     -          NO EFFECT  so it is" in ended.stderr
     fault = "    Ranks 0-1: fuse_grad_size_in_MB has no effect: so it is.\n"
     assert (fault in ended.stderr) == (code == 5)
-
-
-def test_a_launch_without_a_strategy_asks_for_no_evidence(tmp_path: Path) -> None:
-    ended = Command(tmp_path, "exit 0").run()
-    assert (ended.code, ended.stderr) == (0, "")

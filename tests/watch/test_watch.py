@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,15 +20,13 @@ from waiting import LONG_S
 from fleetrun.host import nvml
 from fleetrun.inject.flight_recorder import OPERATIONS, FlightRecorder
 from fleetrun.model import ExitStatus, Rules
-from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.run import isolation, proc
 from fleetrun.run.events import Exited, Hung, RunWarning, SignalAll, Started
 from fleetrun.run.loop import Loop
-from fleetrun.watch.hang import Comparison
 from fleetrun.watch.watch import Watch, _Rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
     from types import FrameType
 
@@ -92,13 +89,6 @@ class Room:
             child.wait()
 
 
-def seconds(text: str) -> int:
-    """Return the seconds in the message; a look may come late on a busy machine."""
-    match = re.search(r" for (\d+) s ", text)
-    assert match is not None
-    return int(match[1])
-
-
 @pytest.fixture
 def room(tmp_path: Path) -> Iterator[Callable[..., Room]]:
     made = []
@@ -110,33 +100,6 @@ def room(tmp_path: Path) -> Iterator[Callable[..., Room]]:
     yield make
     for meter in made:
         meter.close()
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize(
-    ("codes", "words"),
-    [
-        (
-            (BUSY, IDLE),
-            "Rank 1 has used no processor for 1 s while rank 0 is busy: waiting for it, data",
-        ),
-        ((IDLE, BUSY, IDLE), "Rank 1 has been busy for 1 s while ranks 0, 2 are idle and"),
-    ],
-    ids=["idle", "busy"],
-)
-def test_s63_the_rank_that_does_the_opposite_is_named_and_left_alone(
-    room: Callable[..., Room], monkeypatch: pytest.MonkeyPatch, codes: Sequence[str], words: str
-) -> None:
-    # On a busy machine no process gets much of a processor.
-    monkeypatch.setattr(Comparison, "busy_share", 0.02)
-    monkeypatch.setattr(Comparison, "idle_share", 0.01)
-    here = room(*codes, pace_s=0.5, window_s=1.0)
-    here.until(lambda: here.declared, 30.0)
-    (noticed,) = here.declared
-    assert isinstance(noticed, RunWarning)
-    assert (noticed.what, noticed.labels) == ("straggler", ("rank 1",))
-    assert here.remarks[0].startswith(re.sub(" 1 s", f" {seconds(here.remarks[0])} s", words))
-    assert all(child.poll() is None for child in here.children)
 
 
 @pytest.mark.extended
@@ -155,43 +118,6 @@ def test_a_rank_that_has_ended_for_long_while_others_run_is_told_once(
         r"do they wait for it\?",
         here.remarks[0],
     )
-
-
-def test_stacks_that_cannot_be_written_are_said_once(
-    room: Callable[..., Room], tmp_path: Path
-) -> None:
-    watched = room(IDLE, hang_timeout_s=60.0)
-    shutil.rmtree(tmp_path)
-    for _ in range(2):
-        watched.watch._sample_stacks()
-    (remark,) = watched.remarks
-    assert remark.startswith("Stacks cannot be sampled (No such file or directory)")
-
-
-def test_a_rank_whose_interpreter_ends_was_watched_from_inside(room: Callable[..., Room]) -> None:
-    here = room(IDLE, IDLE, hang_timeout_s=60.0)
-    here.watch._ranks[0].is_seen_inside = True
-    here.watch._say_unseen([0])
-    assert here.remarks == []
-    here.watch._say_unseen([0, 1])
-    assert here.remarks[0].startswith("Rank 1 cannot be watched from inside ")
-
-
-def test_a_rank_that_ends_when_it_is_first_looked_at_was_perhaps_watched_from_inside(
-    room: Callable[..., Room],
-) -> None:
-    here = room(f"import signal\nsignal.signal({STACK_SIGNAL}, print)\n{IDLE}", IDLE)
-    first, second = here.watch._ranks.values()
-    here.until(lambda: proc.catches(first.pid, STACK_SIGNAL))
-    here.watch._look_inside(first.started_at)
-    assert (first.is_seen_inside, second.is_seen_inside) == (True, False)
-    # What has been seen once needs no other look.
-    here.children[0].kill()
-    here.watch._look_inside(first.started_at + LONG_S)
-    assert here.remarks == []
-    here.watch._look_inside(first.started_at + LONG_S)
-    assert len(here.remarks) == 1
-    assert here.remarks[0].startswith("Rank 1 cannot be watched from inside ")
 
 
 def test_s33_a_stopped_rank_is_told_once_and_once_that_it_goes_on(
@@ -246,28 +172,30 @@ def test_a_rank_that_calls_a_collective_once_it_was_asked_for_its_stack_goes_on(
     recorder, group = FlightRecorder(ring), SimpleNamespace(name=lambda: "GLOO")
     recorder.add(group, (0, 1))
     watch = room(IDLE).watch
-    watch._ranks[0].ring = ring
-    before = watch._sample()
-    assert watch._gone_on(before) is None
+    watch._ranks[0]._ring = ring
+    watch._silent = watch._sample(), "life"
+    assert watch._gone_on() is None
     recorder.begin(group, OPERATIONS["all_reduce"], ())
-    assert watch._gone_on(before) == 0
+    assert watch._gone_on() == 0
 
 
 def test_what_a_rank_writes_to_either_stream_is_life(tmp_path: Path) -> None:
     logs = [tmp_path / "workerlog.0", tmp_path / "workererr.0"]
-    rank = _Rank(1, [str(log) for log in logs], "", 0)
-    seen = [rank.output()]
+    plan = a_plan(tmp_path, 1)
+    spec = plan.processes[0]._replace(error_log="workererr.0")
+    rank = _Rank(plan._replace(processes=(spec,)), Started(0, "rank 0", 1, 0.0), 0)
+    seen = [rank.signs("S").output]
     for log in logs:
         log.write_text("")
-    seen.append(rank.output())
+    seen.append(rank.signs("S").output)
     for log in logs:
         log.write_text("line\n")
-        seen.append(rank.output())
+        seen.append(rank.signs("S").output)
     # A rank that only waits for a connection, or for other ranks, is not alive.
     waits = "line\nretry to connect\n"
     for line in ("", "W1126 cc:1] Find timeout start but not finish task:group_key:\n\n"):
         logs[1].write_text(waits + line)
-        seen.append(rank.output())
+        seen.append(rank.signs("S").output)
     assert seen == [-2, 0, 5, 10, 10, 10]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetrun.postmortem.places import Frame, StackGroup, compare, is_in_paddle, main_thread
+from fleetrun.postmortem.stack_groups import Frame, StackGroup, compare, is_in_paddle, main_thread
 
 SPY = """\
 # 2025-11-21 05:10:55 rank 1: nothing has happened for 30 s
