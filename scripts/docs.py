@@ -23,7 +23,6 @@ sys.path.insert(0, str(ROOT))
 from fleetrun.cli import help as help_page
 from fleetrun.cli.option import GROUPS, Option
 from fleetrun.cli.options import KNOWN, OPTIONS
-from fleetrun.commands.report import words as report_words
 from fleetrun.plan import environment
 from fleetrun.strategy import explanation, fields, load
 
@@ -201,7 +200,7 @@ def help_texts() -> list[str]:
     for name, group in GROUPS.items():
         texts.append(group)
         texts += [str(option.help) for option in OPTIONS if option.group == name]
-    return list(dict.fromkeys((*texts, *report_words.TEXTS)))
+    return list(dict.fromkeys(texts))
 
 
 def read(path: Path) -> dict[str, str]:

@@ -74,8 +74,8 @@ OUTSIDE = {
     "pynvml": ("fleetrun.host.nvml",),
     "rich": ("fleetrun.sinks", "fleetrun.commands"),
     "prometheus_client": ("fleetrun.sinks.metrics",),
-    "starlette": ("fleetrun.commands.ui",),
-    "uvicorn": ("fleetrun.commands.ui",),
+    "starlette": ("fleetrun.commands.pages",),
+    "uvicorn": ("fleetrun.commands.pages",),
     "paddle": (ISLAND, "fleetrun.commands"),
     "numpy": (ISLAND,),
 }

@@ -25,14 +25,14 @@ COMMANDS = {
     "exec": "exec",
     "logs": "logs",
     "ps": "job_commands",
-    "report": "report",
+    "report": "pages",
     "stop": "job_commands",
     "stacks": "job_commands",
     "strategy": "strategy",
     "submit": "submit",
     "top": "top",
     "tune": "tune",
-    "ui": "ui",
+    "ui": "pages",
     "verify": "verify",
 }
 # The metavar of a command that takes a launch after its own options.

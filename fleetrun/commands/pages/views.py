@@ -1,4 +1,4 @@
-"""The data of the page of `fleetrun ui` as JSON: runs, ranks over time, logs, stacks."""
+"""The answers of `fleetrun ui` as JSON: runs, what a run has recorded, its logs and stacks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hashlib import sha256
 
 from fleetrun.commands.job_commands import newest
 from fleetrun.commands.logs import choose, collectives, show
-from fleetrun.commands.report import charts, history, page
+from fleetrun.commands.pages import rundata, series
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import jobs
 from fleetrun.rundir import metricsfile, names, reading, runs
@@ -33,8 +33,8 @@ class Views:
         # By the keys in addresses, so that no path from a request is ever opened.
         self._paths: dict[str, str] = {}
         self._reader = runs.RunReader()
-        # By key: the version that was last read, and its story.
-        self._watched: dict[str, tuple[str, history.RunHistory]] = {}
+        # By key: the version that was last read, and its document.
+        self._documents: dict[str, tuple[str, rundata.Document]] = {}
         self._metrics: dict[str, metricsfile.MetricsReader] = {}
         # Threads answer requests.
         self._lock = threading.Lock()
@@ -51,54 +51,47 @@ class Views:
                 key = sha256(os.fsencode(path)).hexdigest()[:16]
                 self._paths[key] = path
                 run = self._reader.read(path)
-                count = len({log.process for log in run.logs})
-                rows.append(
-                    {
-                        "key": key,
-                        "name": visible(run.name),
-                        "job": visible(names.job_name(run.name)),
-                        "began": run.started_at,
-                        "ended": run.finished_at,
-                        "processes": max(run.processes, count),
-                        "state": visible(choose.state(run)),
-                        "is_running": runs.is_running(path),
-                        "exit_code": run.exit_code,
-                        "is_here": path in here,
-                    }
-                )
+                row: dict[str, object] = {
+                    "key": key,
+                    "name": visible(run.name),
+                    "job": visible(names.job_name(run.name)),
+                    "began": run.started_at,
+                    "processes": max(run.processes, len({log.process for log in run.logs})),
+                    "state": visible(choose.state(run)),
+                    "is_running": runs.is_running(path),
+                    "exit_code": run.exit_code,
+                    "is_here": path in here,
+                }
+                rows.append(row)
         return rows
 
     def run(self, key: str, seen: str) -> dict[str, object]:
         """Return everything but the logs of the run KEY; only its state if SEEN is its version."""
         hosts = self._hosts(key)
         version = _version(hosts)
-        is_running = any(run.is_running for run in hosts)
-        state: dict[str, object] = {"version": version, "is_running": is_running}
+        state: dict[str, object] = {
+            "version": version,
+            "is_running": any(run.is_running for run in hosts),
+        }
         if version == seen:
             return state
-        story = self._story(key, hosts, version)
-        drawn = {f"A-{name}": chart for name, chart in charts.of_run(story).items()}
-        return {
-            **state,
-            "title": visible(page.title(story)),
-            "result": visible(page.result(story)[0]),
-            **page.sections(story, _unlinked, drawn),
-            "charts": drawn,
-        }
+        with self._lock:
+            if self._documents.get(key, ("",))[0] != version:
+                document = rundata.read(hosts, measured=self._measured, most_bytes=_MOST_SEARCHED)
+                self._documents[key] = version, document
+            return {**state, "run": self._documents[key][1]}
 
     def logs(self, key: str, query: Mapping[str, str]) -> dict[str, object]:
         """Return the last lines of the run KEY, merged and filtered by the parameters QUERY."""
         hosts = self._hosts(key)
         pattern = choose.pattern(query["grep"], "grep") if query.get("grep") else None
-        attempt = int(query["attempt"]) if query.get("attempt", "").isdecimal() else None
 
         def pick(chosen: Sequence[Run]) -> list[runs.LogRecord]:
-            logs = choose.find_logs(
-                chosen, rank=query.get("rank") or None, attempt=attempt, failed="failed" in query
-            )
+            rank, failed = query.get("rank") or None, "failed" in query
+            logs = choose.find_logs(chosen, rank=rank, attempt=None, failed=failed)
             return [log for log in logs if os.path.exists(log.path)]
 
-        count = max(len(pick(hosts)), 1)
+        count = len(pick(hosts))
         tail = bytearray()
         is_cut = False
 
@@ -109,19 +102,17 @@ class Views:
                 is_cut = True
                 del tail[:-_MOST_SHOWN]
 
-        most = None if pattern else max(_MOST_SHOWN // count, _LEAST_OF_EACH)
         log_filter = show.LogFilter(
             pattern=pattern,
             since=None,
             is_coloured=False,
-            tells_attempt=attempt is None,
+            tells_attempt=True,
             is_clean=True,
-            most_bytes=most,
+            most_bytes=None if pattern else max(_MOST_SHOWN // max(count, 1), _LEAST_OF_EACH),
         )
         show.Viewer(hosts, pick, log_filter, keep).merge()
         text = bytes(tail).decode(errors="replace")
-        if is_cut:
-            text = text.partition("\n")[2]
+        text = text.partition("\n")[2] if is_cut else text
         return {"text": visible_lines(text), "is_cut": is_cut, "count": count}
 
     def stacks(self, key: str) -> dict[str, object]:
@@ -130,8 +121,8 @@ class Views:
         hosts = self._hosts(key)
         for run in hosts:
             labels = {log.file_key: log.label for log in run.logs}
-            for key_in_files, label in labels.items():
-                path = os.path.join(run.path, names.stacks(key_in_files))
+            for file_key, label in labels.items():
+                path = os.path.join(run.path, names.stacks(file_key))
                 dump = reading.content(path, _MOST_STACKS // len(labels) + 4096, from_end=True)
                 if dump:
                     text = visible_lines(newest(dump.decode(errors="replace")))
@@ -150,15 +141,6 @@ class Views:
             raise EnvironmentFault("The launcher of this run does not run on this host.")
         return {"asked": asked}
 
-    def beside(self, run: str, other: str) -> dict[str, object]:
-        """Return a comparison of the runs RUN and OTHER."""
-        stories = []
-        for key in (run, other):
-            hosts = self._hosts(key)
-            stories.append(self._story(key, hosts, _version(hosts)))
-        drawn = {f"both-{name}": chart for name, chart in charts.of_curves(stories).items()}
-        return {"beside": page.comparison(stories), "charts": drawn}
-
     def _hosts(self, key: str) -> list[Run]:
         """Return the runs of all hosts of the run KEY; KeyError if it was never listed."""
         if key not in self._paths:
@@ -166,17 +148,9 @@ class Views:
         with self._lock:
             return runs.hosts(self._reader.read(self._paths[key]), self._reader.read)
 
-    def _story(self, key: str, hosts: Sequence[Run], version: str) -> history.RunHistory:
-        with self._lock:
-            before = self._watched.get(key)
-            if before is None or before[0] != version:
-                story = history.read(hosts, measured=self._measured, most_bytes=_MOST_SEARCHED)
-                before = self._watched[key] = version, story
-            return before[1]
-
     def _measured(self, run: Run) -> Sequence[metricsfile.MetricsRecord]:
         if run.path not in self._metrics:
-            self._metrics[run.path] = history.metrics_reader(run)
+            self._metrics[run.path] = series.metrics_reader(run)
         return self._metrics[run.path].read()
 
 
@@ -186,11 +160,5 @@ def _version(hosts: Sequence[Run]) -> str:
         os.path.join(run.path, name) for run in hosts for name in (names.EVENTS, names.METRICS)
     ]
     files += [path for run in hosts for log in run.logs[:8] for path in log.paths]
-    sizes = ",".join(str(reading.size(path)) for path in files)
-    running = "".join(str(int(run.is_running)) for run in hosts)
-    return sha256(f"{sizes} {running}".encode()).hexdigest()[:16]
-
-
-def _unlinked(path: str, text: str) -> str:
-    """Return the name and path of a log, as a live page has no link to it."""
-    return f"{page.escaped(text)}: {page.escaped(path)}"
+    sizes = [reading.size(path) for path in files]
+    return sha256(str((sizes, [run.is_running for run in hosts])).encode()).hexdigest()

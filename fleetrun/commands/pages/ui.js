@@ -3,7 +3,7 @@
 const PAUSE_MS = 2000;
 const byId = id => document.getElementById(id);
 const address = () => new URLSearchParams(location.hash.slice(1));
-let runs = [], version = "", shown = {}, charts = {}, takenAt = "", isRunning = false;
+let runs = [], version = "", shown = {}, run = null, takenAt = "", isRunning = false;
 
 // The address with CHANGES, in which null takes a word away.
 function led(changes) {
@@ -19,20 +19,15 @@ async function ask(path, method = "GET") {
   return answer.json();
 }
 
-// What the server has written, in which it has escaped everything that a run says; CHARTS are drawn anew.
-const inPlace = new Map();
-function put(id, html, charts) {
-  if (inPlace.get(id) !== html) byId(id).innerHTML = html;
-  inPlace.set(id, html);
-  drawCharts(byId(id), charts);
-}
-
-// A click on a rank shows its log.
-function drawCharts(box, charts) {
-  draw(box, charts, address().get("map"), title => { location.hash = led({ map: title }); }, label => {
+// A choice of a map is in the address, and a click on a rank shows its log.
+function drawRun() {
+  if (!run) return;
+  const [top, bottom] = sections(run, "A", address().get("map"), title => { location.hash = led({ map: title }); }, label => {
     const rank = label.startsWith("rank ") ? label.slice(5) : /^[a-z]+ \d+$/.test(label) ? label.replace(" ", ".") : "";
     if (rank) location.hash = led({ rank });
   });
+  byId("top").replaceChildren(top);
+  byId("origin").replaceChildren(bottom);
 }
 
 function problem(text) {
@@ -47,18 +42,18 @@ function listRuns() {
     const row = element("div", "", { class: "row " + kind + (run.key === chosen ? " chosen" : "") });
     const link = element("a", "", { href: led({ run: run.key, beside: null }) });
     const began = run.began ? new Date(run.began * 1000).toLocaleString() : "";
-    link.append(element("b", run.job), element("small", began), element("small", run.processes + (run.processes === 1 ? " process" : " processes")),
-      element("small", run.state));
+    link.append(element("b", run.job), element("small", began), element("small", run.processes === 1 ? say("1 process") : say("{} processes", run.processes)),
+      element("small", say(run.state)));
     row.append(link);
     if (chosen && run.key !== chosen)
-      row.append(element("a", run.key === other ? "leave out" : "compare", { class: "other",
+      row.append(element("a", say(run.key === other ? "leave out" : "compare"), { class: "other",
         href: led({ beside: run.key === other ? null : run.key }) }));
     return row;
   });
   const elsewhere = runs.findIndex(run => !run.is_here);
-  if (elsewhere >= 0) rows.splice(elsewhere, 0, element("h2", "Elsewhere on this host"));
+  if (elsewhere >= 0) rows.splice(elsewhere, 0, element("h2", say("Elsewhere on this host")));
   byId("runs").replaceChildren(element("h1", "fleetrun"), ...rows);
-  if (!rows.length) byId("runs").append(element("p", "There is no run yet."));
+  if (!rows.length) byId("runs").append(element("p", say("There is no run yet.")));
 }
 
 // Logs and stacks --------------------------------------------------------------------------------
@@ -75,7 +70,7 @@ async function showLogs(run) {
   try {
     const found = await ask("api/runs/" + run + "/logs?" + words);
     box.textContent = found.text;
-    byId("found").textContent = "logs: " + found.count + (found.is_cut ? "; the last lines of them" : "");
+    byId("found").textContent = say(found.is_cut ? "logs: {}; the last lines of them" : "logs: {}", found.count);
   } catch (error) {
     box.textContent = "";
     byId("found").textContent = error.message;
@@ -98,25 +93,25 @@ async function showStacks(run) {
   takenAt = key;
   // Ranks that stand alike are shown once: heads and addresses of threads tell nothing apart.
   const alike = new Map();
-  for (const one of stacks) {
-    const body = one.text.replace(/^#.*$/gm, "").replace(/0x[0-9a-f]+/g, "");
-    alike.set(body, [...(alike.get(body) || []), one]);
+  for (const stack of stacks) {
+    const body = stack.text.replace(/^#.*$/gm, "").replace(/0x[0-9a-f]+/g, "");
+    alike.set(body, [...(alike.get(body) || []), stack]);
   }
-  const groups = [...alike.values()].sort((one, other) => one.length - other.length);
+  const groups = [...alike.values()].sort((first, other) => first.length - other.length);
   byId("stacks").replaceChildren(...groups.map(group => {
     const box = element("details");
-    const who = group.map(one => one.label).slice(0, 8).join(", ") + (group.length > 8 ? " and " + (group.length - 8) + " more" : "");
-    box.append(element("summary", who), element("pre", group[0].text));
+    const who = group.map(stack => stack.label).slice(0, 8).join(", ");
+    box.append(element("summary", group.length > 8 ? say("{} and {} more", who, group.length - 8) : who), element("pre", group[0].text));
     box.open = groups.length <= 2;
     return box;
   }));
-  if (!stacks.length) byId("stacks").textContent = "No stacks yet: a hang (--hang_timeout) or the button takes them.";
+  if (!stacks.length) byId("stacks").textContent = say("No stacks yet: a hang (--hang_timeout) or the button takes them.");
 }
 
 byId("take").addEventListener("click", async () => {
   try {
     await ask("api/runs/" + address().get("run") + "/stacks", "POST");
-    byId("taken").textContent = "Requested; they will appear here.";
+    byId("taken").textContent = say("Requested; they will appear here.");
   } catch (error) {
     byId("taken").textContent = error.message;
   }
@@ -125,25 +120,23 @@ byId("take").addEventListener("click", async () => {
 // What goes on -----------------------------------------------------------------------------------
 
 async function showRun() {
-  const [run, other] = [address().get("run"), address().get("beside")];
-  if (run !== shown.run) byId("run").hidden = true;
-  if (run !== shown.run || other !== shown.other) [shown, version, takenAt] = [{ run, other }, "", ""];
-  if (!run) return;
-  const found = await ask("api/runs/" + run + "?seen=" + version);
-  if (run !== address().get("run")) return;
+  const [key, other] = [address().get("run"), address().get("beside")];
+  if (key !== shown.key) byId("run").hidden = true;
+  if (key !== shown.key || other !== shown.other) [shown, version, takenAt] = [{ key, other }, "", ""];
+  if (!key) return;
+  const found = await ask("api/runs/" + key + "?seen=" + version);
+  if (key !== address().get("run")) return;
   isRunning = found.is_running;
   byId("take").hidden = !isRunning;
-  if (found.head !== undefined) {
+  if (found.run) {
     byId("run").hidden = false;
-    charts = found.charts;
-    for (const part of ["head", "progress", "origin"]) put(part, found[part], charts);
-    document.title = found.title + ": " + found.result;
-    version = found.version;
-    const both = other ? await ask("api/runs/" + run + "/beside/" + other) : { beside: "", charts: {} };
-    put("beside", both.beside, both.charts);
+    [run, version] = [found.run, found.version];
+    drawRun();
+    document.title = run.title + ": " + ending(run);
+    byId("beside").replaceChildren(...(other ? [comparison([run, (await ask("api/runs/" + other)).run])] : []));
   }
-  await showLogs(run);
-  await showStacks(run);
+  await showLogs(key);
+  await showStacks(key);
 }
 
 let isBusy = false, isWanted = false;
@@ -160,7 +153,7 @@ async function look() {
     problem("");
     document.body.dataset.ready = "yes";
   } catch (error) {
-    problem(error instanceof TypeError ? "fleetrun ui does not answer: it has ended or was restarted." : error.message);
+    problem(error instanceof TypeError ? say("fleetrun ui does not answer: it has ended or was restarted.") : error.message);
   }
   isBusy = false;
   // A page that takes long to make is asked for less often.
@@ -175,10 +168,13 @@ function follow() {
   const form = byId("search").elements;
   for (const name of ["rank", "grep"]) form[name].value = address().get(name) || "";
   form.failed.checked = address().has("failed");
-  drawCharts(byId("progress"), charts);
+  drawRun();
   look();
 }
 
 addEventListener("hashchange", follow);
 document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
+for (const place of document.querySelectorAll("main h2, main button, label span")) place.textContent = say(place.textContent);
+for (const field of document.querySelectorAll("[placeholder]")) field.placeholder = say(field.placeholder);
+document.documentElement.lang = isChinese ? "zh-CN" : "en";
 follow();

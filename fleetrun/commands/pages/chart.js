@@ -82,12 +82,12 @@ function lanes(box, chart) {
     bar.append(drawing("title", {}, tip));
     svg.append(bar);
   }
-  for (const [at, tip] of chart.moments) {
+  for (const [at, what, text] of chart.moments) {
     const mark = drawing("path", { class: "moment", d: `M${x(at)} ${TOP - 6}l5 5-5 5-5-5z` });
-    mark.append(drawing("title", {}, tip));
+    mark.append(drawing("title", {}, what + ": " + text));
     svg.append(mark);
   }
-  legend(box, Object.entries(KINDS).filter(([kind]) => chart.spans.some(span => span[3] === kind)));
+  legend(box, Object.entries(KINDS).filter(([kind]) => chart.spans.some(span => span[3] === kind)).map(([kind, color]) => [say(kind), color]));
   box.append(svg);
 }
 
@@ -101,8 +101,10 @@ function lines(box, chart) {
       drawing("text", { class: "end", x: LEFT - 6, y: y(tick) + 4 }, number(tick)));
   const path = (line, numbers) => numbers.map((value, at) => value === null ? "" :
     (at && numbers[at - 1] !== null ? "L" : "M") + number(x(line.x[at])) + " " + number(y(value))).join("");
-  const entries = chart.lines.map(line => {
-    const isCulprit = chart.culprits.includes(line.name.replace(/^[AB]: |, attempt .*/g, "")) && !line.side;
+  const fails = line => chart.culprits.includes(line.name.replace(/, attempt .*/, ""));
+  // The lines of failed ranks lie above the others.
+  const entries = [...chart.lines].sort((first, other) => fails(first) - fails(other)).map(line => {
+    const isCulprit = fails(line);
     const color = isCulprit ? BAD : COLORS[line.side][used[line.side]++ % 8];
     const kind = "line" + (isCulprit ? " culprit" : "");
     if (line.mean) svg.append(drawing("path", { class: kind + " faint", stroke: color, d: path(line, line.y) }));
@@ -110,13 +112,14 @@ function lines(box, chart) {
     return [(isCulprit ? "▶ " : "") + line.name, color];
   });
   legend(box, entries);
-  const said = element("p", chart.note, { class: "reading" });
+  const near = Math.max(...chart.lines.map(line => line.near));
+  const said = element("p", near ? say("Faint: as printed; bold: the mean of {} values around each.", near) : "", { class: "reading" });
   svg.addEventListener("mousemove", event => {
     const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse()).x;
-    const near = chart.lines.map(line => [line, line.x.reduce((best, value, place) =>
+    const nearest = chart.lines.map(line => [line, line.x.reduce((best, value, place) =>
       Math.abs(x(value) - at) < Math.abs(x(line.x[best]) - at) ? place : best, 0)]);
-    const shown = near.filter(([line, place]) => line.y[place] !== null).map(([line, place]) => line.name + " " + number(line.y[place]));
-    said.textContent = time(near[0][0].x[near[0][1]]) + ": " + shown.join(", ");
+    const shown = nearest.filter(([line, place]) => line.y[place] !== null).map(([line, place]) => line.name + " " + number(line.y[place]));
+    said.textContent = time(nearest[0][0].x[nearest[0][1]]) + ": " + shown.join(", ");
   });
   box.append(svg, said);
 }
@@ -132,7 +135,7 @@ function maps(box, chart, chosen, onChoice, onRow) {
   box.replaceChildren();
   const tabs = element("div", "", { class: "bar", role: "tablist" });
   for (const map of chart.maps) {
-    const tab = element("button", map.title, { role: "tab", "aria-selected": map === shown });
+    const tab = element("button", say(map.title), { role: "tab", "aria-selected": map === shown });
     tab.addEventListener("click", () => (onChoice || (title => maps(box, chart, title)))(map.title));
     tabs.append(tab);
   }
@@ -158,7 +161,7 @@ function maps(box, chart, chosen, onChoice, onRow) {
   names(svg, chart, shown.rows, lane);
   const bar = element("div", "", { class: "colors" }), scale = drawing("svg", { viewBox: "0 0 100 6", preserveAspectRatio: "none" });
   for (let at = 0; at < 100; at++) scale.append(drawing("rect", { x: at, width: 1.1, height: 6, fill: `rgb(${shade(at / 99).join()})` }));
-  bar.append(number(low) + " " + shown.unit, scale, number(top) + " " + shown.unit + (isLog ? " (logarithmic)" : ""));
+  bar.append(number(low) + " " + shown.unit, scale, isLog ? say("{} (logarithmic)", number(top) + " " + shown.unit) : number(top) + " " + shown.unit);
   const said = element("p", outliers(shown.rows, values, wide), { class: "reading" });
   const cell = event => {
     const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
@@ -167,8 +170,9 @@ function maps(box, chart, chosen, onChoice, onRow) {
   };
   svg.addEventListener("mousemove", event => {
     const [row, column] = cell(event), value = values[row * wide + column];
-    said.textContent = shown.rows[row] + ", " + time(shown.at[column]) + ": " +
-      (Number.isNaN(value) ? "not measured" : number(value) + " " + shown.unit) + (onRow ? "; a click shows its log" : "");
+    const read = shown.rows[row] + ", " + time(shown.at[column]) + ": " +
+      (Number.isNaN(value) ? say("not measured") : number(value) + " " + shown.unit);
+    said.textContent = onRow ? say("{}; a click shows its log", read) : read;
   });
   if (onRow) svg.addEventListener("click", event => onRow(shown.rows[cell(event)[0]]));
   box.append(bar, svg, said);
@@ -183,16 +187,5 @@ function outliers(rows, values, wide) {
   if (means.length < 3) return "";
   const middle = means[means.length >> 1][1];
   const high = means.filter(([, mean]) => mean > 1.2 * middle).slice(0, 3);
-  return high.length ? "Highest on average: " + high.map(([row, mean]) => row + " " + number(mean)).join(", ") +
-    "; median " + number(middle) + "." : "";
-}
-
-// Draw in the boxes within ROOT the CHARTS that they name.
-function draw(root, charts, ...ofMaps) {
-  for (const box of root.querySelectorAll("[data-chart]")) {
-    const chart = charts[box.dataset.chart];
-    if (chart.maps) { maps(box, chart, ...ofMaps); continue; }
-    box.replaceChildren();
-    chart.lines ? lines(box, chart) : lanes(box, chart);
-  }
+  return high.length ? say("Highest on average: {}; median {}.", high.map(([row, mean]) => row + " " + number(mean)).join(", "), number(middle)) : "";
 }

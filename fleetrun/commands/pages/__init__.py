@@ -1,4 +1,4 @@
-"""`fleetrun ui`: serves a live page about the runs of a log folder, on this machine only."""
+"""`fleetrun report` and `fleetrun ui`: one page about runs, as a file for offline use, or live."""
 
 from __future__ import annotations
 
@@ -7,17 +7,65 @@ import secrets
 import socket
 import sys
 from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import quote
 
 import click
 
 from fleetrun.cli import parser
-from fleetrun.errors import EnvironmentFault
+from fleetrun.commands.logs import choose
+from fleetrun.commands.pages import rundata
+from fleetrun.commands.pages.page import page
+from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.printing import put
+from fleetrun.rundir import names
+from fleetrun.rundir.folder import PRIVATE
+from fleetrun.text import visible
 
+_SIDE_BY_SIDE = 2
 # Unreachable from other machines.
 _ADDRESS = "127.0.0.1"
 _NEEDED = ("starlette", "uvicorn")
 _NICE = 10
+
+
+def _report(run: tuple[str, ...], log_dir: str, out: str | None) -> int:
+    """Write the page; UsageError if a run is missing."""
+    if len(run) > _SIDE_BY_SIDE:
+        raise UsageError("report: give one run, or two to compare.")
+    # The hosts of a job are one run.
+    chosen = [choose.find_runs([word], log_dir) for word in run] or [choose.find_runs([], log_dir)]
+    # In the folder of a single run, or here for two.
+    place = Path(chosen[0][0].path) if len(chosen) == 1 else Path()
+    path = (Path(out) if out else place / names.PAGE).absolute()
+
+    def link(log: str) -> str:
+        return quote(os.path.relpath(log, path.parent))
+
+    text = page([rundata.read(several, link=link) for several in chosen])
+    try:
+        # As private as its sources.
+        path.touch(PRIVATE)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise EnvironmentFault(f"{path} cannot be written ({error.strerror}); see --out.") from None
+    return put(f"{visible(str(path))}\n")
+
+
+report = click.Command(
+    "report",
+    help="Write one HTML file about a run, which opens without a network: the timeline of "
+    "processes, why it ended, losses and steps that ranks printed, memory, the strategy in "
+    "effect, versions and settings, links to the logs. RUN is as for `fleetrun logs`; two runs "
+    "are compared side by side. The file is report.html in the folder of the run, or for two "
+    "runs in the current folder.",
+    callback=_report,
+    params=[
+        click.Argument(["run"], nargs=-1, metavar="[RUN [RUN]]"),
+        parser.log_dir(),
+        parser.option("out", "text", "The file to write.", metavar="FILE", path="file"),
+    ],
+)
 
 
 def _ui(log_dir: str, port: int) -> int:
@@ -27,7 +75,7 @@ def _ui(log_dir: str, port: int) -> int:
             f"ui needs {' and '.join(_NEEDED)}, which are not installed here: "
             f"{sys.executable} -m pip install {' '.join(_NEEDED)}."
         )
-    from fleetrun.commands.ui import server  # only with what it needs
+    from fleetrun.commands.pages import server  # only with what it needs
 
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -54,7 +102,7 @@ def _ui(log_dir: str, port: int) -> int:
     return 0
 
 
-command = click.Command(
+ui = click.Command(
     "ui",
     help="Serve a live page about the runs in the log folder and the jobs that run on this host, "
     "for the browser of this machine: ranks over time, loss, steps, merged logs, why a run ended, "

@@ -11,7 +11,6 @@ import resource
 import secrets
 import socket
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -19,8 +18,8 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from fleetrun.commands.report import words
-from fleetrun.commands.ui.views import Views
+from fleetrun.commands.pages.page import SCRIPTS, part
+from fleetrun.commands.pages.views import Views
 from fleetrun.errors import FleetrunError
 
 if TYPE_CHECKING:
@@ -39,13 +38,11 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-_FILES = (
-    ("/", "ui.html", "text/html"),
-    ("/ui.js", "ui.js", "text/javascript"),
-    ("/ui.css", "ui.css", "text/css"),
-    ("/page.css", "../report/page.css", "text/css"),
-    ("/chart.js", "../report/chart.js", "text/javascript"),
-)
+_FILES = {
+    "ui.html": "text/html",
+    "page.css": "text/css",
+    **dict.fromkeys((*SCRIPTS, "ui.js"), "text/javascript"),
+}
 
 
 def serve(listening: socket.socket, token: str, log_dir: str) -> None:
@@ -87,11 +84,7 @@ def application(token: str, views: Views) -> ASGIApp:
 
     run = "/api/runs/{run}"
     routes = [
-        *(
-            _fixed(path, (Path(__file__).parent / file).read_text(encoding="utf-8"), kind)
-            for path, file, kind in _FILES
-        ),
-        _fixed("/words.js", words.script(), "text/javascript"),
+        *(_fixed("/" if name == "ui.html" else f"/{name}", name) for name in _FILES),
         answer("/api/runs", lambda _: views.listed()),
         answer(run, lambda req: views.run(req.path_params["run"], query(req).get("seen", ""))),
         answer(f"{run}/logs", lambda req: views.logs(req.path_params["run"], query(req))),
@@ -99,14 +92,14 @@ def application(token: str, views: Views) -> ASGIApp:
         answer(
             f"{run}/stacks", lambda req: views.take_stacks(req.path_params["run"]), method="POST"
         ),
-        answer(f"{run}/beside/{{other}}", lambda req: views.beside(**req.path_params)),
     ]
     return _guarded(Starlette(routes=routes), token)
 
 
-def _fixed(path: str, text: str, kind: str) -> Route:
-    """Return the route of a file; it needs no token, as it is about no run."""
-    return Route(path, lambda _: Response(text, media_type=kind))
+def _fixed(path: str, name: str) -> Route:
+    """Return the route of the file NAME; it needs no token, as it is about no run."""
+    text = part(name)
+    return Route(path, lambda _: Response(text, media_type=_FILES[name]))
 
 
 def _guarded(inner: ASGIApp, token: str) -> ASGIApp:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import re
+from array import array
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import browsers
 import pytest
 from commandline import Command, fleetrun
 from runfolders import big, measured, ring
 
-from fleetrun.commands.report import charts, history, page
-from fleetrun.rundir import metricsfile, reportfile, runs
+from fleetrun.commands.pages import rundata, series
+from fleetrun.commands.pages.page import page
+from fleetrun.rundir import metricsfile, runs
 
 if TYPE_CHECKING:
     import subprocess
 
-ROOT = Path(__file__).parents[3]
 SCRIPT = """
 for step in range(5):
     print(f"step {step} loss: {1 / (step + 1):.4f}", flush=True)
@@ -38,7 +41,7 @@ def report(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return fleetrun("report", *words, folder=folder)
 
 
-class OpenLog(HTMLParser):
+class ShownText(HTMLParser):
     """A page in a browser: its visible text, and its number of elements per class."""
 
     def __init__(self, dom: str) -> None:
@@ -85,7 +88,7 @@ def test_a_browser_shows_how_a_real_run_went_and_why_it_failed(tmp_path: Path) -
     done = report(tmp_path)
     assert (done.returncode, done.stdout) == (0, f"{run_dir / 'report.html'}\n")
     dom = browse(run_dir / "report.html")
-    shown = OpenLog(dom)
+    shown = ShownText(dom)
     for text in ("rank 1 exited with 1 (exit code 1)", "ValueError: too <b>hot</b>", "paddle"):
         assert text in shown.text
     assert "hush-hush" not in dom
@@ -99,7 +102,8 @@ def test_a_browser_shows_how_a_real_run_went_and_why_it_failed(tmp_path: Path) -
         assert "▶ rank 0" not in drawn(dom, chart)
     assert 'class="line culprit" stroke="#d33f3f" data-name="rank 1"' in drawn(dom, "A-loss")
     # A sentence stands once.
-    assert OpenLog(dom.partition("<body")[2]).text.count("rank 1 exited with 1") == 1
+    for sentence in ("rank 1 exited with 1", "ValueError: too <b>hot</b>"):
+        assert ShownText(dom.partition("<body")[2]).text.count(sentence) == 1
     logs = [link for link in shown.links if "workerlog" in link]
     assert {(run_dir / link).resolve() for link in logs} == {
         run_dir / "workerlog.0",
@@ -116,7 +120,7 @@ def test_two_runs_stand_side_by_side_with_what_differs(tmp_path: Path) -> None:
     done = report(tmp_path, first.name, second.name)
     assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'report.html'}\n")
     dom = browse(tmp_path / "report.html")
-    shown = OpenLog(dom)
+    shown = ShownText(dom)
     for text in ("What differs", "--job_id", "all processes finished", "exited with 1"):
         assert text in shown.text
     for run in "AB":
@@ -136,7 +140,7 @@ def test_a_browser_shows_1024_ranks(tmp_path: Path) -> None:
     assert "5" in names
     assert 20 <= len(names) <= 80
     assert (run_dir / "report.html").stat().st_size < 1_500_000
-    shown = OpenLog(dom)
+    shown = ShownText(dom)
     assert "rank 5 exited with 7 (exit code 7)" in shown.text
     for title in ("CPU use", "Memory", "GPU use", "GPU memory"):
         assert title in shown.text
@@ -146,23 +150,28 @@ def test_a_browser_shows_1024_ranks(tmp_path: Path) -> None:
     assert ">▶ rank 5</text>" in maps
 
 
-def test_a_story_tells_who_failed_first_and_who_ended_with_it(tmp_path: Path) -> None:
-    story = history.read([runs.read(str(big(tmp_path / "run", 8)))])
-    kinds = {bar.label: bar.kind for bar in story.bars}
-    assert kinds.pop("rank 5") == history.FIRST
-    assert set(kinds.values()) == {history.ALONG}
-    assert [bar.label for bar in story.bars] == [f"rank {rank}" for rank in range(8)]
-    assert (story.exit_code, story.attempts) == (7, 1)
+def story(folder: Path) -> rundata.Document:
+    return rundata.read([runs.read(str(folder))])
 
 
-def test_a_story_tells_what_ranks_and_gpus_used(tmp_path: Path) -> None:
-    told = history.read([runs.read(str(big(tmp_path / "run", 8)))])
-    uses = {used.title: used for used in told.uses}
-    assert list(uses) == ["CPU use", "Memory", "GPU use", "GPU memory"]
-    assert uses["CPU use"].rows == tuple(f"rank {rank}" for rank in range(8))
-    assert uses["CPU use"].at == (0.0, 5.0, 10.0)
-    assert set(uses["Memory"].values) == {(1.0, 1.0, 1.0)}
-    assert uses["GPU use"].rows == tuple(f"GPU {number}" for number in range(7))
+def cells(chart: dict[str, Any]) -> list[list[float]]:
+    """Return the numbers of a heat map, row by row."""
+    numbers = array("f", base64.b64decode(chart["values"]))
+    wide = len(chart["at"])
+    return [[round(x, 4) for x in numbers[at : at + wide]] for at in range(0, len(numbers), wide)]
+
+
+def test_a_page_tells_who_failed_first_and_what_ranks_and_gpus_used(tmp_path: Path) -> None:
+    told = story(big(tmp_path / "run", 8))
+    assert told["rows"] == [f"rank {rank}" for rank in range(8)]
+    kinds = [kind for _, _, _, kind, _ in told["spans"]]
+    assert kinds == [*[rundata.ALONG] * 5, rundata.FIRST, *[rundata.ALONG] * 2]
+    assert (told["exit_code"], told["culprits"]) == (7, ["rank 5"])
+    maps = {shown["title"]: shown for shown in told["maps"]}
+    assert list(maps) == ["CPU use", "Memory", "GPU use", "GPU memory"]
+    assert maps["CPU use"]["at"] == [0.0, 5.0, 10.0]
+    assert cells(maps["Memory"]) == [[1.0] * 3] * 8
+    assert maps["GPU use"]["rows"] == [f"GPU {number}" for number in range(7)]
 
 
 def test_what_hosts_measure_at_different_moments_of_an_interval_is_one_moment(
@@ -176,38 +185,22 @@ def test_what_hosts_measure_at_different_moments_of_an_interval_is_one_moment(
             return [measured(3, at, step=step) for at, step in enumerate((0, 10, 10, 40))]
         return [record._replace(ranks=record.ranks[3:]) for record in late]
 
-    story = history.read(hosts, measured=seen)
-    uses = {used.title: used for used in story.uses}
-    assert uses["CPU use"].at == (0.0, 5.0, 10.0, 15.0)
-    assert uses["CPU use"].values == ((90.0,) * 4,) * 6
+    maps = {shown["title"]: shown for shown in rundata.read(hosts, measured=seen)["maps"]}
+    assert maps["CPU use"]["at"] == [0.0, 5.0, 10.0, 15.0]
+    assert cells(maps["CPU use"]) == [[90.0] * 4] * 6
     # Under way for 5 s at least; then 30 steps since the last one that was seen, 10 s before.
-    assert uses["Step time"].values == ((0.5, 5.0, 0.333333),) * 3
-
-
-def test_memory_of_less_than_a_gibibyte_is_in_mebibytes(tmp_path: Path) -> None:
-    run_dir = big(tmp_path / "run", 6)
-    record = measured(6, 0)
-    ranks = tuple(used._replace(memory_bytes=12 << 20) for used in record.ranks)
-    (run_dir / "metrics.jsonl").unlink()
-    metricsfile.append(str(run_dir / "metrics.jsonl"), record._replace(ranks=ranks))
-    told = history.read([runs.read(str(run_dir))])
-    (memory,) = [used for used in told.uses if used.title == "Memory"]
-    assert memory.unit == "MiB"
-    assert memory.values[0][0] == pytest.approx(12, abs=0.01)
+    assert cells(maps["Step time"]) == [[0.5, 5.0, 0.3333]] * 3
 
 
 def test_after_a_restart_the_cause_leads_to_the_log_of_the_last_attempt(tmp_path: Path) -> None:
-    story = history.read([runs.read(str(big(tmp_path / "run", 8)))])
-    first = story.bars[1]._replace(kind=history.FIRST, logs=("/job/workerlog.1",))
-    others = [bar._replace(attempt=1, logs=(f"{bar.logs[0]}.attempt1",)) for bar in story.bars]
-    report = reportfile.ReportRecord(
-        culprit=reportfile.ProcessEnd(), earlier=("rank 1 exited with 1",)
-    )
-    shown = story._replace(bars=(first, *others), report=report)
-    text = page.page([shown], "/job")
-    cause = text.partition('id="cause"')[2].partition("<h2>")[0]
-    assert 'workerlog.5.attempt1">Its log' in cause
-    assert "Attempt 0: rank 1 exited with 1" in cause
+    done = Command(tmp_path, "exit 3", "--max_restart=1", ranks=1).run()
+    assert done.code == 3
+    told = rundata.read([runs.read(str(tmp_path / "log" / "latest"))], link=os.path.basename)
+    assert [line for line in told["cause"] if line[0] == "log"] == [
+        ["log", "Its log", "workerlog.0.attempt1"]
+    ]
+    assert ["", "Attempt 0: rank 0 exited with 3", ""] in told["cause"]
+    assert dict(told["numbers"])["attempts"] == "2"
 
 
 def test_losses_without_steps_are_no_steps_and_heartbeats_are(tmp_path: Path) -> None:
@@ -220,66 +213,60 @@ def test_losses_without_steps_are_no_steps_and_heartbeats_are(tmp_path: Path) ->
         record = measured(6, moment)
         ranks = tuple(used._replace(step=step) for used in record.ranks[:2])
         metricsfile.append(str(run_dir / "metrics.jsonl"), record._replace(ranks=ranks))
-    story = history.read([runs.read(str(run_dir))])
-    first, second, printed = story.curves
-    assert (printed.label, printed.losses, printed.has_steps) == ("rank 5", (0.5, 0.25), False)
-    assert printed.at == (1.0, 2.0)
-    assert printed.steps_per_second() is None
-    assert (first.label, first.steps, first.steps_per_second()) == ("rank 0", (10, 60), 10.0)
-    assert second.label == "rank 1"
+    told = story(run_dir)
     # A chart of fewer than three points says nothing.
-    assert charts.of_curves([story]) == {}
-    assert dict(page.numbers(story))["steps per second"] == "10"
-    assert dict(page.numbers(story))["last loss"] == "0.25"
+    assert told["lines"] == {"loss": [], "steps": []}
+    numbers = dict(told["numbers"])
+    assert (numbers["steps per second"], numbers["last loss"]) == ("10", "0.25")
 
 
 def test_of_a_long_log_beginning_middle_and_end_are_read(tmp_path: Path) -> None:
     log = tmp_path / "workerlog.0"
     text = "".join(f"step {step} loss {1 / step:.6f}\n" for step in range(1, 20_001))
     log.write_text(text)
-    read = list(history.lines(str(log), most=len(text) // 10))
+    read = list(series.lines_of(str(log), most=len(text) // 10))
     assert all(text[:end].endswith(line.decode()) for end, line in read[::97])
     steps = [int(line.split()[1]) for _, line in read if line]
     assert all(line.count(b" ") == 3 for _, line in read if line)
     assert (steps[0], steps[-1]) == (1, 20_000)
     assert steps == sorted(steps)
     assert max(after - before for before, after in pairwise(steps)) < 400
-    whole = [line for _, line in history.lines(str(log))]
+    whole = [line for _, line in series.lines_of(str(log))]
     assert b"".join(whole).decode() == text
 
 
-def test_the_last_loss_is_that_of_the_last_step(tmp_path: Path) -> None:
+def test_long_curves_are_thinned_smoothed_and_end_with_the_last_step(tmp_path: Path) -> None:
     run_dir = big(tmp_path / "run", 6)
     text = "".join(f"step {step} loss {step}.5\n" for step in range(6000))
     (run_dir / "workerlog.5").write_text(text)
     (run_dir / "output.times").write_text(
         f"fleetrun output.times 1 1000000000000\n= 0 workerlog.5\n1000 0 {len(text)}\n"
     )
-    (curve,) = history.read([runs.read(str(run_dir))]).curves
-    assert (curve.steps[-1], curve.losses[-1]) == (5999, 5999.5)
-    assert len(curve.steps) <= 2001
+    told = story(run_dir)
+    (line,) = told["lines"]["loss"]
+    assert (line["y"][-1], len(line["x"]) <= 2001, line["near"]) == (5999.5, True, 81)
+    assert told["lines"]["steps"][0]["near"] == 0
+    # All charts of a run have one axis of time.
+    assert told["span"] >= line["x"][-1]
 
 
 def test_what_a_run_says_cannot_break_the_page(tmp_path: Path) -> None:
-    story = history.read([runs.read(str(big(tmp_path / "run", 8)))])
     evil = "</script><script>alert(1)</script>"
-    moments = (history.Moment(1.0, "warning", evil),)
-    bars = (story.bars[0]._replace(label=f"rank {evil}"), *story.bars[1:])
-    losses = (float("nan"), 0.5, 0.4, 0.3)
-    nan = history.Curve("rank 0", (1, 2, 3, 4), (0.0, 1.0, 2.0, 3.0), losses)
-    shown = story._replace(verdict=evil, moments=moments, bars=bars, curves=(nan,), script=evil)
-    text = page.page([shown], "/")
+    text = page([{**story(big(tmp_path / "run", 8)), "verdict": evil, "title": evil}])
     assert "alert(1)</script>" not in text
     assert text.count("<script") == 1
-    assert '"y": [null, 0.5, 0.4, 0.3]' in text
+    curve = series.Curve(
+        "rank 0", (1, 2, 3, 4), (0.0, 1.0, 2.0, 3.0), (float("nan"), 0.5, 0.4, 0.3)
+    )
+    (line,) = series.lines([curve], "loss")
+    assert line["y"] == [None, 0.5, 0.4, 0.3]
 
 
 def test_a_run_that_tells_next_to_nothing_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
-    story = history.read([runs.read(str(tmp_path))])
-    assert story.exit_code is None
-    assert "running" in page.page([story], "/")
-    assert charts.of_run(story) == {}
+    told = story(tmp_path)
+    assert (told["verdict"], told["exit_code"]) == ("running", None)
+    assert (told["spans"], told["maps"], told["lines"]) == ([], [], {"loss": [], "steps": []})
 
 
 @pytest.mark.parametrize(
@@ -309,29 +296,16 @@ def test_of_a_hang_a_map_shows_who_is_in_no_collective(tmp_path: Path) -> None:
         more = {"seconds": 8.0, "places": places, "collectives": cause}
         about = {"schema": 2, "time": 1e9 + 14, "monotonic": 14.0, "event": "hung"}
         file.write(json.dumps({**about, **more}) + "\n")
-    story = history.read([runs.read(str(run_dir))])
-    assert story.moments[-1].text == (
+    told = story(run_dir)
+    assert told["moments"][-1][2] == (
         "8.0 s without a sign of life; rank 1 never entered sum 2; rank 1: load (train.py:5)"
     )
-    (used,) = [used for used in story.uses if used.title == "Time in collectives"]
-    assert used.rows == ("rank 0", "rank 1", "rank 2")
+    (used,) = [used for used in told["maps"] if used["title"] == "Time in collectives"]
+    assert (told["first"], used["rows"]) == (used["title"], ["rank 0", "rank 1", "rank 2"])
     # From the moment that all records reach back to, 2 s, to the end, 14 s.
-    assert [round(at, 6) for at in used.at[:2]] == [2.0, 2.1]
-    assert used.values[0] == used.values[2] == (100.0,) * 20 + (0.0,) * 10 + (100.0,) * 90
-    assert used.values[1] == (100.0,) * 20 + (0.0,) * 100
-    drawn = charts.of_run(story)
-    assert drawn["maps"]["first"] == "Time in collectives"
+    assert [round(at, 6) for at in used["at"][:2]] == [2.0, 2.1]
+    waiting, late, other = cells(used)
+    assert waiting == other == [100.0] * 20 + [0.0] * 10 + [100.0] * 90
+    assert late == [100.0] * 20 + [0.0] * 100
     # Rank 5 failed, the hang waited for rank 1; both are marked.
-    assert drawn["maps"]["culprits"] == ["rank 5", "rank 1"]
-
-
-def test_charts_share_one_axis_and_say_what_is_smoothed(tmp_path: Path) -> None:
-    story = history.read([runs.read(str(big(tmp_path / "run", 8)))])
-    points = range(100)
-    curve = history.Curve("rank 0", tuple(points), tuple(map(float, points)), (0.5,) * 100)
-    few = history.Curve("rank 1", (1, 2), (0.0, 1.0), (0.5, 0.25))
-    drawn = charts.of_run(story._replace(curves=(curve, few)))
-    assert {chart["span"] for chart in drawn.values()} == {99.0}
-    assert [line["name"] for line in drawn["loss"]["lines"]] == ["rank 0"]
-    assert drawn["loss"]["note"] == "Faint: as printed; bold: the mean of 5 values around each."
-    assert drawn["steps"]["note"] == ""
+    assert told["culprits"] == ["rank 5", "rank 1"]
