@@ -41,7 +41,7 @@ OptionValue = Argument | Iterable[Argument] | Mapping[str, object] | None
 # Options for which the interface has its own words, or that print something and launch nothing.
 _NOT_HERE = {
     "detach": "use wait=False; what outlives this program is started by `fleetrun --detach`.",
-    "help": "see docs/options.md.",
+    "help": "see docs/reference.md.",
     "version": "see fleetrun.__version__.",
 }
 _PACKAGES = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Translate = Callable[[str], str]
 
-PAGES = (ROOT / "docs" / "options.md", ROOT / "docs" / "reference.md")
+PAGES = (ROOT / "docs" / "reference.md", ROOT / "docs" / "strategies.md")
 # The texts of the help, which the package brings, and those that only the tables have.
 HELP = ROOT / "fleetrun" / "locale" / "zh_CN" / "LC_MESSAGES" / "fleetrun.po"
 CELLS = Path(__file__).with_name("pages.zh_CN.po")

@@ -13,7 +13,6 @@ from test_floors import FLOORS
 ROOT = Path(__file__).parents[1]
 HOUSE = ROOT / "fleetrun"
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-STRATEGIES = (ROOT / "docs" / "architecture-strategies.md").read_text(encoding="utf-8")
 # Files of one name are of one thing: a plan divides, or a sink writes, what the other reads.
 SAME_FILES = {"devices.py", "outputtimes.py"}
 
@@ -46,7 +45,7 @@ def test_the_floors_are_those_that_are_guarded() -> None:
 
 def test_every_file_and_folder_that_is_named_is_there() -> None:
     """Names as in `run/policy.py`, `tests/train` or `engines/`, from the checkout or fleetrun/."""
-    named = set(re.findall(r"`((?:[\w.]+/)+[\w.]*|\w+\.py)`", PAGE + STRATEGIES))
+    named = set(re.findall(r"`((?:[\w.]+/)+[\w.]*|\w+\.py)`", PAGE))
     made = {"log/latest/events.jsonl", "fleetrun/configs"}
     assert len(named) >= 20
     missing = [

@@ -17,8 +17,8 @@ from fleetrun.rundir.variables import ASSUME_DEVICES
 
 pytestmark = pytest.mark.extended
 
-PAGE = (Path(__file__).parents[1] / "docs" / "suites.md").read_text(encoding="utf-8")
-LINES = re.findall(r"(?m)^fleetrun (.*)$", PAGE)
+PAGE = (Path(__file__).parents[1] / "docs" / "cookbook.md").read_text(encoding="utf-8")
+LINES = re.findall(r"(?m)^fleetrun (.*)$", PAGE.partition("\n## Suites\n")[2])
 DIRECT = [line for line in LINES if not line.startswith("exec ")]
 # How many processes a line starts on this host, by a part of it.
 PLANNED = {

@@ -96,10 +96,11 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
         {"reduce": 4, "all_reduce": 2},
     ),
 }
-# What docs/hybrid.md says for each layout of the communication fields and of gradient_merge.
+PAGE = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
+# What it says for each layout of the communication fields and of gradient_merge.
 TOLD = {
     name: cells
-    for line in (ROOT / "docs" / "hybrid.md").read_text(encoding="utf-8").splitlines()
+    for line in PAGE.partition("\n## Hybrid parallel jobs\n")[2].splitlines()
     if line.startswith("| `") and len(line.split(" | ")) == len(("layout", "fields", "merge"))
     for names, *cells in [line.strip("| ").split(" | ")]
     for name in re.findall("`([^`]+)`", names)
