@@ -255,13 +255,12 @@ def term_and_kill_a_rank(job: Job) -> Sequence[int]:
     return [137, 143]
 
 
-def kill_guard(job: Job) -> Sequence[int]:
+def kill_supervisor(job: Job) -> Sequence[int]:
     pid = job.launcher_pid
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     names = {Path(f"/proc/{child}/comm").read_text().strip(): int(child) for child in children}
-    job.strike(names["rank-guard"], KILL)
-    job.let_end()
-    return [0]
+    job.strike(names["rank-supervisor"], KILL)
+    return [137]
 
 
 def signal_early(job: Job) -> Sequence[int]:
@@ -342,7 +341,7 @@ FAULTS = (
     Fault("launcher: -USR1 or -USR2", warn_launcher, weight=5),
     Fault("launcher: -QUIT", ask_for_stacks),
     Fault("launcher: -TERM, rank: -KILL", term_and_kill_a_rank, saves=True),
-    Fault("guard: -KILL", kill_guard),
+    Fault("supervisor: -KILL", kill_supervisor),
     Fault("starting: a signal", signal_early, weight=10, is_early=True),
     Fault("stdout closed", end_well, prepare=redirect(">&-")),
     Fault("stdin, stdout, stderr closed", end_well, prepare=redirect("<&- >&- 2>&-")),

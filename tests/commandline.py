@@ -104,7 +104,7 @@ class Launcher(Job):
         finally:
             process.kill()
             process.wait()
-            # After a signal killed the launcher itself, its guard or an orphan needs a moment.
+            # After a signal killed the launcher itself, its supervisor or an orphan needs a moment.
             if process.returncode < 0:
                 assert_no_survivors(self.marker)
             else:

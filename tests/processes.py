@@ -71,8 +71,15 @@ def survivors(marker: str) -> dict[int, str]:
     return processes
 
 
+def supervisor_of(launcher: int) -> int:
+    """Return the process that LAUNCHER, the one that was started, has forked to do the work."""
+    with open(f"/proc/{launcher}/task/{launcher}/children") as file:
+        (supervisor,) = map(int, file.read().split())
+    return supervisor
+
+
 def assert_no_survivors(marker: str, seconds: float = _GONE_S) -> None:
-    """Fail if a process of MARKER is alive; after a kill -9 the guard needs a moment."""
+    """Fail if a process of MARKER is alive; after a kill -9 the supervisor needs a moment."""
     try:
         until(lambda: not survivors(marker), seconds)
     except AssertionError:

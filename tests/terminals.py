@@ -94,7 +94,7 @@ class Terminal:
 
 def launcher_of(rank: int) -> int:
     """Return the launcher of RANK, a process id like that."""
-    # The guard is between them.
+    # The supervisor is between them.
     return int(stat_of(int(stat_of(rank)[1]))[1])
 
 

@@ -266,8 +266,8 @@ def _terminate(pidfd: int) -> None:
 
 
 def _sweep(job: RunningJob) -> bool:
-    """Kill what JOB's launcher and guard have left, which were killed; return whether it worked."""
-    return jobprocesses.kill_all(f"{JOB}={job.name}".encode(), _SWEEP_S, 0)
+    """Kill what JOB's killed keeper and supervisor have left; return whether it worked."""
+    return jobprocesses.kill_all(f"{JOB}={job.name}".encode(), _SWEEP_S)
 
 
 def _remark_end(job: RunningJob) -> None:

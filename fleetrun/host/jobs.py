@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from fleetrun.run import proc
-from fleetrun.rundir import names, runs
+from fleetrun.rundir import lockfile, names, runs
 from fleetrun.rundir.variables import JOB, RUN_DIR
 
 # Of the largest process id, 4194304 (PID_MAX_LIMIT in linux/threads.h).
@@ -59,7 +59,7 @@ def find() -> tuple[RunningJob, ...]:
         held = _held(pid)
         if held is not None:
             name = names.run_name(held)
-            launchers.setdefault(name, []).append(pid)
+            launchers.setdefault(name, []).append(_launcher(pid, held))
             folders[name] = held
         environ = _environ(pid)
         name = environ.get(JOB, "")
@@ -165,6 +165,19 @@ def _own() -> Iterator[int]:
         with suppress(FileNotFoundError):
             if pid != here and os.stat(f"/proc/{pid}").st_uid == user:
                 yield pid
+
+
+def _launcher(holder: int, run_dir: str) -> int:
+    """Return the process that the user has started: HOLDER of the lock of RUN_DIR, or its parent.
+
+    A supervisor holds it, unless its keeper was killed.
+    """
+    parent = proc.stat(holder)
+    with suppress(OSError), open(os.path.join(run_dir, names.LOCK), "rb") as file:
+        marked = lockfile.launcher(file.fileno(), names.run_name(run_dir))
+        if parent is not None and parent.parent == marked:
+            return parent.parent
+    return holder
 
 
 def _held(pid: int) -> str | None:

@@ -50,7 +50,7 @@ class HeadRun:
                 f"The console cannot be kept in {self._log_dir} ({error.strerror}): make room or "
                 "choose another folder with --log_dir."
             ) from None
-        self._background.sink(self._folder, log).prepare()
+        self._background.sink(self._folder, log, os.getpid()).prepare()
         self._background.announce()
 
     def end(self, code: int, signum: int | None) -> None:

@@ -32,9 +32,9 @@ class Background(Sink):
         self._ready = ready
         self._is_kept = False
 
-    def sink(self, folder: Folder, log: Callable[[str], None]) -> Sink:
-        """Return the sink that moves the console into FOLDER and logs how to attach to the job."""
-        self._folder, self._log = folder, log
+    def sink(self, folder: Folder, log: Callable[[str], None], pid: int) -> Sink:
+        """Return the sink that moves the console into FOLDER and logs how to attach to PID."""
+        self._folder, self._log, self._pid = folder, log, pid
         return self
 
     def prepare(self) -> None:
@@ -67,7 +67,7 @@ class Background(Sink):
 
     def announce(self) -> None:
         """Print how to attach to the job, and let the foreground process exit."""
-        pid = os.getpid()
+        pid = self._pid
         self._log(
             f"running in the background as process {pid}: `fleetrun attach {pid}` shows its "
             f"console, `fleetrun stop {pid}` ends it."

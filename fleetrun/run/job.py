@@ -23,6 +23,7 @@ from fleetrun.run.descriptors import FileLimit
 from fleetrun.run.events import Outcome
 from fleetrun.run.gathering import AtOnce, Gathering
 from fleetrun.run.isolation import IsolatedCall
+from fleetrun.run.keeper import Keeper, keep
 from fleetrun.run.observers import Caller, ObservedJob, Sink, Source
 from fleetrun.run.supervisor import Supervisor
 from fleetrun.rundir import heartbeat, secrets, variables
@@ -61,13 +62,6 @@ def launch(
     is_real = request.dry_run is None
     request = _with_meeting(request, environ)
     engine = engines.find(request, environ, planner.places(request))
-    try:
-        if request.preflight and is_real:
-            from fleetrun.doctor import checkup
-
-            checkup.preflight(request, environ)
-    except FleetrunError as error:
-        return tell(error, request, environ, engine, caller)
     background: Background | None = None
     if request.detach and is_real:
         probe.current_folder()
@@ -75,10 +69,17 @@ def launch(
         if isinstance(begun, int):
             return begun
         background = begun
+    keeper = keep() if is_real else None
     is_alone = _is_alone(request, engine)
     most = hosts.bounds(request.nnodes)[1] + request.spares
     try:
+        if request.preflight and is_real:
+            from fleetrun.doctor import checkup
+
+            checkup.preflight(request, environ)
         facts = probe.read(request, environ, engine.hosts)._replace(tasks=tasks)
+        if keeper is not None:
+            facts = facts._replace(pid=keeper.pid)
         if request.debug is not None:
             request = debug.at_terminal(request, facts)
         share = planner.share(request, facts)
@@ -87,14 +88,14 @@ def launch(
         count = 1 if is_alone else max(len(engine.hosts), most)
         files = FileLimit(len(slots.slots), count) if is_real else None
     except FleetrunError as error:
-        return tell(error, request, environ, engine, caller)
+        return tell(error, request, environ, engine, caller, keeper=keeper)
     attempts = _Attempts(request, facts, engine, share, slots)
     try:
         if files is None:
             return _show(attempts)
         if caller is not None and not is_alone:
             caller.gathering()
-        job = LaunchedJob(request, environ, background, caller)
+        job = LaunchedJob(request, environ, background, caller, keeper)
         return job.run(attempts.alone if is_alone else attempts.join, files)
     finally:
         attempts.close()
@@ -198,6 +199,8 @@ def tell(
     environ: Mapping[str, str],
     engine: SelectedEngine,
     caller: Caller | None,
+    *,
+    keeper: Keeper | None = None,
 ) -> int:
     """Report FAULT to the other hosts, which would wait for this one, and raise it."""
     if _is_alone(request, engine) or request.dry_run is not None:
@@ -208,13 +211,13 @@ def tell(
 
         log, redact = job.log, job.redact
         try:
-            facts = probe.reach(request, environ, engine.hosts)
+            facts = probe.reach(request, environ, engine.hosts)._replace(pid=job.pid)
             session, gathering = joining.tell(request, facts, engine, fault, log=log, redact=redact)
         except FleetrunError:
             raise fault from None
         return gathering, session
 
-    return LaunchedJob(request, environ, caller=caller).run(begin)
+    return LaunchedJob(request, environ, caller=caller, keeper=keeper).run(begin)
 
 
 def _show(attempts: _Attempts) -> int:
@@ -236,6 +239,7 @@ class LaunchedJob(ObservedJob):
         environ: Mapping[str, str],
         background: Background | None = None,
         caller: Caller | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         # Ranks inherit the environment of the manifest's launcher.
         for name, value in request.restored:
@@ -251,6 +255,7 @@ class LaunchedJob(ObservedJob):
             show=messages.show,
             progress=messages.progress,
             redact=messages.redact,
+            keeper=keeper,
         )
         self._background, self._caller = background, caller
         self._session: Session | None = None
@@ -260,10 +265,7 @@ class LaunchedJob(ObservedJob):
     def run(self, begin: Begin, files: FileLimit | None = None) -> int:
         """Start what BEGIN's gathering plans, watch it to its end, and return the exit code."""
         gathering, self._session = begin(self)
-        if self._session is not None:
-            self.tell_loss = self._session.loss_report
-        self._supervisor = Supervisor(gathering, self, files)
-        outcome = self._supervisor.run()
+        outcome = Supervisor(gathering, self, files).run()
         is_told = self.request.on_end or self.request.webhook
         # Only one host of the job notifies.
         if self._ending is not None and self.plan.node_rank == 0 and is_told:
@@ -279,7 +281,7 @@ class LaunchedJob(ObservedJob):
         self._follow = [console.follow, times.follow]
         observers: list[Sink | Source] = [messages, RunDirectory(self)]
         if self._background is not None:
-            observers.append(self._background.sink(self.folder, self.log))
+            observers.append(self._background.sink(self.folder, self.log, self.pid))
         if self._caller is not None:
             observers.append(self._caller.sink(self.plan))
         if request.metrics_port is not None:
@@ -332,7 +334,8 @@ class LaunchedJob(ObservedJob):
 
         log, redact, logs = self.log, self.redact, self.request.gather_logs
         end = SessionEnd(plan, session, self.folder, log=log, redact=redact, gather_logs=logs)
-        link, gone = self._supervisor, self.gone
+        link, gone = self.keeper, self.gone
+        assert link is not None
         return (JobSession(plan, session, log=log, redact=redact, end=end, link=link, gone=gone),)
 
     def _on_cut(self, cut: Cut) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import _ctypes  # `ctypes` takes 3 ms to import, this one a half
 import ctypes
 import os
-import sys
-from collections.abc import Iterable
 from contextlib import suppress
 
 from fleetrun.run import proc
@@ -26,12 +24,6 @@ _prctl = _ctypes.dlsym(_loaded, "prctl")
 def prctl(option: int, argument: int | bytes) -> None:
     """Set an attribute of this process; a kernel that does not know OPTION ignores it."""
     _ctypes.call_function(_prctl, (option, argument, 0, 0, 0))
-
-
-def processor() -> int:
-    """Return the processor that this thread runs on; -1: unknown."""
-    number: int = _ctypes.call_function(_ctypes.dlsym(_loaded, "sched_getcpu"), ())
-    return number
 
 
 def set_command(text: bytes) -> None:
@@ -55,15 +47,3 @@ def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
     if libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(length)):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-
-
-def signalfd(signums: Iterable[int]) -> int:
-    """Return a non-blocking signalfd for SIGNUMS, which must be blocked."""
-    # A `sigset_t` of 1024 bits, the first for signal 1.
-    mask = sum(1 << (signum - 1) for signum in signums).to_bytes(128, sys.byteorder)
-    libc = ctypes.CDLL(None, use_errno=True)
-    fd: int = libc.signalfd(-1, ctypes.c_char_p(mask), os.O_NONBLOCK | os.O_CLOEXEC)
-    if fd < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return fd

@@ -22,7 +22,7 @@ from fleetrun.run.events import (
     SourceFailed,
     Started,
 )
-from fleetrun.run.guard import LossTeller
+from fleetrun.run.keeper import Keeper
 from fleetrun.run.loop import Loop, LoopShare, Waiting
 from fleetrun.rundir import names
 from fleetrun.rundir.folder import Folder
@@ -112,8 +112,6 @@ class ObservedJob:
     began = began_at = 0.0
     # Whether names of logs can be links to them; known once all is prepared.
     has_links = True
-    # Tells the coordinator of this launcher's death; None: there are no other hosts.
-    tell_loss: Callable[[Waiting, tuple[str, int]], LossTeller] | None = None
 
     def __init__(
         self,
@@ -124,6 +122,7 @@ class ObservedJob:
         show: Callable[[str], None] | None = None,
         progress: Callable[[str], None] | None = None,
         redact: Callable[[str], str] = str,
+        keeper: Keeper | None = None,
     ) -> None:
         self.request = request
         self.environ = environ
@@ -131,9 +130,16 @@ class ObservedJob:
         self.show = show or log
         self.progress = progress or log
         self.redact = redact
+        # None: nothing is started.
+        self.keeper = keeper
         self.restarts: list[Recovered] = []
         # Servers of other hosts that will never listen.
         self.gone: set[Endpoint] = set()
+
+    @property
+    def pid(self) -> int:
+        """The process that the user has started."""
+        return os.getpid() if self.keeper is None else self.keeper.pid
 
     def begin(self, plan: LaunchPlan) -> None:
         """Take the first plan."""
@@ -168,7 +174,8 @@ class ObservedJob:
 
     def stdin(self, plan: LaunchPlan) -> terminal.Stdin:
         """Return the process of PLAN that reads standard input."""
-        return terminal.choose(plan, self.shown(plan), self.request.stdin)
+        group = None if self.keeper is None else self.keeper.group
+        return terminal.choose(plan, self.shown(plan), self.request.stdin, group=group)
 
 
 class Observers:

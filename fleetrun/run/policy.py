@@ -518,7 +518,9 @@ def _interrupted(state: PolicyState, event: Interrupted, rules: Rules) -> Step:
     if first is None:
         state = state._replace(interrupted=event)
         if state.phase in {GATHERING, RUNNING}:
-            return _stop(state._replace(cause=event), event.signum, event.at, rules)
+            # KILL has hit only the keeper, the process that the user has started.
+            signum = TERM if event.signum == KILL else event.signum
+            return _stop(state._replace(cause=event), signum, event.at, rules)
         # The ranks are ending already; a scheduler's TERM to ranks and launcher is one request.
         return state, ()
     # A shell that loses its terminal repeats the SIGHUP that the kernel has sent.

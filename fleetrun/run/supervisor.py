@@ -7,13 +7,14 @@ import signal
 import time
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from functools import partial
 
 from fleetrun.errors import EnvironmentFault, FleetrunError
 from fleetrun.model import LaunchPlan, Rules
 from fleetrun.postmortem import failures, investigation, kernelfacts, report
 from fleetrun.postmortem.investigation import Investigation
-from fleetrun.run import children, descriptors, policy, proc, terminal, worker
+from fleetrun.run import children, descriptors, policy, proc, processes, terminal
 from fleetrun.run.events import (
     Action,
     Await,
@@ -46,18 +47,15 @@ from fleetrun.run.events import (
     signal_name,
 )
 from fleetrun.run.gathering import Gathering, Round
-from fleetrun.run.guard import Guard
-from fleetrun.run.loop import Loop, nothing, poll
+from fleetrun.run.keeper import REQUESTS
+from fleetrun.run.loop import Loop, poll
 from fleetrun.run.observers import ObservedJob, Observers
 from fleetrun.run.readiness import Readiness
-from fleetrun.run.signals import Signals, TerminalSignals, defaults_for_children
 from fleetrun.rundir import names, variables
 from fleetrun.rundir.folder import beside
 
 # After this many seconds of waiting for ranks to end, print which ones.
 _SILENCE_S = 1.0
-# A Python that is starting may swallow INT; it has nothing to save, and gets TERM after this.
-_SWALLOWED_S = 1.0
 # Requests to end: the rank gets them before what it has started.
 _POLITE = frozenset((policy.HUP, policy.INT, policy.TERM))
 # How long before the end of the grace the processes that ranks have started are asked to end.
@@ -69,7 +67,7 @@ _ORPHANS_S = 0.1
 # The variables that name the files in which a process reports its exception.
 _ERRORS = (variables.RECORDS, variables.ERROR_FILE)
 # How often to check whether the processes that a rank has left in its group are gone.
-_GROUP_S = 0.05
+_GROUP_S = 0.02
 
 
 class Supervisor:
@@ -82,12 +80,10 @@ class Supervisor:
         gathering.prepare, gathering.withdraw = self._prepare, self._withdraw
         # The plan that is ready to start.
         self._prepared: LaunchPlan | None = None
-        self._logs = worker.OpenLogs()
-        self._job = job
+        assert job.keeper is not None
+        self._job, self._keeper = job, job.keeper
         self._log, self._show, self._progress = job.log, job.show, job.progress
         self._files = files or descriptors.FileLimit(0)
-        self._terminal: TerminalSignals | None = None
-        self._settings: terminal.TerminalSettings | None = None
         # Signals that the terminal has also sent to the process that reads it.
         self._typed: set[int] = set()
         self._is_over = False
@@ -99,11 +95,10 @@ class Supervisor:
         self._rules = Rules()
         self._why_no_plan: Exception | None = None
         self._todo: list[Action] = []
-        self._workers: dict[int, worker.Worker] = {}
+        self._workers: dict[int, processes.Worker] = {}
         self._readiness: Readiness | None = None
         self._base_env = dict(os.environb)
-        self._guard: Guard
-        self._has_guard = False
+        self._marker = ""
         self._outcome: Outcome | None = None
         # Killed processes that ranks had left running when they succeeded.
         self._left: list[children.Leftover] = []
@@ -116,36 +111,24 @@ class Supervisor:
 
         Raises FleetrunError if nothing can be started.
         """
-        trouble = proc.fault()
-        if trouble:
-            raise EnvironmentFault(
-                f"{trouble}: give it one of its own, as `unshare --pid --fork --mount-proc` does, "
-                "or `mount -t proc proc /proc`."
-            )
-        descriptors.hold_standard()
-        children.become_subreaper()
+        self._keeper.leave(has_terminal=terminal.is_own())
         self._loop = Loop()
-        self._signals = Signals()
-        self._default_signals = defaults_for_children()
+        self._child_fd, wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         try:
             return self._supervise()
         finally:
-            if self._settings is not None and terminal.is_foreground():
-                self._settings.restore()
             # No process is left now, unless this launcher itself has failed.
-            if self._has_guard:
-                self._guard.dismiss()
-            children.sweep(frozenset(), _SWEEP_S)
-            self._logs.close()
-            self._signals.close()
-            if self._terminal is not None:
-                self._terminal.close()
+            self._sweep()
             self._loop.close()
             self._files.restore()
+            self._keeper.release()
 
     def _supervise(self) -> Outcome:
         began = time.monotonic()
-        self._loop.watch(self._signals.fd, self._on_signals)
+        self._loop.watch(self._keeper.fd, self._on_keeper)
+        self._loop.watch(self._child_fd, self._on_child)
         self._state, actions = policy.begin(began, self._gathering.timeout_s)
         self._loop.timer("policy", self._state.deadline, self._on_deadline)
         self._todo += actions
@@ -178,24 +161,12 @@ class Supervisor:
         elif self._job.restarts:
             # It says what the attempts before have failed of.
             self._investigate(self._outcome)
-        if self._has_guard:
-            self._guard.retire()
         closing = self._job.closing(self._outcome, ended_at) if self._has_plan else ""
         for line in closing.splitlines():
             self._log(line)
             self._deliver()
         self._observers.close()
         return self._outcome
-
-    def kill_at(self, at: float | None) -> None:
-        """Have the ranks killed at AT (monotonic seconds), even if this launcher is stopped."""
-        if self._has_guard:
-            self._guard.kill_at(at)
-
-    def tell_at(self, target: tuple[str, int]) -> None:
-        """Have the guard report to the coordinator at TARGET if this launcher is killed."""
-        if self._has_guard:
-            self._guard.tell_at(target)
 
     # Generations --------------------------------------------------------------------------------
 
@@ -226,7 +197,7 @@ class Supervisor:
             self._stdin = self._job.stdin(planned)
             if not self._has_plan:
                 self._set_up(planned)
-            worker.claim(planned, attempt, self._job.folder, self._logs)
+            processes.claim(planned, attempt, self._job.folder)
         except OSError as error:
             self._withdraw()
             raise EnvironmentFault(names.unwritable(planned.run_dir, error.strerror)) from None
@@ -238,13 +209,8 @@ class Supervisor:
     def _withdraw(self) -> None:
         """Undo the preparations for a first generation that does not start."""
         self._prepared = None
-        self._logs.close()
-        if self._has_plan:
-            return
-        self._observers.withdraw()
-        if self._has_guard:
-            self._has_guard = False
-            self._guard.dismiss()
+        if not self._has_plan:
+            self._observers.withdraw()
 
     def _gathered(self, attempt: int, planned: LaunchPlan | Exception) -> Gathered | GatherFailed:
         """Adopt the prepared plan: everything that depends on a plan is created again."""
@@ -257,38 +223,15 @@ class Supervisor:
             return self._no_plan(attempt, error)
         self._plan, self._rules, self._has_plan = planned, planned.rules, True
         self._labels = [names.label(spec) for spec in planned.processes]
-        if self._stdin.is_terminal and self._terminal is None:
-            self._settings = self._settings or terminal.TerminalSettings()
-            self._terminal = TerminalSignals()
-            self._loop.watch(self._terminal.fd, self._on_signals)
+        self._keeper.set_grace(planned.rules.grace_s)
         return Gathered(attempt, planned, time.monotonic())
 
     def _set_up(self, plan: LaunchPlan) -> None:
-        """Create what all generations share: the guard, the observers, the run directory."""
+        """Create what all generations share: the marker, the observers, the run directory."""
         _enter(plan.cwd)
-        # Meanwhile it gets ready to start ranks, which takes a millisecond.
-        self._start_guard(plan)
-        self._observers.prepare(plan)
-
-    def _start_guard(self, plan: LaunchPlan) -> None:
         own = plan.processes[0].env.get(variables.JOB) if plan.processes else None
-        marker = own or f"{os.path.basename(plan.run_dir)}-{os.getpid()}"
-        self._environments = worker.Environments(self._base_env, {variables.JOB: marker})
-        self._settings = terminal.TerminalSettings() if self._stdin.is_terminal else None
-        try:
-            self._guard = Guard(
-                f"{variables.JOB}={marker}",
-                self._files,
-                self._settings,
-                grace_s=plan.rules.grace_s,
-                tell_loss=self._job.tell_loss,
-            )
-        except OSError as error:
-            raise EnvironmentFault(
-                f"No process can be started ({error.strerror}): look at `ulimit -u`, `ulimit -n` "
-                "and the pids limit of the container."
-            ) from None
-        self._has_guard = True
+        self._marker = own or f"{os.path.basename(plan.run_dir)}-{self._keeper.pid}"
+        self._observers.prepare(plan)
 
     # The end ------------------------------------------------------------------------------------
 
@@ -324,30 +267,45 @@ class Supervisor:
 
     # What happens -------------------------------------------------------------------------------
 
-    def _on_signals(self) -> None:
-        self._read_signals()
+    def _on_keeper(self) -> None:
+        self._take(self._keeper.read())
         self._perform_all()
 
-    def _read_signals(self) -> None:
-        for signum, is_typed in self._terminal.read() if self._terminal is not None else ():
-            (self._typed.add if is_typed else self._typed.discard)(signum)
-            self._on_request(signum)
-        for signum in self._signals.read():
+    def _take(self, signals: Sequence[tuple[int, bool]]) -> None:
+        """Handle SIGNALS that the keeper has passed on."""
+        stops = []
+        for signum, is_typed in signals:
             match signum:
-                case signal.SIGCHLD:
-                    self._loop.timer("orphans", time.monotonic() + _ORPHANS_S, self._reap_orphans)
                 case signal.SIGQUIT:
                     self._observers.on_event(StacksRequested(time.monotonic()))
-                case signal.SIGTSTP:
-                    self._pause()
-                case signal.SIGTTIN:
-                    # Outdated if `fg` was faster.
-                    if not terminal.is_foreground():
-                        self._pause()
+                case signal.SIGTSTP | signal.SIGTTIN:
+                    stops.append(signum)
                 case signal.SIGCONT:
                     self._signal_all(signal.SIGCONT)
-                case _:
+                case signal.SIGKILL:
+                    self._on_loss()
+                case _ if signum in REQUESTS:
+                    (self._typed.add if is_typed else self._typed.discard)(signum)
                     self._on_request(signum)
+        if stops:
+            self._pause(stops[0])
+
+    def _on_loss(self) -> None:
+        """End the job, as the keeper was killed; nobody reads what we print any more."""
+        self._loop.unwatch(self._keeper.fd)
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (1, 2):
+            os.dup2(null, fd)
+        os.close(null)
+        self._on_request(signal.SIGKILL)
+
+    def _on_child(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self._child_fd, 4096)
+        self._loop.timer("orphans", time.monotonic() + _ORPHANS_S, self._reap_orphans)
+
+    def _reap_orphans(self) -> None:
+        children.reap_orphans({rank.pid for rank in self._workers.values()})
 
     def _on_request(self, signum: int) -> None:
         """Handle a signal that is a request to the launcher."""
@@ -356,18 +314,22 @@ class Supervisor:
         else:
             self._feed(Interrupted(signum, time.monotonic()))
 
-    def _pause(self) -> None:
-        """Ctrl-Z: stop all processes, then the launcher, until SIGCONT."""
+    def _pause(self, signum: int) -> None:
+        """Stop all processes and this one, and so the keeper, until SIGCONT."""
+        is_foreground = terminal.is_foreground(self._keeper.group)
+        if signum == signal.SIGTTIN and is_foreground:
+            # `fg` was faster.
+            return
         if self._gathering.is_shared:
             self._log(
                 "Ctrl-Z has no effect in a job on several hosts: the others would consider this "
                 "one lost. Ctrl-C ends the job."
             )
             return
-        if terminal.is_foreground() and not terminal.has_shell():
+        if is_foreground and not terminal.has_shell(self._keeper.pid):
             self._log("Ctrl-Z has no effect: no shell could continue the job. Ctrl-C ends it.")
             # The terminal has stopped those of its foreground group that do not handle it.
-            os.killpg(0, signal.SIGCONT)
+            os.killpg(self._keeper.group, signal.SIGCONT)
             return
         # Ranks lead sessions without a terminal, where TSTP has no effect. A process that reads the
         # terminal gets TSTP from the terminal.
@@ -375,27 +337,20 @@ class Supervisor:
         os.kill(os.getpid(), signal.SIGSTOP)
         self._signal_all(signal.SIGCONT)
 
-    def _reap_orphans(self) -> None:
-        # Only the launcher's own children, unless the guard was killed.
-        own = {rank.pid for rank in self._workers.values()}
-        children.reap_orphans(own | (self._guard.pids if self._has_guard else set()))
-
-    def _on_exit(self, ended: worker.Worker) -> None:
+    def _on_exit(self, ended: processes.Worker) -> None:
         self._loop.unwatch(ended.pidfd)
-        # A scheduler signals ranks and launcher at once: then the signal is the cause, and is
-        # handled before the exit.
-        self._read_signals()
-        self._perform_all()
-        if ended.ended is None and self._state.phase == policy.STOPPING:
-            worker.reap_alone([ended, *self._ready_peers()], self._guard)
-            left = ended.left_behind() if ended.ended is None else None
-            if left is not None:
-                ended.ask_left(left)
-                self._wait_for_group(ended, left)
-                return
-        elif ended.ended is None:
-            self._reap_together(ended)
-        status = ended.reap()
+        status = ended.status()
+        if status.exit_code and self._state.phase == policy.RUNNING:
+            # A scheduler signals ranks and launcher at once: then the signal is the cause.
+            self._take(self._keeper.catch_up())
+            self._perform_all()
+        if self._state.phase == policy.STOPPING and ended.left_behind():
+            # SIGTERM ends a wrapper shell, while the Python that it runs still saves a checkpoint.
+            ended.ask_again()
+            at = time.monotonic() + _GROUP_S
+            self._loop.timer(("group", ended.index), at, partial(self._on_exit, ended))
+            return
+        ended.reap(status)
         self._left += ended.left
         at = time.monotonic()
         exited = Exited(
@@ -410,26 +365,6 @@ class Supervisor:
         self._feed(exited)
         # Now, not at the end of the turn: the others must be signalled without delay.
         self._perform_all()
-
-    def _reap_together(self, first: worker.Worker) -> None:
-        """Reap FIRST with all others that have ended, too, as far as they have succeeded.
-
-        Of many ranks, most end at once, and each answer of the guard costs.
-        """
-        others = self._ready_peers()
-        # Nothing follows unless other hosts fail, or evidence of these ranks; or a trainer that
-        # waits for its servers is still to be started.
-        is_last = len(others) + 1 == len(self._workers) and not self._gathering.is_shared
-        are_all_started = self._state.next_index == self._state.total
-        may_follow = self._rules.max_restarts or not are_all_started
-        sweep_s = _SWEEP_S if is_last and not may_follow else None
-        worker.reap_together([first, *others], self._guard, sweep_s)
-
-    def _ready_peers(self) -> list[worker.Worker]:
-        """Return the others that have ended, too, and are not reaped yet."""
-        ready = self._loop.ready
-        peers = self._workers.values() if ready else ()
-        return [peer for peer in peers if peer.pidfd in ready and peer.ended is None]
 
     def _with_circumstances(self, exited: Exited) -> Exited:
         """Add the others that have failed by now; the rest is examined when all have ended."""
@@ -458,24 +393,6 @@ class Supervisor:
         except Exception as error:  # noqa: BLE001 - the verdict must come, whatever a file holds
             self._log(f"The cause could not be examined ({error!r}).")
         return RootCauses(exits, time.monotonic())
-
-    def _wait_for_group(self, ended: worker.Worker, left: int) -> None:
-        """Give the processes that a rank left in its group its grace; then the rank has ended."""
-        try:
-            pidfd = os.pidfd_open(left)
-        except ProcessLookupError:
-            self._on_exit(ended)
-            return
-        key = ("group", ended.index)
-
-        def look_again() -> None:
-            self._loop.timer(key, None, nothing)
-            self._loop.unwatch(pidfd)
-            os.close(pidfd)
-            self._on_exit(ended)
-
-        self._loop.watch(pidfd, look_again)
-        self._loop.timer(key, time.monotonic() + _GROUP_S, look_again)
 
     def _on_deadline(self) -> None:
         self._feed(TimerExpired(time.monotonic()))
@@ -519,12 +436,12 @@ class Supervisor:
         """Perform the pending actions, signals first."""
         while self._todo:
             if isinstance(self._todo[0], Gather | Spawn | Await):
-                self._read_signals()
+                self._take(self._keeper.read())
             action = self._todo.pop(0)
             if policy.is_current(self._state, action):
                 self._perform(action)
 
-    def _perform(self, action: Action) -> None:  # noqa: C901 - one case for each kind
+    def _perform(self, action: Action) -> None:
         match action:
             case Gather(attempt=attempt):
                 self._gather(attempt)
@@ -543,18 +460,30 @@ class Supervisor:
             case HostStopped():
                 self._observers.on_event(action)
             case Sweep():
-                ranks = {rank.pid for rank in self._workers.values()}
-                if self._has_guard:
-                    self._left += self._guard.sweep(ranks, _SWEEP_S).ended
+                self._left += self._sweep().ended
                 self._log_leftovers()
             case Finish(outcome=outcome):
                 self._outcome = outcome
-                if self._has_guard and not outcome.stuck and not self._gathering.is_shared:
-                    # While the end is recorded: a process takes a millisecond to end. Other hosts
-                    # still have to be told if this launcher is killed.
-                    self._guard.retire()
             case _:  # pragma: no cover - there are no others
                 assert_never(action)
+
+    def _sweep(self) -> children.Swept:
+        """Kill everything that has outlived its rank, except ranks themselves and our helpers."""
+        ranks = {rank.pid for rank in self._workers.values()}
+        helpers = {pid for pid in children.pids() if self._is_helper(pid)}
+        return children.sweep(helpers | ranks, stuck_s=_SWEEP_S)
+
+    def _is_helper(self, pid: int) -> bool:
+        """Whether the child PID does not belong to the job, but asks a driver or measures it.
+
+        Those stay in our session; of the job, only who reads the terminal is in the same one.
+        """
+        try:
+            is_near = os.getsid(pid) == os.getsid(0) and os.getpgid(pid) != self._keeper.group
+        except ProcessLookupError:
+            return False
+        marker = f"\0{variables.JOB}={self._marker}\0".encode()
+        return is_near and marker not in b"\0" + proc.content(f"/proc/{pid}/environ")
 
     def _log_leftovers(self) -> None:
         """Print which processes were killed after a success: the user may want to keep them."""
@@ -586,20 +515,25 @@ class Supervisor:
     def _spawn(self, action: Spawn) -> Started | Exited:
         index, attempt = action
         spec = self._plan.processes[index]
-        started = worker.spawn(
+        has_stdin = index == self._stdin.process
+        group = self._keeper.group
+        has_terminal = has_stdin and self._stdin.is_terminal and terminal.is_foreground(group)
+        self._files.restore()
+        started = processes.spawn(
             spec,
             index=index,
             attempt=attempt,
-            env=self._environments.of(spec),
+            env=processes.environment(self._base_env, spec, self._marker),
             logs=names.log_paths(self._plan, spec, attempt),
-            open_logs=self._logs,
-            default_signals=self._default_signals,
-            guard=self._guard,
             folder=self._job.folder,
-            stdin=self._stdin,
+            default_signals=self._keeper.default_signals,
+            # In a session of its own it could not read a terminal.
+            takes_stdin=has_terminal or (has_stdin and not self._stdin.is_terminal),
+            terminal_group=group if has_terminal else None,
         )
+        self._files.lift()
         now = time.monotonic()
-        if isinstance(started, worker.SpawnRefusal):
+        if isinstance(started, processes.SpawnRefusal):
             return Exited(
                 index, self._labels[index], started.status, now, attempt=attempt, fault=started.why
             )
@@ -618,41 +552,29 @@ class Supervisor:
         self._observers.on_event(recovered)
 
     def _signal_all(self, signum: int, spared: AbstractSet[int] = frozenset()) -> None:
-        starting = []
         for rank in self._workers.values():
-            if rank.index in spared:
+            spec = self._plan.processes[rank.index]
+            if rank.index in spared or (rank.has_terminal and signum in self._typed):
                 continue
-            if signum == signal.SIGINT and worker.is_starting(
-                rank, self._plan.processes[rank.index]
-            ):
-                starting.append(rank)
-            if not (rank.has_terminal and signum in self._typed):
-                if signum in policy.FORWARDED:
-                    rank.notify(signum)
-                elif signum in _POLITE:
-                    rank.ask(signum)
-                else:
-                    rank.signal(signum)
+            if signum in policy.FORWARDED:
+                rank.notify(signum)
+            elif signum == signal.SIGINT and processes.is_starting(rank, spec):
+                # It may swallow INT, and has nothing to save.
+                rank.ask(signal.SIGTERM)
+            elif signum in _POLITE:
+                rank.ask(signum)
+            else:
+                rank.signal(signum)
         if self._state.phase == policy.STOPPING and signum in _POLITE:
             # What ranks have started, such as workers of a DataLoader, may need a moment to end.
             before_s = min(_REST_S, self._rules.grace_s / 10)
             self._loop.timer("rest", self._state.kill_at - before_s, self._ask_rest)
-        if starting:
-            self._loop.timer(
-                "swallowed", time.monotonic() + _SWALLOWED_S, partial(self._terminate, starting)
-            )
 
     def _ask_rest(self) -> None:
         """Ask what the ranks have started: the grace is nearly over."""
         if self._state.phase == policy.STOPPING:
             for rank in self._workers.values():
                 rank.ask_rest()
-
-    def _terminate(self, starting: Sequence[worker.Worker]) -> None:
-        """Send TERM to the processes of STARTING that INT did not end."""
-        for rank in starting:
-            if self._workers.get(rank.index) is rank:
-                rank.ask(signal.SIGTERM)
 
     def _explain(self, signum: int) -> None:
         """Print what the launcher waits for."""

@@ -26,10 +26,17 @@ class Stdin(NamedTuple):
     is_terminal: bool = False
 
 
-def choose(plan: LaunchPlan, shown: Sequence[int] = (), rank: str | None = None) -> Stdin:
+def choose(
+    plan: LaunchPlan,
+    shown: Sequence[int] = (),
+    rank: str | None = None,
+    *,
+    group: int | None = None,
+) -> Stdin:
     """Choose the process of PLAN that reads standard input: global RANK (`none`: nobody).
 
-    Without RANK, a pipe goes to the first process, a terminal to the only one that is SHOWN.
+    GROUP is the keeper's, which has the terminal. Without RANK, a pipe goes to the first process, a
+    terminal to the only one that is SHOWN.
     """
     if rank == NO_PROCESS or not _is_inherited():
         return Stdin(None)
@@ -39,7 +46,7 @@ def choose(plan: LaunchPlan, shown: Sequence[int] = (), rank: str | None = None)
         has_ranks = any(process.rank is not None for process in plan.processes)
         first = next(iter(trainers.values()), None) if has_ranks else 0
         return Stdin(first if rank is None else trainers.get(int(rank)))
-    if not is_foreground():
+    if not is_foreground(group):
         return Stdin(None)
     if rank is None:
         # With several, input would be echoed among the others' lines.
@@ -56,10 +63,10 @@ def _is_inherited() -> bool:
         return False
 
 
-def is_foreground() -> bool:
-    """Whether standard input is this session's terminal, and the launcher in its foreground."""
+def is_foreground(group: int | None = None) -> bool:
+    """Whether standard input is this session's terminal, with GROUP (None: ours) in front."""
     try:
-        return os.tcgetpgrp(0) == os.getpgrp()
+        return os.tcgetpgrp(0) == (group or os.getpgrp())
     except OSError:
         # The terminal of another session, or no terminal.
         return False
@@ -74,30 +81,39 @@ class TerminalSettings:
     """The terminal's settings, restored after a process that has changed them was killed."""
 
     def __init__(self) -> None:
-        self._termios = termios
-        try:
-            self._before: list[object] | None = termios.tcgetattr(0)
-        except termios.error:
-            self._before = None
+        self._before: list[object] | None = None
+        with suppress(OSError, termios.error):
+            # This fails unless it is this session's terminal.
+            os.tcgetpgrp(0)
+            self._before = termios.tcgetattr(0)
 
-    def restore(self, fd: int = 0) -> None:
-        """Restore the settings, unless the launcher is in the background or has no terminal."""
-        if self._before is None:
+    def restore(self, group: int) -> None:
+        """Restore the settings, unless a shell with its own has taken the terminal from GROUP."""
+        if self._before is None or _is_taken(group):
             return
-        with suppress(self._termios.error, OSError):
-            if self._termios.tcgetattr(fd) != self._before:
+        with suppress(OSError, termios.error):
+            if termios.tcgetattr(0) != self._before:
                 # Not after draining (TCSADRAIN): output that Ctrl-S has stopped never drains.
-                self._termios.tcsetattr(fd, self._termios.TCSANOW, self._before)  # type: ignore[arg-type]
+                termios.tcsetattr(0, termios.TCSANOW, self._before)  # type: ignore[arg-type]
 
 
-def has_shell() -> bool:
-    """Whether a shell could continue this process group: who started it is in its session.
+def _is_taken(group: int) -> bool:
+    try:
+        return os.tcgetpgrp(0) != group
+    except OSError:
+        # The keeper led the session, which has lost the terminal with it.
+        return False
+
+
+def has_shell(keeper: int) -> bool:
+    """Whether a shell could continue the group of KEEPER: who started it is in its session.
 
     Nobody is for `ssh -t HOST fleetrun ...`, or for the first process of a container.
     """
-    pid, group = os.getppid(), os.getpgrp()
+    pid = keeper
     with suppress(OSError):
+        group = os.getpgid(keeper)
         while os.getpgid(pid) == group and (stat := proc.stat(pid)) is not None:
             pid = stat.parent
-        return pid > 0 and os.getsid(pid) == os.getsid(0)
+        return pid > 0 and os.getsid(pid) == os.getsid(keeper)
     return False

@@ -50,12 +50,12 @@ def begin(log_dir: str, name: str) -> tuple[Folder, int]:
     folder = Folder(os.path.join(log_dir, names.RUNS, name))
     with Closing(runs := enter(os.path.join(log_dir, names.RUNS))):
         folder.make(runs)
-    return folder, hold(folder)
+    return folder, hold(folder, os.getpid())
 
 
-def hold(folder: Folder) -> int:
-    """Create, hold and return the lock of FOLDER; raises FileExistsError."""
+def hold(folder: Folder, launcher: int) -> int:
+    """Create, hold and return the lock of FOLDER for LAUNCHER; raises FileExistsError."""
     lock = folder.open(names.LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     is_locked(lock)
-    os.write(lock, mark(os.getpid(), os.path.basename(folder.path)))
+    os.write(lock, mark(launcher, os.path.basename(folder.path)))
     return lock

@@ -65,9 +65,9 @@ class Recorded(NamedTuple):
 
 
 def document(
-    plan: LaunchPlan, request: Request, started: float, git: Mapping[str, object] | None
+    plan: LaunchPlan, request: Request, started: float, pid: int, git: Mapping[str, object] | None
 ) -> dict[str, object]:
-    """Return the manifest, without the environment, of the launch STARTED by PLAN and REQUEST."""
+    """Return the manifest, without the environment, of the launch of PLAN by the launcher PID."""
     command, hidden = arguments.conceal(request.typed)
     system = os.uname()
     return {
@@ -86,7 +86,7 @@ def document(
         "hosts": plan.nodes,
         "node_rank": plan.node_rank,
         "hostname": system.nodename,
-        "launcher_pid": os.getpid(),
+        "launcher_pid": pid,
         "started": round(started, 3),
         "started_utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
         "ranks": _ranks(plan),

@@ -56,7 +56,7 @@ class EventLog(Sink):
             self._job.began_at,
             "launched",
             _fields(plan, "job_id", "mode", "engine", "generation", "node_rank")
-            | {"processes": len(plan.processes), "launcher_pid": os.getpid()},
+            | {"processes": len(plan.processes), "launcher_pid": self._job.pid},
         )
 
     def on_event(self, happening: Happening) -> None:

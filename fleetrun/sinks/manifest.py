@@ -77,6 +77,6 @@ class ManifestFile(Sink):
                 "dirty": revision.is_dirty,
             }
         )
-        document = manifestfile.document(self._plan, job.request, job.began, known)
+        document = manifestfile.document(self._plan, job.request, job.began, job.pid, known)
         document["environment"] = manifestfile.environment(job.environ, remembered)
         job.folder.write_json(names.MANIFEST, document, job.redact)

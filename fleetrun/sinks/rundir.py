@@ -60,7 +60,7 @@ class RunDirectory(Sink):
             self._runs_fd = enter(names.RUNS, self._log_fd)
             self._make()
             self._is_made = self._job.plan.shared_logs is None
-            self._lock_fd = lockfile.hold(self._folder)
+            self._lock_fd = lockfile.hold(self._folder, self._job.pid)
             # On file systems without owners, both are the same.
             if os.fstat(self._lock_fd).st_uid != os.fstat(self._folder.fd).st_uid:
                 raise PermissionError(errno.EPERM, "a folder of another user is in its place")

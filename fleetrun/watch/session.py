@@ -27,7 +27,7 @@ from fleetrun.run.events import (
 )
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import Source
-from fleetrun.run.policy import FORWARDED, SESSION, TERM
+from fleetrun.run.policy import FORWARDED, KILL, SESSION, TERM
 from fleetrun.session.driver import GuardLink, Session, SessionHandler
 from fleetrun.session.exchange import ServerEnded
 from fleetrun.session.messages import Verdict
@@ -174,8 +174,9 @@ class JobSession(Source, SessionHandler):
                 code = 128 + signum
                 # A scheduler removes a host by TERM; removing the coordinator's ends the job.
                 stays = self._session.serves and not self._session.may_hand_over
-                is_departure = may_change and signum == TERM and not stays
-                no_retry = "" if is_departure else no_retry or what
+                is_departure = may_change and signum in {TERM, KILL} and not stays
+                is_final = not is_departure and signum != KILL
+                no_retry = (no_retry or what) if is_final else ""
             case Exited():
                 what, code = cause.describe(), cause.status.exit_code
                 why = cause.reason() if cause.error else ""

@@ -23,6 +23,7 @@ from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Request,
 from fleetrun.run import proc
 from fleetrun.run.events import Exited, Started
 from fleetrun.run.gathering import Gathering
+from fleetrun.run.keeper import Keeper, keep
 from fleetrun.run.observers import ObservedJob, Sink, Source
 from fleetrun.run.supervisor import Supervisor
 from fleetrun.sinks import console
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class InterruptBetweenDeaths(Sink):
-    """After rank 0 has ended, let rank 1 end, then 2; send this process TERM in between."""
+    """After rank 0 has ended, let rank 1 end, then 2; send the keeper TERM in between."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
@@ -64,7 +65,7 @@ class InterruptBetweenDeaths(Sink):
                     while proc.stat(self._pids[rank]) is not None:
                         time.sleep(0.005)
             case Exited(process=1):
-                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getppid(), signal.SIGTERM)
             case _:
                 pass
 
@@ -185,7 +186,7 @@ def plan(wanted: dict[str, Any], attempt: int) -> LaunchPlan:
 class DrivenJob(ObservedJob):
     """The job of a test."""
 
-    def __init__(self, wanted: dict[str, Any]) -> None:
+    def __init__(self, wanted: dict[str, Any], keeper: Keeper) -> None:
         preface = wanted.get("preface")
         self._messages = Messages(None if preface is None else lambda: preface)
         self._wanted = wanted
@@ -196,7 +197,8 @@ class DrivenJob(ObservedJob):
             log_keep=wanted.get("keep", 20),
             log_overwrite=wanted.get("overwrite", False),
         )
-        super().__init__(request, {}, log=self._messages.log, show=self._messages.show)
+        log, show = self._messages.log, self._messages.show
+        super().__init__(request, {}, log=log, show=show, keeper=keeper)
 
     def observing(self) -> list[Sink | Source]:
         """Return the observers that show the job, and the one that breaks it."""
@@ -218,8 +220,9 @@ def main(path: str) -> int:
     """Run the plan of the file PATH and return its exit code."""
     wanted = json.loads(Path(path).read_text())
     console._TIMEOUT_S = wanted.get("patience_s", console._TIMEOUT_S)
-    supervisor = Supervisor(Hosts(partial(plan, wanted), wanted), DrivenJob(wanted))
     try:
+        job = DrivenJob(wanted, keep())
+        supervisor = Supervisor(Hosts(partial(plan, wanted), wanted), job)
         return supervisor.run().exit_code
     except FleetrunError as error:
         sys.stderr.write(f"error: {error}\n")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commandline import Command
+from processes import supervisor_of
 from waiting import until
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def shown(job: Command, ranks: int, allowed: set[int]) -> list[tuple[set[int], s
     """Run JOB, whose launcher may use ALLOWED; return the output of its ranks."""
     launcher = job.start_until(*(f"shown{rank}" for rank in range(ranks)))
     # The launcher is bound to a rank's CPUs only while it starts that rank.
-    until(lambda: os.sched_getaffinity(launcher.pid) == allowed)
+    until(lambda: os.sched_getaffinity(supervisor_of(launcher.pid)) == allowed)
     ended = job.release(launcher)
     assert ended.code == 0, ended.stderr
     lines = []

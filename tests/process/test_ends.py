@@ -7,12 +7,11 @@ import re
 import signal
 import subprocess
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from commandline import Driven
-from processes import assert_no_survivors, survivors
+from processes import assert_no_survivors, supervisor_of, survivors
 from terminals import state
 from waiting import LONG_S, until
 
@@ -87,11 +86,12 @@ def end_unseen(job: Driven, ranks: tuple[int, int], count: int = 2) -> subproces
     """Start JOB and let RANKS end in this order while the launcher sleeps; then return it."""
     launcher = job.start_until("ready0", "ready1")
     pids = {event["rank"]: event["pid"] for event in started(job, count)}
-    os.kill(launcher.pid, signal.SIGSTOP)
+    supervisor = supervisor_of(launcher.pid)
+    os.kill(supervisor, signal.SIGSTOP)
     for rank in ranks:
         (job.folder / f"go{rank}").touch()
         until(lambda rank=rank: state(pids[rank]) == "Z")  # type: ignore[misc]
-    os.kill(launcher.pid, signal.SIGCONT)
+    os.kill(supervisor, signal.SIGCONT)
     return launcher
 
 
@@ -227,22 +227,10 @@ def test_a_child_that_leaves_the_group_while_it_is_waited_for_does_not_hold_the_
     job = Driven(tmp_path, ["python3", "-c", LEAVES_THE_GROUP], grace_s=60)
     launcher = job.start_until("ready0")
     until(lambda: (tmp_path / "ready0").read_text().endswith("\n"))
-    child = (tmp_path / "ready0").read_text().strip()
     launcher.terminate()
-    until(lambda: child in pidfds(launcher.pid))
+    job.wait_for("log/latest/events.jsonl")
+    until(lambda: "signalled" in {event["event"] for event in job.events()})
     assert job.release(launcher).code == 143
-
-
-def pidfds(pid: int) -> set[str]:
-    """Return the processes of which PID holds descriptors."""
-    descriptors = set()
-    for name in os.listdir(f"/proc/{pid}/fdinfo"):
-        with (
-            suppress(OSError),
-            open(f"/proc/{pid}/fdinfo/{name}") as file,
-        ):
-            descriptors |= {line.split()[1] for line in file if line.startswith("Pid:")}
-    return descriptors
 
 
 def test_s26_the_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
@@ -288,13 +276,55 @@ def test_ranks_of_a_launcher_that_was_killed_may_save_what_they_have(tmp_path: P
     assert (tmp_path / "saved1").exists()
 
 
-def test_a_guard_that_was_stopped_ends_the_ranks_of_a_launcher_that_is_killed(
+def test_a_supervisor_that_was_stopped_ends_the_ranks_when_the_keeper_is_killed(
     tmp_path: Path,
 ) -> None:
     job = Driven(tmp_path, "touch ready0; exec sleep 1000")
     launcher = job.start_until("ready0", stdout=None, stderr=None)
-    os.kill(the_guard(launcher.pid), signal.SIGSTOP)
+    supervisor = supervisor_of(launcher.pid)
+    os.kill(supervisor, signal.SIGSTOP)
+    until(lambda: state(supervisor) == "T")
     job.kill(launcher)
+
+
+def test_who_kills_the_keeper_finds_that_in_the_records(tmp_path: Path) -> None:
+    job = Driven(tmp_path, "touch ready0; exec sleep 1000")
+    launcher = job.start_until("ready0", stdout=None, stderr=None)
+    job.kill(launcher)
+    (finished,) = [event for event in job.events() if event["event"] == "finished"]
+    assert (finished["exit_code"], finished["verdict"]) == (137, "interrupted by SIGKILL")
+
+
+def test_the_keeper_ends_what_a_killed_supervisor_leaves(tmp_path: Path) -> None:
+    save = "trap 'sleep 0.2; touch saved; exit' TERM; touch ready{0}; while :; do sleep 0.01; done"
+    job = Driven(
+        tmp_path,
+        save.format(0),
+        IGNORE_TERM.format(rank=1),
+        "(env -i setsid sleep 61.125 &); touch ready2; sleep 60",
+        grace_s=2,
+        max_restarts=3,
+    )
+    launcher = job.start_until("ready0", "ready1", "ready2")
+    supervisor = supervisor_of(launcher.pid)
+    os.kill(supervisor, signal.SIGKILL)
+    done = job.finish(launcher)
+    assert done.code == 137
+    assert "the supervisor was killed" in done.stderr
+    assert (tmp_path / "saved").exists()
+    assert b"61.125" not in commands()
+
+
+@pytest.mark.parametrize("target", ["group", "name"])
+def test_who_kills_the_launchers_group_or_name_leaves_nobody(tmp_path: Path, target: str) -> None:
+    job = Driven(tmp_path, "setsid sleep 60 & touch ready0; sleep 60", grace_s=1)
+    launcher = job.start_until("ready0", start_new_session=True, stdout=None, stderr=None)
+    if target == "group":
+        os.killpg(launcher.pid, signal.SIGKILL)
+    else:
+        subprocess.run(["pkill", "-KILL", "-f", job.argv[-1]], check=True)
+    launcher.wait(LONG_S)
+    assert_no_survivors(job.marker)
 
 
 # It cannot be caught by its pid: it is another process every few milliseconds.
@@ -341,7 +371,7 @@ def test_s28_sigkill_ends_the_pipe_too(tmp_path: Path) -> None:
     job = Driven(tmp_path, "touch ready0; sleep 60")
     launcher = job.start_until("ready0")
     launcher.kill()
-    # Neither the guard nor a rank keeps the launcher's output open.
+    # Neither the supervisor nor a rank keeps the launcher's output open.
     launcher.communicate(timeout=LONG_S)
     assert_no_survivors(job.marker)
 
@@ -477,64 +507,9 @@ def test_orphans_that_end_are_reaped_while_the_job_runs(tmp_path: Path) -> None:
     launcher = job.start_until("ready0")
     (event,) = started(job, 1)
 
-    guard = the_guard(launcher.pid)
-    until(lambda: children(guard) == {event["pid"]})
+    supervisor = supervisor_of(launcher.pid)
+    until(lambda: children(supervisor) == {event["pid"]})
     assert job.release(launcher).code == 0
-
-
-def test_the_guard_may_be_killed(tmp_path: Path) -> None:
-    job = Driven(tmp_path, "touch ready0; until [ -e go ]; do sleep 0.01; done")
-    launcher = job.start_until("ready0")
-    started(job, 1)
-    os.kill(the_guard(launcher.pid), signal.SIGKILL)
-    assert job.release(launcher).code == 0
-
-
-def test_who_kills_the_guard_changes_nothing_of_how_the_job_ends(tmp_path: Path) -> None:
-    # A further attempt, leftovers of the first one, and exit codes all pass through the launcher.
-    script = "(setsid sleep 60 &); touch ready0; until [ -e go ]; do sleep 0.01; done; exit 7"
-    job = Driven(tmp_path, script, max_restarts=1)
-    launcher = job.start_until("ready0")
-    started(job, 1)
-    os.kill(the_guard(launcher.pid), signal.SIGKILL)
-    done = job.release(launcher)
-    assert done.code == 7
-    assert (tmp_path / "log" / "latest" / "workerlog.0.attempt1").exists()
-
-
-def test_who_kills_the_guard_and_then_the_launcher_still_leaves_nobody(tmp_path: Path) -> None:
-    job = Driven(tmp_path, "setsid sleep 60 & touch ready0; sleep 60", IGNORE_TERM.format(rank=1))
-    launcher = job.start_until("ready0", "ready1", stdout=None, stderr=None)
-    started(job, 2)
-    guard = the_guard(launcher.pid)
-    os.kill(guard, signal.SIGKILL)
-    # Its descriptor was reused: by ranks, and by the new guard.
-    until(lambda: guard not in children(launcher.pid) and b"rank-guard" in names(launcher.pid))
-    job.kill(launcher)
-
-
-def names(parent: int) -> bytes:
-    """Return the names of PARENT's children."""
-    texts = b""
-    for pid in children(parent):
-        with suppress(OSError), open(f"/proc/{pid}/comm", "rb") as file:
-            texts += file.read()
-    return texts
-
-
-def test_a_guard_that_was_stopped_is_told_to_go_on(tmp_path: Path) -> None:
-    job = Driven(tmp_path, "(setsid sleep 60 &); touch ready0; sleep 60")
-    launcher = job.start_until("ready0")
-    guard = the_guard(launcher.pid)
-    os.kill(guard, signal.SIGSTOP)
-    until(lambda: state(guard) == "T")
-    launcher.terminate()
-    assert job.finish(launcher).code == 143
-
-
-def the_guard(launcher: int) -> int:
-    (guard,) = children(launcher)
-    return guard
 
 
 def children(pid: int) -> set[int]:

@@ -24,7 +24,7 @@ def test_the_foreground_waits_until_all_observers_know_of_the_processes(
     os.set_blocking(reader, False)
     lines: list[str] = []
     background = Background(str(tmp_path / "console"), writer)
-    background.sink(Folder(str(tmp_path)), lines.append)
+    background.sink(Folder(str(tmp_path)), lines.append, os.getpid())
     timers = Timers()
     background.open(timers)
     with pytest.raises(BlockingIOError):

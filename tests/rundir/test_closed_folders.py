@@ -11,7 +11,7 @@ from waiting import LONG_S
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import checkpoints, scripts
 from fleetrun.model import Script
-from fleetrun.run import worker
+from fleetrun.run import processes
 from fleetrun.run.isolation import IsolatedCall
 from fleetrun.rundir.folder import closed
 
@@ -80,12 +80,12 @@ def test_a_program_whose_interpreter_lies_in_one_needs_no_chmod(home: Path) -> N
     program.write_text(f"#!{home / 'python'} -u\n")
     program.chmod(0o755)
     for path in (program, home / "python"):
-        why = as_nobody(lambda path=path: worker._why(str(path), 13))  # type: ignore[misc]
+        why = as_nobody(lambda path=path: processes._why(str(path), 13))  # type: ignore[misc]
         where = f"this user may not enter the folder {home}."
         assert why == f"{home / 'python'} cannot be reached: {where}"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o644)
-    assert "try chmod +x" in str(as_nobody(lambda: worker._why(str(program), 13)))
+    assert "try chmod +x" in str(as_nobody(lambda: processes._why(str(program), 13)))
 
 
 @pytest.mark.parametrize("hidden", ["step_2", "step_2/optimizer", ""])

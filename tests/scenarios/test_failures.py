@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import ports
 import pytest
 from commandline import Command
-from processes import survivors
+from processes import supervisor_of, survivors
 from terminals import state
 from waiting import LONG_S, patient, until
 
@@ -34,10 +34,11 @@ def test_s17_two_that_fail_together_are_both_named_and_one_is_the_cause(tmp_path
     launcher = job.start_until("ready0", "ready1", "ready2", "ready3")
     pids = [int((tmp_path / f"pid{rank}").read_text()) for rank in (1, 3)]
     # The launcher learns of both at once.
-    os.kill(launcher.pid, signal.SIGSTOP)
+    supervisor = supervisor_of(launcher.pid)
+    os.kill(supervisor, signal.SIGSTOP)
     (tmp_path / "go").touch()
     until(lambda: [state(pid) for pid in pids] == ["Z", "Z"])
-    os.kill(launcher.pid, signal.SIGCONT)
+    os.kill(supervisor, signal.SIGCONT)
     done = job.finish(launcher)
     assert done.code in {5, 6}
     first, second = (1, 3) if done.code == 5 else (3, 1)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commandline import Command, fleetrun
+from processes import supervisor_of
 from waiting import until
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ def test_s35_a_stop_between_two_attempts_starts_nothing_more(tmp_path: Path) -> 
 def logs_open_in(launcher: subprocess.Popen[bytes]) -> list[str]:
     """Return the names of the log files that LAUNCHER has open."""
     logs = []
-    for link in Path(f"/proc/{launcher.pid}/fd").iterdir():
+    for link in Path(f"/proc/{supervisor_of(launcher.pid)}/fd").iterdir():
         # A file that was closed since it was listed does not count.
         with suppress(FileNotFoundError):
             logs.append(link.readlink().name)

@@ -129,8 +129,8 @@ def test_who_makes_the_verdict_may_be_the_victim(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("killed", "what"),
     [
-        (1, "Fleetrun was lost on 127.0.0.2"),
-        (0, "The coordinator of the job was lost on 127.0.0.1"),
+        (1, "Interrupted by SIGKILL on 127.0.0.2"),
+        (0, "Interrupted by SIGKILL on 127.0.0.1"),
     ],
 )
 def test_s28_s50_a_killed_launcher_is_noticed_and_named(
@@ -140,7 +140,7 @@ def test_s28_s50_a_killed_launcher_is_noticed_and_named(
     job.wait_for("up")
     job.launchers[killed].kill()
     ended = job.finish()[1 - killed]
-    assert ended.code == 1
+    assert ended.code == 137
     assert what in ended.stderr
 
 
