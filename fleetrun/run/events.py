@@ -484,12 +484,6 @@ class Gather(NamedTuple):
     attempt: int
 
 
-class StopGathering(NamedTuple):
-    """Gathering timed out; answered at once by GatherFailed."""
-
-    attempt: int
-
-
 class Examine(NamedTuple):
     """Determine when and why these processes failed; answered at once by RootCauses."""
 
@@ -544,9 +538,7 @@ Declared: TypeAlias = (
     | JobVerdict
     | SourceFailed
 )
-Action: TypeAlias = (
-    Gather | StopGathering | Spawn | Await | SignalAll | Examine | HostStopped | Sweep | Finish
-)
+Action: TypeAlias = Gather | Spawn | Await | SignalAll | Examine | HostStopped | Sweep | Finish
 # What sinks and sources are notified of.
 Happening: TypeAlias = (
     Event

@@ -75,7 +75,8 @@ class AtOnce(Gathering):
 class Round:
     """One round of GATHERING, for ATTEMPT; calls ANSWERED once, unless it is ended before.
 
-    An exception that GATHERING raises, now or in a callback of LOOP, counts as an answer.
+    An exception that GATHERING raises, now or in a callback of LOOP, counts as an answer; so does
+    a RendezvousError when its time is up.
     """
 
     def __init__(
@@ -88,10 +89,8 @@ class Round:
         *,
         progress: Callable[[str], None],
     ) -> None:
-        self._gathering = gathering
-        self._attempt = attempt
-        self._log = log
-        self._progress = progress
+        self._gathering, self._attempt = gathering, attempt
+        self._log, self._progress = log, progress
         self._answered = answered
         self._share = LoopShare(loop, self._shielded)
         self._answers: list[LaunchPlan | Exception] = []
@@ -101,9 +100,9 @@ class Round:
         """Begin to gather."""
         now = time.monotonic()
         self._until = now + self._gathering.timeout_s
-        self._share.timer(
-            (Round, "progress"), now + _PROGRESS_S, partial(self._tell, self._progress)
-        )
+        show = partial(self._tell, self._progress)
+        self._share.timer((Round, "progress"), now + _PROGRESS_S, show)
+        self._share.timer((Round, "timeout"), self._until, self._give_up)
         self._remark_later()
         begin = self._gathering.begin
         self._shielded(partial(begin, self._attempt, self._share, self._answers.append))
@@ -113,8 +112,8 @@ class Round:
             call()
         except Exception as error:  # noqa: BLE001 - what cannot be planned is a verdict
             self._answers.append(error)
-        # Outside the `try`: what fails from here on is not the gathering's fault.
         if self._answers and not self._is_over:
+            # What fails from here on is not the gathering's fault.
             self._answered(self._answers[0])
 
     def _remark_later(self) -> None:
@@ -130,19 +129,18 @@ class Round:
         if progress:
             log(progress)
 
-    def late(self) -> RendezvousError:
-        """Cancel, and return an error that names the hosts that did not join."""
-        missing, timeout_s = self._gathering.missing(), self._gathering.timeout_s
+    def _give_up(self) -> None:
+        why = f"{self._gathering.missing()} did not come within {self._gathering.timeout_s:g} s."
         with suppress(Exception):
             self._gathering.cancel()
-        return RendezvousError(f"{missing} did not come within {timeout_s:g} s.")
+        self._answers.append(RendezvousError(why))
 
-    def end(self, *, is_answered: bool) -> None:
+    def end(self) -> None:
         """Stop waiting; cancel the gathering unless it has answered."""
         if self._is_over:
             return
         self._is_over = True
         self._share.clear()
-        if not is_answered:
+        if not self._answers:
             with suppress(Exception):
                 self._gathering.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from fleetrun import engines
@@ -391,4 +392,5 @@ class LaunchedJob(ObservedJob):
         log = _messages(self.request, self.environ).log
         from fleetrun.run import notification
 
-        notification.notify(json.dumps(reported) + "\n", command=command, url=url, log=log)
+        with suppress(KeyboardInterrupt):
+            notification.notify(json.dumps(reported) + "\n", command=command, url=url, log=log)

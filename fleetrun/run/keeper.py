@@ -80,11 +80,11 @@ class Keeper:
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGCONT)
 
     def release(self) -> None:
-        """Let signals end this process again, as nothing runs any more."""
+        """Let signals raise KeyboardInterrupt, as nothing runs any more."""
         if not self._is_alive:
             self._settings.restore(self.group)
         for signum in REQUESTS - {signal.SIGQUIT}:
-            signal.signal(signum, signal.SIG_DFL)
+            signal.signal(signum, signal.default_int_handler)
         self._shared[_HEARS] = _ALONE
 
     def read(self) -> list[tuple[int, bool]]:

@@ -1,8 +1,8 @@
 """The policy: `step(state, event, rules) -> (state, actions)` decides and has no side effects.
 
-The caller performs the actions. The answers to Spawn (Started, or Exited if it failed), Examine
-(RootCauses) and StopGathering (GatherFailed) come before any other event. Before an action that had
-to wait, the caller asks `is_current`.
+The caller performs the actions. The answers to Spawn (Started, or Exited if it failed) and Examine
+(RootCauses) come before any other event. Before an action that had to wait, the caller asks
+`is_current`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from fleetrun.run.events import (
     SourceFailed,
     Spawn,
     Started,
-    StopGathering,
     StopRequested,
     StrategyRejected,
     Sweep,
@@ -81,8 +80,6 @@ GATHERING, RUNNING, STOPPING, KILLING, STOPPED, FINISHED = (
 class PolicyState(NamedTuple):
     """The state of the job on this host."""
 
-    # How long gathering may take.
-    timeout_s: float
     # From the plan of this generation: how many processes, and those that the job waits for.
     total: int = 0
     essential: frozenset[int] = frozenset()
@@ -128,15 +125,14 @@ class PolicyState(NamedTuple):
 Step: TypeAlias = tuple[PolicyState, tuple[Action, ...]]
 
 
-def begin(at: float, timeout_s: float) -> Step:
-    """Return the first state and actions; gathering may take TIMEOUT_S seconds."""
-    return _gather(PolicyState(timeout_s), at)
+def begin() -> Step:
+    """Return the first state and actions."""
+    return _gather(PolicyState())
 
 
-def _gather(state: PolicyState, at: float) -> Step:
+def _gather(state: PolicyState) -> Step:
     """Begin a generation: gather the hosts."""
-    state = state._replace(is_resting=False, deadline=at + state.timeout_s)
-    return state, (Gather(state.attempt),)
+    return state._replace(is_resting=False, deadline=None), (Gather(state.attempt),)
 
 
 def _gathered(state: PolicyState, event: Gathered) -> Step:
@@ -178,7 +174,7 @@ def _next(state: PolicyState, process: int) -> Spawn | Await:
 
 def is_current(state: PolicyState, action: Action) -> bool:
     """Whether ACTION, which had to wait, is still due; a signal may have overtaken it."""
-    if isinstance(action, Gather | StopGathering):
+    if isinstance(action, Gather):
         return state.phase == GATHERING and action.attempt == state.attempt
     return not isinstance(action, Spawn | Await) or (
         state.phase == RUNNING and action.attempt == state.attempt
@@ -435,7 +431,6 @@ def _judged(state: PolicyState, event: JobVerdict, rules: Rules) -> Step:
         has_restarts = rules.max_restarts or state.earlier
         return _finish(state._replace(given_up=event.given_up if has_restarts else ""))
     again = PolicyState(
-        state.timeout_s,
         attempt=state.attempt + 1,
         is_resting=True,
         earlier=(*state.earlier, cause),
@@ -534,10 +529,8 @@ def _interrupted(state: PolicyState, event: Interrupted, rules: Rules) -> Step:
 def _elapsed(state: PolicyState, event: TimerExpired) -> Step:
     if state.deadline is None or event.at < state.deadline:
         return state, ()
-    if state.phase == GATHERING and state.is_resting:
-        return _gather(state, event.at)
     if state.phase == GATHERING:
-        return state._replace(deadline=None), (StopGathering(state.attempt),)
+        return _gather(state)
     if state.phase == KILLING:
         examine = _to_examine(state)
         return (state, examine) if examine else _finish(state)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import _socket  # `socket` takes 40 ms to import, this one 1
+import errno
 import time
-from collections.abc import Callable, Container
-from functools import partial
+from collections.abc import Callable
 
 from fleetrun.model import Endpoint, LaunchPlan
-from fleetrun.run.loop import Waiting
-from fleetrun.run.tcpconnect import Link, TcpConnect, resolve
+from fleetrun.run.loop import Waiting, nothing
 from fleetrun.rundir.names import listed
 
 # Servers on other hosts, which somebody may start by hand, may take longer.
@@ -17,131 +16,109 @@ _TIMEOUT_S = 30.0
 _REMOTE_TIMEOUT_S = 300.0
 # When to print what it waits for.
 _REMARK_S = 1.0
-_PACE_S = 0.05
-# After this, try less often: a slow disk, or a host that is started by hand.
-_SLOWER_AFTER_S = 10.0
-_SLOW_PACE_S = 0.5
-# A firewall may drop packets; the kernel alone would retry for two minutes.
+# How often to try; less often after a while: a slow disk, or a host that is started by hand.
+_PACE_S, _SLOW_PACE_S, _SLOWER_AFTER_S = 0.05, 0.5, 10.0
+# A firewall may drop packets; the kernel alone would try again ever more rarely.
 _UNANSWERED_S = 2.0
 
 
 class Readiness:
-    """Calls READY with a process and its attempt once the endpoints that it awaits listen.
+    """Finds out for processes of PLAN whether the endpoints that they await listen.
 
-    One of each group is enough. IS_ALIVE says whether a process of the plan runs; one that has
-    ended is not waited for, nor are those that are GONE on other hosts. A listening process sees a
-    connection that is closed at once.
+    One of each group is enough. IS_GONE says of which process it is known that it will never
+    listen. READY is called with the process that may start. A listening process sees a connection
+    that is closed at once.
     """
 
     def __init__(
         self,
+        plan: LaunchPlan,
         waiting: Waiting,
+        *,
         log: Callable[[str], None],
         progress: Callable[[str], None],
-        *,
-        is_alive: Callable[[int], bool],
-        gone: Container[Endpoint] = frozenset(),
-        ready: Callable[[int, int], None],
+        is_gone: Callable[[Endpoint], bool],
+        ready: Callable[[int], None],
     ) -> None:
-        self._waiting = waiting
-        self._log = log
-        self._progress = progress
-        self._is_alive = is_alive
-        self._gone = gone
-        self._ready = ready
-        # The attempt, and the groups of endpoints that already listen in it.
-        self._listening: tuple[int, frozenset[tuple[Endpoint, ...]]] = (0, frozenset())
-        # Those that do not.
-        self._silent: list[tuple[Endpoint, ...]] = []
-        self._calls: dict[Endpoint, TcpConnect] = {}
-        self._answered: set[Endpoint] = set()
+        self._plan, self._waiting = plan, waiting
+        self._log, self._progress = log, progress
+        self._is_gone, self._ready = is_gone, ready
+        # The groups that nobody waits for any more.
+        self._settled: set[tuple[Endpoint, ...]] = set()
+        # Connections under way, and since when.
+        self._calls: dict[Endpoint, tuple[_socket.socket, float]] = {}
+        own_hosts = {spec.rank.endpoint.host for spec in plan.processes if spec.rank is not None}
+        awaited = {end for spec in plan.processes for group in spec.awaits for end in group}
+        is_here = all(endpoint.host in own_hosts for endpoint in awaited)
+        self._timeout_s = _TIMEOUT_S if is_here else _REMOTE_TIMEOUT_S
 
-    def begin(self, plan: LaunchPlan, process: int, attempt: int) -> None:
-        """Let PROCESS of PLAN wait until the endpoints that it awaits listen."""
-        self._process, self._attempt = process, attempt
-        self._answered.clear()
-        self._wanted = plan.processes[process].awaits
-        if self._listening[0] != attempt:
-            self._listening = attempt, frozenset()
-        self._silent = [group for group in self._wanted if group not in self._listening[1]]
-        if not self._silent:
-            self._ready(process, attempt)
-            return
-        self._own = {
-            spec.rank.endpoint: place
-            for place, spec in enumerate(plan.processes)
-            if spec.rank is not None
-        }
-        own_hosts = {endpoint.host for endpoint in self._own}
-        is_here = all(endpoint.host in own_hosts for group in self._wanted for endpoint in group)
-        timeout_s = _TIMEOUT_S if is_here else _REMOTE_TIMEOUT_S
-        servers = [server for server in plan.ranks if server.role == "PSERVER"]
-        names = {
-            server.endpoint: f"server {server.rank} at {server.endpoint}" for server in servers
-        }
+    def begin(self, process: int) -> None:
+        """Call READY with PROCESS once the endpoints that it awaits listen, or time is up."""
+        began, has_told = time.monotonic(), False
 
-        def silent() -> str:
-            return listed([names.get(group[0], str(group[0])) for group in self._silent])
+        def poll() -> None:
+            nonlocal has_told
+            groups = self._plan.processes[process].awaits
+            silent = [group for group in groups if not self._is_settled(group)]
+            waited_s = time.monotonic() - began
+            if waited_s > self._timeout_s and silent:
+                why = f"did not listen within {self._timeout_s:.0f} s; the others start anyway."
+                self._log(f"{self._names(silent)} {why}")
+                self._settled.update(silent)
+                silent = []
+            if not silent:
+                self.stop()
+                self._ready(process)
+                return
+            if waited_s > _REMARK_S and not has_told:
+                has_told = True
+                names = self._names(silent)
+                self._progress(f"Waiting up to {self._timeout_s:.0f} s for {names} to listen.")
+            pace_s = _PACE_S if waited_s < _SLOWER_AFTER_S else _SLOW_PACE_S
+            self._waiting.timer("readiness", time.monotonic() + pace_s, poll)
 
-        def remark() -> None:
-            self._progress(f"Waiting up to {timeout_s:.0f} s for {silent()} to listen.")
-            self._waiting.timer("timeout", self._began + timeout_s, give_up)
-
-        def give_up() -> None:
-            why = f"did not listen within {timeout_s:.0f} s; the others start anyway."
-            self._log(f"{silent()} {why}")
-            self._proceed()
-
-        self._began = time.monotonic()
-        self._waiting.timer("timeout", self._began + _REMARK_S, remark)
-        self._waiting.timer("listening", self._began, self._look)
+        poll()
 
     def stop(self) -> None:
         """Stop waiting."""
-        for key in ("timeout", "listening"):
-            self._waiting.timer(key, None, self.stop)
-        for call in self._calls.values():
+        self._waiting.timer("readiness", None, nothing)
+        for call, _ in self._calls.values():
             call.close()
         self._calls.clear()
 
-    def _proceed(self) -> None:
-        self._listening = self._attempt, self._listening[1].union(self._wanted)
-        self.stop()
-        self._ready(self._process, self._attempt)
-
-    def _look(self) -> None:
-        """Try all endpoints that do not listen yet; try again later if any are left."""
-        self._silent = [group for group in self._silent if not self._is_settled(group)]
-        if not self._silent:
-            self._proceed()
-            return
-        now = time.monotonic()
-        pace = _PACE_S if now - self._began < _SLOWER_AFTER_S else _SLOW_PACE_S
-        self._waiting.timer("listening", now + pace, self._look)
+    def _names(self, groups: list[tuple[Endpoint, ...]]) -> str:
+        servers = [server for server in self._plan.ranks if server.role == "PSERVER"]
+        names = {
+            server.endpoint: f"server {server.rank} at {server.endpoint}" for server in servers
+        }
+        return listed([names.get(group[0], str(group[0])) for group in groups])
 
     def _is_settled(self, group: tuple[Endpoint, ...]) -> bool:
         # A process that has ended, such as a server that was not needed, will never listen.
-        if any(map(self._is_gone, group)):
+        if group in self._settled:
             return True
-        for endpoint in group:
-            self._call(endpoint)
-        return not self._answered.isdisjoint(group)
+        answers = [self._is_gone(endpoint) or self._listens(endpoint) for endpoint in group]
+        if any(answers):
+            self._settled.add(group)
+        return any(answers)
 
-    def _is_gone(self, endpoint: Endpoint) -> bool:
-        own = self._own.get(endpoint)
-        return endpoint in self._gone or (own is not None and not self._is_alive(own))
-
-    def _call(self, endpoint: Endpoint) -> None:
-        """Connect to ENDPOINT, unless that is under way; its name may be unknown as yet."""
-        places = resolve(*endpoint) if endpoint not in self._calls else ()
-        for place in [place for place in places if place.family == _socket.AF_INET][:1]:
-            self._calls[endpoint] = TcpConnect(
-                place, self._waiting, partial(self._called, endpoint), _UNANSWERED_S
-            )
-
-    def _called(self, endpoint: Endpoint, link: Link | None, _why_not: int) -> None:
-        del self._calls[endpoint]
-        if link is not None:
-            link.socket.close()
-            self._answered.add(endpoint)
-            self._look()
+    def _listens(self, endpoint: Endpoint) -> bool:
+        """Whether a connection to ENDPOINT is accepted; its name may be unknown as yet."""
+        now = time.monotonic()
+        call, since = self._calls.pop(endpoint, (None, now))
+        if call is None or now - since > _UNANSWERED_S:
+            if call is not None:
+                call.close()
+            call, since = _socket.socket(type=_socket.SOCK_STREAM | _socket.SOCK_CLOEXEC), now
+            call.setblocking(False)  # noqa: FBT003 - socket has it so
+        try:
+            number = call.connect_ex(tuple(endpoint))
+            if number in {errno.EINPROGRESS, errno.EALREADY}:
+                self._calls[endpoint] = call, since
+                return False
+            # A caller that was given the very port that it calls reaches itself.
+            is_open = number in {0, errno.EISCONN} and call.getsockname() != call.getpeername()
+        except OSError:
+            is_open = False
+        call.close()
+        return is_open

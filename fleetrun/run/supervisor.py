@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 
 from fleetrun.errors import EnvironmentFault, FleetrunError
-from fleetrun.model import LaunchPlan, Rules
+from fleetrun.model import Endpoint, LaunchPlan, Rules
 from fleetrun.postmortem import failures, investigation, kernelfacts, report
 from fleetrun.postmortem.investigation import Investigation
 from fleetrun.run import children, descriptors, policy, proc, processes, terminal
@@ -39,7 +39,6 @@ from fleetrun.run.events import (
     Spawn,
     StacksRequested,
     Started,
-    StopGathering,
     StrategyReport,
     Sweep,
     TimerExpired,
@@ -129,7 +128,7 @@ class Supervisor:
         began = time.monotonic()
         self._loop.watch(self._keeper.fd, self._on_keeper)
         self._loop.watch(self._child_fd, self._on_child)
-        self._state, actions = policy.begin(began, self._gathering.timeout_s)
+        self._state, actions = policy.begin()
         self._loop.timer("policy", self._state.deadline, self._on_deadline)
         self._todo += actions
         self._perform_all()
@@ -419,8 +418,9 @@ class Supervisor:
             self._log_next_attempt(event.at)
         if self._state.phase != policy.RUNNING and self._readiness is not None:
             self._readiness.stop()
+            self._readiness = None
         if before.phase == policy.GATHERING != self._state.phase:
-            self._round.end(is_answered=isinstance(event, Gathered | GatherFailed))
+            self._round.end()
         if self._state.deadline != before.deadline:
             self._loop.timer("policy", self._state.deadline, self._on_deadline)
         if isinstance(event, Gathered):
@@ -445,8 +445,6 @@ class Supervisor:
         match action:
             case Gather(attempt=attempt):
                 self._gather(attempt)
-            case StopGathering(attempt=attempt):
-                self._feed(self._no_plan(attempt, self._round.late()))
             case Spawn():
                 self._feed(self._spawn(action))
             case Await():
@@ -498,17 +496,28 @@ class Supervisor:
             self._observers.on_event(RunWarning("ended", text, time.monotonic()))
 
     def _await(self, action: Await) -> None:
-        self._readiness = self._readiness or Readiness(
-            self._loop,
-            self._log,
-            self._progress,
-            is_alive=self._workers.__contains__,
-            gone=self._job.gone,
-            ready=self._is_ready,
-        )
-        self._readiness.begin(self._plan, action.process, action.attempt)
+        if self._readiness is None:
+            self._readiness = Readiness(
+                self._plan,
+                self._loop,
+                log=self._log,
+                progress=self._progress,
+                is_gone=self._is_gone,
+                ready=partial(self._on_ready, attempt=action.attempt),
+            )
+        self._readiness.begin(action.process)
 
-    def _is_ready(self, process: int, attempt: int) -> None:
+    def _is_gone(self, endpoint: Endpoint) -> bool:
+        """Whether the process of ENDPOINT, here or on another host, has ended."""
+        own = {
+            spec.rank.endpoint: index
+            for index, spec in enumerate(self._plan.processes)
+            if spec.rank is not None
+        }
+        is_here = endpoint in own
+        return own[endpoint] not in self._workers if is_here else endpoint in self._job.gone
+
+    def _on_ready(self, process: int, attempt: int) -> None:
         self._feed(Ready(process, time.monotonic(), attempt))
         self._perform_all()
 

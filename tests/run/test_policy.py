@@ -34,7 +34,6 @@ from fleetrun.run.events import (
     SourceFailed,
     Spawn,
     Started,
-    StopGathering,
     StopRequested,
     StrategyRejected,
     Sweep,
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 LONGEST_WAIT_S = policy.LONGEST_WAIT_S
-TIMEOUT_S = 600.0
 OK = ExitStatus(code=0)
 INT, KILL, TERM, HUP, USR1 = 2, 9, 15, 1, 10
 
@@ -70,7 +68,7 @@ class Job:
         self.rules = rules
         self.now = 0.0
         self.spawns = spawns or (lambda _: True)
-        self.state, actions = policy.begin(self.now, TIMEOUT_S)
+        self.state, actions = policy.begin()
         self.events: list[Event] = []
         self.done: list[Action] = []
         self.outcome: Outcome | None = None
@@ -90,8 +88,6 @@ class Job:
                 case Gather(attempt=attempt) if self.essential is not None:
                     plan = generation(self.essential, self.awaiting, has_peers=self.has_peers)
                     todo += self.take(Gathered(attempt, plan, self.now))
-                case StopGathering(attempt=attempt):
-                    todo += self.take(GatherFailed(attempt, "nobody came.", 4, self.now))
                 case Spawn(process=process, attempt=attempt):
                     todo += self.take(self.start(process, attempt))
                 case Finish(outcome=outcome):
@@ -635,16 +631,6 @@ def gathering(attempt: int, **rules: float) -> Job:
 
 
 @pytest.mark.parametrize("attempt", [0, 1])
-def test_who_does_not_come_in_time_ends_the_job(attempt: int) -> None:
-    job = gathering(attempt)
-    job.wait(TIMEOUT_S - 1)
-    assert job.outcome is None
-    job.wait(1)
-    assert (job.verdict().exit_code, job.verdict().attempts) == (4, attempt + 1)
-    assert job.verdict().describe().endswith("nobody came")
-
-
-@pytest.mark.parametrize("attempt", [0, 1])
 @pytest.mark.parametrize("signum", [INT, TERM, HUP])
 def test_a_signal_ends_the_wait_for_hosts_at_once(attempt: int, signum: int) -> None:
     job = gathering(attempt)
@@ -870,8 +856,10 @@ def hear(job: Job, dice: Dice) -> None:
 def end(job: Job) -> None:
     """Let a remaining process die."""
     alive = sorted(job.state.alive)
-    if job.state.phase == policy.GATHERING:
-        job.wait(TIMEOUT_S)
+    if job.state.phase == policy.GATHERING and job.state.is_resting:
+        job.wait(LONGEST_WAIT_S)
+    elif job.state.phase == policy.GATHERING:
+        job.feed(GatherFailed(job.state.attempt, "nobody came.", 4, job.now))
     elif alive:
         job.exit(alive[0], signum=KILL)
     elif job.state.phase == policy.STOPPED:
