@@ -16,7 +16,7 @@ from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.run import children, proc
 from fleetrun.run.children import Leftover
 from fleetrun.rundir import names, variables
-from fleetrun.rundir.folder import SHARED, Folder, closed, point, write_all
+from fleetrun.rundir.folder import SHARED, Folder, point, write_all
 
 # The size of a trial write to a log: without room for a traceback, a log is of no use.
 _TRIAL = b"\n" * 4096
@@ -307,54 +307,26 @@ def _refusal(spec: ProcessSpec, error: OSError | ValueError) -> SpawnRefusal:
     program = spec.argv[0]
     if isinstance(error, ValueError):
         return SpawnRefusal(_NOT_RUNNABLE, f"{error} in its command or environment.")
+    why = _WHY.get(error.errno or 0, "{program}: {error}.")
+    if error.errno == errno.ENOENT and os.path.exists(program):
+        why = "the interpreter named in the first line of {program} does not exist."
+        with suppress(OSError), open(program, "rb") as file:
+            if file.readline(_LONGEST_LINE).endswith(b"\r\n"):
+                why = (
+                    "the first line of {program} ends in a carriage return, as lines of Windows "
+                    "do: run `sed -i 's/\\r$//' {program}`."
+                )
     status = _NOT_FOUND if error.errno == errno.ENOENT else _NOT_RUNNABLE
-    return SpawnRefusal(status, _why(program, error.errno))
+    return SpawnRefusal(status, why.format(program=program, error=error.strerror))
 
 
-def _why(program: str, number: int | None) -> str:
-    """Explain the errno NUMBER with which PROGRAM could not be started."""
-    match number:
-        case errno.ENOENT if os.path.exists(program):
-            why = _lost_interpreter(program)
-        case errno.ENOENT:
-            why = f"there is no program {program}."
-        case errno.EACCES if shut := _closed_way(program):
-            why = shut
-        case errno.EACCES:
-            why = f"{program} may not be executed: try chmod +x, or look for a noexec mount."
-        case errno.ENOEXEC:
-            why = f"{program} is not a program: a script needs a first line such as #!/bin/sh."
-        case errno.E2BIG:
-            why = "its command and environment exceed the system's limit."
-        case errno.EAGAIN:
-            why = "no more processes are allowed (ulimit -u, or the pids limit of the container)."
-        case errno.EMFILE | errno.ENFILE:
-            why = "no more files may be open (ulimit -n)."
-        case _:
-            why = f"{program}: {os.strerror(number or 0)}."
-    return why
-
-
-def _lost_interpreter(program: str) -> str:
-    """Explain why the kernel finds no interpreter of PROGRAM."""
-    with suppress(OSError), open(program, "rb") as file:
-        if file.readline(_LONGEST_LINE).endswith(b"\r\n"):
-            return (
-                f"the first line of {program} ends in a carriage return, as lines of Windows do: "
-                f"run `sed -i 's/\\r$//' {program}`."
-            )
-    return f"the interpreter named in the first line of {program} does not exist."
-
-
-def _closed_way(program: str) -> str:
-    """Name the folder that keeps this user from PROGRAM or its interpreter; empty if none does."""
-    names = [program]
-    with suppress(OSError), open(program, "rb") as file:
-        line = file.readline(_LONGEST_LINE)
-        if line.startswith(b"#!") and line[2:].split():
-            names.append(os.fsdecode(line[2:].split()[0]))
-    for name in names:
-        shut = closed(name)
-        if shut is not None:
-            return f"{name} cannot be reached: this user may not enter the folder {shut}."
-    return ""
+_WHY = {
+    errno.ENOENT: "there is no program {program}.",
+    errno.EACCES: "{program} may not be executed: try chmod +x, or look for a noexec mount and for "
+    "a folder on its way that this user may not enter.",
+    errno.ENOEXEC: "{program} is not a program: a script needs a first line such as #!/bin/sh.",
+    errno.E2BIG: "its command and environment exceed the system's limit.",
+    errno.EAGAIN: "no more processes are allowed (ulimit -u, or the pids limit of the container).",
+    errno.EMFILE: "no more files may be open (ulimit -n).",
+    errno.ENFILE: "no more files may be open on this host (fs.file-max).",
+}

@@ -11,7 +11,6 @@ from waiting import LONG_S
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import checkpoints, scripts
 from fleetrun.model import Script
-from fleetrun.run import processes
 from fleetrun.run.isolation import IsolatedCall
 from fleetrun.rundir.folder import closed
 
@@ -72,20 +71,6 @@ def test_a_script_in_a_closed_folder_is_no_missing_one(home: Path, name: str) ->
         f"{home}. Put it elsewhere, or let this user enter that folder."
     )
     assert not find()
-
-
-def test_a_program_whose_interpreter_lies_in_one_needs_no_chmod(home: Path) -> None:
-    (home / "python").touch(mode=0o755)
-    program = home.parent / "train.sh"
-    program.write_text(f"#!{home / 'python'} -u\n")
-    program.chmod(0o755)
-    for path in (program, home / "python"):
-        why = as_nobody(lambda path=path: processes._why(str(path), 13))  # type: ignore[misc]
-        where = f"this user may not enter the folder {home}."
-        assert why == f"{home / 'python'} cannot be reached: {where}"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o644)
-    assert "try chmod +x" in str(as_nobody(lambda: processes._why(str(program), 13)))
 
 
 @pytest.mark.parametrize("hidden", ["step_2", "step_2/optimizer", ""])
