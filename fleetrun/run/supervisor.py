@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault, FleetrunError
 from fleetrun.model import Endpoint, LaunchPlan, Rules
-from fleetrun.postmortem import failures, investigation, kernelfacts, report
-from fleetrun.postmortem.investigation import Investigation
+from fleetrun.postmortem import failures, kernelfacts
 from fleetrun.run import children, descriptors, policy, proc, processes, terminal
 from fleetrun.run.events import (
     Action,
@@ -52,6 +52,9 @@ from fleetrun.run.observers import ObservedJob, Observers
 from fleetrun.run.readiness import Readiness
 from fleetrun.rundir import names, variables
 from fleetrun.rundir.folder import beside
+
+if TYPE_CHECKING:
+    from fleetrun.postmortem.investigation import Investigation
 
 # After this many seconds of waiting for ranks to end, print which ones.
 _SILENCE_S = 1.0
@@ -152,6 +155,8 @@ class Supervisor:
             findings = self._investigate(self._outcome)
 
             ranks = self._plan.ranks if self._has_plan else ()
+            from fleetrun.postmortem import report  # only after a failure
+
             text = report.verdict(self._outcome, findings, self._labels, frozenset(shown), ranks)
             self._show(text)
             for index in self._outcome.stuck:
@@ -243,6 +248,8 @@ class Supervisor:
 
     def _investigate(self, outcome: Outcome) -> Investigation:
         """Investigate what happened, and write it to report.json."""
+        from fleetrun.postmortem import investigation  # only after a failure
+
         if not self._has_plan:
             return investigation.Investigation()
         try:
@@ -489,6 +496,8 @@ class Supervisor:
         left, self._left = self._left, []
         if not left or not is_well:
             return
+
+        from fleetrun.postmortem import report  # only then
 
         text = report.left_running(left)
         if text:
