@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import sys
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from fleetrun.errors import EnvironmentFault, shell_code
+from fleetrun.run.descriptors import hold_standard
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import Sink
 from fleetrun.rundir import names
@@ -83,38 +83,30 @@ def begin(log_dir: str) -> Background | int:
 
     In the parent, return the exit code once the child's processes are started or it has ended.
     """
+    hold_standard()
     console = os.path.join(log_dir, f".console.{os.getpid()}")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
     try:
         os.makedirs(log_dir, exist_ok=True)
-        file = _above(os.open(console, flags, 0o600))
+        file = os.open(console, flags, 0o600)
     except OSError as error:
         raise EnvironmentFault(
             f"The console cannot be written to {log_dir} ({error.strerror}): make room or choose "
             "another folder with --log_dir."
         ) from None
-    read_fd, write_fd = map(_above, os.pipe())
+    read_fd, write_fd = os.pipe()
     child = os.fork()
     if child:
         os.close(write_fd)
         return _watch(child, read_fd, file, console)
     os.close(read_fd)
     os.setsid()
-    null = _above(os.open(os.devnull, os.O_RDONLY))
+    null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (file, 1), (file, 2)):
         os.dup2(source, target, inheritable=True)
     os.close(null)
     os.close(file)
     return Background(console, write_fd)
-
-
-def _above(fd: int) -> int:
-    """Move FD above the standard streams, whose numbers are free if the caller closed them."""
-    if fd > 2:  # standard error
-        return fd
-    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
-    os.close(fd)
-    return moved
 
 
 def _watch(child: int, ready: int, file: int, console: str) -> int:
