@@ -9,7 +9,6 @@ import os
 import signal
 import time
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
 from typing import NamedTuple
 
 from fleetrun.run import libc, proc
@@ -76,11 +75,18 @@ def reap_orphans(spared: AbstractSet[int]) -> None:
             reap(pid)
 
 
-def send(pid: int, signum: int) -> None:
-    """Send SIGNUM to the child PID, and to the group that it leads."""
-    # A set-user-id program may not be signalled.
-    with suppress(ProcessLookupError, PermissionError):
+def send(pid: int, signum: int) -> bool:
+    """Send SIGNUM to the child PID, and to the group that it leads.
+
+    Return whether that is allowed: a set-user-id program may not be signalled.
+    """
+    try:
         (os.killpg if group(pid) == pid else os.kill)(pid, signum)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return True
 
 
 def sweep(
@@ -109,12 +115,15 @@ def sweep(
                 return Swept(tuple(left), tuple(ended.values()))
             for pid in left:
                 if now >= kill_at or pid not in ended:
-                    ended.setdefault(pid, Leftover(pid, proc.argv(pid)))
-                    send(pid, signal.SIGKILL if now >= kill_at else signal.SIGTERM)
+                    left_over = Leftover(pid, proc.argv(pid))
+                    if send(pid, signal.SIGKILL if now >= kill_at else signal.SIGTERM):
+                        ended.setdefault(pid, left_over)
+                    else:
+                        spared = spared | {pid}
             wait_s = kill_at - now if now < kill_at else _ROUND_S
             info = signal.sigtimedwait({signal.SIGCHLD, *hurried_by}, wait_s)
             if info is not None and info.si_signo != signal.SIGCHLD:
                 kill_at = min(kill_at, time.monotonic())
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return Swept((), tuple(ended.values()))
+    return Swept((), tuple(left for left in ended.values() if left.argv))

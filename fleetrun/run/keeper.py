@@ -224,13 +224,14 @@ class _Service:
 
     def _clean_up(self) -> None:
         """End what a killed supervisor has left."""
-        if self._shared[_HEARS] != _IN_GROUP and set(children.pids()) - self._others:
-            with suppress(OSError):
-                os.write(2, b"fleetrun: the supervisor was killed; its ranks are stopped.\n")
         grace_s = 0.0 if self._is_late else self._shared[_GRACE]
         children.sweep(
             self._others, grace_s=grace_s, stuck_s=30.0, hurried_by=self._heard & _HURRIES
         )
+        if self._shared[_HEARS] != _IN_GROUP:
+            # Last: a terminal that Ctrl-S has stopped takes no words.
+            with suppress(OSError):
+                os.write(2, b"fleetrun: the supervisor was killed; its ranks were stopped.\n")
 
     def _pass_on(self, signum: int, *, is_typed: bool) -> None:
         self._is_pausing = (self._is_pausing or signum in STOPS) and signum != signal.SIGCONT
