@@ -121,7 +121,7 @@ def fault() -> str:
         return ""
     if status or os.path.exists("/proc/version"):
         return "/proc shows the processes of another PID namespace, and would mislead fleetrun"
-    return "no /proc is mounted, without which fleetrun cannot see its processes"
+    return "/proc is not mounted, and without it processes cannot be supervised"
 
 
 def _is_self(number: bytes) -> bool:
