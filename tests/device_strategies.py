@@ -28,7 +28,7 @@ _ASKED: dict[str, dict[str, Any]] = {
     "fuse_grad_size_in_TFLOPS": {"fuse_grad_size_in_TFLOPS": 2},
     "last_comm_group_size_MB": {"last_comm_group_size_MB": 0.0001},
     "nccl_comm_num": {**_SMALL, "nccl_comm_num": 2},
-    "sync_nccl_allreduce": {**_SMALL, "sync_nccl_allreduce": True},
+    "sync_nccl_allreduce": {**_SMALL, "nccl_comm_num": 2, "sync_nccl_allreduce": True},
     "use_hierarchical_allreduce": {**_SMALL, **_LEVELS},
     "hierarchical_allreduce_inter_nranks": _LEVELS,
     "bf16_allreduce": {**_SMALL, "bf16_allreduce": True},
@@ -54,7 +54,7 @@ TOGETHER: dict[str, Document] = {
         "build_strategy": {"fuse_all_optimizer_ops": True},
     },
     "levels": {"strategy": {"fuse_grad_size_in_TFLOPS": 3, **_LEVELS, "bf16_allreduce": True}},
-    "merged": {"strategy": {**_SMALL, **_MERGED, "sync_nccl_allreduce": True}},
+    "merged": {"strategy": {**_SMALL, **_MERGED, "nccl_comm_num": 2, "sync_nccl_allreduce": True}},
     "one by one": {"strategy": {"fuse_all_reduce_ops": False, "hybrid_configs": {"dp_degree": -1}}},
 }
 ALL = {**PRESETS, **FIELDS, **TOGETHER}

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    # Begins a collective on a tensor, and returns Paddle's task. A flat one takes a root, too.
-    Stage = Callable[..., Any]
+    # Begins a collective on a tensor, and returns Paddle's task.
+    Stage = Callable[[Any], Any]
     _Works = queue.SimpleQueue["ThreadWork | None"]
 
 # How long a rank waits at exit for its pending allreduces, in seconds. Ranks may wait for each
@@ -44,12 +44,7 @@ def flat(group: Any) -> tuple[Stage, ...]:
     """Return the only stage of an allreduce among all ranks of the ProcessGroup GROUP."""
     from paddle.base.core import ReduceOp
 
-    def stage(tensor: Any, root: int | None = None) -> Any:
-        if root is None:
-            return group.all_reduce(tensor, ReduceOp.SUM, False)
-        return group.reduce(tensor, root, ReduceOp.SUM, False)
-
-    return (stage,)
+    return (lambda tensor: group.all_reduce(tensor, ReduceOp.SUM, False),)
 
 
 def hierarchical(reducing: Any, leaders: Any, broadcasting: Any) -> tuple[Stage, ...]:
@@ -70,14 +65,10 @@ def hierarchical(reducing: Any, leaders: Any, broadcasting: Any) -> tuple[Stage,
     return tuple(stages)
 
 
-def run(stages: Sequence[Stage], tensor: Any, root: int | None = None) -> None:
-    """Sum TENSOR in place over the ranks, stage by stage; only ROOT needs the sum, if given."""
+def run(stages: Sequence[Stage], tensor: Any) -> None:
+    """Sum TENSOR in place over the ranks, stage by stage."""
     for stage in stages:
-        _begin(stage, tensor, root).wait()
-
-
-def _begin(stage: Stage, tensor: Any, root: int | None) -> Any:
-    return stage(tensor) if root is None else stage(tensor, root)
+        stage(tensor).wait()
 
 
 class DeviceStages:
@@ -102,13 +93,13 @@ class DeviceStages:
         self._first, *later = stages
         self._others = [(stage, new_stream()) for stage in later]
 
-    def submit(self, tensor: Any, root: int | None = None) -> Work:
+    def submit(self, tensor: Any) -> Work:
         """Begin to sum TENSOR in place over the ranks."""
-        task = _begin(self._first, tensor, root)
+        task = self._first(tensor)
         for stage, stream in self._others:
             with self._entered(stream):
                 task.wait()
-                task = _begin(stage, tensor, root)
+                task = stage(tensor)
         work: Work = task
         return work
 
@@ -116,8 +107,8 @@ class DeviceStages:
 class ThreadWork:
     """A sum of TENSOR over the ranks; threads run its stages one after the other."""
 
-    def __init__(self, tensor: Any, root: int | None = None) -> None:
-        self._tensor, self._root = tensor, root
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
         self._done = threading.Lock()
         self._done.acquire()
         self._error: BaseException | None = None
@@ -127,7 +118,7 @@ class ThreadWork:
         if self._error is not None:
             return
         try:
-            _begin(stage, self._tensor, self._root).wait()
+            stage(self._tensor).wait()
         except BaseException as error:  # raised by `wait`
             self._error = error
 
@@ -157,15 +148,11 @@ class ThreadStages:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, tensor: Any, root: int | None = None) -> ThreadWork:
+    def submit(self, tensor: Any) -> ThreadWork:
         """Sum TENSOR in place over the ranks after those submitted before it."""
-        work = ThreadWork(tensor, root)
+        work = ThreadWork(tensor)
         self._works[0].put(work)
         return work
-
-    def end(self) -> None:
-        """End the threads after the works that were submitted."""
-        self._works[0].put(None)
 
     def stop(self, timeout_s: float) -> None:
         """Start no further stage; wait at most TIMEOUT_S for those under way."""

@@ -103,26 +103,6 @@ def _tail(sizes: Sequence[int], kinds: Sequence[Hashable], limit: float) -> int:
     return min(start, len(sizes) - 1)
 
 
-def mean_send_time(
-    packed: Sequence[Sequence[int]], sizes: Sequence[int], places: Sequence[int]
-) -> float:
-    """Return when a byte of the buckets PACKED is sent on average, as a fraction of the backward.
-
-    SIZES are bytes. PLACES are the gradients' places in the order of backward, from 1 on. A bucket
-    is sent when its last gradient is ready and all buckets before it have been sent.
-
-    >>> mean_send_time([[0, 1], [2, 3]], [4, 4, 4, 4], [1, 2, 3, 4])
-    0.75
-    >>> mean_send_time([[0, 1], [2, 3]], [4, 4, 4, 4], [4, 1, 2, 3])
-    1.0
-    """
-    total, last = 0, 0
-    for bucket in packed:
-        last = max(last, *(places[index] for index in bucket))
-        total += last * sum(sizes[index] for index in bucket)
-    return total / max(len(places) * sum(sizes), 1)
-
-
 def auto_limit_bytes(gradient_bytes: int) -> float:
     """Return the limit of `fuse_grad_size_in_MB: auto`, in bytes.
 

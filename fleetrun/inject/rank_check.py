@@ -23,6 +23,7 @@ from . import (
 )
 from .check_schedule import NEVER, is_due
 from .comparison import FAILED, SPARSE, TRAINED, WHAT, Differences, OwnSums
+from .dygraph.paddles_reducer import PaddlesReducer
 from .dygraph.reducer import Reducer
 from .evidence import Evidence
 from .import_hooks import after_import, watch_method
@@ -250,16 +251,15 @@ class _Check:
         self._proof.claim()
         self._proof.write()
         if is_ours:
-            doubt = getattr(getattr(trained, "_reducer", None), "doubt", "")
             raise border.Disproved(
-                f"The ranks no longer train the same model: {text}. {doubt}"
-                "--check_ranks=-1 disables this check."
+                f"The ranks no longer train the same model: {text}."
+                " --check_ranks=-1 disables this check."
             )
 
     def _changes_sums(self, trained: Any) -> bool:
         """Whether fleetrun changes how the gradients of TRAINED are summed."""
         if not hasattr(trained, "global_block"):
-            return isinstance(getattr(trained, "_reducer", None), Reducer)
+            return isinstance(getattr(trained, "_reducer", None), (Reducer, PaddlesReducer))
         operators = programs.operators(trained)
         return self._changes_programs or any(map(channels.channel_of, operators))
 

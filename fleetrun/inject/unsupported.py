@@ -21,7 +21,7 @@ from . import (
 )
 from .buckets import FUSION
 from .dygraph import fused_buffers
-from .dygraph.step_reducer import SENDERS
+from .dygraph.step_sums import PADDLES_SUMS
 from .evidence import EFFECTIVE, NO_DIFFERENCE, NO_EFFECT, NO_WORD, REFUSED, SCRIPT
 from .import_hooks import after_import, in_place_of
 from .paddle_api import private_names, tensors
@@ -279,7 +279,9 @@ class _RemainingFields:
 
     def _who_sends(self, *, is_dynamic: bool) -> str:
         """Return why fleetrun does not send the gradients; empty if it does."""
-        senders = [f"{sender} sends the gradients itself, {how}" for sender, how in SENDERS.items()]
+        senders = [
+            f"{sender} sends the gradients itself, {how}" for sender, how in PADDLES_SUMS.items()
+        ]
         if senders or self._models or not is_dynamic:
             return next(iter(senders), "")
         shared_axes = {axis: size for axis, size in topology.sizes().items() if size > 1}

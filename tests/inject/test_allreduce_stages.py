@@ -76,7 +76,7 @@ def test_a_tensor_is_in_its_second_stage_while_the_next_one_is_in_its_first() ->
         task.is_joined.set()
     for work in works:
         work.wait()
-    threads.end()
+    threads.stop(1)
 
 
 def test_a_stage_that_fails_is_the_last_of_its_tensor_and_not_of_others() -> None:
@@ -102,7 +102,7 @@ def test_a_stage_that_fails_is_the_last_of_its_tensor_and_not_of_others() -> Non
         works[0].wait()
     works[1].wait()
     assert seen == [2]
-    threads.end()
+    threads.stop(1)
 
 
 class Device:

@@ -33,13 +33,6 @@ STRATEGIES: dict[str, dict[str, Any] | None] = {
         for name in ("recommended", "comm_fusion", "overlap")
     },
 }
-# Strategies that are tried with a few layouts only.
-_LEVELS = {"use_hierarchical_allreduce": True, "hierarchical_allreduce_inter_nranks": 2}
-STRATEGIES |= {
-    "levels": {**_LEVELS, "fuse_grad_size_in_num": 3},
-    "16 bits": {"bf16_allreduce": True, "fuse_grad_size_in_num": 3},
-}
-_SOME = {"levels": ("sharding of 4",), "16 bits": ("dp x mp", "sharding x pp")}
 # Name: the layout, and what rank 0 sends without a strategy for gradients (and norms) in each
 # update, to the group of its first axis among dp, sharding and sep.
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
@@ -108,7 +101,6 @@ TOLD = {
 # What the table of a launch says for each of these.
 SAID = {
     "in backward": ("effective", ""),
-    "at the step": ("effective", "when the optimizer step"),
     "Paddle's own": ("no_effect", "sends the gradients itself"),
     "nothing to send": ("no_effect", "sums no gradients among ranks"),
     "merged": ("effective", "2 micro-steps made one update"),
@@ -136,7 +128,6 @@ def _cases() -> list[Any]:
         # Paddle has neither these kernels nor these collectives on CPUs.
         if place == "npu" or not ({"mp", "pp", "stage", "sharding_configs"} & {*layout})
         for strategy in STRATEGIES
-        if name in _SOME.get(strategy, LAYOUTS)
         for case in [(place, name, strategy)]
     ]
 
@@ -154,20 +145,17 @@ def test_a_hybrid_job_trains_as_one_process(
         layout = {**layout, "merge": 2}
     python = PYTHONS["3.3.1" if place == "npu" else place]
     whole = {key: value for key, value in layout.items() if key in ("merge", "accumulate")}
-    is_rounded = strategy == "16 bits"
-    # Adam turns rounding into large steps.
-    more = {"SGD": "1"} if is_rounded else {}
     with devices.on(""):
-        train(*(python, "hybrid.py", tmp_path / "alone", None), nranks=1, more=more | _told(whole))
+        train(*(python, "hybrid.py", tmp_path / "alone", None), nranks=1, more=_told(whole))
     witness = tmp_path / "witness"
     witness.mkdir()
     nranks = math.prod(layout.get(axis, 1) for axis in AXES)
     on_device = devices.on("npu", witness=witness, count=max(nranks, 4))
-    more |= {**_told(layout), "ALONE": str(tmp_path / "alone" / "report.0")}
+    more = {**_told(layout), "ALONE": str(tmp_path / "alone" / "report.0")}
     with on_device if place == "npu" else devices.on(""):
         ranks = train(*(python, "hybrid.py", tmp_path / "ours", asked), nranks=nranks, more=more)
     for report in ranks:
-        assert report["apart"] < (1e-3 if is_rounded else 2e-6)
+        assert report["apart"] < 2e-6
         assert report["moved"] > 1e-2
     if not asked:
         assert_sent(sent, ranks[0]["group"], witness, place)
@@ -183,10 +171,8 @@ def test_a_hybrid_job_trains_as_one_process(
             is_paddles = knob["evidence"].startswith("by Paddle's own")
             assert is_paddles or knob["status"] in (status, "no_difference"), knob
     if expected == "merged":
-        # One communication per round, in fewer parts than Paddle's.
+        # One communication per round.
         assert_sent(sent, ranks[0]["group"], witness, place, is_most=True)
-    if expected == "at the step" and place == "npu" and strategy not in _SOME:
-        assert_counted(proofs[0], witness, nranks)
 
 
 @pytest.mark.parametrize(
@@ -225,23 +211,6 @@ def resolved(asked: dict[str, Any] | None) -> dict[str, Any] | None:
         key: on_one_host.get(key, value) if value == "auto" else value
         for key, value in asked.items()
     }
-
-
-def assert_counted(proof: dict[str, Any], witness: Path, nranks: int) -> None:
-    """Compare what the PROOF of rank 0 has counted with what its device's witness saw."""
-    seen = devices.witnessed(witness, 0)
-    # Paddle first broadcasts weights over each axis's group; a norm is a single number.
-    paddles = {call.group for call in seen if call.operation == "broadcast"}
-    sums = Counter(
-        call.group
-        for call in seen
-        if call.operation in ("all_reduce", "reduce")
-        and (call.dtype, call.group in paddles) == ("float32", False)
-        and call.bytes > len("norm")
-    )
-    assert sum(sums.values()) == proof["counts"]["allreduces"] * UPDATES
-    if nranks == 2:
-        assert len(sums) == proof["counts"]["communicators"]
 
 
 def _told(layout: dict[str, Any]) -> dict[str, str]:

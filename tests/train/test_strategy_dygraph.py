@@ -25,25 +25,23 @@ def test_merged_micro_steps_equal_a_large_batch(version: str, tmp_path: Path) ->
         assert model["weights"] == second[name]["weights"]
         assert model["weights"] == pytest.approx(large[0][name]["weights"], abs=1e-6)
         assert model["rate"] == large[0][name]["rate"]
-        # The first update has one more for the parameters in use, and one for its check; the third
-        # has one for its check.
-        assert model["allreduces"][3::4] == [3, 1, 2]
-        assert sum(model["allreduces"]) == 6
 
 
 @pytest.mark.parametrize("version", PYTHONS)
-def test_buckets_give_the_weights_of_paddles_own_reducer(version: str, tmp_path: Path) -> None:
+def test_a_model_with_sparse_gradients_is_left_to_paddles_own_reducer(
+    version: str, tmp_path: Path
+) -> None:
     fused = {"fuse_grad_size_in_num": 4, "nccl_comm_num": 2}
     plain = train(PYTHONS[version], "parts.py", tmp_path / "plain", None)
     ranks = train(PYTHONS[version], "parts.py", tmp_path / "fused", fused)
     for theirs, ours in zip(plain, ranks, strict=True):
         assert ours["weights"] == pytest.approx(theirs["weights"], abs=1e-6)
         assert ours["none"]
-        # Twelve dense gradients, four in each bucket.
-        assert ours["allreduces"] == 3
     proof = evidence(tmp_path / "fused")
-    assert proof["counts"]["allreduces"] == 3
-    assert {knob["status"] for knob in proof["knobs"]} == {"effective"}
+    # Twelve dense gradients, four in each bucket, and a sparse one.
+    assert proof["counts"]["allreduces"] == 4
+    status = {knob["name"]: knob["status"] for knob in proof["knobs"]}
+    assert status == {"fuse_grad_size_in_num": "effective", "nccl_comm_num": "no_effect"}
 
 
 @pytest.mark.parametrize("version", PYTHONS)

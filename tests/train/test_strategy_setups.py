@@ -270,8 +270,8 @@ def test_gradient_merge_is_a_batch_four_times_as_large(trained: Trained, version
     trained.compare(done, version, large=True)
     for rank in done.made:
         made = [[call[0] for call in calls(rank[0], step)] for step in range(8)]
-        assert [len(step) for step in made[:3] + made[4:7]] == [0] * 6
-        assert made[7] == ["all_reduce"]
+        # Paddle's own reducer sends without Python.
+        assert made[:3] + made[4:] == [[]] * 7
         assert [len(step) for step in rank[0]["kernels"]] == [0, 0, 0, 6] * 2
     assert done.status("gradient_merge") == done.status("gradient_merge_configs") == "effective"
 
@@ -308,12 +308,14 @@ def test_the_practice_of_32_gpus_holds_as_far_as_two_ranks_can(
     trained.compare(done, version)
     for rank in done.made:
         sent = [(name, size) for name, _, size in calls(rank[0])]
-        assert sent == [("all_reduce", devices.elements(*SIZES))]
         if graph == "static":
+            assert sent == [("all_reduce", devices.elements(*SIZES))]
             (ops,) = rank[0]["ops"]
             assert counts(ops, "fused_elemwise_add_activation", "merged_momentum") == [2, 1]
             assert "momentum" not in ops
         else:
+            # A single bucket: Paddle's own reducer sends it without Python.
+            assert not sent
             assert rank[0]["kernels"] == [["merged_momentum_"]] * 8
     # A static graph has nothing left to compute when its only allreduce starts.
     more = {"sync_nccl_allreduce" if graph == "static" else "fuse_elewise_add_act_ops"}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .. import hybrid_settings, paddle_api, store
 from ..import_hooks import after_import
 from ..paddle_api import private_names
-from . import amp, backward, changes, fused_buffers, merge_hooks, multi_tensor, sparse, step_reducer
+from . import amp, backward, fused_buffers, merge_hooks, multi_tensor, step_sums
 from .data_parallel import REDUCER_FIELDS, Reducers
 from .gradient_accumulation import GradientMerge
 from .own_updates import OwnUpdates
@@ -46,18 +46,16 @@ def _install_reducers(
     spec: StrategySpec, proof: Evidence, merge: GradientMerge, own: OwnUpdates | None
 ) -> None:
     """Patch the code that averages gradients; merge them by MERGE unless OWN is None."""
-    reducers = Reducers(spec, proof, merge.must_sync)
+    must_sync = None if own is None else merge.must_sync
+    reducers = Reducers(spec, proof, must_sync)
     merge.count_calls = reducers.count_calls
     if own is not None:
         merge_hooks.install(merge)
         own.on_seen = merge.report_own_updates
         own.has_stepped = lambda: merge.steps > 0
     after_import(f"{_DISTRIBUTED}.parallel", reducers.patch)
-    step_reducer.install(reducers.reduce_at_step, proof)
+    step_sums.install(must_sync, proof)
     after_import("paddle.base.core", backward.patch)
-    after_import("paddle.nn.functional", sparse.Lookups(proof).patch)
-    after_import("paddle.nn.layer.layers", changes.patch_layers)
-    after_import("paddle.base.framework", changes.patch_parameters)
 
 
 def _agree(merge: GradientMerge, proof: Evidence) -> None:

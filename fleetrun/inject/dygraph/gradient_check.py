@@ -2,8 +2,8 @@
 
 If all ranks average wrongly in the same way they stay equal, and `rank_check` sees nothing. So each
 bucket is projected on random signs, in fp64, before and after its allreduce: the sum of the ranks'
-projections equals the projection of the sum, within rounding. This is done in the first backward
-of a model, and as often as the ranks are compared.
+projections equals the projection of the sum, within rounding. This is done in the first backwards
+of a model.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from .. import border
-from ..check_schedule import NEVER, is_due, next_due
+from ..check_schedule import NEVER
 
 if TYPE_CHECKING:
     from ..evidence import Evidence
 
+# The backwards that are checked. From the second on, buckets are sent during the backward.
+_CHECKED = 2
 # Elements that are projected at a time, with the same signs in each block.
 _BLOCK = 1 << 20
 # The rounding error allowed in a projection, in standard deviations; no training reaches it.
@@ -36,12 +38,15 @@ _known_signs: dict[str, Any] = {}
 
 
 class GradientCheck:
-    """Checks the buckets of one model, whose gradients NRANKS ranks of GROUP average."""
+    """Checks the buckets of one model, whose gradients NRANKS ranks of GROUP average.
+
+    EVERY is the setting `check_ranks`.
+    """
 
     def __init__(self, group: Any, nranks: int, every: int | str, proof: Evidence) -> None:
         self._group = group
         self._nranks = nranks
-        self._every = every
+        self._left = 0 if every == NEVER else _CHECKED
         self._proof = proof
         # For each bucket: projection and sum of squares, before and after; and its rounding.
         self._before: list[Any] = []
@@ -49,22 +54,17 @@ class GradientCheck:
         self._rounding: list[tuple[float, float]] = []
         # The buckets that were sent. Each rank sends as many.
         self._sent = 0
-        self.is_on = False
 
-    def next_due(self, backwards: int) -> float:
-        """Return the next backward that is checked after BACKWARDS that were reduced."""
-        return next_due(self._every, backwards + 1)
-
-    def begin(self, backwards: int) -> None:
-        """Prepare for a backward after BACKWARDS that were reduced."""
-        self.is_on = is_due(self._every, backwards + 1)
+    def begin(self) -> None:
+        """Prepare for a backward."""
         self._before, self._after, self._rounding = [], [], []
         self._sent = 0
 
     def sent(self, flat: Any, dtype: str) -> None:
         """Project the bucket FLAT, this rank's share of an average that is summed as DTYPE."""
-        self._sent += 1
-        self._project_sent(flat, dtype)
+        if self._left:
+            self._sent += 1
+            self._project_sent(flat, dtype)
 
     @_watching
     def _project_sent(self, flat: Any, dtype: str) -> None:
@@ -76,7 +76,7 @@ class GradientCheck:
     @_watching
     def received(self, flat: Any) -> None:
         """Project the bucket FLAT, which holds the average; in the order of `sent`."""
-        if self.is_on:
+        if self._left:
             self._after += _projection(flat)
 
     @_watching
@@ -90,6 +90,7 @@ class GradientCheck:
 
         if not self._sent:
             return
+        self._left -= 1
         end = 2 * self._sent
         # A rank that compared alone would wait for the others forever.
         has_failed = not len(self._before) == len(self._after) == 2 * len(self._rounding) == end
@@ -101,7 +102,7 @@ class GradientCheck:
             self._group.all_reduce(sums, ReduceOp.SUM, True).wait()
             *expected, failed = sums.numpy().tolist()
         if failed:
-            self._every = NEVER
+            self._left = 0
             self._proof.note("averaged gradients are no longer checked: a rank could not")
             return
         self._compare(expected)

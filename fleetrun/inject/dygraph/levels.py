@@ -2,8 +2,7 @@
 
 `use_hierarchical_allreduce: auto` depends on the network between hosts, on what connects the ranks
 of a host, and on what the backend does by itself (NCCL's rings and trees know the hosts, too). So
-both are tried at the start with sums as large as the model's buckets. All ranks decide by the same
-sums over the ranks, so they agree.
+both are tried once for each size of bucket. All ranks decide by the same sums over the ranks.
 """
 
 from __future__ import annotations
@@ -16,34 +15,30 @@ from ..buckets import MEBIBYTE
 from ..evidence import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from ..communicators import Communicator, Pool
+    from ..communicators import Communicator
     from ..spec import Topology
 
 FIELD, SIZE, AUTO = "use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks", "auto"
 # Two levels must take less than this share of the time, as they keep more ranks busy.
 _WORTH = 0.95
-# The most buckets under way at a time, and their size at first: the slowest networks take a second.
-_MOST, _FIRST_BYTES = 3, MEBIBYTE
+# The most buckets under way at a time, and the largest: the slowest networks take a second.
+_MOST, _MOST_BYTES = 3, 4 * MEBIBYTE
 # How often both are timed, after an uncounted round.
 _ROUNDS = 4
-# Larger buckets are tried, too, if that is expected to take less than this.
-_AFFORDED_S = 2.0
 _MICRO, _LARGEST = 1e6, 2**31 - 1
+# Returns seconds.
+clock = time.perf_counter
 
 
 class Levels(NamedTuple):
-    """The measured seconds of NUMBER allreduces of NBYTES each with one level and with two.
-
-    IS_LEAST: for two levels only the leaders were measured, so `two_s` is a lower bound.
-    """
+    """The measured seconds of NUMBER allreduces of NBYTES each with one level and with two."""
 
     number: int
     nbytes: int
     one_s: float
     two_s: float
-    is_least: bool = False
 
     @property
     def are_two(self) -> bool:
@@ -56,139 +51,83 @@ class Levels(NamedTuple):
         >>> Levels(3, 1 << 20, 0.012, 0.0094).describe()
         'measured: two levels take 9.4 ms for 3 allreduces of 1 MB, one takes 12 ms'
         """
-        least = "at least " if self.is_least else ""
         return (
-            f"measured: two levels take {least}{self.two_s * 1e3:.3g} ms for"
+            f"measured: two levels take {self.two_s * 1e3:.3g} ms for"
             f" {plural(self.number, 'allreduce')} of {self.nbytes / MEBIBYTE:.3g} MB,"
             f" one takes {self.one_s * 1e3:.3g} ms"
         )
 
 
-class LevelChoice:
-    """Chooses one level or two for the communicators of POOL, as requested or as measured."""
-
-    def __init__(self, pool: Pool, topology: Topology) -> None:
-        self._pool = pool
-        self._topology = topology
-        # Keyed by all that the result depends on; a script may make many models.
-        self._known: dict[tuple[object, ...], Levels] = {}
-
-    def choose(
-        self, ranks: Sequence[int], bucket_bytes: Sequence[int], group: Any, place: Any
-    ) -> tuple[int | None, str]:
-        """Return the size of groups among RANKS (None: one level) and, with `auto`, why.
-
-        The model has buckets of BUCKET_BYTES at PLACE, and GROUP is its own ProcessGroup. A
-        collective call: all RANKS must make it.
-        """
-        asked = settings.effective(FIELD)
-        size = self._group_size(ranks) if asked else 1
-        is_two = 1 < size < len(ranks)
-        why = ""
-        if asked == AUTO:
-            why = settings.one_level(size, len(ranks))
-            if is_two:
-                measured = self._measured(ranks, size, bucket_bytes, group, place)
-                is_two, why = measured.are_two, measured.describe()
-        return (size if is_two else None), why
-
-    def _group_size(self, ranks: Sequence[int]) -> int:
-        """Return the number of RANKS in a group."""
-        return int(settings.effective(SIZE) or 0) or communicators.ranks_together(
-            ranks, self._topology.ranks_per_group or self._topology.ranks_per_node
-        )
-
-    def _measured(
-        self, ranks: Sequence[int], size: int, bucket_bytes: Sequence[int], group: Any, place: Any
-    ) -> Levels:
-        """Return the measurement for such a model, made now or earlier."""
-        nbytes = list(bucket_bytes) or [0]
-        overlaps = settings.overlaps()
-        key = (tuple(ranks), size, overlaps, len(nbytes), max(nbytes))
-        measured = self._known.get(key)
-        if measured is None:
-            # Only Paddle 3 on GPUs frees communicators, each of which holds hundreds of megabytes
-            # there. So one level uses the model's own group, which nobody else uses yet, and of two
-            # levels the leaders come first: if they alone take as long, no other is needed.
-            flat = [communicators.Communicator([group], place, overlaps=overlaps)]
-            leaders = self._pool.leaders(ranks, size)
-            upper = (
-                [communicators.Communicator([leaders], place, overlaps=overlaps)] if leaders else []
-            )
-            nleaders = len(communicators.split_ranks(ranks, size).leaders)
-            least = compare(flat, upper, nbytes, len(ranks), nleaders)
-            measured = Levels(*least[:4], is_least=True)
-            communicators.release(upper)
-            if measured.are_two:
-                both = self._pool.take(ranks, size, 1, place, overlaps=overlaps)
-                measured = compare(flat, both, nbytes, len(ranks), len(ranks))
-                # The pool gives them to the model if they are faster.
-                communicators.release(both)
-            communicators.release(flat)
-            if not measured.are_two and hasattr(group, "shutdown"):
-                self._pool.free_unused(ranks, size)
-            self._known[key] = measured
-        return measured
+# By all that the result depends on; a script may make many models.
+_measured: dict[tuple[object, ...], Levels] = {}
 
 
-def compare(
-    flat: Sequence[Communicator],
-    levelled: Sequence[Communicator],
-    bucket_bytes: Sequence[int],
-    nranks: int,
-    nparts: int,
-    *,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Levels:
-    """Time sums of BUCKET_BYTES over the communicators FLAT (one level) and LEVELLED (two).
+def choose(
+    ranks: Sequence[int], bucket_bytes: Sequence[int], topology: Topology, place: Any
+) -> tuple[int | None, str]:
+    """Return the size of groups among RANKS (None: one level) and, with `auto`, why.
 
-    A collective call: all NRANKS ranks must make it, and get the same result. LEVELLED may exist on
-    NPARTS of them only, and be empty on the others. CLOCK returns seconds.
+    The model has buckets of BUCKET_BYTES at PLACE. A collective call: all RANKS must make it.
     """
-    number, largest = min(_MOST, len(bucket_bytes)), max(bucket_bytes)
+    asked = settings.effective(FIELD)
+    size = group_size(ranks, topology) if asked else 1
+    if not 1 < size < len(ranks):
+        return None, settings.one_level(size, len(ranks)) if asked == AUTO else ""
+    if asked != AUTO:
+        return size, ""
+    number, nbytes = min(_MOST, len(bucket_bytes)), min(_MOST_BYTES, max(bucket_bytes))
+    key = (*ranks, size, settings.overlaps(), number, nbytes)
+    if key not in _measured:
+        ways = [communicators.take(ranks, levels, 1)[0] for levels in (None, size)]
+        _measured[key] = Levels(number, nbytes, *_timed(ways, number, nbytes, ranks, place))
+        if not _measured[key].are_two:
+            communicators.drop(ranks, size)
+    return (size if _measured[key].are_two else None), _measured[key].describe()
 
-    def timed(nbytes: int) -> Levels:
-        one_s, two_s = _timed(((flat, nranks), (levelled, nparts)), number, nbytes, clock)
-        return Levels(number, nbytes, one_s, two_s)
 
-    measured = timed(min(largest, _FIRST_BYTES))
-    if largest <= measured.nbytes:
-        return measured
-    rounds_s = (_ROUNDS + 1) * (measured.one_s + measured.two_s)
-    return timed(largest) if rounds_s * largest / measured.nbytes < _AFFORDED_S else measured
+def group_size(ranks: Sequence[int], topology: Topology) -> int:
+    """Return the number of RANKS in a group."""
+    return int(settings.effective(SIZE) or 0) or communicators.ranks_together(
+        ranks, topology.ranks_per_group or topology.ranks_per_node
+    )
 
 
 def _timed(
-    ways: Sequence[tuple[Sequence[Communicator], int]],
-    number: int,
-    nbytes: int,
-    clock: Callable[[], float],
+    ways: Sequence[Communicator], number: int, nbytes: int, ranks: Sequence[int], place: Any
 ) -> list[float]:
-    """Return the seconds of NUMBER sums of NBYTES by each of WAYS, averaged over its ranks."""
+    """Return the mean seconds over RANKS of NUMBER sums of NBYTES at PLACE by each of WAYS."""
+    import numpy as np
     import paddle
 
-    (flat, nranks), *_ = ways
+    first = ways[0]
     times: list[list[float]] = [[] for _ in ways]
     with paddle.no_grad():
-        flats = [flat[0].zeros(nbytes) for _ in range(number)]
+        # Not the device that the script may have chosen.
+        flats = [
+            paddle.to_tensor(np.zeros(max(nbytes // 4, 1), "float32"), place=place)
+            for _ in range(number)
+        ]
         for _ in range(_ROUNDS + 1):
-            for (way, _), taken in zip(ways, times):
+            for way, taken in zip(ways, times):
                 # All ranks begin at once.
-                flat[0].sum_integers([0])
+                first.sum_integers([0], place)
                 began_s = clock()
-                if way:
-                    _sum(way, flats)
-                taken.append(clock() - began_s if way else 0.0)
+                _sum(way, flats)
+                taken.append(clock() - began_s)
     middles = [sorted(taken[1:])[_ROUNDS // 2] for taken in times]
     # Sums of 32 bits.
-    most = _LARGEST // nranks
-    sums = flat[0].sum_integers([min(round(middle * _MICRO), most) for middle in middles])
-    return [total / members / _MICRO for total, (_, members) in zip(sums, ways)]
+    most = _LARGEST // len(ranks)
+    sums = first.sum_integers([min(round(middle * _MICRO), most) for middle in middles], place)
+    return [total / len(ranks) / _MICRO for total in sums]
 
 
-def _sum(way: Sequence[Communicator], flats: Sequence[object]) -> None:
-    """Sum FLATS over the communicators of WAY in turn, as a backward does, and wait for all."""
-    communicators.sum_uncounted(way, flats)
+def _sum(communicator: Communicator, flats: Sequence[Any]) -> None:
+    """Sum FLATS as a backward does, and wait for all; not counted."""
+    works = [communicator.all_reduce(flat, overlaps=settings.overlaps()) for flat in flats]
+    communicator.calls -= len(flats)
+    for work in works:
+        if work is not None:
+            work.wait()
     if not communicators.is_synchronous():
         import paddle
 

@@ -1,214 +1,132 @@
-"""Averages the gradients of a model over the ranks, in buckets, while backward still runs."""
+"""Averages the gradients of a model over the ranks where Paddle's own reducer cannot.
+
+That is: over several communicators, in two levels, in 16 bits, or beside the backward over gloo.
+Every rank sends the same buckets in the same order, each once all its gradients are there. That is
+right only if every rank computes every gradient once in a backward. So the first backward sends
+nothing until its end, and asks all ranks. If they did not, all later ones send at their end, too,
+after a small sum that says which gradients the ranks have; the table says so. Where Paddle's own
+reducer suffices, it takes over if they did.
+"""
 
 from __future__ import annotations
 
-import functools
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import buckets
 from ..paddle_api import tensors
-from . import backward, changes, sparse
-from .arrivals import Arrivals
-from .flat_buffer import FlatBuffer
+from . import backward
+from .paddles_reducer import OUT_OF_STEP, averaged, choose_groups, make_contiguous, weakly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..allreduce_stages import Work
-    from ..communicators import Communicator
+    from ..buckets import BucketLimits
+    from ..communicators import Communicator, Hierarchy
     from .compression import Compression
     from .gradient_check import GradientCheck
 
-
-# Buckets are rebuilt if that sends them earlier by this fraction of a backward, on average. The
-# gradients of one operator arrive in any order, which is no reason to rebuild.
-_MIN_GAIN = 0.1
-# The backwards with new buckets that show which gradient of each arrives last.
-_LEARNT = 2
+_NOT_PLAIN = "some rank did not compute every gradient once, row-major, in its first backward"
+_MAY_BE_UNUSED = "find_unused_parameters is on"
 
 
-def pack(
-    parameters: Sequence[Any],
-    limits: Callable[[int], buckets.BucketLimits],
-    root_of: Callable[[Any], int | None] = lambda _: None,
-) -> tuple[list[int], list[list[int]]]:
-    """Return the sizes of PARAMETERS in bytes, and the indexes of those in each bucket.
+class ReducerSetup(NamedTuple):
+    """How the reducer of a model sends gradients; LIMITS take the bytes of all of them."""
 
-    LIMITS takes the total in bytes. ROOT_OF returns the index of the only rank that needs the sum
-    for a parameter, or None if all do.
-    """
-    sizes = list(map(tensors.nbytes, parameters))
-    kinds = [f"{parameter.dtype} {root_of(parameter)}" for parameter in parameters]
-    return sizes, buckets.pack(sizes, kinds, limits(sum(sizes)))
+    limits: Callable[[int], BucketLimits]
+    communicators: Sequence[Communicator]
+    hierarchy: Hierarchy | None
+    overlaps: bool
+    compression: Compression | None
+    check: GradientCheck
 
 
 class Bucket:
-    """Gradients that are reduced together, of NBYTES in total."""
+    """The gradients of PARAMETERS, which are reduced together."""
 
-    def __init__(self, parameters: list[Any], nbytes: int, *, reuse: bool) -> None:
+    def __init__(self, parameters: list[Any]) -> None:
         self.parameters = parameters
-        self.nbytes = nbytes
-        self.buffer = FlatBuffer(parameters, reuse=reuse)
-        # Gradients that this backward has not computed yet.
-        self.missing = len(parameters)
-        self.is_sent = False
-        # The number of gradients of the model that were ready when it was sent.
-        self.gradients_before = 0
-        # The pending work, and the memory that must stay until it is done.
-        self.work: Work | None = None
-        self.flat: Any = None
-        # Parameters without a gradient on this rank, each with its view of `flat`.
-        self.absent: list[tuple[Any, Any]] = []
+        self.sizes = [int(parameter.size) for parameter in parameters]
+        self.nbytes = sum(map(tensors.nbytes, parameters))
+        self.reset()
 
     def reset(self) -> None:
         """Get ready for the next backward."""
-        self.buffer.prepare()
+        # Gradients that this backward has not computed yet.
         self.missing = len(self.parameters)
-        self.is_sent = False
-        self.work = self.flat = None
-        self.absent = []
+        # What is summed, and the pending work.
+        self.flat: Any = None
+        self.work: Work | None = None
+        # The number of gradients of the model that were ready when it was sent.
+        self.gradients_before = 0
 
 
-def weakly(method: Callable[[], None]) -> Callable[..., None]:
-    """Return a hook that calls METHOD as long as its object lives, without holding it."""
-    reference = weakref.WeakMethod(method)
-
-    def hook(*_: Any) -> None:
-        method = reference()
-        if method is not None:
-            method()
-
-    return hook
-
-
-def missing_gradient(parameter: Any = None) -> RuntimeError:
-    """Return the error for a backward that has left out PARAMETER for the first time."""
-    name = "a parameter" if parameter is None else f"the parameter {parameter.name}"
-    return RuntimeError(
-        f"fleetrun: {name} had a gradient on every rank at first and has none now: build"
-        " DataParallel with find_unused_parameters=True."
-    )
-
-
-def _at_own_place(method: Callable[..., None]) -> Callable[..., None]:
-    """Let METHOD of a reducer create tensors on the device of its parameters."""
-
-    @functools.wraps(method)
-    def placed(reducer: Reducer, *args: Any) -> None:
-        with tensors.made_at(reducer.place):
-            method(reducer, *args)
-
-    return placed
+# Reducers with a forward whose backward is still to come. Those of one backward send at its end, in
+# the same order on all ranks, as they share communicators.
+_awaiting: weakref.WeakSet[Reducer] = weakref.WeakSet()
 
 
 class Reducer:
-    """Replaces Paddle's own reducer in one `paddle.DataParallel`.
+    """Averages the gradients of one `paddle.DataParallel`; `model._reducer`, as Paddle's is.
 
-    Every rank sends the same buckets in the same order, whatever gradients its backward computes. A
-    bucket waits for those before it. Incomplete buckets are sent at the end, with zeros for absent
-    gradients. One more small allreduce shows whether other ranks have them; it is omitted once all
-    ranks have had all gradients.
-
-    The buckets follow the reversed order of the parameters at first, and then the order in which
-    rank 0 got its gradients in the first backward, if that sends them much earlier. So an unused
-    parameter does not hold up those behind it.
+    ON_REDUCED is called after each average. MUST_SYNC says whether the backward of a forward is to
+    be averaged. TAKE_OVER, if given, gives the model to Paddle's reducer after a plain backward.
     """
-
-    # Why the averages of earlier backwards may differ between ranks: a sentence, and a blank.
-    doubt = ""
 
     def __init__(
         self,
-        parameters: Sequence[Any],
+        model: Any,
+        setup: ReducerSetup,
         *,
-        sparse_parameters: Sequence[Any],
-        group: Any,
-        communicators: list[Communicator],
-        more_communicators: Callable[[int], None],
-        compression: Compression | None,
-        ranks: Sequence[int],
-        limits: Callable[[int], buckets.BucketLimits],
-        finds_unused: bool,
-        must_sync: Callable[[Sequence[Any]], bool],
         on_reduced: Callable[[Reducer], None],
-        check: GradientCheck,
+        must_sync: Callable[[Sequence[Any]], bool] | None,
+        take_over: Callable[[Any, str], None] | None = None,
     ) -> None:
-        self._check = check
-        self._sparse = list(sparse_parameters)
-        self._group = group
-        self.ranks = ranks
-        self._nranks = len(ranks)
-        self._scale = 1.0 / len(ranks)
-        # MORE_COMMUNICATORS takes a number of buckets and adds to them, a collective call.
-        self._communicators = communicators
-        self._more_communicators = more_communicators
-        # There may be too few communicators for the buckets.
-        self._is_short = False
-        self._compression = compression
-        self._limits = limits
-        self._finds_unused = finds_unused
-        self._must_sync = must_sync
-        self._on_reduced = on_reduced
-        # The next backward is reduced; and a forward still waits for its backward.
-        self._is_armed = False
-        self._is_awaited = False
-        # The running backward is reduced.
-        self._is_active = False
-        # All ranks have all gradients in each backward.
-        self._knows_usage = False
-        # The buckets are in the order of an observed backward.
-        self._is_ordered = False
-        # Buckets are sent only at the end: recomputed layers add to their gradients several times.
-        self._sends_late = False
-        # Another model has some of these parameters, too.
-        self._shares_parameters = False
-        self._arrivals = Arrivals(weakly(self._take_arrived))
-        # The backwards of `_LEARNT` that are still to come.
-        self._unlearnt = _LEARNT
-        # How many backwards had run inside others when this one began.
+        self.setup = setup
+        self._model = weakref.ref(model)
+        self._take_over = take_over
+        self._on_reduced, self._must_sync = on_reduced, must_sync
+        self._nranks = len(model.group.ranks)
+        self.parameters = averaged(model)
+        self._place = self.parameters[0].place
+        self._may_be_unused = bool(model.find_unused_parameters)
+        self._hooked: set[int] = set()
+        self._contiguous: set[int] = set()
+        # The next backward is reduced; a forward awaits its backward; the running one is reduced.
+        self._is_armed = self._is_awaited = self._is_active = False
+        # A backward has raised after buckets were sent.
+        self._is_out_of_step = False
+        # The ids of the parameters whose gradients have arrived, and whether any came twice.
+        self._arrived: dict[int, None] = {}
+        self._is_repeated = False
+        self._sends_early = False
         self._nested = 0
-        self._all = list(parameters)
-        self._changes, self._dtypes = changes.count, _dtypes(self._all)
-        self.parameters: list[Any] = []
-        self.buckets: list[Bucket] = []
-        self._bucket_of: dict[int, Bucket] = {}
-        self._frozen: list[Any] = []
-        # The ids of the parameters whose gradients are ready, in the order of arrival.
-        self._ready: dict[int, None] = {}
-        self._has_sparse_gradient = False
         # The next bucket to send.
         self._next = 0
-        # Buckets that were sent before the last gradient of the last backward was ready.
-        self.early = 0
-        # Gradients that were moved to another place when the buckets were rebuilt.
-        self.moved = 0
         self.backwards = 0
-        # In the last backward: allreduces that show which gradients other ranks have, and
-        # collectives for sparse gradients.
-        self.agreements = self.sparse_collectives = 0
+        # In the last backward: buckets that were sent before the last gradient was ready, and the
+        # allreduces of each communicator.
+        self.early = 0
+        self.calls: list[int] = []
         self._arrange()
-        self.place = self.trained_parameters[0].place
-        for parameter in self._sparse:
-            tensors.on_gradient(parameter, weakly(self._note_sparse_gradient))
         backward.listen(self)
 
-    @property
-    def bytes_as_built(self) -> list[int] | None:
-        """The bytes of each bucket if Paddle's reducer averages, else None."""
-        return None
-
-    @property
-    def trained_parameters(self) -> list[Any]:
-        """The parameters whose gradients are averaged, dense or sparse."""
-        return [*self.parameters, *self._sparse]
-
     def prepare_for_backward(self, outputs: Sequence[Any]) -> None:
-        """Reduce the backward of OUTPUTS; DataParallel calls it after each forward that syncs."""
+        """Reduce the backward of OUTPUTS; DataParallel calls it after each forward that syncs.
+
+        Raises RuntimeError if this rank has left a backward that the others have ended.
+        """
         del outputs
-        if self._changes != changes.count:
-            self._look_at_changes()
-        self._is_armed = self._is_awaited = True
+        if self._is_out_of_step:
+            raise RuntimeError(OUT_OF_STEP)
+        if self._states != self._now():
+            # All ranks run the same script, so they cast and unfreeze together.
+            self._arrange()
+        self._is_armed = self._is_awaited = bool(self.buckets) and (
+            self._must_sync is None or self._must_sync(self.parameters)
+        )
+        if self._is_awaited:
+            _awaiting.add(self)
 
     def disarm(self) -> None:
         """Reduce no backward before the next forward that syncs, unless one is still awaited.
@@ -218,284 +136,205 @@ class Reducer:
         """
         self._is_armed = self._is_awaited
 
-    def _look_at_changes(self) -> None:
-        """Rearrange if dtypes have changed, or parameters were unfrozen."""
-        before, self._changes, self._dtypes = self._dtypes, changes.count, _dtypes(self._all)
-        if before != self._dtypes or any(map(tensors.is_trained, self._frozen)):
-            # All ranks run the same script, so they cast and unfreeze together.
-            self._on_change()
-
-    def _on_change(self) -> None:
-        """Build the buckets for the currently trained parameters and their dtypes."""
-        self._arrange()
-
-    def overlaps(self, parameters: Sequence[Any]) -> bool:
-        """Whether any of PARAMETERS belongs to this model, trained or frozen."""
-        return not set(map(id, (*self._all, *self._sparse))).isdisjoint(map(id, parameters))
-
-    def share_parameters(self) -> None:
-        """Prepare for another model that has some of the same parameters.
-
-        A backward through both models is reduced by one reducer after the other, which changes
-        nothing: averaging an average gives the same. But neither may move a gradient that the
-        other has sent, nor rely on a gradient that only the other model's backward computes.
-        """
-        self._shares_parameters = self._sends_late = True
-        self._knows_usage = False
-        self._build_buckets()
+    def _now(self) -> list[Any]:
+        return [(param.stop_gradient, param.is_leaf, param.dtype) for param in self.parameters]
 
     def _arrange(self) -> None:
-        """Take the currently trained parameters, the last layers first."""
-        self.parameters = list(filter(tensors.is_trained, reversed(self._all)))
-        self._frozen = [param for param in self._all if not tensors.is_trained(param)]
-        for parameter in self.parameters:
-            self._watch(parameter)
-        self._knows_usage = self._is_ordered = False
-        self._build_buckets()
-
-    def _watch(self, parameter: Any) -> None:
-        """Record each gradient of PARAMETER."""
-        if self._arrivals.watch(parameter):
-            tensors.keep_additions_right([parameter])
-
-    def _expect_last(self, parameter: Any) -> None:
-        """Check for complete buckets after each gradient of PARAMETER, likely a last one."""
-        self._arrivals.end_at(parameter)
-
-    @property
-    def _reuses_memory(self) -> bool:
-        """Whether gradients may stay in the memory of their buckets."""
-        return not self._shares_parameters
-
-    def _build_buckets(self) -> None:
-        sizes, packed = self._packed(self.parameters)
-        self.buckets = [
-            Bucket(
-                [self.parameters[index] for index in indexes],
-                sum(sizes[index] for index in indexes),
-                reuse=self._reuses_memory,
-            )
-            for indexes in packed
-        ]
+        """Make the buckets of the currently trained parameters; ask about the next backward."""
+        self._states = self._now()
+        trained = list(filter(tensors.is_trained, self.parameters))
+        groups = choose_groups(trained, set(), self.setup.limits) if trained else []
+        self.buckets = [Bucket([trained[index] for index in group]) for group in groups]
         self._bucket_of = {
             id(parameter): bucket for bucket in self.buckets for parameter in bucket.parameters
         }
-        self._unlearnt = _LEARNT
-        self._is_short = True
-        for bucket in self.buckets:
-            self._expect_last(bucket.parameters[-1])
+        # Why buckets are sent at the end; None: the next backward shows whether they must be.
+        self.why_late = _MAY_BE_UNUSED if self._may_be_unused else None
+        for parameter in trained:
+            if id(parameter) not in self._hooked:
+                self._hooked.add(id(parameter))
+                # Paddle cannot remove it.
+                tensors.on_gradient(parameter, weakly(self._arrive, parameter))
+        if self._take_over is None:
+            self._make_contiguous(trained)
+        else:
+            # As Paddle's reducer needs it: the first backward shows whether that is enough.
+            make_contiguous(self._model(), trained, self._contiguous)
 
-    def _add_missing_communicators(self) -> None:
-        if self._is_short:
-            self._is_short = False
-            self._add_communicators()
+    def _make_contiguous(self, trained: Sequence[Any]) -> None:
+        fresh = [param for param in trained if id(param) not in self._contiguous]
+        self._contiguous.update(map(id, fresh))
+        tensors.make_contiguous(fresh)
 
-    def _add_communicators(self) -> None:
-        """Take more communicators if the buckets need them; a collective call."""
-        self._more_communicators(len(self.buckets))
-
-    def _packed(self, parameters: Sequence[Any]) -> tuple[list[int], list[list[int]]]:
-        return pack(parameters, self._limits, self._root_of)
-
-    def _root_of(self, parameter: Any) -> int | None:
-        """Return the index of the only rank that needs the sum for PARAMETER, or None for all."""
-        del parameter
-        return None
-
-    def _note_sparse_gradient(self) -> None:
-        self._has_sparse_gradient = True
+    # `backward` calls the next three around each outermost backward.
 
     def begin(self) -> None:
         """Get ready for a backward."""
-        self._is_active = self._is_armed and self._must_sync(self.trained_parameters)
-        if not self._is_active:
-            self._is_awaited = False
-            self._arrivals.clear()
-            return
-        self._has_sparse_gradient = False
-        # Not in another model's backward: a rank that has finished may be gone by then.
-        if self._is_awaited:
-            self._add_missing_communicators()
-        self.restart()
-
-    def _take_arrived(self) -> None:
-        """Count the gradients that have arrived, and send complete buckets."""
+        self._is_active = self._is_armed
         if not self._is_active:
             return
-        if backward.nested != self._nested:
-            self._sends_late = True
-        for key in self._arrivals.take():
-            bucket = self._bucket_of[key]
-            if bucket.is_sent:
-                raise RuntimeError(
-                    "fleetrun: a parameter got a second gradient in one backward after its bucket"
-                    " was sent (a recomputed layer shares it): use the strategy without"
-                    " communication fusion for this model."
-                )
-            if key not in self._ready:
-                self._ready[key] = None
-                bucket.missing -= 1
-        if self._sends_late or self._is_short:
-            return
-        while self._next < len(self.buckets) and not self.buckets[self._next].missing:
-            self._send(self._next)
-            self._next += 1
-
-    def _learn_last(self) -> None:
-        """Expect the gradient that arrived last in each bucket to be the last one next time."""
-        places = {key: place for place, key in enumerate(self._ready)}
-        for bucket in self.buckets:
-            arrived = [param for param in bucket.parameters if id(param) in places]
-            if arrived:
-                self._expect_last(max(arrived, key=lambda param: places[id(param)]))
-
-    @_at_own_place
-    def _send(self, number: int) -> None:
-        """Begin the allreduce of the bucket NUMBER."""
-        import paddle
-
-        bucket = self.buckets[number]
-        bucket.is_sent = True
-        bucket.gradients_before = len(self._ready)
-        bucket.flat, bucket.absent = bucket.buffer.gather()
-        with paddle.no_grad():
-            # Paddle divides before it sums, too.
-            bucket.flat.scale_(self._scale)
-        communicator = self._communicators[number % len(self._communicators)]
-        is_only = len(self.buckets) == 1
-        compression = self._compression
-        if compression is not None and not compression.compresses(bucket.flat):
-            compression = None
-        if self._check.is_on:
-            sent_as = compression.dtype if compression else str(bucket.flat.dtype)
-            self._check.sent(bucket.flat, sent_as)
-        if compression is None:
-            root = self._root_of(bucket.parameters[0])
-            bucket.work = communicator.all_reduce(bucket.flat, is_only=is_only, root=root)
-            return
-        bucket.work = compression.all_reduce(
-            communicator, bucket.flat, is_only=is_only, measures=not self.backwards
-        )
-
-    def finish(self) -> None:
-        """Send the remaining buckets, and wait for all allreduces."""
-        if not self._is_active:
-            return
-        sent = self._next
-        self._take_arrived()
-        if not (self._ready or self._has_sparse_gradient):
-            return
-        if self._unlearnt or self._next > sent:
-            self._unlearnt = max(0, self._unlearnt - 1)
-            self._learn_last()
-        self._is_active = self._is_awaited = False
-        self.flush()
-
-    @_at_own_place
-    def flush(self) -> None:
-        """Average all gradients that are not being averaged already, and wait for all."""
-        self._add_missing_communicators()
-        ready = len(self._ready)
-        sent = self.buckets[: self._next]
-        self.early = sum(1 for bucket in sent if bucket.gradients_before < ready)
-        for number in range(self._next, len(self.buckets)):
-            self._send(number)
-        self._next = len(self.buckets)
-        usage = order = None
-        self.agreements = self.sparse_collectives = 0
-        if not (self._knows_usage and self._is_ordered):
-            usage, order = self._exchange_usage()
-        for bucket in self.buckets:
-            if bucket.work is not None:
-                bucket.work.wait()
-            self._check.received(bucket.flat)
-            for parameter, gradient in bucket.absent:
-                self._set_absent(parameter, gradient, usage)
-            bucket.work = bucket.flat = None
-            bucket.absent = []
-        for parameter in self._sparse:
-            if not parameter.stop_gradient:
-                self.sparse_collectives += sparse.average(parameter, self._group, self._nranks)
-        self._check.finish()
-        self.backwards += 1
-        self._conclude()
-        self._on_reduced(self)
-        if order:
-            self._reorder(order)
-
-    def _conclude(self) -> None:
-        """Do nothing; subclasses act here once all gradients have been averaged."""
-
-    def restart(self) -> None:
-        """Reset the state to that before a backward."""
-        self._next = 0
-        self._ready = {}
-        self._arrivals.clear()
-        self._nested = backward.nested
-        self._check.begin(self.backwards)
+        self._sends_early = self.why_late == "" and not {*_awaiting} - {self}
+        self._nested, self._next, self._is_repeated = backward.nested, 0, False
+        self._arrived.clear()
+        self.setup.check.begin()
         for bucket in self.buckets:
             bucket.reset()
 
-    def _exchange_usage(self) -> tuple[dict[int, int], dict[int, int] | None]:
-        """Return, by the id of each parameter, how many ranks have its gradient.
+    def finish(self) -> None:
+        """Send the remaining buckets, wait for all, and write the averages.
 
-        And, unless the order is known, its place in rank 0's backward; parameters that no rank
-        uses come last.
+        Raises RuntimeError if the backward has left out a gradient that it had at first.
         """
-        if not self.parameters:
-            return {}, None
-        absent = {id(parameter) for bucket in self.buckets for parameter, _ in bucket.absent}
-        keys = list(map(id, self.parameters))
-        values = [0 if key in absent else 1 for key in keys]
-        if not self._is_ordered:
-            # All ranks but rank 0 add zeros.
-            ready = self._ready if self._group.rank() == 0 else ()
-            own_places = {key: place for place, key in enumerate(ready, 1)}
-            values += [own_places.get(key, 0) for key in keys]
-        sums = self._communicators[0].sum_integers(values)
-        self.agreements += 1
-        counts, places = sums[: len(keys)], sums[len(keys) :]
-        may_know = not self._finds_unused and not self._shares_parameters
-        self._knows_usage = may_know and min(counts) == self._nranks
-        usage = dict(zip(keys, counts))
-        if not any(places):
-            return usage, None
-        end = len(keys)
-        order = {key: place or end + (not usage[key]) for key, place in zip(keys, places)}
-        return usage, order
+        import paddle
 
-    def _reorder(self, places: dict[int, int]) -> None:
-        """Rebuild the buckets in the order of PLACES if that sends them much earlier; once."""
-        self._is_ordered = True
-        order = sorted(self.parameters, key=lambda parameter: places[id(parameter)])
-        times = []
-        for parameters in (self.parameters, order):
-            sizes, packed = self._packed(parameters)
-            arrivals = [min(places[id(param)], len(parameters)) for param in parameters]
-            times.append(buckets.mean_send_time(packed, sizes, arrivals))
-        if times[0] - times[1] > _MIN_GAIN:
-            self.moved = sum(1 for was, now in zip(self.parameters, order) if was is not now)
-            self.parameters = order
-            self._build_buckets()
-
-    def _set_absent(self, parameter: Any, gradient: Any, usage: dict[int, int] | None) -> None:
-        """Give PARAMETER the averaged GRADIENT if any rank has computed one."""
-        if parameter.stop_gradient:
+        if not (self._is_active and self._arrived):
             return
-        if usage is None:
-            raise missing_gradient(parameter)
-        if usage[id(parameter)]:
-            tensors.set_gradient(parameter, gradient)
+        self._is_active = self._is_awaited = False
+        _awaiting.discard(self)
+        with tensors.made_at(self._place), paddle.no_grad():
+            counts = None if self.why_late == "" else self._look()
+            self._average(counts)
+        self.backwards += 1
+        self._on_reduced(self)
+        missing = [param for key, param in self._by_id().items() if key not in self._arrived]
+        if counts is None and missing:
+            raise RuntimeError(
+                f"fleetrun: the parameter {missing[0].name} had a gradient on every rank at first"
+                " and has none now: build DataParallel with find_unused_parameters=True."
+            )
+        if self._take_over is not None and counts is not None:
+            if self.why_late == "":
+                backward.ignore(self)
+                self._take_over(self._model(), "")
+            else:
+                self._take_over = None
+                self._make_contiguous([*self._by_id().values()])
 
     def abandon(self) -> None:
-        """Drop the pending works: they end by themselves, in step with the other ranks."""
-        if self._is_active:
-            self._is_active = False
-            for communicator in self._communicators:
-                communicator.is_spoiled = True
-            for bucket in self.buckets:
-                bucket.work = bucket.flat = None
+        """Leave a backward that has raised; what was sent ends by itself."""
+        self._is_out_of_step |= self._is_active and self._next > 0
+        self._is_active = False
 
+    def _arrive(self, parameter: Any) -> None:
+        """Count the gradient of PARAMETER, which was accumulated; send complete buckets."""
+        bucket = self._bucket_of.get(id(parameter))
+        if not self._is_active or bucket is None:
+            return
+        if id(parameter) in self._arrived:
+            self._is_repeated = True
+            if bucket.flat is not None:
+                raise RuntimeError(
+                    f"fleetrun: the parameter {parameter.name} got a second gradient in one"
+                    " backward after its bucket was sent (a recomputed layer shares it): use the"
+                    " strategy without communication fusion for this model."
+                )
+            return
+        self._arrived[id(parameter)] = None
+        bucket.missing -= 1
+        if self._sends_early and backward.nested == self._nested:
+            while self._next < len(self.buckets) and not self.buckets[self._next].missing:
+                self._send(self.buckets[self._next])
 
-def _dtypes(parameters: Sequence[Any]) -> list[Any]:
-    return [parameter.dtype for parameter in parameters]
+    def _by_id(self) -> dict[int, Any]:
+        return {id(param): param for bucket in self.buckets for param in bucket.parameters}
+
+    def _look(self) -> dict[int, int]:
+        """Return, by the id of each parameter, how many ranks have its gradient.
+
+        A collective call. The first one decides whether later backwards may send early.
+        """
+        trained = self._by_id()
+        gradients = tensors.gradients([*trained.values()])
+        for parameter, gradient in zip(trained.values(), gradients):
+            if gradient is not None and gradient.is_selected_rows():
+                raise RuntimeError(
+                    f"fleetrun: the gradient of {parameter.name} is sparse, and ranks average"
+                    " sparse gradients of nn.Embedding(sparse=True) layers only: look it up with"
+                    " sparse=False."
+                )
+        is_plain = (
+            len(self._arrived) == len(trained)
+            and not self._is_repeated
+            and backward.nested == self._nested
+            and all(gradient is not None and gradient.is_contiguous() for gradient in gradients)
+        )
+        has = [gradient is not None for gradient in gradients]
+        communicator = self.setup.communicators[0]
+        *counts, plain = communicator.sum_integers([*has, is_plain], self._place)
+        if self.why_late is None:
+            self.why_late = "" if plain == self._nranks else _NOT_PLAIN
+        return dict(zip(trained, counts))
+
+    def _average(self, counts: dict[int, int] | None) -> None:
+        """Average all gradients; COUNTS: as `_look` returns."""
+        communicators = self.setup.communicators
+        before = [communicator.calls for communicator in communicators]
+        sent = self.buckets[: self._next]
+        self.early = sum(1 for bucket in sent if bucket.gradients_before < len(self._arrived))
+        for bucket in self.buckets[self._next :]:
+            self._send(bucket)
+        for bucket in self.buckets:
+            if bucket.work is not None:
+                bucket.work.wait()
+            self._write(bucket, counts)
+        self.setup.check.finish()
+        self.calls = [
+            communicator.calls - calls for communicator, calls in zip(communicators, before)
+        ]
+        for number in range(len(sent)):
+            self.calls[number % len(self.calls)] += 1
+
+    def _send(self, bucket: Bucket) -> None:
+        """Begin the allreduce of BUCKET, the next one."""
+        import paddle
+
+        number, self._next = self._next, self._next + 1
+        bucket.gradients_before = len(self._arrived)
+        compression = self.setup.compression
+        with tensors.made_at(self._place), paddle.no_grad():
+            flats = [
+                paddle.zeros([size], parameter.dtype) if gradient is None else gradient.flatten()
+                for parameter, gradient, size in zip(
+                    bucket.parameters, tensors.gradients(bucket.parameters), bucket.sizes
+                )
+            ]
+            if any(flat.dtype != flats[0].dtype for flat in flats):
+                # Mixed precision with `master_grad=True` leaves merged gradients in fp32.
+                flats = [flat.cast("float32") for flat in flats]
+            flat = paddle.concat(flats)
+            # Paddle divides before it sums, too.
+            flat.scale_(1.0 / self._nranks)
+            if compression is not None and not compression.compresses(flat):
+                compression = None
+            self.setup.check.sent(flat, compression.dtype if compression else str(flat.dtype))
+            bucket.flat = flat.cast(compression.dtype) if compression else flat
+        communicators = self.setup.communicators
+        # A thread would not help the only allreduce.
+        overlaps = self.setup.overlaps and len(self.buckets) > 1
+        bucket.work = communicators[number % len(communicators)].all_reduce(
+            bucket.flat, overlaps=overlaps
+        )
+
+    def _write(self, bucket: Bucket, counts: dict[int, int] | None) -> None:
+        """Make the gradients of BUCKET the averages; COUNTS: as `_look` returns."""
+        import paddle
+
+        flat, bucket.flat, bucket.work = bucket.flat, None, None
+        if self.setup.compression is not None and self.setup.compression.has_sent(flat):
+            flat = flat.cast("float32")
+        self.setup.check.received(flat)
+        parts = paddle.split(flat, bucket.sizes) if len(bucket.sizes) > 1 else [flat]
+        gradients = tensors.gradients(bucket.parameters)
+        for parameter, gradient, part in zip(bucket.parameters, gradients, parts):
+            if gradient is not None:
+                # Perhaps a hook at the end of the backward has cast it.
+                average = part if part.dtype == gradient.dtype else part.cast(gradient.dtype)
+                if gradient.is_contiguous():
+                    tensors.share_memory(average, gradient)
+                else:
+                    gradient.copy_(average.reshape(gradient.shape), False)
+                # `clear_grad` marks it as empty until this rank computes it.
+                tensors.keep_memory(parameter)
+            elif counts is not None and counts[id(parameter)] and not parameter.stop_gradient:
+                average = part.reshape(parameter.shape).cast(parameter.dtype)
+                tensors.set_gradient(parameter, average)

@@ -21,7 +21,6 @@ STRATEGY = "strategy in fleet"
 GROUPS = "stores of groups"
 BACKWARD = "watching of backwards"
 REDUCER = "gradient reducer"
-SPARSE = "sparse gradients"
 MERGE = "gradient merge"
 FUSED = "fused updates"
 AMP = "counting of precisions"
@@ -39,7 +38,6 @@ FALLBACKS = {
     GROUPS: "all groups share Paddle's store",
     BACKWARD: "updates by optimizers other than Paddle's are not detected",
     REDUCER: "Paddle's own reducer averages the gradients",
-    SPARSE: "Paddle's own reducer averages the gradients of models with sparse ones",
     MERGE: "each step updates the parameters",
     FUSED: "Paddle updates the parameters in its own way",
     AMP: "the precision of operators is not counted",
@@ -54,7 +52,6 @@ FALLBACKS = {
 BUILDS_ON = {
     BACKWARD: (COUNTING,),
     MERGE: (COUNTING, REDUCER),
-    SPARSE: (REDUCER,),
     STATIC_CPU: (STATIC,),
     CHECK: (COUNTING,),
     FUSED: (COUNTING,),
@@ -62,7 +59,7 @@ BUILDS_ON = {
 # A rank without one of these communicates differently from the others, which would wait for it.
 COMMUNICATING = (
     *(STRATEGY, GROUPS, REDUCER, MERGE, ARGUMENTS),
-    *(SPARSE, STATIC, STATIC_CPU, CHECK),
+    *(STATIC, STATIC_CPU, CHECK),
 )
 
 
@@ -86,25 +83,22 @@ class PrivateName(NamedTuple):
 # no capability. Indented lines continue a row.
 _TEXT = """
 [paddle.base.core]
-BACKWARD REDUCER MERGE SPARSE LOSSES: eager.run_backward
+BACKWARD REDUCER MERGE LOSSES: eager.run_backward
 BACKWARD REDUCER: eager._add_backward_final_hook eager.get_all_grads
 REDUCER MERGE: eager.Tensor._register_backward_hook
-REDUCER: eager.set_master_grads eager.Tensor._grad_ivar eager.Tensor._set_grad_ivar
-    eager.Tensor._unset_fake_empty eager.Tensor._share_buffer_to DenseTensor|LoDTensor._slice
-    DenseTensor|LoDTensor._set_dims eager.Tensor.is_contiguous eager.Tensor.contiguous
-    _get_registered_phi_kernels eager_assign_group_by_size ReduceOp.SUM ProcessGroup.all_reduce
-    ProcessGroup.reduce ProcessGroup.broadcast
--: EagerReducer.prepare_for_backward eval_frame_skip_file_prefix eager.Tensor._copy_gradient_from
+REDUCER: eager.Tensor._grad_ivar eager.Tensor._set_grad_ivar eager.Tensor._unset_fake_empty
+    eager.Tensor._share_buffer_to eager.Tensor.is_contiguous eager.Tensor.contiguous
+    eager_assign_group_by_size EagerReducer EagerReducer.prepare_for_backward ReduceOp.SUM
+    ProcessGroup.all_reduce ProcessGroup.reduce ProcessGroup.broadcast
+-: eval_frame_skip_file_prefix eager.Tensor._copy_gradient_from
     eager.Tensor._local_value
-REDUCER SPARSE: eager.Tensor.get_tensor
 BACKWARD REDUCER MERGE CHECK: eager.Tensor.data_ptr
 BACKWARD MERGE CHECK: eager.Tensor.inplace_version
-SPARSE MERGE FUSED: eager.Tensor.is_selected_rows
-SPARSE: eager.Tensor.rows SelectedRows.set_rows DenseTensor|LoDTensor._share_data_with
-SPARSE MERGE: eager.Tensor.get_selected_rows SelectedRows.get_tensor
+REDUCER MERGE FUSED: eager.Tensor.is_selected_rows
+MERGE: eager.Tensor.get_selected_rows SelectedRows.get_tensor
 REDUCER MERGE CHECK: eager.Tensor.grad
 MERGE: eager.Tensor.clear_gradient
-SPARSE CHECK: ProcessGroup.all_gather_into_tensor
+CHECK: ProcessGroup.all_gather_into_tensor
 REDUCER STATIC_CPU: create_or_get_global_tcp_store
 REDUCER GROUPS: TCPStore
 AMP: get_low_precision_op_list
@@ -112,9 +106,8 @@ STATIC: get_pass
 STATIC_CPU: CommContextManager.create_gloo_comm_context ProcessGroupGloo.create
 [paddle.base.framework]
 REDUCER CHECK: _dygraph_place_guard(place)
-REDUCER MERGE SPARSE: EagerParamBase.from_tensor
+REDUCER MERGE: EagerParamBase.from_tensor
 BACKWARD: EagerParamBase.__init__(self)
-REDUCER: EagerParamBase.__setattr__
 STATIC: Variable _dygraph_guard Block._find_var_recursive(self, name)
     Block._insert_op_without_sync(self, index) Block._remove_op(self, index, sync)
     Block._rename_var(self, name, new_name) Program._sync_with_cpp(self)
@@ -122,10 +115,7 @@ STATIC: Variable _dygraph_guard Block._find_var_recursive(self, name)
 [paddle.nn.layer.common]
 REDUCER: Embedding.__init__{_sparse}
 [paddle.nn.layer.layers]
-REDUCER: Layer._to_impl(self)
 MERGE: Layer.clear_gradients(self)
-[paddle]
-REDUCER: _C_ops.coalesce_tensor
 [paddle.distributed.parallel]
 REDUCER CHECK ARGUMENTS: DataParallel.__init__(self, layers, strategy, comm_buffer_size,
     last_comm_buffer_size, find_unused_parameters, group){comm_buffer_size, last_comm_buffer_size,
@@ -135,7 +125,7 @@ REDUCER CHECK: DataParallel.forward(self){_reducer, prepare_for_backward}
 [paddle.distributed.collective]
 REDUCER GROUPS: _new_process_group_impl(backend, store, rank, world_size, group_name, pg_options,
     group_id)
-REDUCER: _get_global_env _get_default_group _default_store _default_backend
+REDUCER: _get_global_env _default_store _default_backend
 [paddle.distributed.communication.group]
 REDUCER: Group.process_group
 [paddle.profiler.utils]
@@ -177,7 +167,7 @@ FUSED: Adam._create_optimization_pass(self, parameters_and_grads){_use_multi_ten
 MERGE: HybridParallelOptimizer.__init__{_inner_opt} HybridParallelOptimizer._step(self,
     parameters_list)
 [paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer]
--: DygraphShardingOptimizer.__init__{_origin_parameter_list, _param2rank}
+-: DygraphShardingOptimizer.__init__{_origin_parameter_list}
     DygraphShardingOptimizerV2{_all_gather_overlap_forward}
 [paddle.distributed.fleet.meta_parallel.sharding.group_sharded_optimizer_stage2]
 -: GroupShardedOptimizerStage2.__init__{_group, _broadcast_overlap, _optim}

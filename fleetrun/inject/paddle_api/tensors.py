@@ -1,8 +1,7 @@
-"""Accesses gradients by Paddle's private functions: views, hooks, sparse rows."""
+"""Accesses gradients by Paddle's private functions."""
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +9,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-# coalesce_tensor's copy_data, set_constant, persist_output, constant; and, after use_align and
-# align_size, its size_of_dtype, concated_shapes, concated_ranks.
-_COPIED: tuple[Any, ...] = (True, False, False, 0.0)
-_FROM_TENSORS: tuple[Any, ...] = (-1, [], [])
-# The alignment of gradients on a device: a multiple of what CUDA and plug-ins need (64 to 512), and
-# Paddle's own for unknown devices. It must be the same on all ranks.
-_ALIGNMENT = 1024
 _STRIDES = "FLAGS_use_stride_kernel"
 
 # In paddle._C_ops: they write their first argument, or each tensor of that list, without a new
@@ -62,14 +54,6 @@ def make_contiguous(parameters: Sequence[Any]) -> list[Any]:
     return [parameter.register_hook(contiguous) for parameter in parameters if parameter.ndim > 1]
 
 
-def keep_additions_right(parameters: Sequence[Any]) -> list[Any]:
-    """Let gradients of PARAMETERS of a model be accumulated in any layout; return the hooks."""
-    # Plug-ins add bare memory, which is wrong for strided gradients; CPUs use the strides. All
-    # parameters are where the first one is: a look at each costs 0.5 ms for 300 of them.
-    adds_bare = bool(parameters) and parameters[0].place.is_custom_place()
-    return make_contiguous(parameters) if adds_bare else []
-
-
 def _are_views_strided() -> bool:
     """Whether the gradient of a view may be strided: vendors' plug-ins disable that."""
     paddle: Any = sys.modules["paddle"]
@@ -99,20 +83,9 @@ def set_gradient(parameter: Any, gradient: Any) -> None:
     parameter._set_grad_ivar(gradient)
 
 
-def set_master_gradients(parameters: Sequence[Any]) -> None:
-    """Replace the gradients of PARAMETERS by copies in float32."""
-    _core().eager.set_master_grads(list(parameters))
-
-
 def keep_memory(parameter: Any) -> None:
     """Let the next backward add to the gradient of PARAMETER in place, though it was cleared."""
     parameter._unset_fake_empty()
-
-
-def keep_all_memory(parameters: Sequence[Any]) -> None:
-    """Do the same for PARAMETERS without a Python call for each."""
-    for parameter in parameters:
-        parameter._unset_fake_empty()
 
 
 def share_memory(source: Any, target: Any) -> None:
@@ -128,80 +101,6 @@ def made_at(place: Any) -> AbstractContextManager[None]:
     return guard
 
 
-def part(flat: Any, begin: int, end: int, shape: list[int]) -> Any:
-    """Return the view of FLAT from BEGIN to END with SHAPE."""
-    # `Tensor._slice` wraps without a place, which copies what is not on the default device.
-    dense = flat.get_tensor()._slice(begin, end)
-    dense._set_dims(shape)
-    return tensor_class()(dense, flat.place)
-
-
-def coalesced(tensors: list[Any]) -> tuple[list[Any], Any]:
-    """Return the views of a new flat tensor with copies of TENSORS, and the flat tensor.
-
-    On a device the views are aligned. The gaps are zero, so that sums and casts of the flat tensor
-    equal those of TENSORS.
-    """
-    first = tensors[0]
-    # A CPU needs no alignment.
-    is_aligned = not first.place.is_cpu_place()
-    if not has_kernel("coalesce_tensor", first):
-        return _concatenated(tensors, _ALIGNMENT if is_aligned else 1)
-    paddle: Any = sys.modules["paddle"]
-    views, flat = paddle._C_ops.coalesce_tensor(
-        tensors, first.dtype, *_COPIED, is_aligned, _ALIGNMENT, *_FROM_TENSORS
-    )
-    if is_aligned:
-        begin, width = flat.data_ptr(), flat.element_size()
-        starts = [(view.data_ptr() - begin) // width for view in views]
-        for view, start, following in zip(views, starts, [*starts[1:], flat.size]):
-            end = start + view.size
-            if end < following:
-                part(flat, end, following, [following - end]).zero_()
-    return views, flat
-
-
-def _concatenated(tensors: list[Any], alignment: int) -> tuple[list[Any], Any]:
-    """Do the same as `coalesced` without Paddle's operator; ALIGNMENT is in bytes."""
-    paddle: Any = sys.modules["paddle"]
-    places, pieces, end = [], [], 0
-    for tensor in tensors:
-        places.append(end)
-        pieces.append(tensor.flatten())
-        end += tensor.size
-        gap = -end % max(1, alignment // tensor.element_size())
-        if gap:
-            pieces.append(paddle.zeros([gap], tensor.dtype))
-            end += gap
-    flat = paddle.concat(pieces)
-    views = [
-        part(flat, place, place + tensor.size, tensor.shape)
-        for place, tensor in zip(places, tensors)
-    ]
-    return views, flat
-
-
-def has_kernel(operator: str, tensor: Any) -> bool:
-    """Whether Paddle has OPERATOR for the device and the dtype of TENSOR.
-
-    Without it Paddle may run the CPU's on device memory and crash.
-    """
-    kind = str(tensor.place).partition("(")[2].rstrip(")").partition(":")[0]
-    dtype = str(tensor.dtype).rpartition(".")[2]
-    rows = _kernels().get(operator, ())
-    return any(
-        row[0].lower() == kind and row[-1] == dtype
-        for row in (text.strip("()").split(", ") for text in rows)
-    )
-
-
-@functools.cache
-def _kernels() -> dict[str, list[str]]:
-    """Return, by operator, the kernels of Paddle: `(CPU, Undefined(AnyLayout), float32)`."""
-    kernels: dict[str, list[str]] = _core()._get_registered_phi_kernels("all")
-    return kernels
-
-
 def gradient_attribute() -> Any:
     """Return the descriptor of `Tensor.grad`."""
     return vars(_core().eager.Tensor)["grad"]
@@ -215,24 +114,3 @@ def tensor_class() -> Any:
 def sparse_values(gradient: Any) -> Any:
     """Return the values of a sparse GRADIENT as a tensor that shares their memory."""
     return tensor_class()(gradient.get_selected_rows().get_tensor(), gradient.place)
-
-
-def set_sparse(gradient: Any, rows: list[int], values: Any) -> None:
-    """Set the ROWS of a sparse GRADIENT and their VALUES, whose memory it takes."""
-    selected = gradient.get_selected_rows()
-    selected.set_rows(rows)
-    selected.get_tensor()._share_data_with(values.get_tensor())
-
-
-def new_sparse_gradient(parameter: Any) -> Any:
-    """Give PARAMETER a sparse gradient of one row, and return it; runs a backward."""
-    paddle: Any = sys.modules["paddle"]
-    with paddle.enable_grad():
-        copy = parameter.detach()
-        copy.stop_gradient = False
-        row = paddle.to_tensor([0], dtype="int64", place=parameter.place)
-        # Nothing else in Paddle creates a SelectedRows gradient.
-        looked_up = paddle.nn.functional.embedding(row, copy, sparse=True).sum()
-        paddle.autograd.backward([looked_up])
-    set_gradient(parameter, copy.grad)
-    return parameter.grad

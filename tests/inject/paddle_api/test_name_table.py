@@ -25,6 +25,7 @@ NOT_PADDLES = {
     # Methods of a NamedTuple.
     "spec._replace",
     "outcome._replace",
+    "row._replace",
     "StaticRanks._instances",
 }
 # Strings with an underscore that are not names of Paddle: parts of names, and Python's names.

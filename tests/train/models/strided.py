@@ -5,7 +5,6 @@ Reports the weights of each, and those of the one process.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import paddle
@@ -46,17 +45,6 @@ class Weighted(nn.Layer):  # type: ignore[misc, unused-ignore]
         return self.use(x, self.weight) + self.bias
 
 
-class Tabled(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """A table declared sparse that gets only dense gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden, self.table = nn.Linear(8, 4), nn.Embedding(6, 4, sparse=True)
-
-    def forward(self, x: Any) -> Any:
-        return self.hidden(x) @ self.table.weight.T
-
-
 def unlike(x: Any, weight: Any) -> Any:
     """Transpose on one rank only: gradients of the two ranks differ in layout."""
     multiply: Any = paddle.matmul
@@ -90,7 +78,6 @@ KINDS: dict[str, Callable[[], Any]] = {
     "sliced": lambda: Weighted(lambda x, weight: x @ weight[:3, ::2].T, 5, 16),
     "unlike": lambda: Weighted(unlike, 3, 8),
     "hooked": hooked,
-    "tabled": Tabled,
 }
 
 
@@ -98,7 +85,4 @@ def train_by(model: Any, ranks: list[int]) -> Any:
     return train(model, batches(ranks, 4, 8), 5, kind=paddle.optimizer.Momentum)
 
 
-if "FLEETRUN_STRATEGY_FILE" not in os.environ:
-    # Paddle's own reducer takes it for sparse, and fails.
-    del KINDS["tabled"]
 write({name: compare(make, train_by) for name, make in KINDS.items()})

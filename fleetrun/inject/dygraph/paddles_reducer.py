@@ -1,0 +1,256 @@
+"""Communication fusion by Paddle's own reducer: fleetrun chooses the groups of gradients.
+
+`DataParallel` gives its C++ reducer a list of groups of parameters, and each group is one bucket.
+So any limit of a bucket is a choice of groups; Paddle sends them during the backward, and handles
+sparse and unused gradients. Two of its faults are mended here: it reads strided gradients as if
+they were row-major, and it knows nothing of parameters that are unfrozen or cast later. It averages
+the first backward after a forward only, and silently leaves out what a nested backward computes, as
+of a recomputed layer; so all gradients are averaged once more at the end of other backwards.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from .. import buckets
+from ..paddle_api import tensors
+from . import backward
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..buckets import BucketLimits
+
+# The most sets of trained parameters and dtypes between which a script may change.
+_MOST_SETS = 8
+_PADDLES_LAYERS = "paddle.nn."
+OUT_OF_STEP = (
+    "fleetrun: a backward has raised after some of its gradients were sent, so this rank may be out"
+    " of step with the others: start the training again."
+)
+
+
+def averaged(model: Any) -> list[Any]:
+    """Return the parameters that DataParallel averages, in the order of MODEL."""
+    by_id: dict[int, Any] = {}
+    for layer in model.sublayers():
+        for parameter in layer.parameters(include_sublayers=False):
+            if not getattr(parameter, "no_sync", False):
+                by_id.setdefault(id(parameter), parameter)
+    return list(by_id.values())
+
+
+def sparse_parameters(model: Any) -> set[int]:
+    """Return the ids of the parameters of MODEL whose gradients Paddle's reducer takes as sparse.
+
+    As Paddle does: the weights of Embedding layers with `sparse=True`.
+    """
+    embedding: Any = sys.modules["paddle.nn.layer.common"].Embedding
+    return {
+        id(layer.weight)
+        for layer in model.sublayers()
+        if isinstance(layer, embedding) and layer._sparse
+    }
+
+
+def choose_groups(
+    parameters: Sequence[Any], sparse: set[int], limits: Callable[[int], BucketLimits]
+) -> list[list[int]]:
+    """Return the indexes of PARAMETERS in each group, in the order in which groups are sent.
+
+    PARAMETERS are in the order of the model, SPARSE has ids of some; each of these is a group.
+    LIMITS takes the bytes of all gradients.
+    """
+    order = range(len(parameters) - 1, -1, -1)
+    sizes = [tensors.nbytes(parameters[index]) for index in order]
+    kinds = [
+        str(parameters[index].dtype) + f" {index}" * (id(parameters[index]) in sparse)
+        for index in order
+    ]
+    packed = buckets.pack(sizes, kinds, limits(sum(sizes)))
+    return [[order[place] for place in group] for group in packed]
+
+
+def make_contiguous(model: Any, parameters: Sequence[Any], hooked: set[int]) -> None:
+    """Make the gradients of PARAMETERS row-major unless only layers of Paddle's use them in MODEL.
+
+    The gradient of a weight that is used transposed has the transposed layout. HOOKED are ids of
+    parameters for which this was done.
+    """
+    own = {
+        id(parameter)
+        for layer in model.sublayers()
+        if not type(layer).__module__.startswith(_PADDLES_LAYERS)
+        or getattr(layer.forward, "__func__", None) is not type(layer).forward
+        for parameter in layer.parameters(include_sublayers=False)
+    }
+    chosen = [param for param in parameters if id(param) in own and id(param) not in hooked]
+    hooked.update(map(id, chosen))
+    tensors.make_contiguous(chosen)
+
+
+class PaddlesReducer:
+    """Paddle's reducers of one MODEL: one for each set of trained parameters and dtypes.
+
+    LIMITS of a bucket depend on the bytes of all gradients. ON_MADE is called when another reducer
+    begins to average. MUST_SYNC says whether the backward of a forward is to be averaged.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        limits: Callable[[int], BucketLimits],
+        *,
+        on_made: Callable[[PaddlesReducer], None],
+        must_sync: Callable[[Sequence[Any]], bool] | None,
+    ) -> None:
+        self._model = weakref.ref(model)
+        self._limits = limits
+        self._on_made = on_made
+        self._must_sync = must_sync
+        self.parameters = averaged(model)
+        self._sparse = sparse_parameters(model)
+        self._hooked: set[int] = set(self._sparse)
+        self._made: dict[tuple[Any, ...], Any] = {}
+        self._states: list[Any] = []
+        self._current: Any = None
+        # The bytes of each bucket, in the order of sending, and the allreduces so far.
+        self.bucket_bytes: list[int] = []
+        self.calls = 0
+        # A forward awaits its backward; the gradients of the last one are to stay local.
+        self._is_awaited = self._is_local = False
+        # The running backward has reached the model, and Paddle's does not average it; a backward
+        # has raised after it had reached the model.
+        self._is_reached = self._is_extra = self._is_out_of_step = False
+        self._nested = 0
+        self._watched: set[int] = set()
+        self._choose(self._now())
+        backward.listen(self)
+
+    def prepare_for_backward(self, outputs: Sequence[Any]) -> None:
+        """Average the backward of OUTPUTS; DataParallel calls it after each forward that syncs.
+
+        Raises RuntimeError if a backward has raised before it could average its gradients.
+        """
+        if self._is_out_of_step:
+            raise RuntimeError(OUT_OF_STEP)
+        states = self._now()
+        if states != self._states:
+            self._choose(states)
+        self._is_local = self._must_sync is not None and not self._must_sync(self.parameters)
+        if self._is_local:
+            return
+        # From outputs without a gradient Paddle's would conclude that no parameter is used.
+        if self._current is None or all(output.stop_gradient for output in outputs):
+            return
+        self._current.prepare_for_backward(outputs)
+        self._is_awaited = True
+        self.calls += len(self.bucket_bytes)
+
+    def disarm(self) -> None:
+        """Leave the gradients of the last forward, under `no_sync`, as they are on each rank."""
+        self._is_local = True
+
+    # `backward` calls the next three around each outermost backward.
+
+    def begin(self) -> None:
+        """Get ready for a backward."""
+        self._is_reached = self._is_extra = False
+        self._nested = backward.nested
+
+    def finish(self) -> None:
+        """Average the gradients once more that Paddle's reducer may have left as they were.
+
+        To average an average changes nothing.
+        """
+        has_nested = self._is_reached and backward.nested != self._nested and not self._is_local
+        if not (self._is_extra or has_nested):
+            return
+        import paddle
+        from paddle.distributed.fleet.utils import hybrid_parallel_util
+
+        model: Any = self._model()
+        sum_all: Any = hybrid_parallel_util.fused_allreduce_gradients_with_group
+        with paddle.no_grad(), tensors.made_at(self.parameters[0].place):
+            # Not as patched for optimizers that average when they step.
+            getattr(sum_all, "__wrapped__", sum_all)(self.parameters, model.group)
+
+    def abandon(self) -> None:
+        """Remember that a backward of this model has raised."""
+        self._is_out_of_step |= self._is_reached
+
+    def _arrive(self) -> None:
+        if not self._is_reached:
+            self._is_reached = True
+            self._is_extra = not (self._current is None or self._is_awaited or self._is_local)
+            self._is_awaited = False
+
+    def _now(self) -> list[Any]:
+        return [(param.stop_gradient, param.is_leaf, param.dtype) for param in self.parameters]
+
+    def _choose(self, states: list[Any]) -> None:
+        """Let the reducer of the parameters with the STATES average, which is made if need be."""
+        self._states = states
+        self._current = None
+        trained = list(filter(tensors.is_trained, self.parameters))
+        if not trained:
+            return
+        key = tuple(map(str, states))
+        if key not in self._made:
+            if len(self._made) >= _MOST_SETS:
+                raise RuntimeError(
+                    f"fleetrun: the script trains more than {_MOST_SETS} sets of parameters of one"
+                    " DataParallel in turn, by stop_gradient or by casts: use the strategy without"
+                    " communication fusion for this model."
+                )
+            self._made[key] = self._make(trained)
+        self._current, self.bucket_bytes = self._made[key]
+        self._on_made(self)
+
+    def _make(self, trained: list[Any]) -> tuple[Any, list[int]]:
+        """Return Paddle's reducer for TRAINED, and the bytes of its buckets."""
+        core: Any = sys.modules["paddle.base.core"]
+        model: Any = self._model()
+        groups = choose_groups(trained, self._sparse, self._limits)
+        # As Paddle's own `init_reducer` does.
+        model.group_indices = groups[::-1]
+        made = core.EagerReducer(
+            trained,
+            groups,
+            [id(parameter) in self._sparse for parameter in trained],
+            model.group.process_group,
+            [model.last_comm_buffer_size, model.comm_buffer_size],
+            model.find_unused_parameters,
+        )
+        for parameter in trained:
+            # Its hooks in C++, which Paddle cannot remove, refer to it without holding it.
+            weakref.finalize(parameter, _let_go, made).atexit = False
+        make_contiguous(model, trained, self._hooked)
+        # Likely the first and the last gradient of a backward.
+        for parameter in (trained[0], trained[-1]):
+            if id(parameter) not in self._watched:
+                self._watched.add(id(parameter))
+                tensors.on_gradient(parameter, weakly(self._arrive))
+        sizes = list(map(tensors.nbytes, trained))
+        return made, [sum(sizes[index] for index in group) for group in groups]
+
+
+def weakly(method: Callable[..., None], *held: Any) -> Callable[..., None]:
+    """Return a hook that calls METHOD with the objects HELD, as long as its own object lives.
+
+    It holds neither.
+    """
+    reference, references = weakref.WeakMethod(method), [weakref.ref(item) for item in held]
+
+    def hook(*_: Any) -> None:
+        alive = reference()
+        if alive is not None:
+            alive(*(item() for item in references))
+
+    return hook
+
+
+def _let_go(_reducer: Any) -> None:
+    """Do nothing: a finalizer holds its arguments until it is called."""
