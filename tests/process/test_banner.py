@@ -50,12 +50,6 @@ def test_the_tables_are_for_their_owner_alone(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_without_a_banner_the_tables_are_kept_all_the_same(tmp_path: Path) -> None:
-    shown, kept = launched(tmp_path, "--quiet")
-    assert shown == []
-    assert ARGUMENTS in kept
-
-
 WITHOUT_LINKS = """
 import os, sys
 def refuse(*_args, **_named):

@@ -86,10 +86,3 @@ time.sleep(60)
     assert "\\x1b[2J" in done.stderr
     assert_harmless(done.stderr.encode())
     assert EVIL.encode() in done.out
-
-
-def test_what_other_programs_say_of_a_start_is_text(tmp_path: Path) -> None:
-    job = Command(tmp_path, "exit 3", f"--log_dir={tmp_path}/l{EVIL}", ranks=1)
-    done = job.run()
-    assert done.code == 3
-    assert_harmless(done.stderr.encode())

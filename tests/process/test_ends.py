@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from commandline import Driven
-from processes import assert_no_survivors, supervisor_of, survivors
+from processes import assert_no_survivors, supervisor_of
 from terminals import state
 from waiting import LONG_S, until
 
@@ -74,14 +74,6 @@ def test_s16_who_was_killed_is_the_culprit_of_two_that_died_together(
     assert "After that rank 2 was stopped by fleetrun; rank 0 was killed by SIGABRT" in done.stderr
 
 
-def test_s16_two_that_were_killed_together_were_not_stopped(tmp_path: Path) -> None:
-    die = "touch ready{0}; until [ -e go{0} ]; do sleep 0.01; done; kill -KILL $$"
-    job = Driven(tmp_path, die.format(0), die.format(1))
-    done = job.finish(end_unseen(job, (1, 0)))
-    assert "rank 1 was killed by SIGKILL" in done.stderr.splitlines()[0]
-    assert "After that rank 0 was killed by SIGKILL" in done.stderr
-
-
 def end_unseen(job: Driven, ranks: tuple[int, int], count: int = 2) -> subprocess.Popen[bytes]:
     """Start JOB and let RANKS end in this order while the launcher sleeps; then return it."""
     launcher = job.start_until("ready0", "ready1")
@@ -113,12 +105,6 @@ def test_s18_the_culprits_traceback_is_the_end_of_the_console(tmp_path: Path) ->
     assert "Traceback (most recent call last)" in done.stderr
     assert "ValueError: bad batch" in done.stderr
     assert "workerlog.1" in done.stderr
-
-
-def test_what_rank_0_said_is_not_said_twice(tmp_path: Path) -> None:
-    done = Driven(tmp_path, "echo alas; exit 3").run(stderr=subprocess.STDOUT)
-    assert done.code == 3
-    assert done.out.count(b"alas") == 1
 
 
 def test_who_reads_errors_elsewhere_reads_there_what_rank_0_said(tmp_path: Path) -> None:
@@ -153,12 +139,6 @@ def test_s19_what_cannot_be_started_says_why(
     assert done.code == code
     assert why in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_command_that_is_too_large_says_so(tmp_path: Path) -> None:
-    done = Driven(tmp_path, ["true", "x" * 200_000]).run()
-    assert done.code == 126
-    assert "exceed the system's limit" in done.stderr
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -476,29 +456,6 @@ def test_s35_a_stop_while_starting_is_clean(tmp_path: Path) -> None:
     launcher = job.start_until("born")
     launcher.terminate()
     assert job.finish(launcher).code == 143
-
-
-def test_s36_two_jobs_do_not_touch_each_other(tmp_path: Path) -> None:
-    stay = Driven(tmp_path, "touch ready0; until [ -e go ]; do sleep 0.01; done", run="a")
-    staying = stay.start()
-    leave = Driven(tmp_path, "touch ready1; exec sleep 60", run="b")
-    leaving = leave.start()
-    stay.wait_for("ready0", "ready1")
-    leaving.send_signal(signal.SIGINT)
-    assert leave.finish(leaving).code == 130
-    assert survivors(stay.marker)
-    (tmp_path / "go").touch()
-    assert stay.finish(staying).code == 0
-
-
-def test_restart_begins_when_all_are_dead_and_keeps_the_logs(tmp_path: Path) -> None:
-    script = "echo try; [ -e again ] && exit 0; touch again; exit 9"
-    job = Driven(tmp_path, script, "[ -e again ] && sleep 0.05 || sleep 60", max_restarts=1)
-    done = job.run()
-    assert (done.code, done.out) == (0, b"try\ntry\n")
-    folder = tmp_path / "log" / "latest"
-    assert (folder / "workerlog.0").read_text() == "try\n"
-    assert (folder / "workerlog.0.attempt1").read_text() == "try\n"
 
 
 def test_orphans_that_end_are_reaped_while_the_job_runs(tmp_path: Path) -> None:

@@ -39,22 +39,6 @@ def test_s15_a_bus_error_measures_shared_memory(tmp_path: Path) -> None:
     assert "/dev/shm has " in done.stderr
 
 
-def test_s15_a_mapped_file_that_was_truncated_is_not_called_shared_memory(tmp_path: Path) -> None:
-    code = """
-import mmap
-if rank == 1:
-    with open("mapped", "w+b") as file:
-        file.truncate(4096)
-        mapped = mmap.mmap(file.fileno(), 4096)
-        file.truncate(0)
-    mapped[0]
-time.sleep(60)
-"""
-    done = Command.python(tmp_path, code).run()
-    assert "rank 1 was killed by SIGBUS" in done.stderr
-    assert "Shared memory ran out, unless a mapped file was truncated: " in done.stderr
-
-
 def test_s15_semaphores_that_find_no_room_measure_shared_memory(tmp_path: Path) -> None:
     # The real error, from a semaphore's own code: the name of the folder is not in it.
     code = """
@@ -133,15 +117,6 @@ def test_s16_a_peer_that_ended_too_early_is_told_to_who_lost_it(
     assert "This rank lost a peer that had ended early" in done.stderr
 
 
-def test_s15_a_crash_shows_its_python_stack(tmp_path: Path) -> None:
-    code = "import ctypes\nif rank == 1: ctypes.string_at(0)\ntime.sleep(60)"
-    done = Command.python(tmp_path, code).run()
-    assert done.code == 139
-    assert "rank 1 was killed by SIGSEGV" in done.stderr
-    assert done.stderr.count("Fatal Python error: Segmentation fault") == 1
-    assert "in string_at" in done.stderr
-
-
 def test_s16_who_lost_a_peer_is_a_victim(tmp_path: Path) -> None:
     lost = "trap 'echo Connection reset by peer; exit 1' TERM; touch ready$R; "
     wait = "while :; do sleep 0.02; done"
@@ -175,45 +150,10 @@ def test_s18_s20_the_exception_comes_from_the_records_if_the_log_lacks_it(
     assert culprit["time"] > 1e9
 
 
-def test_a_traceback_that_begins_behind_a_progress_bar_is_that_of_the_log(tmp_path: Path) -> None:
-    code = "print('\\r 20%|##', end='', file=sys.stderr)\nif rank == 1: raise ValueError('x')"
-    done = Command.python(tmp_path, f"{code}\ntime.sleep(60)").run()
-    assert "workerlog.1, which ends with\n    Traceback (most recent call last):" in done.stderr
-
-
-def test_s20_bytes_that_are_no_text_do_no_harm(tmp_path: Path) -> None:
-    done = Command(tmp_path, "[ $R = 1 ] && { printf 'caf\\351\\n\\000'; exit 9; }; sleep 60").run()
-    assert done.code == 9
-    assert report(tmp_path)["culprit"]["last_words"][0].startswith("caf")
-
-
-def test_s21_half_an_error_file_is_shown_raw(tmp_path: Path) -> None:
-    script = """[ $R = 0 ] && sleep 60; printf '{"class": "Odd' > "$FLEETRUN_ERROR_FILE"; exit 5"""
-    done = Command(tmp_path, script).run()
-    assert done.code == 5
-    assert '    {"class": "Odd' in done.stderr
-    assert report(tmp_path)["culprit"]["raw"] == '{"class": "Odd'
-
-
 def test_s70_the_report_holds_no_environment(tmp_path: Path) -> None:
     done = Command(tmp_path, "exit 3").start(env={"MY_TOKEN": "hush-hush"})
     done.communicate(timeout=LONG_S)
     assert "hush-hush" not in (tmp_path / "log" / "latest" / "report.json").read_text()
-
-
-def test_success_leaves_no_report(tmp_path: Path) -> None:
-    assert Command(tmp_path, "exit 0").run().code == 0
-    assert not (tmp_path / "log" / "latest" / "report.json").exists()
-
-
-def test_s51_the_first_and_the_last_error_are_told(tmp_path: Path) -> None:
-    script = "[ $R = 1 ] && exit $((5 + ${PADDLE_RESTART_COUNT:-0})); sleep 60"
-    done = Command(tmp_path, script, "--max_restart=1").run()
-    assert done.code == 6
-    assert (
-        "attempt 1 (counted from 0); the first failed because rank 1 exited with 5." in done.stderr
-    )
-    assert report(tmp_path)["earlier"] == ["rank 1 exited with 5"]
 
 
 def test_s54_a_missing_paddle_is_told_with_the_interpreter(tmp_path: Path) -> None:

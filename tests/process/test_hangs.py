@@ -81,45 +81,6 @@ time.sleep(600)
     assert ended.code == 124, ended.stderr
 
 
-# A thread holds the lock while a child is forked, as a logger's or a cache's.
-FORKED = """
-import threading
-lock = threading.Lock()
-held = threading.Event()
-def hold():
-    with lock:
-        held.set()
-        threading.Event().wait()
-def load_sample():
-    with lock: pass
-threading.Thread(target=hold, daemon=True).start()
-held.wait()
-child = os.fork()
-if child == 0:
-    {}
-    load_sample()
-os.waitpid(child, 0)
-"""
-
-
-def test_s61_ranks_on_different_lines_of_one_function_are_told_apart(tmp_path: Path) -> None:
-    code = """
-import threading
-def meet():
-    lock = threading.Lock()
-    lock.acquire()
-    if rank:
-        lock.acquire()
-    else:
-        lock.acquire()
-print("up", flush=True)
-meet()
-"""
-    ended = Command.python(tmp_path, code, "--hang_timeout=0.8").run(env=NO_SPY)
-    assert re.search(r"Rank 0 stands in meet \(script-\w+\.py:11\)", ended.stderr)
-    assert re.search(r"Rank 1 stands in meet \(script-\w+\.py:9\)", ended.stderr)
-
-
 def test_s61_a_hang_may_be_followed_by_another_attempt(tmp_path: Path) -> None:
     code = "if os.path.exists('tried'): sys.exit()\nopen('tried' if rank else 'x', 'w').close()"
     job = Command.python(
@@ -154,35 +115,6 @@ def test_a_rank_that_has_ended_is_the_first_line_of_a_hang(tmp_path: Path, wait:
 def started(job: Command) -> dict[int, int]:
     """Return the process ids of the ranks that have been started."""
     return {e["rank"]: e["pid"] for e in job.events() if e["event"] == "started"}
-
-
-def fake_spy(folder: Path, text: str) -> dict[str, str]:
-    """Make a `py-spy` that runs TEXT; return an environment in which it is on PATH."""
-    program = folder / "bin" / "py-spy"
-    program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\n{text}\n")
-    program.chmod(0o755)
-    return {"PATH": f"{program.parent}:/usr/bin:/bin"}
-
-
-def test_s61_py_spy_is_asked_where_it_is_installed(tmp_path: Path) -> None:
-    stack = 'Process 7: x\\n\\nThread 7 (idle): "MainThread"\\n    peek (/x/a.py:3)\\n'
-    env = fake_spy(tmp_path, f"echo \"$@\" >> asked; printf '{stack}'")
-    job = Command.python(tmp_path, DEADLOCK, "--hang_timeout=0.8")
-    ended = job.run(env=env)
-    assert "Ranks 0-1 stand in peek (a.py:3)." in ended.stderr
-    asked = (tmp_path / "asked").read_text().splitlines()
-    pids = {event["pid"] for event in job.events() if event["event"] == "started"}
-    assert {int(line.rpartition(" ")[2]) for line in asked} == pids
-
-
-def test_s61_where_py_spy_may_not_look_the_ranks_are_asked_themselves(tmp_path: Path) -> None:
-    env = fake_spy(tmp_path, "echo 'Error: Permission Denied' >&2; exit 1")
-    job = Command.python(tmp_path, DEADLOCK, "--hang_timeout=0.8", ranks=3)
-    ended = job.run(env=env)
-    assert "called from load_batch" in ended.stderr
-    assert "Permission Denied" in stacks(job, 0)
-    assert "in meet" in stacks(job, 0)
 
 
 def test_s61_ranks_that_cannot_be_asked_are_stopped_all_the_same(tmp_path: Path) -> None:
@@ -249,14 +181,6 @@ def test_s61_after_an_update_ranks_that_spin_hang(tmp_path: Path) -> None:
     ended = Command.python(tmp_path, code, "--hang_timeout=0.8").run(env=NO_SPY)
     assert ended.code == 124
     assert "Ranks 0-1 stand in spin" in ended.stderr
-
-
-def test_s61_after_an_update_a_thread_that_logs_does_not_hide_a_rank_that_spins(
-    tmp_path: Path,
-) -> None:
-    code = f"{UPDATE}\n" + LOGGER.format("loss 0.1") + f"{SPIN}\nspin()"
-    ended = Command.python(tmp_path, code, "--hang_timeout=0.8").run(env=NO_SPY)
-    assert ended.code == 124
 
 
 @pytest.mark.parametrize(
@@ -359,25 +283,6 @@ for _ in range(40):
     assert job.run().code == 0
 
 
-# Rank 1 gets CHUNK bytes from rank 0 and answers, every 0.1 s, until END seconds have passed.
-TALK = """
-import socket
-def talk(link, chunk, end):
-    end += time.monotonic()
-    while time.monotonic() < end:
-        if rank: link.recv(chunk, socket.MSG_WAITALL), link.send(b"ok")
-        else: link.sendall(bytes(chunk)), link.recv(2), time.sleep(0.1)
-if rank == 0:
-    server = socket.create_server(("127.0.0.1", 0))
-    with open("port.new", "w") as file: print(server.getsockname()[1], file=file)
-    os.rename("port.new", "port")
-    link = server.accept()[0]
-else:
-    while not os.path.exists("port"): time.sleep(0.01)
-    link = socket.create_connection(("127.0.0.1", int(open("port").read())))
-"""
-
-
 def test_s62_a_download_without_output_is_alive(tmp_path: Path) -> None:
     # From a server that is no rank to a file, in a child that prints nothing, as `aws s3 cp` does.
     chunk = 65536
@@ -401,17 +306,6 @@ subprocess.run([sys.executable, "-S", "-c", get]) if rank == 1 else time.sleep(5
     assert job.finish(launcher).code == 0
 
 
-def test_s61_connections_that_are_only_kept_are_not_life(tmp_path: Path) -> None:
-    job = Command.python(tmp_path, f"{TALK}\ntalk(link, 64, 60)", "--hang_timeout=0.8")
-    assert job.run(env=NO_SPY).code == 124
-
-
-def test_s61_with_heartbeats_a_download_does_not_hide_a_hang(tmp_path: Path) -> None:
-    beat = "open(os.environ['FLEETRUN_HEARTBEAT'], 'w').write('1')"
-    code = f"{TALK}\n{beat}\ntalk(link, 65536, 60)"
-    assert Command.python(tmp_path, code, "--hang_timeout=0.8").run(env=NO_SPY).code == 124
-
-
 def test_s62_heartbeats_without_output_are_alive(tmp_path: Path) -> None:
     beat = "for i in $(seq 14); do echo $i > $FLEETRUN_HEARTBEAT; sleep 0.3; done"
     script = f"if [ $R = 0 ]; then {beat}; else sleep 4.2; fi"
@@ -426,30 +320,6 @@ while time.time() < end: pass
 """
     ended = Command.python(tmp_path, code, "--hang_timeout=0.8", ranks=1).run(env=NO_SPY)
     assert ended.code == 124
-
-
-LOGGER = """
-import threading
-def log():
-    while True:
-        print({!r}, flush=True)
-        time.sleep(0.05)
-threading.Thread(target=log, daemon=True).start()
-"""
-
-
-def test_s61_with_heartbeats_a_thread_that_logs_does_not_hide_a_deadlock(tmp_path: Path) -> None:
-    beat = "open(os.environ['FLEETRUN_HEARTBEAT'], 'w').write('1')\n"
-    code = beat + LOGGER.format("loss 0.1") + DEADLOCK
-    ended = Command.python(tmp_path, code, "--hang_timeout=0.8", ranks=3).run(env=NO_SPY)
-    assert ended.code == 124
-    assert " s no rank reported a new step." in ended.stderr
-
-
-def test_s61_ranks_that_only_retry_to_connect_are_not_alive(tmp_path: Path) -> None:
-    retry = "I1122 tcp_utils.cc:107] Retry to connect to 10.0.0.1:6070 while the server is not yet"
-    code = LOGGER.format(retry) + "time.sleep(60)"
-    assert Command.python(tmp_path, code, "--hang_timeout=0.8").run(env=NO_SPY).code == 124
 
 
 def test_sigquit_dumps_all_stacks_and_the_job_goes_on(tmp_path: Path) -> None:

@@ -107,16 +107,6 @@ def test_a_killed_child_is_named(tmp_path: Path, started: str, signum: int, name
     assert f"Process {pid[1]}, which it had started, was killed by {name} (" in done.stderr
 
 
-def test_a_child_that_has_failed_by_itself_is_not_named(tmp_path: Path) -> None:
-    code = """
-import subprocess
-subprocess.run(["false"])
-raise RuntimeError("no data")
-"""
-    done = Command.python(tmp_path, code, ranks=1).run()
-    assert "which it had started" not in done.stderr
-
-
 @pytest.fixture
 def small_cgroup() -> Iterator[Path]:
     """Return a memory cgroup (version 1 or 2) that holds no more than 256 MiB."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import signal
-import subprocess
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
 from commandline import Command
 from mounts import mounted
-from waiting import LONG_S, until
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,21 +104,6 @@ def test_s37_where_logs_cannot_be_rotated_nothing_starts(tmp_path: Path) -> None
     assert not (tmp_path / "born").exists()
 
 
-@pytest.mark.parametrize("is_merged", [False, True])
-def test_s37_head_costs_nobody_anything(tmp_path: Path, *, is_merged: bool) -> None:
-    # The rest comes once `head` has certainly ended.
-    wait = "until [ -e head-left ]; do sleep 0.01; done"
-    script = f"echo line 1; {wait}; for i in 2 3 4 5; do echo line $i; done; touch done$R; exit 5"
-    job = Command(tmp_path, script, ranks=1)
-    head = "{ head -1; exec <&-; touch head-left; }"
-    merge = "2>&1" if is_merged else ""
-    shell = ["bash", "-c", f'"$@" {merge} | {head}; exit ${{PIPESTATUS[0]}}', "bash"]
-    done = job.finish(job.start(prefix=shell))
-    assert (done.code, done.out) == (5, b"line 1\n")
-    assert (tmp_path / "done0").exists()
-    assert done.stderr.count("standard output was closed") == (not is_merged)
-
-
 def test_s37_full_disks_under_both_streams_cost_nobody_anything(tmp_path: Path) -> None:
     job = Command(tmp_path, "echo a; sleep 0.2; echo b; touch done$R; exit 5", ranks=1)
     with open("/dev/full", "wb") as full:  # a device
@@ -132,25 +114,6 @@ def test_s37_full_disks_under_both_streams_cost_nobody_anything(tmp_path: Path) 
     assert done.code == 5
     assert (tmp_path / "done0").exists()
     assert done.stderr.count("standard output cannot be written (No space left on device)") == 1
-
-
-def test_s37_a_stopped_reader_costs_nobody_anything(tmp_path: Path) -> None:
-    script = "yes 0123456789 | head -n 200000; touch wrote; until [ -e go ]; do sleep 0.01; done"
-    job = Command(tmp_path, script, ranks=1)
-    with (tmp_path / "seen").open("wb") as seen:
-        reader = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=seen)
-    assert reader.stdin is not None
-    reader.send_signal(signal.SIGSTOP)
-    launcher = job.start(stdout=reader.stdin)
-    reader.stdin.close()
-    job.wait_for("wrote")
-    (tmp_path / "go").touch()
-    until(lambda: any(event["event"] == "finished" for event in job.events()))
-    reader.send_signal(signal.SIGCONT)
-    done = job.finish(launcher)
-    assert reader.wait(LONG_S) == 0
-    assert (done.code, done.stderr) == (0, "")
-    assert (tmp_path / "seen").read_bytes() == b"0123456789\n" * 200_000
 
 
 def vanish(folder: Path) -> None:
@@ -195,43 +158,6 @@ def test_s37_a_rank_that_fails_on_a_full_disk_is_explained(tmp_path: Path) -> No
     assert "The disk is full: free space" in done.stderr
 
 
-@NEEDS_ROOT
-def test_s37_ranks_that_do_not_mind_a_full_disk_go_on(tmp_path: Path) -> None:
-    fill = "head -c 999999 /dev/zero; touch full"
-    wait = "until [ -e full ]; do sleep 0.01; done"
-    # The ends of so many are more than the rest of a page, which a full disk still takes.
-    ranks = 40
-    script = f"if [ $R = 0 ]; then {fill}; else {wait}; echo more; fi; touch done$R; exit 0"
-    with mounted(tmp_path / "log", "tmpfs", "size=512k"):
-        done = Command(tmp_path, script, "--tee=1", ranks=ranks).run()
-    assert done.code == 0
-    assert all((tmp_path / f"done{rank}").exists() for rank in range(ranks))
-    assert done.stderr.count(" failed (No space left on device)") == 1
-    assert done.stderr.count(" failed (") == 1
-
-
-@NEEDS_ROOT
-def test_s68_rotation_on_a_full_disk_is_one_warning(tmp_path: Path) -> None:
-    with mounted(tmp_path / "log", "tmpfs", "size=3m"):
-        code = """
-for _ in range(240):
-    print('x' * 9999, flush=True)
-begin = time.monotonic()
-while time.monotonic() < begin + 2.5 or not os.path.exists('go'):
-    time.sleep(0.1)
-"""
-        job = Command.python(tmp_path, code, "--log_max_size=1M", ranks=1)
-        out, errors = tmp_path / "out", tmp_path / "said"
-        with out.open("wb") as stdout, errors.open("wb") as stderr:
-            launcher = job.start(stdout=stdout, stderr=stderr)
-        until(errors.read_bytes)
-        assert job.release(launcher).code == 0
-        assert job.log(0).stat().st_size == 2_400_000
-        assert not list(job.log(0).resolve().parent.glob("*.part"))
-    assert out.stat().st_size == 2_400_000
-    assert errors.read_text().count("could not be rotated (No space left on device)") == 1
-
-
 def test_s37_a_read_only_log_folder_is_said_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     (tmp_path / "log").chmod(0o555)
@@ -243,47 +169,3 @@ def test_s37_a_read_only_log_folder_is_said_before_anything_starts(tmp_path: Pat
     assert "cannot be written to" in done.stderr
     assert "(Permission denied): make room or choose another folder with --log_dir" in done.stderr
     assert not (tmp_path / "born").exists()
-
-
-def test_s37_a_log_folder_that_becomes_read_only_is_one_warning(tmp_path: Path) -> None:
-    job = Command(tmp_path, "touch ready$R; until [ -e go ]; do sleep 0.01; done; echo end; exit 5")
-    plain = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override"]
-    launcher = job.start(prefix=plain if os.geteuid() == 0 else ())
-    until(lambda: any(event["event"] == "started" and event["rank"] == 1 for event in job.events()))
-    job.wait_for("ready0", "ready1")
-    folders = [tmp_path / "log", *(tmp_path / "log" / "runs").iterdir()]
-    for folder in folders:
-        folder.chmod(0o555)
-    done = job.release(launcher)
-    for folder in folders:
-        folder.chmod(0o755)
-    assert done.code == 5
-    assert done.stderr.count(" failed (") <= 1
-    assert b"end\n" in job.log(0).read_bytes() + job.log(1).read_bytes()
-    assert job.events()[-1]["event"] == "finished"
-
-
-def test_s71_events_are_whole_wherever_the_launcher_is_killed(tmp_path: Path) -> None:
-    script = "sleep 0.0$(($R * 7)); [ $R = 5 ] && exit 3; sleep 60"
-    job = Command(tmp_path, script, "--max_restart=1", ranks=6)
-    runs = tmp_path / "log" / "runs"
-    seen = set()
-    # As soon as there are so many events, of 15.
-    for wanted in (0, 0, 0, *range(1, 15)):
-        before = set(runs.iterdir()) if runs.exists() else set()
-
-        def written(before: set[Path] = before) -> list[bytes]:
-            files = (run / "events.jsonl" for run in set(runs.glob("*")) - before)
-            return [file.read_bytes() for file in files if file.exists()]
-
-        launcher = job.start()
-        until(lambda: sum(text.count(b"\n") for text in written()) >= wanted)  # noqa: B023 - here
-        launcher.kill()
-        assert job.finish(launcher).code in {-9, 3}
-        for text in filter(None, written()):
-            assert text.endswith(b"\n")
-            names = [json.loads(line)["event"] for line in text.splitlines()]
-            assert names[0] == "launched"
-            seen.add(len(names))
-    # They were killed at different moments.
-    assert len(seen) > 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -96,15 +95,6 @@ def test_the_first_host_says_what_to_type_on_the_others(tmp_path: Path, port: st
     assert (done.code, done.out) == (0, b"here is 0 of 2\n")
 
 
-def test_a_dry_run_of_the_first_host_shows_where_others_would_meet_it(tmp_path: Path) -> None:
-    words = ["--nnodes=2", "--host=127.0.0.1", "--dry-run=json"]
-    planned = Command(tmp_path, "", *words, ranks=1).run()
-    settings = {setting["name"]: setting for setting in json.loads(planned.out)["settings"]}
-    assert settings["master"]["value"].startswith("127.0.0.1:")
-    assert settings["master"]["source"] == "this host is the first"
-    assert planned.stderr == ""
-
-
 def test_a_job_of_which_every_host_is_silent_hangs(tmp_path: Path) -> None:
     job = Meeting(tmp_path, "exec sleep 1000", "--nnodes=2", "--hang_timeout=0.3", "--grace=1")
     job.start()
@@ -131,23 +121,6 @@ def test_the_exception_of_a_rank_that_does_not_end_is_the_verdict_of_all_hosts(
     assert len(re.findall("rank 1 exited with 1", told, re.IGNORECASE)) == 2
 
 
-def test_a_launcher_of_a_job_that_has_crashed_gets_no_place_in_its_successor(
-    tmp_path: Path,
-) -> None:
-    script = "touch up; until [ -e ../go ]; do sleep 0.02; done"
-    job = Meeting(tmp_path, script, "--nnodes=2", "--grace=1")
-    first, _ = (job.start() for _ in range(2))
-    until((tmp_path / "host1" / "up").exists)
-    first.kill()
-    first.wait()
-    # The second launcher still looks for the first, and finds this one.
-    job.start()
-    job.start()
-    (tmp_path / "go").touch()
-    assert job.ends() == [-signal.SIGKILL, 1, 0, 0]
-    assert "oordinator" in job.output(1)
-
-
 def test_another_program_on_the_port_of_master_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         where = f"127.0.0.1:{mute.getsockname()[1]}"
@@ -165,15 +138,6 @@ def test_an_etcd_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert done.code == 4
     assert f"127.0.0.1:{port}" in done.stderr
     assert "did not answer within 1 s" in done.stderr
-
-
-def test_an_etcd_that_says_nothing_is_not_said_to_know_anybody(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        where = f"127.0.0.1:{mute.getsockname()[1]}"
-        options = ("--nnodes=2", f"--master=etcd://{where}", "--rdzv_timeout=0.5")
-        done = Command(tmp_path, "exit 0", *options).run()
-    assert done.code == 4
-    assert f"Etcd at {where} did not answer within 0.5 s." in done.stderr
 
 
 # The evidence of a training process, written by a shell: on the second host a field has no effect.

@@ -86,26 +86,6 @@ def test_devices_are_named_as_with_paddles_launcher(
     assert masks == selected
 
 
-def test_ranks_on_the_cpu_load_no_plugin(tmp_path: Path, env: dict[str, str]) -> None:
-    ended = launched(tmp_path, env, "--device_kind=cpu")
-    assert "devices none (CPU); backend gloo" in ended.stderr
-    assert printed(ended, 0) == {"CUSTOM_DEVICE_ROOT": "", "PADDLE_DISTRI_BACKEND": "gloo"}
-
-
-def test_a_kind_that_is_not_paddles_first_has_a_folder_of_its_own(
-    tmp_path: Path, env: dict[str, str]
-) -> None:
-    library = os.path.join(env["CUSTOM_DEVICE_ROOT"], "lib-npu.so")
-    with open(library, "w", encoding="utf-8") as file:
-        file.write("npu 1")
-    ended = launched(tmp_path, env, "--device_kind=npu")
-    variables = printed(ended, 0)
-    assert variables["FLAGS_selected_npus"] == "0"
-    folder = variables["CUSTOM_DEVICE_ROOT"]
-    assert [name for name in os.listdir(folder) if name.endswith(".so")] == ["lib-npu.so"]
-    assert os.path.realpath(os.path.join(folder, "lib-npu.so")) == os.path.realpath(library)
-
-
 def test_a_host_without_the_device_that_is_asked_for_starts_nothing(
     tmp_path: Path, env: dict[str, str]
 ) -> None:

@@ -73,15 +73,6 @@ if rank == 1: raise MemoryError("CUDA error 2, out of memory")
     assert "Traceback" not in (tmp_path / "log/workerlog.1").read_text()
 
 
-def test_what_only_standard_output_explains_is_quoted_too(tmp_path: Path) -> None:
-    script = (
-        "echo warning >&2; echo 'Traceback (most recent call last):'; echo 'OSError: x'; exit 3"
-    )
-    done = Command(tmp_path, f'[ "$R" = 0 ] || {{ {script}; }}; sleep 60', "--redirects").run()
-    assert done.code == 3
-    assert "workerlog.1, which ends with\n    Traceback" in done.stderr
-
-
 def test_attempts_have_both_files_and_long_ones_are_cut(tmp_path: Path) -> None:
     code = """
 print("attempt", os.environ["PADDLE_RESTART_COUNT"], flush=True)
@@ -130,9 +121,3 @@ sys.stderr.write("1%\\r50% loss\\r100%\\nlast loss")
     assert sorted(line.split("] ")[-1] for line in lines) == sorted(chosen)
     assert all(line.startswith("[rank ") for line in lines) == (ranks > 1)
     assert (tmp_path / "log/workerlog.0").read_bytes().count(b"\n") == 7
-
-
-def test_a_failure_whose_lines_are_filtered_out_is_quoted(tmp_path: Path) -> None:
-    done = Command.python(tmp_path, "raise ValueError('no')", "--log_filter=loss", ranks=1).run()
-    assert (done.code, done.out) == (1, b"")
-    assert "    ValueError: no" in done.stderr

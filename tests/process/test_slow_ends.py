@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from commandline import Command
 
-from fleetrun.rundir import rankfile
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -135,23 +133,6 @@ def test_s16_who_does_not_end_in_time_is_judged_by_its_exception(
     assert end["signal"] == "SIGTERM"
 
 
-def test_s16_a_thread_that_keeps_the_rank_alive_does_not_hide_its_exception(tmp_path: Path) -> None:
-    fail = """
-    def linger():
-        # Until its exception is told, it has not failed.
-        threading.main_thread().join()
-        link.close()
-        time.sleep(60)
-    threading.Thread(target=linger).start()
-    raise KeyError(1)
-"""
-    script = JOB.format(fail=fail, teardown=0, lose=VICTIMS["words of a victim"])
-    job = Command.python(tmp_path, script, "--grace=1")
-    ended = job.run()
-    assert ended.stderr.startswith("fleetrun: rank 1 exited with 1.")
-    assert "KeyError: 1" in ended.stderr
-
-
 def test_s16_who_fails_when_asked_to_end_is_a_victim(tmp_path: Path) -> None:
     code = """
 import signal
@@ -166,24 +147,6 @@ time.sleep(60)
     ended = job.run()
     assert ended.stderr.startswith("fleetrun: rank 0 exited with 1.")
     assert "rank 1 exited with 1" in ended.stderr
-
-
-def test_s16_an_exit_that_somebody_caught_is_none(tmp_path: Path) -> None:
-    code = """
-if rank == 1:
-    try: sys.exit(5)
-    except SystemExit: pass
-    sys.excepthook(*[(type(e), e, None) for e in [ValueError("shown")]][0])
-    open("caught", "w").close()
-    time.sleep(60)
-while not os.path.exists("caught"): time.sleep(0.01)
-os._exit(9)
-"""
-    job = Command.python(tmp_path, code, "--grace=1")
-    assert job.run().code == 9
-    path = str(tmp_path / "log" / "latest" / "rank.1.jsonl")
-    assert [record["code"] for record in rankfile.records(path, rankfile.EXIT)] == [5, None]
-    assert rankfile.error(path) is None
 
 
 def test_s16_an_exception_that_a_shell_survived_is_not_the_end_of_its_rank(tmp_path: Path) -> None:
@@ -241,27 +204,6 @@ def test_who_has_raised_and_does_not_end_has_failed_after_the_grace(
     assert sorted(victim["rank"] for victim in failure["victims"]) == [0, 2]
     (overdue,) = [event for event in job.events() if event["event"] == "overdue"]
     assert (overdue["rank"], overdue["failed"]) == (1, ["trainer.1"])
-
-
-@pytest.mark.extended
-def test_an_exit_handler_that_works_takes_as_long_as_it_needs(tmp_path: Path) -> None:
-    # Like an experiment tracker that uploads its data.
-    script = """
-import atexit, time
-def upload():
-    for count in range(80):
-        print(count)
-        time.sleep(0.1)
-if rank == 1:
-    atexit.register(upload)
-    raise ValueError
-time.sleep(600)
-"""
-    job = Command.python(tmp_path, script, "--grace=1")
-    ended = job.run()
-    assert ended.code == 1, ended.stderr
-    assert "has not ended" not in ended.stderr
-    assert (tmp_path / "log" / "workerlog.1").read_text().rstrip().endswith("79")
 
 
 @pytest.mark.parametrize("failure", FAILURES)

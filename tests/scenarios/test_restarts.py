@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,20 +34,6 @@ def test_s51_the_budget_is_three_attempts_and_both_ends_are_told(tmp_path: Path)
     assert [line.split()[1] for line in done.out.decode().splitlines()] == ["0", "1", "2"]
     assert "rank 1 exited with 7" in done.stderr
     assert "the first failed because rank 1 exited with 5" in done.stderr
-
-
-def test_an_attempt_has_one_number_in_files_sentences_and_variables(tmp_path: Path) -> None:
-    fails = "echo count $PADDLE_RESTART_COUNT; [ $R = 1 ] && exit 5; exec sleep 60"
-    job = Command(tmp_path, fails, "--max_restart=1", "--log_level=info")
-    job.argv.remove("--quiet")
-    done = job.run()
-    run = tmp_path / "log" / "latest"
-    assert (run / "workerlog.1.attempt1").read_text() == "count 1\n"
-    assert "rank 1 exited with 5. Restart 1 of 1." in done.stderr
-    assert "It was attempt 1 (counted from 0); the first failed because" in done.stderr
-    assert "\nAttempt 1\nLocal start 2 processes." in (run / "launch.txt").read_text()
-    (restart,) = json.loads((run / "report.json").read_text())["restarts"]
-    assert restart["attempt"] == 1
 
 
 def test_s52_the_second_attempt_may_succeed_and_each_keeps_its_log(tmp_path: Path) -> None:
@@ -152,18 +137,6 @@ def test_a_restart_says_why_in_one_line_after_what_the_victims_printed(tmp_path:
     assert events["root_cause"]["error"].startswith("ValueError: no such column: label (script-")
 
 
-def test_an_exception_in_a_log_alone_is_the_reason_too(tmp_path: Path) -> None:
-    # -S: nothing of ours is in this Python.
-    script = f"""
-[ $PADDLE_RESTART_COUNT = 1 ] && exit 0
-[ $R = 1 ] && exec {sys.executable} -S -c 'raise OSError("disk is gone")'
-exec sleep 60"""
-    done = Command(tmp_path, script, "--max_restart=1").run()
-    assert done.code == 0
-    assert "rank 1 failed: OSError: disk is gone" in done.stderr
-    assert "Restart 1 of 1." in done.stderr
-
-
 def test_a_restart_says_how_long_it_took(tmp_path: Path) -> None:
     fails = "exit $((3 * (PADDLE_RESTART_COUNT == 0)))"
     job = Command(tmp_path, fails, "--max_restart=1", "--on_end=cat >ended.json")
@@ -237,21 +210,3 @@ printf half; exit $((5 + PADDLE_RESTART_COUNT))"""
     shown = done.out.splitlines()
     assert shown[:2] == [b"[rank 0] half"] * 2
     assert sorted(shown[2:]) == [b"[rank 0] now", b"[rank 1] now"]
-
-
-def test_a_reader_that_leaves_is_told_the_log_of_the_attempt_that_runs(tmp_path: Path) -> None:
-    script = (
-        "[ $PADDLE_RESTART_COUNT = 0 ] && exit 5; echo again; "
-        "until [ -e go ]; do echo more; sleep 0.01; done"
-    )
-    job = Command(tmp_path, script, "--max_restart=1", ranks=1)
-    launcher = job.start()
-    assert launcher.stdout is not None
-    assert launcher.stdout.readline() == b"again\n"
-    launcher.stdout.close()
-    launcher.stdout = None
-    assert launcher.stderr is not None
-    lines = iter(launcher.stderr.readline, b"")
-    warning = next(line for line in lines if b"standard output was closed" in line)
-    assert job.release(launcher).code == 0
-    assert warning.rstrip().endswith(b"workerlog.0.attempt1")

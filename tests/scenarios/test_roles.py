@@ -62,21 +62,6 @@ def test_the_job_is_done_when_its_trainers_are(tmp_path: Path) -> None:
     assert names >= {"serverlog.0", "serverlog.1", "workerlog.0", "workerlog.1", "endpoints.log"}
 
 
-@pytest.mark.parametrize(
-    ("options", "logs"),
-    [
-        (["--run_mode", "ps"], {"serverlog.0", "workerlog.0"}),
-        (["--trainers=127.0.0.1,127.0.0.1"], {"serverlog.0", "workerlog.0", "workerlog.1"}),
-    ],
-)
-def test_a_job_starts_where_only_one_side_is_named(
-    tmp_path: Path, options: list[str], logs: set[str]
-) -> None:
-    done = roles(tmp_path, *options, trainer="[ $N = 1 ] || echo trained").run()
-    assert (done.out, done.stderr if done.code else "") == (b"trained\n", "")
-    assert {path.name for path in (tmp_path / "log").glob("*log.?")} == logs
-
-
 def test_every_role_has_its_logs(tmp_path: Path) -> None:
     options = (*TWO_AND_TWO, "--heter_worker_num=1;1", "--coordinator_num=1")
     # Processes after the trainers are started, too, before the job is done.
@@ -118,12 +103,6 @@ def test_trainers_start_when_all_servers_listen(tmp_path: Path) -> None:
     assert (done.code, done.out) == (0, b"serving0\nserving1\n")
 
 
-def test_with_gloo_the_first_server_listens_elsewhere_first(tmp_path: Path) -> None:
-    elsewhere = "export PADDLE_PORT=${PADDLE_GLOO_HTTP_ENDPOINT##*:}"
-    done = roles(tmp_path, server=f"[ $N = 0 ] && {elsewhere}; {SERVE}").run()
-    assert done.code == 0
-
-
 def test_s35_a_signal_while_trainers_wait_starts_none(tmp_path: Path) -> None:
     job = roles(tmp_path, server=f"touch up$N; {IDLE}", trainer="touch trained")
     launcher = job.start_until("up0", "up1")
@@ -139,11 +118,6 @@ def test_a_server_that_fails_before_it_listens_ends_the_wait(tmp_path: Path) -> 
     assert done.code == 5
     assert done.stderr.startswith("fleetrun: server 1 exited with 5")
     assert not (tmp_path / "trained").exists()
-
-
-def test_nobody_waits_for_a_server_that_ended_well(tmp_path: Path) -> None:
-    done = roles(tmp_path, server="exit 0", trainer="echo trained").run()
-    assert (done.code, done.out) == (0, b"trained\n")
 
 
 def test_s24_a_signal_stops_every_role(tmp_path: Path) -> None:
@@ -241,28 +215,6 @@ def test_servers_serve_until_the_trainers_of_all_hosts_are_done(tmp_path: Path) 
             ("traine", None),
             ("server", "SIGTERM"),
         ]
-
-
-@pytest.mark.parametrize("place", [0, 1])
-def test_a_host_of_servers_alone_serves_until_the_others_are_done(
-    tmp_path: Path, place: int
-) -> None:
-    job = on_two_hosts(
-        tmp_path, servers=HOSTS[place : place + 1], trainers=HOSTS[1 - place : 2 - place]
-    )
-    assert job.ends() == [0, 0]
-
-
-@pytest.mark.parametrize("place", [0, 1])
-def test_s13_a_trainer_that_fails_on_one_host_fails_the_job_on_all(
-    tmp_path: Path, place: int
-) -> None:
-    fail = f"[ $HERE = {HOSTS[place]} ] && exit 7; {IDLE}"
-    ended = on_two_hosts(tmp_path, trainer=fail).finish()
-    assert [end.code for end in ended] == [7, 7]
-    assert f"rank {place} exited with 7." in ended[place].stderr
-    told = ended[1 - place].stderr
-    assert f"Rank {place} exited with 7 on {HOSTS[place]}: the job failed there first" in told
 
 
 def test_s14_a_dead_server_ends_the_job_on_all_hosts(tmp_path: Path) -> None:

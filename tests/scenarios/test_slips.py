@@ -114,13 +114,6 @@ def test_a_secret_after_a_full_width_sign_is_not_shown(folder: Path) -> None:
     assert "hush" not in refused(folder, "--env", "TOKEN＝hush", "t.py")
 
 
-def test_full_width_text_that_may_be_any_is_taken(folder: Path) -> None:
-    done = run(folder, "--log_dir=日志（一）", "--env", "A=１，２", "--job_id=甲，乙", "t.py", "１")
-    assert done.returncode == 0, done.stderr
-    assert "trained with ['１']" in done.stdout
-    assert (folder / "日志（一）" / "workerlog.0").exists()
-
-
 @pytest.mark.parametrize(
     "words",
     [(" ",), (" ", "t.py"), ("--tee=all", " "), ("--gpus", " "), ("\u3000", "t.py"), ("\t",)],
@@ -128,20 +121,6 @@ def test_full_width_text_that_may_be_any_is_taken(folder: Path) -> None:
 def test_a_lone_blank_is_named(folder: Path, words: tuple[str, ...]) -> None:
     line = refused(folder, *words)
     assert "a lone blank is a word of the command line: remove the blank" in line
-
-
-def test_a_blank_before_the_script_is_named(folder: Path) -> None:
-    assert line_end(refused(folder, "--tee=all", " t.py")) == "write t.py."
-
-
-def line_end(line: str) -> str:
-    return line.rpartition(": ")[2]
-
-
-def test_a_lone_blank_after_the_script_is_a_remark(folder: Path) -> None:
-    remark = 't.py gets the argument " ": a lone blank'
-    assert remark in run(folder, "t.py", " ").stderr
-    assert remark not in run(folder, "t.py", "--between", " ").stderr
 
 
 @pytest.mark.parametrize(
@@ -160,12 +139,6 @@ def test_a_carriage_return_of_the_calling_script_is_named(
     assert "it ends in a carriage return, as lines of Windows do" in refused(folder, *words)
 
 
-def test_a_carriage_return_in_the_scripts_arguments_is_a_remark(folder: Path) -> None:
-    done = run(folder, "t.py", "--epochs", "3\r")
-    assert done.returncode == 0
-    assert 't.py gets the argument "3\\r": it ends in a carriage return' in done.stderr
-
-
 def test_a_shell_script_with_lines_of_windows_says_so(folder: Path) -> None:
     script = folder / "run.sh"
     script.write_bytes(b"#!/bin/sh\r\necho up\r\n")
@@ -174,18 +147,6 @@ def test_a_shell_script_with_lines_of_windows_says_so(folder: Path) -> None:
         done = run(folder, "--quiet", name)
         assert done.returncode == 127
         assert "the first line of ./run.sh ends in a carriage return" in done.stderr
-
-
-def test_other_files_with_lines_of_windows_are_taken(folder: Path) -> None:
-    (folder / "t.py").write_bytes(b"print('up')\r\n")
-    (folder / "my.yaml").write_bytes(b"nproc_per_node: 2\r\nlog_dir: out\r\n")
-    (folder / "s.yaml").write_bytes(b"strategy:\r\n  amp: true\r\n")
-    done = run(folder, "--config=my.yaml", "t.py")
-    assert done.returncode == 0, done.stderr
-    assert (folder / "out" / "workerlog.1").read_text() == "up\n"
-    assert run(folder, "--strategy=s.yaml", "--dry-run", "t.py").returncode == 0
-    (folder / "hosts").write_bytes(b"localhost slots=2\r\n")
-    assert run(folder, "--hostfile=hosts", "--dry-run", "t.py").returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -198,10 +159,6 @@ def test_a_script_that_refuses_our_option_is_explained(
     assert done.returncode == 2
     option = words[0].partition("=")[0]
     assert f"{option} is an option of fleetrun, too: it takes options only before" in done.stderr
-
-
-def test_a_script_that_refuses_its_own_options_is_not_told_of_ours(folder: Path) -> None:
-    assert "is an option of fleetrun" not in run(folder, "strict.py", "--epoch_count=3").stderr
 
 
 @pytest.mark.parametrize(
@@ -221,11 +178,6 @@ def test_our_option_after_the_script_gets_a_remark(folder: Path, words: tuple[st
     assert f"{words[0]} comes after t.py, so the script gets it" in done.stderr
 
 
-def test_options_that_scripts_have_get_no_remark(folder: Path) -> None:
-    done = run(folder, "t.py", "--strategy=greedy", "--gpus=0", "--config=c.yaml", "max_restart")
-    assert "so the script gets it" not in done.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -239,11 +191,6 @@ def test_options_that_scripts_have_get_no_remark(folder: Path) -> None:
 )
 def test_a_quoted_command_line_is_named(folder: Path, words: tuple[str, ...], says: str) -> None:
     assert says in refused(folder, *words)
-
-
-def test_a_script_whose_name_has_blanks_runs(folder: Path) -> None:
-    (folder / "my t.py").write_text("print('up')\n")
-    assert run(folder, "my t.py").stdout == "up\n"
 
 
 @pytest.mark.parametrize("name", ["background", "daemon", "bg"])
@@ -331,11 +278,6 @@ def test_a_tilde_is_the_home_folder_in_every_path(folder: Path) -> None:
     assert sorted(os.listdir(folder)) == ["strict.py", "t.py"]
 
 
-def test_a_tilde_before_nobodys_name_is_refused(folder: Path) -> None:
-    line = refused(folder, "--log_dir=~nobody-of-that-name/log", "t.py")
-    assert "~nobody-of-that-name is nobody's home folder here" in line
-
-
 @pytest.mark.parametrize(
     ("variables", "written"),
     [
@@ -362,21 +304,3 @@ def test_variables_of_pytorchs_jobs_are_answered(
     assert done.returncode == 0
     assert "this host trains alone" in done.stderr
     assert f"on 4 hosts write fleetrun {written};" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "variables"),
-    [
-        (("--nnodes=1",), {"WORLD_SIZE": "4"}),
-        ((), {"WORLD_SIZE": "1"}),
-        ((), {"WORLD_SIZE": "4", "LOCAL_RANK": "1"}),
-    ],
-    ids=["one-host-asked", "one-host", "rank"],
-)
-def test_variables_of_one_host_or_of_a_rank_are_not_answered(
-    folder: Path, words: tuple[str, ...], variables: dict[str, str]
-) -> None:
-    its = {"MASTER_ADDR": "job-0", "MASTER_PORT": "23456", "RANK": "1", **variables}
-    done = run(folder, "--nproc_per_node=1", *words, "t.py", **its)
-    assert done.returncode == 0
-    assert "alone" not in done.stderr

@@ -259,18 +259,6 @@ def test_ctrl_z_fg_and_a_read_in_the_background(tmp_path: Path, terminal: Termin
         (tmp_path / "go").touch()
 
 
-def test_in_the_background_nobody_reads_the_terminal(tmp_path: Path, terminal: Terminal) -> None:
-    job = Command.python(tmp_path, "print(repr(sys.stdin.read()), flush=True)")
-    shell = terminal.start(
-        ["bash", "-mc", f"{' '.join(job.argv)} & wait %1; echo code=$?"],
-        env=job.environ(),
-        cwd=tmp_path,
-    )
-    assert ended(shell, terminal, job) == 0
-    assert b"''" in terminal.shown
-    assert b"code=0" in terminal.shown
-
-
 @pytest.mark.parametrize(
     ("option", "says"),
     [
