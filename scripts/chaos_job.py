@@ -101,6 +101,8 @@ class Job:
         self.output: bytes | None = None
         self.reader = -1
         self.struck_at = 0.0
+        # Whether the end is to be in the records.
+        self.has_records = True
         # The ranks that a fault has hit.
         self.struck: set[int] = set()
         self.attempts = 1
@@ -274,7 +276,7 @@ class Job:
             raise Lost(f"events.jsonl is not valid ({error}): {text[-300:]!r}") from None
         if text and not text.endswith("\n"):
             raise Lost(f"the last line of events.jsonl has no end: {text[-300:]!r}")
-        if code >= 0:
+        if code >= 0 and self.has_records:
             last = events[-1] if events else {}
             if (last.get("event"), last.get("exit_code")) != ("finished", code):
                 raise Lost(f"events.jsonl ends with {last}, the launcher with {code}")

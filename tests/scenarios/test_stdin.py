@@ -25,7 +25,7 @@ def ended(launcher: subprocess.Popen[bytes], terminal: Terminal, job: Command) -
     """Wait for the end of LAUNCHER; no process may be left."""
     until(lambda: launcher.poll() is not None or terminal.shows(b"\0")())
     terminal.read()
-    # After a kill -9 of a launcher its guard needs a moment.
+    # After a kill -9 of a launcher its supervisor needs a moment.
     assert_no_survivors(job.marker)
     return launcher.returncode
 
