@@ -21,6 +21,8 @@ CONFIG = RendezvousConfig(2, 2, rdzv_timeout_s=60.0)
 class Rank(SessionHandler):
     """Keeps what the session decides for a launcher; without ranks, it ANSWERS at once."""
 
+    has_ranks = True
+
     def __init__(self, session: Session, *, answers: bool) -> None:
         self._session = session if answers else None
         self.has_obeyed = False

@@ -126,9 +126,6 @@ class Keeper:
         if at is not None and not 0.0 < before <= at:
             self._poke()
 
-    def tell_at(self, target: tuple[str, int]) -> None:
-        """Do nothing: if the keeper is killed, the supervisor tells the other hosts itself."""
-
     def _poke(self) -> None:
         # It is our parent, and its id nobody else's, as long as it lives.
         if os.getppid() == self.pid:

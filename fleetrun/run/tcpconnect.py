@@ -103,13 +103,10 @@ def own_name() -> str:
 
 
 class Link(NamedTuple):
-    """A connected socket, and the addresses of both ends."""
+    """A connected socket, and the address of the other end."""
 
     socket: _socket.socket
     address: str
-    local_address: str
-    # The port of the listener.
-    port: int = 0
 
 
 def plain_address(name: tuple[object, ...]) -> str:
@@ -172,7 +169,7 @@ class TcpConnect:
             return
         self._forget()
         self._socket = None
-        self._done(Link(link, plain_address(there), plain_address(here), there[1]), 0)
+        self._done(Link(link, plain_address(there)), 0)
 
     def _fail(self, number: int) -> None:
         self.close()

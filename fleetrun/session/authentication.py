@@ -5,8 +5,8 @@
     caller  -> listener   proof of the caller
 
 A proof is an HMAC over both nonces and the role, so that none fits another connection or the
-other end. Each later frame carries an HMAC, by a key of this connection, over its direction,
-number and payload, so that a relay can neither add nor repeat frames.
+other end. Each later line is `HMAC JSON`, by a key of this connection, over its direction, number
+and JSON, so that a relay can neither add nor repeat lines.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from collections.abc import Mapping
 from fleetrun.rundir.variables import TOKEN
 from fleetrun.session.codec import Malformed, dump, load
 
-# The version of frames, handshake and names of messages.
-WIRE_VERSION = 7
-# In bytes; every frame of the handshake is shorter.
+# The version of lines, handshake and messages; another one cannot take part.
+WIRE_VERSION = 8
+# In bytes; every line of the handshake is shorter.
 LONGEST_HANDSHAKE = 512
 _NONCE_BYTES = 16
-# An HMAC-SHA256 is truncated to the least that RFC 2104 allows.
-MAC_BYTES = 16
+# In hexadecimal digits; an HMAC-SHA256 is truncated to the least that RFC 2104 allows.
+MAC_DIGITS = 32
 _CALLER, _LISTENER = "caller", "listener"
 
 
 class AuthenticationError(Exception):
     """The other end cannot be trusted; the message says why, and is safe to print.
 
-    ANSWER is a last frame for the other end, so that it can report the same.
+    ANSWER is a last line for the other end, so that it can report the same.
     """
 
     def __init__(self, why: str, answer: bytes | None = None) -> None:
@@ -55,7 +55,7 @@ class Key:
 
 
 class Seal:
-    """The HMAC of the frames of one direction, each with its number."""
+    """The HMAC of the lines of one direction, each with its number."""
 
     def __init__(self, key: bytes, sender: str) -> None:
         self._key = key
@@ -63,44 +63,44 @@ class Seal:
         self._number = 0
 
     def mac(self, payload: bytes) -> bytes:
-        """Return the HMAC of the next frame, PAYLOAD."""
+        """Return the HMAC of the next line, which has PAYLOAD."""
         number = self._number.to_bytes(8, "big")
         self._number += 1
-        return _hmac(self._key, self._sender + number + payload)[:MAC_BYTES]
+        return _hmac(self._key, self._sender + number + payload).hex()[:MAC_DIGITS].encode()
 
     def put(self, payload: bytes) -> bytes:
-        """Return PAYLOAD behind its HMAC."""
-        return self.mac(payload) + payload
+        """Return the next line, which has PAYLOAD."""
+        return self.mac(payload) + b" " + payload
 
-    def take(self, sealed: bytes) -> bytes:
-        """Return the payload of SEALED, or raise AuthenticationError: it is not the next frame."""
-        payload = sealed[MAC_BYTES:]
-        if not hmac.compare_digest(sealed[:MAC_BYTES], self.mac(payload)):
+    def take(self, line: bytes) -> bytes:
+        """Return the payload of LINE, or raise AuthenticationError: it is not the next one."""
+        mac, _, payload = line.partition(b" ")
+        if not hmac.compare_digest(mac, self.mac(payload)):
             raise AuthenticationError("the message was altered in transit")
         return payload
 
 
 class Handshake:
-    """One end of a handshake: frames in, frames out, and seals for both directions at its end."""
+    """One end of a handshake: lines in, lines out, and seals for both directions at its end."""
 
     def __init__(self, key: Key, *, is_caller: bool) -> None:
         self._key = key
         self._is_caller = is_caller
         self._nonce = os.urandom(_NONCE_BYTES)
         self._nonces = b""
-        # The seals of outgoing and of incoming frames.
+        # The seals of outgoing and of incoming lines.
         self.seals: tuple[Seal, Seal] | None = None
 
     def begin(self) -> bytes | None:
-        """Return the first frame, if this end sends it."""
+        """Return the first line, if this end sends it."""
         if not self._is_caller:
             return None
         return dump(self._introduction())
 
     def feed(self, payload: bytes) -> bytes | None:
-        """Take a frame and return the answer; `seals` are set when the handshake is complete.
+        """Take a line and return the answer; `seals` are set when the handshake is complete.
 
-        Raises AuthenticationError, or Malformed for a frame that no launcher sends.
+        Raises AuthenticationError, or Malformed for a line that no launcher sends.
         """
         values = load(payload)
         if self._is_caller:
@@ -158,7 +158,7 @@ class Handshake:
         return _hmac(self._key.secret, b"proof\0" + role.encode() + b"\0" + self._nonces)
 
     def _agree(self) -> None:
-        key = _hmac(self._key.secret, b"frames\0" + self._nonces)
+        key = _hmac(self._key.secret, b"lines\0" + self._nonces)
         own, peer = (_CALLER, _LISTENER) if self._is_caller else (_LISTENER, _CALLER)
         self.seals = Seal(key, own), Seal(key, peer)
 

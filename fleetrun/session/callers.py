@@ -1,158 +1,180 @@
-"""The connections of calling launchers: those that must still prove themselves, and the rest."""
+"""The coordinator at work: its connections, and its clock."""
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
+from typing import Any
 
-from fleetrun.run.loop import Waiting
-from fleetrun.session import exchange, messages
-from fleetrun.session.connection import Connection
-from fleetrun.session.messages import FromCoordinator, FromMember
+from fleetrun.run.loop import LoopShare, nothing
+from fleetrun.session import coordinator, exchange, messages
+from fleetrun.session.connection import HUNG_UP, Connection
 
 # A launcher joins as soon as it is connected; on a bad network that takes seconds.
 _JOIN_S = 10.0
-# The most connections that have not joined yet: 512 launchers may connect at once.
-_MOST_PENDING = 1024
 
 
-class PendingCallers:
-    """At most MOST connections that have WITHIN_S seconds to prove themselves, oldest first."""
+class SessionClock(LoopShare):
+    """A share of the loop, and the time; the session outlives the observers that lend it theirs."""
 
-    def __init__(
-        self,
-        waiting: Waiting,
-        most: int,
-        within_s: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._waiting = waiting
-        self._most = most
-        self._within_s = within_s
+    def __init__(self, now: Callable[[], float]) -> None:
+        super().__init__(None)
+        self.now = now
+
+    def soon(self, key: Hashable, call: Callable[[], None]) -> None:
+        """Call once from the loop."""
+        self.timer(key, self.now(), call)
+
+
+class LocalLink:
+    """One end of the connection between the coordinator and the member in the same launcher."""
+
+    def __init__(self, clock: SessionClock, address: str) -> None:
+        self.address = address
+        self.heard: Callable[[Any], None] = ignore
+        self.lost: Callable[[str], None] = ignore
+        self.peer: LocalLink
         self._clock = clock
-        self._deadlines: dict[Connection, float] = {}
+        self._calls: list[Callable[[], None]] = []
+        self._is_open = True
 
-    def __len__(self) -> int:
-        return len(self._deadlines)
+    def send(self, message: tuple[object, ...]) -> None:
+        """Let the other end hear MESSAGE, from the loop."""
+        if self._is_open:
+            self._later(lambda: self.peer.heard(message))
 
-    def add(self, caller: Connection) -> None:
-        """Add CALLER; if there are too many, drop the oldest of the address with the most.
+    def finish(self) -> None:
+        """Hang up after what was sent."""
+        if self._is_open:
+            self._is_open = False
+            self._later(lambda: self.peer.lost(HUNG_UP))
 
-        So a flood displaces only itself.
-        """
-        if len(self._deadlines) >= self._most:
-            counts = Counter(caller_.address for caller_ in self._deadlines)
-            most, _ = counts.most_common(1)[0]
-            oldest = next(caller_ for caller_ in self._deadlines if caller_.address == most)
-            self._drop(oldest, "was dropped in favour of newer callers")
-        self._deadlines[caller] = self._clock() + self._within_s
-        if len(self._deadlines) == 1:
-            self._expire()
+    def _later(self, call: Callable[[], None]) -> None:
+        self._calls.append(call)
+        self._clock.soon((id(self), "calls"), self._turn)
 
-    def discard(self, caller: Connection) -> None:
-        """Remove CALLER, which has proved itself or is gone."""
-        self._deadlines.pop(caller, None)
-
-    def drop_oldest(self, why: str) -> None:
-        """Close the oldest connection."""
-        self._drop(next(iter(self._deadlines)), why)
-
-    def close(self) -> None:
-        """Close all connections; no callback follows."""
-        self._waiting.timer((id(self), "deadline"), None, self._expire)
-        for caller in self._deadlines:
-            caller.close()
-        self._deadlines.clear()
-
-    def _drop(self, caller: Connection, why: str) -> None:
-        self.discard(caller)
-        caller.lose(why)
-
-    def _expire(self) -> None:
-        """Drop connections whose time is up, and set the timer for the next."""
-        now = self._clock()
-        for caller, until in list(self._deadlines.items()):
-            if until > now:
-                self._waiting.timer((id(self), "deadline"), until, self._expire)
-                return
-            self._drop(caller, "sent no valid greeting in time")
+    def _turn(self) -> None:
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call()
 
 
-class Callers:
-    """Numbers the connections of callers, and closes those that do not join within JOIN_S.
+class Server:
+    """The coordinator at work: feeds `coordinator.step`, and does what it says.
 
-    RECEIVED is called with each message of a caller, LOST with the number of one that is gone.
+    PROMISE_S returns for how long nobody replaces it; RECEIVED gets what hosts with a place send
+    beside the protocol, with their node ranks.
     """
 
     def __init__(
         self,
-        waiting: Waiting,
+        clock: SessionClock,
+        state: coordinator.State,
         *,
-        received: Callable[[int, Connection, FromMember | exchange.FromMember], None],
-        lost: Callable[[int], None],
-        clock: Callable[[], float] = time.monotonic,
-        join_s: float = _JOIN_S,
-        most_pending: int = _MOST_PENDING,
+        promise_s: Callable[[], float],
+        received: Callable[[int, Any], None],
     ) -> None:
-        self._pass_on = received
-        self._lost = lost
-        # 0 is the coordinator's own launcher, which does not call.
-        self._last = 0
-        self._open: dict[int, Connection] = {}
-        # Connections that have not joined yet.
-        self._pending = PendingCallers(waiting, most_pending, join_s, clock)
+        self.state = state
+        # Called after each step.
+        self.stepped: Callable[[], None] = nothing
+        self._clock, self._promise_s, self._received = clock, promise_s, received
+        self._links: dict[int, Connection | LocalLink] = {}
+        # All that have not been closed yet, also those that are hung up on.
+        self._connections: list[Connection] = []
+        self._number = 0
+        self._looked_at = self._clock.now()
+        self._look_later()
 
-    def take(self, caller: Connection) -> None:
-        """Take an authenticated connection."""
-        self._last += 1
-        number = self._last
-        self._open[number] = caller
-        caller.heard = partial(self._heard, number)
-        caller.lost = partial(self._gone, number)
-        self._pending.add(caller)
+    @property
+    def is_over(self) -> bool:
+        """Whether all have heard how the job ended, and left."""
+        return self.state.phase == coordinator.ENDED and not self.state.hosts
 
-    def send(self, number: int, message: FromCoordinator | exchange.FromCoordinator) -> None:
-        """Send MESSAGE to caller NUMBER, if it is still there."""
-        caller = self._open.get(number)
-        if caller is not None:
-            caller.send(message)
+    def take(self, link: Connection | LocalLink) -> None:
+        """Hear a launcher, which has just been connected."""
+        self._number += 1
+        number = self._number
+        self._links[number] = link
+        if not isinstance(link, LocalLink):
+            is_open = [other for other in self._connections if other.is_open]
+            self._connections = [*is_open, link]
+        link.heard = partial(self._heard, number)
+        link.lost = partial(self._lost, number)
+        until = self._clock.now() + _JOIN_S
+        self._clock.timer((id(self), number), until, partial(self._expect, number))
 
-    def finish(self, number: int) -> None:
-        """Close the connection of caller NUMBER once everything is sent."""
-        caller = self._open.get(number)
-        if caller is not None:
-            self._pending.discard(caller)
-            caller.finish()
+    @property
+    def is_idle(self) -> bool:
+        """Whether no rank can run anywhere by the word of this coordinator."""
+        is_between = self.state.phase in {coordinator.FORMING, coordinator.ENDED}
+        return is_between and self._clock.now() >= self.state.not_before
 
-    def finish_all(self) -> None:
-        """Close all connections once everything is sent; ignore further input."""
-        self._pending.close()
-        for caller in self._open.values():
-            caller.finish()
-        self._open.clear()
+    def link_of(self, node_rank: int) -> Connection | LocalLink | None:
+        """Return the connection to a host of this generation, or None."""
+        numbers = (n for n, host in self.state.hosts.items() if host.place == node_rank)
+        return next((self._links[number] for number in numbers if number in self._links), None)
+
+    def finish(self) -> None:
+        """End all connections once everything is sent."""
+        for key in ("look", *self._links):
+            self._clock.timer((id(self), key), None, nothing)
+        for number in list(self._links):
+            self._hang_up(number)
 
     def close(self) -> None:
-        """Close all connections at once."""
-        self._pending.close()
-        for caller in self._open.values():
-            caller.close()
-        self._open.clear()
+        """End all connections at once."""
+        self.finish()
+        for connection in self._connections:
+            connection.close()
 
-    def _heard(self, number: int, message: tuple[object, ...]) -> None:
-        caller = self._open.get(number)
-        if caller is None:
-            return
-        if not isinstance(message, messages.FromMember | exchange.FromMember):
-            caller.lose("sent a message that only a coordinator sends")
-            return
-        if isinstance(message, messages.Join | messages.LauncherKilled):
-            self._pending.discard(caller)
-        self._pass_on(number, caller, message)
+    def _look_later(self) -> None:
+        at = self._clock.now() + self.state.config.look_s
+        self._clock.timer((id(self), "look"), at, self._look)
 
-    def _gone(self, number: int, _why: str) -> None:
-        caller = self._open.pop(number, None)
-        if caller is not None:
-            self._pending.discard(caller)
-            self._lost(number)
+    def _look(self) -> None:
+        now = self._clock.now()
+        stood_s = max(0.0, now - self._looked_at - self.state.config.look_s)
+        self._looked_at = now
+        self._look_later()
+        self._feed(coordinator.Tick(now, stood_s))
+
+    def _expect(self, number: int) -> None:
+        if number not in self.state.hosts:
+            self._hang_up(number)
+
+    def _heard(self, number: int, message: Any) -> None:  # noqa: ANN401 - any message
+        link, host = self._links[number], self.state.hosts.get(number)
+        if isinstance(message, messages.FromMember):
+            now, is_local = self._clock.now(), isinstance(link, LocalLink)
+            promise_s = self._promise_s()
+            self._feed(coordinator.Heard(number, message, now, link.address, is_local, promise_s))
+        elif not isinstance(message, exchange.FromMember):
+            self._hang_up(number)
+        elif host is not None and host.place is not None:
+            self._received(host.place, message)
+
+    def _lost(self, number: int, _why: str) -> None:
+        self._links.pop(number, None)
+        self._feed(coordinator.Broken(number, self._clock.now()))
+
+    def _feed(self, event: coordinator.Event) -> None:
+        self.state, actions = coordinator.step(self.state, event)
+        for action in actions:
+            match action:
+                case coordinator.Send(links=numbers, message=message):
+                    for number in numbers:
+                        if number in self._links:
+                            self._links[number].send(message)
+                case coordinator.HangUp(link=number):
+                    self._hang_up(number)
+        self.stepped()
+
+    def _hang_up(self, number: int) -> None:
+        link = self._links.pop(number, None)
+        if link is not None:
+            link.heard = link.lost = ignore
+            link.finish()
+
+
+def ignore(_: object) -> None:
+    """Do nothing."""

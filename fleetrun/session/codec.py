@@ -1,14 +1,14 @@
-"""Frames and messages: bytes from other hosts, read with bounds on everything in them.
+"""Messages as JSON, read with bounds on everything in them.
 
-A frame is four bytes of length, big-endian, and a JSON object. A message is a NamedTuple, which
-is written as `{"is": NAME, field: value, ...}` and checked by the annotations of its fields.
+A message is a NamedTuple, which is written as `{"is": NAME, field: value, ...}` and checked by the
+annotations of its fields.
 """
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 import base64
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from itertools import repeat
@@ -20,76 +20,17 @@ from typing import Annotated, Any, Union, get_type_hints
 from fleetrun.run.events import Lines
 from fleetrun.text import visible, visible_lines
 
-_HEAD = 4
-# How much of what another program sends is quoted.
-_SHOWN = 24
-# Messages need three levels.
-MOST_DEPTH = 8
 LONGEST_TEXT = 1 << 16
-_LARGEST = 1 << 63
-# Python parses long numbers in quadratic time.
-_MOST_DIGITS = 20
-# An unterminated string extends to the end, so that each byte is read once.
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|\\?\Z)', re.DOTALL)
 # Characters that act on a terminal or reorder text. Other unprintable ones pass, because two
 # hosts' Pythons may disagree about them.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-_BRACKET = re.compile(rb"[\[\]{}]")
 _NAME = "is"
-# Payloads of this length are compressed; the mark cannot begin JSON.
-_LONG = 1 << 16
-_PACKED = b"\0"
-
 # The longest that escapes may make a text.
 _ESCAPED = 8 * 1024
 
 
 class Malformed(ValueError):
     """Raised for bytes that no launcher sends; the message says what is wrong with them."""
-
-
-# Frames ------------------------------------------------------------------------------------------
-
-
-def frame(payload: bytes) -> bytes:
-    r"""Put its length before PAYLOAD.
-
-    >>> frame(b"{}")
-    b'\x00\x00\x00\x02{}'
-    """
-    return len(payload).to_bytes(_HEAD, "big") + payload
-
-
-class Frames:
-    """Splits received bytes into frames of at most LIMIT bytes."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._rest = bytearray()
-
-    def feed(self, piece: bytes) -> Iterator[bytes]:
-        """Yield the payloads that PIECE completes; raise Malformed when one is too long.
-
-        At most one frame and PIECE are buffered. The limit may change between two frames.
-        """
-        self._rest += piece
-        while len(self._rest) >= _HEAD:
-            length = int.from_bytes(self._rest[:_HEAD], "big")
-            if length > self.limit:
-                begin = bytes(self._rest[:_SHOWN])
-                if begin.isascii() and begin[:_HEAD].decode().isprintable():
-                    # Mostly HTTP, or the greeting of an ssh server.
-                    greeting = begin.decode().split("\r")[0].split("\n")[0]
-                    raise Malformed(
-                        f"{greeting!r}, which no launcher sends: another program uses that port"
-                    )
-                raise Malformed(f"a frame of {length} bytes, where {self.limit} are allowed")
-            end = _HEAD + length
-            if len(self._rest) < end:
-                return
-            payload = bytes(self._rest[_HEAD:end])
-            del self._rest[:end]
-            yield payload
 
 
 # JSON --------------------------------------------------------------------------------------------
@@ -117,17 +58,11 @@ def _encoder() -> "JSONEncoder":
 
 @cache
 def _decoder() -> "JSONDecoder":
-    return JSONDecoder(
-        parse_int=_whole,
-        parse_float=_finite,
-        parse_constant=_no_constant,
-        object_pairs_hook=_distinct,
-    )
+    return JSONDecoder(parse_float=_finite, parse_constant=_no_constant)
 
 
 def load(payload: bytes) -> Mapping[str, object]:
-    """Return the JSON object in PAYLOAD; raise Malformed if it is not one or nested too deep."""
-    _check_depth(payload)
+    """Return the JSON object in PAYLOAD; raise Malformed if it is not one."""
     try:
         values = _decoder().decode(payload.decode())
     except Malformed:
@@ -137,23 +72,6 @@ def load(payload: bytes) -> Mapping[str, object]:
     if not isinstance(values, dict):
         raise Malformed("no JSON object")
     return values
-
-
-def _check_depth(payload: bytes) -> None:
-    if payload.count(b"[") + payload.count(b"{") <= MOST_DEPTH:
-        return
-    depth = 0
-    for bracket in _BRACKET.findall(_STRING.sub(b"", payload)):
-        depth += 1 if bracket in b"[{" else -1
-        if depth > MOST_DEPTH:
-            raise Malformed(f"values nested deeper than {MOST_DEPTH}")
-
-
-def _whole(digits: str) -> int:
-    number = int(digits) if len(digits) <= _MOST_DIGITS else _LARGEST
-    if not -_LARGEST <= number < _LARGEST:
-        raise Malformed("a number that is too large")
-    return number
 
 
 def _finite(digits: str) -> float:
@@ -167,18 +85,11 @@ def _no_constant(name: str) -> float:
     raise Malformed(f"{name}, which is not a number")
 
 
-def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise Malformed("a duplicate key")
-    return values
-
-
 # Messages ----------------------------------------------------------------------------------------
 
 
 class Codec:
-    """Writes and reads messages of KINDS, which a frame names as their classes are called.
+    """Writes and reads messages of KINDS, which they name as their classes are called.
 
     `Annotated[KIND, TEST]` is a value of KIND for which TEST is true. A type may have a method
     `check`, which raises ValueError for values that its annotations allow but that make no sense.
@@ -188,10 +99,9 @@ class Codec:
         self._types = {kind.__name__: kind for kind in kinds}
         # A roster goes to a thousand hosts.
         self._last: tuple[object, bytes] = (None, b"")
-        self._last_packed = (b"", b"")
 
     def write(self, message: tuple[object, ...]) -> bytes:
-        """Return MESSAGE as the payload of a frame."""
+        """Return MESSAGE as JSON."""
         if self._last[0] is not message:
             name = type(message).__name__
             assert name in self._types, name
@@ -199,22 +109,8 @@ class Codec:
             self._last = (message, dump(values))
         return self._last[1]
 
-    def write_packed(self, message: tuple[object, ...]) -> bytes:
-        """Return MESSAGE as `write` does, compressed if it is long."""
-        payload = self.write(message)
-        if len(payload) < _LONG:
-            return payload
-        if self._last_packed[0] is not payload:
-            self._last_packed = payload, _PACKED + zlib.compress(payload)
-        return self._last_packed[1]
-
-    def read(self, payload: bytes, most: int = 0) -> Any:  # noqa: ANN401 - any of the types it was made with
-        """Return the message in PAYLOAD; raise Malformed if it is not one.
-
-        A compressed one may have MOST bytes when unpacked; 0: compression is not accepted.
-        """
-        if most and payload.startswith(_PACKED):
-            payload = _inflated(payload[len(_PACKED) :], most)
+    def read(self, payload: bytes) -> Any:  # noqa: ANN401 - any of the types it was made with
+        """Return the message in PAYLOAD; raise Malformed if it is not one."""
         values = dict(load(payload))
         name = values.pop(_NAME, None)
         kind = self._types.get(name) if isinstance(name, str) else None
@@ -231,21 +127,12 @@ def pack(content: bytes) -> str:
 
 def unpack(text: str, most: int) -> bytes:
     """Return the bytes that `pack` made TEXT of; empty if it did not, or if they exceed MOST."""
-    try:
-        return _inflated(base64.b64decode(text, validate=True), most)
-    except ValueError:
-        return b""
-
-
-def _inflated(packed: bytes, most: int) -> bytes:
     unpacking = zlib.decompressobj()
     try:
-        payload = unpacking.decompress(packed, most)
-    except zlib.error:
-        raise Malformed("no JSON") from None
-    if not unpacking.eof:
-        raise Malformed(f"a message that is cut off, or of more than {most} bytes")
-    return payload
+        content = unpacking.decompress(base64.b64decode(text, validate=True), most)
+    except (ValueError, zlib.error):
+        return b""
+    return content if unpacking.eof else b""
 
 
 def _plain_fields(message: tuple[object, ...]) -> dict[str, object]:

@@ -9,8 +9,6 @@ from fleetrun.model import DEFAULTS, Rules
 
 # A host that is cut off has killed its ranks this long before the others stop waiting for it.
 _FENCE_S = 2.0
-# Broken connections are made again: a firewall that resets for 3 s is not a lost host.
-_REJOIN_S = 4.5
 # How long hosts may take to plan a generation once its roster is formed: usually milliseconds,
 # seconds on a busy host.
 PREPARE_S = 60.0
@@ -92,11 +90,6 @@ class RendezvousConfig(NamedTuple):
         return self.heartbeat_timeout_s / 10
 
     @property
-    def unanswered_s(self) -> float:
-        """How long a member waits for the answer to a heartbeat before it reconnects."""
-        return self.heartbeat_timeout_s / 3
-
-    @property
     def margin_s(self) -> float:
         """How long before the heartbeat timeout a host that is cut off kills its ranks."""
         return min(_FENCE_S, self.heartbeat_timeout_s / 5)
@@ -105,31 +98,6 @@ class RendezvousConfig(NamedTuple):
     def fence_s(self) -> float:
         """How long after its last acknowledged heartbeat a host kills its ranks."""
         return self.heartbeat_timeout_s - self.margin_s
-
-    @property
-    def guard_s(self) -> float:
-        """How long after that heartbeat its ranks are killed even if its launcher is stopped."""
-        return self.fence_s + self.margin_s / 2
-
-    @property
-    def starts_again(self) -> bool:
-        """Whether another generation may begin while a lost host is still training."""
-        return self.may_change or self.max_restarts > 0
-
-    @property
-    def warning_s(self) -> float:
-        """How long after its last acknowledged heartbeat a host asks its ranks to end."""
-        return self.fence_s - self.margin_s / 2
-
-    @property
-    def rejoin_s(self) -> float:
-        """How long after its connection broke a host counts as lost."""
-        return min(_REJOIN_S, 0.5 * self.heartbeat_timeout_s)
-
-    @property
-    def quarantine_s(self) -> float:
-        """How long after the last message of a lost host no generation begins."""
-        return max(self.heartbeat_timeout_s, self.fence_s + 1.0)
 
 
 def differences(requested: RendezvousConfig, config: RendezvousConfig) -> list[str]:

@@ -1,34 +1,42 @@
-"""The coordinator of a session: keeps the roster, and decides how the job ends on all hosts.
+"""The coordinator decides for all hosts: `step(state, event) -> (state, actions)`, pure.
 
-`step(state, event) -> (state, actions)`, pure. The caller performs the actions and feeds every
-message of a member, every broken connection, and TimerExpired at `wake_at`.
+    FORMING    hosts ask for places; a roster is sent when the right ones are there
+    PREPARING  each host of the roster plans its part; all start when all are ready
+    RUNNING    until all are done, one has failed or is lost, or a host waits for a place
+    STOPPING   until no rank runs anywhere; then all hear the verdict
+    ENDED      the final verdict is known; who comes late hears it, too
+
+A verdict that is not final leads from STOPPING to FORMING of the next generation. An event only
+changes what is known; `_advance` then draws the conclusions, whatever the event was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
+from math import inf
+from typing import NamedTuple, TypeAlias
 
 from fleetrun.errors import RendezvousError
-from fleetrun.run.events import Failure, TimerExpired
+from fleetrun.run.events import Failure
 from fleetrun.run.policy import decide
-from fleetrun.session import admission, rank_assignment
-from fleetrun.session.admission import Objection
+from fleetrun.rundir.hostsfile import HostEnd
+from fleetrun.rundir.variables import TOKEN
+from fleetrun.session import rank_assignment
 from fleetrun.session.config import PREPARE_S, RendezvousConfig
 from fleetrun.session.messages import (
     LOST,
-    PROTOCOL,
     Acknowledged,
     Done,
     Entry,
     Failed,
     FromCoordinator,
+    FromMember,
     Heartbeat,
     HostReady,
     Join,
-    LauncherKilled,
+    LastRun,
     Leave,
     Missing,
-    Redialing,
     Refused,
     RosterMessage,
     Start,
@@ -37,363 +45,568 @@ from fleetrun.session.messages import (
     Verdict,
 )
 from fleetrun.session.rank_assignment import Host
-from fleetrun.session.state import (
-    ENDED,
-    FORMING,
-    PREPARING,
-    RUNNING,
-    STOPPING,
-    Action,
-    Broken,
-    Close,
-    Event,
-    Received,
-    Report,
-    Send,
-    State,
-    Step,
-    caller,
-    to_hosts,
-    to_placed,
-    with_host,
-    without_connection,
-    without_host,
+
+FORMING, PREPARING, RUNNING, STOPPING, ENDED = (
+    "forming",
+    "preparing",
+    "running",
+    "stopping",
+    "ended",
 )
+# What a host has reported about a generation; at first nothing.
+READY, DONE, STOPPED = "ready", "done", "stopped"
+# How often hosts are told who is missing, how many remarks are kept, and how long a process that
+# SIGKILL does not end at once may take.
+_TELL_S, _REMARKS, _STUCK_S = 1.0, 16, 30.0
+_FULL = "all hosts of the job are there"
 
-# How often hosts are told who is missing, at most.
-_REMARK_S = 1.0
-# Added to a fault that an unproven host reports.
-_LONGEST_FAULT = 400
+
+class Heard(NamedTuple):
+    """A message over LINK from ADDRESS; IS_LOCAL: from the coordinator's own launcher.
+
+    The coordinator can promise PROMISE_S seconds, for which nobody replaces it.
+    """
+
+    link: int
+    message: FromMember
+    at: float
+    address: str
+    is_local: bool = False
+    promise_s: float = inf
 
 
-def step(state: State, event: Event) -> Step:
+class Broken(NamedTuple):
+    """The connection LINK has ended."""
+
+    link: int
+    at: float
+
+
+class Tick(NamedTuple):
+    """Time has passed, in which this launcher stood still for STOOD_S seconds."""
+
+    at: float
+    stood_s: float = 0.0
+
+
+class Send(NamedTuple):
+    """Send a message over some links."""
+
+    links: tuple[int, ...]
+    message: FromCoordinator
+
+
+class HangUp(NamedTuple):
+    """End a connection after what was sent."""
+
+    link: int
+
+
+Event: TypeAlias = Heard | Broken | Tick
+Action: TypeAlias = Send | HangUp
+
+
+class Blame(NamedTuple):
+    """Something went wrong in this generation, by LAUNCHER."""
+
+    launcher: str
+    where: tuple[str, str]
+    failure: Failure
+    # The coordinator has only lost the host, and the host may know better.
+    is_loss: bool = False
+
+
+class State(NamedTuple):
+    """What the coordinator knows."""
+
+    config: RendezvousConfig
+    # The name of the session, once it has begun, and until then the one that it would get.
+    session: str
+    # When this phase began.
+    since: float
+    has_token: bool = True
+    phase: str = FORMING
+    has_begun: bool = False
+    generation: int = 0
+    restarts: int = 0
+    # By the numbers of their links.
+    hosts: Mapping[int, Host] = {}
+    # No generation begins earlier: until then, ranks of a lost host may run.
+    not_before: float = 0.0
+    # How many hosts of a job whose coordinator was lost may still come, and until when.
+    expected: int = 0
+    expected_until: float = 0.0
+    # Whether ranks of this generation may run.
+    has_started: bool = False
+    roster: RosterMessage | None = None
+    blames: tuple[Blame, ...] = ()
+    # How often the job has failed because of each host.
+    counts: Mapping[tuple[str, str], int] = {}
+    # Launchers that stay out of this generation, and those that have heard the final verdict.
+    left_out: frozenset[str] = frozenset()
+    heard_end: frozenset[str] = frozenset()
+    verdict: Verdict | None = None
+    # What the hosts of the last generation had reported at the end.
+    stages: Mapping[str, str] = {}
+    remarks: tuple[str, ...] = ()
+    told: str = ""
+    told_at: float = 0.0
+    actions: tuple[Action, ...] = ()
+
+    @property
+    def placed(self) -> dict[int, Host]:
+        """The hosts of this generation that are still here."""
+        return {link: host for link, host in self.hosts.items() if host.place is not None}
+
+    @property
+    def local(self) -> Host | None:
+        """The coordinator's own host, once it has joined."""
+        return next((host for host in self.hosts.values() if host.is_local), None)
+
+    def send(self, message: FromCoordinator, *links: int) -> State:
+        """Send MESSAGE over LINKS."""
+        return self._replace(actions=(*self.actions, Send(links, message))) if links else self
+
+    def hang_up(self, link: int) -> State:
+        """End the connection LINK."""
+        return self._replace(actions=(*self.actions, HangUp(link)))
+
+    def with_host(self, link: int, host: Host) -> State:
+        """Add or replace the host at LINK."""
+        return self._replace(hosts={**self.hosts, link: host})
+
+    def without_host(self, link: int) -> State:
+        """Forget the host at LINK."""
+        hosts = {other: host for other, host in self.hosts.items() if other != link}
+        return self._replace(hosts=hosts)
+
+    def enter(self, phase: str, at: float) -> State:
+        """Begin a phase."""
+        return self._replace(phase=phase, since=at, told="", told_at=0.0)
+
+    def remark(self, *texts: str) -> State:
+        """Keep TEXTS for the users of all hosts; a flood displaces only itself."""
+        new = tuple(text for text in dict.fromkeys(texts) if text not in self.remarks)
+        return self._replace(remarks=(*self.remarks, *new)[:_REMARKS], told="") if new else self
+
+
+def begin(config: RendezvousConfig, session: str, at: float, *, has_token: bool = True) -> State:
+    """Return the state of a coordinator that nobody has joined yet."""
+    return State(config, session, at, has_token=has_token)
+
+
+def step(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
     """Return the state after EVENT, and the actions to perform."""
     match event:
-        case Received(message=Join()):
-            return _join(state, event)
-        case Received(message=LauncherKilled()):
-            return _killed(state, event)
-        case Received():
-            return _received(state, event)
-        case Broken(connection=connection, at=at):
-            return _broken(state, connection, at)
-        case TimerExpired(at=at):
-            return _look(state, at)
+        case Heard(message=Join() as join):
+            state = _join(state, event, join)
+        case Heard() if event.link in state.hosts:
+            state = _hear(state, event)
+        case Heard():
+            state = state.hang_up(event.link)
+        case Broken(link=link):
+            state = _lose(state, link, "fleetrun was lost")
+        case Tick(at=at, stood_s=stood_s):
+            state = _look(_excuse(state, stood_s), at)
+    state = _advance(state, event.at)
+    return state._replace(actions=()), state.actions
 
 
-# Joining --------------------------------------------------------------------------------------
+def host_ends(state: State) -> tuple[HostEnd, ...]:
+    """Return how the hosts of the generation that STATE is in, or ended with, have ended."""
+    failures = {blame.launcher: blame.failure for blame in state.blames}
+    verdict, ends = state.verdict, []
+    is_well = verdict is not None and verdict.failure is None
+    for node_rank, entry in enumerate(() if state.roster is None else state.roster.entries):
+        failure, stage = failures.get(entry.launcher), state.stages.get(entry.launcher)
+        if failure is not None:
+            outcome, code = failure.what, failure.exit_code
+        elif is_well or stage == DONE:
+            outcome, code = "its ranks succeeded", 0
+        elif stage == STOPPED:
+            outcome, code = "its ranks were stopped", 0
+        else:
+            outcome, code = "its end is unknown", 1
+        is_first = verdict is not None and verdict.launcher == entry.launcher
+        is_victim = failure is not None and failure.is_victim
+        host, hostname, ranks = entry.host, entry.hostname, len(entry.ports)
+        ends.append(
+            HostEnd(
+                node_rank,
+                host,
+                hostname,
+                ranks,
+                outcome,
+                code,
+                is_first=is_first,
+                is_victim=is_victim,
+            )
+        )
+    return tuple(ends)
 
 
-def _join(state: State, event: Received) -> Step:  # noqa: PLR0911 - one for each case
-    """Admit a launcher, or its new connection, or refuse it."""
-    join = event.message
-    assert isinstance(join, Join)
-    known = state.hosts.get(join.launcher)
-    if known is not None and join.failure is None and not admission.doubt(state, event, join):
-        return _rejoin(state, event, join, known)
-    if _may_return(state, join):
-        lost = dict(state.lost)
-        has_place = join.launcher in state.placed
-        back = lost.pop(join.launcher)._replace(connection=None, has_place=has_place)
-        return _rejoin(state._replace(lost=lost), event, join, back)
-    doubt = admission.doubt(state, event, join)
-    if doubt is not None:
-        return admission.refuse(state, event, doubt)
-    objection = admission.objection(state, event, join)
-    ended = state.verdict if objection == admission.OVER else None
-    if ended is not None and ended.failure is not None:
-        late = ended._replace(generation=join.generation)
-        state = state._replace(heard_end=state.heard_end | {join.launcher})
-        return state, (Send((event.connection,), late), Close(event.connection))
-    if join.failure is not None and state.phase != ENDED:
-        return _troubled(state, event, join.failure)
-    if objection is not None:
-        return _refuse(state, event, objection)
-    host = Host(
-        join.launcher,
-        join.request,
-        event.address,
-        event.is_local,
-        event.connection,
-        event.at,
-        event.at,
-    )
-    return _admit(state, event, host)
+# Who may take part ------------------------------------------------------------------------------
 
 
-def _troubled(state: State, event: Received, failure: Failure) -> Step:
-    """Go on without a launcher whose host has a fault, or end the job with its FAILURE."""
-    join = event.message
-    assert isinstance(join, Join)
-    known = state.hosts.get(join.launcher)
-    is_awaited = state.phase == FORMING and (known is not None or not state.generation)
-    if is_awaited and (event.is_local or not state.config.may_change):
-        ended = Verdict(state.generation, join.launcher, failure, is_final=True)
-        state, actions = _end(state, ended, event.at)
-        state = state._replace(heard_end=state.heard_end | {join.launcher})
-        notice = () if known is not None else (Send((event.connection,), ended),)
-        return state, (*actions, *notice, Close(event.connection))
-    if known is not None:
-        state = without_host(state, known)
-    objection = admission.Objection(failure.what[:_LONGEST_FAULT])
-    state, refused = admission.refuse(state, event, objection)
-    state, actions = _form(state, event.at)
-    return state, (*refused, *actions)
+def _join(state: State, event: Heard, join: Join) -> State:
+    """Let a launcher in, or refuse it."""
+    link, request, at = event.link, join.request, event.at
+    if join.last is not None:
+        state = _resume(state, join.last, at)
+    why = _refusal(state, event, join)
+    if why:
+        state = state.remark(f"{request.named(event.address)} cannot take part: {why}")
+        return state.send(Refused(why), link).hang_up(link)
+    host = Host(join.launcher, request, event.address, event.is_local, at, at)
+    if state.phase == ENDED:
+        verdict = state.verdict
+        assert verdict is not None
+        heard_end = state.heard_end | {join.launcher}
+        return state.with_host(link, host)._replace(heard_end=heard_end).send(verdict, link)
+    if join.failure is not None:
+        return _fault(state, link, host, join.failure, at)
+    for other_link, other in state.hosts.items():
+        if other.launcher == join.launcher and other_link != link:
+            # It calls again before anything runs.
+            state = _lose(state, other_link, "fleetrun was lost").hang_up(other_link)
+    known = state.hosts.get(link)
+    if known is None:
+        state = _admit(state, link, host, at)
+        if link not in state.hosts or state.phase == ENDED:
+            return state
+        state = state.send(_news(state, at, stands_by=state.phase != FORMING), link)
+    else:
+        known = known._replace(request=request, is_joined=True, heard_at=at)
+        state = state.with_host(link, known)
+    return state.send(Acknowledged(0, _promise(state, event)), link)
 
 
-def _may_return(state: State, join: Join) -> bool:
-    """Whether a launcher that was only slow, not lost, may hear how the job ends."""
-    if join.launcher not in state.lost:
-        return False
-    is_current = join.generation == state.generation
-    return state.phase == STOPPING and is_current and not state.config.may_change
+def _admit(state: State, link: int, host: Host, at: float) -> State:
+    """Let HOST in, unless it does not fit; others may have come before the coordinator's own."""
+    host = host._replace(failure_count=state.counts.get(host.where, 0))
+    state = state.with_host(link, host)
+    for other_link, other in state.hosts.items() if host.is_local else [(link, host)]:
+        misfit = _misfit(state, other)
+        if misfit and state.phase != ENDED:
+            failure = Failure("", misfit, RendezvousError.exit_code)
+            state = _fault(state, other_link, other, failure, at)
+    return state if state.phase == ENDED else state.remark(*_remarks(state, host))
 
 
-def _admit(state: State, event: Received, host: Host) -> Step:
-    """Admit HOST, whose launcher is new and matches the job."""
-    holder = admission.holder_of(state, host.request.rank)
-    if holder is not None and holder.connection is not None:
-        return _two_of_one_rank(state, event, host, holder)
-    lost: tuple[Action, ...] = ()
-    if holder is not None:
-        # It was killed and started again.
-        state, lost = _lost(state, holder, event.at)
-        if state.phase == ENDED:
-            state, rejoining = _join(state, event)
-            return state, (*lost, *rejoining)
-    host = host._replace(failure_count=state.failure_counts.get(_where(host), 0))
-    state = with_host(state, host)._replace(own=state.own or ("" if event.is_local else event.own))
-    if event.is_local:
-        state, parted = _part(state, event)
-        lost = (*lost, *parted)
-    if state.phase == FORMING:
-        newcomers = state.hosts.values() if event.is_local else (host,)
-        lost = (*lost, *_note_differences(state, newcomers, event.at))
-    state, actions = _form(state, event.at)
-    if state.phase == FORMING:
-        waiting = Send((event.connection,), _awaited(state, state.remarks, event.at))
-        return state, (*lost, waiting, *actions)
-    placed = state.hosts.get(host.launcher)
-    if placed is None or not placed.has_place:
-        actions = (*actions, _stand_by(state, (event.connection,)))
-    return state, (*lost, *actions)
-
-
-def _part(state: State, event: Received) -> Step:
-    """Refuse launchers that joined before the coordinator's own and differ from it."""
-    actions: list[Action] = []
-    for host in [
-        host_ for host_ in state.hosts.values() if not host_.is_local and host_.request.ports
-    ]:
-        join = Join(PROTOCOL, host.launcher, state.generation, host.request)
-        early = Received(host.connection or 0, join, event.at, host.address)
-        objection = admission.unlike(state, join)
-        if objection is not None:
-            state, refused = admission.refuse(without_host(state, host), early, objection)
-            actions += refused if host.connection is not None else ()
-    return state, tuple(actions)
-
-
-def _where(host: Host) -> tuple[str, str]:
-    """Return the name of a host that outlives its launcher."""
-    return host.address, host.request.hostname
-
-
-def _refuse(state: State, event: Received, objection: Objection) -> Step:
-    """Refuse a launcher, and end the job if no other launcher can replace it."""
-    join = event.message
-    assert isinstance(join, Join)
-    misfits = admission.misfit(state, join)
-    is_awaited = admission.is_awaited(state, event.address) or (
-        admission.is_of_this_job(state, join, misfits)
-    )
-    ends_job = is_awaited and bool(misfits) and not state.config.may_change
-    if rank_assignment.ORDER in misfits and state.phase == FORMING and not state.generation:
-        # It coordinates the job as well, and some hosts wait for it.
-        ends_job = True
-    state, actions = admission.refuse(state, event, objection, ends_job=ends_job)
-    if not ends_job:
-        return state, actions
-    state, more = _rendezvous_failed(state, admission.line(event, objection.why), event.at)
-    return state, (*actions, *more)
-
-
-def _two_of_one_rank(state: State, event: Received, host: Host, holder: Host) -> Step:
-    """End the job: two hosts claim the same rank, and nobody knows which one is right."""
-    rivals = f"{holder.name}, pid {holder.request.pid}, and {host.name}, pid {host.request.pid}"
-    what = f"two launchers have rank {host.request.rank}: {rivals}"
-    state, actions = _rendezvous_failed(state, what, event.at)
-    assert state.verdict is not None
-    return state, (*actions, Send((event.connection,), state.verdict), Close(event.connection))
-
-
-def _rejoin(state: State, event: Received, join: Join, host: Host) -> Step:
-    """Take up a launcher's new connection, or its part in the next generation."""
-    actions: list[Action] = []
-    if host.connection not in {None, event.connection}:
-        assert host.connection is not None
-        state = without_connection(state, host.connection)
-        actions.append(Close(host.connection))
-    is_next = state.phase == FORMING and join.generation == state.generation
-    host = host._replace(
-        connection=event.connection,
-        # These are unknown for hosts that joined an earlier coordinator.
-        address=host.address or event.address,
-        heard_at=event.at,
-        broken_at=None,
-        is_redialing=False,
-        is_joined=host.is_joined or is_next,
-        request=join.request if is_next else host.request,
-    )
-    own = "" if event.is_local else event.own
-    state = with_host(state, host)._replace(own=state.own or own)
-    actions += [Send((event.connection,), message) for message in _owed(state, host, event)]
-    state, more = _form(state, event.at)
-    return state, (*actions, *more)
-
-
-def _owed(state: State, host: Host, event: Received) -> list[FromCoordinator]:
-    """Return the messages that HOST, which has joined again by EVENT, may have missed."""
-    verdict = state.verdict
-    # Hosts that came later were never in the generation that ended.
-    was_there = verdict is not None and 0 <= host.since <= verdict.generation
-    join = event.message
-    is_behind = was_there and isinstance(join, Join) and join.generation < state.generation
-    if state.phase == FORMING:
-        missing = _awaited(state, state.remarks, event.at)
-        return [verdict] if is_behind and verdict is not None else [missing]
-    if state.phase == ENDED or not host.has_place:
-        return [] if state.phase != ENDED or verdict is None else [verdict]
-    owed: list[FromCoordinator] = []
-    if is_behind and verdict is not None:
-        owed.append(verdict)
-    if state.roster is not None:
-        owed.append(state.roster)
-    if state.phase == RUNNING:
-        owed.append(Start(state.generation))
-    if state.stop is not None:
-        owed.append(state.stop)
-    return owed
-
-
-# The roster -----------------------------------------------------------------------------------
-
-
-def _form(state: State, at: float) -> Step:
-    """Form the roster once all hosts are there."""
-    if state.phase != FORMING or at < state.not_before:
-        return state, ()
-    if not _is_complete(state, at):
-        return _wait_for_more(state, at), ()
+def _resume(state: State, last: LastRun, at: float) -> State:
+    """Continue the session of a coordinator that was lost, unless another one has begun."""
     config = state.config
-    before = 0 if state.generation == 0 else 1 + max(h.order for h in state.hosts.values())
-    present = state.here
-    excluded = (
-        rank_assignment.left_out(present, config.least, config.most) if config.may_change else {}
+    is_new = state.phase == FORMING and not state.has_begun
+    if not config.has_store or not is_new or (state.expected and state.session != last.session):
+        return state
+    return state._replace(
+        session=last.session,
+        generation=max(state.generation, last.generation + 1),
+        restarts=max(state.restarts, last.restarts + (not config.may_change)),
+        expected=max(state.expected, last.hosts - 1),
+        expected_until=state.expected_until or at + config.heartbeat_timeout_s,
     )
-    suited = [host for host in present if host.launcher not in excluded]
-    chosen = rank_assignment.assigned(suited, config.most, before)
-    named = tuple(
-        f"{state.hosts[launcher].name} stays out: {why}" for launcher, why in excluded.items()
+
+
+def _refusal(state: State, event: Heard, join: Join) -> str:
+    """Return why a launcher cannot take part, whatever it brings; empty if it can."""
+    config = state.config
+    if event.link in state.hosts:
+        return ""
+    is_former = join.last is not None and join.last.session == state.session
+    if join.last is not None and not is_former:
+        return "it belongs to another job of this name, whose coordinator was lost"
+    is_listed = any(event.address in addresses for addresses in config.addresses)
+    is_known = state.has_token or is_listed or is_former or event.is_local
+    if state.has_begun and not is_known:
+        return (
+            f"the job has begun, and without {TOKEN} no other host can join it: set the same on "
+            "every host"
+        )
+    if state.phase == ENDED:
+        return ""
+    others = [host for host in state.hosts.values() if host.launcher != join.launcher]
+    is_new = len(others) == len(state.hosts)
+    if state.phase != FORMING and not (is_new and config.may_change):
+        return _FULL
+    is_full = len(others) >= config.most + config.spares
+    return _FULL if is_full and not event.is_local else ""
+
+
+def _misfit(state: State, host: Host) -> str:
+    """Return why HOST does not fit to the others, and differs where all must agree, if it does."""
+    rank, most = host.request.rank, state.config.most
+    if rank is not None and rank >= most:
+        what = f"its rank is {rank}, and the job has {most} hosts, 0 to {most - 1}"
+        return f"{host.name} cannot take part: {what}"
+    for other in state.hosts.values():
+        if rank is not None and other.request.rank == rank and other.launcher != host.launcher:
+            pair = (f"{launcher.name}, pid {launcher.request.pid}" for launcher in (other, host))
+            return f"two launchers have rank {rank}: {', and '.join(pair)}"
+    local = state.local
+    if local is None or local.launcher == host.launcher:
+        return ""
+    where = local.request.hostname
+    differing = rank_assignment.differences(local.request, host.request, where=where)
+    what = "; ".join(differing.values())
+    return f"{host.name} cannot take part: {what}" if what else ""
+
+
+def _remarks(state: State, host: Host) -> list[str]:
+    """Return how HOST and the coordinator's own host differ where hosts may."""
+    local = host if host.is_local else state.local
+    others = state.hosts.values() if host.is_local else [host]
+    return [
+        f"{other.name}: {remark}"
+        for other in others
+        if local is not None and other.launcher != local.launcher
+        for remark in rank_assignment.remarks(
+            local.request, other.request, where=local.request.hostname
+        )
+    ]
+
+
+def _fault(state: State, link: int, host: Host, failure: Failure, at: float) -> State:
+    """End the job because of a host that cannot take part, unless it can do without it."""
+    state = state.without_host(link)
+    if state.phase != FORMING or (state.config.may_change and not host.is_local):
+        what = failure.what
+        state = state.remark(what if host.name in what else f"{host.name} cannot take part: {what}")
+        return state.send(Refused(failure.what), link).hang_up(link)
+    return _end(state.with_host(link, host), host.launcher, failure, at)
+
+
+# What happens to hosts --------------------------------------------------------------------------
+
+
+def _promise(state: State, event: Heard) -> float:
+    """Return how long ranks may run from when the message of EVENT was sent."""
+    return max(0.0, min(state.config.heartbeat_timeout_s, event.promise_s))
+
+
+def _hear(state: State, event: Heard) -> State:  # noqa: C901, PLR0911 - one for each message
+    link, at = event.link, event.at
+    host = state.hosts[link]._replace(heard_at=at)
+    state = state.with_host(link, host)
+    match event.message:
+        case Heartbeat(number=number):
+            return state.send(Acknowledged(number, _promise(state, event)), link)
+        case Leave(failure=left):
+            if left is not None and not left.is_departure and state.phase == FORMING:
+                return _end(state, host.launcher, left, at)
+            return _lose(state, link, "fleetrun has ended", left, is_clean=True).hang_up(link)
+        case Join():
+            return state
+        case message if host.place is None or message.generation != state.generation:
+            return state
+        case HostReady():
+            return state if host.stage else state.with_host(link, host._replace(stage=READY))
+        case Done():
+            is_due = state.phase == RUNNING
+            return state.with_host(link, host._replace(stage=DONE)) if is_due else state
+        case Failed(failure=failure):
+            return _blame(state, host, failure)
+        case Stopped(failure=own):
+            if own is None and state.phase in {PREPARING, RUNNING}:
+                own = Failure(host.name, "the ranks were stopped", LOST)
+            state = state.with_host(link, host._replace(stage=STOPPED))
+            return state if own is None else _blame(state, host, own)
+        case _:
+            return state
+
+
+def _blame(state: State, host: Host, failure: Failure, *, is_loss: bool = False) -> State:
+    """Take note of FAILURE; what a host says itself completes what was known of it."""
+    blame = Blame(host.launcher, host.where, failure, is_loss)
+    known = [other.launcher for other in state.blames]
+    if host.launcher not in known:
+        return state._replace(blames=(*state.blames, blame))
+    at = known.index(host.launcher)
+    return state._replace(blames=(*state.blames[:at], blame, *state.blames[at + 1 :]))
+
+
+def _lose(
+    state: State, link: int, what: str, failure: Failure | None = None, *, is_clean: bool = False
+) -> State:
+    """Forget a host; unless the end IS_CLEAN, its ranks may run until it must have killed them."""
+    host = state.hosts.get(link)
+    if host is None:
+        return state
+    state = state.without_host(link)
+    if host.place is None or host.stage == STOPPED or state.phase in {FORMING, ENDED}:
+        return state
+    if state.has_started and not is_clean:
+        fenced_at = host.heard_at + state.config.heartbeat_timeout_s
+        state = state._replace(not_before=max(state.not_before, fenced_at))
+    if any(blame.launcher == host.launcher for blame in state.blames):
+        # What had failed there before is not forgotten.
+        return state
+    lost = Failure(host.name, what, LOST, is_departure=state.config.may_change)
+    return _blame(state, host, failure or lost, is_loss=failure is None)
+
+
+def _excuse(state: State, stood_s: float) -> State:
+    """Blame nobody else if this launcher stood still until the others were cut off."""
+    config, local = state.config, state.local
+    if stood_s < config.fence_s or state.phase in {FORMING, ENDED} or local is None:
+        return state
+    failure = Failure(local.name, stood_still(stood_s), LOST, is_departure=config.may_change)
+    return state._replace(blames=(*state.blames, Blame("", ("", ""), failure)))
+
+
+def stood_still(seconds: float) -> str:
+    """Return the text for a launcher that was stopped for so long that it counts as lost."""
+    return (
+        f"fleetrun, which was not running for {seconds:.0f} s (stopped, or without a processor), "
+        "is considered lost"
     )
-    hosts = {host.launcher: host._replace(has_place=False) for host in state.hosts.values()}
-    for launcher in excluded:
-        # As though it had never had a place.
-        hosts[launcher] = hosts[launcher]._replace(order=-1, since=-1)
-    for order, host in enumerate(chosen):
-        since = state.generation if host.since < 0 else host.since
-        hosts[host.launcher] = host._replace(order=order, since=since, has_place=True)
-    entries = tuple(_entry(state, host) for host in chosen)
-    remarks = (*state.remarks, *named)
-    roster = RosterMessage(
-        state.generation, state.restarts, entries, config.told, remarks, state.session
-    )
+
+
+def _look(state: State, at: float) -> State:
+    """Give up hosts that are silent for too long, or do not stop."""
+    config = state.config
+    stuck_s = config.grace_s + _STUCK_S + config.heartbeat_timeout_s
+    for link, host in state.hosts.items():
+        is_stopping = state.phase == STOPPING and host.place is not None and host.stage != STOPPED
+        if is_stopping and at > state.since + stuck_s:
+            state = _lose(state, link, f"its ranks did not end within {stuck_s:.0f} s")
+        elif at > host.heard_at + config.heartbeat_timeout_s:
+            silence_s = at - host.heard_at
+            state = _lose(state, link, f"the launcher has been silent for {silence_s:.0f} s")
+        else:
+            continue
+        state = state.hang_up(link)
+    return state
+
+
+# What follows -----------------------------------------------------------------------------------
+
+
+def _advance(state: State, at: float) -> State:  # noqa: PLR0911 - one for each case
+    """Draw the conclusions from what is known."""
+    placed = state.placed
+    stages = {host.stage for host in placed.values()}
+    match state.phase:
+        case "forming":
+            return _form(state, at)
+        case "preparing" | "running" if state.blames:
+            stop = Stop(state.generation, state.blames[0].failure)
+            return _advance(state.send(stop, *placed).enter(STOPPING, at), at)
+        case "preparing" if stages == {READY}:
+            state = state.send(Start(state.generation), *placed)._replace(has_started=True)
+            return state.enter(RUNNING, at)
+        case "preparing" if at > state.since + PREPARE_S:
+            late = next(host for host in placed.values() if host.stage != READY)
+            what = f"it took longer than {PREPARE_S:.0f} s to get ready"
+            return _advance(_blame(state, late, Failure(late.name, what, LOST)), at)
+        case "running" if stages == {DONE}:
+            return _end(state, "", None, at)
+        case "running" if (blame := _growth(state, at)) is not None:
+            return _advance(state._replace(blames=(blame,)), at)
+        case "stopping" if stages <= {STOPPED}:
+            return _conclude(state, at)
+        case _:
+            return state
+
+
+class _FormingWait(NamedTuple):
+    """Whom a coordinator that forms a generation waits for, until when, and by which option."""
+
+    hosts: str
+    until: float
+    limit_s: float
+    option: str
+
+
+def _wait(state: State) -> _FormingWait:
+    config = state.config
+    joined = [host for host in state.hosts.values() if host.is_joined]
+    newest = max((host.joined_at for host in joined), default=state.since)
+    is_waiting_for_more = state.has_begun and config.may_change and _are_back(state, newest)
+    limit_s = config.elastic_timeout_s if is_waiting_for_more else config.rdzv_timeout_s
+    option = "--elastic_timeout" if is_waiting_for_more else "--rdzv_timeout"
+    began = max(state.since, state.not_before, newest if state.has_begun else 0.0)
+    return _FormingWait(rank_assignment.missing(config, joined), began + limit_s, limit_s, option)
+
+
+def _are_back(state: State, at: float) -> bool:
+    """Whether all hosts ask for a place again, and no rank of a lost one can run AT a moment."""
+    return all(host.is_joined for host in state.hosts.values()) and at >= state.not_before
+
+
+def _news(state: State, at: float, *, stands_by: bool = False) -> Missing:
+    """Return what hosts are told while they wait."""
+    config = state.config.told
+    if stands_by:
+        running = [host.name for host in state.placed.values()]
+        where = f", which runs on {rank_assignment.listed(running)}" if running else ""
+        return Missing(f"a place in the job{where}", config, state.remarks, stands_by=True)
+    wait = _wait(state)
+    return Missing(wait.hosts, config, state.remarks, limit=wait.option, left_s=wait.until - at)
+
+
+def _form(state: State, at: float) -> State:
+    """Send the roster as soon as the right hosts are there, or give up."""
+    config = state.config
+    joined = {link: host for link, host in state.hosts.items() if host.is_joined}
+    hosts = list(joined.values())
+    excluded = rank_assignment.left_out(hosts, config.least, config.most)
+    fit = {link: host for link, host in joined.items() if host.launcher not in excluded}
+    newest = max((host.joined_at for host in hosts), default=state.since)
+    has_waited = state.has_begun or (config.may_change and at >= newest + config.elastic_timeout_s)
+    if state.expected and config.may_change:
+        # Hosts that have lost their coordinator find the next one within its heartbeat timeout.
+        has_waited = len(hosts) >= state.expected or at >= state.expected_until
+    if _are_back(state, at) and len(fit) >= (config.least if has_waited else config.most):
+        return _send_roster(state, fit, excluded, at)
+    wait = _wait(state)
+    if at >= wait.until:
+        what = f"{wait.hosts} did not come within {wait.limit_s:g} s"
+        failure = Failure("", "; ".join((what, *state.remarks)), RendezvousError.exit_code)
+        return _end(state, "", failure, at)
+    if wait.hosts != state.told and at >= state.told_at + _TELL_S:
+        state = state.send(_news(state, at), *joined)
+        return state._replace(told=wait.hosts, told_at=at)
+    return state
+
+
+def _send_roster(
+    state: State, fit: Mapping[int, Host], excluded: Mapping[str, str], at: float
+) -> State:
+    """Give the hosts that are FIT their places."""
+    links = {host.launcher: link for link, host in fit.items()}
+    before = 1 + max((host.order for host in fit.values()), default=-1)
+    chosen = rank_assignment.assigned(list(fit.values()), state.config.most, before)
+    hosts = dict(state.hosts)
+    for place, host in enumerate(chosen):
+        link = links[host.launcher]
+        hosts[link] = hosts[link]._replace(place=place, order=place, is_joined=False, stage="")
+    names = {host.launcher: host.name for host in hosts.values()}
+    state = state.remark(*(f"{names[who]} stays out: {why}" for who, why in excluded.items()))
     state = state._replace(
-        phase=PREPARING,
         hosts=hosts,
-        roster=roster,
-        placed=tuple(host.launcher for host in chosen),
+        has_begun=True,
+        expected=0,
+        blames=(),
+        has_started=False,
         left_out=frozenset(excluded),
-        deadline=at + PREPARE_S,
-        timeout_s=PREPARE_S,
     )
-    actions: list[Action] = [to_placed(state, roster)]
-    others = [host for host in hosts.values() if not host.has_place]
-    if config.may_change and others:
-        connections = [host.connection for host in others if host.connection is not None]
-        actions.append(_stand_by(state, connections, named))
-    if not config.may_change:
-        # A host that was counted twice: its connection broke, and it came back as another one.
-        for host in others:
-            state = without_host(state, host)
-            if host.connection is not None:
-                actions += [
-                    Send((host.connection,), Refused("all hosts of the job are there")),
-                    Close(host.connection),
-                ]
-    return state, tuple(actions)
+    placed = sorted(state.placed, key=lambda link: hosts[link].order)
+    entries = tuple(_entry(hosts[link]) for link in placed)
+    told = state.config.told
+    roster = RosterMessage(
+        state.generation, state.restarts, entries, told, state.remarks, state.session
+    )
+    standing = [link for link, host in hosts.items() if host.place is None]
+    state = state.send(roster, *placed)._replace(roster=roster)
+    return state.send(_news(state, at, stands_by=True), *standing).enter(PREPARING, at)
 
 
-def _wait_for_more(state: State, at: float) -> State:
-    """Begin to wait for new hosts once all remaining ones are back and too few."""
-    config = state.config
-    if not config.may_change or not state.generation or state.is_short:
-        return state
-    if len(state.here) < len(state.hosts):
-        return state
-    wait_s = config.elastic_timeout_s
-    return state._replace(is_short=True, deadline=at + wait_s, timeout_s=wait_s)
-
-
-def _is_complete(state: State, at: float) -> bool:
-    here, config = len(state.here), state.config
-    if here < len(state.hosts) and state.generation:
-        # Survivors are still stopping; lost ones will soon count as lost.
-        return False
-    if here >= config.most:
-        return True
-    if here < config.least:
-        return False
-    # Hosts that have trained together go on at once.
-    return state.generation > 0 or at >= _enough_at(state)
-
-
-def _enough_at(state: State) -> float:
-    """Return when an elastic job first starts without more hosts."""
-    newest = max(host.joined_at for host in state.here)
-    return min(newest + state.config.elastic_timeout_s, state.deadline)
-
-
-def _awaited(state: State, remarks: tuple[str, ...], at: float) -> Missing:
-    """Return who is awaited, and for how much longer."""
-    awaited, until, limit = _missing(state), state.deadline, "--rdzv_timeout"
-    has_enough = state.config.least <= len(state.here)
-    if state.phase == PREPARING:
-        limit = ""
-    elif has_enough and at < state.not_before:
-        until, limit = state.not_before, "--heartbeat_timeout"
-    elif has_enough and not state.generation:
-        until, limit = _enough_at(state), "--elastic_timeout"
-    elif state.is_short:
-        limit = "--elastic_timeout"
-    return Missing(awaited, state.config.told, remarks, limit=limit, left_s=max(0.0, until - at))
-
-
-def _stand_by(state: State, connections: Sequence[int], named: tuple[str, ...] = ()) -> Send:
-    """Tell launchers that the job runs without them for now, with remarks NAMED."""
-    running = [state.hosts[launcher].name for launcher in state.placed if launcher in state.hosts]
-    awaited = f"a place in the job, which runs on {rank_assignment.listed(running)}"
-    remarks = (*state.remarks, *named)
-    return Send(tuple(connections), Missing(awaited, state.config.told, remarks, stands_by=True))
-
-
-def _entry(state: State, host: Host) -> Entry:
+def _entry(host: Host) -> Entry:
     request = host.request
-    observed = (state.own or host.address) if host.is_local else host.address
-    name = request.host or observed or request.hostname
     return Entry(
         host.launcher,
-        name,
+        request.host or host.address,
         request.hostname,
         request.ports,
         request.groups,
@@ -403,344 +616,61 @@ def _entry(state: State, host: Host) -> Entry:
     )
 
 
-def _missing(state: State) -> str:
-    if state.phase == PREPARING:
-        late = [
-            state.hosts[launcher].name
-            for launcher in state.placed
-            if not state.hosts[launcher].is_ready
-        ]
-        return f"{rank_assignment.listed(late)} to get ready"
-    return rank_assignment.missing(state.config, state.here)
-
-
-def _note_differences(state: State, hosts: Iterable[Host], at: float) -> list[Send]:
-    """Tell HOSTS how their optional settings differ from the coordinator's host."""
-    local = next((host_ for host_ in state.hosts.values() if host_.is_local), None)
-    if local is None:
-        return []
-    sends = []
-    for host in hosts:
-        remarks_ = rank_assignment.remarks(
-            local.request, host.request, where=local.request.hostname
-        )
-        if remarks_ and host.connection is not None:
-            remarks = tuple(f"{host.name}: {remark}" for remark in remarks_)
-            sends.append(Send((host.connection,), _awaited(state, remarks, at)))
-    return sends
-
-
-# While it runs --------------------------------------------------------------------------------
-
-
-def _received(state: State, event: Received) -> Step:
-    """Handle a message of a member."""
-    host = caller(state, event.connection)
-    if host is None:
-        return state, ()
-    is_redialing = isinstance(event.message, Redialing)
-    host = host._replace(heard_at=event.at, is_redialing=is_redialing)
-    state = with_host(state, host)
-    match event.message:
-        case Heartbeat(number=number):
-            return state, (Send((event.connection,), Acknowledged(number)),)
-        case Leave(failure=failure):
-            return _left(state, host, failure, event.at)
-        case Redialing() | Join() | LauncherKilled():
-            return state, ()
-        case message:
-            is_current = message.generation == state.generation
-            if is_current and host.has_place:
-                return _reported(state, host, message, event.at)
-            return state, ()
-
-
-def _reported(
-    state: State, host: Host, message: HostReady | Done | Failed | Stopped, at: float
-) -> Step:
-    """Handle what a host of the roster reports about this generation."""
-    match message:
-        case HostReady() if state.phase == PREPARING:
-            return _ready(with_host(state, host._replace(is_ready=True)))
-        case Done() if state.phase == RUNNING:
-            return _done(with_host(state, host._replace(is_done=True)), at)
-        case Failed(failure=failure):
-            return _failed(state, host.launcher, failure, at)
-        case Stopped(failure=failure):
-            return _stopped(state, host, failure, at)
-        case _:
-            return state, ()
-
-
-def _ready(state: State) -> Step:
-    if not all(host is not None and host.is_ready for host in map(state.hosts.get, state.placed)):
-        return state, ()
-    state = state._replace(phase=RUNNING)
-    return state, (to_placed(state, Start(state.generation)),)
-
-
-def _done(state: State, at: float) -> Step:
-    if not all(host is not None and host.is_done for host in map(state.hosts.get, state.placed)):
-        return state, ()
-    return _end(state, Verdict(state.generation, "", None, is_final=True), at)
-
-
-def _failed(state: State, launcher: str, failure: Failure, at: float) -> Step:
-    """Note a failure; the first one stops all ranks everywhere."""
-    if state.phase not in {PREPARING, RUNNING, STOPPING}:
-        return state, ()
-    if launcher in state.reports:
-        return state, ()
-    reports = {**state.reports, launcher: Report(at, launcher, failure)}
-    state = state._replace(reports=reports)
-    if state.phase == STOPPING:
-        return state, ()
-    stop = Stop(state.generation, failure)
-    state = state._replace(phase=STOPPING, stop=stop)
-    return state, (to_placed(state, stop),)
-
-
-def _stopped(state: State, host: Host, failure: Failure | None, at: float) -> Step:
-    """Note that nothing runs on HOST any more; decide once that holds for all hosts."""
-    actions: tuple[Action, ...] = ()
-    if failure is None and state.phase in {PREPARING, RUNNING}:
-        failure = Failure(host.name, "the ranks were stopped", LOST)
-    if failure is not None:
-        state, actions = _failed(state, host.launcher, failure, at)
-        if host.launcher in state.reports:
-            # The last report is more precise than the first.
-            report = state.reports[host.launcher]._replace(failure=failure)
-            state = state._replace(reports={**state.reports, host.launcher: report})
-    if state.phase != STOPPING:
-        return state, actions
-    state = with_host(state, host._replace(is_stopped=True))
-    state, more = _arbitrate(state, at)
-    return state, (*actions, *more)
-
-
-def _arbitrate(state: State, at: float) -> Step:
-    """Decide who failed first, and whether there is another attempt."""
-    placed = [host for host in state.hosts.values() if host.has_place]
-    if state.phase != STOPPING or not all(host.is_stopped for host in placed):
-        return state, ()
-    first = min(state.reports.values(), key=lambda report_: (report_.failure.is_victim, report_.at))
-    failure, config = first.failure, state.config
-    counts = not failure.is_departure
-    is_final, given_up = decide(
-        failure.no_retry, state.restarts, config.max_restarts, is_departure=not counts
-    )
-    verdict = Verdict(state.generation, first.launcher, failure, is_final, given_up)
-    if is_final:
-        return _end(state, verdict, at)
-    culprit = state.hosts.get(first.launcher)
-    if counts and culprit is not None:
-        state = with_host(state, culprit._replace(failure_count=culprit.failure_count + 1))
-    sentence = to_placed(state, verdict)
-    cleared = {
-        launcher: host._replace(
-            is_joined=host.is_joined and not host.has_place,
-            has_place=False,
-            is_ready=False,
-            is_done=False,
-            is_stopped=False,
-        )
-        for launcher, host in state.hosts.items()
-    }
-    timeout_s = config.rdzv_timeout_s
-    return state._replace(
-        phase=FORMING,
-        generation=state.generation + 1,
-        restarts=state.restarts + counts,
-        hosts=cleared,
-        roster=None,
-        placed=(),
-        reports={},
-        stop=None,
-        verdict=verdict,
-        deadline=max(at, state.not_before) + timeout_s,
-        timeout_s=timeout_s,
-        is_short=False,
-        wake_at=min(state.wake_at, max(at, state.not_before)),
-        refused=(),
-    ), (sentence,)
-
-
-# Leaving --------------------------------------------------------------------------------------
-
-
-def _broken(state: State, connection: int, at: float) -> Step:
-    """Note that a connection is gone; its launcher may reconnect."""
-    launcher = state.connections.get(connection)
-    if launcher is None:
-        return state, ()
-    state = without_connection(state, connection)
-    host = state.hosts.get(launcher)
-    if host is not None and host.connection == connection:
-        state = with_host(state, host._replace(connection=None, broken_at=at))
-    return state, ()
-
-
-def _left(state: State, host: Host, failure: Failure | None, at: float) -> Step:
-    """Handle a launcher that leaves at the end, or because it was asked to stop."""
-    state = without_host(state, host)
-    closing = () if host.connection is None else (Close(host.connection),)
-    if state.phase == ENDED:
-        return state, closing
-    # A launcher that was cut off ends by itself; that need not end the others.
-    is_departure = state.config.may_change
-    failure = failure or Failure(host.name, "fleetrun has ended", LOST, is_departure=is_departure)
-    if state.phase == FORMING:
-        # A launcher without a place is not missed.
-        is_spare = state.generation > 0 and host.since < 0
-        may_go = state.config.may_change and (failure.is_departure or is_spare)
-        if may_go and not host.is_local:
-            state, actions = _form(state, at)
-            return state, (*closing, *actions)
-        ended = Verdict(state.generation, host.launcher, failure, is_final=True)
-        state, actions = _end(state, ended, at)
-        state = state._replace(heard_end=state.heard_end | {host.launcher})
-    elif host.has_place:
-        state, first = _failed(state, host.launcher, failure, at)
-        state, more = _arbitrate(state, at)
-        actions = (*first, *more)
-    else:
-        actions = ()
-    return state, (*closing, *actions)
-
-
-def _look(state: State, at: float) -> Step:
-    """Find lost hosts, and handle deadlines that have passed."""
-    config = state.config
-    asleep = at - state.looked_at - 2 * config.look_s
-    if asleep > config.heartbeat_timeout_s / 2:
-        # This process itself was stopped: give living hosts time for a heartbeat.
-        hosts = {
-            name: host._replace(heard_at=host.heard_at + asleep, broken_at=host.broken_at and at)
-            for name, host in state.hosts.items()
-        }
-        state = state._replace(hosts=hosts)
-    due = at + config.look_s
-    if state.phase in {FORMING, PREPARING} and at < state.deadline:
-        due = min(due, state.deadline)
-    state = state._replace(looked_at=at, wake_at=due)
-    actions: list[Action] = []
-    for host in list(state.hosts.values()):
-        if _is_lost(config, host, at) and host.launcher in state.hosts:
-            state, more = _lost(state, host, at)
-            actions += more
-    if state.phase == FORMING:
-        state, more = _form(state, at)
-        actions += more
-    if state.phase in {FORMING, PREPARING}:
-        state, more = _wait(state, at)
-        actions += more
-    if state.phase == RUNNING and config.is_elastic:
-        state, more = _grow(state, at)
-        actions += more
-    return state, tuple(actions)
-
-
-def _grow(state: State, at: float) -> Step:
-    """Start again with the hosts that stand by, once no other has come for a while."""
-    placed = [state.hosts[launcher] for launcher in state.placed if launcher in state.hosts]
-    known = state.left_out.union(state.placed)
-    new = [host for host in state.here if host.launcher not in known]
-    is_full = len(placed) >= state.config.most
-    # A generation that is partly done is not begun again.
-    if is_full or not new or any(host.is_done for host in placed):
-        return state, ()
-    if at < max(host.joined_at for host in new) + state.config.elastic_timeout_s:
-        return state, ()
+def _growth(state: State, at: float) -> Blame | None:
+    """Return why all should start again with more hosts, if they should."""
+    config, placed = state.config, state.placed.values()
+    is_partly_done = any(host.stage == DONE for host in placed)
+    if not config.is_elastic or len(placed) >= config.most or is_partly_done:
+        return None
+    new = [
+        host
+        for host in state.hosts.values()
+        if host.place is None and host.is_joined and host.launcher not in state.left_out
+    ]
+    if not new or at < max(host.joined_at for host in new) + config.elastic_timeout_s:
+        return None
     names = rank_assignment.listed([host.name for host in new])
     failure = Failure(names, "fleetrun was started", LOST, is_departure=True)
-    return _failed(state, "", failure, at)
+    return Blame("", ("", ""), failure)
 
 
-def _is_lost(config: RendezvousConfig, host: Host, at: float) -> bool:
-    if host.is_local:
-        return False
-    if at - host.heard_at >= config.heartbeat_timeout_s - config.look_s:
-        return True
-    is_broken = host.broken_at is not None and not host.is_redialing
-    return is_broken and at - (host.broken_at or 0.0) >= config.rejoin_s
-
-
-def _lost(state: State, host: Host, at: float) -> Step:
-    """Go on without HOST, or end."""
-    config = state.config
-    had_place = host.has_place or host.order >= 0
-    state = without_host(state, host)
-    closing: tuple[Action, ...] = () if host.connection is None else (Close(host.connection),)
-    if state.phase == ENDED or not had_place:
-        return state, closing
-    failure_counts = {**state.failure_counts, _where(host): host.failure_count + 1}
-    state = state._replace(failure_counts=failure_counts, lost={**state.lost, host.launcher: host})
-    # A launcher whose connection broke ended at that moment. Silence says nothing about the ranks:
-    # what others report before a host counts as lost happened first.
-    since = at if host.broken_at is None or host.is_redialing else host.broken_at
-    silence = f"the launcher has been silent for {at - host.heard_at:.0f} s"
-    how = "fleetrun was lost" if host.broken_at is not None else silence
-    failure = Failure(host.name, how, LOST, is_departure=config.may_change)
-    if state.phase == FORMING:
-        if failure.is_departure:
-            # The remaining hosts may be too few now.
-            deadline = max(state.deadline, state.not_before + state.timeout_s)
-            return state._replace(deadline=deadline, is_short=False), closing
-        ended = Verdict(state.generation, host.launcher, failure, is_final=True)
-        state, actions = _end(state, ended, at)
-        return state, (*closing, *actions)
-    state, first = _failed(state, host.launcher, failure, since)
-    state, more = _arbitrate(state, at)
-    return state, (*closing, *first, *more)
-
-
-def _killed(state: State, event: Received) -> Step:
-    """Handle the report of the guard that its launcher was killed."""
-    message, at = event.message, event.at
-    assert isinstance(message, LauncherKilled)
-    host = state.hosts.get(message.launcher) or state.lost.get(message.launcher)
-    if host is None or host.is_local:
-        return state, (Close(event.connection),)
-    host = host._replace(
-        has_no_ranks=not message.has_ranks,
-        broken_at=at if host.broken_at is None else host.broken_at,
-        is_redialing=False,
+def _conclude(state: State, at: float) -> State:
+    """Tell all the verdict: the first failure that no other one has caused."""
+    blame = min(state.blames, key=lambda known: (known.failure.is_victim, known.is_loss))
+    failure, placed = blame.failure, state.placed
+    most = state.config.max_restarts
+    decision = decide(failure.no_retry, state.restarts, most, is_departure=failure.is_departure)
+    if decision.is_final:
+        return _end(state, blame.launcher, failure, at, decision.given_up)
+    counts = dict(state.counts)
+    if blame.launcher:
+        counts[blame.where] = counts.get(blame.where, 0) + 1
+    verdict = Verdict(state.generation, blame.launcher, failure, is_final=False)
+    hosts = {
+        link: host._replace(place=None, stage="", failure_count=counts.get(host.where, 0))
+        for link, host in state.hosts.items()
+    }
+    state = state.send(verdict, *placed)._replace(
+        hosts=hosts,
+        generation=state.generation + 1,
+        restarts=state.restarts + (not failure.is_departure),
+        counts=counts,
+        blames=(),
+        has_started=False,
+        left_out=frozenset(),
     )
-    if message.launcher not in state.lost:
-        return _lost(state, host, at)
-    # Nobody needs to wait for the end of its ranks any more.
-    state = state._replace(lost={**state.lost, message.launcher: host})
-    return _form(state, at)
+    return _form(state.enter(FORMING, at), at)
 
 
-def _wait(state: State, at: float) -> Step:
-    """Report which hosts are missing, or end the job when the timeout has passed."""
-    awaited, is_late = _missing(state), state.phase == PREPARING
-    verb = "took too long" if is_late else "did not come"
-    if at >= state.deadline:
-        what = f"{awaited} {verb} within {state.timeout_s:g} s"
-        return _rendezvous_failed(state, "; ".join((what, *state.remarks)), at)
-    missing = _awaited(state, state.remarks, at)
-    # Until when is news, too: hosts print how long they still wait.
-    news = "\n".join((awaited, *state.remarks, f"{at + missing.left_s:.0f}"))
-    if news == state.told or at < state.told_at + _REMARK_S:
-        return state, ()
-    state = state._replace(told=news, told_at=at)
-    return state, (to_hosts(state.hosts.values(), missing),)
-
-
-def _rendezvous_failed(state: State, what: str, at: float) -> Step:
-    failure = Failure("", what, RendezvousError.exit_code)
-    return _end(state, Verdict(state.generation, "", failure, is_final=True), at)
-
-
-def _end(state: State, verdict: Verdict, at: float) -> Step:
-    """End the job, and send the verdict to all hosts."""
-    connected = (host.launcher for host in state.hosts.values() if host.connection is not None)
+def _end(
+    state: State, launcher: str, failure: Failure | None, at: float, given_up: str = ""
+) -> State:
+    """End the job on all hosts."""
+    verdict = Verdict(state.generation, launcher, failure, is_final=True, given_up=given_up)
+    hosts = state.hosts.values()
     state = state._replace(
-        phase=ENDED,
         verdict=verdict,
-        heard_end=state.heard_end.union(connected),
-        wake_at=at + state.config.look_s,
+        stages={host.launcher: host.stage for host in hosts},
+        heard_end=frozenset(host.launcher for host in hosts),
     )
-    return state, (to_hosts(state.hosts.values(), verdict),)
+    return state.send(verdict, *state.hosts).enter(ENDED, at)

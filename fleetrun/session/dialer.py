@@ -16,7 +16,6 @@ from fleetrun.run.tcpconnect import (
     TcpConnect,
     literal,
     own_name,
-    plain_address,
 )
 from fleetrun.session.connection import HUNG_UP, Connection, Wire, reason
 
@@ -26,13 +25,11 @@ _NEXT_S = 0.25
 # 1, 3 and 7 s, which is late when a network has come back.
 _CONNECT_S, _INTRODUCTION_S = 1.0, 5.0
 # The pause between two rounds: hosts that start together find each other at once, and thousands
-# that wait for one do not flood it.
+# that wait for one do not flood it. After the longest one names are resolved again.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.02, 1.0, 1.3
 # How a call failed: the TCP connection was refused, or nothing came back, or whatever accepted it
 # did not prove to belong to this job.
 REFUSED, SILENT, OTHER = "refused", "silent", "another program"
-# Names are resolved again, as a host that is being started may change its address.
-_LOOK_UP_AGAIN_S = 2.0
 
 
 class Target(NamedTuple):
@@ -66,10 +63,10 @@ def in_words(troubles: Mapping[Target, str]) -> str:
 
 
 class Dialer:
-    """Calls TARGETS in turn until a launcher that knows KEY answers; OPENED gets the connection.
+    """Calls TARGETS in turn until a launcher that knows the key answers; OPENED gets it.
 
     A round tries every address of every target; after a pause comes the next, until `close`. CLOSED
-    is called with each address and port where nothing listens, unless a launcher has refused us.
+    is called with each address and port where nothing listens.
     """
 
     def __init__(
@@ -78,38 +75,25 @@ class Dialer:
         wire: Wire,
         *,
         opened: Callable[[Connection], None],
-        closed: Callable[[Target], None] | None = None,
+        closed: Callable[[Target], None] = lambda _: None,
     ) -> None:
-        self._targets = tuple(targets)
-        self._wire = wire
-        self._waiting = wire.waiting
-        self._opened = opened
-        self._closed = closed
+        self._targets, self._wire, self._waiting = tuple(targets), wire, wire.waiting
+        self._opened, self._closed = opened, closed
         self._connection: Connection | None = None
         self._is_begun = False
         self._pause_s = _FIRST_PAUSE_S
         self._places: dict[Target, tuple[Place, ...]] = {}
-        self._looked_up_at = 0.0
         self._lookups: dict[Target, Lookup] = {}
         self._queue: list[tuple[Target, Place]] = []
         self._attempts: list[_Attempt] = []
-        # The last failure of each target, as text and kind, and the targets that said why.
+        # The last failure of each target, as text and kind.
         self.troubles: dict[Target, str] = {}
         self.outcomes: dict[Target, str] = {}
-        self._refused: set[Target] = set()
 
     @property
     def trouble(self) -> str:
-        """Return why there is no connection yet, with address and port; empty if unknown.
-
-        A launcher's refusal is kept: it says more than another address's silence.
-        """
+        """Return why there is no connection yet, with address and port; empty if unknown."""
         return in_words(self.troubles)
-
-    @property
-    def is_calling(self) -> bool:
-        """Whether an attempt is under way."""
-        return bool(self._attempts or self._queue)
 
     def begin(self) -> None:
         """Call, or call again after a connection was lost; abandon what is under way."""
@@ -141,19 +125,16 @@ class Dialer:
     # A round ------------------------------------------------------------------------------------
 
     def _round(self) -> None:
-        """Resolve the names if that was long ago, and connect to all targets."""
-        now = time.monotonic()
-        is_known = all(self._places.get(target) for target in self._targets)
-        if is_known and now < self._looked_up_at + _LOOK_UP_AGAIN_S:
-            self._call_all()
-            return
-        self._looked_up_at = now
-        self._places = {target: literal(*target) for target in self._targets}
-        self._lookups = {
-            target: Lookup(*target, self._waiting, partial(self._looked_up, target))
-            for target, places in self._places.items()
-            if not places
-        }
+        """Resolve the names where that is due, and connect to all targets."""
+        if self._pause_s >= _LONGEST_PAUSE_S:
+            self._places.clear()
+        for target in self._targets:
+            places = self._places.get(target) or literal(*target)
+            if places:
+                self._places[target] = places
+            else:
+                done = partial(self._looked_up, target)
+                self._lookups[target] = Lookup(*target, self._waiting, done)
         for lookup in list(self._lookups.values()):
             lookup.begin()
         if not self._lookups:
@@ -183,39 +164,31 @@ class Dialer:
         """Connect to the next address; end the round if none is left or under way."""
         if not self._is_begun:
             return
+        now = time.monotonic()
         if self._queue:
             target, place = self._queue.pop(0)
             failed = partial(self._failed, target)
-            attempt = _Attempt(place, self._wire, ready=self._ready, failed=failed)
-            self._attempts.append(attempt)
-            if self._queue and self._is_begun:
-                self._waiting.timer((id(self), "next"), time.monotonic() + _NEXT_S, self._next)
+            self._attempts.append(_Attempt(place, self._wire, ready=self._ready, failed=failed))
+            if self._queue:
+                self._waiting.timer((id(self), "next"), now + _NEXT_S, self._next)
         elif not self._attempts:
-            # `random` takes 4 ms to import.
-            pause_s = self._pause_s * (0.5 + os.urandom(1)[0] / 512)
+            at = now + self._pause_s * (0.5 + os.urandom(1)[0] / 512)
             self._pause_s = min(self._pause_s * _GROWTH, _LONGEST_PAUSE_S)
-            self._waiting.timer((id(self), "round"), time.monotonic() + pause_s, self._round)
+            self._waiting.timer((id(self), "round"), at, self._round)
 
     def _ready(self, attempt: _Attempt, connection: Connection) -> None:
         self._attempts.remove(attempt)
         self.close()
         self.troubles.clear()
-        self._refused.clear()
         self._connection = connection
         self._opened(connection)
 
     def _failed(self, target: Target, attempt: _Attempt, why: str) -> None:
         self._attempts.remove(attempt)
-        if attempt.is_refused:
-            self._refused.add(target)
-        if attempt.is_refused or target not in self._refused:
-            # Keep the refusal of a coordinator that has stopped listening since.
-            self.troubles[target] = why
-            self.outcomes[target] = attempt.outcome
+        self.troubles[target], self.outcomes[target] = why, attempt.outcome
         self._waiting.timer((id(self), "next"), time.monotonic(), self._next)
-        is_closed = attempt.outcome == REFUSED
-        if is_closed and self._closed is not None and target not in self._refused:
-            self._closed(attempt.target)
+        if attempt.outcome == REFUSED:
+            self._closed(target)
 
 
 class _Attempt:
@@ -229,14 +202,9 @@ class _Attempt:
         ready: Callable[[_Attempt, Connection], None],
         failed: Callable[[_Attempt, str], None],
     ) -> None:
-        self._wire = wire
-        self._waiting = wire.waiting
-        self._ready = ready
-        self._failed = failed
+        self._wire, self._waiting = wire, wire.waiting
+        self._ready, self._failed = ready, failed
         self._connection: Connection | None = None
-        self.target = Target(plain_address(place.name), int(str(place.name[1])))
-        # Whether the listener has said why it refuses us.
-        self.is_refused = False
         self.outcome = SILENT
         self._connect = TcpConnect(place, wire.waiting, self._connected, _CONNECT_S, wire.source)
 
@@ -249,23 +217,19 @@ class _Attempt:
             self._fail(why)
             return
         self.outcome = OTHER
-        until = time.monotonic() + _INTRODUCTION_S
-        self._waiting.timer((id(self), "deadline"), until, self._late)
+        late = partial(self._fail, "a program other than fleetrun listens there")
+        self._waiting.timer((id(self), "deadline"), time.monotonic() + _INTRODUCTION_S, late)
         self._connection = Connection(
             link, self._wire, is_caller=True, ready=self._introduced, failed=self._refused
         )
 
     def _introduced(self, connection: Connection) -> None:
-        self._waiting.timer((id(self), "deadline"), None, self._late)
         self._connection = None
+        self.close()
         self._ready(self, connection)
 
     def _refused(self, _: Connection, why: str) -> None:
-        self.is_refused = why != HUNG_UP
-        self._fail(why if self.is_refused else f"the program that listens there {why}")
-
-    def _late(self) -> None:
-        self._fail("a program other than fleetrun listens there")
+        self._fail(f"the program that listens there {why}" if why == HUNG_UP else why)
 
     def _fail(self, why: str) -> None:
         self.close()
@@ -273,7 +237,7 @@ class _Attempt:
 
     def close(self) -> None:
         """Give up; no callback follows."""
-        self._waiting.timer((id(self), "deadline"), None, self._late)
+        self._waiting.timer((id(self), "deadline"), None, self.close)
         self._connect.close()
         if self._connection is not None:
             self._connection.close()

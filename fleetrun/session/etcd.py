@@ -1,4 +1,4 @@
-"""A blocking client of etcd 3 over its JSON gateway; each request runs in a child process.
+"""A client of etcd 3 over its JSON gateway; each request runs in a child process.
 
 The gateway is plain HTTP, so the standard library is enough; each request tries every member until
 one answers, beginning with the one that answered last. Over TLS the authority, and a certificate
@@ -12,32 +12,44 @@ import http.client
 import json
 import os
 import socket
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple, cast
 from urllib.parse import quote
 
-from fleetrun.session.jobrecord import StoreAddress
+from fleetrun.run.isolation import CallResult, IsolatedCall
+from fleetrun.run.loop import Waiting, nothing
 
 _AUTHORITY, _CERTIFICATE, _KEY = "ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY"
-# In bytes; a record of thousands of hosts is smaller.
-_LONGEST = 16 * 1024 * 1024
+# In bytes.
+_LONGEST = 1 << 20
 
 
 class EtcdError(Exception):
     """No member of etcd has answered, or one rejects the request; the message says why."""
 
 
-class Seen(NamedTuple):
-    """What etcd has about a job: the values of its two keys, and their revisions (0: none).
+class StoreAddress(NamedTuple):
+    """Where an etcd keeps job NAME: its members, asked in this order, over TLS if `is_secure`.
 
-    `local` is the address of this host that reaches etcd.
+    Each answer is awaited for `timeout_s` seconds.
     """
 
-    leader: str
-    leader_revision: int
-    record: str
-    record_revision: int
-    local: str
+    endpoints: tuple[tuple[str, int], ...]
+    name: str
+    timeout_s: float
+    is_secure: bool = False
+
+
+class StoreAnswer(NamedTuple):
+    """The answer of etcd to a request made at ASKED_AT (monotonic), or why there is none."""
+
+    asked_at: float
+    value: Any = None
+    trouble: str = ""
 
 
 class Client:
@@ -49,48 +61,25 @@ class Client:
         self._is_secure = address.is_secure
         self._link: http.client.HTTPConnection | None = None
         self._local = ""
-        # A job's name may contain any characters, and no job's keys may lie within another's.
-        folder = f"/fleetrun/{quote(address.name, safe='')}"
-        self._leader_key, self._record_key = f"{folder}/coordinator", f"{folder}/roster"
+        # A job's name may contain any characters, and no job's key may lie within another's.
+        self._name = _coded(f"/fleetrun/{quote(address.name, safe='')}/coordinator")
 
     # Requests -----------------------------------------------------------------------------------
 
-    def look(self) -> Seen:
-        """Return what etcd has about the job."""
-        requests = [_get(self._leader_key), _get(self._record_key)]
-        answer = self._ask("/v3/kv/txn", {"success": requests})
-        leader, record = (_first(response) for response in answer.get("responses", [{}, {}]))
-        return Seen(
-            _text(leader),
-            _number(leader, "create_revision"),
-            _text(record),
-            _number(record, "mod_revision"),
-            self._local,
-        )
+    def look(self) -> tuple[str, int, str]:
+        """Return the value of the key and its revision (0: none), and our address towards etcd."""
+        entries = self._ask("/v3/kv/range", {"key": self._name}).get("kvs", [])
+        entry = entries[0] if entries else {}
+        text = base64.b64decode(entry.get("value", "")).decode(errors="replace")
+        return text, _number(entry, "mod_revision"), self._local
 
-    def campaign(self, value: str, ttl_s: int, record_revision: int) -> tuple[int, int] | None:
-        """Take the coordinator's place if it is free and the record still has RECORD_REVISION.
-
-        Returns the lease and the revision of the key; None if another launcher was faster. The
-        lease ends TTL_S or more after its last renewal.
-        """
-        granted = self._ask("/v3/lease/grant", {"TTL": ttl_s})
-        lease = _number(granted, "ID")
-        put = {"key": _coded(self._leader_key), "value": _coded(value), "lease": lease}
-        answer = self._ask(
-            "/v3/kv/txn",
-            {
-                "compare": [
-                    _revision_is(self._leader_key, "create", 0),
-                    _revision_is(self._record_key, "mod", record_revision),
-                ],
-                "success": [{"request_put": put}],
-            },
-        )
-        if not answer.get("succeeded"):
-            self.revoke(lease)
-            return None
-        return lease, _number(answer.get("header", {}), "revision")
+    def campaign(self, value: str, ttl_s: int, revision: int) -> int | None:
+        """Put VALUE if the key still has this REVISION; return the lease that it has, or None."""
+        lease = self._grant(ttl_s)
+        if self._put({"target": "MOD", "mod_revision": revision}, value, lease):
+            return lease
+        self.revoke(lease)
+        return None
 
     def renew(self, lease: int) -> bool:
         """Renew LEASE; False if it has ended already."""
@@ -98,25 +87,27 @@ class Client:
         return _number(answer.get("result", {}), "TTL") > 0
 
     def revoke(self, lease: int) -> None:
-        """End LEASE and the keys that depend on it."""
+        """End LEASE and the key that depends on it."""
         self._ask("/v3/lease/revoke", {"ID": lease})
 
-    def keep(self, record: str, revision: int, lease: int) -> bool:
-        """Store RECORD, until LEASE ends unless that is 0; False if REVISION no longer leads."""
-        put = {"key": _coded(self._record_key), "value": _coded(record), "lease": lease}
-        return self._guarded(revision, [{"request_put": put}])
-
-    def leave(self, revision: int, lease: int, *, is_final: bool) -> bool:
-        """Free the coordinator's place; IS_FINAL: remove the record as well."""
-        keys = [self._leader_key, *([self._record_key] if is_final else [])]
-        deletions = [{"request_delete_range": {"key": _coded(key)}} for key in keys]
-        is_done = self._guarded(revision, deletions)
+    def bury(self, lease: int, value: str, ttl_s: int) -> bool:
+        """Replace the value of the key that depends on LEASE, for TTL_S seconds."""
+        is_done = self._put({"target": "LEASE", "lease": lease}, value, self._grant(ttl_s))
         self.revoke(lease)
         return is_done
 
-    def _guarded(self, revision: int, requests: list[dict[str, Any]]) -> bool:
-        compare = [_revision_is(self._leader_key, "create", revision)]
-        answer = self._ask("/v3/kv/txn", {"compare": compare, "success": requests})
+    def _grant(self, ttl_s: int) -> int:
+        return _number(self._ask("/v3/lease/grant", {"TTL": ttl_s}), "ID")
+
+    def _put(self, compare: dict[str, Any], value: str, lease: int) -> bool:
+        put = {"key": self._name, "value": _coded(value), "lease": lease}
+        answer = self._ask(
+            "/v3/kv/txn",
+            {
+                "compare": [{"key": self._name, **compare}],
+                "success": [{"request_put": put}],
+            },
+        )
         return bool(answer.get("succeeded"))
 
     # Transport ----------------------------------------------------------------------------------
@@ -184,7 +175,7 @@ class Client:
         """Return a connection to a member; raise EtcdError if a TLS file cannot be read."""
         if not self._is_secure:
             return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
-        import ssl
+        import ssl  # takes 20 ms
 
         authority, certificate, key = (
             os.environ.get(name) or None for name in (_AUTHORITY, _CERTIFICATE, _KEY)
@@ -207,23 +198,6 @@ class Client:
             self._local = ""
 
 
-def answer(
-    client: Client, method: str, values: Sequence[Any]
-) -> tuple[object, str, tuple[tuple[str, int], ...]]:
-    """Return the result of CLIENT's METHOD, why there is none, and the members in order of use."""
-    value, trouble = None, ""
-    try:
-        if method == "leave":
-            revision, lease, is_final = values
-            value = client.leave(revision, lease, is_final=is_final)
-        else:
-            value = getattr(client, method)(*values)
-    except EtcdError as error:
-        trouble = str(error)
-    # Plain values, as they go to another process.
-    return tuple(value) if isinstance(value, tuple) else value, trouble, tuple(client.endpoints)
-
-
 def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer"
@@ -242,25 +216,87 @@ def _coded(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
-def _get(key: str) -> dict[str, Any]:
-    return {"request_range": {"key": _coded(key)}}
-
-
-def _revision_is(key: str, kind: str, revision: int) -> dict[str, Any]:
-    target = kind.upper()
-    return {"key": _coded(key), "target": target, f"{kind}_revision": revision}
-
-
-def _first(response: dict[str, Any]) -> dict[str, Any]:
-    """Return the first entry of RESPONSE."""
-    entries: list[dict[str, Any]] = response.get("response_range", {}).get("kvs", [])
-    return entries[0] if entries else {}
-
-
-def _text(entry: dict[str, Any]) -> str:
-    return base64.b64decode(entry.get("value", "")).decode(errors="replace")
-
-
 def _number(entry: dict[str, Any], key: str) -> int:
     # The gateway writes 64 bits as text, and leaves zeros out.
     return int(entry.get(key, 0))
+
+
+# From the loop ----------------------------------------------------------------------------------
+
+
+def answer(
+    client: Client, method: str, values: tuple[object, ...]
+) -> tuple[object, str, tuple[tuple[str, int], ...]]:
+    """Return the result of CLIENT's METHOD, why there is none, and the members in order of use."""
+    value, trouble = None, ""
+    try:
+        value = getattr(client, method)(*values)
+    except EtcdError as error:
+        trouble = str(error)
+    return value, trouble, tuple(client.endpoints)
+
+
+class JobStore:
+    """Asks the etcd at ADDRESS about a job, one request at a time."""
+
+    def __init__(self, address: StoreAddress, waiting: Waiting) -> None:
+        # The one that answered last is asked first.
+        self._address = address
+        self._waiting = waiting
+        self._requests: deque[tuple[str, tuple[object, ...], Callable[[StoreAnswer], None]]] = (
+            deque()
+        )
+        # The current request, and when it was made; None: there is none.
+        self._call: IsolatedCall | None = None
+        self._asked_at: float | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an answer is still to come."""
+        return bool(self._requests)
+
+    def ask(self, done: Callable[[StoreAnswer], None], method: str, *values: object) -> None:
+        """Call METHOD of the client; DONE is called with the answer, from the loop."""
+        self._requests.append((method, values, done))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if not self._requests or self._asked_at is not None:
+            return
+        method, values, _ = self._requests[0]
+        client = Client(self._address)
+        # Taken before it is sent: a lease is renewed no earlier than this.
+        self._asked_at = time.monotonic()
+        try:
+            call = self._call = IsolatedCall(partial(answer, client, method, values))
+        except OSError as error:
+            why = f"no process can be started to ask etcd ({error.strerror})"
+            end = partial(self._end, None, why)
+            self._waiting.timer((id(self), "failed"), self._asked_at, end)
+            return
+        call.watch(self._waiting, self._answered)
+
+    def _answered(self, result: CallResult) -> None:
+        self._call = None
+        value, trouble = None, result.trouble
+        if not trouble:
+            value, trouble, members = cast("tuple[Any, str, tuple[Any, ...]]", result.value)
+            self._address = self._address._replace(endpoints=members)
+        self._end(value, trouble)
+
+    def _end(self, value: object, trouble: str) -> None:
+        _, _, done = self._requests.popleft()
+        answer = StoreAnswer(self._asked_at or 0.0, value, trouble)
+        self._asked_at = None
+        done(answer)
+        self._go_on()
+
+    def close(self) -> None:
+        """Stop; no callback follows."""
+        self._waiting.timer((id(self), "failed"), None, nothing)
+        self._requests.clear()
+        self._asked_at = None
+        call, self._call = self._call, None
+        if call is not None:
+            with suppress(OSError):
+                call.abandon()

@@ -17,7 +17,6 @@ from fleetrun.plan import free_gpus, hosts, origin, planner
 from fleetrun.plan.layout import Slots, session_ports
 from fleetrun.rundir.variables import TOKEN
 from fleetrun.session import health, messages, script
-from fleetrun.session.admission import DIGEST
 from fleetrun.session.codec import LONGEST_TEXT
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.driver import RendezvousEndpoint, Session
@@ -39,6 +38,7 @@ _SHORT = (
     "with `openssl rand -hex 32`, the same on every host."
 )
 _NAME_BYTES = 8
+_DIGEST = "the script's digest"
 
 
 def join(
@@ -399,9 +399,14 @@ def _settings(
         ("--gather_logs", request.gather_logs or ""),
     ]
     if script.is_python(request.script):
+<<<<<<< HEAD
         settings.append((DIGEST, _digest(request, facts)))
         paddle = paddles.find(sys.path)
         settings.append(("Paddle's version", "" if paddle is None else paddle.version))
+=======
+        settings.append((_DIGEST, _digest(request, facts)))
+        settings.append(("Paddle's version", paddles.version(sys.path)))
+>>>>>>> ec022c53 (Let one connection be one membership of a session)
     if engine.hosts:
         settings.append((LIST, comparable(",".join(engine.hosts))))
     if slots.hosts:

@@ -1,35 +1,31 @@
-"""Accepts connections of other launchers, with bounds for unauthenticated ones."""
+"""Accepts connections of other launchers, with bounds for those that have not proved themselves."""
 
 from __future__ import annotations
 
-import _socket  # `socket` takes 40 ms to import, this one 1
 import errno
-import os
+import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from functools import partial
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import tcp
 from fleetrun.run.tcpconnect import Link, plain_address
-from fleetrun.session.callers import PendingCallers
 from fleetrun.session.connection import Connection, Wire
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call
 # A launcher introduces itself as soon as it is connected; on a bad network it takes seconds.
 _INTRODUCTION_S = 5.0
-# The most connections that are not authenticated yet.
-_MOST_PENDING = 1024
-# The length of the kernel's queue of callers: 512 launchers may call at once.
-_BACKLOG = 1024
-# The most connections accepted in one turn of the loop.
-_MOST_AT_ONCE = 64
+# The most connections that are not authenticated yet: 512 launchers may call at once. As many wait
+# in the kernel's queue, and so many are accepted in one turn of the loop.
+_MOST_PENDING, _BACKLOG, _MOST_AT_ONCE = 1024, 1024, 64
 # For SO_LINGER: a closed socket is gone at once, without TIME_WAIT.
 _AT_ONCE = struct.pack("ii", 1, 0)
 # The pause while no descriptor is free and the socket stays readable.
 _PAUSE_S = 0.1
+_NO_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class PortTaken(EnvironmentFault):
@@ -41,10 +37,10 @@ class PortTaken(EnvironmentFault):
 
 
 class Listener:
-    """Listens at one of PORTS of ADDRESSES, and passes each caller who knows KEY to OPENED.
+    """Listens at one of PORTS of ADDRESSES, and passes each caller who knows the key to OPENED.
 
     `allowed` are the addresses that may connect; None: all. REFUSED gets the address of each
-    refused connection, and the reason; it occupies a pending place for seconds at most.
+    refused connection, and the reason.
     """
 
     def __init__(
@@ -59,27 +55,20 @@ class Listener:
         most_pending: int = _MOST_PENDING,
         introduction_s: float = _INTRODUCTION_S,
     ) -> None:
-        self.allowed = allowed
-        self._addresses = addresses
-        self._ports = ports
         # The one that was free, after `prepare`.
         self.port = ports[0]
-        self._wire = wire
+        self._addresses, self._ports, self._wire = addresses, ports, wire
         self._waiting = wire.waiting
-        self._opened = opened
-        self._refused = refused
-        self._most_pending = most_pending
-        self._introduction_s = introduction_s
-        self._sockets: list[_socket.socket] = []
-        # The unauthenticated connections, once it is open.
-        self._pending: PendingCallers | None = None
-        # A descriptor to give up when none is left to accept a call.
-        self._spare_fd = -1
+        self._opened, self._refused, self._allowed = opened, refused, allowed
+        self._most_pending, self._introduction_s = most_pending, introduction_s
+        self._sockets: list[socket.socket] = []
+        # Those that are not authenticated yet, the oldest first.
+        self._pending: dict[Connection, None] = {}
 
     @property
     def pending(self) -> int:
         """The number of connections that are not authenticated yet."""
-        return 0 if self._pending is None else len(self._pending)
+        return len(self._pending)
 
     def prepare(self) -> None:
         """Bind the first port that is free on all addresses.
@@ -89,7 +78,6 @@ class Listener:
         for port in self._ports:
             if self._bind(port):
                 self.port = port
-                self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
                 return
 
         first, last = self._ports[0], self._ports[-1]
@@ -108,7 +96,7 @@ class Listener:
                 self._refusal(address, port)
         for server in self._sockets:
             # Accepted sockets inherit it.
-            server.setsockopt(_socket.SOL_SOCKET, _socket.SO_LINGER, _AT_ONCE)
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
 
     def _bind(self, port: int) -> bool:
         for address in self._addresses:
@@ -132,103 +120,88 @@ class Listener:
 
     def open(self) -> None:
         """Begin to accept calls."""
-        self._pending = PendingCallers(self._waiting, self._most_pending, self._introduction_s)
-        self._watch()
+        for server in self._sockets:
+            self._waiting.watch(server.fileno(), partial(self._answer, server))
 
     def close(self) -> None:
         """Stop accepting calls; authenticated connections belong to their owners."""
-        if self._pending is not None:
-            for server in self._sockets:
-                self._waiting.unwatch(server.fileno())
-            self._waiting.timer((id(self), "pause"), None, self._watch)
-            self._pending.close()
+        self._rest()
+        self._waiting.timer((id(self), "pause"), None, self.open)
+        for caller in list(self._pending):
+            self._discard(caller)
+            caller.close()
         self._free()
+
+    def _rest(self) -> None:
+        for server in self._sockets:
+            self._waiting.unwatch(server.fileno())
 
     def _free(self) -> None:
         for server in self._sockets:
             server.close()
         self._sockets.clear()
-        if self._spare_fd >= 0:
-            os.close(self._spare_fd)
-            self._spare_fd = -1
 
-    def _watch(self) -> None:
-        for server in self._sockets:
-            self._waiting.watch(server.fileno(), partial(self._answer, server))
-
-    def _answer(self, server: _socket.socket) -> None:
+    def _answer(self, server: socket.socket) -> None:
         for _ in range(_MOST_AT_ONCE):
             try:
-                # socket.accept adds but a wrapper.
-                fd, name = getattr(server, "_accept")()  # noqa: B009
+                link, name = server.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}:
-                    self._without_files(server)
-                    return
-                # The connection is closed already.
-                continue
-            self._admit(_socket.socket(fileno=fd), plain_address(name))
+                if error.errno not in _NO_FILES:
+                    # The connection is closed already.
+                    continue
+                if self._pending:
+                    self._drop(next(iter(self._pending)), "no more files can be open here")
+                self._rest()
+                self._waiting.timer((id(self), "pause"), time.monotonic() + _PAUSE_S, self.open)
+                return
+            self._admit(link, plain_address(name))
 
-    def _without_files(self, server: _socket.socket) -> None:
-        """Free a descriptor: refuse the oldest pending connection, or else the new one."""
-        if self._pending:
-            self._pending.drop_oldest("no more files can be open here")
-            return
-        if self._spare_fd >= 0:
-            os.close(self._spare_fd)
-            with suppress(OSError):
-                fd, _ = getattr(server, "_accept")()  # noqa: B009 - as above
-                os.close(fd)
-            self._spare_fd = -1
-        # Closing above freed one; if it was taken again, try later.
-        with suppress(OSError):
-            self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        for listening in self._sockets:
-            self._waiting.unwatch(listening.fileno())
-        self._waiting.timer((id(self), "pause"), time.monotonic() + _PAUSE_S, self._watch)
-
-    def _admit(self, link: _socket.socket, address: str) -> None:
-        if self.allowed is not None and address not in self.allowed:
+    def _admit(self, link: socket.socket, address: str) -> None:
+        if self._allowed is not None and address not in self._allowed:
             link.close()
             self._refused(address, "is not an address of this job's hosts")
             return
-        try:
-            local = plain_address(link.getsockname())
-        except OSError:
-            link.close()
-            return
+        if len(self._pending) >= self._most_pending:
+            # A flood displaces only itself: the oldest of the address with the most.
+            (most, _), *_ = Counter(caller.address for caller in self._pending).most_common(1)
+            oldest = next(caller for caller in self._pending if caller.address == most)
+            self._drop(oldest, "was dropped in favour of newer callers")
+        ends = Link(link, address)
         caller = Connection(
-            Link(link, address, local),
-            self._wire,
-            is_caller=False,
-            ready=self._ready,
-            failed=self._failed,
+            ends, self._wire, is_caller=False, ready=self._ready, failed=self._failed
         )
-        assert self._pending is not None  # see `open`
-        self._pending.add(caller)
+        self._pending[caller] = None
+        until = time.monotonic() + self._introduction_s
+        late = partial(self._drop, caller, "sent no valid greeting in time")
+        self._waiting.timer((id(self), caller), until, late)
+
+    def _discard(self, caller: Connection) -> None:
+        self._pending.pop(caller, None)
+        self._waiting.timer((id(self), caller), None, self.open)
+
+    def _drop(self, caller: Connection, why: str) -> None:
+        self._discard(caller)
+        caller.lose(why)
 
     def _ready(self, caller: Connection) -> None:
-        assert self._pending is not None  # see `open`
-        self._pending.discard(caller)
+        self._discard(caller)
         self._opened(caller)
 
     def _failed(self, caller: Connection, why: str) -> None:
-        assert self._pending is not None  # see `open`
-        self._pending.discard(caller)
+        self._discard(caller)
         self._refused(caller.address, why)
 
 
-def _bound(address: str, port: int) -> _socket.socket:
+def _bound(address: str, port: int) -> socket.socket:
     """Return a socket that listens at PORT of ADDRESS; `::` means IPv4, too."""
-    family = _socket.AF_INET6 if ":" in address else _socket.AF_INET
-    kind = _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK
-    server = _socket.socket(family, kind)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    server = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
-        server.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
-        if family == _socket.AF_INET6:
-            server.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, int(address != "::"))
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address != "::"))
         server.bind((address, port))
         server.listen(_BACKLOG)
     except OSError:

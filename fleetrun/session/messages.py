@@ -1,21 +1,20 @@
-"""The messages between the launchers of a session; each message describes a whole state.
+"""The messages between the launchers of a session.
 
-A member sends Join first on each connection, then its unacknowledged messages. So a message lost
-with a connection is sent again, and a duplicate changes nothing.
+One connection is one membership: it begins with a Join, and its end without a Leave is the loss of
+the host. So nothing is ever sent again, and no message needs to survive its connection.
 """
 
 # No `from __future__ import annotations`: the codec checks every field by its annotation.
 import re
 from typing import Annotated, NamedTuple, TypeAlias
 
+from fleetrun.errors import RendezvousError
 from fleetrun.model import Device
 from fleetrun.run.events import LONGEST_TEXT, Failure
 from fleetrun.session.config import RendezvousConfig
 
-# Incremented when launchers of two versions could misunderstand each other.
-PROTOCOL = 13
-# The exit code of a job that was ended because a launcher was lost.
-LOST = 1
+# The exit codes of a job that was ended because a launcher was lost, and of one that cannot begin.
+LOST, UNMET = 1, RendezvousError.exit_code
 # The name of a host (253 characters at most in DNS), a launcher or a job, which becomes part of
 # addresses, variables and file names.
 _NAME = re.compile(r"(?!-)[\w.:-]{0,255}", re.ASCII)
@@ -82,18 +81,24 @@ class JoinRequest(NamedTuple):
         return f"{address} ({self.hostname})"
 
 
-class Join(NamedTuple):
-    """A launcher joins or rejoins; `launcher` is its own name, new for each process."""
+class LastRun(NamedTuple):
+    """The last generation that a launcher has started, for a coordinator that follows another."""
 
-    protocol: int
+    session: Name
+    generation: Count
+    restarts: Count
+    # How many hosts it had.
+    hosts: Count
+
+
+class Join(NamedTuple):
+    """A launcher asks for a place in the next generation; with a failure, it only reports that."""
+
+    # The launcher's own name, new for each process.
     launcher: Name
-    # The generation that it is in or wants to join.
-    generation: int
     request: JoinRequest
-    # The session of its roster; empty: it has had none yet.
-    session: Name = ""
-    # Why its host cannot take part, which is all it joins for.
     failure: Failure | None = None
+    last: LastRun | None = None
 
 
 class HostReady(NamedTuple):
@@ -123,22 +128,9 @@ class Stopped(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """The launcher is alive."""
+    """The launcher is alive. Its Join counts as number 0."""
 
-    number: int
-
-
-class Redialing(NamedTuple):
-    """The launcher reconnects; the end of this connection does not mean that it is lost."""
-
-    generation: int
-
-
-class LauncherKilled(NamedTuple):
-    """The guard reports that its launcher was killed; HAS_RANKS: some of its ranks are left."""
-
-    launcher: Name
-    has_ranks: bool
+    number: Count
 
 
 class Leave(NamedTuple):
@@ -148,10 +140,9 @@ class Leave(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The launcher cannot take part; ENDS_JOB: nobody can, as no other host can replace it."""
+    """The launcher cannot take part."""
 
     why: str
-    ends_job: bool = False
 
 
 class Missing(NamedTuple):
@@ -222,14 +213,13 @@ class Verdict(NamedTuple):
 
 
 class Acknowledged(NamedTuple):
-    """The answer to the heartbeat of this number."""
+    """The answer to a heartbeat: ranks may run for LEFT_S seconds from when that was sent."""
 
-    number: int
+    number: Count
+    left_s: Annotated[float, (0.0).__le__]
 
 
-FromMember: TypeAlias = (
-    Join | HostReady | Done | Failed | Stopped | Heartbeat | Redialing | LauncherKilled | Leave
-)
+FromMember: TypeAlias = Join | HostReady | Done | Failed | Stopped | Heartbeat | Leave
 FromCoordinator: TypeAlias = (
     Refused | Missing | RosterMessage | Start | Stop | Verdict | Acknowledged
 )

@@ -20,38 +20,33 @@ _SHOWN, _BEFORE = 100, 20
 
 
 class Host(NamedTuple):
-    """A launcher that takes part or asks to."""
+    """A host with a connection to the coordinator."""
 
     launcher: str
     request: JoinRequest
     address: str
     is_local: bool
-    # None: it has been broken since `broken_at`.
-    connection: int | None
-    heard_at: float
     joined_at: float
-    broken_at: float | None = None
+    heard_at: float
+    # It asks for a place in the next generation.
+    is_joined: bool = True
+    # Its place in this generation; None: it has none. Its last place; -1: it never had one.
+    place: int | None = None
+    order: int = -1
+    # What it has reported about this generation; empty: nothing yet.
+    stage: str = ""
     # How often the job has failed because of it.
     failure_count: int = 0
-    # It was killed, and its guard has reported the end of its ranks.
-    has_no_ranks: bool = False
-    # It has announced that it reconnects.
-    is_redialing: bool = False
-    # Its place in the last roster, and the generation in which it first had one.
-    order: int = -1
-    since: int = -1
-    # What it has reported about this generation.
-    is_joined: bool = True
-    # It has a place in this generation.
-    has_place: bool = False
-    is_ready: bool = False
-    is_done: bool = False
-    is_stopped: bool = False
 
     @property
     def name(self) -> str:
         """Its name for people."""
         return self.request.named(self.address)
+
+    @property
+    def where(self) -> tuple[str, str]:
+        """The name of its host, which outlives its launcher."""
+        return self.address, self.request.hostname
 
 
 def listed(names: Sequence[str], *, more: int = 0) -> str:

@@ -104,7 +104,7 @@ class Rendezvous(Gathering, SessionHandler):
         """Join the generation."""
         self._attempt, self._waiting, self._answer = attempt, waiting, answer
         self._fault, self._planned, self._is_over = None, None, False
-        self._session.handler = self
+        self._session.attend(self)
         if not attempt:
             self._session.open(waiting)
         self._begin_again()
@@ -113,11 +113,9 @@ class Rendezvous(Gathering, SessionHandler):
         """Join a generation, and wait for the other hosts."""
         config, attempt = self._session.config, self._attempt
         if attempt and config.may_change:
-            # As long as the coordinator waits for others, and a little more.
-            longest_s = config.quarantine_s + config.elastic_timeout_s + _LAST_S
-            if config.has_store:
-                # A lost coordinator's lease has to end first.
-                longest_s += 2 * config.heartbeat_timeout_s
+            # As long as the coordinator waits for others, and a little more; a lost one's lease has
+            # to end first.
+            longest_s = config.elastic_timeout_s + 3 * config.heartbeat_timeout_s + _LAST_S
             self._wait(max(config.rdzv_timeout_s, longest_s))
         else:
             self._wait(config.rdzv_timeout_s)

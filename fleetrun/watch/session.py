@@ -48,6 +48,7 @@ class JobSession(Source, SessionHandler):
     name = SESSION
     without = "without contact to the other hosts"
     is_required = True
+    has_ranks = True
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class JobSession(Source, SessionHandler):
         """Continue the session that the gathering has begun."""
         super().open(waiting, declare)
         self._session.move(waiting)
-        self._session.handler = self
+        self._session.attend(self)
         self._end.open(waiting)
         self._look()
 
@@ -98,7 +99,7 @@ class JobSession(Source, SessionHandler):
                 self._attempt = attempt
                 self._take(plan)
                 self._end.take(plan, attempt)
-                self._session.handler = self
+                self._session.attend(self)
                 if self._session.config.may_change:
                     hosts = counted(len(plan.nodes), "host")
                     self._log(f"The job goes on with {hosts}; this is host {plan.node_rank}.")

@@ -13,7 +13,6 @@ from fleetrun.rundir import hostsfile, names
 from fleetrun.rundir.folder import Folder
 from fleetrun.session.driver import Session
 from fleetrun.session.exchange import Dismissed, LogPart, SendLog
-from fleetrun.session.messages import Heartbeat
 from fleetrun.watch import log_collection
 from fleetrun.watch.log_collection import LogCollector, LogServer
 
@@ -125,17 +124,11 @@ class SessionEnd:
         self._waiting.timer("dismiss", time.monotonic() + _AGAIN_S, self._dismiss)
 
     def _stay(self) -> None:
-        """Send heartbeats until this host is dismissed, or the coordinator's host is gone."""
-        if self._leave_later is None:
-            return
-        now, config = time.monotonic(), self._session.config
-        is_silent = now - self._session.heard_at >= config.heartbeat_timeout_s
-        if is_silent or not self._session.is_connected:
+        """Stay until this host is dismissed, or the coordinator's host is gone."""
+        if not self._session.is_connected:
             self._leave()
             return
-        # The protocol has ended here; only heartbeats are still answered.
-        self._session.to_coordinator(Heartbeat(0))
-        self._waiting.timer("stay", now + config.heartbeat_s, self._stay)
+        self._waiting.timer("stay", time.monotonic() + _AGAIN_S, self._stay)
 
     def _leave(self) -> None:
         leave, self._leave_later = self._leave_later, None

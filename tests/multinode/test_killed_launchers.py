@@ -13,8 +13,6 @@ import sshd_hosts
 from checkout import ROOT
 from waiting import LONG_S, until
 
-from fleetrun.remote.ssh import program
-
 if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
@@ -147,7 +145,7 @@ def test_nobody_survives_by_ssh(
     words = ("-m", "fleetrun", *options, "--heartbeat_timeout=3", SHELL, "rank.sh")
     job = head.start(sys.executable, *words, env={**os.environ, **shown})
     until(lambda: all(running(host, SHELL) for host in hosts))
-    send(hosts[victim], signum, f"{sys.executable} -c {program('fleetrun.__main__')}")
+    send(hosts[victim], signum, f"{sys.executable} {ROOT / 'fleetrun' / '__main__.py'}")
     until(lambda: not any(running(host, SHELL) for host in hosts))
     # The killed launcher's own failure may come first.
     assert job.wait(LONG_S) in {1, 128 + KILL}

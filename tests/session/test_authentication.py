@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fleetrun.session.authentication import (
     LONGEST_HANDSHAKE,
-    MAC_BYTES,
+    MAC_DIGITS,
     AuthenticationError,
     Handshake,
     Key,
@@ -82,7 +82,7 @@ def test_a_caller_learns_why_from_a_listener_that_refuses_it() -> None:
 def test_another_version_is_named() -> None:
     introduction = json.dumps({"fleetrun": 1, "nonce": "0" * 32, "token": True})
     with pytest.raises(
-        AuthenticationError, match="speaks version 1 of the session's wire, and this one 7"
+        AuthenticationError, match="speaks version 1 of the session's wire, and this one 8"
     ):
         Handshake(KEY, is_caller=False).feed(introduction.encode())
 
@@ -107,7 +107,7 @@ def test_a_proof_cannot_be_sent_back() -> None:
         listener.feed(json.dumps({"proof": answer["proof"]}).encode())
 
 
-def test_a_long_frame_is_as_safe_as_a_short_one() -> None:
+def test_a_long_line_is_as_safe_as_a_short_one() -> None:
     caller, listener = meet(KEY, KEY)
     roster = b"r" * 100_000
     sealed = seals(caller)[0].put(roster)
@@ -118,11 +118,11 @@ def test_a_long_frame_is_as_safe_as_a_short_one() -> None:
     assert seals(listener)[1].take(sealed) == roster
     with pytest.raises(AuthenticationError):
         seals(listener)[1].take(sealed)
-    # The same message to the next host is another frame.
+    # The same message to the next host is another line.
     assert seals(meet(KEY, KEY)[0])[0].put(roster) != sealed
 
 
-def test_a_sealed_frame_counts_once_in_its_place_and_direction() -> None:
+def test_a_sealed_line_counts_once_in_its_place_and_direction() -> None:
     caller, listener = meet(KEY, KEY)
     first, second = seals(caller)[0].put(b"one"), seals(caller)[0].put(b"two")
     with pytest.raises(AuthenticationError):
@@ -130,7 +130,7 @@ def test_a_sealed_frame_counts_once_in_its_place_and_direction() -> None:
     caller, listener = meet(KEY, KEY)
     first = seals(caller)[0].put(b"one")
     with pytest.raises(AuthenticationError):
-        # The frame comes back to its sender.
+        # The line comes back to its sender.
         seals(caller)[1].take(first)
     assert seals(listener)[1].take(first) == b"one"
     with pytest.raises(AuthenticationError):
@@ -142,10 +142,10 @@ def test_a_sealed_frame_counts_once_in_its_place_and_direction() -> None:
 
 @examples(100)
 @given(st.binary(max_size=60), st.data())
-def test_a_sealed_frame_that_is_changed_is_refused(payload: bytes, data: st.DataObject) -> None:
+def test_a_sealed_line_that_is_changed_is_refused(payload: bytes, data: st.DataObject) -> None:
     caller, listener = meet(KEY, KEY)
     sealed = bytearray(seals(caller)[0].put(payload))
-    assert len(sealed) == len(payload) + MAC_BYTES
+    assert len(sealed) == len(payload) + MAC_DIGITS + 1
     sealed[data.draw(st.integers(0, len(sealed) - 1))] ^= data.draw(st.integers(1, 255))
     with pytest.raises(AuthenticationError):
         seals(listener)[1].take(bytes(sealed))

@@ -12,10 +12,8 @@ from wire import CODEC, End, Hello, Part
 
 from fleetrun.session.codec import (
     LONGEST_TEXT,
-    Frames,
     Malformed,
     dump,
-    frame,
     load,
     pack,
     unpack,
@@ -50,20 +48,6 @@ def test_what_is_written_is_read(message: Hello | End) -> None:
     assert CODEC.read(CODEC.write(message)) == message
 
 
-@given(st.lists(st.binary(max_size=40), max_size=8), st.data())
-def test_frames_come_out_as_they_went_in_however_they_are_cut(
-    payloads: list[bytes], data: st.DataObject
-) -> None:
-    stream = b"".join(map(frame, payloads))
-    frames, received = Frames(40), []
-    while stream:
-        size = data.draw(st.integers(1, len(stream)))
-        received += list(frames.feed(stream[:size]))
-        stream = stream[size:]
-    assert received == payloads
-
-
-@examples(150)
 @given(st.binary(max_size=200))
 def test_no_bytes_are_more_than_malformed(payload: bytes) -> None:
     with pytest.raises(Malformed):
@@ -110,16 +94,12 @@ def test_a_byte_that_is_changed_gives_a_message_or_malformed(
 @pytest.mark.parametrize(
     ("payload", "why"),
     [
-        (b"[" * 100_000, "nested deeper"),
-        (b'{"a":' * 100_000, "nested deeper"),
-        # Unterminated strings, which once took quadratic time.
-        (b"[" * 9 + b'"' + b'\\"' * 120_000, "nested deeper"),
-        (b"[" * 8 + b'"[' + b'\\"' * 120_000 + b"\\", "no JSON"),
-        (b'{"is":"End","code":' + b"9" * 200_000 + b"}", "too large"),
+        (b"[" * 100_000, "no JSON"),
+        (b'{"a":' * 100_000, "no JSON"),
+        (b'{"is":"End","code":' + b"9" * 200_000 + b"}", "no JSON"),
         (b'{"is":"End","code":1e999}', "too large"),
         (b'{"is":"End","code":NaN}', "not a number"),
         (b'{"is":"End","code":Infinity}', "not a number"),
-        (b'{"is":"End","code":1,"code":2}', "a duplicate key"),
         (b'{"is":"End","code":true}', "must be"),
         (b'{"is":"End","code":1.0}', "must be"),
         (b'{"is":"End"}', "other fields"),
@@ -136,11 +116,6 @@ def test_a_byte_that_is_changed_gives_a_message_or_malformed(
 def test_malformed_says_what_is_wrong(payload: bytes, why: str) -> None:
     with pytest.raises(Malformed, match=why):
         CODEC.read(payload)
-
-
-def test_brackets_within_text_are_no_depth() -> None:
-    message = Hello('[[[[[[[[[[{{{{"\\' * 3, ports=(1,))
-    assert CODEC.read(CODEC.write(message)) == message
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=50))
@@ -175,19 +150,6 @@ def test_a_text_has_a_longest_length() -> None:
         CODEC.read(CODEC.write(Hello("x" * (LONGEST_TEXT + 1))))
 
 
-def test_a_frame_that_is_too_long_is_refused_by_its_head() -> None:
-    with pytest.raises(Malformed, match="4294967295 bytes, where 100 are allowed"):
-        list(Frames(100).feed(b"\xff\xff\xff\xff"))
-
-
-def test_another_program_at_the_port_is_known_by_its_words() -> None:
-    sentence = "'HTTP/1.1 400 Bad Request', which no launcher sends: another program uses that port"
-    with pytest.raises(Malformed, match=f"^{sentence}$"):
-        list(Frames(512).feed(b"HTTP/1.1 400 Bad Request\r\nServer: x\r\n"))
-    with pytest.raises(Malformed, match=r"^'SSH-2.0-x', which no"):
-        list(Frames(512).feed(b"SSH-2.0-x\r\n\x00"))
-
-
 def test_a_message_is_written_once_for_all_who_get_it() -> None:
     message = Hello("n", ports=tuple(range(100)))
     assert CODEC.write(message) is CODEC.write(message)
@@ -204,27 +166,6 @@ def test_only_known_types_can_be_written() -> None:
 
     with pytest.raises(AssertionError):
         CODEC.write(Other(1))
-
-
-def test_a_long_message_is_compressed_once_for_all_who_get_it() -> None:
-    short, long = Hello("me"), Hello("all", ports=tuple(range(60_000)))
-    assert CODEC.write_packed(short) == CODEC.write(short)
-    packed = CODEC.write_packed(long)
-    assert CODEC.write_packed(long) is packed
-    assert len(packed) < len(CODEC.write(long)) / 2
-    assert CODEC.read(packed, 1 << 20) == long
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("most", [0, 1000])
-def test_what_is_compressed_is_read_up_to_a_limit(most: int) -> None:
-    packed = CODEC.write_packed(Hello("all", ports=(0,) * 10**6))
-    assert len(packed) < 10_000
-    with pytest.raises(Malformed):
-        CODEC.read(packed, most)
-    for broken in (packed[:-5], b"\0", b"\0" + packed):
-        with pytest.raises(Malformed):
-            CODEC.read(broken, 1 << 24)
 
 
 @given(st.binary(max_size=200), st.text(max_size=50) | st.binary(max_size=50))

@@ -46,18 +46,6 @@ def test_the_coordinators_terms_hold_and_what_others_asked_for_is_one_line(
     assert not printed_first
 
 
-def test_who_leaves_while_it_is_being_connected_is_not_waited_for(launchers: Launchers) -> None:
-    _, first, _ = launchers.take_part("first", serves=True)
-    second, _, _ = launchers.take_part("second")
-    second.quit(Failure("second", "interrupted", 143))
-    assert second.is_busy
-    turn_until(launchers.loop, lambda: first.verdicts)
-    failure = first.verdicts[0].failure
-    assert failure is not None
-    assert (failure.host, failure.what, failure.exit_code) == ("second", "interrupted", 143)
-    turn_until(launchers.loop, lambda: not second.is_busy)
-
-
 def test_who_leaves_when_nobody_is_there_to_hear_it_ends_at_once(launchers: Launchers) -> None:
     second, _, _ = launchers.take_part("second")
     turn_until(launchers.loop, lambda: "refused" in second.missing())

@@ -14,9 +14,7 @@ import ports
 import pytest
 from wire import turn_until
 
-from fleetrun.session.etcd import Client, EtcdError
-from fleetrun.session.jobrecord import StoreAddress
-from fleetrun.session.jobstore import JobStore, StoreAnswer
+from fleetrun.session.etcd import Client, EtcdError, JobStore, StoreAddress, StoreAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,30 +49,26 @@ def test_one_of_two_becomes_the_coordinator_and_only_it_writes(
 ) -> None:
     nobody = ("127.0.0.1", ports.free(1)[0])
     first, second = (client(*m, name="one/job") for m in ((nobody, endpoint), (endpoint,)))
-    seen = first.look()
-    # The member that answered is asked first from now on.
+    # The member that answers is asked first from then on.
+    assert first.look() == ("", 0, "127.0.0.1")
     assert first.endpoints == [endpoint, nobody]
-    assert (seen.leader, seen.record, seen.leader_revision, seen.local) == ("", "", 0, "127.0.0.1")
-    won = first.campaign("first", 60, seen.record_revision)
-    assert won is not None
-    lease, revision = won
+    lease = first.campaign("first", 60, 0)
+    assert lease is not None
     assert second.campaign("second", 60, 0) is None
     assert first.renew(lease)
-    assert first.keep("roster", revision, 0)
-    assert not second.keep("another", revision + 1, 0)
-    seen = second.look()
-    assert (seen.leader, seen.leader_revision, seen.record) == ("first", revision, "roster")
-    assert not client(endpoint, name="one").look().record
+    value, revision, _ = second.look()
+    assert (value, client(endpoint, name="one").look()[0]) == ("first", "")
 
-    assert first.leave(revision, lease, is_final=False)
+    # How the job ended stays, and the next job takes the place of that.
+    assert first.bury(lease, "over", 60)
     assert not first.renew(lease)
-    assert not first.keep("late", revision, 0)
-    # The roster has changed since this client read it.
-    assert second.campaign("second", 60, 0) is None
-    won = second.campaign("second", 60, seen.record_revision)
-    assert won is not None
-    assert second.leave(won[1], won[0], is_final=True)
-    assert second.look()[:4] == ("", 0, "", 0)
+    assert not first.bury(lease, "late", 60)
+    assert second.look()[0] == "over"
+    assert second.campaign("second", 60, revision) is None
+    lease = second.campaign("second", 60, second.look()[1])
+    assert lease is not None
+    second.revoke(lease)
+    assert second.look()[:2] == ("", 0)
 
 
 def test_who_is_not_there_or_no_etcd_is_named(client: Callable[..., Client]) -> None:
@@ -111,7 +105,7 @@ def test_a_store_answers_in_order_also_after_one_that_was_killed(
         store.ask(answers.append, "look")
         turn_until(loop, lambda: not store.is_busy)
         assert [answer.trouble for answer in answers] == ["", ""]
-        assert answers[1].value[:2] == ("me", answers[0].value[1])
+        assert answers[1].value[0] == "me"
         assert store._address.endpoints == (endpoint, nobody)
         with socket.create_server(("127.0.0.1", 0)) as silent:
             address = store._address
@@ -122,7 +116,7 @@ def test_a_store_answers_in_order_also_after_one_that_was_killed(
             turn_until(loop, lambda: not store.is_busy)
         store._address = address
         assert answers[2].trouble == "the process that asks it was killed by SIGKILL"
-        store.ask(answers.append, "renew", answers[0].value[0])
+        store.ask(answers.append, "renew", answers[0].value)
         turn_until(loop, lambda: not store.is_busy)
         assert answers[3].value is True
 
@@ -157,4 +151,4 @@ def test_an_etcd_that_wants_tls_is_asked_with_the_certificates_of_etcdctl(
         monkeypatch.setenv("ETCDCTL_CERT", str(certificate))
         monkeypatch.setenv("ETCDCTL_KEY", str(key))
         assert client().campaign("me", 60, 0) is not None
-        assert client().look().leader == "me"
+        assert client().look()[0] == "me"

@@ -63,6 +63,9 @@ class RecordedSession:
     def open(self, waiting: object) -> None:
         """Open nothing."""
 
+    def attend(self, handler: object) -> None:
+        """Decide nothing."""
+
     def join(self, request: JoinRequest, _fault: Failure | None = None) -> None:
         """Take note."""
         self.offers += 1

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import random
 import resource
-import signal
 import socket
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ports
 import pytest
@@ -17,7 +16,6 @@ from wire import CODEC, End, Hello, turn_until
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.session.authentication import Handshake, Key, Seal
-from fleetrun.session.codec import Frames, frame
 from fleetrun.session.connection import MOST_UNSENT, Connection, Wire
 from fleetrun.session.dialer import Dialer, Target
 from fleetrun.session.listener import Listener, PortTaken
@@ -120,7 +118,7 @@ def net(loop: Loop) -> Iterator[Net]:
 
 def test_messages_arrive_in_order_both_ways(net: Net) -> None:
     ours, theirs, caller = net.pair()
-    assert (ours.address, theirs.address, theirs.local_address) == (HERE, HERE, HERE)
+    assert (ours.address, theirs.address) == (HERE, HERE)
     messages = [Hello(f"host {number}", rank=number) for number in range(500)]
     for message in messages:
         ours.send(message)
@@ -138,7 +136,7 @@ def test_a_message_of_many_pieces_arrives_whole(net: Net) -> None:
     assert caller.heard == [roster, Hello("me")]
     ours.send(roster)
     turn_until(net.loop, lambda: net.server.lost)
-    assert "where 262160 are allowed" in net.server.lost[0]
+    assert "more than 262176 bytes" in net.server.lost[0]
 
 
 def test_order_of_beginning_does_not_matter(net: Net) -> None:
@@ -148,13 +146,6 @@ def test_order_of_beginning_does_not_matter(net: Net) -> None:
     net.listen()
     turn_until(net.loop, lambda: end.connections)
     assert dialer.trouble == ""
-
-
-def test_what_is_wrong_with_several_ports_is_said_once(net: Net) -> None:
-    first, second = ports.free(2)
-    dialer, _ = net.call(Target(HERE, first), Target(HERE, second))
-    turn_until(net.loop, lambda: str(second) in dialer.trouble)
-    assert dialer.trouble == f"{HERE}:{first}, {second}: connection refused"
 
 
 def test_last_words_are_heard_before_the_end(net: Net) -> None:
@@ -198,47 +189,6 @@ def test_a_caller_can_call_again_after_a_loss(net: Net) -> None:
     turn_until(net.loop, lambda: len(caller.connections) == 2)
 
 
-def test_a_call_that_is_begun_twice_is_one_call(net: Net) -> None:
-    net.listen()
-    dialer, end = net.call()
-    dialer.begin()
-    turn_until(net.loop, lambda: end.connections and net.server.connections)
-    for _ in range(20):
-        look(net)
-    assert len(end.connections) == len(net.server.connections) == 1
-
-
-def test_a_listener_that_never_opened_can_be_closed(net: Net) -> None:
-    def nobody(*_: object) -> None:
-        raise AssertionError
-
-    listener = Listener(
-        (HERE,), (net.port,), Wire(KEY, CODEC, net.loop), opened=nobody, refused=nobody
-    )
-    listener.prepare()
-    listener.close()
-    net.listen()
-
-
-def test_why_a_launcher_refused_a_caller_is_kept_when_it_is_gone(
-    net: Net, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failures: list[str] = []
-    failed = Dialer._failed
-
-    def record(dialer: Dialer, target: Target, attempt: Any, why: str) -> None:
-        failures.append(why)
-        failed(dialer, target, attempt, why)
-
-    monkeypatch.setattr(Dialer, "_failed", record)
-    listener = net.listen()
-    dialer, _ = net.call(key=Key("job", "another"))
-    turn_until(net.loop, lambda: "another token" in dialer.trouble)
-    listener.close()
-    turn_until(net.loop, lambda: "connection refused" in failures)
-    assert "another token" in dialer.trouble
-
-
 def test_the_first_of_several_targets_that_answers_counts(net: Net) -> None:
     other = ports.free(1)[0]
     with socket.create_server((HERE, other)) as silent:
@@ -260,27 +210,6 @@ def test_ipv6_is_an_address_like_others(net: Net) -> None:
     turn_until(net.loop, lambda: end.connections and net.server.connections)
     assert net.server.connections[0].address == "::1"
     assert str(Target("::1", 80)) == "[::1]:80"
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 here")
-def test_all_addresses_means_both_families(net: Net) -> None:
-    net.listen(addresses=("::",), allowed={HERE})
-    _, end = net.call()
-    turn_until(net.loop, lambda: end.connections and net.server.connections)
-    assert net.server.connections[0].address == HERE
-
-
-def test_names_are_looked_up(net: Net) -> None:
-    net.listen()
-    _, end = net.call(Target("localhost", net.port))
-    turn_until(net.loop, lambda: end.connections)
-    assert end.connections[0].address == HERE
-
-
-def test_a_name_that_nobody_knows_is_said_to_be_so(net: Net) -> None:
-    dialer, _ = net.call(Target("no-such-host.invalid", net.port))
-    turn_until(net.loop, lambda: dialer.trouble)
-    assert "cannot be resolved on this host" in dialer.trouble
 
 
 def test_a_name_that_means_ourselves_is_not_another_host(
@@ -358,20 +287,11 @@ def test_a_launcher_with_another_key_is_caller_refused_and_told(
     assert net.server.connections == end.connections == []
 
 
-def test_an_address_that_is_not_listed_is_caller_refused_at_once(net: Net) -> None:
-    listener = net.listen(allowed={"10.0.0.1"})
-    dialer, _ = net.call()
-    turn_until(net.loop, lambda: net.server.refused and dialer.trouble)
-    assert net.server.refused[0] == (HERE, "is not an address of this job's hosts")
-    listener.allowed = {HERE}
-    turn_until(net.loop, lambda: net.server.connections)
-
-
 THOUSANDS = [1_000, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.long])]
 
 
 @pytest.mark.parametrize("number", THOUSANDS)
-def test_thousands_of_frames_of_strangers_change_nothing(net: Net, number: int) -> None:
+def test_thousands_of_lines_of_strangers_change_nothing(net: Net, number: int) -> None:
     listener = net.listen()
     works(net)
     draw = random.Random(13)
@@ -383,17 +303,17 @@ def test_thousands_of_frames_of_strangers_change_nothing(net: Net, number: int) 
                 kind = draw.randrange(6)
                 data = draw.randbytes(draw.randrange(300))
                 if kind == 0:
-                    data = frame(data)
+                    data = data + b"\n"
                 elif kind == 1:
                     changed = bytearray(introduction)
                     changed[draw.randrange(len(changed))] = draw.randrange(256)
-                    data = frame(bytes(changed))
+                    data = bytes(changed) + b"\n"
                 elif kind == 2:
-                    data = frame(introduction) + frame(data)
+                    data = (introduction + b"\n") + (data + b"\n")
                 elif kind == 3:
-                    data = frame(b"[" * draw.randrange(600))
+                    data = b"[" * draw.randrange(600) + b"\n"
                 elif kind == 4:
-                    data = frame(introduction)[: draw.randrange(20)]
+                    data = (introduction + b"\n")[: draw.randrange(20)]
                 with suppress(OSError):
                     call.sendall(data)
                 sent += 1
@@ -408,7 +328,7 @@ def test_thousands_of_frames_of_strangers_change_nothing(net: Net, number: int) 
 
 
 @pytest.mark.parametrize("number", THOUSANDS)
-def test_thousands_of_frames_behind_a_true_handshake_change_nothing_else(
+def test_thousands_of_lines_behind_a_true_handshake_change_nothing_else(
     net: Net, number: int
 ) -> None:
     """A caller that sends what no launcher sends is lost; the others are not."""
@@ -426,7 +346,7 @@ def test_thousands_of_frames_behind_a_true_handshake_change_nothing_else(
                 for _ in range(draw.randrange(3)):
                     changed[draw.randrange(len(changed))] = draw.randrange(256)
                 with suppress(OSError):
-                    call.sendall(frame(seal.put(bytes(changed))))
+                    call.sendall(seal.put(bytes(changed)) + b"\n")
                 sent += 1
         turn_until(net.loop, lambda: len(net.server.lost) > before)  # noqa: B023 - called here
     assert all(type(message) in {Hello, End} for message in net.server.heard)
@@ -439,14 +359,16 @@ def test_thousands_of_frames_behind_a_true_handshake_change_nothing_else(
 
 def shake_hands(net: Net, call: socket.socket) -> Seal:
     """Introduce CALL as a launcher does, by hand."""
-    handshake, frames = Handshake(KEY, is_caller=True), Frames(1000)
-    call.sendall(frame(handshake.begin() or b""))
+    handshake = Handshake(KEY, is_caller=True)
+    call.sendall((handshake.begin() or b"") + b"\n")
     call.settimeout(0)
+    received = b""
     while handshake.seals is None:
         look(net)
         with suppress(BlockingIOError):
-            for payload in frames.feed(call.recv(1000)):
-                call.sendall(frame(handshake.feed(payload) or b""))
+            received += call.recv(1000)
+            if received.endswith(b"\n"):
+                call.sendall((handshake.feed(received[:-1]) or b"") + b"\n")
     call.settimeout(10)
     return handshake.seals[0]
 
@@ -454,7 +376,7 @@ def shake_hands(net: Net, call: socket.socket) -> Seal:
 def test_who_says_nothing_loses_his_place_in_time(net: Net) -> None:
     listener = net.listen(introduction_s=0.05)
     with stranger(net) as silent, stranger(net) as slow:
-        slow.sendall(frame(b"{}")[:3])
+        slow.sendall(b"{}")
         turn_until(net.loop, lambda: len(net.server.refused) == 2)
         assert silent.recv(1) == slow.recv(1) == b""
     assert listener.pending == 0
@@ -470,33 +392,8 @@ def test_a_flood_of_idle_callers_drives_out_itself(net: Net) -> None:
         call.close()
 
 
-def test_callers_up_to_the_limit_of_open_files_change_nothing(net: Net) -> None:
-    net.listen()
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    opened = len(os.listdir("/proc/self/fd"))
-    child = os.fork()
-    if child == 0:
-        # The callers are another process: the listener's has too few files for so many.
-        calls = [stranger(net) for _ in range(200)]
-        signal.pause()
-        os._exit(len(calls))
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 40, before[1]))
-        turn_until(
-            net.loop,
-            lambda: any(why == "no more files can be open here" for _, why in net.server.refused),
-        )
-        with suppress(OSError):
-            works(net)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    works(net)
-
-
 def test_without_any_file_to_spare_a_call_is_dropped_and_the_loop_rests(net: Net) -> None:
-    listener = net.listen()
+    net.listen()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     call = socket.socket()
     call.settimeout(10)
@@ -507,12 +404,12 @@ def test_without_any_file_to_spare_a_call_is_dropped_and_the_loop_rests(net: Net
             while True:
                 taken.append(os.open(os.devnull, os.O_RDONLY))
         call.connect((HERE, net.port))
+        # It would turn in circles if the port was still watched.
         look(net)
-        assert call.recv(1) == b""
+        look(net)
     finally:
         for fd in taken:
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
         call.close()
-    assert listener.pending == 0
     works(net)

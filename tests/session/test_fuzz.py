@@ -1,0 +1,122 @@
+"""Sessions in random histories: whatever goes wrong, all hosts agree.
+
+`.venv/bin/python tests/session/test_fuzz.py FIRST COUNT [store]` plays some, and counts.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from functools import partial
+
+import pytest
+from session_world import Host, Violation, World
+
+from fleetrun.session.config import RendezvousConfig
+
+HISTORIES, MANY = 300, 20_000
+
+
+def play(seed: int, *, has_store: bool = False) -> World:
+    """Play one history, and check how it ends."""
+    world, chance = World(seed), random.Random(-seed - 1)
+    most = chance.randrange(1, 5)
+    least = chance.randrange(1, most + 1) if chance.random() < 0.5 else most
+    config = RendezvousConfig(
+        least,
+        most,
+        spares=chance.choice((0, 0, 0, 1)),
+        max_restarts=chance.randrange(3),
+        rdzv_timeout_s=60.0,
+        heartbeat_timeout_s=chance.choice((2.0, 10.0)),
+        elastic_timeout_s=chance.choice((1.0, 10.0)),
+        grace_s=chance.choice((1.0, 5.0)),
+        has_store=has_store,
+    )
+    first = Host(world, 0, config, None)
+    others = [Host(world, number, config, first) for number in range(1, most)]
+    for host in (first, *others):
+        world.at(chance.uniform(0.0, 8.0), host.begin)
+    harmed = set()
+    for _ in range(chance.randrange(4)):
+        victim, at = chance.choice((first, *others)), chance.uniform(0.0, 90.0)
+        harm = chance.random()
+        harmed.add(victim)
+        until = at + chance.uniform(0.1, 25.0)
+        if harm < 0.35:
+            world.at(at, victim.die)
+        elif harm < 0.6:
+            world.at(at, partial(victim.stand_still, until - at))
+        elif harm < 0.8 or not has_store:
+            other = chance.choice((None, first))
+            world.at(at, partial(world.cuts.append, (until, victim, other)))
+        else:
+            world.at(at, partial(world.cuts.append, (until, victim, "")))
+    if config.may_change and chance.random() < 0.5:
+        late = Host(world, 9, config, first)
+        world.at(chance.uniform(5.0, 60.0), late.begin)
+    world.run()
+    verdicts = {
+        (host.verdict.generation, host.code)
+        for host in world.hosts
+        if host.verdict is not None and host.verdict.launcher + host.verdict.given_up
+    }
+    if not has_store:
+        verdicts = {
+            (host.verdict.generation, host.code)
+            for host in world.hosts
+            if host.verdict is not None and not is_own(host)
+        }
+        assert len(verdicts) <= 1, (seed, verdicts, world.log[-30:])
+    is_patient = config.heartbeat_timeout_s > world.LONGEST_DELAY_S * 4
+    if not harmed and is_patient and not config.may_change:
+        # Nothing went wrong but ranks, so all have heard the end, with one code.
+        assert all(host.verdict is not None for host in world.hosts), (seed, world.log[-30:])
+        assert len({host.code for host in world.hosts}) == 1, (seed, world.log[-30:])
+    return world
+
+
+def is_own(host: Host) -> bool:
+    """Whether HOST has concluded alone, as it lost the coordinator or was refused."""
+    failure = None if host.verdict is None else host.verdict.failure
+    alone = ("cut off", "was lost", "refused", "not running")
+    has_lost = failure is not None and any(word in failure.what for word in alone)
+    return has_lost or (host.verdict is not None and bool(host.verdict.given_up))
+
+
+@pytest.mark.parametrize("has_store", [False, True])
+@pytest.mark.parametrize("part", range(2))
+def test_whatever_happens_all_hosts_agree_and_no_two_generations_train_at_once(
+    part: int, *, has_store: bool
+) -> None:
+    for seed in range(part, HISTORIES, 4):
+        play(seed + 2 * has_store, has_store=has_store)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("has_store", [False, True])
+@pytest.mark.parametrize("part", range(2))
+def test_the_same_holds_in_twenty_thousand_histories(part: int, *, has_store: bool) -> None:
+    for seed in range(HISTORIES + part, MANY, 4):
+        play(seed + 2 * has_store, has_store=has_store)
+
+
+def is_wrong(seed: int, *, has_store: bool) -> bool:
+    """Play a history, and print what went wrong."""
+    try:
+        play(seed, has_store=has_store)
+    except (AssertionError, Violation) as error:
+        print(f"{seed}: {str(error)[:3000]}")
+        return True
+    return False
+
+
+def main(first: int, count: int, *, has_store: bool) -> None:
+    """Play COUNT histories, and print which go wrong."""
+    wrong = sum(is_wrong(seed, has_store=has_store) for seed in range(first, first + count))
+    print(f"{wrong} of {count} are wrong")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), has_store="store" in sys.argv)

@@ -1,0 +1,551 @@
+"""Simulated hosts, launchers, networks and an etcd: one seed is one history.
+
+Sessions, memberships, elections and coordinators are the real ones; ranks, connections, the store
+and time are not.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import defaultdict, deque
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fleetrun.run.events import Failure
+from fleetrun.session.driver import RendezvousEndpoint, Session, SessionHandler, Transport
+from fleetrun.session.elected import ElectedSession
+from fleetrun.session.etcd import StoreAnswer
+from fleetrun.session.listener import PortTaken
+from fleetrun.session.messages import UNMET, JoinRequest, RosterMessage, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from fleetrun.session.config import RendezvousConfig
+
+GATHERING, PREPARING, RUNNING, STOPPING, STOPPED, OVER = range(6)
+# Longer than any history may take.
+_LIMIT_S = 6000.0
+# How long a caller waits before it calls again, and a launcher before it is gone.
+_AGAIN_S, _LINGER_S = 0.5, 15.0
+_PORT = 6166
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
+class World:
+    """Time, the network, the store and all hosts of one history."""
+
+    # How long a message may take.
+    LONGEST_DELAY_S = 1.5
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.log: list[tuple[float, str, str]] = []
+        self.hosts: list[Host] = []
+        # Until when a host is cut off from another, from all (None) or from the store ("").
+        self.cuts: list[tuple[float, Host, Host | str | None]] = []
+        self.store = Key(self)
+        # The launchers that are ready for each generation.
+        self.ready: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._delay_s = self.random.choice((0.001, 0.02, 0.2))
+
+    def at(self, when: float, call: Callable[[], None]) -> None:
+        """Make CALL at the moment WHEN."""
+        heapq.heappush(self._heap, (max(when, self.now), next(self._order), call))
+
+    def delay(self) -> float:
+        """Return how long a message takes; some take long."""
+        if self.random.random() < 0.01:
+            return self.random.uniform(0.0, self.LONGEST_DELAY_S)
+        return self.random.uniform(0.2, 1.0) * self._delay_s
+
+    def passes_at(self, host: Host, other: Host | str) -> float:
+        """Return when packets pass between HOST and OTHER again."""
+        parted = (
+            until
+            for until, cut, peer in self.cuts
+            if host is not other and cut in {host, other} and peer in {None, host, other}
+        )
+        return max(parted, default=0.0)
+
+    def run(self) -> None:
+        """Play until all launchers have ended, and check after each event."""
+        while self._heap and any(not host.is_over for host in self.hosts):
+            when, _, call = heapq.heappop(self._heap)
+            if when > _LIMIT_S:
+                raise Violation(f"somebody waits for ever: {self.log[-20:]}")
+            self.now = when
+            call()
+            self._check()
+
+    def _check(self) -> None:
+        """Two generations never train at once, nor two sessions."""
+        running = {host.trains for host in self.hosts if host.trains is not None}
+        if len(running) > 1:
+            raise Violation(f"{running} train at once at {self.now:.2f}: {self.log[-20:]}")
+
+
+class Waits:
+    """The loop of a launcher, which a stopped host does not run."""
+
+    def __init__(self, world: World, host: Host) -> None:
+        self._world, self._host = world, host
+        self._timers: dict[Hashable, int] = {}
+        self._numbers = itertools.count()
+
+    def timer(self, key: Hashable, at: float | None, call: Callable[[], None]) -> None:
+        """Call once at the moment AT; None takes KEY's timer away."""
+        number = self._timers[key] = next(self._numbers)
+
+        def ring() -> None:
+            if self._timers.get(key) != number or self._host.is_dead:
+                return
+            if self._host.stopped_until > self._world.now:
+                self._world.at(self._host.stopped_until, ring)
+                return
+            del self._timers[key]
+            call()
+
+        if at is None:
+            del self._timers[key]
+        else:
+            self._world.at(at, ring)
+
+    def watch(self, *_: Any) -> None:
+        """Watch nothing: there are no descriptors."""
+
+    def unwatch(self, *_: Any) -> None:
+        """Watch nothing."""
+
+
+class End:
+    """One end of a simulated connection: messages arrive in order, or it is lost."""
+
+    def __init__(self, world: World, owner: Host, other: Host) -> None:
+        self.world, self.owner, self.other = world, owner, other
+        self.address = f"10.0.0.{other.number}"
+        self.heard: Callable[[Any], None] = _ignore
+        self.lost: Callable[[str], None] = _ignore
+        self.is_open = True
+        self.peer: End
+        self._is_finishing = False
+        self._queue: deque[tuple[float, Callable[[], None]]] = deque()
+
+    def send(self, message: Any) -> None:
+        """Send MESSAGE, which arrives unless a network or a host is gone."""
+        if self.is_open and not self._is_finishing:
+            self._later(lambda: self.peer._take(message))
+
+    def finish(self) -> None:
+        """Hang up after what was sent."""
+        if self.is_open and not self._is_finishing:
+            self._is_finishing = True
+            self._later(self.peer._end)
+
+    def close(self) -> None:
+        """Hang up; what was sent is delivered by the kernel."""
+        self.finish()
+        self.is_open = False
+
+    def _take(self, message: Any) -> None:
+        if self.is_open:
+            self.heard(message)
+
+    def _end(self) -> None:
+        """Take note that the other end has hung up."""
+        if self.is_open:
+            self.is_open = False
+            if not self._is_finishing:
+                self._later(self.peer._end)
+            self.lost("hung up")
+
+    def _later(self, call: Callable[[], None]) -> None:
+        self._queue.append((self.world.now + self.world.delay(), call))
+        if len(self._queue) == 1:
+            self.world.at(self._queue[0][0], self._pump)
+
+    def _pump(self) -> None:
+        """Deliver what is due, in order; what a cut or a stopped host holds up comes later."""
+        world, (due, call) = self.world, self._queue[0]
+        free_at = max(due, world.passes_at(self.owner, self.other), self.other.stopped_until)
+        if free_at > world.now:
+            world.at(free_at + 0.01, self._pump)
+            return
+        self._queue.popleft()
+        if not self.other.is_dead:
+            call()
+        if self._queue:
+            world.at(max(self._queue[0][0], world.now), self._pump)
+
+
+class Listens:
+    """The port of HOST, where callers of the simulation arrive."""
+
+    port = _PORT
+
+    def __init__(self, host: Host, *_: Any, opened: Callable[[End], None], **_others: Any) -> None:
+        self._host, self.opened = host, opened
+
+    def prepare(self) -> None:
+        """Bind the port."""
+        if self._host.listens is not None:
+            raise PortTaken("the port is taken", "another launcher")
+        self._host.listens = self
+
+    is_open = False
+
+    def open(self) -> None:
+        """Accept callers."""
+        self.is_open = True
+
+    def close(self) -> None:
+        """Free the port."""
+        self._host.listens = None
+
+
+class Dials:
+    """Calls the host that a target names until it answers."""
+
+    trouble = ""
+    is_begun = False
+
+    def __init__(
+        self,
+        host: Host,
+        targets: Any,
+        _wire: object,
+        *,
+        opened: Callable[[End], None],
+        **_others: Any,
+    ) -> None:
+        self._host, self._opened = host, opened
+        self._where: str = targets[0].host
+        self._end: End | None = None
+
+    def begin(self) -> None:
+        """Call, or call again."""
+        self.hang_up()
+        self.is_begun = True
+        self._call()
+
+    def close(self) -> None:
+        """Call no more."""
+        self.is_begun = False
+        self._host.waits.timer((id(self), "call"), self._host.world.now + _LIMIT_S, _nothing)
+
+    def hang_up(self) -> None:
+        """Call no more, and close the connection."""
+        self.close()
+        end, self._end = self._end, None
+        if end is not None:
+            end.close()
+
+    def _call(self) -> None:
+        host, world = self._host, self._host.world
+        other = next((h for h in world.hosts if h.address == self._where and not h.is_dead), None)
+        if other is not None and world.passes_at(host, other) <= world.now:
+            listens = other.listens
+            if listens is not None and listens.is_open:
+                self.is_begun = False
+                here, there = End(world, host, other), End(world, other, host)
+                here.peer, there.peer = there, here
+                self._end = here
+                listens.opened(there)
+                self._opened(here)
+                return
+        host.waits.timer((id(self), "call"), world.now + _AGAIN_S, self._call)
+
+
+class Key:
+    """The key of an etcd, with its lease."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._value, self._lease, self._revision = "", 0, 0
+        self._until: dict[int, float] = {}
+        self._numbers = itertools.count(1)
+
+    def _is_live(self, lease: int) -> bool:
+        return self._until.get(lease, 0.0) > self._world.now
+
+    def _put(self, value: str, ttl_s: float) -> int:
+        self._lease = next(self._numbers)
+        self._until[self._lease] = self._world.now + ttl_s
+        self._value, self._revision = value, self._revision + 1
+        return self._lease
+
+    def look(self) -> tuple[str, int, str]:
+        """Return the value, its revision, and the address of who asks."""
+        if not self._is_live(self._lease):
+            return "", 0, ""
+        return self._value, self._revision, ""
+
+    def campaign(self, value: str, ttl_s: float, revision: int) -> int | None:
+        """Put the value if the key still has this revision."""
+        return self._put(value, ttl_s) if self.look()[1] == revision else None
+
+    def renew(self, lease: int, ttl_s: float) -> bool:
+        """Renew the lease if it is still there."""
+        if not self._is_live(lease):
+            return False
+        self._until[lease] = self._world.now + ttl_s
+        return True
+
+    def revoke(self, lease: int) -> None:
+        """End the lease."""
+        self._until.pop(lease, None)
+
+    def bury(self, lease: int, value: str, ttl_s: float) -> bool:
+        """Replace the value of the key with this lease."""
+        if lease != self._lease or not self._is_live(lease):
+            return False
+        self._put(value, ttl_s)
+        return True
+
+
+class Asks:
+    """A launcher's way to the key: requests take time, and fail while the store is out of reach."""
+
+    is_busy = False
+
+    def __init__(self, host: Host, *_: Any) -> None:
+        self._host = host
+
+    def ask(self, done: Callable[[StoreAnswer], None], method: str, *values: Any) -> None:
+        """Call METHOD of the key, then DONE with its answer."""
+        host, world = self._host, self._host.world
+        asked_at = world.now
+        if method == "renew":
+            values = (*values, host.config.heartbeat_timeout_s)
+
+        def arrive() -> None:
+            if world.passes_at(host, "") > world.now:
+                answer = StoreAnswer(asked_at, None, "no answer")
+            else:
+                value = getattr(world.store, method)(*values)
+                answer = StoreAnswer(asked_at, value)
+            key = ("answer", id(answer))
+            host.waits.timer(key, world.now + world.delay(), lambda: done(answer))
+
+        world.at(world.now + world.delay(), arrive)
+
+    def close(self) -> None:
+        """Ask no more."""
+
+
+class Host(SessionHandler):
+    """A launcher with the phases of the run policy, and its ranks."""
+
+    has_ranks = True
+
+    def __init__(
+        self, world: World, number: int, config: RendezvousConfig, leader: Host | None
+    ) -> None:
+        self.world, self.number, self.config = world, number, config
+        self.address = f"10.0.0.{number}"
+        self.waits = Waits(world, self)
+        self.phase = GATHERING
+        self.is_dead = self.is_over = False
+        self.stopped_until = 0.0
+        self.code: int | None = None
+        self.verdict: Verdict | None = None
+        self.listens: Listens | None = None
+        # The session and generation that trains here.
+        self.trains: tuple[str, int] | None = None
+        self._kill_at: float | None = None
+        self._started: set[tuple[str, int]] = set()
+        self._roster: RosterMessage | None = None
+        self._own: Failure | None = None
+        where = self.address if leader is None else leader.address
+        if config.has_store:
+            where = self.address
+        endpoint = RendezvousEndpoint(
+            config,
+            where,
+            (_PORT,),
+            "default",
+            "token",
+            addresses=(self.address,) if leader is None or config.has_store else (),
+        )
+        launcher = f"launcher-{number}-{len(world.hosts)}"
+        now: Callable[[], float] = lambda: world.now  # noqa: E731 - a clock
+        dialer: Any = partial(Dials, self)
+        listener: Any = partial(Listens, self)
+        transport = Transport(dialer, listener, now)
+        store: Any = partial(Asks, self)
+        more: dict[str, Any] = {"host": self.name, "log": self.trace, "transport": transport}
+        self.session = (
+            ElectedSession(endpoint, launcher, endpoints=(("etcd", 1),), store=store, **more)
+            if config.has_store
+            else Session(endpoint, launcher, **more)
+        )
+        self.session.handler = self
+        world.hosts.append(self)
+
+    @property
+    def name(self) -> str:
+        """Its name for people."""
+        return f"node-{self.number}"
+
+    def trace(self, what: str) -> None:
+        """Keep WHAT for the message about a broken promise."""
+        self.world.log.append((round(self.world.now, 2), self.name, what))
+
+    def begin(self) -> None:
+        """Start the launcher."""
+        self.session.open(self.waits)
+        self.session.guard(self)
+        self._gather()
+
+    def _gather(self) -> None:
+        self.phase, self._own = GATHERING, None
+        rank = None if self.config.may_change else self.number
+        self.session.join(JoinRequest("", self.name, self.number, (7000,), ((),), rank))
+        limit_s = self.config.rdzv_timeout_s + self.config.elastic_timeout_s
+        limit_s += 6 * self.config.heartbeat_timeout_s + 60.0
+        self.waits.timer("gather", self.world.now + limit_s, self._give_up)
+
+    def _give_up(self) -> None:
+        if self.phase in {GATHERING, PREPARING}:
+            self._finish(UNMET, Failure(self.name, "gives up", UNMET, is_departure=True))
+
+    # As the handler of its session
+
+    def stand_by(self) -> None:
+        """Wait without a limit."""
+        self.trace("stands by")
+        self.waits.timer("gather", self.world.now + _LIMIT_S, _nothing)
+
+    def plan(self, roster: RosterMessage) -> None:
+        """Plan, which takes a moment."""
+        self.phase, self._own, self._roster = PREPARING, None, roster
+        after_s = self.world.random.uniform(0.0, 0.5)
+        self.waits.timer("plan", self.world.now + after_s, lambda: self._planned(roster))
+
+    def _planned(self, roster: RosterMessage) -> None:
+        if self.phase == PREPARING:
+            self.world.ready[roster.session, roster.generation].add(self.session.launcher)
+            self.session.planned(None)
+
+    def run(self) -> None:
+        """Start the ranks, which end or fail after a while."""
+        roster = self._roster
+        assert roster is not None
+        self.phase, self.trains = RUNNING, (roster.session, roster.generation)
+        if self.trains in self._started:
+            raise Violation(f"{self.name} starts {self.trains} twice")
+        self._started.add(self.trains)
+        launchers = {entry.launcher for entry in roster.entries}
+        unready = launchers - self.world.ready[self.trains]
+        if unready:
+            raise Violation(f"{self.name} starts {self.trains} before {unready} are ready")
+        self.trace(f"starts {roster.generation}")
+        self.waits.timer("gather", self.world.now + _LIMIT_S, _nothing)
+        lasts_s = self.world.random.uniform(5.0, 60.0)
+        fails = self.world.random.random() < 0.15
+        self.waits.timer("rank", self.world.now + lasts_s, lambda: self._rank_ends(fails=fails))
+
+    def _rank_ends(self, *, fails: bool) -> None:
+        if self.phase != RUNNING:
+            return
+        if fails:
+            self._own = Failure(self.name, "rank exited with 7", 7)
+            self.session.failed(self._own)
+            self._stop()
+        else:
+            self.trains = None
+            self.session.done()
+
+    def _stop(self) -> None:
+        self.phase = STOPPING
+        after_s = self.world.random.uniform(0.0, self.config.grace_s)
+        self.waits.timer("stop", self.world.now + after_s, self._stopped)
+
+    def _stopped(self) -> None:
+        if self.phase == STOPPING:
+            self.trains, self.phase = None, STOPPED
+            self.session.stopped(self._own)
+
+    def stop(self, failure: Failure, *, is_fenced: bool = False) -> None:
+        """Ask the ranks to end, or kill them."""
+        self.trace(f"{'kills' if is_fenced else 'stops'}: {failure.what}")
+        if self.phase == RUNNING:
+            self._stop()
+        if is_fenced:
+            self._stopped()
+
+    def kill_at(self, at: float | None) -> None:
+        """Kill the ranks at that moment, even if the launcher stands still or is gone."""
+        self._kill_at = at
+
+        def ring() -> None:
+            if self._kill_at == at:
+                self.trains = None
+
+        if at is not None:
+            self.world.at(at, ring)
+
+    def conclude(self, verdict: Verdict) -> None:
+        """End, or join the next generation."""
+        self.trace(f"hears {verdict}")
+        if verdict.failure is None and self.trains is not None:
+            raise Violation(f"{self.name} still trains when all is done")
+        if verdict.is_final:
+            self.verdict = verdict
+            self._finish(0 if verdict.failure is None else verdict.failure.exit_code, None)
+        else:
+            self._gather()
+
+    def _finish(self, code: int, failure: Failure | None) -> None:
+        if self.is_over or self.phase == OVER:
+            return
+        self.code, self.trains, self.phase = code, None, OVER
+        self.trace(f"ends with {code}")
+        self.session.quit(failure)
+        self._linger(self.world.now + _LINGER_S + self.config.heartbeat_timeout_s)
+
+    def _linger(self, until: float) -> None:
+        """Stay until all is delivered, for a while."""
+        if self.session.is_busy and self.world.now < until:
+            again = partial(self._linger, until)
+            self.waits.timer("linger", self.world.now + _AGAIN_S, again)
+            return
+        self.is_over = True
+        self.session.close()
+        self.is_dead = True
+
+    # What goes wrong --------------------------------------------------------------------------
+
+    def die(self) -> None:
+        """Kill the launcher; its ranks go on until the moment at which the guard kills them."""
+        if self.is_over:
+            return
+        self.trace("is killed")
+        self.is_dead = self.is_over = True
+        server, connection = self.session._server, self.session._connection
+        ends = [] if server is None else server._connections
+        for end in (*ends, *((connection,) if connection is not None else ())):
+            # The kernel closes them.
+            end.finish()
+        self.listens = None
+
+    def stand_still(self, seconds: float) -> None:
+        """Stop the launcher, as by SIGSTOP; its guard goes on."""
+        self.trace(f"stands still for {seconds:.1f} s")
+        self.stopped_until = self.world.now + seconds
+
+
+def _ignore(_: object) -> None:
+    """Do nothing."""
+
+
+def _nothing() -> None:
+    """Do nothing."""
