@@ -14,6 +14,7 @@ import subprocess
 import sys
 from contextlib import suppress
 
+import fleetrun
 from fleetrun import __version__
 from fleetrun.errors import EnvironmentFault, shell_code
 from fleetrun.remote import logs, ssh
@@ -22,6 +23,8 @@ from fleetrun.run import libc
 from fleetrun.rundir.folder import write_all
 
 _CHUNK = 1 << 16
+# Not by -m, which would take modules of the folder for Python's own.
+_MAIN = os.path.join(os.path.dirname(fleetrun.__file__), "__main__.py")
 # The exit code if nothing was started.
 _UNUSED = 0
 
@@ -95,7 +98,7 @@ def _start(order: HostOrder) -> subprocess.Popen[bytes]:
             os._exit(_UNUSED)
 
     return subprocess.Popen(
-        [sys.executable, "-c", ssh.program("fleetrun.__main__"), *order.words],
+        [sys.executable, _MAIN, *order.words],
         cwd=order.cwd,
         env={**os.environ, **order.environ},
         stdin=subprocess.DEVNULL,

@@ -34,6 +34,10 @@ OPTIONS = (
     *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
 )
+# With -m the folder it is in would count as a place of modules, and a json.py there as Python's; -P
+# is not older than Python 3.11.
+_IMPORT = "from fleetrun.remote.hostside import run; run()"
+HOSTSIDE = f"import sys; sys.path[:] = filter(None, sys.path); {_IMPORT}"
 # The exit code of ssh's own faults, ssh(1).
 SSH_FAULT = 255
 # The exit codes of shells that cannot start a program.
@@ -90,15 +94,6 @@ def read(text: bytes) -> HostOrder | None:
         return None
 
 
-def program(module: str) -> str:
-    """Return the code for `python -c` that runs MODULE.
-
-    With -m the folder it is in would count as a place of modules, and a json.py there as Python's;
-    -P is not older than Python 3.11.
-    """
-    return f"import sys; sys.path[:] = filter(None, sys.path); from {module} import run; run()"
-
-
 def words_of(request: Request) -> list[str]:
     """Return the words of --ssh.
 
@@ -121,7 +116,7 @@ def words_of(request: Request) -> list[str]:
 
 def command(words: Sequence[str], host: HostEntry) -> list[str]:
     """Return the ssh by WORDS that starts our side on HOST."""
-    python = shlex.join([sys.executable, "-c", program("fleetrun.remote.hostside")])
+    python = shlex.join([sys.executable, "-c", HOSTSIDE])
     return [*words, *OPTIONS, host.target, f"exec {python}"]
 
 

@@ -399,14 +399,9 @@ def _settings(
         ("--gather_logs", request.gather_logs or ""),
     ]
     if script.is_python(request.script):
-<<<<<<< HEAD
-        settings.append((DIGEST, _digest(request, facts)))
+        settings.append((_DIGEST, _digest(request, facts)))
         paddle = paddles.find(sys.path)
         settings.append(("Paddle's version", "" if paddle is None else paddle.version))
-=======
-        settings.append((_DIGEST, _digest(request, facts)))
-        settings.append(("Paddle's version", paddles.version(sys.path)))
->>>>>>> ec022c53 (Let one connection be one membership of a session)
     if engine.hosts:
         settings.append((LIST, comparable(",".join(engine.hosts))))
     if slots.hosts:

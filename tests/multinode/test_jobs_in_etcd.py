@@ -167,6 +167,20 @@ def test_who_is_cut_off_with_a_member_of_etcd_ends_its_ranks_first(
     assert "no longer coordinates the job: etcd has not answered" in first.output
 
 
+def test_a_coordinator_whose_launcher_is_killed_is_followed_before_its_lease_ends(
+    four_hosts: Network, etcd: Etcd, tmp_path: Path
+) -> None:
+    # This is longer than the test waits.
+    job, hosts = begun(four_hosts, etcd, tmp_path, "--nnodes=2:3", "--heartbeat_timeout=1000")
+    job.signal(hosts[0], signal.SIGKILL)
+    assert job.wait_for(1, 2) == ["node-2", "node-3"]
+    job.let_go()
+    assert [job.end(host) for host in hosts] == [-signal.SIGKILL, 0, 0]
+    assert not [line for line in hosts[0].processes() if "etcd --name" not in line]
+    for host in hosts[1:]:
+        assert f"nterrupted by SIGKILL on {hosts[0].ip}" in host.output
+
+
 @pytest.mark.skipif(not shutil.which("nft"), reason="there is no nft (Debian: nftables)")
 def test_a_coordinator_that_reaches_etcd_and_no_other_host_gives_way(
     four_hosts: Network, etcd: Etcd, tmp_path: Path

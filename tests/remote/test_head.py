@@ -432,7 +432,7 @@ def test_hosts_that_are_slow_to_answer_are_named(
 
 
 def test_a_host_whose_head_falls_silent_before_its_order_ends() -> None:
-    code = ssh.program("fleetrun.remote.hostside").replace("run()", "run(0.0)")
+    code = ssh.HOSTSIDE.replace("run()", "run(0.0)")
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -443,7 +443,7 @@ def test_files_of_the_folder_are_not_taken_for_pythons_own_modules(tmp_path: Pat
     for name in ("json", "subprocess", "select", "types"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')")
     command = by_instead(tmp_path, HERE, "touch started")
-    command.argv[1:3] = ["-c", ssh.program("fleetrun.__main__")]
+    command.argv[1:3] = [str(ROOT / "fleetrun" / "__main__.py")]
     ended = command.run()
     assert ended.code == 0, ended.stderr
     assert (tmp_path / "started").exists()
