@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 GATHERING, PREPARING, RUNNING, STOPPING, STOPPED, OVER = range(6)
 # Longer than any history may take.
-_LIMIT_S = 6000.0
+_LIMIT_S = 3000.0
 # How long a caller waits before it calls again, and a launcher before it is gone.
 _AGAIN_S, _LINGER_S = 0.5, 15.0
 _PORT = 6166

@@ -42,11 +42,12 @@ def play(seed: int, *, has_store: bool = False) -> World:
         victim, at = chance.choice((first, *others)), chance.uniform(0.0, 90.0)
         harm = chance.random()
         harmed.add(victim)
-        until = at + chance.uniform(0.1, 25.0)
+        # Some are cut off for good.
+        until = at + (chance.uniform(0.1, 25.0) if chance.random() < 0.9 else 10_000.0)
         if harm < 0.35:
             world.at(at, victim.die)
         elif harm < 0.6:
-            world.at(at, partial(victim.stand_still, until - at))
+            world.at(at, partial(victim.stand_still, chance.uniform(0.1, 25.0)))
         elif harm < 0.8 or not has_store:
             other = chance.choice((None, first))
             world.at(at, partial(world.cuts.append, (until, victim, other)))
@@ -56,11 +57,6 @@ def play(seed: int, *, has_store: bool = False) -> World:
         late = Host(world, 9, config, first)
         world.at(chance.uniform(5.0, 60.0), late.begin)
     world.run()
-    verdicts = {
-        (host.verdict.generation, host.code)
-        for host in world.hosts
-        if host.verdict is not None and host.verdict.launcher + host.verdict.given_up
-    }
     if not has_store:
         verdicts = {
             (host.verdict.generation, host.code)
