@@ -173,10 +173,8 @@ def _launcher(holder: int, run_dir: str) -> int:
     A supervisor holds it, unless its keeper was killed.
     """
     parent = proc.stat(holder)
-    with suppress(OSError), open(os.path.join(run_dir, names.LOCK), "rb") as file:
-        marked = lockfile.launcher(file.fileno(), names.run_name(run_dir))
-        if parent is not None and parent.parent == marked:
-            return parent.parent
+    if parent is not None and parent.parent == lockfile.launcher_of(run_dir):
+        return parent.parent
     return holder
 
 

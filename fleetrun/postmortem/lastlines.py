@@ -34,8 +34,13 @@ _LONGEST = 300
 
 
 def tail(path: str) -> str:
-    """Return the end of a file as text, whatever its bytes; empty if it cannot be read."""
-    return (reading.content(path, _TAIL_BYTES, from_end=True) or b"").decode(errors="replace")
+    """Return the end of a log as text, whatever its bytes; empty if it cannot be read."""
+    end = reading.content(path, _TAIL_BYTES, from_end=True) or b""
+    if len(end) < _TAIL_BYTES:
+        # --log_max_size may have moved what came before.
+        before = reading.content(f"{path}.1", _TAIL_BYTES - len(end), from_end=True)
+        end = (before or b"") + end
+    return end.decode(errors="replace")
 
 
 def of(logs: Sequence[str]) -> tuple[list[str], str]:

@@ -30,14 +30,13 @@ from fleetrun.run.supervisor import Supervisor
 from fleetrun.rundir import heartbeat, secrets, variables
 from fleetrun.sinks.console import Console
 from fleetrun.sinks.eventlog import EventLog
-from fleetrun.sinks.launchfile import LaunchFile
-from fleetrun.sinks.manifest import ManifestFile
+from fleetrun.sinks.launcher_lines import Messages
 from fleetrun.sinks.metrics import Metrics
 from fleetrun.sinks.outputtimes import OutputTimes
 from fleetrun.sinks.profile import ProfileSink
+from fleetrun.sinks.provenance import Provenance
 from fleetrun.sinks.rotate import Cut, Rotation
 from fleetrun.sinks.rundir import RunDirectory
-from fleetrun.sinks.stderr import Messages
 from fleetrun.text import visible
 from fleetrun.watch.resumption import Resumption
 from fleetrun.watch.watch import Watch
@@ -295,9 +294,9 @@ class LaunchedJob(ObservedJob):
         if request.profile is not None and not request.quiet:
             observers.append(ProfileSink(self))
         if request.log_max_bytes:
-            observers.append(Rotation(self, self._on_cut))
+            observers.append(Rotation(self, show=console.catch_up, follow=self._on_cut))
         observers += [*self._of_strategy(), *self._of_hosts()]
-        observers += [EventLog(self), ManifestFile(self), LaunchFile(self), console, times]
+        observers += [EventLog(self), Provenance(self), console, times]
         if request.metrics_port is None:
             observers += self._metrics()
         watch = Watch(self, session=self._session, gpus=self._gpu_watch)

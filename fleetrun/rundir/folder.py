@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
@@ -71,12 +70,6 @@ class Folder:
             self._fd = os.open(self.path, _OPEN | os.O_NOFOLLOW)
         return self._fd
 
-    def make(self, parent: int) -> None:
-        """Create the folder in that of descriptor PARENT; raises FileExistsError."""
-        name = os.path.basename(self.path)
-        os.mkdir(name, 0o777, dir_fd=parent)
-        self._fd = os.open(name, _OPEN | os.O_NOFOLLOW, dir_fd=parent)
-
     def revive(self) -> None:
         """Create the folder again if it was removed."""
         if os.fstat(self.fd).st_nlink == 0:
@@ -88,21 +81,12 @@ class Folder:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=self.fd)
 
     def append(self, name: str, mode: int = PRIVATE) -> int:
-        """Open NAME for appending: a new file, or one of this user that is not a link."""
+        """Open NAME for appending: a new file, or one that is not a link."""
         try:
             return self.open(name, _CREATE | os.O_APPEND, mode)
         except FileExistsError:
             # Do not wait for the reader of a pipe that another user may have put there.
-            fd = self.open(name, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
-        status, folder_status = os.fstat(fd), os.fstat(self.fd)
-        if (
-            stat.S_ISREG(status.st_mode)
-            and status.st_uid == folder_status.st_uid
-            and status.st_nlink == 1
-        ):
-            return fd
-        os.close(fd)
-        raise FileExistsError(errno.EEXIST, "another user may have put it there")
+            return self.open(name, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
 
     def write(self, name: str, text: str, mode: int = PRIVATE) -> None:
         """Write TEXT to the file NAME atomically: all of it, or nothing on a full disk."""
@@ -168,45 +152,5 @@ def point(name: str, target: str, dir_fd: int) -> None:
 
 
 def enter(path: str, dir_fd: int | None = None) -> int:
-    """Open the folder PATH (in DIR_FD); a link counts only if its owner is trusted.
-
-    This is the kernel's protected_symlinks, but in every folder: the link must be ours, root's, or
-    the folder owner's.
-    """
-    try:
-        return os.open(path, _OPEN | os.O_NOFOLLOW, dir_fd=dir_fd)
-    except OSError as error:
-        if error.errno not in {errno.ELOOP, errno.ENOTDIR}:
-            raise
-    above = os.path.dirname(path) or "."
-    with Closing(parent := os.open(above, os.O_PATH | os.O_CLOEXEC, dir_fd=dir_fd)):
-        flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-        with Closing(link := os.open(os.path.basename(path), flags, dir_fd=parent)):
-            status = os.fstat(link)
-            if not stat.S_ISLNK(status.st_mode):
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
-            if status.st_uid not in {0, os.geteuid(), os.fstat(parent).st_uid}:
-                raise PermissionError(
-                    errno.EPERM, f"{path} is a link that another user has put there"
-                )
-            # The target of the link that was checked, not of one that has taken its place.
-            target = os.readlink("", dir_fd=link)
-        return os.open(target, _OPEN, dir_fd=parent)
-
-
-def remove(name: str, parent: int) -> None:
-    """Remove the folder NAME of PARENT with all its content; follow no link.
-
-    Mounted file systems stay, and then so does the folder.
-    """
-    # Not shutil: it takes longer to import than this takes to run.
-    with Closing(fd := os.open(name, _OPEN | os.O_NOFOLLOW, dir_fd=parent)):
-        if os.fstat(fd).st_dev != os.fstat(parent).st_dev:
-            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), name)
-        with os.scandir(fd) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    remove(entry.name, fd)
-                else:
-                    os.unlink(entry.name, dir_fd=fd)
-    os.rmdir(name, dir_fd=parent)
+    """Open the folder PATH (in DIR_FD)."""
+    return os.open(path, _OPEN, dir_fd=dir_fd)

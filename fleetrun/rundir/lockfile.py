@@ -9,35 +9,16 @@ import fcntl
 import os
 from contextlib import suppress
 
-from fleetrun.rundir import names
-from fleetrun.rundir.folder import Closing, Folder, enter
+from fleetrun.rundir import names, reading
+from fleetrun.rundir.folder import Folder
 
 
-def mark(pid: int, name: str) -> bytes:
-    """Return the mark of the launcher PID for the folder NAME; a copy has another name."""
-    return b"fleetrun %d %b\n" % (pid, os.fsencode(name))
-
-
-def launcher(fd: int, name: str) -> int | None:
-    """Return the launcher whose mark for the folder NAME is in the file FD, if any.
-
-    Raises OSError if the file cannot be read.
-    """
-    # No mark is longer; anything after a mark invalidates it.
-    text = os.pread(fd, len(mark(2**63, name)), 0)
-    pid = text.split(b" ")[1:2]
-    if not pid or not pid[0].isdigit() or text != mark(int(pid[0]), name):
-        return None
-    return int(pid[0])
-
-
-def is_locked(fd: int) -> bool:
-    """Lock FD; return True if a living process has the lock, or if unknown."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    return False
+def launcher_of(run_dir: str) -> int | None:
+    """Return the process id of the launcher that has created RUN_DIR; a copy has another name."""
+    words = (reading.content(os.path.join(run_dir, names.LOCK), 4096) or b"").split(b" ", 2)
+    is_mark = len(words) == 3 and words[0] == b"fleetrun" and words[1].isdigit()
+    is_own = is_mark and words[2] == os.fsencode(os.path.basename(run_dir)) + b"\n"
+    return int(words[1]) if is_own else None
 
 
 def begin(log_dir: str, name: str) -> tuple[Folder, int]:
@@ -45,17 +26,19 @@ def begin(log_dir: str, name: str) -> tuple[Folder, int]:
 
     Raises FileExistsError if it exists.
     """
+    runs = os.path.join(log_dir, names.RUNS)
     with suppress(FileExistsError):
-        os.mkdir(os.path.join(log_dir, names.RUNS))
-    folder = Folder(os.path.join(log_dir, names.RUNS, name))
-    with Closing(runs := enter(os.path.join(log_dir, names.RUNS))):
-        folder.make(runs)
+        os.mkdir(runs)
+    folder = Folder(os.path.join(runs, name))
+    os.mkdir(folder.path)
     return folder, hold(folder, os.getpid())
 
 
 def hold(folder: Folder, launcher: int) -> int:
     """Create, hold and return the lock of FOLDER for LAUNCHER; raises FileExistsError."""
     lock = folder.open(names.LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    is_locked(lock)
-    os.write(lock, mark(launcher, os.path.basename(folder.path)))
+    with suppress(OSError):
+        # Some network file systems have no locks.
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.write(lock, b"fleetrun %d %b\n" % (launcher, os.fsencode(os.path.basename(folder.path))))
     return lock

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable
 
-from fleetrun.rundir import outputtimes
+from fleetrun.rundir.outputtimes import LogTimes
 
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 # A rotation is noted within this time; without a note, the file was truncated.
@@ -19,13 +19,13 @@ _NOTED_S = 1.0
 class LogFile:
     """The log PATH, whose current notes TIMES returns; OSError if it cannot be opened."""
 
-    def __init__(self, path: str, times: Callable[[], outputtimes.LogTimes]) -> None:
+    def __init__(self, path: str, times: Callable[[], LogTimes]) -> None:
         self.path = path
         self._times = times
         self._fd = os.open(path, _OPEN)
         self._size = 0
-        # The offset of the file's first byte, and where the file takes over from the archives.
-        self._base = self._moved = 0
+        # The offset of the file's first byte.
+        self._base = 0
         self._cuts = 0
         # Descriptor, begin and end of each archive that is there, the oldest first.
         self._archives: list[tuple[int, int, int]] = []
@@ -34,16 +34,16 @@ class LogFile:
     @property
     def begin(self) -> int:
         """The offset of the oldest byte that still exists."""
-        return self._archives[0][1] if self._archives else self._moved
+        return self._archives[0][1] if self._archives else self._base
 
     def end(self) -> int:
         """Return the offset after the last byte."""
-        status = os.fstat(self._fd)
-        if self._is_cut() or status.st_size < self._size:
+        size = os.fstat(self._fd).st_size
+        if self._is_cut() or size < self._size:
             self._await_cut()
-            status = os.fstat(self._fd)
-        self._size = status.st_size
-        return self._base + status.st_size
+            size = os.fstat(self._fd).st_size
+        self._size = size
+        return self._base + size
 
     def written_at(self) -> float:
         """Return the time of the last write, in seconds since 1970."""
@@ -74,35 +74,26 @@ class LogFile:
         while not self._is_cut():
             if time.monotonic() > deadline:
                 # It was truncated; further output counts after all earlier output.
-                self._base = self._moved = self._base + self._size
+                self._base += self._size
                 self._size = 0
                 return
         self._arrange()
 
     def _arrange(self) -> None:
-        """Open the archives, and determine the offsets of the file."""
-        while True:
-            cuts = self._times().cuts
+        """Open the archives, again if they have moved meanwhile."""
+        cuts: list[int] | None = None
+        while cuts != self._times().cuts:
+            cuts = list(self._times().cuts)
             self._forget()
-            before = 0
-            bounds: list[tuple[int, int]] = []
-            for cut in cuts:
-                bounds.append((before, cut.offset))
-                before = cut.offset
-            for number, (begin, end) in enumerate(reversed(bounds), start=1):
+            for number, end in enumerate(reversed(cuts), start=1):
                 try:
                     fd = os.open(f"{self.path}.{number}", _OPEN)
                 except OSError:
                     break
+                begin = cuts[-number - 1] if number < len(cuts) else 0
                 self._archives.insert(0, (fd, begin, end))
-            size = os.fstat(self._fd).st_size
-            # Otherwise they have moved while they were opened.
-            if len(self._times().cuts) == len(cuts):
-                break
-        self._cuts = len(cuts)
-        self._moved = before
-        self._base = before if cuts and cuts[-1].is_collapsed else 0
-        self._size = size
+            self._cuts, self._base = len(cuts), cuts[-1] if cuts else 0
+            self._size = os.fstat(self._fd).st_size
 
     def _forget(self) -> None:
         for fd, _, _ in self._archives:

@@ -6,8 +6,7 @@ BASE since 1970, the others since BASE. Offsets count all that was written into 
 
 - `= LOG NAME`: LOG is the number of the file NAME of the run directory from here on.
 - `TIME LOG OFFSET`: LOG had OFFSET bytes when it was last written to before a look, at TIME.
-- `/ LOG OFFSET COLLAPSED`: what LOG had before OFFSET is in archives now. COLLAPSED is 1 if the
-  rest moved to the beginning of the file, 0 if it stands behind a hole.
+- `/ LOG OFFSET`: what LOG had before OFFSET is in archives now, and the file begins with OFFSET.
 
 A last line without an end is none.
 """
@@ -29,20 +28,14 @@ _WORDS = 3
 _NOTES = rb"(?m)(?:^-?\d{1,18} \d{1,9} \d{1,18}\n){1,50000}"
 
 
-class CutRange(NamedTuple):
-    """A cut: the bytes of a log before `offset` are in its archives."""
-
-    offset: int
-    is_collapsed: bool
-
-
 class LogTimes(NamedTuple):
     """The notes about one log, in order: it had `offsets[i]` bytes at `at_ms[i]`."""
 
     # Milliseconds since 1970.
     at_ms: list[int]
     offsets: list[int]
-    cuts: list[CutRange]
+    # The offsets up to which it was moved to an archive.
+    cuts: list[int]
 
     def offset_at(self, at_ms: float) -> int:
         """Return the offset of the first byte written at AT_MS or later.
@@ -69,9 +62,9 @@ def noted(at_ms: int, log: int, offset: int) -> bytes:
     return b"%d %d %d\n" % (at_ms, log, offset)
 
 
-def moved(log: int, offset: int, *, is_collapsed: bool) -> bytes:
+def moved(log: int, offset: int) -> bytes:
     """Return the line of a cut."""
-    return b"/ %d %d %d\n" % (log, offset, is_collapsed)
+    return b"/ %d %d\n" % (log, offset)
 
 
 class Reader:
@@ -146,7 +139,7 @@ class Notes:
             elif words[0] == b"/" and words[1] in self._numbered:
                 offset = _number(words[2])
                 if offset is not None:
-                    self._numbered[words[1]].cuts.append(CutRange(offset, words[3:] == [b"1"]))
+                    self._numbered[words[1]].cuts.append(offset)
 
 
 def _number(word: bytes) -> int | None:

@@ -256,7 +256,7 @@ def is_running(path: str) -> bool:
     except OSError:
         return False
     try:
-        if lockfile.launcher(fd, os.path.basename(path)) is None:
+        if lockfile.launcher_of(path) is None:
             # It has no mark yet: locking it now would take the lock from the launcher. A copy has
             # another name, and was never locked.
             return os.fstat(fd).st_size == 0

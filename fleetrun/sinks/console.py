@@ -12,11 +12,11 @@ import sys
 import time
 
 from fleetrun.run.events import Finished, Gathered, Happening, Started
-from fleetrun.run.loop import WRITABLE, Waiting
+from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Sink
 from fleetrun.rundir.names import label, log_paths
-from fleetrun.sinks.outlet import Outlet
 from fleetrun.sinks.rotate import Cut
+from fleetrun.sinks.writer import Writer
 
 _CHUNK = 256 * 1024
 # How often a growing file is read. The longer it is quiet, the less often, down to the quiet pace
@@ -50,8 +50,8 @@ _REDRAW = rb"\r(?![\r\n])(?!\Z)"
 class Feed:
     """One rank's log file, read from the console's current offset.
 
-    Offsets count all bytes that the rank wrote, including those that `--log_max_size` moved away.
-    With a PREFIX, even an empty one, whole lines are shown; with PATTERN only those that match.
+    Offsets count all bytes that the rank wrote, including those that `--log_max_size` cut off. With
+    a PREFIX, even an empty one, whole lines are shown; with PATTERN only those that match.
     """
 
     def __init__(
@@ -68,10 +68,6 @@ class Feed:
         self._seen = 0
         # The offset of the file's first byte.
         self._base = 0
-        # The offset up to which bytes are in archives, and the archives not shown yet: FD, begin,
-        # end.
-        self._moved = 0
-        self._archives: list[tuple[int, int, int]] = []
 
     # When an unfinished line is to be shown.
     due_at: float | None = None
@@ -97,8 +93,7 @@ class Feed:
         self._seen = size
         if size < self._offset:
             # The file was truncated; the rank continues at its start.
-            self._offset = self._moved = self._base
-            self._forget(len(self._archives))
+            self._offset = self._base
         shown = b""
         self._is_in_a_line = True
         while not shown and size > self._offset:
@@ -172,42 +167,18 @@ class Feed:
         return self._by_lines and self._is_open
 
     def _read(self, length: int) -> bytes:
-        """Read what comes next, from the archives and from the file."""
-        while self._archives and self._archives[0][2] <= self._offset:
-            self._forget(1)
-        chunk = b""
-        for fd, begin, end in self._archives:
-            at = self._offset + len(chunk)
-            chunk += os.pread(fd, min(length - len(chunk), end - at), at - begin)
-            if len(chunk) == length:
-                return chunk
-        at = self._offset + len(chunk)
-        return chunk + os.pread(self._fd, length - len(chunk), at - self._base)
+        return os.pread(self._fd, length, self._offset - self._base)
 
     def follow(self, cut: Cut) -> int:
-        """Continue where CUT has moved the bytes; return how many can never be shown."""
-        begin, self._moved = self._moved, self._moved + cut.length
-        if cut.is_collapsed:
-            self._base += cut.length
-        if self._offset >= self._moved:
-            return 0
-        archive = os.open(cut.archive, os.O_RDONLY | os.O_CLOEXEC)
-        self._archives.append((archive, begin, self._moved))
-        # Deleted archives are not kept open: a console that stopped would fill the disk.
-        self._forget(len(self._archives) - cut.kept)
-        lost = max(0, self._archives[0][1] - self._offset)
+        """Continue behind CUT; return how many bytes can never be shown."""
+        self._base += cut.length
+        lost = max(0, self._base - self._offset)
         self._offset += lost
+        self._seen = self._offset
         return lost
-
-    def _forget(self, count: int) -> None:
-        """Close the first COUNT archives."""
-        for fd, _, _ in self._archives[: max(0, count)]:
-            os.close(fd)
-        del self._archives[: max(0, count)]
 
     def close(self) -> None:
         """Close the file."""
-        self._forget(len(self._archives))
         os.close(self._fd)
 
 
@@ -221,30 +192,27 @@ class Console(Sink):
         # A user who types at the terminal waits for the answer.
         is_prompt = job.stdin(job.plan).is_terminal
         self._quiet_pace_s = _PROMPT_PACE_S if is_prompt else _QUIET_PACE_S
-        self._outlet = Outlet(1)
+        self._writer = Writer(1)
         self._feeds: list[Feed] = []
         # If lines have prefixes: the feed that wrote the unfinished line at the cursor.
         self._cursor: Feed | None = None
         # Whether what was shown last, with prefixes or without, is an unfinished line.
         self._is_mid_line = False
         self._turn = 0
-        # Output that the outlet has not accepted yet.
-        self._pending = memoryview(b"")
         self._pace_s = _PACE_S
         # The number of bytes shown since the files last had nothing new.
         self._recent_bytes = 0
-        self._is_waiting_for_room = False
         self._is_last = False
         self._is_done = False
         self._has_lost = False
-        self._progress_at = 0.0
 
     # The supervisor's side ----------------------------------------------------------------------
 
     def open(self, waiting: Waiting) -> None:
         """Begin to show output."""
         self._waiting = waiting
-        if self._outlet.is_closed:
+        self._writer.open(waiting, self._pump)
+        if self._writer.is_closed:
             self._give_up("standard output is closed")
             return
         self._pump()
@@ -257,8 +225,12 @@ class Console(Sink):
             self._begin(happening.attempt)
         elif isinstance(happening, Finished):
             self._is_last = True
-            self._progress_at = time.monotonic()
+            self._writer.finish(_TIMEOUT_S)
             self._pump()
+
+    def catch_up(self) -> None:
+        """Show what ranks have written so far, as far as the reader takes it."""
+        self._pump(sys.maxsize)
 
     def flush(self) -> None:
         """Show the rest of an attempt that is over, as far as the reader takes it."""
@@ -268,16 +240,16 @@ class Console(Sink):
 
     def is_busy(self) -> bool:
         """Whether output remains to be shown."""
-        return self._is_last and not self._is_done
+        return self._is_last and (not self._is_done or self._writer.is_busy)
 
     def shows(self, process: int) -> bool:
         """Whether a reader of the launcher's messages sees all output of PROCESS and no other's."""
         is_whole = self._shown == (process,) and self._pattern is None
-        return is_whole and not self._outlet.is_closed and _are_one_file(1, 2)
+        return is_whole and not self._writer.is_closed and _are_one_file(1, 2)
 
     def end_line(self) -> bool:
         """Whether a message would be written into a rank's unfinished line; it then ends that."""
-        is_open = self._is_mid_line and not self._pending and _are_one_file(1, 2)
+        is_open = self._is_mid_line and not self._writer.is_busy and _are_one_file(1, 2)
         if is_open:
             self._is_mid_line, self._cursor = False, None
         return is_open
@@ -285,17 +257,11 @@ class Console(Sink):
     def close(self) -> None:
         """Stop."""
         self._stop()
-        self._outlet.close()
+        self._writer.close()
 
     def follow(self, cut: Cut) -> None:
-        """Handle a log whose beginning was moved to an archive."""
-        if self._is_done:
-            return
-        try:
-            lost = sum(feed.follow(cut) for feed in self._feeds if feed.path == cut.log)
-        except OSError as error:
-            self._give_up(f"{cut.archive} cannot be read ({error.strerror})")
-            return
+        """Continue a log that has been cut to nothing."""
+        lost = sum(feed.follow(cut) for feed in self._feeds if feed.path == cut.log)
         if lost and not self._has_lost:
             self._has_lost = True
             self._job.log(
@@ -325,88 +291,48 @@ class Console(Sink):
         self._pump()
 
     def _pump(self, budget: int = _TURN_BYTES) -> None:
-        """Write as much new output as the reader accepts, and set the next timer."""
-        while not self._is_done:
-            if not self._pending and not self._fetch():
-                break
-            if budget <= 0:
+        """Write as much new output as the reader takes, and set the next timer."""
+        while not self._is_done and not self._writer.is_busy:
+            if self._writer.fault or self._writer.is_closed:
+                self._give_up(f"standard output {self._writer.fault or 'was closed'}")
+            elif budget <= 0:
                 self._waiting.timer("pace", time.monotonic(), self._pump)
                 return
-            taken = self._write()
-            if taken < 0:
+            elif piece := self._fetch():
+                budget -= len(piece)
+                self._recent_bytes += len(piece)
+                self._writer.put(piece)
+            else:
+                self._rest()
                 return
-            budget -= taken
-        self._rest()
+        # The writer calls again when its reader has taken everything.
+        self._waiting.timer("pace", None, self._pump)
 
-    def _fetch(self) -> bool:
-        """Take the next piece from the feeds in turn; False if there is none."""
+    def _fetch(self) -> bytes:
+        """Return the next piece of the feeds in turn; empty if there is none."""
         # Output of earlier attempts comes first, with unfinished lines.
         while self._feeds and self._feeds[0].is_final:
-            if self._take(self._feeds[0], is_last=True):
-                return True
+            if piece := self._take(self._feeds[0], is_last=True):
+                return piece
             self._feeds.pop(0).close()
         for _ in range(len(self._feeds)):
             self._turn = (self._turn + 1) % len(self._feeds)
-            if self._take(self._feeds[self._turn], is_last=self._is_last):
-                return True
+            if piece := self._take(self._feeds[self._turn], is_last=self._is_last):
+                return piece
         if self._is_last and self._cursor is not None:
-            self._pending, self._cursor = memoryview(b"\n"), None
-            self._is_mid_line = False
-            return True
-        return False
+            self._cursor, self._is_mid_line = None, False
+            return b"\n"
+        return b""
 
-    def _take(self, feed: Feed, *, is_last: bool) -> bool:
-        """Take the next piece from FEED; False if there is none."""
+    def _take(self, feed: Feed, *, is_last: bool) -> bytes:
         piece = feed.take(is_last=is_last, now=time.monotonic(), cursor=self._cursor)
-        if not piece:
-            return False
-        self._pending = memoryview(piece)
-        self._is_mid_line = not piece.endswith(b"\n")
-        self._cursor = feed if feed.is_open else None
-        return True
-
-    def _write(self) -> int:
-        """Write pending output; return the number of bytes, or -1 if we must wait or are done."""
-        try:
-            taken = self._outlet.write(self._pending)
-        except OSError as error:
-            self._give_up(f"standard output cannot be written ({error.strerror})")
-            return -1
-        if self._outlet.is_closed:
-            self._give_up("standard output was closed")
-            return -1
-        self._pending = self._pending[taken:]
-        self._recent_bytes += taken
-        if self._pending:
-            self._outlet.widen()
-        if taken:
-            self._progress_at = time.monotonic()
-        if not taken:
-            self._wait_for_room()
-            return -1
-        return taken
-
-    def _wait_for_room(self) -> None:
-        if not self._is_waiting_for_room:
-            self._waiting.watch(self._outlet.fd, self._on_room, WRITABLE)
-            self._is_waiting_for_room = True
-        self._waiting.timer("pace", None, self._pump)
-        if self._is_last:
-            self._waiting.timer("timeout", self._progress_at + _TIMEOUT_S, self._on_timeout)
-
-    def _on_room(self) -> None:
-        self._waiting.unwatch(self._outlet.fd)
-        self._is_waiting_for_room = False
-        self._pump()
-
-    def _on_timeout(self) -> None:
-        if self._progress_at + _TIMEOUT_S <= time.monotonic():
-            self._give_up(f"standard output accepted nothing for {_TIMEOUT_S:g} s")
+        if piece:
+            self._is_mid_line = not piece.endswith(b"\n")
+            self._cursor = feed if feed.is_open else None
+        return piece
 
     def _rest(self) -> None:
         """Wait for more output, for a shorter time while the files grow at a readable pace."""
-        if self._is_done:
-            return
         if self._is_last:
             self._stop()
             return
@@ -433,12 +359,9 @@ class Console(Sink):
         if self._is_done:
             return
         self._is_done = True
-        if self._is_waiting_for_room:
-            self._waiting.unwatch(self._outlet.fd)
         for feed in self._feeds:
             feed.close()
-        for key in ("pace", "timeout"):
-            self._waiting.timer(key, None, self._pump)
+        self._waiting.timer("pace", None, self._pump)
 
 
 def _pattern(text: str | None) -> re.Pattern[bytes] | None:

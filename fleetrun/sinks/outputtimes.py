@@ -32,15 +32,14 @@ _LENGTHY = 64 * 1024 * 1024
 class _WatchedLog:
     """A log that may grow: its number, its path, and how much was ever written to it."""
 
-    __slots__ = ("base", "moved", "number", "offset", "path")
+    __slots__ = ("base", "number", "offset", "path")
 
     def __init__(self, number: int, path: str) -> None:
         self.number = number
         self.path = path
         self.offset = 0
-        # How much was removed from the beginning of the file, and how much is in archives.
+        # How much is in archives.
         self.base = 0
-        self.moved = 0
 
 
 class OutputTimes(Sink):
@@ -81,15 +80,13 @@ class OutputTimes(Sink):
             self._note()
 
     def follow(self, cut: Cut) -> None:
-        """Note that the beginning of a log was moved to an archive."""
+        """Note that a log has moved to an archive."""
         log = self._logs.get(cut.log)
         if log is None or self._fd < 0:
             return
-        log.moved += cut.length
-        if cut.is_collapsed:
-            log.base += cut.length
+        log.base += cut.length
         try:
-            self._write(outputtimes.moved(log.number, log.moved, is_collapsed=cut.is_collapsed))
+            self._write(outputtimes.moved(log.number, log.base))
         except OSError:
             # From here on, offsets would mean something else.
             self.close()

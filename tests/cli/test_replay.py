@@ -17,7 +17,7 @@ from fleetrun.plan import planner, render
 from fleetrun.plan.devices import Share
 from fleetrun.run.loop import Loop
 from fleetrun.rundir import names
-from fleetrun.sinks.manifest import ManifestFile
+from fleetrun.sinks.provenance import Provenance
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,7 +66,7 @@ def write(
     Path(plan.run_dir).mkdir(parents=True, exist_ok=True)
     job = plans.job(plan, asked=made)
     job.environ = variables
-    manifest = ManifestFile(job)
+    manifest = Provenance(job)
     manifest.open(Loop())
     manifest.close()
     return Path(plan.run_dir) / names.MANIFEST

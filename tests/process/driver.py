@@ -29,8 +29,8 @@ from fleetrun.run.supervisor import Supervisor
 from fleetrun.sinks import console
 from fleetrun.sinks.console import Console
 from fleetrun.sinks.eventlog import EventLog
+from fleetrun.sinks.launcher_lines import Messages
 from fleetrun.sinks.rundir import RunDirectory
-from fleetrun.sinks.stderr import Messages
 from fleetrun.watch.proof import Proof
 from fleetrun.watch.watch import Watch
 

@@ -95,15 +95,6 @@ def test_a_size_that_is_none_is_refused(tmp_path: Path, size: str) -> None:
     assert not (tmp_path / "born").exists()
 
 
-@NEEDS_ROOT
-def test_s37_where_logs_cannot_be_rotated_nothing_starts(tmp_path: Path) -> None:
-    with mounted(tmp_path / "log", "ramfs"):
-        done = Command(tmp_path, "touch born", "--log_max_size=1M").run()
-    assert done.code == 3
-    assert "--log_max_size cannot work in" in done.stderr
-    assert not (tmp_path / "born").exists()
-
-
 def test_s37_full_disks_under_both_streams_cost_nobody_anything(tmp_path: Path) -> None:
     job = Command(tmp_path, "echo a; sleep 0.2; echo b; touch done$R; exit 5", ranks=1)
     with open("/dev/full", "wb") as full:  # a device

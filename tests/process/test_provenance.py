@@ -123,7 +123,7 @@ def test_a_manifest_is_there_while_the_job_runs_and_git_has_its_say(tmp_path: Pa
     Path(job.argv[-1]).write_text("#!/bin/sh\n# changed\ntouch ready$R; sleep 60\n")
     launcher = job.start()
     path = tmp_path / "log/latest/manifest.json"
-    until(lambda: path.exists() and manifest_of(tmp_path)["git"]["dirty"] is True)
+    until(lambda: path.exists() and (manifest_of(tmp_path)["git"] or {}).get("dirty") is True)
     assert len(manifest_of(tmp_path)["git"]["commit"]) == 40
     launcher.send_signal(signal.SIGTERM)
     assert job.finish(launcher).code == 143
@@ -135,7 +135,7 @@ def test_a_manifest_that_cannot_be_written_costs_one_line(tmp_path: Path) -> Non
     job = Command(tmp_path, "mkdir $FLEETRUN_RUN_DIR/manifest.json.new; sleep 1; exit 5", ranks=1)
     ended = job.run()
     assert ended.code == 5
-    assert ended.stderr.count("The manifest file failed") == 1
+    assert ended.stderr.count("The provenance failed") == 1
 
 
 def test_what_is_told_of_a_launch_is_for_its_owner_and_logs_are_for_colleagues(

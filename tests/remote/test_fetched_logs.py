@@ -62,7 +62,7 @@ def test_logs_arrive_as_if_the_job_had_run_here(tmp_path: Path, is_all: bool) ->
     assert os.readlink(here / "log" / "latest") == f"runs/{RUN}"
     # What lies outside of the run stays there.
     assert not (here / "log" / "workerlog.2").exists()
-    assert lockfile.launcher(os.open(here / "log/runs" / RUN / "lock", os.O_RDONLY), RUN)
+    assert lockfile.launcher_of(str(here / "log/runs" / RUN))
 
 
 def test_a_folder_that_both_share_is_left_alone(tmp_path: Path) -> None:

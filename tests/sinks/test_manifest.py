@@ -14,7 +14,7 @@ import plans
 import pytest
 from planning import a_request, a_roster, some_facts
 from timers import Timers
-from waiting import LONG_S, until
+from waiting import until
 
 from fleetrun import __version__
 from fleetrun.cli import configfile, request
@@ -24,9 +24,7 @@ from fleetrun.plan.devices import Share
 from fleetrun.run import proc
 from fleetrun.run.loop import Loop
 from fleetrun.rundir.secrets import Hider
-from fleetrun.sinks import git
-from fleetrun.sinks.git import Revision
-from fleetrun.sinks.manifest import ManifestFile
+from fleetrun.sinks.provenance import Provenance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -61,7 +59,7 @@ def repository(tmp_path: Path) -> Path:
 
 def sink(
     folder: Path, made: Request, environ: Mapping[str, str], hide: Callable[[str], str] = str
-) -> tuple[ManifestFile, Path]:
+) -> tuple[Provenance, Path]:
     """Return the sink of a launch in FOLDER and the file it is going to write."""
     facts = some_facts(2, cwd=str(folder), environ=environ)
     roster = a_roster()
@@ -69,7 +67,7 @@ def sink(
     Path(plan.run_dir).mkdir(parents=True)
     job = plans.job(plan, asked=made)
     job.environ, job.redact = environ, hide
-    return ManifestFile(job), Path(plan.run_dir) / "manifest.json"
+    return Provenance(job), Path(plan.run_dir) / "manifest.json"
 
 
 def written(
@@ -171,93 +169,46 @@ def test_text_that_is_no_text_is_kept(tmp_path: Path) -> None:
 # -- git --
 
 
-def test_git_is_asked_when_the_ranks_have_started(repository: Path) -> None:
-    manifest, path = sink(repository, a_request(), dict(os.environ))
+def git_says(folder: Path, is_wanted: Callable[[dict[str, Any] | None], bool]) -> dict[str, Any]:
+    """Return what the manifest says of git in FOLDER once it IS_WANTED."""
+    manifest, path = sink(folder, a_request(), dict(os.environ))
     loop = Loop()
     manifest.open(loop)
+    told: dict[str, Any] = {}
 
-    def git_says() -> object:
+    def has_come() -> bool:
         loop.timer("test", 0.0, lambda: None)
         loop.turn()
-        return path.exists() and json.loads(path.read_text())["git"]["dirty"] is not None
+        told["git"] = json.loads(path.read_text())["git"]
+        return is_wanted(told["git"])
 
-    until(git_says)
-    assert json.loads(path.read_text())["git"] == {
+    until(has_come)
+    manifest.close()
+    loop.close()
+    commit: dict[str, Any] = told["git"]
+    return commit
+
+
+def test_git_is_asked_when_the_ranks_have_started(repository: Path) -> None:
+    assert git_says(repository, lambda git: git is not None) == {
         "folder": str(repository),
         "commit": git_in(repository, "rev-parse", "HEAD"),
         "branch": "main",
         "dirty": False,
     }
-    manifest.close()
-    loop.close()
-
-
-def test_a_launch_that_is_over_before_git_has_its_commit_all_the_same(repository: Path) -> None:
-    document = written(repository)
-    assert document["git"]["commit"] == git_in(repository, "rev-parse", "HEAD")
-    assert document["git"]["dirty"] is None
-
-
-def answer(folder: Path) -> Revision | None:
-    """Return the manifest's part about git in FOLDER."""
-    answer = git.ask(str(folder)).result(LONG_S).value
-    assert isinstance(answer, bytes)
-    return git.parse(answer.decode())
-
-
-def test_a_changed_file_is_dirty_and_an_unknown_one_is_not(repository: Path) -> None:
-    (repository / "log").mkdir()
-    (repository / "log/workerlog.0").touch()
-    clean = answer(repository)
-    assert clean is not None
-    assert clean.is_dirty is False
-    (repository / "train.py").write_text("changed\n")
-    dirty = answer(repository)
-    assert dirty == clean._replace(is_dirty=True)
     assert not (repository / ".git/index.lock").exists()
 
 
-def test_outside_of_a_repository_there_is_no_answer(tmp_path: Path) -> None:
-    assert answer(tmp_path) is None
-    assert git.read(str(tmp_path)) is None
+def test_a_changed_file_is_dirty(repository: Path) -> None:
+    (repository / "train.py").write_text("changed\n")
+    assert git_says(repository, lambda git: git is not None)["dirty"] is True
 
 
-def test_without_git_there_is_no_answer(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(repository))
-    assert answer(repository) is None
-    assert git.read(str(repository)) is not None
-
-
-def test_a_git_that_hangs_is_ended(
-    repository: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    program = tmp_path / "git"
-    program.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\nexec /bin/sleep 600\n")
+def test_a_git_that_hangs_is_ended(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = repository / "git"
+    program.write_text(f"#!/bin/sh\necho $$ >{repository}/pid\nexec /bin/sleep 600\n")
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    question = git.ask(str(repository))
-    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
-    assert int((tmp_path / "pid").read_text()) == question.pid
-    question.abandon()
-    assert proc.stat(question.pid) is None
-
-
-def test_a_commit_is_read_wherever_git_keeps_it(repository: Path) -> None:
-    commit = git_in(repository, "rev-parse", "HEAD")
-    below = repository / "a/b"
-    below.mkdir(parents=True)
-    assert git.read(str(below)) == Revision(commit, "main")
-    git_in(repository, "pack-refs", "--all")
-    assert git.read(str(repository)) == Revision(commit, "main")
-    git_in(repository, "worktree", "add", "-q", "-b", "other", "tree")
-    assert git.read(str(repository / "tree")) == Revision(commit, "other")
-    git_in(repository, "checkout", "-q", "--detach")
-    assert git.read(str(repository)) == Revision(commit, None)
-    detached = answer(repository)
-    assert detached == Revision(commit, None, is_dirty=False)
-
-
-def test_a_repository_without_a_commit_has_none(tmp_path: Path) -> None:
-    git_in(tmp_path, "init", "-q", "-b", "main")
-    assert git.read(str(tmp_path)) == Revision(None, "main")
-    assert answer(tmp_path) == Revision(None, "main", is_dirty=False)
+    monkeypatch.setenv("PATH", str(repository))
+    pid = repository / "pid"
+    git_says(repository, lambda _: pid.exists() and bool(pid.read_text().strip()))
+    assert proc.stat(int(pid.read_text())) is None

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import signal
 import socket
-import sys
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,6 @@ from processes import survivors
 from waiting import until
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.run import itself
-from fleetrun.run.loop import Loop
 from fleetrun.rundir import metricsfile, names
 from fleetrun.sinks.metrics import Metrics
 
@@ -127,25 +124,6 @@ def test_the_job_goes_on_without_it(tmp_path: Path) -> None:
         socket.create_connection(("127.0.0.1", port))
     assert job.release(launcher).code == 0
     assert console.read_text().count(sentence) == 1
-
-
-def test_the_end_of_those_it_has_started_is_awaited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Not in its group, where the signal would kill it at once.
-    script = (
-        "exec 3<&0; setsid sh -c 'echo >begun; sleep 0.3; echo >ended' <&3 3<&- & exec sleep 60"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "executable", "/bin/sh")
-    monkeypatch.setattr(itself, "command", lambda _code: ["sh", "-c", script])
-    loop = Loop()
-    sink = Metrics(plans.job(plans.plan(), metrics_period_s=0.0))
-    sink.open(loop)
-    loop.turn()
-    until((tmp_path / "begun").exists)
-    sink.close()
-    assert (tmp_path / "ended").exists()
 
 
 def test_it_ends_with_a_launcher_that_is_killed(tmp_path: Path) -> None:

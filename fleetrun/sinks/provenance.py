@@ -1,0 +1,111 @@
+"""Writes where a result comes from: `manifest.json`, and `launch.txt` for people.
+
+`launch.txt` has Paddle's tables of settings and environment, and our remarks; each later attempt
+adds its environment. Only the owner may read the files (mode 0600).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from typing import Any, cast
+
+from fleetrun.engines import detect
+from fleetrun.plan import render
+from fleetrun.run.events import Gathered, Happening
+from fleetrun.run.isolation import CallResult, IsolatedCall, run_program
+from fleetrun.run.loop import Waiting
+from fleetrun.run.observers import ObservedJob, Sink
+from fleetrun.rundir import manifestfile, names
+
+_GIT_S = 20.0
+# No locks, which would disturb the user's git; no programs from the repository's configuration; no
+# daemon. A folder owned by another user, as in containers, is allowed.
+_STATUS = (
+    *("--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "safe.directory=*"),
+    *("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--no-ahead-behind"),
+    "--ignore-submodules=dirty",
+)
+# These would make git read another repository.
+_MISLEADING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR")
+
+
+class Provenance(Sink):
+    """Writes the manifest of the launch, again when git has answered, and its banner."""
+
+    def __init__(self, job: ObservedJob) -> None:
+        self._job = job
+        self._plan = job.plan
+        self._question: IsolatedCall | None = None
+
+    def open(self, waiting: Waiting) -> None:
+        """Write what is known, and ask git for the rest once the ranks have started."""
+        self._waiting = waiting
+        self._write(None)
+        waiting.timer("git", time.monotonic(), self._ask)
+        notes = "".join(f"fleetrun: {note}\n" for note in self._plan.notes)
+        has_links = self._job.has_links
+        self._append(render.banner(self._job.request, self._plan, has_links=has_links) + notes)
+
+    def on_event(self, happening: Happening) -> None:
+        """Add the environment of another attempt, which has other ports."""
+        if isinstance(happening, Gathered) and happening.attempt:
+            self._append(render.again(happening.plan))
+
+    def close(self) -> None:
+        """Wait no longer for git."""
+        self._waiting.timer("git", None, self._ask)
+        if self._question is not None:
+            self._question.abandon()
+
+    def _append(self, text: str) -> None:
+        self._job.folder.add(names.LAUNCH, self._job.redact(text))
+
+    def _ask(self) -> None:
+        environ = {name: value for name, value in os.environ.items() if name not in _MISLEADING}
+        # Without a process for git, the manifest has no commit.
+        with suppress(OSError):
+            self._question = run_program(("git", "-C", self._folder(), *_STATUS), environ)
+            self._question.watch(self._waiting, self._on_answer, _GIT_S)
+
+    def _on_answer(self, answer: CallResult) -> None:
+        self._question = None
+        if not answer.is_late:
+            commit = revision(cast("bytes", answer.value).decode(errors="replace"))
+            if commit is not None:
+                self._write({"folder": self._folder(), **commit})
+
+    def _folder(self) -> str:
+        """Return the script's folder; the current one for a module or a system program."""
+        script = self._job.request.script
+        is_here = script.form == "file" and ("/" in script.target or script.target.endswith(".py"))
+        folder = os.path.dirname(script.target) if is_here else ""
+        return os.path.normpath(os.path.join(self._plan.cwd, folder))
+
+    def _write(self, git: dict[str, Any] | None) -> None:
+        job = self._job
+        environ = job.environ
+        remembered = {name: environ[name] for name in environ if detect.is_remembered(name)}
+        document = manifestfile.document(self._plan, job.request, job.began, job.pid, git)
+        document["environment"] = manifestfile.environment(environ, remembered)
+        job.folder.write_json(names.MANIFEST, document, job.redact)
+
+
+def revision(output: str) -> dict[str, Any] | None:
+    r"""Parse the output of `git status --porcelain=v2 --branch`; None if it is anything else.
+
+    >>> revision("# branch.oid 1f3a\n# branch.head main\n1 .M N... 100644 100644 train.py\n")
+    {'commit': '1f3a', 'branch': 'main', 'dirty': True}
+    >>> revision("fatal: not a git repository")
+    """
+    lines = [line.split(" ", 2) for line in output.splitlines()]
+    branch = {words[1]: words[2] for words in lines if words[0] == "#" and len(words) > 2}
+    commit, name = branch.get("branch.oid"), branch.get("branch.head")
+    if not commit:
+        return None
+    return {
+        "commit": None if commit == "(initial)" else commit,
+        "branch": None if name == "(detached)" else name,
+        "dirty": any(words[0] != "#" for words in lines),
+    }
