@@ -1,7 +1,7 @@
 """Writes the tables of docs/ and the Chinese help from the code: .venv/bin/python scripts/docs.py.
 
 A table stands on its page between two marks. A text that is new is added to its catalogue, to be
-translated; one that is gone is taken out. With --picture it also draws the picture of the README.
+translated; one that is gone is taken out.
 """
 
 from __future__ import annotations
@@ -283,10 +283,6 @@ def main() -> int:
         path.write_bytes(content)
     if untranslated:
         print(f"{HELP} or {CELLS} lacks translations: {untranslated}", file=sys.stderr)
-    if "--picture" in sys.argv:
-        import picture
-
-        picture.draw()
     return bool(untranslated)
 
 

@@ -135,23 +135,6 @@ def test_output_goes_where_the_callers_own_goes(capfd: pytest.CaptureFixture[str
     assert both.getvalue().count("alas") == 1
 
 
-def test_a_reader_that_is_closed_holds_no_job_up() -> None:
-    gone = io.StringIO()
-    with contextlib.redirect_stdout(gone):
-        job = fleetrun.launch(
-            "bash", ["-c", "until [ -e go ]; do sleep 0.1; done; seq 1000000"], wait=False
-        )
-    gone.close()
-    Path("go").touch()
-    assert job.wait().exit_code == 0
-
-
-def test_a_program_without_standard_streams_can_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", None)
-    monkeypatch.setattr(sys, "stderr", None)
-    assert fleetrun.launch("echo", ["x"]).exit_code == 0
-
-
 def test_a_thread_and_an_event_loop_can_launch() -> None:
     codes: list[int] = []
     thread = threading.Thread(
@@ -167,14 +150,6 @@ def test_a_thread_and_an_event_loop_can_launch() -> None:
 
     asyncio.run(cell())
     assert codes == [4, 5, 6]
-
-
-def test_who_ignores_the_ends_of_children_is_told_of_this_one() -> None:
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    try:
-        assert fleetrun.launch("bash", ["-c", "exit 9"], quiet=True).exit_code == 9
-    finally:
-        signal.signal(signal.SIGCHLD, before)
 
 
 def test_blocked_and_ignored_signals_of_the_caller_are_its_own(here: Path) -> None:

@@ -284,18 +284,8 @@ def test_root_needs_to_type_nothing(machine: Make) -> None:
     assert ended.code == 0, ended.output
     assert ended.ran[0].startswith("apt-get update")
     assert ended.ran[1].endswith("python3-venv libgomp1")
+    assert ended.ran[-1] == "compile"
     assert "has fleetrun 0.1.0 and Paddle 3.3.1 (paddlepaddle)" in ended.output
-
-
-def test_the_installation_is_compiled(machine: Make) -> None:
-    ended = machine().run("setup")
-    assert (ended.code, ended.ran[-1]) == (0, "compile")
-
-
-def test_what_apt_does_not_have_is_said_and_ends_it(machine: Make) -> None:
-    ended = machine(has=[], apt=["libgomp1"]).run("setup")
-    assert ended.code == 3
-    assert "lacks: the venv module of Python 3.11.2." in ended.output
 
 
 @pytest.mark.parametrize("uid", [0, 1000])
@@ -335,14 +325,6 @@ def test_a_python_that_does_not_suit_is_told_in_one_sentence(
     assert ended.ran == []
 
 
-@pytest.mark.parametrize("option", ["--paddle", "--venv"])
-def test_an_option_without_its_value_is_a_mistake(machine: Make, option: str) -> None:
-    ended = machine().run("setup", option)
-    assert ended.code == 2
-    assert ended.output.startswith(f"setup: {option} needs a ")
-    assert "Usage: scripts/setup" in ended.output
-
-
 def test_a_machine_without_a_network_is_told_what_to_do(machine: Make) -> None:
     ended = machine(online=False).run("setup")
     assert ended.code == 3
@@ -354,14 +336,11 @@ def test_a_machine_without_a_network_is_told_what_to_do(machine: Make) -> None:
     ("driver", "capability", "build"),
     [
         ("580.65.06", "9.0", "cu130"),
-        ("595.10", "12.0", "cu130"),
         ("580.95.05", "7.0", "cu129"),  # CUDA 13 is not made for Volta
         ("580.95.05", "[N/A]", "cu130"),
         ("575.57.08", "9.0", "cu129"),
         ("570.133.20", "8.0", "cu126"),
-        ("550.54.14", "8.0", "cu126"),
         ("535.183.01", "8.0", "cu118"),
-        ("450.80.02", "7.0", "cu118"),
     ],
 )
 def test_the_build_for_the_driver_comes_from_paddles_own_index(
@@ -376,12 +355,6 @@ def test_the_build_for_the_driver_comes_from_paddles_own_index(
     assert "Paddle 3.3.1 (paddlepaddle-gpu)" in ended.output
 
 
-def test_a_build_that_is_not_there_gives_way_to_the_next(machine: Make) -> None:
-    indexes = {key: value for key, value in ALL_BUILDS.items() if "cu130" not in key}
-    ended = machine(**{**GPUS, "indexes": indexes}).run("setup")
-    assert ended.installed()[0].endswith("cu129/")
-
-
 def test_without_paddles_index_the_older_gpu_build_of_the_default_one_is_taken(
     machine: Make,
 ) -> None:
@@ -394,11 +367,6 @@ def test_without_paddles_index_the_older_gpu_build_of_the_default_one_is_taken(
     assert "Paddle 2.6.2 (paddlepaddle-gpu)" in ended.output
     # What comes with fleetrun must not bring back a NumPy that crashes Paddle 2.6.
     assert "numpy<2" in next(line for line in ended.ran if " -e " in line)
-
-
-def test_a_mirror_that_has_the_wanted_build_is_taken_before_an_older_one(machine: Make) -> None:
-    ended = machine(**{**GPUS, "indexes": {"default": ["3.3.1", "2.6.2"]}}).run("setup")
-    assert ended.installed() == ["pip install -q paddlepaddle-gpu==3.3.1 setuptools"]
 
 
 def test_the_cpu_build_is_the_last_resort_and_is_said_last(machine: Make) -> None:
@@ -423,14 +391,6 @@ def test_libraries_that_the_build_does_not_bring_are_installed_and_linked(machin
     assert "Paddle 2.6.2 (paddlepaddle-gpu)" in ended.output
 
 
-def test_a_library_that_no_package_brings_ends_the_try(machine: Make) -> None:
-    lacks = {"libothers.so": ""}
-    ended = machine(**{**GPUS, "indexes": BARE["indexes"], "lacks": lacks}).run("setup")
-    assert ended.code == 0, ended.output
-    assert "Paddle wants libothers.so, which no package brings." in ended.output
-    assert "THIS IS THE CPU BUILD" in ended.output.splitlines()[-1]
-
-
 def test_a_driver_that_is_too_old_for_any_build_is_said(machine: Make) -> None:
     ended = machine(**{**GPUS, "driver": "440.33.01", "computes": []}).run("setup")
     assert "No build of Paddle 3.3.1 is for driver 440.33.01" in ended.output
@@ -450,7 +410,6 @@ def test_cpu_asks_no_index_for_a_gpu_build(machine: Make) -> None:
         (1, None, "--gpus=0 {} mask none"),
         (8, None, "--gpus=0,1 {} mask none"),
         (8, "4,5,6", "{} mask 4,5"),
-        (8, "GPU-7", "{} mask GPU-7"),
         (8, "", "--nproc_per_node=2 {} mask "),
     ],
 )
@@ -462,7 +421,7 @@ def test_quickstart_trains_on_the_gpus_that_are_to_be_seen(
     assert here.run("setup").code == 0
     ended = here.run("quickstart", **env)
     assert ended.code == 0, ended.output
-    is_alone = gpus == 1 or mask == "GPU-7"
+    is_alone = gpus == 1
     strategy = "" if is_alone else "--strategy=recommended "
     words = f"--log_filter=images {strategy}scripts/train_resnet.py --depth=8 --epochs=2"
     assert f"ran with {ran.format(words)}\n" in ended.output
@@ -474,10 +433,3 @@ def test_quickstart_trains_on_the_gpus_that_are_to_be_seen(
             "the last gradient was ready."
         )
     assert hint.startswith("Next: . .venv/bin/activate")
-
-
-def test_quickstart_trains_on_the_cpu_where_paddle_has_no_gpu_build(machine: Make) -> None:
-    here = machine(**{**GPUS, "computes": []})
-    assert here.run("setup").code == 0
-    ended = here.run("quickstart")
-    assert "two ranks on the CPU" in ended.output

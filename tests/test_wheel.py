@@ -93,7 +93,8 @@ def test_the_readme_has_the_whole_address(installed: Installed) -> None:
         text = readme.read().decode()
     links = re.findall(r"\]\(([^)]*)\)", text)
     assert links
-    assert f" Clone the repository, and set it up:\n\n```sh\ngit clone {ADDRESS} " in text
+    assert f"```sh\ngit clone {ADDRESS} " in text
+    assert "ADDRESS" not in text
     assert all(link.startswith(ADDRESS) for link in links)
 
 

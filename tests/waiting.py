@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,27 +19,6 @@ TRAINING_S = 900.0
 _LONGEST_SILENCE_S = 60.0
 
 
-def _tell() -> None:
-    """Print what the processes of the test wait for, before anybody ends them."""
-    from living import living  # only after a wait in vain
-
-    print(living(), file=sys.stderr)
-
-
-class _Expired(subprocess.TimeoutExpired):
-    """Tells of a process that did not end while a test waited for it, too."""
-
-    def __init__(self, cmd: object, timeout: float, *output: object, **outputs: object) -> None:
-        super().__init__(cmd, timeout, *output, **outputs)  # type: ignore[arg-type]
-        # Less is what a test, or the launcher, expects to be too short.
-        if timeout >= LONG_S:
-            _tell()
-
-
-# `subprocess` raises it under this name.
-subprocess.TimeoutExpired = _Expired  # type: ignore[misc]
-
-
 def until(condition: Callable[[], object], seconds: float = LONG_S) -> None:
     """Return as soon as CONDITION holds; fail after SECONDS."""
     looks_s = time.monotonic()
@@ -49,7 +26,6 @@ def until(condition: Callable[[], object], seconds: float = LONG_S) -> None:
     while not condition():
         now_s = time.monotonic()
         if now_s > deadline:
-            _tell()
             raise AssertionError(f"the awaited condition did not come within {seconds} s")
         # What starts processes to look would take a processor from what it waits for.
         time.sleep(min(max(0.005, 3 * (now_s - looks_s)), 0.5))

@@ -9,7 +9,6 @@ import pytest
 
 from fleetrun.cli import app, elsewhere, options
 from fleetrun.cli.argv import split
-from fleetrun.cli.parser import COMMANDS
 
 # Every option of the table at its largest, before the halving; each must still be answered.
 _ONCE = """
@@ -34,35 +33,15 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 def test_an_option_that_is_gone_says_what_to_use(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert not options.is_option(name)
-    says = f"--{name} is gone: {elsewhere.GONE[name]}\n"
-    assert says.endswith(".\n")
-    assert app.main([f"--{name}=1", "train.py"], environ={}) == 2
-    assert capsys.readouterr().err == f"fleetrun: {says}"
-    assert app.main(["top", f"--{name}=1"], environ={}) == 2
-    assert capsys.readouterr().err == f"fleetrun: top: {says}"
-
-
-@pytest.mark.parametrize("name", elsewhere.GONE)
-def test_a_line_of_a_config_file_that_is_gone_says_what_to_use(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+    answer = f"{name} is gone: {elsewhere.GONE[name]}\n"
     Path("fleetrun.yaml").write_text(f"quiet: true\n{name}: 1\n")
-    assert app.main(["train.py"], environ={}) == 2
-    says = f"fleetrun: fleetrun.yaml:2: {name} is gone: {elsewhere.GONE[name]}\n"
-    assert capsys.readouterr().err == says
-
-
-@pytest.mark.parametrize("name", elsewhere.GONE_COMMANDS)
-def test_a_command_that_is_gone_says_what_to_use(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert name not in COMMANDS
-    assert app.main([name, "--hosts=a,b", "--", "ls"], environ={}) == 2
-    assert (
-        capsys.readouterr().err
-        == f"fleetrun: fleetrun {name} is gone: {elsewhere.GONE_COMMANDS[name]}\n"
-    )
+    for words, where in (
+        ([f"--{name}=1", "train.py"], "--"),
+        (["top", f"--{name}=1"], "top: --"),
+        (["train.py"], "fleetrun.yaml:2: "),
+    ):
+        assert app.main(words, environ={}) == 2
+        assert capsys.readouterr().err == f"fleetrun: {where}{answer}"
 
 
 @pytest.mark.parametrize("name", _ONCE.split())

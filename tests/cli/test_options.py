@@ -64,13 +64,6 @@ def test_a_row_is_whole(option: Option) -> None:
         assert value is None or option.kind.read(value) is not None
 
 
-@pytest.mark.parametrize("name", options.UNUSED)
-def test_an_option_without_effect_says_why(name: str) -> None:
-    option = options.find(name)
-    assert option.group in {"paddle", "later"}
-    assert option.reason.endswith(".")
-
-
 def test_there_are_few_enough_options_to_know() -> None:
     assert len(options.OPTIONS) <= 85
 
@@ -143,16 +136,6 @@ def test_a_wrong_value_is_told_what_is_wanted(name: str, raw: str, wanted: str) 
     assert str(error.value) == wanted
 
 
-def test_what_is_wanted_is_said_for_every_kind() -> None:
-    assert options.find("env").wanted.startswith("give KEY=VALUE")
-    assert options.find("ips").wanted == "give LIST."
-
-
-@given(st.integers(min_value=1, max_value=10**9))
-def test_a_number_is_read_as_itself(number: int) -> None:
-    assert options.find("nproc_per_node").kind.read(str(number)) == number
-
-
 @given(st.sampled_from(options.OPTIONS), st.text())
 def test_any_text_is_a_value_or_a_clear_refusal(option: Option, raw: str) -> None:
     try:
@@ -183,22 +166,3 @@ def test_any_text_is_a_value_or_a_clear_refusal(option: Option, raw: str) -> Non
 )
 def test_an_optional_value_never_eats_the_script(name: str, word: str, eaten: bool) -> None:
     assert options.find(name).takes_next(word) is eaten
-
-
-@pytest.mark.parametrize("raw", ["", "0", "-1", "False", "no", "none"])
-def test_what_switches_off_is_known(raw: str) -> None:
-    assert options.find("server_num").switches_off(raw)
-    assert not options.find("server_num").switches_off("2")
-
-
-def test_blame_says_where_a_value_came_from() -> None:
-    option = options.find("nproc_per_node")
-    assert option.given("x", "--nproc").blame("no.") == "--nproc=x: no."
-    assert (
-        option.given("x", "$PADDLE_NPROC_PER_NODE", "$PADDLE_NPROC_PER_NODE").blame("no.")
-        == "--nproc_per_node=x (from $PADDLE_NPROC_PER_NODE): no."
-    )
-    assert (
-        option.given("x", "nproc-per-node", "a.yaml:3").blame("no.")
-        == "a.yaml:3: nproc-per-node=x: no."
-    )

@@ -10,7 +10,7 @@ import plans
 import pytest
 from planning import a_roster, some_facts
 
-from fleetrun.cli import app, configfile, options, replay
+from fleetrun.cli import app, replay
 from fleetrun.cli.argv import split
 from fleetrun.errors import UsageError
 from fleetrun.plan import planner, render
@@ -264,13 +264,6 @@ def test_a_manifest_that_is_not_there_is_said(folder: Path) -> None:
     assert refusal("--from-manifest= ") == (
         "--from-manifest needs a value: give FILE, a manifest.json."
     )
-
-
-def test_only_the_command_line_names_a_manifest(folder: Path) -> None:
-    (folder / "fleetrun.yaml").write_text("from_manifest: a.json\n")
-    with pytest.raises(UsageError, match="belongs on the command line"):
-        configfile.read("fleetrun.yaml")
-    assert options.find("from_manifest").flag == "--from-manifest"
 
 
 def test_a_secret_is_in_no_complaint_about_its_option(

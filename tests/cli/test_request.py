@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from fleetrun.cli import configfile, options, request
 from fleetrun.cli.argv import split
 from fleetrun.cli.option import Option
-from fleetrun.cli.types import FLAG
 from fleetrun.engines.detect import Detected
 from fleetrun.errors import UsageError
-from fleetrun.model import Request, Script, Setting
+from fleetrun.model import Request, Setting
 from fleetrun.rundir import secrets
 
 if TYPE_CHECKING:
@@ -511,27 +510,8 @@ def test_run_check_with_master_is_one_of_two_hosts_as_in_paddle(words: str, nnod
     assert asked("--master=a:1").nnodes == "1"
 
 
-def test_paddles_tuner_is_told_how_to_start() -> None:
-    for option in ("auto_tuner_json", "auto_parallel_config"):
-        sentence = refusal(f"--{option}=t.json")
-        assert (
-            "FLEETRUN_EXEC=off python -m paddle.distributed.launch` in place of fleetrun"
-            in sentence
-        )
-        assert "`fleetrun tune`" in sentence
-    assert "follow the order of --ips" in refusal("--rank_mapping_path=map.json")
-
-
 def test_a_password_of_etcd_is_not_repeated() -> None:
     assert "secret" not in refusal("--nnodes=2", "--master=etcd://me:secret@a:1")
-
-
-def test_mpi_is_no_backend_but_a_way_to_start() -> None:
-    """Paddle has none of that name, but who uses MPI exports it all the same."""
-    message = refusal(environ={"PADDLE_DISTRI_BACKEND": "mpi"})
-    assert "`mpirun -n 8 fleetrun train.py`" in message
-    assert "unset PADDLE_DISTRI_BACKEND" in message
-    assert "leave it out" in refusal("--backend=MPI")
 
 
 # -- the kind of devices --
@@ -573,25 +553,22 @@ def test_s11_a_launch_inside_a_rank_does_not_join_the_job_around_it() -> None:
 
 # -- later, and without effect --
 
-LATER = [option for option in options.KNOWN if option.group == "later"]
-ACCEPTED = [option for option in options.KNOWN if option.group == "paddle"]
+UNUSED = [option for option in options.KNOWN if option.group in {"later", "paddle"}]
 
 
-@pytest.mark.parametrize("option", LATER, ids=lambda option: option.label)
-def test_what_comes_later_says_so_in_one_sentence(option: Option) -> None:
-    value = "" if option.kind is FLAG else "=2"
-    message = refusal(f"{option.flag}{value}")
-    assert message == f"{option.flag}={'2' if value else 'true'}: {option.reason}"
-    assert "this version" in message
-    for variable in option.env:
-        assert f"(from ${variable})" in refusal(environ={variable: "2"})
-
-
-@pytest.mark.parametrize("option", LATER, ids=lambda option: option.label)
-def test_what_comes_later_may_be_switched_off(option: Option) -> None:
+@pytest.mark.parametrize("option", UNUSED, ids=lambda option: option.label)
+def test_what_has_no_effect_or_comes_later_says_so(option: Option) -> None:
+    if option.group == "later":
+        assert refusal(f"{option.flag}=2") == f"{option.flag}=2: {option.reason}"
+        for variable in option.env:
+            assert f"(from ${variable})" in refusal(environ={variable: "2"})
+            assert asked(environ={variable: "0"}) == asked()
+    else:
+        made = asked(f"{option.flag}=1")
+        assert made.notes == (f"{option.flag} has no effect: {option.reason}",)
+        assert made._replace(notes=()) == asked()
+    # As a variable that is exported once for all jobs may say.
     assert asked(f"{option.flag}=0") == asked()
-    for variable in option.env:
-        assert asked(environ={variable: "0"}) == asked()
 
 
 def test_what_the_script_is_told_selects_nothing() -> None:
@@ -603,19 +580,6 @@ def test_a_role_with_a_list_of_servers_selects_them() -> None:
     cluster = {"TRAINING_ROLE": "TRAINER", "PADDLE_PSERVERS_IP_PORT_LIST": "a:1"}
     made = asked(environ=cluster)
     assert (made.run_mode, setting(made, "run_mode").source) == ("ps", "$TRAINING_ROLE")
-
-
-@pytest.mark.parametrize("option", ACCEPTED, ids=lambda option: option.label)
-def test_what_has_no_effect_says_why_when_it_is_used(option: Option) -> None:
-    made = asked(f"{option.flag}=1")
-    assert made.notes == (f"{option.flag} has no effect: {option.reason}",)
-    assert made._replace(notes=()) == asked()
-    assert asked(f"{option.flag}=0") == asked()
-
-
-@pytest.mark.parametrize("words", [["--sort_ip"], ["--scale", "2"], ["--sort_ip", "false"]])
-def test_what_has_no_effect_leaves_the_script_alone(words: list[str]) -> None:
-    assert split([*words, "train.py"]).script == Script("file", "train.py", ())
 
 
 # -- the config file --
@@ -748,15 +712,6 @@ def test_the_example_file_shows_every_option_and_can_be_used(config_file: Config
     once = {"config", "detach", "dry_run", "from_manifest", "help", "version"}
     assert missing == once | by_ssh
     assert asked(config=config).ips == ("10.0.0.1", "10.0.0.2")
-
-
-def test_a_command_without_script_cannot_be_resolved() -> None:
-    with pytest.raises(ValueError, match="without a script"):
-        request.resolve(split(["--help"]), {}, None)
-
-
-def test_a_given_value_knows_its_source() -> None:
-    assert options.find("gpus").given("0", "--gpus").source == "command line"
 
 
 SAMPLES = {"int": "1", "float": "0.5", "duration": "30m", "bool": "true", "flag": "true"}
