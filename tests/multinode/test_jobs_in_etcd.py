@@ -178,7 +178,7 @@ def test_a_coordinator_whose_launcher_is_killed_is_followed_before_its_lease_end
     assert [job.end(host) for host in hosts] == [-signal.SIGKILL, 0, 0]
     assert not [line for line in hosts[0].processes() if "etcd --name" not in line]
     for host in hosts[1:]:
-        assert f"nterrupted by SIGKILL on {hosts[0].ip}" in host.output
+        assert "The job goes on with 2 hosts" in host.output
 
 
 @pytest.mark.skipif(not shutil.which("nft"), reason="there is no nft (Debian: nftables)")
