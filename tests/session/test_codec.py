@@ -2,7 +2,6 @@
 
 import base64
 import json
-from typing import NamedTuple
 
 import pytest
 from examples import examples
@@ -13,8 +12,6 @@ from wire import CODEC, End, Hello, Part
 from fleetrun.session.codec import (
     LONGEST_TEXT,
     Malformed,
-    dump,
-    load,
     pack,
     unpack,
 )
@@ -154,18 +151,6 @@ def test_a_message_is_written_once_for_all_who_get_it() -> None:
     message = Hello("n", ports=tuple(range(100)))
     assert CODEC.write(message) is CODEC.write(message)
     assert CODEC.write(Hello("m")) != CODEC.write(message)
-
-
-def test_values_that_are_no_message_can_be_dumped_and_loaded() -> None:
-    assert load(dump({"a": [1, None, {"b": "é"}]})) == {"a": [1, None, {"b": "é"}]}
-
-
-def test_only_known_types_can_be_written() -> None:
-    class Other(NamedTuple):
-        code: int
-
-    with pytest.raises(AssertionError):
-        CODEC.write(Other(1))
 
 
 @given(st.binary(max_size=200), st.text(max_size=50) | st.binary(max_size=50))

@@ -15,7 +15,7 @@ import pytest
 from wire import CODEC, End, Hello, turn_until
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.session.authentication import Handshake, Key, Seal
+from fleetrun.session.authentication import Handshake, Key
 from fleetrun.session.connection import MOST_UNSENT, Connection, Wire
 from fleetrun.session.dialer import Dialer, Target
 from fleetrun.session.listener import Listener, PortTaken
@@ -158,18 +158,6 @@ def test_last_words_are_heard_before_the_end(net: Net) -> None:
     assert net.server.lost == caller.lost == ["hung up"]
 
 
-def test_a_connection_that_is_closed_calls_nobody(net: Net) -> None:
-    ours, theirs, caller = net.pair()
-    ours.close()
-    ours.close()
-    ours.send(Hello("nobody"))
-    ours.finish()
-    turn_until(net.loop, lambda: net.server.lost)
-    assert caller.lost == []
-    assert net.server.heard == []
-    theirs.send(Hello("nobody"))
-
-
 def test_who_does_not_read_is_lost_and_not_from_within_send(net: Net) -> None:
     _, theirs, _ = net.pair()
     net.loop.unwatch(net.ends[1].connections[0]._socket.fileno())
@@ -179,25 +167,6 @@ def test_who_does_not_read_is_lost_and_not_from_within_send(net: Net) -> None:
     assert net.server.lost == []
     turn_until(net.loop, lambda: net.server.lost)
     assert "did not read" in net.server.lost[0]
-
-
-def test_a_caller_can_call_again_after_a_loss(net: Net) -> None:
-    _, theirs, caller = net.pair()
-    theirs.close()
-    turn_until(net.loop, lambda: caller.lost)
-    net.dialers[0].begin()
-    turn_until(net.loop, lambda: len(caller.connections) == 2)
-
-
-def test_the_first_of_several_targets_that_answers_counts(net: Net) -> None:
-    other = ports.free(1)[0]
-    with socket.create_server((HERE, other)) as silent:
-        net.listen()
-        dialer, end = net.call(Target(HERE, other), Target(HERE, net.port))
-        turn_until(net.loop, lambda: end.connections)
-        assert end.connections[0].address == HERE
-        silent.accept()[0].close()
-    assert dialer.trouble == ""
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 here")
@@ -233,12 +202,6 @@ def test_a_taken_port_is_said_with_its_holder(net: Net) -> None:
     taken = pytest.raises(PortTaken, match=f"Port {net.port}.*pid {os.getpid()}")
     with socket.create_server((HERE, net.port)), taken:
         net.listen()
-
-
-def test_the_first_free_port_is_taken(net: Net) -> None:
-    other = ports.free(1)[0]
-    with socket.create_server((HERE, net.port)):
-        assert net.listen(ports=(net.port, other)).port == other
 
 
 def test_an_address_that_is_not_ours_is_said(net: Net) -> None:
@@ -325,52 +288,6 @@ def test_thousands_of_lines_of_strangers_change_nothing(net: Net, number: int) -
     assert net.server.lost == []
     assert len(net.server.refused) > number / 10
     works(net)
-
-
-@pytest.mark.parametrize("number", THOUSANDS)
-def test_thousands_of_lines_behind_a_true_handshake_change_nothing_else(
-    net: Net, number: int
-) -> None:
-    """A caller that sends what no launcher sends is lost; the others are not."""
-    net.listen()
-    ours, theirs, _ = net.pair()
-    draw = random.Random(14)
-    good = CODEC.write(Hello("host", ports=(1, 2), pair=("a", 1)))
-    sent = 0
-    while sent < number:
-        with stranger(net) as call:
-            seal = shake_hands(net, call)
-            before = len(net.server.lost)
-            for _ in range(draw.randrange(1, 9)):
-                changed = bytearray(good)
-                for _ in range(draw.randrange(3)):
-                    changed[draw.randrange(len(changed))] = draw.randrange(256)
-                with suppress(OSError):
-                    call.sendall(seal.put(bytes(changed)) + b"\n")
-                sent += 1
-        turn_until(net.loop, lambda: len(net.server.lost) > before)  # noqa: B023 - called here
-    assert all(type(message) in {Hello, End} for message in net.server.heard)
-    net.server.heard.clear()
-    assert theirs.is_open
-    ours.send(End(3))
-    turn_until(net.loop, lambda: net.server.heard)
-    assert net.server.heard == [End(3)]
-
-
-def shake_hands(net: Net, call: socket.socket) -> Seal:
-    """Introduce CALL as a launcher does, by hand."""
-    handshake = Handshake(KEY, is_caller=True)
-    call.sendall((handshake.begin() or b"") + b"\n")
-    call.settimeout(0)
-    received = b""
-    while handshake.seals is None:
-        look(net)
-        with suppress(BlockingIOError):
-            received += call.recv(1000)
-            if received.endswith(b"\n"):
-                call.sendall((handshake.feed(received[:-1]) or b"") + b"\n")
-    call.settimeout(10)
-    return handshake.seals[0]
 
 
 def test_who_says_nothing_loses_his_place_in_time(net: Net) -> None:
