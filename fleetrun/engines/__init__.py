@@ -32,21 +32,13 @@ class EngineFactory(Protocol):
         """Return the hosts with a port for each of SLOTS, once they are HELD, and our index."""
 
 
-class EngineRow(NamedTuple):
-    """A row of the table: the engine applies only if all VARIABLES and one OPTION are set."""
-
-    file: str
-    variables: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-
-
-# The first engine that finds its hosts is the job's.
+# The module of each engine, and the variables and options of which one must be set. The first
+# engine that finds its hosts is the job's.
 ENGINES = (
-    EngineRow("fleetrun.engines.role", ("TRAINING_ROLE", "PADDLE_PSERVERS_IP_PORT_LIST")),
-    EngineRow("fleetrun.engines.paddlecloud", ("PADDLE_TRAINERS", "PADDLE_TRAINER_ID")),
-    EngineRow("fleetrun.engines.static", options=("ips", "hosts")),
-    EngineRow("fleetrun.engines.meeting", options=("master",)),
-    EngineRow("fleetrun.engines.local"),
+    ("fleetrun.engines.paddlecloud", ("PADDLE_TRAINERS", "TRAINING_ROLE"), ()),
+    ("fleetrun.engines.static", (), ("ips", "hosts")),
+    ("fleetrun.engines.meeting", (), ("master",)),
+    ("fleetrun.engines.local", (), ()),
 )
 
 
@@ -76,11 +68,11 @@ class SelectedEngine(NamedTuple):
 
 def find(request: Request, environ: Mapping[str, str], places: ModeHosts) -> SelectedEngine:
     """Return the engine for REQUEST and ENVIRON."""
-    for row in ENGINES:
-        named = [getattr(place, name, ()) for name in row.options for place in (request, places)]
-        is_asked = any(named) or not row.options
-        if is_asked and all(environ.get(name, "").strip() for name in row.variables):
-            factory = cast("EngineFactory", __import__(row.file, fromlist=("find",)))
+    for module, variables, options in ENGINES:
+        named = [getattr(place, name, ()) for name in options for place in (request, places)]
+        named += [environ.get(name, "").strip() for name in variables]
+        if any(named) or not (variables or options):
+            factory = cast("EngineFactory", __import__(module, fromlist=("find",)))
             hosts = factory.find(request, environ, places)
             if hosts is not None:
                 is_dry = request.dry_run is not None

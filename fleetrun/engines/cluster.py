@@ -4,10 +4,10 @@ Pure. In a Slurm step `fleetrun train.py` equals `fleetrun --ips=n1,n2 --host=n1
 """
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from fleetrun.engines import detect
-from fleetrun.engines.detect import Detected, SourcedValue
+from fleetrun.engines.detect import Detected
 from fleetrun.errors import UsageError
 from fleetrun.model import DEFAULT, Given, flag
 
@@ -34,53 +34,54 @@ def detected_options(
     if problem is not None and not is_dry:
         # The launchers to be started will ask for themselves.
         return ()
-    ranks = _of_tasks(explicit, detected, notes)
-    if explicit["ips"].is_set:
-        return ranks
     implied: list[Given] = []
+    if detect.has_tasks(detected):
+        _check_tasks(explicit, detected, notes)
+        implied.append(_given(detected, "nproc_per_node", detected.here, "here"))
+    if not explicit["ips"].is_set:
+        implied += _hosts(explicit, detected, notes)
+    return tuple(option for option in implied if not explicit[option.name].is_set)
+
+
+def _hosts(explicit: Mapping[str, Given], detected: Detected, notes: list[str]) -> Iterator[Given]:
+    """Yield the options about hosts that DETECTED implies."""
     if len(detected.hosts) > 1:
-        notes.append(f"{detected.engine} names the hosts: {detected.hosts_from}.")
-        implied += _given("ips", ",".join(detected.hosts), detected.hosts_from)
+        notes.append(f"{detected.engine} names the hosts: {detected.sources['hosts']}.")
+        yield _given(detected, "ips", ",".join(detected.hosts), "hosts")
         if detected.node is not None:
-            implied += _given("host", detected.hosts[detected.node], detected.node_from)
-        if (port := _port(detected)) is not None:
-            implied += _given("start_port", str(port), detected.job)
+            yield _given(detected, "host", detected.hosts[detected.node], "node")
+        job = detected.sources.get("job")
+        port = None if job is None else first_port(job.value, detected.step)
+        if port is not None:
+            yield _given(detected, "start_port", port, "job")
     elif not detected.hosts:
-        if detected.nnodes is not None and detected.nnodes > 1:
-            implied += _given("nnodes", str(detected.nnodes), detected.nnodes_from)
-        if detected.node is not None and (implied or explicit["nnodes"].is_set):
-            implied += _given("rank", str(detected.node), detected.node_from)
-    return (*ranks, *(option for option in implied if not explicit[option.name].is_set))
+        is_several = (detected.nnodes or 1) > 1
+        if is_several:
+            yield _given(detected, "nnodes", detected.nnodes, "nnodes")
+        if detected.node is not None and (is_several or explicit["nnodes"].is_set):
+            yield _given(detected, "rank", detected.node, "node")
 
 
-def _of_tasks(
-    explicit: Mapping[str, Given], detected: Detected, notes: list[str]
-) -> tuple[Given, ...]:
-    """Return the number of ranks here if the engine has started a task for each."""
-    if not detect.has_tasks(detected):
-        return ()
-    tasks = f"{detected.here} tasks here ({detected.here_from})"
+def _given(detected: Detected, name: str, raw: object, field: str) -> Given:
+    """Return the option NAME with the value RAW, which the variable of FIELD has set."""
+    source = detected.sources.get(field)
+    return Given(name, str(raw), flag(name), f"${source.source}" if source else DEFAULT)
+
+
+def _check_tasks(explicit: Mapping[str, Given], detected: Detected, notes: list[str]) -> None:
+    """Raise UsageError for EXPLICIT options that do not fit a task for each rank."""
+    tasks = f"{detected.here} tasks here ({detected.sources['here']})"
     started = f"{detected.engine} has started {tasks}, one a rank"
     for name in ("server_num", "trainer_num", "detach", "hosts", "hostfile"):
         if explicit[name].is_set:
-            raise UsageError(
-                explicit[name].blame(
-                    f"{started}; start one on each host instead: `{detected.spread}`."
-                )
-            )
+            problem = f"{started}; start one on each host instead: `{detected.spread}`."
+            raise UsageError(explicit[name].blame(problem))
     ranks = explicit["nproc_per_node"]
     if not ranks.is_set:
         notes.append(f"{started}.")
-        return tuple(_given("nproc_per_node", str(detected.here), detected.here_from))
-    if ranks.raw.strip() != str(detected.here):
-        raise UsageError(
-            ranks.blame(f"{started}; leave it out, or start one: `{detected.spread}`.")
-        )
-    return ()
-
-
-def _port(detected: Detected) -> int | None:
-    return None if detected.job is None else first_port(detected.job.value, detected.step)
+    elif ranks.raw.strip() != str(detected.here):
+        problem = f"{started}; leave it out, or start one: `{detected.spread}`."
+        raise UsageError(ranks.blame(problem))
 
 
 def first_port(job: str, step: int = 0) -> int | None:
@@ -99,39 +100,28 @@ def first_port(job: str, step: int = 0) -> int | None:
 def is_left_out(explicit: Mapping[str, Given]) -> bool:
     """Whether to ignore the engine: the job has one host, or lists its processes."""
     nnodes, ips = explicit["nnodes"], explicit["ips"]
-    if nnodes.is_set and nnodes.raw.strip() == "1":
-        return True
-    if ips.is_set and len(_listed(ips)) == 1:
+    if (nnodes.is_set and nnodes.raw.strip() == "1") or (ips.is_set and len(_listed(ips)) == 1):
         return True
     return explicit["servers"].is_set or explicit["trainers"].is_set
 
 
 def _check(explicit: Mapping[str, Given], detected: Detected) -> None:
     """Raise UsageError for EXPLICIT options about hosts that contradict DETECTED."""
+    ips, nnodes, rank = explicit["ips"], explicit["nnodes"], explicit["rank"]
     if detected.nnodes is not None:
-        allocation = (
-            f"{detected.engine} gives this job {detected.nnodes} hosts ({detected.nnodes_from})"
-        )
-        ips, nnodes = explicit["ips"], explicit["nnodes"]
+        hosts = f"{detected.nnodes} hosts ({detected.sources['nnodes']})"
+        allocation = f"{detected.engine} gives this job {hosts}"
         if ips.is_set and len(_listed(ips)) != detected.nnodes:
-            raise UsageError(
-                ips.blame(f"{allocation}, and {len(_listed(ips))} are listed; leave the list out.")
-            )
+            problem = f"{allocation}, and {len(_listed(ips))} are listed; leave the list out."
+            raise UsageError(ips.blame(problem))
         if nnodes.is_set and not _allows(nnodes.raw, detected.nnodes):
-            raise UsageError(
-                nnodes.blame(
-                    f"{allocation}; leave it out, or --nnodes=1 makes each a job of its own."
-                )
-            )
-    rank = explicit["rank"]
-    if detected.node is None or not rank.is_set or explicit["ips"].is_set:
+            problem = f"{allocation}; leave it out, or --nnodes=1 makes each a job of its own."
+            raise UsageError(nnodes.blame(problem))
+    if detected.node is None or not rank.is_set or ips.is_set:
         return
     if rank.raw.strip() not in {"-1", str(detected.node)}:
-        raise UsageError(
-            rank.blame(
-                f"{detected.engine} says {detected.node} ({detected.node_from}); leave it out."
-            )
-        )
+        said = f"{detected.engine} says {detected.node} ({detected.sources['node']})"
+        raise UsageError(rank.blame(f"{said}; leave it out."))
 
 
 def _allows(raw: str, count: int) -> bool:
@@ -144,8 +134,3 @@ def _allows(raw: str, count: int) -> bool:
 
 def _listed(option: Given) -> list[str]:
     return option.raw.replace(",", " ").split()
-
-
-def _given(name: str, raw: str, value: SourcedValue | None) -> list[Given]:
-    """Return the option NAME with the text RAW, which VALUE has set."""
-    return [Given(name, raw, flag(name), f"${value.source}" if value else DEFAULT)]

@@ -130,7 +130,7 @@ TABLE = (
         "github.com/PaddleFlow/paddle-operator/blob/main/docs/en/Paddle-ENV.md",
         hosts=(("PADDLE_TRAINERS", "commas"),),
         node=("PADDLE_TRAINER_ID",),
-        reader="fleetrun.engines.paddlecloud, and fleetrun.engines.role with servers",
+        reader="fleetrun.engines.paddlecloud",
     ),
     ClusterRow(
         "Kubeflow",
@@ -207,6 +207,15 @@ class SourcedValue(NamedTuple):
         shown = self.value if len(self.value) <= most else f"{self.value[:most]}..."
         return f"{self.source}={shown}"
 
+    def number(self, least: int = 0) -> int:
+        """Return the value as a number; EnvironmentFault if it is not one from LEAST on."""
+        is_number = is_digits(self.value) and len(self.value) <= _DIGITS
+        if not is_number or int(self.value) < least:
+            raise EnvironmentFault(
+                f"{self} is not a number from {least} on, which its engine would write."
+            )
+        return int(self.value)
+
 
 class Detected(NamedTuple):
     """The facts of a cluster about this job; None and () if unknown."""
@@ -214,16 +223,11 @@ class Detected(NamedTuple):
     engine: str
     # In the order of the hosts' places.
     hosts: tuple[str, ...] = ()
-    hosts_from: SourcedValue | None = None
     nnodes: int | None = None
-    nnodes_from: SourcedValue | None = None
     node: int | None = None
-    node_from: SourcedValue | None = None
     # How many fleetruns the engine has started: in the job, and on this host.
     launchers: int | None = None
-    launchers_from: SourcedValue | None = None
     here: int | None = None
-    here_from: SourcedValue | None = None
     # Our index on this host, what all of the job share, and the variables that are each one's own.
     local: int | None = None
     run: str = ""
@@ -233,8 +237,16 @@ class Detected(NamedTuple):
     # How to start one on each host, and whether fleetrun does that.
     spread: str = ""
     can_spread: bool = False
-    job: SourcedValue | None = None
     step: int = 0
+    # The variables of hosts, nnodes, node, launchers, here and job.
+    sources: Mapping[str, SourcedValue] = {}
+
+    def contradiction(self, first: str, second: str) -> EnvironmentFault:
+        """Return the fault that the variables of two fields disagree."""
+        return EnvironmentFault(
+            f"{self.sources[first]}, but {self.sources[second]}: {self.engine}'s variables "
+            "contradict each other."
+        )
 
 
 def rows(environ: Mapping[str, str]) -> tuple[ClusterRow, ...]:
@@ -244,6 +256,19 @@ def rows(environ: Mapping[str, str]) -> tuple[ClusterRow, ...]:
         return ()
     fitting = tuple(row for row in TABLE if _fits(row, environ))
     return () if fitting and fitting[0].reader else fitting
+
+
+def _fits(row: ClusterRow, environ: Mapping[str, str]) -> bool:
+    """Whether this launcher runs under the cluster of ROW."""
+    if not all(environ.get(name, "").strip() for name in row.marks):
+        return False
+    return "SLURM_STEP_ID" not in row.marks or environ["SLURM_STEP_ID"] not in _NO_STEPS
+
+
+def _first(environ: Mapping[str, str], names: Sequence[str]) -> SourcedValue | None:
+    """Return the first of NAMES that is set."""
+    values = (SourcedValue(environ.get(name, "").strip(), name) for name in names)
+    return next((value for value in values if value.value), None)
 
 
 def read(
@@ -256,105 +281,100 @@ def read(
     first = rows[0]
     # Below an mpirun the hosts see different steps, or none.
     step = _first(environ, first.step)
-    facts = Detected(first.engine, spread=first.spread, can_spread=first.can_spread)
-    facts = facts._replace(step=_number(step) if step else 0)
+    sources: dict[str, SourcedValue] = {}
+    facts = Detected(
+        first.engine,
+        spread=first.spread,
+        can_spread=first.can_spread,
+        step=step.number() if step else 0,
+        sources=sources,
+    )
     # mpirun names no hosts, but may run in an allocation of an engine that does.
     for row in rows if first.tasks and not first.hosts else rows[:1]:
-        facts = _with_hosts(facts, row, environ, text)
-    facts = _checked(_with_numbers(facts, first, environ))
-    return _checked(_with_launchers(facts, first, environ))
+        job = _first(environ, row.job)
+        if job is not None:
+            sources.setdefault("job", job)
+        for name, form in row.hosts:
+            listed = _first(environ, (name,))
+            if listed is not None and not facts.hosts:
+                facts = facts._replace(hosts=_names(listed, form, text))
+                facts = facts._replace(nnodes=len(facts.hosts))
+                sources |= {"hosts": listed, "nnodes": listed}
+    nnodes, node = _first(environ, first.nnodes), _first(environ, first.node)
+    if nnodes is not None:
+        sources["nnodes"] = nnodes
+        if facts.hosts and nnodes.number(1) != len(facts.hosts):
+            raise facts.contradiction("nnodes", "hosts")
+        facts = facts._replace(nnodes=nnodes.number(1))
+    if node is not None:
+        sources["node"] = node
+        facts = facts._replace(node=node.number())
+    return _checked(_with_launchers(_checked(facts), first, environ, sources))
 
 
-def _fits(row: ClusterRow, environ: Mapping[str, str]) -> bool:
-    """Whether this launcher runs under the cluster of ROW."""
-    if not all(environ.get(name, "").strip() for name in row.marks):
-        return False
-    return "SLURM_STEP_ID" not in row.marks or environ["SLURM_STEP_ID"] not in _NO_STEPS
-
-
-def _with_hosts(
-    facts: Detected, row: ClusterRow, environ: Mapping[str, str], text: Callable[[str], str]
-) -> Detected:
-    """Add the hosts that ROW names to FACTS."""
-    facts = facts._replace(job=facts.job or _first(environ, row.job))
-    for name, form in row.hosts:
-        value = _first(environ, (name,))
-        if value is not None and not facts.hosts:
-            hosts = _names(value, form, text)
-            count = len(hosts)
-            facts = facts._replace(hosts=hosts, hosts_from=value, nnodes=count, nnodes_from=value)
+def _checked(facts: Detected) -> Detected:
+    """Return FACTS if their indexes are within their numbers."""
+    if facts.node is not None and facts.nnodes is not None and facts.node >= facts.nnodes:
+        raise facts.contradiction("node", "nnodes")
+    if facts.local is not None and facts.here is not None and facts.local >= facts.here:
+        raise facts.contradiction("local", "here")
     return facts
 
 
 def _names(value: SourcedValue, form: str, text: Callable[[str], str]) -> tuple[str, ...]:
     """Return the hosts that VALUE names in FORM, each once, in the order of their first slot."""
-    if form == "file":
-        try:
-            lines = text(value.value).splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not text"
-            raise EnvironmentFault(f"{value} cannot be read ({why}).") from None
-        names = [line.split()[0] for line in lines if line.strip()]
-    elif form == "hostlist":
-        try:
+    try:
+        if form == "file":
+            names = [line.split()[0] for line in text(value.value).splitlines() if line.strip()]
+        elif form == "hostlist":
             names = list(hostlist.expand(value.value))
-        except ValueError as error:
-            raise EnvironmentFault(f"{value}: {error}.") from None
-    else:
-        words = value.value.replace(",", " ").split()
-        names = words[::2] if form == "counted" else words
+        else:
+            words = value.value.replace(",", " ").split()
+            names = words[::2] if form == "counted" else words
+    except OSError as error:
+        raise EnvironmentFault(f"{value} cannot be read ({error.strerror}).") from None
+    except ValueError as error:
+        raise EnvironmentFault(f"{value}: {error}.") from None
     if not names:
         raise EnvironmentFault(f"{value} names no host.")
     return tuple(dict.fromkeys(names))
 
 
-def _with_numbers(facts: Detected, row: ClusterRow, environ: Mapping[str, str]) -> Detected:
-    """Add the number of hosts and our index, by ROW, to FACTS."""
-    nnodes = _first(environ, row.nnodes)
-    if nnodes is not None:
-        count = _number(nnodes, least=1)
-        if facts.hosts and count != len(facts.hosts):
-            raise EnvironmentFault(
-                f"{nnodes}, but {facts.hosts_from} names {counted(len(facts.hosts), 'host')}: "
-                f"{facts.engine}'s variables contradict each other."
-            )
-        facts = facts._replace(nnodes=count, nnodes_from=nnodes)
-    node = _first(environ, row.node)
-    if node is not None:
-        facts = facts._replace(node=_number(node), node_from=node)
-    return facts
-
-
-def _with_launchers(facts: Detected, row: ClusterRow, environ: Mapping[str, str]) -> Detected:
-    """Add the number of processes that ROW's engine has started to FACTS."""
+def _with_launchers(
+    facts: Detected, row: ClusterRow, environ: Mapping[str, str], sources: dict[str, SourcedValue]
+) -> Detected:
+    """Add the number of processes that ROW's engine has started to FACTS, and to SOURCES."""
     if row.is_alone:
         return facts._replace(launchers=1, here=1)
     tasks, here = _first(environ, row.tasks), _first(environ, row.tasks_here)
     if tasks is None:
         return facts
-    total = _number(tasks, least=1)
-    facts = facts._replace(launchers=total, launchers_from=tasks)
+    total = tasks.number(1)
+    facts = facts._replace(launchers=total)
+    sources["launchers"] = tasks
     if here is not None:
-        facts = facts._replace(here=_number(here, least=1), here_from=here)
+        facts = facts._replace(here=here.number(1))
     per_host = _first(environ, row.tasks_each)
     if per_host is not None and facts.node is not None:
-        facts = facts._replace(here=_here(per_host, facts.node), here_from=per_host)
-    rank = _first(environ, row.rank)
+        here, facts = per_host, facts._replace(here=_here(per_host, facts.node))
+    if here is not None:
+        sources["here"] = here
+    rank, local = _first(environ, row.rank), _first(environ, row.local)
     if facts.nnodes is None and facts.here == 1 and rank is not None:
         # No row names the hosts; if there is one launcher here, there is one on each host.
-        node = _number(rank)
-        facts = facts._replace(nnodes=total, nnodes_from=tasks, node=node, node_from=rank)
+        facts = facts._replace(nnodes=total, node=rank.number())
+        sources |= {"nnodes": tasks, "node": rank}
     elif facts.nnodes is None and facts.here and total % facts.here == 0:
         # Each host has as many as this one, but nothing gives the host's index.
-        facts = facts._replace(nnodes=total // facts.here, nnodes_from=tasks)
-    local = _first(environ, row.local)
+        facts = facts._replace(nnodes=total // facts.here)
+        sources["nnodes"] = tasks
     if local is not None:
+        sources["local"] = local
+        run = "/".join(environ.get(name, "") for name in row.run)
+        facts = facts._replace(local=local.number(), run=run, own=(*row.rank, *row.local))
         token = _first(environ, row.token)
         if token is not None and facts.here is not None and facts.here < total:
             facts = facts._replace(token=token.value)
-        own = (*row.rank, *row.local)
-        run = "/".join(environ.get(name, "") for name in row.run)
-        facts = facts._replace(local=_number(local), run=run, own=own)
     return facts
 
 
@@ -362,26 +382,11 @@ def _here(per_host: SourcedValue, node: int) -> int:
     """Return the number of tasks of host NODE by PER_HOST, such as `4(x2),1`."""
     for part in per_host.value.split(","):
         count, _, times = part.partition("(x")
-        repeated = _number(per_host._replace(value=times.rstrip(")")), least=1) if times else 1
+        repeated = per_host._replace(value=times.rstrip(")")).number(1) if times else 1
         if node < repeated:
-            return _number(per_host._replace(value=count), least=1)
+            return per_host._replace(value=count).number(1)
         node -= repeated
     raise EnvironmentFault(f"{per_host} has no number for each host, which its engine would write.")
-
-
-def _checked(facts: Detected) -> Detected:
-    """Return FACTS if their index is one of their hosts."""
-    if facts.node is not None and facts.nnodes is not None and facts.node >= facts.nnodes:
-        raise EnvironmentFault(
-            f"{facts.node_from}, but {facts.nnodes_from} makes {counted(facts.nnodes, 'host')}: "
-            f"{facts.engine}'s variables contradict each other."
-        )
-    if facts.local is not None and facts.here is not None and facts.local >= facts.here:
-        raise EnvironmentFault(
-            f"The place {facts.local} among the tasks of this host, but {facts.here_from}: "
-            f"{facts.engine}'s variables contradict each other."
-        )
-    return facts
 
 
 def has_tasks(facts: Detected) -> bool:
@@ -389,44 +394,25 @@ def has_tasks(facts: Detected) -> bool:
     if facts.nnodes is None or facts.launchers is None or facts.here is None:
         return False
     # MPI describes only this host.
-    is_even = bool(facts.node is not None) or facts.here * facts.nnodes == facts.launchers
+    is_even = facts.node is not None or facts.here * facts.nnodes == facts.launchers
     return facts.launchers > facts.nnodes and facts.local is not None and is_even
 
 
 def unspread(facts: Detected) -> str | None:
     """Return why there is not one fleetrun per host; None if there is."""
     if facts.here is not None and facts.here > 1 and facts.nnodes is None:
-        started = f"{facts.here} fleetruns on this host ({facts.here_from})"
+        started = f"{facts.here} fleetruns on this host ({facts.sources['here']})"
     elif facts.launchers is None or facts.nnodes in {None, facts.launchers} or has_tasks(facts):
         return None
     else:
-        source = f" ({facts.launchers_from})" if facts.launchers_from else ""
+        source = facts.sources.get("launchers")
         launchers = "one fleetrun" if facts.launchers == 1 else f"{facts.launchers} fleetruns"
-        started = (
-            f"{launchers}{source} for {counted(facts.nnodes or 1, 'host')} ({facts.nnodes_from})"
-        )
+        hosts = f"{counted(facts.nnodes or 1, 'host')} ({facts.sources['nnodes']})"
+        started = f"{launchers}{f' ({source})' if source else ''} for {hosts}"
     return (
         f"{facts.engine} has started {started}; wanted is one on each host, which starts the ranks "
         f"there, or one for each rank: `{facts.spread}`. With --nnodes=1 each is a job of its own."
     )
-
-
-def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> SourcedValue | None:
-    """Return the first of NAMES that is set."""
-    for name in names:
-        if environ.get(name, "").strip():
-            return SourcedValue(environ[name].strip(), name)
-    return None
-
-
-def _number(sourced: SourcedValue, least: int = 0) -> int:
-    """Return SOURCED as a number; EnvironmentFault if it is not one."""
-    text = sourced.value
-    if not (is_digits(text) and len(text) <= _DIGITS) or int(text) < least:
-        raise EnvironmentFault(
-            f"{sourced} is not a number from {least} on, which its engine would write."
-        )
-    return int(text)
 
 
 # -- what a manifest records ----------------------------------------------------------------------

@@ -1,25 +1,85 @@
-"""The hosts of a job of trainers in PaddleCloud, which names them in variables."""
+"""Hosts and roles that PaddleCloud, or Kubernetes' Paddle operator, gives in variables.
 
-# No `from __future__ import annotations` here, for the reason given in model.py.
+For trainers they name all hosts. For jobs with parameter servers they start one process on each
+host, with its role and all endpoints in its variables.
+"""
+
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from fleetrun.engines import SelectedEngine, static
 from fleetrun.engines.ports import Ports
 from fleetrun.errors import EnvironmentFault
-from fleetrun.model import Endpoint, Facts, Request, Roster
+from fleetrun.model import (
+    COORDINATOR,
+    HETER,
+    SERVER,
+    TRAINER,
+    Assigned,
+    Endpoint,
+    Facts,
+    Member,
+    Request,
+    Roster,
+)
 from fleetrun.plan import hosts, layout, origin
+from fleetrun.plan.environment import is_identity
 from fleetrun.plan.layout import ModeHosts, Slots
 from fleetrun.text import is_digits
 
-# The name in plans: like the static engine, it knows the hosts from the start.
-NAME = static.NAME
-
+# In plans, a host with a role; one of several trainers is `static`, as it knows the others.
+NAME = "cloud"
 # The first port if the variables name none.
 _FIRST_PORT = 6170
-
 # Its variables about the hosts, which the ranks keep.
 _KEPT = ("DISTRIBUTED_TRAINER_ENDPOINTS", "PADDLE_PORT", "PADDLE_TRAINERS", "TRAINER_PORTS_NUM")
+_LAUNCH_WITH_ARGS = "PADDLE_LAUNCH_WITH_ARGS"
+# What a cluster may call this host, and the variable that lists all of its kind.
+_ROLES = {
+    SERVER: "PADDLE_PSERVERS_IP_PORT_LIST",
+    TRAINER: "PADDLE_TRAINER_ENDPOINTS",
+    HETER: "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST",
+    COORDINATOR: "PADDLE_COORDINATOR_ENDPOINTS",
+}
+
+
+def find(request: Request, environ: Mapping[str, str], places: ModeHosts) -> tuple[str, ...] | None:
+    """Return the hosts if the variables name several; none if they give this host its role.
+
+    As in Paddle they override --ips, unless PADDLE_LAUNCH_WITH_ARGS=1.
+    """
+    if places.has_roles:
+        if not places.is_open or not environ.get(_ROLES[SERVER], "").strip():
+            return None
+        if not environ.get("TRAINING_ROLE", "").strip():
+            return None
+        role_of(environ)
+        return ()
+    if request.ips and environ.get(_LAUNCH_WITH_ARGS) == "1":
+        return None
+    return read(environ).names if hosts.in_paddlecloud(environ) else None
+
+
+def assign(
+    engine: SelectedEngine, held: Ports, request: Request, facts: Facts, slots: Slots
+) -> Roster:
+    """Return the hosts and ports, or this host's single process, as the variables say."""
+    if engine.places.has_roles:
+        assigned, endpoint = role_of(facts.environ)
+        member = Member(endpoint.host, (endpoint.port,), ((),))
+        inherited = tuple(filter(is_identity, facts.environ))
+        return Roster((member,), 0, endpoint, engine=NAME, inherited=inherited, assigned=assigned)
+    cloud = read(facts.environ)
+    roster = static.roster(held, cloud.names, cloud.me, ports(cloud, request, slots), slots)
+    listed = tuple(name.strip() for name in request.ips)
+    notes: tuple[str, ...] = ()
+    if listed and listed != cloud.names:
+        ignored = f"{origin.option(request, 'ips')} is ignored"
+        why = f"PADDLE_TRAINERS={','.join(cloud.names)} from PaddleCloud wins, as in Paddle"
+        notes = (f"{ignored}: {why}. Export {_LAUNCH_WITH_ARGS}=1 to use --ips.",)
+    return roster._replace(notes=notes, inherited=_KEPT)
 
 
 class Cloud(NamedTuple):
@@ -33,74 +93,41 @@ class Cloud(NamedTuple):
     endpoints: tuple[Endpoint, ...] = ()
 
 
-def find(request: Request, environ: Mapping[str, str], places: ModeHosts) -> tuple[str, ...] | None:
-    """Return the hosts if the variables name several.
-
-    As in Paddle they override --ips, unless PADDLE_LAUNCH_WITH_ARGS=1.
-    """
-    if request.ips and environ.get("PADDLE_LAUNCH_WITH_ARGS") == "1":
-        return None
-    # The variables only describe trainers.
-    if places.has_roles or not hosts.in_paddlecloud(environ):
-        return None
-    return read(environ).names
-
-
-def assign(
-    _engine: "SelectedEngine", held: "Ports", request: Request, facts: "Facts", slots: Slots
-) -> "Roster":
-    """Return the hosts and ports that PaddleCloud's variables name."""
-    cloud = read(facts.environ)
-    rows = ports(cloud, request, slots)
-    roster = static.roster(held, cloud.names, cloud.me, rows, slots)
-    return roster._replace(notes=_overruled(request, cloud), inherited=_KEPT)
-
-
 def read(environ: Mapping[str, str]) -> Cloud:
     """Return what the variables say, checked."""
+
+    def number(name: str) -> int:
+        text = environ[name].strip()
+        if not is_digits(text):
+            raise EnvironmentFault(
+                f"{name}={text} is not a number; it comes from PaddleCloud. "
+                "Unset PADDLE_TRAINERS to do without PaddleCloud."
+            )
+        return int(text)
+
     names = tuple(name.strip() for name in environ["PADDLE_TRAINERS"].split(","))
-    me = _number(environ, "PADDLE_TRAINER_ID")
-    ports_num = _number(environ, "TRAINER_PORTS_NUM")
+    me, ports_num = number("PADDLE_TRAINER_ID"), number("TRAINER_PORTS_NUM")
     if me >= len(names):
         raise EnvironmentFault(
             f"PADDLE_TRAINER_ID={me}, but PADDLE_TRAINERS={environ['PADDLE_TRAINERS']} names "
             f"{len(names)} hosts, 0-{len(names) - 1}."
         )
-    port = _number(environ, "PADDLE_PORT") if environ.get("PADDLE_PORT") else None
-    endpoints: tuple[Endpoint, ...] = ()
-    if environ.get("DISTRIBUTED_TRAINER_ENDPOINTS"):
-        endpoints = _cloud_endpoints(environ, len(names) * ports_num)
-    return Cloud(names, me, ports_num, port, endpoints)
-
-
-def _number(environ: Mapping[str, str], name: str) -> int:
-    """Return the number in a variable of PaddleCloud."""
-    text = environ[name].strip()
-    if not is_digits(text):
-        raise EnvironmentFault(
-            f"{name}={text} is not a number; it comes from PaddleCloud. "
-            "Unset PADDLE_TRAINERS to do without PaddleCloud."
-        )
-    return int(text)
-
-
-def _cloud_endpoints(environ: Mapping[str, str], expected: int) -> tuple[Endpoint, ...]:
-    """Parse DISTRIBUTED_TRAINER_ENDPOINTS."""
-    text = environ["DISTRIBUTED_TRAINER_ENDPOINTS"]
     endpoints = []
-    for piece in text.split(","):
+    text = environ.get("DISTRIBUTED_TRAINER_ENDPOINTS", "")
+    for piece in text.split(",") if text else ():
         host, _, port = piece.strip().rpartition(":")
         if not (host and is_digits(port)):
             raise EnvironmentFault(
                 f"DISTRIBUTED_TRAINER_ENDPOINTS={text}: {piece} is not HOST:PORT."
             )
         endpoints.append(Endpoint(host, int(port)))
-    if len(endpoints) != expected:
+    if text and len(endpoints) != len(names) * ports_num:
         raise EnvironmentFault(
             f"DISTRIBUTED_TRAINER_ENDPOINTS names {len(endpoints)} endpoints, but PADDLE_TRAINERS "
-            f"and TRAINER_PORTS_NUM make {expected}."
+            f"and TRAINER_PORTS_NUM make {len(names) * ports_num}."
         )
-    return tuple(endpoints)
+    first = number("PADDLE_PORT") if environ.get("PADDLE_PORT") else None
+    return Cloud(names, me, ports_num, first, tuple(endpoints))
 
 
 def ports(cloud: Cloud, request: Request, slots: Slots) -> tuple[tuple[int | None, ...], ...]:
@@ -116,20 +143,34 @@ def ports(cloud: Cloud, request: Request, slots: Slots) -> tuple[tuple[int | Non
             tuple(endpoint.port for endpoint in cloud.endpoints[first : first + ranks])
             for first in range(0, len(cloud.endpoints), cloud.ports_num)
         )
-    first = request.start_port
-    if first is None:
-        usable = cloud.port is not None and cloud.ports_num >= ranks
-        first = cloud.port if usable else _FIRST_PORT
-    return layout.ports(slots, first or _FIRST_PORT, several=True) * len(cloud.names)
+    usable = cloud.port if cloud.ports_num >= ranks else None
+    first = request.start_port or usable or _FIRST_PORT
+    return layout.ports(slots, first, several=True) * len(cloud.names)
 
 
-def _overruled(request: Request, cloud: Cloud) -> tuple[str, ...]:
-    """Return the note that PaddleCloud's variables override --ips, if they do."""
-    listed = tuple(name.strip() for name in request.ips)
-    if not listed or listed == cloud.names:
-        return ()
-    note = (
-        f"{origin.option(request, 'ips')} is ignored: PADDLE_TRAINERS={','.join(cloud.names)} "
-        "from PaddleCloud wins, as in Paddle. Export PADDLE_LAUNCH_WITH_ARGS=1 to use --ips."
-    )
-    return (note,)
+def role_of(environ: Mapping[str, str]) -> tuple[Assigned, Endpoint]:
+    """Return the role, the rank and the endpoint that the cluster's variables give this host."""
+    role = environ["TRAINING_ROLE"].strip()
+    if role not in _ROLES:
+        raise EnvironmentFault(
+            f"TRAINING_ROLE={role} is not one of {', '.join(_ROLES)}; it comes from the cluster. "
+            "Unset it to do without, and give --server_num and --trainer_num."
+        )
+    listed = [piece.strip() for piece in environ.get(_ROLES[role], "").split(",") if piece.strip()]
+    host = environ.get("POD_IP", "").strip() or "127.0.0.1"
+    port = environ.get("PADDLE_PORT", "").strip()
+    own, rank = f"{host}:{port}", environ.get("PADDLE_TRAINER_ID", "").strip()
+    if role == SERVER and own not in listed:
+        raise EnvironmentFault(
+            f"POD_IP={environ.get('POD_IP', '')} and PADDLE_PORT={port} are not a server in "
+            f"PADDLE_PSERVERS_IP_PORT_LIST={','.join(listed)}; a server must know which one it is."
+        )
+    if role == TRAINER and not is_digits(rank):
+        raise EnvironmentFault(
+            f"PADDLE_TRAINER_ID={rank} is not a number; the cluster says that this is a trainer, "
+            "and a trainer must know which it is."
+        )
+    place = listed.index(own) if own in listed else 0
+    if is_digits(rank) and role != SERVER:
+        place = int(rank)
+    return Assigned(role, place), Endpoint(host, int(port) if is_digits(port) else 0)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import _socket  # `socket` takes 40 ms to import, this one 1
 import errno
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import tcp
 
 # Where to look for free ports: above those of services, below Kubernetes' NodePorts (30000), and
 # above the kernel's default range for outgoing connections.
-_FIELDS = ((10240, 29999), (61000, 65535))
-
+_FIELDS = (range(10240, 30000), range(61000, 65536))
 # Launches that start together have neighbouring process ids, which this prime sets far apart.
 _STRIDE = 7919
 
@@ -28,17 +28,30 @@ class Ports:
     """
 
     def __init__(self, pid: int, ephemeral: tuple[int, int] | None = None) -> None:
-        self._range = pid, ephemeral
+        self._pid, self._ephemeral = pid, ephemeral
         self._held: list[_socket.socket] = []
 
     def free(self, count: int) -> tuple[int, ...]:
         """Return COUNT ports that nobody else uses."""
-        free = filter(self._is_free, _candidates(*self._range))
+        free = filter(self._is_free, self._candidates())
         ports = tuple(port for _, port in zip(range(count), free, strict=False))
         if len(ports) < count:
             self.close()
-            raise EnvironmentFault(_too_few(count, len(ports)))
+            raise EnvironmentFault(
+                f"{count} free ports are needed, and this host has only {len(ports)} left outside "
+                "the range of outgoing connections (/proc/sys/net/ipv4/ip_local_port_range)."
+            )
         return ports
+
+    def _candidates(self) -> Iterator[int]:
+        """Yield every port worth trying, from a place that our pid decides."""
+        low, high = self._ephemeral or tcp.ephemeral()
+        ports = [port for field in _FIELDS for port in field if not low <= port <= high]
+        # If all are in the kernel's range, those that it has not handed out are still free.
+        ports = ports or [port for field in _FIELDS for port in field]
+        start = self._pid * _STRIDE % len(ports)
+        yield from ports[start:]
+        yield from ports[:start]
 
     def _is_free(self, port: int) -> bool:
         """Whether PORT is free; it is then not given out again."""
@@ -56,32 +69,29 @@ class Ports:
             if self._reserve(port, address) and _can_bind(port, address, reuse=True):
                 continue
             self.close()
-            holder = tcp.holder(port) or "a process that only root can identify"
             raise EnvironmentFault(
-                f"Port {port} is taken by {holder}. Stop it, or give another --start_port "
-                "(the same on every host)."
+                f"Port {port} is taken by {tcp.holder(port) or tcp.STRANGER}. Stop it, or give "
+                "another --start_port (the same on every host)."
             )
 
     def hold(self, ports: Sequence[int]) -> frozenset[int]:
         """Reserve PORTS of this host's loopback, or none of them; return those that others have."""
-        count = len(self._held)
+        before, self._held = self._held, []
         taken = frozenset(
             port
             for port in ports
             if not (self._reserve(port, None) and _can_bind(port, "127.0.0.1", reuse=True))
         )
         if taken:
-            self._release(count)
+            self.close()
+        self._held += before
         return taken
 
     def close(self) -> None:
         """Release the ports that were held."""
-        self._release(0)
-
-    def _release(self, first: int) -> None:
-        for held in self._held[first:]:
+        for held in self._held:
             held.close()
-        del self._held[first:]
+        self._held.clear()
 
     def _reserve(self, port: int, address: str | None) -> bool:
         """Reserve PORT among fleetruns; False when another has it."""
@@ -122,61 +132,22 @@ class GuessedPorts(Ports):
         return tcp.used().intersection(ports)
 
 
-def _too_few(count: int, available: int) -> str:
-    """Return the complaint that COUNT ports are needed and only AVAILABLE ones are left."""
-    where = "outside the range of outgoing connections (/proc/sys/net/ipv4/ip_local_port_range)"
-    return f"{count} free ports are needed, and this host has only {available} left {where}."
-
-
-def _candidates(pid: int, ephemeral: tuple[int, int] | None) -> Iterator[int]:
-    """Yield every port worth trying, from a place that PID decides."""
-    low, high = ephemeral or tcp.ephemeral()
-    ranges = []
-    for first, last in _FIELDS:
-        ranges.append(range(first, min(last + 1, low)))
-        ranges.append(range(max(first, high + 1), last + 1))
-    total = sum(map(len, ranges))
-    if not total:
-        # All ports are in the kernel's range; those that it has not handed out are still free.
-        ranges = [range(first, last + 1) for first, last in _FIELDS]
-        total = sum(map(len, ranges))
-    start = left = pid * _STRIDE % total
-    for ports in ranges:
-        yield from ports[left:]
-        left = max(0, left - len(ports))
-    for ports in ranges:
-        yield from ports[:start]
-        start = max(0, start - len(ports))
-
-
 def _can_bind(port: int, address: str | None, *, reuse: bool) -> bool:
     """Check that a server can bind PORT now, on ADDRESS or on every address."""
-    if address is not None:
-        refusal = _refusal(_socket.AF_INET, address, port, reuse=reuse)
-    else:
-        # A socket for both families collides with any listener of either.
-        refusal = _refusal(_socket.AF_INET6, "::", port, reuse=reuse)
-        if refusal is not None and refusal.errno != errno.EADDRINUSE:
-            refusal = _refusal(_socket.AF_INET, "0.0.0.0", port, reuse=reuse)  # noqa: S104 - closed at once
-    if refusal is None:
-        return True
-    if refusal.errno == errno.EADDRINUSE:
-        return False
+    # A socket for both families collides with any listener of either; there may be no IPv6.
+    every = ((_socket.AF_INET6, "::"), (_socket.AF_INET, "0.0.0.0"))  # noqa: S104 - closed at once
+    for family, host in every if address is None else ((_socket.AF_INET, address),):
+        try:
+            with closing(_socket.socket(family, _socket.SOCK_STREAM)) as server:
+                server.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, int(reuse))
+                if family == _socket.AF_INET6:
+                    server.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, 0)
+                server.bind((host, port))
+        except OSError as error:
+            refusal = error
+        else:
+            return True
+        if refusal.errno == errno.EADDRINUSE:
+            return False
     where = f" on {address}" if address is not None else ""
     raise EnvironmentFault(f"Port {port} cannot be used{where}: {refusal.strerror}.")
-
-
-def _refusal(family: int, host: str, port: int, *, reuse: bool) -> OSError | None:
-    """Bind a socket as a server would, close it, and return the kernel's objection."""
-    try:
-        server = _socket.socket(family, _socket.SOCK_STREAM)
-        try:
-            server.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, int(reuse))
-            if family == _socket.AF_INET6:
-                server.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, 0)
-            server.bind((host, port))
-        finally:
-            server.close()
-    except OSError as error:
-        return error
-    return None

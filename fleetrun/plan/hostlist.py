@@ -1,7 +1,7 @@
 """Lists of hosts as Slurm writes them: names with ranges of numbers in brackets."""
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
-from collections.abc import Iterator
+import re
 from itertools import product
 from math import prod
 
@@ -9,6 +9,7 @@ from fleetrun.text import is_digits
 
 # More hosts than any cluster has: a typing error, not worth expanding.
 MOST = 100_000
+_NAME = r"(?:[^\s,\[\]]|\[[^\[\]]*\])+"
 
 
 def expand(text: str) -> tuple[str, ...]:
@@ -21,47 +22,15 @@ def expand(text: str) -> tuple[str, ...]:
     >>> expand("rack[0-1]n[8-9]-ib")
     ('rack0n8-ib', 'rack0n9-ib', 'rack1n8-ib', 'rack1n9-ib')
     """
+    if not re.fullmatch(rf"\s*{_NAME}\s*(?:,\s*{_NAME}\s*)*", text):
+        raise ValueError(f"{text or 'an empty text'} is no list of names, as n[1-2],m3")
     names: list[str] = []
-    for word in _entries(text):
-        pieces = [_choices(piece) for piece in _pieces(word)]
+    for word in re.findall(_NAME, text):
+        pieces = [_choices(piece) for piece in re.findall(r"\[[^\]]*|[^\[\]]+", word)]
         if len(names) + prod(map(len, pieces)) > MOST:
             raise ValueError(f"{word} stands for more than {MOST:,} hosts")
         names += map("".join, product(*pieces))
     return tuple(names)
-
-
-def _entries(text: str) -> Iterator[str]:
-    """Split TEXT at the commas outside brackets."""
-    start, is_inside = 0, False
-    for at, letter in enumerate(text):
-        if letter in "[]":
-            if is_inside == (letter == "["):
-                raise ValueError(f"the brackets of {text} do not match")
-            is_inside = letter == "["
-        elif letter == "," and not is_inside:
-            yield _named(text[start:at], text)
-            start = at + 1
-    if is_inside:
-        raise ValueError(f"the brackets of {text} do not match")
-    yield _named(text[start:], text)
-
-
-def _named(word: str, text: str) -> str:
-    word = word.strip()
-    if not word or any(letter.isspace() for letter in word):
-        raise ValueError(f"{text or 'an empty text'} has no name where one belongs")
-    return word
-
-
-def _pieces(word: str) -> Iterator[str]:
-    """Split WORD into plain text and bracketed parts, with their opening brackets.
-
-    >>> list(_pieces("n[1-2]x"))
-    ['n', '[1-2', 'x']
-    """
-    for piece in word.replace("[", "\0[").replace("]", "\0").split("\0"):
-        if piece:
-            yield piece
 
 
 def _choices(piece: str) -> tuple[str, ...]:
@@ -72,10 +41,8 @@ def _choices(piece: str) -> tuple[str, ...]:
     for part in piece[1:].split(","):
         first, dash, last = part.partition("-")
         last = last if dash else first
-        if not all(is_digits(number) for number in (first, last)):
+        is_range = is_digits(first) and is_digits(last)
+        if not is_range or not 0 <= int(last) - int(first) < MOST - len(choices):
             raise ValueError(f"{part or 'nothing'} in {piece}] is not a range of numbers")
-        low, high = int(first), int(last)
-        if high < low or high - low >= MOST or len(choices) >= MOST:
-            raise ValueError(f"{part} in {piece}] is not a range of numbers")
-        choices += [str(number).zfill(len(first)) for number in range(low, high + 1)]
+        choices += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return tuple(choices)

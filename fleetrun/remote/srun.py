@@ -37,10 +37,10 @@ def run(words: Sequence[str], allocation: Detected) -> int:
     if shutil.which("srun") is None:
         raise EnvironmentFault(
             f"{allocation.engine} gives this job {allocation.nnodes} hosts "
-            f"({allocation.nnodes_from}), and there is no srun here to reach the others."
+            f"({allocation.sources['nnodes']}), and there is no srun here to reach the others."
         )
     name = f"fleetrun-{os.getpid()}"
-    job = allocation.job.value if allocation.job is not None else ""
+    job = allocation.sources["job"].value if "job" in allocation.sources else ""
     # Blocked from here on, so that no signal is lost before the wait.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_CAUGHT, signal.SIGCHLD})
 

@@ -26,7 +26,7 @@ def test_a_step_of_slurm_names_its_hosts_and_our_place() -> None:
     detected = read(STEP)
     assert (detected.engine, detected.hosts, detected.node) == ("Slurm", ("n2", "n3"), 1)
     assert (detected.nnodes, detected.launchers, detect.unspread(detected)) == (2, 2, None)
-    assert str(detected.hosts_from) == "SLURM_STEP_NODELIST=n[2-3]"
+    assert str(detected.sources["hosts"]) == "SLURM_STEP_NODELIST=n[2-3]"
 
 
 @pytest.mark.parametrize("step", [None, "4294967290", "4294967291"])
@@ -126,7 +126,7 @@ def test_an_mpi_in_an_allocation_has_the_hosts_of_the_allocation() -> None:
 def test_batch_systems_list_each_host_once(environ: dict[str, str]) -> None:
     detected = read(environ)
     assert (detected.hosts, detected.nnodes, detected.node) == (("n1", "n2"), 2, None)
-    assert detected.job is not None
+    assert "job" in detected.sources
     assert detect.unspread(detected) is None
 
 
@@ -138,19 +138,22 @@ def test_an_indexed_job_says_the_place_alone() -> None:
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ({**STEP, "SLURM_NODEID": "2"}, r"SLURM_NODEID=2, but SLURM_STEP_NUM_NODES=2 makes 2 h"),
-        ({**STEP, "SLURM_STEP_NUM_NODES": "3"}, r"SLURM_STEP_NUM_NODES=3, but .* names 2 hosts"),
-        ({**STEP, "SLURM_STEP_NODELIST": "n[2-"}, r"^SLURM_STEP_NODELIST=n\[2-: the brackets"),
+        ({**STEP, "SLURM_NODEID": "2"}, r"SLURM_NODEID=2, but SLURM_STEP_NUM_NODES=2: Slurm"),
+        (
+            {**STEP, "SLURM_STEP_NUM_NODES": "3"},
+            r"SLURM_STEP_NUM_NODES=3, but SLURM_STEP_NODELIST=",
+        ),
+        ({**STEP, "SLURM_STEP_NODELIST": "n[2-"}, r"^SLURM_STEP_NODELIST=n\[2-: n\[2- is no list"),
         ({**STEP, "SLURM_STEP_NUM_TASKS": "two"}, r"SLURM_STEP_NUM_TASKS=two is not a number"),
         ({**STEP, "SLURM_NODEID": "-1"}, r"SLURM_NODEID=-1 is not a number from 0 on"),
         ({"PBS_JOBID": "5", "PBS_NODEFILE": "/none"}, r"PBS_NODEFILE=/none cannot be read \(No su"),
         ({"PBS_JOBID": "5", "PBS_NODEFILE": "/empty"}, r"PBS_NODEFILE=/empty names no host"),
         (
             {**STEP, "SLURM_LOCALID": "1"},
-            r"The place 1 among the tasks of this host, but .*PER_NOD",
+            r"SLURM_LOCALID=1, but .*PER_NOD",
         ),
         ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "4"}, r"PER_NODE=4 has no number for each host"),
-        ({**MPI, "OMPI_COMM_WORLD_RANK": "4"}, r"OMPI_COMM_WORLD_RANK=4, but .*SIZE=4 makes 4 hos"),
+        ({**MPI, "OMPI_COMM_WORLD_RANK": "4"}, r"OMPI_COMM_WORLD_RANK=4, but .*SIZE=4: Open MPI"),
     ],
 )
 def test_variables_that_contradict_each_other_are_one_sentence(

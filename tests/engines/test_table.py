@@ -10,7 +10,7 @@ from fleetrun.engines import ENGINES
 from fleetrun.plan.modes import MODES, Mode
 
 
-@pytest.mark.parametrize("file", [row.file for row in ENGINES])
+@pytest.mark.parametrize("file", [row[0] for row in ENGINES])
 def test_an_engine_finds_hosts_and_is_made(file: str) -> None:
     engine = import_module(file)
     assert callable(engine.find)
@@ -26,4 +26,4 @@ def test_a_mode_says_which_slots_it_wants_and_lays_them_out(mode: Mode) -> None:
 
 
 def test_the_last_engine_takes_every_job() -> None:
-    assert ENGINES[-1].variables == ()
+    assert ENGINES[-1][1:] == ((), ())
