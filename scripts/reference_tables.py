@@ -40,7 +40,6 @@ FILES = (
     ),
     File(names.METRICS, "launcher", "report", 1, "Use of host, GPUs, ranks, every 5 s."),
     File(names.STRATEGY, "launcher", "ranks", 1, "The requested strategy."),
-    File(names.LONG_ENVIRONMENT, "launcher", "Paddle", None, "Variables too long for the system."),
     File("rank.{rank}.jsonl", "rank", "launcher", 1, "Its exception; the strategy's outcome."),
     File("trace.{rank}.json", "rank", "Perfetto", None, "Paddle's profile of some steps."),
     File("error.{rank}.json", "rank", "launcher", 1, "The error of a program other than Python."),
@@ -212,8 +211,6 @@ PADDLE_LOG_DIR [all] The log folder.
 PADDLE_RESTART_COUNT [all] The number of the attempt, from 0.
 POD_NAME? [all] The job name and the node rank.
 PADDLE_AUTO_CLUSTER? [all] 0.
-PADDLE_BACKUP_ENV_PATH [all] A JSON file with the variables that are too long for the system.
-    (when: thousands of ranks)
 PADDLE_PG_TIMEOUT? [all] The timeout of collectives, in milliseconds: a week. (when: --debug)
 FLAGS_stop_check_timeout? [all] The timeout of rpc, in seconds: a week. (when: --debug)
 PYTHONFAULTHANDLER? [all] 1: a crash also prints the Python stack.

@@ -95,7 +95,7 @@ COMMANDS = {
 
 # Gone since 1.0, by their names with underscores; also as lines of a config file.
 GONE = {
-    "banner": "leave it out: launch.txt has Paddle's tables; --quiet prints no banner.",
+    "banner": "leave it out: launch.txt has the settings; --quiet prints no banner.",
     "elastic_pre_hook": "run the command before fleetrun, or at the start of the script.",
     "gloo_port": "write --http_port.",
     "log_max_files": "leave it out: --log_max_size keeps three older parts of each log.",

@@ -120,8 +120,8 @@ def _check(explicit: Mapping[str, Given], detected: Detected) -> None:
     if detected.node is None or not rank.is_set or ips.is_set:
         return
     if rank.raw.strip() not in {"-1", str(detected.node)}:
-        said = f"{detected.engine} says {detected.node} ({detected.sources['node']})"
-        raise UsageError(rank.blame(f"{said}; leave it out."))
+        told = f"{detected.engine} says {detected.node} ({detected.sources['node']})"
+        raise UsageError(rank.blame(f"{told}; leave it out."))
 
 
 def _allows(raw: str, count: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -32,9 +31,6 @@ from fleetrun.text import parse_bool
 
 # The kernel's MAX_ARG_STRLEN: one "NAME=value", with its end, may not be longer.
 STRING_LIMIT = 128 * 1024
-
-# A JSON file of variables that Paddle reads for those that are not set (since Paddle 2.6).
-LONG_VARIABLE = "PADDLE_BACKUP_ENV_PATH"
 
 # The folder with the `sitecustomize` that every Python of a rank runs first; see its docstring.
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -111,7 +107,6 @@ class Environment(NamedTuple):
 
     ranks: tuple[Mapping[str, str], ...]
     unset: tuple[tuple[str, ...], ...]
-    files: Mapping[str, str]
     notes: tuple[str, ...]
     # The values of the variables that a strategy sets.
     of_strategy: Mapping[str, str] = {}
@@ -148,7 +143,6 @@ def variables(
     chosen = _chosen(request)
     shared |= chosen
     _check_allocator(request, facts, shared)
-    files, long_notes = _move_long(shared, frozenset(chosen), run_dir)
     strategy_path = strategy_variables.get("PYTHONPATH")
     path = facts.environ.get(
         "PYTHONPATH", None if strategy_path is None else str(strategy_path.value)
@@ -197,10 +191,10 @@ def variables(
         for name in strategy_variables
     }
     suspects = communication.suspects(request, facts, roster, shared)
-    notes = (*notes, *suspects, *long_notes, *_removed(removed), *_outvoted(strategy, came_to))
+    notes = (*notes, *suspects, *_removed(removed), *_outvoted(strategy, came_to))
     if share.backend == "xccl":
         notes += _freeing({**facts.environ, **shared})
-    return Environment(tuple(environments), unset, files, notes, came_to, suspects)
+    return Environment(tuple(environments), unset, notes, came_to, suspects)
 
 
 def _outvoted(strategy: Strategy | None, came_to: Mapping[str, str]) -> tuple[str, ...]:
@@ -389,32 +383,6 @@ def string_size(name: str, value: str) -> int:
     (4, 5)
     """
     return len(name) + (len(value) if value.isascii() else len(os.fsencode(value))) + 2
-
-
-def _move_long(
-    shared: dict[str, str], chosen: frozenset[str], run_dir: str
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Move values that are too long for a variable out of SHARED, into a file that Paddle reads."""
-    # Only lists grow with the number of ranks; reading all lengths covers those that are added
-    # later.
-    long = [name for name, value in shared.items() if string_size(name, value) > STRING_LIMIT]
-    if not long:
-        return {}, ()
-    if LONG_VARIABLE in chosen:
-        raise UsageError(
-            f"--env {LONG_VARIABLE}: {' and '.join(long)} are too long for a variable and need "
-            "this one themselves; leave it out."
-        )
-
-    path = f"{run_dir}/{names.LONG_ENVIRONMENT}"
-    text = json.dumps({name: shared.pop(name) for name in long}, indent=1)
-    shared[LONG_VARIABLE] = path
-    note = (
-        f"{' and '.join(long)}: too long for a variable (the kernel takes {STRING_LIMIT:,} bytes), "
-        f"so they are in the file that {LONG_VARIABLE} names; Paddle reads it since 2.6, "
-        "other readers must look there too."
-    )
-    return {path: text}, (note,)
 
 
 def _removed(unset: tuple[str, ...]) -> tuple[str, ...]:

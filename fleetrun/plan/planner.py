@@ -281,12 +281,12 @@ def _strategy(request: Request, layout: Layout) -> Strategy | None:
 def _files(
     env: environment.Environment, strategy: Strategy | None, layout: Layout, run_dir: str
 ) -> Mapping[str, str]:
-    """Return the files of ENV, and the one with STRATEGY for the training processes."""
+    """Return the file with STRATEGY for the training processes, if there is one."""
     if strategy is None:
-        return env.files
+        return {}
 
     text = document.text(strategy, resolve.topology(layout.ranks), env.of_strategy)
-    return {**env.files, f"{run_dir}/{names.STRATEGY}": text}
+    return {f"{run_dir}/{names.STRATEGY}": text}
 
 
 def _bound(

@@ -1,4 +1,4 @@
-"""A plan as text: Paddle's banner, and the dry run as a table, as JSON or as a shell script.
+"""A plan as text: a table for people, and the dry run as JSON or as a shell script.
 
 Every function returns text that any terminal can show; it contains no secret values.
 """
@@ -17,7 +17,7 @@ from fleetrun.text import counted, format_ranges, visible
 WIDTH = 100
 SCHEMA = 1
 
-# Always shown, as readers of the banner look for these first.
+# Always shown, as readers of the table look for these first.
 _MAIN_SETTINGS = frozenset(
     {
         "backend",
@@ -35,91 +35,18 @@ _MAIN_SETTINGS = frozenset(
     }
 )
 
-# Paddle's table: 4 blanks, a bar, the name right-aligned, 2 blanks, the value centred, a bar.
-_INDENT = " " * 4
-_NAME_WIDTH = 40
-_VALUE_WIDTH = 45
-_RULE_WIDTH = _NAME_WIDTH + 2 + _VALUE_WIDTH
-
-
-def banner(request: Request, plan: LaunchPlan, *, has_links: bool = True) -> str:
-    """Return Paddle's banner: the settings, rank 0's environment, the logs."""
-    logs = plan.log_dir if has_links else plan.run_dir
-    lines = ["-----------  Configuration Arguments -----------"]
-    shown = {setting.name: _setting_value(setting) for setting in _worth_showing(request)}
-    shown["training_script"] = request.script.target
-    shown["training_script_args"] = str(list(arguments.conceal(request.script.args)[0]))
-    lines += [f"{name}: {visible(value)}" for name, value in sorted(shown.items())]
-    lines.append("-" * 48)
-    if not plan.processes:
-        return "\n".join(lines) + "\n"
-    first = _first(plan)
-    lines += [
-        *_environment_table(plan),
-        "",
-        (
-            f"All endpoints are listed in {_under(logs, 'endpoints.log')}, "
-            f"the output of {_title(first)} is in {_under(logs, first.log)}, "
-            f"and everything about this run is in {plan.run_dir}."
-        ),
-    ]
-    return "\n".join(map(visible, lines)) + "\n"
-
-
-def again(plan: LaunchPlan) -> str:
-    """Return the banner of another attempt: its number and its environment."""
-    if not plan.processes:
-        return ""
-    return "\n".join([f"\nAttempt {plan.generation}", *_environment_table(plan)]) + "\n"
-
-
-def _first(plan: LaunchPlan) -> ProcessSpec:
-    """Return the process whose environment and log to show: the first trainer, if there is one."""
-    trainers = (p for p in plan.processes if _title(p).startswith("rank "))
-    return next(trainers, plan.processes[0])
-
-
-def _environment_table(plan: LaunchPlan) -> list[str]:
-    """Return Paddle's table of the first process's variables."""
-    return [
-        (
-            f"Local start {len(plan.processes)} processes. "
-            "First process distributed environment info (Only For Debug): "
-        ),
-        f"{_INDENT}+{'=' * _RULE_WIDTH}+",
-        _banner_row("Distributed Envs", "Value"),
-        f"{_INDENT}+{'-' * _RULE_WIDTH}+",
-        *(
-            _banner_row(name, _elided(visible(secrets.redact(name, value))))
-            for name, value in _first(plan).env.items()
-        ),
-        f"{_INDENT}+{'=' * _RULE_WIDTH}+",
-    ]
-
-
-def _banner_row(name: str, value: str) -> str:
-    return f"{_INDENT}|{name:>{_NAME_WIDTH}}  {value:^{_VALUE_WIDTH}}|"
-
-
-def _elided(value: str) -> str:
-    """Return VALUE, elided as Paddle does if it does not fit.
-
-    >>> _elided("127.0.0.1:6070")
-    '127.0.0.1:6070'
-    >>> _elided("x" * 44 + "end")
-    '... xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxend'
-    """
-    if len(value) < _VALUE_WIDTH:
-        return value
-    return "... " + value[-(_VALUE_WIDTH - 4) :]
-
 
 def table(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> str:
     """Return the dry run as text: settings with their source, then every node and rank.
 
     HERE is the index of this host's plan in PLANS.
     """
-    lines = ["Dry run: nothing was started.", "", "Settings"]
+    return f"Dry run: nothing was started.\n\n{overview(plans, request, here=here)}"
+
+
+def overview(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> str:
+    """Return what PLANS start, and why, as text of 100 columns."""
+    lines = ["Settings"]
     settings = sorted(_worth_showing(request), key=lambda s: (s.source == "default", s.name))
     indent = 4 + max((len(setting.name) for setting in settings), default=0)
     for setting in settings:
@@ -146,6 +73,14 @@ def table(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> st
     for place, plan in enumerate(plans):
         lines += ["", *_node_lines(plan, common, unset, here=place == here)]
     return "\n".join(map(visible, lines)) + "\n"
+
+
+def attempt(plan: LaunchPlan) -> str:
+    """Return the processes of another attempt as text, with its number."""
+    common, unset = _common_env([plan]), _common_unset([plan])
+    lines = [f"Attempt {plan.generation}", *_env_lines(common, indent="  ")]
+    lines += _node_lines(plan, common, unset, here=True)
+    return "\n" + "\n".join(map(visible, lines)) + "\n"
 
 
 def _strategy_lines(plan: LaunchPlan) -> list[str]:

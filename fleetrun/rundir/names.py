@@ -48,7 +48,6 @@ _MARKER = r"\.host-[0-9a-f]{16}"
 _NODE = r"node\d{1,7}(\.\d{1,7})?"
 # Start time, job name, launcher, and the node rank if there are several.
 _RUN = r"[^-]+-(.*?)-\d+(-node\d+|-head|/.*)?"
-LONG_ENVIRONMENT = "long_environment.json"
 
 
 def marker(launcher: str) -> str:

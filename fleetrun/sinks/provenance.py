@@ -1,7 +1,7 @@
 """Writes where a result comes from: `manifest.json`, and `launch.txt` for people.
 
-`launch.txt` has Paddle's tables of settings and environment, and our remarks; each later attempt
-adds its environment. Only the owner may read the files (mode 0600).
+`launch.txt` has the settings, processes and remarks as of a dry run; each later attempt adds its
+processes. Only the owner may read the files (mode 0600).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MISLEADING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR")
 
 
 class Provenance(Sink):
-    """Writes the manifest of the launch, again when git has answered, and its banner."""
+    """Writes the manifest of the launch, again when git has answered, and its plan."""
 
     def __init__(self, job: ObservedJob) -> None:
         self._job = job
@@ -44,14 +44,12 @@ class Provenance(Sink):
         self._waiting = waiting
         self._write(None)
         waiting.timer("git", time.monotonic(), self._ask)
-        notes = "".join(f"fleetrun: {note}\n" for note in self._plan.notes)
-        has_links = self._job.has_links
-        self._append(render.banner(self._job.request, self._plan, has_links=has_links) + notes)
+        self._append(render.overview([self._plan], self._job.request))
 
     def on_event(self, happening: Happening) -> None:
         """Add the environment of another attempt, which has other ports."""
         if isinstance(happening, Gathered) and happening.attempt:
-            self._append(render.again(happening.plan))
+            self._append(render.attempt(happening.plan))
 
     def close(self) -> None:
         """Wait no longer for git."""

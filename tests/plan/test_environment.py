@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning import a_request, a_roster, gpus, planned, some_facts
@@ -347,28 +345,15 @@ def many_hosts(count: int, me: int = 0) -> Roster:
     return a_roster([f"10.{n >> 8}.{n & 255}.101" for n in range(count)], ranks=8, me=me)
 
 
-def test_a_list_too_long_for_a_variable_goes_to_a_file() -> None:
-    environment = made(many_hosts(1250, me=3))
-    path = f"{RUN_DIR}/long_environment.json"
-    assert "PADDLE_TRAINER_ENDPOINTS" not in environment.ranks[0]
-    assert environment.ranks[0]["PADDLE_BACKUP_ENV_PATH"] == path
-    endpoints = json.loads(environment.files[path])["PADDLE_TRAINER_ENDPOINTS"].split(",")
-    assert len(endpoints) == 10_000
-    assert endpoints[24] == environment.ranks[0]["PADDLE_CURRENT_ENDPOINT"]
-    assert "PADDLE_TRAINER_ENDPOINTS: too long for a variable" in environment.notes[0]
+def test_a_list_too_long_for_a_variable_is_refused() -> None:
+    env = made(many_hosts(1250, me=3)).ranks[0]
+    with pytest.raises(EnvironmentFault, match=r"PADDLE_TRAINER_ENDPOINTS has 1.* characters"):
+        check_size(process(dict(env)), some_facts(exec_limit=1 << 30))
 
 
-def test_a_short_list_needs_no_file() -> None:
-    facts = some_facts(8, environ={"PADDLE_BACKUP_ENV_PATH": "/of/somebody/else"})
-    planned = made(facts=facts)
-    assert planned.files == {}
+def test_the_file_of_variables_of_another_job_is_removed() -> None:
+    planned = made(facts=some_facts(8, environ={"PADDLE_BACKUP_ENV_PATH": "/of/somebody/else"}))
     assert set(planned.unset) == {("PADDLE_BACKUP_ENV_PATH",)}
-
-
-def test_the_file_cannot_be_moved_by_the_user() -> None:
-    request = a_request(env=(("PADDLE_BACKUP_ENV_PATH", "/mine"),))
-    with pytest.raises(UsageError, match="PADDLE_TRAINER_ENDPOINTS are too long"):
-        made(many_hosts(1250), request=request)
 
 
 def test_a_value_of_the_users_may_not_be_too_long() -> None:
@@ -432,13 +417,6 @@ def test_ranks_are_contiguous_and_agree(
         assert endpoints[rank] == env["PADDLE_CURRENT_ENDPOINT"]
         assert len(env["PADDLE_WORLD_DEVICE_IDS"].split(",")) == len(endpoints)
         assert int(env["PADDLE_LOCAL_SIZE"]) * int(env["PADDLE_NNODES"]) == len(endpoints)
-
-
-@examples(15)
-@given(count=st.integers(1, 1400))
-def test_no_variable_is_ever_too_long(count: int) -> None:
-    for name, value in made(many_hosts(count)).ranks[0].items():
-        assert len(f"{name}={value}") < STRING_LIMIT
 
 
 def test_a_plugins_rank_is_told_its_kind_whatever_an_outer_job_exported() -> None:

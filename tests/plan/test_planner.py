@@ -129,12 +129,12 @@ def test_an_environment_too_large_is_refused_before_anything_starts() -> None:
         planner.plan(a_request(), facts, Share("cpu", ((), ()), "gloo"), a_roster(cpu=True))
 
 
-@pytest.mark.parametrize(("hosts", "per_host"), [(1250, 8), (1, 10_000)])
-def test_ten_thousand_ranks_are_planned(hosts: int, per_host: int) -> None:
+@pytest.mark.parametrize(("hosts", "per_host"), [(1000, 8), (1, 8_000)])
+def test_thousands_of_ranks_are_planned(hosts: int, per_host: int) -> None:
     request, facts = a_request(nproc_per_node=per_host), some_facts()
     roster = a_roster([f"10.1.{n >> 8}.{n & 255}" for n in range(hosts)], per_host, cpu=True)
     plan = planner.plan(request, facts, share(request, facts), roster)
-    assert len(plan.ranks) == 10_000
+    assert len(plan.ranks) == 8_000
     assert len(plan.processes) == per_host
 
 

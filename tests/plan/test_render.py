@@ -1,4 +1,4 @@
-"""The banner equals Paddle's, the table is readable, and the sh form really launches."""
+"""The table is readable, and the sh form really launches."""
 
 from __future__ import annotations
 
@@ -60,70 +60,6 @@ NASTY_ARGS = (
 )
 
 
-# ------------------------------------------------------------------------------------- the banner
-
-
-def test_the_full_banner_is_what_it_was() -> None:
-    assert_golden("banner-full.txt", render.banner(request(), plan()))
-
-
-def test_banner_has_the_layout_that_paddle_prints() -> None:
-    planned = plan(hosts=("127.0.0.1",))
-    process = planned.processes[0]
-    env = {
-        "PADDLE_TRAINER_ID": "0",
-        "PADDLE_CURRENT_ENDPOINT": "127.0.0.1:44411",
-        "PADDLE_TRAINERS_NUM": "2",
-        "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:44411,127.0.0.1:35243",
-        "PADDLE_LOCAL_DEVICE_IDS": "",
-    }
-    text = render.banner(request(), planned._replace(processes=(process._replace(env=env),) * 2))
-    # Copied from a terminal that ran Paddle 3.3.1's `paddle.distributed.fleet.launch`.
-    assert (
-        """\
-Local start 2 processes. First process distributed environment info (Only For Debug): 
-    +=======================================================================================+
-    |                        Distributed Envs                      Value                    |
-    +---------------------------------------------------------------------------------------+
-    |                       PADDLE_TRAINER_ID                        0                      |
-    |                 PADDLE_CURRENT_ENDPOINT                 127.0.0.1:44411               |
-    |                     PADDLE_TRAINERS_NUM                        2                      |
-    |                PADDLE_TRAINER_ENDPOINTS         127.0.0.1:44411,127.0.0.1:35243       |
-    |                 PADDLE_LOCAL_DEVICE_IDS                                               |
-    +=======================================================================================+
-
-"""  # noqa: W291 - Paddle's line ends in a blank
-        in text
-    )
-
-
-def test_banner_shows_the_end_of_a_long_value() -> None:
-    hosts = tuple(f"10.0.0.{i}" for i in range(1, 9))
-    text = render.banner(request(), plan(hosts=hosts))
-    (row,) = (line for line in text.splitlines() if "PADDLE_TRAINER_ENDPOINTS" in line)
-    assert row.endswith("... 10.0.0.7:6071,10.0.0.8:6070,10.0.0.8:6071|")
-    assert len(row) == 4 + 1 + 87 + 1
-
-
-def test_banner_says_where_the_logs_are() -> None:
-    last = render.banner(request(), plan()).splitlines()[-1]
-    for place in ("log/endpoints.log", "log/workerlog.0", "log/runs/20261121T040700Z-default"):
-        assert place in last
-
-
-def test_another_attempt_has_its_number_and_an_environment_of_its_own() -> None:
-    text = render.again(plan(env={"PADDLE_RESTART_COUNT": "2"}, generation=2))
-    assert text.startswith("\nAttempt 2\nLocal start 2 processes.")
-    assert "PADDLE_RESTART_COUNT" in text
-    assert render.again(plan(processes=())) == ""
-
-
-def test_banner_of_a_launch_without_local_processes_has_no_table() -> None:
-    text = render.banner(request(), plan()._replace(processes=()))
-    assert "Configuration Arguments" in text
-    assert "Distributed Envs" not in text
-
-
 # -------------------------------------------------------------------------------------- the table
 
 
@@ -134,6 +70,18 @@ def two_hosts() -> list[LaunchPlan]:
 
 def test_table_is_what_it_was() -> None:
     assert_golden("dry-run.txt", render.table([plan()], request()))
+
+
+def test_the_file_of_a_launch_is_the_table_without_its_heading() -> None:
+    table = render.table([plan()], request())
+    assert render.overview([plan()], request()) == table.partition("\n\n")[2]
+
+
+def test_another_attempt_has_its_number_and_an_environment_of_its_own() -> None:
+    text = render.attempt(plan(env={"PADDLE_RESTART_COUNT": "2"}, generation=2))
+    assert text.startswith("\nAttempt 2\n")
+    assert "PADDLE_RESTART_COUNT=2" in text
+    assert "rank 1" in text
 
 
 def test_table_of_two_hosts_is_what_it_was() -> None:
@@ -433,11 +381,11 @@ def secret_request() -> Request:
     )
 
 
-@pytest.mark.parametrize("form", ["banner", "table", "json", "sh"])
+@pytest.mark.parametrize("form", ["overview", "table", "json", "sh"])
 def test_no_form_prints_a_secret(form: str) -> None:
     made = plan(env=SECRETS)
     text = {
-        "banner": lambda: render.banner(secret_request(), made),
+        "overview": lambda: render.overview([made], secret_request()),
         "table": lambda: render.table([made], secret_request()),
         "json": lambda: render.as_json([made], secret_request()),
         "sh": lambda: render.as_sh([made], secret_request()),

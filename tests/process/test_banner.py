@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.extended
 
-ARGUMENTS = "-----------  Configuration Arguments -----------"
-ENVIRONMENT = "Distributed Envs"
+ARGUMENTS = "Settings\n"
+ENVIRONMENT = "Environment of every process"
 
 
 def launched(folder: Path, *options: str, script: str = "echo first") -> tuple[list[str], str]:
@@ -40,7 +40,7 @@ def test_at_most_five_lines_stand_before_the_scripts_first(tmp_path: Path) -> No
     assert ARGUMENTS in kept
     assert ENVIRONMENT in kept
     assert "no GPU driver" in kept
-    assert "env.MY_TOKEN: ***" in kept
+    assert re.search(r"env.MY_TOKEN +\*\*\*  \(command line\)", kept)
     assert "hush-hush" not in kept
 
 

@@ -9,7 +9,7 @@ from planning import a_request, known_gpus, planned, some_facts
 
 from fleetrun.cli import options
 from fleetrun.model import Facts, LaunchPlan, Processors, Request
-from fleetrun.plan import environment, modes
+from fleetrun.plan import modes
 
 IPS = {"ips": ("10.0.0.1", "10.0.0.2")}
 SERVERS = {"run_mode": "ps", "server_num": 1, "trainer_num": 2}
@@ -30,7 +30,6 @@ LAUNCHES: tuple[tuple[Request, Facts], ...] = (
     (a_request(), npus("npu")),
     (a_request(), npus("xpu")),
     (a_request(), some_facts(has_plugins=True)),
-    (a_request(nproc_per_node=9000, start_port=6070), some_facts()),
     (a_request(**SERVERS), some_facts(2)),
     (a_request(**SERVERS, coordinator_num=1), npus("npu")),
     (a_request(**SERVERS, heter_worker_num="2"), npus("xpu")),
@@ -64,7 +63,7 @@ def test_what_the_user_has_exported_stays_where_the_table_says_so() -> None:
     asking = {name for option in options.KNOWN for name in option.env}
     yields, replaces = set(), set()
     for request, facts in LAUNCHES:
-        names = set_by(planned(request, facts)) - asking - {environment.LONG_VARIABLE}
+        names = set_by(planned(request, facts)) - asking
         names -= {"TRAINING_ROLE", "PYTHONPATH", "no_proxy", "NO_PROXY"}
         names -= {name for name in names if name.endswith("_VISIBLE_DEVICES")}
         exported = facts._replace(environ={**facts.environ, **dict.fromkeys(names, "7")})

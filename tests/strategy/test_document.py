@@ -173,7 +173,6 @@ def test_secrets_of_a_strategy_are_not_shown() -> None:
     for text in (
         render.table([planned(wanted)], wanted),
         render.as_json([planned(wanted)], wanted),
-        render.banner(wanted, planned(wanted)),
     ):
         assert "abcdef" not in text
 
