@@ -29,9 +29,6 @@ from fleetrun.rundir.progress import Progress
 from fleetrun.rundir.rankfile import RankAxes, Update
 from fleetrun.rundir.reportfile import ReportRecord
 
-# The hosts of a job are started within this many seconds of each other.
-_APART_S = 3600.0
-
 
 class LogRecord(NamedTuple):
     """The log of one attempt of a process, and how that attempt went."""
@@ -306,47 +303,20 @@ def find(word: str, log_dir: str) -> list[str]:
 
 
 def hosts(run: Run, read: Callable[[str], Run] = read) -> list[Run]:
-    """Return RUN, and its counterparts of other hosts in the same log folder.
+    """Return RUN, and those of the job's other hosts with which it shares a run directory.
 
     READ reads the launch in a folder, or remembers it.
     """
-    if run.plan is None or len(run.plan.nodes) <= 1 or run.started_at is None:
-        return [run]
     above, name = os.path.split(run.path)
     whole = above if names.is_node_folder(name) else run.path
-    parts = _parts(whole)
-    if parts:
-        return [run if path == run.path else read(path) for path in (whole, *parts)]
-    run_of = {run.node_rank: run}
-    for path in listed(os.path.dirname(above)):
-        candidate = run if path == run.path else _of_host(path, run, read)
-        if candidate is None or candidate.started_at is None or candidate.plan is None:
-            continue
-        known = run_of.get(candidate.node_rank)
-        distance_s = abs(candidate.started_at - run.started_at)
-        if (
-            candidate.plan.nodes != run.plan.nodes
-            or distance_s > _APART_S
-            or candidate.node_rank == run.node_rank
-        ):
-            continue
-        if known is None or distance_s < abs((known.started_at or 0.0) - run.started_at):
-            run_of[candidate.node_rank] = candidate
-    return [run_of[node] for node in sorted(run_of)]
-
-
-def _parts(whole: str) -> list[str]:
-    """Return the folders of the other hosts in the run directory WHOLE, if they share it."""
     try:
-        folders = [name for name in os.listdir(whole) if names.is_node_folder(name)]
+        parts = [name for name in os.listdir(whole) if names.is_node_folder(name)]
     except OSError:
-        return []
-    folders.sort(key=lambda name: (len(name), name))
-    paths = [os.path.join(whole, name) for name in folders]
-    return [path for path in paths if os.path.exists(os.path.join(path, names.LOCK))]
-
-
-def _of_host(path: str, run: Run, read: Callable[[str], Run]) -> Run | None:
-    """Return the launch in PATH if its name is one that another host of RUN's job may have."""
-    job = run.name.split("-", 1)[-1].rsplit("-", 2)[0]
-    return read(path) if job in os.path.basename(path) and "-node" in path else None
+        return [run]
+    parts.sort(key=lambda name: (len(name), name))
+    paths = [whole, *(os.path.join(whole, name) for name in parts)]
+    return [
+        run if path == run.path else read(path)
+        for path in paths
+        if path == run.path or os.path.exists(os.path.join(path, names.LOCK))
+    ]
