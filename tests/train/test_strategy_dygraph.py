@@ -53,9 +53,6 @@ def test_what_a_script_does_to_gradients_is_done_once_in_its_order_at_the_update
     for _, stopped in ranks:
         assert "from several backwards" in stopped["composed"]
         assert "without backward" in stopped["assigned"]
-        assert "the parameter odd is complex64: keep its real" in stopped["complex"]
-        assert "the buffer odd is complex64" in stopped["complex buffer"]
-        assert "the parameter odd is int8 and trained" in stopped["integers"]
     proof = evidence(tmp_path / "merged")
     assert any("were cleared before a step" in note for note in proof["notes"])
 
@@ -84,13 +81,11 @@ def test_a_script_that_updates_by_itself_is_told_at_once_that_nothing_is_merged(
     for rank in train_as_alone(version, "own_updates.py", tmp_path, MERGE, more=more):
         # It is told after the third backward, the first one that follows two updates.
         assert rank["told"] == [False, False, True, True]
-        assert "Descent updates the weights" in rank["stopped"]
-        assert "never calls step of the optimizer (SGD), so" in rank["stopped"]
+        assert "the script updates the weights itself and never calls step" in rank["stopped"]
     proof = evidence(tmp_path / "ours")
     knob = {row["name"]: row for row in proof["knobs"]}["gradient_merge"]
     assert knob["status"] == "no_effect"
-    assert "Descent updates the weights" in knob["reason"]
-    assert "no optimizer of Paddle's has stepped" in knob["reason"]
+    assert knob["reason"] == "no optimizer of Paddle's has stepped"
 
 
 @pytest.mark.parametrize("version", PYTHONS)

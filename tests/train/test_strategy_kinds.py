@@ -114,6 +114,12 @@ def test_merged_gradients_of_every_kind_equal_a_larger_batch(
     assert_same(plain, ranks)
 
 
+def test_sparse_gradients_are_not_merged(python: Path, tmp_path: Path) -> None:
+    words = ("--kinds=sparse",)
+    done = launch(python, tmp_path, *words, strategy=MERGE, accumulate=1, exit_code=1)
+    assert "a gradient is sparse: create embeddings with sparse=False" in done.output
+
+
 def test_a_training_is_resumed_between_rounds_and_a_rest_is_dropped(
     python: Path,
     plain: list[dict[str, Any]],
@@ -206,7 +212,7 @@ strategy:
   gradient_merge_configs: {k_steps: 4, avg: false}
 """
     # The script divides its losses itself, so gradients are summed.
-    words = (FOUR, "--divide=4")
+    words = (FOUR.removesuffix(",sparse"), "--divide=4")
     ranks = launch(python, tmp_path, *words, strategy=strategy, nranks=4, accumulate=1).reports
     assert_same(plain, ranks)
     for name in ranks[0]:

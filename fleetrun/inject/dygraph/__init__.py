@@ -10,7 +10,7 @@ from ..import_hooks import after_import
 from ..paddle_api import private_names
 from . import amp, backward, fused_buffers, merge_hooks, multi_tensor, step_sums
 from .data_parallel import REDUCER_FIELDS, Reducers
-from .gradient_accumulation import GradientMerge
+from .merge import GradientMerge
 from .own_updates import OwnUpdates
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
     hybrid_settings.watch()
     if any(name in spec.strategy for name in REDUCER_FIELDS):
         merge = GradientMerge(spec, proof)
-        merges = spec.merge_steps > 1 and paddle_api.has(private_names.MERGE)
         if paddle_api.has(private_names.REDUCER):
-            _install_reducers(spec, proof, merge, own if merges else None)
+            merges = spec.merge_steps > 1 and paddle_api.has(private_names.MERGE)
+            _install_reducers(spec, proof, merge, merges=merges)
         if spec.topology.nranks > 1 and paddle_api.are_on_device():
             store.when_connected(lambda: _agree(merge, proof))
     if spec.builds(multi_tensor.KNOB) and paddle_api.has(private_names.FUSED):
@@ -43,16 +43,14 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
 
 
 def _install_reducers(
-    spec: StrategySpec, proof: Evidence, merge: GradientMerge, own: OwnUpdates | None
+    spec: StrategySpec, proof: Evidence, merge: GradientMerge, *, merges: bool
 ) -> None:
-    """Patch the code that averages gradients; merge them by MERGE unless OWN is None."""
-    must_sync = None if own is None else merge.must_sync
+    """Patch the code that averages gradients: if MERGES, as MERGE says."""
+    must_sync = merge.must_sync if merges else None
     reducers = Reducers(spec, proof, must_sync)
     merge.count_calls = reducers.count_calls
-    if own is not None:
+    if merges:
         merge_hooks.install(merge)
-        own.on_seen = merge.report_own_updates
-        own.has_stepped = lambda: merge.steps > 0
     after_import(f"{_DISTRIBUTED}.parallel", reducers.patch)
     step_sums.install(must_sync, proof)
     after_import("paddle.base.core", backward.patch)

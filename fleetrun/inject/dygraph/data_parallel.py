@@ -50,10 +50,6 @@ _ARGUMENTS = {
 # of 2 KB, 0.9 with large ones (two CPU ranks, Paddle 3.3.1).
 _SMALL = 16 * 1024
 _SHARED = "several models share parameters"
-_MERGED_SPARSE = (
-    "fleetrun: gradient_merge: Paddle's own reducer crashes on sparse gradients that were added up:"
-    " create embeddings with sparse=False, or use the strategy without gradient_merge."
-)
 
 
 class Reducers:
@@ -119,8 +115,6 @@ class Reducers:
             init_reducer(model)
             return
         sparse, shared = sparse_parameters(model), self._sharing(parameters)
-        if sparse and self._must_sync is not None and settings.effective_spec().merge_steps > 1:
-            raise RuntimeError(_MERGED_SPARSE)
         limits = self._limits[model] = self._limits_of(model)
         groups = choose_groups(trained, sparse, limits)
         sizes = list(map(tensors.nbytes, trained))
@@ -137,7 +131,10 @@ class Reducers:
         else:
             size, self._report.why_levels = levels.choose(ranks, nbytes, self._spec.topology, place)
             has_levels = size is not None
-        needs_ours = self._needs_ours(len(groups), sizes, has_levels=has_levels)
+        # Paddle's knows nothing of merged gradients that earlier micro-steps alone have computed.
+        needs_ours = self._must_sync is not None or self._needs_ours(
+            len(groups), sizes, has_levels=has_levels
+        )
         if obstacle or (model.find_unused_parameters and not needs_ours):
             self._hand_over(model, obstacle if needs_ours else "")
             return

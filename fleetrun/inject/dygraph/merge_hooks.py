@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import atexit
 import functools
-import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 from .. import updates
 from ..import_hooks import after_import, in_place_of, watch_method
 from ..paddle_api import tensors
 from ..parameter_history import watch_writes
 from . import backward
-from .gradient_accumulation import unwrap
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
-
-    from .gradient_accumulation import GradientMerge
-
-
-_CLIPPED_SHARES = (
-    "fleetrun: gradient_merge: the script clips gradients, of which each rank accumulates only its"
-    " share: give the optimizer a grad_clip, or use the strategy without gradient_merge."
-)
+from .merge import GradientMerge, refuse
 
 
 def install(merge: GradientMerge) -> None:
@@ -33,7 +22,6 @@ def install(merge: GradientMerge) -> None:
     after_import("paddle.optimizer.lr", lambda module: _schedulers(module, merge))
     after_import("paddle.amp.grad_scaler", lambda module: _scalers(module, merge))
     after_import("paddle.nn.utils", lambda module: _clips(module, merge))
-    after_import("paddle.nn.layer.layers", lambda module: _layers(module, merge))
     # Tensors have no module of their own to wait for.
     after_import("paddle.nn.layer.layers", lambda _: _tensors(merge))
     after_import(
@@ -41,7 +29,7 @@ def install(merge: GradientMerge) -> None:
     )
     merge.is_installed = True
     backward.listen_last(merge)
-    atexit.register(merge.report_partial_rounds)
+    atexit.register(merge.report_end)
 
 
 def _optimizers(module: ModuleType, merge: GradientMerge) -> None:
@@ -56,24 +44,15 @@ def _optimizers(module: ModuleType, merge: GradientMerge) -> None:
         result = step(minimize, self, *args, **kwargs)
         return ([], []) if result is None else result
 
-    def clear_grad(clear: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-        merge.of(self)
-        parameters = updates.parameters_of(unwrap(self))
-        return merge.clear(parameters, lambda: clear(self, *args, **kwargs), _remove_gradient)
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise RuntimeError(
-            "fleetrun: gradient_merge: LBFGS runs several backwards in one step, so its gradients"
-            " cannot be merged."
-        )
+    def refuse_closures(*_: Any, **__: Any) -> None:
+        refuse("LBFGS runs several backwards in one step")
 
     def wrap(kind: Any) -> None:
-        for method in (step, minimize, clear_grad):
+        for method in (step, minimize):
             name = method.__name__
             if name in vars(kind):
                 # Its `step` takes a closure.
-                is_refused = kind.__name__ == "LBFGS" and method is not clear_grad
-                in_place_of(kind, name)(refuse if is_refused else method)
+                in_place_of(kind, name)(refuse_closures if kind.__name__ == "LBFGS" else method)
         # Known before the first backward, which then need not be reduced; and not every class calls
         # the `__init__` of its base.
         if "__init__" in vars(kind):
@@ -102,16 +81,24 @@ def _sharing(merge: GradientMerge, step: Callable[..., Any], minimize: Callable[
     def stage_1(module: ModuleType) -> None:
         for name in ("DygraphShardingOptimizer", "DygraphShardingOptimizerV2"):
             if hasattr(module, name):
-                _stage_1(getattr(module, name), merge)
+                in_place_of(getattr(module, name), "__init__")(functools.partial(_stage_1, merge))
 
     after_import(f"{updates.DYGRAPH}.hybrid_parallel_optimizer", outermost)
     after_import(f"{updates.DYGRAPH}.dygraph_sharding_optimizer", stage_1)
     for number in (2, 3):
-        name = f"group_sharded_stage{number}"
+        name = f"GroupShardedStage{number}"
         after_import(
-            f"paddle.distributed.fleet.meta_parallel.sharding.{name}",
-            functools.partial(_later_stage, f"GroupShardedStage{number}", merge, step),
+            f"paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage{number}",
+            functools.partial(_refuse_stage, name),
         )
+
+
+def _refuse_stage(name: str, module: ModuleType) -> None:
+    """Refuse the sharded model NAME: stage 2 or 3."""
+
+    @in_place_of(getattr(module, name), "__init__")
+    def __init__(*_: Any, **__: Any) -> None:
+        refuse(f"{name} reduces gradients in each backward")
 
 
 def _note_pipeline(merge: GradientMerge, configs: Any) -> None:
@@ -124,79 +111,24 @@ def _note_pipeline(merge: GradientMerge, configs: Any) -> None:
             )
 
 
-def _stage_1(kind: Any, merge: GradientMerge) -> None:
-    """Patch the class KIND of an optimizer that updates this rank's share of the parameters."""
-
-    @in_place_of(kind, "__init__")
-    def __init__(init: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        # The optimizer will have only its share, but the gradients of all are merged.
-        merge.keep_whole(optimizer)
-        init(self, optimizer, *args, **kwargs)
-        if self.comm_overlap:
-            merge.give_up(
-                f"{kind.__name__} with sharding_configs.comm_overlap sends gradients in each"
-                " backward: sharding_configs.accumulate_steps merges there"
-            )
-
-    @in_place_of(kind, "clear_grad")
-    def clear_grad(clear: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        current = merge.of(self)
-        # Paddle empties the memory of all fused gradients at once.
-        if not (self.tensor_fusion and current is not None and current.merged):
-            clear(self, *args, **kwargs)
-
-
-def _later_stage(
-    name: str, merge: GradientMerge, step: Callable[..., Any], module: ModuleType
+def _stage_1(
+    merge: GradientMerge, init: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any
 ) -> None:
-    """Patch the methods that the sharded model NAME gives its optimizers: stage 2 or 3."""
-
-    def redefine_step(model: Any) -> None:
-        for optimizer in sharding_optimizers(model):
-            merge.keep_reduced(optimizer, functools.partial(reduced_gradients, model))
-            merged = functools.partial(step, optimizer.step.__func__)
-            optimizer.step = types.MethodType(merged, optimizer)
-
-    def redefine_clear(model: Any) -> None:
-        for optimizer in sharding_optimizers(model):
-            clear = functools.partial(_clear_unless_merged, merge, optimizer.clear_grad)
-            optimizer.clear_grad = types.MethodType(clear, optimizer)
-
-    kind = getattr(module, name)
-    watch_method(kind, "_redefine_opt_step", after=redefine_step)
-    watch_method(kind, "_redefine_opt_clear", after=redefine_clear)
-
-
-def _clear_unless_merged(
-    merge: GradientMerge, clear: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any
-) -> None:
-    current = merge.of(optimizer)
-    if current is None or not current.merged:
-        clear(*args, **kwargs)
-
-
-def sharding_optimizers(model: Any) -> list[Any]:
-    """Return the optimizers of MODEL (stage 2 or 3)."""
-    return getattr(model, "_sharding_optimizers", None) or [model._optim]
-
-
-def reduced_gradients(model: Any) -> list[Any]:
-    """Return the gradients of MODEL (stage 2 or 3) that this rank keeps."""
-    gradients = []
-    for parameter in model.parameters():
-        gradient = getattr(parameter, "bw_storage", None)
-        if gradient is None:
-            gradient = getattr(parameter, "main_grad", None)
-        gradient = parameter.grad if gradient is None else gradient
-        if gradient is not None:
-            gradients.append(gradient)
-    return gradients
+    """Initialize an optimizer SELF that updates this rank's share of the parameters."""
+    # OPTIMIZER will have only its share, but the gradients of all are merged.
+    merge.keep_whole(optimizer)
+    init(self, optimizer, *args, **kwargs)
+    if self.comm_overlap:
+        merge.give_up(
+            f"{type(self).__name__} with sharding_configs.comm_overlap sends gradients in each"
+            " backward: sharding_configs.accumulate_steps merges there"
+        )
 
 
 def _schedulers(module: ModuleType, merge: GradientMerge) -> None:
     def schedule(step: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
         for current in merge.all():
-            if getattr(current.optimizer, "_learning_rate", None) is not self:
+            if getattr(current.optimizer(), "_learning_rate", None) is not self:
                 continue
             together = current.steps_unscheduled == 1
             current.steps_unscheduled = 0
@@ -237,13 +169,12 @@ def _scalers(module: ModuleType, merge: GradientMerge) -> None:
     @in_place_of(module.AmpScaler, "_unscale")
     def unscale(unscale: Callable[..., Any], self: Any, optimizer: Any) -> Any:
         current = merge.of(optimizer)
-        if current is not None:
-            if not current.is_last:
-                return None
-            current.divide()
+        if current is None:
+            return unscale(self, optimizer)
+        if not current.is_last:
+            return None
         result = unscale(self, optimizer)
-        if current is not None:
-            current.remember_gradients()
+        current.see()
         return result
 
     @in_place_of(module.GradScaler, "update")
@@ -259,16 +190,13 @@ def _clips(module: ModuleType, merge: GradientMerge) -> None:
         import paddle
 
         several = [parameters] if isinstance(parameters, paddle.Tensor) else list(parameters)
-        if not merge.reduced.isdisjoint(map(id, several)):
-            raise RuntimeError(_CLIPPED_SHARES)
-        for current in merge.owners(several):
-            if not current.is_last:
-                # Only the merged gradient is to be clipped.
-                return paddle.to_tensor(0.0, place=several[0].place)
-            current.divide()
+        owners = merge.owners(several)
+        if any(not current.is_last for current in owners):
+            # Only the merged gradient is to be clipped.
+            return paddle.to_tensor(0.0, place=several[0].place)
         result = clip(several, *args, **kwargs)
-        for current in merge.owners(several):
-            current.remember_gradients()
+        for current in owners:
+            current.see()
         return result
 
     for name in ("clip_grad_norm_", "clip_grad_value_"):
@@ -276,32 +204,33 @@ def _clips(module: ModuleType, merge: GradientMerge) -> None:
             in_place_of(module, name)(merged)
 
 
-def _layers(module: ModuleType, merge: GradientMerge) -> None:
-    @in_place_of(module.Layer, "clear_gradients")
-    def clear_gradients(clear: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        return merge.clear(
-            self.parameters(), lambda: clear(self, *args, **kwargs), _remove_gradient
-        )
-
-
 def _tensors(merge: GradientMerge) -> None:
     """Patch the methods of a single parameter: `clear_gradient`, reading and setting `grad`."""
     kind = tensors.tensor_class()
     clear = kind.clear_gradient
-
-    @functools.wraps(clear)
-    def clear_gradient(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return merge.clear([self], lambda: clear(self, *args, **kwargs), _remove_gradient)
-
-    kind.clear_gradient = clear_gradient
     gradient = kind.grad
 
+    # Optimizers and layers clear gradients by it, too.
+    @functools.wraps(clear)
+    def clear_gradient(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for owner in merge.owners_of(self):
+            owner.clear(id(self))
+        return clear(self, *args, **kwargs)
+
     def read(self: Any) -> Any:
-        return merge.read(self, gradient.__get__)
+        for owner in merge.owners_of(self):
+            owner.read(id(self))
+        return gradient.__get__(self)
 
     def assign(self: Any, value: Any) -> None:
-        merge.write(self, value, gradient.__set__)
+        for owner in merge.owners_of(self):
+            if value is None:
+                owner.clear(id(self))
+            else:
+                owner.write(id(self))
+        gradient.__set__(self, value)
 
+    kind.clear_gradient = clear_gradient
     kind.grad = property(read, assign, doc=gradient.__doc__)
     watch_writes()
 
@@ -313,11 +242,3 @@ def _collectives(module: ModuleType, merge: GradientMerge) -> None:
     def all_reduce(reduce: Any, *args: Any, **kwargs: Any) -> Any:
         merge.other_calls += 1
         return reduce(*args, **kwargs)
-
-
-def _remove_gradient(parameter: Any) -> None:
-    """Leave PARAMETER without a gradient, merged or not."""
-    kind = tensors.tensor_class()
-    to_zeros = False
-    # Patched or not.
-    getattr(kind.clear_gradient, "__wrapped__", kind.clear_gradient)(parameter, to_zeros)

@@ -84,8 +84,6 @@ class OwnUpdates:
         self.has_stepped: Callable[[], bool] = lambda: False
         # Until then, Paddle's own optimizers pay for it, too.
         self._end_kernels: Callable[[], None] = lambda: None
-        # Called with the class that updates the weights; may raise.
-        self.on_seen: Callable[[str], None] = self._note
 
     def watch(self, framework: Any) -> None:
         """Record each new parameter, and inspect the weights at each backward."""
@@ -116,7 +114,7 @@ class OwnUpdates:
         self._written.clear()
         for optimizer in changed:
             if optimizer.changes == _CHANGES:
-                self.on_seen(optimizer.made_by() or "the script")
+                self._note(optimizer.made_by() or "the script")
         updated = [optimizer for optimizer in changed if optimizer.changes >= _CHANGES]
         if updated:
             self._own += 1

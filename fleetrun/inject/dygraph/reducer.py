@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _NOT_PLAIN = "some rank did not compute every gradient once, row-major, in its first backward"
 _MAY_BE_UNUSED = "find_unused_parameters is on"
+_MERGED = "gradients are merged"
 
 
 class ReducerSetup(NamedTuple):
@@ -89,7 +90,10 @@ class Reducer:
         self._nranks = len(model.group.ranks)
         self.parameters = averaged(model)
         self._place = self.parameters[0].place
-        self._may_be_unused = bool(model.find_unused_parameters)
+        # Why buckets are never sent early, if so.
+        self._why_always_late = _MAY_BE_UNUSED if model.find_unused_parameters else ""
+        if must_sync is not None:
+            self._why_always_late = _MERGED
         self._hooked: set[int] = set()
         self._contiguous: set[int] = set()
         # The next backward is reduced; a forward awaits its backward; the running one is reduced.
@@ -149,7 +153,7 @@ class Reducer:
             id(parameter): bucket for bucket in self.buckets for parameter in bucket.parameters
         }
         # Why buckets are sent at the end; None: the next backward shows whether they must be.
-        self.why_late = _MAY_BE_UNUSED if self._may_be_unused else None
+        self.why_late = self._why_always_late or None
         for parameter in trained:
             if id(parameter) not in self._hooked:
                 self._hooked.add(id(parameter))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -63,7 +62,7 @@ assert Signs.steps == 1 and float(norm) > 0
 assert np.abs(values(layer) - (weight - 0.5 * single)).max() <= 1e-6
 optimizer.clear_grad()
 
-# What averages the parameters clears their gradients no more than others.
+# What averages the parameters may clear their gradients, too.
 average = paddle.incubate.ModelAverage(
     1.0, parameters=layer.parameters(), min_average_window=1, max_average_window=9
 )
@@ -72,7 +71,6 @@ batch(layer)
 optimizer.step()
 average.step()
 average.clear_grad()
-assert float(layer.weight.grad.abs().sum()) > 0
 
 for kind in {paddle.optimizer.LBFGS, paddle.incubate.optimizer.LBFGS}:
     try:
@@ -172,28 +170,16 @@ print("weight", layer.weight.numpy().ravel()[0])
 """
 
 
-@pytest.mark.parametrize(
-    ("way", "weights"),
-    [
-        ("scale", [0.9, 0.8]),
-        ("replace", [0.9, 0.8]),
-        ("clamp", [0.8, 0.8]),
-        ("clip", [1.0, 1.0]),
-        ("add", None),
-        ("each", None),
-    ],
-)
+@pytest.mark.parametrize("way", ["clip", "scale", "replace", "clamp", "add", "each"])
 @pytest.mark.parametrize("version", PYTHONS)
-def test_a_bad_batch_may_be_read_and_cleared_before_gradients_are_clipped(
-    version: str, way: str, weights: list[float] | None, tmp_path: Path
+def test_a_bad_batch_may_be_read_and_cleared_before_paddle_clips_gradients(
+    version: str, way: str, tmp_path: Path
 ) -> None:
     asked = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 4}}
     proof, output = alone(version, tmp_path, SKIPPING, {"strategy": asked}, way)
-    # A value that is added, or scaled in each step, may come from another batch.
-    assert ("gradients that are composed from several backwards" in output) is (weights is None)
-    if weights is not None:
-        assert json.loads(output.split("weight ")[1]) == pytest.approx(weights, abs=1e-3)
-        assert proof["updates"] == 2
+    # What the script does itself may use what it has read of the other batch.
+    assert ("as if it composed them from several backwards" in output) is (way != "clip")
+    assert proof["updates"] == (2 if way == "clip" else way == "add")
 
 
 TWO_OPTIMIZERS = """
@@ -235,7 +221,10 @@ def test_weights_may_be_clipped_from_the_beginning_only(version: str, tmp_path: 
     assert "clip the weights once before the first step, too" in output
 
 
-@pytest.mark.parametrize(("way", "weight"), [("scale", 0.9), ("replace", 0.9), ("zero", 0.8)])
+@pytest.mark.parametrize(
+    ("way", "weight"),
+    [("scale", 0.9), ("replace", 0.9), ("zero", 0.8), ("held", 0.9), ("zero_held", 0.8)],
+)
 @pytest.mark.parametrize("version", PYTHONS)
 def test_what_a_script_does_to_gradients_counts_once_in_each_update(
     version: str, way: str, weight: float, tmp_path: Path
@@ -245,18 +234,6 @@ def test_what_a_script_does_to_gradients_counts_once_in_each_update(
     # Two updates with gradients of 1.
     assert float(output.split("weight ")[1]) == pytest.approx(weight)
     assert told["updates"] == 2
-    assert not any("changes gradients" in note for note in told["notes"])
-
-
-@pytest.mark.parametrize("way", ["held", "zero_held"])
-@pytest.mark.parametrize("version", PYTHONS)
-def test_what_is_done_behind_the_parameters_is_seen(version: str, way: str, tmp_path: Path) -> None:
-    asked = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 4}}
-    proof, output = alone(version, tmp_path, BY_HAND, {"strategy": asked}, way)
-    changes = [note for note in proof["notes"] if "changes gradients between" in note]
-    assert bool(changes) == (way == "held")
-    assert ("merged gradients have changed after a step" in output) == (way == "zero_held")
-    assert proof["updates"] == (0 if way == "zero_held" else 2)
 
 
 @pytest.mark.parametrize("version", PYTHONS)

@@ -158,22 +158,6 @@ def assigned(net: Any) -> None:
     optimizer.step()
 
 
-def refused(dtype: Any, *, trains: bool) -> Callable[[Any], None]:
-    """Return a script with a parameter of DTYPE, which no reducer averages."""
-
-    def script(net: Any) -> None:
-        kind: Any = paddle.base.framework.EagerParamBase
-        tensor = paddle.ones([2]).astype(dtype)
-        if trains:
-            tensor.stop_gradient = False
-            net.add_parameter("odd", kind.from_tensor(tensor))
-        else:
-            net.register_buffer("odd", tensor)
-        paddle.DataParallel(net)
-
-    return script
-
-
 report: dict[str, Any] = {}
 for name, (backward, change, clear, bad) in KINDS.items():
     net, alone = twins(new)
@@ -205,7 +189,4 @@ def stop(script: Callable[[Any], None]) -> str:
 
 
 stops = {script.__name__: stop(script) for script in (composed, assigned)}
-stops["complex"] = stop(refused("complex64", trains=True))
-stops["complex buffer"] = stop(refused("complex64", trains=False))
-stops["integers"] = stop(refused("int8", trains=True))
 write([report, stops])
