@@ -56,9 +56,8 @@ class Evidence:
         # `dygraph` or `static`, once something was trained.
         self.graph = ""
         self.updates = 0
-        # While there are no updates: the backwards, and the class that holds the parameters.
+        # While there are no updates: the backwards.
         self.backwards = 0
-        self.optimizer = ""
         # The watching functions that have failed.
         self.failures: list[str] = []
         # Changes to the training that could not be installed.
@@ -163,7 +162,6 @@ class Evidence:
             "complete": self.updates > 0 or bool(self.failures),
             "updates": self.updates,
             "backwards": self.backwards,
-            "optimizer": self.optimizer,
             "knobs": [self._if_updated(knob) for knob in self._knobs.values()],
             "counts": self.counts,
             "disagreements": self._disagreements,

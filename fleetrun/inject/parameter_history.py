@@ -1,4 +1,4 @@
-"""Records which tensors the methods of tensors and the kernels of optimizers write."""
+"""Records which tensors the methods of tensors write."""
 
 from __future__ import annotations
 
@@ -24,34 +24,6 @@ def watch_writes() -> None:
     for name in _WRITING_METHODS:
         if hasattr(kind, name) and not hasattr(getattr(kind, name), _RECORDS):
             setattr(kind, name, _recorded(getattr(kind, name)))
-
-
-def watch_kernels(operations: Any) -> Callable[[], None]:
-    """Let the kernels of optimizers in OPERATIONS record their calls; return what ends that."""
-    kernels = {
-        name: kernel
-        for name in tensors.OPTIMIZER_KERNELS
-        if (kernel := getattr(operations, name, None)) is not None
-    }
-
-    def recorded(kernel: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(kernel)
-        def writing(parameters: Any, *args: Any, **options: Any) -> Any:
-            written = parameters if isinstance(parameters, (list, tuple)) else [parameters]
-            for ids in _recorders.values():
-                ids.update(map(id, written))
-            return kernel(parameters, *args, **options)
-
-        return writing
-
-    for name, kernel in kernels.items():
-        setattr(operations, name, recorded(kernel))
-
-    def end() -> None:
-        for name, kernel in kernels.items():
-            setattr(operations, name, kernel)
-
-    return end
 
 
 def record_writes(written: set[int]) -> None:

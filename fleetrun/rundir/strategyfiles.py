@@ -66,9 +66,8 @@ class RankEvidence(NamedTuple):
     failures: tuple[str, ...] = ()
     # Changes to the training that could not be installed.
     unapplied: tuple[str, ...] = ()
-    # Before the first update: the number of backwards, and the class with the parameters.
+    # Before the first update: the number of backwards.
     backwards: int = 0
-    optimizer: str = ""
 
     @property
     def tells(self) -> bool:
@@ -127,7 +126,6 @@ def _evidence(record: Mapping[str, Any]) -> RankEvidence:
         ),
         counts=_counts(reading.mapping(record.get("counts"))),
         backwards=reading.whole(record.get("backwards")) or 0,
-        optimizer=reading.text(record.get("optimizer", "")),
     )
 
 

@@ -356,5 +356,6 @@ def _silence_of(trainer: _Trainer) -> str:
     if not evidence.backwards:
         return "imported Paddle and made no optimizer update, so nothing could be counted"
     times = "once" if evidence.backwards == 1 else f"{evidence.backwards} times"
-    optimizer = f" of its {evidence.optimizer}" if evidence.optimizer else ""
-    return f"ran backward {times}, and no update{optimizer} was seen, so nothing could be counted"
+    return (
+        f"ran backward {times}, and no update by Paddle's optimizers, so nothing could be counted"
+    )

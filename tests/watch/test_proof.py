@@ -213,11 +213,8 @@ def test_a_rank_that_succeeds_without_evidence_is_named(tmp_path: Path) -> None:
     ("seen", "told"),
     [
         ({}, "imported Paddle and made no optimizer update"),
-        ({"backwards": 1}, "ran backward once, and no update was seen"),
-        (
-            {"backwards": 2, "optimizer": "Descent"},
-            "ran backward 2 times, and no update of its Descent was seen",
-        ),
+        ({"backwards": 1}, "ran backward once, and no update by Paddle's optimizers"),
+        ({"backwards": 2}, "ran backward 2 times, and no update by Paddle's optimizers"),
     ],
 )
 def test_a_rank_that_never_updated_is_named(

@@ -10,8 +10,7 @@ from ..import_hooks import after_import
 from ..paddle_api import private_names
 from . import amp, backward, fused_buffers, merge_hooks, multi_tensor, step_sums
 from .data_parallel import REDUCER_FIELDS, Reducers
-from .merge import GradientMerge
-from .own_updates import OwnUpdates
+from .gradient_accumulation import GradientMerge
 
 if TYPE_CHECKING:
     from ..evidence import Evidence
@@ -23,7 +22,6 @@ _KEY = "fleetrun/self-tests"
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
     """Patch Paddle for the requested fields."""
-    own = OwnUpdates(proof)
     fused_buffers.install(proof)
     hybrid_settings.watch()
     if any(name in spec.strategy for name in REDUCER_FIELDS):
@@ -39,7 +37,32 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
         amp.install(proof)
     # Last: the self-tests above run backwards of their own.
     if paddle_api.has(private_names.BACKWARD):
-        after_import("paddle.base.framework", own.watch)
+        _backwards.append(_BackwardCount(proof))
+        after_import("paddle.base.core", backward.patch)
+        backward.listen(_backwards[0])
+
+
+class _BackwardCount:
+    """Counts backwards until an update is seen: a script may train without Paddle's optimizers."""
+
+    def __init__(self, proof: Evidence) -> None:
+        self._proof = proof
+
+    def begin(self) -> None:
+        """Do nothing."""
+
+    # A backward that has raised counts, too.
+    abandon = begin
+
+    def finish(self) -> None:
+        """Count a backward."""
+        if self._proof.updates:
+            backward.ignore(self)
+        self._proof.backwards += 1
+
+
+# `backward` does not hold it.
+_backwards: list[_BackwardCount] = []
 
 
 def _install_reducers(

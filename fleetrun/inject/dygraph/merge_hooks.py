@@ -13,7 +13,7 @@ from ..import_hooks import after_import, in_place_of, watch_method
 from ..paddle_api import tensors
 from ..parameter_history import watch_writes
 from . import backward
-from .merge import GradientMerge, refuse
+from .gradient_accumulation import GradientMerge, refuse
 
 
 def install(merge: GradientMerge) -> None:

@@ -115,7 +115,6 @@ STATIC: Variable _dygraph_guard Block._find_var_recursive(self, name)
 [paddle.nn.layer.common]
 REDUCER: Embedding.__init__{_sparse}
 [paddle.nn.layer.layers]
-MERGE: Layer.clear_gradients(self)
 [paddle.distributed.parallel]
 REDUCER CHECK ARGUMENTS: DataParallel.__init__(self, layers, strategy, comm_buffer_size,
     last_comm_buffer_size, find_unused_parameters, group){comm_buffer_size, last_comm_buffer_size,
@@ -137,9 +136,6 @@ COUNTING MERGE CHECK: Optimizer.__init__(self, learning_rate, parameters){_param
     _param_groups, _learning_rate}
 COUNTING MERGE: Optimizer.step(self) Optimizer.minimize(self, loss, startup_program)
 COUNTING: Optimizer._apply_optimize(self, loss, startup_program)
-MERGE: Optimizer.clear_grad(self)
-[paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage2]
--: GroupShardedStage2._redefine_opt_step(self){_sharding_optimizers}
 [paddle.distributed.auto_parallel.api]
 -: _ShardOptimizer
 [paddle.amp.grad_scaler]
@@ -173,7 +169,6 @@ MERGE: HybridParallelOptimizer.__init__{_inner_opt} HybridParallelOptimizer._ste
 -: GroupShardedOptimizerStage2.__init__{_group, _broadcast_overlap, _optim}
 [paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3]
 -: GroupShardedStage3._redefine_opt_step(self){_group, _optim, _ori_parameter_list, _unslice_params}
-    GroupShardedStage3._redefine_opt_clear(self)
 [paddle.distributed.fleet.utils.hybrid_parallel_util]
 -: fused_allreduce_gradients_with_group(parameter_list, group, bucket_size, scale)
 [paddle.distributed.fleet.utils.tensor_fusion_helper]

@@ -11,14 +11,6 @@ if TYPE_CHECKING:
 
 _STRIDES = "FLAGS_use_stride_kernel"
 
-# In paddle._C_ops: they write their first argument, or each tensor of that list, without a new
-# in-place version.
-OPTIMIZER_KERNELS = (
-    *("adadelta_", "adagrad_", "adam_", "adamax_", "adamw_", "asgd_", "fused_adam_", "lamb_"),
-    *("lars_momentum_", "merged_adam_", "merged_momentum_", "momentum_", "nadam_", "radam_"),
-    *("rmsprop_", "rprop_", "sgd_"),
-)
-
 
 def _core() -> Any:
     # Not an import: it is called in every step.

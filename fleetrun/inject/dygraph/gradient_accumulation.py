@@ -137,7 +137,7 @@ class RoundWeights:
         )
 
 
-class Round:
+class MergeRound:
     """The gradients that one optimizer has merged since its last update."""
 
     def __init__(self, optimizer: Any, steps: int, *, averages: bool) -> None:
@@ -400,8 +400,8 @@ class GradientMerge:
         self._proof = proof
         # By the id of the optimizer; and of the parameters, the newest last: a script may replace
         # its optimizer.
-        self._rounds: dict[int, Round] = {}
-        self._owners: dict[int, list[Round]] = {}
+        self._rounds: dict[int, MergeRound] = {}
+        self._owners: dict[int, list[MergeRound]] = {}
         self._owned: list[tuple[int, int]] = []
         # The most micro-steps of a partial round that were lost with an optimizer.
         self._dropped = 0
@@ -418,7 +418,7 @@ class GradientMerge:
         self.is_installed = False
         self._is_withdrawn = False
 
-    def of(self, optimizer: Any) -> Round | None:
+    def of(self, optimizer: Any) -> MergeRound | None:
         """Return the round of OPTIMIZER, Paddle's or fleet's; None if it does not merge."""
         import paddle
 
@@ -432,13 +432,13 @@ class GradientMerge:
         current = self._rounds.get(id(optimizer))
         if current is None or current.optimizer() is not optimizer:
             spec = settings.effective_spec()
-            current = Round(optimizer, spec.merge_steps, averages=spec.merge_averages)
+            current = MergeRound(optimizer, spec.merge_steps, averages=spec.merge_averages)
             self._rounds[id(optimizer)] = current
             gone = weakref.finalize(optimizer, self._end, id(optimizer), current)
             gone.atexit = False
         return current
 
-    def _end(self, key: int, current: Round) -> None:
+    def _end(self, key: int, current: MergeRound) -> None:
         self._dropped = max(self._dropped, current.merged)
         if self._rounds.get(key) is current:
             del self._rounds[key]
@@ -463,7 +463,7 @@ class GradientMerge:
             if self._spec.get(name) is not None:
                 self._proof.knob(name, status, **more)
 
-    def all(self) -> list[Round]:
+    def all(self) -> list[MergeRound]:
         """Return the rounds of all optimizers that live."""
         return list(self._rounds.values())
 
@@ -481,12 +481,12 @@ class GradientMerge:
                 for parameter in current.parameters:
                     self._owners.setdefault(id(parameter), []).append(current)
 
-    def owners(self, parameters: Iterable[Any]) -> list[Round]:
+    def owners(self, parameters: Iterable[Any]) -> list[MergeRound]:
         """Return the newest rounds of PARAMETERS, each once."""
         newest = [self._owners.get(id(parameter), [])[-1:] for parameter in parameters]
         return list({id(owner): owner for owners in newest for owner in owners}.values())
 
-    def owners_of(self, parameter: Any) -> Sequence[Round]:
+    def owners_of(self, parameter: Any) -> Sequence[MergeRound]:
         """Return all rounds of PARAMETER."""
         return self._owners.get(id(parameter), ())
 
@@ -502,7 +502,7 @@ class GradientMerge:
         owners = [self.owners_of(parameter) for parameter in parameters]
         return any(not several or any(owner.is_last for owner in several) for several in owners)
 
-    def step(self, current: Round, update: Callable[[], Any]) -> Any:
+    def step(self, current: MergeRound, update: Callable[[], Any]) -> Any:
         """Merge the gradients of CURRENT, or call UPDATE if its round is complete."""
         import paddle
 
@@ -529,7 +529,7 @@ class GradientMerge:
             other.forget_weights()
         return result
 
-    def _sharing(self, current: Round) -> list[Round]:
+    def _sharing(self, current: MergeRound) -> list[MergeRound]:
         """Return the other rounds with parameters of CURRENT."""
         if len(self._rounds) == 1:
             return []
@@ -541,7 +541,7 @@ class GradientMerge:
         }
         return list(sharing.values())
 
-    def step_scaled(self, current: Round, update: Callable[[], Any]) -> Any:
+    def step_scaled(self, current: MergeRound, update: Callable[[], Any]) -> Any:
         """Call UPDATE, a step of GradScaler, which steps only if all gradients are finite."""
         result = update()
         if current.merged:
@@ -578,7 +578,7 @@ class GradientMerge:
     abandon = finish
 
     @border.watching("the count of merged micro-steps")
-    def _report(self, current: Round) -> None:
+    def _report(self, current: MergeRound) -> None:
         calls = self.count_calls()
         allreduces, self._calls_before = calls - self._calls_before, calls
         others = self.other_calls - self._others_before
