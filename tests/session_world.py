@@ -40,12 +40,11 @@ class Violation(AssertionError):
 class World:
     """Time, the network, the store and all hosts of one history."""
 
-    # How long a message may take.
-    LONGEST_DELAY_S = 1.5
-
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
+        # How long a message may take.
+        self.longest_delay_s = 1.5
         self.log: list[tuple[float, str, str]] = []
         self.hosts: list[Host] = []
         # Until when a host is cut off from another, from all (None) or from the store ("").
@@ -64,7 +63,7 @@ class World:
     def delay(self) -> float:
         """Return how long a message takes; some take long."""
         if self.random.random() < 0.01:
-            return self.random.uniform(0.0, self.LONGEST_DELAY_S)
+            return self.random.uniform(0.0, self.longest_delay_s)
         return self.random.uniform(0.2, 1.0) * self._delay_s
 
     def passes_at(self, host: Host, other: Host | str) -> float:
