@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from click.shell_completion import CompletionItem
 
 from fleetrun.cli.option import GROUPS, Option, by_spelling
@@ -371,61 +369,58 @@ OPTIONS: tuple[Option, ...] = (
 # fmt: on
 
 
-class Unused(NamedTuple):
-    """An option of Paddle's launchers that does nothing here: refused, or taken with a remark."""
+def _unused(
+    name: str, reason: str, *env: str, takes_value: bool = False, is_refused: bool = False
+) -> Option:
+    """Return an option of Paddle's launchers that does nothing here: taken with a remark, REASON.
 
-    env: tuple[str, ...]
-    # Why it has no effect, or what to do instead.
-    reason: str
-    takes_value: bool = False
-    is_refused: bool = False
-
-    def option(self, name: str) -> Option:
-        """Return the option NAME as the parser, the help and the page need it."""
-        kind, metavar, bare = (TEXT, "VALUE", None) if self.takes_value else (BOOL, "BOOL", "true")
-        group = "later" if self.is_refused else "paddle"
-        return Option(name, kind, group, metavar, "", env=self.env, bare=bare, reason=self.reason)
+    IS_REFUSED: REASON says what to do instead.
+    """
+    kind, metavar, bare = (TEXT, "VALUE", None) if takes_value else (BOOL, "BOOL", "true")
+    group = "later" if is_refused else "paddle"
+    return Option(name, kind, group, metavar, "", env=env, bare=bare, reason=reason)
 
 
-UNUSED = {
-    "legacy": Unused(
-        (), "there is one launcher, and it gives scripts what either of Paddle's does."
-    ),
-    "sort_ip": Unused(
-        ("PADDLE_SORT_IP",),
+UNUSED = (
+    _unused("legacy", "there is one launcher, and it gives scripts what either of Paddle's does."),
+    _unused(
+        "sort_ip",
         "hosts keep the order of --ips; without it, the others follow the master by address.",
+        "PADDLE_SORT_IP",
     ),
-    "enable_gpu_log": Unused(
-        (), "metrics.jsonl in the run directory records GPU use, without nvidia-smi."
+    _unused(
+        "enable_gpu_log",
+        "metrics.jsonl in the run directory records GPU use, without nvidia-smi.",
     ),
-    "use_paddlecloud": Unused(
-        (), "PaddleCloud's variables are always read if all of them are set."
-    ),
-    "print_config": Unused((), "the settings are in launch.txt of the run directory."),
-    "use_env": Unused(
-        (), "ranks always get PADDLE_LOCAL_RANK, and never an argument --local_rank."
-    ),
-    "scale": Unused((), _FLEET_SIZE, takes_value=True),
-    "force": Unused((), _FLEET_SIZE),
-    "elastic_level": Unused(
-        ("PADDLE_ELASTIC_LEVEL", "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL"),
+    _unused("use_paddlecloud", "PaddleCloud's variables are always read if all of them are set."),
+    _unused("print_config", "the settings are in launch.txt of the run directory."),
+    _unused("use_env", "ranks always get PADDLE_LOCAL_RANK, and never an argument --local_rank."),
+    _unused("scale", _FLEET_SIZE, takes_value=True),
+    _unused("force", _FLEET_SIZE),
+    _unused(
+        "elastic_level",
         "--nnodes=MIN:MAX continues without lost hosts, and --max_restart restarts the job after "
         "a failure.",
+        *("PADDLE_ELASTIC_LEVEL", "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL"),
         takes_value=True,
     ),
-    "enable_auto_mapping": Unused((), _TOPOLOGY, is_refused=True),
-    "cluster_topo_path": Unused((), _TOPOLOGY, takes_value=True, is_refused=True),
-    "rank_mapping_path": Unused(
-        ("PADDLE_RANK_MAPPING_PATH",), _TOPOLOGY, takes_value=True, is_refused=True
+    _unused("enable_auto_mapping", _TOPOLOGY, is_refused=True),
+    _unused("cluster_topo_path", _TOPOLOGY, takes_value=True, is_refused=True),
+    _unused(
+        *("rank_mapping_path", _TOPOLOGY, "PADDLE_RANK_MAPPING_PATH"),
+        takes_value=True,
+        is_refused=True,
     ),
-    "auto_parallel_config": Unused(
-        ("PADDLE_AUTO_PARALLEL_CONFIG",), _TUNER, takes_value=True, is_refused=True
+    _unused(
+        *("auto_parallel_config", _TUNER, "PADDLE_AUTO_PARALLEL_CONFIG"),
+        takes_value=True,
+        is_refused=True,
     ),
-    "auto_cluster_config": Unused(("PADDLE_AUTO_CLUSTER",), _TUNER, is_refused=True),
-    "auto_tuner_json": Unused((), _TUNER, takes_value=True, is_refused=True),
-}
+    _unused("auto_cluster_config", _TUNER, "PADDLE_AUTO_CLUSTER", is_refused=True),
+    _unused("auto_tuner_json", _TUNER, takes_value=True, is_refused=True),
+)
 # All that a command line may have.
-KNOWN = (*OPTIONS, *(unused.option(name) for name, unused in UNUSED.items()))
+KNOWN = (*OPTIONS, *UNUSED)
 BY_SPELLING = by_spelling(KNOWN)
 
 

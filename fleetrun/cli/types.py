@@ -24,8 +24,8 @@ from fleetrun.text import (
 
 Value = str | int | float | bool | tuple[str, ...] | tuple[int, int] | None
 
-# The largest time or count, and how many digits are read of a larger one.
-_MOST, _DIGITS = 1e9, 11
+# The largest time or count.
+_MOST = 1e9
 LAST_PORT = 65535
 # The first two steps allocate, compile, and put buckets in order; all that are recorded are kept in
 # memory until the last.
@@ -138,19 +138,10 @@ def number(
             maximum=_MOST if maximum is None else maximum,
         )
         if value is None:
-            _refuse_digits(text, is_bounded=maximum is not None)
             raise ValueError(wanted)
         return value
 
     return Type("int" if is_whole else "float", read, wanted, words=words)
-
-
-def _refuse_digits(text: str, *, is_bounded: bool) -> None:
-    """Raise ValueError for digits of other scripts, and numbers that are too large."""
-    if text.isdecimal() and not text.isascii():
-        raise ValueError("give a number in the digits 0-9.")
-    if not is_bounded and text.isdecimal() and int(text[:_DIGITS]) > _MOST:
-        raise ValueError(f"give {_MOST:.0f} at most.")
 
 
 def seconds(minimum: float | None = None) -> Type:
@@ -167,7 +158,6 @@ def seconds(minimum: float | None = None) -> Type:
             parse_duration(text.strip()), is_whole=False, minimum=minimum, maximum=_MOST
         )
         if value is None:
-            _refuse_digits(text.strip(), is_bounded=False)
             raise ValueError(wanted)
         return value
 

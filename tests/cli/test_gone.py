@@ -51,7 +51,7 @@ def test_an_option_that_there_was_is_taken_or_answered_in_one_sentence(
     words = [f"--{name}=1", "train.py"]
     if name not in elsewhere.GONE:
         assert [given.spelling for given in split(words).given] == [name]
-    if name in elsewhere.GONE or name in options.UNUSED:
+    if name in elsewhere.GONE or options.BY_SPELLING[name] in options.UNUSED:
         Path("train.py").touch()
         code = app.main(words, environ={}, launch=lambda *_: 0)
         message = capsys.readouterr().err

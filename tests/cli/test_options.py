@@ -114,10 +114,8 @@ def test_every_duration_takes_units(option: Option) -> None:
     [
         ("nproc_per_node", "abc", "give a whole number, 1 or more, or one of auto, gpu, cpu."),
         ("nproc_per_node", "0", "give a whole number, 1 or more, or one of auto, gpu, cpu."),
-        ("nproc_per_node", "9" * 20, "give 1000000000 at most."),
-        ("nproc_per_node", "\u0662", "give a number in the digits 0-9."),
-        ("grace", "\u0663", "give a number in the digits 0-9."),
-        ("hang_timeout", "9" * 5000, "give 1000000000 at most."),
+        ("grace", "\u0663", SECONDS),
+        ("hang_timeout", "9" * 5000, SECONDS),
         ("nproc_per_node", "-1", "give a whole number, 1 or more, or one of auto, gpu, cpu."),
         ("nproc_per_node", "2.0", "give a whole number, 1 or more, or one of auto, gpu, cpu."),
         ("start_port", "65536", "give a whole number from 1 to 65535."),
