@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import pty
-import struct
 import subprocess
 import sys
-import termios
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from commandline import fleetrun
+from commandline import FLEETRUN, fleetrun
+from terminals import Terminal
 from waiting import LONG_S
 
 from fleetrun import __version__, errors
@@ -146,28 +142,16 @@ def test_color_without_a_value_never_eats_the_script() -> None:
 # -- colour and the pager --
 
 
-def on_terminal(*words: str, lines: int = 24, **variables: str) -> str:
-    """Return what the command shows on a terminal of so many lines."""
-    leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", lines, 80, 0, 0))
+def on_terminal(*words: str, **variables: str) -> str:
+    """Return what the command shows on a terminal."""
     unset = ("NO_COLOR", "PAGER", "LESS", "TERM", "COLUMNS", "LINES")
     environ = {name: value for name, value in os.environ.items() if name not in unset}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fleetrun", *words],
-        env={**environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", **variables},
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-    )
-    os.close(follower)
-    shown = b""
-    # The end of a terminal that nobody holds any more is an error to read.
-    with contextlib.suppress(OSError):
-        while piece := os.read(leader, 65536):
-            shown += piece
-    os.close(leader)
-    process.wait(60)
-    return shown.decode().replace("\r\n", "\n")
+    environ |= {"PYTHONPATH": str(ROOT), "TERM": "xterm", **variables}
+    terminal = Terminal()
+    terminal.end(terminal.start([*FLEETRUN, *words], environ, Path.cwd()))
+    os.close(terminal.ours)
+    os.close(terminal.theirs)
+    return terminal.shown.decode().replace("\r\n", "\n")
 
 
 def test_help_is_coloured_on_a_terminal_and_never_in_a_pipe() -> None:

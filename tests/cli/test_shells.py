@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
-import select
 import shutil
-import struct
 import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import pytest
-from waiting import LONG_S
+from terminals import Terminal
+from waiting import LONG_S, until
 
 from fleetrun.cli import app, options, shells
 from fleetrun.plan import kinds
@@ -219,48 +215,28 @@ def shell_of(name: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bash", "zsh"])
-def test_a_real_shell_completes(name: str, installed: Path) -> None:
-    program = shell_of(name)
-    leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
-    process = subprocess.Popen(
-        [program, *_BEGIN[name]],
-        env={
-            "PATH": f"{installed}:{os.environ['PATH']}",
-            "HOME": str(installed),
-            "TERM": "dumb",
-            "LC_ALL": "C",
-            "INPUTRC": "/dev/null",
-        },
-        cwd=installed,
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - a shell's own terminal
-    )
-    os.close(follower)
-    shown = b""
-
-    def read_until(mark: bytes) -> bytes:
-        nonlocal shown
-        while mark not in shown:
-            assert select.select([leader], [], [], 60)[0], shown.decode(errors="replace")
-            shown += os.read(leader, 65536)
-        before, _, shown = shown.partition(mark)
-        return before
-
-    os.write(leader, f"{_READY[name]}; echo READY''NOW\n".encode())
-    read_until(b"READYNOW\r\n")
+def test_a_real_shell_completes(name: str, installed: Path, terminal: Terminal) -> None:
+    environ = {
+        "PATH": f"{installed}:{os.environ['PATH']}",
+        "HOME": str(installed),
+        "TERM": "dumb",
+        "LC_ALL": "C",
+        "INPUTRC": "/dev/null",
+        "COLUMNS": "200",
+    }
+    process = terminal.start([shell_of(name), *_BEGIN[name]], environ, installed)
+    terminal.type(f"{_READY[name]}; echo READY''NOW\n".encode())
+    until(terminal.shows(b"READYNOW\r\n"))
     for typed, line in TYPED.items():
-        os.write(leader, f"{typed}\tX\x01{_SHOW[name]}'\x05'; echo EN''D\n".encode())
-        answer = read_until(b"END\r\n").decode(errors="replace")
+        terminal.shown = b""
+        terminal.type(f"{typed}\tX\x01{_SHOW[name]}'\x05'; echo EN''D\n".encode())
+        until(terminal.shows(b"END\r\n"))
+        answer = terminal.shown.partition(b"END\r\n")[0].decode(errors="replace")
         # zsh adds a blank also where a value is to follow.
         wanted = line.replace("=X", "= X") if name == "zsh" else line
         assert answer.rpartition("LINE:")[2].rstrip() == wanted, answer
     process.kill()
     process.wait()
-    os.close(leader)
 
 
 @pytest.mark.slow
