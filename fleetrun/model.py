@@ -374,10 +374,9 @@ class Facts(NamedTuple):
     # Paddle that is here if it lacks it, and whether the script itself says that it imports Paddle.
     paddle_lacking: str | None = None
     script_imports_paddle: bool = False
-    # Only read if a debugger is requested: whether Python has debugpy, whether we are in the
-    # foreground of a terminal, and the TCP ports in use.
+    # Only read if a debugger is requested: whether Python has debugpy, and the TCP ports in
+    # use.
     has_debugpy: bool = False
-    is_at_terminal: bool = False
     used_ports: frozenset[int] = frozenset()
     # Whether the GPUs are AMD's.
     is_rocm: bool = False

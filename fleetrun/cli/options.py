@@ -158,7 +158,7 @@ OPTIONS: tuple[Option, ...] = (
            "Print no banner and no remarks, only the output of the ranks and failures."),
     Option("dry_run", choice("table", "json", "sh"), "common", "table|json|sh",
            "Show what would run and where each setting comes from, without starting anything. sh "
-           "prints a script that you can paste.",
+           "prints a script that starts the ranks of this host.",
            bare="table", in_file=False),
     Option("strategy", _Strategies("list", FILES.read, complete="file"), "strategy", "NAME|FILE",
            "Apply this preset or YAML file to an unmodified script (repeatable, later ones win). "
@@ -266,8 +266,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("stdin", read_as(reading_rank, words=("none",)), "job", "RANK|none",
            "The rank that reads the terminal or pipe, or none. Default: the rank that is shown."),
     Option("debug", RANKS, "job", "RANK|all",
-           "Make these ranks wait for a debugger before their first line: debugpy if it is "
-           "installed, with one port per rank, else pdb on the terminal. Suspends --hang_timeout."),
+           "Make these ranks wait for a debugger (debugpy) before their first line, each at a port "
+           "of its own. Suspends --hang_timeout."),
     Option("wrap", read_as(wrapper, is_free=True), "job", "'RANKS: COMMAND'",
            "Run these ranks under a command: `0,2: nsys profile -o rank%q{PADDLE_TRAINER_ID}`. "
            "all: every rank."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 
@@ -12,7 +13,7 @@ from fleetrun.engines.ports import Ports
 from fleetrun.errors import UsageError
 from fleetrun.host import addresses
 from fleetrun.model import COMMAND_LINE, Endpoint, Facts, Request, Roster
-from fleetrun.plan import hosts, shell
+from fleetrun.plan import hosts
 from fleetrun.plan.layout import ModeHosts, Slots
 from fleetrun.rundir import arguments
 from fleetrun.rundir.variables import TOKEN
@@ -61,7 +62,7 @@ def invitation(request: Request) -> str:
         given.typed if given.raw == "true" else f"{given.typed}={given.raw}" for given in named
     ]
     shown, hidden = arguments.conceal((*words, *request.script.words))
-    line = " ".join(map(shell.quoted, shown))
+    line = " ".join(map(shlex.quote, shown))
     notes = [f"with the same {TOKEN}"] if os.environ.get(TOKEN) else []
     notes += ["with what *** stands for"] if hidden else []
     conditions = f", {' and '.join(notes)}" if notes else ""

@@ -21,7 +21,6 @@ from fleetrun.host import (
 from fleetrun.host.nvml import Library
 from fleetrun.model import Facts, Request
 from fleetrun.plan import communication, hosts, kinds, modes
-from fleetrun.run import terminal
 from fleetrun.rundir import installed
 from fleetrun.rundir.variables import ASSUME_DEVICES, PYTHON
 from fleetrun.text import visible
@@ -143,7 +142,6 @@ def _with_debuggers(facts: Facts) -> Facts:
     """Complete FACTS with what a debugger could use."""
     return facts._replace(
         has_debugpy=find_spec("debugpy") is not None,
-        is_at_terminal=terminal.is_own(),
         used_ports=tcp.used(),
     )
 

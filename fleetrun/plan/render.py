@@ -210,8 +210,8 @@ def _json_rank(rank: RankSpec | None) -> dict[str, object] | None:
 
 
 def as_sh(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> str:
-    """Return the dry run as a script to paste into a shell."""
-    return shell.script(plans, request, here=here)
+    """Return the dry run of this host as a script for sh."""
+    return shell.script(plans[here], request)
 
 
 def _command(argv: Sequence[str]) -> str:

@@ -80,8 +80,6 @@ def launch(
         facts = probe.read(request, environ, engine.hosts)._replace(tasks=tasks)
         if keeper is not None:
             facts = facts._replace(pid=keeper.pid)
-        if request.debug is not None:
-            request = debug.at_terminal(request, facts)
         share = planner.share(request, facts)
         slots = planner.slots(request, facts, share)
         # Before ports are held, each of which is an open file; a dry run holds none.

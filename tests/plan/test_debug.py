@@ -16,14 +16,13 @@ if TYPE_CHECKING:
     from fleetrun.model import Facts, LaunchPlan, Request
 
 WITH_DEBUGPY = some_facts(has_debugpy=True)
-AT_TERMINAL = some_facts(is_at_terminal=True)
 
 
 def planned(request: Request, facts: Facts, me: int = 0) -> LaunchPlan:
     """Return the plan of host ME of two, with two ranks on each."""
     roster = a_roster(("10.0.0.1", "10.0.0.2"), me=me)
     made = Share("gpu", roster.members[me].groups, "nccl")
-    return planner.plan(debug.at_terminal(request, facts), facts, made, roster)
+    return planner.plan(request, facts, made, roster)
 
 
 def listening(plan: LaunchPlan) -> list[str]:
@@ -84,19 +83,6 @@ def test_modules_and_odd_names_too(script: Script, end: tuple[str, ...]) -> None
     assert "coverage" not in argv
 
 
-def test_pdb_holds_one_rank_that_is_shown_and_reads_the_terminal() -> None:
-    request = debug.at_terminal(a_request(debug="1"), AT_TERMINAL)
-    assert (request.stdin, request.tee) == ("1", None)
-    assert debug.at_terminal(a_request(debug="1", tee="0"), AT_TERMINAL).tee == "0,1"
-    assert debug.at_terminal(a_request(debug="1", tee="all"), AT_TERMINAL).tee == "all"
-    plan = planned(request, AT_TERMINAL)
-    assert "under_pdb" not in " ".join(plan.processes[0].argv)
-    assert plan.processes[1].argv[2].endswith("/inject/under_pdb.py")
-    assert plan.processes[1].argv[3:] == ("train.py", "--lr", "0.1")
-    # The terminal may be on another host.
-    assert planned(request, some_facts(), me=1).processes
-
-
 @pytest.mark.parametrize(
     ("fields", "facts", "error", "says"),
     [
@@ -111,19 +97,7 @@ def test_pdb_holds_one_rank_that_is_shown_and_reads_the_terminal() -> None:
             {"debug": "0"},
             some_facts(),
             EnvironmentFault,
-            "--debug=0: debugpy is not installed, and",
-        ),
-        (
-            {"debug": "all"},
-            AT_TERMINAL,
-            EnvironmentFault,
-            "--debug=all: pdb can hold one rank only",
-        ),
-        (
-            {"debug": "0", "stdin": "none"},
-            AT_TERMINAL,
-            UsageError,
-            "--debug=0: pdb needs the terminal, which --stdin=none gives to another;",
+            "--debug=0: debugpy is not installed; `",
         ),
         (
             {"debug": "0"},

