@@ -25,7 +25,7 @@ from fleetrun.plan.command import CHECK
 from fleetrun.printing import put, remark
 from fleetrun.remote import everywhere, ssh, sshjob
 from fleetrun.run import jobprocesses
-from fleetrun.rundir import eventfile, names, reading, runs
+from fleetrun.rundir import eventfile, lockfile, names, reading, runs
 from fleetrun.rundir.variables import JOB
 from fleetrun.text import format_duration, visible, visible_lines
 
@@ -381,7 +381,7 @@ def stacks(word: str | None) -> int:
         raise EnvironmentFault(f"{job.name} has just ended.")
     deadline = time.monotonic() + _STACKS_ANSWER_S
     while _answers(run) == before:
-        if time.monotonic() > deadline or not runs.is_running(run):
+        if time.monotonic() > deadline or not lockfile.is_running(run):
             raise EnvironmentFault(f"{job.name} did not answer; its console may say why.")
         time.sleep(_AGAIN_S)
     for name in sorted(os.listdir(run)):

@@ -42,3 +42,35 @@ def hold(folder: Folder, launcher: int) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.write(lock, b"fleetrun %d %b\n" % (launcher, os.fsencode(os.path.basename(folder.path))))
     return lock
+
+
+def is_running(path: str) -> bool:
+    """Whether the launcher of the run directory PATH is alive."""
+    try:
+        fd = os.open(os.path.join(path, names.LOCK), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        if launcher_of(path) is None:
+            # It has no mark yet: locking it now would take the lock from the launcher. A copy has
+            # another name, and was never locked.
+            return os.fstat(fd).st_size == 0
+        # Shared, so that several may check at once; the launcher's is exclusive.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(fd)
+
+
+def listed(log_dir: str) -> list[str]:
+    """Return the run directories in LOG_DIR, the newest first."""
+    folder = os.path.join(log_dir, names.RUNS)
+    try:
+        entries = sorted(os.listdir(folder), reverse=True)
+    except OSError:
+        return []
+    paths = [os.path.join(folder, name) for name in entries]
+    return [path for path in paths if os.path.exists(os.path.join(path, names.LOCK))]

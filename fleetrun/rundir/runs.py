@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -106,7 +105,7 @@ class Run(NamedTuple):
     @property
     def is_running(self) -> bool:
         """Whether its launcher is alive now."""
-        return is_running(self.path)
+        return lockfile.is_running(self.path)
 
     def file(self, name: str) -> str:
         """Return the path of its file NAME."""
@@ -246,45 +245,13 @@ def _name(value: object) -> str:
     return "" if os.path.basename(name) != name else name
 
 
-def is_running(path: str) -> bool:
-    """Whether the launcher of the run directory PATH is alive."""
-    try:
-        fd = os.open(os.path.join(path, names.LOCK), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        if lockfile.launcher_of(path) is None:
-            # It has no mark yet: locking it now would take the lock from the launcher. A copy has
-            # another name, and was never locked.
-            return os.fstat(fd).st_size == 0
-        # Shared, so that several may check at once; the launcher's is exclusive.
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    else:
-        return False
-    finally:
-        os.close(fd)
-
-
-def listed(log_dir: str) -> list[str]:
-    """Return the run directories in LOG_DIR, the newest first."""
-    folder = os.path.join(log_dir, names.RUNS)
-    try:
-        entries = sorted(os.listdir(folder), reverse=True)
-    except OSError:
-        return []
-    paths = [os.path.join(folder, name) for name in entries]
-    return [path for path in paths if os.path.exists(os.path.join(path, names.LOCK))]
-
-
 def latest(log_dir: str) -> str | None:
     """Return the run directory of the newest launch into LOG_DIR; None if there is none."""
     link = os.path.join(log_dir, names.LATEST)
     if os.path.isdir(link):
         return os.path.realpath(link)
     # On a disk that takes no links.
-    return next(iter(listed(log_dir)), None)
+    return next(iter(lockfile.listed(log_dir)), None)
 
 
 def find(word: str, log_dir: str) -> list[str]:
@@ -299,7 +266,7 @@ def find(word: str, log_dir: str) -> list[str]:
         newest = latest(word)
         if newest is not None:
             return [newest]
-    return [path for path in listed(log_dir) if word in os.path.basename(path)]
+    return [path for path in lockfile.listed(log_dir) if word in os.path.basename(path)]
 
 
 def hosts(run: Run, read: Callable[[str], Run] = read) -> list[Run]:

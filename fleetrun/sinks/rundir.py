@@ -15,7 +15,7 @@ from fleetrun.errors import EnvironmentFault
 from fleetrun.run.events import Gathered, Happening, Started
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Sink
-from fleetrun.rundir import lockfile, names, planfile, reading, runs
+from fleetrun.rundir import lockfile, names, planfile, reading
 from fleetrun.rundir.folder import SHARED, point
 
 _TRIED = ".link"
@@ -150,7 +150,7 @@ class RunDirectory(Sink):
         latest = os.path.join(self._log_dir, names.LATEST)
         name = os.path.basename(os.readlink(latest)) if os.path.islink(latest) else ""
         run_dir = os.path.join(self._runs, name)
-        if name and run_dir != self._run_dir and runs.is_running(run_dir):
+        if name and run_dir != self._run_dir and lockfile.is_running(run_dir):
             self._job.log(
                 f"{name} (process {lockfile.launcher_of(run_dir)}) still runs in this folder: "
                 f"{self._log_dir}/latest and workerlog.N now belong to this launch; the older "
@@ -179,7 +179,7 @@ class RunDirectory(Sink):
 
     def _prune(self) -> None:
         """Remove the oldest launches beyond --log_keep, and links into launches that are over."""
-        earlier = [path for path in runs.listed(self._log_dir) if self._is_earlier(path)]
+        earlier = [path for path in lockfile.listed(self._log_dir) if self._is_earlier(path)]
         over = {path for path in earlier if _is_over(path)}
         for path in earlier[self._keep - 1 :]:
             if path in over:
@@ -216,7 +216,7 @@ def _is_over(path: str) -> bool:
     except OSError:
         # Another launch removes it.
         return False
-    return not any(map(runs.is_running, (path, *parts)))
+    return not any(map(lockfile.is_running, (path, *parts)))
 
 
 def _unused(path: str) -> str:

@@ -11,7 +11,7 @@ from processes import assert_no_survivors
 from sshd import by_ssh, instead_of_ssh
 from waiting import until
 
-from fleetrun.rundir import runs
+from fleetrun.rundir import lockfile
 
 if TYPE_CHECKING:
     import subprocess
@@ -36,7 +36,7 @@ def test_it_is_listed_and_its_console_and_exit_code_can_be_had(tmp_path: Path) -
     (record,) = map(json.loads, fleetrun("ps", "--json", pid).stdout.splitlines())
     assert (record["job"], record["pid"], record["folder"]) == ("default", int(pid), str(tmp_path))
     assert "--hosts=127.0.0.1" in record["command"][0]
-    assert runs.is_running(record["run_dir"])
+    assert lockfile.is_running(record["run_dir"])
     with started("attach", pid) as watcher:
         assert watcher.stdout is not None
         assert b"in the background as process" in watcher.stdout.readline()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fleetrun.rundir import lockfile, runs
+from fleetrun.rundir import lockfile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,8 +34,8 @@ def test_the_launcher_is_told_by_its_whole_mark(tmp_path: Path, text: bytes, pid
 def test_a_run_is_running_while_its_lock_is_held(tmp_path: Path) -> None:
     folder, lock = lockfile.begin(str(tmp_path), "a")
     assert lockfile.launcher_of(folder.path) == os.getpid()
-    assert runs.is_running(folder.path)
+    assert lockfile.is_running(folder.path)
     with pytest.raises(FileExistsError):
         lockfile.begin(str(tmp_path), "a")
     os.close(lock)
-    assert not runs.is_running(folder.path)
+    assert not lockfile.is_running(folder.path)

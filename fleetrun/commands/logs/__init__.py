@@ -16,7 +16,7 @@ from fleetrun.cli.types import among
 from fleetrun.commands.logs import choose, collectives, show
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.printing import is_color_wanted, put, remark
-from fleetrun.rundir import names, runs
+from fleetrun.rundir import lockfile, names, runs
 from fleetrun.text import visible_lines
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def listed(log_dir: str) -> str:
     from fleetrun.commands import tables  # rich takes as long as a million lines
 
     rows = []
-    for path in runs.listed(log_dir):
+    for path in lockfile.listed(log_dir):
         run = runs.read(path)
         began = "" if run.started_at is None else _moment(run.started_at)
         ranks = names.listed(sorted({log.label for log in run.logs}))
@@ -114,7 +114,7 @@ def _runs(
 ) -> list[CompletionItem[str]]:
     """Return the names of runs that begin with INCOMPLETE."""
     log_dir = str(context.params.get("log_dir") or "log")
-    run_names = map(os.path.basename, runs.listed(log_dir))
+    run_names = map(os.path.basename, lockfile.listed(log_dir))
     return among(run_names, incomplete)
 
 

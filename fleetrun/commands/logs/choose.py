@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.rundir import names, runs
+from fleetrun.rundir import lockfile, names, runs
 from fleetrun.text import parse_duration, parse_pattern, parse_range, suggestion
 
 _CLOCKS = ("%H:%M", "%H:%M:%S")
@@ -27,15 +27,15 @@ def find_runs(
     """
     if not words:
         newest = runs.latest(log_dir)
-        if newest is not None and prefers_running and not runs.is_running(newest):
-            newest = next(filter(runs.is_running, runs.listed(log_dir)), newest)
+        if newest is not None and prefers_running and not lockfile.is_running(newest):
+            newest = next(filter(lockfile.is_running, lockfile.listed(log_dir)), newest)
         if newest is None:
             raise EnvironmentFault(
                 f"There is no launch in {log_dir}: go to the folder that it was started in, or "
                 "name its log folder with --log_dir."
             )
         chosen = runs.hosts(_read(newest))
-        if runs.is_running(newest):
+        if lockfile.is_running(newest):
             _refuse_several(newest, chosen, log_dir)
         return chosen
     by_path: dict[str, runs.Run] = {}
@@ -50,8 +50,8 @@ def _refuse_several(newest: str, chosen: Sequence[runs.Run], log_dir: str) -> No
     own = {os.path.realpath(run.path) for run in chosen}
     others = [
         path
-        for path in runs.listed(log_dir)
-        if os.path.realpath(path) not in own and runs.is_running(path)
+        for path in lockfile.listed(log_dir)
+        if os.path.realpath(path) not in own and lockfile.is_running(path)
     ]
     if others:
         listed = ", ".join(map(os.path.basename, (newest, *others)))
@@ -90,7 +90,7 @@ def _run_dir(word: str, log_dir: str) -> str:
     paths = runs.find(word, log_dir)
     if len(paths) == 1:
         return paths[0]
-    known = [os.path.basename(path) for path in paths or runs.listed(log_dir)]
+    known = [os.path.basename(path) for path in paths or lockfile.listed(log_dir)]
     if paths:
         shown = ", ".join(known[:3]) + (", ..." if len(known) > 3 else "")
         raise UsageError(f"{word} matches {len(known)} runs ({shown}): give more of the name.")

@@ -12,7 +12,7 @@ from fleetrun.commands.logs import choose, collectives, show
 from fleetrun.commands.pages import rundata, series
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import jobs
-from fleetrun.rundir import metricsfile, names, reading, runs
+from fleetrun.rundir import lockfile, metricsfile, names, reading, runs
 from fleetrun.rundir.runs import Run
 from fleetrun.text import visible, visible_lines
 
@@ -41,7 +41,7 @@ class Views:
 
     def listed(self) -> list[dict[str, object]]:
         """Return the runs in the log folder, then those elsewhere, newest first."""
-        here = [os.path.realpath(path) for path in runs.listed(self._log_dir)[:_MOST_RUNS]]
+        here = [os.path.realpath(path) for path in lockfile.listed(self._log_dir)[:_MOST_RUNS]]
         elsewhere = [os.path.realpath(job.run_dir) for job in jobs.find() if job.run_dir]
         rows: list[dict[str, object]] = []
         with self._lock:
@@ -58,7 +58,7 @@ class Views:
                     "began": run.started_at,
                     "processes": max(run.processes, len({log.process for log in run.logs})),
                     "state": visible(choose.state(run)),
-                    "is_running": runs.is_running(path),
+                    "is_running": lockfile.is_running(path),
                     "exit_code": run.exit_code,
                     "is_here": path in here,
                 }

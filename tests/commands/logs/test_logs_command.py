@@ -19,7 +19,7 @@ from waiting import LONG_S, until
 
 from fleetrun.cli import app, shells
 from fleetrun.cli.parser import COMMANDS
-from fleetrun.rundir import names
+from fleetrun.rundir import lockfile, names
 
 if TYPE_CHECKING:
     from terminals import Terminal
@@ -369,22 +369,21 @@ def test_a_file_that_is_appended_to_gets_all(tmp_path: Path) -> None:
 
 
 def test_a_look_takes_no_lock_from_a_launcher(tmp_path: Path) -> None:
-    from fleetrun.rundir import runs  # only here
 
     run = tmp_path / "run"
     run.mkdir()
-    assert not runs.is_running(str(run))
+    assert not lockfile.is_running(str(run))
     (run / names.LOCK).touch()
     # Between the file and what marks it as locked.
-    assert runs.is_running(str(run))
+    assert lockfile.is_running(str(run))
     (run / names.LOCK).write_text("fleetrun 1 run\n")
-    assert not runs.is_running(str(run))
+    assert not lockfile.is_running(str(run))
     with (run / names.LOCK).open("r+") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert runs.is_running(str(run))
+        assert lockfile.is_running(str(run))
     (run / names.LOCK).write_text("fleetrun 1 original\n")
     # A copy.
-    assert not runs.is_running(str(run))
+    assert not lockfile.is_running(str(run))
 
 
 def test_names_of_runs_are_completed(elsewhere: Path) -> None:
