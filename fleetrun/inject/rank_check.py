@@ -100,9 +100,10 @@ class _Check:
 
     def before_update(self, optimizer: Any) -> None:
         """Record which parameters have gradients: an optimizer may clear them in its step."""
-        late = self._late.pop(optimizer, 0)
-        if late:
-            self._compare_trained(optimizer, late)
+        if self._late:
+            late = self._late.pop(optimizer, 0)
+            if late:
+                self._compare_trained(optimizer, late)
         if is_due(self._every, updates.number_of(optimizer) + 1):
             for parameter in _of_optimizer(optimizer):
                 self._record_gradient(parameter)
