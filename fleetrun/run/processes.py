@@ -15,7 +15,6 @@ from fleetrun.model import ExitStatus, LaunchPlan, ProcessSpec
 from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.run import children, proc
 from fleetrun.run.children import Leftover
-from fleetrun.run.descriptors import FileLimit
 from fleetrun.rundir import names, variables
 from fleetrun.rundir.folder import SHARED, Folder, point, write_all
 
@@ -215,9 +214,8 @@ def spawn(
     default_signals: Collection[int],
     takes_stdin: bool,
     terminal_group: int | None,
-    files: FileLimit,
 ) -> Worker | SpawnRefusal:
-    """Start SPEC with its output appended to LOGS, files of FOLDER, and the user's limit of FILES.
+    """Start SPEC with its output appended to LOGS, files of FOLDER.
 
     It leads a session; one that reads the terminal joins TERMINAL_GROUP, the keeper's.
     """
@@ -234,7 +232,6 @@ def spawn(
             takes_stdin=takes_stdin,
             default_signals=default_signals,
             group=terminal_group,
-            files=files,
         )
     except (OSError, ValueError) as error:
         if len(fds) < len(logs) and isinstance(error, OSError):
@@ -261,14 +258,13 @@ def _start(
     takes_stdin: bool,
     default_signals: Collection[int],
     group: int | None,
-    files: FileLimit,
 ) -> int:
-    actions: list[tuple[Any, ...]] = [
+    files: list[tuple[Any, ...]] = [
         (os.POSIX_SPAWN_DUP2, output, 1),
         (os.POSIX_SPAWN_DUP2, errors, 2),
     ]
     if not takes_stdin:
-        actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
+        files.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
     defaults = set(default_signals)
     place: dict[str, Any] = {"setsid": True}
     if group is not None:
@@ -276,19 +272,17 @@ def _start(
         # Ctrl-\ asks the launcher for stacks; it must not end who shares the terminal.
         defaults -= {signal.SIGQUIT}
     before = _move_to(spec.cpus)
-    files.restore()
     try:
         return os.posix_spawnp(
             spec.argv[0],
             spec.argv,
             env,
-            file_actions=actions,
+            file_actions=files,
             setsigmask=(),
             setsigdef=defaults,
             **place,
         )
     finally:
-        files.lift()
         _move_to(before)
 
 

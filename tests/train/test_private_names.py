@@ -1,4 +1,4 @@
-"""Trainings with a Paddle that lacks a private name, or whose name behaves differently."""
+"""Trainings with a Paddle that lacks a private name."""
 
 from __future__ import annotations
 
@@ -28,18 +28,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.train
 
-# C++ functions that only the self-tests use; Paddle itself does not need them.
-SELF_TESTED = (
-    "get_all_grads",
-    "_set_grad_ivar",
-    "_unset_fake_empty",
-    "_share_buffer_to",
-    "_slice",
-    "_set_dims",
-    "coalesce_tensor",
-    "set_rows",
-    "_share_data_with",
-)
 # What the strategies of this test do not need.
 UNASKED = {AMP, LOSSES, SERVERS}
 ONLY_STATIC = {STATIC, STATIC_CPU}
@@ -56,7 +44,7 @@ def cases(kind: str, *, all_names: bool) -> list[dict[str, Any]]:
     for place, name in enumerate(NAMES):
         if is_static is not bool(ONLY_STATIC & set(name.capabilities)):
             continue
-        if name.capabilities in seen and not (all_names or name.path.endswith("_slice")):
+        if name.capabilities in seen and not all_names:
             continue
         if name.path.endswith(".__setattr__") and not name.parameters:
             # Every object has one, so nothing is missing without it.
@@ -65,10 +53,6 @@ def cases(kind: str, *, all_names: bool) -> list[dict[str, Any]]:
         # Paddle needs most of its own Python functions, but not the names of their parameters.
         how = "renamed" if name.parameters else "missing"
         wanted.append({"name": place, "how": how})
-        if name.path.endswith(SELF_TESTED):
-            wanted.append({"name": place, "how": "otherwise"})
-            if name.path.endswith("_slice"):
-                wanted.append({"name": place, "how": "crash"})
     trained = [{"name": None, "how": "", "is_armed": False}]
     trained += [{**case, "is_armed": True} for case in wanted]
     return [

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .. import hybrid_settings, paddle_api, store
+from .. import hybrid_settings, paddle_api
 from ..import_hooks import after_import
 from ..paddle_api import private_names
 from . import amp, backward, fused_buffers, merge_hooks, multi_tensor, step_sums
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from ..spec import StrategySpec
 
 _DISTRIBUTED = "paddle.distributed"
-_KEY = "fleetrun/self-tests"
 
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
@@ -29,13 +27,10 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
         if paddle_api.has(private_names.REDUCER):
             merges = spec.merge_steps > 1 and paddle_api.has(private_names.MERGE)
             _install_reducers(spec, proof, merge, merges=merges)
-        if spec.topology.nranks > 1 and paddle_api.are_on_device():
-            store.when_connected(lambda: _agree(merge, proof))
     if spec.builds(multi_tensor.KNOB) and paddle_api.has(private_names.FUSED):
         multi_tensor.install(proof)
     if spec.get(amp.KNOB) and paddle_api.has(private_names.AMP):
         amp.install(proof)
-    # Last: the self-tests above run backwards of their own.
     if paddle_api.has(private_names.BACKWARD):
         _backwards.append(_BackwardCount(proof))
         after_import("paddle.base.core", backward.patch)
@@ -77,15 +72,3 @@ def _install_reducers(
     after_import(f"{_DISTRIBUTED}.parallel", reducers.patch)
     step_sums.install(must_sync, proof)
     after_import("paddle.base.core", backward.patch)
-
-
-def _agree(merge: GradientMerge, proof: Evidence) -> None:
-    """Make the ranks, which are connected now, agree on the capabilities of their devices."""
-    package: Any = sys.modules[_DISTRIBUTED]
-    rank, ranks = package.get_rank(), range(package.get_world_size())
-    paddle_api.agree(
-        lambda faults: store.all_gather(_KEY, faults, rank, ranks),
-        lambda clause: proof.note(paddle_api.sentence([clause])),
-    )
-    if merge.is_installed and not paddle_api.has(private_names.MERGE):
-        merge.withdraw()

@@ -106,9 +106,8 @@ STATIC: get_pass
 STATIC_CPU: CommContextManager.create_gloo_comm_context ProcessGroupGloo.create
 [paddle.base.framework]
 REDUCER CHECK: _dygraph_place_guard(place)
-REDUCER MERGE: EagerParamBase.from_tensor
 BACKWARD: EagerParamBase.__init__(self)
-STATIC: Variable _dygraph_guard Block._find_var_recursive(self, name)
+STATIC: Variable Block._find_var_recursive(self, name)
     Block._insert_op_without_sync(self, index) Block._remove_op(self, index, sync)
     Block._rename_var(self, name, new_name) Program._sync_with_cpp(self)
     Operator._block_attr_id(self, name)
