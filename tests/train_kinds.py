@@ -28,6 +28,9 @@ NOT_MERGED = {
     "padded",
     *("tried_again", "replaced_at_the_end", "mixed", "late_adam", "sizes_of_its_own"),
 }
+# Returns outputs of which its loss uses a part: Paddle's own reducer refuses that.
+REFUSED_BY_PADDLE = {"twofold"}
+_NEEDS_OURS = ("bf16_allreduce", "use_hierarchical_allreduce", "gradient_merge")
 
 
 class Launch(NamedTuple):
@@ -117,8 +120,19 @@ ON_PLUGINS = [
 _FOR_TWO_RANKS = {"in_turns", "each_rank"}
 
 
+def is_paddles(document: Document) -> bool:
+    """Whether Paddle's own reducer averages small gradients with the strategy DOCUMENT."""
+    asked = document["strategy"]
+    is_ours = asked.get("nccl_comm_num") == 2 or any(
+        asked.get(name) is True for name in _NEEDS_OURS
+    )
+    return not is_ours
+
+
 def on_plugins(document: Document, nranks: int) -> list[str]:
     """Return the kinds that NRANKS devices of plug-ins can train with the strategy DOCUMENT."""
     left_out = NOT_MERGED if merged_steps(document) > 1 else set()
     left_out = left_out | (_FOR_TWO_RANKS if nranks > 2 else set())
+    if is_paddles(document):
+        left_out |= REFUSED_BY_PADDLE
     return [name for name in ON_PLUGINS if name not in left_out]

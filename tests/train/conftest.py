@@ -86,7 +86,6 @@ REFUSALS = (
         "sparse",
         "`Segmentation fault` is detected",
         """
-        test_sparse_gradients_of_functions_are_averaged_as_dense_ones[-2]
         test_what_is_drawn_is_trained_as_by_one_process
         """,
     ),
@@ -99,7 +98,6 @@ REFUSALS = (
 )
 # Tests of gloo itself: sizes that are measured on it, its wrong sums, its failed connections.
 OF_GLOO = """
-    test_planned_buckets_are_those_that_are_reduced_and_train_as_one_process
     test_what_the_backend_sums_wrongly_is_refused_and_sent_in_32_bits
     test_fleet_connects_four_ranks_over_gloo
 """

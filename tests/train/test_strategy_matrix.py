@@ -97,9 +97,10 @@ def test_every_kind_with_every_preset_is_trained_as_by_one_process(
     python: Path, alone: dict[str, Any], preset: str, tmp_path: Path
 ) -> None:
     merges = preset == "gradient_merge"
-    chosen = [
-        name for name in train_kinds.names() if not (merges and name in train_kinds.NOT_MERGED)
-    ]
+    left_out = train_kinds.NOT_MERGED if merges else set()
+    if train_kinds.is_paddles(yaml.safe_load(PRESETS[preset])):
+        left_out = left_out | train_kinds.REFUSED_BY_PADDLE
+    chosen = [name for name in train_kinds.names() if name not in left_out]
     ranks = launch(
         *(python, tmp_path, f"--kinds={','.join(chosen)}"),
         strategy=PRESETS[preset],
@@ -107,6 +108,15 @@ def test_every_kind_with_every_preset_is_trained_as_by_one_process(
         is_strict=False,
     ).reports
     train_kinds.assert_as_alone(alone, ranks, chosen)
+
+
+def test_outputs_that_are_used_in_part_are_refused_by_paddles_own_reducer(
+    python: Path, tmp_path: Path
+) -> None:
+    done = launch(
+        *(python, tmp_path, "--kinds=twofold"), strategy=PRESETS["recommended"], exit_code=1
+    )
+    assert "Please set find_unused_parameters=True" in done.output
 
 
 @pytest.mark.long
