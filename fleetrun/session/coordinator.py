@@ -133,6 +133,8 @@ class State(NamedTuple):
     hosts: Mapping[int, Host] = {}
     # No generation begins earlier: until then, ranks of a lost host may run.
     not_before: float = 0.0
+    # The least number of the next generation, as hosts have started earlier ones without us.
+    next_generation: int = 0
     # How many hosts of a job whose coordinator was lost may still come, and until when.
     expected: int = 0
     expected_until: float = 0.0
@@ -296,6 +298,11 @@ def _admit(state: State, link: int, host: Host, at: float) -> State:
 def _resume(state: State, last: LastRun, at: float) -> State:
     """Continue the session of a coordinator that was lost, unless another one has begun."""
     config = state.config
+    if last.session == state.session:
+        later = max(state.next_generation, last.generation + 1)
+        state = state._replace(next_generation=later)
+        if state.phase == FORMING:
+            state = state._replace(generation=max(state.generation, later))
     is_new = state.phase == FORMING and not state.has_begun
     if not config.has_store or not is_new or (state.expected and state.session != last.session):
         return state
@@ -652,7 +659,7 @@ def _conclude(state: State, at: float) -> State:
     }
     state = state.send(verdict, *placed)._replace(
         hosts=hosts,
-        generation=state.generation + 1,
+        generation=max(state.generation + 1, state.next_generation),
         restarts=state.restarts + (not failure.is_departure),
         counts=counts,
         blames=(),
