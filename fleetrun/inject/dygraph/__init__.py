@@ -24,8 +24,8 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
     hybrid_settings.watch()
     if any(name in spec.strategy for name in REDUCER_FIELDS):
         merge = GradientMerge(spec, proof)
+        merges = spec.merge_steps > 1 and paddle_api.has(private_names.MERGE)
         if paddle_api.has(private_names.REDUCER):
-            merges = spec.merge_steps > 1 and paddle_api.has(private_names.MERGE)
             _install_reducers(spec, proof, merge, merges=merges)
     if spec.builds(multi_tensor.KNOB) and paddle_api.has(private_names.FUSED):
         multi_tensor.install(proof)
