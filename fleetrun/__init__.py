@@ -1,6 +1,6 @@
 """fleetrun: start PaddlePaddle training on one machine or a thousand."""
 
-__version__ = "1.0.0"
+__version__ = "2.0.0"
 
 _INTERFACE = ("Job", "LaunchResult", "launch")
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
 from unicodedata import combining, east_asian_width
 
 _YES = frozenset(("1", "true", "yes", "on", "y", "t"))
@@ -411,6 +410,8 @@ def closest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | Non
     >>> closest("gpus-per-node", ["gpus", "nodes"])
     'gpus'
     """
+    from difflib import get_close_matches  # takes a millisecond, and only mistakes need it
+
     spellings = {spelling.lower(): spelling for spelling in known}
     near = get_close_matches(name.lower(), spellings, n=1, cutoff=likeness)
     return spellings[near[0]] if near else spellings.get(re.split("[-_]", name.lower())[0])

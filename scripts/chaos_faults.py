@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from chaos_job import WITHIN_S, WORKER, Job, Lost, alive, await_, marked, state
+from chaos_job import WITHIN_S, Job, Lost, alive, await_, state
 
 Strike = Callable[[Job], Sequence[int]]
 
@@ -75,32 +74,6 @@ def raise_in_a_rank(job: Job) -> Sequence[int]:
     if f"ValueError: {job.mark}" not in job.printed() and rank != 0:
         raise Lost(f"the report does not show the exception of rank {rank}: {job.printed()}")
     return [1]
-
-
-def pause_a_rank(job: Job) -> Sequence[int]:
-    pid = job.pids[job.a_rank()][0]
-    os.kill(pid, STOP)
-    await_("the rank stands still", lambda: state(pid) == "T")
-    os.kill(pid, CONT)
-    job.let_end()
-    return [0]
-
-
-def stop_a_rank_and_job(job: Job) -> Sequence[int]:
-    pid = job.pids[job.a_rank()][0]
-    os.kill(pid, STOP)
-    job.tell_launcher(TERM)
-    return [143]
-
-
-def one_ends_early(job: Job) -> Sequence[int]:
-    rank = job.a_rank()
-    job.order(rank, "exit 0")
-    await_("the rank ends", lambda: not alive(job.pids[rank][0]))
-    for other in range(len(job.traits)):
-        if other != rank:
-            job.order(other, "exit 0")
-    return [0]
 
 
 # -- restarts --------------------------------------------------------------------------------------
@@ -190,69 +163,12 @@ def kill_launcher_while_it_stops(job: Job) -> Sequence[int]:
     return [-KILL, 143]
 
 
-def kill_stopped_launcher(job: Job) -> Sequence[int]:
-    job.tell_launcher(STOP)
-    job.tell_launcher(KILL)
-    return [-KILL]
-
-
-def kill_by_name(job: Job) -> Sequence[int]:
-    """Do what `pkill -KILL -f fleetrun` does, but to this job alone."""
-    for pid, command in marked(job.mark).items():
-        if "fleetrun" in command.partition(str(WORKER))[0]:
-            job.strike(pid, KILL)
-    return [-KILL]
-
-
 def pause_launcher(job: Job) -> Sequence[int]:
     job.tell_launcher(STOP)
     await_("the launcher stands still", lambda: state(job.launcher_pid) == "T")
     job.let_end()
     job.tell_launcher(CONT)
     return [0]
-
-
-def suspend_job(job: Job) -> Sequence[int]:
-    job.tell_launcher(signal.SIGTSTP)
-    everybody = [job.launcher_pid, *(pids[0] for pids in job.pids)]
-    await_("ranks and launcher stand still", lambda: all(state(pid) == "T" for pid in everybody))
-    job.tell_launcher(CONT)
-    job.let_end()
-    return [0]
-
-
-def warn_launcher(job: Job) -> Sequence[int]:
-    """Send what is for the ranks to act on, once or twice: each gets it, and the job goes on."""
-    signum, times = job.draw.choice((USR1, USR2)), job.draw.randint(1, 2)
-    leaders = [pids[0] for pids in job.pids]
-
-    def count() -> int:
-        files = [job.folder / f"signals.{rank}" for rank in range(len(leaders))]
-        lines = [line for file in files if file.exists() for line in file.read_text().splitlines()]
-        return sum(lines.count(f"{pid} {int(signum)}") for pid in leaders)
-
-    for time_ in range(1, times + 1):
-        job.tell_launcher(signum)
-        wanted = len(leaders) * time_
-        await_(f"every rank hears {signum}", lambda: count() >= wanted)  # noqa: B023
-    job.let_end()
-    job.await_end()
-    if count() != len(leaders) * times:
-        raise Lost(f"ranks heard {signum} {count()} times, there are {len(leaders)}")
-    return [0]
-
-
-def ask_for_stacks(job: Job) -> Sequence[int]:
-    job.tell_launcher(QUIT)
-    time.sleep(0.1)
-    job.let_end()
-    return [0]
-
-
-def term_and_kill_a_rank(job: Job) -> Sequence[int]:
-    job.strike(job.pids[job.a_rank()][0], KILL)
-    job.tell_launcher(TERM)
-    return [137, 143]
 
 
 def kill_supervisor(job: Job) -> Sequence[int]:
@@ -281,74 +197,23 @@ def end_well(job: Job) -> Sequence[int]:
     return [0]
 
 
-def redirect(words: str) -> Callable[[Job], None]:
-    def prepare(job: Job) -> None:
-        job.prefix = ["sh", "-c", f'exec "$@" {words}', "sh"]
-
-    return prepare
-
-
-def pipe_output(job: Job) -> None:
-    job.reader, job.stdout = os.pipe()
-
-
-def read_a_little(job: Job) -> Sequence[int]:
-    os.close(job.stdout or 0)
-    os.read(job.reader, 10)
-    os.close(job.reader)
-    job.let_end()
-    return [0]
-
-
-def read_late(job: Job) -> Sequence[int]:
-    os.close(job.stdout or 0)
-    job.let_end()
-    await_("all ranks end", lambda: not any(alive(pids[0]) for pids in job.pids))
-    with os.fdopen(job.reader, "rb") as pipe:
-        job.output = pipe.read()
-    return [0]
-
-
-def read_never(job: Job) -> Sequence[int]:
-    os.close(job.stdout or 0)
-    job.let_end()
-    job.await_end()
-    os.close(job.reader)
-    return [0]
-
-
 FAULTS = (
     Fault("nothing", end_well),
     Fault("rank: killed by a signal", kill_a_rank, weight=8, saves=True),
     Fault("rank: exit with a code", exit_a_rank, weight=3, saves=True),
     Fault("rank: exception", raise_in_a_rank, saves=True),
     Fault("rank: fails, peers deaf", exit_a_rank, needs_deaf=True),
-    Fault("rank: -STOP, -CONT", pause_a_rank),
-    Fault("rank: -STOP, job: -TERM", stop_a_rank_and_job, needs_deaf=True),
-    Fault("rank: ends well early", one_ends_early),
     Fault("two ranks fail together", exit_two_ranks, saves=True),
     Fault("all ranks: kill -KILL", signal_all_ranks),
     Fault("restart", restart, prepare=allow_restart, weight=3),
     Fault("restart, launcher: -TERM or -KILL", signal_between_attempts, prepare=allow_restart),
     Fault("child: killed or stopped", signal_a_child, weight=5),
     Fault("launcher: killed by a signal", kill_launcher, weight=6),
-    Fault("launcher: -STOP, -KILL", kill_stopped_launcher),
     Fault("launcher: -TERM, -KILL", kill_launcher_while_it_stops, needs_deaf=True),
-    Fault("pkill -KILL -f fleetrun", kill_by_name),
     Fault("launcher: -STOP, -CONT", pause_launcher),
-    Fault("launcher: -TSTP, -CONT", suspend_job),
     Fault("launcher: asked to stop", stop_launcher, weight=8, saves=True),
     Fault("launcher: asked to stop, ranks deaf", stop_launcher, needs_deaf=True),
     Fault("launcher: asked to stop twice", stop_launcher_twice, weight=5, needs_deaf=True),
-    Fault("launcher: -USR1 or -USR2", warn_launcher, weight=5),
-    Fault("launcher: -QUIT", ask_for_stacks),
-    Fault("launcher: -TERM, rank: -KILL", term_and_kill_a_rank, saves=True),
     Fault("supervisor: -KILL", kill_supervisor),
     Fault("starting: a signal", signal_early, weight=10, is_early=True),
-    Fault("stdout closed", end_well, prepare=redirect(">&-")),
-    Fault("stdin, stdout, stderr closed", end_well, prepare=redirect("<&- >&- 2>&-")),
-    Fault("stdout full", end_well, prepare=redirect(">/dev/full")),
-    Fault("reader goes", read_a_little, prepare=pipe_output),
-    Fault("reader is late", read_late, prepare=pipe_output),
-    Fault("reader stops", read_never, prepare=pipe_output, weight=1, within_s=12.0),
 )

@@ -93,13 +93,7 @@ class Job:
         self.saves = fault.saves and not is_deaf
         # What this launch adds to the seconds that its end may take.
         self.more_s = SHORT_GRACE_S if is_deaf else 0.0
-        # Around the command: words before it, more options, and where its standard output goes.
-        self.prefix: list[str] = []
         self.options: list[str] = []
-        self.stdout: int | None = None
-        # What a reader saw of the console; None where nobody looks.
-        self.output: bytes | None = None
-        self.reader = -1
         self.struck_at = 0.0
         # Whether the end is to be in the records.
         self.has_records = True
@@ -123,11 +117,11 @@ class Job:
         command += [str(WORKER), str(self.folder)]
         with (self.folder / "stdout").open("wb") as out, (self.folder / "stderr").open("wb") as err:
             self.launcher = subprocess.Popen(
-                [*self.prefix, *command, *self.traits],
+                [*command, *self.traits],
                 env=environ(CHAOS_MARK=self.mark),
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
-                stdout=out if self.stdout is None else self.stdout,
+                stdout=out,
                 stderr=err,
                 start_new_session=True,
             )
@@ -282,16 +276,14 @@ class Job:
                 raise Lost(f"events.jsonl ends with {last}, the launcher with {code}")
 
     def _check_console(self, code: int) -> None:
-        """All that rank 0 wrote has come to the console, unless nobody wanted it there."""
-        if self.stdout is None and not self.prefix:
-            self.output = (self.folder / "stdout").read_bytes()
-        if self.output is None or self.options:
+        """All that rank 0 wrote has come to the console."""
+        if self.options:
             # The console has all attempts one after the other, a log has one.
             return
-        log = self.log(0)
-        if not log.startswith(self.output) or (code >= 0 and self.output != log):
+        output, log = (self.folder / "stdout").read_bytes(), self.log(0)
+        if not log.startswith(output) or (code >= 0 and output != log):
             raise Lost(
-                f"the console has {len(self.output)} bytes that end with {self.output[-100:]!r}, "
+                f"the console has {len(output)} bytes that end with {output[-100:]!r}, "
                 f"the log has {len(log)} that end with {log[-100:]!r}"
             )
         # Ctrl-C before our first line shows where Python was.

@@ -37,8 +37,8 @@ def bench(folder: Path, words: list[str], shown: tuple[str, ...], **env: str) ->
 
 
 def test_bench_launch_measures_everything(tmp_path: Path) -> None:
-    little = ["--ranks=1,2", "--rounds=1", "--heavy-ranks=0", "--lines=2000", "--idle-s=0.2"]
-    shown = ("2 ranks, median", "x bare", "fleetrun --help", "2000 lines")
+    little = ["--ranks=1,2", "--rounds=1", "--heavy-ranks=0", "--idle-s=0.2"]
+    shown = ("2 ranks, median", "x bare", "fleetrun --help")
     results = bench(tmp_path, ["launch", *little], shown)
     assert not results["failures"]
     assert [(row["launcher"], row["ranks"]) for row in results["launches"]] == [
@@ -52,8 +52,6 @@ def test_bench_launch_measures_everything(tmp_path: Path) -> None:
         assert row["exit_lag_s"] > 0
         assert row["peak_rss"] > 1e6
     assert all(len(walls) == 3 for walls in results["quick"].values())
-    (flood,) = results["lines"]["fleetrun"]
-    assert flood["lines_in_log"] == flood["lines_on_console"] == 2000
 
 
 def test_bench_faults_measures_everything(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, cast
 
@@ -217,6 +216,8 @@ def _hidden(counts: Mapping[str, int], asked: _Paddle) -> dict[str, tuple[str, .
     libraries = _libraries(asked.signs.root)
     if len(counts) <= 1 or len(libraries) <= 1:
         return {}
+    import tempfile  # takes 4 ms, and only hosts with several libraries need it
+
     libraries_of: dict[str, tuple[str, ...]] = {}
     for library in map(os.path.abspath, libraries):
         with tempfile.TemporaryDirectory(prefix="fleetrun-plugins-") as folder:

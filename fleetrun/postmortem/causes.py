@@ -70,34 +70,10 @@ KNOWN_FAILURES = (
         may_retry=False,
     ),
     KnownFailure(
-        "static-data-parallel",
-        (
-            "comm_id must be generated in paddlepaddle-xpu",
-            "Flag FLAGS_dynamic_static_unified_comm cannot get its value",
-            "c_gen_xccl_id's infer_shape is not registered",
-        ),
-        "Paddle supports data parallel static graphs on GPUs and XPUs only: train a dynamic graph, "
-        "or on CPUs with any --strategy, such as comm_fusion, which connects the ranks over gloo.",
-        places=("in _init_communicator", "in init_communicator"),
-        may_retry=False,
-    ),
-    KnownFailure(
         "gpu-library",
         ("The third-party dynamic library (",),
         "An NVIDIA library that this Paddle needs and does not contain is missing; the text "
         "above names it. `fleetrun doctor` prints the command that installs it.",
-        may_retry=False,
-    ),
-    KnownFailure(
-        "gpu-start",
-        (
-            "CUDA error(802)",
-            "CUDA error(803)",
-            "CUDA error(804)",
-            "Cannot use GPU because there is no GPU detected",
-        ),
-        "CUDA cannot start, or a mask hides its GPUs (CUDA_VISIBLE_DEVICES): `fleetrun doctor` "
-        "starts CUDA and says what it lacks.",
         may_retry=False,
     ),
     KnownFailure(
@@ -116,23 +92,15 @@ KNOWN_FAILURES = (
             "libcudart.so",
             "CUDA error(35)",
             "no kernel image is available for execution",
+            # CUDA cannot start.
+            "CUDA error(802)",
+            "CUDA error(803)",
+            "CUDA error(804)",
+            "Cannot use GPU because there is no GPU detected",
         ),
-        "The NVIDIA driver is missing or older than this Paddle needs, or the GPU is of another "
-        "kind: install a newer driver, or the Paddle build for this CUDA and this GPU.",
+        "The NVIDIA driver is missing or older than this Paddle needs, a mask hides the GPUs, or "
+        "they are of another kind: `fleetrun doctor` starts CUDA and says what it lacks.",
         may_retry=False,
-    ),
-    KnownFailure(
-        "system-library",
-        ("libgomp.so.1: cannot open", "version `GLIBC", "version `GLIBCXX", "version `CXXABI"),
-        "A library of the system is missing or too old for this Paddle: for libgomp, `apt-get "
-        "install libgomp1`; for GLIBC and GLIBCXX, a newer system or container.",
-        may_retry=False,
-    ),
-    KnownFailure(
-        "not-a-number",
-        ("There are NAN or INF", "contains NaN/Inf", "There are `nan` or `inf` in tensor"),
-        "Paddle's own check found NaN or Inf in a tensor (FLAGS_check_nan_inf); the text above "
-        "names the operator.",
     ),
     KnownFailure(
         "shared-memory",
@@ -213,11 +181,6 @@ KNOWN_FAILURES = (
         "ranks, or a smaller batch.",
     ),
     KnownFailure(
-        "open-files",
-        ("[Errno 24]", "Too many open files"),
-        "Too many files are open at once: raise ulimit -n, or use fewer DataLoader workers.",
-    ),
-    KnownFailure(
         "no-paddle",
         ("No module named 'paddle'",),
         "Paddle is not installed there: install it into that interpreter, or start fleetrun with "
@@ -267,12 +230,6 @@ KNOWN_FAILURES = (
         may_retry=False,
     ),
     KnownFailure(
-        "missing-script",
-        ("can't open file ",),
-        "Python could not open the script: check its path and the folder you start in.",
-        may_retry=False,
-    ),
-    KnownFailure(
         "syntax",
         ("SyntaxError: ", "IndentationError: "),
         "The script is not valid Python for this interpreter.",
@@ -308,16 +265,12 @@ LOST = frozenset({"peer-lost", "nccl", "nccl-interface"})
 SIGNAL_MEANINGS = {
     "SIGABRT": "the program aborted itself, often after a failed check in C++ code",
     "SIGBUS": "a mapped file lost its memory, usually because /dev/shm is too small",
-    "SIGFPE": "a division by zero in native code",
     "SIGHUP": "the terminal or the ssh connection was closed",
     "SIGILL": "the program uses instructions that this processor does not support",
     "SIGINT": "interrupted, as by Ctrl-C",
     "SIGKILL": "killed from outside, usually by the kernel's out-of-memory killer",
-    "SIGPIPE": "the reader of a pipe was closed",
     "SIGSEGV": "native code accessed invalid memory",
     "SIGTERM": "asked to stop",
-    "SIGXCPU": "the CPU time limit was reached",
-    "SIGXFSZ": "the file size limit was reached",
 }
 
 

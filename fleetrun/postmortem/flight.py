@@ -128,9 +128,6 @@ def verdict(
         late = [rank for rank in awaited if not may_wait(known[rank], job)]
         missing = tuple(_describe_missing([rank], waits, job) for rank in late[:_MOST])
         return missing or (_unknown(awaited, waits, known, job),)
-    fewer = _outvoted(waits)
-    if fewer:
-        return (_describe_fewer(fewer, waits, job),)
     cycle = _find_cycle(waits)
     if cycle:
         return (_describe_cycle(cycle, job),)
@@ -328,36 +325,6 @@ def _awaited_alone(waits: Sequence[Wait]) -> list[int]:
     return sorted(since, key=lambda rank: (since[rank], rank))
 
 
-def _outvoted(waits: Sequence[Wait]) -> list[Wait]:
-    """Return the waits of ranks that wait in one call for more ranks, all of which wait for them.
-
-    Those that wait for a single rank may wait for each other first. Nothing if there are several
-    such calls.
-    """
-    awaited: dict[int, set[int]] = {}
-    calls: dict[tuple[CollectiveChannel, int], list[Wait]] = {}
-    for wait in waits:
-        if wait.holds_up:
-            awaited.setdefault(wait.rank, set()).update(wait.awaited)
-        if wait.awaited and not wait.call.channel.is_pair:
-            calls.setdefault(wait.place, []).append(wait)
-    fewer = []
-    for own in calls.values():
-        ranks = {wait.rank for wait in own}
-        others = set.intersection(*({*wait.awaited} for wait in own))
-        direct = [wait for wait in waits if ranks <= {*wait.awaited}]
-        blocked = ranks | {wait.rank for wait in direct}
-        while len(ranks) == 1 and (
-            more := {rank for rank in others - blocked if awaited.get(rank, set()) & blocked}
-        ):
-            blocked |= more
-        # A single message may be too many as well as missing.
-        is_message = len({wait.rank for wait in direct}) == 1 and direct[0].call.channel.is_pair
-        if direct and len(ranks) < len(others) and others <= blocked and not is_message:
-            fewer.append(own)
-    return fewer[0] if len({tuple(wait.rank for wait in own) for own in fewer}) == 1 else []
-
-
 def _find_cycle(waits: Sequence[Wait]) -> list[Wait]:
     """Return a cycle of waits, each rank awaited in the one before; empty if there is none.
 
@@ -456,18 +423,6 @@ def _unknown(
     unrecorded = " and ".join(sorted({what for rank in late for what in records[rank].unrecorded}))
     reserve = f"may wait elsewhere, as collectives of {unrecorded} are not recorded, and "
     return FlightFinding(UNKNOWN, (), _describe_missing(late, awaiting, job, reserve=reserve).text)
-
-
-def _describe_fewer(fewer: Sequence[Wait], waits: Sequence[Wait], job: JobRanks) -> FlightFinding:
-    """Describe the ranks that wait in the call of FEWER, and who waits elsewhere for them."""
-    ranks, call = [wait.rank for wait in fewer], fewer[0].call
-    first, others = _oldest([wait for wait in waits if {*ranks} & {*wait.awaited}])
-    it, verb = ("it", "waits") if len(ranks) == 1 else ("them", "wait")
-    text = (
-        f"{who(ranks, job)} {verb} in {named(call, job)}{_at_site(call)} since {_since(call)}; all "
-        f"others there wait for {it}, {who(others, job)} in {named(first, job)}{_at_site(first)}"
-    )
-    return FlightFinding(DESYNC, tuple(ranks), text)
 
 
 def _describe_cycle(cycle: Sequence[Wait], job: JobRanks) -> FlightFinding:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from fleetrun import engines
@@ -19,6 +18,7 @@ from fleetrun.plan.layout import Slots
 from fleetrun.postmortem import ending
 from fleetrun.postmortem.ending import Ending, document
 from fleetrun.printing import is_color_wanted, message_prefix, put
+from fleetrun.run import children
 from fleetrun.run.background import Background, begin
 from fleetrun.run.descriptors import FileLimit
 from fleetrun.run.events import Outcome
@@ -389,5 +389,8 @@ class LaunchedJob(ObservedJob):
         log = _messages(self.request, self.environ).log
         from fleetrun.run import notification
 
-        with suppress(KeyboardInterrupt):
+        try:
             notification.notify(json.dumps(reported) + "\n", command=command, url=url, log=log)
+        except KeyboardInterrupt:
+            # A signal ends the wait, and changes the exit code as little as a failure does.
+            children.sweep(frozenset())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _ctypes  # `ctypes` takes 3 ms to import, this one a half
-import ctypes
 import os
 from contextlib import suppress
 
@@ -43,6 +42,8 @@ def set_command(text: bytes) -> None:
 
 def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
     """Apply MODE to a range of the file FD; raises OSError if that is not supported."""
+    import ctypes  # only for logs that are cut
+
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(length)):
         number = ctypes.get_errno()

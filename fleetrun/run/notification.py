@@ -1,6 +1,6 @@
 """Notify of the end of a job by a command (--on_end) and a webhook (--webhook).
 
-Neither a failure nor a signal, which ends the wait by KeyboardInterrupt, changes the exit code.
+A failure does not change the exit code.
 """
 
 from __future__ import annotations
@@ -55,12 +55,11 @@ def _run(command: str, text: str, timeout_s: float) -> str:
     try:
         child.communicate(text, timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        return "did not end in time and is stopped"
-    finally:
-        for signum in (signal.SIGTERM, signal.SIGKILL) if child.poll() is None else ():
-            with suppress(ProcessLookupError, subprocess.TimeoutExpired, KeyboardInterrupt):
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(child.pid, signum)
                 child.wait(_GRACE_S)
+        return "did not end in time and is stopped"
     return f"exited with {child.returncode}" if child.returncode else ""
 
 

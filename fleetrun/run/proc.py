@@ -318,13 +318,6 @@ def is_python(pid: int) -> bool:
         return False
 
 
-def has_paddle(pid: int) -> bool:
-    """Whether PID has loaded Paddle's library."""
-    with suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
-        return b"/libpaddle" in file.read()
-    return False
-
-
 def descriptor(pid: int, name: str) -> str | None:
     """Return the path in /proc of PID's open file whose name contains NAME."""
     return next((path for path, target in open_files(pid) if name in target), None)

@@ -15,6 +15,7 @@ from fleetrun.model import ExitStatus, LaunchPlan, ProcessSpec
 from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.run import children, proc
 from fleetrun.run.children import Leftover
+from fleetrun.run.descriptors import FileLimit
 from fleetrun.rundir import names, variables
 from fleetrun.rundir.folder import SHARED, Folder, point, write_all
 
@@ -214,8 +215,9 @@ def spawn(
     default_signals: Collection[int],
     takes_stdin: bool,
     terminal_group: int | None,
+    files: FileLimit,
 ) -> Worker | SpawnRefusal:
-    """Start SPEC with its output appended to LOGS, files of FOLDER.
+    """Start SPEC with its output appended to LOGS, files of FOLDER, and the user's limit of FILES.
 
     It leads a session; one that reads the terminal joins TERMINAL_GROUP, the keeper's.
     """
@@ -232,6 +234,7 @@ def spawn(
             takes_stdin=takes_stdin,
             default_signals=default_signals,
             group=terminal_group,
+            files=files,
         )
     except (OSError, ValueError) as error:
         if len(fds) < len(logs) and isinstance(error, OSError):
@@ -258,13 +261,14 @@ def _start(
     takes_stdin: bool,
     default_signals: Collection[int],
     group: int | None,
+    files: FileLimit,
 ) -> int:
-    files: list[tuple[Any, ...]] = [
+    actions: list[tuple[Any, ...]] = [
         (os.POSIX_SPAWN_DUP2, output, 1),
         (os.POSIX_SPAWN_DUP2, errors, 2),
     ]
     if not takes_stdin:
-        files.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
+        actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
     defaults = set(default_signals)
     place: dict[str, Any] = {"setsid": True}
     if group is not None:
@@ -272,17 +276,19 @@ def _start(
         # Ctrl-\ asks the launcher for stacks; it must not end who shares the terminal.
         defaults -= {signal.SIGQUIT}
     before = _move_to(spec.cpus)
+    files.restore()
     try:
         return os.posix_spawnp(
             spec.argv[0],
             spec.argv,
             env,
-            file_actions=files,
+            file_actions=actions,
             setsigmask=(),
             setsigdef=defaults,
             **place,
         )
     finally:
+        files.lift()
         _move_to(before)
 
 

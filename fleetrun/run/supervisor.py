@@ -536,7 +536,6 @@ class Supervisor:
         has_stdin = index == self._stdin.process
         group = self._keeper.group
         has_terminal = has_stdin and self._stdin.is_terminal and terminal.is_foreground(group)
-        self._files.restore()
         started = processes.spawn(
             spec,
             index=index,
@@ -548,8 +547,8 @@ class Supervisor:
             # In a session of its own it could not read a terminal.
             takes_stdin=has_terminal or (has_stdin and not self._stdin.is_terminal),
             terminal_group=group if has_terminal else None,
+            files=self._files,
         )
-        self._files.lift()
         now = time.monotonic()
         if isinstance(started, processes.SpawnRefusal):
             return Exited(

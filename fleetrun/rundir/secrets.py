@@ -17,22 +17,14 @@ if TYPE_CHECKING:
 
 HIDDEN = "***"
 
-# -- names ----------------------------------------------------------------------------------------
-
-# A name without any of these parts is no secret's; most names have none.
-_PARTS = re.compile(
-    r"(?i)pass|secret|cred|key|token|auth|jwt|bearer|hook|otp|sess|sig|cookie|pwd|psk|pat"
-)
-# The words of a name, each between two "_": those that can only mean a secret,
+# The words of a name, each between two "_": those that can only mean a secret, those that may mean
+# one, and those that describe one (its file, its length), or have a similar name and open nothing.
 _CERTAIN = re.compile(
     r"PASSWORD|PASSWD|PASSPHRASE|PASSCODE|SECRET|CREDENTIAL|SSHPASS|API_?KEY|PRIVATE_?KEY"
     r"|ACCESS_?KEY|(?:ACCESS|AUTH|API|REFRESH|BOT|SECURITY|BEARER)_?TOKEN"
     r"|_(?:CREDS|JWT|BEARER|AUTHORIZATION|WEBHOOK|OTP|SIGNATURE|SIG)_"
 )
-# those that may mean one,
-_LAST = re.compile(r"_(?:KEY|PWD|SESSION|SESSION_?ID|PSK)_$")
-_LIKELY = re.compile(rf"TOKEN_|AUTH_|_(?:PASS|COOKIES?)_|{_LAST.pattern}|[^_]_PAT_$")
-# and those that describe one (its file, its length), or have a similar name and open nothing.
+_LIKELY = re.compile(r"TOKEN_|AUTH_|_(?:PASS|COOKIES?|KEY|PWD|SESSION|SESSION_?ID|PSK|[^_]+_PAT)_$")
 _HARMLESS = re.compile(
     r"_(?:FILES?|PATHS?|DIR|FOLDER|NAME|LENGTH|LEN|SIZE|COUNT|TTL|TIMEOUT|EXPIRY|EXPIRES|TYPE"
     r"|ALGORITHM|POLICY|HELPER|PROMPT)_$|SECRETAR|^_PWD_$"
@@ -40,6 +32,55 @@ _HARMLESS = re.compile(
     r"|MONITOR|COLUMN|PARTITION|INDEX)_(?:.*_)?KEY_$"
     r"|^_(?:XDG|DESKTOP|TERM|GNOME|KDE|GDM|TMUX|DBUS)_(?!.*TOKEN).*SESSION"
 )
+# A text without any of these has no secret.
+_MARKS = re.compile(
+    r"(?i)pass|secret|cred|key|token|auth|jwt|bearer|hook|otp|sess|sig|cookie|pwd|psk|pat"
+    r"|://.*@|hf_|npm_|nvapi|sk-|gh[pousr]_|gl\w+-|xox|xapp-|akia|asia|ltai|akid|eyj|aiza|pypi|ya29"
+    r"|sg\.|telegram"
+)
+# Shapes whose last group (or whole) is a secret: the part before the @ of an address, which in a
+# whole value ends with the last @, as passwords may contain slashes and quotes;
+_LOGIN = re.compile(
+    r"://([^\s\"'<>,;@/?#]*:(?:(?!://)[^\s\"'<>,;])*?|(?<!ssh://)(?<!sftp://)[^\s\"'<>,;@/?#]+)@"
+)
+_LOGIN_IN_WORD = re.compile(
+    r"://((?:(?!://)[^ ,;@/])*:(?:(?!://)[^ ,;])*|(?<!ssh://)(?<!sftp://)[^ ,;@/?#]+)@"
+)
+# private keys, the keys of services by their prefixes, and addresses whose last part is a secret.
+_SHAPES = (
+    re.compile(r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----(.*?)(?:-----END|\Z)"),
+    re.compile(
+        r"\b((?:AKIA|ASIA|AROA)[0-9A-Z]{16}|xox[abeoprs]-[\w\-]{8,}|xapp-[\w\-]{8,}|sk-[\w\-]{16,}"
+        r"|[srp]k_(?:live|test)_\w{8,}|hf_[A-Za-z0-9]{16,}|npm_\w{16,}|pypi-[\w\-]{16,}"
+        r"|AIza[\w\-]{20,}|ya29\.[\w\-]{8,}|SG\.[\w\-]{8,}\.[\w\-]{8,}|nvapi-[\w\-]{16,}"
+        r"|gh[pousr]_\w{16,}|github_pat_\w{16,}|gl[a-z]{2,6}-[\w\-]{16,}"
+        r"|LTAI[A-Za-z0-9]{12,}|AKID[A-Za-z0-9]{16,}|eyJ[\w\-]{8,}\.[\w\-]{4,}(?:\.[\w\-]*)?)"
+    ),
+    re.compile(
+        r"(?:hooks\.slack\.com/\w+/|/webhooks/|/bot/v2/hook/|webhook\.office\.com/"
+        r"|zapier\.com/hooks/|api\.telegram\.org/bot)([^\s\"'<>,?]+)"
+    ),
+)
+# A name, and after it (`name=value`, `"name": "value"`, `--name value` and the like) its value.
+_NAME = re.compile(r"(?<![\w.\-])-{0,2}[A-Za-z][\w.\-]*")
+_VALUE = re.compile(
+    r"(?s)(?:\\*[\"']?[ \t]{0,3}(?:=>|:=|=|:(?!//))[ \t]{0,3}|(?P<space>[\"']?,?[ \t]+))"
+    r"(?:(?i:Bearer|Basic|Token|Digest)[ \t]+)?"
+    r"(?:\\*(?P<quote>[\"'])(?P<quoted>(?:(?!\\*(?P=quote)).)*)\\*(?P=quote)"
+    r"|(?P<bare>[^\s,;&\"'<>]+))"
+)
+# What is no secret under any name; what is none under one that may mean something else.
+_NOTHING = re.compile(r"(?i)(?:true|false|yes|no|none|null|auto|value|\*+[:;.]*)?$")
+# Numbers up to six digits are sizes and ids, `<pad>` is a token of a model, and code is code.
+_ORDINARY = re.compile(
+    r"(?s)(?=.{1,6}$)-*\d+\.?\d*$|<.*>$|\[.*\]$|[$%]?[{(]|lambda\b"
+    r"|(?:self|args|opts?|cfg|conf|config|kwargs|os|env|getpass)[.\[]"
+)
+_IDENTIFIER = re.compile(r"[a-z_.]+$")
+# A short word after these is a column or the name of a session.
+_MANY_THINGS = re.compile(r"(?i)(?:key|pwd|psk|session(?:_?id)?)$")
+# In a sentence, a short word after an option is no value: to, the, with.
+_LONGEST_WORD = 4
 
 
 def is_secret(name: str) -> bool:
@@ -54,9 +95,10 @@ def is_secret(name: str) -> bool:
 @lru_cache(maxsize=4096)
 def _certainty(name: str) -> tuple[bool, bool]:
     """Return whether NAME is that of a secret for certain, and whether it may be."""
-    if not _PARTS.search(name):
+    if not _MARKS.search(name):
         return False, False
-    words = _words(name)
+    apart = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name)
+    words = re.sub(r"[\W_]+", "_", f"_{apart}_").upper()
     if _HARMLESS.search(words):
         return False, False
     is_likely = _LIKELY.search(words) is not None
@@ -64,29 +106,26 @@ def _certainty(name: str) -> tuple[bool, bool]:
     return bool(_CERTAIN.search(words)) or (is_likely and name == name.upper()), is_likely
 
 
-def _words(name: str) -> str:
-    """Return the words of a NAME in upper case, each between two "_".
+def _is_meant(name: str, value: str, *, is_word: bool = False, is_quoted: bool = False) -> bool:
+    """Whether VALUE, which follows NAME, is the secret that the name suggests.
 
-    >>> _words("--db-password"), _words("AccountKey"), _words("X-Amz-Signature")
-    ('_DB_PASSWORD_', '_ACCOUNT_KEY_', '_X_AMZ_SIGNATURE_')
+    It may be code, or a word of a sentence, unless it is a word of a command line (IS_WORD) or
+    IS_QUOTED.
     """
-    apart = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name)
-    return re.sub(r"[\W_]+", "_", f"_{apart}_").upper()
-
-
-# -- values ---------------------------------------------------------------------------------------
-
-# What is no secret under any name; what is none under one that may mean something else: numbers up
-# to six digits are sizes and ids, and `<pad>` is a token of a model; and what code takes it from.
-_NOTHING = re.compile(r"(?i)(?:true|false|yes|no|none|null|auto|value|\*+[:;.]*)?$")
-_PLAIN = re.compile(r"(?s)(?=.{1,6}$)-*\d+\.?\d*$|<.*>$|\[.*\]$")
-_CODE = re.compile(
-    r"(?:str|bytes|int|bool|Any|Optional|SecretStr|lambda)\b|[$%]?[{(]|"
-    r"(?:self|args|opts?|cfg|conf|config|kwargs|os|env|getpass)[.\[]"
-)
-_IDENTIFIER = re.compile(r"[a-z_.]+$")
-# In a sentence, a short word after an option is no value: to, the, with.
-_LONGEST_WORD = 4
+    is_certain, is_likely = _certainty(name)
+    if name.upper() == "PWD" and value[:1] not in "/~.":
+        # Not the folder of a shell, but the password of a connection string.
+        is_certain = True
+    if _NOTHING.match(value) or value == name:
+        return False
+    if is_certain:
+        return is_word or is_quoted or value[:1] not in "({$"
+    if not is_likely or _ORDINARY.match(value):
+        return False
+    is_identifier = _IDENTIFIER.match(value) is not None
+    if is_word:
+        return len(value) > 6 or not (is_identifier and _MANY_THINGS.search(name))
+    return _is_random(value) or (is_quoted and len(value) > 6 and not is_identifier)
 
 
 def _is_random(value: str) -> bool:
@@ -97,67 +136,6 @@ def _is_random(value: str) -> bool:
     """
     runs = re.findall(r"[0-9]+|[A-Z]+|[^0-9A-Z]+", value)
     return len(value) >= 12 and len(runs) > 4 and any(run.isdigit() for run in runs)
-
-
-def _is_meant(name: str, value: str, *, is_word: bool = False, is_quoted: bool = False) -> bool:
-    """Whether VALUE, which follows NAME, is the secret that the name suggests.
-
-    It may be code unless it is a word of a command line (IS_WORD) or IS_QUOTED.
-    """
-    is_certain, is_likely = _certainty(name)
-    if name.upper() == "PWD" and value[:1] not in "/~.":
-        # Not the folder of a shell, but the password of a connection string.
-        is_certain = True
-    if _NOTHING.match(value) or value == name:
-        return False
-    if is_certain:
-        return is_word or is_quoted or not _CODE.match(value)
-    if not is_likely or _PLAIN.match(value) or _CODE.match(value):
-        return False
-    if is_word:
-        # `--key=image`, `--session main`.
-        return len(value) > 6 or not (_LAST.search(_words(name)) and _IDENTIFIER.match(value))
-    return _is_random(value) or (is_quoted and len(value) > 6 and not _IDENTIFIER.match(value))
-
-
-# -- texts ----------------------------------------------------------------------------------------
-
-# A text without any of these has no secret.
-_MARKS = re.compile(
-    _PARTS.pattern
-    + r"|://.*@|hf_|npm_|nvapi|sk-|gh[pousr]_|gl\w+-|xox|xapp-|akia|asia|ltai|akid|eyj"
-    r"|aiza|pypi|ya29|sg\.|telegram"
-)
-# Shapes whose last group (or whole) is a secret: the part before the @ of an address,
-_LOGIN = re.compile(
-    r"://([^\s\"'<>,;@/?#]*:(?:(?!://)[^\s\"'<>,;])*?|(?<!ssh://)(?<!sftp://)[^\s\"'<>,;@/?#]+)@"
-)
-# which in a whole value ends with the last @: passwords may contain slashes and quotes;
-_LOGIN_IN_WORD = re.compile(
-    r"://((?:(?!://)[^ ,;@/])*:(?:(?!://)[^ ,;])*|(?<!ssh://)(?<!sftp://)[^ ,;@/?#]+)@"
-)
-# private keys; the keys of services with a prefix that identifies them; and addresses whose last
-# part is a secret.
-_PEM = re.compile(r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----(.*?)(?:-----END|\Z)")
-_KEYS = re.compile(
-    r"\b((?:AKIA|ASIA|AROA)[0-9A-Z]{16}|xox[abeoprs]-[\w\-]{8,}|xapp-[\w\-]{8,}|sk-[\w\-]{16,}"
-    r"|[srp]k_(?:live|test)_\w{8,}|hf_[A-Za-z0-9]{16,}|npm_\w{16,}|pypi-[\w\-]{16,}"
-    r"|AIza[\w\-]{20,}|ya29\.[\w\-]{8,}|SG\.[\w\-]{8,}\.[\w\-]{8,}|nvapi-[\w\-]{16,}"
-    r"|gh[pousr]_\w{16,}|github_pat_\w{16,}|gl[a-z]{2,6}-[\w\-]{16,}"
-    r"|LTAI[A-Za-z0-9]{12,}|AKID[A-Za-z0-9]{16,}|eyJ[\w\-]{8,}\.[\w\-]{4,}(?:\.[\w\-]*)?)"
-)
-_HOOKS = re.compile(
-    r"(?:hooks\.slack\.com/\w+/|/webhooks/|/bot/v2/hook/|webhook\.office\.com/|zapier\.com/hooks/"
-    r"|api\.telegram\.org/bot)([^\s\"'<>,?]+)"
-)
-# A name, and after it (`name=value`, `"name": "value"`, `--name value` and the like) its value.
-_NAME = re.compile(r"(?<![\w.\-])-{0,2}[A-Za-z][\w.\-]*")
-_VALUE = re.compile(
-    r"(?s)(?:\\*[\"']?[ \t]{0,3}(?:=>|:=|=|:(?!//))[ \t]{0,3}|(?P<space>[\"']?,?[ \t]+))"
-    r"(?:(?i:Bearer|Basic|Token|Digest)[ \t]+)?"
-    r"(?:\\*(?P<quote>[\"'])(?P<quoted>(?:(?!\\*(?P=quote)).)*)\\*(?P=quote)"
-    r"|(?P<bare>[^\s,;&\"'<>]+))"
-)
 
 
 @lru_cache(maxsize=2048)
@@ -191,7 +169,7 @@ def _masked(text: str, masked: list[str], *, is_word: bool = False) -> str:
         masked.append(text[begin:end])
         return f"{text[match.start() : begin]}{HIDDEN}{text[end : match.end()]}"
 
-    for pattern in (_LOGIN_IN_WORD if is_word else _LOGIN, _PEM, _KEYS, _HOOKS):
+    for pattern in (_LOGIN_IN_WORD if is_word else _LOGIN, *_SHAPES):
         text = pattern.sub(hide, text)
     parts, done = [], 0
     for begin, end in _named(text):
@@ -222,9 +200,6 @@ def _named(text: str) -> Iterator[tuple[int, int]]:
         if not is_prose and _is_meant(name, value, is_quoted=group == "quoted"):
             yield begin, end
             done = end
-
-
-# -- command lines --------------------------------------------------------------------------------
 
 
 def in_arguments(words: Sequence[str]) -> Iterator[tuple[int, str, str, str]]:
@@ -258,9 +233,6 @@ def _in_word(word: str) -> tuple[str, str, str] | None:
         if redact("", part) != part:
             return word[: len(word) - len(part)], "", part
     return None
-
-
-# -- known values ---------------------------------------------------------------------------------
 
 
 class Hider:

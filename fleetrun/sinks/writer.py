@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import _socket  # `socket` takes 2 ms to import
 import os
-import socket
 import stat
 import sys
 import time
@@ -31,7 +31,7 @@ class Writer:
         self._is_watching = False
         self._timeout_s = 0.0
         self._progress_at = 0.0
-        self._socket: socket.socket | None = None
+        self._socket: _socket.socket | None = None
         # Whether it was opened again, and whether writing may block.
         self._is_own = self._is_careful = False
         # If it was closed at the start, its number may now belong to any other file.
@@ -45,7 +45,7 @@ class Writer:
             return
         self.is_terminal = os.isatty(fd)
         if stat.S_ISSOCK(mode):
-            self._socket = socket.socket(fileno=os.dup(fd))
+            self._socket = _socket.socket(fileno=os.dup(fd))
             self.fd = self._socket.fileno()
         elif stat.S_ISFIFO(mode) or self.is_terminal:
             # O_NONBLOCK belongs to the open file description, which the user's shell shares; so
@@ -103,7 +103,7 @@ class Writer:
     def _write(self, data: bytes) -> int:
         try:
             if self._socket is not None:
-                return self._socket.send(data, socket.MSG_DONTWAIT)
+                return self._socket.send(data, _socket.MSG_DONTWAIT)
             if self._is_careful:
                 has_room = poll(0.0, self.fd, mask=WRITABLE)
                 return os.write(self.fd, data[:_PIPE_ROOM]) if has_room else 0

@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import launches
-from launches import AGAIN, BARE, FLEETRUN, HERE, OURS, WORKER, command
+from launches import AGAIN, BARE, FLEETRUN, OURS, WORKER, command
 from report import finish, in_turns, numbers, ratios, show, spread
 
 # The run directory's plan, manifest and pruning, and git, belong to the start.
 _SETTLE_S = 3.0
-_FLOOD = str(HERE / "flood.py")
-# How a line of flood.py ends.
-_LINE_END = b" images a second\n"
 
 
 class Launch(NamedTuple):
@@ -32,15 +29,6 @@ class Launch(NamedTuple):
     idle_share: float
 
 
-class Flood(NamedTuple):
-    """What it took a rank to print its lines, and how many of them came where."""
-
-    took_s: float
-    cpu_s: float
-    lines_in_log: int
-    lines_on_console: int
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
     parser.add_argument("--ranks", type=numbers, default=(1, 8, 64), help="of a launch (1,8,64)")
@@ -49,7 +37,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--heavy-ranks", type=int, default=8, help="most ranks of those that import frameworks (8)"
     )
     parser.add_argument("--idle-s", type=float, default=2, help="seconds of quiet ranks (2)")
-    parser.add_argument("--lines", type=int, default=10**6, help="of the chatty rank (1000000)")
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -68,19 +55,14 @@ def run(chosen: argparse.Namespace) -> int:
     rows = [[name, spread(values), ratios(values, bare)] for name, values in walls.items()]
     show("Commands that start nothing, ms", ["command", "time", "x python"], rows)
     failures |= failed
-    floods, failed = in_turns(
-        chosen.rounds, {name: partial(_flood, name, chosen.lines) for name in (BARE, OURS)}
-    )
-    _show_floods(chosen.lines, floods)
     return finish(
         chosen,
-        failures | failed,
+        failures,
         launches=[
             {"launcher": name, "ranks": ranks, "rounds": [launch._asdict() for launch in rounds]}
             for (name, ranks), rounds in measured.items()
         ],
         quick=walls,
-        lines={name: [flood._asdict() for flood in rounds] for name, rounds in floods.items()},
     )
 
 
@@ -154,46 +136,3 @@ _QUICK = {
     ),
     "fleetrun --dry-run": partial(_wall_s, *FLEETRUN, "--dry-run", "--nproc_per_node=8", WORKER),
 }
-
-
-# -- a chatty rank ---------------------------------------------------------------------------------
-
-_REDIRECTED = ("sh", "-c", 'exec "$1" -u "$2" >workerlog.0 2>&1', "sh", sys.executable, _FLOOD)
-_LAUNCHED = (*FLEETRUN, "--nproc_per_node=1", "--quiet", "--log_dir=.", _FLOOD)
-
-
-def _flood(name: str, lines: int) -> Flood:
-    """Let one rank print LINES to its log, and read the console to the end."""
-    argv = _REDIRECTED if name == BARE else _LAUNCHED
-    reader, writer = os.pipe()
-    told = {"BENCH_LINES": str(lines), "CUDA_VISIBLE_DEVICES": ""}
-    with launches.launch(argv, stdout=writer, **told) as job:
-        os.close(writer)
-        shown, rest = 0, b""
-        while piece := os.read(reader, 1 << 20):
-            # What ends a line may come in two pieces.
-            shown += (rest + piece).count(_LINE_END)
-            rest = (rest + piece)[1 - len(_LINE_END) :]
-        os.close(reader)
-        job.await_end()
-        with (job.folder / "0" / "workerlog.0").open("rb") as file:
-            in_log = sum(line.endswith(_LINE_END) for line in file)
-        took_s, cpu_s = map(float, (job.folder / "took").read_text().split())
-    return Flood(took_s, cpu_s, in_log, shown)
-
-
-def _show_floods(lines: int, floods: dict[str, list[Flood]]) -> None:
-    bare = [flood.took_s for flood in floods[BARE]]
-    rows = [
-        [
-            name,
-            spread([flood.took_s for flood in seen]),
-            ratios([flood.took_s for flood in seen], bare),
-            spread([flood.cpu_s for flood in seen]),
-            str(min((flood.lines_in_log for flood in seen), default=0)),
-            str(min((flood.lines_on_console for flood in seen), default=0)),
-        ]
-        for name, seen in floods.items()
-    ]
-    heads = ["one rank's output", "time", "x bare", "its CPU time", "in the log", "on the console"]
-    show(f"A rank that prints {lines} lines, ms", heads, rows)

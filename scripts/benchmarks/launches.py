@@ -54,10 +54,6 @@ PEERS: Mapping[str, tuple[str, ...]] = {
         *(*_PADDLE, "paddle.distributed.launch"),
         *("--nproc_per_node={ranks}", "{program}"),
     ),
-    "paddle legacy": (
-        *(*_PADDLE, "paddle.distributed.fleet.launch", "--backend=gloo"),
-        *("--nproc_per_node={ranks}", "{program}"),
-    ),
     "torchrun": (TORCHRUN, "--nproc-per-node={ranks}", "{program}"),
 }
 

@@ -337,58 +337,9 @@ def test_who_skips_or_repeats_an_exchange_in_a_ring_is_named(
     assert finding.kind == CYCLE or change == "repeats" or finding.ranks == (rank,)
 
 
-def test_messages_under_way_at_a_meeting_blame_nobody() -> None:
-    # Each rank of a chain sends ahead of the meeting what the next one receives after it.
-    world = Call(CollectiveChannel((0, 1, 2)), "all_reduce")
-    sends = {rank: [p2p("send", rank, rank + 1, 3)] for rank in (0, 1)} | {2: []}
-    recvs = {rank: [p2p("recv", rank - 1, rank, 3)] for rank in (1, 2)} | {0: []}
-    extra = Call(CollectiveChannel((0, 1)), "all_reduce")
-    steps = {
-        rank: [[*sends[rank], world, *recvs[rank]], [*([extra] if rank < 2 else []), world]]
-        for rank in range(3)
-    }
-    for _ in range(2):
-        (finding,) = flight.verdict(issued_ahead(steps), JobRanks(3))
-        assert finding.ranks == (0, 1, 2)
-        assert finding.text.startswith("ranks wait for each other in a circle")
-        steps[1][1].reverse()
-
-
 def loop(world: list[Call], own: list[Call], step: int, *, steps: int = 4) -> list[Call]:
     """Return STEPS of WORLD, in all but STEP with OWN after it."""
     return [call for n in range(steps) for call in (*world, *(own if n != step else []))]
-
-
-@pytest.mark.parametrize("step", range(3))
-def test_who_is_in_a_group_that_has_no_sibling_does_not_call_others_than_the_rest(
-    step: int,
-) -> None:
-    world, pair = CollectiveChannel((0, 1, 2, 3)), CollectiveChannel((0, 1))
-    halves = [CollectiveChannel((0, 2)), CollectiveChannel((1, 3))]
-    both, own = Call(world, "all_reduce"), Call(pair, "all_reduce")
-    scripts = {
-        rank: [
-            *[both] * 3,
-            *loop(
-                [Call(halves[rank % 2], "all_gather"), both],
-                [own] if rank < 2 else [],
-                step if rank == 1 else -1,
-            ),
-        ]
-        for rank in range(4)
-    }
-    (finding,) = flight.verdict(play(scripts), JobRanks(4))
-    assert finding.ranks in {(0, 1), (1,)}, finding
-
-
-def test_who_has_met_all_but_one_message_is_not_lonely() -> None:
-    # Rank 1 sends once more than rank 0 receives, and rank 2 waits for it.
-    end = Call(CollectiveChannel((0, 1, 2)), "barrier")
-    send, recv = p2p("send", 1, 0, 3), p2p("recv", 1, 0, 3)
-    to_one, from_two = p2p("send", 2, 1, 3), p2p("recv", 2, 1, 3)
-    scripts = {0: [recv, end], 1: [send, send, from_two, end], 2: [to_one, end]}
-    (finding,) = flight.verdict(play(scripts), JobRanks(3))
-    assert finding.ranks == (0, 1)
 
 
 @pytest.mark.parametrize("stands_outside", [True, False])
@@ -433,48 +384,6 @@ def test_ranks_that_hang_while_python_ends_wait_in_no_line_of_the_script() -> No
     )
 
 
-def test_nothing_is_blamed_for_what_several_collectives_within_a_call_may_be() -> None:
-    scripts = {rank: [Call(WORLD, "backward")] for rank in (0, 1)}
-    (finding,) = flight.verdict(play(scripts, dead=frozenset({1})), JobRanks(2))
-    assert (finding.kind, finding.ranks) == (UNFINISHED, ())
-    assert finding.text.endswith(
-        ": no rank is missing, but its collectives, which are not recorded one by one, may differ"
-    )
-
-
-@pytest.mark.parametrize("rank", range(4))
-def test_who_waits_alone_for_all_others_that_wait_for_it_is_named(rank: int) -> None:
-    # In a step of mp 2 x dp 2, one rank goes on to the end.
-    axes = RankAxes((("dp", 2), ("mp", 2)))
-    end = Call(CollectiveChannel((0, 1, 2, 3)), "all_reduce")
-    scripts = {
-        number: [
-            Call(CollectiveChannel((number // 2 * 2, number // 2 * 2 + 1)), "broadcast"),
-            Call(CollectiveChannel((number % 2, number % 2 + 2)), "all_reduce"),
-        ]
-        * 2
-        + [end]
-        for number in range(4)
-    }
-    del scripts[rank][2:4]
-    (finding,) = flight.verdict(play(scripts), JobRanks(4, axes))
-    assert (finding.kind, finding.ranks) == (DESYNC, (rank,))
-    assert f"mp {rank % 2}) waits in all_reduce 1 of all ranks in train.py:7" in finding.text
-    assert "; all others there wait for it, rank" in finding.text
-
-
-def test_who_leaves_out_a_barrier_outside_of_its_group_is_named() -> None:
-    whole = CollectiveChannel((0, 1, 2))
-    barrier = Call(whole._replace(operation="gloo_barrier"), "gloo_barrier", 0)
-    scripts = {rank: [barrier, Call(whole, "all_reduce")] for rank in (0, 2)}
-    scripts[1] = [Call(whole, "all_reduce")]
-    (finding,) = flight.verdict(play(scripts), JobRanks(3))
-    assert (finding.kind, finding.ranks) == (DESYNC, (1,))
-    assert finding.text.endswith(
-        "all others there wait for it, ranks 0, 2 in gloo_barrier 1 of all ranks in train.py:7"
-    )
-
-
 def test_in_a_circle_each_rank_stands_in_the_call_that_holds_up_its_later_ones() -> None:
     whole = CollectiveChannel((0, 1), 2)
     # The first stage sends one micro-batch less than the last one receives.
@@ -508,63 +417,6 @@ def test_two_groups_of_the_same_ranks_have_two_names() -> None:
     (finding,) = flight.verdict(play(scripts), JobRanks(4, axes))
     for where in ("mp [0-1] in", "mp [0-1] (their group 2) in"):
         assert f"in all_reduce 1 of {where} train.py:7" in finding.text
-
-
-def test_in_a_circle_an_order_that_comes_again_has_not_been_left() -> None:
-    world = Call(CollectiveChannel((0, 1, 2, 3)), "all_reduce")
-    pair = Call(CollectiveChannel((0, 1)), "all_reduce")
-    scripts = {}
-    for rank in range(4):
-        chain = [p2p("recv", rank - 1, rank, 4)] if rank else []
-        chain += [p2p("send", rank, rank + 1, 4)] if rank < 3 else []
-        step = [*chain, world, *chain, *([pair] if rank < 2 else [])]
-        scripts[rank] = [world, *step * 5]
-    # It receives once more in its third step.
-    scripts[3][9:9] = [p2p("recv", 2, 3, 4)]
-    (finding,) = flight.verdict(play(scripts), JobRanks(4))
-    assert finding.ranks == (2, 3), finding
-
-
-@pytest.mark.parametrize("warm_ups", [0, 1, 3])
-@pytest.mark.parametrize("set_up", [["new_group"], ["broadcast"], []])
-@pytest.mark.parametrize("step", [1, 2, 3])
-def test_who_repeats_a_loop_for_the_first_time_has_not_left_its_order(
-    warm_ups: int, set_up: list[str], step: int
-) -> None:
-    # All calls are made by one line, that of a function of the script.
-    world, pair = CollectiveChannel((0, 1, 2)), CollectiveChannel((0, 1))
-    both = Call(world, "all_reduce")
-    begin = [both] * warm_ups
-    for operation in set_up:
-        made = CollectiveChannel((0, 1), 1, "new_group") if operation == "new_group" else world
-        begin += [Call(made, operation)]
-    scripts = {
-        0: [*begin, *[Call(pair, "all_reduce"), both] * 5],
-        1: [*begin, *[Call(pair, "all_reduce"), both] * 5],
-        2: [*(call for call in begin if call.channel == world), *[both] * 5],
-    }
-    del scripts[1][len(begin) + 2 * step]
-    (finding,) = flight.verdict(play(scripts), JobRanks(3))
-    assert finding.kind == CYCLE
-    assert finding.ranks in {(0, 1), (1,)}
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_of_stages_whose_sends_block_in_one_forward_one_backward_none_is_blamed_alone(
-    ranks: int,
-) -> None:
-    scripts: dict[int, list[Call]] = {}
-    for rank in range(ranks):
-        forward = [p2p("recv", rank - 1, rank, ranks)] if rank else []
-        forward += [p2p("send", rank, rank + 1, ranks)] if rank < ranks - 1 else []
-        backward = [p2p("recv", rank + 1, rank, ranks)] if rank < ranks - 1 else []
-        backward += [p2p("send", rank, rank - 1, ranks)] if rank else []
-        warm_ups = ranks - 1 - rank
-        scripts[rank] = [*forward * warm_ups, *(forward + backward) * 4, *backward * warm_ups]
-    (finding,) = flight.verdict(play(scripts), JobRanks(ranks))
-    assert finding.kind == CYCLE
-    # Each has just begun with what comes next.
-    assert finding.ranks == (ranks - 2, ranks - 1)
 
 
 def test_the_verdict_reads_as_people_would_say_it() -> None:
@@ -739,86 +591,6 @@ def test_who_is_right_in_a_tie_is_left_to_ranks_that_come() -> None:
     assert [finding.ranks for finding in flight.desyncs(three, job, is_early=True)] == [(3,)]
 
 
-@pytest.mark.parametrize("rank", range(6))
-def test_of_two_calls_that_differ_the_one_of_the_rank_that_is_left_behind_is_not_wrong(
-    rank: int,
-) -> None:
-    # Its peer has left out a call, so that it waits for the peer, and others wait for it.
-    def step(own: int) -> list[Call]:
-        mp = CollectiveChannel((own // 2 * 2, own // 2 * 2 + 1))
-        dp = CollectiveChannel((own % 2, own % 2 + 2, own % 2 + 4))
-        world = CollectiveChannel(tuple(range(6)))
-        sums = [Call(mp, "all_reduce", 8), Call(mp, "all_reduce", 4)]
-        return [*sums, Call(dp, "all_gather"), Call(world, "all_reduce")]
-
-    scripts = {own: step(own) * 4 for own in range(6)}
-    del scripts[rank][8]
-    findings = flight.verdict(play(scripts), JobRanks(6))
-    peers = (rank // 2 * 2, rank // 2 * 2 + 1)
-    assert [finding.ranks for finding in findings] == [peers], findings
-
-
-def test_of_two_calls_that_differ_the_one_of_the_slower_rank_is_not_wrong_for_that() -> None:
-    pair, whole = CollectiveChannel((0, 1)), CollectiveChannel((0, 1, 2))
-    calls = {
-        0: [Call(pair, "all_reduce")],
-        # It has left out a call, and waits with the third rank for the one that has made it.
-        1: [Call(pair, "broadcast"), Call(whole, "barrier")],
-        2: [Call(whole, "barrier")],
-    }
-    records = {
-        rank: FlightRecord(
-            *(rank, 100, 0),
-            tuple(
-                Collective(call.channel, 1, call.operation, 5.0 + at, site=SITE)
-                for at, call in enumerate(script)
-            ),
-            {call.channel: 1 for call in script},
-        )
-        for rank, script in calls.items()
-    }
-    (finding,) = flight.verdict(records, JobRanks(3))
-    assert (finding.kind, finding.ranks) == (DESYNC, (0, 1))
-    assert "never entered" not in finding.text
-
-
-def test_on_devices_a_rank_that_leaves_out_what_all_others_call_is_named() -> None:
-    whole, again = CollectiveChannel((0, 1, 2)), CollectiveChannel((0, 1, 2), 2)
-    scripts = {
-        rank: [*([Call(again, "reduce")] if rank != 1 else []), Call(whole, "barrier")]
-        for rank in range(3)
-    }
-    records = {}
-    for rank, script in scripts.items():
-        # All are issued at once.
-        issued = tuple(
-            Collective(call.channel, 1, call.operation, 5.0 + at, state=ASYNCHRONOUS)
-            for at, call in enumerate(script)
-        )
-        last = {call.channel: 1 for call in script}
-        records[rank] = FlightRecord(rank, 100, 0, issued, last, settled_at=99.0)
-    (finding,) = flight.verdict(records, JobRanks(3))
-    assert (finding.kind, finding.ranks) == (DESYNC, (1,))
-    assert finding.text.startswith("rank 1 waits in barrier 1 of all ranks since ")
-    assert finding.text.endswith(" ranks 0, 2 in reduce 1 of all ranks (their group 2)")
-
-
-def test_a_call_between_backwards_that_one_rank_makes_alone_is_told() -> None:
-    whole, backward = CollectiveChannel((0, 1, 2)), CollectiveChannel((0, 1, 2))
-    step, metric = Call(backward, "backward"), Call(whole, "all_reduce", 1)
-    records = play({0: [metric, step, metric], 1: [metric, step, step], 2: [metric, step, step]})
-    (finding,) = flight.desyncs(records, JobRanks(3), is_early=True)
-    assert (finding.kind, finding.ranks) == (DESYNC, (0,))
-    assert finding.text == (
-        "rank 0 called all_reduce of float32 [1] in train.py:7 where ranks 1-2 called backward of "
-        "float32 [4] in train.py:7: collective 3 of all ranks"
-    )
-    # Whatever is no longer in the ring.
-    for rank, record in records.items():
-        records[rank] = record._replace(collectives=record.collectives[-1:])
-    assert flight.desyncs(records, JobRanks(3)) == (finding,)
-
-
 def test_of_ranks_that_have_ended_before_a_collective_that_is_told() -> None:
     whole = CollectiveChannel((0, 1, 2))
     step, end = Call(whole, "all_reduce"), Call(whole, "barrier")
@@ -831,49 +603,6 @@ def test_of_ranks_that_have_ended_before_a_collective_that_is_told() -> None:
     for rank, finding in enumerate(findings, 1):
         assert finding.text.startswith(f"rank {rank} never entered barrier 2 of all ranks; rank 0 ")
         assert finding.text.endswith(f"; rank {rank} has ended")
-
-
-@pytest.mark.parametrize("operation", ["new_group", ""])
-def test_of_ranks_in_two_calls_that_need_all_of_them_the_fewer_are_wrong(operation: str) -> None:
-    whole = CollectiveChannel((0, 1, 2))
-    other = CollectiveChannel((0, 1, 2), 1 if operation else 2, operation)
-    step = Call(whole, "all_reduce")
-    right = [step, step, Call(other, operation or "all_reduce"), step]
-    (finding,) = flight.verdict(play({0: right, 1: [step] * 3, 2: right}), JobRanks(3))
-    assert (finding.kind, finding.ranks) == (DESYNC, (1,))
-    where = f"{operation or 'all_reduce'} 1 of all ranks{'' if operation else ' (their group 2)'}"
-    assert finding.text.startswith("rank 1 waits in all_reduce 3 of all ranks in train.py:7 since ")
-    assert finding.text.endswith(f"wait for it, ranks 0, 2 in {where} in train.py:7")
-
-
-def test_in_a_circle_a_call_that_is_new_leaves_no_order() -> None:
-    whole = CollectiveChannel((0, 1, 2))
-    step, pair = Call(whole, "all_reduce"), Call(CollectiveChannel((0, 1)), "all_reduce")
-    before = [step] * 3
-    # Which of the two comes first is known to nobody.
-    scripts = {0: [*before, step, pair], 1: [*before, pair, step], 2: [*before, step]}
-    (finding,) = flight.verdict(play(scripts), JobRanks(3))
-    assert (finding.kind, finding.ranks) == (CYCLE, (0, 1))
-
-
-def test_groups_made_in_another_order_are_another_call_of_each_rank() -> None:
-    def made(number: int, *ranks: int) -> Call:
-        return Call(CollectiveChannel(ranks, number, "new_group"), "new_group")
-
-    scripts = {0: [made(1, 0, 1)], 1: [made(2, 1, 2), made(3, 0, 1)], 2: [made(2, 1, 2)]}
-    (finding,) = flight.verdict(play(scripts), JobRanks(3))
-    assert (finding.kind, finding.ranks) == (CYCLE, (0, 1))
-    assert "rank 0 in new_group 1 of ranks 0-1 in train.py:7; rank 1 in new_group 3 of " in (
-        finding.text
-    )
-    # One that made a group of its own before.
-    scripts = {0: [made(1, 0, 1, 2)], 1: [made(2, 0, 1, 2)], 2: [made(1, 0, 1, 2)]}
-    (finding,) = flight.verdict(play(scripts), JobRanks(3))
-    assert (finding.kind, finding.ranks) == (DESYNC, (1,))
-    assert finding.text.startswith("rank 1 waits in new_group 2 of all ranks in train.py:7 since ")
-    assert finding.text.endswith(
-        "wait for it, ranks 0, 2 in new_group 1 of all ranks in train.py:7"
-    )
 
 
 @pytest.mark.parametrize("operation", ["reduce_scatter", "scatter", "gather", "reduce (max)"])
@@ -941,18 +670,6 @@ def test_the_rank_that_skips_a_call_on_a_device_is_named_in_a_hybrid_job(
         assert rank in finding.ranks
     else:
         assert finding.ranks == (both if finding.kind == DESYNC else (rank,)), findings
-
-
-def test_who_issues_a_collective_after_one_that_it_has_alone_is_named() -> None:
-    whole = CollectiveChannel((0, 1, 2, 3), 4)
-    gradient, parameter = Call(whole._replace(number=5), "reduce"), Call(whole, "broadcast")
-    # It goes on to the next step without an update.
-    steps = {rank: [[gradient, parameter]] * 4 for rank in range(4)}
-    steps[3] = [[gradient, parameter], [gradient], [gradient, parameter]]
-    (finding,) = flight.verdict(issued_ahead(steps), JobRanks(4))
-    assert (finding.kind, finding.ranks) == (DESYNC, (3,))
-    assert "rank 3 waits in reduce 3 of all ranks (their group 5)" in finding.text
-    assert "all others there wait for it, ranks 0-2 in broadcast 2 of all ranks" in finding.text
 
 
 def test_without_a_fault_no_rank_of_a_hybrid_job_on_devices_waits() -> None:

@@ -180,7 +180,7 @@ sys.addaudithook(look)
 """
 
 
-@pytest.mark.parametrize("file", ["cli/app.py", "cli/request.py", "job.py"])
+@pytest.mark.parametrize("file", ["cli/app.py", "cli/request.py", "run/job.py"])
 def test_ctrl_c_while_the_launcher_itself_is_loaded_is_no_traceback(
     tmp_path: Path, file: str
 ) -> None:

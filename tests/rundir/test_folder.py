@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
-import stat
 from typing import TYPE_CHECKING
 
 import pytest
 
-from fleetrun.rundir.folder import SHARED, Folder, append_whole
+from fleetrun.rundir.folder import Folder, append_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,22 +44,6 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, ignored)
     assert (tmp_path / "a").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
-    folder.close()
-
-
-def test_only_what_is_shared_can_be_read_by_others(tmp_path: Path) -> None:
-    folder = Folder(str(tmp_path))
-    before = os.umask(0o022)
-    try:
-        folder.write("mine", "")
-        folder.write("ours", "", SHARED)
-        folder.add("added", "a")
-        folder.add("added", "b")
-    finally:
-        os.umask(before)
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
-    assert modes == {"mine": 0o600, "ours": 0o644, "added": 0o600}
-    assert (tmp_path / "added").read_text() == "ab"
     folder.close()
 
 

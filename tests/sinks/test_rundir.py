@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import stat
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ from fleetrun.rundir import names
 from fleetrun.sinks.rundir import RunDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from fleetrun.model import LaunchPlan
 
@@ -112,15 +111,6 @@ def test_what_paddle_left_there_is_kept(tmp_path: Path) -> None:
     assert (log / "workerlog.0.old").read_text() == "first"
     assert (log / "workerlog.0.old.2").read_text() == "second"
     assert (log / "workerlog.0").is_symlink()
-
-
-def test_a_folder_of_that_name_is_left_alone_and_mentioned(tmp_path: Path) -> None:
-    (tmp_path / "log" / "workerlog.0" / "mine").mkdir(parents=True)
-    remarks: list[str] = []
-    begin(plan(tmp_path, "1"), log=remarks.append).close()
-    assert (tmp_path / "log" / "workerlog.0" / "mine").is_dir()
-    assert len(remarks) == 1
-    assert "workerlog.0 could not be linked to" in remarks[0]
 
 
 def test_old_launches_go_but_only_launches(tmp_path: Path) -> None:
@@ -251,31 +241,6 @@ def test_what_is_told_of_a_launch_is_its_owners_and_the_rest_follows_the_umask(
         assert stat.S_IMODE((run_dir / "endpoints.log").stat().st_mode) == log
 
 
-def test_nothing_is_removed_through_a_link(tmp_path: Path) -> None:
-    for run in "12":
-        launch(plan(tmp_path, run))
-    moved = tmp_path / "large-disk"
-    (tmp_path / "log/runs/1").rename(moved)
-    (moved / "checkpoint").write_text("weeks")
-    (tmp_path / "log/runs/1").symlink_to(moved)
-    launch(plan(tmp_path, "3"), overwrite=True)
-    assert (moved / "checkpoint").read_text() == "weeks"
-    assert (tmp_path / "log/runs/1").is_symlink()
-    assert runs(tmp_path) == ["1", "3"]
-
-
-def test_links_in_an_earlier_launch_go_and_what_they_lead_to_stays(tmp_path: Path) -> None:
-    launch(plan(tmp_path, "1"))
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    (kept / "checkpoint").write_text("weeks")
-    (tmp_path / "log/runs/1/folder").symlink_to(kept)
-    (tmp_path / "log/runs/1/file").symlink_to(kept / "checkpoint")
-    launch(plan(tmp_path, "2"), overwrite=True)
-    assert runs(tmp_path) == ["2"]
-    assert (kept / "checkpoint").read_text() == "weeks"
-
-
 def test_copies_and_folders_with_a_file_called_lock_stay(tmp_path: Path) -> None:
     launch(plan(tmp_path, "1"))
     where = tmp_path / "log/runs"
@@ -288,15 +253,6 @@ def test_copies_and_folders_with_a_file_called_lock_stay(tmp_path: Path) -> None
     os.mkfifo(where / "0-pipe/lock")
     launch(plan(tmp_path, "2"), overwrite=True)
     assert runs(tmp_path) == ["0-best", "0-link", "0-mine", "0-pipe", "2"]
-
-
-def test_what_is_no_launch_does_not_count(tmp_path: Path) -> None:
-    for run in "12":
-        launch(plan(tmp_path, run))
-    for name in "789":
-        (tmp_path / "log/runs" / name).mkdir()
-    launch(plan(tmp_path, "3"), keep=3)
-    assert runs(tmp_path) == ["1", "2", "3", "7", "8", "9"]
 
 
 def test_a_log_folder_may_be_a_link_of_ones_own(tmp_path: Path) -> None:
@@ -320,73 +276,3 @@ def test_what_somebody_puts_in_the_way_of_a_file_is_not_written_through(tmp_path
     rundir.close()
     assert victim.read_text() == "mine"
     assert not (run_dir / "plan.json").is_symlink()
-
-
-def test_the_folder_that_was_made_is_written_to_whatever_takes_its_place(tmp_path: Path) -> None:
-    made = plan(tmp_path, "1")
-    rundir = RunDirectory(plans.job(made))
-    rundir.prepare()
-    victim = tmp_path / "victim"
-    victim.mkdir()
-    (tmp_path / "log/runs/1").rename(tmp_path / "aside")
-    (tmp_path / "log/runs/1").symlink_to(victim)
-    rundir.open(Timers())
-    rundir.close()
-    assert list(victim.iterdir()) == []
-    assert (tmp_path / "aside/plan.json").exists()
-
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
-
-
-def as_user(uid: int, work: Callable[[], object]) -> str:
-    """Do WORK as the user UID in a child; return the message of its refusal, if any."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(reader)
-        os.setgroups([])
-        os.setgid(uid)
-        os.setuid(uid)
-        try:
-            work()
-        except BaseException as error:  # the parent looks at it
-            os.write(writer, str(error).encode())
-        os._exit(0)
-    os.close(writer)
-    with open(reader) as pipe:  # it is a descriptor
-        output = pipe.read()
-    os.waitpid(child, 0)
-    return output
-
-
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    """Make a folder that everybody may write to, as pytest's own is private."""
-    above = Path(tempfile.mkdtemp())
-    above.chmod(0o755)
-    made = above / "shared"
-    made.mkdir()
-    made.chmod(0o777)
-    yield made
-    shutil.rmtree(above)
-
-
-MALLORY, VICTIM = 61001, 61002
-
-
-@needs_root
-def test_a_launch_in_a_folder_of_all_leaves_what_others_have_put_there(shared: Path) -> None:
-    assert not as_user(VICTIM, lambda: launch(plan(shared, "1")))
-    (shared / "log").chmod(0o777)
-    (shared / "log/runs").chmod(0o777)
-
-    def put() -> None:
-        fake = shared / "log/runs/0-fake"
-        fake.mkdir()
-        (fake / "lock").write_text("fleetrun 1 0-fake\n")
-        (shared / "log/runs/0-link").symlink_to(shared / "log/runs/1")
-
-    assert not as_user(MALLORY, put)
-    assert not as_user(VICTIM, lambda: launch(plan(shared, "2"), overwrite=True))
-    assert runs(shared) == ["0-fake", "0-link", "2"]

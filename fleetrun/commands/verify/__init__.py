@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
 import click
 
@@ -12,7 +11,7 @@ from fleetrun.cli import parser
 from fleetrun.cli.options import find
 from fleetrun.commands import trials
 from fleetrun.commands.verify import training_runs, verification
-from fleetrun.commands.verify.training_runs import VerifyRun, VerifySpec
+from fleetrun.commands.verify.training_runs import Kind, VerifyRun, VerifySpec
 from fleetrun.errors import UsageError
 from fleetrun.host import probe
 from fleetrun.printing import say
@@ -25,39 +24,60 @@ _MERGE = "gradient_merge"
 _UNEQUAL = 5
 
 
-def _verify(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as `make` has them
+def _verify(launch: parser.Launch, *, updates: int, repeats: int, timeout: float, out: str) -> int:
     """Return 0 if the strategy trains as plain Paddle does, 5 if not, 1 where a run fails."""
     probe.current_folder()
-    spec = make(launch, dict(os.environ), **own)
+    spec = _spec(launch)._replace(updates=updates, repeats=repeats, timeout_s=timeout, out=out)
     with trials.held_folder(spec.out):
         say(
-            f"fleetrun verify: {spec.updates} updates as plain Paddle and with {spec.name}, in "
-            f"turns; everything is kept in {spec.out}"
+            f"fleetrun verify: {updates} updates as plain Paddle and with {spec.name}; everything "
+            f"is kept in {out}"
         )
-        done = training_runs.run_all(spec, training_runs.run, say, _is_settled)
+        done = _train_all(spec)
         outcome = verification.judge(done)
-        trials.write(spec.out, {"verify.json": verification.document(spec, outcome, done)})
+        document = verification.document(spec, outcome, done)
+        Path(out, "verify.json").write_text(document, encoding="utf-8")
     say(verification.text(spec, outcome))
     return 1 if outcome.fault else 0 if outcome.is_equal else _UNEQUAL
 
 
-def _is_settled(done: Sequence[VerifyRun]) -> bool:
-    """Whether more runs can change what DONE have shown."""
-    outcome = verification.judge(done)
-    return bool(not outcome.parted or outcome.noisy)
+def _train_all(spec: VerifySpec) -> list[VerifyRun]:
+    """Run the trainings of SPEC in turns.
+
+    Where they differ, plain Paddle runs again, which shows its noise; and if it is equal to itself,
+    once more with gradients moved by rounding, as sums in another order are not a mistake.
+    """
+    done: list[VerifyRun] = []
+    strategy, plain = Kind(spec.name, has_strategy=True), Kind("plain Paddle")
+    moved = Kind("plain Paddle, gradients moved by rounding", moves=True)
+
+    def train(kind: Kind) -> None:
+        number = sum(run.kind == kind for run in done) + 1
+        word = "moved" if kind.moves else "strategy" if kind.has_strategy else "plain"
+        run = training_runs.run(spec, kind, f"{word}-{number}")
+        done.append(run)
+        speed = f"{run.speeds[0]:.4g} updates/s" if run.speeds else "too short to time"
+        say(f"  {kind.name} {number}: {run.fault or speed}")
+
+    for kind in [plain, strategy] * spec.repeats:
+        train(kind)
+        if done[-1].fault:
+            return done
+    # Where verify runs on each host, ranks may differ on another one, which waits for us.
+    is_spread = any(run.ranks > len({key.rank for key in run.values}) for run in done)
+    for kind in (plain, moved):
+        outcome = verification.judge(done)
+        if not is_spread and (outcome.noisy or not outcome.diverging):
+            break
+        if kind is moved or spec.repeats == 1:
+            train(kind)
+    return done
 
 
-def make(
-    launch: parser.Launch,
-    environ: dict[str, str],
-    *,
-    updates: int,
-    repeats: int,
-    timeout: float,
-    out: str,
-) -> VerifySpec:
-    """Return the request of LAUNCH and verify's options; UsageError if it cannot be verified."""
+def _spec(launch: parser.Launch) -> VerifySpec:
+    """Return the request of LAUNCH; UsageError if it cannot be verified."""
     trials.refuse_taken(launch, "verify")
+    environ = dict(os.environ)
     script = launch.script
     if not script:
         raise UsageError(
@@ -82,31 +102,22 @@ def make(
             f"plain Paddle has nothing to compare with {_MERGE}: each of its updates is of one "
             f"step. Verify the other fields with --set {_MERGE}=false."
         )
+    sets = " ".join(f"--set {given.raw}" for given in launch.options if given.name == "set")
     return VerifySpec(
-        updates=updates,
-        repeats=repeats,
-        timeout_s=timeout,
-        out=out,
         plain=plain,
         strategy=words,
         script=script[1:] if is_exec else script,
         is_exec=is_exec,
-        name=", ".join(name if name != load.SET else _sets(launch) for name in strategy.sources),
+        name=", ".join(sets if name == load.SET else name for name in strategy.sources),
         fields=tuple(knob.name for knob in strategy.knobs if knob.value is not False),
         is_by_ssh=bool(request.hosts or request.hostfile),
     )
 
 
-def _sets(launch: parser.Launch) -> str:
-    """Return the fields that LAUNCH sets one by one, as typed."""
-    sets = [setting for setting in launch.options if setting.name == "set"]
-    return " ".join(f"--set {setting.raw}" for setting in sets)
-
-
 command = parser.LaunchCommand(
     "verify",
-    help="Train some updates as plain Paddle and as many with the strategy, in turns, and compare "
-    "the weights and losses of all ranks, the speed and the memory. The script is launched as it "
+    help="Train some updates as plain Paddle and as many with the strategy, and compare the "
+    "weights of all ranks, the speed and the memory. The script is launched as it "
     "is; of `exec COMMAND`, the trainings that COMMAND launches are. Exit code 0: equal, within "
     "the noise of two plain runs; 5: not equal; 1: a run failed.",
     options_metavar="--strategy NAME|FILE [OPTIONS] [LAUNCH OPTIONS] SCRIPT|exec COMMAND "
@@ -121,7 +132,13 @@ command = parser.LaunchCommand(
             default="20",
             minimum=4,
         ),
-        parser.option("repeats", "int", "Runs of each kind, in turns.", default="2", minimum=2),
+        parser.option(
+            "repeats",
+            "int",
+            "Runs of each kind, in turns; from two on, their speeds are compared.",
+            default="1",
+            minimum=1,
+        ),
         trials.TIMEOUT,
         parser.option(
             "out",

@@ -1,0 +1,425 @@
+"""`fleetrun tune`: measures values of a strategy's fields in turns, and ranks them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import click
+import yaml
+
+from fleetrun.cli import argv, parser
+from fleetrun.cli.options import FieldValues, find
+from fleetrun.commands import tables, trials
+from fleetrun.errors import UsageError
+from fleetrun.host import probe
+from fleetrun.model import Knob
+from fleetrun.printing import put, say, tell
+from fleetrun.rundir import arguments, names
+from fleetrun.rundir.strategyfiles import NO_DIFFERENCE
+from fleetrun.rundir.variables import STOP_AFTER
+from fleetrun.strategy import fields, load
+from fleetrun.text import counted
+
+BEST, RESULTS = "best.yaml", "tune.json"
+# Losses differ if they are further apart than this share of them (sums in another order round
+# differently), and than this multiple of what runs of one candidate differ by.
+_SAME_LOSS, _NOISE = 1e-3, 3.0
+
+
+class Candidate(NamedTuple):
+    """One combination: the varied fields and their values, as text."""
+
+    values: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        """As it would be typed."""
+        return " ".join(f"{key}={value}" for key, value in self.values)
+
+
+class Trial(NamedTuple):
+    """One run of a candidate; `fault` says why it does not count."""
+
+    # Backward passes a second, of the whole run and of its halves: an update of merged gradients
+    # is worth several.
+    steps_per_s: tuple[float, ...] = ()
+    loss: float | None = None
+    peak_bytes: int = 0
+    fault: str = ""
+    # Varied fields that change nothing, each with a sentence about it.
+    idle: Mapping[str, str] = {}
+    folder: str = ""
+
+
+class Result(NamedTuple):
+    """All runs of a candidate."""
+
+    candidate: Candidate
+    trials: tuple[Trial, ...]
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def fault(self) -> str:
+        """Why it does not work; empty if it does."""
+        return next((trial.fault for trial in self.trials if trial.fault), "")
+
+    @property
+    def speed(self) -> float:
+        """The median of its runs in steps a second."""
+        return 0.0 if self.fault else median(trial.steps_per_s[0] for trial in self.trials)
+
+    @property
+    def speeds(self) -> list[float]:
+        """The speeds of its runs and of the halves of each: the range within which it varies."""
+        return [speed for trial in self.trials for speed in trial.steps_per_s]
+
+    def is_alike(self, other: Result) -> bool:
+        """Whether no difference to OTHER was measured, or none is possible."""
+        differing = dict(set(self.candidate.values) ^ set(other.candidate.values)).keys()
+        is_equal = all(differing <= trial.idle.keys() for trial in (*self.trials, *other.trials))
+        return is_equal or trials.overlap(self.speeds, other.speeds)
+
+
+# -- candidates ------------------------------------------------------------------------------------
+
+
+def grid(varied: Iterable[str]) -> tuple[Candidate, ...]:
+    """Return every combination of the values in texts such as `a=1,2`.
+
+    >>> [str(candidate) for candidate in grid(["a=1,2", "b=x,y"])]
+    ['a=1 b=x', 'a=1 b=y', 'a=2 b=x', 'a=2 b=y']
+    """
+    axes: dict[str, list[tuple[str, str]]] = {}
+    for text in varied:
+        key, equals, listed = text.partition("=")
+        key = key.strip()
+        values = list(dict.fromkeys(part.strip() for part in listed.split(",")))
+        if not key or not equals or not all(values):
+            raise UsageError(
+                f"--vary={text}: give a field and its values, as in nccl_comm_num=1,2."
+            )
+        if key in axes:
+            raise UsageError(f"--vary={text}: {key} is varied twice.")
+        axes[key] = [(key, value) for value in values]
+    if not axes:
+        raise UsageError(
+            "nothing to tune: give at least one --vary, as in --vary nccl_comm_num=1,2."
+        )
+    return tuple(Candidate(values) for values in itertools.product(*axes.values()))
+
+
+def settled(
+    candidates: Iterable[Candidate], launch: Sequence[str], variables: Mapping[str, str]
+) -> list[Candidate]:
+    """Return CANDIDATES with full names after trying every value on its field; nothing runs yet.
+
+    LAUNCH and VARIABLES may request a strategy, whose switches say which part a name means.
+    """
+    given = argv.scan(launch).given
+    strategies = [item for item in given if item.name == "strategy"]
+    strategies = strategies or list(find("strategy").of_environment(variables, ()))
+    sets = [item for item in given if item.name == "set"]
+    base: tuple[Knob, ...] = load.requested(load.names(strategies), sets, {}).strategy.knobs
+    switches = {knob.name for knob in base if knob.value is True}
+    full = [
+        Candidate(tuple((_full(key, switches), value) for key, value in candidate.values))
+        for candidate in candidates
+    ]
+    for key, value in (pair for candidate in full for pair in candidate.values):
+        load.parse_set(f"{key}={value}")
+    return full
+
+
+def _full(key: str, switches: set[str]) -> str:
+    """Return the full name of the part KEY of an enabled feature; KEY itself if not unique.
+
+    >>> _full("k_steps", {"gradient_merge"}), _full("nccl_comm_num", set())
+    ('gradient_merge_configs.k_steps', 'nccl_comm_num')
+    """
+    matches = [
+        f"{field.name}.{key}"
+        for field in fields.TABLE
+        if field.name.removesuffix("_configs") in switches
+        for part in field.keys
+        if part.name == key
+    ]
+    is_part = key not in fields.by_name(fields.STRATEGY) and len(matches) == 1
+    return matches[0] if is_part else key
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+
+def _train(candidate: Candidate, launch: parser.Launch, folder: Path, own: Any) -> Trial:  # noqa: ANN401 - click's
+    """Launch CANDIDATE in FOLDER, and return what it has shown."""
+    words = [f"{setting.typed}={setting.raw}" for setting in launch.options]
+    words += [f"--set={key}={value}" for key, value in candidate.values]
+    environ = {STOP_AFTER: str(own["steps"])}
+    code = trials.launch(words, launch.script, environ, folder, own["timeout"])
+    shown = trials.outcome(code, folder, folder / "log" / names.LATEST, own["timeout"])
+    speeds = shown.speeds(own["warmup"])
+    if shown.fault or not speeds:
+        return Trial(fault=shown.fault or trials.too_short(shown.at), folder=str(folder))
+    idle = {}
+    for key, _ in candidate.values:
+        verdict = shown.idle(key)
+        if verdict is not None:
+            is_moot = verdict.status == NO_DIFFERENCE
+            how = "makes no difference" if is_moot else f"is not in effect: {verdict.status}"
+            idle[key] = f"{key} {how}" + (f" ({verdict.why})" if verdict.why else "")
+    return Trial(
+        tuple(speed * shown.micro_steps for speed in speeds),
+        # After as many updates as the other candidates.
+        loss=shown.losses.get(0, {}).get(max(shown.at)),
+        peak_bytes=shown.peak_bytes or 0,
+        idle=idle,
+        folder=str(folder),
+    )
+
+
+def ranked(done: Mapping[Candidate, Sequence[Trial]]) -> list[Result]:
+    """Return the results of the trials DONE with remarks, the fastest first, failed ones last."""
+    results = []
+    for candidate, several in done.items():
+        idle = dict.fromkeys(text for trial in several for text in trial.idle.values())
+        strange = _strange_loss(candidate, done)
+        remarks = (*idle, *([strange] if strange else []))
+        results.append(Result(candidate, tuple(several), remarks))
+    return sorted(results, key=lambda result: (bool(result.fault), -result.speed))
+
+
+def _strange_loss(candidate: Candidate, done: Mapping[Candidate, Sequence[Trial]]) -> str:
+    """Return what is strange about the loss of CANDIDATE beside those that compute the same."""
+
+    def losses(other: Candidate) -> list[float]:
+        return [trial.loss for trial in done[other] if trial.loss is not None]
+
+    def meaning(other: Candidate) -> list[tuple[str, str]]:
+        return [pair for pair in other.values if pair[0].startswith(trials.CHANGES_RESULTS)]
+
+    own = losses(candidate)
+    if not own:
+        return ""
+    loss = median(own)
+    if not math.isfinite(loss):
+        return f"its loss is {loss:g}"
+    others = [
+        other
+        for other in done
+        if other != candidate
+        and meaning(other) == meaning(candidate)
+        and losses(other)
+        and math.isfinite(median(losses(other)))
+    ]
+    noise = max(max(losses(o)) - min(losses(o)) for o in (candidate, *others))
+    limit = max(_SAME_LOSS * abs(loss), _NOISE * noise)
+    differing = [o for o in others if not abs(median(losses(o)) - loss) <= limit]
+    # Of two that differ none is known to be right; of more, what most have is.
+    if len(differing) <= len(others) / 2:
+        return ""
+    listed = ", ".join(f"{median(losses(other)):.6g}" for other in others)
+    return f"its loss is {loss:.6g}, of the others {listed}: they do not compute the same"
+
+
+def leaders(results: Sequence[Result]) -> list[Result]:
+    """Return the first result that works, and those that no measurement tells from it."""
+    working = [result for result in results if not result.fault]
+    return [result for result in working if result.is_alike(working[0])]
+
+
+# -- what is shown and written ---------------------------------------------------------------------
+
+
+def table(results: Sequence[Result], width: int = 0) -> str:
+    """Return the ranking, within WIDTH columns if not 0; draws have the first place."""
+    rows: list[tuple[str, ...]] = []
+    first = leaders(results)
+    for place, result in enumerate(results, 1):
+        if result.fault:
+            rows.append(("-", "failed", "", "", f"{result.candidate}: {result.fault}"))
+            continue
+        between = f"{min(result.speeds):.2f}-{max(result.speeds):.2f}"
+        peak = max(trial.peak_bytes for trial in result.trials)
+        row = (
+            "1" if result in first else str(place),
+            f"{result.speed:.2f}",
+            between,
+            f"{peak / 2**20:.0f} MiB" if peak else "",
+            str(result.candidate),
+        )
+        rows += [row, *(("", "", "", "", f"  {remark}") for remark in result.remarks)]
+    heads = ("", "steps/s", "between", "peak", "candidate")
+    return tables.layout(rows, heads=heads, numbers=4, width=width)
+
+
+def conclusion(out: str, results: Sequence[Result]) -> str:
+    """Return which candidate is the fastest, if that was measured."""
+    first = leaders(results)
+    if not first:
+        return "No candidate works, so there is nothing to choose."
+    if len(first) == 1:
+        remarks = "".join(f"\nOf the first: {remark}." for remark in first[0].remarks)
+        return (
+            f"Fastest: {first[0].candidate}. Add --strategy={out}/{BEST} to your launch.{remarks}"
+        )
+    listed = "; ".join(str(result.candidate) for result in first)
+    return (
+        f"No difference measured: {listed}. There is no {BEST} of a draw; give more --steps and "
+        "--repeats, or choose by another measure."
+    )
+
+
+def strategy_text(best: Result) -> str:
+    """Return a strategy file that sets the values of BEST.
+
+    >>> values = (("amp_configs.incr_ratio", "4"), ("FLAGS_x", "1"), ("nccl_comm_num", "auto"))
+    >>> print(strategy_text(Result(Candidate(values), (Trial((2.0,)),))), end="")
+    # fleetrun tune: 2.00 steps/s, the median of 1 run.
+    strategy:
+      amp_configs:
+        incr_ratio: 4.0
+      nccl_comm_num: auto
+    flags:
+      FLAGS_x: '1'
+    """
+    content: dict[str, dict[str, Any]] = {}
+    for key, text in best.candidate.values:
+        knob = load.parse_set(f"{key}={text}")
+        configs, dot, part = knob.name.partition(".")
+        home = content.setdefault(knob.section, {})
+        home = home.setdefault(configs, {}) if dot else home
+        home[part or configs] = list(knob.value) if isinstance(knob.value, tuple) else knob.value
+    how = f"{best.speed:.2f} steps/s, the median of {counted(len(best.trials), 'run')}"
+    return f"# fleetrun tune: {how}.\n" + yaml.safe_dump(content, sort_keys=False)
+
+
+def document(launch: parser.Launch, own: Mapping[str, Any], results: Sequence[Result]) -> str:
+    """Return RESULTS of tuning LAUNCH with the options OWN as JSON."""
+    first = leaders(results)
+    words = [f"{setting.typed}={setting.raw}" for setting in launch.options]
+    content = {
+        "schema": 2,
+        "launch": arguments.conceal([*words, *launch.script])[0],
+        **{name: own[name] for name in ("steps", "warmup", "repeats")},
+        "best": dict(first[0].candidate.values) if len(first) == 1 else None,
+        "draw": [dict(result.candidate.values) for result in first] if len(first) > 1 else [],
+        "candidates": [
+            {
+                "values": dict(result.candidate.values),
+                "steps_per_s": result.speed or None,
+                "between": [min(result.speeds), max(result.speeds)] if result.speeds else None,
+                "peak_bytes": max(trial.peak_bytes for trial in result.trials) or None,
+                "fault": result.fault or None,
+                "remarks": list(result.remarks),
+                "trials": [
+                    {
+                        "steps_per_s": trial.steps_per_s[0] if trial.steps_per_s else None,
+                        # A loss may be NaN, which is no JSON.
+                        "loss": None if trial.loss is None else repr(trial.loss),
+                        "folder": trial.folder,
+                    }
+                    for trial in result.trials
+                ],
+            }
+            for result in results
+        ],
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - click's
+    """Return 0, or 1 if no candidate works; UsageError if it cannot be tuned."""
+    trials.refuse_taken(launch, "tune")
+    for setting in launch.options:
+        if setting.name in {"hosts", "hostfile"}:
+            raise UsageError(
+                f"tune takes no {setting.typed}: it measures on this host; start the job on "
+                "several hosts with each strategy, and compare them with `fleetrun report`."
+            )
+    if not launch.script:
+        raise UsageError(
+            "no script to tune: write `fleetrun tune --vary nccl_comm_num=1,2 [options] train.py`."
+        )
+    fewest = own["warmup"] + trials.FEWEST_TIMED
+    if own["steps"] < fewest:
+        raise UsageError(
+            f"--steps={own['steps']} leaves too few updates after --warmup={own['warmup']}: "
+            f"give at least {fewest}."
+        )
+    probe.current_folder()
+    words = [f"{setting.typed}={setting.raw}" for setting in launch.options]
+    candidates = settled(grid(own["vary"]), words, os.environ)
+    log = tell if own["json"] else say
+    done: dict[Candidate, list[Trial]] = {candidate: [] for candidate in candidates}
+    with trials.held_folder(own["out"]):
+        log(f"fleetrun tune: {len(candidates)} candidates; everything is kept in {own['out']}")
+        for repeat in range(own["repeats"]):
+            for place, candidate in enumerate(candidates):
+                if any(trial.fault for trial in done[candidate]):
+                    continue
+                folder = trials.new_folder(own["out"], "trials", f"{place:03}-{repeat}")
+                trial = _train(candidate, launch, folder, own)
+                done[candidate].append(trial)
+                log(f"  {candidate}: {trial.fault or f'{trial.steps_per_s[0]:.2f} steps/s'}")
+        results = ranked(done)
+        first = leaders(results)
+        results_text = document(launch, own, results)
+        Path(own["out"], RESULTS).write_text(results_text, encoding="utf-8")
+        best = Path(own["out"], BEST)
+        # That of an earlier tuning.
+        best.unlink(missing_ok=True)
+        if len(first) == 1:
+            best.write_text(strategy_text(first[0]), encoding="utf-8")
+    log(table(results, tables.width()))
+    log(conclusion(own["out"], results))
+    if own["json"]:
+        put(results_text)
+    return 0 if first else 1
+
+
+command = parser.LaunchCommand(
+    "tune",
+    help="Train a few steps with every combination of the values, in turns, and rank them. The "
+    "script runs unmodified, with the launch options and one --set KEY=VALUE for each --vary.",
+    options_metavar="--vary KEY=A,B,... [--vary ...] [OPTIONS] [LAUNCH OPTIONS] "
+    "SCRIPT [ARGUMENTS]...",
+    callback=click.pass_obj(_tune),
+    params=[
+        parser.option(
+            "vary",
+            FieldValues(),
+            "A field of the strategy and the values to try (repeatable). For a part of a field "
+            "that the strategy enables, its name is enough: k_steps=1,2,4.",
+            metavar="KEY=A,B,...",
+        ),
+        parser.option("steps", "int", "Number of updates of a run.", default="30", minimum=2),
+        parser.option(
+            "warmup",
+            "int",
+            "Number of first updates of each run that are not timed.",
+            default="5",
+            minimum=0,
+        ),
+        parser.option(
+            "repeats", "int", "Runs of each candidate, in turns.", default="2", minimum=1
+        ),
+        trials.TIMEOUT,
+        parser.option(
+            "out",
+            "text",
+            "Output folder: best.yaml, tune.json, trials/.",
+            default="tune",
+            metavar="DIR",
+            path="dir",
+        ),
+        parser.option(
+            "json", "flag", "Print tune.json at the end, and everything else on standard error."
+        ),
+    ],
+)
