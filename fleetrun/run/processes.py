@@ -23,6 +23,7 @@ from fleetrun.rundir.folder import SHARED, Folder, point, write_all
 _TRIAL = b"\n" * 4096
 _NOT_FOUND = ExitStatus(code=127)
 _NOT_RUNNABLE = ExitStatus(code=126)
+_APPENDING = os.O_WRONLY | os.O_APPEND
 # The longest first line that may name an interpreter; the kernel reads less.
 _LONGEST_LINE = 4096
 # The beginning of the command of a rank that is a Python script or module.
@@ -264,8 +265,9 @@ def _start(
     files: FileLimit,
 ) -> int:
     actions: list[tuple[Any, ...]] = [
-        (os.POSIX_SPAWN_DUP2, output, 1),
-        (os.POSIX_SPAWN_DUP2, errors, 2),
+        # Not by dup2, for which a descriptor has to be within the limit.
+        (os.POSIX_SPAWN_OPEN, 1, f"/proc/self/fd/{output}", _APPENDING, 0),
+        (os.POSIX_SPAWN_OPEN, 2, f"/proc/self/fd/{errors}", _APPENDING, 0),
     ]
     if not takes_stdin:
         actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
