@@ -52,7 +52,8 @@ def test_each_attempt_resumes_from_the_newest_whole_checkpoint(tmp_path: Path) -
 echo "got $*"
 [ $PADDLE_RESTART_COUNT = 1 ] && exit 0
 mkdir -p out/checkpoint-2 out/checkpoint-1
-trap 'echo {} >out/checkpoint-1/trainer_state.json; exit 0' TERM
+trap 'echo w >out/checkpoint-1/model.pdparams
+echo {} >out/checkpoint-1/trainer_state.json; exit 0' TERM
 : >out/checkpoint-2/model.pdparams
 [ $R = 0 ] && touch ready
 until [ -e ready ]; do sleep 0.01; done
