@@ -82,13 +82,13 @@ int nvmlDeviceGetMemoryInfo(void *handle, Memory *memory) {
 }
 typedef struct { unsigned pid; unsigned long long used; unsigned instance, part; } Process;
 
-/* A driver before 510: pynvml wants _v3. Holders have the pids from 1000 on. */
+/* A driver before 510: pynvml wants _v3. Holders have pids that no process can have, from 5000000 on. */
 int nvmlDeviceGetComputeRunningProcesses_v2(void *handle, unsigned *count, Process *processes) {
     unsigned holders = getenv("FAKE_HOLDERS") && handle == (void *)1 ? atoi(getenv("FAKE_HOLDERS")) : 0;
     unsigned room = *count;
     *count = holders;
     if (room < holders) return TOO_SMALL;
-    for (unsigned at = 0; at < holders; ++at) processes[at].pid = 1000 + at;
+    for (unsigned at = 0; at < holders; ++at) processes[at].pid = 5000000 + at;
     return 0;
 }
 typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char address[32]; } Pci;

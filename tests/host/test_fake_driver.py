@@ -43,5 +43,5 @@ def test_a_launch_sees_what_the_driver_has(tmp_path: Path, gpus: dict[str, str])
     assert not lost
     if usable:
         expected = Gpu("GPU-0", 0, "GPU", "00000000:01:00.0", 1 << 30, 80 << 30)
-        holders = [[1000 + at, ""] for at in range(int(gpus.get("FAKE_HOLDERS", 0)))]
+        holders = [[5_000_000 + at, ""] for at in range(int(gpus.get("FAKE_HOLDERS", 0)))]
         assert usable[0] == json.loads(json.dumps(expected._replace(users=tuple(holders))))  # type: ignore[arg-type]
