@@ -117,6 +117,8 @@ class Reducers:
         sparse, shared = sparse_parameters(model), self._sharing(parameters)
         limits = self._limits[model] = self._limits_of(model)
         groups = choose_groups(trained, sparse, limits)
+        # As Paddle's own `init_reducer` does.
+        model.group_indices = groups[::-1]
         sizes = list(map(tensors.nbytes, trained))
         nbytes = [sum(sizes[index] for index in group) for group in groups]
         self._report.add(model, self._paddles_bytes(model, trained, sparse))
