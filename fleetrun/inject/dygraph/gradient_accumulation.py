@@ -611,7 +611,7 @@ class GradientMerge:
     @border.watching("the count of merged micro-steps")
     def report_end(self) -> None:
         """Note the micro-steps that were dropped in partial rounds, or cleared."""
-        if not (self.steps or self._is_withdrawn):
+        if not (self.steps or self._is_withdrawn or self._proof.updates):
             self._report_fields(NO_EFFECT, reason="no optimizer of Paddle's has stepped")
         cleared = sum(current.cleared_steps for current in self.all())
         if cleared:

@@ -157,7 +157,7 @@ def main() -> dict[str, Any]:
         "first": EXPERTS // SHARES * (group.rank if group else 0),
         "weights": {name: parameter.numpy().tolist() for name, parameter in net.named_parameters()},
         "updates": getattr(sys.modules.get("_fleetrun_inject.updates"), "count", int)(),
-        "notes": proof._proof._notes if proof else [],
+        "notes": proof.proof._notes if proof else [],
     }
 
 
