@@ -61,10 +61,11 @@ class _RotatedLog:
         """Return how many bytes it has."""
         return os.fstat(self._fd).st_size
 
-    def copy(self, limit: int) -> int:
+    def copy(self, limit: int, show: Callable[[], None]) -> int:
         """Copy the next piece; return the number of bytes that were cut off, once all are copied.
 
-        A log of more than LIMIT bytes is cut within a line. Raises OSError.
+        SHOW is called just before. A log of more than LIMIT bytes is cut within a line. Raises
+        OSError.
         """
         if not self.is_copying:
             # A failed copy may have left it, or another user put a link there.
@@ -81,7 +82,10 @@ class _RotatedLog:
         if size < self._copied:
             raise OSError(errno.ESTALE, "another program truncated it")
         ends_line = size < 1 or os.pread(self._fd, 1, size - 1) in {b"\n", b"\r"}
-        if self._copied < size or not (ends_line or size > limit) or self.size() != size:
+        if self._copied < size or not (ends_line or size > limit):
+            return 0
+        show()
+        if self.size() != size <= limit:
             return 0
         os.ftruncate(self._fd, 0)
         for number in range(_KEPT - 1, 0, -1):
@@ -161,8 +165,7 @@ class Rotation(Sink):
         """Go on with LOG if it is too long; return whether its copy is unfinished."""
         try:
             if log.is_copying or (now >= log.quiet_until and log.size() > self._max_bytes):
-                self._show()
-                length = log.copy(_LONGEST * self._max_bytes)
+                length = log.copy(_LONGEST * self._max_bytes, self._show)
                 if length:
                     self._follow(Cut(log.path, length))
         except OSError as error:
