@@ -56,7 +56,8 @@ def test_all_hosts_resume_from_one_checkpoint_that_is_whole_on_each(tmp_path: Pa
     script = """
 echo "got $*" >>got
 [ $PADDLE_RESTART_COUNT = 1 ] && exit 0
-mkdir out/checkpoint-4; echo {} >out/checkpoint-4/trainer_state.json
+mkdir out/checkpoint-4; echo w >out/checkpoint-4/model.pdparams
+echo {} >out/checkpoint-4/trainer_state.json
 [ $R = 1 ] && exec sleep 60
 until [ -e ../host1/out/checkpoint-4/trainer_state.json ]; do sleep 0.01; done; exit 5
 """
@@ -65,6 +66,7 @@ until [ -e ../host1/out/checkpoint-4/trainer_state.json ]; do sleep 0.01; done; 
         command.argv.append("--resume={checkpoint}")
         for number in (1, 2, 3):
             (command.folder / f"out/checkpoint-{number}").mkdir(parents=True)
+            (command.folder / f"out/checkpoint-{number}/model.pdparams").write_text("w")
             (command.folder / f"out/checkpoint-{number}/trainer_state.json").write_text("{}")
     torn = job.commands[1].folder / "out/checkpoint-3/trainer_state.json"
     torn.write_text("")

@@ -335,8 +335,8 @@ def test_logs_of_other_hosts_in_the_same_folder_come_along(tmp_path: Path) -> No
     plan = json.loads((own / names.PLAN).read_text())
     plan["nodes"] = ["10.0.0.1", "10.0.0.2"]
     (own / names.PLAN).write_text(json.dumps(plan))
-    other = own.with_name(f"{own.name[:-1]}x-node1")
-    shutil.copytree(own, other)
+    other = own / "node1"
+    shutil.copytree(own, other, ignore=shutil.ignore_patterns("node1"))
     for name in (names.EVENTS, names.PLAN):
         text = (other / name).read_text().replace('"node_rank": 0', '"node_rank": 1')
         for rank in range(2):
