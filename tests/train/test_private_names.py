@@ -115,6 +115,8 @@ def test_a_paddle_without_a_name_trains_as_it_does_without_fleetrun(
     document = json.loads((tmp_path / "results").read_text())
     plain, merged = (result["numbers"][0] for result in document[:2])
     assert plain != pytest.approx(merged, abs=1e-3)
+    table = {knob["name"]: knob["status"] for knob in document[1]["proof"]["knobs"]}
+    assert table["gradient_merge"] == "effective"
     wrong = []
     trained = 0
     for case, result in zip(asked[2:], document[2:], strict=True):

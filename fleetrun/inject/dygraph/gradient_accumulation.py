@@ -459,8 +459,9 @@ class GradientMerge:
         self._report_fields(NO_EFFECT, reason=reason)
 
     def _report_fields(self, status: str, **more: Any) -> None:
+        """Report the fields that nothing else has reported."""
         for name in _FIELDS:
-            if self._spec.get(name) is not None:
+            if self._spec.get(name) is not None and self._proof.status(name) is None:
                 self._proof.knob(name, status, **more)
 
     def all(self) -> list[MergeRound]:
