@@ -119,7 +119,7 @@ def spoil(net: Any) -> None:
             parameter = dict(net.named_parameters())[name]
             parameter.set_value(parameter.numpy() + 1e-2)
 
-    counted._after = {change: "change", **counted._after}
+    counted._after.insert(0, change)
 
 
 def main() -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 FAULT is a JSON object: `where` is a function of fleetrun with its module, or empty for every call
 across the border; without it nothing fails. `rank`, if given, is the only rank where it fails.
-`scaled`, `fleet`, `looks_up` and `trainer` are what the script also does.
+`scaled`, `fleet` and `trainer` are what the script also does.
 """
 
 from __future__ import annotations
@@ -51,21 +51,7 @@ if "trainer" in fault:
     sys.path.append(str(package))
     importlib.import_module("paddleformers.trainer.trainer").Trainer().train()
 nn = paddle.nn
-
-
-class LookUp(nn.Layer):
-    """Adds rows of a table, whose gradients are sparse."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = self.create_parameter([4, 6])
-
-    def forward(self, rows: Any) -> Any:
-        return rows + nn.functional.embedding(paddle.arange(4), self.table, sparse=True)
-
-
-first = [LookUp()] if "looks_up" in fault else []
-net = nn.Sequential(*first, *(nn.Linear(6, 6) for _ in range(4)), nn.Linear(6, 1))
+net = nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)), nn.Linear(6, 1))
 for place, parameter in enumerate(net.parameters()):
     parameter.set_value(
         np.random.RandomState(place).randn(*parameter.shape).astype("float32") * 0.3

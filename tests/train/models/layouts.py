@@ -26,6 +26,7 @@ proof: Any = sys.modules["_fleetrun_inject.settings"]._settings.proof
 counted: Any = sys.modules["_fleetrun_inject.updates"]
 hooked: set[str] = set()
 waiting: list[Any] = []
+spoiling: list[Any] = []
 
 
 def see(_optimizer: Any, _number: int) -> None:
@@ -267,15 +268,16 @@ def spoil_late(model: Any, bad_rank: str, name: str, *, waits: bool) -> None:
                 parameter.set_value(parameter.numpy() + 1e-2)
 
     # This precedes the comparison after updates 1 and 3, with `auto` also 2.
-    counted._after = {spoil: "spoil", **counted._after}
+    counted._after.insert(0, spoil)
+    spoiling.append(spoil)
 
 
 report = {}
 for way in os.environ["WAYS"].split(";"):
     proof.ranks_equal = None
     proof._notes.clear()
-    callbacks = dict(counted._after)
     hooked.clear()
     report[way] = train(way)
-    counted._after = callbacks
+    while spoiling:
+        counted._after.remove(spoiling.pop())
 Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(report))
