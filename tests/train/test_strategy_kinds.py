@@ -12,7 +12,7 @@ import devices
 import pytest
 import train_kinds
 from train_kinds import launch
-from training import PYTHONS, mostly
+from training import PYTHONS, mostly, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,6 +118,30 @@ def test_sparse_gradients_are_not_merged(python: Path, tmp_path: Path) -> None:
     words = ("--kinds=sparse",)
     done = launch(python, tmp_path, *words, strategy=MERGE, accumulate=1, exit_code=1)
     assert "a gradient is sparse: create embeddings with sparse=False" in done.output
+
+
+# The table belongs to no Embedding layer, by which Paddle's reducer knows sparse gradients.
+LOOKED_UP = """
+import paddle
+paddle.distributed.init_parallel_env()
+class LookUp(paddle.nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.table, self.last = self.create_parameter([4, 6]), paddle.nn.Linear(6, 1)
+    def forward(self, rows):
+        return self.last(paddle.nn.functional.embedding(rows, self.table, sparse=True))
+model = paddle.DataParallel(LookUp())
+model(paddle.arange(4)).sum().backward()
+"""
+
+
+def test_sparse_gradients_without_a_layer_are_refused(python: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOKED_UP)
+    words = ["--set=fuse_grad_size_in_num=1", "--set=nccl_comm_num=2", "train.py"]
+    done = run(python, ["-m", "fleetrun", "--nproc_per_node=2", *words], tmp_path)
+    assert done.returncode == 1, done.stdout
+    logs = "".join(path.read_text() for path in (tmp_path / "log").glob("workerlog.*"))
+    assert ".w_0 is sparse, and ranks average sparse gradients of nn.Embedding" in logs
 
 
 def test_a_training_is_resumed_between_rounds_and_a_rest_is_dropped(
