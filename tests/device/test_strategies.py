@@ -123,7 +123,7 @@ def test_sparse_gradients_are_not_merged_where_paddle_crashes(tmp_path: Path) ->
     with devices.on("npu"):
         _, output = alone("3.3.1", tmp_path, TABLE, {"strategy": asked})
     refused, dense = output.splitlines()[-2:]
-    assert "gradient_merge: Paddle crashes when it adds up sparse gradients on a plug" in refused
+    assert "a gradient is sparse: create embeddings with sparse=False" in refused
     assert dense == "trained"
 
 
@@ -187,11 +187,12 @@ def test_nothing_is_called_for_each_gradient_where_paddles_reducer_averages(tmp_
     asked = device_strategies.PRESETS["recommended"]["strategy"]
     asked = {**asked, "nccl_comm_num": 1}
     with devices.on("npu"):
-        plain = train(PYTHON, "calls.py", tmp_path / "plain", None)
-        ours = train(PYTHON, "calls.py", tmp_path / "ours", asked, check_ranks="auto")
+        more = {"LAYERS": "100"}
+        plain = train(PYTHON, "calls.py", tmp_path / "plain", None, more=more)
+        ours = train(PYTHON, "calls.py", tmp_path / "ours", asked, check_ranks="auto", more=more)
     for without, calls in zip(plain, ours, strict=True):
-        # There are 24 matrices.
-        assert 0 < calls - without <= 20
+        # There are 100 matrices and 200 gradients; a step as such takes 56 calls.
+        assert 0 < calls - without <= 70
 
 
 def makes_no_difference(knob: dict[str, Any], counts: dict[str, Any]) -> bool:

@@ -95,6 +95,7 @@ class Reducer:
         if must_sync is not None:
             self._why_always_late = _MERGED
         self._hooked: set[int] = set()
+        self._removable: list[Any] = []
         self._contiguous: set[int] = set()
         # The next backward is reduced; a forward awaits its backward; the running one is reduced.
         self._is_armed = self._is_awaited = self._is_active = False
@@ -154,16 +155,33 @@ class Reducer:
         }
         # Why buckets are sent at the end; None: the next backward shows whether they must be.
         self.why_late = self._why_always_late or None
-        for parameter in trained:
-            if id(parameter) not in self._hooked:
-                self._hooked.add(id(parameter))
-                # Paddle cannot remove it.
-                tensors.on_gradient(parameter, weakly(self._arrive, parameter))
+        self._watch(trained)
         if self._take_over is None:
             self._make_contiguous(trained)
         else:
             # As Paddle's reducer needs it: the first backward shows whether that is enough.
             make_contiguous(self._model(), trained, self._contiguous)
+
+    def _watch(self, trained: Sequence[Any]) -> None:
+        """Call `_arrive` for each gradient of TRAINED."""
+        for parameter in trained:
+            if id(parameter) in self._hooked:
+                continue
+            self._hooked.add(id(parameter))
+            hook = weakly(self._arrive, parameter)
+            if self._take_over is None:
+                # Paddle cannot remove it.
+                tensors.on_gradient(parameter, hook)
+            else:
+                # Before the gradient is accumulated: enough to count, as nothing is sent early.
+                self._removable.append(parameter.register_hook(hook))
+
+    def _unwatch(self) -> None:
+        """Remove the hooks of gradients that are only counted."""
+        for hook in self._removable:
+            hook.remove()
+        self._removable.clear()
+        self._hooked.clear()
 
     def _make_contiguous(self, trained: Sequence[Any]) -> None:
         fresh = [param for param in trained if id(param) not in self._contiguous]
@@ -207,12 +225,15 @@ class Reducer:
                 " and has none now: build DataParallel with find_unused_parameters=True."
             )
         if self._take_over is not None and counts is not None:
+            self._unwatch()
             if self.why_late == "":
                 backward.ignore(self)
                 self._take_over(self._model(), "")
             else:
                 self._take_over = None
-                self._make_contiguous([*self._by_id().values()])
+                trained = [*self._by_id().values()]
+                self._watch(trained)
+                self._make_contiguous(trained)
 
     def abandon(self) -> None:
         """Leave a backward that has raised; what was sent ends by itself."""
