@@ -17,8 +17,8 @@ from twins import rank, write
 paddle.distributed.init_parallel_env()
 plain = core.ProcessGroup.all_reduce
 way = "right"
-# A collective that waits until the next one has begun.
-held: list[Begun] = []
+# By group: a collective that waits until the group's next one has begun.
+held: dict[int, Begun] = {}
 
 
 class Begun:
@@ -56,12 +56,12 @@ def spoilt(group: Any, tensor: Any, *args: Any) -> Any:
         copy.get_tensor()._clear()
         return task
     begun = Begun(group, tensor, args)
-    if rank and way == "swapped" and not held:
-        held.append(begun)
+    if rank and way == "swapped" and id(group) not in held:
+        held[id(group)] = begun
         return begun
     begun.begin()
-    while held:
-        held.pop().begin()
+    if id(group) in held:
+        held.pop(id(group)).begin()
     return begun
 
 
