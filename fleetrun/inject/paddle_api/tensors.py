@@ -62,14 +62,6 @@ def gradients(parameters: Sequence[Any]) -> list[Any]:
     return grads
 
 
-def crash_if_added_to(parameters: Sequence[Any]) -> bool:
-    """Whether Paddle crashes where a backward adds to the gradients of PARAMETERS."""
-    return any(
-        gradient is not None and gradient.is_selected_rows() and gradient.place.is_custom_place()
-        for gradient in gradients(parameters)
-    )
-
-
 def set_gradient(parameter: Any, gradient: Any) -> None:
     """Set the gradient of PARAMETER to a copy of GRADIENT, unnoticed by `parameter.grad =`."""
     parameter._set_grad_ivar(gradient)
