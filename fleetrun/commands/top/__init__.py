@@ -24,11 +24,10 @@ from fleetrun.commands.logs.clean import cleaned
 from fleetrun.commands.top import screen
 from fleetrun.commands.top.sample import Sampler, Snapshot
 from fleetrun.commands.top.view import LOG, STACKS, View, after, keys
+from fleetrun.host import jobs
 from fleetrun.printing import is_color_wanted, put
 from fleetrun.rundir import reading
 
-# Processor use needs two samples; in a pipe they are this far apart.
-_APART_S = 0.5
 # The most bytes shown of the end of a log, or of stacks.
 _MOST_TEXT = 64 * 1024
 # Wider than any table.
@@ -59,9 +58,6 @@ def _top(
             return 0
     else:
         snapshot = sampler.sample()
-        if not snapshot.verdict:
-            _pressed(min(interval, _APART_S))
-            snapshot = sampler.sample()
     width = 0
     if is_terminal:
         with suppress(OSError):
@@ -94,7 +90,7 @@ def _watch(sampler: Sampler, interval: float, *, is_coloured: bool) -> Snapshot 
                 if view.is_over:
                     return None
                 if view.what == STACKS and before.what != STACKS:
-                    sampler.ask_for_stacks()
+                    jobs.ask_for_stacks(sampler.run_dirs)
                 live.update(_picture(snapshot, view, shown, console), refresh=True)
     return snapshot
 

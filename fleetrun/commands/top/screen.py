@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fleetrun.commands.top.sample import RankRow, Snapshot, totals
-from fleetrun.commands.top.view import HELP, HOSTS, KEYS, RANKS, View, ordered
+from fleetrun.commands.top.sample import RankRow, Snapshot
+from fleetrun.commands.top.view import HELP, KEYS, RANKS, View, ordered
 from fleetrun.plan.kinds import label
 from fleetrun.text import counted, elided, format_duration, format_size, visible
 
@@ -78,12 +78,10 @@ def frame(
         parts.append(_line(snapshot.notice, _WARN))
     # Without the heads, the verdict and the count of hidden rows.
     room = None if height is None else max(1, height - len(parts) - 2 - bool(snapshot.verdict))
-    rows = ordered(totals(snapshot.rows) if view.what == HOSTS else snapshot.rows, view)
-    rows, hidden = _visible_rows(rows, room, view)
+    rows, hidden = _visible_rows(ordered(snapshot.rows, view), room, view)
     parts.append(_table(rows, columns(snapshot, width, shown), width, view))
     if hidden:
-        states = "" if view.what == HOSTS else f": {_described(hidden)}"
-        parts.append(_line(f"and {len(hidden)} more{states}", _DIM))
+        parts.append(_line(f"and {len(hidden)} more: {_described(hidden)}", _DIM))
     if snapshot.verdict:
         code = "" if snapshot.exit_code is None else f" (exit code {snapshot.exit_code})"
         parts.append(_line(f"{snapshot.verdict}{code}", _BAD if snapshot.exit_code != 0 else _GOOD))
@@ -167,14 +165,11 @@ def footer(view: View) -> Text:
     """Return the line that lists the keys."""
     if view.is_typing:
         return _line(f"filter: {view.words}_  (Enter keeps it, Esc drops it)", _DIM)
-    if view.what not in (RANKS, HOSTS):
+    if view.what != RANKS:
         return _line("arrows another rank  l log  t stacks  q back", _DIM)
     words = f"[{view.words}]" if view.words else ""
     order = f"[{view.order}{' reversed' * view.is_reversed}]"
-    toggle = "ranks" if view.what == HOSTS else "hosts"
-    return _line(
-        f"q quit  ? keys  l log  t stacks  h {toggle}  s sort{order}  /{words} filter  o odd", _DIM
-    )
+    return _line(f"q quit  ? keys  l log  t stacks  s sort{order}  /{words} filter  o odd", _DIM)
 
 
 def _line(text: str, style: str = "") -> Text:

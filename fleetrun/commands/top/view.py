@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from math import isnan
 from typing import NamedTuple
 
-from fleetrun.commands.top.sample import RankRow, totals
+from fleetrun.commands.top.sample import RankRow
 
 # The columns by which rows can be sorted.
 _ORDERS: dict[str, Callable[[RankRow], float | None]] = {
@@ -20,13 +20,12 @@ _ORDERS: dict[str, Callable[[RankRow], float | None]] = {
     "loss": lambda row: row.loss,
 }
 ORDERS = ("rank", *_ORDERS)
-RANKS, HOSTS, LOG, STACKS, HELP = "ranks", "hosts", "log", "stacks", "help"
+RANKS, LOG, STACKS, HELP = "ranks", "log", "stacks", "help"
 KEYS = (
     ("arrows, PgUp, PgDn (j, k)", "choose a rank; the table follows"),
     ("l or Enter, t", "the log of that rank, its Python stacks (all ranks are asked)"),
     ("s, r", "sort by the next column; reverse"),
     ("/, o", "only rows with these words; only those that need attention"),
-    ("h", "totals of each host instead of ranks"),
     ("?", "these keys"),
     ("Esc, q", "back to the table; quit"),
 )
@@ -121,12 +120,10 @@ def after(  # noqa: C901, PLR0911, PLR0912 - a case for each key
             return view._replace(is_typing=True, words="")
         case "o":
             return view._replace(words="" if view.words == "odd" else "odd")
-        case "h":
-            return view._replace(what=RANKS if view.what == HOSTS else HOSTS)
         case "l" | "enter" | "t" as pressed:
-            # Those of the selected row (of a host: of one of its rows), else of an odd one.
-            candidates = [row for row in rows if view.selected in (row.label, row.host)] or rows
-            chosen = sorted(candidates, key=lambda row: not row.is_odd)[:1]
+            # Those of the selected row, else of one that needs attention.
+            chosen = [row for row in rows if row.label == view.selected]
+            chosen = chosen or sorted(rows, key=lambda row: not row.is_odd)[:1]
             what = STACKS if pressed == "t" else LOG
             return view._replace(what=what, selected=chosen[0].label if chosen else "")
         case _:
@@ -159,7 +156,7 @@ def _typed(view: View, key: bytes) -> View:
 
 
 def _moved(view: View, by: int, rows: Sequence[RankRow]) -> View:
-    labels = [row.label for row in ordered(totals(rows) if view.what == HOSTS else rows, view)]
+    labels = [row.label for row in ordered(rows, view)]
     if not labels:
         return view
     at = labels.index(view.selected) + by if view.selected in labels else 0

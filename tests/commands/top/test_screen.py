@@ -163,7 +163,7 @@ def test_a_log_cannot_write_on_the_screen() -> None:
     ),
     st.integers(1, 200),
     st.integers(6, 20),
-    st.lists(st.sampled_from([*b"srohlt/?q\rj", *(b"\x1b[A", b"\x1b[6~", b"\x1b")])),
+    st.lists(st.sampled_from([*b"srolt/?q\rj", *(b"\x1b[A", b"\x1b[6~", b"\x1b")])),
 )
 def test_no_line_runs_over_whatever_is_pressed(
     rows: list[RankRow], width: int, height: int, pressed: list[int | bytes]
@@ -211,11 +211,6 @@ def test_keys_sort_filter_and_choose() -> None:
     lines = shown(snapshot, 200, 24, pressed(snapshot, b"j" + b"\x1b[6~" * 20))
     assert "200" in [line.split()[0] for line in lines[3:]]
     assert pressed(snapshot, b"jjk").selected == "rank 0"
-    hosts = shown(snapshot, 200, 50, pressed(snapshot, b"h"))
-    assert [line.split()[0] for line in hosts[3:35]] == [f"node{number}" for number in range(32)]
-    assert pressed(snapshot, b"hjjj").selected == "node2"
-    assert "node20 " in "".join(shown(snapshot, 200, 12, pressed(snapshot, b"h" + b"j" * 21)))
-    assert pressed(snapshot, b"hjjjl") == View(what="log", selected="rank 16")
     assert pressed(snapshot, b"jl").what == "log"
     assert pressed(snapshot, b"jlq").what == "ranks"
     assert pressed(snapshot, b"q").is_over
