@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ import click
 from fleetrun.cli import argv, configfile, elsewhere, request, types
 from fleetrun.cli.option import OWN, Option
 from fleetrun.cli.options import KNOWN, find
-from fleetrun.cli.types import Type, Value
+from fleetrun.cli.types import Type
 from fleetrun.errors import UsageError
 from fleetrun.model import Given, Request
 from fleetrun.printing import ALWAYS, AUTO, NEVER, put
@@ -52,7 +52,7 @@ class _Context(click.Context):
 
 def option(
     name: str,
-    kind: str | Type,
+    kind: Type,
     text: str,
     *,
     metavar: str = "",
@@ -60,39 +60,11 @@ def option(
     aliases: Iterable[str] = (),
     bare: str | None = None,
     in_file: bool = True,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    words: tuple[str, ...] = (),
-    reader: Callable[[str], Value] | None = None,
-    path: str = "",
 ) -> Option:
-    """Return the option --NAME of a KIND of cli.types, or by its name, with the help TEXT.
+    """Return the option --NAME of a KIND with the help TEXT.
 
     Without a value and default it is None, or empty if it is repeatable.
     """
-    if isinstance(kind, str):
-        limits = {"minimum": minimum, "maximum": maximum}
-        match kind:
-            case "int" | "float":
-                kind = types.number(is_whole=kind == "int", words=words, **limits)
-            case "duration":
-                kind = types.seconds(minimum)
-            case "choice":
-                kind = types.choice(*words)
-            case "texts" | "pairs" if reader is not None:
-                kind = Type(kind, reader, is_free=True)
-            case "text" if reader is not None or words or path:
-                read = str if reader is None else reader
-                kind = types.read_as(read, words=words, complete=path, is_free=True)
-            case _:
-                kind = {
-                    "text": types.FREE,
-                    "texts": types.TEXTS,
-                    "list": types.LIST,
-                    "bool": types.BOOL,
-                    "flag": types.FLAG,
-                    "pairs": types.VARIABLE,
-                }[kind]
     spellings = " ".join((name, *aliases))
     return Option(spellings, kind, "", metavar, text, default=default, bare=bare, in_file=in_file)
 
@@ -109,8 +81,7 @@ def log_dir() -> Option:
 
 def color(text: str) -> Option:
     """Return --color for commands that colour their output, with the help TEXT."""
-    words = (AUTO, ALWAYS, NEVER)
-    return option("color", "choice", text, default=AUTO, words=words)
+    return option("color", types.choice(AUTO, ALWAYS, NEVER), text, default=AUTO)
 
 
 def launch_option(name: str) -> Option:

@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem, ShellComplete
 from fleetrun.cli import argv
 from fleetrun.cli.option import Option, by_spelling
 from fleetrun.cli.options import KNOWN, is_device_list
-from fleetrun.cli.parser import COMMANDS, LaunchCommand, load
+from fleetrun.cli.parser import COMMANDS, SETTINGS, LaunchCommand, load
 from fleetrun.cli.types import FILE, among
 from fleetrun.errors import UsageError
 from fleetrun.model import flag
@@ -108,7 +108,8 @@ def candidates(args: list[str], incomplete: str) -> list[Item]:
 
 def _of_command(command: click.Command, args: list[str], incomplete: str) -> list[Item]:
     """Return click's completions for COMMAND, which takes no launch."""
-    items = ShellComplete(command, {}, args[0], COMPLETE).get_completions(args[1:], incomplete)
+    completing = ShellComplete(command, dict(SETTINGS), args[0], COMPLETE)
+    items = completing.get_completions(args[1:], incomplete)
     typed, equals, _ = incomplete.partition("=")
     # Shells replace the whole word, and click knows only its value.
     return _after(f"{typed}=", items) if equals and typed.startswith("-") else items

@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from fleetrun.cli import parser
+from fleetrun.cli import parser, types
 from fleetrun.commands import tables
 from fleetrun.doctor import checkup, findings, output
 from fleetrun.model import Request
@@ -78,19 +78,18 @@ command = parser.LaunchCommand(
     options_metavar="[OPTIONS] [LAUNCH OPTIONS] [SCRIPT [ARGUMENTS]...]",
     callback=click.pass_obj(_doctor),
     params=[
-        parser.option("json", "flag", "Print the findings as one JSON object."),
+        parser.option("json", types.FLAG, "Print the findings as one JSON object."),
         parser.option(
             "allreduce",
-            "flag",
+            types.FLAG,
             "Let two ranks (or one on each host) sum arrays of several sizes: checks the sums "
             "and measures the bandwidth. Takes as long as importing Paddle.",
         ),
         parser.option(
             "wait",
-            "duration",
+            types.seconds(0),
             "How long to wait for the other hosts of the job.",
             default="10",
-            minimum=0,
             metavar="SECONDS",
         ),
     ],

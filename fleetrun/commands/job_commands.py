@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fleetrun.cli import parser
+from fleetrun.cli import parser, types
 from fleetrun.cli.types import among
 from fleetrun.commands import tables
 from fleetrun.commands.logs import collectives
@@ -352,11 +352,10 @@ attach = click.Command(
         click.Argument(["word"], required=False, metavar="[JOB]", shell_complete=_complete),
         parser.option(
             "lines",
-            "int",
+            types.number(minimum=0),
             "Number of earlier lines to show.",
             metavar="N",
             default="100",
-            minimum=0,
         ),
     ],
 )

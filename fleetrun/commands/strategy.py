@@ -9,7 +9,7 @@ import sys
 import click
 from click.shell_completion import CompletionItem
 
-from fleetrun.cli import parser
+from fleetrun.cli import parser, types
 from fleetrun.cli.types import among
 from fleetrun.commands import tables
 from fleetrun.model import VARIABLE_SECTIONS
@@ -182,9 +182,9 @@ command.add_command(
         callback=_explain,
         params=[
             click.Argument(["name"], metavar="FILE|NAME", shell_complete=_presets),
-            parser.option("paddle", "choice", "With this Paddle only.", words=fields.PADDLES),
-            parser.option("graph", "choice", "In these graphs only.", words=fields.GRAPHS),
-            parser.option("device", "choice", "On this device only.", words=fields.DEVICES),
+            parser.option("paddle", types.choice(*fields.PADDLES), "With this Paddle only."),
+            parser.option("graph", types.choice(*fields.GRAPHS), "In these graphs only."),
+            parser.option("device", types.choice(*fields.DEVICES), "On this device only."),
         ],
     )
 )

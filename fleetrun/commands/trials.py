@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from fleetrun.cli import parser
+from fleetrun.cli import parser, types
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import FieldVerdict
 from fleetrun.run import libc
@@ -30,7 +30,7 @@ CHANGES_RESULTS = (
     *("localsgd", "adaptive_localsgd", "sync_batch_norm", "asp"),
 )
 TIMEOUT = parser.option(
-    "timeout", "duration", "Time limit of a run.", default="600", minimum=1, metavar="SECONDS"
+    "timeout", types.seconds(1), "Time limit of a run.", default="600", metavar="SECONDS"
 )
 # Options that tune and verify set themselves, or that measure nothing.
 _TAKEN = {

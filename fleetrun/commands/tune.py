@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import click
 import yaml
 
-from fleetrun.cli import argv, parser
+from fleetrun.cli import argv, parser, types
 from fleetrun.cli.options import FieldValues, find
 from fleetrun.commands import tables, trials
 from fleetrun.errors import UsageError
@@ -398,28 +398,28 @@ command = parser.LaunchCommand(
             "that the strategy enables, its name is enough: k_steps=1,2,4.",
             metavar="KEY=A,B,...",
         ),
-        parser.option("steps", "int", "Number of updates of a run.", default="30", minimum=2),
         parser.option(
-            "warmup",
-            "int",
-            "Number of first updates of each run that are not timed.",
-            default="5",
-            minimum=0,
+            "steps", types.number(minimum=2), "Number of updates of a run.", default="30"
         ),
         parser.option(
-            "repeats", "int", "Runs of each candidate, in turns.", default="2", minimum=1
+            "warmup",
+            types.number(minimum=0),
+            "Number of first updates of each run that are not timed.",
+            default="5",
+        ),
+        parser.option(
+            "repeats", types.number(minimum=1), "Runs of each candidate, in turns.", default="2"
         ),
         trials.TIMEOUT,
         parser.option(
             "out",
-            "text",
+            types.FOLDER,
             "Output folder: best.yaml, tune.json, trials/.",
             default="tune",
             metavar="DIR",
-            path="dir",
         ),
         parser.option(
-            "json", "flag", "Print tune.json at the end, and everything else on standard error."
+            "json", types.FLAG, "Print tune.json at the end, and everything else on standard error."
         ),
     ],
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fleetrun.cli import parser
+from fleetrun.cli import parser, types
 from fleetrun.cli.types import among
 from fleetrun.commands.logs import choose, collectives, show
 from fleetrun.errors import EnvironmentFault, UsageError
@@ -130,17 +130,17 @@ command = click.Command(
         click.Option(
             ["-f", "--follow"], is_flag=True, help="Follow the output until the job ends."
         ),
-        parser.option("rank", "text", "Only these: 0,3-5 or server.0.", metavar="LIST"),
+        parser.option("rank", types.FREE, "Only these: 0,3-5 or server.0.", metavar="LIST"),
         click.Option(["--failed"], is_flag=True, help="Only the ranks that failed first."),
-        parser.option("attempt", "int", "Only this attempt; the first is 0.", minimum=0),
+        parser.option("attempt", types.number(minimum=0), "Only this attempt; the first is 0."),
         parser.option(
             "since",
-            "text",
+            types.FREE,
             "Only output since then: 90s, 10m or 2h ago, or a time.",
             metavar="TIME",
         ),
         parser.option(
-            "grep", "text", "Only lines that match this regular expression.", metavar="PATTERN"
+            "grep", types.FREE, "Only lines that match this regular expression.", metavar="PATTERN"
         ),
         parser.log_dir(),
         parser.color("Whether to colour prefixes."),

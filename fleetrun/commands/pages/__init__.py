@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import click
 
-from fleetrun.cli import parser
+from fleetrun.cli import parser, types
 from fleetrun.commands.logs import choose
 from fleetrun.commands.pages import rundata
 from fleetrun.commands.pages.page import page
@@ -63,7 +63,7 @@ report = click.Command(
     params=[
         click.Argument(["run"], nargs=-1, metavar="[RUN [RUN]]"),
         parser.log_dir(),
-        parser.option("out", "text", "The file to write.", metavar="FILE", path="file"),
+        parser.option("out", types.FILE, "The file to write.", metavar="FILE"),
     ],
 )
 
@@ -113,11 +113,9 @@ ui = click.Command(
         parser.log_dir(),
         parser.option(
             "port",
-            "int",
+            types.number(minimum=0, maximum=65535),
             "The port to listen on; 0: any that is free.",
             default="0",
-            minimum=0,
-            maximum=65535,
             metavar="PORT",
         ),
     ],

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from fleetrun.cli import argv, configfile, parser
+from fleetrun.cli import argv, configfile, parser, types
 from fleetrun.cli.options import find
 from fleetrun.errors import UsageError
 from fleetrun.printing import remark
@@ -38,10 +38,20 @@ class QueueCommand(click.Command):
         return super().parse_args(ctx, args)
 
 
-def option(name: str, kind: str, metavar: str, text: str, **more: Any) -> click.Option:  # noqa: ANN401 - those of parser.option
-    """Return the option --NAME of a KIND; a text without a reader of its own is a single word."""
-    reader = {"reader": word} if kind in {"text", "texts"} else {}
-    return parser.option(name, kind, text, metavar=metavar, **{**reader, **more})
+def word(text: str) -> str:
+    """Return TEXT if it is one word; else ValueError."""
+    if not text.isprintable() or text.split() != [text]:
+        raise ValueError("give one word without blanks.")
+    return text
+
+
+# A single word, and several of them.
+WORD, WORDS = types.read_as(word, is_free=True), types.Type("texts", word, is_free=True)
+
+
+def option(name: str, kind: types.Type, metavar: str, text: str, **more: Any) -> click.Option:  # noqa: ANN401 - those of parser.option
+    """Return the option --NAME of a KIND."""
+    return parser.option(name, kind, text, metavar=metavar, **more)
 
 
 def config() -> click.Option:
@@ -132,13 +142,6 @@ def matching(pattern: str, expected: str) -> Callable[[str], str]:
         return text
 
     return read
-
-
-def word(text: str) -> str:
-    """Return TEXT if it is one word; else ValueError."""
-    if not text.isprintable() or text.split() != [text]:
-        raise ValueError("give one word without blanks.")
-    return text
 
 
 def site(named: str | None, command: click.Command) -> dict[str, str | list[str]]:

@@ -12,8 +12,9 @@ from typing import Any
 import click
 import yaml
 
+from fleetrun.cli import types
 from fleetrun.commands.submit import common
-from fleetrun.commands.submit.common import option
+from fleetrun.commands.submit.common import WORD, WORDS, option
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.printing import put
 from fleetrun.rundir.variables import TOKEN, new_token
@@ -232,24 +233,35 @@ command = common.QueueCommand(
     "options that never change at your site into fleetrun.yaml under `submit: k8s:`.",
     callback=_run,
     params=[
-        option("nodes", "int", "N", "Number of pods.", default="1", minimum=1),
-        option("gpus", "int", "N", "GPUs per pod.", minimum=0),
-        option("name", "text", "NAME", "Job name.  [default: the script]"),
-        option("image", "text", "NAME", "Image with Paddle, fleetrun and the script."),
-        option("cpus", "text", "QUANTITY", "CPUs per pod."),
-        option("memory", "text", "QUANTITY", "Memory per pod."),
-        option("namespace", "text", "NAME", "Kubernetes namespace."),
-        option("kueue", "text", "QUEUE", "Kueue queue."),
-        option("volcano", "text", "QUEUE", "Volcano queue; all pods start together."),
-        option("env", "pairs", "NAME=VALUE", "Variable of the pods (repeatable)."),
-        option("volume", "texts", "CLAIM=/PATH", "Mount this claim (repeatable).", reader=_claim),
-        option("toleration", "texts", "KEY[=VALUE][:EFFECT]", "Tolerate this taint (repeatable)."),
-        option("node_selector", "texts", "KEY=VALUE", _LABELS, reader=_label, aliases=_ALIASES),
-        option("shm", "text", "QUANTITY", "Size of /dev/shm, for data loaders.", default="16Gi"),
-        option("retries", "int", "N", "Retries after a failure.", default="0", minimum=0),
-        option("ttl", "duration", "SECONDS", "Delete the job this long after its end.", minimum=0),
-        option("python", "text", "PATH", "Python in the image.", default="python"),
-        option("dry_run", "flag", "", "Print the resources (the default).", in_file=False),
+        option("nodes", types.number(minimum=1), "N", "Number of pods.", default="1"),
+        option("gpus", types.number(minimum=0), "N", "GPUs per pod."),
+        option("name", WORD, "NAME", "Job name.  [default: the script]"),
+        option("image", WORD, "NAME", "Image with Paddle, fleetrun and the script."),
+        option("cpus", WORD, "QUANTITY", "CPUs per pod."),
+        option("memory", WORD, "QUANTITY", "Memory per pod."),
+        option("namespace", WORD, "NAME", "Kubernetes namespace."),
+        option("kueue", WORD, "QUEUE", "Kueue queue."),
+        option("volcano", WORD, "QUEUE", "Volcano queue; all pods start together."),
+        option("env", types.VARIABLE, "NAME=VALUE", "Variable of the pods (repeatable)."),
+        option(
+            "volume",
+            types.Type("texts", _claim, is_free=True),
+            "CLAIM=/PATH",
+            "Mount this claim (repeatable).",
+        ),
+        option("toleration", WORDS, "KEY[=VALUE][:EFFECT]", "Tolerate this taint (repeatable)."),
+        option(
+            "node_selector",
+            types.Type("texts", _label, is_free=True),
+            "KEY=VALUE",
+            _LABELS,
+            aliases=_ALIASES,
+        ),
+        option("shm", WORD, "QUANTITY", "Size of /dev/shm, for data loaders.", default="16Gi"),
+        option("retries", types.number(minimum=0), "N", "Retries after a failure.", default="0"),
+        option("ttl", types.seconds(0), "SECONDS", "Delete the job this long after its end."),
+        option("python", WORD, "PATH", "Python in the image.", default="python"),
+        option("dry_run", types.FLAG, "", "Print the resources (the default).", in_file=False),
         click.Option(
             ["--apply", "is_applied"], is_flag=True, help="Create the resources with kubectl."
         ),

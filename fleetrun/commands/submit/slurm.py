@@ -12,9 +12,9 @@ from string import Template
 from typing import Any
 
 from fleetrun import __version__
-from fleetrun.cli import parser
+from fleetrun.cli import parser, types
 from fleetrun.commands.submit import common
-from fleetrun.commands.submit.common import option
+from fleetrun.commands.submit.common import WORD, WORDS, option
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import probe, scripts
 from fleetrun.printing import put
@@ -104,7 +104,7 @@ def _run(words: tuple[str, ...], *, dry_run: bool, **given: Any) -> int:  # noqa
     return subprocess.run(["sbatch"], input=text, text=True, check=False, env=env).returncode  # noqa: S607 - the user's own
 
 
-_NAME = option("name", "text", "NAME", "Job name.  [default: the script]")
+_NAME = option("name", WORD, "NAME", "Job name.  [default: the script]")
 _SIGNAL = (
     "Send a signal this many seconds before the time limit: TERM ends the ranks within --grace, "
     "USR1 is passed on to them."
@@ -120,21 +120,26 @@ command = common.QueueCommand(
     callback=_run,
     params=[
         _NAME,
-        option("nodes", "int", "N", "Number of hosts.", default="1", minimum=1),
-        option("gpus", "int", "N", "GPUs per host.", minimum=0),
-        option("cpus", "int", "N", "CPUs per host.", minimum=1),
-        option("time", "text", "TIME", "Time limit as for sbatch: 12:00:00, 2-00 (days-hours)."),
-        option("memory", "text", "SIZE", "Memory per host: 64G; 0: all."),
-        option("partition", "text", "NAME", "Slurm partition."),
-        option("account", "text", "NAME", "Account to charge."),
-        option("module", "texts", "NAME", "Load this environment module (repeatable)."),
-        option("sbatch", "texts", "OPTION[=VALUE]", "Pass this option to sbatch (repeatable)."),
-        option("setup", "texts", "LINE", "Run this line before (repeatable).", reader=_line),
-        option("signal", "text", "SIGNAL@SECONDS", _SIGNAL),
-        option("requeue", "flag", "", "Requeue the job after preemption."),
-        option("no_kill", "flag", "", _NO_KILL),
-        option("python", "text", "PATH", "Python on the hosts.  [default: this one]"),
-        option("dry_run", "flag", "", "Print the script without submitting it.", in_file=False),
+        option("nodes", types.number(minimum=1), "N", "Number of hosts.", default="1"),
+        option("gpus", types.number(minimum=0), "N", "GPUs per host."),
+        option("cpus", types.number(minimum=1), "N", "CPUs per host."),
+        option("time", WORD, "TIME", "Time limit as for sbatch: 12:00:00, 2-00 (days-hours)."),
+        option("memory", WORD, "SIZE", "Memory per host: 64G; 0: all."),
+        option("partition", WORD, "NAME", "Slurm partition."),
+        option("account", WORD, "NAME", "Account to charge."),
+        option("module", WORDS, "NAME", "Load this environment module (repeatable)."),
+        option("sbatch", WORDS, "OPTION[=VALUE]", "Pass this option to sbatch (repeatable)."),
+        option(
+            "setup",
+            types.Type("texts", _line, is_free=True),
+            "LINE",
+            "Run this line before (repeatable).",
+        ),
+        option("signal", WORD, "SIGNAL@SECONDS", _SIGNAL),
+        option("requeue", types.FLAG, "", "Requeue the job after preemption."),
+        option("no_kill", types.FLAG, "", _NO_KILL),
+        option("python", WORD, "PATH", "Python on the hosts.  [default: this one]"),
+        option("dry_run", types.FLAG, "", "Print the script without submitting it.", in_file=False),
         common.config(),
         common.command_line(),
     ],

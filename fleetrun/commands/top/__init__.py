@@ -17,7 +17,7 @@ from rich.console import Console, RenderableType
 from rich.layout import Layout
 from rich.live import Live
 
-from fleetrun.cli import parser
+from fleetrun.cli import parser, types
 from fleetrun.commands.job_commands import newest
 from fleetrun.commands.logs import choose
 from fleetrun.commands.logs.clean import cleaned
@@ -190,15 +190,14 @@ command = click.Command(
         parser.log_dir(),
         parser.option(
             "interval",
-            "duration",
+            types.seconds(0.2),
             "Time between two updates.",
             default="1",
-            minimum=0.2,
             metavar="SECONDS",
         ),
         parser.option(
             "pattern",
-            "text",
+            types.FREE,
             "Regular expression that finds step and loss in log lines other than `step 120 loss "
             "0.5`, by the groups (?P<step>..) and (?P<loss>..).",
             metavar="REGEX",

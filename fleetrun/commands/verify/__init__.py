@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from fleetrun.cli import parser
+from fleetrun.cli import parser, types
 from fleetrun.cli.options import find
 from fleetrun.commands import trials
 from fleetrun.commands.verify import training_runs, verification
@@ -126,27 +126,24 @@ command = parser.LaunchCommand(
     params=[
         parser.option(
             "updates",
-            "int",
+            types.number(minimum=4),
             "Updates of each run: the first half is compared one by one, the second half is "
             "timed, and the last one is compared, too.",
             default="20",
-            minimum=4,
         ),
         parser.option(
             "repeats",
-            "int",
+            types.number(minimum=1),
             "Runs of each kind, in turns; from two on, their speeds are compared.",
             default="1",
-            minimum=1,
         ),
         trials.TIMEOUT,
         parser.option(
             "out",
-            "text",
+            types.FOLDER,
             "Where everything goes: verify.json, runs/.",
             default="verify",
             metavar="DIR",
-            path="dir",
         ),
     ],
 )
