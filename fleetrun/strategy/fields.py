@@ -122,7 +122,7 @@ def _parsed(text: str) -> Iterator[Field]:
             section = head.strip("[]")
             continue
         if head.startswith("nowhere: "):
-            yield from _idle(head[len("nowhere: ") :], section)
+            yield from _idle(head[len("nowhere: ") :], section, *lines)
             continue
         field = _headed(head, section)
         for line in lines:
@@ -134,8 +134,8 @@ def _parsed(text: str) -> Iterator[Field]:
         yield field
 
 
-def _idle(text: str, section: str) -> Iterator[Field]:
-    """Yield the fields that TEXT lists, which have no effect anywhere.
+def _idle(text: str, section: str, *lines: str) -> Iterator[Field]:
+    """Yield the fields that TEXT lists, which have no effect anywhere; LINES hold for each.
 
     >>> [field.default for field in _idle("a|b = 3; c = true", "strategy")]
     [3, True]
@@ -145,7 +145,10 @@ def _idle(text: str, section: str) -> Iterator[Field]:
         name, *aliases = names.split("|")
         field = _headed(f"{name} = {value}  {_IDLE_DOC}", section)
         outcome = FieldOutcome(NO_EFFECT, _IDLE)
-        yield field._replace(aliases=tuple(aliases), on=(outcome,), off=(outcome,))
+        field = field._replace(aliases=tuple(aliases), on=(outcome,), off=(outcome,))
+        for line in lines:
+            field = _with(field, line, {})
+        yield field
 
 
 def _headed(text: str, section: str) -> Field:

@@ -7,7 +7,8 @@ and the value that is `never` passed on. All other lines are outcomes: `static 2
 WHY`, of which the first match counts, and those that begin with `false` apply when the field is
 off. `as` copies those of another field; a field `x_configs` has, after its own, those of `x`. A
 reason may continue with `unseen`, for a run that does not show it. Whole numbers are at least 1,
-others at least 0, unless a range says otherwise. `nowhere` lists fields that have no effect.
+others at least 0, unless a range says otherwise. `nowhere` lists fields that have no effect; the
+lines below hold for each of them.
 
 Names and defaults were read from `fleet.DistributedStrategy` of Paddle 2.6.2 and 3.3.1.
 `tests/train/test_verdicts.py` measures the outcomes on CPUs again; those on GPUs were read from the
@@ -350,9 +351,11 @@ enable_auto_fusion = false  Generate fused operators.
 allow_cuda_graph_capture = false  Allow CUDA graph capture.
   as: fused_attention
 nowhere: fuse_broadcast_ops = false; enable_backward_optimizer_op_deps|bwd_opt_deps = true;
-    cache_runtime_context = false; reduce_strategy = 0, 0..1; debug_graphviz_path = "";
-    enable_sequential_execution = false; fix_op_run_order = false
+    cache_runtime_context = false; reduce_strategy = 0, 0..1; debug_graphviz_path = ""
+nowhere: enable_sequential_execution = false; fix_op_run_order = false
+  only: 2.6.2
 [execution_strategy]
 nowhere: num_threads|thread_num = 1 threads; num_iteration_per_drop_scope = 10 steps;
     num_iteration_per_run = 1 steps; use_thread_barrier = false
+  only: 2.6.2
 """
