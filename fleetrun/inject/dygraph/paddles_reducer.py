@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from .. import buckets
 from ..paddle_api import tensors
 from . import backward
+from .gradient_accumulation import SPARSE, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -132,7 +133,8 @@ class PaddlesReducer:
     def prepare_for_backward(self, outputs: Sequence[Any]) -> None:
         """Average the backward of OUTPUTS; DataParallel calls it after each forward that syncs.
 
-        Raises RuntimeError if a backward has raised before it could average its gradients.
+        Raises RuntimeError if a backward has raised before it could average its gradients, or if
+        sparse ones are to be merged.
         """
         if self._is_out_of_step:
             raise RuntimeError(OUT_OF_STEP)
@@ -141,6 +143,9 @@ class PaddlesReducer:
             self._choose(states)
         self._is_local = self._must_sync is not None and not self._must_sync(self.parameters)
         if self._is_local:
+            # Paddle's reducer crashes on them in a backward that it does not average.
+            if any(map(tensors.is_trained, self._sparse_parameters())):
+                refuse(SPARSE)
             return
         # From outputs without a gradient Paddle's would conclude that no parameter is used.
         if self._current is None or all(output.stop_gradient for output in outputs):
@@ -186,6 +191,9 @@ class PaddlesReducer:
             self._is_reached = True
             self._is_extra = not (self._current is None or self._is_awaited or self._is_local)
             self._is_awaited = False
+
+    def _sparse_parameters(self) -> list[Any]:
+        return [param for param in self.parameters if id(param) in self._sparse]
 
     def _now(self) -> list[Any]:
         return [(param.stop_gradient, param.is_leaf, param.dtype) for param in self.parameters]
