@@ -65,11 +65,12 @@ def test_backwards_that_change_later_are_averaged_as_those_of_one_process(
 ) -> None:
     asked = {"fuse_grad_size_in_MB": 0.0003}
     for rank in train_as_alone(version, "handed_over.py", tmp_path, asked, check_ranks="auto"):
-        # Paddle's reducer sends without Python; fleetrun averages a second backward after it.
-        counts = {name: model["allreduces"] for name, model in rank.items()}
-        for name in ("several", "turned"):
-            assert [bool(count) for count in counts.pop(name)] == [False] * 4 + [True] * 4
-        assert not any(map(any, counts.values())), counts
+        # fleetrun averages the first backward of each model, and second ones later; Paddle's
+        # reducer sends without Python.
+        for name, model in rank.items():
+            late = name in {"several", "turned"}
+            made = [bool(count) for count in model["allreduces"]]
+            assert made == [True, *[False] * 3, *[late] * 4], name
     proof = evidence(tmp_path / "ours")
     (knob,) = proof["knobs"]
     assert knob["status"] == "effective"
@@ -258,8 +259,8 @@ def test_auto_sums_in_two_levels_where_these_are_measured_to_be_faster(
         for name in ("two", "known"):
             # Two buckets in each of three steps.
             assert report[name]["seen"] == {"two": 6, **({"leaders": 6} if leads else {})}
-        # Paddle's own reducer sends in one level.
-        assert report["one"]["seen"] == {}
+        # Paddle's own reducer, which sends in one level, averages all but the first step.
+        assert report["one"]["seen"] == {"one": 2}
         # Two levels take two communicators of a rank's group and one of the leaders.
         assert [model["made"] for model in report.values()] == [3 + leads] * 3
         assert [model["freed"] for model in report.values()] == [0, 0, frees * (2 + leads)]
@@ -276,8 +277,9 @@ def test_steps_make_few_calls_in_python_beside_those_of_paddle_alone(
 ) -> None:
     # The preset `recommended` on one host.
     asked = {"fuse_grad_size_in_MB": "auto", "nccl_comm_num": 1}
-    plain = train(PYTHONS["3.3.1"], "calls.py", tmp_path / "plain", None)
-    ours = train(PYTHONS["3.3.1"], "calls.py", tmp_path / "ours", asked, check_ranks="auto")
+    python, more = PYTHONS["3.3.1"], {"LAYERS": "100"}
+    plain = train(python, "calls.py", tmp_path / "plain", None, more=more)
+    ours = train(python, "calls.py", tmp_path / "ours", asked, check_ranks="auto", more=more)
     for without, with_strategy in zip(plain, ours, strict=True):
-        # However many parameters there are.
-        assert 0 < with_strategy - without <= 20
+        # However many parameters there are; here 200.
+        assert 0 < with_strategy - without <= 70
