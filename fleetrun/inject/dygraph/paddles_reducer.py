@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 # The most sets of trained parameters and dtypes between which a script may change.
 _MOST_SETS = 8
 _PADDLES_LAYERS = "paddle.nn."
+_CRASHES = (
+    "fleetrun: Paddle crashes on sparse gradients in a backward under no_sync: create embeddings"
+    " with sparse=False."
+)
 OUT_OF_STEP = (
     "fleetrun: a backward has raised after some of its gradients were sent, so this rank may be out"
     " of step with the others: start the training again."
@@ -144,7 +148,7 @@ class PaddlesReducer:
         self._is_local = self._must_sync is not None and not self._must_sync(self.parameters)
         if self._is_local:
             # Paddle's reducer crashes on them in a backward that it does not average.
-            if any(map(tensors.is_trained, self._sparse_parameters())):
+            if self._trains_sparse():
                 refuse(SPARSE)
             return
         # From outputs without a gradient Paddle's would conclude that no parameter is used.
@@ -155,7 +159,12 @@ class PaddlesReducer:
         self.calls += len(self.bucket_bytes)
 
     def disarm(self) -> None:
-        """Leave the gradients of the last forward, under `no_sync`, as they are on each rank."""
+        """Leave the gradients of the next forward, under `no_sync`, as they are on each rank.
+
+        Raises RuntimeError if sparse ones are among them.
+        """
+        if self._trains_sparse():
+            raise RuntimeError(_CRASHES)
         self._is_local = True
 
     # `backward` calls the next three around each outermost backward.
@@ -192,8 +201,10 @@ class PaddlesReducer:
             self._is_extra = not (self._current is None or self._is_awaited or self._is_local)
             self._is_awaited = False
 
-    def _sparse_parameters(self) -> list[Any]:
-        return [param for param in self.parameters if id(param) in self._sparse]
+    def _trains_sparse(self) -> bool:
+        return any(
+            id(param) in self._sparse and tensors.is_trained(param) for param in self.parameters
+        )
 
     def _now(self) -> list[Any]:
         return [(param.stop_gradient, param.is_leaf, param.dtype) for param in self.parameters]
