@@ -449,8 +449,9 @@ def _all_done(state: PolicyState, event: JobVerdict, rules: Rules) -> Step:
     if isinstance(state.cause, Failure) and not state.unfinished:
         # This host had lost sight of the others when the job was done.
         state = state._replace(cause=None)
-        if state.phase == STOPPED:
-            return _finish(state)
+    if state.phase == STOPPED and not state.unfinished:
+        # What ended it here has come too late for the others, and no other verdict follows.
+        return _finish(state)
     is_done = state.phase == RUNNING and not state.unfinished
     return _stop(state, TERM, event.at, rules) if is_done else (state, ())
 

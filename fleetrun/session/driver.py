@@ -147,6 +147,7 @@ class Session:
         self._is_over = self._has_left = self._is_closed = False
         # The failure here in this generation, and why there is no coordinator any more.
         self._own: Failure | None = None
+        self._is_done = self._is_done_held = False
         self._loss: Failure | None = None
         # A stop that came before ranks could be stopped.
         self._due: tuple[Failure, bool] | None = None
@@ -322,6 +323,7 @@ class Session:
         """Join the next generation, or report in FAILURE why this host cannot."""
         self._request, self._missing = (request, failure), None
         self._own = None
+        self._is_done = False
         self._member.join(request, failure)
 
     @property
@@ -337,8 +339,16 @@ class Session:
             self.stopped(failure)
 
     def done(self) -> None:
-        """Report that all essential ranks of this host have succeeded."""
-        self._member.say(Done(self._generation))
+        """Report that all essential ranks of this host have succeeded, unless that is held."""
+        self._is_done = True
+        if not self._is_done_held:
+            self._member.say(Done(self._generation))
+
+    def hold_done(self, *, is_held: bool) -> None:
+        """Keep `done` back while what the ranks have done may still fail the job."""
+        self._is_done_held = is_held
+        if self._is_done and not is_held:
+            self.done()
 
     def failed(self, failure: Failure) -> None:
         """Report that the generation has failed here."""

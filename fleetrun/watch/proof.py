@@ -137,6 +137,9 @@ class Proof(Source):
         }
         own_specs = {place: plan.processes[process] for process, place in self._places.items()}
         is_receiver = self._session is not None and self._judges
+        if self._session is not None:
+            # Otherwise the job may be over before what its ranks have written is judged.
+            self._session.hold_done(is_held=is_receiver and self.is_required)
         # By their place among all ranks of the job, which messages of other hosts name.
         self._trainers: dict[int, _Trainer] = {}
         for place, rank in enumerate(plan.ranks):
@@ -293,6 +296,8 @@ class Proof(Source):
         faults = overview.faults(request, self._show(request), self._silence(), self._evidence())
         if faults and request.is_strict and self._judges:
             self._declare(StrategyRejected(faults, time.monotonic()))
+        elif self._session is not None:
+            self._session.hold_done(is_held=False)
 
     def _show(self, request: StrategyDocument) -> StrategyReport:
         """Declare and show the verdicts, if they have changed."""

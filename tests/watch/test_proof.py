@@ -411,7 +411,12 @@ def test_a_launch_that_only_compares_ranks_says_only_that(tmp_path: Path) -> Non
 def hosts(folder: Path, *, serves: bool = True) -> tuple[Room, SimpleNamespace, list[Any]]:
     """Return the proof of one of two hosts with a rank each, its session, and the sent messages."""
     sent: list[Any] = []
-    session = SimpleNamespace(hearers={}, serves=serves, to_coordinator=sent.append)
+    session = SimpleNamespace(
+        hearers={},
+        serves=serves,
+        to_coordinator=sent.append,
+        hold_done=lambda **_: None,
+    )
     here = Room(folder, asked=strict(), session=session, nodes=2)
     return here, session, sent
 
