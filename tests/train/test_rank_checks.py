@@ -58,7 +58,7 @@ def test_auto_finds_ranks_that_part_ways_late_and_asks_less_often_where_they_are
 
 
 @pytest.mark.parametrize(("version", "strategy"), in_turns(OURS, {}))
-def test_tables_may_differ_in_a_few_rows_and_weights_that_stay_prove_nothing(
+def test_tables_may_differ_in_a_few_rows(
     version: str, strategy: dict[str, Any], tmp_path: Path
 ) -> None:
     ranks = train(PYTHONS[version], "tables.py", tmp_path / "ours", strategy, check_ranks="auto")
@@ -73,8 +73,6 @@ def test_tables_may_differ_in_a_few_rows_and_weights_that_stay_prove_nothing(
             differ = "after update 2 rank 1 and rank 0 differ in the parameter 0.weight"
             assert (differ in rank[name]) is bool(strategy), name
         assert sum(few.match(note) is not None for note in proof["notes"]) == 1
-        # The comparison was after the first update, which was skipped.
-        assert rank["equal"] is None
 
 
 @pytest.mark.parametrize(
