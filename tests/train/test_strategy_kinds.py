@@ -91,9 +91,6 @@ def dense(report: dict[str, Any], name: str) -> list[int]:
     if name in {"two", "paired"}:
         # The second model's gradients come first.
         return sizes[: len(sizes) // 2]
-    if name in {"refrozen", "thawed"}:
-        # Parameters that are frozen for a while keep their place.
-        return dense(report, "own")
     return sizes
 
 
