@@ -24,7 +24,7 @@ from os import PathLike
 from typing import IO, Any, Literal, NamedTuple, NoReturn, TextIO, overload
 
 from fleetrun import errors
-from fleetrun.cli import app, argv
+from fleetrun.cli import argv
 from fleetrun.cli.option import Option
 from fleetrun.cli.options import BY_SPELLING
 from fleetrun.cli.types import BOOL, FLAG
@@ -430,6 +430,8 @@ class Reports(Sink):
 
 def run() -> NoReturn:
     """Run the launcher with the words after our two descriptors, and end this process."""
+    from fleetrun.cli import app  # the program that calls `launch` needs none of it
+
     report_to, lifeline, words = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     sys.argv = ["fleetrun", *words]
     for fd in (report_to, lifeline):

@@ -205,7 +205,7 @@ BOOL = Type(
 )
 # Never takes the word after it.
 FLAG = Type("flag", _boolean, "give true or false.", words=("true", "false"))
-TEXT, TEXTS, FREE = Type("text"), Type("texts"), Type("text", is_free=True)
+TEXT, FREE = Type("text"), Type("text", is_free=True)
 FILE, FOLDER = Type("text", complete="file"), Type("text", complete="dir")
 
 

@@ -11,9 +11,6 @@ from fleetrun.run import proc
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
-# Modes of `fallocate`: remove a range, or free its space and keep the file's length.
-COLLAPSE_RANGE = 0x08
-PUNCH_HOLE = 0x02 | 0x01
 
 # None: what this process has loaded.
 _loaded = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]
@@ -38,13 +35,3 @@ def set_command(text: bytes) -> None:
             os.pwrite(memory, text[: end - start - 1].ljust(end - start, b"\0"), start)
         finally:
             os.close(memory)
-
-
-def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
-    """Apply MODE to a range of the file FD; raises OSError if that is not supported."""
-    import ctypes  # only for logs that are cut
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(length)):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
