@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -201,7 +202,7 @@ def test_a_launcher_that_is_killed_is_an_end_too(here: Path) -> None:
     job = fleetrun.launch("sh", ["-c", HOLD], wait=False, quiet=True)
     until((here / "up").exists)
     os.kill(job.pid, signal.SIGKILL)
-    assert job.wait()[:2] == (137, "the launcher was killed by SIGKILL")
+    assert job.wait()[:2] == (137, "interrupted by SIGKILL")
 
 
 CALLER = """
@@ -246,8 +247,8 @@ def test_options_are_those_of_the_command_line(here: Path) -> None:
     assert done.run_dir is not None
     assert done.run_dir.startswith(str(here / "elsewhere"))
     launch = (Path(done.run_dir) / "launch.txt").read_text()
-    assert "grace: 1.5" in launch
-    assert "tee: 0,1" in launch
+    assert re.search(r"grace +1\.5 ", launch)
+    assert re.search(r"tee +0,1 ", launch)
 
 
 def test_a_dry_run_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
