@@ -12,6 +12,7 @@ from fleetrun.cli.options import BY_SPELLING, KNOWN, is_device_list
 from fleetrun.errors import UsageError
 from fleetrun.model import Given, Script, flag
 from fleetrun.plan import kinds
+from fleetrun.strategy.load import PRESETS
 
 # Fewer letters are more likely a typing error than an abbreviation.
 _SHORTEST_PREFIX = 4
@@ -120,9 +121,10 @@ def _misplaced(script: Script) -> tuple[str, ...]:
     """Return a note for each argument of SCRIPT that only launchers take, or that is a slip."""
     notes = []
     for at, arg in enumerate(script.args):
-        word = text.without_slips(arg)
+        word, following = text.without_slips(arg), "".join(script.args[at + 1 : at + 2])
         name = word.partition("=")[0].lstrip("-").replace("-", "_").lower()
-        if word.startswith("-") and name in _OF_LAUNCHERS:
+        is_ours = name in _OF_LAUNCHERS or (name == "strategy" and _is_preset(word, following))
+        if word.startswith("-") and is_ours:
             notes.append(
                 f"{arg} comes after {script.target}, so the script gets it; put fleetrun's options "
                 "before the script."
@@ -134,6 +136,15 @@ def _misplaced(script: Script) -> tuple[str, ...]:
             notes.append(f'{script.target} gets the argument "{arg}": {fault}')
             break
     return tuple(notes)
+
+
+def _is_preset(word: str, following: str) -> bool:
+    """Whether WORD, an option, or FOLLOWING after it has the name of a preset.
+
+    Scripts have a --strategy of their own, with other values.
+    """
+    _, equals, value = word.partition("=")
+    return any(name.strip() in PRESETS for name in (value if equals else following).split(","))
 
 
 def refused(words: Sequence[str], message: str) -> str | None:

@@ -45,7 +45,7 @@ _ROWS = {
         "write --env OMP_NUM_THREADS=N; --bind=cores gives each rank its cores."
     ),
     "max_restarts restarts reset_limit": "use --max_restart{}.",
-    "background daemon d nohup": "use --detach.",
+    "background bg daemon d nohup": "use --detach.",
     "role": "leave it out: each rank runs the script.",
     "ssh_identity_file": 'write --ssh="ssh -i FILE" beside --hosts.',
     "shutdown_timeout": "use --grace{}: seconds between TERM and KILL.",

@@ -46,6 +46,8 @@ def _no_module(target: str) -> str | None:
         return "that is a path, not a module: leave -m out."
     if len(target.split()) > 1:
         return f"quotation marks make it one word: leave them out: -m {target}."
+    if target.endswith(".ipynb"):
+        return f"that is a notebook, not a module: run `jupyter nbconvert --to script {target}`."
     if target.endswith(".py") and os.path.exists(target):
         # Python would run it while it looks for a module `py` in it, and fail then.
         return f"a module's name has no .py: write {target} without -m, or -m {target[:-3]}."
