@@ -16,8 +16,7 @@ else:
 # As of a script without a seed: each run begins with other weights.
 other = case == "unseeded" and "plain-2" in asked["path"]
 off = {
-    **dict.fromkeys(["wrong", "wrong loss"], 0 if is_plain else 1e-3),
-    "wrong loss there": 0 if is_plain or rank != "2" else 1e-3,
+    "wrong": 0 if is_plain else 1e-3,
     "rounding": 0 if is_plain else 1e-9,
     "chaotic": 1e-3 if asked["moves"] or not is_plain else 0,
     "ranks": int(rank),
@@ -41,16 +40,11 @@ with open(os.path.join(asked["path"], rank + ".jsonl"), "a") as file:
         print(json.dumps(record), file=file)
 if case != "no record":
     with open(os.environ["FLEETRUN_RECORDS"], "a") as file:
-        if case == "wrong loss":
-            axes = {"schema": 1, "kind": "topology", "axes": {"dp": 1, "mp": 2}}
-            print(json.dumps(axes), file=file)
         for number in range(1, made + 1):
-            first = {"wrong": 4, "wrong loss": 2, "wrong loss there": 2}.get(case, 99)
-            loss = 1 / number + (off if number >= first else 0)
             at = 100 + number / (1 if is_plain else 2)
             if case == "noisy speed" and "strategy-2" in asked["path"]:
                 at = 100 + number * 2
-            record = {"number": number, "at": at, "loss": loss}
+            record = {"number": number, "at": at, "loss": 1 / number}
             print(json.dumps({"schema": 1, "kind": "update", **record}), file=file)
         if case == "no difference" and not is_plain:
             fields = [{"name": name, "asked": True, "status": "no_difference"}

@@ -20,15 +20,14 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.multinode, pytest.mark.slow]
 
 VERIFY = ("verify", "--updates=8", "--strategy=comm_fusion")
-# Plain Paddle, the strategy, both once more; and a run that measures rounding.
-RUNS = 5
+# Plain Paddle and the strategy; where they differ, plain Paddle twice more, once moved by rounding.
+RUNS = 4
 # By the script's behaviour: the exit code, the message, and the number of runs.
 CASES = {
-    "equal": (0, "plain Paddle to the last bit, on 4 ranks.", RUNS - 1),
+    "equal": (0, "plain Paddle to the last bit, on 4 ranks.", 2),
     # The first rank that differs is on the second host.
     "second host": (0, "plain Paddle within rounding, on 4 ranks.", RUNS),
     "wrong": (5, "diverge at update 3: b.weight of rank 0 differs by 0.001 (", RUNS),
-    "wrong loss there": (5, "the loss of rank 2 in update 2 differs by 0.001", RUNS),
     # This rank is on the second host, whose report names it.
     "fails there": (
         5,
