@@ -12,7 +12,7 @@ import inspect
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from .. import settings
+from .. import border, settings
 from ..import_hooks import after_import, in_place_of
 from ..paddle_api import programs
 from . import program, program_runs
@@ -32,12 +32,16 @@ class _SinceStep:
 
 
 _TWO_PROGRAMS = (
-    "gradient_merge: two programs update the same parameters, each by gradients that are merged"
-    " while the other changes these parameters: use the strategy without gradient_merge, or"
+    "gradient_merge: two programs update the same parameters in turn, each by gradients that are"
+    " merged while the other changes these parameters: use the strategy without gradient_merge, or"
     " minimize each loss for parameters of its own."
 )
 # The names of the parameters that each merging program updates.
 _merging: weakref.WeakKeyDictionary[Any, frozenset[str]] = weakref.WeakKeyDictionary()
+# The programs whose round is incomplete, each with the id of its scope; and those whose parameters
+# another program has changed meanwhile.
+_incomplete: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_changed: weakref.WeakSet[Any] = weakref.WeakSet()
 _since_step: weakref.WeakKeyDictionary[Any, _SinceStep] = weakref.WeakKeyDictionary()
 
 
@@ -63,6 +67,8 @@ def _take_parameters(module: Any) -> None:
 
 def _ran(main: Any, is_updated: bool) -> None:  # noqa: FBT001 - a callback
     """Record that MAIN ran, and whether it updated its parameters."""
+    if main in _merging:
+        _follow_round(main, is_updated=is_updated)
     scheduler = getattr(main, "lr_scheduler", None)
     if scheduler is not None and settings.effective_spec().merge_steps > 1:
         since = _since_step.setdefault(scheduler, _SinceStep())
@@ -70,18 +76,34 @@ def _ran(main: Any, is_updated: bool) -> None:  # noqa: FBT001 - a callback
         since.is_updated = is_updated
 
 
-def settle(main: Any, startup: Any) -> None:
-    """Give MAIN a counter of its own if it merges.
+def _follow_round(main: Any, *, is_updated: bool) -> None:
+    """Record the run of MAIN, which merges.
 
-    Raises RuntimeError if another program that merges updates some of its parameters.
+    Raises Disproved if another program has changed its parameters since its round began.
     """
+    import paddle
+
+    if main in _changed:
+        raise border.Disproved(_TWO_PROGRAMS)
+    # Programs of other scopes may have parameters of the same names.
+    scope = id(paddle.static.global_scope())
+    if not is_updated:
+        _incomplete[main] = scope
+        return
+    _incomplete.pop(main, None)
+    _changed.update(
+        other
+        for other, other_scope in _incomplete.items()
+        if other_scope == scope and not _merging[main].isdisjoint(_merging[other])
+    )
+
+
+def settle(main: Any, startup: Any) -> None:
+    """Give MAIN a counter of its own if it merges."""
     block = main.global_block()
     if not block.has_var(_COUNTERS[0]):
         return
-    updated = frozenset(name for op in program.updates(main) for name in op.input("Param"))
-    if any(not updated.isdisjoint(others) for others in _merging.values()):
-        raise RuntimeError(_TWO_PROGRAMS)
-    _merging[main] = updated
+    _merging[main] = frozenset(name for op in program.updates(main) for name in op.input("Param"))
     from paddle.utils import unique_name
 
     for name in _COUNTERS:
