@@ -11,7 +11,7 @@ from fleetrun.errors import SeveralErrors, UsageError
 from fleetrun.model import VARIABLE_SECTIONS, Given, Knob, KnobValue, Layer, Setting, Strategy
 from fleetrun.strategy import fields
 from fleetrun.strategy.fields import Field
-from fleetrun.text import closest, suggestion, without_slips
+from fleetrun.text import suggestion, without_slips
 
 if TYPE_CHECKING:
     from yaml import Node, SafeLoader
@@ -147,7 +147,7 @@ def find(name: str) -> str:
         kind = "a folder" if os.path.isdir(name) else "not a regular file"
         raise UsageError(f"{name} is {kind}, not a strategy file.")
     presets = f"presets are {', '.join(PRESETS)}."
-    hint = _suggest(name, PRESETS, presets)
+    hint = suggestion(name, PRESETS, presets)
     raise UsageError(f"there is no file {name}, nor a preset of that name{hint}")
 
 
@@ -169,18 +169,22 @@ def read(name: str, report: Callable[[UsageError], None] = _stop) -> Layer:
 
 def parse(text: str, path: str, report: Callable[[UsageError], None] = _stop) -> Iterator[Knob]:
     """Yield the settings in TEXT, the YAML of PATH; REPORT gets its errors."""
-    loaded = _load(text, path)
-    if loaded is None:
-        return
-    root, values = loaded
-    document = _Document(path, values, report)
-    expected = "write sections: " + ", ".join(fields.SECTIONS)
-    for section, node in document.pairs(root, expected):
-        name = str(section.value)
-        if name not in fields.SECTIONS:
-            report(UsageError(f"{document.at(section)}: {_unknown_section(name)}"))
-        elif not yamlfile.is_null(node):
-            yield from document.section(name, node)
+    lines: dict[tuple[str, str], int] = {}
+    with yamlfile.loading(text, path) as loader:
+        root = loader.get_single_node()
+        for entry in _Document(path, report).entries(root) if root is not None else ():
+            try:
+                knob = _knob(entry, loader)
+            except UsageError as error:
+                report(error)
+                continue
+            place = (knob.section, knob.name)
+            if place in lines:
+                message = f"{entry.name} is already set in line {lines[place]}."
+                report(UsageError(f"{entry.where}: {message}"))
+                continue
+            lines[place] = entry.node.start_mark.line + 1
+            yield knob
 
 
 def parse_set(text: str) -> Knob:
@@ -195,21 +199,18 @@ def parse_set(text: str) -> Knob:
     if not equals or not key:
         typed = f"{SET} {text}".rstrip()
         raise UsageError(f"{typed}: give KEY=VALUE, as in fuse_grad_size_in_MB=16.")
-    section, dot, rest = key.partition(".")
+    section, dot, name = key.partition(".")
     if not (dot and section in fields.SECTIONS):
-        section, rest = _section_of(key), key
+        section, name = _section_of(key), key
     if section in VARIABLE_SECTIONS:
-        return Knob(section, _variable(section, rest, where), _variable_text(section, raw), SET)
-    loaded = _load(raw, where)
-    value = None if loaded is None else loaded[1][id(loaded[0])]
-    name, _, key = rest.partition(".")
+        return Knob(section, _variable(section, name, where), _variable_text(section, raw), SET)
     field = _field(section, name, where)
-    if key:
-        field = _key(field, key, where)
-        return Knob(fields.STRATEGY, f"{name}.{key}", _converted(field, value, where), SET)
     if field.kind == "configs":
         raise UsageError(f"{where}: set one of its parts: {_listed_keys(field)}.")
-    return Knob(field.section, field.name, _converted(field, value, where), SET)
+    with yamlfile.loading(raw, where) as loader:
+        node = loader.get_single_node()
+        value = None if node is None else _constructed(loader, node, where)
+    return _setting(section, name, value, where)._replace(source=SET)
 
 
 def combine(layers: Sequence[Layer], sets: Sequence[Knob] = ()) -> UnplacedStrategy:
@@ -262,180 +263,137 @@ def _remarks(last: Mapping[tuple[str, str], Knob]) -> Iterator[str]:
 # -- a file ----------------------------------------------------------------------------------------
 
 
-def _load(text: str, path: str) -> "tuple[Node, Mapping[int, object]] | None":
-    """Return the root node of TEXT (nodes know their lines), and node values by the nodes' ids."""
-    with yamlfile.loading(text, path) as loader:
+class _Entry(NamedTuple):
+    """A line of a file: the NAME in SECTION, dotted for a part of configs, and its value's NODE."""
+
+    section: str
+    name: str
+    node: "Node"
+    where: str
+
+
+class _Document:
+    """The file PATH being read; REPORT gets its errors."""
+
+    def __init__(self, path: str, report: Callable[[UsageError], None]) -> None:
+        self._path = path
+        self._report = report
+
+    def entries(self, root: "Node") -> Iterator[_Entry]:
+        """Yield the lines of all sections below ROOT."""
+        for section in self._pairs("", root, "write sections: " + ", ".join(fields.SECTIONS)):
+            if section.name not in fields.SECTIONS:
+                self._report(UsageError(f"{section.where}: {_unknown_section(section.name)}"))
+            elif not yamlfile.is_null(section.node):
+                yield from self._lines(section.name, section.node)
+
+    def _lines(self, section: str, node: "Node") -> Iterator[_Entry]:
+        """Yield the lines of SECTION, below NODE; those of configs part by part."""
+        known = {} if section in VARIABLE_SECTIONS else fields.by_name(section)
+        for entry in self._pairs(section, node, f"{section}: write one `name: value` a line"):
+            name = entry.name
+            if section == fields.STRATEGY and name in (fields.BUILD, fields.EXECUTION):
+                # As in Python: strategy.build_strategy = ...
+                yield from self._lines(name, entry.node)
+            elif name in known and known[name].kind == "configs":
+                expected = f"{name}: {fields.wanted(known[name])}"
+                for part in self._pairs(section, entry.node, expected):
+                    yield part._replace(name=f"{name}.{part.name}")
+            else:
+                yield entry
+
+    def _pairs(self, section: str, node: "Node", expected: str) -> Iterator[_Entry]:
+        """Yield the entries of the mapping NODE of SECTION; EXPECTED is for the error."""
         from yaml import MappingNode  # needed only with a strategy
 
-        root = loader.get_single_node()
-        values: dict[int, object] = {}
-        pending = [] if root is None else [root]
-        while pending:
-            node = pending.pop()
-            if id(node) in values:
-                continue
-            # Mappings are read pair by pair; any other node is a value.
-            values[id(node)] = None
-            if isinstance(node, MappingNode):
-                pending += [item for pair in node.value for item in pair]
-            elif node.tag == _MERGE:
-                at = yamlfile.at(path, node.start_mark)
-                raise UsageError(
-                    f"{at}: << is not supported: give several files, of which the later wins."
-                )
+        if not isinstance(node, MappingNode):
+            where = yamlfile.at(self._path, node.start_mark)
+            self._report(UsageError(f"{where}: {expected}."))
+            return
+        for key, value in node.value:
+            where = yamlfile.at(self._path, key.start_mark)
+            if key.tag == _MERGE:
+                message = "<< is not supported: give several files, of which the later wins."
+                self._report(UsageError(f"{where}: {message}"))
             else:
-                values[id(node)] = _constructed(loader, node, path)
-    return None if root is None else (root, values)
+                yield _Entry(section, str(key.value), value, where)
 
 
-def _constructed(loader: "SafeLoader", node: "Node", path: str) -> object:
+def _knob(entry: _Entry, loader: "SafeLoader") -> Knob:
+    """Return the setting of the line ENTRY, whose value LOADER constructs."""
+    from yaml import ScalarNode
+
+    section, name, node, where = entry
+    if section not in VARIABLE_SECTIONS:
+        return _setting(section, name, _constructed(loader, node, where), where)
+    variable = _variable(section, name, where)
+    if not isinstance(node, ScalarNode) or yamlfile.is_null(node):
+        raise UsageError(f"{where}: {name}: give one value.")
+    return Knob(section, variable, _variable_text(section, str(node.value)), where)
+
+
+def _constructed(loader: "SafeLoader", node: "Node", where: str) -> object:
+    from yaml import MappingNode
+
+    if isinstance(node, MappingNode):
+        return {}
     try:
         return loader.construct_object(node, deep=True)
     except ValueError as error:
         # Such as a date with a 13th month.
-        raise UsageError(f"{path}: this is not YAML: {error}.") from None
-
-
-class _Document:
-    """A file being read. VALUES has the values of nodes by their ids."""
-
-    def __init__(
-        self, path: str, values: Mapping[int, object], report: Callable[[UsageError], None]
-    ) -> None:
-        self._path = path
-        self._values = values
-        self._report = report
-
-    def at(self, node: "Node") -> str:
-        """Return the position of NODE."""
-        return f"{self._path}:{node.start_mark.line + 1}"
-
-    def pairs(self, node: "Node", expected: str) -> "Iterator[tuple[Node, Node]]":
-        """Yield the entries of the mapping NODE without duplicates; EXPECTED is for the error."""
-        from yaml import MappingNode
-
-        if not isinstance(node, MappingNode):
-            self._report(UsageError(f"{self.at(node)}: {expected}."))
-            return
-        lines: dict[str, int] = {}
-        for key, value in node.value:
-            name = str(key.value)
-            if name in lines:
-                message = f"{name} is already set in line {lines[name]}."
-                self._report(UsageError(f"{self.at(key)}: {message}"))
-                continue
-            lines[name] = key.start_mark.line + 1
-            yield key, value
-
-    def section(self, section: str, node: "Node") -> Iterator[Knob]:
-        """Yield the settings of NODE, the section SECTION."""
-        places: dict[tuple[str, str], str] = {}
-        for key, value in self.pairs(node, f"{section}: write one `name: value` a line"):
-            name = str(key.value)
-            if section == fields.STRATEGY and name in (fields.BUILD, fields.EXECUTION):
-                # As in Python: strategy.build_strategy = ...
-                yield from self.section(name, value)
-                continue
-            try:
-                for knob in self._knobs(section, name, value, where=self.at(key)):
-                    at = (knob.section, knob.name)
-                    if at in places:
-                        message = f"{name} means {knob.name}, which {places[at]} also sets."
-                        self._report(UsageError(f"{self.at(key)}: {message}"))
-                        continue
-                    places[at] = name
-                    yield knob
-            except UsageError as error:
-                self._report(error)
-
-    def _knobs(self, section: str, name: str, node: "Node", *, where: str) -> Iterator[Knob]:
-        """Yield the settings of the line `NAME: NODE` of SECTION."""
-        from yaml import ScalarNode
-
-        if section in VARIABLE_SECTIONS:
-            variable = _variable(section, name, where)
-            if not isinstance(node, ScalarNode) or yamlfile.is_null(node):
-                raise UsageError(f"{where}: {name}: give one value.")
-            yield Knob(section, variable, _variable_text(section, str(node.value)), where)
-            return
-        field = _field(section, name, where)
-        if field.kind != "configs":
-            yield Knob(
-                field.section, field.name, _converted(field, self._value(node), where), where
-            )
-            return
-        for key, value in self.pairs(node, f"{name}: {fields.wanted(field)}"):
-            at = self.at(key)
-            try:
-                part = _key(field, str(key.value), at)
-                converted = _converted(part, self._value(value), at)
-            except UsageError as error:
-                self._report(error)
-                continue
-            yield Knob(field.section, f"{field.name}.{part.name}", converted, at)
-
-    def _value(self, node: "Node") -> object:
-        from yaml import MappingNode
-
-        return {} if isinstance(node, MappingNode) else self._values[id(node)]
+        raise UsageError(f"{where}: this is not YAML: {error}.") from None
 
 
 # -- names and values ------------------------------------------------------------------------------
 
 
+def _setting(section: str, name: str, value: object, where: str) -> Knob:
+    """Return the setting of the field NAME, dotted for a part of configs, to VALUE."""
+    field = _field(section, name, where)
+    whole, dot, _ = name.partition(".")
+    full = f"{fields.by_name(section)[whole].name}.{field.name}" if dot else field.name
+    return Knob(field.section, full, _converted(field, value, where), where)
+
+
 def _field(section: str, name: str, where: str) -> Field:
+    """Return the field NAME of SECTION, dotted for a part of configs."""
     known = fields.by_name(section)
-    if name in known:
-        return known[name]
+    first, dot, key = name.partition(".")
+    if first not in known:
+        raise UsageError(f"{where}: {_unknown_field(section, first)}")
+    field = known[first]
+    parts = {part.name: part for part in field.keys}
+    if not dot or key in parts:
+        return parts[key] if dot else field
+    if not parts:
+        raise UsageError(f"{where}: {field.name} has no parts: {fields.wanted(field)}.")
+    hint = suggestion(key, parts, f"it has {_listed_keys(field)}.")
+    raise UsageError(f"{where}: {field.name} has no {key}{hint}")
+
+
+def _unknown_field(section: str, name: str) -> str:
     for other_section in fields.FIELD_SECTIONS:
         if name in fields.by_name(other_section):
-            raise UsageError(
-                f"{where}: {name} belongs to the section {other_section}, not to {section}."
-            )
+            return f"{name} belongs to the section {other_section}, not to {section}."
     parts = [f"{field.name}.{key.name}" for field in fields.TABLE for key in field.keys]
     inside = [part for part in parts if part.partition(".")[2] == name]
     if inside:
-        raise UsageError(f"{where}: {name} is a part: did you mean {' or '.join(inside)}?")
-    # A part is suggested in full: `k_stps` may be meant for gradient_merge_configs.k_steps.
-    nearest = closest(name, {*known, *(part.partition(".")[2] for part in parts)})
-    whole = [part for part in parts if part.partition(".")[2] == nearest]
-    if whole and nearest not in known:
-        raise UsageError(f"{where}: no such field: {name}; did you mean {' or '.join(whole)}?")
-    raise UsageError(f"{where}: no such field: {name}{_suggest(name, known)}")
-
-
-def _key(field: Field, name: str, where: str) -> Field:
-    parts = {key.name: key for key in field.keys}
-    if name in parts:
-        return parts[name]
-    if not parts:
-        raise UsageError(f"{where}: {field.name} has no parts: {fields.wanted(field)}.")
-    hint = _suggest(name, parts, f"it has {_listed_keys(field)}.")
-    raise UsageError(f"{where}: {field.name} has no {name}{hint}")
+        return f"{name} is a part: did you mean {' or '.join(inside)}?"
+    otherwise = "`fleetrun strategy list --fields` shows all."
+    return f"no such field: {name}{suggestion(name, fields.by_name(section), otherwise)}"
 
 
 def _listed_keys(field: Field) -> str:
     return ", ".join(key.name for key in field.keys)
 
 
-def _suggest(
-    name: str, known: Iterable[str], otherwise: str = "`fleetrun strategy list --fields` shows all."
-) -> str:
-    """Return the end of a sentence that suggests the name most like NAME."""
-    return suggestion(name, known, otherwise)
-
-
 def _unknown_section(name: str) -> str:
-    if name in fields.by_name(fields.STRATEGY):
-        return (
-            f"{name} is in no section; put it under "
-            f"`{fields.by_name(fields.STRATEGY)[name].section}:`."
-        )
-    for section, prefix in fields.PREFIXES.items():
-        if prefix and name.startswith(prefix):
-            return f"{name} is in no section; put it under `{section}:`."
+    known = fields.by_name(fields.STRATEGY)
+    section = known[name].section if name in known else _section_of(name)
+    if name in known or section != fields.STRATEGY:
+        return f"{name} is in no section; put it under `{section}:`."
     listed = f"sections are {', '.join(fields.SECTIONS)}."
-    return f"no such section: {name}{_suggest(name, fields.SECTIONS, listed)}"
+    return f"no such section: {name}{suggestion(name, fields.SECTIONS, listed)}"
 
 
 def _section_of(key: str) -> str:

@@ -164,7 +164,7 @@ nccl: 3
         f"4: asp: true is refused: {nothing}.",
         "6: gradient_merge_configs has no k_step; did you mean k_steps?",
         "7: avg: perhaps: give true or false.",
-        "9: num_threads means num_threads, which thread_num also sets.",
+        "9: num_threads is already set in line 8.",
         "11: amp is already set in line 10.",
         "13: cudnn_exhaustive_search: did you mean FLAGS_cudnn_exhaustive_search?",
         "14: nccl: write one `name: value` a line.",

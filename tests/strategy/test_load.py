@@ -101,7 +101,7 @@ def test_every_knob_knows_its_line() -> None:
         ("a\x01", "my.yaml: this is not YAML"),
         ("strategy:\n  <<: {amp: 1}", "my.yaml:2: << is not supported: give several files"),
         ("strategy: {}\n---\n", "my.yaml: there are several documents in it: give each a file"),
-        ("strategy: {asp: 2001-13-01}", "my.yaml: this is not YAML: month"),
+        ("strategy: {asp: 2001-13-01}", "my.yaml:1: this is not YAML: month"),
         ("stratgy: {}", "my.yaml:1: no such section: stratgy; did you mean strategy?"),
         ("zzz: {}", "my.yaml:1: no such section: zzz; sections are strategy, "),
         ("amp: true", "my.yaml:1: amp is in no section; put it under `strategy:`."),
@@ -146,14 +146,14 @@ def test_every_knob_knows_its_line() -> None:
         ("strategy:\n  amp: 1\n  amp: 0", "my.yaml:3: amp is already set in line 2."),
         (
             "strategy:\n  thread_num: 1\n  num_threads: 2",
-            "my.yaml:3: num_threads means num_threads, which thread_num also sets.",
+            "my.yaml:3: num_threads is already set in line 2.",
         ),
         ("flags: {x: 1}", "my.yaml:1: x: did you mean FLAGS_x?"),
         ("nccl: {DEBUG: INFO}", "my.yaml:1: DEBUG: did you mean NCCL_DEBUG?"),
         ("env: {a-b: 1}", "my.yaml:1: a-b is not a variable name."),
         ("env: {A: [1]}", "my.yaml:1: A: give one value."),
         ("env: {A: }", "my.yaml:1: A: give one value."),
-        ("strategy: &a [*a]", "this is not YAML"),
+        ("strategy: {amp: &a [*a]}", "this is not YAML"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_its_line(text: str, message: str) -> None:
