@@ -21,7 +21,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType, FunctionType, SimpleNamespace
+from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
 from . import border
@@ -93,7 +93,7 @@ OPERATIONS = {
 _PAIRS = ("send", "recv")
 _ON_STREAM = "{}_on_calc_stream"
 # A backward in which Paddle's own reducer sums gradients, invisible to our hooks.
-_BACKWARD = Operation("backward")
+_BACKWARD = "backward"
 # The index of the ProcessGroup among the arguments of Paddle's reducer.
 _REDUCERS_GROUP = 3
 # The functions within which Paddle calls collectives that we do not see: module, class if any, and
@@ -180,19 +180,14 @@ class Ring:
         HEAD.pack_into(self._memory, HEADER_BYTES + channel * HEAD.size, sequence)
         return number
 
-    def end(self, number: int) -> None:
-        """Record that NUMBER is done, if it is still in the ring and not known to be done."""
-        self._change(number, lambda done, state: (done or time.time_ns(), state))
-
-    def mark(self, number: int, state: int) -> None:
-        """Record the STATE of NUMBER, if it is still in the ring."""
-        self._change(number, lambda done, _: (done, state))
-
-    def _change(self, number: int, change: Callable[[int, int], tuple[int, int]]) -> None:
+    def end(self, number: int, state: int | None = None) -> None:
+        """Record that NUMBER, if it is still in the ring, is done, or that it is in STATE."""
         at = self._slots_at + number % SLOTS * SLOT_BYTES
-        there, done, state = SLOT.unpack_from(self._memory, at)
+        there, done, before = SLOT.unpack_from(self._memory, at)
         if there == number:
-            SLOT.pack_into(self._memory, at, number, *change(done, state))
+            if state is None:
+                done, state = done or time.time_ns(), before
+            SLOT.pack_into(self._memory, at, number, done, state)
 
     def settled(self, at_ns: int) -> None:
         """Record that the open collectives were not done at AT_NS."""
@@ -203,23 +198,29 @@ class Ring:
         _STATE.pack_into(self._memory, _STATE_AT, state)
 
 
-class _Group:
-    """A ProcessGroup, and the number of collectives of each of its channels."""
+class _Group(NamedTuple):
+    """A ProcessGroup, kept alive so that its id is not reused, and the NUMBER-th of its RANKS."""
 
-    def __init__(self, ring: Ring, process_group: Any, ranks: Sequence[int], number: int) -> None:
-        # Kept alive, so that its id is not reused.
-        self.process_group = process_group
-        self.is_blocking = process_group.name().lower() == "gloo"
-        self._ring, self._ranks, self._number = ring, ranks, number
-        self._channels: dict[tuple[str, int], tuple[int, Iterator[int]]] = {}
+    process_group: Any
+    ranks: tuple[int, ...]
+    number: int
+    is_blocking: bool
 
-    def next_of(self, operation: str, peer: int) -> tuple[int, int]:
-        """Return the channel of OPERATION, sent to or received from PEER, and the next number."""
-        known = self._channels.get((operation, peer))
-        if known is None:
-            made = self._ring.new_channel(self._ranks, self._number, operation, peer)
-            known = self._channels[operation, peer] = made, itertools.count(1)
-        return known[0], next(known[1])
+
+class _Tensor(NamedTuple):
+    """What is recorded of a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    element_bytes: int
+
+    @classmethod
+    def of(cls, tensor: Any) -> _Tensor:
+        dtype = str(tensor.dtype).rpartition(".")[2].lower()
+        return cls(dtype, tuple(tensor.shape), int(tensor.element_size()))
+
+
+_NO_TENSOR = _Tensor("", (), 0)
 
 
 class FlightRecorder:
@@ -229,6 +230,8 @@ class FlightRecorder:
         self._path = path
         self._ring: Ring | None = None
         self._groups: dict[int, _Group] = {}
+        # By group, operation and peer: the channel and its next number.
+        self._channels: dict[tuple[int, str, int], tuple[int, Iterator[int]]] = {}
         self._world: tuple[int, ...] = ()
         # How many calls of new_group there have been, of groups without this rank, too.
         self._new_groups = 0
@@ -236,10 +239,9 @@ class FlightRecorder:
         self._made: Counter[tuple[int, ...]] = Counter()
         self._is_library: dict[str, bool] = {}
         self._pending: deque[tuple[int, Any]] = deque(maxlen=_MOST_PENDING)
-        self._settling: threading.Thread | None = None
         self._has_ended = threading.Event()
         # What the next backward sums, by the id of its group.
-        self._armed: dict[int, tuple[Any, Any]] = {}
+        self._armed: dict[int, tuple[Any, _Tensor]] = {}
         self._unrecorded: dict[str, None] = {}
         self.is_on = True
 
@@ -264,17 +266,16 @@ class FlightRecorder:
             return
         members = tuple(int(rank) for rank in ranks)
         if self._ring is None:
-            if _is_in_use(self._path):
-                # The script of the rank has started a job of its own.
-                self.is_on = False
-                return
             self._ring, self._world = Ring(self._path), members
+            # A job that the script starts later must not replace the ring.
+            os.environ.pop(_VARIABLE, None)
             for what in self._unrecorded:
                 self._ring.name("unrecorded", what)
             # What the script registers later runs earlier, and may communicate.
             atexit.register(self.end_script)
         self._made[members] += 1
-        group = _Group(self._ring, process_group, members, self._made[members])
+        is_blocking = process_group.name().lower() == "gloo"
+        group = _Group(process_group, members, self._made[members], is_blocking)
         self._groups[id(process_group)] = group
 
     def note_unrecorded(self, what: str) -> None:
@@ -286,29 +287,35 @@ class FlightRecorder:
 
     def begin(self, process_group: Any, operation: Operation, args: Sequence[Any]) -> int:
         """Record that OPERATION is called with ARGS; return its number, 0 if it is not recorded."""
-        group = self._groups.get(id(process_group))
-        if group is None or self._ring is None or not self.is_on:
-            return 0
-        while self._pending and self._pending[0][1].is_completed():
-            self._ring.end(self._pending.popleft()[0])
         name, place, peer_place, reduction = operation
-        peer = -1
-        if peer_place is not None and peer_place < len(args):
-            peer = int(args[peer_place])
-        channel = group.next_of(*(name, peer) if name in _PAIRS else ("", -1))
+        has_peer = peer_place is not None and peer_place < len(args)
+        peer = int(args[peer_place]) if has_peer else -1  # type: ignore[index]
         if reduction is not None and reduction < len(args):
             kind = str(args[reduction]).rpartition(".")[2].lower()
             name = name if kind == "sum" else f"{name} ({kind})"
         tensor = args[place] if place is not None and place < len(args) else None
         if isinstance(tensor, (list, tuple)):
             tensor = tensor[0] if tensor else None
-        shape, dtype, size = [], "", 0
-        if tensor is not None:
-            shape, dtype = [*tensor.shape], str(tensor.dtype).rpartition(".")[2].lower()
-            size = math.prod(shape) * int(tensor.element_size())
-        state = BLOCKING if group.is_blocking or operation is _BACKWARD else ASYNCHRONOUS
-        site = self._site(sys._getframe(1))
-        return self._ring.begin(state, *channel, [name, dtype, shape, size, peer, site])
+        described = _NO_TENSOR if tensor is None else _Tensor.of(tensor)
+        return self._issue(process_group, name, described, peer)
+
+    def _issue(self, process_group: Any, name: str, tensor: _Tensor, peer: int = -1) -> int:
+        group = self._groups.get(id(process_group))
+        if group is None or self._ring is None or not self.is_on:
+            return 0
+        while self._pending and self._pending[0][1].is_completed():
+            self._ring.end(self._pending.popleft()[0])
+        key = (id(process_group), *((name, peer) if name in _PAIRS else ("", -1)))
+        if key not in self._channels:
+            channel = self._ring.new_channel(group.ranks, group.number, *key[1:])
+            self._channels[key] = channel, itertools.count(1)
+        channel, numbers = self._channels[key]
+        nbytes = math.prod(tensor.shape) * tensor.element_bytes
+        is_blocking = group.is_blocking or name == _BACKWARD
+        call = [name, tensor.dtype, tensor.shape, nbytes, peer, self._site(sys._getframe(1))]
+        return self._ring.begin(
+            BLOCKING if is_blocking else ASYNCHRONOUS, channel, next(numbers), call
+        )
 
     def begin_group(self, ranks: Sequence[int] | None) -> int:
         """Record that this rank makes a group of RANKS, by default of all."""
@@ -330,33 +337,31 @@ class FlightRecorder:
             self._ring.end(number)
             return
         self._pending.append((number, task))
-        if self._settling is None:
-            self._settle_periodically()
+        assert self._settling
 
     def raised(self, number: int) -> None:
         """Record that the call NUMBER has raised."""
         if self._ring is not None and self.is_on:
-            self._ring.mark(number, RAISED)
+            self._ring.end(number, RAISED)
 
-    def arm(self, process_group: Any, gradients: Any) -> None:
+    def arm(self, process_group: Any, gradients: _Tensor) -> None:
         """Let the next backward sum GRADIENTS in PROCESS_GROUP, and those that it sums already."""
-        others = self._armed.get(id(process_group), (None, None))[1]
-        if others is not None:
-            gradients = _joined(gradients, [gradients.shape[0] + others.shape[0]])
-        self._armed[id(process_group)] = process_group, gradients
+        _, others = self._armed.get(id(process_group), (None, _NO_TENSOR))
+        elements = math.prod(gradients.shape) + math.prod(others.shape) * bool(others.dtype)
+        self._armed[id(process_group)] = process_group, gradients._replace(shape=(elements,))
 
     def begin_backward(self) -> list[tuple[int, Any]]:
         """Record the backward that begins, in each group in which it communicates."""
         armed = [*self._armed.values()]
         self._armed.clear()
-        return [(self.begin(group, _BACKWARD, (sums,)), group) for group, sums in armed]
+        return [(self._issue(group, _BACKWARD, sums), group) for group, sums in armed]
 
     def end_backward(self, number: int, process_group: Any, _result: None) -> None:
         """Record that a backward has returned; what it gave to a device may still be running."""
         if self._ring is None or not self.is_on:
             return
         if not self._groups[id(process_group)].is_blocking:
-            self._ring.mark(number, ASYNCHRONOUS)
+            self._ring.end(number, ASYNCHRONOUS)
         self._ring.end(number)
 
     def settle(self) -> None:
@@ -371,7 +376,9 @@ class FlightRecorder:
                     ring.end(number)
             ring.settled(at_ns)
 
-    def _settle_periodically(self) -> None:
+    @functools.cached_property
+    def _settling(self) -> threading.Thread:
+        """The thread that settles, begun with the first task of a device."""
         settle = watching(self, self.settle)
 
         def run() -> None:
@@ -388,20 +395,19 @@ class FlightRecorder:
 
         # No task may be polled once its device has been shut down.
         atexit.register(stop)
-        self._settling = thread
         thread.start()
+        return thread
 
     def _site(self, frame: FrameType | None) -> tuple[str, int, str] | None:
         """Return the script's line that calls; None if the script does not call."""
         while frame is not None:
             code = frame.f_code
             file = code.co_filename
-            is_library = self._is_library.get(file)
-            if is_library is None:
-                is_library = file.startswith((_OURS, _paddles_folder()))
-                is_library = is_library or any(part in file for part in _LIBRARIES)
-                self._is_library[file] = is_library
-            if not is_library:
+            if file not in self._is_library:
+                self._is_library[file] = file.startswith((_OURS, _paddles_folder())) or any(
+                    part in file for part in _LIBRARIES
+                )
+            if not self._is_library[file]:
                 return file[-100:], frame.f_lineno, code.co_name[:40]
             frame = frame.f_back
         return None
@@ -410,23 +416,6 @@ class FlightRecorder:
 def _paddles_folder() -> str:
     """Return where Paddle's code is, which need not be among the installed packages."""
     return os.path.join(sys.modules["paddle"].__path__[0], "") if "paddle" in sys.modules else _OURS
-
-
-def _is_in_use(path: str) -> bool:
-    """Whether the ring PATH is that of another process of this attempt, which still runs."""
-    try:
-        with open(path, "rb") as file:
-            _, _, owner, restart, *_ = HEADER.unpack(file.read(HEADER.size))
-        os.kill(owner, 0)
-    except (OSError, struct.error):
-        # There is no ring, or its process has ended.
-        return False
-    return bool(owner != os.getpid()) and restart == _number("PADDLE_RESTART_COUNT")
-
-
-def _joined(parameter: Any, shape: list[int]) -> Any:
-    """Return what stands for one tensor of SHAPE of the kind of PARAMETER."""
-    return SimpleNamespace(dtype=parameter.dtype, shape=shape, element_size=parameter.element_size)
 
 
 def watch() -> None:
@@ -574,7 +563,7 @@ def _patch_backward(recorder: FlightRecorder, core: Any) -> None:
     kind: Any = core.EagerReducer
     build, run = kind.__init__, core.eager.run_backward
     # By id, with its group, which Paddle keeps.
-    reducers: dict[int, tuple[Any, Any]] = {}
+    reducers: dict[int, tuple[Any, _Tensor]] = {}
 
     @functools.wraps(build)
     def __init__(reducer: Any, *args: Any) -> None:
@@ -584,7 +573,8 @@ def _patch_backward(recorder: FlightRecorder, core: Any) -> None:
     def remember(reducer: Any, parameters: Sequence[Any], group: Any) -> None:
         elements = sum(math.prod(parameter.shape) for parameter in parameters)
         if parameters:
-            reducers[id(reducer)] = group, _joined(parameters[0], [elements])
+            sums = _Tensor.of(parameters[0])._replace(shape=(elements,))
+            reducers[id(reducer)] = group, sums
 
     def prepare(reducer: Any) -> None:
         if id(reducer) in reducers:
