@@ -129,29 +129,27 @@ def _leave_to_python(core: ModuleType) -> None:
 
 def _install_all(spec: StrategySpec, proof: Evidence) -> None:
     settings.reset(spec, proof)
-    clauses: list[str] = []
-    paddle_api.check_names(clauses.append)
+    paddle_api.check_names()
     for part, capability in _PARTS:
         if not capability or paddle_api.has(capability):
             _install(part, spec, proof)
-    if clauses:
-        _report(proof, paddle_api.sentence(clauses))
+    if paddle_api.remark():
+        _report(proof, paddle_api.remark())
     if spec.topology.nranks > 1:
-        proof.unapplied += filter(None, map(paddle_api.split_by, private_names.COMMUNICATING))
-    if paddle_api.refusal(private_names.COUNTING) or paddle_api.refusal(private_names.STATIC):
+        proof.unapplied += filter(None, map(paddle_api.lack, private_names.COMMUNICATING))
+    reason = paddle_api.refusal(private_names.COUNTING) or paddle_api.refusal(private_names.STATIC)
+    if reason:
         watching = border.watching("the report of fields")
-        atexit.register(watching(_report_uncounted), spec, proof)
+        atexit.register(watching(_report_uncounted), spec, proof, reason)
 
 
-def _report_uncounted(spec: StrategySpec, proof: Evidence) -> None:
-    """Give each field a row if updates cannot be counted in this Paddle."""
+def _report_uncounted(spec: StrategySpec, proof: Evidence, reason: str) -> None:
+    """Give each field a row if updates cannot be counted in this Paddle, for REASON."""
     if proof.updates:
         return
-    reason = paddle_api.refusal(private_names.COUNTING) or paddle_api.refusal(private_names.STATIC)
-    for section in (spec.strategy, spec.build_strategy, spec.execution_strategy):
-        for name in section:
-            if proof.status(name) is None:
-                proof.knob(name, NO_EFFECT, reason=reason)
+    for name in spec.fields():
+        if proof.status(name) is None:
+            proof.knob(name, NO_EFFECT, reason=reason)
     if proof.graph:
         # The process trains, although no update was counted.
         proof.claim()

@@ -41,10 +41,11 @@ class StrategySpec(NamedTuple):
 
     def asked(self, name: str) -> Any:
         """Return the field NAME of any section; None if it was not requested."""
-        for section in (self.strategy, self.build_strategy, self.execution_strategy):
-            if name in section:
-                return section[name]
-        return None
+        return self.fields().get(name)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the requested fields of all sections."""
+        return {**self.execution_strategy, **self.build_strategy, **self.strategy}
 
     def builds(self, name: str) -> bool:
         """Whether the field NAME of BuildStrategy is requested and true."""

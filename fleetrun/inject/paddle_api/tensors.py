@@ -85,16 +85,6 @@ def made_at(place: Any) -> AbstractContextManager[None]:
     return guard
 
 
-def gradient_attribute() -> Any:
-    """Return the descriptor of `Tensor.grad`."""
-    return vars(_core().eager.Tensor)["grad"]
-
-
 def tensor_class() -> Any:
     """Return the class of all tensors of dynamic graphs."""
     return _core().eager.Tensor
-
-
-def sparse_values(gradient: Any) -> Any:
-    """Return the values of a sparse GRADIENT as a tensor that shares their memory."""
-    return tensor_class()(gradient.get_selected_rows().get_tensor(), gradient.place)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..paddle_api import programs
 from . import program
 
 _COLLECTIVES = {"all_reduce", "reduce", "broadcast"}
@@ -20,16 +19,15 @@ def keep(main: Any) -> None:
         # Backwards, so that earlier indexes stay valid.
         for before, place in reversed(list(zip(places, places[1:]))):  # noqa: RUF007 - 3.8
             carried = _variable(block, place)
-            programs.insert(
-                block,
+            block._insert_op_without_sync(
                 place,
                 type="depend",
                 inputs={"X": carried, "Dep": _variable(block, before)},
                 outputs={"Out": carried},
                 attrs={"op_role": program.role(block.ops[place])},
             )
-    programs.sync(main)
+    main._sync_with_cpp()
 
 
 def _variable(block: Any, place: int) -> Any:
-    return programs.variable(block, block.ops[place].input_arg_names[0])
+    return block._find_var_recursive(block.ops[place].input_arg_names[0])

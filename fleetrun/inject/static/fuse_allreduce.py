@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from .. import settings
 from ..buckets import pack
-from ..paddle_api import programs
 from . import program, rings, settings_view
 from .cpu import channels, gloo
 
@@ -27,7 +26,7 @@ def run(main: Any, startup: Any, fleet: Any, proof: Evidence) -> None:
     if not reductions:
         return
     for reduction in reductions:
-        kind = str(programs.variable(reduction.block, reduction.variable).type)
+        kind = str(reduction.block._find_var_recursive(reduction.variable).type)
         if "SELECTED_ROWS" in kind and gloo.is_used():
             text = (
                 f"Paddle's static graphs cannot sum the sparse gradient {reduction.variable} over "
@@ -40,7 +39,7 @@ def run(main: Any, startup: Any, fleet: Any, proof: Evidence) -> None:
     for block in main.blocks:
         in_block = [reduction for reduction in reductions if reduction.block is block]
         turn = _pack_block(block, in_block, communicators, turn)
-    programs.sync(main)
+    main._sync_with_cpp()
 
 
 def _pack_block(
@@ -56,7 +55,7 @@ def _pack_block(
         if size is not None:
             dense.append((reduction, size))
     sizes = [size for _, size in dense]
-    kinds = [str(programs.variable(block, member.variable).dtype) for member, _ in dense]
+    kinds = [str(block._find_var_recursive(member.variable).dtype) for member, _ in dense]
     places = pack(sizes, kinds, settings_view.bucket_limits(sum(sizes)))
     buckets = []
     for place in places:
@@ -70,7 +69,7 @@ def _pack_block(
     for reduction in sorted((member for member, _ in dense), key=lambda member: -member.place):
         op_role = program.role(reduction.op)
         original = reduction.op.type
-        programs.remove(block, reduction.place)
+        block._remove_op(reduction.place, sync=False)
         if reduction.place in by_end:
             bucket, number = by_end[reduction.place]
             communicator = communicators[number % len(communicators)]
@@ -80,7 +79,7 @@ def _pack_block(
                 continue
             reader = _first_reader(block, reduction.place, names)
             span = (reduction.place, reader if settings.overlaps() else reduction.place)
-            gradients = [programs.variable(block, name) for name in names]
+            gradients = [block._find_var_recursive(name) for name in names]
             passed = (tokens[number - turn], tokens[number - turn + 1])
             channels.insert(
                 block, span, gradients, communicator.channel, tokens=passed, op_role=op_role
@@ -132,7 +131,7 @@ def _insert(  # noqa: PLR0917 - one place calls it
     """Put one allreduce of the gradients NAMES at INDEX."""
     from paddle.utils import unique_name
 
-    gradients = [programs.variable(block, name) for name in names]
+    gradients = [block._find_var_recursive(name) for name in names]
     carried = gradients[0]
     ops: list[dict[str, Any]] = []
     if len(gradients) > 1:
@@ -164,4 +163,4 @@ def _insert(  # noqa: PLR0917 - one place calls it
         ]
     for offset, op in enumerate(ops):
         op["attrs"]["op_role"] = op_role
-        programs.insert(block, index + offset, **op)
+        block._insert_op_without_sync(index + offset, **op)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..paddle_api import programs
 from . import program
 
 # An operator with an input that the merged kernel lacks is left alone.
@@ -38,7 +37,7 @@ def run(main: Any) -> str:
     for block in main.blocks:
         done += sum(_merge(block, group) for group in reversed(_groups(block)))
     if done:
-        programs.sync(main)
+        main._sync_with_cpp()
         return ""
     kinds = sorted({op.type for op in program.updates(main)})
     return f"Paddle merges the updates of momentum and adam only; here: {', '.join(kinds)}"
@@ -74,7 +73,7 @@ def _key(block: Any, op: Any) -> object:
         return None
     if not {name for name in op.output_names if op.output(name)} <= set(exits):
         return None
-    dtypes = [str(programs.variable(block, op.input(name)[0]).dtype) for name in ("Param", "Grad")]
+    dtypes = [str(block._find_var_recursive(op.input(name)[0]).dtype) for name in ("Param", "Grad")]
     if any(_is_bfloat16(dtype) for dtype in dtypes):
         # Some versions lack such a kernel (2.6.2's merged_momentum) and would stop.
         return None
@@ -96,12 +95,12 @@ def _merge(block: Any, group: list[int]) -> int:
     first = ops[0]
     entries, exits, settings = _KINDS[first.type]
     inputs = {
-        name: [programs.variable(block, op.input(name)[0]) for op in ops]
+        name: [block._find_var_recursive(op.input(name)[0]) for op in ops]
         for name in entries
         if name in first.input_names and first.input(name)
     }
     outputs = {
-        name: [programs.variable(block, op.output(name)[0]) for op in ops]
+        name: [block._find_var_recursive(op.output(name)[0]) for op in ops]
         for name in exits
         if name in first.output_names and first.output(name)
     }
@@ -112,7 +111,7 @@ def _merge(block: Any, group: list[int]) -> int:
     attrs["op_role"] = program.role(first)
     merged = f"merged_{first.type}"
     for index in reversed(group):
-        programs.remove(block, index)
+        block._remove_op(index, sync=False)
     at = group[-1] - len(group) + 1
-    programs.insert(block, at, type=merged, inputs=inputs, outputs=outputs, attrs=attrs)
+    block._insert_op_without_sync(at, type=merged, inputs=inputs, outputs=outputs, attrs=attrs)
     return len(group)

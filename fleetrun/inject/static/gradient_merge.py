@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from .. import border, settings
 from ..import_hooks import after_import, in_place_of
-from ..paddle_api import programs
 from . import program, program_runs
 
 if TYPE_CHECKING:
@@ -110,8 +109,8 @@ def settle(main: Any, startup: Any) -> None:
         # The generator may start over for each program.
         own = unique_name.generate(f"{name}_{id(main)}")
         for renamed in (main, startup):
-            programs.rename(renamed.global_block(), name, own)
-            programs.sync(renamed)
+            renamed.global_block()._rename_var(name, own)
+            renamed._sync_with_cpp()
 
 
 def _watch(module: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..paddle_api import programs
 from . import program
 
 _LOSS_GRADIENT = 257
@@ -30,5 +29,5 @@ def run(main: Any, ranks: int) -> None:
             and abs(op.attr("scale") * ranks - 1) < 1e-6  # single precision
         )
         if is_share or (op.type in program.ALLREDUCES and program.role(op) & program.BACKWARD):
-            programs.remove(block, index)
-    programs.sync(main)
+            block._remove_op(index, sync=False)
+    main._sync_with_cpp()

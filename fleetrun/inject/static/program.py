@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..paddle_api import programs
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -83,13 +81,13 @@ def written_by_forward(program: Any) -> set[str]:
 
 def holds_updates(op: Any) -> bool:
     """Whether the block that the operator OP runs on some steps updates parameters."""
-    block = programs.inner_block(op)
+    block = op.block.program.blocks[op._block_attr_id("sub_block")]
     return any({"Param", "Grad"} <= set(inner.input_names) for inner in block.ops)
 
 
 def bytes_of(block: Any, name: str) -> int | None:
     """Return the size of the dense variable NAME in bytes; None if it is sparse or unknown yet."""
-    variable = programs.variable(block, name)
+    variable = block._find_var_recursive(name)
     try:
         shape = variable.shape
         if "LOD_TENSOR" not in str(variable.type) and "DENSE_TENSOR" not in str(variable.type):
@@ -114,5 +112,5 @@ def remove(program: Any, types: tuple[str, ...]) -> None:
     for block in program.blocks:
         for index in reversed(range(len(block.ops))):
             if block.ops[index].type in types:
-                programs.remove(block, index)
-    programs.sync(program)
+                block._remove_op(index, sync=False)
+    program._sync_with_cpp()

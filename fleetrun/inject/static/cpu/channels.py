@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ... import allreduce_stages, communicators, flight_recorder, gloo_stores, store
 from ...allreduce_stages import ThreadStages
-from ...paddle_api import programs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -156,8 +155,7 @@ def insert(
         (places[1], end, [*gradients, token], gradients),
         (places[0], begin, gradients if before is None else [*gradients, before], [token]),
     ):
-        programs.insert(
-            block,
+        block._insert_op_without_sync(
             place,
             type=OPERATOR,
             inputs={"X": read},
