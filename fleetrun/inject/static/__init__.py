@@ -65,12 +65,7 @@ def _rewrite(module: Any, proof: Evidence) -> None:
         paddle: Any = sys.modules["paddle"]
         if paddle.in_dynamic_mode():
             return minimize(self, loss, *args, **kwargs)
-        if loss.block.program in minimized:
-            # With one rank most programs survive it; with merging, each counts the runs of both.
-            merges = settings.is_on("gradient_merge")
-            if merges or self.worker_num() > 1:
-                raise _refusal(refusals.second_minimize(), proof)
-        unsupported = refusals.unsupported_device(self.worker_num())
+        unsupported = refusals.before(self.worker_num(), is_second=loss.block.program in minimized)
         if unsupported:
             raise _refusal(unsupported, proof)
         newer = refusals.needs_older_programs()
