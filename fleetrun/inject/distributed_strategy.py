@@ -33,8 +33,6 @@ _OURS = ("fp16_allreduce", "bf16_allreduce")
 _NAMES = {attribute: name for name, attribute in _ATTRIBUTES.items()}
 # The fields that could not be put into a DistributedStrategy, and why.
 misfits: dict[str, str] = {}
-# Set in a DistributedStrategy whose BuildStrategy, with our values, the script has read.
-_LENT = "_fleetrun_lent"
 
 
 def install(spec: StrategySpec, _proof: Evidence) -> None:
@@ -84,14 +82,6 @@ class _Injection:
 
         watch_method(kind, "__init__", after=begin)
         kind.__setattr__ = __setattr__
-        builds = kind.build_strategy
-
-        def lend(strategy: Any) -> Any:
-            if not _is_paddles():
-                strategy.__dict__[_LENT] = True
-            return builds.fget(strategy)
-
-        kind.build_strategy = property(lend, builds.fset, builds.fdel, builds.__doc__)
 
     def patch_fleet(self, module: ModuleType) -> None:
         """Take over the strategy that the script passes to fleet."""
@@ -207,16 +197,12 @@ class _Injection:
         from paddle.static import BuildStrategy
 
         fresh: Any = BuildStrategy()
-        own = self._spec.build_strategy
-        is_lent = _LENT in strategy.__dict__
         set_fields = []
-        for name in _build_fields(strategy):
-            if name not in own:
+        for name, value in self._spec.build_strategy.items():
+            if name not in _build_fields(strategy):
                 continue
-            value = getattr(build, name)
-            untouched = own[name] if is_lent else getattr(fresh, name)
-            if value == untouched:
-                setattr(strategy.strategy.build_strategy, name, own[name])
+            if getattr(build, name) in (value, getattr(fresh, name)):
+                setattr(strategy.strategy.build_strategy, name, value)
             else:
                 set_fields.append(name)
         return set_fields

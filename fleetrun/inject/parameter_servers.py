@@ -1,8 +1,7 @@
 """Training with parameter servers: counts what a trainer's program sends, and reports `a_sync`.
 
 Paddle's `minimize` replaces the updates in a trainer's program by operators that send gradients to
-the servers (asynchronous mode). With `a_sync_configs.k_steps` the updates stay, and a communicator
-exchanges the changes of the parameters every k steps (geo mode).
+the servers (asynchronous mode), or with `a_sync_configs.k_steps` keeps them (geo mode).
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from . import border, paddle_api, settings, updates
-from .evidence import EFFECTIVE, NO_EFFECT
 from .import_hooks import after_import, in_place_of, watch_method
 from .paddle_api import private_names
 from .static import program as programs
@@ -107,25 +105,19 @@ def _report(
     sent = ", ".join(f"{number} {kind}" for kind, number in proof.counts["sends"].items())
     steps = communicating.get(_K_STEPS)
     how = f"geo, every {steps} steps" if steps else "at each step, without waiting"
-    if "a_sync" in spec.strategy and settings.effective("a_sync"):
-        if waits:
-            proof.knob("a_sync", NO_EFFECT, reason="the program waits at barriers")
-        else:
-            text = f"{sent} operators, {how}"
-            proof.knob("a_sync", EFFECTIVE, in_effect=True, evidence=text)
+    if "a_sync" in spec.strategy:
+        settings.report(
+            "a_sync",
+            holds=not waits,
+            evidence=f"{sent} operators, {how}",
+            reason="the program waits at barriers",
+        )
     # With `a_sync` off, its details have no effect.
     if "a_sync_configs" in spec.strategy and settings.effective("a_sync") is not False:
-        requested = settings.effective("a_sync_configs")
-        names = {key: _K_STEPS if key == "k_steps" else f"communicator_{key}" for key in requested}
-        # `k_steps: 0` means no geo mode.
-        missing = [
-            key
-            for key, value in requested.items()
-            if communicating.get(names[key]) != str(value)
-            and (steps or key != "k_steps" or value > 0)
-        ]
-        if missing:
-            why = "the communicator has other values" if steps else "only geo mode reads it"
-            proof.knob("a_sync_configs", NO_EFFECT, reason=f"{', '.join(missing)}: {why}")
-        else:
-            proof.knob("a_sync_configs", EFFECTIVE, in_effect=requested, evidence=f"sends {how}")
+        k_steps = settings.effective("a_sync_configs").get("k_steps", 0)
+        settings.report(
+            "a_sync_configs",
+            holds=steps == str(k_steps),
+            evidence=f"sends {how}",
+            reason="only geo mode, with k_steps above 0, reads it",
+        )

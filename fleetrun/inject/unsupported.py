@@ -6,10 +6,10 @@ determined here.
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from . import (
-    border,
     distributed_strategy,
     hybrid_settings,
     paddle_api,
@@ -21,10 +21,11 @@ from . import (
 )
 from .buckets import FUSION
 from .dygraph import fused_buffers
+from .dygraph.compression import DTYPES
 from .dygraph.step_sums import PADDLES_SUMS
 from .evidence import EFFECTIVE, NO_DIFFERENCE, NO_EFFECT, NO_WORD, REFUSED, SCRIPT
 from .import_hooks import after_import, in_place_of
-from .paddle_api import private_names, tensors
+from .paddle_api import private_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,17 +39,15 @@ _ARGUMENTS = {
     "find_unused_parameters": "find_unused_parameters",
     "last_comm_group_size_MB": "last_comm_buffer_size",
 }
-# Refused in one kind of graph only.
-_BY_GRAPH = ("fp16_allreduce", "bf16_allreduce")
 # The fields that only concern the allreduces of gradients.
 _COMMUNICATION = (
     *FUSION,
+    *DTYPES,
     "find_unused_parameters",
     "nccl_comm_num",
     "sync_nccl_allreduce",
     "use_hierarchical_allreduce",
     "hierarchical_allreduce_inter_nranks",
-    *_BY_GRAPH,
 )
 # The axes of fleet's topology along which gradients are summed.
 _SUMMED = ("dp", "sharding", "sep")
@@ -62,7 +61,6 @@ _IN_DYNAMIC_GRAPHS = {
 _WITHOUT_SWITCH = ("gradient_scale_configs", "hybrid_configs")
 _NO_STEPS = "no steps were merged: gradient_merge_configs.k_steps sets how many make one update"
 _WHAT = "the report of fields"
-_watching = border.watching(_WHAT)
 _ONLY_STATIC = "Paddle has it for static graphs only"
 
 
@@ -79,65 +77,44 @@ class _RemainingFields:
         self._spec = spec
         self._proof = proof
         self._models = 0
+        # Whether Paddle looks for unused parameters of a model.
+        self._finds_unused = False
         self._has_meshes = False
         # The counted status of fields whose script value is in effect.
         self._counted: dict[str, str | None] = {}
-        # The arguments of Paddle's own reducers, by field.
-        self._arguments: dict[str, Any] = {}
-        # Bytes of the bucket that Paddle sends last.
-        self._last_bucket_bytes = 0
 
     def patch(self, module: ModuleType) -> None:
         """Patch DataParallel: arguments that the script leaves out get the strategy's values."""
-        import inspect
-
         signature = inspect.signature(module.DataParallel.__init__)
 
         @in_place_of(module.DataParallel, "__init__")
         def __init__(init: Any, model: Any, *args: Any, **options: Any) -> None:
             bound = signature.bind(model, *args, **options)
             for name, argument in _ARGUMENTS.items():
-                self._set_argument(name, argument, bound.arguments)
+                requested = self._spec.get(name)
+                if requested is None:
+                    continue
+                given = bound.arguments.get(argument, requested)
+                is_scripts = given != requested
+                bound.arguments[argument] = (
+                    settings.set_by_script(name, given) if is_scripts else settings.effective(name)
+                )
             init(*bound.args, **bound.kwargs)
             self._models += 1
-            self._read_reducer(model)
-
-    def _set_argument(self, name: str, argument: str, arguments: dict[str, Any]) -> None:
-        requested = self._spec.get(name)
-        if requested is None:
-            return
-        if argument in arguments and arguments[argument] != requested:
-            arguments[argument] = settings.set_by_script(name, arguments[argument])
-        else:
-            arguments[argument] = settings.effective(name)
-
-    @_watching
-    def _read_reducer(self, model: Any) -> None:
-        """Record the arguments of Paddle's reducer of MODEL, if there is one."""
-        groups = getattr(model, "group_indices", None)
-        if getattr(model, "_reducer", None) is None or not groups:
-            return
-        parameters = [parameter for parameter in model.parameters() if parameter.trainable]
-        self._arguments["find_unused_parameters"] = model.find_unused_parameters
-        self._last_bucket_bytes = sum(tensors.nbytes(parameters[i]) for i in groups[0])
-        self._arguments["last_comm_group_size_MB"] = self._last_bucket_bytes / 2**20
+            self._finds_unused |= bool(getattr(model, "find_unused_parameters", False))
 
     def after_first_update(self, source: Any, _number: int) -> None:
         """Report all remaining fields."""
         self._has_meshes = process_meshes.are_used(source)
-        spec = self._spec
-        for section in (spec.strategy, spec.build_strategy, spec.execution_strategy):
-            for name in section:
-                self._report(name, section[name])
+        for name, value in self._spec.fields().items():
+            self._report(name, value)
         # A `_configs` field has the status of its switch.
-        for name in spec.strategy:
+        for name in self._spec.strategy:
             self._report_configs(name)
 
     def _report(self, name: str, value: Any) -> None:
         proof = self._proof
-        refusal = self._spec.refusal(name, value)
-        if name in _BY_GRAPH and proof.known(name, value).get("status") == REFUSED:
-            refusal = str(proof.known(name, value)["reason"])
+        known = proof.known(name, value)
         if settings.script_wins(name):
             self._counted[name] = status = proof.status(name)
             if status is None:
@@ -148,13 +125,13 @@ class _RemainingFields:
             proof.put(name, status=SCRIPT, in_effect=value, reason=reason)
         elif proof.status(name) is not None:
             return
-        elif refusal:
-            proof.knob(name, REFUSED, reason=refusal)
-        elif proof.known(name, value).get("status") == NO_DIFFERENCE:
-            reason = proof.known(name, value)["reason"]
-            proof.knob(name, NO_DIFFERENCE, in_effect=value, evidence=reason)
-        elif proof.graph == "dygraph" and name in self._arguments:
-            self._report_argument(name, value)
+        # With other fields that Paddle refuses in some place, it has stopped before an update.
+        elif known.get("status") == REFUSED and (name in DTYPES or self._spec.refusal(name, value)):
+            proof.knob(name, REFUSED, reason=known["reason"])
+        elif known.get("status") == NO_DIFFERENCE:
+            proof.knob(name, NO_DIFFERENCE, in_effect=value, evidence=known["reason"])
+        elif name == "find_unused_parameters" and self._finds_unused:
+            proof.knob(name, EFFECTIVE, in_effect=value, evidence="the reducer looks for them")
         elif not name.endswith("_configs"):
             self._report_unseen(name)
 
@@ -166,13 +143,6 @@ class _RemainingFields:
             self._proof.knob(name, NO_EFFECT, reason=obstacle or self._reason(name, known))
         else:
             self._proof.knob(name, NO_WORD, reason="the check of its effect has failed")
-
-    def _report_argument(self, name: str, value: Any) -> None:
-        if name == "last_comm_group_size_MB":
-            text = f"the bucket that is sent last has {self._last_bucket_bytes} bytes"
-        else:
-            text = "the reducer looks for them"
-        self._proof.knob(name, EFFECTIVE, in_effect=value, evidence=text)
 
     def _report_configs(self, name: str) -> None:
         if not name.endswith("_configs") or self._proof.status(name) is not None:
@@ -247,10 +217,20 @@ class _RemainingFields:
             self._proof.knob(name, EFFECTIVE, in_effect=value, evidence=text)
 
     def _obstacle_to(self, name: str) -> str:
-        """Return what in this job or this Paddle prevents an effect of NAME."""
+        """Return what in this job or this Paddle prevents an effect of NAME; empty if nothing."""
         is_dynamic = self._proof.graph == "dygraph"
-        capability = self._capability(name, is_dynamic=is_dynamic)
-        return paddle_api.refusal(capability) or self._obstacle(name, is_dynamic=is_dynamic)
+        missing = paddle_api.refusal(self._capability(name, is_dynamic=is_dynamic))
+        if missing or name in distributed_strategy.misfits:
+            return missing or distributed_strategy.misfits[name]
+        if name == "gradient_merge" and is_dynamic:
+            return _NO_STEPS if self._spec.get(name) else _ONLY_STATIC
+        if name not in _COMMUNICATION:
+            return ""
+        if self._spec.topology.nranks == 1:
+            return "a single rank has nothing to reduce"
+        if parameter_servers.are_used():
+            return "with parameter servers, ranks do not reduce gradients among themselves"
+        return self._who_sends(is_dynamic=is_dynamic)
 
     def _reason(self, name: str, known: Mapping[str, Any]) -> str:
         """Return why NAME has no effect; KNOWN is the launcher's outcome for this Paddle."""
@@ -262,20 +242,6 @@ class _RemainingFields:
             return "it changed nothing in this program"
         where = "dynamic" if self._proof.graph == "dygraph" else "static"
         return f"nothing in Paddle's {where} graphs is known to read it"
-
-    def _obstacle(self, name: str, *, is_dynamic: bool) -> str:
-        """Return what in this job prevents an effect of NAME; empty if nothing does."""
-        if name in distributed_strategy.misfits:
-            return distributed_strategy.misfits[name]
-        if name == "gradient_merge" and is_dynamic:
-            return _NO_STEPS if self._spec.get(name) else _ONLY_STATIC
-        if name not in _COMMUNICATION:
-            return ""
-        if self._spec.topology.nranks == 1:
-            return "a single rank has nothing to reduce"
-        if parameter_servers.are_used():
-            return "with parameter servers, ranks do not reduce gradients among themselves"
-        return self._who_sends(is_dynamic=is_dynamic)
 
     def _who_sends(self, *, is_dynamic: bool) -> str:
         """Return why fleetrun does not send the gradients; empty if it does."""

@@ -42,9 +42,6 @@ strategy.load_from_prototxt(f"partial.{rank}")
 build = paddle.static.BuildStrategy()
 build.fuse_bn_act_ops = True
 strategy.build_strategy = build
-lent = strategy.build_strategy
-lent.fuse_relu_depthwise_conv = False
-strategy.build_strategy = lent
 fleet.init(is_collective=True, strategy=strategy)
 final = fleet.fleet._user_defined_strategy
 got = final.strategy.build_strategy
@@ -168,7 +165,7 @@ def test_the_scripts_own_settings_win_and_every_update_is_counted(
     )
     assert done.returncode == 0, done.stdout + "".join(logs)
     proof, other = proofs(tmp_path)
-    assert "FINAL 4 ['mine'] 4 True True False True" in logs[0]
+    assert "FINAL 4 ['mine'] 4 True True True True" in logs[0]
     assert proof["graph"] == "dygraph"
     assert proof["ranks_equal"] is other["ranks_equal"] is True
     assert proof["counts"]["parameters_compared"] == 5
@@ -180,13 +177,11 @@ def test_the_scripts_own_settings_win_and_every_update_is_counted(
         "fuse_grad_size_in_MB",
         "fuse_grad_size_in_num",
         "recompute_configs",
-        "fuse_relu_depthwise_conv",
     }
     assert {entry["name"]: entry["used"] for entry in proof["disagreements"]} == {
         "fuse_grad_size_in_MB": 4,
         "fuse_grad_size_in_num": 3,
         "recompute_configs": {"checkpoints": ["mine"]},
-        "fuse_relu_depthwise_conv": False,
     }
     assert verdicts["fuse_grad_size_in_MB"]["in_effect"] == 4
     assert verdicts["asp"]["status"] == "refused"
