@@ -70,20 +70,6 @@ def sizes() -> dict[str, int]:
     return ranks_by_axis
 
 
-def _coordinates(rank: int, fleet_groups: Any) -> dict[str, int]:
-    """Return the coordinates of RANK; empty if only the data axis has several ranks."""
-    topology = fleet_groups.topology()
-    sizes = map(topology.get_dim, topology.get_hybrid_group_names())
-    coordinates = {
-        name: int(place)
-        for name, place, size in sorted(
-            zip(_names(topology), topology.get_coord(rank), sizes), key=lambda axis: _order(axis[0])
-        )
-        if size > 1
-    }
-    return {} if set(coordinates) == {"dp"} else coordinates
-
-
 def label(rank: int) -> str:
     """Return RANK with its coordinates: `rank 13 (dp 1, mp 1, pp 0)`."""
     fleet_groups = groups()
@@ -91,10 +77,14 @@ def label(rank: int) -> str:
 
 
 def _label(rank: int, fleet_groups: Any) -> str:
-    places = ", ".join(
-        f"{axis} {place}" for axis, place in _coordinates(rank, fleet_groups).items()
-    )
-    return f"rank {rank} ({places})" if places else f"rank {rank}"
+    """Return RANK with its places on axes of several ranks, unless only the data axis has them."""
+    topology = fleet_groups.topology()
+    sizes = map(topology.get_dim, topology.get_hybrid_group_names())
+    entries = zip(_names(topology), topology.get_coord(rank), sizes)
+    places = {name: int(place) for name, place, size in entries if size > 1}
+    order = [*AXES.values(), *sorted(places)]
+    text = ", ".join(f"{name} {places[name]}" for name in sorted(places, key=order.index))
+    return f"rank {rank} ({text})" if places.keys() - {"dp"} else f"rank {rank}"
 
 
 def _names(topology: Any) -> list[str]:
@@ -106,8 +96,3 @@ def _names(topology: Any) -> list[str]:
     names: list[str] = topology.get_hybrid_group_names()
     own = {**AXES, "dense_sharding": "ep"} if topology.get_dim("model") == 1 else AXES
     return [own.get(name, name) for name in names]
-
-
-def _order(name: str) -> tuple[int, str]:
-    order = list(AXES.values())
-    return (order.index(name) if name in order else len(order)), name

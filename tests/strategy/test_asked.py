@@ -33,12 +33,6 @@ def settings(requested: Request, name: str) -> list[tuple[str, str, str]]:
     return [(n, v, s) for n, v, s in requested.settings if n == name or n.startswith(f"{name}.")]
 
 
-def test_nobody_asks_for_one() -> None:
-    request = asked()
-    assert request.strategy is None
-    assert settings(request, "strategy") == [("strategy", "None", "default")]
-
-
 def test_several_are_put_over_each_other() -> None:
     request = asked("--strategy=amp", "--strategy", "comm_fusion,overlap")
     assert strategy(request).sources == ("amp", "comm_fusion", "overlap")
@@ -73,12 +67,6 @@ def test_how_to_deal_with_it_is_kept_with_it() -> None:
     assert strategy(asked("--strategy=amp", "--check_ranks=-1")).check_ranks == -1
     assert strategy(asked("--strategy=amp", "--check_ranks=0")).check_ranks == 0
     assert strategy(asked("--strategy=amp")).check_ranks == "auto"
-
-
-def test_how_to_deal_with_none_has_no_effect_and_says_so() -> None:
-    request = asked("--strategy_strict")
-    assert request.strategy is None
-    assert request.notes == ("--strategy_strict has no effect: no strategy is requested.",)
 
 
 def test_one_field_is_enough() -> None:

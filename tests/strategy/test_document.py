@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from planning import a_roster, some_facts
-from planning import planned as gather_and_plan
 
 from fleetrun.cli import request
 from fleetrun.cli.argv import split
@@ -85,18 +84,6 @@ def test_the_training_process_is_told_what_explain_tells(monkeypatch: pytest.Mon
                 assert there["reason"] == here.reason, field.name
 
 
-def test_every_rank_learns_of_it_and_has_a_file_to_answer() -> None:
-    plan = planned(asked("--strategy=amp"), me=1)
-    for process, rank in zip(plan.processes, (2, 3), strict=True):
-        assert process.env["FLEETRUN_STRATEGY_FILE"] == f"{plan.run_dir}/strategy.json"
-        assert process.env["FLEETRUN_RECORDS"] == f"{plan.run_dir}/rank.{rank}.jsonl"
-
-
-def test_all_hosts_are_told_the_same() -> None:
-    wanted = asked("--strategy=recommended")
-    assert document(planned(wanted, me=0)) == document(planned(wanted, me=1))
-
-
 def test_without_a_strategy_nothing_is_told_and_an_inherited_one_is_removed() -> None:
     environ = {"FLEETRUN_STRATEGY_FILE": "/a", "FLEETRUN_PROFILE": "/b"}
     plan = planned(asked(), environ=environ)
@@ -105,16 +92,6 @@ def test_without_a_strategy_nothing_is_told_and_an_inherited_one_is_removed() ->
     for process in plan.processes:
         assert not environ.keys() & process.env.keys()
         assert environ.keys() <= {*process.unset}
-
-
-@pytest.mark.parametrize(
-    ("words", "check"),
-    [("--check_ranks=5", 5), ("--check_ranks=0", 0), ("--check_ranks=auto", "auto")],
-)
-def test_the_check_of_the_ranks_needs_no_strategy(words: str, check: int | str) -> None:
-    written = document(planned(asked(words)))
-    assert (written["check_ranks"], written["strategy"], written["sources"]) == (check, {}, [])
-    assert planned(asked("--check_ranks=-1")).strategy is None
 
 
 def test_variables_of_a_strategy_stand_below_what_is_exported_and_losers_are_named() -> None:
@@ -138,14 +115,6 @@ def test_variables_of_a_strategy_stand_below_what_is_exported_and_losers_are_nam
         "NCCL_DEBUG": "TRACE",
         "MY_TOKEN": "***",
     }
-
-
-def test_variables_of_a_strategy_win_over_our_defaults() -> None:
-    plan = planned(asked("--set=nccl.NCCL_DEBUG=INFO", "--set=env.PYTHONPATH=/mine"))
-    env = plan.processes[0].env
-    assert env["NCCL_DEBUG"] == "INFO"
-    assert env["PYTHONPATH"].endswith("/inject/site:/mine")
-    assert not any("wins" in note for note in plan.notes)
 
 
 def test_an_option_wins_over_the_same_thing_in_a_strategy() -> None:
@@ -175,12 +144,3 @@ def test_secrets_of_a_strategy_are_not_shown() -> None:
         render.as_json([planned(wanted)], wanted),
     ):
         assert "abcdef" not in text
-
-
-def test_parameter_servers_are_told_too() -> None:
-    wanted = asked("--server_num=1", "--trainer_num=2", "--set=a_sync_configs.k_steps=4")
-    facts = some_facts(program="train.py")
-    plan = gather_and_plan(wanted, facts)
-    records = [process.env["FLEETRUN_RECORDS"].rpartition("/")[2] for process in plan.processes]
-    assert records == ["rank.server.0.jsonl", "rank.0.jsonl", "rank.1.jsonl"]
-    assert document(plan)["topology"]["nranks"] == 2

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetrun.errors import UsageError
-from fleetrun.model import Knob, Layer
+from fleetrun.model import Layer
 from fleetrun.strategy import load
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -82,30 +82,15 @@ strategy:
     ]
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "strategy:\n", "strategy: {}\n"])
-def test_a_file_may_ask_for_nothing(text: str) -> None:
-    assert knobs(text) == []
-
-
-def test_every_knob_knows_its_line() -> None:
-    (knob,) = load.parse("strategy:\n\n  amp: true\n", "my.yaml")
-    assert knob == Knob("strategy", "amp", value=True, source="my.yaml:3")
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("- a", "my.yaml:1: write sections: strategy, build_strategy"),
-        ("a: [", ": this is not YAML"),
         ("strategy:\n\tamp: 1", "my.yaml:2: this is not YAML: there is a tab; indent with spaces"),
-        ("a\x01", "my.yaml: this is not YAML"),
         ("strategy:\n  <<: {amp: 1}", "my.yaml:2: << is not supported: give several files"),
         ("strategy: {}\n---\n", "my.yaml: there are several documents in it: give each a file"),
-        ("strategy: {asp: 2001-13-01}", "my.yaml:1: this is not YAML: month"),
         ("stratgy: {}", "my.yaml:1: no such section: stratgy; did you mean strategy?"),
-        ("zzz: {}", "my.yaml:1: no such section: zzz; sections are strategy, "),
         ("amp: true", "my.yaml:1: amp is in no section; put it under `strategy:`."),
-        ("FLAGS_x: 1", "my.yaml:1: FLAGS_x is in no section; put it under `flags:`."),
         ("strategy: 1", "my.yaml:1: strategy: write one `name: value` a line."),
         (
             "strategy:\n  fuse_grad_size_in_BM: 1",
@@ -140,20 +125,15 @@ def test_every_knob_knows_its_line() -> None:
             "my.yaml:2: fuse_grad_size_in_MB: 16.5: give a whole number of MB from 1 to 65536",
         ),
         ("strategy: {amp: 2}", "my.yaml:1: amp: 2: give true or false."),
-        ("strategy: {amp: }", "my.yaml:1: amp: null: give true or false."),
         ("strategy: {amp: {a: 1}}", "my.yaml:1: amp: a mapping: give true or false."),
-        ("strategy: {fuse_grad_size_in_num: true}", "fuse_grad_size_in_num: true: give a whole"),
         ("strategy:\n  amp: 1\n  amp: 0", "my.yaml:3: amp is already set in line 2."),
         (
             "strategy:\n  thread_num: 1\n  num_threads: 2",
             "my.yaml:3: num_threads is already set in line 2.",
         ),
         ("flags: {x: 1}", "my.yaml:1: x: did you mean FLAGS_x?"),
-        ("nccl: {DEBUG: INFO}", "my.yaml:1: DEBUG: did you mean NCCL_DEBUG?"),
         ("env: {a-b: 1}", "my.yaml:1: a-b is not a variable name."),
         ("env: {A: [1]}", "my.yaml:1: A: give one value."),
-        ("env: {A: }", "my.yaml:1: A: give one value."),
-        ("strategy: {amp: &a [*a]}", "this is not YAML"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_its_line(text: str, message: str) -> None:
@@ -165,10 +145,8 @@ def test_what_cannot_be_meant_is_refused_with_its_line(text: str, message: str) 
     [
         ("fuse_grad_size_in_MB=16", ("strategy", "fuse_grad_size_in_MB", 16)),
         ("fuse_grad_size_in_MB=auto", ("strategy", "fuse_grad_size_in_MB", "auto")),
-        ("strategy.amp=1", ("strategy", "amp", True)),
         ("thread_num=2", ("execution_strategy", "num_threads", 2)),
         ("gradient_merge_configs.k_steps=4", ("strategy", "gradient_merge_configs.k_steps", 4)),
-        ("build_strategy.fuse_bn_act_ops=1", ("build_strategy", "fuse_bn_act_ops", True)),
         (
             "amp_configs.custom_white_list=[a]",
             ("strategy", "amp_configs.custom_white_list", ("a",)),
@@ -186,15 +164,11 @@ def test_one_field_can_be_set(text: str, knob: tuple[str, str, object]) -> None:
     ("text", "message"),
     [
         ("amp", "--set amp: give KEY=VALUE"),
-        ("", "--set: give KEY=VALUE"),
-        ("=1", "give KEY=VALUE"),
         ("amq=1", "--set amq: no such field: amq; did you mean amp?"),
         ("k_steps=1", "k_steps is a part: did you mean gradient_merge_configs.k_steps or "),
         ("amp.x=1", "--set amp.x: amp has no parts: give true or false."),
-        ("amp=", "--set amp=null: give true or false."),
         ("amp=[", "--set amp: this is not YAML"),
         ("amp_configs=1", "--set amp_configs: set one of its parts: init_loss_scaling"),
-        ("flags.x=1", "--set flags.x: x: did you mean FLAGS_x?"),
     ],
 )
 def test_what_cannot_be_set_is_refused(text: str, message: str) -> None:
@@ -226,11 +200,6 @@ def test_later_layers_win_part_by_part_and_set_wins_over_all() -> None:
 def test_what_makes_ranks_diverge_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"a:1: .* is refused: .* ranks diverge"):
         load.combine([layer("a", f"strategy: {{{text}}}")])
-
-
-@pytest.mark.parametrize("text", ["without_graph_optimization: true", "asp: false"])
-def test_its_harmless_value_is_not(text: str) -> None:
-    assert load.combine([layer("a", f"strategy: {{{text}}}")]).notes == ()
 
 
 def test_parts_of_what_is_off_are_remarked_on() -> None:
@@ -270,22 +239,9 @@ def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
         load.read("/dev/null")
 
 
-def test_an_installation_that_lacks_a_preset_says_so() -> None:
-    with pytest.raises(UsageError, match="The preset nope is missing from this fleetrun"):
-        load.preset_path("nope")
-
-
 @given(st.text(max_size=60))
 def test_any_text_is_a_strategy_or_one_clear_refusal(text: str) -> None:
     try:
         list(load.parse(text, "my.yaml"))
     except UsageError as error:
         assert str(error).startswith("my.yaml")  # noqa: PT017 - either outcome is right
-
-
-@given(st.text(max_size=40))
-def test_any_set_is_a_knob_or_one_clear_refusal(text: str) -> None:
-    try:
-        load.parse_set(text)
-    except UsageError as error:
-        assert str(error).startswith("--set")  # noqa: PT017 - either outcome is right

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetrun.model import Endpoint, Knob, RankSpec, Strategy
+from fleetrun.model import Endpoint, RankSpec
 from fleetrun.strategy import load, resolve
 from fleetrun.strategy.resolve import HostTopology
 
@@ -40,13 +40,6 @@ def test_auto_follows_from_the_hosts(
     assert resolved(ranks, f"{name}=auto")[name] == (value, reason)
 
 
-@pytest.mark.parametrize("ranks", [(1, 1), (3, 2)])
-def test_no_levels_where_hosts_have_no_equal_groups(ranks: tuple[int, ...]) -> None:
-    value, reason = resolved(ranks, "use_hierarchical_allreduce=auto")["use_hierarchical_allreduce"]
-    assert value is False
-    assert reason.endswith("because no group size divides the ranks of every host")
-
-
 def test_the_size_of_buckets_is_left_to_the_process_that_knows_the_model() -> None:
     value, reason = resolved((2,), "fuse_grad_size_in_MB=auto")["fuse_grad_size_in_MB"]
     assert value == "auto"
@@ -61,11 +54,6 @@ def test_levels_without_a_size_have_that_of_a_host() -> None:
         (4, 4), "use_hierarchical_allreduce=1", "hierarchical_allreduce_inter_nranks=2"
     )
     assert knobs["hierarchical_allreduce_inter_nranks"] == (2, "")
-
-
-def test_the_word_in_a_variable_stays() -> None:
-    knob = Knob("env", "nccl_comm_num", "auto", "a:1")
-    assert resolve.resolve(Strategy((), (knob,)), HostTopology((2,))).knobs == (knob,)
 
 
 @given(st.lists(st.integers(min_value=1, max_value=16), min_size=1, max_size=6))

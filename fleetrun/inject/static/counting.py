@@ -20,6 +20,8 @@ from . import (
 from .cpu import channels
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ..evidence import Evidence
     from ..spec import StrategySpec
 
@@ -93,12 +95,14 @@ class Watcher:
             expectation = Expectation(0, 1, "")
         else:
             self._is_fleets = True
-        if main in _expected:
             reduction_report.report(running, expectation.before, expectation.ranks, self._proof)
-        self._report_merging(running, merges=merges)
-        self._report_computation(running, expectation.merges)
-        for name, evidence, reason in meta_optimizers.look(running):
-            self._report(name, holds=bool(evidence), evidence=evidence, reason=reason)
+        for name, evidence, reason in (
+            _merging(running, merges=merges),
+            *_fused_operators(running),
+            self._fused_updates(running, expectation.merges),
+            *meta_optimizers.look(running),
+        ):
+            self._report(name, evidence, reason)
 
     @_watching
     def end(self) -> None:
@@ -109,13 +113,14 @@ class Watcher:
             self._proof.note(f"{steps} {'was' if left == 1 else 'were'} dropped")
             self._proof.write()
 
-    def _report(self, name: str, *, holds: bool, evidence: str, reason: str) -> None:
-        """Report the switch NAME, if it is on.
+    def _report(self, name: str, evidence: str, reason: str) -> None:
+        """Report the switch NAME, if it is on: by its EVIDENCE, or why it has none.
 
         If only its details were requested, the script has enabled it: they are reported instead.
         """
         if not settings.is_on(name):
             return
+        holds = bool(evidence)
         if self._spec.asked(name) is None:
             name = f"{name}_configs"
             evidence += "; the script switches it on"
@@ -123,42 +128,34 @@ class Watcher:
                 return
         settings.report(name, holds=holds, evidence=evidence, reason=reason)
 
-    def _report_merging(self, running: Any, *, merges: bool) -> None:
-        steps = _merged_steps()
-        inside = sum(
-            channels.channel_of(op) is not None or op.type in program.ALLREDUCES
-            for block in running.blocks[1:]
-            for op in block.ops
-        )
-        self._report(
-            "gradient_merge",
-            holds=merges,
-            evidence=f"updates and {inside} allreduces are in a block run once in {steps} steps",
-            reason="one step is not merged" if steps == 1 else "Paddle has merged nothing",
-        )
-
-    def _report_computation(self, running: Any, merges: str) -> None:
-        counts = program.count(running)
-        for name in fuse_operators.PASSES:
-            if name not in fuse_operators.done and name not in fuse_operators.missing:
-                # Not run: the launcher's own report says why.
-                continue
-            fused = fuse_operators.done.get(name, {})
-            still = {kind: counts[kind] for kind in fused if kind in counts}
-            self._report(
-                name,
-                holds=bool(still),
-                evidence=", ".join(f"{number} {kind}" for kind, number in sorted(still.items())),
-                reason=fuse_operators.missing.get(name, fuse_operators.NOTHING),
-            )
+    def _fused_updates(self, running: Any, why_not: str) -> tuple[str, str, str]:
         ops = [op for op in program.updates(running) if op.type in fused_optimizer.MERGED]
-        parameters = sum(len(op.input("Param")) for op in ops)
+        sizes = [len(op.input("Param")) for op in ops]
         kinds = ", ".join(sorted({op.type for op in ops}))
+        evidence = f"{sum(sizes)} parameters are updated by {len(ops)} {kinds}" if ops else ""
         if ops:
-            self._proof.counts["merged_updates"] = [len(op.input("Param")) for op in ops]
-        self._report(
-            "fuse_all_optimizer_ops",
-            holds=bool(ops),
-            evidence=f"{parameters} parameters are updated by {len(ops)} {kinds}",
-            reason=merges or "Paddle has fused nothing",
-        )
+            self._proof.counts["merged_updates"] = sizes
+        return "fuse_all_optimizer_ops", evidence, why_not or "Paddle has fused nothing"
+
+
+def _merging(running: Any, *, merges: bool) -> tuple[str, str, str]:
+    steps = _merged_steps()
+    inside = sum(
+        channels.channel_of(op) is not None or op.type in program.ALLREDUCES
+        for block in running.blocks[1:]
+        for op in block.ops
+    )
+    evidence = f"updates and {inside} allreduces are in a block run once in {steps} steps"
+    reason = "one step is not merged" if steps == 1 else "Paddle has merged nothing"
+    return "gradient_merge", evidence if merges else "", reason
+
+
+def _fused_operators(running: Any) -> Iterator[tuple[str, str, str]]:
+    """Yield each of Paddle's passes that was tried, and which of its operators still run."""
+    counts = program.count(running)
+    for name in fuse_operators.PASSES:
+        # Where one was not run, the launcher's own report says why.
+        if name in fuse_operators.done or name in fuse_operators.missing:
+            still = [kind for kind in sorted(fuse_operators.done.get(name, {})) if kind in counts]
+            evidence = ", ".join(f"{counts[kind]} {kind}" for kind in still)
+            yield name, evidence, fuse_operators.missing.get(name, fuse_operators.NOTHING)

@@ -39,8 +39,10 @@ _ERRORS = (
     (
         "must be Value, but got Variable",
         ("amp", "localsgd", "adaptive_localsgd"),
-        "Paddle {version} cannot build this in its older program representation, which static "
-        "fleet needs and which lacks paddle.{function}",
+        (
+            "Paddle {version} cannot build this in its older program representation, which static "
+            "fleet needs and which lacks paddle.{function}"
+        ),
     ),
     ("DGC is only support GPU", ("dgc",), _DGC),
     (
