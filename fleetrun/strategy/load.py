@@ -11,7 +11,7 @@ from fleetrun.errors import SeveralErrors, UsageError
 from fleetrun.model import VARIABLE_SECTIONS, Given, Knob, KnobValue, Layer, Setting, Strategy
 from fleetrun.strategy import fields
 from fleetrun.strategy.fields import Field
-from fleetrun.text import suggestion, without_slips
+from fleetrun.text import closest, suggestion, without_slips
 
 if TYPE_CHECKING:
     from yaml import Node, SafeLoader
@@ -263,7 +263,7 @@ def _remarks(last: Mapping[tuple[str, str], Knob]) -> Iterator[str]:
 # -- a file ----------------------------------------------------------------------------------------
 
 
-class _Entry(NamedTuple):
+class _FileLine(NamedTuple):
     """A line of a file: the NAME in SECTION, dotted for a part of configs, and its value's NODE."""
 
     section: str
@@ -279,7 +279,7 @@ class _Document:
         self._path = path
         self._report = report
 
-    def entries(self, root: "Node") -> Iterator[_Entry]:
+    def entries(self, root: "Node") -> Iterator[_FileLine]:
         """Yield the lines of all sections below ROOT."""
         for section in self._pairs("", root, "write sections: " + ", ".join(fields.SECTIONS)):
             if section.name not in fields.SECTIONS:
@@ -287,7 +287,7 @@ class _Document:
             elif not yamlfile.is_null(section.node):
                 yield from self._lines(section.name, section.node)
 
-    def _lines(self, section: str, node: "Node") -> Iterator[_Entry]:
+    def _lines(self, section: str, node: "Node") -> Iterator[_FileLine]:
         """Yield the lines of SECTION, below NODE; those of configs part by part."""
         known = {} if section in VARIABLE_SECTIONS else fields.by_name(section)
         for entry in self._pairs(section, node, f"{section}: write one `name: value` a line"):
@@ -302,7 +302,7 @@ class _Document:
             else:
                 yield entry
 
-    def _pairs(self, section: str, node: "Node", expected: str) -> Iterator[_Entry]:
+    def _pairs(self, section: str, node: "Node", expected: str) -> Iterator[_FileLine]:
         """Yield the entries of the mapping NODE of SECTION; EXPECTED is for the error."""
         from yaml import MappingNode  # needed only with a strategy
 
@@ -316,10 +316,10 @@ class _Document:
                 message = "<< is not supported: give several files, of which the later wins."
                 self._report(UsageError(f"{where}: {message}"))
             else:
-                yield _Entry(section, str(key.value), value, where)
+                yield _FileLine(section, str(key.value), value, where)
 
 
-def _knob(entry: _Entry, loader: "SafeLoader") -> Knob:
+def _knob(entry: _FileLine, loader: "SafeLoader") -> Knob:
     """Return the setting of the line ENTRY, whose value LOADER constructs."""
     from yaml import ScalarNode
 
@@ -379,8 +379,14 @@ def _unknown_field(section: str, name: str) -> str:
     inside = [part for part in parts if part.partition(".")[2] == name]
     if inside:
         return f"{name} is a part: did you mean {' or '.join(inside)}?"
+    known = fields.by_name(section)
+    # A part is suggested in full: `k_stps` may be meant for gradient_merge_configs.k_steps.
+    nearest = closest(name, {*known, *(part.partition(".")[2] for part in parts)})
+    whole = [part for part in parts if part.partition(".")[2] == nearest]
+    if whole and nearest not in known:
+        return f"no such field: {name}; did you mean {' or '.join(whole)}?"
     otherwise = "`fleetrun strategy list --fields` shows all."
-    return f"no such field: {name}{suggestion(name, fields.by_name(section), otherwise)}"
+    return f"no such field: {name}{suggestion(name, known, otherwise)}"
 
 
 def _listed_keys(field: Field) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
 import subprocess
 import tempfile
 from functools import cache
@@ -29,10 +28,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "build_strategy": {"fuse_all_optimizer_ops": True, "enable_auto_fusion": True},
         "optimizer": "Momentum",
     },
-    "auto": {"strategy": {"fuse_grad_size_in_MB": "auto"}},
     "channels": {"strategy": {"fuse_grad_size_in_num": 2, "nccl_comm_num": 2, **LEVELS}},
-    "merged channels": {"strategy": {"fuse_grad_size_in_num": 2, "nccl_comm_num": 2, **MERGE}},
-    "merged": {"strategy": MERGE, "optimizer": "Adam"},
     "stepped with each run": {"strategy": MERGE, "optimizer": "scheduled", "runs": 8},
     "stepped each fourth run": {
         "strategy": MERGE,
@@ -48,13 +44,8 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "recompute anything": {
         "strategy": {"recompute": True, "recompute_configs": {"checkpoints": ["any"]}}
     },
-    "lars": {"strategy": {"lars": True}, "optimizer": "Momentum"},
     "lars of SGD": {"strategy": {"lars": True}},
-    "lamb": {"strategy": {"lamb": True}, "optimizer": "Adam"},
     "lamb of SGD": {"strategy": {"lamb": True}},
-    "localsgd": {"strategy": {"localsgd": True, "localsgd_configs": {"k_steps": 2}}},
-    "adaptive_localsgd": {"strategy": {"adaptive_localsgd": True}},
-    "localsgd of Adam": {"strategy": {"localsgd": True}, "optimizer": "Adam"},
     "dgc": {"strategy": {"dgc": True}, "optimizer": "Momentum"},
     "sharding": {
         "strategy": {
@@ -72,8 +63,6 @@ SCENARIOS: dict[str, dict[str, Any]] = {
             },
         }
     },
-    "clipped": {"optimizer": "clipped"},
-    "clipped and merged": {"strategy": MERGE, "optimizer": "clipped"},
     "streams": {"strategy": {"calc_comm_same_stream": True, "sync_nccl_allreduce": True}},
     "sync_batch_norm": {"strategy": {"sync_batch_norm": True}},
     "groups on GPUs": {"strategy": {"fuse_grad_size_in_num": 2, **LEVELS}, "gpu": True},
@@ -127,10 +116,6 @@ class Built:
         assert not self._programs[name]["error"], self._programs[name]["error"]
         return dict(self._programs[name]["blocks"][0])
 
-    def blocks(self, name: str) -> list[dict[str, int]]:
-        """Return the same for the other blocks."""
-        return list(self._programs[name]["blocks"][1:])
-
     def order(self, name: str) -> list[str]:
         """Return the types of the operators of the main block."""
         return list(self._programs[name]["order"][0])
@@ -161,24 +146,6 @@ def built(request: pytest.FixtureRequest) -> Built:
     return Built(request.param, build(python, tuple(SCENARIOS), "0"))
 
 
-def test_gradients_share_allreduces_and_one_operator_updates(built: Built) -> None:
-    main = built.main("packed")
-    assert main[built.allreduce] == 3
-    assert main["merged_momentum"] == 1
-    assert "momentum" not in main
-    assert built.outcome("packed", "fuse_grad_size_in_num")[0] == "effective"
-    assert built.outcome("packed", "enable_auto_fusion") == (
-        "no_effect",
-        "this build of Paddle has no such pass",
-    )
-
-
-def test_auto_is_a_tenth_of_the_gradients_and_says_so(built: Built) -> None:
-    status, text = built.outcome("auto", "fuse_grad_size_in_MB")
-    assert status == "effective"
-    assert re.fullmatch(r"6 gradients in 1 allreduce; .*; auto: a tenth of \S+ MB .*", text)
-
-
 def test_several_communicators_carry_buckets_while_backward_goes_on(built: Built) -> None:
     assert built.main("channels")["py_func"] == 6
     assert built.allreduce not in built.main("channels")
@@ -196,18 +163,6 @@ def test_several_communicators_carry_buckets_while_backward_goes_on(built: Built
     assert "[[0, 1], [2, 3]]" in built.outcome("channels", "use_hierarchical_allreduce")[1]
 
 
-def test_merged_gradients_are_summed_where_parameters_are_updated(built: Built) -> None:
-    for name, kind, number in (
-        ("merged channels", "py_func", 6),
-        ("merged", built.allreduce, 1),
-    ):
-        assert kind not in built.main(name)
-        (block,) = built.blocks(name)
-        assert block[kind] == number
-        assert built.outcome(name, "gradient_merge")[0] == "effective"
-    assert built.outcome("merged channels", "nccl_comm_num")[0] == "effective"
-
-
 def test_rates_advance_with_updates_or_when_the_script_says_so(built: Built) -> None:
     assert built.report("stepped with each run")["rates"] == [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25]
     assert built.report("stepped each fourth run")["rates"] == [1, 1, 1, 1, 0.5, 0.5, 0.5]
@@ -220,22 +175,11 @@ def test_what_is_left_of_a_round_is_told(built: Built) -> None:
     assert "1 micro-step of a partial round was dropped" in notes
 
 
-def test_each_program_counts_its_own_runs(built: Built) -> None:
-    names = built.report("merged")["variables"]
-    assert "gradient_merge_step" not in names
-    assert len([name for name in names if name.startswith("gradient_merge_step")]) == 1
-
-
 def test_what_paddle_puts_into_the_program_is_counted(built: Built) -> None:
-    assert built.outcome("lars", "lars") == ("effective", "6 lars_momentum")
-    assert built.main("lars")["lars_momentum"] == 6
-    assert built.outcome("lamb", "lamb") == ("effective", "6 lamb")
-    assert built.main("lamb")["lamb"] == 6
     assert built.outcome("recompute", "recompute") == (
         "effective",
         "2 operators are recomputed in the backward pass",
     )
-    assert built.main("recompute")["matmul_v2"] == built.main("lars")["matmul_v2"] + 1
 
 
 def test_what_is_not_there_has_a_reason(built: Built) -> None:
@@ -307,23 +251,6 @@ def test_amp_without_casts_is_no_effect(built: Built) -> None:
     assert built.outcome("amp", "amp")[0] == "no_effect"
     assert "cast" not in built.main("amp")
     assert built.main("amp")["check_finite_and_unscale"] == 6
-
-
-def test_localsgd_sums_parameters_on_some_steps_and_no_gradients(built: Built) -> None:
-    assert built.outcome("localsgd", "localsgd")[0] == "effective"
-    assert built.outcome("adaptive_localsgd", "adaptive_localsgd")[0] == "effective"
-    # Paddle would also average gradients; it is left only the parameters.
-    assert built.allreduce not in built.main("localsgd")
-    assert "scale" not in built.main("localsgd")
-    assert [block.get(built.allreduce, 0) for block in built.blocks("localsgd")] == [0, 6, 6]
-    assert built.outcome("localsgd of Adam", "localsgd")[0] == "no_effect"
-
-
-def test_gradients_are_clipped_where_they_are_merged(built: Built) -> None:
-    assert built.main("clipped")["sqrt"] == 1
-    (block,) = built.blocks("clipped and merged")
-    assert block["sqrt"] == 1
-    assert block["elementwise_max"] == 1
 
 
 def test_each_paddle_shards_where_it_can(built: Built) -> None:

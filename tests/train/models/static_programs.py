@@ -66,7 +66,6 @@ def count(main: Any) -> dict[str, Any]:
         blocks.append({})
         for op in block.ops:
             blocks[-1][op.type] = blocks[-1].get(op.type, 0) + 1
-    variables = sorted(main.global_block().vars)
     streams = [
         op.attr("use_calc_stream")
         for op in main.global_block().ops
@@ -79,7 +78,6 @@ def count(main: Any) -> dict[str, Any]:
             [op.input(entry)[0] for entry in ("X", "Dep")] for op in ops if op.type == "depend"
         ],
         "summed": [op.input_arg_names[0] for op in ops if op.type == "all_reduce"],
-        "variables": variables,
         "use_calc_stream": streams,
         "order": [[op.type for op in block.ops] for block in main.blocks],
     }
@@ -98,8 +96,6 @@ def network() -> Any:
 
 def optimizer(kind: str) -> Any:
     """Make an optimizer of KIND."""
-    if kind == "clipped":
-        return paddle.optimizer.SGD(0.1, grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0))
     if kind == "scheduled":
         return paddle.optimizer.SGD(paddle.optimizer.lr.ExponentialDecay(1.0, 0.5))
     return getattr(paddle.optimizer, kind)(0.1)
