@@ -328,13 +328,19 @@ class LaunchedJob(ObservedJob):
             return ()
 
         from fleetrun.watch.session import JobSession
-        from fleetrun.watch.session_end import SessionEnd
 
-        log, redact, logs = self.log, self.redact, self.request.gather_logs
-        end = SessionEnd(plan, session, self.folder, log=log, redact=redact, gather_logs=logs)
-        link, gone = self.keeper, self.gone
-        assert link is not None
-        return (JobSession(plan, session, log=log, redact=redact, end=end, link=link, gone=gone),)
+        assert self.keeper is not None
+        source = JobSession(
+            plan,
+            session,
+            self.folder,
+            log=self.log,
+            redact=self.redact,
+            gather_logs=self.request.gather_logs,
+            link=self.keeper,
+            gone=self.gone,
+        )
+        return (source,)
 
     def _on_cut(self, cut: Cut) -> None:
         for follow in self._follow:

@@ -19,20 +19,8 @@ LONGEST_LIST = 200
 _LIST = re.compile(rf"(?!.*[0-9]{{5}})[0-9,-]{{0,{LONGEST_LIST}}}")
 
 
-class SendLog(NamedTuple):
-    """The coordinator's host requests LENGTH bytes of a log from OFFSET on; -1: the last ones."""
-
-    process: int
-    # As the coordinator's host counts, which has taken part from the start.
-    attempt: int
-    offset: Annotated[int, range(-1, 1 << 63).__contains__]
-    length: Annotated[int, range(1, 1 << 20).__contains__] = LONGEST_PART
-    # Whether this is the log of standard error, if that is separate.
-    is_error_log: bool = False
-
-
 class LogPart(NamedTuple):
-    """Bytes of a log of SIZE bytes from OFFSET on, in base64; empty at the end."""
+    """Bytes of a log of SIZE bytes from OFFSET on, in base64; `attempt` is the generation."""
 
     process: int
     attempt: int
@@ -47,8 +35,16 @@ class LogPart(NamedTuple):
             raise ValueError(self.offset)
 
 
+class LogTaken(NamedTuple):
+    """The coordinator's host has written a part of a log, and takes the next one."""
+
+
+class LogsSent(NamedTuple):
+    """A host has sent all logs of its ranks."""
+
+
 class Dismissed(NamedTuple):
-    """The coordinator's host has all logs: the launcher may end."""
+    """The coordinator's host awaits no more logs of this one: the launcher may end."""
 
 
 class SilentHost(NamedTuple):
@@ -139,6 +135,13 @@ def rank_of(
 
 
 FromMember: TypeAlias = (
-    LogPart | SilentHost | Stacks | PackedEvidence | PackedCollectives | ServerEnded | StoppedRank
+    LogPart
+    | LogsSent
+    | SilentHost
+    | Stacks
+    | PackedEvidence
+    | PackedCollectives
+    | ServerEnded
+    | StoppedRank
 )
-FromCoordinator: TypeAlias = SendLog | Dismissed | WantStacks | ServerEnded
+FromCoordinator: TypeAlias = LogTaken | Dismissed | WantStacks | ServerEnded

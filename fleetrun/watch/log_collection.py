@@ -1,17 +1,15 @@
-"""`--gather_logs`: copies the logs of other hosts' ranks to the coordinator's host at the end.
+"""`--gather_logs`: at the end, each host sends the logs of its ranks to the coordinator's host.
 
-The coordinator's host requests one part at a time, at a bounded rate; the others answer, and end
-when they are dismissed. Answers are untrusted: only bytes that were requested are written.
+It sends one part at a time, and the next one when the coordinator's host, which sets the rate, has
+written that. What arrives is untrusted: it may only append to new files of the sender's ranks.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 
@@ -19,276 +17,188 @@ from fleetrun.model import LaunchPlan
 from fleetrun.run.loop import Waiting
 from fleetrun.rundir import names
 from fleetrun.rundir.folder import Closing, Folder, write_all
-from fleetrun.session.exchange import LONGEST_PART, Dismissed, LogPart, SendLog
+from fleetrun.session.driver import Session
+from fleetrun.session.exchange import LONGEST_PART, Dismissed, LogPart, LogsSent, LogTaken
 
 ALL, TAIL = "all", "tail"
 # For all hosts together; leaves room on a network that others train over.
 _BYTES_PER_S = 32 << 20
-_AT_ONCE = 16
-# A host that does not answer within this time and --grace is given up.
+# A host that sends nothing within this time and --grace is given up.
 _TIMEOUT_S = 10.0
 _LOOK_S = 0.5
 
 
-class LogServer:
-    """Serves the logs of this host's ranks, in PLAN, once they are complete."""
+class LogSender:
+    """Sends the logs of this host's ranks through SESSION, with EVERYTHING whole ones."""
 
-    def __init__(self, plan: LaunchPlan, send: Callable[[LogPart], None]) -> None:
-        self.plan = plan
-        self._send = send
-        # The attempt of each generation on this host, which has fewer if it joined later.
-        self._attempts = {plan.generation: 0}
-        self._is_complete = False
-        # At most one request is pending: the other side waits for each answer.
-        self._asked: SendLog | None = None
+    def __init__(self, session: Session, *, everything: bool) -> None:
+        self._session, self._everything = session, everything
+        self._plan: LaunchPlan
+        # The attempt of each generation on this host, which may have joined later.
+        self._attempts: dict[int, int] = {}
+        self._parts: Iterator[LogPart] = iter(())
+        session.hearers[LogTaken] = lambda *_: self._send()
 
     def take(self, plan: LaunchPlan, attempt: int) -> None:
-        """Take the PLAN of another generation, which is ATTEMPT on this host."""
-        self.plan = plan
-        self._attempts[plan.generation] = attempt
+        """Take the PLAN of a generation, which is ATTEMPT on this host."""
+        self._plan, self._attempts[plan.generation] = plan, attempt
 
-    def asked(self, message: SendLog) -> None:
-        """Answer MESSAGE, or keep it until the logs are complete."""
-        if self._is_complete:
-            self._send(self._part(message))
-        else:
-            self._asked = message
+    def begin(self) -> None:
+        """Send the first part; the logs are complete."""
+        self._parts = self._read()
+        self._send()
 
-    def complete(self) -> None:
-        """Answer the request that came while the logs grew; answer at once from now on."""
-        self._is_complete = True
-        if self._asked is not None:
-            self._send(self._part(self._asked))
-            self._asked = None
+    def _send(self) -> None:
+        self._session.to_coordinator(next(self._parts, LogsSent()))
 
-    def _part(self, request: SendLog) -> LogPart:
-        path = self._path(request)
-        size, offset, data = 0, 0, b""
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with suppress(OSError), Closing(fd := os.open(path, flags)):
-            size = os.fstat(fd).st_size
-            offset = max(0, size - request.length) if request.offset < 0 else request.offset
-            offset = min(offset, size)
-            data = os.pread(fd, min(request.length, LONGEST_PART), offset)
-        text = base64.b64encode(data).decode("ascii")
-        return LogPart(request.process, request.attempt, offset, size, text, request.is_error_log)
-
-    def _path(self, request: SendLog) -> str:
-        """Return the path of the requested log; empty if it is not a log of this host."""
-        ranks = self.plan.ranks
-        attempt = self._attempts.get(request.attempt)
-        if not 0 <= request.process < len(ranks) or attempt is None:
-            return ""
-        rank = ranks[request.process]
-        for spec in self.plan.processes:
-            if spec.rank == rank:
-                paths = names.log_paths(self.plan, spec, attempt)
-                return paths[request.is_error_log] if request.is_error_log < len(paths) else ""
-        return ""
+    def _read(self) -> Iterator[LogPart]:
+        plan, attempts = self._plan, list(self._attempts.items())
+        for spec in plan.processes:
+            if spec.rank is None:
+                continue
+            place = plan.ranks.index(spec.rank)
+            for generation, attempt in attempts if self._everything else attempts[-1:]:
+                for is_error_log, path in enumerate(names.log_paths(plan, spec, attempt)):
+                    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                    with suppress(OSError), Closing(fd := os.open(path, flags)):
+                        size = os.fstat(fd).st_size
+                        begin = 0 if self._everything else max(0, size - names.GATHERED_BYTES)
+                        for offset in range(begin, size or 1, LONGEST_PART):
+                            data = os.pread(fd, min(LONGEST_PART, size - offset), offset)
+                            text = base64.b64encode(data).decode("ascii")
+                            yield LogPart(place, generation, offset, size, text, bool(is_error_log))
 
 
-class _HostLogs:
-    """The logs still to be copied from a host, and the position in the current one."""
+class LogReceiver:
+    """Writes the logs of other hosts' ranks into the folder `gathered` of FOLDER.
 
-    def __init__(self, logs: Sequence[tuple[int, int, bool]]) -> None:
-        self.queue = deque(logs)
-        # The next byte to request; None: the first part has not come.
-        self.offset: int | None = None
-        self.fd = -1
-
-
-class LogCollector:
-    """Writes the logs of other hosts into the folder `gathered` of FOLDER.
-
-    ASK sends a message to the host of a node rank, which is connected if it IS_THERE; DONE is
-    called with a summary when no more is to come. With EVERYTHING, whole logs of all attempts are
-    copied, else the ends of the last attempt's.
+    When the job has ended, it waits for those that are connected to SESSION; LOG gets a summary.
     """
 
     def __init__(
         self,
-        plan: LaunchPlan,
+        session: Session,
         folder: Folder,
-        *,
         waiting: Waiting,
-        ask: Callable[[int, SendLog | Dismissed], None],
-        is_there: Callable[[int], bool],
-        done: Callable[[str], None],
-        everything: bool = False,
+        *,
+        log: Callable[[str], None],
+        everything: bool,
     ) -> None:
-        self.is_busy = False
-        self.plan = plan
-        self._folder = folder
-        self._waiting = waiting
-        self._ask = ask
-        self._is_there = is_there
-        self._done = done
-        self._everything = everything
-        self._attempts = range(1)
-        self._hosts: dict[int, _HostLogs] = {}
-        self._later: deque[int] = deque()
-        self._had: list[str] = []
-        self._missed: list[str] = []
+        self._session, self._folder, self._waiting = session, folder, waiting
+        self._log, self._everything = log, everything
+        self._plan: LaunchPlan
+        # The hosts that are awaited, each until a moment, and those that send no more.
+        self._awaited: dict[int, float] = {}
+        self._done: set[int] = set()
+        self._had: dict[str, None] = {}
+        # The next byte of each log: a new part begins there.
+        self._offsets: dict[tuple[int, int, bool], int] = {}
         self._free_at = 0.0
-        self._folder_fd = -1
         self._trouble = ""
+        self.is_busy = False
+        session.hearers[LogPart] = self._take
+        session.hearers[LogsSent] = lambda node, _: self._leave(node)
 
-    def begin(self, nodes: Sequence[int]) -> None:
-        """Begin to copy the logs of the hosts NODES."""
+    def take(self, plan: LaunchPlan, _: int) -> None:
+        """Take the PLAN of a generation."""
+        self._plan = plan
+
+    def begin(self) -> None:
+        """Wait for all hosts that are connected and do not share the log folder."""
         self.is_busy = True
-        last = self.plan.generation
-        self._attempts = range(0 if self._everything else last, last + 1)
-        shared = self.plan.shared_logs
-        at_hand = {self.plan.node_rank, *(() if shared is None else shared.folders)}
-        try:
-            with suppress(FileExistsError):
-                os.mkdir(names.GATHERED, dir_fd=self._folder.fd)
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._folder_fd = os.open(names.GATHERED, flags, dir_fd=self._folder.fd)
-        except OSError as error:
-            self._trouble = f" ({error.strerror})"
-        for node in nodes:
-            if node in at_hand or self._folder_fd < 0:
-                self._ask(node, Dismissed())
-            else:
-                self._later.append(node)
-        served = {*at_hand, *nodes}
-        self._missed += [
-            names.spec_label(spec) for spec in self.plan.ranks if spec.node_rank not in served
-        ]
-        self._go_on()
+        until = time.monotonic() + _TIMEOUT_S + self._plan.rules.grace_s
+        awaited = set(self._session.connected()) - self._near() - self._done
+        self._awaited = dict.fromkeys(awaited, until)
+        self._look()
+
+    def _near(self) -> set[int]:
+        """Return the hosts whose logs are here already."""
+        shared = self._plan.shared_logs
+        return {self._plan.node_rank, *(() if shared is None else shared.folders)}
 
     def close(self) -> None:
         """Stop."""
         self.is_busy = False
-        for node, host in self._hosts.items():
-            self._waiting.timer(("log", node), None, self._go_on)
-            _close(host)
-        self._hosts.clear()
-        if self._folder_fd >= 0:
-            os.close(self._folder_fd)
-            self._folder_fd = -1
+        self._waiting.timer("logs", None, self._look)
 
-    def _go_on(self) -> None:
-        """Begin with further hosts if few are under way; report when all are done."""
-        while self._later and len(self._hosts) < _AT_ONCE:
-            node = self._later.popleft()
-            has_error_logs = any(spec.error_log for spec in self.plan.processes)
-            self._hosts[node] = _HostLogs(
-                [
-                    (process, attempt, is_error_log)
-                    for process, spec in enumerate(self.plan.ranks)
-                    if spec.node_rank == node
-                    for attempt in self._attempts
-                    for is_error_log in ((False, True) if has_error_logs else (False,))
-                ]
-            )
-            self._next(node)
-        if not self._hosts and not self._later and self.is_busy:
-            self.close()
-            self._done(self._summary())
-
-    def _next(self, node: int) -> None:
-        """Request the next part from NODE, or dismiss it if it has no more."""
-        host = self._hosts[node]
-        if not host.queue:
-            self._leave(node)
-            return
-        process, attempt, is_error_log = host.queue[0]
-        now = time.monotonic()
-        pause_s = self._free_at - now
-        if pause_s > 0:
-            self._waiting.timer(("log", node), now + pause_s, partial(self._next, node))
-            return
-        if host.offset is None:
-            offset = 0 if self._everything else -1
-            length = LONGEST_PART if self._everything else names.GATHERED_BYTES
-        else:
-            offset, length = host.offset, LONGEST_PART
-        request = SendLog(process, attempt, offset, length, is_error_log)
-        # Its ranks may still be stopping.
-        self._await(node, now + _TIMEOUT_S + self.plan.rules.grace_s)
-        self._ask(node, request)
-
-    def _await(self, node: int, until: float) -> None:
-        """Give up the host NODE at UNTIL, or when its connection is lost."""
-        now = time.monotonic()
-        if now >= until or not self._is_there(node):
-            self._give_up(node)
-        else:
-            at = min(until, now + _LOOK_S)
-            self._waiting.timer(("log", node), at, partial(self._await, node, until))
-
-    def take(self, node: int, part: LogPart) -> None:
-        """Take the answer PART of the host NODE."""
-        host = self._hosts.get(node)
-        named = part.process, part.attempt, part.is_error_log
-        if host is None or not host.queue or host.queue[0] != named:
-            return
-        try:
-            data = base64.b64decode(part.data, validate=True)
-        except (binascii.Error, ValueError):
-            self._give_up(node)
-            return
-        is_first = host.offset is None
-        if len(data) > LONGEST_PART or (not is_first and part.offset != host.offset):
-            self._give_up(node)
-            return
-        try:
-            self._write(host, part, data, is_first=is_first)
-        except OSError as error:
-            self._trouble = f" ({error.strerror})"
-            self._give_up(node)
-            return
-        self._free_at = max(self._free_at, time.monotonic()) + len(data) / _BYTES_PER_S
-        host.offset = part.offset + len(data)
-        if not data or host.offset >= part.size:
-            if host.fd >= 0:
-                self._had.append(names.spec_label(self.plan.ranks[part.process]))
-            host.queue.popleft()
-            _close(host)
-        self._next(node)
-
-    def _write(self, host: _HostLogs, part: LogPart, data: bytes, *, is_first: bool) -> None:
-        if is_first:
-            spec = self.plan.ranks[part.process]
-            if not data and (part.is_error_log or part.attempt != self._attempts[-1]):
-                # It did not run then, or has one file.
-                return
-            log = names.shared_log(spec)
-            log = names.error_log(log) if part.is_error_log else log
-            name = names.log_name(log, part.attempt)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            host.fd = os.open(name, flags, 0o666, dir_fd=self._folder_fd)
-            if part.offset:
-                write_all(host.fd, names.shortened(part.size, part.size - part.offset))
-        write_all(host.fd, data)
-
-    def _give_up(self, node: int) -> None:
-        """Leave out the remaining logs of NODE."""
-        host = self._hosts[node]
-        ranks = dict.fromkeys(process for process, *_ in host.queue)
-        self._missed += [names.spec_label(self.plan.ranks[process]) for process in ranks]
-        self._leave(node)
+    def _look(self) -> None:
+        """Dismiss the hosts that are not awaited, and report when no more is to come."""
+        now, connected = time.monotonic(), self._session.connected()
+        self._awaited = {
+            node: until
+            for node, until in self._awaited.items()
+            if until > now and node in connected
+        }
+        for node in set(connected) - self._awaited.keys():
+            self._session.to_member(node, Dismissed())
+        if not self._awaited and self.is_busy:
+            self.is_busy = False
+            self._log(self._summary())
+        # Hosts may connect even now, and wait for their dismissal.
+        self._waiting.timer("logs", now + _LOOK_S, self._look)
 
     def _leave(self, node: int) -> None:
-        _close(self._hosts.pop(node))
-        self._waiting.timer(("log", node), None, self._go_on)
-        self._ask(node, Dismissed())
-        self._go_on()
+        self._done.add(node)
+        self._awaited.pop(node, None)
+        if self.is_busy:
+            self._look()
+
+    def _take(self, node: int, part: LogPart) -> None:
+        """Write the next PART of a log of the host NODE, and ask for more."""
+        try:
+            size = self._write(node, part)
+        except (OSError, ValueError) as error:
+            self._trouble = f" ({error.strerror})" if isinstance(error, OSError) else ""
+            self._leave(node)
+            return
+        now = time.monotonic()
+        self._free_at = max(self._free_at, now) + size / _BYTES_PER_S
+        if node in self._awaited:
+            self._awaited[node] = self._free_at + _TIMEOUT_S
+        more = partial(self._session.to_member, node, LogTaken())
+        self._waiting.timer(("more logs", node), self._free_at, more)
+
+    def _write(self, node: int, part: LogPart) -> int:
+        """Write PART; raise ValueError if it is none that the host NODE may send."""
+        ranks, generation = self._plan.ranks, self._plan.generation
+        first = 0 if self._everything else generation
+        if not (0 <= part.process < len(ranks) and first <= part.attempt <= generation):
+            raise ValueError(part.process)
+        spec = ranks[part.process]
+        data = base64.b64decode(part.data, validate=True)
+        key = part.process, part.attempt, part.is_error_log
+        begin = 0 if self._everything else max(0, part.size - names.GATHERED_BYTES)
+        is_next = part.offset == self._offsets.get(key, begin)
+        is_within = part.offset + len(data) <= part.size and len(data) <= LONGEST_PART
+        if spec.node_rank != node or not is_next or not is_within:
+            raise ValueError(part.offset)
+        log = names.shared_log(spec)
+        name = names.log_name(names.error_log(log) if part.is_error_log else log, part.attempt)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags |= os.O_APPEND if key in self._offsets else os.O_EXCL
+        with suppress(FileExistsError):
+            os.mkdir(names.GATHERED, dir_fd=self._folder.fd)
+        in_folder = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        with (
+            Closing(folder := os.open(names.GATHERED, in_folder, dir_fd=self._folder.fd)),
+            Closing(fd := os.open(name, flags, 0o666, dir_fd=folder)),
+        ):
+            if part.offset and key not in self._offsets:
+                write_all(fd, names.shortened(part.size, part.size - part.offset))
+            write_all(fd, data)
+        self._offsets[key] = part.offset + len(data)
+        if self._offsets[key] >= part.size:
+            self._had[names.spec_label(spec)] = None
+        return len(data)
 
     def _summary(self) -> str:
+        near = self._near()
+        others = [spec for spec in self._plan.ranks if spec.node_rank not in near]
+        missed = [label for label in map(names.spec_label, others) if label not in self._had]
         summary = ""
         if self._had:
             where = os.path.join(self._folder.path, names.GATHERED)
-            summary = f"The logs of {names.listed(list(dict.fromkeys(self._had)))} are in {where}."
-        if self._missed:
-            missed = names.listed(list(dict.fromkeys(self._missed)))
-            summary += f" Those of {missed} could not be gathered{self._trouble}."
+            summary = f"The logs of {names.listed(list(self._had))} are in {where}."
+        if missed:
+            summary += f" Those of {names.listed(missed)} could not be gathered{self._trouble}."
         return summary.strip()
-
-
-def _close(host: _HostLogs) -> None:
-    if host.fd >= 0:
-        os.close(host.fd)
-    host.fd, host.offset = -1, None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from fleetrun.model import Endpoint, LaunchPlan
 from fleetrun.postmortem import investigation
@@ -28,13 +29,17 @@ from fleetrun.run.events import (
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import Source
 from fleetrun.run.policy import FORWARDED, KILL, SESSION, TERM
+from fleetrun.rundir import hostsfile, names
+from fleetrun.rundir.folder import Folder
 from fleetrun.session.driver import GuardLink, Session, SessionHandler
-from fleetrun.session.exchange import ServerEnded
+from fleetrun.session.exchange import Dismissed, ServerEnded
 from fleetrun.session.messages import Verdict
 from fleetrun.text import counted
-from fleetrun.watch.session_end import SessionEnd
+from fleetrun.watch.log_collection import ALL, LogReceiver, LogSender
 
 _REMARK_S = 5.0
+# How often to look whether the coordinator's host is still there.
+_STAY_S = 0.5
 # How many characters of a rank's last lines other hosts are told.
 _MOST_CHARACTERS = 8000
 _LONGEST = 2000
@@ -54,10 +59,11 @@ class JobSession(Source, SessionHandler):
         self,
         plan: LaunchPlan,
         session: Session,
+        folder: Folder,
         *,
         log: Callable[[str], None],
         redact: Callable[[str], str],
-        end: SessionEnd,
+        gather_logs: str | None,
         link: GuardLink,
         gone: set[Endpoint],
     ) -> None:
@@ -68,7 +74,11 @@ class JobSession(Source, SessionHandler):
         session.hearers[ServerEnded] = self._note_ended
         # Before any rank starts.
         session.guard(link)
-        self._end = end
+        self._folder, self._gather_logs = folder, gather_logs
+        self._sender: LogSender | None = None
+        self._receiver: LogReceiver | None = None
+        # What to leave with when this host is dismissed.
+        self._leave_later: Callable[[], None] | None = None
         self._host = session.host
         self._log = log
         self._redact = redact
@@ -89,7 +99,7 @@ class JobSession(Source, SessionHandler):
         super().open(waiting, declare)
         self._session.move(waiting)
         self._session.attend(self)
-        self._end.open(waiting)
+        self._gather()
         self._look()
 
     def on_event(self, happening: Happening) -> None:
@@ -98,7 +108,7 @@ class JobSession(Source, SessionHandler):
             case Gathered(attempt=attempt, plan=plan) if attempt:
                 self._attempt = attempt
                 self._take(plan)
-                self._end.take(plan, attempt)
+                self._gather()
                 self._session.attend(self)
                 if self._session.config.may_change:
                     hosts = counted(len(plan.nodes), "host")
@@ -123,9 +133,58 @@ class JobSession(Source, SessionHandler):
             case Finished(outcome=outcome):
                 failed = outcome.cause
                 why = None if failed is None else self._failure(failed, "the launcher has ended")
-                self._end.finish(why)
+                self._finish(why)
             case _:
                 pass
+
+    # Logs ---------------------------------------------------------------------------------------
+
+    def _gather(self) -> None:
+        """Prepare to receive logs on the coordinator's host, else to send those of this one."""
+        if self._gather_logs is None:
+            return
+        everything = self._gather_logs == ALL
+        if not self._session.serves and self._sender is None:
+            self._sender = LogSender(self._session, everything=everything)
+            self._session.hearers[Dismissed] = lambda *_: self._leave()
+        if self._session.serves and self._receiver is None:
+            self._receiver = LogReceiver(
+                self._session, self._folder, self._waiting, log=self._log, everything=everything
+            )
+        for part in (self._sender, self._receiver):
+            if part is not None:
+                part.take(self._plan, self._attempt)
+
+    def _finish(self, failure: Failure | None) -> None:
+        """Leave the session, with FAILURE if there is no verdict yet, when the logs are copied."""
+        # The others go on without a host that departs, once it is gone.
+        is_departure = failure is not None and failure.is_departure
+        if self._session.serves:
+            try:
+                hostsfile.write(self._folder, self._session.host_ends(), self._redact)
+            except OSError as error:
+                self._log(f"{names.HOSTS} could not be written ({error.strerror}).")
+            self._session.quit(failure)
+            if self._receiver is not None and not is_departure:
+                self._receiver.begin()
+        elif self._sender is not None and self._session.is_connected and not is_departure:
+            self._leave_later = partial(self._session.quit, failure)
+            self._stay()
+            self._sender.begin()
+        else:
+            self._session.quit(failure)
+
+    def _stay(self) -> None:
+        """Stay until this host is dismissed, or the coordinator's host is gone."""
+        if self._session.is_connected:
+            self._waiting.timer("stay", time.monotonic() + _STAY_S, self._stay)
+        else:
+            self._leave()
+
+    def _leave(self) -> None:
+        leave, self._leave_later = self._leave_later, None
+        if leave is not None:
+            leave()
 
     def _look(self) -> None:
         """Print that this host's trainers are done, if it waits for others."""
@@ -143,11 +202,13 @@ class JobSession(Source, SessionHandler):
 
     def is_busy(self) -> bool:
         """Whether the last messages are not delivered yet, for a short time."""
-        return self._end.is_busy or self._session.is_busy
+        is_receiving = self._receiver is not None and self._receiver.is_busy
+        return is_receiving or self._leave_later is not None or self._session.is_busy
 
     def close(self) -> None:
         """End all connections."""
-        self._end.close()
+        if self._receiver is not None:
+            self._receiver.close()
         self._session.close()
 
     def _note_ended(self, _: int, message: ServerEnded) -> None:
