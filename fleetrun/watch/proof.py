@@ -27,8 +27,8 @@ from fleetrun.run.events import (
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Source
 from fleetrun.rundir import names, rankfile, reading, strategyfiles
-from fleetrun.rundir.strategyfiles import RankEvidence, StrategyDocument
-from fleetrun.watch import overview, overview_table
+from fleetrun.rundir.strategyfiles import RankEvidence
+from fleetrun.watch import strategy_table
 
 if TYPE_CHECKING:
     # Only with other hosts.
@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     from fleetrun.session.exchange import PackedEvidence
 
 # Pauses between two looks; a rank's first update takes seconds or minutes.
-_FIRST_S = 0.3
-_SLOWER = 1.2
-_SLOWEST_S = 2.0
+_FIRST_S, _SLOWER, _SLOWEST_S = 0.3, 1.2, 2.0
 # How long to wait for the others after the first rank with evidence.
 _TIMEOUT_S = 60.0
 # A record of evidence has a few thousand bytes; one from another host may have more.
@@ -54,19 +52,15 @@ def find(plan: LaunchPlan) -> str | None:
 
 
 class _Trainer:
-    """A rank, and its evidence as last read from PATH; ranks of other hosts have no PATH.
-
-    RESTART is the attempt whose records count.
-    """
+    """A rank, and its evidence as last read from PATH; ranks of other hosts have no PATH."""
 
     def __init__(self, name: str, path: str = "", restart: int = 0) -> None:
         self.name = name
         self.evidence: RankEvidence | None = None
-        self.seen: tuple[int, ...] = ()
         self.record: Mapping[str, object] | None = None
         self.has_ended = False
-        self._path = path
-        self._restart = restart
+        self._path, self._restart = path, restart
+        self._size = -1
 
     @property
     def is_settled(self) -> bool:
@@ -74,16 +68,11 @@ class _Trainer:
         return self.has_ended or (self.evidence is not None and self.evidence.is_complete)
 
     def look(self) -> bool:
-        """Read the records if the file has changed; return whether it has."""
-        try:
-            stat = os.stat(self._path)
-        except OSError:
-            # It is not there yet, or its folder is gone.
+        """Read the records if the file has grown; return whether it has."""
+        size = reading.size(self._path)
+        if size == self._size:
             return False
-        seen = (stat.st_ino, stat.st_size)
-        if seen == self.seen:
-            return False
-        self.seen = seen
+        self._size = size
         self.record = rankfile.last(self._path, rankfile.STRATEGY, self._restart)
         self.take(self.record)
         return True
@@ -91,6 +80,26 @@ class _Trainer:
     def take(self, record: Mapping[str, object] | None) -> None:
         """Take the evidence in RECORD; if it cannot be read, the older evidence stays."""
         self.evidence = strategyfiles.parse_evidence(record) or self.evidence
+
+    def silence(self) -> str:
+        """Return why it may have no evidence."""
+        if self.evidence is None:
+            return (
+                "left no evidence: it never imported Paddle, or its Python ignores PYTHONPATH"
+                " (-I, -E, -S)"
+                if self.has_ended
+                else "has left no evidence yet"
+            )
+        if self.evidence.unapplied:
+            return f"has no strategy: {self.evidence.unapplied[0]}"
+        if not self.has_ended:
+            return "has made no optimizer update yet"
+        count = self.evidence.backwards
+        ran = (
+            f"ran backward {'once' if count == 1 else f'{count} times'}, and no update by Paddle's"
+        )
+        did = f"{ran} optimizers" if count else "imported Paddle and made no optimizer update"
+        return f"{did}, so nothing could be counted"
 
 
 class Proof(Source):
@@ -100,58 +109,44 @@ class Proof(Source):
     exit_code = STRATEGY_REJECTED
 
     def __init__(
-        self,
-        job: ObservedJob,
-        *,
-        session: Session | None = None,
-        width: int | None = None,
-        first_s: float = _FIRST_S,
-        timeout_s: float = _TIMEOUT_S,
+        self, job: ObservedJob, *, session: Session | None = None, first_s: float = _FIRST_S
     ) -> None:
-        self._job = job
-        self._session = session
-        self._width = width
-        self._first_s = first_s
-        self._timeout_s = timeout_s
-        self._is_ending = False
-        strategy = job.plan.strategy
-        self._need(is_strict=strategy is not None and strategy.is_strict)
+        self._job, self._session, self._first_s = job, session, first_s
+        self._asked = strategyfiles.parse_document(find(job.plan) or "{}")
+        self.is_required = self._asked.is_strict
+        required = ", which --strategy_strict requires" if self.is_required else ""
+        self.without = f"without evidence of what its strategy does{required}"
         self._begin()
 
     def _begin(self) -> None:
         """Expect evidence from all ranks of a generation, in their order."""
-        plan = self._job.plan
+        plan, session = self._job.plan, self._session
         # One host evaluates the ranks of all hosts, and shows the table.
-        self._judges = self._session is None or self._session.serves
-        self._asked: StrategyDocument | None = None
+        self._judges = session is None or session.serves
+        self._is_ending = self._has_judged = self._is_split = False
         self._pace_s = self._first_s
-        self._patient_until: float | None = None
+        self._patient_until = 0.0
         # The gist of the last table: a change of it is news.
         self._shown: object = None
-        self._noted: frozenset[str] = frozenset()
-        self._has_judged = self._is_split = False
+        self._noted: list[str] = []
+        if session is not None:
+            # Otherwise the job may be over before what its ranks have written is judged.
+            session.hold_done(is_held=self._judges and self.is_required)
         self._places = {
             process: plan.ranks.index(spec.rank)
             for process, spec in enumerate(plan.processes)
             if spec.rank is not None
         }
-        own_specs = {place: plan.processes[process] for process, place in self._places.items()}
-        is_receiver = self._session is not None and self._judges
-        if self._session is not None:
-            # Otherwise the job may be over before what its ranks have written is judged.
-            self._session.hold_done(is_held=is_receiver and self.is_required)
         # By their place among all ranks of the job, which messages of other hosts name.
         self._trainers: dict[int, _Trainer] = {}
+        own = {place: plan.processes[process] for process, place in self._places.items()}
         for place, rank in enumerate(plan.ranks):
-            if rank.is_trainer and place in own_specs:
-                name = names.rank_records(names.rank_name(rank))
-                path = rankfile.path_of(own_specs[place]) or names.run_path(plan, name)
-                restart = rankfile.restart_of(own_specs[place])
-                self._trainers[place] = _Trainer(names.label(own_specs[place]), path, restart)
-            elif rank.is_trainer and is_receiver and rank.node_rank != plan.node_rank:
+            if rank.is_trainer and place in own:
+                path = rankfile.path_of(own[place])
+                restart = rankfile.restart_of(own[place])
+                self._trainers[place] = _Trainer(names.label(own[place]), path, restart)
+            elif rank.is_trainer and self._judges and rank.node_rank != plan.node_rank:
                 self._trainers[place] = _Trainer(names.spec_label(rank))
-
-    # The supervisor's side ----------------------------------------------------------------------
 
     def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
         """Begin to look."""
@@ -167,15 +162,14 @@ class Proof(Source):
         match happening:
             case Started():
                 self._is_ending = False
-            case Exited(process=process, status=status) if self._trainer(process) is not None:
-                place = self._places[process]
-                self._trainers[place].has_ended = True
-                # Send even without new evidence: the evaluating host must know of the end.
-                self._trainers[place].look()
-                self._send(place)
-                if status.exit_code:
-                    self._is_ending = True
-                elif not self._is_ending:
+            case Exited(process=process, status=status):
+                place = self._places.get(process, -1)
+                if place in self._trainers:
+                    self._trainers[place].has_ended = True
+                    # Send even without new evidence: the evaluating host must know of the end.
+                    self._trainers[place].look()
+                    self._send(place)
+                    self._is_ending = self._is_ending or bool(status.exit_code)
                     self._look()
             case SignalAll() if happening.ends_ranks:
                 self._is_ending = True
@@ -189,9 +183,13 @@ class Proof(Source):
                 has_evidence = any(rank.evidence and rank.evidence.tells for rank in trainers)
                 # Ranks that failed or were stopped had no time for evidence.
                 if has_evidence or (outcome.cause is None and self._trainers):
-                    self._show(self._asked_for())
+                    self._show()
             case _:
                 pass
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._waiting.timer("evidence", None, self._look_again)
 
     # Looking ------------------------------------------------------------------------------------
 
@@ -202,15 +200,7 @@ class Proof(Source):
         self._pace_s = min(self._pace_s * _SLOWER, _SLOWEST_S)
         # Schedule first: a look that settles everything clears the timer.
         self._look_later()
-        if not self._is_ending:
-            self._look()
-
-    def close(self) -> None:
-        """Stop looking."""
-        self._waiting.timer("evidence", None, self._look_again)
-
-    def _trainer(self, process: int) -> _Trainer | None:
-        return self._trainers.get(self._places.get(process, -1))
+        self._look()
 
     def _read(self) -> None:
         for place, trainer in self._trainers.items():
@@ -239,71 +229,65 @@ class Proof(Source):
             return
         trainer.take(reading.parse(codec.unpack(message.packed, _LONGEST)))
         trainer.has_ended = trainer.has_ended or message.has_ended
-        if not self._is_ending:
-            self._look()
+        self._look()
 
     def _look(self) -> None:
         """Judge once all evidence is there, and again when all ranks have ended."""
+        if self._is_ending:
+            return
         self._read()
         self._reject_split()
-        trainers = self._trainers.values()
-        now = time.monotonic()
-        if any(rank.is_settled for rank in trainers) and self._patient_until is None:
-            self._patient_until = now + self._timeout_s
+        trainers, now = self._trainers.values(), time.monotonic()
         if all(rank.is_settled for rank in trainers):
             self.close()
             self._judge(is_last=all(rank.has_ended for rank in trainers))
-        elif self._patient_until is not None and now >= self._patient_until and self._shown is None:
-            self._show(self._asked_for())
+        elif any(rank.is_settled for rank in trainers):
+            self._patient_until = self._patient_until or now + _TIMEOUT_S
+            if now >= self._patient_until and self._shown is None:
+                self._show()
 
     # Judging ------------------------------------------------------------------------------------
 
+    def _evidence(self) -> dict[str, RankEvidence | None]:
+        return {rank.name: rank.evidence for rank in self._trainers.values()}
+
     def _reject_split(self) -> None:
         """Reject a strategy that some ranks apply and others cannot: they wait for each other."""
-        if not self._judges or self._is_split:
-            return
-        evidence_of = {who: evidence for who, evidence in self._evidence().items() if evidence}
-        unable = {who: it.unapplied[0] for who, it in evidence_of.items() if it.unapplied}
-        paddles = {who: it.paddle for who, it in evidence_of.items() if it.paddle}
+        seen = {who: evidence for who, evidence in self._evidence().items() if evidence}
+        unable = {who: it.unapplied[0] for who, it in seen.items() if it.unapplied}
+        paddles = {who: it.paddle for who, it in seen.items() if it.paddle}
         for first, version in [*paddles.items()][:1]:
             unable |= {
                 who: f"its Paddle is {other}, and that of {first} is {version}"
                 for who, other in paddles.items()
                 if other != version
             }
-        self._is_split = bool(unable) and len(unable) < len(evidence_of)
-        if self._is_split:
-            faults = tuple(f"{who}: {why}" for who, why in unable.items())
-            self._declare(StrategyRejected(faults, time.monotonic(), is_split=True))
-
-    def _asked_for(self) -> StrategyDocument:
-        if self._asked is None:
-            self._asked = strategyfiles.parse_document(find(self._job.plan) or "{}")
-            self._need(is_strict=self._asked.is_strict)
-        return self._asked
-
-    def _need(self, *, is_strict: bool) -> None:
-        """Make this source required if --strategy_strict is given."""
-        self.is_required = is_strict
-        asked_for = ", which --strategy_strict requires" if is_strict else ""
-        self.without = f"without evidence of what its strategy does{asked_for}"
+        if self._judges and not self._is_split and 0 < len(unable) < len(seen):
+            self._is_split = True
+            clauses = tuple(f"{who}: {why}" for who, why in unable.items())
+            self._declare(StrategyRejected(clauses, time.monotonic(), is_split=True))
 
     def _judge(self, *, is_last: bool) -> None:
-        request = self._asked_for()
         if self._has_judged and not is_last:
             return
         self._has_judged = True
-        faults = overview.faults(request, self._show(request), self._silence(), self._evidence())
-        if faults and request.is_strict and self._judges:
+        faults = self._faults(self._show())
+        if faults and self._asked.is_strict and self._judges:
             self._declare(StrategyRejected(faults, time.monotonic()))
         elif self._session is not None:
             self._session.hold_done(is_held=False)
 
-    def _show(self, request: StrategyDocument) -> StrategyReport:
+    def _faults(self, judged: StrategyReport) -> tuple[str, ...]:
+        return strategy_table.faults(self._asked, judged, self._silence(), self._evidence())
+
+    def _silence(self) -> dict[str, str]:
+        return {rank.name: rank.silence() for rank in self._trainers.values()}
+
+    def _show(self) -> StrategyReport:
         """Declare and show the verdicts, if they have changed."""
-        evidence_of = self._evidence()
-        judged = overview.judge(request, evidence_of, time.monotonic())
-        silence = self._silence()
+        evidence_of, silence = self._evidence(), self._silence()
+        judged = strategy_table.judge(self._asked, evidence_of, time.monotonic())
+        notes = strategy_table.notes(evidence_of)
         # Counts grow with every update; that is not news.
         gist = (
             tuple(verdict._replace(why="") for verdict in judged.verdicts),
@@ -311,56 +295,27 @@ class Proof(Source):
             judged.ranks_equal,
             tuple(evidence.disagreements if evidence else () for evidence in evidence_of.values()),
         )
+        is_quiet = self._job.request.quiet
         if gist != self._shown:
             self._shown = gist
             self._declare(judged)
-            is_fine = (
-                not overview.faults(request, judged, silence, evidence_of)
-                and judged.ranks_equal is not False
-            )
-            if self._judges and not (self._job.request.quiet and is_fine):
-                width = self._columns()
-                self._job.show(overview_table.table(request, evidence_of, judged, silence, width))
-        elif self._judges and not self._job.request.quiet:
-            for note in overview_table.notes(evidence_of):
+            is_fine = not self._faults(judged) and judged.ranks_equal is not False
+            if self._judges and not (is_quiet and is_fine):
+                width = _columns()
+                self._job.show(
+                    strategy_table.table(self._asked, evidence_of, judged, silence, width)
+                )
+        elif self._judges and not is_quiet:
+            for note in notes:
                 if note not in self._noted:
                     self._job.log(f"Strategy: {note}")
-        self._noted = frozenset(overview_table.notes(evidence_of))
+        self._noted = notes
         return judged
 
-    def _evidence(self) -> dict[str, RankEvidence | None]:
-        return {rank.name: rank.evidence for rank in self._trainers.values()}
 
-    def _silence(self) -> dict[str, str]:
-        """Return for each rank why it may have no evidence."""
-        return {rank.name: _silence_of(rank) for rank in self._trainers.values()}
-
-    def _columns(self) -> int:
-        """Return the width of the terminal; 0 for a file."""
-        if self._width is None:
-            try:
-                self._width = os.get_terminal_size(2).columns
-            except OSError:
-                self._width = 0
-        return self._width
-
-
-def _silence_of(trainer: _Trainer) -> str:
-    evidence = trainer.evidence
-    if evidence is None:
-        if not trainer.has_ended:
-            return "has left no evidence yet"
-        return (
-            "left no evidence: it never imported Paddle, or its Python ignores PYTHONPATH"
-            " (-I, -E, -S)"
-        )
-    if evidence.unapplied:
-        return f"has no strategy: {evidence.unapplied[0]}"
-    if not trainer.has_ended:
-        return "has made no optimizer update yet"
-    if not evidence.backwards:
-        return "imported Paddle and made no optimizer update, so nothing could be counted"
-    times = "once" if evidence.backwards == 1 else f"{evidence.backwards} times"
-    return (
-        f"ran backward {times}, and no update by Paddle's optimizers, so nothing could be counted"
-    )
+def _columns() -> int:
+    """Return the width of the terminal; 0 for a file."""
+    try:
+        return os.get_terminal_size(2).columns
+    except OSError:
+        return 0

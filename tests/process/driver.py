@@ -146,11 +146,19 @@ def plan(wanted: dict[str, Any], attempt: int) -> LaunchPlan:
         for i in range(len(commands))
     ]
     essential = wanted.get("essential", [True] * len(ranks))
+    folder = wanted["folder"]
+    run = wanted.get("run", f"run-{os.getpid()}")
+    strategy = wanted.get("strategy")
+    records = f"log/runs/{run}/rank" if strategy else None
     processes = tuple(
         ProcessSpec(
             name=f"trainer.{rank.rank}",
             argv=tuple(command),
-            env={"PADDLE_TRAINER_ID": str(rank.rank), **wanted.get("env", {})},
+            env={
+                "PADDLE_TRAINER_ID": str(rank.rank),
+                **({"FLEETRUN_RECORDS": f"{records}.{rank.rank}.jsonl"} if records else {}),
+                **wanted.get("env", {}),
+            },
             unset=("DROP_ME",),
             log=f"workerlog.{rank.rank}",
             essential=is_essential,
@@ -158,9 +166,6 @@ def plan(wanted: dict[str, Any], attempt: int) -> LaunchPlan:
         )
         for rank, command, is_essential in zip(ranks, commands, essential, strict=True)
     )
-    folder = wanted["folder"]
-    run = wanted.get("run", f"run-{os.getpid()}")
-    strategy = wanted.get("strategy")
     return LaunchPlan(
         job_id="test",
         mode="collective",

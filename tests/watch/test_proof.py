@@ -15,7 +15,6 @@ from commandline import Command, Driven
 from waiting import LONG_S
 
 from fleetrun.model import ExitStatus, ProcessSpec
-from fleetrun.run import events
 from fleetrun.run.events import (
     Exited,
     Finished,
@@ -26,8 +25,10 @@ from fleetrun.run.events import (
     StrategyReport,
 )
 from fleetrun.run.loop import Loop
+from fleetrun.rundir import strategyfiles
 from fleetrun.session import codec
 from fleetrun.session.exchange import PackedEvidence
+from fleetrun.watch import strategy_table
 from fleetrun.watch.proof import Proof
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class Room:
         self.declared: list[Declared] = []
         self.loop = Loop()
         self.job = plans.job(self.plan, log=self.remarks.append, quiet=is_quiet)
-        self.proof = Proof(self.job, **{"width": 0, "first_s": 0.01, **proof})
+        self.proof = Proof(self.job, **{"first_s": 0.01, **proof})
         self.proof.open(self.loop, self.declared.append)
 
     def leave(self, rank: int, what: object) -> None:
@@ -188,16 +189,6 @@ Strategy comm_fusion (mode defaults; Paddle 3.3.1, dygraph on cpu)
     assert [type(report) for report in here.declared] == [StrategyReport]
 
 
-def test_what_nobody_speaks_of_is_no_word_and_disagreements_are_told(tmp_path: Path) -> None:
-    differ = [{"name": "fuse_grad_size_in_MB", "script": 32, "strategy": 16, "used": 32}]
-    left = evidence([knob("fuse_grad_size_in_MB", "script", 32)], disagreements=differ)
-    table = Room(tmp_path, ranks=1).table(left)
-    rows = {line.split()[0]: " ".join(line.split()) for line in table.splitlines()}
-    assert rows["fuse_grad_size_in_MB"] == "fuse_grad_size_in_MB auto 32 script's own"
-    assert rows["fuse_bn_act_ops"] == "fuse_bn_act_ops true - no word"
-    assert "The script sets fuse_grad_size_in_MB to 32, the strategy to 16: 32 is used." in table
-
-
 def test_a_rank_that_succeeds_without_evidence_is_named(tmp_path: Path) -> None:
     here = Room(tmp_path)
     here.leave(0, evidence(GOOD))
@@ -207,24 +198,6 @@ def test_a_rank_that_succeeds_without_evidence_is_named(tmp_path: Path) -> None:
     assert len(here.remarks) == 1
     for reason in ("never imported Paddle", "ignores PYTHONPATH"):
         assert reason in here.remarks[0].partition("  Rank 1 left no evidence: ")[2]
-
-
-@pytest.mark.parametrize(
-    ("seen", "told"),
-    [
-        ({}, "imported Paddle and made no optimizer update"),
-        ({"backwards": 1}, "ran backward once, and no update by Paddle's optimizers"),
-        ({"backwards": 2}, "ran backward 2 times, and no update by Paddle's optimizers"),
-    ],
-)
-def test_a_rank_that_never_updated_is_named(
-    tmp_path: Path, seen: dict[str, Any], told: str
-) -> None:
-    here = Room(tmp_path, ranks=1)
-    here.leave(0, evidence([], complete=False, **seen))
-    here.exit(0)
-    here.finish()
-    assert f"Rank 0 {told}, so nothing could be counted." in here.remarks[0]
 
 
 def test_parameters_that_differ_are_told_even_if_that_comes_later(tmp_path: Path) -> None:
@@ -253,14 +226,6 @@ def test_another_attempt_is_judged_by_its_own_evidence(tmp_path: Path) -> None:
     assert "left no evidence" in here.refuted.faults[0]
 
 
-def test_the_last_column_is_wrapped_where_the_terminal_ends(tmp_path: Path) -> None:
-    here = Room(tmp_path, ranks=1, width=90, asked={"strategy": {"amp": True}})
-    table = here.table(evidence([knob("amp", "effective", "true", evidence="casts " * 20)]))
-    lines = table.splitlines()
-    assert max(map(len, lines)) <= 90
-    assert lines[3].index("casts") == lines[1].index("why")
-
-
 COUNTS = {
     "gradients": 161,
     "allreduces_before": 161,
@@ -271,7 +236,7 @@ COUNTS = {
 }
 
 
-def test_eighty_columns_hold_the_table(tmp_path: Path) -> None:
+def test_eighty_columns_hold_the_table() -> None:
     names = ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks")
     asked = {"strategy": {**dict.fromkeys(names, 2), "gradient_merge_configs": {"k_steps": 4}}}
     knobs = [
@@ -280,7 +245,10 @@ def test_eighty_columns_hold_the_table(tmp_path: Path) -> None:
         knob("gradient_merge", "no_effect", reason="so it is " * 12),
     ]
     left = evidence(knobs, counts=COUNTS, graph="static", device="gpu")
-    lines = Room(tmp_path, ranks=1, width=80, asked=asked).table(left).splitlines()
+    document = strategyfiles.parse_document(json.dumps(asked))
+    seen = {"rank 0": strategyfiles.parse_evidence(left)}
+    judged = strategy_table.judge(document, seen, 1.0)
+    lines = strategy_table.table(document, seen, judged, {}, 80).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[:9] == [
         "Strategy (mode defaults; Paddle 3.3.1, static on gpu)",
@@ -367,31 +335,6 @@ def test_strict_is_content_with_what_is_in_effect_even_where_it_makes_no_differe
     assert here.refuted is None
     assert "amp" in here.remarks[0]
     assert here.remarks[0].count("  no difference here  ") == 4
-
-
-def test_strict_refutes_what_only_the_end_shows(tmp_path: Path) -> None:
-    here = Room(tmp_path, ranks=1, asked=strict())
-    here.leave(0, evidence(GOOD))
-    here.until(lambda: here.remarks)
-    here.leave(0, evidence(IDLE))
-    here.exit(0)
-    here.finish()
-    assert here.refuted is not None
-
-
-@pytest.mark.parametrize("is_strict", [True, False])
-def test_a_strict_job_cannot_do_without_its_proof(tmp_path: Path, *, is_strict: bool) -> None:
-    here = Room(tmp_path, ranks=1, asked=strict() if is_strict else None)
-
-    def broken(text: str) -> None:
-        raise ValueError(text)
-
-    here.job.show = broken
-    here.leave(0, evidence(GOOD))
-    with pytest.raises(ValueError, match="Strategy"):
-        here.exit(0)
-    assert here.proof.is_required == is_strict
-    assert here.proof.exit_code == events.STRATEGY_REJECTED
 
 
 def test_a_launch_that_only_compares_ranks_says_only_that(tmp_path: Path) -> None:
@@ -484,22 +427,8 @@ def rank(what: object, seconds: float = 0.0) -> list[str]:
     return ["sh", "-c", text + shlex.join(words)]
 
 
-def test_real_ranks_are_shown_as_they_are(tmp_path: Path) -> None:
-    job = Driven(tmp_path, rank(evidence(GOOD)), rank(evidence(IDLE)), strategy=ASKED)
-    ended = job.run()
-    assert ended.code == 0
-    output = ended.stderr
-    assert "161 gradients in 6 allreduces" in output
-    rest = "fuse_bn_act_ops has no effect: dygraph has no such ops."
-    assert f"Rank 1 differs from rank 0: {rest}" in output
-    judged = [event for event in job.events() if event["event"] == "strategy_report"]
-    told = {(knob["name"], *knob["who"]): knob["status"] for knob in judged[-1]["verdicts"]}
-    assert told["fuse_bn_act_ops", "rank 1"] == "no_effect"
-
-
-@pytest.mark.parametrize("seconds", [0.0, 60.0])
-def test_strict_stops_real_ranks_with_5(tmp_path: Path, seconds: float) -> None:
-    ranks = [rank(evidence(content), seconds) for content in (GOOD, IDLE)]
+def test_strict_stops_real_ranks_with_5(tmp_path: Path) -> None:
+    ranks = [rank(evidence(content), 60.0) for content in (GOOD, IDLE)]
     job = Driven(tmp_path, *ranks, strategy=strict(), max_restarts=2)
     ended = job.run()
     assert ended.code == 5
@@ -528,31 +457,6 @@ def test_ranks_of_which_some_cannot_apply_the_strategy_are_not_left_waiting(
     )
     assert "    Rank 1: the strategy cannot be applied: ImportError('no').\n" in shown
     assert job.events()[-1]["attempts"] == 1
-
-
-# A process that has mapped a fake Paddle, with or without a handler like fleetrun's.
-LOADED = """
-import mmap, signal, sys
-with open(sys.argv[1], "rb") as file:
-    library = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-if sys.argv[2] == "hears":
-    signal.signal(int(sys.argv[3]), print)
-print("loaded", flush=True)
-input()
-"""
-
-
-def test_ranks_none_of_which_can_apply_the_strategy_train_as_paddle_does(tmp_path: Path) -> None:
-    ended = Driven(tmp_path, *[rank(UNABLE)] * 2, strategy=ASKED).run()
-    assert ended.code == 0
-    output = ended.stderr
-    assert "has no strategy: the strategy cannot be applied: ImportError('no')" in output
-
-
-def test_strict_fails_a_job_that_leaves_no_evidence(tmp_path: Path) -> None:
-    ended = Driven(tmp_path, "true", strategy=strict()).run()
-    assert ended.code == 5
-    assert "Rank 0 left no evidence: it never imported Paddle, or" in ended.stderr
 
 
 # A rank that writes real evidence to the usual file.
