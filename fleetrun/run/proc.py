@@ -257,29 +257,6 @@ def io(pid: int) -> Io | None:
     return Io(written, fetched, read + wrote)
 
 
-def runnable(pid: int) -> dict[int, tuple[float, int]]:
-    """Return which threads of PID run now or wait for a processor.
-
-    With the seconds for which they have done so until they ran last, and how often they have run.
-    """
-    waits = {}
-    with suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            folder = f"{pid}/task/{thread}"
-            if fields(folder)[:1] == [b"R"]:
-                words = content(f"/proc/{folder}/schedstat").split()
-                # Some kernels are built without it.
-                if len(words) > 2:
-                    waits[int(thread)] = (int(words[0]) + int(words[1])) / 1e9, int(words[2])
-    return waits
-
-
-def switches(pid: int) -> int:
-    """Return how often the main thread of PID has gone to sleep or made room for another one."""
-    status = rows(pid, "status")
-    return sum(int(status.get(f"{kind}voluntary_ctxt_switches", "0")) for kind in ("", "non"))
-
-
 def reads_terminal(pid: int) -> bool:
     """Whether the main thread of PID waits for input from a terminal; False without permission."""
     syscall, _, arguments_ = content(f"/proc/{pid}/syscall").partition(b" ")

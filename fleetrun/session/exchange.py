@@ -113,16 +113,8 @@ class ServerEnded(NamedTuple):
     process: int
 
 
-class StoppedRank(NamedTuple):
-    """A rank was stopped (SIGSTOP, a debugger), or goes on."""
-
-    generation: int
-    process: int
-    is_stopped: bool
-
-
 def rank_of(
-    message: PackedEvidence | PackedCollectives | StoppedRank, node_rank: int, plan: LaunchPlan
+    message: PackedEvidence | PackedCollectives, node_rank: int, plan: LaunchPlan
 ) -> RankSpec | None:
     """Return the rank that MESSAGE of the host NODE_RANK is about; None if it is not its own.
 
@@ -135,13 +127,6 @@ def rank_of(
 
 
 FromMember: TypeAlias = (
-    LogPart
-    | LogsSent
-    | SilentHost
-    | Stacks
-    | PackedEvidence
-    | PackedCollectives
-    | ServerEnded
-    | StoppedRank
+    LogPart | LogsSent | SilentHost | Stacks | PackedEvidence | PackedCollectives | ServerEnded
 )
 FromCoordinator: TypeAlias = LogTaken | Dismissed | WantStacks | ServerEnded

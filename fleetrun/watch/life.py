@@ -7,11 +7,9 @@ from typing import NamedTuple
 
 from fleetrun.run.proc import Io
 
-# Waiting ranks wake up occasionally; a rank that computes uses far more processor time.
-_IDLE_SHARE = 0.02
-# Above this share, a program without a Python stack computes, and a thread that waits for a
-# processor is starved.
-_BUSY_SHARE = 0.25
+# Waiting ranks wake up occasionally; a rank that computes uses far more processor time, and a
+# program without a Python stack has to use more than the second share to count.
+_IDLE_SHARE, _BUSY_SHARE = 0.02, 0.25
 # The kernel counts in steps of 10 ms, and a single step proves nothing.
 _TICK_S = 0.015
 # Between two samples a log or a progress file writes less than this to disk, a checkpoint more.
@@ -45,12 +43,6 @@ class Sample(NamedTuple):
     reaped_s: float = 0.0
     io: Io = Io(0, 0, 0)
     faults: int = 0
-    # Of processes that wait for a disk, in uninterruptible sleep: how often each has slept. The
-    # number stays if a file server is gone.
-    disk_waits: Mapping[int, int] = {}
-    # By process, the threads that run or wait for a processor: for how many seconds they have until
-    # they ran last, and how often they have run.
-    runnable: Mapping[int, Mapping[int, tuple[float, int]]] = {}
     # Whether a process of it waits for input at a terminal.
     is_at_prompt: bool = False
 
@@ -75,10 +67,10 @@ def works(load: GpuLoad) -> bool:
 class IdleClock:
     """Measures for how long no rank has shown a sign of life.
 
-    Heartbeats, collectives, bytes read or written and waiting for a disk are signs, and so is
-    output until the first heartbeat. Where a script reports its own progress, only this and writing
-    count. Processor time may be that of ranks that spin while they wait for each other: it counts
-    as long as the Python stacks of the ranks move, or a process without one uses it.
+    Heartbeats, collectives, and bytes read or written are signs, and so is output until the first
+    heartbeat. Where a script reports its own progress, only this and writing count. Processor time
+    may be that of ranks that spin while they wait for each other: it counts as long as the Python
+    stacks of the ranks move, or a process without one uses it.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -115,46 +107,36 @@ class IdleClock:
             # The first sample, or the launcher itself was stopped meanwhile.
             self.revive(at)
             return
+        seconds = at - before_at
         pairs = [(before.get(rank), now) for rank, now in samples.items()]
-        if any(self._lives(past, now, at - before_at) for past, now in pairs):
+        if any(past is None or self._lives(past, now, seconds) for past, now in pairs):
             self.revive(at)
-        elif not self.has_promises and any(
-            sum(_used(past, now).values()) > _enough(at - before_at)
-            for past, now in pairs
-            if past is not None
-        ):
-            self._since = at
+        elif not self.has_promises:
+            used = (sum(_used(past, now).values()) for past, now in pairs if past is not None)
+            if max(used, default=0.0) > max(_TICK_S, seconds * _IDLE_SHARE):
+                self._since = at
 
-    def _lives(self, past: Sample | None, now: Sample, seconds: float) -> bool:
+    def _lives(self, past: Sample, now: Sample, seconds: float) -> bool:
         """Whether a rank has shown more than processor time within SECONDS."""
         # A user or a debugger has stopped it on purpose.
-        if past is None or now.beat != past.beat or now.state in "Tt" or now.is_at_prompt:
+        if now.beat != past.beat or now.state in "Tt" or now.is_at_prompt:
             return True
-        noise = _NOISE_BYTES if self.has_beats else 0
-        if now.io.written - past.io.written > noise or now.disk_waits.items() - (
-            past.disk_waits.items()
-        ):
+        if now.io.written - past.io.written > (_NOISE_BYTES if self.has_beats else 0):
             return True
         if self.has_promises:
             return False
-        if now.calls != past.calls or (now.output != past.output and not self.has_beats):
-            return True
-        used = _used(past, now)
         unseen = 0.0
         if self._stacks is not None:
+            used = _used(past, now)
             unseen = sum(used[pid] for pid in used.keys() - self._stacks.keys())
             unseen += now.reaped_s - past.reaped_s
         return (
-            now.io.fetched - past.io.fetched > _NOISE_BYTES
+            now.calls != past.calls
+            or (now.output != past.output and not self.has_beats)
+            or now.io.fetched - past.io.fetched > _NOISE_BYTES
             or now.io.moved - past.io.moved > seconds * _MOVED_BYTES_PER_S
             or now.faults - past.faults > seconds * _FAULTS_PER_S
             or unseen > max(_TICK_S, seconds * _BUSY_SHARE)
-            # Its stack cannot move, nor may it answer when it is asked for it.
-            or any(
-                used[pid] <= _enough(seconds)
-                and _is_starved(past.runnable.get(pid, {}), threads, seconds)
-                for pid, threads in now.runnable.items()
-            )
         )
 
     def silent_s(self, at: float) -> float:
@@ -205,20 +187,3 @@ class IdleClock:
 def _used(past: Sample, now: Sample) -> dict[int, float]:
     """Return the processor time that each process has used; a new one brings its own."""
     return {pid: cpu_s - past.cpu_s.get(pid, 0.0) for pid, cpu_s in now.cpu_s.items()}
-
-
-def _enough(seconds: float) -> float:
-    """Return the processor time within SECONDS that counts as activity."""
-    return max(_TICK_S, seconds * _IDLE_SHARE)
-
-
-def _is_starved(
-    past: Mapping[int, tuple[float, int]], now: Mapping[int, tuple[float, int]], seconds: float
-) -> bool:
-    """Whether a thread has waited for a processor for much of the SECONDS from PAST to NOW."""
-    for thread in now.keys() & past.keys():
-        (before_s, runs_before), (wanted_s, runs) = past[thread], now[thread]
-        # The kernel adds the time in its queue when a thread gets a processor.
-        if runs == runs_before or wanted_s - before_s > seconds * _BUSY_SHARE:
-            return True
-    return False

@@ -30,7 +30,7 @@ from fleetrun.run.observers import ObservedJob, Source
 from fleetrun.run.policy import TEARDOWN_S
 from fleetrun.run.proc import Io, Stat
 from fleetrun.rundir import flightfile, heartbeat, names, reading, variables
-from fleetrun.text import sentence, visible
+from fleetrun.text import sentence
 from fleetrun.watch.flightrecords import FlightRecords
 from fleetrun.watch.life import GpuLoad, IdleClock, Sample
 from fleetrun.watch.raised import RaisedRanks
@@ -38,7 +38,6 @@ from fleetrun.watch.raised import RaisedRanks
 if TYPE_CHECKING:
     # Only with --hang_timeout, or with other hosts.
     from fleetrun.session.driver import Session
-    from fleetrun.session.exchange import StoppedRank
     from fleetrun.watch.hang_judge import HangJudge
 
 # What Paddle prints while ranks wait: for the server of its store, and of what is not done.
@@ -135,10 +134,6 @@ class Watch(Source):
         super().open(waiting, declare)
         now = time.monotonic()
         waiting.timer("ranks", now + self._pace_s, self._look)
-        if self._session is not None:
-            from fleetrun.session.exchange import StoppedRank
-
-            self._session.hearers[StoppedRank] = self._hear_of_stopped
         if self._timeout_s or self._job.request.flight_recorder:
             period_s = min(self._timeout_s / 4 or self._pace_s, self._pace_s)
             self._records = FlightRecords(self._job, self._session)
@@ -226,33 +221,9 @@ class Watch(Source):
             why = f"is stopped (T); `kill -CONT {pid}` lets it go on"
             why = "is held by a debugger (t)" if states[process] == "t" else why
             self._notice("stopped", f"{self._labels[process]}, pid {pid}, {why}.", (process,))
-            self._tell_stopped(process, is_stopped=True)
         for process in sorted((self._stopped - stopped) & self._ranks.keys()):
             self._notice("continued", f"{self._labels[process]} goes on.", (process,))
-            self._tell_stopped(process, is_stopped=False)
         self._stopped = stopped
-
-    def _tell_stopped(self, process: int, *, is_stopped: bool) -> None:
-        """Tell the coordinator's host, where a rank may fail for want of this one."""
-        plan, session = self._job.plan, self._session
-        spec = plan.processes[process].rank
-        if session is not None and not session.serves and spec is not None:
-            from fleetrun.session.exchange import StoppedRank
-
-            session.to_coordinator(StoppedRank(plan.generation, plan.ranks.index(spec), is_stopped))
-
-    def _hear_of_stopped(self, node_rank: int, message: StoppedRank) -> None:
-        from fleetrun.session.exchange import rank_of
-
-        plan = self._job.plan
-        spec = rank_of(message, node_rank, plan)
-        if spec is None:
-            return
-        what, state = ("stopped", "is stopped") if message.is_stopped else ("continued", "goes on")
-        label = names.spec_label(spec)
-        text = f"{label} on {visible(plan.nodes[node_rank])} {state}."
-        self._job.log(sentence(text))
-        self._declare(RunWarning(what, text, time.monotonic(), (label,)))
 
     def _report_ended(self, now: float) -> None:
         """Report once that ranks ended a while ago, and that others still run."""
@@ -495,10 +466,6 @@ def _with_family(rank: _Rank, family: Sequence[Stat]) -> Sample:
         reaped_s=sum(member.reaped_s for member in family),
         io=Io(*map(sum, zip(*totals, strict=True))) if totals else Io(0, 0, 0),
         faults=sum(member.faults for member in family),
-        disk_waits={
-            member.pid: proc.switches(member.pid) for member in family if member.state == "D"
-        },
-        runnable={pid: threads for pid in pids if (threads := proc.runnable(pid))},
         is_at_prompt=any(map(proc.reads_terminal, pids)),
     )
 

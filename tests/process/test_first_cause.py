@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from commandline import Command
-from meetings import Meeting
 from waiting import LONG_S, until
 
 if TYPE_CHECKING:
@@ -71,24 +70,6 @@ def test_s16_a_peer_that_is_stopped_is_told_to_who_lost_it(tmp_path: Path) -> No
     assert re.search(r"Rank 1 was stopped \(T\) \d+\.\d s before and did not go on\.", done.stderr)
     assert "This rank lost a peer that was stopped: " in done.stderr
     assert "other hosts" not in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loser", [0, 2])
-def test_a_peer_that_is_stopped_on_another_host_is_told_by_the_first(
-    tmp_path: Path, loser: int
-) -> None:
-    lose = f"""
-if [ $R = 1 ]; then kill -STOP $$; fi
-if [ $R != {loser} ]; then exec sleep 600; fi
-until [ -e ../gone ]; do sleep 0.02; done; echo Connection reset by peer; exit 1"""
-    job = Meeting(tmp_path, lose, "--nnodes=3", "--grace=0.1")
-    for rank in range(3):
-        job.start(f"--rank={rank}")
-    until(lambda: "Rank 1 on 127.0.0.1 is stopped." in job.output(0))
-    (tmp_path / "gone").touch()
-    assert job.ends() == [1, 1, 1]
-    assert re.search(r"Rank 1 was stopped \(T\) \d+\.\d s before and did not", job.output(0))
 
 
 @pytest.mark.parametrize(

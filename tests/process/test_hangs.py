@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -125,13 +124,6 @@ def test_s61_ranks_that_cannot_be_asked_are_stopped_all_the_same(tmp_path: Path)
     assert "python -I" in stacks(job, 0)
 
 
-def test_s61_ranks_without_any_python_are_described(tmp_path: Path) -> None:
-    job = Command(tmp_path, "sleep 60", "--hang_timeout=0.8")
-    ended = job.run()
-    assert ended.code == 124
-    assert "sleep 60: state S" in stacks(job, 1)
-
-
 def alive() -> str:
     """Return the option of a job that does not hang: twice as long as where a hang is awaited.
 
@@ -157,16 +149,6 @@ def spin():
 """
 # fleetrun's callback after an update writes it like this.
 UPDATE = "open(os.environ['FLEETRUN_HEARTBEAT'], 'w').write('1 update')"
-
-
-def test_s61_ranks_that_spin_without_a_heartbeat_hang(tmp_path: Path) -> None:
-    job = Command.python(tmp_path, f"{SPIN}\nspin()", "--hang_timeout=0.8")
-    ended = job.run(env=NO_SPY)
-    assert ended.code == 124
-    assert "no Python stack of any rank moved although processors were busy" in ended.stderr
-    assert re.search(r"Ranks 0-1 stand in spin \(script-\w+\.py:\d+\)", ended.stderr)
-    folder = tmp_path / "log" / "latest"
-    assert [path.name for path in folder.iterdir() if path.name.startswith(".stacks")] == []
 
 
 @pytest.mark.parametrize("before", ["", UPDATE], ids=["no update", "an update"])
@@ -200,32 +182,6 @@ end = time.time() + 3.5
 while time.time() < end: {work}
 """
     assert Command.python(tmp_path, code, alive()).run(env=NO_SPY).code == 0
-
-
-def test_s62_a_rank_that_computes_but_gets_no_processor_is_alive(tmp_path: Path) -> None:
-    # Others keep one processor busy, on which rank 1 has the least right to run.
-    processor = min(os.sched_getaffinity(0))
-    code = f"""{COMPUTE}
-if rank == 1:
-    os.sched_setaffinity(0, {{{processor}}})
-    # Each session has its part of a processor, where the kernel makes groups of them.
-    if os.path.exists("/proc/self/autogroup"): open("/proc/self/autogroup", "w").write("19")
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    compute({patient(1.6) * 4})
-else: time.sleep({patient(1.6) * 4})
-"""
-    spin = f"import os; os.sched_setaffinity(0, {{{processor}}})\nwhile True: pass"
-    others = [
-        subprocess.Popen([sys.executable, "-S", "-c", spin], start_new_session=True)
-        for _ in range(4)
-    ]
-    try:
-        ended = Command.python(tmp_path, code, alive()).run(env=NO_SPY)
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
-    assert ended.code == 0, ended.stderr
 
 
 def test_s62_a_busy_rank_that_has_no_stack_to_show_is_alive(tmp_path: Path) -> None:
@@ -310,16 +266,6 @@ def test_s62_heartbeats_without_output_are_alive(tmp_path: Path) -> None:
     beat = "for i in $(seq 14); do echo $i > $FLEETRUN_HEARTBEAT; sleep 0.3; done"
     script = f"if [ $R = 0 ]; then {beat}; else sleep 4.2; fi"
     assert Command(tmp_path, script, alive()).run().code == 0
-
-
-def test_s61_with_heartbeats_spinning_is_a_hang(tmp_path: Path) -> None:
-    code = """
-open(os.environ["FLEETRUN_HEARTBEAT"], "w").write("1")
-end = time.time() + 30
-while time.time() < end: pass
-"""
-    ended = Command.python(tmp_path, code, "--hang_timeout=0.8", ranks=1).run(env=NO_SPY)
-    assert ended.code == 124
 
 
 def test_sigquit_dumps_all_stacks_and_the_job_goes_on(tmp_path: Path) -> None:

@@ -44,7 +44,6 @@ def test_s61_silence_of_all_is_a_hang() -> None:
         {"io": Io(0, 1 << 20, 0)},
         {"io": Io(0, 0, 1 << 20)},
         {"faults": 10_000},
-        {"disk_waits": {7: 12}},
         {"is_at_prompt": True},
         {"cpu_s": {7: 1.0, 8: 0.5}},
         {"cpu_s": {7: 1.5}},
@@ -66,14 +65,6 @@ def test_s62_any_sign_of_one_rank_is_life(sign: dict[str, Any]) -> None:
         (lambda n: {"beat": 1, "output": n * 50, "io": Io(n * 4096, 0, 0)}, True),
         (lambda n: {"beat": 1, "io": Io(n * 10_000_000, 0, 0)}, False),
         (lambda n: {"beat": 1, "calls": n}, True),
-        # It waits for a disk again and again, or for a file server that is gone.
-        (lambda n: {"disk_waits": {7: n}}, False),
-        (lambda n: {"disk_waits": {7: 12} if n else {}}, True),
-        # It waits for a processor all the time, gets one rarely, or has just woken up.
-        (lambda _: {"runnable": {7: {7: (1.0, 3)}}}, False),
-        (lambda n: {"runnable": {7: {8: (n * 4.9, n)}}}, False),
-        (lambda n: {"runnable": {7: {7: (n * 0.1, n)}}}, True),
-        (lambda n: {"runnable": {7: {7: (1.0, 3)}} if n % 2 else {}}, True),
         # fleetrun reports the updates, and the rank evaluates.
         (lambda n: {"beat": 1, "is_scripts": False, "calls": n}, False),
     ],
@@ -82,7 +73,6 @@ def test_what_goes_on_is_life_or_none(
     sign: Callable[[int], dict[str, Any]], *, is_hung: bool
 ) -> None:
     clock = watched(*[{0: QUIET._replace(**sign(n))} for n in range(6)])
-    # The first wait for a disk is a sign.
     clock.see({0: QUIET._replace(**sign(6))}, 30.0)
     assert clock.is_hung(30.0) is is_hung
 

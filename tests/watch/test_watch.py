@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -28,7 +27,6 @@ from fleetrun.watch.watch import Watch, _Rank
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-    from types import FrameType
 
     from fleetrun.model import LaunchPlan
     from fleetrun.run.events import Declared
@@ -120,23 +118,6 @@ def test_a_rank_that_has_ended_for_long_while_others_run_is_told_once(
     )
 
 
-def test_s33_a_stopped_rank_is_told_once_and_once_that_it_goes_on(
-    room: Callable[..., Room],
-) -> None:
-    here = room(IDLE, IDLE, pace_s=0.05)
-    pid = here.children[1].pid
-    os.kill(pid, signal.SIGSTOP)
-    here.until(lambda: here.remarks)
-    here.turn_for(0.2)
-    os.kill(pid, signal.SIGCONT)
-    here.until(lambda: len(here.remarks) > 1)
-    here.turn_for(0.2)
-    assert here.remarks == [
-        f"Rank 1, pid {pid}, is stopped (T); `kill -CONT {pid}` lets it go on.",
-        "Rank 1 goes on.",
-    ]
-
-
 def test_ranks_that_were_asked_to_end_are_not_watched_until_they_start_again(
     room: Callable[..., Room],
 ) -> None:
@@ -199,22 +180,6 @@ def test_what_a_rank_writes_to_either_stream_is_life(tmp_path: Path) -> None:
     assert seen == [-2, 0, 5, 10, 10, 10]
 
 
-def test_s61_a_gpu_that_computes_is_life(tmp_path: Path) -> None:
-    asked: list[int] = []
-
-    def ask() -> IsolatedCall:
-        asked.append(1)
-        # Finally a kernel waits for other ranks.
-        load = (100, 0) if len(asked) >= 3 else (50, 0)
-        lib = FakeNvml(("GPU-a",), loads={"GPU-a": load})
-        return nvml.ask_loads(("0",), lambda: lib)
-
-    with closing(watched(tmp_path, gpus=lambda: ask)) as here:
-        here.until(lambda: here.declared)
-    assert len(asked) >= 3
-    assert isinstance(here.declared[0], Hung)
-
-
 def test_a_driver_that_hangs_is_said_and_the_hang_declared(tmp_path: Path) -> None:
     with closing(
         watched(
@@ -244,37 +209,3 @@ def test_a_watch_that_ends_while_the_driver_hangs_leaves_no_child(
         here.until(lambda: asked)
     assert proc.stat(asked[0].pid) is None
     assert here.remarks == []
-
-
-def test_where_no_child_can_ask_the_hang_is_declared_all_the_same(tmp_path: Path) -> None:
-    def refuse() -> IsolatedCall:
-        raise OSError(11, "Resource temporarily unavailable")
-
-    with closing(watched(tmp_path, gpus=lambda: refuse)) as here:
-        here.until(lambda: here.declared)
-    assert here.remarks[0] == (
-        "Whether a GPU computes cannot be determined (Resource temporarily unavailable)."
-    )
-
-
-def test_a_look_at_64_quiet_ranks_takes_a_few_calls_for_each(room: Callable[..., Room]) -> None:
-    # The same child 64 times over: reading it costs the same. A look every 5 s of 50 calls of a
-    # microsecond for each is less than a thousandth of a core.
-    here = room(IDLE, *[""] * 63, pace_s=0.02)
-    for number in range(64):
-        here.watch.on_event(
-            Started(number, f"rank {number}", here.children[0].pid, time.monotonic())
-        )
-    calls = reads = 0
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls, reads
-        calls += event in {"call", "c_call"}
-        reads += event == "call" and frame.f_code is proc.stat.__code__
-
-    sys.setprofile(count)
-    try:
-        here.until(lambda: reads >= 5 * 64)
-    finally:
-        sys.setprofile(None)
-    assert calls < 50 * reads
