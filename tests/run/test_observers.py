@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import plans
 import pytest
 
-from fleetrun.errors import EnvironmentFault
 from fleetrun.run.events import Declared, Happening, RunWarning, SourceFailed, TimerExpired
 from fleetrun.run.loop import Loop
 from fleetrun.run.observers import ObservedJob, Observers, Sink, Source
@@ -36,13 +35,6 @@ class _Deaf(_Ear):
 
     def on_event(self, happening: Happening) -> None:
         super().on_event(happening)
-        raise OSError(28, "No space left on device")
-
-
-class _Mute(_Ear):
-    """Fails when it is closed."""
-
-    def close(self) -> None:
         raise OSError(28, "No space left on device")
 
 
@@ -113,42 +105,6 @@ def room() -> Iterator[_Room]:
     room.loop.close()
 
 
-def test_all_are_told_what_happens(room: _Room) -> None:
-    ear, spring = _Ear(), _Spring()
-    observers = room.open(ear, spring)
-    observers.on_event(NEWS)
-    assert ear.heard == spring.heard == [NEWS, NEWS]
-    assert not observers.is_busy()
-    assert not observers.shows(0)
-
-
-def test_a_sink_that_fails_at_the_end_keeps_no_job_going(room: _Room) -> None:
-    observers = room.open(_Mute())
-    observers.close()
-    assert room.remarks == ["The mute failed (No space left on device)."]
-
-
-def test_sinks_are_told_first_and_nobody_of_what_was_before_they_were_opened(room: _Room) -> None:
-    calls: list[str] = []
-
-    class First(Sink):
-        def on_event(self, happening: Happening) -> None:
-            calls.append("sink")
-
-    class Second(Source):
-        def on_event(self, happening: Happening) -> None:
-            calls.append("source")
-
-    job = _ObservedByTests(plans.request(), {}, log=plans.refuse)
-    job.all = [Second(), First()]
-    observers = Observers(job, room.declared.append)
-    observers.on_event(NEWS)
-    observers.prepare(plans.plan())
-    observers.open(room.loop)
-    observers.on_event(NEWS)
-    assert calls == ["sink", "source"]
-
-
 def test_a_sink_that_fails_is_let_go_and_said_once(room: _Room) -> None:
     ear, first, second = _Ear(), _Deaf(), _Deaf()
     observers = room.open(first, second, ear)
@@ -189,23 +145,6 @@ def test_a_source_that_has_failed_hears_and_declares_nothing_more(room: _Room) -
     spring.declare(RunWarning("stopped", "rank 0 is stopped", 1.0))
     assert spring.heard == [NEWS]
     assert len(room.declared) == 1
-
-
-def test_a_source_that_is_not_needed_is_said_once(room: _Room) -> None:
-    room.open(_Spring("on_event", is_required=False))
-    assert room.remarks == [
-        "The spring failed (RuntimeError('on_event')); the job goes on without water."
-    ]
-    assert len(room.declared) == 1
-
-
-def test_what_cannot_be_prepared_keeps_everything_from_starting(room: _Room) -> None:
-    class Refuses(Sink):
-        def prepare(self) -> None:
-            raise EnvironmentFault("no room")
-
-    with pytest.raises(EnvironmentFault, match="no room"):
-        room.open(Refuses())
 
 
 def test_listeners_are_closed_in_the_order_opposite_to_their_opening(room: _Room) -> None:

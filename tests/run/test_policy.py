@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 LONGEST_WAIT_S = policy.LONGEST_WAIT_S
-OK = ExitStatus(code=0)
 INT, KILL, TERM, HUP, USR1 = 2, 9, 15, 1, 10
 
 
@@ -192,7 +191,6 @@ EVENTS: dict[str, Event] = {
     "again": JobVerdict(ELSEWHERE, 1.0, is_final=False),
     "again here": HERE._replace(is_final=False),
     "done 1": DONE._replace(attempt=1),
-    "early timer": TimerExpired(0.0),
 }
 
 
@@ -241,7 +239,6 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("all must finish", "**", "1=0", None),
     Case("success", "**", "1=0; 0=0", 0, describes="all processes finished"),
     Case("the first failure", "***", "1=7; 0=TERM; 2=9", 7, "TERM", "rank 1 exited with 7"),
     Case(
@@ -262,17 +259,6 @@ CASES = (
         facts={0: {"failed_at": 0.0, "is_victim": True}, 1: {"failed_at": 0.1}},
     ),
     Case(
-        "among victims the first",
-        "**",
-        "0=1+1; 1=3",
-        3,
-        "TERM",
-        facts={
-            0: {"failed_at": 0.2, "is_victim": True},
-            1: {"failed_at": 0.1, "is_victim": True},
-        },
-    ),
-    Case(
         "who fails when asked to end is never the cause",
         "**",
         "0=1; 1=9",
@@ -281,7 +267,6 @@ CASES = (
         "rank 0 exited with 1",
         facts={0: {"is_victim": True}},
     ),
-    Case("who had raised but ends well", "**", "0=1+1; 1=0", 1, "TERM", "rank 0 exited with 1"),
     Case(
         "who raised has a short time, and is judged by its exception",
         "***",
@@ -290,25 +275,6 @@ CASES = (
         "TERM TERM",
         facts={1: {"failed_at": -0.5, "raised": 4}},
     ),
-    Case(
-        "half of a short grace, and is killed at its end",
-        "**",
-        "0=3+1; 1s; 1s; 1=KILL",
-        1,
-        "TERM TERM KILL",
-        grace_s=2.0,
-        facts={1: {"failed_at": -0.5, "raised": 1}},
-    ),
-    Case(
-        "a signal that ends who raised by chance is its own",
-        "**",
-        "0=3+1; 1=KILL",
-        137,
-        "TERM",
-        facts={1: {"failed_at": -0.5, "raised": 1}},
-    ),
-    Case("the grace is whole again", "***", "0=3+1; 1=3; 9.9s", None, "TERM"),
-    Case("and ends", "***", "0=3+1; 1=3; 9.9s; 0.1s", None, "TERM KILL"),
     Case(
         "the cause is found although somebody is stuck",
         "***",
@@ -329,38 +295,23 @@ CASES = (
         restarts=1,
         facts={1: {"failed_at": -0.5, "no_retry": "no such module."}},
     ),
-    Case("128 and the signal", "*", "0=SEGV", 139, describes="rank 0 was killed by SIGSEGV"),
-    Case("not yet killed", "**", "0=1; 2.9s", None, "TERM", grace_s=3.0),
     Case("killed after the grace", "**", "0=1; 3s; 1=KILL", 1, "TERM KILL", grace_s=3.0),
-    Case(
-        "what SIGKILL does not end",
-        "**",
-        f"0=1; 1s; {policy.STUCK_S}s",
-        1,
-        "TERM KILL",
-        grace_s=1.0,
-        stuck=(1,),
-    ),
-    Case("an early timer changes nothing", "**", "early timer; 0=1; early timer", None, "TERM"),
     *(
         Case(f"{name} is passed on once", "**", f"!{name}; 0=0; 1=0", code, name, "interrupted")
         for name, code in (("INT", 130), ("TERM", 143), ("HUP", 129))
     ),
     Case("the second signal kills", "**", "!INT; 0.5s; !INT; 0.5s; !INT", None, "INT KILL"),
     Case("delivered twice is one request", "**", "!INT; 0.01s; !INT", None, "INT"),
-    Case("another one is another request", "**", "!INT; 0.01s; !TERM", None, "INT KILL"),
     Case("a lost terminal is never in a hurry", "**", "!HUP; 1s; !HUP", None, "HUP"),
     Case("a signal to everybody", "**", "0=TERM; !TERM; 1=0", 143, "TERM", restarts=3),
     Case("users' signals stop nothing", "*", "!USR1; 0=0", 0, "USR1"),
     Case("servers are stopped when the rest is done", "*-", "0=0; 1=TERM", 0, "TERM"),
-    Case("servers may end early", "*--", "1=0", None),
     Case("but not fail", "*--", "1=0; 2=3; 0=TERM", 3, "TERM", "rank 2 exited with 3"),
     Case(
         "restarts are counted", "*", "0=4; next; 0=5; next; 0=6", 6, restarts=2, earlier=("4", "5")
     ),
     Case("a signal ends the wait", "*", "0=4; !TERM", 143, restarts=2, earlier=("4",)),
     Case("not in effect", "**", "refuted; 0=TERM; 1=1", 5, "TERM", "the strategy", restarts=3),
-    Case("refuted while servers end", "*-", "0=0; refuted; 1=TERM", 5, "TERM"),
     *(
         Case(
             "a failure is worse than a strategy without effect",
@@ -374,8 +325,6 @@ CASES = (
         for code in (0, 7)
     ),
     Case("a required source", "**", "lost; 0=TERM; 1=TERM", 1, "TERM", "the session", restarts=3),
-    Case("another source", "*", "optional lost; 0=0", 0),
-    Case("lost in the wait", "**", "0=3; 1=TERM; lost", 1, "TERM", restarts=3, earlier=("3",)),
     Case(
         "lost before it",
         "**",
@@ -386,11 +335,8 @@ CASES = (
         restarts=3,
     ),
     # With other hosts.
-    Case("servers go on until others are done", "*-", "0=0", None, has_peers=True),
     Case("and then stop", "*-", "0=0; done; 1=TERM", 0, "TERM", has_peers=True),
-    Case("the others are done first", "*", "done", None, has_peers=True),
     Case("and this one then", "*", "done; 0=0", 0, has_peers=True),
-    Case("elsewhere: all must stop", "*", "stop; 0=TERM", None, "TERM", has_peers=True),
     Case("elsewhere", "*", "stop; 0=TERM; verdict", 7, "TERM", "server 1", has_peers=True),
     Case("first of all hosts", "**", "0=3; 1=TERM; verdict here", 3, "TERM", has_peers=True),
     Case("a victim here", "*", "0=1; verdict", 7, has_peers=True),
@@ -403,9 +349,7 @@ CASES = (
         given_up="the session with the other hosts failed (a bug).",
         has_peers=True,
     ),
-    Case("waits for the others", "*", "!INT; 0=INT", None, "INT", has_peers=True),
     Case("a second signal does not", "*", "!INT; 0=INT; 1s; !INT", 130, "INT", has_peers=True),
-    Case("lost sight, but done", "*", "0=0; stop; done", 0, has_peers=True),
     Case("and with servers", "*-", "0=0; stop; done; 1=TERM", 0, "TERM", has_peers=True),
     Case(
         "hosts start again together, and earlier words count no more",
@@ -435,7 +379,6 @@ CASES = (
         earlier=("server 1 exited with 7 on 10.0.0.2",),
         has_peers=True,
     ),
-    Case("late words", "*", "0=3; again; next; 0=3; verdict", None, restarts=1, has_peers=True),
     Case(
         "given up by all",
         "*",
@@ -467,19 +410,6 @@ def test_what_comes_of_a_history(case: Case) -> None:
     assert job.done[-2:] == [Sweep(), Finish(seen)]
 
 
-def test_all_are_started_in_order() -> None:
-    assert a_job(3).done == [Gather(0), Spawn(0, 0), Spawn(1, 0), Spawn(2, 0)]
-
-
-def test_who_has_raised_is_spared_when_the_others_are_asked_to_end() -> None:
-    watched = a_job(3)
-    watched.exit(0, code=1, also_failed=frozenset({1}))
-    assert watched.done[-1] == SignalAll(TERM, frozenset({1}))
-    watched.exit(2, signum=TERM)
-    watched.wait(policy.TEARDOWN_S)
-    assert watched.done[-1] == SignalAll(TERM)
-
-
 def overdue(job: Job, process: int, code: int = 1) -> None:
     exited = Exited(process, f"rank {process}", ExitStatus(code=code), job.now, 100 + process)
     job.feed(Overdue(exited._replace(raised=code, also_failed=frozenset({process}))))
@@ -495,33 +425,6 @@ def test_who_is_overdue_gets_no_further_time_and_is_judged_by_its_exception() ->
     assert watched.verdict().describe() == "rank 1 exited with 1"
 
 
-def test_who_is_overdue_and_survives_sigkill_is_the_culprit() -> None:
-    watched = a_job(2)
-    overdue(watched, 1, code=7)
-    watched.exit(0, signum=TERM)
-    watched.wait(watched.rules.grace_s)
-    watched.wait(policy.STUCK_S)
-    assert watched.signals() == [TERM, KILL]
-    assert (watched.verdict().exit_code, watched.verdict().stuck) == (7, (1,))
-
-
-def test_nobody_is_overdue_in_a_job_that_ends() -> None:
-    job = a_job(2)
-    job.interrupt(TERM)
-    overdue(job, 1)
-    assert job.signals() == [TERM]
-
-
-def test_users_signals_are_no_request_to_end() -> None:
-    job = a_job(1)
-    job.interrupt(USR1)
-    assert job.state.interrupted is None
-
-
-def test_a_plan_without_processes_is_done_at_once() -> None:
-    assert Job([], Rules()).verdict().exit_code == 0
-
-
 def test_what_cannot_be_started_stops_what_was_and_is_not_tried_again() -> None:
     job = Job([True] * 3, Rules(max_restarts=2), spawns=lambda process: process != 1)
     spawned = [action for action in job.done if isinstance(action, Spawn)]
@@ -530,24 +433,6 @@ def test_what_cannot_be_started_stops_what_was_and_is_not_tried_again() -> None:
     job.exit(0, signum=TERM)
     assert (job.verdict().exit_code, job.verdict().given_up) == (127, "")
     assert job.verdict().describe() == "rank 1 could not be started: no such program"
-
-
-def test_a_signal_overtakes_spawns_that_wait_their_turn() -> None:
-    watched = a_job(2)
-    assert policy.is_current(watched.state, Spawn(1, 0))
-    watched.take(Interrupted(TERM, 0.0))
-    assert not policy.is_current(watched.state, Spawn(1, 0))
-    assert policy.is_current(watched.state, SignalAll(TERM))
-
-
-def test_restart_waits_until_all_are_dead() -> None:
-    watched = a_job(2, max_restarts=1)
-    watched.exit(0, code=5)
-    assert Spawn(0, 1) not in watched.done
-    watched.exit(1, signum=TERM)
-    assert watched.done[-1] == Sweep()
-    watched.wait(LONGEST_WAIT_S)
-    assert watched.done[-4:] == [Sweep(), Gather(1), Spawn(0, 1), Spawn(1, 1)]
 
 
 def test_s54_a_hopeless_failure_is_not_tried_again() -> None:
@@ -580,24 +465,6 @@ def test_s53_three_failures_alike_without_a_new_step_are_enough(
     assert bool(watched.verdict().given_up) == (attempts == 3)
 
 
-@pytest.mark.parametrize("event", [STRATEGY_REJECTED, LOST])
-def test_what_is_found_out_at_the_last_exit_is_the_verdict(event: Event) -> None:
-    watched = a_job(1)
-    watched.take(Exited(0, "rank 0", OK, 2.0))
-    actions = watched.take(event)
-    assert [action.outcome.cause for action in actions if isinstance(action, Finish)] == [event]
-    assert watched.take(event) == ()
-
-
-def test_the_others_hear_of_this_host_when_it_has_stopped_and_of_the_last_words_elsewhere() -> None:
-    job = Job([True], Rules(), has_peers=True)
-    play_out(job, "stop; 0=TERM")
-    assert job.done[-1] == HostStopped(0, ELSEWHERE, "")
-    told = ELSEWHERE._replace(words="Traceback")
-    job.feed(JobVerdict(told, 1.0))
-    assert job.verdict().cause == told
-
-
 def test_after_the_loss_of_a_host_the_others_do_not_wait_for_anything_to_heal() -> None:
     job = Job([True], Rules(), has_peers=True)
     job.exit(0)
@@ -606,18 +473,6 @@ def test_after_the_loss_of_a_host_the_others_do_not_wait_for_anything_to_heal() 
     job.feed(JobVerdict(lost, job.now, is_final=False))
     job.wait(0.0)
     assert job.done[-1] == Spawn(0, 1)
-
-
-def test_a_generation_may_have_another_number_of_processes() -> None:
-    watched = a_job(2, max_restarts=2)
-    watched.essential = [True, True, False]
-    play_out(watched, "0=5; 1=TERM; next")
-    assert watched.done[-3:] == [Spawn(0, 1), Spawn(1, 1), Spawn(2, 1)]
-    watched.essential = [True]
-    play_out(watched, "0=6; 1=6; 2=6; next")
-    assert watched.done[-1] == Spawn(0, 2)
-    watched.exit(0)
-    assert (watched.verdict().exit_code, watched.verdict().attempts) == (0, 3)
 
 
 def gathering(attempt: int, **rules: float) -> Job:
@@ -643,15 +498,6 @@ def test_a_signal_ends_the_wait_for_hosts_at_once(attempt: int, signum: int) -> 
     assert job.take(Gathered(attempt, generation([True]), job.now)) == ()
 
 
-def test_an_answer_for_another_attempt_is_none() -> None:
-    attempt = gathering(1)
-    assert attempt.take(Gathered(0, generation([True]), attempt.now)) == ()
-    assert attempt.take(GatherFailed(0, "no.", 3, attempt.now)) == ()
-    assert attempt.take(Gathered(1, generation([True]), attempt.now)) == (Spawn(0, 1),)
-    # Only one answer counts.
-    assert attempt.take(GatherFailed(1, "no.", 3, attempt.now)) == ()
-
-
 @pytest.mark.parametrize(
     ("before", "event", "code", "describes"),
     [
@@ -670,20 +516,6 @@ def test_what_ends_a_job_while_it_gathers(
     attempt.feed(event)
     assert attempt.verdict().exit_code == code
     assert describes in attempt.verdict().describe()
-
-
-def test_what_fails_when_all_is_lost_anyway_explains_nothing() -> None:
-    job = a_job(1)
-    job.take(Exited(0, "rank 0", ExitStatus(code=3), 2.0))
-    job.feed(LOST)
-    assert job.state.given_up == ""
-
-
-def test_after_the_end_nothing_happens() -> None:
-    job = a_job(1)
-    job.exit(0)
-    for event in (Interrupted(INT, 1.0), TimerExpired(2.0)):
-        assert policy.step(job.state, event, job.rules) == (job.state, ())
 
 
 # ------------------------------------------------------------------- processes that wait for others
@@ -717,14 +549,6 @@ def test_what_ends_the_job_ends_the_wait(history: str) -> None:
     assert not policy.is_current(job.state, Await(1, 0))
 
 
-def test_a_server_that_ends_well_does_not_end_the_wait() -> None:
-    job = served()
-    job.exit(0)
-    job.feed(Ready(1, 1.5))
-    assert starts(job)[-2:] == ["Spawn 1", "Await 2"]
-    assert job.state.phase == policy.RUNNING
-
-
 def test_another_attempt_waits_again_and_hears_no_earlier_answer() -> None:
     job = served(max_restarts=1)
     play_out(job, "0=5; next")
@@ -733,25 +557,6 @@ def test_another_attempt_waits_again_and_hears_no_earlier_answer() -> None:
     assert starts(job)[4:] == []
     job.feed(Ready(1, 9.0, attempt=1))
     assert starts(job)[4:] == ["Spawn 1", "Await 2"]
-
-
-@given(st.lists(st.integers(0, 4), max_size=30))
-@settings(deadline=None)
-def test_no_trainer_ever_starts_before_it_may(dice: list[int]) -> None:
-    allowed = [0]
-    job = served(allowed.__contains__)
-    for roll in dice:
-        alive = sorted(job.state.alive)
-        if roll in {0, 1} and "Await" in starts(job)[-1]:
-            allowed.append(len(allowed))
-            job.feed(Ready(allowed[-1], job.now))
-        elif roll in {2, 3} and alive:
-            job.exit(alive[-1], code=roll - 2)
-        elif roll == 4:
-            job.interrupt(TERM)
-    assert not any(exited.fault for exited in job.state.exits), "it started before it might"
-    if not job.state.alive and job.signals():
-        assert job.outcome is not None
 
 
 # ------------------------------------------------------------------------------- every history

@@ -39,13 +39,6 @@ def test_the_files_of_a_plan_are_written_and_its_logs_are_there(tmp_path: Path) 
         assert (tmp_path / log).read_bytes() == b""
 
 
-def test_what_a_log_has_stays(tmp_path: Path) -> None:
-    log = tmp_path / PLAN.processes[0].log
-    log.write_text("before")
-    claim(tmp_path)
-    assert log.read_text() == "before"
-
-
 def test_a_log_that_takes_no_words_is_an_error(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     # Like a full disk, or a quota.
