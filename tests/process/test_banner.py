@@ -48,34 +48,3 @@ def test_the_tables_are_for_their_owner_alone(tmp_path: Path) -> None:
     launched(tmp_path)
     path = tmp_path / "log" / "latest" / "launch.txt"
     assert path.stat().st_mode & 0o777 == 0o600
-
-
-WITHOUT_LINKS = """
-import os, sys
-def refuse(*_args, **_named):
-    raise PermissionError(1, "Operation not permitted")
-os.symlink = refuse
-from fleetrun.cli.app import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_files_of_the_banner_are_there_where_links_cannot_be(tmp_path: Path) -> None:
-    job = Command(tmp_path, "echo first")
-    # FAT and some network shares behave like this.
-    job.argv[1:4] = ["-c", WITHOUT_LINKS]
-    done = job.run()
-    assert done.code == 0, done.stderr
-    named = re.findall(r"\S*log/\S*(?:workerlog\.0|endpoints\.log|launch\.txt)", done.stderr)
-    assert named
-    for path in named:
-        assert (tmp_path / path).is_file(), path
-
-
-def test_servers_and_trainers_are_counted_in_the_banner(tmp_path: Path) -> None:
-    options = ("--server_num=1", "--worker_num=1")
-    job = Command(tmp_path, "exit 0", *options)
-    del job.argv[3:5]
-    done = job.run()
-    assert done.code == 0, done.stderr
-    assert "on this host: server 0 and trainer 0\n" in done.stderr

@@ -91,42 +91,6 @@ def test_a_folder_that_was_removed_is_a_sentence(tmp_path: Path) -> None:
     assert refusal.startswith("The current folder cannot be found (No such file or directory)")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("tune", "--vary", "fuse_grad_size_in_num=4,16", "--steps=30"),
-        ("doctor",),
-        ("--preflight",),
-        ("--detach",),
-        ("submit", "slurm", "--dry-run", "--"),
-    ],
-)
-def test_a_folder_that_was_removed_is_a_sentence_for_the_others_too(
-    words: tuple[str, ...], tmp_path: Path
-) -> None:
-    (tmp_path / "gone").mkdir()
-    script = tmp_path / "train.py"
-    script.touch()
-    command = (sys.executable, "-m", "fleetrun", *words, str(script))
-    done = subprocess.run(
-        [*shell("cd gone; rmdir ../gone"), *command],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 3
-    assert done.stderr.startswith(b"fleetrun: The current folder cannot be found")
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-def test_an_empty_dev_is_a_sentence(tmp_path: Path) -> None:
-    if not can("unshare", "--mount", "true"):
-        pytest.skip("no namespaces here")
-    away = ("unshare", "--mount", *shell("mount -t tmpfs none /dev"))
-    assert refused(Command(tmp_path, "touch started"), away).startswith("/dev/null is missing")
-
-
 PRINTING = (
     ["--help"],
     ["--version"],
@@ -153,11 +117,6 @@ def test_what_cannot_be_printed_is_a_sentence(
 ) -> None:
     done = run_in_shell(tmp_path, where, *words)
     assert (done.returncode, done.stderr) == (3, expected)
-
-
-@pytest.mark.parametrize("where", ["2>&-", "2>/dev/full", "<&- >&- 2>&-"])
-def test_an_error_that_nobody_can_read_has_its_exit_code(tmp_path: Path, where: str) -> None:
-    assert run_in_shell(tmp_path, where, "nosuch.py").returncode == 3
 
 
 def run_in_shell(folder: Path, where: str, *words: str) -> subprocess.CompletedProcess[bytes]:

@@ -64,17 +64,3 @@ def test_s79_the_parents_taskset_is_respected(tmp_path: Path) -> None:
     job.argv = ["taskset", "-c", str(ALLOWED[-1]), *job.argv]
     last = {ALLOWED[-1]}
     assert shown(job, 1, last) == [(last, last, "1")]
-
-
-def test_s79_more_ranks_than_cpus_share_them(tmp_path: Path) -> None:
-    job = Command(tmp_path, SHOW, "--bind=cores")
-    job.argv = ["taskset", "-c", str(ALLOWED[0]), *job.argv]
-    first = {ALLOWED[0]}
-    for own, _, threads in shown(job, 2, first):
-        assert (own, threads) == (first, "1")
-
-
-def test_without_bind_nobody_is_bound(tmp_path: Path) -> None:
-    ((own, child, threads),) = shown(Command(tmp_path, SHOW, ranks=1), 1, set(ALLOWED))
-    assert own == child == set(ALLOWED)
-    assert threads == os.environ.get("OMP_NUM_THREADS", "unset")

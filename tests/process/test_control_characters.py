@@ -57,19 +57,6 @@ def test_an_error_shows_what_it_quotes_as_text(tmp_path: Path, words: tuple[str,
     assert b"Traceback" not in done.stderr
 
 
-def test_a_dry_run_and_the_banner_show_names_as_text(tmp_path: Path) -> None:
-    script = tmp_path / f"a{EVIL}{FORGED}.sh"
-    script.write_text("#!/bin/sh\nexit 0\n")
-    script.chmod(0o755)
-    words = (f"--env=A={EVIL}{FORGED}", f"./{script.name}", EVIL)
-    dry = fleetrun(tmp_path, "--dry-run", *words)
-    brief = fleetrun(tmp_path, *words)
-    for done in (dry, brief):
-        assert done.returncode == 0, done.stderr
-        assert_harmless(done.stdout + done.stderr)
-        assert b"\nfleetrun: all is well" not in done.stdout + done.stderr
-
-
 def test_a_report_shows_an_exception_as_text_and_the_console_the_rank_as_it_is(
     tmp_path: Path,
 ) -> None:

@@ -82,18 +82,6 @@ def test_term_ends_a_launcher_whose_driver_never_answers(
     job.finish(launcher)
 
 
-def test_term_ends_a_job_whose_driver_hangs_when_asked_whether_a_gpu_computes(
-    tmp_path: Path, dev: tuple[str, ...]
-) -> None:
-    job = Command(tmp_path, "touch up; exec sleep 60", "--hang_timeout=1", ranks=1)
-    launcher = job.start_until("asked", prefix=dev, env=environ(tmp_path))
-    launcher.send_signal(signal.SIGTERM)
-    done = job.finish(launcher)
-    assert done.code == 143
-    assert "asked rank 0 to stop; in " in done.stderr
-    assert "or when asked again, it is killed." in done.stderr
-
-
 # Without CAP_KILL root may not end the processes of others.
 NOBODY = 65534
 DROP = """

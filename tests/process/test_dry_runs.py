@@ -47,12 +47,5 @@ def test_a_dry_run_of_hosts_that_meet_shows_all_of_them(
     assert "HOST-N stands for" in table
 
 
-def test_a_dry_run_of_listed_hosts_can_be_pasted(tmp_path: Path) -> None:
-    output = shown(tmp_path, "--ips=127.0.0.1,10.83.0.2", "--dry-run=sh", code=2)
-    assert "loopback" in output
-    output = shown(tmp_path, "--ips=10.83.0.1,10.83.0.2", "--dry-run=sh")
-    assert "PADDLE_TRAINERS_NUM=2" in output
-
-
 def test_a_master_without_a_number_of_hosts_is_told_of_it(tmp_path: Path) -> None:
     assert "--nnodes=N" in shown(tmp_path, f"--master={MASTER}")

@@ -96,18 +96,6 @@ def test_a_rank_that_ends_with_101_lets_all_start_again_without_max_restart(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.long
-def test_a_launcher_that_is_terminated_leaves_an_elastic_job(tmp_path: Path) -> None:
-    job = Meeting(tmp_path, SPEAK, "--nnodes=1:2", *quick(), PATIENT)
-    _, second = (job.start() for _ in range(2))
-    wait_for(tmp_path, 0, hosts=2)
-    second.terminate()
-    wait_for(tmp_path, 1, hosts=1)
-    (tmp_path / "go").touch()
-    assert job.ends() == [0, 143]
-
-
-@pytest.mark.slow
 def test_a_host_that_stands_by_takes_the_place_of_a_lost_one(tmp_path: Path) -> None:
     job = Meeting(tmp_path, SPEAK, "--nnodes=2", "--spares=1", *quick())
     second = begin_with_a_spare(job)
@@ -116,16 +104,6 @@ def test_a_host_that_stands_by_takes_the_place_of_a_lost_one(tmp_path: Path) -> 
     (tmp_path / "go").touch()
     assert job.ends() == [0, -9, 0]
     assert "rank 1 of 2" in job.output(2)
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_host_that_stood_by_in_vain_ends_well(tmp_path: Path) -> None:
-    job = Meeting(tmp_path, SPEAK, "--nnodes=2", "--spares=1", *quick())
-    begin_with_a_spare(job)
-    (tmp_path / "go").touch()
-    assert job.ends() == [0, 0, 0]
-    assert "The job is done" in job.output(2)
 
 
 @pytest.mark.slow
@@ -139,22 +117,6 @@ def test_with_too_few_hosts_left_an_elastic_job_ends_with_the_reason(tmp_path: P
     assert job.ends() == [4, -9, -9]
     assert "1 host of 2" in job.output(0)
     assert "did not come within 1 s" in job.output(0)
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_host_that_is_not_well_makes_room_for_one_that_stands_by(tmp_path: Path) -> None:
-    script = SPEAK + "if [ -e ../fail ] && rm ../fail; then exit 9; fi\n"
-    options = ("--nnodes=2", "--spares=1", "--max_restart=1", *quick())
-    job = Meeting(tmp_path, script, *options)
-    begin_with_a_spare(job)
-    (tmp_path / "host1" / "log").rename(tmp_path / "host1" / "gone")
-    (tmp_path / "fail").touch()
-    (tmp_path / "go").touch()
-    assert job.ends() == [0, 0, 0]
-    for number in range(3):
-        assert "stays out: no log can be written" in job.output(number)
-    assert "rank 1 of 2" in job.output(2)
 
 
 @pytest.mark.slow

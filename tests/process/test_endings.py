@@ -10,7 +10,6 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING, Any
 
-import ports
 import pytest
 from commandline import Command
 from processes import assert_no_survivors
@@ -137,31 +136,6 @@ def test_a_command_that_fails_changes_no_exit_code(command: str, tmp_path: Path)
     ended = Command(tmp_path, "true", f"--on_end={command}").run()
     assert ended.code == 0
     assert "command of --on_end exited with" in ended.stderr
-
-
-def test_an_address_where_nobody_is_changes_no_exit_code(tmp_path: Path) -> None:
-    (port,) = ports.free(1)
-    ended = Command(tmp_path, "exit 5", f"--webhook=http://127.0.0.1:{port}/abcdef12").run()
-    assert ended.code == 5
-    assert "The webhook failed (Connection refused)" in ended.stderr
-    assert "abcdef12" not in ended.stderr
-
-
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_is_not_followed(hook: Hook, status: int, tmp_path: Path) -> None:
-    hook.status, hook.moved_to = status, "/moved"
-    ended = Command(tmp_path, "true", f"--webhook={hook.url}").run()
-    assert (hook.taken, hook.others) == ([], [])
-    why = f"The webhook failed (HTTP status {status}, a redirect that is not followed)."
-    assert ended.stderr == f"fleetrun: {why}\n"
-
-
-def test_what_is_no_address_is_refused_without_showing_it(tmp_path: Path) -> None:
-    ended = Command(tmp_path, "true", "--webhook=ftp://host/abcdef12").run()
-    assert ended.code == 2
-    refusal = "give an address that begins with https:// or http:// to --webhook."
-    assert refusal in ended.stderr
-    assert "abcdef12" not in ended.stderr
 
 
 def test_a_command_and_an_address_that_hang_are_left(tmp_path: Path) -> None:

@@ -107,14 +107,6 @@ def test_s18_the_culprits_traceback_is_the_end_of_the_console(tmp_path: Path) ->
     assert "workerlog.1" in done.stderr
 
 
-def test_who_reads_errors_elsewhere_reads_there_what_rank_0_said(tmp_path: Path) -> None:
-    """As with `fleetrun train.py > out.txt` at a terminal."""
-    with open(tmp_path / "out.txt", "wb") as out:
-        done = Driven(tmp_path, "echo alas; exit 3").run(stdout=out)
-    assert (tmp_path / "out.txt").read_bytes() == b"alas\n"
-    assert "which ends with\n    alas\n" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("program", "code", "why"),
     [
@@ -188,31 +180,6 @@ def test_a_stop_that_comes_with_a_death_reaches_the_other_ranks(tmp_path: Path) 
     assert (tmp_path / "saved").exists()
 
 
-LEAVES_THE_GROUP = """
-import os, signal, time
-if not os.fork():
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with open("ready0", "w") as file:
-        print(os.getpid(), file=file)
-    while not os.path.exists("go"):
-        time.sleep(0.01)
-    os.setsid()
-time.sleep(60)
-"""
-
-
-def test_a_child_that_leaves_the_group_while_it_is_waited_for_does_not_hold_the_end_up(
-    tmp_path: Path,
-) -> None:
-    job = Driven(tmp_path, ["python3", "-c", LEAVES_THE_GROUP], grace_s=60)
-    launcher = job.start_until("ready0")
-    until(lambda: (tmp_path / "ready0").read_text().endswith("\n"))
-    launcher.terminate()
-    job.wait_for("log/latest/events.jsonl")
-    until(lambda: "signalled" in {event["event"] for event in job.events()})
-    assert job.release(launcher).code == 143
-
-
 def test_s26_the_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
     job = Driven(tmp_path, IGNORE_TERM.format(rank=0), grace_s=60)
     launcher = job.start_until("ready0")
@@ -245,17 +212,6 @@ def test_s28_sigkill_of_the_launcher_leaves_nobody(tmp_path: Path) -> None:
     until(lambda: b"61.0625" not in commands(), 40)
 
 
-def test_ranks_of_a_launcher_that_was_killed_may_save_what_they_have(tmp_path: Path) -> None:
-    save = (
-        "trap 'sleep 0.2; touch saved{0}; exit' TERM; touch ready{0}; while :; do sleep 0.01; done"
-    )
-    job = Driven(tmp_path, save.format(0), save.format(1), grace_s=60)
-    launcher = job.start_until("ready0", "ready1", stdout=None, stderr=None)
-    job.kill(launcher)
-    assert (tmp_path / "saved0").exists()
-    assert (tmp_path / "saved1").exists()
-
-
 def test_a_supervisor_that_was_stopped_ends_the_ranks_when_the_keeper_is_killed(
     tmp_path: Path,
 ) -> None:
@@ -265,14 +221,6 @@ def test_a_supervisor_that_was_stopped_ends_the_ranks_when_the_keeper_is_killed(
     os.kill(supervisor, signal.SIGSTOP)
     until(lambda: state(supervisor) == "T")
     job.kill(launcher)
-
-
-def test_who_kills_the_keeper_finds_that_in_the_records(tmp_path: Path) -> None:
-    job = Driven(tmp_path, "touch ready0; exec sleep 1000")
-    launcher = job.start_until("ready0", stdout=None, stderr=None)
-    job.kill(launcher)
-    (finished,) = [event for event in job.events() if event["event"] == "finished"]
-    assert (finished["exit_code"], finished["verdict"]) == (137, "interrupted by SIGKILL")
 
 
 def test_the_keeper_ends_what_a_killed_supervisor_leaves(tmp_path: Path) -> None:
@@ -347,25 +295,6 @@ def commands() -> bytes:
     return lines
 
 
-def test_s28_sigkill_ends_the_pipe_too(tmp_path: Path) -> None:
-    job = Driven(tmp_path, "touch ready0; sleep 60")
-    launcher = job.start_until("ready0")
-    launcher.kill()
-    # Neither the supervisor nor a rank keeps the launcher's output open.
-    launcher.communicate(timeout=LONG_S)
-    assert_no_survivors(job.marker)
-
-
-@pytest.mark.parametrize("end", ["exit 0", "exit 3", "kill -9 $$", "sleep 60"])
-def test_s29_grandchildren_die_however_it_ends(tmp_path: Path, end: str) -> None:
-    brood = "sleep 60 & setsid sleep 60 & (setsid sh -c 'sleep 60 & sleep 60' &) ; touch ready0; "
-    job = Driven(tmp_path, brood + end)
-    launcher = job.start_until("ready0")
-    if end == "sleep 60":
-        launcher.terminate()
-    assert job.finish(launcher).code == {"exit 0": 0, "exit 3": 3, "sleep 60": 143}.get(end, 137)
-
-
 def until_it_is(command: str) -> str:
     """Return a shell's wait until its last background child has become COMMAND."""
     now = r"""$(tr '\0' ' ' <"/proc/$!/cmdline")"""
@@ -402,31 +331,11 @@ def test_a_proc_of_another_pid_namespace_is_a_sentence(tmp_path: Path) -> None:
     assert own.finish(launcher).code == 0
 
 
-def test_s30_a_wrapper_shell_passes_the_signal_on(tmp_path: Path) -> None:
-    inner = "trap 'touch told; exit 0' TERM; touch ready0; while :; do sleep 0.02; done"
-    job = Driven(tmp_path, f'sh -c "{inner}"; true')
-    launcher = job.start_until("ready0")
-    launcher.terminate()
-    assert job.finish(launcher).code == 143
-    assert (tmp_path / "told").exists()
-
-
 def test_s31_nohup_survives_the_terminal(tmp_path: Path) -> None:
     job = Driven(tmp_path, "touch ready0; until [ -e go ]; do sleep 0.01; done")
     launcher = job.start_until("ready0", prefix=["nohup"])
     launcher.send_signal(signal.SIGHUP)
     assert job.release(launcher).code == 0
-
-
-def test_s31_without_nohup_a_lost_terminal_stops_the_job(tmp_path: Path) -> None:
-    job = Driven(tmp_path, "touch ready0; sleep 60")
-    # The tests themselves may run under nohup, whose children ignore HUP.
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    launcher = job.start()
-    signal.signal(signal.SIGHUP, before)
-    job.wait_for("ready0")
-    launcher.send_signal(signal.SIGHUP)
-    assert job.finish(launcher).code == 129
 
 
 def test_s32_users_signals_reach_every_rank(tmp_path: Path) -> None:
@@ -449,13 +358,6 @@ def test_s33_ctrl_z_stops_ranks_and_launcher_and_fg_goes_on(tmp_path: Path) -> N
     launcher.send_signal(signal.SIGCONT)
     (tmp_path / "go").write_text("go\n")
     assert job.finish(launcher).code == 0
-
-
-def test_s35_a_stop_while_starting_is_clean(tmp_path: Path) -> None:
-    job = Driven(tmp_path, *["touch born; sleep 60"] * 200, tee=[])
-    launcher = job.start_until("born")
-    launcher.terminate()
-    assert job.finish(launcher).code == 143
 
 
 def test_orphans_that_end_are_reaped_while_the_job_runs(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from commandline import Driven
@@ -97,27 +97,3 @@ def test_term_ends_the_wait_for_hosts_with_143(tmp_path: Path, attempt: int) -> 
     assert (tmp_path / "cancelled").exists()
     # Before there is a plan there is no run directory.
     assert (tmp_path / "log").exists() == bool(attempt)
-
-
-@pytest.mark.parametrize(
-    ("how", "code", "words"),
-    [
-        ("never", 4, "10.0.0.2 did not come within 0.2 s."),
-        ("fails", 3, "Port 6070 is taken."),
-        ("breaks", 1, "Bad file descriptor"),
-    ],
-)
-@pytest.mark.parametrize("attempt", [0, 1])
-def test_a_job_without_a_plan_ends_with_the_reason(
-    tmp_path: Path, how: str, code: int, words: str, attempt: int
-) -> None:
-    job, process = waiting(tmp_path, how, attempt, timeout_s=0.2, progress_s=0.05)
-    done = job.finish(process)
-    assert done.code == code, done.stderr
-    assert words in done.stderr
-    assert (" s for 10.0.0.2." in done.stderr) == (how == "never")
-    assert done.out == b""
-    if attempt:
-        events: list[dict[str, Any]] = job.events()
-        assert [event["event"] for event in events][-2:] == ["start_failed", "finished"]
-        assert "The job could not be started again: " in done.stderr

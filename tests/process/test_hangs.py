@@ -67,19 +67,6 @@ def test_s61_ranks_that_wait_for_each_other_are_stopped_and_the_odd_one_named(
     assert job.events()[-1]["exit_code"] == 124
 
 
-def test_s61_a_rank_that_never_leaves_one_wait_for_a_disk_hangs(tmp_path: Path) -> None:
-    # Until a child of vfork ends, its parent is in the state in which a lost file server holds it.
-    code = """
-import ctypes
-libc = ctypes.PyDLL(None)
-if rank == 0 and libc.vfork() == 0:
-    libc.pause()
-time.sleep(600)
-"""
-    ended = Command.python(tmp_path, code, "--hang_timeout=0.8").run(env=NO_SPY)
-    assert ended.code == 124, ended.stderr
-
-
 def test_s61_a_hang_may_be_followed_by_another_attempt(tmp_path: Path) -> None:
     code = "if os.path.exists('tried'): sys.exit()\nopen('tried' if rank else 'x', 'w').close()"
     job = Command.python(
@@ -114,14 +101,6 @@ def test_a_rank_that_has_ended_is_the_first_line_of_a_hang(tmp_path: Path, wait:
 def started(job: Command) -> dict[int, int]:
     """Return the process ids of the ranks that have been started."""
     return {e["rank"]: e["pid"] for e in job.events() if e["event"] == "started"}
-
-
-def test_s61_ranks_that_cannot_be_asked_are_stopped_all_the_same(tmp_path: Path) -> None:
-    code = "import time; print('up', flush=True); time.sleep(60)"
-    job = Command(tmp_path, f'exec "{sys.executable}" -I -c "{code}"', "--hang_timeout=0.8")
-    ended = job.run(env=NO_SPY)
-    assert ended.code == 124
-    assert "python -I" in stacks(job, 0)
 
 
 def alive() -> str:
@@ -218,13 +197,6 @@ def test_s61_a_gpu_that_waits_in_a_kernel_is_no_life_and_one_that_works_is(
     assert ("The job hung" in ended.stderr) is (code != 0)
 
 
-def test_s62_a_long_busy_first_step_is_alive(tmp_path: Path) -> None:
-    # A grandchild computes; the ranks themselves only wait for it.
-    busy = f"{COMPUTE}\ncompute(4)"
-    script = f"if [ $R = 1 ]; then \"{sys.executable}\" -c '{busy}' & wait; else sleep 4; fi"
-    assert Command(tmp_path, script, alive()).run().code == 0
-
-
 def test_s62_a_checkpoint_that_only_writes_is_alive(tmp_path: Path) -> None:
     # In small parts, so that it takes hardly any processor time.
     code = """
@@ -260,12 +232,6 @@ subprocess.run([sys.executable, "-S", "-c", get]) if rank == 1 else time.sleep(5
                     link.sendall(bytes(chunk))
                 time.sleep(0.1)
     assert job.finish(launcher).code == 0
-
-
-def test_s62_heartbeats_without_output_are_alive(tmp_path: Path) -> None:
-    beat = "for i in $(seq 14); do echo $i > $FLEETRUN_HEARTBEAT; sleep 0.3; done"
-    script = f"if [ $R = 0 ]; then {beat}; else sleep 4.2; fi"
-    assert Command(tmp_path, script, alive()).run().code == 0
 
 
 def test_sigquit_dumps_all_stacks_and_the_job_goes_on(tmp_path: Path) -> None:

@@ -39,33 +39,6 @@ WITHOUT_HANDLER = """
 import paddle.io.dataloader.dataloader_iter as dataloader
 dataloader._set_SIGCHLD_handler = lambda: None
 """
-STARTED = {
-    "multiprocessing": """
-import multiprocessing
-def end():
-    os.kill(os.getpid(), SIGNUM)
-child = multiprocessing.Process(target=end)
-child.start()
-child.join()
-raise RuntimeError(f"no data from {child.pid}")
-""",
-    "executor": """
-import concurrent.futures
-def end():
-    os.kill(os.getpid(), SIGNUM)
-with concurrent.futures.ProcessPoolExecutor(1) as pool:
-    pid = pool.submit(os.getpid).result()
-    print(f"no data from {pid}", flush=True)
-    pool.submit(end).result()
-""",
-    "subprocess": """
-import subprocess
-child = subprocess.Popen(["sh", "-c", "kill -SIGNUM $$"])
-child.wait()
-print(f"no data from {child.pid}", flush=True)
-sys.exit(3)
-""",
-}
 HOG = """
 import multiprocessing
 def hog():
@@ -92,19 +65,6 @@ def test_a_killed_worker_of_a_data_loader_is_named(
     assert done.code == 1, done.stderr
     pid = (tmp_path / "pid").read_text()
     assert f"Process {pid}, which it had started, was killed by SIGKILL (" in done.stderr
-
-
-@pytest.mark.parametrize("started", STARTED)
-@pytest.mark.parametrize(
-    ("signum", "name"),
-    [(9, "SIGKILL"), pytest.param(11, "SIGSEGV", marks=pytest.mark.extended)],
-)
-def test_a_killed_child_is_named(tmp_path: Path, started: str, signum: int, name: str) -> None:
-    code = STARTED[started].replace("SIGNUM", str(signum))
-    done = Command.python(tmp_path, code, ranks=1).run()
-    pid = re.search(r"no data from (\d+)", done.out.decode() + done.stderr)
-    assert pid is not None, done.stderr
-    assert f"Process {pid[1]}, which it had started, was killed by {name} (" in done.stderr
 
 
 @pytest.fixture

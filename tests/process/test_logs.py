@@ -84,22 +84,6 @@ def test_s68_a_stuck_reader_neither_blocks_ranks_nor_fills_the_disk(tmp_path: Pa
     assert done.stderr.count("read more slowly than --log_max_size") <= 1
 
 
-def test_s68_a_report_after_rotation_has_the_traceback(tmp_path: Path) -> None:
-    # Not of the rank that is shown: its traceback was on the console.
-    code = f"{LINES}\nif rank == 0: raise ValueError('at the end')"
-    done = Command.python(tmp_path, code, "--log_max_size=1M", "--tee=1").run()
-    assert done.code == 1
-    assert "ValueError: at the end" in done.stderr
-
-
-@pytest.mark.parametrize("size", ["1", "100x", "M", "-5M", "1e9", "999K"])
-def test_a_size_that_is_none_is_refused(tmp_path: Path, size: str) -> None:
-    done = Command(tmp_path, "touch born", f"--log_max_size={size}").run()
-    assert done.code == 2
-    assert f"--log_max_size={size}: give 1M or more" in done.stderr
-    assert not (tmp_path / "born").exists()
-
-
 def test_s37_full_disks_under_both_streams_cost_nobody_anything(tmp_path: Path) -> None:
     job = Command(tmp_path, "echo a; sleep 0.2; echo b; touch done$R; exit 5", ranks=1)
     with open("/dev/full", "wb") as full:  # a device
@@ -141,17 +125,6 @@ def test_s52_a_log_folder_that_vanished_is_made_again_for_another_attempt(tmp_pa
     job.wait_for("ready0", "ready1")
     vanish(tmp_path / "log")
     assert job.release(launcher).code == 0
-
-
-@NEEDS_ROOT
-def test_s37_a_rank_that_fails_on_a_full_disk_is_explained(tmp_path: Path) -> None:
-    code = "while rank == 0: print('x' * 9999, flush=True)\ntime.sleep(60)"
-    with mounted(tmp_path / "log", "tmpfs", "size=512k"):
-        done = Command.python(tmp_path, code).run()
-    assert done.code == 1
-    assert "Nothing can be written to" in done.stderr
-    assert "(No space left on device)" in done.stderr
-    assert "The disk is full: free space" in done.stderr
 
 
 def test_s37_a_read_only_log_folder_is_said_before_anything_starts(tmp_path: Path) -> None:

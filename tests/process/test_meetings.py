@@ -10,7 +10,6 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-import ports
 import pytest
 from commandline import FLEETRUN, Command
 from meetings import Meeting
@@ -129,15 +128,6 @@ def test_another_program_on_the_port_of_master_is_named(tmp_path: Path) -> None:
     assert done.code == 4
     assert f"The coordinator ({where}; on this host, pid {os.getpid()} (" in done.stderr
     assert "has that port) did not answer within 0.5 s." in done.stderr
-
-
-def test_an_etcd_that_is_not_there_is_named(tmp_path: Path) -> None:
-    (port,) = ports.free(1)
-    options = ("--nnodes=2", f"--master=etcd://127.0.0.1:{port}", "--rdzv_timeout=1")
-    done = Command(tmp_path, "exit 0", *options).run()
-    assert done.code == 4
-    assert f"127.0.0.1:{port}" in done.stderr
-    assert "did not answer within 1 s" in done.stderr
 
 
 # The evidence of a training process, written by a shell: on the second host a field has no effect.

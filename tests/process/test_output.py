@@ -64,12 +64,6 @@ os.write(1, rank + b" end")
     assert len(done.out.splitlines()) == 3 * 301
 
 
-def test_long_lines_and_progress_bars_come_through_with_a_prefix(tmp_path: Path) -> None:
-    (tmp_path / "nasty").write_bytes(NASTY)
-    done = Driven(tmp_path, "cat nasty", "true", tee=[0, 1]).run()
-    assert done.out.replace(b"[rank 0] ", b"") == NASTY + b"\n"
-
-
 def test_output_is_live(tmp_path: Path) -> None:
     job = Driven(
         tmp_path, "for i in 1 2 3; do echo $i; until [ -e go$i ]; do sleep 0.01; done; done"
@@ -80,12 +74,6 @@ def test_output_is_live(tmp_path: Path) -> None:
         assert launcher.stdout.readline() == number + b"\n"
         (tmp_path / f"go{number.decode()}").touch()
     assert job.finish(launcher).code == 0
-
-
-def test_the_preface_comes_before_the_launchers_own_words(tmp_path: Path) -> None:
-    done = Driven(tmp_path, "echo hi; exit 3", preface="banner\n").run()
-    assert done.out == b"hi\n"
-    assert done.stderr.startswith("banner\nfleetrun: rank 0 exited with 3")
 
 
 def test_s37_a_reader_that_leaves_ends_nothing(tmp_path: Path) -> None:
@@ -106,32 +94,11 @@ def test_s37_a_reader_that_leaves_ends_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "done0").exists()
 
 
-def test_s37_a_closed_stdout_ends_nothing(tmp_path: Path) -> None:
-    job = Driven(tmp_path, "echo lost; exit 0")
-    closed = ["sh", "-c", 'exec "$@" >&-', "sh"]
-    done = job.finish(job.start(prefix=closed))
-    assert done.code == 0
-    assert "standard output is closed" in done.stderr
-    assert job.log(0).read_bytes() == b"lost\n"
-
-
 def test_closed_standard_files_never_become_somebody_elses(tmp_path: Path) -> None:
     job = Driven(tmp_path, "cat; echo fine")
     closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
     assert job.finish(job.start(prefix=closed)).code == 0
     assert job.log(0).read_bytes() == b"fine\n"
-
-
-@pytest.mark.parametrize("mode", ["wb", "ab"])
-def test_a_file_gets_everything_and_keeps_what_it_had(tmp_path: Path, mode: str) -> None:
-    target = tmp_path / "out.txt"
-    target.write_bytes(b"before\n")
-    job = Driven(tmp_path, "echo hello; exit 3")
-    with target.open(mode) as out:
-        launcher = job.start(stdout=out, stderr=subprocess.STDOUT)
-        job.finish(launcher)
-    had = b"before\n" if mode == "ab" else b""
-    assert target.read_bytes().startswith(had + b"hello\nfleetrun: rank 0 exited with 3")
 
 
 def test_a_terminal_gets_everything_and_stays_as_it_was(tmp_path: Path) -> None:
@@ -179,16 +146,6 @@ def test_a_signal_ends_the_wait_for_a_stuck_reader(tmp_path: Path) -> None:
     launcher.send_signal(signal.SIGINT)
     assert launcher.wait(LONG_S) == 0
     job.finish(launcher)
-
-
-def test_a_reader_that_never_reads_again_is_left(tmp_path: Path) -> None:
-    job = Driven(tmp_path, python("print('x' * 999_999)"), patience_s=0.2)
-    launcher = job.start()
-    assert launcher.wait(LONG_S) == 0
-    assert (
-        "standard output accepted nothing for 0.2 s; all output is in"
-        in job.finish(launcher).stderr
-    )
 
 
 def test_rank_0_alone_reads_what_is_piped_in(tmp_path: Path) -> None:
@@ -241,19 +198,3 @@ def filler_takes(fd: int) -> bool:
         return os.write(fd, b"x" * 512) > 0
     except OSError:
         return False
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-def test_s37_a_disk_that_fills_up_later_ends_nothing(tmp_path: Path) -> None:
-    with mounted(tmp_path / "log", "tmpfs", "size=256k") as small:
-        fill = "head -c 400000 /dev/zero > log/filler 2>/dev/null; touch full"
-        wait = "until [ -e full ]; do sleep 0.01; done; exit 0"
-        # The ends of forty ranks are more than the rest of a page, which a full disk still takes.
-        job = Driven(tmp_path, f"until [ -e go ]; do sleep 0.01; done; {fill}", *[wait] * 40)
-        launcher = job.start()
-        # It appears when it is whole, and is the last that anybody but the events has to write.
-        until((small / "latest" / "plan.json").exists)
-        done = job.release(launcher)
-    assert done.code == 0
-    assert done.stderr.count("The event log failed (No space left on device)") == 1
-    assert done.stderr.count(" failed (") == 1

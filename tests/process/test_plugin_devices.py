@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -64,49 +62,9 @@ def test_every_device_of_a_plugin_gets_a_rank(tmp_path: Path, env: dict[str, str
         }
 
 
-@pytest.mark.parametrize(
-    ("options", "extra", "selected"),
-    [
-        (["--mlus", "0,2"], {}, ["0", "2"]),
-        (["--gpus", "1,3"], {"PADDLE_XCCL_BACKEND": "mlu"}, ["1", "3"]),
-        (["--devices=1", "--ips=127.0.0.1"], {"PADDLE_XCCL_BACKEND": "mlu"}, ["1"]),
-        (["--mlus=7"], {"MLU_VISIBLE_DEVICES": "5,7"}, ["1"]),
-    ],
-)
-def test_devices_are_named_as_with_paddles_launcher(
-    tmp_path: Path,
-    env: dict[str, str],
-    options: list[str],
-    extra: dict[str, str],
-    selected: list[str],
-) -> None:
-    ended = launched(tmp_path, env | extra, *options)
-    assert ended.code == 0
-    masks = [printed(ended, rank)["FLAGS_selected_mlus"] for rank in range(len(selected))]
-    assert masks == selected
-
-
 def test_a_host_without_the_device_that_is_asked_for_starts_nothing(
     tmp_path: Path, env: dict[str, str]
 ) -> None:
     ended = launched(tmp_path, env | {"PADDLE_XCCL_BACKEND": "sdaa"}, "--devices=0,1")
     assert ended.code == 3
     assert "has no plug-in for SDAAs (it has MLUs); leave" in ended.stderr
-
-
-def test_a_failure_names_the_device(tmp_path: Path, env: dict[str, str]) -> None:
-    code = "sys.exit(7 if rank == 1 else 0)"
-    job = Command.python(tmp_path, code, "--mlus=1,3")
-    ended = job.finish(job.start(env=env))
-    assert ended.code == 7
-    assert "(MLU 3), pid" in ended.stderr
-    (run,) = (tmp_path / "log/runs").iterdir()
-    assert json.loads((run / "report.json").read_text())["culprit"]["devices"] == "MLU 3"
-
-
-def test_a_dry_run_plans_on_any_kind_that_is_assumed(tmp_path: Path) -> None:
-    env = {"FLEETRUN_ASSUME_DEVICES": "foo:8", "PATH": os.environ["PATH"]}
-    job = Command.python(tmp_path, SCRIPT, "--dry-run", ranks=8)
-    ended = job.finish(job.start(env=env))
-    assert ended.code == 0
-    assert b"FLAGS_selected_foos" in ended.out

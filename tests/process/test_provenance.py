@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import signal
 import stat
 import subprocess
 import sys
@@ -14,7 +12,7 @@ from typing import Any
 
 import pytest
 from commandline import Command, fleetrun
-from waiting import LONG_S, until
+from waiting import LONG_S
 
 pytestmark = pytest.mark.slow
 
@@ -111,31 +109,6 @@ def _quiet(text: str) -> dict[str, object]:
     facts = compared(text)
     assert isinstance(facts, dict)
     return facts
-
-
-@pytest.mark.skipif(not shutil.which("git"), reason="there is no git here")
-def test_a_manifest_is_there_while_the_job_runs_and_git_has_its_say(tmp_path: Path) -> None:
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
-    job = Command(tmp_path, "touch ready$R; sleep 60")
-    subprocess.run([*git, "init", "-q", "-b", "main"], cwd=tmp_path, check=True)
-    subprocess.run([*git, "add", "-A"], cwd=tmp_path, check=True)
-    subprocess.run([*git, "commit", "-q", "-m", "one"], cwd=tmp_path, check=True)
-    Path(job.argv[-1]).write_text("#!/bin/sh\n# changed\ntouch ready$R; sleep 60\n")
-    launcher = job.start()
-    path = tmp_path / "log/latest/manifest.json"
-    until(lambda: path.exists() and (manifest_of(tmp_path)["git"] or {}).get("dirty") is True)
-    assert len(manifest_of(tmp_path)["git"]["commit"]) == 40
-    launcher.send_signal(signal.SIGTERM)
-    assert job.finish(launcher).code == 143
-
-
-def test_a_manifest_that_cannot_be_written_costs_one_line(tmp_path: Path) -> None:
-    # A folder is in the place of the temporary file when the state of git is added.
-    subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    job = Command(tmp_path, "mkdir $FLEETRUN_RUN_DIR/manifest.json.new; sleep 1; exit 5", ranks=1)
-    ended = job.run()
-    assert ended.code == 5
-    assert ended.stderr.count("The provenance failed") == 1
 
 
 def test_what_is_told_of_a_launch_is_for_its_owner_and_logs_are_for_colleagues(

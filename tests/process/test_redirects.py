@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 from commandline import Command, fleetrun
-from waiting import LONG_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,14 +46,6 @@ def test_each_stream_has_a_file_of_its_own(tmp_path: Path) -> None:
 
 
 STREAMS = (("", "out"), (" stderr", "err"))
-
-
-def test_a_dry_run_is_a_script_that_does_the_same(tmp_path: Path) -> None:
-    planned = Command(tmp_path, "echo out; echo err >&2", "--redirects", "--dry-run=sh").run()
-    subprocess.run(["sh"], input=planned.out, cwd=tmp_path, check=True, timeout=LONG_S)
-    (run,) = (tmp_path / "log/runs").iterdir()
-    assert (run / "workerlog.1").read_text() == "out\n"
-    assert (run / "workererr.1").read_text() == "err\n"
 
 
 def test_the_report_quotes_what_stands_in_the_file_of_standard_error(tmp_path: Path) -> None:

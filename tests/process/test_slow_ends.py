@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -61,31 +60,6 @@ def report(job: Command) -> dict[str, Any]:
     text = (job.folder / "log" / "latest" / "report.json").read_text()
     document: dict[str, Any] = json.loads(text)
     return document
-
-
-@pytest.mark.parametrize("victim", VICTIMS)
-@pytest.mark.parametrize("failure", FAILURES)
-def test_s16_the_culprit_that_ends_last_is_the_culprit(
-    tmp_path: Path, victim: str, failure: str
-) -> None:
-    fail, code = FAILURES[failure]
-    script = JOB.format(fail=fail, teardown=0.1, lose=VICTIMS[victim])
-    job = Command.python(tmp_path, script, ranks=3)
-    ended = job.run()
-    assert ended.stderr.startswith(f"fleetrun: rank 1 exited with {code}.")
-    assert ended.code == code
-    document = report(job)
-    assert (document["culprit"]["rank"], document["culprit"]["code"]) == (1, code)
-    assert [victim["rank"] for victim in document["victims"]] == [0, 2]
-    # The others were stopped without waiting for its end.
-    events = job.events()
-    exited = next(event for event in events if event["event"] == "exited")
-    signalled = next(event for event in events if event["event"] == "signalled")
-    assert (exited["rank"], signalled["spared"]) == (0, ["trainer.1"])
-    assert exited["monotonic"] <= signalled["monotonic"]
-    (examined,) = [event for event in events if event["event"] == "root_cause"]
-    assert (examined["rank"], examined["failed"]) == (1, ["trainer.0", "trainer.1"])
-    assert examined["failed_at"] < exited["monotonic"]
 
 
 @pytest.mark.slow
@@ -149,19 +123,6 @@ time.sleep(60)
     assert "rank 1 exited with 1" in ended.stderr
 
 
-def test_s16_an_exception_that_a_shell_survived_is_not_the_end_of_its_rank(tmp_path: Path) -> None:
-    fail = f"{sys.executable} -c 'raise ValueError'"
-    script = f"""
-if [ $R = 1 ]; then {fail} || touch went-on; sleep 60; fi
-until [ -e went-on ]; do sleep 0.05; done
-exit 9
-"""
-    job = Command(tmp_path, script)
-    assert job.run().code == 9
-    (signalled,) = [event for event in job.events() if event["event"] == "signalled"]
-    assert signalled["spared"] == []
-
-
 # Rank 1 raises and stays; the other waits for it, as in a collective.
 STAYS = """
 import atexit, signal, threading
@@ -217,49 +178,3 @@ def test_who_has_raised_and_hangs_is_not_a_hang_but_its_failure(
     assert ended.code == code, ended.stderr
     assert f"fleetrun: rank 1 exited with {code}." in ended.stderr
     assert "hung" not in {event["event"] for event in job.events()}
-
-
-def test_who_has_raised_first_is_the_culprit_where_none_of_them_ends(tmp_path: Path) -> None:
-    script = """
-import atexit, threading
-atexit.register(threading.Event().wait)
-def hook(kind, error, trace):
-    before(kind, error, trace)
-    open(f"raised{rank}", "w").close()
-before, sys.excepthook = sys.excepthook, hook
-while rank != 2 and not os.path.exists(f"raised{rank + 1}"): time.sleep(0.01)
-raise ValueError(f"of {rank}")
-"""
-    job = Command.python(tmp_path, script, "--grace=3", ranks=3)
-    ended = job.run()
-    assert ended.stderr.count("and has not ended; the job ends") == 1
-    assert "fleetrun: rank 2 exited with 1." in ended.stderr
-    assert ended.code == 1
-
-
-def test_an_attempt_whose_culprit_does_not_end_is_followed_by_another(tmp_path: Path) -> None:
-    script = f"""
-if os.environ["PADDLE_RESTART_COUNT"] == "1": sys.exit(0)
-{STAYS.format(stay=STAYS_IN["exit handler"], fail="raise ValueError")}
-"""
-    job = Command.python(tmp_path, script, "--grace=3", "--max_restart=1")
-    ended = job.run()
-    assert ended.code == 0, ended.stderr
-    assert "rank 1 failed: ValueError" in ended.stderr
-
-
-@pytest.mark.parametrize("lingers", [0.5, 30])
-def test_s16_a_wrapper_that_outlives_its_child_does_not_hide_the_childs_exception(
-    tmp_path: Path, lingers: float
-) -> None:
-    # As a profiler that writes its report does.
-    script = f"""
-if [ $R = 1 ]; then
-    {sys.executable} -c 'raise ValueError("bad batch")'; touch gone; sleep {lingers}; exit 1
-fi
-until [ -e gone ]; do sleep 0.05; done
-echo Connection reset by peer; exit 1
-"""
-    ended = Command(tmp_path, script, "--grace=1").run()
-    assert ended.stderr.startswith("fleetrun: rank 1 exited with 1."), ended.stderr
-    assert "ValueError: bad batch" in ended.stderr

@@ -21,13 +21,6 @@ if TYPE_CHECKING:
 WAIT_FOR_GO = "touch ready$R; until [ -e go ]; do sleep 0.01; done"
 
 
-def test_s15_a_bus_error_points_to_shared_memory(tmp_path: Path) -> None:
-    done = Command(tmp_path, "[ $R = 1 ] && kill -BUS $$; sleep 60").run()
-    assert done.code == 135
-    assert "rank 1 was killed by SIGBUS" in done.stderr
-    assert "shm" in done.stderr
-
-
 def test_s17_two_that_fail_together_are_both_named_and_one_is_the_cause(tmp_path: Path) -> None:
     end = "[ $R = 1 ] && exit 5; [ $R = 3 ] && exit 6; sleep 60"
     job = Command(tmp_path, f"echo $$ > pid$R; {WAIT_FOR_GO}; {end}", ranks=4)
@@ -94,26 +87,6 @@ time.sleep(60)
     assert re.search(rf"r{why}\. Restart 1 of 1\.", done[1].stderr)
 
 
-def test_s28_killing_fleetrun_by_name_leaves_nobody(tmp_path: Path) -> None:
-    job = Command(tmp_path, "setsid sleep 60 & touch ready$R; sleep 60")
-    launcher = job.start_until("ready0", "ready1")
-    # `pkill -KILL -f fleetrun` finds these, in this job.
-    for pid, command in survivors(job.marker).items():
-        if "fleetrun" in command.partition(str(tmp_path))[0]:
-            os.kill(pid, signal.SIGKILL)
-    assert job.finish(launcher).code == -9
-
-
-def test_s33_a_rank_that_stands_still_and_goes_on_is_no_failure(tmp_path: Path) -> None:
-    job = Command(tmp_path, f"echo $$ > pid$R; {WAIT_FOR_GO}")
-    launcher = job.start_until("ready0", "ready1")
-    pid = int((tmp_path / "pid1").read_text())
-    os.kill(pid, signal.SIGSTOP)
-    until(lambda: state(pid) == "T")
-    os.kill(pid, signal.SIGCONT)
-    assert job.release(launcher).code == 0
-
-
 def test_s33_a_rank_that_stands_still_is_ended_with_the_job(tmp_path: Path) -> None:
     job = Command(tmp_path, f"echo $$ > pid$R; {WAIT_FOR_GO}", f"--grace={patient(1.0):.1f}")
     launcher = job.start_until("ready0", "ready1")
@@ -163,12 +136,3 @@ def test_s34_a_rank_that_sigkill_does_not_end_is_named_and_left(tmp_path: Path) 
 def write(path: str, text: str) -> None:
     with open(path, "w") as file:  # a kernel's file
         file.write(text)
-
-
-def test_s21_half_a_report_is_shown_as_it_is(tmp_path: Path) -> None:
-    script = """[ $R = 0 ] && sleep 60; printf '{"class": "Odd' > "$FLEETRUN_ERROR_FILE"; exit 5"""
-    done = Command(tmp_path, script).run()
-    assert done.code == 5
-    assert "rank 1 exited with 5" in done.stderr
-    assert "JSONDecodeError" not in done.stderr
-    assert "Traceback" not in done.stderr

@@ -41,13 +41,3 @@ def test_an_interface_that_is_missing_is_named_at_the_start_and_in_the_report(
     for part in (start, report):
         assert f"{name}=eth9" in part, done.stderr
         assert "this host has no interface eth9 with an address; leave it out, or name lo" in part
-
-
-@pytest.mark.parametrize("value", ["lo", "^eth9,docker", "=lo", "l"])
-def test_an_interface_that_works_is_not_named(tmp_path: Path, value: str) -> None:
-    (tmp_path / "job.py").write_text("")
-    name = "NCCL_SOCKET_IFNAME"
-    words = ("--nproc_per_node=1", "job.py")
-    done = fleetrun(*words, folder=tmp_path, GLOO_SOCKET_IFNAME="lo", **{name: value})
-    assert done.returncode == 0
-    assert "_IFNAME" not in done.stderr

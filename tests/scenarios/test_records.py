@@ -6,14 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commandline import Command
-from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.extended
-
-WAIT_FOR_GO = "touch ready$R; until [ -e go ]; do sleep 0.01; done"
 
 
 @pytest.mark.slow
@@ -39,18 +36,6 @@ def test_s69_a_second_launch_keeps_the_first_ones_logs(tmp_path: Path) -> None:
     assert (tmp_path / "log" / "workerlog.1").read_text() == "launch 2\n"
 
 
-def test_s69_two_launches_at_once_do_not_mix(tmp_path: Path) -> None:
-    jobs = [Command(tmp_path, f"echo {name}; {WAIT_FOR_GO}", ranks=1) for name in ("one", "two")]
-    launchers = [job.start() for job in jobs]
-    folders = tmp_path / "log" / "runs"
-    jobs[0].wait_for("ready0")
-    (tmp_path / "go").touch()
-    done = [job.finish(process) for job, process in zip(jobs, launchers, strict=True)]
-    assert [(end.code, end.out) for end in done] == [(0, b"one\n"), (0, b"two\n")]
-    logs = sorted((folder / "workerlog.0").read_text() for folder in folders.iterdir())
-    assert logs == ["one\n", "two\n"]
-
-
 def test_s71_events_tell_the_whole_story(tmp_path: Path) -> None:
     job = Command(tmp_path, "[ $R = 1 ] && exit 4; sleep 60")
     assert job.run().code == 4
@@ -64,15 +49,3 @@ def test_s71_events_tell_the_whole_story(tmp_path: Path) -> None:
     assert (events[3]["rank"], events[3]["code"], events[3]["signal"]) == (1, 4, None)
     assert (events[5]["rank"], events[5]["code"], events[5]["signal"]) == (0, None, "SIGTERM")
     assert (events[7]["exit_code"], events[7]["verdict"]) == (4, "rank 1 exited with 4")
-
-
-def test_s71_events_are_whole_when_the_launcher_is_killed(tmp_path: Path) -> None:
-    job = Command(tmp_path, "touch ready$R; sleep 60", ranks=4)
-    launcher = job.start()
-    path = tmp_path / "log" / "latest" / "events.jsonl"
-    until(lambda: path.exists() and path.read_text().count("started") == 4)
-    launcher.kill()
-    assert job.finish(launcher).code == -9
-    assert path.read_text().endswith("\n")
-    names = [event["event"] for event in job.events()]
-    assert (names[:6], names[-1]) == (["launched", *["started"] * 4, "interrupted"], "finished")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from commandline import Command, fleetrun
+from commandline import Command
 from processes import supervisor_of
 from waiting import until
 
@@ -24,16 +24,6 @@ SAID=said.$PADDLE_RESTART_COUNT
 echo try $PADDLE_RESTART_COUNT of $R at $PADDLE_TRAINER_ENDPOINTS
 [ $R = 0 ] && touch $SAID; until [ -e $SAID ]; do sleep 0.01; done
 """
-
-
-@pytest.mark.slow
-def test_s51_the_budget_is_three_attempts_and_both_ends_are_told(tmp_path: Path) -> None:
-    fails = COUNT + "[ $R = 1 ] && exit $((5 + PADDLE_RESTART_COUNT)); exec sleep 60"
-    done = Command(tmp_path, fails, "--max_restart=2").run()
-    assert done.code == 7
-    assert [line.split()[1] for line in done.out.decode().splitlines()] == ["0", "1", "2"]
-    assert "rank 1 exited with 7" in done.stderr
-    assert "the first failed because rank 1 exited with 5" in done.stderr
 
 
 def test_s52_the_second_attempt_may_succeed_and_each_keeps_its_log(tmp_path: Path) -> None:
@@ -73,21 +63,6 @@ sleep 60 & wait
     assert f"After they were asked to stop, ranks wrote {newest}." in done.stderr
     assert f"Resuming from {newest}. Incomplete, and ignored: " in done.stderr
     assert "out/checkpoint-2 (model.pdparams is empty)." in done.stderr
-
-
-def test_a_folder_without_a_complete_checkpoint_is_named(tmp_path: Path) -> None:
-    (tmp_path / "out" / "checkpoint-3").mkdir(parents=True)
-    job = Command(tmp_path, "exit 0", "--resume_from=out")
-    job.argv.append("{checkpoint}")
-    job.argv.remove("--quiet")
-    told = job.run().stderr
-    assert "Starting from scratch: there is no complete checkpoint in out. Incomplete, " in told
-
-
-def test_a_checkpoint_that_nobody_takes_is_an_error(tmp_path: Path) -> None:
-    done = Command(tmp_path, "exit 0", "--resume_from=out").run()
-    assert done.code == 2
-    assert "--resume_from=out: no argument of the script has {checkpoint}" in done.stderr
 
 
 @pytest.mark.slow
@@ -136,29 +111,6 @@ def test_a_restart_says_why_in_one_line_after_what_the_victims_printed(tmp_path:
     events = {event["event"]: event for event in job.events()}
     assert events["recovered"]["why"] == report["earlier"][0]
     assert events["root_cause"]["error"].startswith("ValueError: no such column: label (script-")
-
-
-def test_a_restart_says_how_long_it_took(tmp_path: Path) -> None:
-    fails = "exit $((3 * (PADDLE_RESTART_COUNT == 0)))"
-    job = Command(tmp_path, fails, "--max_restart=1", "--on_end=cat >ended.json")
-    job.argv.remove("--quiet")
-    done = job.run()
-    assert done.code == 0
-    assert "the restart took" not in done.stderr
-    (recovered,) = [event for event in job.events() if event["event"] == "recovered"]
-    (restart,) = json.loads((tmp_path / "ended.json").read_text())["restarts"]
-    assert restart["attempt"] == 1
-    assert restart["seconds"] == round(recovered["seconds"], 3)
-    assert restart["why"] in {"rank 0 exited with 3", "rank 1 exited with 3"}
-    assert re.search(r"2 attempts \([\d.]+ s to restart\)", done.stderr)
-    page = fleetrun("report", folder=tmp_path).stdout.strip()
-    assert recovered["text"] in Path(page).read_text()
-
-
-def test_s54_an_import_error_is_not_tried_again(tmp_path: Path) -> None:
-    done = Command.python(tmp_path, "import no_such_module", "--max_restart=3").run()
-    assert done.code == 1
-    assert "Restart" not in done.stderr
 
 
 def test_s55_all_are_dead_before_any_is_born_and_ports_are_new(tmp_path: Path) -> None:

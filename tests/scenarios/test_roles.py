@@ -72,13 +72,6 @@ def test_every_role_has_its_logs(tmp_path: Path) -> None:
     assert names >= {"heterlog.0", "heterlog.1", "coordinatorlog.0"}
 
 
-def test_s13_a_trainer_that_fails_fails_the_job_with_its_code(tmp_path: Path) -> None:
-    done = roles(tmp_path, trainer=f"[ $N = 1 ] && exit 7; {IDLE}").run()
-    assert done.code == 7
-    assert done.stderr.startswith("fleetrun: rank 1 exited with 7.")
-    assert "rank 0, server 0 and server 1 were stopped" in done.stderr
-
-
 def test_s14_a_dead_server_ends_the_job_at_once_and_is_named(tmp_path: Path) -> None:
     kill = "[ $N = 1 ] && { until [ -e training ]; do sleep 0.01; done; kill -KILL $$; }"
     done = roles(tmp_path, server=f"( {kill} ) & {SERVE}", trainer=f"touch training; {IDLE}").run()
@@ -118,21 +111,6 @@ def test_a_server_that_fails_before_it_listens_ends_the_wait(tmp_path: Path) -> 
     assert done.code == 5
     assert done.stderr.startswith("fleetrun: server 1 exited with 5")
     assert not (tmp_path / "trained").exists()
-
-
-def test_s24_a_signal_stops_every_role(tmp_path: Path) -> None:
-    job = roles(tmp_path, trainer=f"touch up$N; {IDLE}")
-    launcher = job.start_until("up0", "up1")
-    launcher.send_signal(signal.SIGINT)
-    done = job.finish(launcher)
-    assert done.code == 130
-    assert "ranks 0-1, server 0 and server 1 to stop" in done.stderr
-
-
-def test_s28_sigkill_of_the_launcher_leaves_no_server(tmp_path: Path) -> None:
-    job = roles(tmp_path, trainer=f"touch up$N; {IDLE}")
-    launcher = job.start_until("up0", "up1", stdout=None, stderr=None)
-    job.kill(launcher)
 
 
 def test_s52_s55_a_restart_starts_servers_anew_before_trainers(tmp_path: Path) -> None:
@@ -224,22 +202,6 @@ def test_s14_a_dead_server_ends_the_job_on_all_hosts(tmp_path: Path) -> None:
     ended = job.finish()
     assert [end.code for end in ended] == [137, 137]
     assert "Server 1 was killed by SIGKILL on 127.0.0.2" in ended[0].stderr
-
-
-def test_s28_a_lost_launcher_ends_the_job_on_the_other_host(tmp_path: Path) -> None:
-    job = on_two_hosts(tmp_path, trainer=f"touch up; {IDLE}")
-    job.wait_for("up")
-    job.launchers[1].kill()
-    ended = job.finish()
-    assert ended[0].code == 137
-    assert "Interrupted by SIGKILL on 127.0.0.2" in ended[0].stderr
-
-
-def test_s24_a_signal_to_one_launcher_stops_the_job_on_all_hosts(tmp_path: Path) -> None:
-    job = on_two_hosts(tmp_path, "--max_restart=3", trainer=f"touch up; {IDLE}")
-    job.wait_for("up")
-    job.launchers[0].send_signal(signal.SIGINT)
-    assert job.ends() == [130, 130]
 
 
 def test_s52_all_hosts_start_again_together(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import sys
 import uuid
 from typing import TYPE_CHECKING
 
@@ -144,44 +142,6 @@ def test_s28_s50_a_killed_launcher_is_noticed_and_named(
     ended = job.finish()[1 - killed]
     assert ended.code == 137
     assert what in ended.stderr
-
-
-def test_s02_hosts_with_different_numbers_of_ranks_are_in_order(tmp_path: Path) -> None:
-    show = "echo $R of $PADDLE_TRAINERS_NUM > rank.$R"
-    rows = [("--rank=1", "--nproc_per_node=1"), ("--rank=0", "--nproc_per_node=2")]
-    assert codes(by_master(tmp_path, show, rows).start_all().finish()) == [0, 0]
-    assert (tmp_path / "host0" / "rank.2").read_text() == "2 of 3\n"
-    assert {path.name for path in (tmp_path / "host1").glob("rank.*")} == {"rank.0", "rank.1"}
-
-
-def test_s04_two_hosts_of_one_rank_are_both_named(tmp_path: Path) -> None:
-    ended = by_master(tmp_path, "touch up", [("--rank=0",), ("--rank=0",)]).start_all().finish()
-    assert codes(ended) == [4, 4]
-    for end in ended:
-        assert re.search(r"Two launchers have rank 0: .*pid \d+, and .*pid \d+\.", end.stderr)
-    assert not list(tmp_path.glob("host*/up"))
-
-
-def test_s40_who_is_missing_is_said_on_every_host(tmp_path: Path) -> None:
-    rows = [(f"--rdzv_timeout={patient(1.0):.0f}",)] * 2
-    ended = by_master(tmp_path, "touch up", rows, nnodes=3).start_all().finish()
-    assert codes(ended) == [4, 4]
-    assert all("1 host of 3 (" in end.stderr for end in ended)
-    assert not list(tmp_path.glob("host*/up"))
-
-
-def test_launchers_at_one_address_may_have_servers(tmp_path: Path) -> None:
-    serve = (
-        "import os, socket, time; "
-        "server = socket.create_server(('', int(os.environ['PADDLE_PORT']))); time.sleep(600)"
-    )
-    script = f'[ $TRAINING_ROLE = TRAINER ] || exec {sys.executable} -S -c "{serve}"; touch up'
-    rows = [("--server_num=1", "--trainer_num=1")] * 2
-    job = by_master(tmp_path, script, rows)
-    for command in job.commands:
-        command.argv.remove("--nproc_per_node=1")
-    assert codes(job.start_all().finish()) == [0, 0]
-    assert len(list(tmp_path.glob("host*/up"))) == 2
 
 
 def test_nobody_waits_for_a_server_of_another_host_that_has_ended(tmp_path: Path) -> None:

@@ -16,14 +16,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.extended
 
-STRICT = """
-import argparse
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs")
-parser.parse_args()
-"""
-TRAIN = "import sys\nprint('trained with', sys.argv[1:])\n"
 SIX_ERRORS = """\
 strategy:
   fuse_grad_size_in_MB: lots
@@ -35,16 +27,6 @@ strategy:
 wrong:
   a: 1
 """
-
-
-@pytest.fixture(name="folder")
-def _folder(tmp_path: Path) -> Path:
-    (tmp_path / "home").mkdir()
-    folder = tmp_path / "job"
-    folder.mkdir()
-    (folder / "t.py").write_text(TRAIN)
-    (folder / "strict.py").write_text(STRICT)
-    return folder
 
 
 def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -89,38 +71,8 @@ def test_full_width_characters_are_named_with_what_to_write(
     assert says in refused(folder, *words, "t.py")
 
 
-def test_full_width_characters_of_a_variable_and_of_files_are_named_with_their_place(
-    folder: Path,
-) -> None:
-    assert "from $PADDLE_NPROC_PER_NODE" in refused(folder, "t.py", PADDLE_NPROC_PER_NODE="２")
-    (folder / "wide.yaml").write_text("tee: all\nnproc_per_node：2\n")
-    assert "wide.yaml:2: the colon after nproc_per_node" in refused(
-        folder, "--config=wide.yaml", "t.py"
-    )
-    (folder / "value.yaml").write_text("nproc_per_node: ２\n")
-    assert "value.yaml:1: nproc_per_node=２" in refused(folder, "--config=value.yaml", "t.py")
-    (folder / "amp.yaml").write_text("strategy:\n  amp：true\n")
-    assert "amp.yaml:2: the colon after amp" in refused(folder, "--strategy=amp.yaml", "t.py")
-
-
-@pytest.mark.parametrize("text", ["０，１", "０", "0，1", "GPU－1"])
-def test_a_mask_of_devices_with_full_width_characters_is_refused(folder: Path, text: str) -> None:
-    plain = text.translate(str.maketrans("０１，－", "01,-"))
-    line = refused(folder, "t.py", code=3, CUDA_VISIBLE_DEVICES=text)
-    assert f"CUDA_VISIBLE_DEVICES={text}: it has full-width characters: write {plain}." in line
-
-
 def test_a_secret_after_a_full_width_sign_is_not_shown(folder: Path) -> None:
     assert "hush" not in refused(folder, "--env", "TOKEN＝hush", "t.py")
-
-
-@pytest.mark.parametrize(
-    "words",
-    [(" ",), (" ", "t.py"), ("--tee=all", " "), ("--gpus", " "), ("\u3000", "t.py"), ("\t",)],
-)
-def test_a_lone_blank_is_named(folder: Path, words: tuple[str, ...]) -> None:
-    line = refused(folder, *words)
-    assert "a lone blank is a word of the command line: remove the blank" in line
 
 
 @pytest.mark.parametrize(
@@ -162,23 +114,6 @@ def test_a_script_that_refuses_our_option_is_explained(
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        ("--strategy=recommended",),
-        ("--strategy", "amp,overlap"),
-        ("--max_restart=3",),
-        ("--max-restarts", "3"),
-        ("--nproc-per-node=2",),
-        ("-nnodes=2",),
-    ],
-)
-def test_our_option_after_the_script_gets_a_remark(folder: Path, words: tuple[str, ...]) -> None:
-    done = run(folder, "t.py", *words)
-    assert done.returncode == 0
-    assert f"{words[0]} comes after t.py, so the script gets it" in done.stderr
-
-
-@pytest.mark.parametrize(
     ("words", "says"),
     [
         (("t.py --epochs 3",), "leave them out: t.py --epochs 3."),
@@ -191,19 +126,6 @@ def test_our_option_after_the_script_gets_a_remark(folder: Path, words: tuple[st
 )
 def test_a_quoted_command_line_is_named(folder: Path, words: tuple[str, ...], says: str) -> None:
     assert says in refused(folder, *words)
-
-
-@pytest.mark.parametrize("name", ["background", "daemon", "bg"])
-def test_other_words_for_detach_are_known(folder: Path, name: str) -> None:
-    assert "use --detach" in refused(folder, f"--{name}", "t.py")
-
-
-@pytest.mark.parametrize("name", [".", "..", "./", "packages"])
-def test_a_folder_is_no_script(folder: Path, name: str) -> None:
-    (folder / "packages").mkdir()
-    line = refused(folder, name, code=3)
-    assert f"{name} is a folder, not a script" in line
-    assert "-m" not in line
 
 
 def test_a_folder_with_one_script_or_a_package_says_what_to_write(folder: Path) -> None:
@@ -221,20 +143,6 @@ def test_a_notebook_is_converted_first(folder: Path) -> None:
     assert "that is a notebook, not a module" in refused(folder, "-m", "nb.ipynb")
 
 
-def test_a_yaml_file_is_an_options_value(folder: Path) -> None:
-    (folder / "my.yaml").touch()
-    assert "--config=my.yaml reads options from it" in refused(folder, "my.yaml", code=3)
-
-
-def test_a_missing_program_has_the_exit_code_of_the_page(folder: Path) -> None:
-    assert "There is no program nosuch" in refused(folder, "nosuch", code=127)
-    assert "There is no program ./nosuch" in refused(folder, "./nosuch", code=127)
-    (folder / "plain.sh").touch()
-    assert "not executable" in refused(folder, "plain.sh", code=126)
-    assert "not executable" in refused(folder, "./plain.sh", code=126)
-    assert "There is no script nosuch.py" in refused(folder, "nosuch.py", code=3)
-
-
 def test_a_launch_shows_the_errors_of_a_strategy_as_validate_does(folder: Path) -> None:
     (folder / "six.yaml").write_text(SIX_ERRORS)
     validated = run(folder, "strategy", "validate", "six.yaml")
@@ -242,19 +150,6 @@ def test_a_launch_shows_the_errors_of_a_strategy_as_validate_does(folder: Path) 
     assert (launched.returncode, launched.stderr) == (validated.returncode, validated.stderr)
     assert len(launched.stderr.splitlines()) == 6
     assert not (folder / "log").exists()
-
-
-def test_a_job_without_this_host_ends_at_once_and_says_so_once(folder: Path) -> None:
-    assert "none of them is this host" in refused(
-        folder, "--ips=192.0.2.71,192.0.2.72", "t.py", code=3
-    )
-
-
-def test_roles_on_other_hosts_are_named_by_lists(folder: Path) -> None:
-    words = ("--master=10.0.0.1:6170", "--server_num=1", "--trainer_num=0", "t.py")
-    assert "--servers=HOST:PORT,... and --trainers=HOST:PORT,..." in refused(folder, *words)
-    words = ("--master=10.0.0.1:6170", "--server_num=0", "--trainer_num=1", "t.py")
-    assert "--servers=HOST:PORT,... and --trainers=HOST:PORT,..." in refused(folder, *words)
 
 
 def test_a_tilde_is_the_home_folder_in_every_path(folder: Path) -> None:

@@ -74,57 +74,6 @@ def test_a_prompt_that_waits_for_its_user_is_no_hang(
     assert ended(launcher, terminal, job) == 0
 
 
-def test_a_breakpoint_is_a_debugger_at_the_terminal(tmp_path: Path, terminal: Terminal) -> None:
-    code = "secret = 6 * 7\nif rank == 0: breakpoint()\nprint('went on', flush=True)"
-    job = Command.python(tmp_path, code)
-    launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
-    until(terminal.shows(b"(Pdb) "))
-    terminal.type(b"p secret\n")
-    until(terminal.shows(b"42"))
-    terminal.type(b"c\n")
-    assert ended(launcher, terminal, job) == 0
-    assert b"went on" in terminal.shown
-    assert b"BdbQuit" not in terminal.shown
-
-
-@pytest.mark.parametrize(
-    ("options", "asks", "says"),
-    [(["--stdin=1"], 1, b"hello Ada"), (["--tee", "--stdin=1"], 1, b"[rank 1] hello Ada")],
-)
-def test_another_rank_may_be_chosen(
-    tmp_path: Path, terminal: Terminal, options: list[str], asks: int, says: bytes
-) -> None:
-    job = Command.python(tmp_path, ASK.replace("== 0", f"== {asks}"), *options)
-    launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
-    until(terminal.shows(b"name? "))
-    terminal.type(b"Ada\n")
-    assert ended(launcher, terminal, job) == 0
-    assert b"hello Ada" in terminal.shown.replace(b"\r\n[rank 1] ", b"")
-
-
-@pytest.mark.parametrize("options", [["--stdin=none"], ["--tee"]])
-def test_otherwise_nobody_reads_the_terminal(
-    tmp_path: Path, terminal: Terminal, options: list[str]
-) -> None:
-    job = Command.python(tmp_path, "print(repr(sys.stdin.read()), os.getsid(0) == os.getpid())")
-    job.argv[4:4] = options
-    launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
-    assert ended(launcher, terminal, job) == 0
-    assert b"'' True" in terminal.shown
-
-
-def test_a_pipe_is_read_by_the_rank_that_is_named(tmp_path: Path) -> None:
-    code = "open(f'got{rank}', 'w').write(sys.stdin.read())"
-    job = Command.python(tmp_path, code, "--stdin=1")
-    launcher = job.start(stdin=subprocess.PIPE)
-    assert launcher.stdin is not None
-    launcher.stdin.write(b"data")
-    launcher.stdin.close()
-    launcher.stdin = None
-    assert job.finish(launcher).code == 0
-    assert [(tmp_path / f"got{rank}").read_text() for rank in range(2)] == ["", "data"]
-
-
 @pytest.mark.parametrize("key", [b"\x03", signal.SIGINT])
 def test_who_reads_the_terminal_is_interrupted_once(
     tmp_path: Path, terminal: Terminal, key: bytes | int
@@ -143,23 +92,6 @@ def test_who_reads_the_terminal_is_interrupted_once(
     assert ended(launcher, terminal, job) == 130
     for rank in range(2):
         assert (tmp_path / f"heard{rank}").read_text() == "2\n"
-
-
-def test_a_second_ctrl_c_kills_all(tmp_path: Path, terminal: Terminal) -> None:
-    job = Command.python(tmp_path, COUNT, "--grace=100")
-    launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
-    until(terminal.shows(b"working"))
-    job.wait_for("ready0", "ready1")
-    terminal.type(b"\x03")
-    job.wait_for("heard0", "heard1")
-
-    def killed() -> bool:
-        # Two signals at once are one request.
-        terminal.type(b"\x03")
-        return terminal.shows(b"Killing ranks 0-1")()
-
-    until(killed)
-    assert ended(launcher, terminal, job) == 130
 
 
 def test_the_key_for_stacks_ends_nobody(tmp_path: Path, terminal: Terminal) -> None:
@@ -257,15 +189,3 @@ def test_ctrl_z_fg_and_a_read_in_the_background(tmp_path: Path, terminal: Termin
         terminal.type(b"Ada\n")
         until(terminal.shows(b"hello Ada"))
         (tmp_path / "go").touch()
-
-
-@pytest.mark.parametrize(
-    ("option", "says"),
-    [
-        ("--stdin=7", "--stdin=7: there is no rank 7; the job has ranks 0-1."),
-        ("--stdin=first", "--stdin=first: give a rank such as 0, or none."),
-    ],
-)
-def test_a_rank_that_cannot_read_is_refused(tmp_path: Path, option: str, says: str) -> None:
-    done = Command(tmp_path, "true", option).run()
-    assert (done.code, done.stderr) == (2, f"fleetrun: {says}\n")

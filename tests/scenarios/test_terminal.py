@@ -64,21 +64,6 @@ def test_who_is_waited_for_at_the_end_is_shown_on_a_terminal_only(
     assert "Waiting" not in piped.stderr
 
 
-def test_s27_one_ctrl_c_shows_no_heap_of_tracebacks(tmp_path: Path, terminal: Terminal) -> None:
-    wait = "print('working', flush=True); open(f'ready{rank}', 'w').close(); time.sleep(60)"
-    job = Command.python(tmp_path, wait, ranks=4)
-    launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
-    until(terminal.shows(b"working"))
-    job.wait_for(*(f"ready{rank}" for rank in range(4)))
-    terminal.type(b"\x03")
-    until(lambda: launcher.poll() is not None)
-    terminal.read()
-    assert launcher.wait() == 130
-    # The output of the only rank that is shown.
-    assert terminal.shown.count(b"KeyboardInterrupt") <= 1
-    assert_no_survivors(job.marker, 0.0)
-
-
 def test_s33_ctrl_z_and_fg_in_a_shell(tmp_path: Path, terminal: Terminal) -> None:
     job = Command.python(tmp_path, WAIT)
     with stopped_in_a_shell(terminal, job) as everybody:
@@ -99,18 +84,6 @@ def test_ctrl_z_has_no_effect_where_no_shell_could_continue_the_job(
     until(terminal.shows(b"Ctrl-Z has no effect: no shell could continue the job."))
     (tmp_path / "go").touch()
     assert terminal.end(launcher) == 0
-
-
-def test_a_message_is_not_written_into_a_progress_bar(tmp_path: Path, terminal: Terminal) -> None:
-    script = "[ $R = 1 ] && until [ -e go ]; do sleep 0.02; done && exit 7"
-    job = Command(
-        tmp_path, f"{script}; printf '\\r10%%\\r20%%'; sleep 60", "--tee=0", "--color=never"
-    )
-    launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
-    until(terminal.shows(b"20%"))
-    (tmp_path / "go").touch()
-    assert terminal.end(launcher) == 7
-    until(terminal.shows(b"\r20%\r\nfleetrun: rank 1 exited with 7."))
 
 
 # Swallows a KeyboardInterrupt while Python starts; rank 0 reaches its script.
