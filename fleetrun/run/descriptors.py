@@ -38,42 +38,26 @@ class FileLimit:
         per_process: int = _PER_PROCESS,
         label: str = "processes on one host",
     ) -> None:
-        self._per_process, self._label = per_process, label
-        self._before: tuple[int, int] | None = None
-        self._raised: tuple[int, int] | None = None
-        self._fixed = _OWN + len(os.listdir("/proc/self/fd"))
+        soft, hard = self._before = self._raised = resource.getrlimit(resource.RLIMIT_NOFILE)
+        needed = processes * per_process + _OWN + len(os.listdir("/proc/self/fd"))
         # The coordinator is connected to every host; with fewer files it turns some away.
-        self._desirable = _SPARE + (0 if hosts == 1 else hosts + _PENDING)
-        self.hold(processes)
-
-    def hold(self, processes: int) -> None:
-        """Raise the limit if PROCESSES may need more."""
-        needed = processes * self._per_process + self._fixed
-        target = needed + self._desirable
-        # The soft limit; -1: there is none.
-        if not -1 < os.sysconf("SC_OPEN_MAX") < target:
+        target = needed + _SPARE + (0 if hosts == 1 else hosts + _PENDING)
+        if soft == resource.RLIM_INFINITY or soft >= target:
             return
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if resource.RLIM_INFINITY != hard < needed:
             raise EnvironmentFault(
-                f"{processes} {self._label} need {needed} open files, and {hard} are "
+                f"{processes} {label} need {needed} open files, and {hard} are "
                 "allowed: raise the hard limit (`ulimit -Hn`)."
             )
-        new = target if hard == resource.RLIM_INFINITY else min(target, hard)
-        self._before, self._raised = self._before or (soft, hard), (new, hard)
+        self._raised = target if hard == resource.RLIM_INFINITY else min(target, hard), hard
         self.lift()
 
     def lift(self) -> None:
         """Set the raised limit, if it is needed."""
-        if self._raised is not None:
-            _set(self._raised)
+        if self._raised != self._before:
+            resource.setrlimit(resource.RLIMIT_NOFILE, self._raised)
 
     def restore(self) -> None:
         """Restore the user's limit: at the end, and for each process that is started."""
-        if self._before is not None:
-            _set(self._before)
-
-
-def _set(limits: tuple[int, int]) -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        if self._raised != self._before:
+            resource.setrlimit(resource.RLIMIT_NOFILE, self._before)

@@ -18,14 +18,11 @@ from fleetrun.run import libc, proc
 from fleetrun.run.loop import Waiting, nothing, poll
 
 _CHUNK = 65536
-# A child that SIGKILL can end, or that has crashed, is gone within this time; one that is not held
-# by the kernel may have to wait for a processor first.
-_END_S, _STARVED_S = 0.1, 2.0
+# A child that SIGKILL can end is gone within this time, even on a busy host.
+_END_S = 1.0
 _NOT_FOUND = 127
 # The child's end of the pipe.
 _PIPE = 3
-# The length of what comes through the pipe: a value, and why there is none.
-_ANSWERED = 2
 
 
 class CallResult(NamedTuple):
@@ -52,7 +49,7 @@ class IsolatedCall:
         self._is_program = is_program
         self._began = time.monotonic()
         self.fd, write_fd = os.pipe2(os.O_CLOEXEC)
-        self._parts: list[bytes] = []
+        self._written = b""
         # Otherwise both processes would handle a signal that arrives in between.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
@@ -67,11 +64,20 @@ class IsolatedCall:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(write_fd)
 
-    def read(self) -> CallResult | None:
+    def _read(self) -> CallResult | None:
         """Read what has arrived through `fd`; return the result and close once it is complete."""
         part = os.read(self.fd, _CHUNK)
-        self._parts.append(part)
-        return None if part else self._result(self._end())
+        self._written += part
+        if part:
+            return None
+        how = self._end()
+        if self._is_program:
+            return CallResult(self._written)
+        try:
+            value, trouble = marshal.loads(self._written)  # noqa: S302 - our own child's
+        except (EOFError, ValueError, TypeError):
+            return CallResult(trouble=f"the process that asks it {how}")
+        return CallResult(value, trouble)
 
     def result(
         self,
@@ -87,18 +93,15 @@ class IsolatedCall:
         LOG_AFTER_S seconds after the start, LOG gets a line that names what is AWAITED.
         """
         answer = None
-        if log is not None and timeout_s > log_after_s:
-            answer = self._wait(self._began + log_after_s)
-            if answer is None:
+        until = self._began + (timeout_s if log is None else min(log_after_s, timeout_s))
+        while answer is None:
+            if poll(until - time.monotonic(), self.fd):
+                answer = self._read()
+            elif until < self._began + timeout_s and log is not None:
                 log(f"Waiting up to {timeout_s:g} s for {awaited}.")
-        answer = answer or self._wait(self._began + timeout_s)
-        return answer or _late(callee, timeout_s, self.abandon())
-
-    def _wait(self, until: float) -> CallResult | None:
-        """Return the result; None if it has not arrived by UNTIL (monotonic seconds)."""
-        answer = None
-        while answer is None and poll(until - time.monotonic(), self.fd):
-            answer = self.read()
+                until = self._began + timeout_s
+            else:
+                answer = self._late(callee, timeout_s)
         return answer
 
     def watch(
@@ -113,18 +116,19 @@ class IsolatedCall:
         self._waiting = waiting
 
         def read() -> None:
-            answer = self.read()
+            answer = self._read()
             if answer is not None:
                 done(answer)
 
         waiting.watch(self.fd, read)
         if timeout_s is not None:
             late_s = timeout_s
-            waiting.timer(
-                (IsolatedCall, self.pid),
-                time.monotonic() + late_s,
-                lambda: done(_late(callee, late_s, self.abandon())),
-            )
+            at = time.monotonic() + late_s
+            waiting.timer((IsolatedCall, self.pid), at, lambda: done(self._late(callee, late_s)))
+
+    def _late(self, callee: str, timeout_s: float) -> CallResult:
+        why = f"{callee} has not answered within {timeout_s:g} s ({self.abandon()})"
+        return CallResult(trouble=why, is_late=True)
 
     def abandon(self) -> str:
         """Kill the child; return the state that it was in, and whether it is left behind."""
@@ -136,9 +140,7 @@ class IsolatedCall:
 
     def _end(self) -> str:
         """Reap the child, which ends now unless the kernel holds it; return how it has ended."""
-        self.is_left = not poll(_END_S, self._pidfd) and (
-            proc.fields(self.pid)[:1] == [b"D"] or not poll(_STARVED_S, self._pidfd)
-        )
+        self.is_left = not poll(_END_S, self._pidfd)
         how = "has ended"
         # The supervisor, which reaps orphans, may have been faster.
         with suppress(ChildProcessError):
@@ -151,24 +153,6 @@ class IsolatedCall:
         os.close(self._pidfd)
         os.close(self.fd)
         return how
-
-    def _result(self, how: str) -> CallResult:
-        """Return what the child, which has ended as HOW says, has written."""
-        written = b"".join(self._parts)
-        if self._is_program:
-            return CallResult(written)
-        try:
-            value = marshal.loads(written)  # noqa: S302 - our own child's
-        except (EOFError, ValueError, TypeError):
-            value = None
-        if isinstance(value, tuple) and len(value) == _ANSWERED:
-            return CallResult(*value)
-        return CallResult(trouble=f"the process that asks it {how}")
-
-
-def _late(callee: str, timeout_s: float, standing: str) -> CallResult:
-    why = f"{callee} has not answered within {timeout_s:g} s ({standing})"
-    return CallResult(trouble=why, is_late=True)
 
 
 def run_program(

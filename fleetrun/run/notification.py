@@ -15,8 +15,6 @@ from contextlib import suppress
 from urllib.error import HTTPError, URLError
 
 TIMEOUT_S = 30.0
-# Between SIGTERM and SIGKILL to the command.
-_GRACE_S = 2.0
 
 
 def notify(
@@ -31,11 +29,9 @@ def notify(
 
     Each takes at most TIMEOUT_S seconds, but for the resolver. LOG gets a line for each failure.
     """
-    why = _run(command, text, timeout_s) if command else ""
-    if why:
+    if command and (why := _run(command, text, timeout_s)):
         log(f"The command of --on_end {why}.")
-    why = _post(url, text, timeout_s) if url else ""
-    if why:
+    if url and (why := _post(url, text, timeout_s)):
         log(f"The webhook failed ({why}).")
 
 
@@ -55,11 +51,10 @@ def _run(command: str, text: str, timeout_s: float) -> str:
     try:
         child.communicate(text, timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        for signum in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(child.pid, signum)
-                child.wait(_GRACE_S)
-        return "did not end in time and is stopped"
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        return "did not end in time and is killed"
     return f"exited with {child.returncode}" if child.returncode else ""
 
 
@@ -70,18 +65,13 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 def _post(url: str, text: str, timeout_s: float) -> str:
     """POST TEXT to URL; return why it failed, without any part of the URL, or nothing."""
-    request = urllib.request.Request(  # noqa: S310 - the option takes http and https only
-        url,
-        data=text.encode(),
-        headers={"Content-Type": "application/json", "User-Agent": "fleetrun"},
-        method="POST",
-    )
+    headers = {"Content-Type": "application/json", "User-Agent": "fleetrun"}
+    request = urllib.request.Request(url, text.encode(), headers)  # noqa: S310 - http and https only
     try:
         with urllib.request.build_opener(_NoRedirects).open(request, timeout=timeout_s):
             return ""
     except HTTPError as error:
-        is_redirect = error.code // 100 == 3
-        return f"HTTP status {error.code}{', a redirect that is not followed' * is_redirect}"
+        return f"HTTP status {error.code}"
     except (OSError, http.client.HTTPException, ValueError) as error:
         why = error.reason if isinstance(error, URLError) else error
         if isinstance(why, TimeoutError):

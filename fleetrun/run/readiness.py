@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import _socket  # `socket` takes 40 ms to import, this one 1
 import errno
+import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 
 from fleetrun.model import Endpoint, LaunchPlan
 from fleetrun.run.loop import Waiting, nothing
 from fleetrun.rundir.names import listed
 
 # Servers on other hosts, which somebody may start by hand, may take longer.
-_TIMEOUT_S = 30.0
-_REMOTE_TIMEOUT_S = 300.0
-# When to print what it waits for.
-_REMARK_S = 1.0
-# How often to try; less often after a while: a slow disk, or a host that is started by hand.
-_PACE_S, _SLOW_PACE_S, _SLOWER_AFTER_S = 0.05, 0.5, 10.0
-# A firewall may drop packets; the kernel alone would try again ever more rarely.
-_UNANSWERED_S = 2.0
+_TIMEOUT_S, _REMOTE_TIMEOUT_S = 30.0, 300.0
+# When to print what it waits for, and how often to try.
+_REMARK_S, _PACE_S = 1.0, 0.1
 
 
 class Readiness:
@@ -43,10 +40,9 @@ class Readiness:
         self._plan, self._waiting = plan, waiting
         self._log, self._progress = log, progress
         self._is_gone, self._ready = is_gone, ready
-        # The groups that nobody waits for any more.
+        # The groups that nobody waits for any more, and the connections under way.
         self._settled: set[tuple[Endpoint, ...]] = set()
-        # Connections under way, and since when.
-        self._calls: dict[Endpoint, tuple[_socket.socket, float]] = {}
+        self._calls: dict[Endpoint, socket.socket] = {}
         own_hosts = {spec.rank.endpoint.host for spec in plan.processes if spec.rank is not None}
         awaited = {end for spec in plan.processes for group in spec.awaits for end in group}
         is_here = all(endpoint.host in own_hosts for endpoint in awaited)
@@ -54,35 +50,36 @@ class Readiness:
 
     def begin(self, process: int) -> None:
         """Call READY with PROCESS once the endpoints that it awaits listen, or time is up."""
-        began, has_told = time.monotonic(), False
+        self._poll(process, time.monotonic(), has_told=False)
 
-        def poll() -> None:
-            nonlocal has_told
-            groups = self._plan.processes[process].awaits
-            silent = [group for group in groups if not self._is_settled(group)]
-            waited_s = time.monotonic() - began
-            if waited_s > self._timeout_s and silent:
-                why = f"did not listen within {self._timeout_s:.0f} s; the others start anyway."
-                self._log(f"{self._names(silent)} {why}")
-                self._settled.update(silent)
-                silent = []
-            if not silent:
-                self.stop()
-                self._ready(process)
-                return
-            if waited_s > _REMARK_S and not has_told:
-                has_told = True
-                names = self._names(silent)
-                self._progress(f"Waiting up to {self._timeout_s:.0f} s for {names} to listen.")
-            pace_s = _PACE_S if waited_s < _SLOWER_AFTER_S else _SLOW_PACE_S
-            self._waiting.timer("readiness", time.monotonic() + pace_s, poll)
-
-        poll()
+    def _poll(self, process: int, began: float, *, has_told: bool) -> None:
+        now = time.monotonic()
+        groups = set(self._plan.processes[process].awaits) - self._settled
+        # A process that has ended, such as a server that was not needed, will never listen.
+        for group in groups:
+            if any(self._is_gone(end) or self._listens(end) for end in group):
+                self._settled.add(group)
+        silent = sorted(groups - self._settled)
+        if silent and now - began > self._timeout_s:
+            why = f"did not listen within {self._timeout_s:.0f} s; the others start anyway."
+            self._log(f"{self._names(silent)} {why}")
+            self._settled.update(silent)
+            silent = []
+        if not silent:
+            self.stop()
+            self._ready(process)
+            return
+        if now - began > _REMARK_S and not has_told:
+            has_told = True
+            names = self._names(silent)
+            self._progress(f"Waiting up to {self._timeout_s:.0f} s for {names} to listen.")
+        again = partial(self._poll, process, began, has_told=has_told)
+        self._waiting.timer("readiness", now + _PACE_S, again)
 
     def stop(self) -> None:
         """Stop waiting."""
         self._waiting.timer("readiness", None, nothing)
-        for call, _ in self._calls.values():
+        for call in self._calls.values():
             call.close()
         self._calls.clear()
 
@@ -93,32 +90,18 @@ class Readiness:
         }
         return listed([names.get(group[0], str(group[0])) for group in groups])
 
-    def _is_settled(self, group: tuple[Endpoint, ...]) -> bool:
-        # A process that has ended, such as a server that was not needed, will never listen.
-        if group in self._settled:
-            return True
-        answers = [self._is_gone(endpoint) or self._listens(endpoint) for endpoint in group]
-        if any(answers):
-            self._settled.add(group)
-        return any(answers)
-
     def _listens(self, endpoint: Endpoint) -> bool:
         """Whether a connection to ENDPOINT is accepted; its name may be unknown as yet."""
-        now = time.monotonic()
-        call, since = self._calls.pop(endpoint, (None, now))
-        if call is None or now - since > _UNANSWERED_S:
-            if call is not None:
-                call.close()
-            call, since = _socket.socket(type=_socket.SOCK_STREAM | _socket.SOCK_CLOEXEC), now
-            call.setblocking(False)  # noqa: FBT003 - socket has it so
-        try:
+        call = self._calls.pop(endpoint, None) or socket.socket()
+        call.setblocking(False)  # noqa: FBT003 - socket has it so
+        with suppress(OSError):
             number = call.connect_ex(tuple(endpoint))
             if number in {errno.EINPROGRESS, errno.EALREADY}:
-                self._calls[endpoint] = call, since
+                self._calls[endpoint] = call
                 return False
             # A caller that was given the very port that it calls reaches itself.
-            is_open = number in {0, errno.EISCONN} and call.getsockname() != call.getpeername()
-        except OSError:
-            is_open = False
+            if number in {0, errno.EISCONN} and call.getsockname() != call.getpeername():
+                call.close()
+                return True
         call.close()
-        return is_open
+        return False

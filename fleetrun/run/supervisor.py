@@ -49,12 +49,11 @@ from fleetrun.run.gathering import Gathering, Round
 from fleetrun.run.keeper import REQUESTS
 from fleetrun.run.loop import Loop, poll
 from fleetrun.run.observers import ObservedJob, Observers
-from fleetrun.run.readiness import Readiness
 from fleetrun.rundir import names, variables
-from fleetrun.rundir.folder import beside
 
 if TYPE_CHECKING:
     from fleetrun.postmortem.investigation import Investigation
+    from fleetrun.run.readiness import Readiness
 
 # After this many seconds of waiting for ranks to end, print which ones.
 _SILENCE_S = 1.0
@@ -66,8 +65,6 @@ _REST_S = 1.0
 _SWEEP_S = 5.0
 # Orphans are reaped this long after SIGCHLD, when the exits of ranks have been handled.
 _ORPHANS_S = 0.1
-# The variables that name the files in which a process reports its exception.
-_ERRORS = (variables.RECORDS, variables.ERROR_FILE)
 # How often to check whether the processes that a rank has left in its group are gone.
 _GROUP_S = 0.02
 
@@ -85,7 +82,7 @@ class Supervisor:
         assert job.keeper is not None
         self._job, self._keeper = job, job.keeper
         self._log, self._show, self._progress = job.log, job.show, job.progress
-        self._files = files or descriptors.FileLimit(0)
+        self._files = files or descriptors.FileLimit(1)
         # Signals that the terminal has also sent to the process that reads it.
         self._typed: set[int] = set()
         self._is_over = False
@@ -197,7 +194,6 @@ class Supervisor:
         if not self._has_plan:
             self._withdraw()
         try:
-            self._files.hold(len(planned.processes))
             self._stdin = self._job.stdin(planned)
             if not self._has_plan:
                 self._set_up(planned)
@@ -376,22 +372,8 @@ class Supervisor:
         """Add the others that have failed by now; the rest is examined when all have ended."""
         by_pidfd = {peer.pidfd: index for index, peer in self._workers.items()}
         ended = {by_pidfd[fd] for fd in poll(0.0, *by_pidfd)}
-        return exited._replace(also_failed=frozenset((*ended, *self._failed(exited))))
-
-    def _failed(self, exited: Exited) -> list[int]:
-        """Return the running processes that have raised an exception before EXITED ended."""
-        paths = {
-            index: [self._plan.processes[index].env.get(name, "") for name in _ERRORS]
-            for index in self._workers
-        }
-        # The others are waiting for their signals: look at the folder, not at each file, and pay
-        # the 4 ms of this import only for a record.
-        there = beside([path for some in paths.values() for path in some if path])
-        reporting = [index for index, some in paths.items() if not there.isdisjoint(some)]
-        if not reporting:
-            return []
-
-        return [index for index in reporting if failures.has_failed(self._plan, index, exited)]
+        raised = (i for i in self._workers if failures.has_failed(self._plan, i, exited))
+        return exited._replace(also_failed=frozenset((*ended, *raised)))
 
     def _examine(self, exits: tuple[Exited, ...]) -> RootCauses:
         try:
@@ -506,6 +488,8 @@ class Supervisor:
 
     def _await(self, action: Await) -> None:
         if self._readiness is None:
+            from fleetrun.run.readiness import Readiness  # only with servers
+
             self._readiness = Readiness(
                 self._plan,
                 self._loop,
