@@ -30,7 +30,6 @@ class Background(Sink):
     def __init__(self, console: str, ready: int) -> None:
         self._console = console
         self._ready = ready
-        self._is_kept = False
 
     def sink(self, folder: Folder, log: Callable[[str], None], pid: int) -> Sink:
         """Return the sink that moves the console into FOLDER and logs how to attach to PID."""
@@ -46,14 +45,6 @@ class Background(Sink):
                 f"The console cannot be kept in {self._folder.path} ({error.strerror}): make room "
                 "or choose another folder with --log_dir."
             ) from None
-        self._is_kept = True
-
-    def withdraw(self) -> None:
-        """Move the console back out of the run directory."""
-        if self._is_kept:
-            with suppress(OSError):
-                os.rename(names.CONSOLE, self._console, src_dir_fd=self._folder.fd)
-            self._is_kept = False
 
     def open(self, waiting: Waiting) -> None:
         """Announce the job in the next turn, when all observers know of its processes."""

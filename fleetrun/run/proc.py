@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Collection, Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import NamedTuple
@@ -188,43 +188,29 @@ def families(processes: Iterable[Stat], leaders: Iterable[int]) -> dict[int, lis
     >>> [process.pid for process in family[7]]
     [7, 9]
     """
-    by_pid = {process.pid: process for process in processes}
     members: dict[int, list[Stat]] = {leader: [] for leader in leaders}
-    leaders_of: dict[int, int | None] = {}
-
-    def leader_of(process: Stat) -> int | None:
-        trail: list[int] = []
-        ancestor: Stat | None = process
-        while ancestor is not None and ancestor.pid not in leaders_of:
-            # Recording each ancestor ends a cycle of parents, which a race may produce.
-            # The process that reads the terminal leads no session.
-            leader = ancestor.pid if ancestor.pid in members else ancestor.session
-            leaders_of[ancestor.pid] = leader if leader in members else None
-            trail.append(ancestor.pid)
-            if leaders_of[ancestor.pid] is None:
-                ancestor = by_pid.get(ancestor.parent)
-            else:
+    leader_of: dict[int, int] = {}
+    for process in _parents_first(processes):
+        # The process that reads the terminal leads no session.
+        for leader in (process.pid, process.session, leader_of.get(process.parent)):
+            if leader in members:
+                leader_of[process.pid] = leader
+                members[leader].append(process)
                 break
-        end = None if ancestor is None else leaders_of[ancestor.pid]
-        leaders_of.update(dict.fromkeys(trail, end))
-        return end
-
-    for process in by_pid.values():
-        session_leader = leader_of(process)
-        if session_leader is not None:
-            members[session_leader].append(process)
     return members
 
 
-def descendants(processes: Collection[Stat], roots: AbstractSet[int]) -> set[int]:
+def descendants(processes: Iterable[Stat], roots: AbstractSet[int]) -> set[int]:
     """Return ROOTS and the ids of those of PROCESSES that descend from one of them."""
     family = set(roots)
-    grown = True
-    while grown:
-        children = {process.pid for process in processes if process.parent in family} - family
-        family |= children
-        grown = bool(children)
+    for process in _parents_first(processes):
+        if process.parent in family:
+            family.add(process.pid)
     return family
+
+
+def _parents_first(processes: Iterable[Stat]) -> list[Stat]:
+    return sorted(processes, key=lambda process: (process.started, process.pid))
 
 
 def send(process: Stat, signum: int) -> None:
