@@ -47,21 +47,6 @@ class Dismissed(NamedTuple):
     """The coordinator's host awaits no more logs of this one: the launcher may end."""
 
 
-class SilentHost(NamedTuple):
-    """The ranks of a host have shown no life for SECONDS; 0: they do."""
-
-    generation: int
-    seconds: Annotated[float, (0.0).__le__]
-    has_ranks: bool
-
-
-class WantStacks(NamedTuple):
-    """No host has shown any life for SECONDS; all must fetch the stacks of their ranks."""
-
-    generation: int
-    seconds: float
-
-
 class RankStack(NamedTuple):
     """Where the main thread of a rank stands: functions, files and lines, the innermost first."""
 
@@ -76,16 +61,19 @@ class EndedRank(NamedTuple):
     seconds: Annotated[float, (0.0).__le__]
 
 
-class Stacks(NamedTuple):
-    """Where the ranks of a host stand; `went_on` is one that has gone on meanwhile, or -1."""
+class SilentHost(NamedTuple):
+    """The ranks of a host have shown no life for SECONDS; 0: they do.
+
+    The first such message has their stacks, and the endpoints that processes fail to reach.
+    """
 
     generation: int
-    stacks: tuple[RankStack, ...]
-    went_on: int
+    seconds: Annotated[float, (0.0).__le__]
+    has_ranks: bool
+    stacks: tuple[RankStack, ...] = ()
     # As of `Hung`.
-    sign: str
-    # Unreached endpoints, each with the process that tries.
-    unreached: tuple[tuple[int, str], ...]
+    sign: str = "life"
+    unreached: tuple[tuple[int, str], ...] = ()
     ended: tuple[EndedRank, ...] = ()
 
 
@@ -127,6 +115,6 @@ def rank_of(
 
 
 FromMember: TypeAlias = (
-    LogPart | LogsSent | SilentHost | Stacks | PackedEvidence | PackedCollectives | ServerEnded
+    LogPart | LogsSent | SilentHost | PackedEvidence | PackedCollectives | ServerEnded
 )
-FromCoordinator: TypeAlias = LogTaken | Dismissed | WantStacks | ServerEnded
+FromCoordinator: TypeAlias = LogTaken | Dismissed | ServerEnded

@@ -1,8 +1,8 @@
 """`--hang_timeout`: a job hangs when no host shows any sign of life.
 
-Each host reports to the coordinator's host when its ranks are silent. Once all are, every host
-fetches the stacks of its ranks, and the coordinator's host compares them: hosts that wait for one
-that stands still are not the cause. A host without a session judges alone.
+Each host reports to the coordinator's host when its ranks are silent, with their stacks. Once all
+are, the coordinator's host compares these: hosts that wait for one that stands still are not the
+cause. A host without a session judges alone.
 """
 
 from __future__ import annotations
@@ -10,54 +10,34 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 from fleetrun.postmortem import stack_groups
 from fleetrun.postmortem.flight import UNKNOWN, RankState
 from fleetrun.run.events import Hung
-from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob
 from fleetrun.rundir import names
 from fleetrun.session.driver import Session
-from fleetrun.session.exchange import EndedRank, RankStack, SilentHost, Stacks, WantStacks
+from fleetrun.session.exchange import EndedRank, RankStack, SilentHost
 from fleetrun.text import visible
 from fleetrun.watch.flightrecords import FlightRecords
 
 # A report counts for this many samples of its host, which repeats it at each sample.
 _LOOKS = 3
 _SLACK_S = 2.0
-# How long py-spy and faulthandler together take to fail to fetch a stack.
-_STACKS_S = 20.0
 # The most frames of a rank and of a host, and the most characters in one. No path of Paddle is
 # longer below the folder of packages, by which its code is told from the script's.
 _MOST_FRAMES, _MOST_OF_HOST, _LONGEST_FUNCTION, _LONGEST_FILE = 40, 750, 80, 120
 _MOST_UNREACHED = 256
 
 
-def silent_s(
-    reported: Mapping[int, tuple[float | None, float]],
-    nodes: Sequence[int],
-    at: float,
-    fresh_s: float,
-) -> float:
-    """Return for how long nothing has happened on any of NODES; 0: something has, or may have.
+class _Silence(NamedTuple):
+    """The last report of a host, when it came, since when it is silent, and its first report."""
 
-    REPORTED has the seconds of each host's last report, and when it came, which counts for FRESH_S
-    seconds; None: no rank runs there.
-
-    >>> silent_s({0: (30.0, 100.0)}, [0, 1], 101.0, 10.0)
-    0.0
-    >>> silent_s({0: (30.0, 100.0), 1: (None, 100.5)}, [0, 1], 101.0, 10.0)
-    31.0
-    """
-    silences: list[float] = []
-    for node_rank in nodes:
-        seconds, reported_at = reported.get(node_rank, (0.0, at))
-        if seconds is None:
-            continue
-        if not seconds or at - reported_at > fresh_s:
-            return 0.0
-        silences.append(seconds + at - reported_at)
-    return min(silences, default=0.0)
+    last: SilentHost
+    at: float
+    since: float
+    first: SilentHost
 
 
 class HangJudge:
@@ -68,78 +48,51 @@ class HangJudge:
         job: ObservedJob,
         session: Session | None,
         period_s: float,
-        records: FlightRecords | None = None,
-    ) -> None:
-        self._job = job
-        self._records = records
-        self._session = session
-        self._fresh_s = _LOOKS * period_s + _SLACK_S
-        # By node rank.
-        self._reported: dict[int, tuple[float | None, float]] = {}
-        # The hosts whose stacks are awaited (None: no host was asked), and those that came.
-        self._awaited: set[int] | None = None
-        self._stacks: dict[int, Stacks] = {}
-        self._silent_s = 0.0
-        self._has_reported_silence = False
-
-    def open(
-        self,
-        waiting: Waiting,
         *,
-        collect: Callable[[float], None],
+        records: FlightRecords | None = None,
         declare: Callable[[Hung], None],
     ) -> None:
-        """Begin; COLLECT fetches the stacks of this host, which `collected` then reports."""
-        self._waiting = waiting
+        self._job, self._session, self._records = job, session, records
         self._declare = declare
-        self._collect = collect
-        if self._session is not None:
-            self._session.hearers[SilentHost] = self._receive
-            self._session.hearers[WantStacks] = lambda _, message: collect(message.seconds)
-            self._session.hearers[Stacks] = self._take
+        self._fresh_s = _LOOKS * period_s + _SLACK_S
+        # By node rank.
+        self._reported: dict[int, _Silence] = {}
+        # Whether this host's last report was of silence.
+        self.has_reported = False
+        if session is not None:
+            session.hearers[SilentHost] = self._receive
 
     def restart(self) -> None:
         """Start over: the ranks are new, or are ending."""
         self._reported.clear()
-        self._awaited = None
-        self._waiting.timer("stacks", None, self._conclude)
-        self._has_reported_silence = False
+        self.has_reported = False
 
     # From the watch of this host ------------------------------------------------------------------
 
-    def report(self, seconds: float | None) -> None:
-        """Report how long the ranks here have been silent; 0: they show life; None: none runs."""
-        if seconds == 0.0 and not self._has_reported_silence:
-            return
-        self._has_reported_silence = seconds != 0.0
-        generation = self._job.plan.generation
-        message = SilentHost(generation, seconds or 0.0, has_ranks=seconds is not None)
-        if self._session is None:
-            self._receive(self._job.plan.node_rank, message)
-        else:
-            self._session.to_coordinator(message)
-
-    def collected(
+    def report(
         self,
-        stacks: Mapping[int, Sequence[tuple[str, str, int]]],
+        seconds: float | None,
+        stacks: Mapping[int, Sequence[tuple[str, str, int]]] = MappingProxyType({}),
         *,
-        went_on: int | None,
-        sign: str,
-        unreached: Sequence[tuple[int, str]],
+        sign: str = "life",
+        unreached: Sequence[tuple[int, str]] = (),
         ended: Mapping[int, float] = MappingProxyType({}),
     ) -> None:
-        """Report the STACKS of the ranks here, by process of the plan.
+        """Report how long the ranks here have been silent; 0: they show life; None: none runs.
 
-        WENT_ON is a process that has made progress meanwhile. UNREACHED are the endpoints that they
-        fail to reach; those that this launcher failed to reach are added. ENDED says when processes
-        succeeded.
+        By process of the plan, STACKS of the ranks come with the first report, UNREACHED are the
+        endpoints that they fail to reach, and ENDED says when processes succeeded.
         """
+        if seconds == 0.0 and not self.has_reported:
+            return
         plan = self._job.plan
         places = [plan.ranks.index(spec.rank) if spec.rank else -1 for spec in plan.processes]
         # All must fit into one message.
         most = min(_MOST_FRAMES, max(2, _MOST_OF_HOST // max(1, len(stacks))))
-        message = Stacks(
+        message = SilentHost(
             plan.generation,
+            seconds or 0.0,
+            seconds is not None,
             tuple(
                 RankStack(
                     places[process],
@@ -151,7 +104,6 @@ class HangJudge:
                 for process, frames in stacks.items()
                 if places[process] >= 0
             ),
-            -1 if went_on is None else places[went_on],
             sign,
             tuple((places[process], where) for process, where in unreached[:_MOST_UNREACHED]),
             tuple(
@@ -160,57 +112,57 @@ class HangJudge:
                 if places[process] >= 0
             ),
         )
+        if self._records is not None and seconds and not self.has_reported:
+            # Send them first: the report of the last host ends the wait.
+            self._records.send()
+        self.has_reported = seconds != 0.0
         if self._session is None:
-            self._take(plan.node_rank, message)
+            self._receive(plan.node_rank, message)
         else:
-            if self._records is not None:
-                # Send them first: the answer of the last host ends the wait.
-                self._records.send()
             self._session.to_coordinator(message)
 
     # On the coordinator's host --------------------------------------------------------------------
 
     def _receive(self, node_rank: int, message: SilentHost) -> None:
-        plan, session = self._job.plan, self._session
+        plan, session, now = self._job.plan, self._session, time.monotonic()
         if message.generation != plan.generation:
             return
-        now = time.monotonic()
-        self._reported[node_rank] = message.seconds if message.has_ranks else None, now
-        nodes = (plan.node_rank, *(() if session is None else session.connected()))
-        is_cut_off = session is not None and len(nodes) < len(plan.nodes)
-        if self._awaited is not None or is_cut_off:
+        if message.has_ranks and not message.seconds:
+            self._reported.pop(node_rank, None)
+            return
+        before = self._reported.get(node_rank)
+        if before is None or before.last.has_ranks != message.has_ranks:
+            self._reported[node_rank] = _Silence(message, now, now, message)
+        else:
+            self._reported[node_rank] = before._replace(last=message, at=now)
+        nodes = {plan.node_rank, *(() if session is None else session.connected())}
+        if len(nodes) < len(plan.nodes) and session is not None:
             # A host that is cut off for a moment may be alive.
             return
-        self._silent_s = silent_s(self._reported, nodes, now, self._fresh_s)
-        if self._silent_s:
-            self._awaited, self._stacks = set(nodes), {}
-            self._waiting.timer("stacks", now + _STACKS_S, self._conclude)
-            if session is None:
-                self._collect(self._silent_s)
-                return
-            for node in nodes:
-                session.to_member(node, WantStacks(plan.generation, self._silent_s))
+        # Each has to repeat its report after the last host has become silent.
+        latest = max(silence.since for silence in self._reported.values())
+        if all(
+            node in self._reported and self._reported[node].at >= max(latest, now - self._fresh_s)
+            for node in nodes
+        ):
+            silences = [
+                silence.last.seconds + now - silence.at
+                for silence in self._reported.values()
+                if silence.last.has_ranks
+            ]
+            if silences:
+                self._conclude(min(silences))
 
-    def _take(self, node_rank: int, message: Stacks) -> None:
-        if self._awaited is not None and message.generation == self._job.plan.generation:
-            self._stacks[node_rank] = message
-            self._awaited.discard(node_rank)
-            if not self._awaited:
-                self._conclude()
-
-    def _conclude(self) -> None:
-        """Declare the hang, unless a rank has gone on while the stacks were fetched."""
-        self._waiting.timer("stacks", None, self._conclude)
-        self._awaited = None
+    def _conclude(self, silent_s: float) -> None:
+        """Declare that nothing has happened for SILENT_S seconds."""
+        reported = sorted(self._reported.items())
         self._reported.clear()
-        if any(answer.went_on >= 0 for answer in self._stacks.values()):
-            return
         plan = self._job.plan
         ranks = plan.ranks
         stacks: dict[int, stack_groups.Stack] = {}
         unreached: list[str] = []
         ended: dict[int, float] = {}
-        for node_rank, answer in sorted(self._stacks.items()):
+        for node_rank, (last, _, _, answer) in reported:
             own_processes = {n for n, spec in enumerate(ranks) if spec.node_rank == node_rank}
             stacks |= {
                 stack.process: tuple(
@@ -226,7 +178,7 @@ class HangJudge:
                 if process in own_processes
             ]
             ended |= {
-                process: seconds for process, seconds in answer.ended if process in own_processes
+                process: seconds for process, seconds in last.ended if process in own_processes
             }
         self._write(stacks)
         states = self._states(stacks, ended)
@@ -255,10 +207,10 @@ class HangJudge:
             departure = (ended_labels, _departure(ended_labels, min(ended.values())))
             names_living = any(set(labels) - set(ended_labels) for labels, _ in collectives)
             collectives = (*collectives, departure) if names_living else (departure, *collectives)
-        signs = {answer.sign for answer in self._stacks.values()}
+        signs = {silence.first.sign for _, silence in reported}
         self._declare(
             Hung(
-                seconds=self._silent_s,
+                seconds=silent_s,
                 at=time.monotonic(),
                 places=tuple(
                     (tuple(self._label(process) for process in place.ranks), str(place))

@@ -89,6 +89,10 @@ class IdleClock:
         self._since = self._still_since = at
         self._stacks = None
 
+    def ignore(self, at: float) -> None:
+        """Ignore the time until AT, in which ranks are disturbed by a question."""
+        self._at = at
+
     @property
     def has_beats(self) -> bool:
         """Whether any rank has reported progress."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 from fleetrun.model import LaunchPlan
@@ -142,8 +143,9 @@ class Watch(Source):
             from fleetrun.watch.hang_judge import HangJudge  # loads the session
 
             period_s = self._clock.period_s
-            self._judge = HangJudge(self._job, self._session, period_s, self._records)
-            self._judge.open(waiting, collect=self._collect_for_all, declare=self._declare)
+            self._judge = HangJudge(
+                self._job, self._session, period_s, records=self._records, declare=self._declare
+            )
             waiting.timer("hang", now + min(period_s, self._pace_s), self._look_for_hang)
 
     def on_event(self, happening: Happening) -> None:
@@ -291,11 +293,12 @@ class Watch(Source):
     def _look_for_hang(self) -> None:
         now, clock = time.monotonic(), self._clock
         self._waiting.timer("hang", now + clock.period_s, self._look_for_hang)
-        if self._question is not None:
+        if self._question is not None or self._collection is not None:
+            clock.ignore(now)
             return
-        if self._is_ending or self._collection is not None or not self._ranks:
+        if self._is_ending or not self._ranks:
             clock.revive(now)
-            if not self._ranks and not self._is_ending:
+            if not self._is_ending:
                 self._report_silence(None)
             return
         samples = self._sample()
@@ -313,12 +316,36 @@ class Watch(Source):
         """Report that the ranks here are silent, unless one has raised and should have ended."""
         self._silent = samples, sign
         self._end_overdue(is_silent=True)
-        if self._ranks and not self._is_ending:
+        if not self._ranks or self._is_ending or self._judge is None:
+            return
+        if self._judge.has_reported:
             self._report_silence(silent_s)
+            return
 
-    def _report_silence(self, silent_s: float | None) -> None:
+        def reported(texts: dict[int, str]) -> None:
+            process = self._gone_on()
+            if process is None:
+                stacks = {index: stack_groups.main_thread(text) for index, text in texts.items()}
+                self._report_silence(silent_s, stacks)
+                return
+            text = (
+                f"nothing had happened for {silent_s:.0f} s, but {self._labels[process]} went "
+                f"on just now; the stacks are in {self._stacks_of(tuple(texts))}."
+            )
+            self._notice("went on", text, (process,))
+            self._clock.revive(time.monotonic())
+
+        self._collect(f"nothing has happened for {silent_s:.0f} s", reported)
+
+    def _report_silence(
+        self,
+        silent_s: float | None,
+        stacks: Mapping[int, Sequence[tuple[str, str, int]]] = MappingProxyType({}),
+    ) -> None:
         if self._judge is not None:
-            self._judge.report(silent_s)
+            unreached = self._unreached() if stacks else ()
+            sign, ended = self._silent[1], self._ended
+            self._judge.report(silent_s, stacks, sign=sign, unreached=unreached, ended=ended)
 
     def _compare_stacks(self) -> None:
         """Take the stacks of all ranks now, and let the clock compare them."""
@@ -384,33 +411,6 @@ class Watch(Source):
                 if link.status == psutil.CONN_SYN_SENT and link.raddr and link.pid in ranks
             }
         )
-
-    def _collect_for_all(self, silent_s: float) -> None:
-        """Fetch the stacks, and tell the coordinator's host where the ranks here stand."""
-        judge = self._judge
-        assert judge is not None
-        if not self._ranks or self._is_ending:
-            judge.collected({}, went_on=None, sign="life", unreached=(), ended=self._ended)
-            return
-
-        def reported(texts: dict[int, str]) -> None:
-            process = self._gone_on()
-            if process is not None:
-                text = (
-                    f"nothing had happened for {silent_s:.0f} s, but {self._labels[process]} went "
-                    f"on just now; the stacks are in {self._stacks_of(tuple(texts))}."
-                )
-                self._notice("went on", text, (process,))
-            judge.collected(
-                {process: stack_groups.main_thread(text) for process, text in texts.items()},
-                went_on=process,
-                sign=self._silent[1],
-                unreached=self._unreached(),
-                ended=self._ended,
-            )
-
-        where = "" if self._session is None else " on any host"
-        self._collect(f"nothing has happened for {silent_s:.0f} s{where}", reported)
 
     # Stacks ---------------------------------------------------------------------------------------
 

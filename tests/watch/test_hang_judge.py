@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import plans
-from timers import Timers
 
 from fleetrun.watch.hang_judge import HangJudge
 
@@ -49,39 +47,41 @@ class Job:
 
     def __init__(self, folder: Path) -> None:
         self.others: tuple[int, ...] = (1,)
-        self.timers = Timers()
         self.wires = [Wire(self, 0), Wire(self, 1)]
         self.declared: list[Hung] = []
-        self.asked: list[int] = []
         self.stacks = {0: WAITING, 1: WAITING, 2: WAITING, 3: LOADING}
-        self.went_on: int | None = None
         # How long ago a rank has exited with 0.
         self.ended: dict[int, float] = {}
-        self.hosts: list[HangJudge] = []
-        for node, wire in enumerate(self.wires):
-            host = HangJudge(plans.job(plan(folder, node)), wire, 5.0)  # type: ignore[arg-type]
-            host.open(
-                self.timers, collect=partial(self.collect, node), declare=self.declared.append
+        self.hosts = [
+            HangJudge(
+                plans.job(plan(folder, node)),
+                wire,  # type: ignore[arg-type]
+                5.0,
+                declare=self.declared.append,
             )
-            self.hosts.append(host)
+            for node, wire in enumerate(self.wires)
+        ]
 
-    def collect(self, node: int, _seconds: float) -> None:
-        """Answer for the ranks of NODE."""
-        self.asked.append(node)
-        running = [process for process in range(2) if 2 * node + process in self.stacks]
-        mine = {process: self.stacks[2 * node + process] for process in running}
-        went_on = self.went_on if node else None
-        self.hosts[node].collected(
-            mine,
-            went_on=went_on,
-            sign="life",
+    def report(self, node: int, seconds: float | None = 30.0) -> None:
+        """Report for the ranks of NODE."""
+        own = range(2 * node, 2 * node + 2)
+        self.hosts[node].report(
+            seconds,
+            {rank % 2: self.stacks[rank] for rank in own if rank in self.stacks},
             unreached=[(0, "10.0.0.1:6070")] if node else (),
             ended={
-                rank % 2: time.monotonic() - seconds
-                for rank, seconds in self.ended.items()
-                if rank // 2 == node
+                rank % 2: time.monotonic() - self.ended[rank] for rank in own if rank in self.ended
             },
         )
+
+    def hang(self) -> Hung:
+        """Let both hosts be silent, and the first one still be; return what is declared."""
+        for node in (0, 1):
+            self.report(node)
+            assert self.declared == []
+        self.report(0)
+        (hung,) = self.declared
+        return hung
 
 
 def plan(folder: Path, node: int) -> LaunchPlan:
@@ -89,12 +89,7 @@ def plan(folder: Path, node: int) -> LaunchPlan:
 
 
 def test_hosts_that_wait_for_one_that_stands_still_are_not_the_cause(tmp_path: Path) -> None:
-    job = Job(tmp_path)
-    job.hosts[0].report(30.0)
-    assert job.asked == []
-    job.hosts[1].report(30.0)
-    assert sorted(job.asked) == [0, 1]
-    (hung,) = job.declared
+    hung = Job(tmp_path).hang()
     assert hung.odd == ("rank 3",)
     # Text of another host is shown without control characters.
     assert hung.places[0] == (("rank 3",), r"load\x1b[1m (train.py:6)")
@@ -112,9 +107,7 @@ def test_ranks_that_have_ended_come_first(tmp_path: Path) -> None:
     elsewhere = (("init_parallel_env", "/x/site-packages/paddle/parallel.py", 7), *WAITING[1:])
     job.stacks = {0: elsewhere, 1: WAITING, 2: WAITING}
     job.ended = {3: 60.0}
-    job.hosts[0].report(30.0)
-    job.hosts[1].report(30.0)
-    (hung,) = job.declared
+    hung = job.hang()
     ((ranks, text),) = hung.collectives
     assert ranks == ("rank 3",) == hung.odd
     assert re.fullmatch(
@@ -126,9 +119,7 @@ def test_one_that_stands_elsewhere_is_told_beside_those_that_have_ended(tmp_path
     job = Job(tmp_path)
     job.stacks = {1: WAITING, 3: LOADING, 2: WAITING}
     job.ended = {0: 60.0}
-    job.hosts[0].report(30.0)
-    job.hosts[1].report(30.0)
-    (hung,) = job.declared
+    hung = job.hang()
     assert hung.describe().startswith("the job hung for 30 s: rank 0 has ended: it exited with 0")
     assert hung.odd == ("rank 3",)
 
@@ -136,57 +127,31 @@ def test_one_that_stands_elsewhere_is_told_beside_those_that_have_ended(tmp_path
 def test_a_host_that_works_lets_the_others_wait(tmp_path: Path) -> None:
     job = Job(tmp_path)
     for _ in range(3):
-        job.hosts[0].report(30.0)
-        job.hosts[1].report(0.0)
-    job.hosts[1].report(30.0)
-    job.hosts[1].report(0.0)
-    job.declared.clear()
-    job.hosts[0].report(30.0)
+        job.report(0)
+        job.report(1, 0.0)
+    job.report(1)
+    job.report(1, 0.0)
+    job.report(0)
     assert job.declared == []
 
 
 def test_a_host_without_ranks_has_no_say(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    job.hosts[1].report(None)
-    job.hosts[0].report(30.0)
+    job.report(1, None)
+    job.report(0)
     assert len(job.declared) == 1
 
 
 def test_nobody_judges_while_a_host_is_cut_off(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.others = ()
-    job.hosts[0].report(30.0)
-    assert job.asked == []
-
-
-def test_a_rank_that_goes_on_meanwhile_ends_the_suspicion(tmp_path: Path) -> None:
-    job = Job(tmp_path)
-    job.went_on = 1
-    job.hosts[0].report(30.0)
-    job.hosts[1].report(30.0)
-    assert job.asked
+    job.report(0)
     assert job.declared == []
-    assert job.timers.set == {}
-
-
-def test_a_host_that_does_not_answer_is_judged_without(tmp_path: Path) -> None:
-    job = Job(tmp_path)
-    job.wires[1].hearers = {kind: lambda *_: None for kind in job.wires[1].hearers}
-    job.hosts[0].report(30.0)
-    job.hosts[1].report(30.0)
-    assert job.declared == []
-    assert job.timers.elapse("stacks")
-    assert len(job.declared) == 1
 
 
 def test_a_host_without_a_session_judges_its_own_ranks_alone(tmp_path: Path) -> None:
     declared: list[Hung] = []
-    judge = HangJudge(plans.job(plan(tmp_path, 1)), None, 5.0)
-
-    def collect(_seconds: float) -> None:
-        judge.collected({0: WAITING, 1: LOADING}, went_on=None, sign="life", unreached=())
-
-    judge.open(Timers(), collect=collect, declare=declared.append)
-    judge.report(30.0)
+    judge = HangJudge(plans.job(plan(tmp_path, 1)), None, 5.0, declare=declared.append)
+    judge.report(30.0, {0: WAITING, 1: LOADING})
     (hung,) = declared
     assert [who for who, _ in hung.places] == [("rank 2",), ("rank 3",)]
