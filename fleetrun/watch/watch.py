@@ -32,9 +32,9 @@ from fleetrun.run.policy import TEARDOWN_S
 from fleetrun.run.proc import Io, Stat
 from fleetrun.rundir import flightfile, heartbeat, names, reading, variables
 from fleetrun.text import sentence
+from fleetrun.watch import raised
 from fleetrun.watch.flightrecords import FlightRecords
 from fleetrun.watch.life import GpuLoad, IdleClock, Sample
-from fleetrun.watch.raised import RaisedRanks
 
 if TYPE_CHECKING:
     # Only with --hang_timeout, or with other hosts.
@@ -119,7 +119,6 @@ class Watch(Source):
         """Take over the processes of a generation."""
         self._labels = [names.label(spec) for spec in self._job.plan.processes]
         self._ask_gpus = self._gpus()
-        self._raised = RaisedRanks(self._job)
         # The signs of life of ranks that should end.
         self._exit_clock: IdleClock | None = None
         # When processes of this attempt exited with 0: any other exit ends it.
@@ -255,11 +254,11 @@ class Watch(Source):
         if self._is_ending or self._has_debugger:
             return
         running = {process: (rank.pid, rank.attempt) for process, rank in self._ranks.items()}
-        raised = self._raised.look(running, with_exits=is_silent)
-        if not raised:
+        found = raised.find(self._job.plan, running, with_exits=is_silent)
+        if not found:
             self._exit_clock = None
-        elif is_silent or self._is_still(raised):
-            self._declare(self._raised.failure(running, raised))
+        elif is_silent or self._is_still(found):
+            self._declare(raised.failure(self._job, running, found))
 
     def _is_still(self, processes: Container[int]) -> bool:
         """Whether PROCESSES, which should end, have shown no activity for the time they have."""
