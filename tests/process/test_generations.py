@@ -20,43 +20,6 @@ def sh(*lines: str) -> list[list[str]]:
     return [["sh", "-c", line] for line in lines]
 
 
-def test_a_job_comes_back_with_more_ranks_and_then_with_fewer(tmp_path: Path) -> None:
-    last = 'echo "I am $PADDLE_TRAINER_ID of one"; exec sleep 600'
-    launch = Driven(
-        tmp_path,
-        generations=[
-            sh("echo first; exit 3", "exec sleep 600"),
-            sh("exec sleep 600", "exec sleep 600", "echo third; exit 4"),
-            sh(last),
-        ],
-        tee="all",
-        max_restarts=2,
-        backoff_s=0.01,
-        hang_timeout_s=2.0,
-    )
-    done = launch.run()
-    # The watch of the last generation has its only rank.
-    assert done.code == 124, done.stderr
-    assert "/stacks.0.txt." in done.stderr
-    # Prefixes are as long as each generation needs them.
-    assert done.out.splitlines() == [b"[rank 0] first", b"[rank 2] third", b"I am 0 of one"]
-    assert "rank 2 exited with 4" in done.stderr
-    started = [(e["attempt"], e["process"]) for e in launch.events() if e["event"] == "started"]
-    assert started == [
-        (0, "trainer.0"),
-        (0, "trainer.1"),
-        (1, "trainer.0"),
-        (1, "trainer.1"),
-        (1, "trainer.2"),
-        (2, "trainer.0"),
-    ]
-    run = tmp_path / "log" / "latest"
-    assert (run / "workerlog.2.attempt1").read_text() == "third\n"
-    assert (run / "workerlog.0.attempt2").read_text() == "I am 0 of one\n"
-    assert launch.log(0).resolve().name == "workerlog.0.attempt2"
-    assert len((run / "endpoints.log").read_text().splitlines()) == 1 + 1
-
-
 def waiting(
     folder: Path, how: str, attempt: int, **wanted: object
 ) -> tuple[Driven, subprocess.Popen[bytes]]:

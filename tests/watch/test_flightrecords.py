@@ -14,7 +14,6 @@ from fleetrun.inject.flight_recorder import OPERATIONS, FlightRecorder
 from fleetrun.model import ExitStatus, Rules
 from fleetrun.postmortem import investigation, kernelfacts
 from fleetrun.run.events import Exited, Failure, Outcome, SignalAll, Started
-from fleetrun.rundir.flightfile import Collective, CollectiveChannel, FlightRecord
 from fleetrun.session import codec
 from fleetrun.session.exchange import PackedCollectives
 from fleetrun.watch.flightrecords import FlightRecords
@@ -23,7 +22,6 @@ from fleetrun.watch.watch import Watch
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fleetrun.model import ProcessSpec
     from fleetrun.run.events import RunWarning
 
 TEXT = "ank 0 called all_reduce where rank 1 called broadcast: collective 1 of all ranks"
@@ -110,23 +108,6 @@ def test_ranks_of_two_hosts_that_differ_are_named_once(
     assert hosts[0].verdict({}) == ()
 
 
-def test_a_rank_that_more_and_more_records_prove_wrong_is_named_once(tmp_path: Path) -> None:
-    whole = CollectiveChannel((0, 1, 2, 3))
-    remarks: list[str] = []
-    plan = plans.plan(per_node=4, cwd=str(tmp_path), run_dir=str(tmp_path))
-    records = FlightRecords(plans.job(plan, log=remarks.append), None)
-    records.open(Timers(), period_s=1.0, declare=lambda _: None)
-    for rank in (0, 2, 1, 3):
-        call = Collective(whole, 1, "barrier" if rank == 1 else "all_reduce", 1.0 + rank)
-        records._received[rank] = FlightRecord(rank, rank, 0, (call,), {whole: 1})
-        records._compare()
-    assert len(remarks) == 1
-    assert remarks[0].startswith("Rank 1 called barrier where ranks 0, 2 called all_reduce: ")
-    records.restart()
-    records._compare()
-    assert len(remarks) == 1
-
-
 def test_what_failed_on_another_host_is_explained_by_the_records_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,25 +169,3 @@ def test_records_are_sent_once_when_a_rank_fails_or_all_end(
     for happening in ends:
         watch.on_event(happening)
     assert [type(message) for message in sent] == [PackedCollectives] * 2
-
-
-def test_ranks_that_differ_are_named_though_they_end_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = plans.plan(per_node=2, cwd=str(tmp_path), run_dir=".")
-    specs: list[ProcessSpec] = []
-    for spec, operation in zip(plan.processes, ("all_reduce", "broadcast"), strict=True):
-        ring = tmp_path / f"collectives.{len(specs)}"
-        record(ring, operation, monkeypatch, len(specs))
-        env = {**spec.env, "FLEETRUN_FLIGHT_RECORDER": str(ring)}
-        specs.append(spec._replace(env=env))
-    remarks: list[str] = []
-    plan = plan._replace(processes=tuple(specs), rules=Rules(hang_timeout_s=60.0))
-    watch = Watch(plans.job(plan, log=lambda text: remarks.append(SITE.sub("", text))))
-    watch.open(Timers(), lambda _: None)
-    for number in range(2):
-        watch.on_event(Started(number, f"rank {number}", 100 + number, 1.0))
-    for number in range(2):
-        assert remarks == []
-        watch.on_event(Exited(number, f"rank {number}", ExitStatus(0), 2.0))
-    assert remarks == [f"R{TEXT}."]

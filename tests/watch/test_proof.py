@@ -200,17 +200,6 @@ def test_a_rank_that_succeeds_without_evidence_is_named(tmp_path: Path) -> None:
         assert reason in here.remarks[0].partition("  Rank 1 left no evidence: ")[2]
 
 
-def test_parameters_that_differ_are_told_even_if_that_comes_later(tmp_path: Path) -> None:
-    here = Room(tmp_path, ranks=1)
-    here.leave(0, evidence(GOOD, ranks_equal=True))
-    here.until(lambda: here.remarks)
-    here.leave(0, evidence(GOOD, ranks_equal=False, updates=9))
-    here.exit(0, code=1)
-    here.finish(Exited(0, "rank 0", ExitStatus(code=1), 1.0))
-    assert len(here.remarks) == 2
-    assert "THE PARAMETERS OF THE RANKS DIFFER." in here.remarks[1]
-
-
 def test_another_attempt_is_judged_by_its_own_evidence(tmp_path: Path) -> None:
     here = Room(tmp_path, ranks=1, asked=strict())
     here.leave(0, evidence(GOOD))
@@ -285,17 +274,6 @@ def test_ranks_with_other_values_are_told_with_both(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(("knobs", "shown"), [(GOOD, 0), (IDLE, 1)])
-def test_quiet_shows_the_table_only_if_something_is_not_in_effect(
-    tmp_path: Path, knobs: list[dict[str, object]], shown: int
-) -> None:
-    here = Room(tmp_path, ranks=1, is_quiet=True)
-    here.leave(0, evidence(knobs))
-    here.until(lambda: here.declared)
-    here.finish()
-    assert len(here.remarks) == shown
-
-
 # ---------------------------------------------------------------------------------------- strict
 
 
@@ -335,17 +313,6 @@ def test_strict_is_content_with_what_is_in_effect_even_where_it_makes_no_differe
     assert here.refuted is None
     assert "amp" in here.remarks[0]
     assert here.remarks[0].count("  no difference here  ") == 4
-
-
-def test_a_launch_that_only_compares_ranks_says_only_that(tmp_path: Path) -> None:
-    here = Room(tmp_path, ranks=1, asked={"strategy": {}, "strict": True})
-    here.leave(0, evidence([], ranks_equal=True, compared_after=4))
-    here.exit(0)
-    here.finish()
-    assert here.refuted is None
-    title, *rows = here.remarks[0].splitlines()
-    assert title.startswith("Comparison of the ranks (mode defaults; ")
-    assert rows == ["  The parameters of all ranks are equal after update 4."]
 
 
 # ------------------------------------------------------------------------------------- other hosts
