@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 # Pauses between two looks; a rank's first update takes seconds or minutes.
 _FIRST_S, _SLOWER, _SLOWEST_S = 0.3, 1.2, 2.0
-# How long to wait for the others after the first rank with evidence.
-_TIMEOUT_S = 60.0
 # A record of evidence has a few thousand bytes; one from another host may have more.
 _LONGEST = 1 << 20
 
@@ -125,7 +123,6 @@ class Proof(Source):
         self._judges = session is None or session.serves
         self._is_ending = self._has_judged = self._is_split = False
         self._pace_s = self._first_s
-        self._patient_until = 0.0
         # The gist of the last table: a change of it is news.
         self._shown: object = None
         self._noted: list[str] = []
@@ -237,14 +234,10 @@ class Proof(Source):
             return
         self._read()
         self._reject_split()
-        trainers, now = self._trainers.values(), time.monotonic()
+        trainers = self._trainers.values()
         if all(rank.is_settled for rank in trainers):
             self.close()
             self._judge(is_last=all(rank.has_ended for rank in trainers))
-        elif any(rank.is_settled for rank in trainers):
-            self._patient_until = self._patient_until or now + _TIMEOUT_S
-            if now >= self._patient_until and self._shown is None:
-                self._show()
 
     # Judging ------------------------------------------------------------------------------------
 

@@ -63,11 +63,17 @@ def judge(asked: StrategyDocument, evidence_of: Evidence, at: float) -> Strategy
             first = shared.get(key, field)
             shared[key] = first._replace(who=(*first.who, who) if key in shared else (who,))
     order = list(dict.fromkeys(verdict.name for verdict in shared.values()))
-    compared = [one.ranks_equal for one in seen.values() if one.ranks_equal is not None]
+    compared = [
+        evidence.ranks_equal for evidence in seen.values() if evidence.ranks_equal is not None
+    ]
     return StrategyReport(
         tuple(sorted(shared.values(), key=lambda verdict: order.index(verdict.name))),
         at,
-        tuple(who for who, one in evidence_of.items() if one is None or not one.is_complete),
+        tuple(
+            who
+            for who, evidence in evidence_of.items()
+            if evidence is None or not evidence.is_complete
+        ),
         all(compared) if compared else None,
     )
 
@@ -152,7 +158,9 @@ def table(
         *(_counted(counts, where) if counts else ()),
         *differences,
         *(f"{sentence(who)} {silence[who]}." for who in judged.silent),
-        *_by_rank({who: one.disagreements for who, one in evidence_of.items() if one}),
+        *_by_rank(
+            {who: evidence.disagreements for who, evidence in evidence_of.items() if evidence}
+        ),
     ]
     if judged.ranks_equal is not None:
         after = max((evidence.compared_after or 0 for evidence in seen), default=0)
@@ -271,7 +279,7 @@ def _difference(verdict: FieldVerdict, main: FieldVerdict) -> str:
 
 def notes(evidence_of: Evidence) -> list[str]:
     """Return what the ranks have noted, each sentence once."""
-    return _by_rank({who: one.notes for who, one in evidence_of.items() if one})
+    return _by_rank({who: evidence.notes for who, evidence in evidence_of.items() if evidence})
 
 
 def _by_rank(sentences_of: Mapping[str, tuple[str, ...]]) -> list[str]:

@@ -254,11 +254,11 @@ class Watch(Source):
         if self._is_ending or self._has_debugger:
             return
         running = {process: (rank.pid, rank.attempt) for process, rank in self._ranks.items()}
-        found = raised.find(self._job.plan, running, with_exits=is_silent)
-        if not found:
+        reports = raised.find(self._job.plan, running, with_exits=is_silent)
+        if not reports:
             self._exit_clock = None
-        elif is_silent or self._is_still(found):
-            self._declare(raised.failure(self._job, running, found))
+        elif is_silent or self._is_still(reports):
+            self._declare(raised.failure(self._job, running, reports))
 
     def _is_still(self, processes: Container[int]) -> bool:
         """Whether PROCESSES, which should end, have shown no activity for the time they have."""

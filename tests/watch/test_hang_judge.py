@@ -139,6 +139,7 @@ def test_a_host_without_ranks_has_no_say(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.report(1, None)
     job.report(0)
+    job.report(1, None)
     assert len(job.declared) == 1
 
 

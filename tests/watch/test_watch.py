@@ -198,7 +198,7 @@ def test_a_watch_that_ends_while_the_driver_hangs_leaves_no_child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # This child can be killed, however long a busy machine takes.
-    monkeypatch.setattr(isolation, "_STARVED_S", LONG_S)
+    monkeypatch.setattr(isolation, "_END_S", LONG_S)
     asked: list[IsolatedCall] = []
 
     def ask() -> IsolatedCall:
