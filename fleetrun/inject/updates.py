@@ -137,11 +137,6 @@ def _advance(source: Any) -> None:
     _numbers[id(source)] = number_of(source) + 1
 
 
-def is_under_way() -> bool:
-    """Whether an optimizer of Paddle's is updating; LBFGS runs backwards meanwhile."""
-    return bool(_depth)
-
-
 def record(source: Any) -> None:
     """Record that SOURCE, an optimizer or a program, has just updated parameters."""
     global _count  # one process, one training

@@ -61,4 +61,3 @@ def test_an_update_that_raises_is_none(optimizer: Optimizer) -> None:
         except TypeError:
             assert gradient is None
     assert (updates.count(), updates.number_of(optimizer)) == (2, 2)
-    assert not updates.is_under_way()

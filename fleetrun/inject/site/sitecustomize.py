@@ -102,47 +102,28 @@ def _report_exceptions(path):
 def _note_exits(path):
     # type: (str) -> None
     """Record a failing exit in PATH at once: the end of the process may take long."""
-    import builtins
     from _thread import get_ident
 
     pid, main = os.getpid(), get_ident()
     leave = sys.exit
-
-    def note(error):
-        # type: (SystemExit) -> None
-        try:
-            code = error.code
-            code = 0 if code is None else code & 255 if isinstance(code, int) else 1
-            if code and os.getpid() == pid and get_ident() == main:
-                append = _beside("rank_records").append
-                _beside("rank_failures").note_exit(append, path, error, code, _killed)
-        except Exception:
-            pass
 
     def exit(*status):  # noqa: A001 - it replaces that one
         # type: (object) -> NoReturn
         try:
             leave(*status)  # type: ignore[arg-type]
         except SystemExit as error:
-            note(error)
+            try:
+                code = error.code
+                code = 0 if code is None else code & 255 if isinstance(code, int) else 1
+                if code and os.getpid() == pid and get_ident() == main:
+                    append = _beside("rank_records").append
+                    _beside("rank_failures").note_exit(append, path, error, code, _killed)
+            except Exception:  # the exit goes on
+                pass
             raise
 
     exit.__doc__ = leave.__doc__
     sys.exit = exit
-    # The class of `exit` and `quit`.
-    quitter = type(getattr(builtins, "exit", None))  # type: Any
-    if quitter.__name__ == "Quitter":
-        call = quitter.__call__
-
-        def __call__(self, code=None):
-            # type: (object, object) -> None
-            try:
-                call(self, code)
-            except SystemExit as error:
-                note(error)
-                raise
-
-        quitter.__call__ = __call__
 
 
 def _note_killed_children():
