@@ -91,15 +91,15 @@ class Script(NamedTuple):
         return (*(("-m",) if self.form == "module" else ()), self.target, *self.args)
 
 
-KnobValue = bool | int | float | str | tuple[int | float | str, ...]
+FieldValue = bool | int | float | str | tuple[int | float | str, ...]
 
 
-class Knob(NamedTuple):
+class FieldSetting(NamedTuple):
     """One setting of a strategy; `name` is dotted inside a field's configs."""
 
     section: str
     name: str
-    value: KnobValue
+    value: FieldValue
     # A file and its line, or --set.
     source: str
     # Why `auto`, or no value, became this value.
@@ -110,7 +110,7 @@ class Layer(NamedTuple):
     """The settings of one preset or file, in its order; `name` is as the user wrote it."""
 
     name: str
-    knobs: tuple[Knob, ...]
+    settings: tuple[FieldSetting, ...]
 
 
 # The sections of a strategy whose settings are environment variables of the ranks.
@@ -126,7 +126,7 @@ class Strategy(NamedTuple):
     """
 
     sources: tuple[str, ...]
-    knobs: tuple[Knob, ...]
+    settings: tuple[FieldSetting, ...]
     digest: str = ""
     # defaults: the script's own settings win; override: these.
     mode: str = "defaults"
@@ -136,9 +136,13 @@ class Strategy(NamedTuple):
     layers: tuple[Layer, ...] = ()
 
     @property
-    def variables(self) -> dict[str, Knob]:
+    def variables(self) -> dict[str, FieldSetting]:
         """The environment variables that it sets."""
-        return {knob.name: knob for knob in self.knobs if knob.section in VARIABLE_SECTIONS}
+        return {
+            setting.name: setting
+            for setting in self.settings
+            if setting.section in VARIABLE_SECTIONS
+        }
 
 
 class Request(NamedTuple):

@@ -49,6 +49,6 @@ if case != "no record":
         if case == "no difference" and not is_plain:
             fields = [{"name": name, "asked": True, "status": "no_difference"}
                       for name in ("fuse_all_reduce_ops", "fuse_grad_size_in_MB")]
-            record = {"kind": "strategy", "restart": 0, "complete": True, "knobs": fields}
+            record = {"kind": "strategy", "restart": 0, "complete": True, "fields": fields}
             print(json.dumps({"schema": 1, **record}), file=file)
 """

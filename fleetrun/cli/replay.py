@@ -127,8 +127,11 @@ def _layers(recorded: Recorded, parsed: ParsedCommand, known: _Secrets) -> dict[
             for of, name in recorded.lacking
             if of == layer.name
         }
-        knobs = (knob._replace(value=values.get(knob.name, knob.value)) for knob in layer.knobs)
-        layers[layer.name] = layer._replace(knobs=tuple(knobs))
+        settings = (
+            setting._replace(value=values.get(setting.name, setting.value))
+            for setting in layer.settings
+        )
+        layers[layer.name] = layer._replace(settings=tuple(settings))
     return layers
 
 

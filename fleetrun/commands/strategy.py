@@ -122,7 +122,7 @@ def _validate(files: tuple[str, ...]) -> int:
             continue
         for note in load.combine([layer]).notes:
             remark(note)
-        count = len(layer.knobs)
+        count = len(layer.settings)
         print(f"{visible(name)}: valid, {count} {'setting' if count == 1 else 'settings'}.")
     return worst
 
@@ -137,7 +137,7 @@ def _explain(name: str, *, paddle: str | None, graph: str | None, device: str | 
     layer = load.read(name)
     # Raises what a launch would raise.
     notes = load.combine([layer]).notes
-    if not layer.knobs:
+    if not layer.settings:
         return put(f"{visible(name)} sets nothing.\n")
     graphs, paddles, devices = (
         [word] if word else several
@@ -150,18 +150,20 @@ def _explain(name: str, *, paddle: str | None, graph: str | None, device: str | 
     places = [(p, g, d) for g in graphs for p in paddles for d in devices]
     rows: list[tuple[str, ...]] = []
     seen = set()
-    for knob in layer.knobs:
-        field, dot, _ = knob.name.partition(".")
-        if knob.section in VARIABLE_SECTIONS:
-            value = secrets.redact(knob.name, str(knob.value))
+    for setting in layer.settings:
+        field, dot, _ = setting.name.partition(".")
+        if setting.section in VARIABLE_SECTIONS:
+            value = secrets.redact(setting.name, str(setting.value))
             why = "in every rank; what is exported wins"
-            rows.append((f"{knob.name}: {value}", "set", "everywhere", why))
-        elif (knob.section, field) not in seen:
+            rows.append((f"{setting.name}: {value}", "set", "everywhere", why))
+        elif (setting.section, field) not in seen:
             # A field with parts has a single verdict.
-            seen.add((knob.section, field))
-            is_off = knob.value is False and not dot
-            outcomes = explanation.outcomes(fields.find(knob.section, field), places, is_off=is_off)
-            title = field if dot else f"{field}: {explanation.written(knob.value)}"
+            seen.add((setting.section, field))
+            is_off = setting.value is False and not dot
+            outcomes = explanation.outcomes(
+                fields.find(setting.section, field), places, is_off=is_off
+            )
+            title = field if dot else f"{field}: {explanation.written(setting.value)}"
             for (status, reason), where in outcomes.items():
                 rows.append((title, status, where, reason))
                 title = ""

@@ -19,7 +19,7 @@ from fleetrun.cli.options import FieldValues, find
 from fleetrun.commands import tables, trials
 from fleetrun.errors import UsageError
 from fleetrun.host import probe
-from fleetrun.model import Knob
+from fleetrun.model import FieldSetting
 from fleetrun.printing import put, say, tell
 from fleetrun.rundir import arguments, names
 from fleetrun.rundir.strategyfiles import NO_DIFFERENCE
@@ -125,8 +125,10 @@ def settled(
     strategies = [item for item in given if item.name == "strategy"]
     strategies = strategies or list(find("strategy").of_environment(variables, ()))
     sets = [item for item in given if item.name == "set"]
-    base: tuple[Knob, ...] = load.requested(load.names(strategies), sets, {}).strategy.knobs
-    switches = {knob.name for knob in base if knob.value is True}
+    base: tuple[FieldSetting, ...] = load.requested(
+        load.names(strategies), sets, {}
+    ).strategy.settings
+    switches = {setting.name for setting in base if setting.value is True}
     full = [
         Candidate(tuple((_full(key, switches), value) for key, value in candidate.values))
         for candidate in candidates
@@ -290,11 +292,13 @@ def strategy_text(best: Result) -> str:
     """
     content: dict[str, dict[str, Any]] = {}
     for key, text in best.candidate.values:
-        knob = load.parse_set(f"{key}={text}")
-        configs, dot, part = knob.name.partition(".")
-        home = content.setdefault(knob.section, {})
+        setting = load.parse_set(f"{key}={text}")
+        configs, dot, part = setting.name.partition(".")
+        home = content.setdefault(setting.section, {})
         home = home.setdefault(configs, {}) if dot else home
-        home[part or configs] = list(knob.value) if isinstance(knob.value, tuple) else knob.value
+        home[part or configs] = (
+            list(setting.value) if isinstance(setting.value, tuple) else setting.value
+        )
     how = f"{best.speed:.2f} steps/s, the median of {counted(len(best.trials), 'run')}"
     return f"# fleetrun tune: {how}.\n" + yaml.safe_dump(content, sort_keys=False)
 

@@ -149,7 +149,7 @@ def _report_uncounted(spec: StrategySpec, proof: Evidence, reason: str) -> None:
         return
     for name in spec.fields():
         if proof.status(name) is None:
-            proof.knob(name, NO_EFFECT, reason=reason)
+            proof.field(name, NO_EFFECT, reason=reason)
     if proof.graph:
         # The process trains, although no update was counted.
         proof.claim()

@@ -45,7 +45,7 @@ class Evidence:
         self._path = path
         self._spec = spec
         self._pid = os.getpid()
-        self._knobs: dict[str, dict[str, Any]] = {}
+        self._fields: dict[str, dict[str, Any]] = {}
         self._notes: list[str] = []
         self._disagreements: list[dict[str, Any]] = []
         self._written = ""
@@ -72,11 +72,11 @@ class Evidence:
         """Whether something was written, so that the launcher compares it with other ranks'."""
         return bool(self._written)
 
-    def knob(
+    def field(
         self, name: str, status: str, *, in_effect: Any = None, reason: str = "", evidence: str = ""
     ) -> None:
         """Set the row of the field NAME; it replaces an earlier row."""
-        self._knobs[name] = {
+        self._fields[name] = {
             "name": name,
             "asked": self._spec.asked(name),
             "in_effect": in_effect,
@@ -87,11 +87,11 @@ class Evidence:
 
     def put(self, name: str, **changes: Any) -> None:
         """Change the columns CHANGES in the row of the field NAME."""
-        self._knobs[name].update(changes)
+        self._fields[name].update(changes)
 
     def status(self, name: str) -> str | None:
         """Return the status of the field NAME; None if it has no row."""
-        return self._knobs[name]["status"] if name in self._knobs else None
+        return self._fields[name]["status"] if name in self._fields else None
 
     def known(self, name: str, value: Any) -> Mapping[str, Any]:
         """Return what the launcher knows of the field NAME with VALUE in this graph and Paddle."""
@@ -162,7 +162,7 @@ class Evidence:
             "complete": self.updates > 0 or bool(self.failures),
             "updates": self.updates,
             "backwards": self.backwards,
-            "knobs": [self._if_updated(knob) for knob in self._knobs.values()],
+            "fields": [self._if_updated(field) for field in self._fields.values()],
             "counts": self.counts,
             "disagreements": self._disagreements,
             "notes": self._notes,
@@ -172,14 +172,14 @@ class Evidence:
             "compared_after": self.compared_after,
         }
 
-    def _if_updated(self, knob: dict[str, Any]) -> dict[str, Any]:
-        """Return KNOB, as without effect until an update was made."""
-        if self.updates or knob["status"] not in {EFFECTIVE, NO_DIFFERENCE}:
-            return knob
+    def _if_updated(self, field: dict[str, Any]) -> dict[str, Any]:
+        """Return FIELD, as without effect until an update was made."""
+        if self.updates or field["status"] not in {EFFECTIVE, NO_DIFFERENCE}:
+            return field
         status, reason = NO_EFFECT, "no update of the optimizer was made"
         if self.failures:
             status, reason = NO_WORD, "the check of its effect has failed"
-        return {**knob, "status": status, "in_effect": None, "reason": reason}
+        return {**field, "status": status, "in_effect": None, "reason": reason}
 
 
 def _owner(path: str) -> int | None:

@@ -147,9 +147,9 @@ def report(
     if holds:
         shown = value if in_effect is None else in_effect
         status = NO_DIFFERENCE if is_moot else EFFECTIVE
-        proof.knob(name, status, in_effect=shown, evidence=evidence)
+        proof.field(name, status, in_effect=shown, evidence=evidence)
     else:
-        proof.knob(name, NO_EFFECT, reason=reason)
+        proof.field(name, NO_EFFECT, reason=reason)
 
 
 def one_level(size: int, ranks: int) -> str:

@@ -118,7 +118,7 @@ class _RemainingFields:
         if settings.script_wins(name):
             self._counted[name] = status = proof.status(name)
             if status is None:
-                proof.knob(name, SCRIPT)
+                proof.field(name, SCRIPT)
             does = settings.script_does(name)
             value = None if does else settings.effective(name)
             reason = does or "the script sets it itself"
@@ -127,11 +127,11 @@ class _RemainingFields:
             return
         # With other fields that Paddle refuses in some place, it has stopped before an update.
         elif known.get("status") == REFUSED and (name in DTYPES or self._spec.refusal(name, value)):
-            proof.knob(name, REFUSED, reason=known["reason"])
+            proof.field(name, REFUSED, reason=known["reason"])
         elif known.get("status") == NO_DIFFERENCE:
-            proof.knob(name, NO_DIFFERENCE, in_effect=value, evidence=known["reason"])
+            proof.field(name, NO_DIFFERENCE, in_effect=value, evidence=known["reason"])
         elif name == "find_unused_parameters" and self._finds_unused:
-            proof.knob(name, EFFECTIVE, in_effect=value, evidence="the reducer looks for them")
+            proof.field(name, EFFECTIVE, in_effect=value, evidence="the reducer looks for them")
         elif not name.endswith("_configs"):
             self._report_unseen(name)
 
@@ -140,9 +140,9 @@ class _RemainingFields:
         obstacle = self._obstacle_to(name)
         known = self._proof.known(name, settings.effective(name))
         if obstacle or known.get("status") == NO_EFFECT or not self._proof.failures:
-            self._proof.knob(name, NO_EFFECT, reason=obstacle or self._reason(name, known))
+            self._proof.field(name, NO_EFFECT, reason=obstacle or self._reason(name, known))
         else:
-            self._proof.knob(name, NO_WORD, reason="the check of its effect has failed")
+            self._proof.field(name, NO_WORD, reason="the check of its effect has failed")
 
     def _report_configs(self, name: str) -> None:
         if not name.endswith("_configs") or self._proof.status(name) is not None:
@@ -153,21 +153,21 @@ class _RemainingFields:
         switch = name[: -len("_configs")]
         status = self._counted.get(switch, self._proof.status(switch))
         if settings.script_does(switch):
-            self._proof.knob(name, SCRIPT, reason=f"as {switch}")
+            self._proof.field(name, SCRIPT, reason=f"as {switch}")
         elif not settings.is_on(switch):
             script_wins = settings.script_wins(switch)
             reason = f"the script switches {switch} off" if script_wins else f"{switch} is not on"
-            self._proof.knob(name, NO_EFFECT, reason=reason)
+            self._proof.field(name, NO_EFFECT, reason=reason)
         elif status is None:
             # Only the script has enabled it, and its effect was not counted.
             known = self._proof.known(switch, settings.effective(switch))
             reason = self._obstacle_to(switch) or self._reason(switch, known)
-            self._proof.knob(name, NO_EFFECT, reason=reason)
+            self._proof.field(name, NO_EFFECT, reason=reason)
         else:
             is_in_effect = status in {EFFECTIVE, NO_DIFFERENCE}
             effect = settings.effective(name) if is_in_effect else None
             why = {"evidence" if is_in_effect else "reason": f"as {switch}"}
-            self._proof.knob(name, status, in_effect=effect, **why)
+            self._proof.field(name, status, in_effect=effect, **why)
 
     def _report_without_switch(self, name: str) -> None:
         is_dynamic = self._proof.graph == "dygraph"
@@ -207,14 +207,14 @@ class _RemainingFields:
         )
         text = "; ".join([text, *idle]) + fused_buffers.described()
         if name in misfits:
-            self._proof.knob(name, NO_EFFECT, reason=misfits[name])
+            self._proof.field(name, NO_EFFECT, reason=misfits[name])
         elif idle and not in_effect and not scripts:
-            self._proof.knob(name, NO_EFFECT, reason="; ".join(idle))
+            self._proof.field(name, NO_EFFECT, reason="; ".join(idle))
         elif scripts:
             reason = f"the script sets {', '.join(scripts)} itself"
-            self._proof.knob(name, SCRIPT, in_effect=value, reason=reason, evidence=text)
+            self._proof.field(name, SCRIPT, in_effect=value, reason=reason, evidence=text)
         else:
-            self._proof.knob(name, EFFECTIVE, in_effect=value, evidence=text)
+            self._proof.field(name, EFFECTIVE, in_effect=value, evidence=text)
 
     def _obstacle_to(self, name: str) -> str:
         """Return what in this job or this Paddle prevents an effect of NAME; empty if nothing."""

@@ -134,7 +134,9 @@ def variables(
     # An option on the command line takes precedence over a file.
     typed = {MEMORY_FRACTION} if request.gpu_memory_fraction is not None else set[str]()
     defaults |= {
-        name: str(knob.value) for name, knob in strategy_variables.items() if name not in typed
+        name: str(setting.value)
+        for name, setting in strategy_variables.items()
+        if name not in typed
     }
     proxies = _proxies(facts, roster)
     shared = {name: value for name, value in defaults.items() if name not in facts.environ}
@@ -202,12 +204,14 @@ def _outvoted(strategy: Strategy | None, came_to: Mapping[str, str]) -> tuple[st
     if strategy is None:
         return ()
     return tuple(
-        f"{_shown(knob.name, came_to[knob.name])} overrides "
-        f"{_shown(knob.name, str(knob.value))} of {knob.source}."
-        for knob in strategy.knobs
-        if knob.name in came_to
-        and came_to[knob.name] != knob.value
-        and not (knob.name == "PYTHONPATH" and came_to[knob.name].endswith(f":{knob.value}"))
+        f"{_shown(setting.name, came_to[setting.name])} overrides "
+        f"{_shown(setting.name, str(setting.value))} of {setting.source}."
+        for setting in strategy.settings
+        if setting.name in came_to
+        and came_to[setting.name] != setting.value
+        and not (
+            setting.name == "PYTHONPATH" and came_to[setting.name].endswith(f":{setting.value}")
+        )
     )
 
 

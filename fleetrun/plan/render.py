@@ -9,7 +9,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 
-from fleetrun.model import Knob, LaunchPlan, ProcessSpec, RankSpec, Request, Setting
+from fleetrun.model import FieldSetting, LaunchPlan, ProcessSpec, RankSpec, Request, Setting
 from fleetrun.plan import shell
 from fleetrun.rundir import arguments, secrets
 from fleetrun.text import counted, format_ranges, visible
@@ -91,21 +91,21 @@ def _strategy_lines(plan: LaunchPlan) -> list[str]:
     winner = "the script's own settings win" if strategy.mode == "defaults" else "it wins"
     sources = ", ".join(strategy.sources) or "only the check of the ranks"
     lines = ["", *_hanging("Strategy", f"{visible(sources)} ({winner})", 10)]
-    names = [f"{knob.section}.{knob.name}" for knob in strategy.knobs]
+    names = [f"{setting.section}.{setting.name}" for setting in strategy.settings]
     indent = 4 + max(map(len, names), default=0)
-    for name, knob in zip(names, strategy.knobs, strict=True):
-        value = secrets.redact(knob.name, _knob_value(knob))
-        reason = f"; {knob.reason}" if knob.reason else ""
-        lines += _hanging(f"  {name}", visible(f"{value}  ({knob.source}{reason})"), indent)
+    for name, setting in zip(names, strategy.settings, strict=True):
+        value = secrets.redact(setting.name, _field_value(setting))
+        reason = f"; {setting.reason}" if setting.reason else ""
+        lines += _hanging(f"  {name}", visible(f"{value}  ({setting.source}{reason})"), indent)
     return lines
 
 
-def _knob_value(knob: Knob) -> str:
-    if isinstance(knob.value, bool):
-        return str(knob.value).lower()
-    if isinstance(knob.value, tuple):
-        return f"[{', '.join(map(str, knob.value))}]"
-    return str(knob.value)
+def _field_value(setting: FieldSetting) -> str:
+    if isinstance(setting.value, bool):
+        return str(setting.value).lower()
+    if isinstance(setting.value, tuple):
+        return f"[{', '.join(map(str, setting.value))}]"
+    return str(setting.value)
 
 
 def _node_lines(

@@ -21,7 +21,7 @@ when git has answered, in one step each time; only its owner may read it (mode 0
 - `settings`: every option's `name`, `value` and `source`.
 - `config`: the `path` of the config file and its `lines` that counted; null without a file. A
   line's secret is to come from its `variable`.
-- `strategies`: for each preset or file of the strategy its `name`, its `knobs` (section, name,
+- `strategies`: for each preset or file of the strategy its `name`, its `settings` (section, name,
   value, and where it was said), and the `hidden` variables whose values are secret.
 """
 
@@ -36,7 +36,7 @@ from typing import NamedTuple, NoReturn, TypeVar
 
 from fleetrun import __version__
 from fleetrun.errors import UsageError
-from fleetrun.model import Knob, LaunchPlan, Layer, Request
+from fleetrun.model import FieldSetting, LaunchPlan, Layer, Request
 from fleetrun.rundir import arguments, installed, names, secrets
 from fleetrun.rundir.arguments import Hidden
 
@@ -154,20 +154,20 @@ def _strategies(request: Request) -> list[dict[str, object]]:
     layers: list[dict[str, object]] = []
     for layer in request.strategy.layers if request.strategy is not None else ():
         hidden = [
-            knob.name
-            for knob in layer.knobs
-            if secrets.redact(knob.name, str(knob.value)) != str(knob.value)
+            setting.name
+            for setting in layer.settings
+            if secrets.redact(setting.name, str(setting.value)) != str(setting.value)
         ]
-        knobs = [
+        settings = [
             (
-                knob.section,
-                knob.name,
-                secrets.HIDDEN if knob.name in hidden else knob.value,
-                knob.source,
+                setting.section,
+                setting.name,
+                secrets.HIDDEN if setting.name in hidden else setting.value,
+                setting.source,
             )
-            for knob in layer.knobs
+            for setting in layer.settings
         ]
-        layers.append({"name": layer.name, "knobs": knobs, "hidden": hidden})
+        layers.append({"name": layer.name, "settings": settings, "hidden": hidden})
     return layers
 
 
@@ -238,7 +238,10 @@ def _parse(path: str, document: dict[str, object], is_option: Callable[[str], bo
     command = _texts(document, "command")
     strategies = [_of({"": entry}, "", dict) for entry in _of(document, "strategies", list)]
     layers = [
-        Layer(_of(entry, "name", str), tuple(_knob(knob) for knob in _of(entry, "knobs", list)))
+        Layer(
+            _of(entry, "name", str),
+            tuple(_setting(setting) for setting in _of(entry, "settings", list)),
+        )
         for entry in strategies
     ]
     return Recorded(
@@ -293,10 +296,10 @@ def _line(entry: object, is_option: Callable[[str], bool]) -> tuple[str, str, st
     raise TypeError(f"'lines' has {entry!r:.40}")
 
 
-def _knob(entry: object) -> Knob:
+def _setting(entry: object) -> FieldSetting:
     match entry:
         case [str() as section, str() as name, value, str() as source]:
             content = tuple(value) if isinstance(value, list) else value
             if isinstance(content, bool | int | float | str | tuple):
-                return Knob(section, name, content, source)
+                return FieldSetting(section, name, content, source)
     raise TypeError(f"'strategies' has {entry!r:.40}")

@@ -117,7 +117,7 @@ def _evidence(record: Mapping[str, Any]) -> RankEvidence:
         paddle=reading.text(record.get("paddle")),
         where=_where(record),
         fields=tuple(
-            _field(entry) for entry in reading.mappings(record.get("knobs")) if entry.get("name")
+            _field(entry) for entry in reading.mappings(record.get("fields")) if entry.get("name")
         ),
         disagreements=tuple(
             f"The script sets {entry.get('name')} to {as_text(entry.get('script'))}, the strategy "

@@ -25,7 +25,9 @@ def text(strategy: Strategy, ranks: HostTopology, environment: Mapping[str, str]
         **requested,
         "verdicts": known(requested),
         "environment": {name: secrets.redact(name, value) for name, value in environment.items()},
-        "reasons": {knob.name: knob.reason for knob in strategy.knobs if knob.reason},
+        "reasons": {
+            setting.name: setting.reason for setting in strategy.settings if setting.reason
+        },
         "topology": {
             "nranks": ranks.nranks,
             "nnodes": ranks.nnodes,
@@ -40,15 +42,15 @@ def nested(strategy: Strategy, section: str) -> dict[str, object]:
     """Return the settings of STRATEGY in SECTION, with parts nested in their configs."""
     settings: dict[str, object] = {}
     parts: dict[str, dict[str, object]] = {}
-    for knob in strategy.knobs:
-        if knob.section != section:
+    for setting in strategy.settings:
+        if setting.section != section:
             continue
-        configs, dot, part = knob.name.partition(".")
+        configs, dot, part = setting.name.partition(".")
         if dot:
             settings[configs] = parts.setdefault(configs, {})
-            parts[configs][part] = knob.value
+            parts[configs][part] = setting.value
         else:
-            settings[knob.name] = knob.value
+            settings[setting.name] = setting.value
     return settings
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fleetrun.model import KnobValue, Layer
+from fleetrun.model import FieldValue, Layer
 from fleetrun.strategy import fields, schema
 from fleetrun.strategy.fields import Field
 
@@ -119,16 +119,16 @@ def _using(field: Field, presets: Mapping[str, Layer]) -> list[str]:
     using = []
     for name, layer in presets.items():
         settings = [
-            f"{knob.name}: {written(knob.value)}"
-            for knob in layer.knobs
-            if knob.section == field.section and knob.name.partition(".")[0] == field.name
+            f"{setting.name}: {written(setting.value)}"
+            for setting in layer.settings
+            if setting.section == field.section and setting.name.partition(".")[0] == field.name
         ]
         if settings:
             using.append(f"{name} ({', '.join(settings)})")
     return using
 
 
-def written(value: KnobValue) -> str:
+def written(value: FieldValue) -> str:
     """Write VALUE as YAML.
 
     >>> written(True), written(("a", "b")), written(0.5)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fleetrun.model import VARIABLE_SECTIONS, KnobValue
+from fleetrun.model import VARIABLE_SECTIONS, FieldValue
 from fleetrun.strategy import table
 from fleetrun.text import number_in_words, parse_bool, parse_number
 
@@ -71,7 +71,7 @@ class Field(NamedTuple):
     section: str
     kind: str
     doc: str
-    default: KnobValue = False
+    default: FieldValue = False
     unit: str = ""
     minimum: float | None = None
     maximum: float | None = None
@@ -79,7 +79,7 @@ class Field(NamedTuple):
     auto: str = ""
     aliases: tuple[str, ...] = ()
     keys: "tuple[Field, ...]" = ()
-    refused: "tuple[KnobValue, str] | None" = None
+    refused: "tuple[FieldValue, str] | None" = None
     only: str = ""
     is_own: bool = False
     on: tuple[FieldOutcome, ...] = ()
@@ -321,7 +321,7 @@ def wanted(field: Field) -> str:
     return f"{values}, or auto" if field.auto else values
 
 
-def convert(field: Field, value: object) -> KnobValue:
+def convert(field: Field, value: object) -> FieldValue:
     """Return VALUE as FIELD's type if that loses nothing; ValueError says what is allowed.
 
     >>> convert(find("strategy", "fuse_grad_size_in_MB"), 16.0)

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import yamlfile
 from fleetrun.errors import SeveralErrors, UsageError
-from fleetrun.model import VARIABLE_SECTIONS, Given, Knob, KnobValue, Layer, Setting, Strategy
+from fleetrun.model import (
+    VARIABLE_SECTIONS,
+    FieldSetting,
+    FieldValue,
+    Given,
+    Layer,
+    Setting,
+    Strategy,
+)
 from fleetrun.strategy import fields
 from fleetrun.strategy.fields import Field
 from fleetrun.text import closest, suggestion, without_slips
@@ -92,7 +100,7 @@ def checked(name: str) -> tuple[Layer | None, list[UsageError]]:
     except UsageError as error:
         # It cannot be parsed at all.
         return None, [error]
-    faults += refusals(layer.knobs)
+    faults += refusals(layer.settings)
     # All are of one file, so only the line numbers differ.
     faults.sort(key=lambda fault: line_of(str(fault)))
     return layer, faults
@@ -108,13 +116,13 @@ def line_of(message: str) -> int:
     return int(match[1]) if match else 0
 
 
-def _set(option: Given) -> Knob:
+def _set(option: Given) -> FieldSetting:
     plain = without_slips(option.raw)
     if plain != option.raw and not plain.startswith("env."):
         raise UsageError(option.blame(f"it has full-width characters: write {plain}."))
-    knob = parse_set(option.raw)
+    setting = parse_set(option.raw)
     # In a config file the source has a line.
-    return knob if option.source == "command line" else knob._replace(source=option.source)
+    return setting if option.source == "command line" else setting._replace(source=option.source)
 
 
 def settings(requests: Sequence[NamedStrategy], sets: Iterable[Given]) -> list[Setting]:
@@ -167,27 +175,29 @@ def read(name: str, report: Callable[[UsageError], None] = _stop) -> Layer:
     return Layer(name, tuple(parse(text, shown, report)))
 
 
-def parse(text: str, path: str, report: Callable[[UsageError], None] = _stop) -> Iterator[Knob]:
+def parse(
+    text: str, path: str, report: Callable[[UsageError], None] = _stop
+) -> Iterator[FieldSetting]:
     """Yield the settings in TEXT, the YAML of PATH; REPORT gets its errors."""
     lines: dict[tuple[str, str], int] = {}
     with yamlfile.loading(text, path) as loader:
         root = loader.get_single_node()
         for entry in _Document(path, report).entries(root) if root is not None else ():
             try:
-                knob = _knob(entry, loader)
+                setting = _line_setting(entry, loader)
             except UsageError as error:
                 report(error)
                 continue
-            place = (knob.section, knob.name)
+            place = (setting.section, setting.name)
             if place in lines:
                 message = f"{entry.name} is already set in line {lines[place]}."
                 report(UsageError(f"{entry.where}: {message}"))
                 continue
             lines[place] = entry.node.start_mark.line + 1
-            yield knob
+            yield setting
 
 
-def parse_set(text: str) -> Knob:
+def parse_set(text: str) -> FieldSetting:
     """Read TEXT, `key=value` of --set: `fuse_grad_size_in_MB=16`, `flags.FLAGS_x=1`.
 
     >>> parse_set("gradient_merge_configs.k_steps=4")[:3]
@@ -203,7 +213,9 @@ def parse_set(text: str) -> Knob:
     if not (dot and section in fields.SECTIONS):
         section, name = _section_of(key), key
     if section in VARIABLE_SECTIONS:
-        return Knob(section, _variable(section, name, where), _variable_text(section, raw), SET)
+        return FieldSetting(
+            section, _variable(section, name, where), _variable_text(section, raw), SET
+        )
     field = _field(section, name, where)
     if field.kind == "configs":
         raise UsageError(f"{where}: set one of its parts: {_listed_keys(field)}.")
@@ -213,39 +225,39 @@ def parse_set(text: str) -> Knob:
     return _setting(section, name, value, where)._replace(source=SET)
 
 
-def combine(layers: Sequence[Layer], sets: Sequence[Knob] = ()) -> UnplacedStrategy:
+def combine(layers: Sequence[Layer], sets: Sequence[FieldSetting] = ()) -> UnplacedStrategy:
     """Combine LAYERS part by part; later ones override earlier ones, and SETS override all."""
-    last: dict[tuple[str, str], Knob] = {}
-    for knob in (*(knob for layer in layers for knob in layer.knobs), *sets):
-        last[knob.section, knob.name] = knob
-    knobs = tuple(last.values())
-    for refusal in refusals(knobs):
+    last: dict[tuple[str, str], FieldSetting] = {}
+    for setting in (*(setting for layer in layers for setting in layer.settings), *sets):
+        last[setting.section, setting.name] = setting
+    settings = tuple(last.values())
+    for refusal in refusals(settings):
         raise refusal
     sources = [layer.name for layer in layers] + [SET] * bool(sets)
-    asked = Strategy(tuple(sources), knobs, digest(knobs), layers=tuple(layers))
+    asked = Strategy(tuple(sources), settings, digest(settings), layers=tuple(layers))
     return UnplacedStrategy(asked, tuple(_remarks(last)))
 
 
-def digest(knobs: Iterable[Knob]) -> str:
-    """Return a digest of KNOBS that does not depend on their order."""
+def digest(settings: Iterable[FieldSetting]) -> str:
+    """Return a digest of FIELDS that does not depend on their order."""
     import hashlib  # needed only with a strategy
 
-    lines = sorted(f"{knob.section}.{knob.name}={knob.value!r}" for knob in knobs)
+    lines = sorted(f"{setting.section}.{setting.name}={setting.value!r}" for setting in settings)
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-def refusals(knobs: Iterable[Knob]) -> Iterator[UsageError]:
-    """Yield an error for each of KNOBS that is known to break training silently."""
-    for knob in knobs:
-        if knob.section in VARIABLE_SECTIONS:
+def refusals(settings: Iterable[FieldSetting]) -> Iterator[UsageError]:
+    """Yield an error for each of FIELDS that is known to break training silently."""
+    for setting in settings:
+        if setting.section in VARIABLE_SECTIONS:
             continue
-        refused = fields.find(knob.section, knob.name).refused
-        if refused is not None and refused[0] == knob.value:
-            value = str(knob.value).lower()
-            yield UsageError(f"{knob.source}: {knob.name}: {value} is refused: {refused[1]}.")
+        refused = fields.find(setting.section, setting.name).refused
+        if refused is not None and refused[0] == setting.value:
+            value = str(setting.value).lower()
+            yield UsageError(f"{setting.source}: {setting.name}: {value} is refused: {refused[1]}.")
 
 
-def _remarks(last: Mapping[tuple[str, str], Knob]) -> Iterator[str]:
+def _remarks(last: Mapping[tuple[str, str], FieldSetting]) -> Iterator[str]:
     """Remark on the configs of features that are not enabled."""
     reported = set[str]()
     for section, dotted in last:
@@ -319,7 +331,7 @@ class _Document:
                 yield _FileLine(section, str(key.value), value, where)
 
 
-def _knob(entry: _FileLine, loader: "SafeLoader") -> Knob:
+def _line_setting(entry: _FileLine, loader: "SafeLoader") -> FieldSetting:
     """Return the setting of the line ENTRY, whose value LOADER constructs."""
     from yaml import ScalarNode
 
@@ -329,7 +341,7 @@ def _knob(entry: _FileLine, loader: "SafeLoader") -> Knob:
     variable = _variable(section, name, where)
     if not isinstance(node, ScalarNode) or yamlfile.is_null(node):
         raise UsageError(f"{where}: {name}: give one value.")
-    return Knob(section, variable, _variable_text(section, str(node.value)), where)
+    return FieldSetting(section, variable, _variable_text(section, str(node.value)), where)
 
 
 def _constructed(loader: "SafeLoader", node: "Node", where: str) -> object:
@@ -347,12 +359,12 @@ def _constructed(loader: "SafeLoader", node: "Node", where: str) -> object:
 # -- names and values ------------------------------------------------------------------------------
 
 
-def _setting(section: str, name: str, value: object, where: str) -> Knob:
+def _setting(section: str, name: str, value: object, where: str) -> FieldSetting:
     """Return the setting of the field NAME, dotted for a part of configs, to VALUE."""
     field = _field(section, name, where)
     whole, dot, _ = name.partition(".")
     full = f"{fields.by_name(section)[whole].name}.{field.name}" if dot else field.name
-    return Knob(field.section, full, _converted(field, value, where), where)
+    return FieldSetting(field.section, full, _converted(field, value, where), where)
 
 
 def _field(section: str, name: str, where: str) -> Field:
@@ -410,7 +422,7 @@ def _section_of(key: str) -> str:
     return fields.STRATEGY
 
 
-def _converted(field: Field, value: object, where: str) -> KnobValue:
+def _converted(field: Field, value: object, where: str) -> FieldValue:
     try:
         return fields.convert(field, value)
     except ValueError as error:

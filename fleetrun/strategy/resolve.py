@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fleetrun.model import Knob, KnobValue, RankSpec, Strategy
+from fleetrun.model import FieldSetting, FieldValue, RankSpec, Strategy
 from fleetrun.strategy.fields import AUTO, BUILD, EXECUTION, STRATEGY
 from fleetrun.text import counted
 
@@ -47,30 +47,35 @@ def topology(ranks: Sequence[RankSpec]) -> HostTopology:
 
 def resolve(strategy: Strategy, ranks: HostTopology) -> Strategy:
     """Return STRATEGY with `auto` resolved where that depends on RANKS, with reasons."""
-    names = {(knob.section, knob.name) for knob in strategy.knobs}
-    knobs = [_resolved(knob, ranks) for knob in strategy.knobs]
+    names = {(setting.section, setting.name) for setting in strategy.settings}
+    settings = [_resolved(setting, ranks) for setting in strategy.settings]
     on = next(
-        (knob for knob in knobs if (knob.section, knob.name) == (STRATEGY, _HIERARCHICAL)), None
+        (
+            setting
+            for setting in settings
+            if (setting.section, setting.name) == (STRATEGY, _HIERARCHICAL)
+        ),
+        None,
     )
     if on is not None and on.value is True and (STRATEGY, _GROUP) not in names:
         value, reason = _group(ranks)
-        knobs.append(Knob(STRATEGY, _GROUP, value, on.source, f"not set: {reason}"))
-    return strategy._replace(knobs=tuple(knobs))
+        settings.append(FieldSetting(STRATEGY, _GROUP, value, on.source, f"not set: {reason}"))
+    return strategy._replace(settings=tuple(settings))
 
 
-def _resolved(knob: Knob, ranks: HostTopology) -> Knob:
-    if knob.value != AUTO or knob.section not in (STRATEGY, BUILD, EXECUTION):
-        return knob
+def _resolved(setting: FieldSetting, ranks: HostTopology) -> FieldSetting:
+    if setting.value != AUTO or setting.section not in (STRATEGY, BUILD, EXECUTION):
+        return setting
     hosts = counted(ranks.nnodes, "host")
-    value: KnobValue
-    match knob.name:
+    value: FieldValue
+    match setting.name:
         case "nccl_comm_num":
             value = 1 if ranks.nnodes == 1 else 2
             reason = f"{value} on {hosts}"
         case "use_hierarchical_allreduce":
             if ranks.nnodes > 1 and ranks.group > 1:
                 reason = f"auto: measured at the start, because {hosts} have several ranks each"
-                return knob._replace(reason=reason)
+                return setting._replace(reason=reason)
             value, reason = False, f"off with {hosts}"
             if ranks.nnodes > 1:
                 reason += ", because no group size divides the ranks of every host"
@@ -79,8 +84,8 @@ def _resolved(knob: Knob, ranks: HostTopology) -> Knob:
         case _:
             # Only the training process knows the size of the gradients.
             reason = "auto: a tenth of the gradients, at least 1 MB, known once the model exists"
-            return knob._replace(reason=reason)
-    return knob._replace(value=value, reason=f"auto: {reason}")
+            return setting._replace(reason=reason)
+    return setting._replace(value=value, reason=f"auto: {reason}")
 
 
 def _group(ranks: HostTopology) -> tuple[int, str]:

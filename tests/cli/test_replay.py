@@ -286,7 +286,7 @@ def test_strategies_are_as_they_were_even_when_the_file_has_changed(folder: Path
     assert again.strategy == first.strategy
     anew, _ = asked(("--from-manifest", str(path), "--strategy=my.yaml"), {})
     assert anew.strategy is not None
-    assert "lars" in [knob.name for knob in anew.strategy.knobs]
+    assert "lars" in [setting.name for setting in anew.strategy.settings]
 
 
 def test_a_strategy_named_by_a_variable_comes_back(folder: Path) -> None:
@@ -305,11 +305,11 @@ def test_a_secret_of_a_strategy_is_to_be_exported_first(folder: Path) -> None:
     assert "export it first as MY_TOKEN" in refusal("--from-manifest", str(path))
     again, _ = asked(("--from-manifest", str(path)), {"MY_TOKEN": "other"})
     assert again.strategy is not None
-    assert [knob.value for knob in again.strategy.knobs] == ["other", "me"]
+    assert [setting.value for setting in again.strategy.settings] == ["other", "me"]
 
 
-@pytest.mark.parametrize("knob", [["strategy", "amp", None, "a:1"], ["strategy"], 1])
-def test_a_strategy_that_makes_no_sense_is_no_manifest(folder: Path, knob: object) -> None:
+@pytest.mark.parametrize("setting", [["strategy", "amp", None, "a:1"], ["strategy"], 1])
+def test_a_strategy_that_makes_no_sense_is_no_manifest(folder: Path, setting: object) -> None:
     path = write(folder, ("train.py",), {})
-    changed = [{"name": "a", "knobs": [knob], "hidden": []}]
+    changed = [{"name": "a", "settings": [setting], "hidden": []}]
     assert "'strategies' has" in refusal("--from-manifest", edited(path, strategies=changed))

@@ -29,7 +29,7 @@ def test_kernels_that_most_plugins_lack_are_done_without(strides: str, tmp_path:
     for rank, report in enumerate(ranks):
         assert report["weights"] == pytest.approx(report["alone"], abs=2e-6)
         proof = evidence(tmp_path / "ours", rank)
-        assert {row["status"] for row in proof["knobs"]} == {"effective"}
+        assert {row["status"] for row in proof["fields"]} == {"effective"}
         assert (proof["ranks_equal"], proof["failures"]) == (True, [])
 
 

@@ -106,11 +106,11 @@ def test_a_strategy_is_right_and_in_effect_and_counted_as_by_the_witness(
         assert report["weights"] == pytest.approx(report["alone"], abs=exactness)
         assert report["weights"] == ranks[0]["weights"]
         proof = evidence(folder, rank)
-        assert {knob["name"] for knob in proof["knobs"]} == {*asked, *builds}
-        for knob in proof["knobs"]:
-            if not has_no_effect(knob, proof["counts"], nranks):
-                is_moot = makes_no_difference(knob, proof["counts"])
-                assert knob["status"] == ("no_difference" if is_moot else "effective"), knob
+        assert {field["name"] for field in proof["fields"]} == {*asked, *builds}
+        for field in proof["fields"]:
+            if not has_no_effect(field, proof["counts"], nranks):
+                is_moot = makes_no_difference(field, proof["counts"])
+                assert field["status"] == ("no_difference" if is_moot else "effective"), field
         assert (proof["ranks_equal"], proof["failures"]) == (True, [])
         if device_strategies.sends_gradients(document):
             assert proof["counts"]["gradients_checked"] > 0
@@ -195,13 +195,13 @@ def test_nothing_is_called_for_each_gradient_where_paddles_reducer_averages(tmp_
         assert 0 < calls - without <= 70
 
 
-def makes_no_difference(knob: dict[str, Any], counts: dict[str, Any]) -> bool:
-    """Whether Paddle alone does what KNOB asks for, since all gradients are in one bucket."""
-    match knob["name"]:
+def makes_no_difference(field: dict[str, Any], counts: dict[str, Any]) -> bool:
+    """Whether Paddle alone does what FIELD asks for, since all gradients are in one bucket."""
+    match field["name"]:
         case "use_hierarchical_allreduce":
-            return knob["in_effect"] is False
+            return field["in_effect"] is False
         case "nccl_comm_num":
-            return bool(knob["in_effect"] == 1)
+            return bool(field["in_effect"] == 1)
         case "sync_nccl_allreduce":
             return bool(counts["allreduces"] == 1)
         case name if name.startswith(("fuse_all_reduce", "fuse_grad")):
@@ -209,15 +209,15 @@ def makes_no_difference(knob: dict[str, Any], counts: dict[str, Any]) -> bool:
     return False
 
 
-def has_no_effect(knob: dict[str, Any], counts: dict[str, Any], nranks: int) -> bool:
-    """Whether KNOB cannot have an effect with NRANKS, or in a dynamic graph."""
-    match knob["name"]:
+def has_no_effect(field: dict[str, Any], counts: dict[str, Any], nranks: int) -> bool:
+    """Whether FIELD cannot have an effect with NRANKS, or in a dynamic graph."""
+    match field["name"]:
         case "use_hierarchical_allreduce":
             return not counts["groups"]
         case "hierarchical_allreduce_inter_nranks":
-            return bool(knob["asked"] >= nranks) or not counts["groups"]
+            return bool(field["asked"] >= nranks) or not counts["groups"]
         case "nccl_comm_num":
-            return bool(knob["asked"] > counts["allreduces"])
+            return bool(field["asked"] > counts["allreduces"])
         case name:
             return name in ("fuse_bn_act_ops", "fuse_elewise_add_act_ops")
 
@@ -240,5 +240,5 @@ def assert_witnessed(proof: dict[str, Any], seen: list[devices.Collective]) -> N
     assert len({call.group for call in last}) == counts["communicators"]
     assert not [call for call in seen if call.dtype == "int32" and call.order > last[0].order]
     # Paddle's own reducer, which cannot be observed, may overlap.
-    if not any("as built" in knob["evidence"] for knob in proof["knobs"]):
+    if not any("as built" in field["evidence"] for field in proof["fields"]):
         assert any(call.beside for call in buckets) == (counts["early"] > 0)

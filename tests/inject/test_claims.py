@@ -106,12 +106,12 @@ for trains in (False, True):
 def test_nothing_is_effective_before_an_update_was_counted(tmp_path: Path) -> None:
     spec = StrategySpec({"nccl_comm_num": 2, "dgc": True}, {}, {})
     proof = Evidence(str(tmp_path / RECORDS), spec)
-    proof.knob("nccl_comm_num", EFFECTIVE, in_effect=2, evidence="2 communicators in turn")
-    proof.knob("dgc", REFUSED, reason="no")
+    proof.field("nccl_comm_num", EFFECTIVE, in_effect=2, evidence="2 communicators in turn")
+    proof.field("dgc", REFUSED, reason="no")
     proof.write()
     early = evidence(tmp_path)
     assert early["complete"] is False
-    counted, refused = early["knobs"]
+    counted, refused = early["fields"]
     assert (counted["status"], counted["in_effect"]) == ("no_effect", None)
     assert counted["reason"] == "no update of the optimizer was made"
     assert counted["evidence"] == "2 communicators in turn"
@@ -122,6 +122,6 @@ def test_nothing_is_effective_before_an_update_was_counted(tmp_path: Path) -> No
     proof.write()
     late: dict[str, Any] = evidence(tmp_path)
     assert late["complete"] is True
-    assert late["knobs"][0]["status"] == "effective"
-    assert late["knobs"][0]["in_effect"] == 2
-    assert late["knobs"][0]["reason"] == ""
+    assert late["fields"][0]["status"] == "effective"
+    assert late["fields"][0]["in_effect"] == 2
+    assert late["fields"][0]["reason"] == ""

@@ -53,7 +53,7 @@ def told(
 ) -> tuple[int, dict[str, tuple[str, Any]]]:
     """Return the number of counted updates, and the status of each field."""
     proof, _ = alone(version, folder, script.replace("OWN", own), {"strategy": strategy, **more})
-    statuses = {knob["name"]: (knob["status"], knob["in_effect"]) for knob in proof["knobs"]}
+    statuses = {field["name"]: (field["status"], field["in_effect"]) for field in proof["fields"]}
     return proof["updates"], statuses
 
 

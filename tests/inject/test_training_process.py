@@ -99,7 +99,7 @@ def test_optimizers_are_fused_where_it_changes_nothing_and_children_leave_the_pr
     assert f"PID {proof['pid']} [{script!r}, '--flag'] __main__" in output
     # 6 trainings with both kinds, 2 with sparse gradients, AdamW and SGD: 6 updates each.
     assert proof["updates"] == 60
-    assert proof["knobs"] == [
+    assert proof["fields"] == [
         {
             "name": "fuse_all_optimizer_ops",
             "asked": True,

@@ -16,7 +16,7 @@ from fleetrun.model import (
     Device,
     Endpoint,
     Facts,
-    Knob,
+    FieldSetting,
     Member,
     ProcessSpec,
     Request,
@@ -299,7 +299,7 @@ def test_a_share_of_gpu_memory_comes_with_the_allocator_that_takes_it() -> None:
     for other in (
         {"facts": some_facts(8, environ={name: "auto_growth"})},
         {"request": request._replace(env=((name, "auto_growth"),))},
-        {"strategy": Strategy((), (Knob("flags", name, "auto_growth", "a file"),))},
+        {"strategy": Strategy((), (FieldSetting("flags", name, "auto_growth", "a file"),))},
     ):
         with pytest.raises(UsageError, match="has no effect with FLAGS_allocator_strategy=auto"):
             made(**{"request": request, **other})  # type: ignore[arg-type]

@@ -134,10 +134,10 @@ def test_another_program_on_the_port_of_master_is_named(tmp_path: Path) -> None:
 EVIDENCE = """
 status=effective
 [ "$PADDLE_TRAINER_ID" = 0 ] || status=no_effect
-knob() { printf '{"name": "%s", "asked": 1, "in_effect": 1, "status": "%s"}' "$1" "$2"; }
+setting() { printf '{"name": "%s", "asked": 1, "in_effect": 1, "status": "%s"}' "$1" "$2"; }
 what='"schema": 1, "kind": "strategy", "restart": 0, "complete": true, "updates": 1'
-printf '{%s, "knobs": [%s, %s]}\\n' \\
-    "$what" "$(knob fuse_all_reduce_ops effective)" "$(knob fuse_grad_size_in_MB $status)" \\
+printf '{%s, "settings": [%s, %s]}\\n' \\
+    "$what" "$(setting fuse_all_reduce_ops effective)" "$(setting fuse_grad_size_in_MB $status)" \\
     >>"$FLEETRUN_RECORDS"
 """
 

@@ -54,7 +54,7 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[type, ...], str]] = {
     "evidence": (
         lambda path: strategyfiles.parse_evidence(reading.document(path)),
         (strategyfiles.RankEvidence, strategyfiles.GradientCounts, FieldVerdict),
-        "knobs disagreements complete paddle evidence reason",
+        "fields disagreements complete paddle evidence reason",
     ),
     "strategy": (
         lambda path: strategyfiles.parse_document((reading.content(path) or b"").decode("latin1")),

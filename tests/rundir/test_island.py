@@ -102,7 +102,7 @@ def test_all_evidence_of_a_rank_is_read(tmp_path: Path) -> None:
     path = tmp_path / names.rank_records("0")
     spec = StrategySpec({"amp": True, "dgc": True}, {}, {})
     proof = island.Evidence(str(path), spec)
-    proof.knob("amp", island.EFFECTIVE, in_effect=True, reason="so", evidence="3 casts")
+    proof.field("amp", island.EFFECTIVE, in_effect=True, reason="so", evidence="3 casts")
     proof.disagree("dgc", script=False, used=False)
     proof.note("A remark.")
     proof.failures.append("A count has failed.")

@@ -24,7 +24,7 @@ def test_evidence_with_fields_of_any_kind_is_read_as_far_as_it_goes() -> None:
         "schema": 1,
         "complete": "yes",
         "paddle": 3,
-        "knobs": [1, {}, {"name": 7, "status": ["x"], "in_effect": {"a": [1.5, None]}}],
+        "fields": [1, {}, {"name": 7, "status": ["x"], "in_effect": {"a": [1.5, None]}}],
         "notes": {"a": 1},
         "disagreements": [None, {"name": "x"}],
         "ranks_equal": 0,

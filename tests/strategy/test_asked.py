@@ -51,7 +51,7 @@ def test_the_config_file_names_them_last_and_its_fields_stand_below(tmp_path: Pa
     config.write_text("strategy: [amp, overlap]\nset:\n  nccl_comm_num: 3\n  lamb: true\n")
     request = asked("--set=nccl_comm_num=4", config=config)
     assert strategy(request).sources == ("amp", "overlap", "--set")
-    last = {knob.name: (knob.value, knob.source) for knob in strategy(request).knobs}
+    last = {setting.name: (setting.value, setting.source) for setting in strategy(request).settings}
     assert last["nccl_comm_num"] == (4, "--set")
     assert last["lamb"] == (True, f"{config}:4")
 

@@ -1,4 +1,4 @@
-"""The table of knobs, and the conversion of values."""
+"""The table of settings, and the conversion of values."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ from fleetrun.strategy import load
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-def knobs(text: str) -> list[tuple[str, str, object]]:
+def settings(text: str) -> list[tuple[str, str, object]]:
     """Read TEXT as the file my.yaml."""
-    return [knob[:3] for knob in load.parse(text, "my.yaml")]
+    return [setting[:3] for setting in load.parse(text, "my.yaml")]
 
 
 def refused(text: str) -> str:
@@ -33,7 +33,7 @@ def test_presets_are_all_files_of_the_folder_but_the_example_of_options() -> Non
 @pytest.mark.parametrize("name", load.PRESETS)
 def test_a_preset_can_be_used_and_says_what_it_is_for(name: str) -> None:
     asked = load.combine([load.read(name)])
-    assert asked.strategy.knobs
+    assert asked.strategy.settings
     assert asked.notes == ()
     assert (CONFIGS / f"{name}.yaml").read_text().startswith("# ")
 
@@ -54,7 +54,7 @@ nccl:
 env:
   OMP_NUM_THREADS: 04
 """
-    assert knobs(text) == [
+    assert settings(text) == [
         ("strategy", "fuse_grad_size_in_MB", 16),
         ("strategy", "gradient_merge_configs.k_steps", 4),
         ("strategy", "gradient_merge_configs.avg", True),
@@ -74,7 +74,7 @@ strategy:
   fuse_elewise_add_act_ops: true
   build_strategy: {fuse_bn_act_ops: true}
 """
-    assert knobs(text) == [
+    assert settings(text) == [
         ("strategy", "fuse_grad_size_in_TFLOPS", 50.0),
         ("execution_strategy", "num_threads", 3),
         ("build_strategy", "fuse_elewise_add_act_ops", True),
@@ -141,7 +141,7 @@ def test_what_cannot_be_meant_is_refused_with_its_line(text: str, message: str) 
 
 
 @pytest.mark.parametrize(
-    ("text", "knob"),
+    ("text", "setting"),
     [
         ("fuse_grad_size_in_MB=16", ("strategy", "fuse_grad_size_in_MB", 16)),
         ("fuse_grad_size_in_MB=auto", ("strategy", "fuse_grad_size_in_MB", "auto")),
@@ -156,8 +156,8 @@ def test_what_cannot_be_meant_is_refused_with_its_line(text: str, message: str) 
         ("env.A=b=c", ("env", "A", "b=c")),
     ],
 )
-def test_one_field_can_be_set(text: str, knob: tuple[str, str, object]) -> None:
-    assert load.parse_set(text) == (*knob, "--set", "")
+def test_one_field_can_be_set(text: str, setting: tuple[str, str, object]) -> None:
+    assert load.parse_set(text) == (*setting, "--set", "")
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,9 @@ def test_later_layers_win_part_by_part_and_set_wins_over_all() -> None:
     second = layer("b", "strategy: {gradient_merge_configs: {k_steps: 3}, nccl_comm_num: 2}")
     asked = load.combine([first, second], [load.parse_set("nccl_comm_num=1")])
     assert asked.strategy.sources == ("a", "b", "--set")
-    assert [(knob.name, knob.value, knob.source) for knob in asked.strategy.knobs] == [
+    assert [
+        (setting.name, setting.value, setting.source) for setting in asked.strategy.settings
+    ] == [
         ("gradient_merge", True, "a:1"),
         ("gradient_merge_configs.k_steps", 3, "b:1"),
         ("gradient_merge_configs.avg", False, "a:1"),
@@ -220,9 +222,9 @@ def test_the_digest_is_of_what_is_asked_for() -> None:
 def test_a_name_is_a_preset_or_else_a_file(elsewhere: Path) -> None:
     (elsewhere / "amp").write_text("strategy: {lamb: true}")
     (elsewhere / "mine").write_text("strategy: {lamb: true}")
-    assert load.read("amp").knobs[0].source == "amp:3"
-    assert load.read("./amp").knobs[0].name == "lamb"
-    assert load.read("mine").knobs[0].source == "mine:1"
+    assert load.read("amp").settings[0].source == "amp:3"
+    assert load.read("./amp").settings[0].name == "lamb"
+    assert load.read("mine").settings[0].source == "mine:1"
 
 
 def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:

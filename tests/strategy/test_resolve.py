@@ -15,7 +15,7 @@ def resolved(ranks: tuple[int, ...], *sets: str) -> dict[str, tuple[object, str]
     """Resolve the strategy of SETS for hosts with RANKS."""
     asked = load.combine([], [load.parse_set(text) for text in sets]).strategy
     resolved = resolve.resolve(asked, HostTopology(ranks))
-    return {knob.name: (knob.value, knob.reason) for knob in resolved.knobs}
+    return {setting.name: (setting.value, setting.reason) for setting in resolved.settings}
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,16 @@ def test_the_size_of_buckets_is_left_to_the_process_that_knows_the_model() -> No
 
 
 def test_levels_without_a_size_have_that_of_a_host() -> None:
-    knobs = resolved((4, 4), "use_hierarchical_allreduce=1")
-    assert knobs["hierarchical_allreduce_inter_nranks"] == (4, "not set: the 4 ranks of each host")
+    settings = resolved((4, 4), "use_hierarchical_allreduce=1")
+    assert settings["hierarchical_allreduce_inter_nranks"] == (
+        4,
+        "not set: the 4 ranks of each host",
+    )
     assert "hierarchical_allreduce_inter_nranks" not in resolved((4,), "nccl_comm_num=1")
-    knobs = resolved(
+    settings = resolved(
         (4, 4), "use_hierarchical_allreduce=1", "hierarchical_allreduce_inter_nranks=2"
     )
-    assert knobs["hierarchical_allreduce_inter_nranks"] == (2, "")
+    assert settings["hierarchical_allreduce_inter_nranks"] == (2, "")
 
 
 @given(st.lists(st.integers(min_value=1, max_value=16), min_size=1, max_size=6))
@@ -77,5 +80,7 @@ def test_a_preset_has_nothing_left_to_decide_but_what_only_the_training_can_meas
         topology = HostTopology(tuple(ranks))
         is_measured = name == "recommended" and topology.nnodes > 1 and topology.group > 1
         left = ["fuse_grad_size_in_MB", *["use_hierarchical_allreduce"] * is_measured]
-        assert [k.name for k in settled.knobs if k.value == "auto"] == left
-        assert resolve.resolve(settled, HostTopology(tuple(ranks))).knobs == tuple(settled.knobs)
+        assert [k.name for k in settled.settings if k.value == "auto"] == left
+        assert resolve.resolve(settled, HostTopology(tuple(ranks))).settings == tuple(
+            settled.settings
+        )

@@ -25,8 +25,8 @@ WAYS: tuple[dict[str, Any], ...] = (
 
 def row(folder: Path, name: str) -> dict[str, Any]:
     proof = evidence(folder)
-    knob: dict[str, Any] = next(knob for knob in proof["knobs"] if knob["name"] == name)
-    return knob
+    field: dict[str, Any] = next(field for field in proof["fields"] if field["name"] == name)
+    return field
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,8 @@ def assert_geo(folder: Path, trainer: int, log: str) -> None:
     """Check that the strategy was in effect in TRAINER, which wrote LOG, launched in FOLDER."""
     # Paddle prints this when it starts the communicator.
     assert "'communicator_max_merge_var_num': '20'" in log
-    (knob,) = evidence(folder / "log" / "latest", trainer)["knobs"]
-    assert (knob["status"], knob["in_effect"]) == ("effective", {"k_steps": 20})
+    (field,) = evidence(folder / "log" / "latest", trainer)["fields"]
+    assert (field["status"], field["in_effect"]) == ("effective", {"k_steps": 20})
 
 
 # The test below covers the strategy, on two hosts.

@@ -63,9 +63,9 @@ def test_experts_train_as_in_one_process(
         )
     proofs = [evidence(tmp_path / "ours", rank) for rank in range(nranks)]
     assert [proof["ranks_equal"] for proof in proofs] == [True] * nranks
-    knobs = [(knob["status"], knob["evidence"]) for proof in proofs for knob in proof["knobs"]]
+    fields = [(field["status"], field["evidence"]) for proof in proofs for field in proof["fields"]]
     if strategy == "merged":
-        assert {status for status, _ in knobs} == {"effective"}, knobs
+        assert {status for status, _ in fields} == {"effective"}, fields
 
 
 @pytest.mark.parametrize(

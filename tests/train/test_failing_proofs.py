@@ -196,7 +196,7 @@ def test_ranks_do_not_wait_for_one_whose_check_fails(
     proofs = [evidence(tmp_path / "ours", rank) for rank in (0, 1)]
     assert [proof["failures"] for proof in proofs] == [[], second["remarks"]]
     assert all(note in proof["notes"] for proof in proofs)
-    assert [row["status"] for row in proofs[1]["knobs"]] == ["effective"] * 2
+    assert [row["status"] for row in proofs[1]["fields"]] == ["effective"] * 2
 
 
 def test_a_strict_strategy_ends_for_no_proof_that_fails(tmp_path: Path) -> None:

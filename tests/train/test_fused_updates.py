@@ -43,5 +43,5 @@ def test_updates_that_paddle_would_fuse_wrongly_are_left_and_told(
 ) -> None:
     asked = {"build_strategy": {"fuse_all_optimizer_ops": True}, "strategy": {}}
     proof, _ = alone("3.3.1", tmp_path, UPDATES, asked, optimizer)
-    (knob,) = proof["knobs"]
-    assert (knob["status"], knob["reason"]) == ("no_effect", why)
+    (field,) = proof["fields"]
+    assert (field["status"], field["reason"]) == ("no_effect", why)

@@ -168,12 +168,12 @@ def test_a_hybrid_job_trains_as_one_process(
     assert [proof["failures"] for proof in proofs] == [[]] * nranks
     assert [report["updates"] for report in ranks] == [UPDATES] * nranks
     status, words = SAID[expected]
-    for knobs in (proof["knobs"] for proof in proofs):
-        assert any(words in knob["reason"] + knob["evidence"] for knob in knobs), knobs
-        for knob in knobs:
+    for fields in (proof["fields"] for proof in proofs):
+        assert any(words in field["reason"] + field["evidence"] for field in fields), fields
+        for field in fields:
             # Except where Paddle applies it, or it makes no difference.
-            is_paddles = knob["evidence"].startswith("by Paddle's own")
-            assert is_paddles or knob["status"] in (status, "no_difference"), knob
+            is_paddles = field["evidence"].startswith("by Paddle's own")
+            assert is_paddles or field["status"] in (status, "no_difference"), field
     if expected == "merged":
         # One communication per round.
         assert_sent(sent, ranks[0]["group"], witness, place, is_most=True)
@@ -202,9 +202,9 @@ def test_gradients_that_a_trainer_averages_itself_are_merged(
     for report in ranks:
         assert report["apart"] < 2e-6
     assert all(
-        knob["status"] == "effective"
+        field["status"] == "effective"
         for rank in range(2)
-        for knob in evidence(tmp_path / "ours", rank)["knobs"]
+        for field in evidence(tmp_path / "ours", rank)["fields"]
     )
 
 
@@ -378,10 +378,10 @@ def test_settings_of_hybrid_configs_take_effect_or_say_why_not(case: str, tmp_pa
         folder = tmp_path / "ours"
         ranks = train(python, "hybrid.py", folder, {"hybrid_configs": asked}, nranks=2, more=more)
     assert max(report["apart"] for report in ranks) < 2e-6
-    (knob,) = evidence(tmp_path / "ours")["knobs"]
-    assert knob["status"] == status, knob
-    assert words in knob["reason"] + knob["evidence"]
-    own = [key for key in knob["in_effect"] or () if key.endswith("degree") and key not in asked]
+    (field,) = evidence(tmp_path / "ours")["fields"]
+    assert field["status"] == status, field
+    assert words in field["reason"] + field["evidence"]
+    own = [key for key in field["in_effect"] or () if key.endswith("degree") and key not in asked]
     # All ranks list them in the same order.
     assert own == [f"{axis}_degree" for axis in AXES if f"{axis}_degree" in own]
 
@@ -399,8 +399,8 @@ def test_buffers_of_sharding_are_those_asked_for(case: str, tmp_path: Path) -> N
         ranks = train(*(PYTHON, "hybrid.py", tmp_path / "ours", asked), nranks=2, more=more)
     # Sums of 60,000 numbers differ by rounding.
     assert max(report["apart"] for report in ranks) < 1e-4
-    (knob,) = evidence(tmp_path / "ours")["knobs"]
-    assert row in knob["reason"] + knob["evidence"]
+    (field,) = evidence(tmp_path / "ours")["fields"]
+    assert row in field["reason"] + field["evidence"]
     seen = devices.witnessed(witness, 0)
     scattered = [call for call in seen if call.operation == "reduce_scatter"]
     assert len(scattered) == buffers * UPDATES

@@ -109,7 +109,7 @@ def test_a_paddle_without_a_name_trains_as_it_does_without_fleetrun(
     document = json.loads((tmp_path / "results").read_text())
     plain, merged = (result["numbers"][0] for result in document[:2])
     assert plain != pytest.approx(merged, abs=1e-3)
-    table = {knob["name"]: knob["status"] for knob in document[1]["proof"]["knobs"]}
+    table = {field["name"]: field["status"] for field in document[1]["proof"]["fields"]}
     assert table["gradient_merge"] == "effective"
     wrong = []
     trained = 0
@@ -144,10 +144,10 @@ def fault(
         not any(text in note for name in NAMES for text in name.capabilities) for note in notes
     ):
         return f"the notes are {notes}"
-    knobs = {knob["name"]: knob for knob in result["proof"]["knobs"]}
-    is_merged = knobs["gradient_merge"]["status"] == "effective"
-    if not is_merged and not knobs["gradient_merge"]["reason"].startswith("in this Paddle "):
-        return f"the table says {knobs}"
+    fields = {field["name"]: field for field in result["proof"]["fields"]}
+    is_merged = fields["gradient_merge"]["status"] == "effective"
+    if not is_merged and not fields["gradient_merge"]["reason"].startswith("in this Paddle "):
+        return f"the table says {fields}"
     if is_static and not any(STRATEGY in note for note in notes):
         # Paddle merges by itself; where programs cannot be read, nothing has counted that.
         is_merged = True

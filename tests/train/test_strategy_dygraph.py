@@ -40,7 +40,7 @@ def test_a_model_with_sparse_gradients_is_left_to_paddles_own_reducer(
     proof = evidence(tmp_path / "fused")
     # Twelve dense gradients, four in each bucket, and a sparse one.
     assert proof["counts"]["allreduces"] == 4
-    status = {knob["name"]: knob["status"] for knob in proof["knobs"]}
+    status = {field["name"]: field["status"] for field in proof["fields"]}
     assert status == {"fuse_grad_size_in_num": "effective", "nccl_comm_num": "no_effect"}
 
 
@@ -81,9 +81,9 @@ def test_a_script_that_updates_by_itself_is_told_at_once_that_nothing_is_merged(
     for rank in train_as_alone(version, "own_updates.py", tmp_path, MERGE, more=more):
         assert "the script updates the weights itself and never calls step" in rank["stopped"]
     proof = evidence(tmp_path / "ours")
-    knob = {row["name"]: row for row in proof["knobs"]}["gradient_merge"]
-    assert knob["status"] == "no_effect"
-    assert knob["reason"] == "no optimizer of Paddle's has stepped"
+    field = {row["name"]: row for row in proof["fields"]}["gradient_merge"]
+    assert field["status"] == "no_effect"
+    assert field["reason"] == "no optimizer of Paddle's has stepped"
 
 
 @pytest.mark.parametrize("version", PYTHONS)
@@ -102,7 +102,7 @@ def test_what_a_script_averages_in_each_micro_step_is_merged_and_counted(
     merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 4, "avg": True}}
     train_as_alone(version, "averaged.py", tmp_path, merge)
     proof = evidence(tmp_path / "ours")
-    (text,) = {knob["evidence"] for knob in proof["knobs"]}
+    (text,) = {field["evidence"] for field in proof["fields"]}
     assert text == (
         "4 micro-steps made one update; 16 allreduces by the script or Paddle among them, none by"
         " fleetrun"

@@ -72,9 +72,9 @@ def test_backwards_that_change_later_are_averaged_as_those_of_one_process(
             made = [bool(count) for count in model["allreduces"]]
             assert made == [True, *[False] * 3, *[late] * 4], name
     proof = evidence(tmp_path / "ours")
-    (knob,) = proof["knobs"]
-    assert knob["status"] == "effective"
-    assert "as built: Paddle's own reducer" in knob["evidence"]
+    (field,) = proof["fields"]
+    assert field["status"] == "effective"
+    assert "as built: Paddle's own reducer" in field["evidence"]
 
 
 @pytest.mark.parametrize(
@@ -232,17 +232,17 @@ def test_paddles_reducer_stays_where_fields_ask_for_its_own_values(
         ranks = train(PYTHONS[version], "failing.py", tmp_path / name, strategy)
         assert ranks[0]["weights"] == ranks[1]["weights"]
         proof = evidence(tmp_path / name)
-        knobs = {knob["name"]: knob for knob in proof["knobs"]}
-        assert ("as built" in knobs["fuse_grad_size_in_MB"]["evidence"]) is is_paddles, name
+        fields = {field["name"]: field for field in proof["fields"]}
+        assert ("as built" in fields["fuse_grad_size_in_MB"]["evidence"]) is is_paddles, name
         for field in asked if is_paddles else ():
             # All gradients fit into one bucket of Paddle's.
             is_more = field == "nccl_comm_num" and strategy[field] == 2
-            assert knobs[field]["status"] == ("no_effect" if is_more else "no_difference")
+            assert fields[field]["status"] == ("no_effect" if is_more else "no_difference")
     # This field has an effect although Paddle's reducer takes it as an argument.
     train(PYTHONS[version], "failing.py", tmp_path / "last", {"last_comm_group_size_MB": 0.0001})
-    (knob,) = evidence(tmp_path / "last")["knobs"]
-    assert knob["status"] == "effective"
-    assert "Paddle: 1" in knob["evidence"]
+    (field,) = evidence(tmp_path / "last")["fields"]
+    assert field["status"] == "effective"
+    assert "Paddle: 1" in field["evidence"]
 
 
 @pytest.mark.parametrize("version", ["3.3.1", pytest.param("2.6.2", marks=pytest.mark.long)])
@@ -266,8 +266,8 @@ def test_auto_sums_in_two_levels_where_these_are_measured_to_be_faster(
         assert [model["freed"] for model in report.values()] == [0, 0, frees * (2 + leads)]
     for rank in range(4):
         proof = evidence(folder, rank)
-        knobs = {knob["name"]: knob for knob in proof["knobs"]}
-        assert knobs["use_hierarchical_allreduce"]["reason"] == (
+        fields = {field["name"]: field for field in proof["fields"]}
+        assert fields["use_hierarchical_allreduce"]["reason"] == (
             "auto: measured: two levels take 20 ms for 2 allreduces of 0.000153 MB, one takes 4 ms"
         )
 

@@ -147,8 +147,8 @@ def proofs(folder: Path) -> list[dict[str, Any]]:
     return [evidence(folder, rank) for rank in range(len([*folder.glob("rank.*.jsonl")]))]
 
 
-def knobs(proof: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {knob["name"]: knob for knob in proof["knobs"]}
+def fields(proof: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {field["name"]: field for field in proof["fields"]}
 
 
 @pytest.mark.parametrize("version", PYTHONS)
@@ -170,9 +170,9 @@ def test_the_scripts_own_settings_win_and_every_update_is_counted(
     assert proof["ranks_equal"] is other["ranks_equal"] is True
     assert proof["counts"]["parameters_compared"] == 5
 
-    verdicts = knobs(proof)
+    verdicts = fields(proof)
     assert set(verdicts) == {*ASKED, *BUILD}, "everything that was asked for is answered"
-    own = {name for name, knob in verdicts.items() if knob["status"] == "script"}
+    own = {name for name, field in verdicts.items() if field["status"] == "script"}
     assert own == {
         "fuse_grad_size_in_MB",
         "fuse_grad_size_in_num",
@@ -267,7 +267,7 @@ def test_what_a_trainer_does_itself_is_not_done_twice(
     done, logs = train(version, tmp_path, TRAINED, {"strategy": asked, "mode": mode}, ranks=1)
     assert done.returncode == 0, done.stdout + "".join(logs)
     (proof,) = proofs(tmp_path)
-    outcomes = {name: (knob["status"], knob["reason"]) for name, knob in knobs(proof).items()}
+    outcomes = {name: (field["status"], field["reason"]) for name, field in fields(proof).items()}
     its = "the Trainer does it itself, by its "
     if mode == "override":
         assert proof["updates"] == 2
@@ -318,6 +318,6 @@ def test_processes_that_the_script_spawns_train_with_the_strategy(
     assert len(totals) == 2
     assert len(set(totals)) == 1
     (proof,) = proofs(tmp_path)
-    assert knobs(proof)["fuse_all_reduce_ops"]["status"] == "effective"
+    assert fields(proof)["fuse_all_reduce_ops"]["status"] == "effective"
     assert proof["counts"]["allreduces"] == 2
     assert proof["counts"]["ranks_compared"] == 2

@@ -77,17 +77,17 @@ class Done(NamedTuple):
     made: list[list[dict[str, Any]]]
     proofs: list[dict[str, Any]]
 
-    def knob(self, name: str) -> dict[str, Any]:
+    def field(self, name: str) -> dict[str, Any]:
         """Return the row of the field NAME, whose status is the same on all ranks."""
         rows: list[dict[str, Any]] = [
-            {knob["name"]: knob for knob in proof["knobs"]}[name] for proof in self.proofs
+            {field["name"]: field for field in proof["fields"]}[name] for proof in self.proofs
         ]
         assert {row["status"] for row in rows} == {rows[0]["status"]}
         return rows[0]
 
     def status(self, name: str) -> str:
         """Return the status of the field NAME."""
-        return str(self.knob(name)["status"])
+        return str(self.field(name)["status"])
 
 
 def launch(setup: Setup, folder: Path) -> Done:
@@ -209,12 +209,12 @@ def test_computation_fusion_makes_fewer_operators_of_a_static_graph(
     assert done.status("fuse_elewise_add_act_ops") == "effective"
     assert done.status("fuse_all_optimizer_ops") == "effective"
     for name in ("fuse_bn_act_ops", "fuse_relu_depthwise_conv"):
-        assert "found nothing to fuse in this program" in done.knob(name)["reason"]
+        assert "found nothing to fuse in this program" in done.field(name)["reason"]
 
 
 def test_what_the_fused_operator_would_get_wrong_is_left_alone(trained: Trained) -> None:
     done = trained.find("3.3.1", "compute_fusion", "static", "--bias")
-    assert "reads beyond a bias" in done.knob("fuse_elewise_add_act_ops")["reason"]
+    assert "reads beyond a bias" in done.field("fuse_elewise_add_act_ops")["reason"]
     # The fused operator made them NaN.
     assert all(abs(weight) < 10 for weight in flat(done.made[0][0]["weights"]))
     assert "fused_elemwise_add_activation" not in done.made[0][0]["ops"][0]
@@ -239,7 +239,7 @@ def test_overlap_sends_buckets_during_backward_over_both_communicators(
         assert first != other
         # The script holds back the last gradient until a bucket was sent.
         assert graph == "static" or rank[0]["early"] == [True] * 8
-    assert done.knob("nccl_comm_num")["in_effect"] == 2
+    assert done.field("nccl_comm_num")["in_effect"] == 2
     for name in ("fuse_all_reduce_ops", "fuse_grad_size_in_MB", "sync_nccl_allreduce"):
         assert done.status(name) == "effective"
     assert sorted(done.proofs[0]["counts"]["bucket_bytes"]) == sorted(
@@ -319,9 +319,11 @@ def test_the_practice_of_32_gpus_holds_as_far_as_two_ranks_can(
             assert rank[0]["kernels"] == [["merged_momentum_"]] * 8
     # A static graph has nothing left to compute when its only allreduce starts.
     more = {"sync_nccl_allreduce" if graph == "static" else "fuse_elewise_add_act_ops"}
-    without = {knob["name"] for knob in done.proofs[0]["knobs"] if knob["status"] == "no_effect"}
+    without = {
+        field["name"] for field in done.proofs[0]["fields"] if field["status"] == "no_effect"
+    }
     # Two communicators cannot share one allreduce.
     assert without - {"nccl_comm_num"} == NOT_HERE | more
-    assert all(done.knob(name)["reason"] for name in without)
-    assert done.knob("nccl_comm_num")["in_effect"] in {None, 1}
+    assert all(done.field(name)["reason"] for name in without)
+    assert done.field("nccl_comm_num")["in_effect"] in {None, 1}
     assert "FLAGS_conv_workspace_size_limit=4000" in done.output

@@ -27,10 +27,10 @@ class Trained:
         ]
         self.proofs: list[dict[str, Any]] = [evidence(folder, rank) for rank in range(ranks)]
 
-    def knob(self, name: str) -> dict[str, Any]:
+    def field(self, name: str) -> dict[str, Any]:
         """Return the row of the field NAME."""
-        (knob,) = [row for row in self.proofs[0]["knobs"] if row["name"] == name]
-        return dict(knob)
+        (field,) = [row for row in self.proofs[0]["fields"] if row["name"] == name]
+        return dict(field)
 
     def assert_near(self, *cases: str) -> None:
         """Assert that each rank has the weights of a training without fleet.
@@ -129,9 +129,9 @@ def test_packed_programs_learn_what_plain_ones_learn(python: Path, tmp_path: Pat
         for bucket, following in itertools.pairwise(buckets)
     )
     assert packed.ranks[0]["resnet18"]["ops"]["merged_momentum"] == 1
-    assert packed.knob("fuse_grad_size_in_MB")["status"] == "effective"
-    assert packed.knob("fuse_elewise_add_act_ops")["status"] == "effective"
-    assert packed.knob("fuse_gemm_epilogue")["status"] == "no_effect"
+    assert packed.field("fuse_grad_size_in_MB")["status"] == "effective"
+    assert packed.field("fuse_elewise_add_act_ops")["status"] == "effective"
+    assert packed.field("fuse_gemm_epilogue")["status"] == "no_effect"
 
 
 def test_a_build_for_gpus_trains_on_cpus_as_a_build_for_cpus(python: Path, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_build_for_gpus_trains_on_cpus_as_a_build_for_cpus(python: Path, tmp_p
 
     packed.assert_right("momentum")
     for name in ("fuse_gemm_epilogue", "enable_auto_fusion"):
-        assert packed.knob(name)["reason"] == "Paddle supports it on GPUs only"
+        assert packed.field(name)["reason"] == "Paddle supports it on GPUs only"
 
 
 @pytest.mark.parametrize(("version", "kind"), [("3.3.1", "npu"), ("2.6.2", "mlu")])
@@ -173,7 +173,7 @@ def test_one_rank_trains_static_graphs_on_a_plugin(tmp_path: Path) -> None:
     alone.assert_near("momentum", "adam")
     assert alone.proofs[0]["device"] == "npu"
     for name in ("gradient_merge", "fuse_all_optimizer_ops", "fuse_elewise_add_act_ops"):
-        assert alone.knob(name)["status"] == "effective"
+        assert alone.field(name)["status"] == "effective"
 
 
 def test_merged_programs_learn_what_larger_batches_teach_over_two_communicators(
@@ -195,7 +195,7 @@ def test_merged_programs_learn_what_larger_batches_teach_over_two_communicators(
 
     merged.assert_right(*cases)
     for name in ("gradient_merge", "nccl_comm_num", "fuse_grad_size_in_num"):
-        assert merged.knob(name)["status"] == "effective"
+        assert merged.field(name)["status"] == "effective"
     for rank in merged.ranks:
         assert rank["adam"]["ops"]["conditional_block"] == 1
         assert rank["adam"]["ops"]["merged_adam"] == 1
@@ -243,8 +243,8 @@ def test_the_computation_goes_on_while_gradients_are_summed_unless_that_is_waite
     assert len(places) == 6
     apart = [end - begin for begin, end in itertools.pairwise(places)]
     assert (apart[::2] == [1, 1, 1]) == waits
-    knob = trained.knob("sync_nccl_allreduce")
-    assert (knob["status"], knob["in_effect"]) == ("effective", waits)
+    field = trained.field("sync_nccl_allreduce")
+    assert (field["status"], field["in_effect"]) == ("effective", waits)
 
 
 def test_one_communicator_of_gloos_is_always_waited_for(python: Path, tmp_path: Path) -> None:
@@ -256,9 +256,9 @@ def test_one_communicator_of_gloos_is_always_waited_for(python: Path, tmp_path: 
     )
 
     trained.assert_right("momentum")
-    knob = trained.knob("sync_nccl_allreduce")
-    assert knob["status"] == "no_effect"
-    assert knob["reason"].startswith("Paddle's operators wait for gloo")
+    field = trained.field("sync_nccl_allreduce")
+    assert field["status"] == "no_effect"
+    assert field["reason"].startswith("Paddle's operators wait for gloo")
 
 
 def test_hierarchical_sums_are_the_sums_of_all_ranks(python: Path, tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_hierarchical_sums_are_the_sums_of_all_ranks(python: Path, tmp_path: Pat
         group,
         leaders,
     ]
-    assert summed.knob("use_hierarchical_allreduce")["status"] == "effective"
+    assert summed.field("use_hierarchical_allreduce")["status"] == "effective"
     assert summed.proofs[0]["counts"]["groups"] == [[0, 1, 2], [3]]
 
 
@@ -308,7 +308,9 @@ def test_optimizers_of_large_batches_take_the_place_of_the_scripts(
     trained.assert_right(case)
     kind = {"lars": "lars_momentum", "lamb": "lamb"}[case]
     assert trained.ranks[0][case]["ops"][kind] == 8
-    assert trained.knob(case)["status"] == trained.knob(f"{case}_configs")["status"] == "effective"
+    assert (
+        trained.field(case)["status"] == trained.field(f"{case}_configs")["status"] == "effective"
+    )
 
 
 def test_ranks_part_ways_between_averages_with_localsgd(python: Path, tmp_path: Path) -> None:
@@ -318,7 +320,7 @@ def test_ranks_part_ways_between_averages_with_localsgd(python: Path, tmp_path: 
     local.assert_near("sgd")
     first, second = local.ranks
     assert first["sgd"]["weights"] != second["sgd"]["weights"]
-    assert local.knob("localsgd")["status"] == "effective"
+    assert local.field("localsgd")["status"] == "effective"
 
 
 def test_shards_of_parameters_learn_what_all_learn(tmp_path: Path) -> None:
@@ -331,7 +333,7 @@ def test_shards_of_parameters_learn_what_all_learn(tmp_path: Path) -> None:
     numbers = [sum(map(amount, rank["momentum"]["weights"])) for rank in sharded.ranks]
     assert sum(numbers) == 3 * 72 + 9
     assert min(numbers) > 0
-    assert sharded.knob("sharding")["status"] == "effective"
+    assert sharded.field("sharding")["status"] == "effective"
 
 
 def amount(array: Any) -> int:

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.train
 
-SCRIPT = Path(__file__).parent / "models" / "knobs.py"
+SCRIPT = Path(__file__).parent / "models" / "every_field.py"
 AT_ONCE = 3
 
 
 class Case(NamedTuple):
-    """Knobs that are tried together; STOPS is what Paddle says when it stops with them."""
+    """Fields that are tried together; STOPS is what Paddle says when it stops with them."""
 
-    knobs: str
+    asked: str
     graph: str
     versions: tuple[str, ...] = tuple(PYTHONS)
     stops: str = ""
@@ -131,7 +131,7 @@ STOPS = (
 
 
 class Done(NamedTuple):
-    """How a case ended in one Paddle: exit code, output, and what is said of each knob."""
+    """How a case ended in one Paddle: exit code, output, and what is said of each field."""
 
     code: int
     output: str
@@ -140,13 +140,13 @@ class Done(NamedTuple):
 
 def names(case: Case) -> list[str]:
     return list(
-        dict.fromkeys(word.partition("=")[0].partition(".")[0] for word in case.knobs.split())
+        dict.fromkeys(word.partition("=")[0].partition(".")[0] for word in case.asked.split())
     )
 
 
 def launch(version: str, case: Case, folder: Path) -> Done:
     folder.mkdir()
-    words = [f"--set={word}" for word in case.knobs.split()]
+    words = [f"--set={word}" for word in case.asked.split()]
     options = [*case.options.split(), *(["--static"] if case.graph == "static" else [])]
     argv: list[str | Path] = [
         "-m",
@@ -158,9 +158,9 @@ def launch(version: str, case: Case, folder: Path) -> Done:
     ]
     ended = run(PYTHONS[version], argv, folder)
     proof = rankfile.evidence(str(folder / "log" / "latest"), "0")
-    knobs: list[dict[str, Any]] = [] if proof is None else proof["knobs"]
+    rows: list[dict[str, Any]] = [] if proof is None else proof["fields"]
     logs = "".join(log.read_text() for log in folder.glob("log/workerlog.*"))
-    statuses = {str(knob["name"]): str(knob["status"]) for knob in knobs}
+    statuses = {str(row["name"]): str(row["status"]) for row in rows}
     return Done(ended.returncode, ended.stdout + logs, statuses)
 
 
@@ -213,7 +213,7 @@ def expected(version: str, graph: str, name: str, *, is_off: bool = False) -> st
 
 
 def measured(done: Done, case: Case) -> dict[str, str]:
-    """Return the status of each knob of CASE, in the words of the table."""
+    """Return the status of each field of CASE, in the words of the table."""
     if case.stops:
         assert done.code != 0, case
         assert case.stops in done.output, done.output[-4000:]
@@ -262,9 +262,9 @@ def test_what_makes_ranks_diverge_never_comes_so_far(
     field: fields.Field, refused: tuple[object, str]
 ) -> None:
     value, why = refused
-    knob = load.parse_set(f"{field.name}={str(value).lower()}")
+    setting = load.parse_set(f"{field.name}={str(value).lower()}")
     with pytest.raises(UsageError, match="is refused") as told:
-        load.combine([], [knob])
+        load.combine([], [setting])
     assert why in str(told.value)
     for version in fields.PADDLES:
         assert expected(version, "static", field.name, is_off=value is False) == fields.REFUSED

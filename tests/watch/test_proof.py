@@ -52,19 +52,22 @@ ASKED = {
 }
 
 
-def knob(name: str, status: str, in_effect: object = None, **more: str) -> dict[str, object]:
+def field(name: str, status: str, in_effect: object = None, **more: str) -> dict[str, object]:
     return {"name": name, "asked": 0, "in_effect": in_effect, "status": status, **more}
 
 
 GOOD = [
-    knob("fuse_grad_size_in_MB", "effective", 16, evidence="161 gradients in 6 allreduces"),
-    knob("gradient_merge", "effective", "true", evidence="1 update for 4 micro-steps"),
-    knob("fuse_bn_act_ops", "effective", "true", evidence="16 fused ops"),
+    field("fuse_grad_size_in_MB", "effective", 16, evidence="161 gradients in 6 allreduces"),
+    field("gradient_merge", "effective", "true", evidence="1 update for 4 micro-steps"),
+    field("fuse_bn_act_ops", "effective", "true", evidence="16 fused ops"),
 ]
-IDLE = [*GOOD[:2], knob("fuse_bn_act_ops", "no_effect", "false", reason="dygraph has no such ops.")]
+IDLE = [
+    *GOOD[:2],
+    field("fuse_bn_act_ops", "no_effect", "false", reason="dygraph has no such ops."),
+]
 
 
-def evidence(knobs: list[dict[str, object]], **more: object) -> dict[str, object]:
+def evidence(fields: list[dict[str, object]], **more: object) -> dict[str, object]:
     return {
         "schema": 1,
         "kind": "strategy",
@@ -75,7 +78,7 @@ def evidence(knobs: list[dict[str, object]], **more: object) -> dict[str, object
         "device": "cpu",
         "complete": True,
         "updates": 3,
-        "knobs": knobs,
+        "fields": fields,
         "disagreements": [],
         "notes": [],
         "ranks_equal": None,
@@ -228,12 +231,12 @@ COUNTS = {
 def test_eighty_columns_hold_the_table() -> None:
     names = ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks")
     asked = {"strategy": {**dict.fromkeys(names, 2), "gradient_merge_configs": {"k_steps": 4}}}
-    knobs = [
-        knob(names[0], "effective", 2, evidence="groups [0, 1], [2, 3]; 1 allreduces among them"),
-        knob(names[1], "effective", 2, evidence="groups [0, 1], [2, 3]; 1 allreduces among them"),
-        knob("gradient_merge", "no_effect", reason="so it is " * 12),
+    fields = [
+        field(names[0], "effective", 2, evidence="groups [0, 1], [2, 3]; 1 allreduces among them"),
+        field(names[1], "effective", 2, evidence="groups [0, 1], [2, 3]; 1 allreduces among them"),
+        field("gradient_merge", "no_effect", reason="so it is " * 12),
     ]
-    left = evidence(knobs, counts=COUNTS, graph="static", device="gpu")
+    left = evidence(fields, counts=COUNTS, graph="static", device="gpu")
     document = strategyfiles.parse_document(json.dumps(asked))
     seen = {"rank 0": strategyfiles.parse_evidence(left)}
     judged = strategy_table.judge(document, seen, 1.0)
@@ -260,7 +263,7 @@ def test_eighty_columns_hold_the_table() -> None:
 def test_ranks_with_other_values_are_told_with_both(tmp_path: Path) -> None:
     left = [
         evidence(
-            [knob("fuse_grad_size_in_MB", "effective", size, reason="auto: a tenth of it")],
+            [field("fuse_grad_size_in_MB", "effective", size, reason="auto: a tenth of it")],
             ranks_equal=False,
             notes=["after update 1 so it is"],
         )
@@ -280,13 +283,16 @@ def test_ranks_with_other_values_are_told_with_both(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("last", "fault"),
     [
-        (knob("fuse_bn_act_ops", "no_effect", reason="no such ops."), "has no effect: no such ops"),
-        (knob("fuse_bn_act_ops", "refused", reason="not in 3.3"), "is refused: not in 3.3"),
         (
-            knob("fuse_bn_act_ops", "script", "false"),
+            field("fuse_bn_act_ops", "no_effect", reason="no such ops."),
+            "has no effect: no such ops",
+        ),
+        (field("fuse_bn_act_ops", "refused", reason="not in 3.3"), "is refused: not in 3.3"),
+        (
+            field("fuse_bn_act_ops", "script", "false"),
             "is not in effect, because the script sets it itself",
         ),
-        (knob("fuse_bn_act_ops", "hm"), "is not mentioned by the evidence"),
+        (field("fuse_bn_act_ops", "hm"), "is not mentioned by the evidence"),
     ],
 )
 def test_strict_refutes_as_soon_as_all_are_heard(
@@ -305,9 +311,9 @@ def test_strict_is_content_with_what_is_in_effect_even_where_it_makes_no_differe
     tmp_path: Path,
 ) -> None:
     here = Room(tmp_path, ranks=1, asked=strict())
-    knobs = [{**knob, "status": "no_difference"} for knob in GOOD]
+    fields = [{**field, "status": "no_difference"} for field in GOOD]
     # Fields that were not requested may have any status.
-    here.leave(0, evidence([*knobs, knob("amp", "no_effect")]))
+    here.leave(0, evidence([*fields, field("amp", "no_effect")]))
     here.exit(0)
     here.finish()
     assert here.refuted is None
@@ -358,7 +364,7 @@ def test_a_host_that_does_not_judge_tells_the_one_that_does(tmp_path: Path) -> N
         (0, 0, True)
     ]
     told = json.loads(codec.unpack(sent[0].packed, 1 << 20))
-    assert told["knobs"] == IDLE
+    assert told["fields"] == IDLE
     assert here.remarks == []
     assert here.refuted is None
 
@@ -430,7 +436,7 @@ def test_ranks_of_which_some_cannot_apply_the_strategy_are_not_left_waiting(
 LEAVE = """
 import json
 print(json.dumps({
-    "schema": 1, "kind": "strategy", "restart": 0, "complete": True, "updates": 1, "knobs": [
+    "schema": 1, "kind": "strategy", "restart": 0, "complete": True, "updates": 1, "fields": [
         {"name": "fuse_grad_size_in_MB", "status": "no_effect", "reason": "so it is"}]}),
     file=open(os.environ["FLEETRUN_RECORDS"], "a"))
 """

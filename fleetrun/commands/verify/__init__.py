@@ -90,14 +90,14 @@ def _spec(launch: parser.Launch) -> VerifySpec:
     plain = ("--strategy=", *(f"{setting.typed}={setting.raw}" for setting in others))
     request = parser.launch_request([*words, "train.py"], environ)
     strategy = request.strategy
-    if strategy is None or not strategy.knobs:
+    if strategy is None or not strategy.settings:
         raise UsageError("nothing to verify: give --strategy, or --set.")
     if parser.launch_request([*plain, "train.py"], {**environ, STRATEGY: ""}).strategy is not None:
         raise UsageError(
             "the config file sets single fields of a strategy, so nothing is plain Paddle: give "
             "them as --set, or as --strategy=FILE."
         )
-    if any(knob.name == _MERGE and knob.value is True for knob in strategy.knobs):
+    if any(setting.name == _MERGE and setting.value is True for setting in strategy.settings):
         raise UsageError(
             f"plain Paddle has nothing to compare with {_MERGE}: each of its updates is of one "
             f"step. Verify the other fields with --set {_MERGE}=false."
@@ -109,7 +109,7 @@ def _spec(launch: parser.Launch) -> VerifySpec:
         script=script[1:] if is_exec else script,
         is_exec=is_exec,
         name=", ".join(sets if name == load.SET else name for name in strategy.sources),
-        fields=tuple(knob.name for knob in strategy.knobs if knob.value is not False),
+        fields=tuple(setting.name for setting in strategy.settings if setting.value is not False),
         is_by_ssh=bool(request.hosts or request.hostfile),
     )
 

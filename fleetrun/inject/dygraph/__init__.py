@@ -27,9 +27,9 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
         merges = spec.merge_steps > 1 and paddle_api.has(private_names.MERGE)
         if paddle_api.has(private_names.REDUCER):
             _install_reducers(spec, proof, merge, merges=merges)
-    if spec.builds(multi_tensor.KNOB) and paddle_api.has(private_names.FUSED):
+    if spec.builds(multi_tensor.FIELD) and paddle_api.has(private_names.FUSED):
         multi_tensor.install(proof)
-    if spec.get(amp.KNOB) and paddle_api.has(private_names.AMP):
+    if spec.get(amp.FIELD) and paddle_api.has(private_names.AMP):
         amp.install(proof)
     if paddle_api.has(private_names.BACKWARD):
         _backwards.append(_BackwardCount(proof))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ..evidence import Evidence
 
-KNOB = "amp"
+FIELD = "amp"
 # Lets Paddle count the operators of each precision.
 _FLAG = "FLAGS_low_precision_op_list"
 # They only change the dtype of a tensor.
@@ -71,14 +71,14 @@ class _PrecisionCounter:
             else f"a GradScaler at {float(scaler.state_dict()['scale'].ravel()[0]):g}"
         )
         if low:
-            self._proof.knob(KNOB, EFFECTIVE, in_effect=True, evidence=text)
+            self._proof.field(FIELD, EFFECTIVE, in_effect=True, evidence=text)
             return
         reason = (
             "Paddle's auto_cast does nothing on the CPU"
             if device_kind() == "cpu"
             else "in dynamic graphs the script must call auto_cast"
         )
-        self._proof.knob(KNOB, NO_EFFECT, reason=reason, evidence=text)
+        self._proof.field(FIELD, NO_EFFECT, reason=reason, evidence=text)
 
 
 def _counted(table: Any) -> tuple[int, int]:

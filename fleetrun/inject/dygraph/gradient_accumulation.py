@@ -462,7 +462,7 @@ class GradientMerge:
         """Report the fields that nothing else has reported."""
         for name in _FIELDS:
             if self._spec.get(name) is not None and self._proof.status(name) is None:
-                self._proof.knob(name, status, **more)
+                self._proof.field(name, status, **more)
 
     def all(self) -> list[MergeRound]:
         """Return the rounds of all optimizers that live."""
@@ -602,12 +602,12 @@ class GradientMerge:
             value = settings.effective(name)
             if settings.script_wins(name):
                 reason = "the script sets it itself"
-                self._proof.knob(name, SCRIPT, in_effect=value, reason=reason, evidence=text)
+                self._proof.field(name, SCRIPT, in_effect=value, reason=reason, evidence=text)
             elif steps > 1:
-                self._proof.knob(name, EFFECTIVE, in_effect=value, evidence=text)
+                self._proof.field(name, EFFECTIVE, in_effect=value, evidence=text)
             else:
                 reason = "one micro-step makes an update"
-                self._proof.knob(name, NO_EFFECT, reason=reason, evidence=text)
+                self._proof.field(name, NO_EFFECT, reason=reason, evidence=text)
 
     @border.watching("the count of merged micro-steps")
     def report_end(self) -> None:

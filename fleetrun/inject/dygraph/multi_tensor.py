@@ -16,7 +16,7 @@ from ..import_hooks import after_import, in_place_of
 if TYPE_CHECKING:
     from ..evidence import Evidence
 
-KNOB = "fuse_all_optimizer_ops"
+FIELD = "fuse_all_optimizer_ops"
 # The attribute of a fused optimizer with the names of the parameters in its tables.
 _FUSED_NAMES = "_fleetrun_fused"
 # By optimizer: its kernels for many parameters and for one.
@@ -81,7 +81,7 @@ class _Fusion:
         self._single += 1
 
     def _decide(self, optimizer: Any, name: str, pairs: Any) -> None:
-        if not settings.effective(KNOB):
+        if not settings.effective(FIELD):
             return
         known = optimizer.__dict__.get(_FUSED_NAMES)
         if optimizer._use_multi_tensor and known is None:
@@ -113,7 +113,7 @@ class _Fusion:
             return
         fused, parameters, single = self._fused, self._parameters, self._single
         self._fused = self._parameters = self._single = 0
-        if settings.script_wins(KNOB):
+        if settings.script_wins(FIELD):
             return
         if fused:
             text = f"{parameters} parameters in {fused} kernel call{'s' if fused > 1 else ''}"
@@ -128,8 +128,8 @@ class _Fusion:
             return
         self._reported = report
         self._proof.counts["optimizer_kernels"] = fused + single
-        self._proof.knob(
-            KNOB,
+        self._proof.field(
+            FIELD,
             report[0],
             in_effect=bool(fused),
             reason="" if fused else report[1],

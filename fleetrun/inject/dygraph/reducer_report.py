@@ -70,7 +70,7 @@ class ReducerReport:
         self._proof.graph = "dygraph"
         for name in _ALL:
             if name in self._spec.strategy:
-                self._proof.knob(name, NO_EFFECT, reason="one rank: nothing to reduce")
+                self._proof.field(name, NO_EFFECT, reason="one rank: nothing to reduce")
 
     def add(self, model: Any, paddles_bytes: Sequence[int]) -> None:
         """Report MODEL from now on, for which Paddle alone has buckets of PADDLES_BYTES."""
@@ -197,7 +197,7 @@ class ReducerReport:
         if settings.script_wins(name):
             self._report_field(name, evidence)
         elif self._spec.get(name) is not None:
-            self._proof.knob(name, NO_EFFECT, reason=reason, evidence=evidence)
+            self._proof.field(name, NO_EFFECT, reason=reason, evidence=evidence)
 
     def _report_field(
         self,
@@ -224,7 +224,7 @@ class ReducerReport:
             self._say_no(name, "fuse_all_reduce_ops is off", evidence)
             return
         status = SCRIPT if is_scripts else NO_DIFFERENCE if is_moot else EFFECTIVE
-        self._proof.knob(name, status, in_effect=used, reason=reason, evidence=evidence)
+        self._proof.field(name, status, in_effect=used, reason=reason, evidence=evidence)
 
     def _report_compression(self, name: str, ours: Sequence[ModelRow], why: str) -> None:
         if not self._spec.get(name):
@@ -236,7 +236,7 @@ class ReducerReport:
         elif name != used.field:
             self._say_no(name, f"{used.field} is on, too")
         elif used.failure:
-            self._proof.knob(name, REFUSED, reason=used.failure)
+            self._proof.field(name, REFUSED, reason=used.failure)
         else:
             self._report_field(name, f"sums are sent as {used.dtype}")
 
@@ -265,7 +265,7 @@ class ReducerReport:
         if is_switch and settings.effective(name) == levels.AUTO:
             status = NO_DIFFERENCE if two is None else EFFECTIVE
             reason = f"auto: {why or self.why_levels}"
-            self._proof.knob(
+            self._proof.field(
                 name, status, in_effect=two is not None, reason=reason, evidence=evidence
             )
         else:

@@ -118,4 +118,4 @@ def _limit_bytes(parameters: Iterable[Any]) -> int:
 
 def _report(proof: Evidence, size: float, argument: str) -> None:
     if proof.status(_FIELD) is None:
-        proof.knob(_FIELD, EFFECTIVE, in_effect=size, evidence=f"by Paddle's own {argument}")
+        proof.field(_FIELD, EFFECTIVE, in_effect=size, evidence=f"by Paddle's own {argument}")

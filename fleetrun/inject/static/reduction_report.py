@@ -122,7 +122,7 @@ def _report_rings(proof: Evidence, ranks: int) -> None:
     )
     requested_levels = settings.effective("use_hierarchical_allreduce")
     if requested_levels == "auto":
-        proof.knob(
+        proof.field(
             "use_hierarchical_allreduce",
             NO_DIFFERENCE,
             in_effect=False,

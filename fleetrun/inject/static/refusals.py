@@ -111,5 +111,5 @@ def _blame(fields: tuple[str, ...], sentence: str, proof: Evidence) -> str:
     """Report the enabled ones of FIELDS as refused; return SENTENCE with their names."""
     blamed = [name for name in fields if settings.effective(name)]
     for name in blamed:
-        proof.knob(name, REFUSED, reason=sentence)
+        proof.field(name, REFUSED, reason=sentence)
     return f"{', '.join(blamed)}: {sentence}." if blamed else f"{sentence}."

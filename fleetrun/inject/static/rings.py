@@ -52,7 +52,7 @@ def open_rings(startup: Any, fleet: Any, proof: Evidence) -> list[BucketRings]:
         return [BucketRings(channel.rings[-1], channel=channel) for channel in opened]
     if size > 1 and not has_communicator_for_each_ring():
         for name in ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks"):
-            proof.knob(name, REFUSED, reason=ONE_COMMUNICATOR)
+            proof.field(name, REFUSED, reason=ONE_COMMUNICATOR)
         proof.note(ONE_COMMUNICATOR)
         proof.write()
         raise RuntimeError(f"use_hierarchical_allreduce: {ONE_COMMUNICATOR}.")

@@ -32,20 +32,20 @@ assert not paddle.get_flags("FLAGS_low_precision_op_list")["FLAGS_low_precision_
 
 def told(version: str, folder: Path, *words: str) -> dict[str, Any]:
     proof, _ = alone(version, folder, SCRIPT, {"strategy": {"amp": True}}, *words)
-    (knob,) = proof["knobs"]
-    entry: dict[str, Any] = knob
+    (field,) = proof["fields"]
+    entry: dict[str, Any] = field
     return entry
 
 
 @pytest.mark.parametrize("version", PYTHONS)
 def test_operators_in_half_precision_are_counted(version: str, tmp_path: Path) -> None:
-    knob = told(version, tmp_path, "half")
-    assert (knob["status"], knob["in_effect"]) == ("effective", True)
+    field = told(version, tmp_path, "half")
+    assert (field["status"], field["in_effect"]) == ("effective", True)
     # Two reshapes; the casts around them do not count.
-    assert knob["evidence"].startswith("2 of ")
-    assert knob["evidence"].endswith("; no GradScaler")
+    assert field["evidence"].startswith("2 of ")
+    assert field["evidence"].endswith("; no GradScaler")
 
-    knob = told(version, tmp_path)
-    assert (knob["status"], knob["in_effect"]) == ("no_effect", None)
-    assert knob["reason"] == "Paddle's auto_cast does nothing on the CPU"
-    assert knob["evidence"].startswith("0 of ")
+    field = told(version, tmp_path)
+    assert (field["status"], field["in_effect"]) == ("no_effect", None)
+    assert field["reason"] == "Paddle's auto_cast does nothing on the CPU"
+    assert field["evidence"].startswith("0 of ")

@@ -243,7 +243,7 @@ def test_every_optimizer_of_a_script_is_merged(version: str, tmp_path: Path) -> 
     # Two updates of the first optimizer, one of the second; a ModelAverage makes none.
     assert told["updates"] == 3
     assert told["counts"]["merged_steps"] == 2
-    status = {knob["name"]: (knob["status"], knob["in_effect"]) for knob in told["knobs"]}
+    status = {field["name"]: (field["status"], field["in_effect"]) for field in told["fields"]}
     assert status == {
         "gradient_merge": ("effective", True),
         "gradient_merge_configs": ("script", {"k_steps": 2}),

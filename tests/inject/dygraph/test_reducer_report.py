@@ -72,14 +72,14 @@ def told(
     proof.updates = 1
     assert proof.claim()
     proof.write()
-    knobs = evidence(folder)["knobs"]
+    fields = evidence(folder)["fields"]
     parts = ("status", "in_effect", "reason", "evidence")
-    return {knob["name"]: tuple(knob[part] for part in parts) for knob in knobs}
+    return {field["name"]: tuple(field[part] for part in parts) for field in fields}
 
 
 def test_communicators_that_were_used_are_told(tmp_path: Path) -> None:
-    knobs = told(tmp_path, {"nccl_comm_num": 3}, (8, 8), calls=(1, 1))
-    assert knobs["nccl_comm_num"] == (
+    fields = told(tmp_path, {"nccl_comm_num": 3}, (8, 8), calls=(1, 1))
+    assert fields["nccl_comm_num"] == (
         "effective",
         2,
         "there are only 2 allreduces to share",
@@ -89,9 +89,9 @@ def test_communicators_that_were_used_are_told(tmp_path: Path) -> None:
 
 def test_what_paddles_reducer_cannot_do_has_no_effect_and_its_reason(tmp_path: Path) -> None:
     asked = {"nccl_comm_num": 2, "bf16_allreduce": True, "use_hierarchical_allreduce": True}
-    knobs = told(tmp_path, asked, (8, 8), why="the model has sparse gradients")
+    fields = told(tmp_path, asked, (8, 8), why="the model has sparse gradients")
     for name in asked:
-        assert knobs[name][:3] == (
+        assert fields[name][:3] == (
             "no_effect",
             None,
             "Paddle's own reducer averages here: the model has sparse gradients",
@@ -100,8 +100,8 @@ def test_what_paddles_reducer_cannot_do_has_no_effect_and_its_reason(tmp_path: P
 
 def test_auto_is_told_of_the_largest_model_in_as_many_digits_as_it_needs(tmp_path: Path) -> None:
     asked = {"fuse_grad_size_in_MB": "auto"}
-    knobs = told(tmp_path, asked, (2**10, 2**10), (2**24, 2**24))
-    assert knobs["fuse_grad_size_in_MB"][:3] == (
+    fields = told(tmp_path, asked, (2**10, 2**10), (2**24, 2**24))
+    assert fields["fuse_grad_size_in_MB"][:3] == (
         "effective",
         3.2,
         "auto: a tenth of 32 MB of gradients",
@@ -115,9 +115,9 @@ def test_groups_without_a_second_level_have_their_reason(
     size: int, reason: str, tmp_path: Path
 ) -> None:
     asked = {"use_hierarchical_allreduce": True, "hierarchical_allreduce_inter_nranks": size}
-    knobs = told(tmp_path, asked, (8,))
+    fields = told(tmp_path, asked, (8,))
     for name in asked:
-        assert knobs[name] == ("no_effect", None, reason, "")
+        assert fields[name] == ("no_effect", None, reason, "")
 
 
 @pytest.mark.parametrize(("buckets", "status"), [((16,), "no_difference"), ((8, 8), "effective")])
@@ -126,16 +126,16 @@ def test_fields_make_no_difference_where_paddle_alone_does_the_same(
 ) -> None:
     fused = {"fuse_all_reduce_ops": True, "fuse_grad_size_in_MB": "auto"}
     own = {"sync_nccl_allreduce": False, "nccl_comm_num": 1, "use_hierarchical_allreduce": False}
-    knobs = told(tmp_path, {**fused, **own}, buckets)
-    assert {name: row[0] for name, row in knobs.items()} == {
+    fields = told(tmp_path, {**fused, **own}, buckets)
+    assert {name: row[0] for name, row in fields.items()} == {
         **dict.fromkeys(fused, status),
         **dict.fromkeys(own, "no_difference"),
     }
 
 
 def test_buckets_of_paddles_reducer_are_told_as_built(tmp_path: Path) -> None:
-    knobs = told(tmp_path, {"fuse_grad_size_in_num": 2}, (16, 8))
-    assert knobs["fuse_grad_size_in_num"] == (
+    fields = told(tmp_path, {"fuse_grad_size_in_num": 2}, (16, 8))
+    assert fields["fuse_grad_size_in_num"] == (
         "effective",
         2,
         "",

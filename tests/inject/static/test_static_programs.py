@@ -129,9 +129,9 @@ class Built:
         assert not self._programs[name]["error"], self._programs[name]["error"]
         return dict(self._programs[name])
 
-    def outcome(self, name: str, knob: str) -> tuple[str, str]:
-        """Return the status of KNOB in the program NAME, and its reason or evidence."""
-        (row,) = [row for row in self._programs[name]["knobs"] if row["name"] == knob]
+    def outcome(self, name: str, field: str) -> tuple[str, str]:
+        """Return the status of FIELD in the program NAME, and its reason or evidence."""
+        (row,) = [row for row in self._programs[name]["fields"] if row["name"] == field]
         return row["status"], row["reason"] or row["evidence"]
 
 

@@ -1,4 +1,4 @@
-"""Trains a network on which every knob can act: as a dynamic graph, or with --static.
+"""Trains a network on which every field can act: as a dynamic graph, or with --static.
 
 With --each FIELD... it tries each field by itself, and prints how Paddle stopped. These stop before
 a rank waits for another, so one rank will do.
