@@ -29,13 +29,14 @@ def seen(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def events(folder: Path) -> list[str]:
-    """Return the records of each host."""
-    return [path.read_text() for path in folder.glob("log/latest/**/events.jsonl")]
+def files(folder: Path, name: str) -> list[str]:
+    """Return the content of each host's file NAME; nothing of all while one is missing."""
+    texts = [path.read_text() for path in folder.glob(f"log/latest/**/{name}")]
+    return texts if len(texts) == 2 else [""]
 
 
 def test_all_ranks_of_two_hosts_are_seen_while_they_run_and_afterwards(tmp_path: Path) -> None:
-    master = (f"--master=127.0.0.1:{ports.free(1)[0]}", "--nnodes=2")
+    master = (f"--master=127.0.0.1:{ports.free(1)[0]}", "--nnodes=2", "--metrics_period=0.5")
     hosts = [
         Command(
             tmp_path, SCRIPT, *master, f"--rank={place}", f"--host=127.0.0.{place + 1}", ranks=4
@@ -46,7 +47,9 @@ def test_all_ranks_of_two_hosts_are_seen_while_they_run_and_afterwards(tmp_path:
     hosts[0].wait_for(*(f"printed.{rank}" for rank in range(8)))
     # The launchers write it down a little later.
     until(lambda: len(list(tmp_path.glob("log/latest/**/plan.json"))) == 2)
-    until(lambda: sum(text.count('"started"') for text in events(tmp_path)) == 8)
+    until(lambda: sum(text.count('"started"') for text in files(tmp_path, "events.jsonl")) == 8)
+    # `top` shows what they have measured; the use of processors is known from the second time on.
+    until(lambda: all(len(text.splitlines()) > 1 for text in files(tmp_path, "metrics.jsonl")))
     table = [line.split() for line in seen(tmp_path, "top", "--once").splitlines()]
     assert "hosts" in table[0]
     assert table[1][:4] == ["8", "processes:", "8", "running"]

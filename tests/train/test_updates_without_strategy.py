@@ -83,7 +83,7 @@ open("speed", "w").write(str(7 / (times[-1] - times[0])))
     assert done.returncode == 0, done.stderr
     assert fleetrun("report", folder=tmp_path).returncode == 0
     page = (tmp_path / "log" / "latest" / "report.html").read_text()
-    speed = re.search(r"<b>([\d.]+)</b>steps per second", page)
+    speed = re.search(r'"steps per second", "([\d.]+)"', page)
     assert speed is not None
     assert float(speed[1]) == pytest.approx(float((tmp_path / "speed").read_text()), rel=0.05)
 
