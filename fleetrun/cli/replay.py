@@ -20,7 +20,7 @@ from fleetrun.engines import detect
 from fleetrun.errors import UsageError
 from fleetrun.model import Layer
 from fleetrun.rundir import manifestfile
-from fleetrun.rundir.manifestfile import Recorded
+from fleetrun.rundir.manifestfile import Manifest
 
 
 class Replay(NamedTuple):
@@ -79,12 +79,12 @@ def replay(parsed: ParsedCommand, environ: Mapping[str, str]) -> Replay:
         config,
         recorded.cwd,
         tuple((name, restored.get(name)) for name in differing),
-        tuple(_notes(recorded, differing)),
+        tuple(_notes(path, recorded, differing)),
         layers,
     )
 
 
-def _words(recorded: Recorded, parsed: ParsedCommand, known: _Secrets) -> list[str]:
+def _words(recorded: Manifest, parsed: ParsedCommand, known: _Secrets) -> list[str]:
     """Return the command line of RECORDED followed by PARSED's options, or its script."""
     command = list(recorded.command)
     then, now = argv.scan(command), argv.scan(parsed.words)
@@ -100,7 +100,7 @@ def _words(recorded: Recorded, parsed: ParsedCommand, known: _Secrets) -> list[s
     return [*given, "--", *script]
 
 
-def _config(recorded: Recorded, parsed: ParsedCommand, known: _Secrets) -> configfile.Config | None:
+def _config(recorded: Manifest, parsed: ParsedCommand, known: _Secrets) -> configfile.Config | None:
     """Return the config file as recorded, or the one that PARSED names."""
     named = configfile.named(parsed.given)
     if named is not None:
@@ -108,24 +108,23 @@ def _config(recorded: Recorded, parsed: ParsedCommand, known: _Secrets) -> confi
     if recorded.config is None:
         return None
     lines = []
-    for name, text, source, variable in recorded.lines:
+    for name, text, source, variable in recorded.config.lines:
         raw = text
         if variable is not None:
             raw = f"{variable}={known.value(f'{source}: {text}', variable)}"
         lines.append(find(name).given(raw, name, source, name))
-    return configfile.Config(recorded.config, tuple(lines))
+    return configfile.Config(recorded.config.path, tuple(lines))
 
 
-def _layers(recorded: Recorded, parsed: ParsedCommand, known: _Secrets) -> dict[str, Layer]:
+def _layers(recorded: Manifest, parsed: ParsedCommand, known: _Secrets) -> dict[str, Layer]:
     """Return the strategies as RECORDED; those that PARSED names are read again."""
     named = [item.raw.split(",") for item in parsed.given if item.name == "strategy"]
     anew = {name.strip() for names in named for name in names}
     layers = {}
-    for layer in (layer for layer in recorded.layers if layer.name not in anew):
+    for strategy in (record for record in recorded.strategies if record.name not in anew):
+        layer = strategy.layer
         values = {
-            name: known.value(f"strategy {of}: {name}", name)
-            for of, name in recorded.lacking
-            if of == layer.name
+            name: known.value(f"strategy {layer.name}: {name}", name) for name in strategy.hidden
         }
         settings = (
             setting._replace(value=values.get(setting.name, setting.value))
@@ -135,26 +134,26 @@ def _layers(recorded: Recorded, parsed: ParsedCommand, known: _Secrets) -> dict[
     return layers
 
 
-def _environ(recorded: Recorded, environ: Mapping[str, str], known: _Secrets) -> dict[str, str]:
+def _environ(recorded: Manifest, environ: Mapping[str, str], known: _Secrets) -> dict[str, str]:
     """Return ENVIRON with the relevant variables as RECORDED."""
     restored = {name: value for name, value in environ.items() if not detect.is_remembered(name)}
-    restored |= recorded.values
-    for name in recorded.names:
-        if detect.is_remembered(name) and name not in recorded.values:
+    restored |= recorded.environment.values
+    for name in recorded.environment.names:
+        if detect.is_remembered(name) and name not in recorded.environment.values:
             restored[name] = known.value(f"${name}", name)
     return restored
 
 
-def _notes(recorded: Recorded, differing: Sequence[str]) -> list[str]:
-    """Return the differences between this launch and the RECORDED one."""
+def _notes(path: str, recorded: Manifest, differing: Sequence[str]) -> list[str]:
+    """Return the differences between this launch and the one RECORDED in PATH."""
     notes = []
     if differing:
         names = ", ".join(f"${name}" for name in differing)
-        notes.append(f"as in {recorded.path}, and not as in this shell: {names}.")
+        notes.append(f"as in {path}, and not as in this shell: {names}.")
     if recorded.cwd != os.getcwd():
-        notes.append(f"the folder is {recorded.cwd}, as in {recorded.path}.")
-    then = (recorded.python, f"fleetrun {recorded.version}")
+        notes.append(f"the folder is {recorded.cwd}, as in {path}.")
+    then = (recorded.python, f"fleetrun {recorded.versions.fleetrun}")
     for before, now in zip(then, (sys.executable, f"fleetrun {__version__}"), strict=True):
         if before != now:
-            notes.append(f"{recorded.path} was written with {before}; this is {now}.")
+            notes.append(f"{path} was written with {before}; this is {now}.")
     return notes

@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import os
 import stat
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 Record = TypeVar("Record", bound=tuple[object, ...])
 
@@ -75,6 +74,14 @@ def written_at(path: str) -> float:
         return 0.0
 
 
+def size(path: str) -> int:
+    """Return the size of the file PATH in bytes; -1 if unknown."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return -1
+
+
 def parse(text: bytes | None) -> dict[str, Any] | None:
     """Return the JSON object in TEXT; None if it is not one."""
     if text is None:
@@ -100,6 +107,9 @@ def lines(path: str) -> Iterator[dict[str, Any]]:
             yield document
 
 
+# Values ------------------------------------------------------------------------------------------
+
+
 def text(value: object) -> str:
     """Return VALUE as printable text; empty for null."""
     if type(value) is str and value.isascii():
@@ -120,8 +130,6 @@ def whole(value: object) -> int | None:
 
 def real(value: object) -> float | None:
     """Return VALUE if it is a finite number."""
-    if type(value) is float and abs(value) < float("inf"):
-        return value
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     try:
@@ -129,11 +137,6 @@ def real(value: object) -> float | None:
     except OverflowError:
         return None
     return number if abs(number) < float("inf") else None
-
-
-def fact(value: object) -> bool | None:
-    """Return VALUE if it is true or false."""
-    return value if isinstance(value, bool) else None
 
 
 def mapping(value: object) -> dict[str, Any]:
@@ -153,12 +156,10 @@ def mappings(value: object) -> list[dict[str, Any]]:
 
 def texts(value: object) -> tuple[str, ...]:
     """Return the elements of a list as texts."""
-    return tuple(text(item) for item in items(value))
+    return tuple(map(text, items(value)))
 
 
-def wholes(value: object) -> tuple[int, ...]:
-    """Return the whole numbers of a list."""
-    return tuple(number for number in map(whole, items(value)) if number is not None)
+# Records -----------------------------------------------------------------------------------------
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401 - JSON
@@ -183,60 +184,84 @@ def record(kind: type[Record], document: Mapping[str, Any], /, **given: object) 
     """
     get = document.get
     fields = {
-        name: default if (value := read(get(name.rstrip("_")))) is None else value
-        for name, read, default in _fields(kind, frozenset(given))
+        name: default if (value := read(get(key))) is None else value
+        for name, key, read, default in _fields(kind)
+        if name not in given
     }
     make: Any = kind
     result: Record = make(**fields, **given)
     return result
 
 
+def exactly(kind: type[Record], document: Mapping[str, Any]) -> Record:
+    """Return `record`; ValueError, with the name of the field, if one is missing or malformed."""
+    result = record(kind, document)
+    fault = _difference(plain(result), document)
+    if fault is not None:
+        raise ValueError(fault)
+    return result
+
+
+def _difference(read: Any, given: Any, where: str = "") -> str | None:  # noqa: ANN401 - JSON
+    """Return where GIVEN lacks something of READ; None: it has all."""
+    pairs: Iterable[tuple[str, Any, Any]] = ()
+    if isinstance(read, dict) and isinstance(given, dict):
+        pairs = ((key, value, given.get(key, _MISSING)) for key, value in read.items())
+    elif isinstance(read, list) and isinstance(given, list) and len(read) == len(given):
+        pairs = ((where, *pair) for pair in zip(read, given, strict=True))
+    elif read != given or isinstance(read, str) != isinstance(given, str):
+        return where
+    faults = (_difference(inner, other, key) for key, inner, other in pairs)
+    return next((fault for fault in faults if fault is not None), None)
+
+
+_MISSING = object()
+_Reader = Callable[[object], Any]
+
+
 @cache
-def _fields(
-    kind: type[tuple[object, ...]], given: frozenset[str]
-) -> tuple[tuple[str, Callable[[object], object], object], ...]:
-    """Return the fields of KIND that are not GIVEN, with their readers and defaults."""
+def _fields(kind: type[tuple[object, ...]]) -> tuple[tuple[str, str, _Reader, object], ...]:
+    """Return the name of each field of KIND, its key, what reads it, and its default."""
+    defaults: Mapping[str, object] = getattr(kind, "_field_defaults")  # noqa: B009 - a NamedTuple has it
     rows = []
-    for name, annotation in kind.__annotations__.items():
-        if name not in given:
-            # typing.NamedTuple wraps an annotation that is a text; Python 3.10 takes tuple[...]
-            # for a class.
-            shown = getattr(annotation, "__forward_arg__", None) or str(annotation)
-            name_of = annotation.__name__ if type(annotation) is type else shown
-            read, nothing = _READERS.get(name_of) or _nested(name_of, kind.__module__)
-            defaults: Mapping[str, object] = getattr(kind, "_field_defaults")  # noqa: B009 - a NamedTuple has it
-            rows.append((name, read, defaults.get(name, nothing)))
+    for name, annotation in get_type_hints(kind).items():
+        read, nothing = _reader(annotation)
+        rows.append((name, name.rstrip("_"), read, defaults.get(name, nothing)))
     return tuple(rows)
 
 
-def _nested(name: str, module: str) -> tuple[Callable[[object], object], object]:
-    """Return the reader of the record NAME of MODULE, or of a tuple of them; it returns one."""
-    item = name.removesuffix(" | None").removeprefix("tuple[").removesuffix(", ...]")
-    kind = getattr(sys.modules[module], item.rpartition(".")[2])
-    if name.endswith(" | None"):
-        return lambda value: record(kind, value) if isinstance(value, dict) else None, None
-    if not name.startswith("tuple["):
-        return lambda value: record(kind, mapping(value)), None
-    return lambda value: tuple([record(kind, entry) for entry in mappings(value)]), None
+def _reader(annotation: Any) -> tuple[_Reader, object]:  # noqa: ANN401 - a type
+    """Return what reads a value as ANNOTATION, null if it is none, and what stands for null."""
+    if annotation in _SCALARS:
+        return _SCALARS[annotation]
+    arguments, origin = get_args(annotation), get_origin(annotation)
+    if type(None) in arguments:
+        return _reader(arguments[0])[0], None
+    if origin is tuple:
+        read = _reader(arguments[0])[0]
+        return lambda value: _known(map(read, value)) if isinstance(value, list) else None, ()
+    if origin is Mapping:
+        read = _reader(arguments[1])[0]
+        return (
+            lambda value: (
+                {text(key): read(item) for key, item in value.items()}
+                if isinstance(value, dict)
+                else None
+            ),
+            {},
+        )
+    kind: type[tuple[object, ...]] = annotation
+    return lambda value: record(kind, value) if isinstance(value, dict) else None, record(kind, {})
 
 
-_READERS: dict[str, tuple[Callable[[object], object], object]] = {
-    "str": (text, ""),
-    "str | None": (lambda value: text(value) or None, None),
-    "int": (whole, 0),
-    "int | None": (whole, None),
-    "float": (real, 0.0),
-    "float | None": (real, None),
-    "bool": (fact, False),
-    "bool | None": (fact, None),
-    "tuple[str, ...]": (texts, ()),
-    "tuple[int, ...]": (wholes, ()),
+def _known(values: Iterable[object]) -> tuple[object, ...]:
+    return tuple([value for value in values if value is not None])
+
+
+_SCALARS: dict[object, tuple[_Reader, object]] = {
+    str: (lambda value: None if value is None else text(value), ""),
+    int: (whole, 0),
+    float: (real, 0.0),
+    bool: (lambda value: value if isinstance(value, bool) else None, False),
+    Any: (lambda value: value, None),
 }
-
-
-def size(path: str) -> int:
-    """Return the size of the file PATH in bytes; -1 if unknown."""
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return -1

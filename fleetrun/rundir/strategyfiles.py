@@ -15,6 +15,7 @@ from fleetrun.rundir import rankfile, reading
 # The schema of the requested strategy.
 DOCUMENT_SCHEMA = 1
 SECTIONS = ("strategy", "build_strategy", "execution_strategy")
+_PAIRS = ("reasons", "environment")
 EFFECTIVE, NO_WORD = "effective", "no_word"
 # In effect, but the job trains the same without it.
 NO_DIFFERENCE = "no_difference"
@@ -78,23 +79,16 @@ class RankEvidence(NamedTuple):
 def parse_document(text: str) -> StrategyDocument:
     """Return the request in TEXT, the content of `strategy.json`; empty if it is not one."""
     document = reading.parse(text.encode(errors="surrogateescape")) or {}
-    return StrategyDocument(
+    known = {name: reading.mapping(document.get(name)) for name in (*SECTIONS, *_PAIRS)}
+    return reading.record(
+        StrategyDocument,
+        document,
         fields=tuple(
-            (name, as_text(value))
-            for section in SECTIONS
-            for name, value in reading.mapping(document.get(section)).items()
+            (name, as_text(value)) for section in SECTIONS for name, value in known[section].items()
         ),
-        sources=reading.texts(document.get("sources")),
-        mode=reading.text(document.get("mode", "defaults")),
         is_strict=document.get("strict") is True,
-        reasons=tuple(
-            (name, reading.text(why))
-            for name, why in reading.mapping(document.get("reasons")).items()
-        ),
-        environment=tuple(
-            f"{name}={reading.text(value)}"
-            for name, value in reading.mapping(document.get("environment")).items()
-        ),
+        reasons=tuple((name, reading.text(why)) for name, why in known["reasons"].items()),
+        environment=tuple(f"{k}={reading.text(v)}" for k, v in known["environment"].items()),
     )
 
 
@@ -102,62 +96,44 @@ def parse_evidence(record: Mapping[str, Any] | None) -> RankEvidence | None:
     """Return the evidence in a rank's RECORD; None if it has none."""
     if record is None or record.get("schema") != rankfile.SCHEMA:
         return None
+    counts = reading.record(GradientCounts, reading.mapping(record.get("counts")))
+    paddle, graph, device = (reading.text(record.get(key)) for key in ("paddle", "graph", "device"))
+    where = f"Paddle {paddle}" if paddle else "", " on ".join(filter(None, (graph, device)))
     try:
-        return _evidence(record)
+        return reading.record(
+            RankEvidence,
+            record,
+            is_complete=record.get("complete") is True,
+            where=", ".join(filter(None, where)),
+            fields=tuple(
+                _field(entry)
+                for entry in reading.mappings(record.get("fields"))
+                if entry.get("name")
+            ),
+            disagreements=tuple(
+                f"The script sets {entry.get('name')} to {as_text(entry.get('script'))}, the "
+                f"strategy to {as_text(entry.get('strategy'))}: {as_text(entry.get('used'))} is "
+                "used."
+                for entry in reading.mappings(record.get("disagreements"))
+            ),
+            counts=None if counts.allreduces is None else counts,
+        )
     except RecursionError:
         # Nested as deeply as could just be read.
         return None
 
 
-def _evidence(record: Mapping[str, Any]) -> RankEvidence:
-    return reading.record(
-        RankEvidence,
-        record,
-        is_complete=record.get("complete") is True,
-        paddle=reading.text(record.get("paddle")),
-        where=_where(record),
-        fields=tuple(
-            _field(entry) for entry in reading.mappings(record.get("fields")) if entry.get("name")
-        ),
-        disagreements=tuple(
-            f"The script sets {entry.get('name')} to {as_text(entry.get('script'))}, the strategy "
-            f"to {as_text(entry.get('strategy'))}: {as_text(entry.get('used'))} is used."
-            for entry in reading.mappings(record.get("disagreements"))
-        ),
-        counts=_counts(reading.mapping(record.get("counts"))),
-        backwards=reading.whole(record.get("backwards")) or 0,
-    )
-
-
-def _counts(reported: Mapping[str, Any]) -> GradientCounts | None:
-    if reading.whole(reported.get("allreduces")) is None:
-        return None
-    groups = tuple(map(reading.wholes, reading.items(reported.get("groups"))))
-    return reading.record(GradientCounts, reported, groups=groups)
-
-
 def _field(entry: Mapping[str, Any]) -> FieldVerdict:
     status = reading.text(entry.get("status"))
-    why = ". ".join(
-        reading.text(entry[key]).rstrip(".") for key in ("evidence", "reason") if entry.get(key)
-    )
+    whys = filter(None, (reading.text(entry.get(key)) for key in ("evidence", "reason")))
     return FieldVerdict(
         name=reading.text(entry["name"]),
         asked=as_text(entry.get("asked")),
         in_effect=as_text(entry.get("in_effect")),
         # An unknown word counts as none.
         status=status if status in STATUSES else NO_WORD,
-        why=_ONE.sub(r"1 \1", why),
+        why=_ONE.sub(r"1 \1", ". ".join(why.rstrip(".") for why in whys)),
     )
-
-
-def _where(record: Mapping[str, Any]) -> str:
-    paddle, graph, device = (reading.text(record.get(key)) for key in ("paddle", "graph", "device"))
-    parts = (
-        f"Paddle {paddle}" if paddle else "",
-        " on ".join(word for word in (graph, device) if word),
-    )
-    return ", ".join(part for part in parts if part)
 
 
 def as_text(value: object) -> str:

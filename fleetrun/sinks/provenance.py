@@ -85,9 +85,13 @@ class Provenance(Sink):
         job = self._job
         environ = job.environ
         remembered = {name: environ[name] for name in environ if detect.is_remembered(name)}
-        document = manifestfile.document(self._plan, job.request, job.began, job.pid, git)
-        document["environment"] = manifestfile.environment(environ, remembered)
-        job.folder.write_json(names.MANIFEST, document, job.redact)
+        manifest = manifestfile.of_launch(
+            *(self._plan, job.request, manifestfile.environment(environ, remembered)),
+            started=job.began,
+            pid=job.pid,
+            git=git,
+        )
+        manifestfile.write(job.folder, manifest, job.redact)
 
 
 def revision(output: str) -> dict[str, Any] | None:

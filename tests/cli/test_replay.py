@@ -228,7 +228,7 @@ def test_secrets_must_be_exported_again(folder: Path) -> None:
         ("{}", "is not a manifest: it has no schema"),
         ('{"schema": 2}', "this manifest has schema 2, and fleetrun"),
         ('{"schema": 2, "versions": {"fleetrun": "9.1"}}', "written by fleetrun 9.1"),
-        ('{"schema": 1}', "something is missing or wrong in it ('environment')"),
+        ('{"schema": 1}', "something is missing or wrong in it (command)"),
     ],
 )
 def test_what_is_no_manifest_is_one_sentence(folder: Path, text: str, sentence: str) -> None:
@@ -312,4 +312,4 @@ def test_a_secret_of_a_strategy_is_to_be_exported_first(folder: Path) -> None:
 def test_a_strategy_that_makes_no_sense_is_no_manifest(folder: Path, setting: object) -> None:
     path = write(folder, ("train.py",), {})
     changed = [{"name": "a", "settings": [setting], "hidden": []}]
-    assert "'strategies' has" in refusal("--from-manifest", edited(path, strategies=changed))
+    assert "wrong in it (settings)" in refusal("--from-manifest", edited(path, strategies=changed))

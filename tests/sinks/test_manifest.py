@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import plans
 import pytest
 from planning import a_request, a_roster, some_facts
-from timers import Timers
 from waiting import until
 
 from fleetrun import __version__
@@ -23,7 +22,6 @@ from fleetrun.plan import planner
 from fleetrun.plan.devices import Share
 from fleetrun.run import proc
 from fleetrun.run.loop import Loop
-from fleetrun.rundir.secrets import Hider
 from fleetrun.sinks.provenance import Provenance
 
 if TYPE_CHECKING:
@@ -117,14 +115,6 @@ def test_s73_a_manifest_says_where_a_result_came_from(tmp_path: Path) -> None:
     assert document["config"] is None
 
 
-def test_the_keys_are_those_of_the_schema(tmp_path: Path) -> None:
-    assert sorted(written(tmp_path)) == [
-        "command", "config", "cwd", "engine", "environment", "generation", "git", "hidden",
-        "hostname", "hosts", "job_id", "launcher_pid", "mode", "node_rank", "python", "ranks",
-        "schema", "settings", "started", "started_utc", "strategies", "versions", "world_size",
-    ]  # fmt: skip
-
-
 def test_s70_a_manifest_holds_no_secret(tmp_path: Path) -> None:
     environ = {
         "HF_TOKEN": "s3cr3t",
@@ -146,24 +136,6 @@ def test_s70_a_manifest_holds_no_secret(tmp_path: Path) -> None:
     ]
     variables = [line["variable"] for line in document["config"]["lines"]]
     assert (len(variables), variables.count("DB_PASSWORD")) == (2, 1)
-
-
-def test_a_secrets_value_is_hidden_wherever_it_stands(tmp_path: Path) -> None:
-    environ = {"HF_TOKEN": "s3cr3tWord"}
-    words = ("train.py", "--note=s3cr3tWord", "as s3cr3tWord says")
-    made = a_request(typed=words)
-    (tmp_path / "log").mkdir()
-    manifest_sink, path = sink(tmp_path, made, environ, hide=Hider(environ, words))
-    manifest_sink.open(Timers())
-    manifest_sink.close()
-    assert "s3cr3tWord" not in path.read_text()
-    assert json.loads(path.read_text())["command"][1:] == ["--note=***", "as *** says"]
-
-
-def test_text_that_is_no_text_is_kept(tmp_path: Path) -> None:
-    words = ("train.py", "caf\udce9")
-    document = written(tmp_path, a_request(typed=words), {"A": "\udce9"})
-    assert document["command"] == list(words)
 
 
 # -- git --
@@ -197,11 +169,6 @@ def test_git_is_asked_when_the_ranks_have_started(repository: Path) -> None:
         "dirty": False,
     }
     assert not (repository / ".git/index.lock").exists()
-
-
-def test_a_changed_file_is_dirty(repository: Path) -> None:
-    (repository / "train.py").write_text("changed\n")
-    assert git_says(repository, lambda git: git is not None)["dirty"] is True
 
 
 def test_a_git_that_hangs_is_ended(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
