@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Mapping
 from typing import NamedTuple
 
 # A rank with one of these functions on its stack waits for others.
@@ -44,6 +45,9 @@ _OURS = tuple(
         "gloo_stores",
     )
 )
+
+_PROCESS = re.compile(r"# process (\d+): ")
+_FRAME = re.compile(r'\s+File "(.+)", line (\d+) in (.+)')
 
 
 class Frame(NamedTuple):
@@ -100,97 +104,51 @@ def of_processes(dump: str) -> dict[int, tuple[Stack, ...]]:
     ...              '(most recent call first):\n  File "b.py", line 4 in g\n')
     {9: ((Frame(function='g', file='b.py', line=4),),)}
     """
-    # Threads are listed in any order.
-    return {
-        pid: tuple(sorted(tuple(frames) for _, frames in threads))
-        for pid, threads in _threads(dump).items()
-        if threads and pid is not None
-    }
+    threads: dict[int, list[list[Frame]]] = {}
+    current: list[list[Frame]] = []
+    for line in dump.splitlines():
+        process, frame = _PROCESS.match(line), _FRAME.match(line)
+        if process is not None:
+            current = threads[int(process[1])] = []
+        elif line.startswith(("Thread ", "Current thread ")):
+            current.append([])
+        elif current and frame is not None and not frame[1].endswith(_OURS):
+            current[-1].append(Frame(frame[3], frame[1], int(frame[2])))
+    return {pid: tuple(map(tuple, stacks)) for pid, stacks in threads.items() if stacks}
 
 
 def main_thread(dump: str) -> Stack:
-    r"""Return the stack of the main thread in a DUMP by py-spy or faulthandler.
+    r"""Return the stack of the main thread of the first process in DUMP that has any.
 
-    That of its first process: what follows belongs to a child of the rank.
+    What follows belongs to a child of the rank. faulthandler begins with the youngest thread.
 
-    >>> main_thread('Thread 7 (idle): "MainThread"\n    wait (a.py:3)\n    <module> (a.py:9)\n')[0]
-    Frame(function='wait', file='a.py', line=3)
-    >>> main_thread('Current thread 0x7 (most recent call first):\n  File "a.py", line 3 in f\n')
+    >>> main_thread('# process 7: python\nCurrent thread 0x7 (most recent call first):\n'
+    ...             '  File "a.py", line 3 in f\n')
     (Frame(function='f', file='a.py', line=3),)
     """
-    return _main(next(filter(None, _threads(dump).values()), ()))
-
-
-def _threads(dump: str) -> dict[int | None, list[tuple[bool, list[Frame]]]]:
-    """Return the threads in DUMP by process: whether each is named as the main one, and its stack.
-
-    None: those before any process is named.
-    """
-    current: list[tuple[bool, list[Frame]]] = []
-    threads: dict[int | None, list[tuple[bool, list[Frame]]]] = {None: current}
-    for line in dump.splitlines():
-        word, _, remaining = line.removeprefix("# ").partition(" ")
-        number = remaining.partition(":")[0]
-        if word in {"process", "Process"} and number.isdigit():
-            current = threads[int(number)] = []
-        elif line.startswith(("Thread ", "Current thread ")):
-            current.append((line.rstrip().endswith('"MainThread"'), []))
-        elif current and line[:1].isspace():
-            frame = _frame(line.strip())
-            if frame is not None:
-                current[-1][1].append(frame)
-    return threads
-
-
-def _main(threads: Sequence[tuple[bool, list[Frame]]]) -> Stack:
-    named = [frames for is_main, frames in threads if is_main]
-    # faulthandler names no threads; it begins with the youngest.
-    return tuple(named[0] if named else threads[-1][1] if threads else ())
-
-
-def _frame(line: str) -> Frame | None:
-    if line.startswith('File "'):
-        file, _, remaining = line[6:].rpartition('", line ')
-        number, _, function = remaining.partition(" in ")
-    else:
-        function, _, remaining = line.removesuffix(")").partition(" (")
-        file, _, number = remaining.rpartition(":")
-    if not (file and number.isdigit()) or file.endswith(_OURS):
-        return None
-    return Frame(function, file, int(number))
+    return next((stacks[-1] for stacks in of_processes(dump).values()), ())
 
 
 def compare(stacks: Mapping[int, Stack], waiting: Container[int] = ()) -> StackComparison:
-    """Find the ranks that stand elsewhere than the majority; none if there is no majority.
+    """Find the ranks that stand elsewhere than most.
 
-    The ranks WAITING may wait for others, whatever function they are in.
+    They are those that do not wait where most do; else those on other lines than most. The ranks
+    WAITING may wait for others, whatever function they are in.
     """
-
-    def is_meeting(group: StackGroup) -> bool:
-        return group.is_meeting or any(rank in waiting for rank in group.ranks)
-
     known = {rank: stack for rank, stack in stacks.items() if stack}
-    if not known:
-        return StackComparison((), ())
-    # Places are reported by line, as ranks in different calls of one function are of interest. Odd
-    # ranks are found by lines, then by the user's lines, and by functions only if no majority is on
-    # the same lines.
-    places = _places(known, _exactly)
-    for key in (_exactly, _by_users_lines, _by_function, _innermost):
-        groups = _places(known, key)
-        if 2 * len(groups[-1].ranks) > len(known):
-            # A rank without a stack is not odd; nor is one that waits elsewhere, if others do not.
-            absent = [group for group in groups[:-1] if not is_meeting(group)]
-            fewer = absent if absent and is_meeting(groups[-1]) else groups[:-1]
-            odd = [rank for group in fewer for rank in group.ranks]
-            return StackComparison(places, tuple(sorted(odd)))
-    # Of two ranks, for example, the one that waits for the other is not odd.
-    absent = [place for place in places if not is_meeting(place)]
-    if 0 < len(absent) < len(places):
-        odd = [rank for place in absent for rank in place.ranks]
-        if 2 * len(odd) <= len(known):
-            return StackComparison(places, tuple(sorted(odd)))
-    return StackComparison(places, ())
+    places = _groups(known, lambda stack: stack)
+    at_work = [
+        rank
+        for place in places
+        for rank in place.ranks
+        if not place.is_meeting and rank not in waiting
+    ]
+    if 0 < 2 * len(at_work) <= len(known):
+        return StackComparison(places, tuple(sorted(at_work)))
+    # Without line numbers in libraries, where waiting code runs in loops.
+    *fewer, most = _groups(known, _without_library_lines) or (StackGroup((), ()),)
+    odd = [rank for group in fewer for rank in group.ranks]
+    return StackComparison(places, tuple(sorted(odd)) if len(most.ranks) > len(odd) else ())
 
 
 def is_in_paddle(stack: Stack) -> bool:
@@ -200,26 +158,14 @@ def is_in_paddle(stack: Stack) -> bool:
     return is_paddle and "/paddle/io/" not in file
 
 
-def _places(stacks: Mapping[int, Stack], key: Callable[[Stack], object]) -> tuple[StackGroup, ...]:
-    groups: dict[object, list[int]] = {}
-    for rank in sorted(stacks):
-        groups.setdefault(key(stacks[rank]), []).append(rank)
-    groups_ = [StackGroup(tuple(ranks), stacks[ranks[0]]) for ranks in groups.values()]
-    return tuple(sorted(groups_, key=lambda place: (len(place.ranks), place.ranks)))
-
-
-def _exactly(stack: Stack) -> object:
-    return stack
-
-
-def _by_users_lines(stack: Stack) -> object:
-    """Return STACK without line numbers in libraries, where waiting code runs in loops."""
+def _without_library_lines(stack: Stack) -> object:
     return tuple((frame.function, frame.file, frame.is_users and frame.line) for frame in stack)
 
 
-def _by_function(stack: Stack) -> object:
-    return tuple((frame.function, frame.file) for frame in stack)
-
-
-def _innermost(stack: Stack) -> object:
-    return stack[0].function, stack[0].file
+def _groups(stacks: Mapping[int, Stack], key: Callable[[Stack], object]) -> tuple[StackGroup, ...]:
+    """Return the ranks whose stacks have one KEY, the smallest group first."""
+    groups: dict[object, list[int]] = {}
+    for rank in sorted(stacks):
+        groups.setdefault(key(stacks[rank]), []).append(rank)
+    made = [StackGroup(tuple(ranks), stacks[ranks[0]]) for ranks in groups.values()]
+    return tuple(sorted(made, key=lambda place: (len(place.ranks), place.ranks)))
