@@ -18,6 +18,7 @@ from fleetrun.rundir.names import label, log_paths
 from fleetrun.sinks.rotate import Cut
 from fleetrun.sinks.writer import Writer
 
+# Read at once; a longer line is broken when several ranks are shown.
 _CHUNK = 256 * 1024
 # How often a growing file is read. The longer it is quiet, the less often, down to the quiet pace
 # (0.03 % of a core). Not inotify: removing its last watch takes the kernel 20 ms at every exit.
@@ -33,8 +34,6 @@ _SLOWER = 1.25
 _TURN_BYTES = 4 * _CHUNK
 # With several ranks, an unfinished line (a prompt, a progress bar) is shown after this long.
 _UNFINISHED_S = 0.2
-# A longer line is broken when several ranks are shown.
-_LONGEST_LINE = 1024 * 1024
 # At the end: how long to wait for a reader that accepts nothing.
 _TIMEOUT_S = 10.0
 
@@ -43,15 +42,14 @@ _TIMEOUT_S = 10.0
 _CUT_SHORT = (
     rb"(?:[\xc2-\xdf]|[\xe0-\xef][\x80-\xbf]?|[\xf0-\xf4][\x80-\xbf]{0,2}|\x1b(?:\[[0-9;?]*)?)\Z"
 )
-# After it the rank overwrites its line, prefix included.
-_REDRAW = rb"\r(?![\r\n])(?!\Z)"
+# After it another line begins, or the rank overwrites its line, prefix included.
+_BEGINS = rb"\n(?!\Z)|\r(?![\r\n]|\Z)"
 
 
 class Feed:
     """One rank's log file, read from the console's current offset.
 
-    Offsets count all bytes that the rank wrote, including those that `--log_max_size` cut off. With
-    a PREFIX, even an empty one, whole lines are shown; with PATTERN only those that match.
+    With a PREFIX, even an empty one, whole lines are shown; with PATTERN only those that match.
     """
 
     def __init__(
@@ -65,9 +63,6 @@ class Feed:
         self._prefix = prefix or b""
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._offset = 0
-        self._seen = 0
-        # The offset of the file's first byte.
-        self._base = 0
 
     # When an unfinished line is to be shown.
     due_at: float | None = None
@@ -80,54 +75,32 @@ class Feed:
 
         CURSOR is the feed that wrote the line at the console's cursor.
         """
-        size = self._base + os.fstat(self._fd).st_size
-        is_due = self.due_at is not None and self.due_at <= now
-        if (
-            size == self._seen
-            and not is_last
-            and self._by_lines
-            and self._is_in_a_line
-            and not is_due
-        ):
-            return b""
-        self._seen = size
+        size = os.fstat(self._fd).st_size
         if size < self._offset:
             # The file was truncated; the rank continues at its start.
-            self._offset = self._base
-        shown = b""
-        self._is_in_a_line = True
-        while not shown and size > self._offset:
-            body = self._cut(is_last=is_last, now=now)
-            if not body:
-                break
+            self._offset = 0
+        while size > self._offset and (body := self._cut(is_last=is_last, now=now)):
             self._offset += len(body)
-            self._is_in_a_line = False
             self.due_at = None
             if self._pattern is not None:
                 body = self._matching(body)
             shown = self._prefixed(body, cursor) if self._by_lines else body
-        return shown
-
-    _is_in_a_line = False
+            if shown:
+                return shown
+        return b""
 
     def _cut(self, *, is_last: bool, now: float) -> bytes:
         """Return the next piece as the rank wrote it; nothing while its line is incomplete."""
-        chunk = self._read(_CHUNK)
+        chunk = os.pread(self._fd, _CHUNK, self._offset)
         if not self._by_lines:
             return chunk
         end = chunk.rfind(b"\n") + 1
-        if not end and len(chunk) == _CHUNK:
-            chunk = self._read(_LONGEST_LINE)
-            end = chunk.find(b"\n") + 1
-            if not end and len(chunk) == _LONGEST_LINE:
-                return chunk
         if self._pattern is None:
             end = end or chunk.rfind(b"\r") + 1
-        if end or is_last:
+        if end or is_last or len(chunk) == _CHUNK:
             return chunk[: end or len(chunk)]
         if self._pattern is not None:
             return b""
-
         whole = re.sub(_CUT_SHORT, b"", chunk)
         if self.due_at is None or not whole:
             self.due_at = now + _UNFINISHED_S if whole else None
@@ -142,39 +115,29 @@ class Feed:
 
     def _prefixed(self, body: bytes, cursor: Feed | None) -> bytes:
         """Return BODY with the prefix before each line and each overwritten one."""
-        before = b""
         goes_on = self._is_open and cursor is self
-        if cursor is not None and cursor is not self:
-            before = b"\n"
         if self._is_open and not goes_on and body.startswith(b"\n"):
             # Another rank's output has already ended this line.
             self._is_open, body = False, body[1:]
         if not goes_on and not body.strip(b"\r"):
             return b""
-        inner = body.replace(b"\n", b"\n" + self._prefix, body.count(b"\n", 0, -1))
-        if b"\r" in body:
-            inner = re.sub(_REDRAW, b"\r" + self._prefix, inner)
-        begins = not body.startswith((b"\r", b"\n")) if goes_on else body[:1] != b"\r"
-        if begins and (not goes_on or self._is_rewound):
+        before = b"" if cursor in {None, self} else b"\n"
+        is_redrawn = body.startswith((b"\r", b"\n") if goes_on else b"\r")
+        if not is_redrawn and (not goes_on or self._is_rewound):
             before += self._prefix
         self._is_open = not body.endswith(b"\n")
         self._is_rewound = body.endswith(b"\r")
-        return before + inner
+        return before + re.sub(_BEGINS, b"\\g<0>" + self._prefix.replace(b"\\", b"\\\\"), body)
 
     @property
     def is_open(self) -> bool:
         """Whether the line that was shown last is unfinished."""
         return self._by_lines and self._is_open
 
-    def _read(self, length: int) -> bytes:
-        return os.pread(self._fd, length, self._offset - self._base)
-
     def follow(self, cut: Cut) -> int:
         """Continue behind CUT; return how many bytes can never be shown."""
-        self._base += cut.length
-        lost = max(0, self._base - self._offset)
-        self._offset += lost
-        self._seen = self._offset
+        lost = max(0, cut.length - self._offset)
+        self._offset = max(0, self._offset - cut.length)
         return lost
 
     def close(self) -> None:

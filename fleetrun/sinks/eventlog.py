@@ -32,13 +32,23 @@ from fleetrun.run.events import (
     StrategyRejected,
     StrategyReport,
     TimerExpired,
-    assert_never,
     signal_name,
 )
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Sink
 from fleetrun.rundir import eventfile, names
 from fleetrun.rundir.eventfile import Value
+
+# The names and fields of events that are written as they are.
+_PLAIN: dict[type[Happening], tuple[str, tuple[str, ...]]] = {
+    Gathered: ("restarting", ("attempt",)),
+    GatherFailed: ("start_failed", ("attempt", "why")),
+    HostStopped: ("host_stopped", ("attempt",)),
+    SourceFailed: ("source_failed", ("source", "why", "is_required")),
+    StacksRequested: ("stacks_requested", ()),
+    StrategyRejected: ("strategy_rejected", ("faults",)),
+    TimerExpired: ("timer", ()),
+}
 
 
 class EventLog(Sink):
@@ -69,102 +79,70 @@ class EventLog(Sink):
         """End the file."""
         os.close(self._fd)
 
-    def _line(self, happening: Happening) -> tuple[str, dict[str, Value]]:  # noqa: C901, PLR0911, PLR0912, RET503 - one case for each kind
+    def _line(self, happening: Happening) -> tuple[str, dict[str, Value]]:  # noqa: C901, PLR0911, PLR0912 - one case for each kind
         """Return the event name and the fields of HAPPENING's line."""
+        fields: dict[str, Value]
         match happening:
             case Started():
-                logs = map(os.path.basename, self._job.logs(happening))
-                files = dict.fromkeys(("log", "error_log")) | dict(
-                    zip(("log", "error_log"), logs, strict=False)
-                )
-                started = {"pid": happening.pid}
-                return "started", self._process(happening) | started | files
-            case Exited(pid=pid, fault=fault, peak_bytes=peak):
-                fields = {
-                    "pid": pid,
-                    **_status(happening),
-                    "fault": fault or None,
-                    "peak_bytes": peak,
-                }
-                return "exited", self._process(happening) | fields
+                files = (*map(os.path.basename, self._job.logs(happening)), None)
+                fields = {"pid": happening.pid, "log": files[0], "error_log": files[1]}
+                return "started", self._process(happening) | fields
+            case Exited(fault=fault):
+                fields = _fields(happening, "pid", "peak_bytes") | {"fault": fault or None}
+                return "exited", self._process(happening) | _status(happening) | fields
             case Overdue(exited=exited):
                 failed = self._names(sorted(exited.also_failed))
                 return "overdue", {**self._process(exited), "failed": failed}
-            case Interrupted(signum=signum):
-                return "interrupted", {"signal": signal_name(signum)}
             case RootCauses(exits=exits):
                 first = policy.culprit(exits)
+                fields = {"error": first.error or None, "failed_at": policy.failed_at(first)}
                 failed = self._names(exited.process for exited in exits)
                 return "root_cause", {
-                    **(self._process(first) | _status(first)),
-                    "error": first.error or None,
-                    "failed_at": policy.failed_at(first),
+                    **(self._process(first) | _status(first) | fields),
                     "failed": failed,
                 }
+            case Interrupted(signum=signum):
+                return "interrupted", {"signal": signal_name(signum)}
             case SignalAll(signum=signum, spared=spared):
-                return "signalled", {
-                    "signal": signal_name(signum),
-                    "spared": self._names(sorted(spared)),
-                }
-            case TimerExpired():
-                return "timer", {}
-            case Hung(places=places):
-                return "hung", {
+                names_of = self._names(sorted(spared))
+                return "signalled", {"signal": signal_name(signum), "spared": names_of}
+            case Hung(places=places, collectives=collectives):
+                return "hung", _fields(happening, "odd", "stacks", "unreached") | {
                     "seconds": round(happening.seconds, 1),
-                    "odd": happening.odd,
                     "places": [{"who": ranks, "where": place} for ranks, place in places],
-                    "stacks": happening.stacks,
-                    "unreached": happening.unreached,
-                    "collectives": [
-                        {"who": ranks, "text": text} for ranks, text in happening.collectives
-                    ],
+                    "collectives": [{"who": ranks, "text": text} for ranks, text in collectives],
                 }
             case Ready(process=process, attempt=attempt):
                 return "ready", {"process": self._names([process])[0], "attempt": attempt}
-            case Gathered():
-                return "restarting", _fields(happening, "attempt")
-            case GatherFailed():
-                return "start_failed", _fields(happening, "attempt", "why")
-            case StacksRequested():
-                return "stacks_requested", {}
-            case RunWarning(what=what, text=text, labels=labels):
-                return "warning", {"what": what, "who": labels, "text": text}
+            case RunWarning(labels=labels):
+                return "warning", _fields(happening, "what", "text") | {"who": labels}
             case Recovered():
-                text = f"{happening.describe()}."
                 fields = _fields(happening, "attempt", "seconds", "why")
-                return "recovered", {**fields, "text": text}
-            case StrategyReport(silent=silent, ranks_equal=ranks_equal):
-                return "strategy_report", {
-                    "verdicts": [verdict._asdict() for verdict in happening.verdicts],
-                    "silent": silent,
-                    "ranks_equal": ranks_equal,
-                }
+                return "recovered", fields | {"text": f"{happening.describe()}."}
+            case StrategyReport(verdicts=verdicts):
+                fields = _fields(happening, "silent", "ranks_equal")
+                return "strategy_report", fields | {"verdicts": [v._asdict() for v in verdicts]}
             case StopRequested(is_fenced=True):
                 return "fenced", {}
             case StopRequested(attempt=attempt, failure=failure):
-                fields = {"attempt": attempt, **_failure(failure), "is_final": False}
-                return "peer_failed", fields
+                fields = {"attempt": attempt, "is_final": False}
+                return "peer_failed", _failure(failure) | fields
             case JobVerdict(attempt=attempt, failure=None, is_here=False):
                 return "peers_done", {"attempt": attempt}
-            case HostStopped():
-                return "host_stopped", _fields(happening, "attempt")
-            case JobVerdict(attempt=attempt, failure=failure, is_final=is_final):
-                given_up = {"is_final": is_final, "given_up": happening.given_up or None}
-                return "job_verdict", {"attempt": attempt, **_failure(failure), **given_up}
-            case SourceFailed():
-                return "source_failed", _fields(happening, "source", "why", "is_required")
-            case StrategyRejected():
-                return "strategy_rejected", _fields(happening, "faults")
+            case JobVerdict(failure=failure):
+                fields = {"given_up": happening.given_up or None}
+                return "job_verdict", (
+                    _fields(happening, "attempt", "is_final") | _failure(failure) | fields
+                )
             case Finished(outcome=outcome):
-                return "finished", {
-                    "exit_code": outcome.exit_code,
+                return "finished", _fields(outcome, "exit_code", "attempts") | {
                     "verdict": outcome.describe(),
-                    "attempts": outcome.attempts,
                     "given_up": outcome.given_up or None,
                     "stuck": self._names(outcome.stuck),
                 }
-            case _:  # pragma: no cover - there are no others
-                assert_never(happening)
+            case _:
+                name, keys = _PLAIN[type(happening)]
+                return name, _fields(happening, *keys)
 
     def _names(self, processes: Iterable[int]) -> list[str]:
         return [self._job.plan.processes[process].name for process in processes]
@@ -180,10 +158,8 @@ class EventLog(Sink):
 
 def _status(exited: Exited) -> dict[str, Value]:
     signum = exited.status.signum
-    return {
-        "code": exited.status.code,
-        "signal": None if signum is None else signal_name(signum),
-    }
+    name = None if signum is None else signal_name(signum)
+    return {"code": exited.status.code, "signal": name}
 
 
 def _fields(value: Any, *keys: str) -> dict[str, Value]:  # noqa: ANN401 - a NamedTuple of any kind

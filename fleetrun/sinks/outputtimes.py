@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from dataclasses import dataclass
 
 from fleetrun.run.events import Finished, Gathered, Happening, Started
 from fleetrun.run.loop import Waiting
@@ -18,9 +19,9 @@ from fleetrun.rundir.folder import append_whole
 from fleetrun.sinks.rotate import Cut
 
 _PACE_S = 0.1
-# Once no log has grown for a while, the next check comes after a tenth of that time, but not later
-# than this: eight quiet ranks cost 0.1 % of a core.
-_QUIET_PACE_S = 0.5
+# After each check that finds nothing new the pause is longer, up to this: eight quiet ranks cost
+# 0.1 % of a core.
+_SLOWER, _QUIET_PACE_S = 1.1, 0.5
 # The clock of file times may lag by this much.
 _TICK_MS = 20
 # With very many logs, checks are so rare that they take at most 0.5 % of a core.
@@ -29,17 +30,14 @@ _REST = 200
 _LENGTHY = 64 * 1024 * 1024
 
 
+@dataclass(slots=True)
 class _WatchedLog:
-    """A log that may grow: its number, its path, and how much was ever written to it."""
+    """A log that may grow: how much was ever written to it, and how much of that is in archives."""
 
-    __slots__ = ("base", "number", "offset", "path")
-
-    def __init__(self, number: int, path: str) -> None:
-        self.number = number
-        self.path = path
-        self.offset = 0
-        # How much is in archives.
-        self.base = 0
+    number: int
+    path: str
+    offset: int = 0
+    base: int = 0
 
 
 class OutputTimes(Sink):
@@ -49,7 +47,7 @@ class OutputTimes(Sink):
         self._job = job
         self._fd = -1
         self._size = 0
-        self._grown_at = 0.0
+        self._pace_s = _PACE_S
         self._base_ms = 0
         self._looked_at_ms = 0
         self._count = 0
@@ -101,12 +99,11 @@ class OutputTimes(Sink):
         if self._fd < 0:
             return
         begin = time.monotonic()
-        if self._note():
-            self._grown_at = begin
-        end = time.monotonic()
-        least = min(max(_PACE_S, (begin - self._grown_at) / 10), _QUIET_PACE_S)
-        pace = max(least, (end - begin) * _REST) * 2 ** (self._size // _LENGTHY)
-        self._waiting.timer("look", begin + pace, self._look)
+        has_grown = self._note()
+        took_s = time.monotonic() - begin
+        self._pace_s = _PACE_S if has_grown else min(_SLOWER * self._pace_s, _QUIET_PACE_S)
+        pace_s = max(self._pace_s, took_s * _REST) * 2 ** (self._size // _LENGTHY)
+        self._waiting.timer("look", begin + pace_s, self._look)
 
     def _note(self) -> bool:
         """Record which logs have grown; return whether any has."""

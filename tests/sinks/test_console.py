@@ -62,14 +62,6 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
     made.close()
 
 
-def test_a_piece_that_ends_in_a_return_is_shown_at_once(ranks: Ranks) -> None:
-    ranks.write(0, b"10%\r")
-    assert ranks.shown == b"[0] 10%\r"
-    ranks.write(0, b"20%\r")
-    ranks.write(0, b"done\n")
-    assert ranks.shown == b"[0] 10%\r[0] 20%\r[0] done\n"
-
-
 def test_a_bar_that_returns_before_it_is_drawn_keeps_its_prefix(ranks: Ranks) -> None:
     # tqdm writes like this.
     for share in (b"\r 10%|#", b"\r 20%|##"):
@@ -86,28 +78,6 @@ def test_a_piece_without_an_end_is_shown_after_a_while(ranks: Ranks) -> None:
     assert ranks.shown == b"[0] name? "
     ranks.write(0, b"thanks\nnext\n")
     assert ranks.shown == b"[0] name? thanks\n[0] next\n"
-
-
-def test_a_line_that_is_written_in_pieces_is_shown_whole(ranks: Ranks) -> None:
-    for piece in (b"loss", b" 0.5", b"\n"):
-        ranks.write(0, piece)
-        ranks.write(1, b"x\n")
-    assert ranks.shown == b"[1] x\n[1] x\n[0] loss 0.5\n[1] x\n"
-
-
-def test_another_ranks_line_stands_on_a_line_of_its_own(ranks: Ranks) -> None:
-    ranks.write(0, b"name? ")
-    ranks.wait()
-    ranks.write(1, b"hello\n")
-    ranks.write(0, b"thanks\n")
-    assert ranks.shown == b"[0] name? \n[1] hello\n[0] thanks\n"
-
-
-def test_a_bar_goes_on_below_another_ranks_line(ranks: Ranks) -> None:
-    ranks.write(0, b"10%\r")
-    ranks.write(1, b"hello\n")
-    ranks.write(0, b"20%\r")
-    assert ranks.shown == b"[0] 10%\r\n[1] hello\n[0] 20%\r"
 
 
 @pytest.mark.parametrize(("before", "rest"), [(b"10%\r", b"\nnext\n"), (b"10%", b"\nnext\n")])
@@ -144,12 +114,6 @@ def test_half_a_letter_and_half_a_colour_wait(
     ranks.write(0, rest)
     ranks.wait()
     assert ranks.shown == b"[0] " + first + held + rest
-
-
-def test_what_is_held_back_is_shown_at_the_end(ranks: Ranks) -> None:
-    ranks.write(0, b"end \xc3")
-    ranks.look(is_last=True)
-    assert ranks.shown == b"[0] end \xc3"
 
 
 def seen(shown: bytes) -> list[bytes]:

@@ -10,7 +10,7 @@ import plans
 import pytest
 from timers import Timers
 
-from fleetrun.run.events import Finished, Gathered, Outcome, Started
+from fleetrun.run.events import Started
 from fleetrun.rundir import names, outputtimes
 from fleetrun.sinks.outputtimes import OutputTimes
 from fleetrun.sinks.rotate import Cut
@@ -82,24 +82,6 @@ def test_a_file_server_with_another_clock_does_not_count(noted: Noted, skew_s: f
     assert before <= at <= time.time() * 1000
 
 
-def test_looks_are_at_most_ten_a_second(noted: Noted) -> None:
-    before = time.monotonic()
-    noted.look()
-    at, _ = noted.timers.set["look"]
-    assert at >= before + 0.1
-
-
-def test_another_attempt_has_logs_of_its_own(noted: Noted) -> None:
-    noted.write("workerlog.0", b"first")
-    noted.sink.on_event(Gathered(1, noted.plan, 0.0))
-    noted.start(1)
-    noted.write("workerlog.0.attempt1", b"again")
-    noted.sink.on_event(Finished(Outcome(None), 0.0))
-    told = noted.told()
-    assert told["workerlog.0"].offsets == [5]
-    assert told["workerlog.0.attempt1"].offsets == [5]
-
-
 def test_offsets_count_what_was_moved(noted: Noted) -> None:
     log = noted.run / "workerlog.0"
     noted.write("workerlog.0", b"x" * 100)
@@ -111,18 +93,3 @@ def test_offsets_count_what_was_moved(noted: Noted) -> None:
     told = noted.told()["workerlog.0"]
     assert told.offsets == [100, 101]
     assert told.cuts == [100]
-
-
-def test_a_log_that_somebody_removed_is_left_alone(noted: Noted) -> None:
-    (noted.run / "workerlog.0").unlink()
-    noted.write("workerlog.1", b"x")
-    noted.look()
-    assert noted.told()["workerlog.1"].offsets == [1]
-
-
-def test_a_log_that_somebody_emptied_begins_anew(noted: Noted) -> None:
-    noted.write("workerlog.0", b"long ago")
-    noted.look()
-    (noted.run / "workerlog.0").write_bytes(b"now")
-    noted.look()
-    assert noted.told()["workerlog.0"].offsets == [3]

@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from timers import Timers
 
-from fleetrun.model import ExitStatus
-from fleetrun.run.events import Exited, Finished, Outcome, Started
+from fleetrun.run.events import Started
 from fleetrun.sinks.console import Feed
 from fleetrun.sinks.rotate import Rotation
 
@@ -56,9 +55,8 @@ class Rank:
         assert os.write(self._fd, data) == len(data)
 
     def look(self) -> None:
-        """Let some time pass, in which a copy comes to its end."""
-        for _ in range(12):
-            assert self.timers.elapse("look")
+        """Let some time pass."""
+        assert self.timers.elapse("look")
 
     def show(self, *, is_last: bool = True) -> None:
         """Show all that the console would show now."""
@@ -105,13 +103,6 @@ def test_s68_the_newest_parts_are_kept_and_all_is_shown(rank: Rank) -> None:
     assert rank.remarks == []
 
 
-def test_a_log_within_the_limit_is_left_alone(rank: Rank) -> None:
-    rank.write(b"x" * LIMIT)
-    rank.look()
-    assert rank.cuts == []
-    assert rank.parts() == [b"x" * LIMIT]
-
-
 def test_a_line_is_not_torn_unless_it_never_ends(rank: Rank) -> None:
     rank.write(lines(8000) + b"half")
     rank.look()
@@ -146,19 +137,6 @@ def test_somebody_may_empty_the_file(rank: Rank) -> None:
     rank.show()
     assert rank.shown == lines(8000) + b"more\nagain\n"
     assert rank.remarks == []
-
-
-def test_a_copy_that_is_not_finished_leaves_everything_as_it_was(rank: Rank) -> None:
-    # More than is copied in one turn.
-    rank.write(written := b"x" * (20 << 20))
-    rank.rotation._max_bytes = 16 << 20
-    assert rank.timers.elapse("look")
-    assert Path(f"{rank.path}.part").exists()
-    end = Exited(0, "rank 0", ExitStatus(0), 1.0)
-    rank.rotation.on_event(end)
-    rank.rotation.on_event(Finished(Outcome(None, (end,)), 1.0))
-    assert rank.parts() == [written]
-    assert os.listdir(os.path.dirname(rank.path)) == ["workerlog.0"]
 
 
 def test_another_attempt_has_another_file(rank: Rank) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +11,6 @@ import plans
 import pytest
 from timers import Timers
 
-from fleetrun.errors import EnvironmentFault
 from fleetrun.model import SharedLogs
 from fleetrun.run.events import Gathered, Started
 from fleetrun.rundir import names
@@ -76,31 +73,6 @@ def test_the_names_users_know_lead_to_the_last_launch(tmp_path: Path) -> None:
     assert (tmp_path / "log/runs/1/workerlog.1").read_text() == "log/runs/1 rank 1\n"
 
 
-def test_endpoints_are_written_as_paddle_does(tmp_path: Path) -> None:
-    launch(plan(tmp_path, "1"))
-    text = (tmp_path / "log" / "endpoints.log").read_text()
-    assert text == "PADDLE_TRAINER_ENDPOINTS: \n127.0.0.1:6070\n127.0.0.1:6071"
-
-
-def test_s70_no_secret_is_written(tmp_path: Path) -> None:
-    launch(plan(tmp_path, "1"))
-    texts = [path.read_text() for path in (tmp_path / "log" / "latest").iterdir()]
-    assert not [text for text in texts if "s3cret" in text]
-    assert any("***" in text for text in texts)
-
-
-def test_the_plan_is_written_down(tmp_path: Path) -> None:
-    launch(plan(tmp_path, "1"))
-    document = json.loads((tmp_path / "log/latest/plan.json").read_text())
-    assert document["env"]["SAME"] == "for all"
-    assert document["processes"][1]["env"] == {
-        "PADDLE_TRAINER_ID": "1",
-        "PADDLE_CURRENT_ENDPOINT": "127.0.0.1:6071",
-        "FLAGS_selected_gpus": "1",
-    }
-    assert document["processes"][1]["argv"] == ["python", "train.py"]
-
-
 def test_what_paddle_left_there_is_kept(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.mkdir()
@@ -118,14 +90,6 @@ def test_old_launches_go_but_only_launches(tmp_path: Path) -> None:
     for run in "12345":
         launch(plan(tmp_path, run), keep=3)
     assert runs(tmp_path) == ["0-notes", "3", "4", "5"]
-
-
-def test_overwriting_keeps_this_one_alone(tmp_path: Path) -> None:
-    for run in "123":
-        launch(plan(tmp_path, run))
-    (tmp_path / "log/runs/1/deep/er").mkdir(parents=True)
-    launch(plan(tmp_path, "4"), overwrite=True)
-    assert runs(tmp_path) == ["4"]
 
 
 def test_a_launch_that_goes_on_is_not_removed_nor_are_its_names(tmp_path: Path) -> None:
@@ -151,21 +115,6 @@ def test_names_of_more_ranks_than_there_are_now_go(
     launch(plan(tmp_path, later, ranks=2))
     files = sorted(path.name for path in (tmp_path / "log").iterdir())
     assert files == ["endpoints.log", "latest", "runs", "workerlog.0", "workerlog.1"]
-
-
-def test_the_names_of_a_later_launch_stay(tmp_path: Path) -> None:
-    first = begin(plan(tmp_path, "1", ranks=1))
-    begin(plan(tmp_path, "2", ranks=3), log=lambda _: None).close()
-    first.close()
-    assert (tmp_path / "log" / "workerlog.2").read_text() == "log/runs/2 rank 2\n"
-
-
-def test_another_attempt_has_its_own_log(tmp_path: Path) -> None:
-    made = plan(tmp_path, "1")
-    rundir = begin(made)
-    rundir.on_event(Started(0, "rank 0", 200, 1.0, attempt=1))
-    rundir.close()
-    assert (tmp_path / "log" / "workerlog.0").readlink().name == "workerlog.0.attempt1"
 
 
 def test_the_log_of_a_host_that_came_later_is_found_by_the_jobs_own_count(tmp_path: Path) -> None:
@@ -212,18 +161,6 @@ def test_the_part_of_another_host_stays_where_ours_is_withdrawn(tmp_path: Path) 
     assert (theirs / "workerlog.1").exists()
 
 
-def test_a_folder_that_cannot_be_is_said_before_anything_starts(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("a file")
-    with pytest.raises(EnvironmentFault, match=r"File exists.*--log_dir"):
-        RunDirectory(plans.job(plan(tmp_path, "1"))).prepare()
-
-
-def test_no_launch_takes_the_folder_of_another(tmp_path: Path) -> None:
-    begin(plan(tmp_path, "1"))
-    with pytest.raises(EnvironmentFault, match="File exists"):
-        RunDirectory(plans.job(plan(tmp_path, "1"))).prepare()
-
-
 def test_what_is_told_of_a_launch_is_its_owners_and_the_rest_follows_the_umask(
     tmp_path: Path,
 ) -> None:
@@ -239,28 +176,6 @@ def test_what_is_told_of_a_launch_is_its_owners_and_the_rest_follows_the_umask(
         assert {stat.S_IMODE((run_dir / name).stat().st_mode) for name in private} == {0o600}
         assert stat.S_IMODE(run_dir.stat().st_mode) == folder
         assert stat.S_IMODE((run_dir / "endpoints.log").stat().st_mode) == log
-
-
-def test_copies_and_folders_with_a_file_called_lock_stay(tmp_path: Path) -> None:
-    launch(plan(tmp_path, "1"))
-    where = tmp_path / "log/runs"
-    shutil.copytree(where / "1", where / "0-best")
-    (where / "0-mine").mkdir()
-    (where / "0-mine/lock").write_text("4711\n")
-    (where / "0-link").mkdir()
-    (where / "0-link/lock").symlink_to(where / "1/lock")
-    (where / "0-pipe").mkdir()
-    os.mkfifo(where / "0-pipe/lock")
-    launch(plan(tmp_path, "2"), overwrite=True)
-    assert runs(tmp_path) == ["0-best", "0-link", "0-mine", "0-pipe", "2"]
-
-
-def test_a_log_folder_may_be_a_link_of_ones_own(tmp_path: Path) -> None:
-    (tmp_path / "disk/runs").mkdir(parents=True)
-    (tmp_path / "log").symlink_to("disk")
-    launch(plan(tmp_path, "1"))
-    assert (tmp_path / "disk/runs/1/plan.json").exists()
-    assert (tmp_path / "log/latest/plan.json").exists()
 
 
 def test_what_somebody_puts_in_the_way_of_a_file_is_not_written_through(tmp_path: Path) -> None:

@@ -25,8 +25,6 @@ _AFTER_S = 5.0
 _SOON_S = 0.5
 # SIGKILL takes effect by then, even on a busy host.
 _END_S = 3.0
-_LISTENING_FD = 3
-_BACKLOG = 16
 
 
 class Metrics(Sink):
@@ -35,40 +33,33 @@ class Metrics(Sink):
     def __init__(self, job: ObservedJob) -> None:
         self._job = job
         self._period_s, self._port = job.request.metrics_period_s, job.request.metrics_port
-        self._socket: _socket.socket | None = None
         self._pid = 0
         self._pidfd = -1
 
     def prepare(self) -> None:
-        """Bind the port; if that fails, warn and go on, as a job does not need metrics.
+        """Try the port; if it is in use, warn and go on, as a job does not need metrics.
 
         Raises EnvironmentFault if prometheus-client is not installed.
         """
         if self._port is None:
             return
         _check_library()
-        self._socket = _socket.socket()
-        self._socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
+        tried = _socket.socket()
+        tried.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
         try:
-            self._socket.bind(("", self._port))
-            self._socket.listen(_BACKLOG)
+            tried.bind(("", self._port))
         except OSError as error:
-            self.withdraw()
             self._job.log(
                 f"--metrics_port={self._port} cannot be used ({error.strerror}): the metrics of "
                 "this job are not served, metrics.jsonl has them."
             )
-
-    def withdraw(self) -> None:
-        """Close the port."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+            self._port = None
+        tried.close()
 
     def open(self, waiting: Waiting) -> None:
         """Schedule the start of the measuring process."""
         self._waiting = waiting
-        after = min(self._period_s, _SOON_S if self._socket is not None else _AFTER_S)
+        after = min(self._period_s, _AFTER_S if self._port is None else _SOON_S)
         waiting.timer("begin", time.monotonic() + after, self._begin)
 
     def on_event(self, happening: Happening) -> None:
@@ -82,18 +73,10 @@ class Metrics(Sink):
         if self._pidfd >= 0:
             poll(_END_S, self._pidfd)
             self._forget()
-        self.withdraw()
 
     def _begin(self) -> None:
-        fds: list[tuple[int | str, ...]] = [
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
-            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_RDWR, 0),
-            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_RDWR, 0),
-        ]
-        if self._socket is not None:
-            fds.append((os.POSIX_SPAWN_DUP2, self._socket.fileno(), _LISTENING_FD))
-        listening_fd = _LISTENING_FD if self._socket is not None else None
-        words = (self._job.folder.path, os.getpid(), self._period_s, listening_fd)
+        fds = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
+        words = (self._job.folder.path, os.getpid(), self._period_s, self._port)
         code = f"from fleetrun.sinks.metrics import measure; measure.main{words!r}"
         self._pid = os.posix_spawn(
             sys.executable,
@@ -112,8 +95,6 @@ class Metrics(Sink):
     def _on_end(self) -> None:
         """Warn that metrics have ended; the job goes on."""
         self._forget()
-        # Close the port, so that clients are refused instead of waiting.
-        self.withdraw()
         self._job.log(
             "The process that measures the job has ended; the job goes on without metrics."
         )

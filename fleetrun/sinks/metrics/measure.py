@@ -22,21 +22,19 @@ _NICE = 10
 _LENGTHY = 64 * 1024 * 1024
 
 
-def main(run_dir: str, launcher: int, period_s: float, listening_fd: int | None) -> None:
+def main(run_dir: str, launcher: int, period_s: float, port: int | None) -> None:
     """Measure the job of RUN_DIR for as long as LAUNCHER is alive."""
     libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
     libc.prctl(libc.PR_SET_NAME, b"fleetrun-meter")
     if os.getppid() == launcher:
         os.nice(_NICE)
-        run(run_dir, period_s, listening_fd)
+        run(run_dir, period_s, port)
 
 
-def run(run_dir: str, period_s: float, listening_fd: int | None) -> None:
+def run(run_dir: str, period_s: float, port: int | None) -> None:
     """Measure the job of RUN_DIR every PERIOD_S seconds until this process is killed."""
     meter = Meter(run_dir, period_s)
-    exporter = None
-    if listening_fd is not None:
-        exporter = openmetrics.Exporter(listening_fd)
+    exporter = None if port is None else openmetrics.Exporter(port)
     path = os.path.join(run_dir, names.METRICS)
     written_at = 0.0
     size = 0

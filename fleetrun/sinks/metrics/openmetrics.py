@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Iterator
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from fleetrun.rundir.metricsfile import MetricsRecord
 from fleetrun.rundir.runs import Run
@@ -42,29 +39,19 @@ _SYSTEM_COUNTERS: _Rows = (
     ("network_received_bytes", "Received by the host.", "network_received_bytes"),
     ("network_sent_bytes", "Sent by the host.", "network_sent_bytes"),
 )
-_TIMEOUT_S = 5.0
 
 
 class Exporter:
-    """Serves the record of the last `update` at the socket LISTENING_FD, in threads."""
+    """Serves the record of the last `update` at PORT, in threads; OSError if that is in use."""
 
-    def __init__(self, listening_fd: int) -> None:
+    def __init__(self, port: int) -> None:
         # An optional dependency, hence Any; without it, nothing gets here.
-        from prometheus_client import CollectorRegistry, make_wsgi_app
+        from prometheus_client import CollectorRegistry, start_http_server
 
         self._newest: tuple[Run, MetricsRecord] | None = None
         registry: Any = CollectorRegistry()
         registry.register(self)
-        listening = socket.socket(fileno=listening_fd)
-        server = WSGIServer(listening.getsockname()[:2], _Handler, bind_and_activate=False)
-        server.socket.close()
-        server.socket = listening
-        # As binding would have set them.
-        server.server_name, server.server_port = socket.gethostname(), listening.getsockname()[1]
-        server.setup_environ()
-        application: Any = make_wsgi_app(registry)
-        server.set_app(application)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        start_http_server(port, registry=registry)
 
     def update(self, run: Run, record: MetricsRecord) -> None:
         """Serve RECORD of RUN from now on."""
@@ -129,15 +116,3 @@ def _add(family: Any, labels: list[str], value: float | None) -> None:  # noqa: 
 
 def _ratio(percent: float | None) -> float | None:
     return None if percent is None else percent / 100
-
-
-class _Handler(WSGIRequestHandler):
-    # A client that connects and sends nothing must not hold up others.
-    timeout = _TIMEOUT_S
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, ANN401 - the base's
-        """Write no line for each request."""
-
-    def address_string(self) -> str:
-        """Return the address without a DNS lookup."""
-        return str(self.client_address[0])

@@ -94,20 +94,6 @@ def test_what_ranks_use_is_written_and_served(tmp_path: Path) -> None:
     assert (job.folder / "log" / "latest" / names.METRICS).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_short_job_is_not_measured(tmp_path: Path) -> None:
-    job = Command(tmp_path, "exit 0")
-    assert job.run().code == 0
-    assert records(job) == []
-
-
-def test_other_attempts_are_measured_too(tmp_path: Path) -> None:
-    code = f"if os.environ['PADDLE_RESTART_COUNT'] == '1':\n    exec('''{TRAIN}''')\nsys.exit(5)"
-    job = Command.python(tmp_path, code, OFTEN, "--max_restart=1")
-    launcher = job.start()
-    until(lambda: any(record.attempt == 1 and len(record.ranks) == 2 for record in records(job)))
-    assert job.release(launcher).code == 5
-
-
 def test_the_job_goes_on_without_it(tmp_path: Path) -> None:
     [port] = free(1)
     job = Command.python(tmp_path, TRAIN, OFTEN, f"--metrics_port={port}")
@@ -160,14 +146,6 @@ def test_a_job_whose_port_is_taken_runs_with_a_warning_and_is_measured(tmp_path:
         f"fleetrun: --metrics_port={port} cannot be used (Address already in use): the metrics of "
         "this job are not served, metrics.jsonl has them.\n"
     )
-
-
-def test_a_port_without_metrics_is_a_slip(tmp_path: Path) -> None:
-    words = ("--metrics_port=9400", "--metrics_period=0")
-    done = Command(tmp_path, "touch born", *words).run()
-    assert done.code == 2
-    assert "--metrics_period=0 measures nothing" in done.stderr
-    assert not (tmp_path / "born").exists()
 
 
 def test_without_the_library_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
