@@ -192,111 +192,100 @@ def table(records: Iterable[FlightRecord], most: int) -> list[tuple[FlightRecord
 # Who waits for whom -------------------------------------------------------------------------------
 
 
-def _waits(records: Mapping[int, FlightRecord], until: float) -> list[Wait]:
-    """Return the oldest open collective of each channel of each rank.
+class _OpenCalls(NamedTuple):
+    """The calls of a rank that are not known to be done, each with the ranks it waits for."""
 
-    Of asynchronous ones, which may be done, also the oldest that a rank has not entered. Paddle
-    calls complete at once what runs in the stream of computation: it is open if a rank that it
-    needs has not entered it.
-    """
-    last = {rank: record.last for rank, record in records.items()}
-    opened = {rank: _opened(record, last) for rank, record in records.items()}
-    stuck = {
-        (call.channel, call.sequence)
-        for record in opened.values()
-        for call in record.collectives
-        if call.is_open and record.settled_at - call.issued_at > _SETTLED_S
-    }
-    done = {
-        (call.channel, call.sequence)
-        for record in opened.values()
-        for call in record.collectives
-        if call.done_at is not None and call.root < 0 and not call.channel.is_pair
-    }
-    waits = []
-    for rank, record in sorted(opened.items()):
-        seen: set[tuple[CollectiveChannel, bool]] = set()
-        oldest = _oldest_open(record)
-        for call in record.collectives:
-            place = call.channel, call.sequence
-            if not call.is_open or call.issued_at > until or (call.channel, True) in seen:
-                continue
-            if call.state == ASYNCHRONOUS and place in done - stuck:
-                # Its rank has not looked since.
-                continue
-            missing = tuple(_absent(rank, call, last))
-            if (call.channel, bool(missing)) not in seen:
-                seen.add((call.channel, bool(missing)))
-                holds_up = bool(missing) or call.state == BLOCKING or place in stuck
-                behind = tuple(_behind(rank, call, opened)) if call == oldest else ()
-                waits.append(Wait(rank, call, missing, holds_up, behind))
-    return waits
+    calls: tuple[tuple[Collective, tuple[int, ...]], ...]
+    # When the rank, or who is missing, last showed that they are still open.
+    seen_at: float
+
+    def is_seen_open(self, call: Collective) -> bool:
+        """Whether CALL was seen open some time after it was issued."""
+        return self.seen_at - call.issued_at > _SETTLED_S
 
 
 def _opened(
     record: FlightRecord, last: Mapping[int, Mapping[CollectiveChannel, int]]
-) -> FlightRecord:
-    """Return RECORD, its calls open from the first one that needs a rank which has not entered it.
+) -> _OpenCalls:
+    """Return the open calls of RECORD; LAST has the newest call of each rank and channel.
 
-    What a device is given after such a call waits for it.
+    Paddle calls complete at once what runs in the stream of computation. It is open from the first
+    call on that needs a rank which has not entered it: a device runs its calls in order.
     """
-    calls = list(record.collectives)
-    for place, call in enumerate(calls):
-        if (
-            call.state == ASYNCHRONOUS
-            and call.done_at is not None
-            and _is_needed(record, call, last)
-        ):
-            calls[place:] = (
-                later._replace(done_at=None) if later.state == ASYNCHRONOUS else later
-                for later in calls[place:]
-            )
-            return record._replace(collectives=tuple(calls), settled_at=math.inf)
-    return record
+    calls = []
+    seen_at = record.settled_at
+    for call in record.collectives:
+        members, channel = _peers(record.rank, call.channel)
+        absent = [m for m in members if m in last and last[m].get(channel, 0) < call.sequence]
+        if call.state == ASYNCHRONOUS and call.done_at is not None:
+            if _is_needed(record.rank, call, absent):
+                seen_at = math.inf
+            if seen_at < math.inf:
+                continue
+        elif not call.is_open:
+            continue
+        calls.append((call, tuple(absent)))
+    return _OpenCalls(tuple(calls), seen_at)
 
 
-def _is_needed(
-    record: FlightRecord, call: Collective, last: Mapping[int, Mapping[CollectiveChannel, int]]
-) -> bool:
-    """Whether the rank of RECORD cannot complete CALL without a rank that has not entered it."""
-    absent = [*_absent(record.rank, call, last)]
+def _waits(records: Mapping[int, FlightRecord], until: float) -> list[Wait]:
+    """Return the oldest open collective of each channel of each rank.
+
+    Of asynchronous ones, which may be done, also the oldest that a rank has not entered.
+    """
+    last = {rank: record.last for rank, record in records.items()}
+    opened = {rank: _opened(record, last) for rank, record in sorted(records.items())}
+    stuck = {
+        (call.channel, call.sequence)
+        for rank in opened.values()
+        for call, _ in rank.calls
+        if rank.is_seen_open(call)
+    }
+    done = {
+        (call.channel, call.sequence)
+        for rank, record in records.items()
+        for call in {*record.collectives} - {call for call, _ in opened[rank].calls}
+        if call.done_at is not None and call.root < 0 and not call.channel.is_pair
+    }
+    waits = []
+    for rank, own in opened.items():
+        seen: set[tuple[CollectiveChannel, bool]] = set()
+        for at, (call, missing) in enumerate(own.calls):
+            place, kind = (call.channel, call.sequence), (call.channel, bool(missing))
+            # Of one that is done elsewhere, its rank has not looked since.
+            is_done = call.state == ASYNCHRONOUS and place in done - stuck
+            if is_done or call.issued_at > until or {kind, (call.channel, True)} & seen:
+                continue
+            seen.add(kind)
+            holds_up = bool(missing) or call.state == BLOCKING or place in stuck
+            behind = () if at else tuple(_behind(rank, call, opened))
+            waits.append(Wait(rank, call, missing, holds_up, behind))
+    return waits
+
+
+def _is_needed(rank: int, call: Collective, absent: Sequence[int]) -> bool:
+    """Whether RANK cannot complete CALL without one of the ABSENT, which have not entered it."""
     operation = call.operation.partition(" ")[0]
     if operation == "send":
         # A buffer may have taken it.
         return False
     if operation in _FROM_ALL:
-        return record.rank == call.root and bool(absent)
+        return rank == call.root and bool(absent)
     return call.root in absent if call.root >= 0 else bool(absent)
 
 
-def _absent(
-    rank: int, call: Collective, last: Mapping[int, Mapping[CollectiveChannel, int]]
-) -> Iterator[int]:
-    """Yield the ranks whose LAST call of the same channel came before CALL."""
-    members, channel = _peers(rank, call.channel)
-    for member in members:
-        if member in last and last[member].get(channel, 0) < call.sequence:
-            yield member
-
-
-def _behind(rank: int, call: Collective, records: Mapping[int, FlightRecord]) -> Iterator[int]:
+def _behind(rank: int, call: Collective, opened: Mapping[int, _OpenCalls]) -> Iterator[int]:
     """Yield the ranks that have also issued CALL, but after one that is still open on a device."""
     members, channel = _peers(rank, call.channel)
     for member in members:
-        record = records.get(member)
-        first = None if record is None else _oldest_open(record)
-        if record is None or first is None or first.state != ASYNCHRONOUS:
-            continue
-        later = record.collectives[record.collectives.index(first) + 1 :]
-        # It may have finished unless its rank has seen it open for some time.
-        if record.settled_at - first.issued_at > _SETTLED_S and any(
-            (other.channel, other.sequence) == (channel, call.sequence) for other in later
+        calls = [other for other, _ in opened[member].calls] if member in opened else []
+        if (
+            calls
+            and calls[0].state == ASYNCHRONOUS
+            and opened[member].is_seen_open(calls[0])
+            and (channel, call.sequence) in {(c.channel, c.sequence) for c in calls[1:]}
         ):
             yield member
-
-
-def _oldest_open(record: FlightRecord) -> Collective | None:
-    return next((call for call in record.collectives if call.is_open), None)
 
 
 def _peers(rank: int, channel: CollectiveChannel) -> tuple[list[int], CollectiveChannel]:

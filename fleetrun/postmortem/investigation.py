@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from fleetrun.cli.argv import refused
-from fleetrun.model import LaunchPlan, ProcessSpec, RankSpec
+from fleetrun.model import LaunchPlan, RankSpec
 from fleetrun.plan.kinds import label
 from fleetrun.postmortem import causes, failures, flight, kernelfacts, lastlines
 from fleetrun.postmortem.causes import KnownFailure
@@ -79,90 +79,175 @@ class Investigation(NamedTuple):
 
 def investigate(plan: LaunchPlan, outcome: Outcome, before: Baseline) -> Investigation:
     """Determine which process failed first and why, and which ended because of it."""
-    culprit = outcome.cause
-    if isinstance(culprit, Exited):
-        return _explained(plan, outcome, culprit, before)
+    cause = outcome.cause
+    if isinstance(cause, Exited):
+        return _Culprit(plan, outcome, cause, before).explain()
     evidence: list[str] = []
-    if isinstance(culprit, Failure):
+    if isinstance(cause, Failure):
         # The coordinator's host hears of all ranks.
-        if culprit.is_victim:
+        if cause.is_victim:
             evidence += _still_stopped(plan, time.monotonic())
-        if culprit.is_victim or _is_of_network(causes.recognise(culprit.words)):
+        if cause.is_victim or _is_of_network(causes.recognise(cause.words)):
             evidence += plan.suspects
-        evidence += _collectives(plan, outcome, culprit)
-    elif isinstance(culprit, Hung):
+        evidence += _collectives(plan, outcome, cause)
+    elif isinstance(cause, Hung):
         evidence += plan.suspects
     topology = rankfile.topology(map(rankfile.path_of, plan.processes))
     return Investigation(evidence=tuple(evidence), topology=topology)
 
 
-def _explained(
-    plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baseline
-) -> Investigation:
-    """Explain the failure of the process that EXITED first."""
-    spec = plan.processes[exited.process]
-    failed_at = policy.failed_at(exited)
-    words, log, source, reported = last_lines_of(plan, exited)
-    text = "\n".join(words)
-    known = causes.recognise(text) or causes.recognise_loader(text, lastlines.tail(log))
-    mute = kernelfacts.unwritable(os.path.dirname(log))
-    early = _early_ends(plan, outcome, exited, known)
-    if early and known is not None:
-        known = known._replace(sentence=_EARLY)
-    stopped = _still_stopped(plan, failed_at) if known and known.name in causes.LOST else []
-    if stopped and known is not None:
-        known = known._replace(sentence=_STOPPED)
-    evidence = (
-        *kernelfacts.of(exited, before),
-        *_killed_children(spec, reported, before),
-        *_shared_memory(exited, known),
-        *early,
-        *stopped,
-        *_slow_end(outcome, exited, failed_at),
-        *(plan.suspects if _is_of_network(known) else ()),
-        *_interpreter(spec.argv, known),
-        *_misplaced(spec.argv, known, text),
-        *_collectives(plan, outcome, exited),
-        *mute,
-    )
-    known = known or causes.recognise("".join(mute))
-    error = reported or ErrorReport()
-    culprit = ProcessEnd(
-        **_end(plan, exited),
-        host=os.uname().nodename,
-        devices="" if spec.rank is None else devices_of(spec.rank),
-        time=round(time.time() - (time.monotonic() - failed_at), 6),
-        after_s=round(failed_at - before.at, 3),
-        class_=error.class_,
-        message=error.message,
-        stack=error.stack,
-        raw=error.raw,
-        log=log,
-        last_words=tuple(words),
-        known=known.name if known else None,
-        remedy=known.sentence if known else "",
-        peak_bytes=exited.peak_bytes,
-    )
-    return Investigation(culprit, source, evidence, _victims(plan, outcome, exited))
+class _Culprit:
+    """The process that EXITED first, and what its log and the kernel tell about it."""
+
+    def __init__(
+        self, plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baseline
+    ) -> None:
+        self._plan, self._outcome, self._exited, self._before = plan, outcome, exited, before
+        self._spec = plan.processes[exited.process]
+        self._failed_at = policy.failed_at(exited)
+        self._words, self._log, self._source, self._error = last_lines_of(plan, exited)
+        text = "\n".join(self._words)
+        self._known = causes.recognise(text) or causes.recognise_loader(
+            text, lastlines.tail(self._log)
+        )
+        self._is_lost = self._known is not None and self._known.name in causes.LOST
+
+    def explain(self) -> Investigation:
+        """Explain the failure."""
+        exited, known = self._exited, self._known
+        mute = kernelfacts.unwritable(os.path.dirname(self._log))
+        early = self._early_ends()
+        stopped = _still_stopped(self._plan, self._failed_at) if self._is_lost else []
+        evidence = (
+            *kernelfacts.of(exited, self._before),
+            *self._killed_children(),
+            *self._shared_memory(),
+            *early,
+            *stopped,
+            *self._slow_end(),
+            *(self._plan.suspects if _is_of_network(known) else ()),
+            *self._interpreter(),
+            *self._misplaced(),
+            *_collectives(self._plan, self._outcome, exited),
+            *mute,
+        )
+        remedy = ""
+        if known := known or causes.recognise("".join(mute)):
+            remedy = _STOPPED if stopped else _EARLY if early else known.sentence
+        rank, error = self._spec.rank, self._error or ErrorReport()
+        culprit = ProcessEnd(
+            **_end(self._plan, exited),
+            host=os.uname().nodename,
+            devices="" if rank is None else devices_of(rank),
+            time=round(time.time() - (time.monotonic() - self._failed_at), 6),
+            after_s=round(self._failed_at - self._before.at, 3),
+            class_=error.class_,
+            message=error.message,
+            stack=error.stack,
+            raw=error.raw,
+            log=self._log,
+            last_words=tuple(self._words),
+            known=known.name if known else None,
+            remedy=remedy,
+            peak_bytes=exited.peak_bytes,
+        )
+        return Investigation(culprit, self._source, evidence, self._victims())
+
+    def _killed_children(self) -> list[str]:
+        """Say which processes that the rank had started a signal has killed."""
+        has_children = self._error is not None and self._error.children
+        report = self._error if has_children else rankfile.exit_under_way(self._spec)
+        facts = []
+        for pid, signum in report.children if report else ():
+            if pid is not None and signum is not None:
+                how = causes.meaning(signum)
+                facts.append(f"Process {pid}, which it had started, was killed by {how}.")
+                facts += kernelfacts.of_child(pid, signum, self._before)
+        return facts
+
+    def _shared_memory(self) -> list[str]:
+        """Return the size of shared memory if it has run out."""
+        has_run_out = self._known is not None and self._known.name in _SHARED
+        is_told = self._exited.status.signum == signal.SIGBUS
+        return kernelfacts.shared_memory() if has_run_out and not is_told else []
+
+    def _early_ends(self) -> list[str]:
+        """Return which processes had ended without an error before it lost its peer."""
+        is_crash = self._known is None and self._exited.status.signum in _CRASHES
+        if not self._is_lost and not is_crash:
+            return []
+        facts = []
+        for ended in self._outcome.exits:
+            if not ended.status.exit_code and ended.at - _SEEN_S <= self._failed_at:
+                spec = self._plan.processes[ended.process]
+                beat = heartbeat.read(spec.env.get(variables.HEARTBEAT, ""))
+                updates = ""
+                if beat is not None and not beat.is_scripts:
+                    updates = f" after {counted(beat.step, 'update')},"
+                facts.append(
+                    f"{sentence(ended.label)} had ended without an error{updates} "
+                    f"{max(self._failed_at - ended.at, 0.0):.1f} s before; its log is "
+                    f"{names.log_path(self._plan, spec, ended.attempt)}."
+                )
+        return facts[:_MOST_EARLY]
+
+    def _interpreter(self) -> list[str]:
+        """Say which Python could not import a module, and whether another one is activated."""
+        argv, name = self._spec.argv, self._known.name if self._known else ""
+        if name not in {"no-paddle", "missing-module"} or not argv:
+            return []
+        program = shutil.which(argv[0]) or argv[0]
+        if "python" not in os.path.basename(program):
+            return []
+        facts = [f"There is no Paddle in {program}."] if name == "no-paddle" else []
+        venv = os.environ.get("VIRTUAL_ENV", "")
+        inside = os.path.join(os.path.abspath(venv), "")
+        if venv and not os.path.abspath(program).startswith(inside):
+            facts.append(f"VIRTUAL_ENV is {venv}, but the rank ran {program}.")
+        return facts
+
+    def _misplaced(self) -> list[str]:
+        """Say which of the words that the script has refused is an option of fleetrun."""
+        if self._known is None or self._known.name != "usage":
+            return []
+        option = refused(self._spec.argv[1:], "\n".join(self._words))
+        if option is None:
+            return []
+        return [f"{option} is an option of fleetrun, too: it takes options only before the script."]
+
+    def _slow_end(self) -> list[str]:
+        """Return a sentence if it did not exit by itself after its exception."""
+        process, status = self._exited.process, self._exited.status
+        ends = [exited for exited in self._outcome.exits if exited.process == process]
+        if all(exited.status == status for exited in ends):
+            return []
+        delay = f"{ends[-1].at - self._failed_at:.1f} s later it still had not ended"
+        return [f"{delay} and was stopped; the code is what its exception gives."]
+
+    def _victims(self) -> tuple[Victim, ...]:
+        exits = self._outcome.exits
+        victims: list[Victim] = []
+        # They had failed before any was stopped; those that recorded it were still there.
+        together = frozenset().union(*(exited.also_failed for exited in exits))
+        for exited in exits:
+            status, spec = exited.status, self._plan.processes[exited.process]
+            if exited.process == self._exited.process or not status.exit_code:
+                continue
+            how = ""
+            was_there = exited.process not in together or any(failures.reports(spec))
+            if was_there and not _STOPPED_BY.isdisjoint((status.signum, status.exit_code - 128)):
+                how = "stopped"
+            elif sum(victim.how != "stopped" for victim in victims) < _MOST_LOGS:
+                logs = names.log_paths(self._plan, spec, exited.attempt)
+                is_lost = causes.is_of_victim("\n".join(lastlines.of(logs)[0]))
+                how = "peer lost" if is_lost else ""
+            victims.append(Victim(exited, max(exited.at - self._failed_at, 0.0), how))
+        return tuple(victims)
 
 
 def _is_of_network(known: KnownFailure | None) -> bool:
     """Whether an interface may have caused the failure."""
     return known is not None and known.name in {*causes.LOST, causes.GLOO_INTERFACE}
-
-
-def _killed_children(
-    spec: ProcessSpec, reported: ErrorReport | None, before: Baseline
-) -> list[str]:
-    """Say which processes that the rank had started a signal has killed."""
-    report = reported if reported and reported.children else rankfile.exit_under_way(spec)
-    facts = []
-    for pid, signum in report.children if report else ():
-        if pid is not None and signum is not None:
-            how = causes.meaning(signum)
-            facts.append(f"Process {pid}, which it had started, was killed by {how}.")
-            facts += kernelfacts.of_child(pid, signum, before)
-    return facts
 
 
 def _collectives(plan: LaunchPlan, outcome: Outcome, cause: Exited | Failure) -> list[str]:
@@ -218,29 +303,6 @@ def last_lines_of(
     return words, log, source, error
 
 
-def _shared_memory(exited: Exited, known: KnownFailure | None) -> list[str]:
-    """Return the size of shared memory if it has run out."""
-    is_told = exited.status.signum == signal.SIGBUS
-    return kernelfacts.shared_memory() if known and known.name in _SHARED and not is_told else []
-
-
-def _early_ends(
-    plan: LaunchPlan, outcome: Outcome, culprit: Exited, known: KnownFailure | None
-) -> list[str]:
-    """Return which processes had ended without an error before CULPRIT lost its peer."""
-    is_lost = known is not None and known.name in causes.LOST
-    if not is_lost and (known is not None or culprit.status.signum not in _CRASHES):
-        return []
-    failed_at = policy.failed_at(culprit)
-    return [
-        f"{sentence(ended.label)} had ended without an error"
-        f"{_updates_of(plan, ended)} {max(failed_at - ended.at, 0.0):.1f} s before; its log is "
-        f"{names.log_path(plan, plan.processes[ended.process], ended.attempt)}."
-        for ended in outcome.exits
-        if not ended.status.exit_code and ended.at - _SEEN_S <= failed_at
-    ][:_MOST_EARLY]
-
-
 def _still_stopped(plan: LaunchPlan, failed_at: float) -> list[str]:
     """Return which ranks were stopped when a rank lost its peer, and since when."""
     since: dict[str, float] = {}
@@ -261,77 +323,10 @@ def _still_stopped(plan: LaunchPlan, failed_at: float) -> list[str]:
     ][:_MOST_EARLY]
 
 
-def _updates_of(plan: LaunchPlan, ended: Exited) -> str:
-    """Return after how many updates a process has ENDED, if its heartbeat says so."""
-    path = plan.processes[ended.process].env.get(variables.HEARTBEAT, "")
-    beat = heartbeat.read(path)
-    if beat is None or beat.is_scripts:
-        return ""
-    return f" after {counted(beat.step, 'update')},"
-
-
-def _interpreter(argv: Sequence[str], known: KnownFailure | None) -> list[str]:
-    """Say which Python could not import a module, and whether another one is activated."""
-    if known is None or known.name not in {"no-paddle", "missing-module"} or not argv:
-        return []
-
-    program = shutil.which(argv[0]) or argv[0]
-    if "python" not in os.path.basename(program):
-        return []
-    facts = [f"There is no Paddle in {program}."] if known.name == "no-paddle" else []
-    venv = os.environ.get("VIRTUAL_ENV", "")
-    if venv and not os.path.abspath(program).startswith(os.path.join(os.path.abspath(venv), "")):
-        facts.append(f"VIRTUAL_ENV is {venv}, but the rank ran {program}.")
-    return facts
-
-
-def _misplaced(words: Sequence[str], known: KnownFailure | None, text: str) -> list[str]:
-    """Say which of the script's WORDS, refused in TEXT, is an option of fleetrun."""
-    if known is None or known.name != "usage":
-        return []
-
-    option = refused(words[1:], text)
-    if option is None:
-        return []
-    return [f"{option} is an option of fleetrun, too: it takes options only before the script."]
-
-
-def _slow_end(outcome: Outcome, culprit: Exited, failed_at: float) -> list[str]:
-    """Return a sentence if CULPRIT, after its exception, did not exit by itself."""
-    ends = [exited for exited in outcome.exits if exited.process == culprit.process]
-    if all(exited.status == culprit.status for exited in ends):
-        return []
-    delay = f"{ends[-1].at - failed_at:.1f} s later it still had not ended and was stopped"
-    return [f"{delay}; the code is what its exception gives."]
-
-
 def devices_of(rank: RankSpec) -> str:
     """Name the devices of RANK; nothing: it has none."""
     ids = ", ".join(device.id for device in rank.devices)
     return f"{label(rank.devices[0].kind)} {ids}" if ids else ""
-
-
-def _victims(plan: LaunchPlan, outcome: Outcome, culprit: Exited) -> tuple[Victim, ...]:
-    victims = []
-    failed_at = policy.failed_at(culprit)
-    unread = _MOST_LOGS
-    # They had failed before any was stopped; those that recorded it were still there.
-    together = frozenset().union(*(exited.also_failed for exited in outcome.exits))
-    for exited in outcome.exits:
-        if exited.process == culprit.process or not exited.status.exit_code:
-            continue
-        spec = plan.processes[exited.process]
-        signums = {exited.status.signum, exited.status.exit_code - 128}
-        how = ""
-        was_there = exited.process not in together or any(failures.reports(spec))
-        if was_there and not signums.isdisjoint(_STOPPED_BY):
-            how = "stopped"
-        elif unread:
-            unread -= 1
-            words, _ = lastlines.of(names.log_paths(plan, spec, exited.attempt))
-            how = "peer lost" if causes.is_of_victim("\n".join(words)) else ""
-        victims.append(Victim(exited, max(exited.at - failed_at, 0.0), how))
-    return tuple(victims)
 
 
 # For programs ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from fleetrun.rundir import reading
@@ -102,36 +102,27 @@ class MetricsReader:
 
     def __init__(self, path: str, most: int) -> None:
         self._file = reading.GrowingFile(path)
-        self._most = most
-        # One of this many lines is kept, by line number.
-        self._every = 1
-        self._kept: dict[int, MetricsRecord] = {}
-        # Lines that are not parsed yet: with a thousand ranks each takes tens of milliseconds, and
-        # most lines of a file that is read for the first time are dropped again.
-        self._unread: dict[int, bytes] = {}
-        self._count = 0
+        self._most = max(most, 2)
+        # One of this many lines is kept, and how many there were. Parsing one takes milliseconds
+        # with a thousand ranks, so that is done once, and only of those that are kept.
+        self._every, self._count = 1, 0
+        self._kept: list[bytes] = []
+        self._newest = b""
+        self._parse = lru_cache(maxsize=self._most + 1)(parse)
 
     def read(self) -> tuple[MetricsRecord, ...]:
         """Return the lines that are kept so far, and the newest one."""
         while text := self._file.read():
-            self._take(text.split(b"\n")[:-1])
-        for number, line in self._unread.items():
-            record = parse(line)
-            if record is not None:
-                self._kept[number] = record
-        self._unread = {}
-        return tuple(self._kept.values())
-
-    def _take(self, lines: Sequence[bytes]) -> None:
-        while (self._count + len(lines)) // self._every >= self._most:
-            self._every *= 2
-        self._kept = {at: record for at, record in self._kept.items() if at % self._every == 0}
-        self._unread = {at: line for at, line in self._unread.items() if at % self._every == 0}
-        last = self._count + len(lines) - 1
-        for number, line in enumerate(lines, self._count):
-            if number % self._every == 0 or number == last:
-                self._unread[number] = line
-        self._count += len(lines)
+            for line in text.split(b"\n")[:-1]:
+                if self._count % self._every == 0:
+                    self._kept.append(line)
+                if len(self._kept) >= self._most:
+                    self._kept = self._kept[::2]
+                    self._every *= 2
+                self._newest = line
+                self._count += 1
+        lines = dict.fromkeys((*self._kept, self._newest))
+        return tuple([record for line in lines if (record := self._parse(line)) is not None])
 
 
 def newest(path: str) -> MetricsRecord | None:

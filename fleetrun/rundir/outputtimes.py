@@ -13,19 +13,17 @@ A last line without an end is none.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from fleetrun.rundir import reading
 
 SCHEMA = 1
 _HEAD = b"fleetrun output.times %d " % SCHEMA
-# The fewest words of any other line.
+# The words of any other line, of which the last may have blanks.
 _WORDS = 3
-# A run of notes, few enough for their words to take little memory. Longer numbers are invalid.
-_NOTES = rb"(?m)(?:^-?\d{1,18} \d{1,9} \d{1,18}\n){1,50000}"
+_DIGITS = 19
 
 
 class LogTimes(NamedTuple):
@@ -93,57 +91,39 @@ class Notes:
     def __init__(self) -> None:
         self.logs: dict[str, LogTimes] = {}
         self._numbered: dict[bytes, LogTimes] = {}
-        self._is_ours = False
-        self._base_ms = 0
+        # None: what was read is no such file.
+        self._base_ms: int | None = None
 
     def feed(self, text: bytes) -> None:
-        """Parse the whole lines of TEXT; ignore malformed ones."""
-        at = 0
-        for match in re.finditer(_NOTES, text):
-            self._take(text[at : match.start()])
-            words = match[0].split()
-            self._note(map(int, words[::3]), words[1::3], map(int, words[2::3]))
-            at = match.end()
-        self._take(text[at:])
-
-    def _note(self, times: Iterable[int], logs: Iterable[bytes], offsets: Iterable[int]) -> None:
-        """Parse notes; ignore those about logs without a name."""
-        for since, number, offset in zip(times, logs, offsets, strict=True):
-            log = self._numbered.get(number)
-            if log is None:
-                continue
-            at = since + self._base_ms
-            # Cope with changed clocks and files.
-            if log.offsets:
-                if offset < log.offsets[-1]:
-                    # The log was truncated.
-                    log.at_ms.clear()
-                    log.offsets.clear()
-                elif at < log.at_ms[-1]:
-                    at = log.at_ms[-1]
-            log.at_ms.append(at)
-            log.offsets.append(offset)
-
-    def _take(self, text: bytes) -> None:
-        """Parse the lines of TEXT, none of which is a note."""
-        for line in text.split(b"\n"):
-            words = line.split(b" ")
+        """Parse the whole lines of TEXT; ignore malformed ones, and those about unknown logs."""
+        for line in text.split(b"\n")[:-1]:
+            words = line.split(b" ", 2)
             if line.startswith(_HEAD):
-                base = _number(line[len(_HEAD) :])
-                self._is_ours, self._base_ms = base is not None, base or 0
-            elif not self._is_ours or len(words) < _WORDS:
+                self._base_ms = _number(line[len(_HEAD) :])
+            elif self._base_ms is None or len(words) < _WORDS:
                 continue
             elif words[0] == b"=":
-                name = b" ".join(words[2:]).decode(errors="surrogateescape")
+                name = words[2].decode(errors="surrogateescape")
                 self._numbered[words[1]] = self.logs.setdefault(name, LogTimes([], [], []))
-            elif words[0] == b"/" and words[1] in self._numbered:
-                offset = _number(words[2])
-                if offset is not None:
-                    self._numbered[words[1]].cuts.append(offset)
+            elif words[1] in self._numbered and (offset := _number(words[2])) is not None:
+                log, at = self._numbered[words[1]], _number(words[0])
+                if words[0] == b"/":
+                    log.cuts.append(offset)
+                elif at is not None:
+                    _note(log, at + self._base_ms, offset)
+
+
+def _note(log: LogTimes, at_ms: int, offset: int) -> None:
+    """Add that LOG had OFFSET bytes at AT_MS; cope with changed clocks and files."""
+    if log.offsets and offset < log.offsets[-1]:
+        # The log was truncated.
+        log.at_ms.clear()
+        log.offsets.clear()
+    log.at_ms.append(max(at_ms, log.at_ms[-1]) if log.at_ms else at_ms)
+    log.offsets.append(offset)
 
 
 def _number(word: bytes) -> int | None:
-    try:
-        return int(word)
-    except ValueError:
-        return None
+    """Return the number that WORD is, if it is one that times and sizes may be."""
+    is_number = word.removeprefix(b"-").isdigit() and len(word) <= _DIGITS
+    return int(word) if is_number else None

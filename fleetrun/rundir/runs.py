@@ -178,24 +178,22 @@ def read(path: str) -> Run:
                 launched = event
             case "finished":
                 finished = event
-            case "started":
-                log = _name(event.more.get("log"))
+            case "started" if log := _name(event.more.get("log")):
                 errors = _name(event.more.get("error_log"))
-                if log:
-                    logs[key] = LogRecord(
-                        path=os.path.join(path, log),
-                        error_path=errors and os.path.join(path, errors),
-                        process=event.process,
-                        rank=event.rank,
-                        attempt=event.attempt,
-                        pid=reading.whole(event.more.get("pid")),
-                        started_at=event.time,
-                    )
+                logs[key] = reading.record(
+                    LogRecord,
+                    event.more,
+                    path=os.path.join(path, log),
+                    error_path=errors and os.path.join(path, errors),
+                    process=event.process,
+                    rank=event.rank,
+                    attempt=event.attempt,
+                    started_at=event.time,
+                )
             case "exited" if key in logs:
+                code, signal = event.more.get("code"), reading.text(event.more.get("signal"))
                 logs[key] = logs[key]._replace(
-                    ended_at=event.time,
-                    code=reading.whole(event.more.get("code")),
-                    signal=reading.text(event.more.get("signal")),
+                    ended_at=event.time, code=reading.whole(code), signal=signal
                 )
             case "root_cause":
                 for name in reading.texts(event.more.get("failed")):
@@ -204,20 +202,15 @@ def read(path: str) -> Run:
                         logs[name, event.attempt] = failed_log._replace(has_failed=True)
             case _:
                 pass
-    reported = launched.more if launched else {}
-    ended = finished.more if finished else {}
-    return Run(
+    reported = dict(launched.more) if launched else {}
+    return reading.record(
+        Run,
+        reported | (dict(finished.more) if finished else {}),
         path=path,
         plan=plan,
         logs=tuple(logs.values()),
-        job_id=reading.text(reported.get("job_id")),
-        node_rank=reading.whole(reported.get("node_rank")) or 0,
-        launcher_pid=reading.whole(reported.get("launcher_pid")),
-        processes=reading.whole(reported.get("processes")) or 0,
         started_at=launched.time if launched else None,
         finished_at=finished.time if finished else None,
-        exit_code=reading.whole(ended.get("exit_code")),
-        verdict=reading.text(ended.get("verdict")),
         attempt=attempt,
         joined_in=reading.whole(reported.get("generation")) or 0,
         events=events,

@@ -11,7 +11,7 @@ import pytest
 from fleetrun.model import ExitStatus
 from fleetrun.postmortem import ending
 from fleetrun.postmortem.ending import Ending
-from fleetrun.run.events import Exited, Interrupted, Outcome, Recovered
+from fleetrun.run.events import Exited, Interrupted, Outcome
 
 WELL = Ending(Outcome(None), plans.plan(), 83.2, 1.7e9)
 FAILED = Outcome(Exited(1, "rank 1", ExitStatus(7), at=2.5), attempts=3)
@@ -49,9 +49,3 @@ def test_a_document_says_it_to_programs(
     assert (told["rank"], told["signal"], told["exit_code"]) == (rank, signum, code)
     assert (told["host"], told["processes"], told["seconds"]) == ("node1", 2, 83.2)
     assert json.loads(json.dumps(told)) == told
-
-
-def test_the_time_of_all_restarts_is_told() -> None:
-    restarts = (Recovered(1, 1.25, 12.0), Recovered(2, 1.75, 15.0))
-    closing = ending.line(WELL._replace(outcome=FAILED, restarts=restarts))
-    assert closing == "Failed after 1 min 23 s, 3 attempts (3.0 s to restart) (exit code 7)."

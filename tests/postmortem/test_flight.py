@@ -22,7 +22,6 @@ from fleetrun.postmortem.flight import (
 from fleetrun.rundir.flightfile import (
     ASYNCHRONOUS,
     BLOCKING,
-    RAISED,
     Collective,
     CollectiveChannel,
     FlightRecord,
@@ -152,33 +151,6 @@ def _is_whole(
     return entered[channel, collective.sequence] == members and not is_cut
 
 
-def test_a_recv_without_its_send_is_open_whatever_paddle_says() -> None:
-    whole = CollectiveChannel((0, 1, 2), 2)
-    scripts = {
-        # The second rank stops within its work.
-        0: [p2p("send", 0, 1, 3), Call(whole, "broadcast")],
-        1: [p2p("recv", 0, 1, 3)],
-        2: [p2p("recv", 1, 2, 3)],
-    }
-    records = play(scripts, is_blocking=False)
-    # A call in the computation stream.
-    (recv,) = records[2].collectives
-    records[2] = records[2]._replace(collectives=(recv._replace(done_at=99.0),))
-    (finding,) = flight.verdict(records, JobRanks(3))
-    assert (finding.kind, finding.ranks) == (MISSING, (1,))
-
-
-def test_reducers_that_sum_other_gradients_are_told() -> None:
-    backward = CollectiveChannel((0, 1, 2))
-    scripts = {rank: [Call(backward, "backward", 4 if rank == 1 else 8)] for rank in range(3)}
-    (finding,) = flight.verdict(play(scripts, dead=frozenset({1})), JobRanks(3))
-    assert (finding.kind, finding.ranks) == (DESYNC, (1,))
-    assert finding.text.startswith(
-        "rank 1 called backward of float32 [4] in train.py:7 where ranks 0, 2 called backward of "
-        "float32 [8]"
-    )
-
-
 @pytest.mark.parametrize(
     ("operation", "root", "rank", "holds"),
     [
@@ -265,18 +237,6 @@ def test_a_dead_network_is_no_rank(seed: int, ranks: int) -> None:
     assert (finding.kind, finding.ranks) == (UNFINISHED, ())
 
 
-@given(seed=st.integers(0, 10**9), ranks=st.integers(2, 9))
-def test_who_has_no_record_is_never_named(seed: int, ranks: int) -> None:
-    draw = random.Random(seed)
-    scripts = scripts_of(draw, ranks)
-    culprit = draw.randrange(ranks)
-    del scripts[culprit][draw.randrange(len(scripts[culprit])) :]
-    records = play(scripts)
-    for broken in ({}, {culprit: records[culprit]._replace(has_failed=True)}):
-        known = {rank: record for rank, record in records.items() if rank != culprit} | broken
-        assert flight.verdict(known, JobRanks(ranks)) == ()
-
-
 @given(ranks=st.integers(2, 7), shift=st.integers(1, 6))
 def test_a_circle_of_receivers_is_drawn(ranks: int, shift: int) -> None:
     scripts = {}
@@ -289,17 +249,6 @@ def test_a_circle_of_receivers_is_drawn(ranks: int, shift: int) -> None:
     assert finding.kind == CYCLE
     assert " → " in finding.text
     assert "must receive first" not in finding.text
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_of_senders_that_wait_for_their_receivers_the_order_is_told(ranks: int) -> None:
-    steps = rings(ranks)
-    for rank, own in steps.items():
-        own[0] = sorted(own[0], key=lambda call: call.operation != "send")
-        assert own[0][0].channel.source == rank
-    (finding,) = flight.verdict(play_all(steps), JobRanks(ranks))
-    assert finding.ranks == tuple(range(ranks))
-    assert finding.text.endswith("a send waits for its recv, so some of them must receive first")
 
 
 def rings(ranks: int, steps: int = 4) -> dict[int, list[list[Call]]]:
@@ -335,11 +284,6 @@ def test_who_skips_or_repeats_an_exchange_in_a_ring_is_named(
     # be one that its peer lacks.
     assert rank in finding.ranks
     assert finding.kind == CYCLE or change == "repeats" or finding.ranks == (rank,)
-
-
-def loop(world: list[Call], own: list[Call], step: int, *, steps: int = 4) -> list[Call]:
-    """Return STEPS of WORLD, in all but STEP with OWN after it."""
-    return [call for n in range(steps) for call in (*world, *(own if n != step else []))]
 
 
 @pytest.mark.parametrize("stands_outside", [True, False])
@@ -407,18 +351,6 @@ def test_in_a_circle_each_rank_stands_in_the_call_that_holds_up_its_later_ones()
     assert finding.text.endswith("rank 0 in recv 1 from rank 1; rank 1 in recv 1 from rank 0")
 
 
-def test_two_groups_of_the_same_ranks_have_two_names() -> None:
-    axes = RankAxes((("dp", 2), ("mp", 2)))
-    # Fleet sums the norms of gradients in a group of its own.
-    scripts = {
-        rank: [Call(CollectiveChannel((0, 1), number), "all_reduce") for number in numbers]
-        for rank, numbers in ((0, (1, 2)), (1, (2, 1)))
-    }
-    (finding,) = flight.verdict(play(scripts), JobRanks(4, axes))
-    for where in ("mp [0-1] in", "mp [0-1] (their group 2) in"):
-        assert f"in all_reduce 1 of {where} train.py:7" in finding.text
-
-
 def test_the_verdict_reads_as_people_would_say_it() -> None:
     mp = CollectiveChannel(tuple(range(8, 16)))
     step = Call(mp, "all_reduce")
@@ -481,17 +413,6 @@ def test_examples(
     assert finding.text.startswith(text)
 
 
-def test_what_runs_on_a_device_does_not_excuse_a_rank_that_sleeps() -> None:
-    records = play({0: [SUM, SUM], 1: [SUM]}, is_blocking=False)
-    # The device was not asked whether it is done.
-    records[1] = records[1]._replace(
-        collectives=tuple(
-            collective._replace(done_at=None) for collective in records[1].collectives
-        )
-    )
-    assert [finding.ranks for finding in flight.verdict(records, JobRanks(2))] == [(1,)]
-
-
 def asked(
     record: FlightRecord, done: dict[int, float | None], *, settled_at: float = 0.0
 ) -> FlightRecord:
@@ -518,99 +439,6 @@ def test_who_never_entered_a_backward_that_has_returned_on_the_others_is_named(
         assert finding.text.startswith(
             "rank 1 never entered backward 3 of all ranks; 2 others wait there"
         )
-
-
-@given(seed=st.integers(0, 10**9), ranks=st.integers(2, 9))
-def test_what_is_not_known_to_be_done_hides_no_rank_that_stops(seed: int, ranks: int) -> None:
-    draw = random.Random(seed)
-    scripts = scripts_of(draw, ranks)
-    culprit = draw.randrange(ranks)
-    del scripts[culprit][draw.randrange(len(scripts[culprit])) :]
-    records = {
-        rank: asked(record, dict.fromkeys(range(draw.randint(0, 99), 99)))
-        for rank, record in play(scripts, is_blocking=False).items()
-    }
-    findings = flight.verdict(records, JobRanks(ranks))
-    assert [(finding.kind, finding.ranks) for finding in findings] == [(MISSING, (culprit,))]
-
-
-def test_a_device_that_hangs_is_no_rank_though_others_have_called_more() -> None:
-    records = play({0: [SUM, SUM], 1: [SUM]}, is_blocking=False)
-    records[0] = asked(records[0], {0: None}, settled_at=9.0)
-    # Rank 1 blocks its interpreter, so no thread of it can ask.
-    records[1] = asked(records[1], {0: None})
-    (finding,) = flight.verdict(records, JobRanks(2))
-    assert (finding.kind, finding.ranks) == (UNFINISHED, ())
-    assert "all_reduce 1 of all ranks" in finding.text
-    # Where the others have done it, its own device does not excuse it.
-    done = records | {0: asked(records[0], {0: 3.0}, settled_at=9.0)}
-    assert [finding.ranks for finding in flight.verdict(done, JobRanks(2))] == [(1,)]
-
-
-def test_in_a_job_that_runs_nobody_is_late_for_what_has_just_begun() -> None:
-    records = play({0: [SUM, SUM], 1: [SUM]})
-    called = records[0].collectives[-1].issued_at
-    assert flight.verdict(records, JobRanks(2), until=called - 0.1) == ()
-    assert [finding.ranks for finding in flight.verdict(records, JobRanks(2), until=called)] == [
-        (1,)
-    ]
-
-
-def test_what_has_raised_is_waited_for_only_where_the_job_has_failed() -> None:
-    records = play({0: [SUM, SUM], 1: [SUM]})
-    raised = records[0].collectives[-1]._replace(state=RAISED)
-    records[0] = records[0]._replace(collectives=(*records[0].collectives[:-1], raised))
-    assert flight.verdict(records, JobRanks(2)) == ()
-    findings = flight.verdict(records, JobRanks(2), has_failed=True)
-    assert [finding.ranks for finding in findings] == [(1,)]
-
-
-def test_of_several_waits_for_one_rank_the_oldest_is_told() -> None:
-    pairs = [CollectiveChannel((0, 1)), CollectiveChannel((0, 2))]
-    records = {
-        rank: FlightRecord(rank, rank, 0, (call,), {call.channel: 1})
-        for rank, call in (
-            (1, Collective(pairs[0], 1, "barrier", issued_at=9.0, state=BLOCKING)),
-            (2, Collective(pairs[1], 1, "reduce", issued_at=5.0, state=BLOCKING)),
-        )
-    }
-    records[0] = FlightRecord(0, 0, 0, (), {})
-    (finding,) = flight.verdict(records, JobRanks(3))
-    assert finding.ranks == (0,)
-    assert "never entered reduce 1 of ranks 0, 2; rank 2 waits there" in finding.text
-
-
-def test_who_is_right_in_a_tie_is_left_to_ranks_that_come() -> None:
-    group = CollectiveChannel(tuple(range(4)))
-    sums, copies = [Call(group, "all_reduce")], [Call(group, "broadcast")]
-    two = play({2: sums, 3: copies})
-    job = JobRanks(4)
-    assert flight.desyncs(two, job, is_early=True) == ()
-    assert [finding.ranks for finding in flight.desyncs(two, job)] == [(2, 3)]
-    three = play({1: sums, 2: sums, 3: copies})
-    assert [finding.ranks for finding in flight.desyncs(three, job, is_early=True)] == [(3,)]
-
-
-def test_of_ranks_that_have_ended_before_a_collective_that_is_told() -> None:
-    whole = CollectiveChannel((0, 1, 2))
-    step, end = Call(whole, "all_reduce"), Call(whole, "barrier")
-    records = play({0: [step, end], 1: [step], 2: [step]})
-    # A device still holds up the end of the second process.
-    records[2] = records[2]._replace(has_ended=True)
-    job = JobRanks(3, states={1: RankState(has_ended=True)})
-    findings = flight.verdict(records, job)
-    assert [finding.ranks for finding in findings] == [(1,), (2,)]
-    for rank, finding in enumerate(findings, 1):
-        assert finding.text.startswith(f"rank {rank} never entered barrier 2 of all ranks; rank 0 ")
-        assert finding.text.endswith(f"; rank {rank} has ended")
-
-
-@pytest.mark.parametrize("operation", ["reduce_scatter", "scatter", "gather", "reduce (max)"])
-def test_parts_of_another_size_are_told(operation: str) -> None:
-    group = CollectiveChannel((0, 1, 2))
-    calls = {rank: [Call(group, operation, 5 if rank == 1 else 4)] for rank in group.ranks}
-    (finding,) = flight.desyncs(play(calls), JobRanks(3))
-    assert finding.ranks == (1,)
 
 
 def test_a_message_of_another_size_than_its_receiver_expects_is_told_unless_it_arrives() -> None:
@@ -670,8 +498,3 @@ def test_the_rank_that_skips_a_call_on_a_device_is_named_in_a_hybrid_job(
         assert rank in finding.ranks
     else:
         assert finding.ranks == (both if finding.kind == DESYNC else (rank,)), findings
-
-
-def test_without_a_fault_no_rank_of_a_hybrid_job_on_devices_waits() -> None:
-    steps = {number: [hybrid_step(number) for _ in range(STEPS)] for number in range(4)}
-    assert flight.verdict(issued_ahead(steps), JobRanks(4)) == ()

@@ -32,10 +32,6 @@ def test_the_kernels_lines_about_a_process_are_found() -> None:
     ]
 
 
-def test_an_earlier_process_of_that_number_is_another() -> None:
-    assert kernelfacts.about([OOM], 4711, since=5.5) == []
-
-
 @pytest.mark.parametrize(
     ("own", "events", "limit"),
     [
@@ -65,10 +61,6 @@ def test_cgroups_of_both_versions_are_read(
     assert os.path.samefile(group.file, top / events)
 
 
-def test_without_cgroups_nothing_is_known(tmp_path: Path) -> None:
-    assert kernelfacts.cgroup(str(tmp_path)) is None
-
-
 def now(monkeypatch: pytest.MonkeyPatch, *, in_cgroup: int | None, on_host: int | None) -> None:
     group = kernelfacts.Cgroup("memory.events", in_cgroup, 1 << 30)
     monkeypatch.setattr(kernelfacts, "cgroup", lambda: group)
@@ -87,11 +79,6 @@ def test_s14_a_count_that_rose_is_a_fact_with_numbers(monkeypatch: pytest.Monkey
     assert memory.endswith(", our cgroup may use 1 GiB.")
 
 
-def test_s14_what_struck_elsewhere_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    now(monkeypatch, in_cgroup=2, on_host=8)
-    assert "was active on this host then" in kernelfacts.of(killed(9), Baseline(0.0, 2, 7))[0]
-
-
 def test_s14_no_count_means_another_sender(monkeypatch: pytest.MonkeyPatch) -> None:
     now(monkeypatch, in_cgroup=2, on_host=7)
     assert "look for another sender" in kernelfacts.of(killed(9), Baseline(0.0, 2, 7))[0]
@@ -103,19 +90,3 @@ def test_s14_the_kernels_log_is_the_best_witness(monkeypatch: pytest.MonkeyPatch
     facts = kernelfacts.of(killed(9), Baseline(0.0, 2, 7))
     assert facts[0] == "The kernel's out-of-memory killer did it."
     assert "anon-rss:8kB" in facts[1]
-
-
-def test_s15_shared_memory_is_measured() -> None:
-    assert kernelfacts.of(killed(7, pid=0), Baseline(0.0))[-1].startswith("/dev/shm has ")
-    assert kernelfacts.shared_memory("/no/such/place") == ["There is no /no/such/place."]
-
-
-def test_an_exit_code_needs_no_evidence() -> None:
-    assert kernelfacts.of(Exited(0, "rank 0", ExitStatus(code=3), 1.0, 7), Baseline(0.0)) == []
-
-
-def test_a_place_that_takes_nothing_is_named(tmp_path: Path) -> None:
-    assert kernelfacts.unwritable(str(tmp_path)) == []
-    assert list(tmp_path.iterdir()) == []
-    (fact,) = kernelfacts.unwritable(str(tmp_path / "gone"))
-    assert "Nothing can be written to" in fact

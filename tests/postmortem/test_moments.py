@@ -21,12 +21,6 @@ def test_a_crash_comes_after_an_end_that_was_seen_before_it() -> None:
     assert alone.failed_at < crashed.at
 
 
-def test_a_crash_does_not_come_before_the_start() -> None:
-    crashed = Exited(0, "rank 0", ExitStatus(signum=7), at=2.02, lived_s=0.02)
-    (examined,) = examine(plans.plan(), (crashed,))
-    assert examined.failed_at == crashed.at - crashed.lived_s
-
-
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("loss", [ExitStatus(signum=6), ExitStatus(signum=11), ExitStatus(1)])
 def test_a_rank_that_was_killed_comes_before_peers_that_ended_with_it(
@@ -39,8 +33,3 @@ def test_a_rank_that_was_killed_comes_before_peers_that_ended_with_it(
         for process in (first, 1 - first)
     ]
     assert culprit(examine(plans.plan(), tuple(exits))).process == 0
-
-
-def test_of_two_that_were_killed_the_one_seen_first_comes_first() -> None:
-    killed = [Exited(rank, f"rank {rank}", ExitStatus(signum=9), at=2.1 - rank) for rank in (1, 0)]
-    assert culprit(examine(plans.plan(), tuple(killed))).process == 1

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from fleetrun.model import Device, Endpoint, ExitStatus, RankSpec
 from fleetrun.postmortem import causes, lastlines, report
 from fleetrun.postmortem.investigation import Investigation, Victim
-from fleetrun.run.children import Leftover
 from fleetrun.run.events import Exited, Failure, Hung, Outcome
 from fleetrun.rundir.reportfile import ProcessEnd
 
@@ -60,19 +59,8 @@ def test_only_a_failure_of_its_own_is_the_first() -> None:
     }
 
 
-def test_a_process_that_was_killed_twice_is_named_once() -> None:
-    left = Leftover(7, ("sleep", "60"))
-    assert report.left_running([left, Leftover(8, ("top",)), left]).count("pid 7") == 1
-
-
 def test_a_traceback_is_whole_with_what_led_to_it() -> None:
     assert lastlines.last_lines(f"step 1\n{CHAIN}\n") == CHAIN.split("\n")
-
-
-def test_a_traceback_that_was_survived_is_another_story() -> None:
-    text = f"{CHAIN}\nstep 2\nTraceback (most recent call last):\n  here\nOSError: no\n"
-    assert lastlines.last_lines(text)[-1] == "OSError: no"
-    assert len(lastlines.last_lines(text)) == 3
 
 
 def test_a_crash_is_told_once_without_unrelated() -> None:
@@ -82,14 +70,6 @@ def test_a_crash_is_told_once_without_unrelated() -> None:
     assert sum(line.startswith("C++ Traceback") for line in lines) == 1
     assert not any("threading.py" in line or "Extension" in line for line in lines)
     assert lines[-1].startswith("FatalError: `Segmentation fault`")
-
-
-def test_a_very_long_traceback_keeps_both_ends() -> None:
-    body = "\n".join(f"  File x, line {n}" for n in range(5000))
-    lines = lastlines.last_lines(f"Traceback (most recent call last):\n{body}\nRecursionError: x")
-    assert lines[0].startswith("Traceback")
-    assert lines[-1] == "RecursionError: x"
-    assert len(lines) == 100
 
 
 @given(st.text(st.sampled_from("abT \r\n-\x0b\u2028"), max_size=200) | st.text())
@@ -139,13 +119,6 @@ def test_s16_culprit_before_victims() -> None:
     )
 
 
-def test_one_lost_peer_is_told_with_its_code() -> None:
-    victim = Victim(exited(0, 0.0), 0.4, "peer lost")
-    assert (
-        lines_of(findings(victim))[-1] == "After that rank 0 exited with 1 0.4 s later: peer lost."
-    )
-
-
 def test_many_failures_are_folded() -> None:
     victims = [Victim(exited(n, 0.0), 0.0, "") for n in range(7)]
     assert lines_of(findings(*victims))[-1].endswith("; 4 more failed after that.")
@@ -155,11 +128,6 @@ def test_what_is_on_the_screen_is_not_said_again() -> None:
     lines = lines_of(findings(), shown=frozenset({2}))
     assert "Its log is /log/workerlog.2." in lines
     assert not any("Traceback" in line for line in lines)
-
-
-def test_without_findings_the_verdict_is_still_there() -> None:
-    outcome = Outcome(exited(2, 5.0))
-    assert report.verdict(outcome, Investigation(), [], frozenset()) == "rank 2 exited with 1."
 
 
 def test_ranks_of_a_hung_job_that_read_as_in_one_place_are_in_one_line() -> None:
@@ -189,13 +157,3 @@ def test_a_hung_job_names_the_devices_of_few_ranks() -> None:
     # In a circle, all are at fault.
     circle = hung._replace(places=where[:1])
     assert "unlike" not in report.verdict(Outcome(circle), Investigation(), [], frozenset())
-
-
-def test_why_there_is_no_other_attempt_is_said_once() -> None:
-    assert FULL is not None
-    ends = []
-    for why in (FULL.sentence, "No step was made.", "SIGINT came."):
-        outcome = Outcome(exited(2, 5.0), given_up=why)
-        told = report.verdict(outcome, findings(), LABELS, frozenset())
-        ends.append(told.rpartition("It was not started again: ")[2])
-    assert ends == ["another attempt cannot fix that.", "no step was made.", "SIGINT came."]

@@ -30,13 +30,6 @@ def test_what_was_appended_is_read(tmp_path: Path) -> None:
     assert read == expected
 
 
-def test_a_schema_to_come_and_half_a_line_are_skipped(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    path.write_text('{"schema": 3, "event": "a"}\n{"schema": 2, "event": "b"}\n{"schema": 2, "ev')
-    assert [event.event for event in eventfile.read(str(path))] == ["b"]
-    assert list(eventfile.read(str(tmp_path / "none"))) == []
-
-
 def test_what_became_of_a_field_is_read(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     told = {"who": ["rank 0"], "name": "amp", "status": "effective", "new": 1}

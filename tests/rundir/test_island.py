@@ -77,27 +77,6 @@ def test_an_exit_that_is_under_way_is_noted_where_the_launcher_looks(tmp_path: P
     assert (error.rank, error.restart, error.code) == (3, 1, 7)
 
 
-def test_exits_that_are_caught_again_and_again_do_not_fill_the_disk(tmp_path: Path) -> None:
-    code = """
-import sys
-for _ in range(300):
-    try: sys.exit(7)
-    except SystemExit: pass
-"""
-    run_rank(tmp_path, code)
-    path = str(tmp_path / names.rank_records("3"))
-    assert [record["code"] for record in rankfile.records(path, rankfile.EXIT)] == [7, None] * 100
-
-
-def test_a_record_after_a_torn_one_is_a_line_of_its_own(tmp_path: Path) -> None:
-    path = tmp_path / names.rank_records("3")
-    path.write_text('{"kind": "upd')
-    rank_records.append(str(path), rankfile.UPDATE, {"number": 3, "at": 1.5, "loss": None})
-    rank_records.append(str(path), rankfile.UPDATE, {"number": 4, "at": 2.0, "loss": 0.5})
-    assert [*rankfile.updates(str(path))] == [(3, 1.5, None), (4, 2.0, 0.5)]
-    assert [record["number"] for record in rank_records.read(str(path), rankfile.UPDATE)] == [3, 4]
-
-
 def test_all_evidence_of_a_rank_is_read(tmp_path: Path) -> None:
     path = tmp_path / names.rank_records("0")
     spec = StrategySpec({"amp": True, "dgc": True}, {}, {})

@@ -66,13 +66,6 @@ raise ValueError("no")
                     assert json.loads(document)["schema"] == file.schema, name
 
 
-def test_the_names_that_are_made_are_those_of_the_table() -> None:
-    table = {file.name for file in reference_tables.FILES}
-    made = (names.rank_records, names.error, names.heartbeat, names.stacks, names.trace)
-    assert {name("{rank}") for name in made} <= table
-    assert len(table) == len(reference_tables.FILES)
-
-
 def test_the_schemas_of_the_table_are_those_of_the_writers() -> None:
     schemas = {file.name: file.schema for file in reference_tables.FILES if file.schema is not None}
     assert schemas == {

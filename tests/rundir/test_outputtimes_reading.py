@@ -31,15 +31,6 @@ def test_what_was_written_is_read() -> None:
     }
 
 
-def test_a_clock_that_is_set_back_changes_no_order() -> None:
-    text = BEGIN + outputtimes.noted(50, 1, 1) + outputtimes.noted(20, 1, 2)
-    assert parsed(text)["b"].at_ms == [1050, 1050]
-
-
-def test_other_schemas_are_not_read() -> None:
-    assert parsed(BEGIN.replace(b"times 1", b"times 2") + outputtimes.noted(1, 1, 1)) == {}
-
-
 @given(st.lists(st.binary(max_size=20)))
 def test_nothing_that_a_file_may_hold_is_an_error(lines: list[bytes]) -> None:
     logs = parsed(BEGIN + b"\n".join(lines) + b"\n")

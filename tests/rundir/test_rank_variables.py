@@ -73,11 +73,3 @@ def test_what_the_user_has_exported_stays_where_the_table_says_so() -> None:
         replaces |= {(request.run_mode, name) for name in names - stay}
     assert {place for place in yields if not ROWS[place].yields} == set()
     assert {place for place in replaces if ROWS[place].yields} == set()
-
-
-def test_each_row_is_whole() -> None:
-    names = [(mode, row.name) for row in reference_tables.OF_RANKS for mode in row.modes]
-    assert len(names) == len(set(names))
-    for row in reference_tables.OF_RANKS:
-        assert row.meaning.endswith(".")
-        assert set(row.modes) <= set(reference_tables.ALL)

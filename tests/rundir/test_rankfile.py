@@ -88,12 +88,6 @@ def test_s20_what_a_program_says_is_shown(tmp_path: Path) -> None:
         assert error.text == text
 
 
-def test_the_last_evidence_of_a_rank_is_read(tmp_path: Path) -> None:
-    assert rankfile.evidence(str(tmp_path), "0") is None
-    (tmp_path / "rank.0.jsonl").write_text('{"schema": 1, "kind": "strategy", "pid": 7}\n')
-    assert rankfile.evidence(str(tmp_path), "0") == {"schema": 1, "kind": "strategy", "pid": 7}
-
-
 def test_s21_half_a_file_is_raw_text(tmp_path: Path) -> None:
     path = tmp_path / "error.3.json"
     path.write_text('{"rank": 3, "mess')
@@ -113,18 +107,3 @@ def test_a_heartbeat_may_tell_the_step(tmp_path: Path) -> None:
     assert beat(str(path), now) == now
     assert beat(str(path), now + 1) == 0
     assert last_step([str(tmp_path)]) is None
-
-
-def test_the_last_step_is_that_of_the_rank_that_is_furthest(tmp_path: Path) -> None:
-    for rank, text in enumerate(("7", "120", "soon")):
-        (tmp_path / f"heartbeat.{rank}").write_text(text)
-    paths = [str(tmp_path / f"heartbeat.{rank}") for rank in range(4)]
-    assert last_step([*paths, "", str(tmp_path / "none" / "heartbeat.9")]) == 120
-    assert last_step([*paths[2:], ""]) is None
-    assert last_step([]) is None
-
-
-def test_s21_numbers_that_no_clock_has_are_no_times(tmp_path: Path) -> None:
-    path = tmp_path / "error.0.json"
-    path.write_text(f'{{"time": 1{"0" * 400}, "monotonic": NaN, "rank": true, "message": "m"}}')
-    assert read_error(str(path)) == ErrorReport(message="m", path=str(path))

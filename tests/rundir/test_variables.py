@@ -12,7 +12,6 @@ import pytest
 import reference_tables
 
 from fleetrun.rundir import variables
-from fleetrun.rundir.variables import COMPLETE
 
 ROOT = Path(__file__).parents[2]
 NAME = re.compile(r"_?FLEETRUN_[A-Z0-9_]*")
@@ -68,29 +67,6 @@ def test_no_variable_is_missing_in_the_table() -> None:
     assert not strange
 
 
-def test_no_variable_of_the_table_is_stale() -> None:
-    # The code names most by the table's own constants, of which each is used somewhere.
-    constants = {
-        value: name
-        for name, value in vars(variables).items()
-        if name.isupper() and isinstance(value, str)
-    }
-    words = {
-        word
-        for path in (ROOT / "fleetrun").rglob("*.py")
-        if path.name != "variables.py"
-        for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))
-    }
-    stale = {
-        name
-        for name in KNOWN | {variables.SECRET, variables.SECRET_ARGUMENT}
-        if name in constants and words.isdisjoint({constants[name], name})
-    }
-    assert not stale
-    unused = OF_TESTS - named_in(("tests/", "scripts/")).keys()
-    assert not unused
-
-
 def test_each_variable_is_spelled_in_one_place() -> None:
     breaches = []
     for path in sorted((ROOT / "fleetrun").rglob("*.py")):
@@ -120,22 +96,8 @@ def test_each_variable_is_spelled_in_one_place() -> None:
     assert not breaches
 
 
-def test_what_cannot_import_the_table_agrees_with_it() -> None:
-    assert COMPLETE == variables.COMPLETE
-    assert set(named_in(("fleetrun/inject/",))) <= KNOWN
-
-
 def test_the_pages_tell_of_all_that_are_public_and_of_no_other() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     told = {name for page in pages for name in NAME.findall(page.read_text(encoding="utf-8"))}
     # As a pattern, for all of them.
     assert {row.name for row in reference_tables.OWN if row.is_public} == told - {variables.SECRET}
-
-
-def test_every_row_is_complete() -> None:
-    assert len(KNOWN) == len(reference_tables.OWN)
-    for row in reference_tables.OWN:
-        assert NAME.fullmatch(row.name)
-        assert row.set_by
-        assert row.read_by
-        assert row.meaning.endswith(".")
