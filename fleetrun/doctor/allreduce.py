@@ -117,7 +117,8 @@ def judge(measured: Measurement) -> Finding:
             "fleetrun --nproc_per_node=2 --tee=all run_check",
         )
     if not measured.rows:
-        return ok(check, f"{measured.ranks} ranks ran it over {backend}; rank 0's host has times")
+        seen = f"{measured.ranks} ranks ran it over {backend}; rank 0's host has the times"
+        return ok(check, seen)
     wrong = [row for row in measured.rows if not row.is_right]
     if wrong:
         return error(

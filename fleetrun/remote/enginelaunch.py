@@ -52,13 +52,9 @@ def _with_tasks(
     own_task = tasks.mine(place_, environ)
     if place_.number:
         return tasks.follow(place_, own_task, request.rdzv_timeout_s)
-    leader = tasks.Leader(place_, own_task, request.rdzv_timeout_s)
-    try:
-        host_tasks = leader.collect()
+    with tasks.led(place_, own_task, request.rdzv_timeout_s) as host_tasks:
         masks = tasks.together(host_tasks)
         # The launcher assigns to ranks what the engine has assigned to tasks.
         os.environ.update(masks)
         os.sched_setaffinity(0, {cpu for task in host_tasks for cpu in task.cpus})
         return start(request, {**environ, **masks}, host_tasks, caller=caller)
-    finally:
-        leader.dismiss()

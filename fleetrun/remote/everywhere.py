@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import queue
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 from fleetrun.doctor.findings import Finding, error
@@ -17,6 +15,7 @@ from fleetrun.model import Request
 from fleetrun.plan.hostfile import HostEntry
 from fleetrun.remote import ssh, sshjob
 from fleetrun.remote.ssh import SSH_FAULT, HostOrder, SshConnection
+from fleetrun.run.loop import Loop
 from fleetrun.rundir import reading
 
 # The most bytes of output; a command prints kilobytes.
@@ -32,34 +31,41 @@ def run(
 
     Return the output of each, and why it failed (empty if it did not).
     """
-    events: queue.SimpleQueue[SshConnection | int] = queue.SimpleQueue()
+    loop = Loop()
     output = {host: bytearray() for host in hosts}
 
-    def show(connection: SshConnection, fd: int, part: bytes) -> None:
+    def take(connection: SshConnection, fd: int, part: bytes) -> None:
         if fd == 1:
             output[connection.host] += part
             if len(output[connection.host]) > _MOST:
                 connection.give_up("it prints too much")
 
+    def give_up(why: str) -> None:
+        for connection in connections:
+            connection.give_up(why)
+
+    def beat() -> None:
+        # The programs there end when they hear nothing.
+        for connection in connections:
+            connection.send(b"\n")
+        loop.timer("heartbeat", time.monotonic() + ssh.HEARTBEAT_S, beat)
+
     connections = [
-        SshConnection(host, words, ssh.line(order), show=show, events=events)
+        SshConnection(
+            loop, host, ssh.command(words, host), order, output=take, changed=lambda _: None
+        )
         for host, order in zip(hosts, orders, strict=True)
     ]
-    until = time.monotonic() + limit_s
-    for connection in connections:
-        connection.start()
+    beat()
+    loop.timer("limit", time.monotonic() + limit_s, lambda: give_up(f"no answer in {limit_s:g} s"))
     try:
-        while any(connection.code is None for connection in connections):
-            with suppress(queue.Empty):
-                # The programs there end when they hear nothing.
-                events.get(timeout=ssh.HEARTBEAT_S)
-            for connection in connections:
-                connection.send(b"\n")
-                if time.monotonic() > until:
-                    connection.give_up(f"no answer within {limit_s:g} s")
-    finally:
         for connection in connections:
-            connection.give_up("interrupted")
+            connection.open()
+        while any(connection.code is None for connection in connections):
+            loop.turn()
+    finally:
+        give_up("interrupted")
+        loop.close()
     return [(bytes(output[connection.host]), _failure(connection)) for connection in connections]
 
 

@@ -5,17 +5,14 @@ The launchers' own session decides how the job starts and ends.
 
 from __future__ import annotations
 
-import queue
+import os
 import signal
-import sys
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
-from types import FrameType
 
-from fleetrun.errors import EnvironmentFault, MissingProgram, NotExecutable, UsageError
+from fleetrun.errors import EnvironmentFault
 from fleetrun.host.probe import current_folder
 from fleetrun.model import Request
 from fleetrun.plan.hostfile import HostEntry
@@ -24,9 +21,10 @@ from fleetrun.remote.detachedrun import HeadRun
 from fleetrun.remote.ssh import HostOrder, SshConnection
 from fleetrun.run import background
 from fleetrun.run.descriptors import FileLimit
-from fleetrun.rundir.folder import write_all
+from fleetrun.run.loop import Loop
 from fleetrun.rundir.names import listed
 from fleetrun.rundir.variables import with_token
+from fleetrun.sinks.writer import Writer
 from fleetrun.text import visible
 
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -34,28 +32,21 @@ _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ANSWER_S = 60.0
 # How often the hosts are named that have not answered yet.
 _PROGRESS_S = 10.0
-# The exit codes of a launcher's own fault; the others only know that it is gone.
-_OWN_FAULTS = tuple(
-    fault.exit_code for fault in (UsageError, EnvironmentFault, NotExecutable, MissingProgram)
-)
 # How long the other hosts may take, beyond --grace, once one has ended the job.
 _TIMEOUT_S = 30.0
 # How long an ssh may take to end once it has been hung up; beyond --grace, if a launcher runs.
 _CLOSING_S = 10.0
-# How many parts of output wait for a reader, and how long the last ones do at the end.
-_MOST_PARTS, _DRAIN_S = 64, 2.0
+# The most messages that wait for a reader of standard error, and how long the last output does.
+_MOST_LINES, _DRAIN_S = 4096, 2.0
 
 
 def launch(request: Request, environ: Mapping[str, str]) -> int:
     """Run the job of REQUEST on the hosts that it lists, and return its exit code."""
     hosts = sshjob.listed(request)
     words = ssh.words_of(request)
-    order = HostOrder(
-        current_folder(),
-        # The token, which nobody has to set; ssh forwards it unseen.
-        sshjob.forwarded(with_token(environ)),
-        log_dir=request.log_dir,
-    )
+    # The token, which nobody has to set; ssh forwards it unseen.
+    forwarded = sshjob.forwarded(with_token(environ))
+    order = HostOrder(current_folder(), forwarded, log_dir=request.log_dir)
     records = None
     if request.detach:
         begun = background.begin(request.log_dir)
@@ -64,63 +55,25 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
         records = HeadRun(begun, request)
     addresses = ssh.addresses(words, hosts)
     orders = [
-        order._replace(
-            words=sshjob.arguments(request, host, addresses, index),
-            logs=request.gather_logs or "" if not index else "",
-        )
+        order._replace(words=sshjob.arguments(request, host, addresses, index))
         for index, host in enumerate(hosts)
     ]
     files = FileLimit(len(hosts), per_process=ssh.FILES, label="hosts by ssh")
     head = Head(request, hosts, words, orders, records)
     try:
         code = head.run()
+        pid = head.connections[0].pid
+        if request.gather_logs and pid is not None and head.has_begun:
+            argv = ssh.command(words, hosts[0])
+            head.log(logs.fetch(argv, ssh.line(order._replace(pid=pid)), request.log_dir))
+        head.drain()
+        return code
     finally:
         files.restore()
-    if request.gather_logs and head.logs:
-        first = order._replace(run=head.logs, logs=request.gather_logs)
-        argv = ssh.command(words, hosts[0])
-        head.log(logs.fetch(argv, ssh.line(first), head.logs, request.log_dir))
-        head.drain()
-    return code
-
-
-class OutputThread:
-    """Stream FD of the head, written by a thread, so that a stuck reader holds nothing up."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._parts: queue.Queue[bytes] = queue.Queue(_MOST_PARTS)
-        # If it was closed at the start, its number may now belong to any other file.
-        self._is_open = (sys.__stdout__ if fd == 1 else sys.__stderr__) is not None
-        threading.Thread(target=self._write, daemon=True).start()
-
-    def put(self, part: bytes, *, may_wait: bool = True) -> None:
-        """Write PART; if too much is unread, wait, or drop PART unless that MAY_WAIT."""
-        with suppress(queue.Full):
-            self._parts.put(part, block=may_wait)
-
-    def _write(self) -> None:
-        while True:
-            part = self._parts.get()
-            try:
-                if self._is_open:
-                    write_all(self._fd, part)
-            except BrokenPipeError:
-                self._is_open = False
-            except OSError:
-                # The disk is full, and there is nowhere else to report it.
-                pass
-            self._parts.task_done()
-
-    def drain(self) -> None:
-        """Wait briefly until all is written."""
-        waiter = threading.Thread(target=self._parts.join, daemon=True)
-        waiter.start()
-        waiter.join(_DRAIN_S)
 
 
 class Head:
-    """The loop over the connections to HOSTS by WORDS, whose launchers get ORDERS."""
+    """The connections to HOSTS by WORDS, whose launchers get ORDERS."""
 
     def __init__(
         self,
@@ -136,83 +89,70 @@ class Head:
         self._request = request
         self._records = records
         self._closing_s, self._progress_s = closing_s, progress_s
-        self._events: queue.SimpleQueue[SshConnection | int] = queue.SimpleQueue()
-        self._outlets = {fd: OutputThread(fd) for fd in (1, 2)}
-        places = threading.Semaphore(request.ssh_fanout)
+        self._loop = Loop()
+        self._out, self._err = Writer(1), Writer(2, _MOST_LINES)
         self.connections = [
             SshConnection(
-                host, words, ssh.line(order), show=self._show, events=self._events, places=places
+                self._loop,
+                host,
+                ssh.command(words, host),
+                order,
+                output=self._show,
+                changed=self._changed,
             )
             for host, order in zip(hosts, orders, strict=True)
         ]
-        # Those that take part; an elastic job starts without hosts that do not answer.
+        # Those that wait for a place (--ssh_fanout), and those that take part: an elastic job
+        # starts without hosts that do not answer.
+        self._queue = deque(self.connections)
         self._remotes = list(self.connections)
         self._least = sshjob.least(request, len(hosts))
-        # What is due when, by name.
-        self._due: dict[object, tuple[float, Callable[[], None]]] = {}
-        # The exit code of the job, once it is known, and whether a launcher has given it.
+        # The exit code of the job, once it is known, and the signal that has stopped it.
         self._code: int | None = None
-        self._is_of_launcher = False
-        self._is_refused = False
-        self._has_begun = False
         self._signum: int | None = None
-        # Where the first host's logs are, if they are wanted.
-        self.logs = ""
+        # Whether we have ended the job, or a lost connection has, not a launcher.
+        self._is_ours = False
+        # Whether all hosts take part, or nothing is started.
+        self.has_begun = self._is_refused = False
 
     def run(self) -> int:
         """Run until all have ended, and return the exit code; signals are caught meanwhile."""
-
-        def caught(number: int, _frame: FrameType | None) -> None:
-            self._events.put(number)
-
-        previous = {number: signal.signal(number, caught) for number in _CAUGHT}
+        read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        before = {number: signal.signal(number, _do_nothing) for number in _CAUGHT}
+        signal.set_wakeup_fd(write_fd)
+        self._loop.watch(read_fd, lambda: self._interrupted(os.read(read_fd, 1)[0]))
+        self._out.open(self._loop, partial(self._hold, is_held=False))
+        self._err.open(self._loop)
+        self._after("progress", self._progress_s, self._tell)
+        self._after("answers", _ANSWER_S, self._give_up_silent)
+        self._after("heartbeat", ssh.HEARTBEAT_S, self._beat)
         try:
-            self._after("progress", self._progress_s, self._tell)
-            self._after("answers", _ANSWER_S, self._give_up_silent)
-            self._after("heartbeat", ssh.HEARTBEAT_S, self._beat)
-            for connection in self.connections:
-                connection.start()
+            self._open_next()
             while any(connection.code is None for connection in self.connections):
-                self._turn()
+                self._loop.turn()
         finally:
-            for number, handler in previous.items():
+            signal.set_wakeup_fd(-1)
+            for number, handler in before.items():
                 signal.signal(number, handler)
-        self.logs = self.connections[0].note
+            self._loop.unwatch(read_fd)
+            os.close(read_fd)
+            os.close(write_fd)
         code = self._code or 0
         if self._records is not None:
             is_of_signal = self._signum is not None and code == 128 + self._signum
             self._records.end(code, self._signum if is_of_signal else None)
-        self.drain()
         return code
 
     def drain(self) -> None:
-        """Wait briefly for readers to take the last lines."""
-        for outlet in self._outlets.values():
-            outlet.drain()
-
-    def _turn(self) -> None:
-        """Handle an event, or what is due."""
-        next_at = min((at for at, _ in self._due.values()), default=float("inf"))
-        event: SshConnection | int | None = None
-        with suppress(queue.Empty):
-            event = self._events.get(timeout=max(0.0, next_at - time.monotonic()))
-        if isinstance(event, int):
-            self._interrupted(event)
-        elif event is not None:
-            if event.code is not None:
-                self._due.pop(event, None)
-                # Before the beginning, a launcher ends only with a fault of its own.
-                is_own = event.is_up and not event.is_lost
-                if event in self._remotes and (self._has_begun or is_own):
-                    self._ended(event)
-            self._begin_if_all_answered()
-        for name, (at, call) in list(self._due.items()):
-            if at <= time.monotonic():
-                del self._due[name]
-                call()
+        """Wait briefly for readers to take the last lines, and end."""
+        for writer in (self._out, self._err):
+            writer.finish(_DRAIN_S)
+        while self._out.is_busy or self._err.is_busy:
+            self._loop.turn()
+        self._loop.close()
 
     def _after(self, name: object, seconds: float, call: Callable[[], None]) -> None:
-        self._due[name] = time.monotonic() + seconds, call
+        self._loop.timer(name, time.monotonic() + seconds, call)
 
     def _beat(self) -> None:
         for connection in self.connections:
@@ -223,23 +163,24 @@ class Head:
 
     def log(self, text: str) -> None:
         """Print a line of the head's own."""
-        self._outlets[2].put(f"fleetrun: {visible(text)}\n".encode(), may_wait=False)
-
-    def _log_now(self, text: str) -> None:
-        """Print a line before the process in front ends."""
-        self.log(text)
-        self.drain()
+        self._err.put(f"fleetrun: {visible(text)}\n".encode())
 
     def _show(self, connection: SshConnection, fd: int, part: bytes) -> None:
-        """Print PART of the output of CONNECTION, in one of its threads."""
+        """Print PART of the output of CONNECTION."""
         if self._is_refused:
             return
         if fd == 2:
-            end = b"" if part.endswith(b"\n") else b"\n"
-            self._outlets[2].put(b"[%b] %b%b" % (connection.host.name.encode(), part, end))
+            self._err.put(b"[%b] %b" % (connection.host.name.encode(), part))
         elif connection is self.connections[0] or self._request.tee:
             # The other hosts' first ranks print the same as the first host's.
-            self._outlets[1].put(part)
+            self._out.put(part)
+            if self._out.is_busy:
+                self._hold(is_held=True)
+
+    def _hold(self, *, is_held: bool) -> None:
+        """Read no output from the hosts while our reader takes none; heartbeats go on."""
+        for connection in self.connections:
+            connection.hold(is_held=is_held)
 
     # Beginning ----------------------------------------------------------------------------------
 
@@ -247,9 +188,16 @@ class Head:
         """Return the connections that may still answer."""
         return [remote for remote in self._remotes if not remote.is_up and remote.code is None]
 
+    def _open_next(self) -> None:
+        """Open as many connections as have a place."""
+        while self._queue and (
+            sum(remote.is_open for remote in self._awaited()) < self._request.ssh_fanout
+        ):
+            self._queue.popleft().open()
+
     def _tell(self) -> None:
         """Name the hosts that have not answered yet, until all have."""
-        if not self._has_begun and self._code is None:
+        if not self.has_begun and self._code is None:
             names = listed([remote.host.name for remote in self._awaited()])
             self.log(f"Waiting for {names} to answer by ssh, {_ANSWER_S:g} s at most.")
             self._after("progress", self._progress_s, self._tell)
@@ -258,78 +206,76 @@ class Head:
         for remote in self._awaited():
             remote.give_up(f"it did not answer within {_ANSWER_S:g} s.")
 
-    def _begin_if_all_answered(self) -> None:
-        """Once each host has answered or failed, go on if enough have answered, or end."""
-        if self._has_begun or self._code is not None or self._awaited():
-            return
+    def _changed(self, remote: SshConnection) -> None:
+        """Go on once a host has answered, or its ssh has ended."""
+        if remote.code is not None:
+            self._loop.timer(remote, None, self._hang_up)
+            # Before the beginning, a launcher ends only with a fault of its own.
+            if remote in self._remotes and (
+                self.has_begun or (remote.is_up and not remote.is_lost)
+            ):
+                self._ended(remote)
+        self._open_next()
+        if not (self.has_begun or self._code is not None or self._awaited()):
+            self._begin()
+
+    def _begin(self) -> None:
+        """Go on if enough hosts have answered, or end."""
         remaining = [remote for remote in self._remotes if remote.is_up and not remote.is_lost]
-        lost = [remote for remote in self._remotes if remote not in remaining]
-        faults = [(remote.host.name, remote.why()) for remote in lost]
-        width = max((len(name) for name, _ in faults), default=0)
+        faults = {
+            remote.host.name: remote.why() for remote in self._remotes if remote not in remaining
+        }
         # The first host has the session, so it is indispensable.
-        if faults and (self.connections[0] not in remaining or len(remaining) < self._least):
+        is_enough = self.connections[0] in remaining and len(remaining) >= self._least
+        width = max((len(name) for name in faults), default=0)
+        for name, sentence in faults.items():
+            self.log(f"{name:{width}}  {sentence}")
+        if not is_enough:
+            self.log("Nothing was started.")
             self._code, self._is_refused = EnvironmentFault.exit_code, True
-            faults.append(("", ""))
-        for name, sentence in faults:
-            self.log(f"{name:{width}}  {sentence}" if name else "Nothing was started.")
-        if self._is_refused:
             self._hang_up()
             return
         if faults:
-            names = listed([name for name, _ in faults])
-            self.log(f"The job starts without {names}: {self._least} of its hosts are enough.")
-        self._remotes, self._has_begun = remaining, True
+            self.log(
+                f"The job starts without {listed(list(faults))}: {self._least} of its hosts are "
+                "enough."
+            )
+        self._remotes, self.has_begun = remaining, True
         if self._records is not None:
-            self._records.begin(self._log_now)
+            self._records.begin(self.log)
 
     # The end ------------------------------------------------------------------------------------
-
-    @property
-    def _is_elastic(self) -> bool:
-        return self._least < len(self._remotes)
 
     def _ended(self, remote: SshConnection) -> None:
         """Handle the end of a launcher; the first bad end is that of the job.
 
-        That of the first host's launcher, which has the session, takes precedence: the others may
-        have been cut off from it.
+        That of the first host's launcher, which has the session, takes precedence unless we or a
+        lost connection have ended it: the others may have been cut off from it. The launchers of
+        an elastic job agree on whether it goes on without one of the others.
         """
         is_first = remote is self.connections[0]
-        if self._is_elastic and not is_first:
-            # The launchers agree on whether the job goes on without it, and the first one reports
-            # it.
-            if remote.is_lost and self._code is None:
-                self.log(f"The connection to {remote.host.name} was lost: {remote.why()}")
-        elif remote.code and self._code is None:
-            self._code, self._is_of_launcher = remote.code, not remote.is_lost
-            if remote.status < 0:
-                self.log(f"The connection to {remote.host.name} was lost: {remote.why()}")
-            elif remote.is_lost:
-                # A rank may also have ended with it: sys.exit(-1).
-                self.log(
-                    f"ssh to {remote.host.name} ended with 255: the connection was lost, or that "
-                    "is what the job ended with there."
-                )
-            if remote.code == UsageError.exit_code and not self._request.gather_logs:
-                # It has not joined the others, which would wait for it.
-                self._hang_up()
-            else:
-                # The launchers notify each other, and stop their ranks with grace.
-                self._hang_up_later()
-        elif self._is_elastic and not remote.code:
-            # The job is done; a host that was cut off from the first one may not know.
-            self._hang_up_later()
-        elif remote.code and is_first and self._is_of_launcher and remote.status >= 0:
-            self._code = self._code if self._code in _OWN_FAULTS else remote.code
+        if remote.is_lost and self._code is None:
+            # A rank may also have ended with it: sys.exit(-1).
+            or_ended = "" if remote.status < 0 else ", or the job has ended with 255 there"
+            self.log(f"The connection to {remote.host.name} was lost{or_ended}: {remote.why()}")
+        if not is_first and (not remote.code or self._least < len(self._remotes)):
+            return
+        if remote.code and (self._code is None or (is_first and not self._is_ours)):
+            self._code = remote.code
+        self._is_ours = self._is_ours or remote.is_lost
+        # The launchers notify each other, and stop their ranks with grace.
+        self._hang_up_later()
 
     def _interrupted(self, number: int) -> None:
         """Forward a signal: the first one stops the job, the second one kills it."""
         if self._code is None:
-            self._code, self._is_of_launcher = 128 + number, False
+            self._code = 128 + number
+        self._queue.clear()
         for remote in self._awaited():
             remote.give_up("interrupted")
         for remote in self._remotes:
             remote.send(ssh.STOP)
+        self._is_ours = True
         if self._signum is None:
             self._signum = number
             self._hang_up_later()
@@ -339,9 +285,9 @@ class Head:
 
     def _hang_up(self) -> None:
         """Close every connection; kill those that are still open after a while."""
-        # What ends from here on ends because of this.
-        self._is_of_launcher = False
-        grace_s = self._request.grace_s if self._has_begun else 0.0
+        self._is_ours = True
+        self._queue.clear()
+        grace_s = self._request.grace_s if self.has_begun else 0.0
         for connection in self.connections:
             if not connection.is_up:
                 connection.give_up("the job has ended")
@@ -352,3 +298,7 @@ class Head:
     def _cut(self, connection: SshConnection) -> None:
         self.log(f"ssh to {connection.host.name} does not exit, so it is killed.")
         connection.give_up("its ssh did not end")
+
+
+def _do_nothing(*_: object) -> None:
+    """Do nothing: the loop reads what was caught."""

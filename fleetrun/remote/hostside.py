@@ -12,6 +12,8 @@ import select
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from contextlib import suppress
 
 import fleetrun
@@ -22,29 +24,10 @@ from fleetrun.remote.ssh import HostOrder
 from fleetrun.run import libc
 from fleetrun.rundir.folder import write_all
 
-_CHUNK = 1 << 16
 # Not by -m, which would take modules of the folder for Python's own.
 _MAIN = os.path.join(os.path.dirname(fleetrun.__file__), "__main__.py")
 # The exit code if nothing was started.
 _UNUSED = 0
-
-
-class Lifeline:
-    """The lines of standard input; `is_over` once no more will come within SILENCE_S seconds."""
-
-    def __init__(self, silence_s: float) -> None:
-        self.silence_s = silence_s
-        self.is_over = False
-        self._rest = b""
-
-    def read(self, *, is_ready: bool = False) -> list[bytes]:
-        """Return the lines that have arrived; unless IS_READY, wait for input."""
-        if not is_ready:
-            is_ready = bool(select.select([0], [], [], self.silence_s)[0])
-        part = os.read(0, _CHUNK) if is_ready else b""
-        self.is_over = not part
-        *lines, self._rest = (self._rest + part).split(b"\n")
-        return [line for line in lines if line]
 
 
 def run(silence_s: float = ssh.SILENCE_S) -> None:
@@ -53,33 +36,38 @@ def run(silence_s: float = ssh.SILENCE_S) -> None:
     A head that is silent for SILENCE_S seconds counts as gone.
     """
     # The job's end would wait 10 ms for the interpreter's.
-    os._exit(_serve(Lifeline(silence_s)))
+    os._exit(_serve(_lines(silence_s)))
 
 
-def _serve(head: Lifeline) -> int:
-    lines: list[bytes] = []
-    while not lines and not head.is_over:
-        lines = head.read()
-    if not lines:
+def _lines(silence_s: float) -> Iterator[bytes]:
+    """Yield the lines of standard input until it ends, or nothing comes for SILENCE_S seconds."""
+    rest = b""
+    while select.select([0], [], [], silence_s)[0]:
+        part = os.read(0, 1 << 16)
+        if not part:
+            return
+        *lines, rest = (rest + part).split(b"\n")
+        yield from filter(None, lines)
+
+
+def _serve(lines: Iterator[bytes]) -> int:
+    first = next(lines, None)
+    if first is None:
         return _UNUSED
-    order = ssh.read(lines[0])
+    order = ssh.read(first)
     if order is None or order.version != __version__:
         there = "of another version" if order is None else order.version
         return _refuse(f"fleetrun is {__version__}, and {there} where the job was started.")
     if not os.path.isdir(order.cwd):
         return _refuse(f"there is no folder {order.cwd}.")
-    for fd in (1, 2):
-        write_all(fd, b"\n" + ssh.MARK + b"\n")
-    if order.run:
-        logs.send(order.run, is_all=order.logs == logs.ALL)
+    if order.pid:
+        _tell(order.pid)
+        logs.send(os.path.join(order.cwd, order.log_dir), order.pid)
         return 0
     process = _start(order)
-    code = _watch(process, head, is_asked=ssh.STOP.strip() in lines[1:])
-    if order.logs and not head.is_over:
-        run_dir = logs.find(os.path.join(order.cwd, order.log_dir), process.pid)
-        if run_dir is not None:
-            write_all(2, ssh.MARK + os.fsencode(run_dir) + b"\n")
-    return code
+    pidfd = os.pidfd_open(process.pid)
+    threading.Thread(target=_obey, args=(lines, pidfd), daemon=True).start()
+    return shell_code(process.wait())
 
 
 def _refuse(sentence: str) -> int:
@@ -87,8 +75,13 @@ def _refuse(sentence: str) -> int:
     return EnvironmentFault.exit_code
 
 
+def _tell(pid: int) -> None:
+    """End what the login shell has printed."""
+    write_all(1, b"\n%b%d\n" % (ssh.MARK, pid))
+
+
 def _start(order: HostOrder) -> subprocess.Popen[bytes]:
-    """Start fleetrun as ORDER says."""
+    """Start fleetrun as ORDER says, once the head knows its pid."""
     ours = os.getpid()
 
     def prepare() -> None:
@@ -96,6 +89,7 @@ def _start(order: HostOrder) -> subprocess.Popen[bytes]:
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != ours:
             os._exit(_UNUSED)
+        _tell(os.getpid())
 
     return subprocess.Popen(
         [sys.executable, _MAIN, *order.words],
@@ -103,25 +97,19 @@ def _start(order: HostOrder) -> subprocess.Popen[bytes]:
         env={**os.environ, **order.environ},
         stdin=subprocess.DEVNULL,
         start_new_session=True,
-        preexec_fn=prepare,  # noqa: PLW1509 - there are no threads
+        preexec_fn=prepare,  # noqa: PLW1509 - there are no threads yet
     )
 
 
-def _watch(process: subprocess.Popen[bytes], head: Lifeline, *, is_asked: bool) -> int:
-    """Wait for the end of PROCESS, which HEAD may stop; return its exit code."""
-    pidfd = os.pidfd_open(process.pid)
-    if is_asked:
-        _stop(pidfd)
-    while True:
-        watched = [pidfd] if head.is_over else [pidfd, 0]
-        ready, _, _ = select.select(watched, [], [], None if head.is_over else head.silence_s)
-        if pidfd in ready:
-            return shell_code(process.wait())
-        lines = head.read(is_ready=True) if ready else []
-        head.is_over = head.is_over or not ready
-        if ssh.STOP.strip() in lines or (head.is_over and not is_asked):
-            _stop(pidfd)
+def _obey(lines: Iterator[bytes], pidfd: int) -> None:
+    """Stop fleetrun, the process of PIDFD, whenever the head asks, and when the head is gone."""
+    is_asked = False
+    for line in lines:
+        if line == ssh.STOP.strip():
             is_asked = True
+            _stop(pidfd)
+    if not is_asked:
+        _stop(pidfd)
 
 
 def _stop(pidfd: int) -> None:

@@ -1,7 +1,7 @@
 """The user's own ssh: its options, what it starts on a host, and one connection.
 
 What it starts there (`hostside`) gets an order as its first line of input, then a heartbeat every
-few seconds. Whatever a login shell prints ends with a line that begins with MARK.
+few seconds. What a login shell prints ends with a line of MARK and the pid of fleetrun.
 """
 
 from __future__ import annotations
@@ -13,12 +13,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from io import BufferedReader
-from queue import SimpleQueue
 from typing import NamedTuple
 
 from fleetrun import __version__
@@ -26,7 +23,7 @@ from fleetrun.errors import EnvironmentFault, UsageError, shell_code
 from fleetrun.model import Request
 from fleetrun.plan.hostfile import HostEntry
 from fleetrun.plan.hosts import is_address, is_host
-from fleetrun.rundir.folder import write_all
+from fleetrun.run.loop import WRITABLE, Loop
 
 # Never wait for a password; notice a lost network; open no terminal, whose end would send signals
 # to processes.
@@ -42,8 +39,9 @@ HOSTSIDE = f"import sys; sys.path[:] = filter(None, sys.path); {_IMPORT}"
 SSH_FAULT = 255
 # The exit codes of shells that cannot start a program.
 _NO_PROGRAM = (126, 127)
-# How many files each needs here while it starts: both ends of three pipes, and of one of Python's.
-FILES = 8
+# How many files each needs here while it starts: both ends of three pipes, and of one of Python's;
+# and its pidfd.
+FILES = 9
 # Control characters: no shell greets with them.
 MARK = b"\x1e\x02fleetrun "
 STOP = b"stop\n"
@@ -51,26 +49,22 @@ STOP = b"stop\n"
 HEARTBEAT_S, SILENCE_S = 3.0, 15.0
 # A longer line comes in parts.
 _LONGEST_LINE = 1 << 16
-_CHUNK = 1 << 16
+# As much as a pipe holds.
+_CHUNK = 1 << 20
 # How much a login shell may print; it may greet, but not forever.
 _MOST_CHATTER = 1 << 20
-# How long an ssh's last output is waited for once it has ended: a shared connection of the user's
-# (ControlPersist) keeps its streams.
-_LAST_OUTPUT_S = 2.0
 # How long `ssh -G` may take, which connects to nothing.
 _NAME_S = 10.0
 
 
 class HostOrder(NamedTuple):
-    """The first line of input: run fleetrun with WORDS, or send the logs in RUN."""
+    """The first line of input: run fleetrun with WORDS, or send the logs of the launcher PID."""
 
     cwd: str
     environ: Mapping[str, str] = {}
     words: tuple[str, ...] = ()
-    # The log folder, and how much of the logs is wanted: `tail`, `all` or nothing.
     log_dir: str = ""
-    logs: str = ""
-    run: str = ""
+    pid: int = 0
     version: str = __version__
 
 
@@ -145,155 +139,183 @@ def addresses(words: Sequence[str], hosts: Sequence[HostEntry]) -> list[str]:
 
 
 class SshConnection:
-    """The ssh to HOST by WORDS, whose program gets ORDER.
+    """The ssh by ARGV to HOST, whose program gets ORDER, in the LOOP of its caller.
 
-    SHOW takes its output: the connection, the stream (1 or 2), and a part of the output or a line
-    of the errors. The connection is put into EVENTS when its program runs, and when it has ended.
-    PLACES are the connections that may be opened at once.
+    OUTPUT takes what the program prints: the connection, the stream (1 or 2), and bytes of the
+    first or a line of the second. CHANGED is called when the program runs, and when the connection
+    has ended.
     """
 
     def __init__(
         self,
+        loop: Loop,
         host: HostEntry,
-        words: Sequence[str],
-        order: bytes,
+        argv: Sequence[str],
+        order: HostOrder,
         *,
-        show: Callable[[SshConnection, int, bytes], None],
-        events: SimpleQueue[SshConnection | int],
-        places: threading.Semaphore | None = None,
+        output: Callable[[SshConnection, int, bytes], None],
+        changed: Callable[[SshConnection], None],
     ) -> None:
         self.host = host
-        self._argv = command(words, host)
-        self._order = order
-        self._show, self._events = show, events
-        self._places = places or threading.Semaphore()
+        self._loop, self._argv = loop, argv
+        self._output, self._changed = output, changed
         self._process: subprocess.Popen[bytes] | None = None
-        # Whether its program runs on the host.
-        self.is_up = False
+        self._pidfd = -1
+        # What has to be sent, and what was received and is not complete, by stream.
+        self._unsent = line(order)
+        self._received = {1: b"", 2: b""}
+        self._chatter = 0
+        # The fleetrun that runs on the host, once it does.
+        self.pid: int | None = None
         # How ssh has ended: its exit code in Python's form, and a shell's.
         self.status = 0
         self.code: int | None = None
-        # Why we have given it up.
-        self.fault = ""
-        # The last line that is not the program's output.
-        self.last = ""
-        # What its program says about itself at the end.
-        self.note = ""
+        # Why we have given it up, and the last line that is no output of fleetrun.
+        self.fault = self.last = ""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its program has begun on the host."""
+        return self.pid is not None
 
     @property
     def is_lost(self) -> bool:
         """Whether ssh has ended by its own fault, or was killed."""
         return self.code is not None and (self.status < 0 or self.code == SSH_FAULT)
 
-    def start(self) -> None:
-        """Open the connection as soon as it has a place."""
-        threading.Thread(target=self._run, daemon=True).start()
+    @property
+    def is_open(self) -> bool:
+        """Whether ssh runs, and we have not hung up."""
+        return self._fd(0) >= 0
 
-    def _run(self) -> None:
-        self._places.acquire()
+    def open(self) -> None:
+        """Start ssh, unless the connection was given up."""
+        if self.code is not None:
+            return
         try:
-            if not self.fault:
-                self._process = self._open()
+            process = subprocess.Popen(
+                self._argv,
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                # We handle Ctrl-C, and tell the hosts.
+                start_new_session=True,
+            )
         except OSError as error:
             self.last = f"it cannot be started here ({error.strerror})"
-        if self._process is None:
-            self._places.release()
             self._end(SSH_FAULT)
             return
-        streams = ((1, self._process.stdout), (2, self._process.stderr))
-        readers = [
-            threading.Thread(target=self._read, args=(stream, fd), daemon=True)
-            for fd, stream in streams
-        ]
-        for reader in readers:
-            reader.start()
-        assert self._process.stdin is not None
-        with suppress(OSError):
-            write_all(self._process.stdin.fileno(), self._order)
-            os.set_blocking(self._process.stdin.fileno(), False)
+        self._process, self._pidfd = process, os.pidfd_open(process.pid)
+        for stream in (process.stdin, process.stdout, process.stderr):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+        self._loop.watch(self._fd(0), self._send_order, WRITABLE)
+        self._loop.watch(self._fd(2), lambda: self._read(2))
+        self._loop.watch(self._pidfd, self._reap)
+        self.hold(is_held=False)
+
+    def _fd(self, number: int) -> int:
+        if self._process is None:
+            return -1
+        stream = (self._process.stdin, self._process.stdout, self._process.stderr)[number]
+        return -1 if stream is None or stream.closed else stream.fileno()
+
+    def _send_order(self) -> None:
+        with suppress(BlockingIOError):
+            try:
+                self._unsent = self._unsent[os.write(self._fd(0), self._unsent) :]
+            except BrokenPipeError:
+                self._unsent = b""
+        if not self._unsent:
+            self._loop.unwatch(self._fd(0))
+
+    def _read(self, stream: int) -> None:
+        """Take a part of STREAM, if there is one."""
+        with suppress(BlockingIOError):
+            data = os.read(self._fd(stream), _CHUNK)
+            if not data:
+                self._loop.unwatch(self._fd(stream))
+            elif stream == 1 and self.is_up:
+                self._output(self, 1, data)
+            else:
+                self._read_lines(stream, data)
+
+    def _read_lines(self, stream: int, data: bytes) -> None:
+        """Take the output of a login shell, and then the messages of fleetrun."""
+        *lines, rest = (self._received[stream] + data).split(b"\n")
+        if len(rest) > _LONGEST_LINE:
+            lines, rest = [*lines, rest], b""
+        self._received[stream] = rest
+        for at, text in enumerate(lines):
+            if stream == 1 and text.startswith(MARK):
+                self.pid = int(text.removeprefix(MARK))
+                self._received[1] = b""
+                self._changed(self)
+                self._output(self, 1, b"\n".join([*lines[at + 1 :], rest]))
+                return
+            self.last = text.decode(errors="replace").strip() or self.last
+            if self.is_up:
+                self._output(self, 2, text + b"\n")
+        self._chatter += len(data)
+        if not self.is_up and self._chatter > _MOST_CHATTER:
+            self.give_up(
+                "its shell prints endlessly before fleetrun can answer: check its start-up files, "
+                "such as ~/.bashrc."
+            )
+
+    def _reap(self) -> None:
+        assert self._process is not None
         status = self._process.wait()
-        for reader in readers:
-            reader.join(_LAST_OUTPUT_S)
-        if not self.is_up:
-            self._places.release()
+        self._loop.unwatch(self._pidfd)
+        os.close(self._pidfd)
+        for stream in (1, 2):
+            # All that ssh wrote is in the pipe, which what it has started may keep open.
+            self._read(stream)
+            self._loop.unwatch(self._fd(stream))
+        if self._received[2]:
+            self._read_lines(2, b"\n")
         self.hang_up()
+        for pipe in (self._process.stdout, self._process.stderr):
+            assert pipe is not None
+            pipe.close()
         self._end(status)
 
-    def _open(self) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            self._argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            # We handle Ctrl-C, and tell the hosts.
-            start_new_session=True,
-        )
-        if self.fault:
-            os.killpg(process.pid, signal.SIGKILL)
-        return process
-
     def _end(self, status: int) -> None:
-        self.status = status
-        self.code = shell_code(status)
-        self._events.put(self)
+        self.status, self.code = status, shell_code(status)
+        self._changed(self)
 
-    def _read(self, stream: BufferedReader, fd: int) -> None:
-        """Read STREAM: what a login shell prints, then what the program does."""
-        with stream:
-            if not self._skip_greeting(stream):
-                return
-            if fd == 1:
-                self.is_up = True
-                self._places.release()
-                self._events.put(self)
-                while part := stream.read1(_CHUNK):
-                    self._show(self, fd, part)
-            while part := stream.readline(_LONGEST_LINE) if fd == 2 else b"":
-                if part.startswith(MARK):
-                    self.note = os.fsdecode(part.removeprefix(MARK).rstrip(b"\n"))
-                    continue
-                self._keep(part)
-                self._show(self, fd, part)
-
-    def _skip_greeting(self, stream: BufferedReader) -> bool:
-        """Read up to the line with MARK; return False if none comes."""
-        chatter = 0
-        while text := stream.readline(_LONGEST_LINE):
-            if text.startswith(MARK):
-                return True
-            self._keep(text)
-            chatter += len(text)
-            if chatter > _MOST_CHATTER:
-                self.give_up(
-                    "its shell prints endlessly before fleetrun can answer: check its start-up "
-                    "files, such as ~/.bashrc."
-                )
-                break
-        return False
-
-    def _keep(self, text: bytes) -> None:
-        self.last = text.decode(errors="replace").strip() or self.last
+    def hold(self, *, is_held: bool) -> None:
+        """Read no more of the program's output while IS_HELD."""
+        if is_held:
+            self._loop.unwatch(self._fd(1))
+        elif self._fd(1) >= 0:
+            self._loop.watch(self._fd(1), lambda: self._read(1))
 
     def send(self, data: bytes) -> None:
         """Send DATA to the program, unless its pipe is full: then it will count as lost."""
-        if self.is_up and self.code is None and self._process is not None:
-            assert self._process.stdin is not None
-            # It may have ended, or been hung up.
-            with suppress(OSError, ValueError):
-                os.write(self._process.stdin.fileno(), data)
+        if self.is_up and self.is_open:
+            with suppress(BrokenPipeError, BlockingIOError):
+                os.write(self._fd(0), data)
 
     def hang_up(self) -> None:
         """Close the program's input, which ends it."""
-        if self._process is not None and self._process.stdin is not None:
+        if self.is_open:
+            assert self._process is not None
+            assert self._process.stdin is not None
+            self._loop.unwatch(self._fd(0))
             self._process.stdin.close()
 
     def give_up(self, fault: str) -> None:
         """Kill its ssh, because of FAULT, and what that has started: --ssh may be a script."""
-        if self.code is None:
-            self.fault = self.fault or fault
-            if self._process is not None and self._process.returncode is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+        if self.code is not None:
+            return
+        self.fault = self.fault or fault
+        if self._process is None:
+            self._end(SSH_FAULT)
+        else:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def why(self) -> str:
         """Return why it has ended or its program was never up."""

@@ -13,8 +13,8 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from fleetrun.engines.detect import Detected
@@ -98,75 +98,71 @@ def follow(place: TaskPlace, task: Task, timeout_s: float) -> int:
     )
 
 
-class Leader:
-    """The first task of a host, to which the others connect."""
+@contextmanager
+def led(place: TaskPlace, task: Task, timeout_s: float) -> Iterator[tuple[Task, ...]]:
+    """Collect all tasks of this host, ours first, and release the others at the end.
 
-    def __init__(self, place: TaskPlace, task: Task, timeout_s: float) -> None:
-        self._count = place.tasks
-        self._task = task
-        self._timeout_s = timeout_s
-        self._listener = _line()
-        self._others: dict[int, socket.socket] = {}
-        self._tasks: dict[int, Task] = {0: task}
-        try:
-            self._listener.bind(place.name)
-        except OSError as error:
-            self._listener.close()
-            raise EnvironmentFault(
-                f"Another task already leads the tasks of this run here ({error.strerror})."
-            ) from None
-        self._listener.listen(place.tasks)
-
-    def collect(self) -> tuple[Task, ...]:
-        """Wait for the others, and return all tasks, ours first.
-
-        Raises RendezvousError if some do not come.
-        """
-        until = time.monotonic() + self._timeout_s
-        while len(self._tasks) < self._count:
-            self._listener.settimeout(max(0.001, until - time.monotonic()))
+    Raises RendezvousError if some do not come within TIMEOUT_S seconds, and EnvironmentFault if
+    another task leads.
+    """
+    tasks, links = {0: task}, list[socket.socket]()
+    first = os.getpid()
+    try:
+        with _line() as listener:
             try:
-                link, _ = self._listener.accept()
-            except TimeoutError:
-                missing = [
-                    str(number) for number in range(self._count) if number not in self._tasks
-                ]
-                raise RendezvousError(
-                    f"Of the {self._count} tasks of this host {', '.join(missing)} did not join "
-                    f"within {self._timeout_s:g} s."
+                listener.bind(place.name)
+            except OSError as error:
+                raise EnvironmentFault(
+                    f"Another task already leads the tasks of this run here ({error.strerror})."
                 ) from None
-            self._take(link)
-        return tuple(task for _, task in sorted(self._tasks.items()))
+            listener.listen(place.tasks)
+            until = time.monotonic() + timeout_s
+            while len(tasks) < place.tasks:
+                listener.settimeout(max(0.001, until - time.monotonic()))
+                link, _ = listener.accept()
+                number, other = _hello(link)
+                if other is None or number in tasks:
+                    link.close()
+                    continue
+                tasks[number] = other
+                links.append(link)
+                link.send(_TAKEN)
+    except TimeoutError:
+        missing = ", ".join(str(number) for number in range(place.tasks) if number not in tasks)
+        raise RendezvousError(
+            f"Of the {place.tasks} tasks of this host {missing} did not join within {timeout_s:g} "
+            "s."
+        ) from None
+    else:
+        yield tuple(task for _, task in sorted(tasks.items()))
+    finally:
+        # This may be the supervisor, its child: what the engine sees is the end of its own task.
+        if first in {os.getpid(), os.getppid()}:
+            _dismiss(links)
 
-    def _take(self, link: socket.socket) -> None:
-        credentials = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        _, user, _ = struct.unpack("3i", credentials)
-        try:
-            hello = json.loads(link.recv(_CHUNK)) if user == os.getuid() else {}
-            number = hello["number"]
-            task = Task(tuple(hello["cpus"]), dict(hello["env"]))
-        except (OSError, ValueError, KeyError):
-            link.close()
-            return
-        if number in self._tasks:
-            link.close()
-            return
-        self._others[number], self._tasks[number] = link, task
-        link.send(_TAKEN)
 
-    def dismiss(self) -> None:
-        """Release the other tasks, and wait until they end."""
-        self._listener.close()
-        until = time.monotonic() + _PARTING_S
-        for link in self._others.values():
-            # A task may have been killed.
-            with suppress(OSError):
-                link.send(_OVER)
-        for link in self._others.values():
-            link.settimeout(max(0.001, until - time.monotonic()))
-            with suppress(OSError), link:
-                while link.recv(_CHUNK):
-                    pass
+def _hello(link: socket.socket) -> tuple[int, Task | None]:
+    """Return the number and what belongs to the task behind LINK; None if it is none of ours."""
+    _, user, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    try:
+        hello = json.loads(link.recv(_CHUNK)) if user == os.getuid() else {}
+        return hello["number"], Task(tuple(hello["cpus"]), dict(hello["env"]))
+    except (OSError, ValueError, KeyError):
+        return 0, None
+
+
+def _dismiss(links: Sequence[socket.socket]) -> None:
+    """Release the other tasks, and wait until they end."""
+    until = time.monotonic() + _PARTING_S
+    for link in links:
+        # A task may have been killed.
+        with suppress(OSError):
+            link.send(_OVER)
+    for link in links:
+        link.settimeout(max(0.001, until - time.monotonic()))
+        with suppress(OSError), link:
+            while link.recv(_CHUNK):
+                pass
 
 
 def together(tasks: Sequence[Task]) -> dict[str, str]:

@@ -89,12 +89,16 @@ def test_a_first_task_that_does_not_come_is_not_waited_for_for_ever() -> None:
     here = TaskPlace(f"\0fleetrun/tasks/test/{os.getpid()}", 1, 3)
     with pytest.raises(RendezvousError, match=r"first of the 3 tasks of this host did not join"):
         tasks.follow(here, Task((), {}), 0.001)
-    leader = tasks.Leader(here, Task((), {}), 0.001)
-    with pytest.raises(RendezvousError, match=r"Of the 3 tasks of this host 1, 2 did not join"):
-        leader.collect()
-    with pytest.raises(EnvironmentFault, match=r"Another task already leads"):
-        tasks.Leader(here, Task((), {}), 0.001)
-    leader.dismiss()
+    with (
+        pytest.raises(RendezvousError, match=r"Of the 3 tasks of this host 1, 2 did not join"),
+        tasks.led(here, Task((), {}), 0.001),
+    ):
+        pass
+    with (
+        tasks.led(here._replace(tasks=1), Task((), {}), 0.001),
+        pytest.raises(RendezvousError, match=r"first of the 1 tasks of this host did not join"),
+    ):
+        tasks.follow(here._replace(tasks=1), Task((), {}), 0.001)
 
 
 @pytest.mark.parametrize(
