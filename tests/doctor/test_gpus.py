@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,8 @@ from planning import a_request
 from fleetrun.doctor import checked_job, cuda, gpus
 from fleetrun.doctor.checked_job import CheckedJob
 from fleetrun.doctor.cuda import CudaStart
-from fleetrun.doctor.findings import ERROR, OK, WARNING, Finding
-from fleetrun.host.nvml import Library, Survey
+from fleetrun.doctor.findings import ERROR, WARNING, Finding
+from fleetrun.host.nvml import Survey
 from fleetrun.model import Gpu
 
 if TYPE_CHECKING:
@@ -65,13 +64,6 @@ def test_gpus_that_are_well_have_nothing_to_mend(root: Path) -> None:
     ]
     # A driver that tells next to nothing is no fault.
     assert bad(judged(root, Survey(gpus=(Gpu("GPU-0"),)))) == []
-
-
-def test_without_a_driver_there_is_nothing_to_judge(root: Path) -> None:
-    (finding,) = judged(root, None)
-    assert (finding.level, finding.seen) == (OK, "no NVIDIA driver: ranks run on the CPU")
-    (finding,) = gpus.check(CheckedJob(a_request(), {}, kind="npu"), str(root))
-    assert finding.seen == "no NVIDIA driver"
 
 
 @pytest.mark.parametrize(
@@ -136,19 +128,6 @@ def test_cuda_that_does_not_start_where_nvml_does_is_an_error(
     assert fix in finding.fix
 
 
-def test_the_device_file_that_only_cuda_needs_is_looked_for(root: Path) -> None:
-    (root / "dev" / "nvidia-uvm").unlink()
-    (finding,) = (
-        finding for finding in judged(root, cuda=CudaStart(999)) if finding.check == "CUDA"
-    )
-    assert "/dev/nvidia-uvm, which it needs, is missing" in finding.seen
-
-
-def test_of_instances_cuda_shows_one(root: Path) -> None:
-    divided = WELL._replace(gpus=(GPU._replace(is_mig=True, instances=(GPU,)), OTHER))
-    assert bad(judged(root, divided, CudaStart(gpus=1))) == []
-
-
 def test_a_container_without_gpus_is_told_how_to_get_them_and_may_go_on(tmp_path: Path) -> None:
     folder = tmp_path / "proc" / "driver" / "nvidia"
     folder.mkdir(parents=True)
@@ -177,11 +156,6 @@ def test_a_driver_that_does_not_answer_is_an_error(
     assert finding.level == ERROR
     assert seen in finding.seen
     assert fix in finding.fix
-
-
-def test_nvml_alone_keeps_no_job_from_its_gpus(root: Path) -> None:
-    silent = Survey(trouble="NVMLError_LibraryNotFound: no")
-    assert [finding.level for finding in judged(root, silent, STARTED)] == [WARNING, OK, OK]
 
 
 @pytest.mark.parametrize(("number", "level"), [(79, ERROR), (31, WARNING)])
@@ -252,13 +226,6 @@ def test_all_that_the_driver_tells_is_read(root: Path) -> None:
     assert second == Gpu("GPU-b", 1, "GPU GPU-b")
 
 
-def test_without_a_driver_nobody_is_asked(tmp_path: Path) -> None:
-    def never() -> Library:
-        raise AssertionError
-
-    assert cuda.read_driver(never, root=str(tmp_path)) is None
-
-
 def test_a_driver_that_hangs_is_left_behind(root: Path) -> None:
     driver = read(root, FakeNvml(init=hang), timeout_s=0.2)
     assert driver is not None
@@ -269,11 +236,6 @@ def crash() -> int:
     """Crash like a library that touches invalid memory."""
     os.kill(os.getpid(), 11)
     raise AssertionError
-
-
-def stay() -> int:
-    hang()
-    return 0
 
 
 @pytest.mark.parametrize(
@@ -293,21 +255,7 @@ def test_cuda_is_started_in_a_child(
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def test_a_libcuda_that_hangs_or_is_missing_is_told() -> None:
-    late = cuda.start_cuda(lambda: FakeCuda(stay), timeout_s=0.2)
-    assert late.trouble.startswith("cuInit has not answered within 0.2 s")
-    missing = cuda.start_cuda(lambda: ctypes.CDLL("libcuda-of-nobody.so.1"))
-    assert missing.trouble.startswith("libcuda-of-nobody.so.1: cannot open")
-
-
 # -- devices of plug-ins --------------------------------------------------------------------------
-
-
-def test_each_kind_that_paddle_has_is_named() -> None:
-    # The reason why GPUs are missing is a finding about GPUs.
-    findings = list(checked_job.plugins({"mlu": 4, "foo": 1}, {"gpu": "GPU 0 is lost"}))
-    assert [(finding.check, finding.level) for finding in findings] == [("MLUs", OK), ("FOOs", OK)]
-    assert findings[0].seen == "4 of Paddle's kind mlu; ranks talk to each other by xccl"
 
 
 @pytest.mark.parametrize(

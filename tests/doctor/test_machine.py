@@ -38,21 +38,6 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_folder_of_logs_need_not_be_there_yet(tmp_path: Path) -> None:
-    job = CheckedJob(a_request(log_dir=str(tmp_path / "not" / "yet")), {})
-    for check in (machine.logs, machine.clock):
-        (finding,) = check(job)
-        bad([finding])
-        assert str(tmp_path) in finding.seen
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_cannot_be_written_says_why() -> None:
-    (finding,) = machine.logs(CheckedJob(a_request(log_dir="/proc/nowhere"), {}))
-    assert finding.level == ERROR
-    assert finding.seen.startswith("/proc cannot be written (")
-
-
 def test_a_library_that_is_not_there_says_why() -> None:
     (finding,) = machine.openmp(JOB, "libnone.so.1")
     assert (finding.check, finding.level) == ("OpenMP", ERROR)

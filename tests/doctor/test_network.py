@@ -93,17 +93,6 @@ def test_an_interface_that_is_not_well_is_a_finding(changed: dict[str, Any], lev
     assert bad([judged(**changed)]) == [("interface", level)]
 
 
-def test_nothing_is_said_of_nccl_where_nothing_uses_it() -> None:
-    for finding, seen in (
-        (judged(kind="cpu"), "the route to the other hosts is eth0 (10.0.0.1, 25 Gbit/s, MTU 9000"),
-        (judged(kind="cpu", NCCL_SOCKET_IFNAME="eth7"), "the route to the other hosts is eth0"),
-        (judged(HERE, "127.0.0.1", kind="cpu", peer=None), "eth0 (10.0.0.1, 25 Gbit/s, MTU 9000)"),
-    ):
-        assert finding.level == OK
-        assert finding.seen.startswith(seen)
-        assert "NCCL" not in repr(finding)
-
-
 @pytest.mark.parametrize(
     ("asked", "peer", "interfaces", "taken"),
     [
@@ -123,24 +112,6 @@ def test_the_interface_is_the_one_that_nccl_takes(
 ) -> None:
     interface = network.taken(interfaces, peer, {"NCCL_SOCKET_IFNAME": asked}, is_nccl=True)
     assert (interface and interface.name) == taken
-
-
-def test_the_loopback_of_this_host_is_known() -> None:
-    (loopback,) = (interface for interface in network.interfaces() if interface.name == "lo")
-    assert "127.0.0.1" in loopback.addresses
-
-
-@pytest.mark.parametrize(("state", "levels"), [("1: DOWN", [WARNING]), ("4: ACTIVE", [])])
-def test_every_rdma_port_has_its_state(tmp_path: Path, state: str, levels: list[str]) -> None:
-    port = tmp_path / "sys" / "class" / "infiniband" / "mlx5_0" / "ports" / "1"
-    port.mkdir(parents=True)
-    (port / "state").write_text(f"{state}\n")
-    (port / "rate").write_text("400 Gb/sec (4X NDR)\n")
-    for kind in ("gpu", "cpu"):
-        findings = list(network.rdma(a_job(kind=kind), str(tmp_path)))
-        assert len(findings) == 1
-        assert bad(findings) == [("InfiniBand", level) for level in levels]
-        assert kind == "gpu" or "NCCL" not in repr(findings)
 
 
 def test_ports_that_are_taken_or_exposed_are_findings(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +12,6 @@ from fleetrun.doctor import allreduce, gpu_check, output, software
 from fleetrun.doctor.allreduce import Measurement, Transfer
 from fleetrun.doctor.checked_job import CheckedJob
 from fleetrun.doctor.findings import ERROR, OK, WARNING, exit_code, ok, warning
-from fleetrun.host import paddles
 from fleetrun.host.nvml import Survey
 from fleetrun.host.paddles import InstalledPaddle
 from fleetrun.model import Gpu
@@ -66,18 +63,6 @@ def test_the_fleetrun_that_a_shell_starts_is_judged(
     assert seen in finding.seen
 
 
-def test_what_gives_the_command_depends_on_what_is_there(tmp_path: Path) -> None:
-    def fix() -> str:
-        (finding,) = software.command(a_job(environ={"PATH": ""}), str(tmp_path))
-        return finding.fix
-
-    assert fix().startswith(f"{sys.executable} -m fleetrun  # or ")
-    spare = script(tmp_path, OURS).rename(tmp_path / "bin" / "fleetrunx")
-    assert fix() == f"cp {tmp_path}/bin/fleetrunx {tmp_path}/bin/fleetrun"
-    os.link(spare, tmp_path / "bin" / "fleetrun")
-    assert fix() == f'export PATH="{tmp_path}/bin:$PATH"  # or `{sys.executable} -m fleetrun`'
-
-
 @pytest.mark.parametrize(("activated", "bad_ones"), [("/env/", []), ("/b", [("Python", WARNING)])])
 def test_the_python_is_that_of_the_activated_environment(
     activated: str, bad_ones: list[tuple[str, str]]
@@ -116,16 +101,6 @@ def test_what_is_wrong_with_paddle_is_the_one_finding(
     assert bad(software.paddle(a_job(**fields), [str(tmp_path)])) == findings
 
 
-def test_a_python_without_setuptools_cannot_import_paddle(tmp_path: Path) -> None:
-    assert bad(software.paddle(a_job(), [str(tmp_path)])) == [("setuptools", ERROR)]
-
-
-def test_a_part_that_the_job_needs_and_paddle_lacks_is_an_error() -> None:
-    here = CheckedJob(a_request(run_mode="ps"), {}, paddle=paddles.find(sys.path))
-    assert bad(software.paddle(here)) == [("Paddle", ERROR)]
-    assert bad(software.paddle(here._replace(request=a_request()))) == []
-
-
 @pytest.mark.parametrize(
     ("built", "driver", "level"),
     [("12.6", (12, 8), OK), ("12.9", (12, 8), WARNING), ("13.0", (12, 8), ERROR)],
@@ -144,26 +119,6 @@ def test_paddles_cuda_is_held_against_the_driver(
 
 REPORT: dict[str, Any] = {"devices": ["gpu:0", "gpu:1"], "libraries": [], "failed": None}
 FAILED = {"device": "gpu:1", "step": "convolution", "how": "ended with 255", "words": "a\nthe last"}
-
-
-def test_what_was_computed_is_said() -> None:
-    (finding,) = gpu_check.judge(REPORT, "python")
-    assert finding == ok(
-        "Paddle on the GPUs", "a product, a convolution and a sum of 2 ranks on gpu:0, gpu:1"
-    )
-    (finding,) = gpu_check.judge({**REPORT, "devices": ["gpu:0"]}, "python")
-    assert finding.seen == "a product, a convolution on gpu:0"
-
-
-def test_each_library_that_is_missing_has_the_line_that_brings_it() -> None:
-    libraries = [["libnccl.so", "nvidia-nccl-cu11"], ["libflash.so", ""]]
-    # Its failure is not another finding.
-    failed = {**FAILED, "words": "library (libnccl.so) that Paddle depends on"}
-    nccl, other = gpu_check.judge({**REPORT, "libraries": libraries, "failed": failed}, "python")
-    assert (nccl.level, other.level) == (ERROR, ERROR)
-    link = f"python {gpu_check.PROGRAM} --link"
-    assert nccl.fix == f"python -m pip install 'nvidia-nccl-cu11' && {link}"
-    assert "find / -name 'libflash.so*'" in other.fix
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from clusters import BATCH, HYDRA, MPI, STEP, text
+from clusters import BATCH, MPI, STEP, text
 from commandline import Command
 from ports import free
 
 from fleetrun.cli import request
 from fleetrun.cli.argv import split
 from fleetrun.cli.configfile import Config
-from fleetrun.cli.options import find
 from fleetrun.engines import cluster, detect
 from fleetrun.errors import UsageError
 
@@ -74,18 +73,6 @@ def test_steps_of_a_job_have_ports_of_their_own_and_so_have_the_next_jobs() -> N
     assert with_step.start_port == resolve(in_step, "--host=n1").start_port
 
 
-def test_a_host_by_itself_is_asked_for_with_one_node() -> None:
-    for environ in (STEP, BATCH, {**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}):
-        resolved = resolve(environ, "--nnodes=1")
-        assert (resolved.ips, resolved.nnodes, resolved.notes) == ((), "1", ())
-    assert resolve(STEP, "--ips=127.0.0.1").ips == ("127.0.0.1",)
-
-
-def test_a_file_that_only_the_engine_has_is_not_read_for_a_host_by_itself() -> None:
-    lost = {"PBS_JOBID": "5", "PBS_NODEFILE": "/none"}
-    assert resolve(lost, "--nnodes=1").ips == ()
-
-
 def test_what_is_typed_wins_where_both_agree() -> None:
     resolved = resolve(STEP, "--ips=10.0.0.2,10.0.0.3", "--start_port=7000", "--nnodes=2")
     assert (resolved.ips, resolved.host, resolved.start_port) == (
@@ -122,41 +109,8 @@ def test_what_contradicts_the_engine_is_one_sentence(
         resolve(environ, *words)
 
 
-def test_a_config_file_is_held_to_the_engine_too() -> None:
-    config = Config("f.yaml", (find("nnodes").given("8", "nnodes", "f.yaml:1"),))
-    with pytest.raises(UsageError, match=r"f\.yaml:1: nnodes=8: Slurm gives this job 2 hosts"):
-        resolve(STEP, config=config)
-
-
-@pytest.mark.parametrize("environ", [MPI, HYDRA])
-def test_hosts_that_the_mpi_does_not_name_are_listed_by_hand(environ: dict[str, str]) -> None:
-    assert resolve(environ, "--ips=a,b,c,d").ips == ("a", "b", "c", "d")
-
-
-def test_one_host_is_a_job_of_one_host() -> None:
-    alone = {**BATCH, "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1"}
-    resolved = resolve(alone)
-    assert (resolved.ips, resolved.host, resolved.start_port, resolved.notes) == (
-        (),
-        None,
-        None,
-        (),
-    )
-
-
 def test_a_rank_of_another_launcher_is_in_its_job() -> None:
     assert resolve({**STEP, "PADDLE_GLOBAL_RANK": "0"}).ips == ()
-
-
-def test_lists_of_processes_say_who_takes_part() -> None:
-    words = ("--servers=n2:7000", "--trainers=n3:7001")
-    assert resolve(STEP, *words).ips == ()
-
-
-def test_jobs_of_one_host_count_from_different_ports() -> None:
-    ports = {cluster.first_port(str(job)) for job in range(4711, 4711 + 100)}
-    assert len(ports) == 100
-    assert all(port and 10240 <= port < 30000 - 64 for port in ports)
 
 
 def test_two_launchers_in_a_step_are_one_job(tmp_path: Path) -> None:

@@ -62,21 +62,6 @@ def test_a_task_for_each_rank_has_its_place_on_its_host() -> None:
     assert (detected.here, detected.run) == (4, "77/0")
 
 
-def test_a_step_with_fewer_tasks_than_hosts_is_refused_with_its_command() -> None:
-    problem = detect.unspread(read({**STEP, "SLURM_STEP_NUM_TASKS": "1"}))
-    assert problem is not None
-    assert problem.startswith("Slurm has started one fleetrun (SLURM_STEP_NUM_TASKS=1) for 2 hosts")
-
-
-@pytest.mark.parametrize(
-    ("environ", "engine"), [(MPI, "Open MPI"), (HYDRA, "MPICH")], ids=["ompi", "hydra"]
-)
-def test_an_mpi_counts_hosts_without_naming_them(environ: dict[str, str], engine: str) -> None:
-    detected = read(environ)
-    assert (detected.engine, detected.hosts, detected.nnodes, detected.node) == (engine, (), 4, 3)
-    assert detect.unspread(detected) is None
-
-
 def test_only_tasks_of_several_hosts_have_what_no_stranger_knows() -> None:
     known = {**MPI, "OMPI_MCA_orte_precondition_transports": "0123456789abcdef-0123456789abcdef"}
     assert read(known).token == known["OMPI_MCA_orte_precondition_transports"]
@@ -91,13 +76,6 @@ def test_an_mpi_with_as_many_tasks_on_each_host_counts_the_hosts() -> None:
     assert (detected.nnodes, detected.node, detected.here) == (2, None, 4)
     assert detect.has_tasks(detected)
     assert read({**HYDRA, "MPI_LOCALNRANKS": "4"}).nnodes == 1
-
-
-def test_an_mpi_with_other_numbers_on_other_hosts_is_refused_with_its_command() -> None:
-    refusal = detect.unspread(read({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}))
-    assert refusal is not None
-    assert "3 fleetruns on this host (OMPI_COMM_WORLD_LOCAL_SIZE=3)" in refusal
-    assert "`mpirun -N 1 fleetrun ...`" in refusal
 
 
 def test_an_mpi_in_an_allocation_has_the_hosts_of_the_allocation() -> None:
@@ -130,11 +108,6 @@ def test_batch_systems_list_each_host_once(environ: dict[str, str]) -> None:
     assert detect.unspread(detected) is None
 
 
-def test_an_indexed_job_says_the_place_alone() -> None:
-    detected = read({"KUBERNETES_SERVICE_HOST": "10.1.0.1", "JOB_COMPLETION_INDEX": "2"})
-    assert (detected.hosts, detected.nnodes, detected.node) == ((), None, 2)
-
-
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
@@ -163,11 +136,6 @@ def test_variables_that_contradict_each_other_are_one_sentence(
         read(environ)
 
 
-def test_a_long_list_is_cut_in_messages() -> None:
-    value = detect.SourcedValue("n" * 500, "SLURM_JOB_NODELIST")
-    assert len(str(value)) < 120
-
-
 @pytest.mark.parametrize(
     "environ",
     [
@@ -183,12 +151,6 @@ def test_a_long_list_is_cut_in_messages() -> None:
 )
 def test_no_engine_is_seen_where_none_has_to_be(environ: dict[str, str]) -> None:
     assert detect.rows(environ) == ()
-
-
-def test_each_row_has_its_source_and_says_how_to_start_one_on_each_host() -> None:
-    for row in detect.TABLE:
-        assert row.source.partition("/")[0].count(".") >= 1
-        assert bool(row.spread) == (not row.reader and row.engine != "Kubernetes")
 
 
 @given(

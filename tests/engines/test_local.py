@@ -9,7 +9,6 @@ import pytest
 from planning import a_request, gathered, gpus, some_facts
 
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.model import Endpoint
 
 if TYPE_CHECKING:
     from fleetrun.model import Facts, Roster
@@ -39,24 +38,11 @@ def test_every_rank_has_a_port_and_the_master_another(dry: bool) -> None:
     assert roster.notes == ()
 
 
-def test_ports_can_be_asked_for() -> None:
-    roster = assign(start_port=7000)
-    assert roster.members[0].ports == (7000, 7001)
-    assert roster.master.port not in {7000, 7001}
-
-
 def test_ports_that_are_asked_for_are_checked() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(EnvironmentFault, match=f"Port {port} is taken"):
             assign(start_port=port, dry=False)
-
-
-def test_a_single_host_in_the_list_has_free_ports_too() -> None:
-    roster = assign(ips=("10.0.0.1",))
-    assert roster.members[0].host == roster.master.host == "10.0.0.1"
-    assert 6070 not in roster.members[0].ports
-    assert assign(ips=("127.0.0.1",), start_port=7000).members[0].ports == (7000, 7001)
 
 
 def test_a_single_host_that_is_not_this_one_is_a_fault() -> None:
@@ -76,7 +62,3 @@ def test_the_host_option_gives_the_address() -> None:
 def test_hosts_that_nobody_names_cannot_come() -> None:
     with pytest.raises(UsageError, match="--nnodes=2 names no hosts"):
         assign(nnodes="2")
-
-
-def test_an_endpoint_is_written_as_paddle_reads_it() -> None:
-    assert str(Endpoint("127.0.0.1", 6070)) == "127.0.0.1:6070"

@@ -100,33 +100,8 @@ def test_paddleclouds_endpoints_are_dealt_out_host_by_host() -> None:
     assert cloud.endpoints[2] == Endpoint("10.0.0.2", 3)
 
 
-def test_paddlecloud_names_hosts_ports_and_place() -> None:
-    facts = some_facts(environ={**CLOUD, "PADDLE_PORT": "8800"})
-    roster = gathered(a_request(nproc_per_node=2), facts)
-    assert [member.host for member in roster.members] == ["10.0.0.1", "10.0.0.2"]
-    assert {member.ports for member in roster.members} == {(8800, 8801)}
-    assert (roster.me, roster.notes) == (1, ())
-    assert roster.master == Endpoint("10.0.0.1", 8800)
-
-
 def test_paddlecloud_wins_over_the_list_and_says_so() -> None:
     facts = some_facts(environ=CLOUD)
     assert gathered(a_request(nproc_per_node=2, ips=("10.0.0.1", "10.0.0.2")), facts).notes == ()
     (note,) = gathered(a_request(nproc_per_node=2, ips=("1.1.1.1",)), facts).notes
     assert note.startswith("--ips=1.1.1.1 is ignored: PADDLE_TRAINERS=10.0.0.1,10.0.0.2")
-
-
-def test_two_ranks_may_not_have_one_endpoint() -> None:
-    facts = some_facts(environ={**CLOUD, "PADDLE_TRAINERS": "10.0.0.2,10.0.0.2"})
-    with pytest.raises(EnvironmentFault, match=r"Two ranks would have the endpoint 10\.0\.0\.2:"):
-        gathered(a_request(nproc_per_node=2), facts)
-
-
-def test_its_own_words_stay_for_the_ranks() -> None:
-    assert gathered(a_request(nproc_per_node=2), some_facts(environ=CLOUD)).inherited[-1] == (
-        "TRAINER_PORTS_NUM"
-    )
-
-
-def test_a_job_with_roles_is_not_counted_by_it() -> None:
-    assert paddlecloud.find(a_request(), CLOUD, ModeHosts(has_roles=True)) is None

@@ -49,30 +49,6 @@ def port_of(server: socket.socket) -> int:
     return port
 
 
-def test_free_ports_can_be_bound_while_they_are_held(ports: Ports) -> None:
-    numbers = ports.free(20)
-    assert len(set(numbers)) == 20
-    low, high = tcp.ephemeral()
-    for port in numbers:
-        assert not low <= port <= high
-        with socket.create_server(("127.0.0.1", port)):
-            pass
-
-
-def test_nothing_that_is_held_survives_an_exec(ports: Ports) -> None:
-    ports.free(3)
-    listed = (
-        "import os\n"
-        "for fd in os.listdir('/proc/self/fd'):\n"
-        "    if os.path.lexists(f'/proc/self/fd/{fd}'):\n"
-        "        print(os.readlink(f'/proc/self/fd/{fd}'))\n"
-    )
-    started = subprocess.run(
-        [sys.executable, "-c", listed], close_fds=False, capture_output=True, text=True, check=True
-    )
-    assert "socket:" not in started.stdout
-
-
 @pytest.mark.extended
 def test_many_launches_at_once_share_no_port() -> None:
     # The same pid for all: in containers that share a network it can be so.
@@ -92,15 +68,6 @@ def test_many_launches_at_once_share_no_port() -> None:
     for launch in launches:
         launch.communicate()
     assert [launch.returncode for launch in launches] == [0] * 12
-
-
-def test_ports_are_free_again_after_close(ports: Ports) -> None:
-    free_ports = ports.free(2)
-    other = Ports(os.getpid())
-    assert set(other.free(2)).isdisjoint(free_ports)
-    ports.close()
-    other.take(free_ports)
-    other.close()
 
 
 def test_ports_are_free_again_when_their_owner_dies() -> None:
@@ -161,57 +128,12 @@ def test_two_hosts_on_loopback_may_have_the_same_ports(ports: Ports) -> None:
     other.close()
 
 
-def test_a_taken_port_of_another_address_does_not_matter(
-    ports: Ports, listener: socket.socket
-) -> None:
-    ports.take((port_of(listener),), "127.0.0.2")
-
-
 def test_ports_of_debuggers_are_held_all_or_none(ports: Ports, listener: socket.socket) -> None:
     (free,), other, port = ports.free(1), Ports(2), port_of(listener)
     ports.close()
     assert ports.hold([free, port]) == GuessedPorts(1).hold([free, port]) == {port}
     assert ports.hold([free]) == set()
     assert other.hold([free]) == {free}
-
-
-def test_an_address_that_is_not_ours_is_a_fault(ports: Ports) -> None:
-    with pytest.raises(EnvironmentFault, match=r"cannot be used on 192\.0\.2\.1: "):
-        ports.take((7000,), "192.0.2.1")
-
-
-# This leaves only the ports 10240 to 10249, which other launches use, too.
-NEARLY_ALL = (10250, 65535)
-
-
-def test_ports_that_somebody_listens_on_are_passed_over() -> None:
-    first, ports = Ports(1), Ports(1)
-    (port,) = first.free(1)
-    with socket.create_server(("127.0.0.1", port)):
-        first.close()
-        assert port not in ports.free(4)
-    ports.close()
-
-
-def test_ports_that_do_not_suffice_are_released() -> None:
-    ports = Ports(1, NEARLY_ALL)
-    free_ports = ports.free(1)
-    with pytest.raises(EnvironmentFault, match="11 free ports are needed, and this host has"):
-        ports.free(11)
-    other = Ports(1)
-    other.take(free_ports)
-    other.close()
-
-
-def test_without_outgoing_ports_few_are_left() -> None:
-    with pytest.raises(EnvironmentFault, match=r"left outside the range of outgoing connections"):
-        Ports(1, NEARLY_ALL).free(11)
-
-
-def test_where_every_port_may_be_outgoing_any_will_do() -> None:
-    ports = Ports(1, (1, 65535))
-    assert len(ports.free(3)) == 3
-    ports.close()
 
 
 def test_a_dry_run_guesses_ports_that_nobody_uses(listener: socket.socket) -> None:
@@ -221,8 +143,3 @@ def test_a_dry_run_guesses_ports_that_nobody_uses(listener: socket.socket) -> No
     assert len(ports) == 3001
     assert ports.isdisjoint({10240, 10241, port_of(listener)})
     guessed.close()
-
-
-def test_a_dry_run_runs_out_of_ports_too() -> None:
-    with pytest.raises(EnvironmentFault, match="11 free ports are needed"):
-        GuessedPorts(1, NEARLY_ALL).free(11)

@@ -116,12 +116,6 @@ def test_a_checkpoint_is_whole_if_all_its_parts_are(
     assert sorted(os.listdir(newest)) == sorted(changed)
 
 
-def test_a_folder_behind_a_file_is_no_empty_folder(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(EnvironmentFault, match=r"out cannot be read \(Not a directory"):
-        checkpoints.find(str(tmp_path / "file/out"))
-
-
 def test_dumps_logs_and_pipes_with_a_number_are_no_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "step_3").write_bytes(PICKLED)
     (tmp_path / "archive_2").write_bytes(b"PK\3\4")
@@ -132,17 +126,6 @@ def test_dumps_logs_and_pipes_with_a_number_are_no_checkpoints(tmp_path: Path) -
     assert checkpoints.find(str(tmp_path)) == Checkpoints(str(newest), newest.stat().st_mtime_ns)
 
 
-def test_links_are_followed_and_may_lead_nowhere(tmp_path: Path) -> None:
-    make(tmp_path / "store/latest", TRAINER)
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/step_1").symlink_to("../store/latest")
-    (tmp_path / "out/step_2").symlink_to("nowhere")
-    (tmp_path / "out/step_3").symlink_to("step_3")
-    state = checkpoints.find(str(tmp_path / "out"))
-    assert state.newest == str(tmp_path / "out/step_1")
-    assert [os.path.basename(path) for path, _ in state.partial] == ["step_3", "step_2"]
-
-
 def test_a_checkpoint_is_as_new_as_what_was_written_last(tmp_path: Path) -> None:
     make(tmp_path / "step_1/model", {"model.pdparams": PICKLED})
     for path in (tmp_path / "step_1", tmp_path / "step_1/model"):
@@ -150,21 +133,6 @@ def test_a_checkpoint_is_as_new_as_what_was_written_last(tmp_path: Path) -> None
     # The same step, saved again, or a file that a background process has finished since.
     os.utime(tmp_path / "step_1/model/model.pdparams", ns=(7, 7))
     assert checkpoints.find(str(tmp_path)).written_ns == 7
-
-
-@pytest.mark.parametrize("mark", [".checkpoint_done", "scheduler.pdparams"])
-def test_marked_neighbours_ask_for_a_mark(mark: str, tmp_path: Path) -> None:
-    make(tmp_path / "step_1", {**TRAINER, mark: PICKLED})
-    make(tmp_path / "step_2", TRAINER)
-    latest = checkpoints.find(str(tmp_path))
-    assert latest.newest == str(tmp_path / "step_1")
-    assert latest.partial == ((str(tmp_path / "step_2"), f"{mark} is missing"),)
-
-
-def test_a_checkpoint_is_no_folder_of_checkpoints(tmp_path: Path) -> None:
-    (tmp_path / "model.pdparams").touch()
-    with pytest.raises(EnvironmentFault, match="is a file; give the folder around it"):
-        checkpoints.find(str(tmp_path / "model.pdparams"))
 
 
 def test_files_and_other_names(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def read(
 
 def test_paddle_counts_what_a_mask_leaves_of_any_kind(root: Path) -> None:
     facts = read(root, "foo 4 FOO_VISIBLE_DEVICES", environ={"FOO_VISIBLE_DEVICES": "1,3"})
-    assert (facts.paddle_counts, facts.absent, facts.plugins) == ({"foo": 2}, {}, {})
+    assert (facts.paddle_counts, facts.absent) == ({"foo": 2}, {})
     assert facts.has_plugins
 
 
@@ -70,17 +70,6 @@ def test_a_kind_that_reads_no_mask_is_found_out_where_ranks_are_to_have_one(
     plugin = f"foo 4 {variable}".strip()
     facts = read(root, plugin, environ=environ, virtual_local_rank=True)
     assert facts.unmasked == ({"foo"} if unmasked else set())
-
-
-def test_device_files_do_not_count_where_paddle_does(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A Paddle that does not say whether it is built for XPUs.
-    monkeypatch.setattr(sys, "path", [])
-    (root / "dev/davinci0").touch()
-    (root / "dev/xpu0").touch()
-    facts = read(root, "npu 2")
-    assert (facts.paddle_counts, facts.device_counts) == ({"npu": 2}, {"xpu": 1})
 
 
 def test_a_driver_without_its_plugin_is_said_with_what_to_install(root: Path) -> None:
@@ -101,48 +90,9 @@ def test_a_plugin_without_its_device_is_said(root: Path) -> None:
     assert facts.absent == {"mlu": f"{SOMEBODY} has a plug-in for MLUs, and sees none"}
 
 
-def test_plugins_of_another_paddle_are_said(root: Path) -> None:
-    place = plugins(root.parent)
-    Path(place, "libother.so").touch()
-    facts = read(root, environ={"CUSTOM_DEVICE_ROOT": place})
-    assert facts.absent == {"plug-in": f"{SOMEBODY} gets no device from the plug-ins in {place}"}
-
-
-def test_what_the_import_of_paddle_raises_is_said(root: Path) -> None:
-    place = plugins(root.parent)
-    Path(place, "lib-bad.so").touch()
-    with pytest.raises(EnvironmentFault, match=r"ValueError: .*\. Look at what `"):
-        read(root, environ={"CUSTOM_DEVICE_ROOT": place})
-
-
 def test_a_kind_that_is_asked_for_and_not_there_is_said(root: Path) -> None:
     facts = read(root, "mlu 2", device_kind="npu", settings=KIND)
     assert facts.absent == {"npu": f"{SOMEBODY} has no plug-in for NPUs (it has MLUs)"}
-
-
-def test_each_kind_but_the_first_is_known_by_its_libraries(root: Path) -> None:
-    facts = read(root, "mlu 2", "npu 2", "foo 0")
-    folder = root.parent / "plug-ins"
-    assert facts.paddle_counts == {"foo": 0, "mlu": 2, "npu": 2}
-    assert facts.plugins == {
-        "mlu": (str(folder / "lib-mlu.so"),),
-        "npu": (str(folder / "lib-npu.so"),),
-    }
-
-
-def test_a_python_without_paddle_leaves_the_files(root: Path) -> None:
-    (root / "dev/davinci0").touch()
-    path = str(root.parent / "bin")
-    Path(path).mkdir()
-    python = Path(path, "python")
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
-    python.chmod(0o755)
-    run = root.parent / "run.sh"
-    run.write_text("#!/bin/sh\n")
-    run.chmod(0o755)
-    script = a_request().script._replace(target="./run.sh")
-    facts = read(root, environ={"PYTHONPATH": "", "PATH": path}, script=script)
-    assert (facts.device_counts, facts.absent) == ({"npu": 1}, {})
 
 
 def test_a_plugin_that_crashes_is_a_fault(root: Path) -> None:

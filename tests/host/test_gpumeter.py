@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import closing
-from typing import TYPE_CHECKING
 
-from nvmls import FakeNvml, NoPermission
+from nvmls import FakeNvml
 from waiting import until
 
 from fleetrun.host import gpumeter, nvml
 from fleetrun.host.gpumeter import GpuMeter
 from fleetrun.rundir.metricsfile import GpuUsage
 
-if TYPE_CHECKING:
-    import pytest
-
 LINE = [["number", 0], ["uuid", "a"], ["name", "H"], ["use_percent", 50], ["power_w", 300.5]]
 LINE += [["memory_used_bytes", 1], ["memory_total_bytes", 2], ["temperature_c", None]]
 SAY = f"import json, sys; print(json.dumps([dict({LINE})]), flush=True);"
-
-
-def test_each_gpu_that_can_be_asked_is_told_of() -> None:
-    lib = FakeNvml(
-        ("a",),
-        ("barred",),
-        ("c",),
-        loads={"a": (87, 40)},
-        uses={"a": (10, 20, (7, 8))},
-        states={"a": (1410, 0x40, 2)},
-        trouble={1: NoPermission("Insufficient Permissions")},
-    )
-    first, second = gpumeter.read(lib, gpumeter.opened(lib))
-    assert first == GpuUsage(0, "a", "GPU a", 87, 10, 20, 412.5, 61)
-    # Like a divided GPU, whose driver reports nothing about the whole.
-    assert second == GpuUsage(1, "c", "GPU c", None, None, None, None, None)
 
 
 def test_gpus_are_numbered_as_a_launch_numbers_them_and_instances_are_told_of() -> None:
@@ -64,21 +43,3 @@ def test_the_newest_line_counts_and_a_hanging_driver_holds_nobody_up() -> None:
     ) as meter:
         until(meter.newest)
         assert meter.newest() == (GpuUsage(0, "a", "H", 50, 1, 2, 300.5, None),)
-
-
-def test_what_is_old_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    meter = GpuMeter(60.0, SAY)
-    try:
-        until(meter.newest)
-        now = time.monotonic()
-        monkeypatch.setattr(time, "monotonic", lambda: now + 182.0)
-        assert meter.newest() == ()
-    finally:
-        monkeypatch.undo()
-        meter.close()
-
-
-def test_without_a_driver_there_is_nothing() -> None:
-    meter = GpuMeter(0.01, "raise SystemExit(1)")
-    assert meter.newest() == ()
-    meter.close()

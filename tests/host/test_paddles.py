@@ -64,21 +64,6 @@ def test_the_core_is_known_by_its_name(home: Path) -> None:
     assert asked(home) is None
 
 
-def test_remote_calls_are_known_by_theirs(home: Path) -> None:
-    path = [str(home.parent)]
-    (home / "base" / "libpaddle.so").write_bytes(library(b"DistFleetWrapper\0"))
-    assert without("rpc", path) == "9.9.9"
-    (home / "base" / "libpaddle.so").write_bytes(library(b"one\0rpc_start_worker\0"))
-    assert without("rpc", path) is None
-
-
-@pytest.mark.parametrize("content", [None, b"", b"text", b"\x7fELF\x02\x01", library(b"")[:100]])
-def test_what_cannot_be_read_is_blamed_for_nothing(home: Path, content: bytes | None) -> None:
-    if content is not None:
-        (home / "base" / "libpaddle.so").write_bytes(content)
-    assert asked(home) is None
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

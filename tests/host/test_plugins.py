@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,12 +75,6 @@ def test_a_kind_that_is_named_is_a_sign_unless_nobody_has_heard_of_it() -> None:
     assert not worth(device_kind="foo", devices="0")
 
 
-def test_device_files_of_a_vendor_are_a_sign() -> None:
-    for kind, expected in (("npu", True), ("sdaa", True), ("xpu", False), ("gpu", False)):
-        signs = plugins.Signs(sys.executable, {}, "", {kind: 2})
-        assert plugins.is_worth_asking(a_request(), signs) == expected
-
-
 def python_of(request: Request, environ: dict[str, str] | None = None, **fields: Any) -> str:
     """Return the Python that would run the ranks of REQUEST."""
     return plugins.find(request, facts_with(environ, **fields)).python
@@ -97,12 +90,6 @@ def program(path: Path, text: str = "") -> str:
 
 def of_script(target: str) -> Request:
     return a_request(script=Script("file", target, ()))
-
-
-def test_the_ranks_python_is_ours_for_a_python_script() -> None:
-    assert python_of(of_script("train.py")) == sys.executable
-    assert python_of(a_request(script=Script("module", "pkg", ()))) == sys.executable
-    assert python_of(of_script("run_check")) == sys.executable
 
 
 def test_the_ranks_python_is_the_one_that_the_command_names(tmp_path: Path) -> None:
@@ -125,19 +112,6 @@ def test_a_shell_script_most_likely_calls_python(tmp_path: Path) -> None:
     place = library(tmp_path / "venv/lib/python3.10/site-packages/paddle_custom_device")
     chosen = plugins.find(of_script(run), facts_with(environ, program=run))
     assert chosen.root == place
-
-
-def test_variables_of_another_job_are_none_of_the_signs() -> None:
-    environ = {"FLAGS_selected_mlus": "3", "PADDLE_TRAINER_ID": "3", "HOME": "/root"}
-    chosen = plugins.find(a_request(env=(("A", "1"),)), facts_with(environ))
-    assert chosen.environ == {"HOME": "/root", "A": "1"}
-
-
-def test_a_plain_launch_asks_nobody(tmp_path: Path) -> None:
-    (tmp_path / "train.py").touch()
-    os.environ.pop("CUSTOM_DEVICE_ROOT", None)
-    facts = probe.read(a_request(), {"PATH": os.defpath}, root="/")
-    assert (facts.paddle_counts, facts.has_plugins) == ({}, False)
 
 
 @pytest.mark.parametrize(

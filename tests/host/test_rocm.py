@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 from planning import a_request, some_facts
 
-from fleetrun.host import devices, probe
+from fleetrun.host import devices
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,14 +39,6 @@ def test_gpus_of_amds_are_used_where_paddle_is_built_for_them(tmp_path: Path) ->
     assert (facts.device_counts, facts.is_rocm) == ({"gpu": 2}, True)
 
 
-@pytest.mark.parametrize("fields", [{"devices": "0"}, {"nproc_per_node": "gpu"}])
-def test_gpus_of_amds_are_used_where_they_are_named(
-    tmp_path: Path, fields: dict[str, object]
-) -> None:
-    facts = devices.with_amd(some_facts(), a_request(**fields), machine(tmp_path, 1), [])
-    assert facts.device_counts == {"gpu": 1}
-
-
 def test_a_paddle_for_the_cpu_leaves_them_with_a_word(tmp_path: Path) -> None:
     path = paddle(tmp_path, "None")
     facts = devices.with_amd(some_facts(), a_request(), machine(tmp_path, 1), path)
@@ -63,12 +54,3 @@ def test_gpus_that_are_hidden_or_not_in_the_container_do_not_count(tmp_path: Pat
     assert devices.with_amd(hidden, named, root, []).device_counts == {"gpu": 2}
     nothing = some_facts(environ={"ROCR_VISIBLE_DEVICES": ""})
     assert devices.with_amd(nothing, named, root, []) == nothing
-
-
-def test_a_launch_looks_for_them(elsewhere: Path) -> None:
-    root = machine(elsewhere, 2)
-    (elsewhere / "proc/self/fd").mkdir(parents=True)
-    (elsewhere / "train.py").touch()
-    assert probe.read(a_request(devices="0"), {}, root=root).device_counts == {"gpu": 2}
-    assert "AMD" in probe.read(a_request(), {}, root=root).absent["gpu"]
-    assert probe.read(a_request(nproc_per_node="cpu"), {}, root=root).absent == {}

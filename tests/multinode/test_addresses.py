@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -80,25 +79,6 @@ def test_ranks_of_addresses_on_lo_take_the_interface_to_the_others(
         env = json.loads(path.read_text())
         assert env["GLOO_SOCKET_IFNAME"] == "eth0"
         assert "127.0.0.1" not in env["PADDLE_TRAINER_ENDPOINTS"]
-
-
-def test_the_doctor_names_the_interface_to_addresses_on_lo(announced: Pair) -> None:
-    words = ("--json", "--wait=1", "--ips=10.99.0.1,10.99.0.2", "--nproc_per_node=1")
-    done = announced[0].run(sys.executable, "-m", "fleetrun", "doctor", *words, check=False)
-    rows = [row for row in json.loads(done.stdout)["findings"] if row["check"] == "interface"]
-    assert "eth0" in rows[0]["seen"], rows
-
-
-@pytest.mark.train
-def test_ranks_of_addresses_on_lo_reach_each_other(announced: Pair) -> None:
-    for host in announced:
-        (host.folder / "job.py").write_text(SUM_UP)
-    words = ("--ips=10.99.0.1,10.99.0.2", QUICK, "--nproc_per_node=1", "job.py")
-    launchers = [host.fleetrun(*words) for host in announced]
-    assert ends(launchers, TRAINING_S) == [0, 0], "\n".join(host.output for host in announced)
-    for rank, host in enumerate(announced):
-        log = (host.folder / "log" / "workerlog.0").read_text()
-        assert f"rank {rank} of 2: the sum is 11" in log
 
 
 @pytest.mark.train

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import slurm
-import sshd_hosts
-from checkout import ROOT, environ
+from checkout import environ
 from lab import ends
 from waiting import LONG_S
 
@@ -21,10 +20,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.multinode
 
-SHOWN = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
 IPS = ("--ips=10.88.0.1,10.88.0.2",)
 MASTER = ("--master=10.88.0.1:6170", "--nnodes=2")
-FULL = "the disk of its logs is full"
 # A host's options, what its shell does first, the message on all hosts, and the exit code.
 FAULTS = {
     "no script": ((), "rm train.py", "There is no script train.py", 3),
@@ -92,34 +89,6 @@ def test_a_host_that_comes_after_the_fault_hears_of_it(place: int, four_hosts: N
         assert "There is no script train.py" in host.output
 
 
-# Hides a strategy from one host that shares its folder with all others.
-HIDDEN = ("mount -t tmpfs tmpfs own", "own/mine.yaml", 2)
-
-
-@pytest.mark.parametrize("place", [0, 1])
-@pytest.mark.parametrize(("before", "sentence", "code"), [FAULTS["full disk"][1:], HIDDEN])
-def test_the_same_holds_by_ssh(  # noqa: PLR0917 - what the table has
-    before: str,
-    sentence: str,
-    code: int,
-    place: int,
-    two_hosts: tuple[Host, Host],
-    tmp_path: Path,
-) -> None:
-    ssh = sshd_hosts.option(two_hosts, tmp_path / "keys", **SHOWN)
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "mine.yaml").write_text("")
-    two_hosts[place].run("sh", "-c", f"cd {tmp_path}; {before}", check=False)
-    (tmp_path / "train.py").write_text("open('up', 'w')\n")
-    hosts = "--hosts=10.88.0.1:2,10.88.0.2:2"
-    words = (hosts, ssh, "--max_restart=2", "--strategy=own/mine.yaml", "train.py")
-    head = two_hosts[0]
-    assert head.fleetrun(*words, folder=tmp_path).wait(LONG_S) == code, head.output
-    assert sentence in head.output
-    assert "was lost" not in head.output
-    assert not (tmp_path / "up").exists()
-
-
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_elastic_job_goes_on_without_a_host_that_cannot_start(
     fault: str, four_hosts: Network
@@ -136,18 +105,6 @@ def test_an_elastic_job_goes_on_without_a_host_that_cannot_start(
     for host in well:
         assert (host.folder / "up").exists()
         assert sentence in host.output
-
-
-@pytest.mark.parametrize("where", [IPS, MASTER])
-def test_a_program_may_differ_between_hosts(
-    where: tuple[str, ...], two_hosts: tuple[Host, Host]
-) -> None:
-    launchers = []
-    for host in two_hosts:
-        (host.folder / "rank.sh").write_text(f"echo {host.name} >up")
-        launchers.append(host.fleetrun("--nproc_per_node=1", *where, "sh", "rank.sh"))
-    assert ends(launchers) == [0, 0], [host.output for host in two_hosts]
-    assert any("the digest of the program" in host.output for host in two_hosts)
 
 
 @pytest.mark.skipif(slurm.missing() is not None, reason="there is no Slurm here")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import etcds
 import pytest
-from lab import ends
 from waiting import LONG_S, TRAINING_S, quick, until
 
 from fleetrun.rundir.variables import TOKEN
@@ -234,43 +233,6 @@ def test_a_first_host_that_is_asked_to_end_leaves_the_job_to_the_others(
     (rank,) = [n for n, end in enumerate(ends) if end["hostname"] == other.name]
     gathered = "".join(log.read_text() for log in (run / "gathered").glob(f"workerlog.{rank}*"))
     assert f"rank {rank} of 2" in gathered
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_the_coordinator_that_followed_another_sees_that_no_host_shows_life(
-    four_hosts: Network, etcd: Etcd, tmp_path: Path
-) -> None:
-    *hosts, keeper = four_hosts.hosts
-    job = Job(tmp_path / "job", etcd([keeper]), "--nnodes=1:3", "--hang_timeout=5")
-    script = job.folder / "rank.sh"
-    script.write_text(SPEAK.partition("until")[0] + "exec sleep 1000\n")
-    job.start(hosts)
-    job.wait_for(0, 3)
-    job.signal(hosts[0], signal.SIGKILL)
-    assert job.wait_for(1, 2) == ["node-2", "node-3"]
-    assert [job.end(host) for host in hosts] == [-signal.SIGKILL, 124, 124]
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_what_an_earlier_job_of_the_same_name_has_left_behind_is_waited_out(
-    four_hosts: Network, etcd: Etcd, tmp_path: Path
-) -> None:
-    *hosts, keeper = four_hosts.hosts
-    master = etcd([keeper])
-    job = Job(tmp_path / "one", master, "--nnodes=1:2")
-    job.start(hosts[:2])
-    job.wait_for(0, 2)
-    for host in hosts[:2]:
-        job.signal(host, signal.SIGKILL)
-        job.launchers[host].wait(LONG_S)
-    job = Job(tmp_path / "two", master, "--nnodes=1:2")
-    (tmp_path / "two" / "go").touch()
-    words = ("--log_dir=log2", *job.options, "sh", "rank.sh")
-    launchers = [host.fleetrun(*words, folder=job.folder) for host in hosts[:2]]
-    assert ends(launchers) == [0, 0]
-    assert any("a job of this name that has not ended" in host.output for host in hosts[:2])
 
 
 SUM_UP = """

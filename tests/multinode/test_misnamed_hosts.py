@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from checkout import environ
 from lab import ends
 
 if TYPE_CHECKING:
@@ -69,13 +67,6 @@ def test_the_master_may_have_a_name_of_ipv6_alone_if_the_network_is_ipv4(six: Pa
     assert "endpoints 10.88.0.1:" in six[0].output
 
 
-def test_the_doctor_refuses_names_of_ipv6_alone(six: Pair) -> None:
-    words = ("doctor", "--wait=1", "--ips=10.88.0.1,tail", "--nproc_per_node=1")
-    done = six[0].run(sys.executable, "-m", "fleetrun", *words, env=environ(), check=False)
-    assert done.returncode == 2
-    assert "tail is fd00::2 alone, and Paddle reads no IPv6" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("option", "told"), [(FIRST, 1), (SECOND, 0)], ids=["of-the-first", "of-the-second"]
 )
@@ -89,19 +80,3 @@ def test_a_host_with_another_ones_address_is_told(
     output = two_hosts[told].output
     assert f"fleetrun: {option}" in output, output
     assert two_hosts[told].ip in output
-
-
-def test_each_host_is_told_that_it_meets_only_itself(two_hosts: Pair) -> None:
-    words = ("--nnodes=2", "--master=localhost:8090", "--rdzv_timeout=2")
-    assert ends(start(two_hosts, words)) == [4, 4]
-    for host in two_hosts:
-        assert "--master=localhost:8090 is each host itself" in host.output
-
-
-def test_a_wait_for_exported_endpoints_names_the_variable(two_hosts: Pair) -> None:
-    first, _ = two_hosts
-    (first.folder / "job.py").write_text(PRINT)
-    endpoints = "10.88.0.1:6170,10.88.0.2:6170"
-    launcher = first.fleetrun("--rdzv_timeout=2", *JOB, PADDLE_TRAINER_ENDPOINTS=endpoints)
-    assert ends([launcher]) == [4]
-    assert "$PADDLE_TRAINER_ENDPOINTS" in first.output

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -68,28 +67,3 @@ def test_a_job_starts_again_as_often_as_its_coordinator_says(
     assert "Restart 1 of 1" in second.output
     assert "--max_restart=1 (here 0), --grace=1 (here 60)" in second.output
     assert "(here" not in first.output
-
-
-def test_hosts_in_paddles_variables_are_one_job(two_hosts: tuple[Host, Host]) -> None:
-    said_so = {"PADDLE_TRAINER_ENDPOINTS": "10.88.0.1:6170,10.88.0.2:6170"}
-    script = 'echo "$PADDLE_TRAINER_ID of $PADDLE_TRAINERS_NUM: $PADDLE_TRAINER_ENDPOINTS" >rank'
-    launchers = [start(host, script, PADDLE_TRAINERS_NUM="2", **said_so) for host in two_hosts]
-    assert ends(launchers) == [0, 0]
-    for rank, host in enumerate(two_hosts):
-        told = f"{rank} of 2: {said_so['PADDLE_TRAINER_ENDPOINTS']}\n"
-        assert (host.folder / "rank").read_text() == told
-
-
-def test_lists_of_hosts_in_another_order_are_said_to_be(four_hosts: Network) -> None:
-    # A third that comes when they have ended waits for its --rdzv_timeout.
-    lists = ("1,2,3", "1,3,2")
-    launchers = [
-        start(host, ": >up", f"--ips={','.join(f'10.88.0.{n}' for n in ips.split(','))}")
-        for host, ips in zip(four_hosts.hosts, lists, strict=False)
-    ]
-    assert ends(launchers) == [4, 4]
-    for host in four_hosts.hosts[:2]:
-        assert re.search(
-            "list of hosts has another order|the order of the hosts differs", host.output
-        )
-        assert not (host.folder / "up").exists()
