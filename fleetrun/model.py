@@ -170,8 +170,6 @@ class Request(NamedTuple):
     # Hosts to start the job on by ssh, as they were written, and by which command.
     hosts: str | None = None
     hostfile: str | None = None
-    include: str | None = None
-    exclude: str | None = None
     ssh: str = "ssh"
     ssh_fanout: int = 32
     backend: str = "auto"
@@ -370,8 +368,6 @@ class Facts(NamedTuple):
     program: str | None = None
     # Why the command of --wrap cannot be run on this host, as a sentence; none: it can.
     wrap_fault: str | None = None
-    # Bytes that one process's arguments and environment may take together.
-    exec_limit: int = 2 * 1024 * 1024
     # Only read when processes are to be bound to them.
     processors: Processors | None = None
     # Only read for modes that need a part of Paddle that some builds lack: the version of the
@@ -387,8 +383,6 @@ class Facts(NamedTuple):
     # The kinds of the plug-ins that the ranks' Paddle loads, in its order, and how many devices of
     # each it sees behind the masks.
     paddle_counts: Mapping[str, int] = {}
-    # The libraries of a kind that Paddle would not take by itself, because another is before it.
-    plugins: Mapping[str, tuple[str, ...]] = {}
     # Whether there may be plug-ins for the ranks' Paddle.
     has_plugins: bool = False
     # The kinds of several devices of which a mask hides none, where ranks are to have masks.
@@ -541,8 +535,6 @@ class LaunchPlan(NamedTuple):
     run_dir: str
     # Files the plan needs before anything starts: path -> text (a list too long for one variable).
     files: Mapping[str, str] = {}
-    # Links that it needs, too: path -> target.
-    links: Mapping[str, str] = {}
     # One-line remarks for the user: what was derived, what was overridden.
     notes: tuple[str, ...] = ()
     # Those of the notes that explain why ranks do not reach each other.

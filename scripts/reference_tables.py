@@ -162,8 +162,8 @@ XPU_VISIBLE_DEVICES [ps] The same for XPUs.
 XPULINK_VISIBLE_DEVICES [ps] The same for XPUs. (when: with XPUs)
 ASCEND_RT_VISIBLE_DEVICES [ps] The same for NPUs; every kind has its own. (when: with NPUs)
 NPU_VISIBLE_DEVICES [ps] The same for NPUs. (when: with NPUs)
-CUSTOM_DEVICE_ROOT [all] The folder of the plug-ins that Paddle loads: none, or those for the
-    devices in use. (when: with plug-ins whose devices the ranks do not use)
+CUSTOM_DEVICE_ROOT [all] The folder of the plug-ins that Paddle loads: none.
+    (when: with plug-ins whose devices the ranks do not use)
 CUDA_DEVICE_ORDER? [all] PCI_BUS_ID: numbers match nvidia-smi. (when: with NVIDIA GPUs)
 FLAGS_allocator_strategy? [all] naive_best_fit, which allocates memory at the start;
     the default, auto_growth, does not. (when: --gpu_memory_fraction)

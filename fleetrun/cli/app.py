@@ -104,7 +104,7 @@ def _dispatch(
 def _start(resolved: ResolvedLaunch, launch: Launch | None, caller: Caller | None) -> int:
     """Start the job of RESOLVED, on other hosts by ssh if it names them."""
     request, environ, engine = resolved
-    if request.hosts or request.hostfile or request.include or request.exclude:
+    if request.hosts or request.hostfile:
         from fleetrun.remote import head, sshjob  # only for jobs by ssh
 
         if request.dry_run is None:

@@ -97,7 +97,9 @@ COMMANDS = {
 GONE = {
     "banner": "leave it out: launch.txt has the settings; --quiet prints no banner.",
     "elastic_pre_hook": "run the command before fleetrun, or at the start of the script.",
+    "exclude": "name the hosts to use in --hosts, or in a file for --hostfile.",
     "gloo_port": "write --http_port.",
+    "include": "name the hosts to use in --hosts, or in a file for --hostfile.",
     "log_max_files": "leave it out: --log_max_size keeps three older parts of each log.",
     "merge_tail": "leave it out: a last round of fewer than k_steps batches is dropped.",
     "port_check": "leave it out: hosts always check each other's ports.",

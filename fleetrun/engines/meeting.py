@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from fleetrun.engines import SelectedEngine
 from fleetrun.engines.local import alone
 from fleetrun.engines.ports import Ports
-from fleetrun.errors import UsageError
 from fleetrun.host import addresses
 from fleetrun.model import COMMAND_LINE, Endpoint, Facts, Request, Roster
 from fleetrun.plan import hosts
@@ -87,17 +86,9 @@ def assign(
 
 
 def _guessed(alone_here: Roster, request: Request) -> Roster:
-    """Return the roster of a dry run: all hosts, with placeholders for what the meeting decides.
-
-    Raises UsageError if the plan is to be pasted, as it could neither meet nor train.
-    """
+    """Return the roster of a dry run: all hosts, with placeholders for what the meeting decides."""
     least, most = hosts.bounds(request.nnodes)
     decided = f"the meeting at {request.master} decides the hosts' addresses and ports"
-    if request.dry_run == "sh":
-        raise UsageError(
-            f"--dry-run=sh: only {decided}, so a pasted script would not train with them. Give "
-            "--dry-run or --dry-run=json, or name the hosts with --ips."
-        )
     me = min(request.rank or 0, most - 1)
     (own,) = alone_here.members
     members = [own._replace(host=f"HOST-{place}") for place in range(most)]

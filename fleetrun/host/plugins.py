@@ -194,7 +194,6 @@ def with_devices(
             name: n for name, n in facts.device_counts.items() if name in kinds.BUILT_IN
         },
         paddle_counts=counts,
-        plugins=_hidden(counts, asked),
         unmasked=_unmasked(facts, counts, asked) if request.virtual_local_rank else frozenset(),
         absent=absent,
     )
@@ -209,20 +208,3 @@ def _unmasked(facts: Facts, counts: Mapping[str, int], asked: _Paddle) -> frozen
     single = {name: facts.environ.get(name, "0").split(",")[0].strip() for name in names}
     masked = asked.ask(**single)[1]
     return frozenset(kind for kind in several if masked.get(kind, 0) > 1)
-
-
-def _hidden(counts: Mapping[str, int], asked: _Paddle) -> dict[str, tuple[str, ...]]:
-    """Return the libraries of each kind but the first, which Paddle loads by default."""
-    libraries = _libraries(asked.signs.root)
-    if len(counts) <= 1 or len(libraries) <= 1:
-        return {}
-    import tempfile  # takes 4 ms, and only hosts with several libraries need it
-
-    libraries_of: dict[str, tuple[str, ...]] = {}
-    for library in map(os.path.abspath, libraries):
-        with tempfile.TemporaryDirectory(prefix="fleetrun-plugins-") as folder:
-            os.symlink(library, os.path.join(folder, os.path.basename(library)))
-            for kind in asked.ask(**{kinds.ROOT: folder})[1]:
-                libraries_of[kind] = (*libraries_of.get(kind, ()), library)
-    first = next(iter(counts))
-    return {kind: paths for kind, paths in libraries_of.items() if kind != first}

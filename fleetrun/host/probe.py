@@ -25,9 +25,6 @@ from fleetrun.rundir import installed
 from fleetrun.rundir.variables import ASSUME_DEVICES, PYTHON
 from fleetrun.text import visible
 
-# The kernel's limit on command and environment, whatever the stack limit.
-_EXEC_CEILING = 6 * 1024 * 1024
-
 
 def _remark(text: str) -> None:
     """Print TEXT to the user at once."""
@@ -60,16 +57,10 @@ def read(
         )
     cwd = _here(root)
     facts = _identity(environ, cwd)
-    # Ranks may get their own module search path.
-    own = {*dict(request.env), *(request.strategy.variables if request.strategy else ())}
-    if request.script.form == "module" and "PYTHONPATH" not in own:
-        is_ours = not (request.wrap or request.dry_run) and facts.python == sys.executable
-        scripts.check_module(request.script.target, cwd, is_ours=is_ours)
     facts = facts._replace(
         device_counts=devices.assumed(assumed) if assumed else devices.by_files(root),
         program=scripts.find(request.script, cwd, environ),
         wrap_fault=request.wrap and scripts.wrap_fault(request.wrap, cwd, environ),
-        exec_limit=min(os.sysconf("SC_ARG_MAX"), _EXEC_CEILING),
     )
     inquiry = None if assumed else devices.ask_driver(request, root, nvml)
     facts = _with_paddle(request, facts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping
-from importlib.util import find_spec
 
 from fleetrun.errors import EnvironmentFault, MissingProgram, NotExecutable
 from fleetrun.host import files
@@ -90,32 +89,6 @@ def wrap_fault(wrap: str, cwd: str, environ: Mapping[str, str]) -> str | None:
     if not os.path.exists(os.path.join(cwd, name)):
         return f"there is no program {name} in {cwd}."
     return f"{name} is not executable (`chmod +x {name}`)."
-
-
-def check_module(name: str, cwd: str, *, is_ours: bool) -> None:
-    """Raise EnvironmentFault if the module NAME is missing and a file here has nearly that name.
-
-    IS_OURS: it is to be run by our own Python, so also if that finds none.
-    """
-    if name == "__main__" or not all(part.isidentifier() for part in name.split(".")):
-        return
-    path = name.replace(".", "/")
-    folder, _, last = path.rpartition("/")
-    # A package, or a file of any kind that Python can import.
-    entries = files.names(os.path.join(cwd, folder))
-    if any(entry.partition(".")[0] == last for entry in entries):
-        return
-    first = path.partition("/")[0]
-    # A package that is here may do anything when it is imported.
-    is_here = first != path and os.path.isdir(os.path.join(cwd, first))
-    if not is_here and find_spec(first) is not None:
-        return
-    meant = nearby(f"{path}.py", cwd)
-    if meant is not None:
-        module = meant.removesuffix(".py").replace("/", ".")
-        raise EnvironmentFault(f"There is no module {name} in {cwd}; did you mean {module}?")
-    if is_ours and not is_here:
-        raise EnvironmentFault(f"There is no module {first} in {cwd}, and Python finds none.")
 
 
 def which(name: str, cwd: str, environ: Mapping[str, str]) -> str | None:

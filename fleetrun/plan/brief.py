@@ -10,55 +10,39 @@ from collections.abc import Sequence
 from fleetrun.model import UNNAMED_JOB, Device, LaunchPlan, ProcessSpec, Request
 from fleetrun.plan.devices import ON_CPU
 from fleetrun.rundir import names
-from fleetrun.text import display_width, elided, format_ranges, visible, wrapped
+from fleetrun.text import format_ranges, visible, wrapped
 
-# A terminal's usual width, of which the lines' "fleetrun: " takes its part.
-WIDTH = 80
-_ENDLESS = 1 << 30
 _NAME = "fleetrun: "
 _TRAINER = "trainer"
 
 
 def brief(
-    request: Request, plan: LaunchPlan, *, has_links: bool = True, width: int | None = WIDTH
+    request: Request, plan: LaunchPlan, *, has_links: bool = True, width: int | None = None
 ) -> list[str]:
-    """Return the lines, without the program's name.
-
-    On a terminal of fewer than the usual WIDTH columns, lines are broken between words; without a
-    terminal (None), every path is whole.
-    """
-    if width is None:
-        width = room = _ENDLESS
-    else:
-        room = WIDTH - len(_NAME)
-    lines = [_what(request, plan, room)]
+    """Return the lines, without the program's name, broken between words to WIDTH columns."""
+    lines = [_what(request, plan)]
     # A remark that follows says so, and why.
     if not any(note.endswith(ON_CPU) for note in plan.notes):
-        lines.append(_devices(request, plan, room))
+        lines.append(_devices(request, plan))
     if plan.strategy is not None:
         wins = "the script's settings win" if plan.strategy.mode == "defaults" else "it wins"
         sources = ", ".join(plan.strategy.sources) or "none but the check that ranks are equal"
-        lines.append(_fitted("strategy ", visible(sources), f"; {wins}", room))
+        lines.append(f"strategy {sources}; {wins}")
     log_dir, run_dir = (_short(path, plan.cwd) for path in (plan.log_dir, plan.run_dir))
-    lines.append(_logs(log_dir if has_links else run_dir, plan.processes, room))
-    if width < WIDTH and has_links:
-        # A shorter path of the same folder.
-        run_dir = f"{log_dir}/{names.LATEST}"
-    lines.append(_fitted("settings in ", visible(run_dir), f"/{names.LAUNCH}", room))
-    if width >= WIDTH:
-        return lines
-    return [part for line in lines for part in wrapped(line, width - len(_NAME), "  ")]
+    lines.append(f"logs in {log_dir if has_links else run_dir}/{_logs(plan.processes)}")
+    lines.append(f"settings in {run_dir}/{names.LAUNCH}")
+    room = width - len(_NAME) if width else 0
+    return [part for line in lines for part in wrapped(visible(line), room, "  ")]
 
 
-def _what(request: Request, plan: LaunchPlan, room: int) -> str:
+def _what(request: Request, plan: LaunchPlan) -> str:
     """Return the processes of the job that start here."""
     place = "this host"
     if len(plan.nodes) > 1:
         host = plan.nodes[plan.node_rank]
         place = f"{host} (node rank {plan.node_rank} of {len(plan.nodes)} nodes)"
     job = "" if request.job_id == UNNAMED_JOB else f", job {request.job_id},"
-    details = f"{job} on {place}: {_who(plan)}"
-    return _fitted("starting ", visible(request.script.target), visible(details), room)
+    return f"starting {request.script.target}{job} on {place}: {_who(plan)}"
 
 
 def _who(plan: LaunchPlan) -> str:
@@ -84,7 +68,7 @@ def _who(plan: LaunchPlan) -> str:
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
-def _devices(request: Request, plan: LaunchPlan, room: int) -> str:
+def _devices(request: Request, plan: LaunchPlan) -> str:
     """Return which devices the processes get, and how they communicate."""
     held = [p.rank.devices for p in plan.processes if p.rank is not None and p.rank.devices]
     devices = [device for group in held for device in group]
@@ -96,8 +80,7 @@ def _devices(request: Request, plan: LaunchPlan, room: int) -> str:
     backends = (p.env.get("PADDLE_DISTRI_BACKEND") for p in plan.processes)
     backend = next((name for name in backends if name), request.backend)
     # Parameter servers have none.
-    how = "" if backend == "auto" else f"; backend {visible(backend)}"
-    return _fitted("devices ", visible(shown), how, room)
+    return f"devices {shown}" + ("" if backend == "auto" else f"; backend {backend}")
 
 
 def _listed(kind: str, devices: Sequence[Device]) -> str:
@@ -108,25 +91,13 @@ def _listed(kind: str, devices: Sequence[Device]) -> str:
     return f"{kind} {', '.join(ids)}"
 
 
-def _logs(folder: str, processes: Sequence[ProcessSpec], room: int) -> str:
-    """Name the log files of this host's PROCESSES, as many as fit."""
-    names: dict[str, list[str]] = {}
-    for log in [log for process in processes for log in (process.log, process.error_log) if log]:
-        names.setdefault(log.rstrip("0123456789"), []).append(log)
-    starts = [f"{start}N" for start in names]
-    ways = ["/"]
-    if len(names) == 1:
-        (logs,) = names.values()
-        last = f" to {logs[-1]}" if len(logs) > 1 else ""
-        ways = [f"/{logs[0]}{last}", f"/{starts[0]}", "/"]
-    elif names:
-        ways = [f"/ with {', '.join(starts)}", "/"]
-    where = visible(folder)
-    taken = display_width("logs in ") + display_width(where)
-    chosen = next(
-        (candidate for candidate in ways if taken + display_width(candidate) <= room), ways[0]
-    )
-    return _fitted("logs in ", where, chosen, room)
+def _logs(processes: Sequence[ProcessSpec]) -> str:
+    """Name the log files of PROCESSES: `workerlog.0 to workerlog.7`, or their kinds."""
+    logs = [log for process in processes for log in (process.log, process.error_log) if log]
+    kinds = list(dict.fromkeys(f"{log.rstrip('0123456789')}N" for log in logs))
+    if len(kinds) == 1:
+        return " to ".join(dict.fromkeys((logs[0], logs[-1])))
+    return f" with {', '.join(kinds)}" if kinds else ""
 
 
 def _short(path: str, cwd: str) -> str:
@@ -136,14 +107,3 @@ def _short(path: str, cwd: str) -> str:
     ('log', '/data/log')
     """
     return path[len(cwd) + 1 :] if cwd != "/" and path.startswith(f"{cwd}/") else path
-
-
-def _fitted(before: str, value: str, after: str, room: int) -> str:
-    """Put VALUE between BEFORE and AFTER, shortened so that the line fits into ROOM columns."""
-    least = 12
-    line = (
-        before
-        + elided(value, max(least, room - display_width(before) - display_width(after)))
-        + after
-    )
-    return elided(line, room)

@@ -55,6 +55,7 @@ def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
                 f"and {origin.option(request, 'device_kind')} requests none: give only one of them."
             )
         return _on_cpu(request, processes if isinstance(processes, int) else 1, ())
+    _check_preferred(request, facts, kind)
     visible, why = masks.visible(facts, kind)
     if not visible.devices:
         _refuse_cpu(request, facts, processes, why)
@@ -83,6 +84,17 @@ def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
     _check_masked(request, facts, kind)
     has_own_masks = divided or request.virtual_local_rank
     return Share(kind, groups, backend, notes, has_own_masks)
+
+
+def _check_preferred(request: Request, facts: Facts, kind: str) -> None:
+    """Raise EnvironmentFault if Paddle has a plug-in for KIND, and would use another one."""
+    used = next((name for name, count in facts.paddle_counts.items() if count), kind)
+    if facts.paddle_counts.get(kind) and kind != used:
+        raise EnvironmentFault(
+            f"{origin.option(request, 'device_kind')}: Paddle has several plug-ins here, and uses "
+            f"{label(used)}s: set {kinds.ROOT} to a folder with the plug-in for {label(kind)}s "
+            "alone."
+        )
 
 
 def _check_masked(request: Request, facts: Facts, kind: str) -> None:

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.model import Facts, ProcessSpec, RankSpec, Request, Roster, Strategy
+from fleetrun.errors import UsageError
+from fleetrun.model import Facts, RankSpec, Request, Roster, Strategy
 from fleetrun.plan import communication, debug, devices, kinds, masks
 from fleetrun.plan.devices import Share
 from fleetrun.plan.layout import Layout
@@ -28,9 +28,6 @@ from fleetrun.rundir.variables import (
     TOKEN,
 )
 from fleetrun.text import parse_bool
-
-# The kernel's MAX_ARG_STRLEN: one "NAME=value", with its end, may not be longer.
-STRING_LIMIT = 128 * 1024
 
 # The folder with the `sitecustomize` that every Python of a rank runs first; see its docstring.
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -141,7 +138,7 @@ def variables(
     proxies = _proxies(facts, roster)
     shared = {name: value for name, value in defaults.items() if name not in facts.environ}
     shared |= proxies | _launch(request, facts, roster, run_dir)
-    shared |= {**layout.job, **_plugins(facts, share, run_dir)}
+    shared |= {**layout.job, **_plugins(facts, share)}
     chosen = _chosen(request)
     shared |= chosen
     _check_allocator(request, facts, shared)
@@ -257,15 +254,12 @@ def _own_mask(facts: Facts, share: Share, spec: RankSpec) -> dict[str, str]:
     return {masks.variable(facts, share.kind): ",".join(device.id for device in spec.devices)}
 
 
-def _plugins(facts: Facts, share: Share, run_dir: str) -> dict[str, str]:
-    """Return the variables that make Paddle use the devices of SHARE, and no other plug-in's."""
+def _plugins(facts: Facts, share: Share) -> dict[str, str]:
+    """Return the variables that make Paddle use the devices of SHARE, and no plug-in's others."""
     env = {kinds.XCCL: share.kind} if share.backend == "xccl" else {}
-    if share.kind not in facts.paddle_counts:
+    if share.kind not in facts.paddle_counts and facts.has_plugins:
         # Paddle prefers a plug-in's devices to GPUs and the CPU.
-        return env | ({kinds.ROOT: ""} if facts.has_plugins else {})
-    if share.kind in facts.plugins:
-        # A folder with links to the libraries of this plug-in only.
-        env[kinds.ROOT] = run_dir
+        env[kinds.ROOT] = ""
     return env
 
 
@@ -372,21 +366,7 @@ def _chosen(request: Request) -> dict[str, str]:
     for name, value in chosen.items():
         if "\0" in value:
             raise UsageError(f"{name} contains a NUL character, which variables cannot contain.")
-        if string_size(name, value) > STRING_LIMIT:
-            raise UsageError(
-                f"{name} has {len(value):,} characters; the kernel takes no variable longer than "
-                f"{STRING_LIMIT:,} bytes. Put the value into a file and name the file."
-            )
     return chosen
-
-
-def string_size(name: str, value: str) -> int:
-    """Return the bytes of one variable as the kernel counts them: NAME=value and a NUL.
-
-    >>> string_size("A", "1"), string_size("A", "é")
-    (4, 5)
-    """
-    return len(name) + (len(value) if value.isascii() else len(os.fsencode(value))) + 2
 
 
 def _removed(unset: tuple[str, ...]) -> tuple[str, ...]:
@@ -395,30 +375,3 @@ def _removed(unset: tuple[str, ...]) -> tuple[str, ...]:
         return ()
     verb = "says" if len(unset) == 1 else "say"
     return (f"{', '.join(unset)} {verb} who a process is in another job: removed for the ranks.",)
-
-
-def check_size(process: ProcessSpec, facts: Facts) -> None:
-    """Raise an error if the command line and environment of PROCESS are too large for exec."""
-    inherited = {
-        name: value
-        for name, value in facts.environ.items()
-        if name not in process.env and name not in process.unset
-    }
-    for name, value in process.env.items():
-        if string_size(name, value) > STRING_LIMIT:
-            # Paddle reads the lists of parameter servers from the environment alone.
-            raise EnvironmentFault(
-                f"{process.name}: {name} has {len(value):,} characters; the kernel takes no "
-                f"variable longer than {STRING_LIMIT:,} bytes. Use shorter names of hosts, or "
-                "fewer of them."
-            )
-    # Each string also has a pointer, and the kernel needs some room of its own.
-    total = 4096 + sum(string_size("", word) + 8 for word in process.argv)
-    for environ in (process.env, inherited):
-        total += sum(string_size(name, value) + 8 for name, value in environ.items())
-    if total > facts.exec_limit:
-        raise EnvironmentFault(
-            f"{process.name}: its command line and environment have {total:,} bytes; the kernel "
-            f"takes {facts.exec_limit:,}, a quarter of the stack limit and at most 6 MiB. Raise "
-            "it (`ulimit -s unlimited`), or export less."
-        )

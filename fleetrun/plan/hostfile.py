@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from fleetrun.errors import UsageError
@@ -16,12 +16,11 @@ _MOST_SLOTS = 4096
 class HostEntry(NamedTuple):
     """One host: `target` is the destination for ssh, `name` the same without a user.
 
-    `slots` is its number of ranks, `devices` are their devices; None and () if not given.
+    `slots` is its number of ranks; None if not given.
     """
 
     target: str
     slots: int | None = None
-    devices: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -33,8 +32,8 @@ def parse(text: str, option: str = "--hosts") -> tuple[HostEntry, ...]:
     """Return the hosts of TEXT, `NAME` or `NAME:SLOTS` with commas; UsageError if invalid.
 
     >>> parse("a:8, me@b:8,c")
-    (HostEntry(target='a', slots=8, devices=()), HostEntry(target='me@b', slots=8, devices=()), \
-HostEntry(target='c', slots=None, devices=()))
+    (HostEntry(target='a', slots=8), HostEntry(target='me@b', slots=8), \
+HostEntry(target='c', slots=None))
     """
     entries = []
     for word in text.split(","):
@@ -71,70 +70,6 @@ def read(text: str, path: str) -> tuple[HostEntry, ...]:
     if not entries:
         raise UsageError(f"{path}: no host is in this file: write one `NAME slots=N` a line.")
     return tuple(entries)
-
-
-def chosen(
-    hosts: Sequence[HostEntry], include: str | None, exclude: str | None
-) -> tuple[HostEntry, ...]:
-    """Return those of HOSTS that INCLUDE names, or EXCLUDE does not: `a@b:0,2`, as in DeepSpeed.
-
-    `@` separates hosts, and the numbers after a colon are a host's devices.
-    """
-    if include and exclude:
-        raise UsageError(f"--include={include} and --exclude={exclude}: give one of them.")
-    option, text = ("--include", include) if include else ("--exclude", exclude or "")
-    if not text:
-        return tuple(hosts)
-    named = _filter(text, f"{option}={text}", {host.name for host in hosts})
-    kept = []
-    for host in hosts:
-        devices = named.get(host.name)
-        if include:
-            if devices is not None:
-                kept.append(_only(host, devices, option) if devices else host)
-        elif devices is None:
-            kept.append(host)
-        elif devices:
-            every = range(_slots(host, option))
-            kept.append(
-                _only(host, tuple(device for device in every if device not in devices), option)
-            )
-    kept = [host for host in kept if host.slots != 0]
-    if not kept:
-        raise UsageError(f"{option}={text} leaves no host.")
-    return tuple(kept)
-
-
-def _filter(text: str, where: str, known: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """Return the devices that TEXT names for each host; an empty list means all."""
-    devices: dict[str, tuple[int, ...]] = {}
-    for part in text.split("@"):
-        name, colon, listed = part.strip().partition(":")
-        if name not in known:
-            raise UsageError(f"{where}: {name or 'an empty name'} is not one of the hosts listed.")
-        if name in devices:
-            raise UsageError(f"{where} names {name} twice.")
-        numbers = [number.strip() for number in listed.split(",")] if colon else []
-        if not all(_is_number(number) for number in numbers):
-            raise UsageError(f"{where}: write HOST or HOST:0,2, with @ between hosts.")
-        devices[name] = tuple(sorted(set(map(int, numbers))))
-    return devices
-
-
-def _only(host: HostEntry, devices: tuple[int, ...], option: str) -> HostEntry:
-    """Return HOST with DEVICES alone."""
-    if host.slots is not None and any(device >= host.slots for device in devices):
-        raise UsageError(
-            f"{option}: {host.name} has {host.slots} slots, 0-{host.slots - 1}, and not "
-            f"{max(devices)}."
-        )
-    return host._replace(slots=len(devices), devices=devices)
-
-
-def _slots(host: HostEntry, option: str) -> int:
-    if host.slots is None:
-        raise UsageError(f"{option}: {host.name} has no number of slots; write slots=N.")
-    return host.slots
 
 
 def _refuse_ipv6(word: str, where: str) -> None:

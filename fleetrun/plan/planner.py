@@ -122,9 +122,6 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
             layout.processes, logs, commands, variables, env.unset, masks, strict=True
         )
     )
-    # With uniform ranks, the last one has the longest numbers, and nothing else differs.
-    for process in processes[-1:] if mode.is_uniform else processes:
-        environment.check_size(process, facts)
     return LaunchPlan(
         job_id=request.job_id,
         mode=mode.name,
@@ -140,10 +137,6 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
         log_dir=log_dir,
         run_dir=run_dir,
         files=_files(env, strategy, layout, run_dir),
-        links={
-            f"{run_dir}/{os.path.basename(path)}": path
-            for path in facts.plugins.get(share.kind, ())
-        },
         notes=(
             *request.notes,
             *filter(None, (facts.taken_command,)),

@@ -1,4 +1,4 @@
-"""A plan as text: a table for people, and the dry run as JSON or as a shell script.
+"""A plan as text: a table for people, and the dry run as JSON.
 
 Every function returns text that any terminal can show; it contains no secret values.
 """
@@ -10,12 +10,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from fleetrun.model import FieldSetting, LaunchPlan, ProcessSpec, RankSpec, Request, Setting
-from fleetrun.plan import shell
 from fleetrun.rundir import arguments, secrets
 from fleetrun.text import counted, format_ranges, visible
 
 WIDTH = 100
-SCHEMA = 1
+SCHEMA = 2
 
 # Always shown, as readers of the table look for these first.
 _MAIN_SETTINGS = frozenset(
@@ -120,7 +119,6 @@ def _node_lines(
         f"  file      {visible(path)}: {counted(len(text), 'character')}"
         for path, text in sorted(plan.files.items())
     ]
-    lines += [f"  link      {path} to {target}" for path, target in sorted(plan.links.items())]
     for process in plan.processes:
         lines += ["", f"  {_title(process)}"]
         lines += _hanging("    command", visible(_command(process.argv)), 14)
@@ -177,7 +175,6 @@ def _json_node(plan: LaunchPlan, *, here: bool) -> dict[str, object]:
         "log_dir": plan.log_dir,
         "run_dir": plan.run_dir,
         "files": dict(plan.files),
-        "links": dict(plan.links),
         "notes": list(plan.notes),
         "processes": [
             {
@@ -207,11 +204,6 @@ def _json_rank(rank: RankSpec | None) -> dict[str, object] | None:
         "endpoint": str(rank.endpoint),
         "devices": [device._asdict() for device in rank.devices],
     }
-
-
-def as_sh(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> str:
-    """Return the dry run of this host as a script for sh."""
-    return shell.script(plans[here], request)
 
 
 def _command(argv: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from fleetrun.rundir.variables import JOB, STOP_AFTER, STRATEGY, TOKEN, VERIFY
 
 # Options of the head alone; the others go to each launcher.
 _OURS = (
-    *("hosts", "hostfile", "include", "exclude", "ssh", "ssh_fanout", "detach"),
+    *("hosts", "hostfile", "ssh", "ssh_fanout", "detach"),
     "nnodes",
 )
 # Options that the head sets for each launcher.
@@ -29,17 +29,9 @@ _SENT_TOO = (
 
 
 def listed(request: Request) -> tuple[HostEntry, ...]:
-    """Return the hosts that REQUEST selects."""
+    """Return the hosts of REQUEST."""
     if request.hosts and request.hostfile:
         raise UsageError(f"--hosts and --hostfile={request.hostfile}: give one of them.")
-    if not (request.hosts or request.hostfile):
-        option, text = (
-            ("include", request.include) if request.include else ("exclude", request.exclude)
-        )
-        raise UsageError(
-            f"--{option}={text} selects from the hosts of --hosts or --hostfile; for devices of "
-            "this host write --gpus=0,1."
-        )
     option = "--hosts" if request.hosts else "--hostfile"
     for given in request.given:
         if given.source == COMMAND_LINE and given.name in _GIVEN:
@@ -50,13 +42,12 @@ def listed(request: Request) -> tuple[HostEntry, ...]:
     if request.hostfile:
         try:
             with open(request.hostfile, encoding="utf-8") as file:
-                entries = hostfile.read(file.read(), request.hostfile)
+                hosts = hostfile.read(file.read(), request.hostfile)
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise UsageError(f"--hostfile={request.hostfile} cannot be read ({why}).") from None
     else:
-        entries = hostfile.parse(request.hosts or "")
-    hosts = hostfile.chosen(entries, request.include, request.exclude)
+        hosts = hostfile.parse(request.hosts or "")
     least, most = bounds(request.nnodes)
     if not least <= len(hosts) <= most and request.nnodes != "1":
         raise UsageError(
@@ -74,15 +65,14 @@ def least(request: Request, hosts: int) -> int:
 def as_listed(request: Request) -> Request:
     """Return REQUEST as a dry run shows it, with its hosts as --ips."""
     hosts = listed(request)
-    if len({(host.slots, host.devices) for host in hosts}) > 1:
+    if len({host.slots for host in hosts}) > 1:
         raise UsageError("--dry-run requires the same number of slots on all hosts.")
     names = tuple(host.name for host in hosts)
     count, needed = request.nproc_per_node, least(request, len(names))
     return request._replace(
         ips=names if len(names) > 1 else (),
         nnodes=f"{needed}:{len(names)}" if needed < len(names) else str(len(names)),
-        nproc_per_node=hosts[0].slots if count is None and not hosts[0].devices else count,
-        devices=",".join(map(str, hosts[0].devices)) or request.devices,
+        nproc_per_node=hosts[0].slots if count is None else count,
     )
 
 
@@ -110,9 +100,7 @@ def arguments(
         needed = least(request, len(addresses))
         if needed < len(addresses):
             words.append(f"--nnodes={needed}:{len(addresses)}")
-    if host.devices:
-        words.append(f"--devices={','.join(map(str, host.devices))}")
-    elif host.slots is not None and "nproc_per_node" not in names:
+    if host.slots is not None and "nproc_per_node" not in names:
         words.append(f"--nproc_per_node={host.slots}")
     words += [f"{flag(given.spelling)}={given.raw}" for given in typed if given.name not in _OURS]
     return (*words, "--", *request.script.words)

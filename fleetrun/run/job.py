@@ -224,7 +224,7 @@ def _show(attempts: _Attempts) -> int:
     plans = [attempts.plan(roster._replace(me=node)) for node in range(len(roster.members))]
     # Notes quote values of options.
     plans = [plan._replace(notes=tuple(map(secrets.mask, plan.notes))) for plan in plans]
-    forms = {"table": render.table, "json": render.as_json, "sh": render.as_sh}
+    forms = {"table": render.table, "json": render.as_json}
     return put(forms[request.dry_run or "table"](plans, request, here=roster.me))
 
 
@@ -372,8 +372,7 @@ class LaunchedJob(ObservedJob):
         prefix = message_prefix(is_coloured=self._messages.is_coloured)
         notes = [visible(note) for note in plan.notes]
 
-        is_terminal = os.isatty(2)
-        width = (os.get_terminal_size(2).columns or brief.WIDTH) if is_terminal else None
+        width = os.get_terminal_size(2).columns if os.isatty(2) else None
         lines = [*brief.brief(request, plan, has_links=self.has_links, width=width), *notes]
         return "".join(f"{prefix}{line}\n" for line in lines)
 

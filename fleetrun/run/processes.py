@@ -17,7 +17,7 @@ from fleetrun.run import children, proc
 from fleetrun.run.children import Leftover
 from fleetrun.run.descriptors import FileLimit
 from fleetrun.rundir import names, variables
-from fleetrun.rundir.folder import SHARED, Folder, point, write_all
+from fleetrun.rundir.folder import SHARED, Folder, write_all
 
 # The size of a trial write to a log: without room for a traceback, a log is of no use.
 _TRIAL = b"\n" * 4096
@@ -188,8 +188,6 @@ def claim(plan: LaunchPlan, attempt: int, folder: Folder) -> None:
         folder.revive()
     for path, text in plan.files.items():
         folder.write(os.path.basename(path), text)
-    for path, target in plan.links.items():
-        point(os.path.basename(path), target, folder.fd)
     for spec in plan.processes:
         for log in names.log_paths(plan, spec, attempt):
             fd = _append(log, folder)
@@ -333,7 +331,8 @@ _WHY = {
     errno.EACCES: "{program} may not be executed: try chmod +x, or look for a noexec mount and for "
     "a folder on its way that this user may not enter.",
     errno.ENOEXEC: "{program} is not a program: a script needs a first line such as #!/bin/sh.",
-    errno.E2BIG: "its command and environment exceed the system's limit.",
+    errno.E2BIG: "its command line and environment, or one variable, exceed the kernel's limit: "
+    "export less, put long values into files, or raise the limit (`ulimit -s unlimited`).",
     errno.EAGAIN: "no more processes are allowed (ulimit -u, or the pids limit of the container).",
     errno.EMFILE: "no more files may be open (ulimit -n).",
     errno.ENFILE: "no more files may be open on this host (fs.file-max).",

@@ -123,7 +123,7 @@ def test_every_duration_takes_units(option: Option) -> None:
         ("gpu_memory_fraction", "nan", "give a number from 0 to 1."),
         ("grace", "inf", SECONDS),
         ("hang_timeout", "5 moons", SECONDS),
-        ("dry_run", "yaml", "give one of table, json, sh."),
+        ("dry_run", "yaml", "give one of table, json."),
         ("log_overwrite", "maybe", "give true or false."),
         ("quiet", "", "give true or false."),
     ],

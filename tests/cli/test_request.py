@@ -708,7 +708,7 @@ def test_the_example_file_shows_every_option_and_can_be_used(config_file: Config
     config = config_file(re.sub(r"(?m)^#(?=\w|  \w)", "", text))
     shown = {option.label for option in options.OPTIONS}
     missing = shown - {given.name for given in config.given}
-    by_ssh = {"hosts", "hostfile", "include", "exclude"}
+    by_ssh = {"hosts", "hostfile"}
     once = {"config", "detach", "dry_run", "from_manifest", "help", "version"}
     assert missing == once | by_ssh
     assert asked(config=config).ips == ("10.0.0.1", "10.0.0.2")

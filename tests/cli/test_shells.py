@@ -149,7 +149,7 @@ def test_a_wrong_instruction_is_refused(
         ("fish", "fleetrun --dry-run=j", "--dry-run=j", "plain,--dry-run=json\n"),
         ("fish", "fleetrun --gpus=0 tr", "tr", "file,tr\n"),
         ("bash", "fleetrun\n--dry-run\n=\nj", "3", "plain,json\n"),
-        ("bash", "fleetrun\n--dry-run\n=", "2", "plain,table\nplain,json\nplain,sh\n"),
+        ("bash", "fleetrun\n--dry-run\n=", "2", "plain,table\nplain,json\n"),
         ("bash", "fleetrun\n--master\na\n:\n1\n--dr", "5", "plain,--dry-run\n"),
     ],
 )

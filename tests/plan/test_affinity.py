@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,30 +69,6 @@ def _zipped(binding: affinity.Binding) -> list[tuple[tuple[int, ...], int]]:
     return list(zip(binding.masks, binding.threads, strict=True))
 
 
-@given(machines(), st.integers(1, 40))
-def test_whole_cores_are_given_where_they_suffice(machine: Processors, ranks: int) -> None:
-    if ranks > len(machine.cores):
-        return
-    binding = bind("cores", machine, [NO_DEVICE] * ranks)
-    for core in machine.cores:
-        owners = {rank for rank, mask in enumerate(binding.masks) if set(core) & set(mask)}
-        assert len(owners) == 1
-    counts = [sum(set(core) <= set(mask) for core in machine.cores) for mask in binding.masks]
-    assert max(counts) - min(counts) <= 1
-
-
-@given(machines(), st.integers(1, 40))
-def test_with_numa_nobody_has_two_nodes(machine: Processors, ranks: int) -> None:
-    node_of = {
-        cpu: node for core, node in zip(machine.cores, machine.nodes, strict=True) for cpu in core
-    }
-    homes = []
-    for mask in bind("numa", machine, [NO_DEVICE] * ranks).masks:
-        (home,) = {node_of[cpu] for cpu in mask}
-        homes.append(home)
-    assert all(before <= after for before, after in pairwise(homes))
-
-
 @given(machines(), st.lists(st.integers(0, 3), min_size=1, max_size=12), st.booleans())
 def test_masks_near_devices_are_disjoint_where_they_can_be(
     machine: Processors,
@@ -113,12 +87,6 @@ def test_masks_near_devices_are_disjoint_where_they_can_be(
         assert len(used) == len(set(used))
 
 
-def test_blocks_are_contiguous_and_hold_whole_cores() -> None:
-    binding = bind("cores", TWO_NODES, [NO_DEVICE] * 2)
-    assert [format_ranges(mask, ",") for mask in binding.masks] == ["0-3,8-11", "4-7,12-15"]
-    assert binding.threads == (8, 8)
-
-
 def test_each_rank_is_near_its_gpu() -> None:
     for how in ("cores", "numa"):
         binding = bind(how, TWO_NODES, [gpus(index) for index in range(4)])
@@ -127,22 +95,10 @@ def test_each_rank_is_near_its_gpu() -> None:
         assert binding.notes == ()
 
 
-def test_a_gpu_may_be_known_by_the_beginning_of_its_uuid() -> None:
-    groups = [(Device("gpu", "GPU-aa", 0),), (Device("gpu", "GPU-ab", 1),)]
-    masks = bind("numa", TWO_NODES, groups).masks
-    assert [format_ranges(mask, ",") for mask in masks] == ["4-7,12-15", "0-3,8-11"]
-    assert bind("numa", TWO_NODES, [(Device("gpu", "GPU-a", 0),)]).masks[0][0] == 4
-
-
 def test_a_node_without_a_gpu_stays_free() -> None:
     binding = bind("cores", TWO_NODES, [gpus(0), gpus(1)])
     assert [format_ranges(mask, ",") for mask in binding.masks] == ["4-5,12-13", "6-7,14-15"]
     assert binding.notes == ("--bind=cores: no process is on NUMA node 0, so 8 CPUs stay free.",)
-
-
-def test_one_rank_with_numa_and_no_device_stays_on_one_node() -> None:
-    binding = bind("numa", TWO_NODES, [NO_DEVICE])
-    assert format_ranges(binding.masks[0], ",") == "0-3,8-11"
 
 
 @pytest.mark.parametrize(
@@ -173,13 +129,6 @@ def test_a_crowded_node_is_shared_with_numa_and_left_with_cores() -> None:
     assert "near the devices there are too few" in dealt.notes[0]
 
 
-def test_s79_more_ranks_than_cpus_share_all_of_them() -> None:
-    machine = Processors(((0,), (1,)), (0, 0))
-    binding = bind("cores", machine, [NO_DEVICE] * 3)
-    assert (binding.masks, binding.threads) == (((0, 1),) * 3, (1, 1, 1))
-    assert binding.notes == ("--bind=cores: 3 processes share 2 CPUs, too few for one each.",)
-
-
 def made(how: str, **fields: object) -> LaunchPlan:
     facts = some_facts(processors=TWO_NODES)._replace(**fields)  # type: ignore[arg-type]
     roster = a_roster(ranks=2, cpu=True)
@@ -203,14 +152,7 @@ def test_what_the_user_says_of_threads_stays() -> None:
     assert plan.processes[0].env["OMP_NUM_THREADS"] == "5"
 
 
-def test_without_bind_nothing_is_bound() -> None:
-    plan = made("none", processors=None)
-    assert [process.cpus for process in plan.processes] == [(), ()]
-    assert "OMP_NUM_THREADS" not in plan.processes[0].env
-
-
 def test_a_dry_run_shows_the_masks() -> None:
     plan, request = made("cores"), a_request(bind="cores")
     assert "    cpus      4-7,12-15\n" in render.table([plan], request)
-    assert "  taskset -c 4-7,12-15 /usr/bin/python3 -u" in render.as_sh([plan], request)
     assert '"cpus": [' in render.as_json([plan], request)

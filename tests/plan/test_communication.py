@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from planning import a_request, a_roster, some_facts
 
 from fleetrun.model import Address
@@ -64,19 +62,6 @@ def test_nccl_chooses_unless_its_choice_would_fail(
     assert env["GLOO_SOCKET_IFNAME"] == interfaces[0]
 
 
-def test_a_network_that_is_named_is_the_one_for_all() -> None:
-    env = told(a_host("eth0", "eth1", "eth10", network=Address("eth1", "10.0.1.1")))
-    assert env["NCCL_SOCKET_IFNAME"] == "=eth1"
-    assert env["GLOO_SOCKET_IFNAME"] == "eth1"
-
-
-def test_with_infiniband_nccl_is_told_no_interface() -> None:
-    dead = {"dead": ("eth1",)}
-    assert "NCCL_SOCKET_IFNAME" not in told(a_host("eth0", "eth1", "ib0", **dead))
-    facts = a_host("eth0", "eth1", **dead, hcas=("mlx5_0",), rdma=("mlx5_0",))
-    assert "NCCL_SOCKET_IFNAME" not in told(facts)
-
-
 def test_the_network_of_the_address_that_the_user_names_is_used() -> None:
     request = a_request(host="10.0.1.1")
     assert told(a_host("eth0", "eth1"), request=request)["NCCL_SOCKET_IFNAME"] == "eth1"
@@ -99,11 +84,6 @@ def test_gloo_uses_the_interface_of_our_own_address_where_no_way_is_known() -> N
     assert "GLOO_SOCKET_IFNAME" not in told(facts, ("node1", "node2"))
 
 
-def test_nccl_is_not_spoken_of_on_the_cpu() -> None:
-    env = told(a_host("eth0", "eth1", dead=("eth1",)), kind="cpu")
-    assert env == {"GLOO_SOCKET_IFNAME": "eth0"}
-
-
 @pytest.mark.parametrize(
     ("hcas", "rdma", "hosts", "expected"),
     [
@@ -120,23 +100,3 @@ def test_infiniband_is_used_or_switched_off(
 ) -> None:
     env = told(some_facts(8, hcas=hcas, rdma=rdma), hosts)
     assert {name: value for name, value in env.items() if name.startswith("NCCL_IB")} == expected
-
-
-NAMES = st.sampled_from(["eth0", "eth1", "ens3", "bond0", "docker0", "br-1", "virbr0", "ib0"])
-
-
-@given(
-    interfaces=st.lists(NAMES, min_size=1, unique=True),
-    dead=st.sets(NAMES),
-)
-def test_whatever_nccl_is_told_leaves_it_a_way_to_the_peers(
-    interfaces: list[str], dead: set[str]
-) -> None:
-    value = told(a_host(*interfaces, dead=dead)).get("NCCL_SOCKET_IFNAME")
-    if value is None:
-        return
-    excluded = value.startswith("^=")
-    listed = value.lstrip("^=").split(",")
-    left = [name for name in ("lo", *interfaces) if (name in listed) != excluded]
-    assert left
-    assert all(name == interfaces[0] or name not in dead for name in left)

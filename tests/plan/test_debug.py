@@ -63,26 +63,6 @@ def test_all_ranks_wait_each_at_a_free_port_that_is_no_ranks_own() -> None:
     assert listening(plan) == ["", "127.0.0.1:5681"]
 
 
-def test_what_is_exported_wins_over_our_patience() -> None:
-    facts = WITH_DEBUGPY._replace(environ={"PADDLE_PG_TIMEOUT": "5"})
-    assert "PADDLE_PG_TIMEOUT" not in planned(a_request(debug="0"), facts).processes[0].env
-
-
-@pytest.mark.parametrize(
-    ("script", "end"),
-    [
-        (Script("module", "pkg.train", ("x",)), ("-m", "pkg.train", "x")),
-        (Script("file", "a.pyxes", ()), ("a.pyxes",)),
-        (Script("file", "-a.py", ()), ("./-a.py",)),
-    ],
-)
-def test_modules_and_odd_names_too(script: Script, end: tuple[str, ...]) -> None:
-    facts = WITH_DEBUGPY._replace(environ={"WITH_COVERAGE": "ON"})
-    argv = planned(a_request(script=script, debug="0"), facts).processes[0].argv
-    assert argv[-len(end) - 1 :] == ("--wait-for-client", *end)
-    assert "coverage" not in argv
-
-
 @pytest.mark.parametrize(
     ("fields", "facts", "error", "says"),
     [

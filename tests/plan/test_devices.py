@@ -298,23 +298,6 @@ def test_what_cannot_be_shared_out_is_one_sentence(
     assert is_whole or not sentence.startswith("--") or "asks" in sentence
 
 
-def test_one_process_beside_others_has_one_device() -> None:
-    shared = share(a_request(nproc_per_node=1), some_facts(2), takes_all=False)
-    assert indexes(shared) == [[0]]
-
-
-@pytest.mark.parametrize("mask", [None, "0,1", ""])
-def test_a_refusal_for_want_of_devices_is_one_sentence_and_one_remedy(mask: str | None) -> None:
-    environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
-    for gpus in (0, 8) if mask == "" else (0,):
-        with pytest.raises(EnvironmentFault) as caught:
-            share(a_request(devices="0,1"), some_facts(gpus, environ=environ))
-        message = str(caught.value)
-        assert message.count("but") == 1, message
-        assert "training runs on the CPU" not in message
-        assert message.endswith("leave the option out to train on the CPU.")
-
-
 @pytest.mark.parametrize(
     ("kind", "mask", "backend"),
     [

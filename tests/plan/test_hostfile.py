@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fleetrun.errors import UsageError
 from fleetrun.plan import hostfile
@@ -18,13 +16,6 @@ worker-0 slots=4   # the old one
 me@worker-2   slots=4
 """
 HOSTS = (HostEntry("worker-0", 4), HostEntry("10.0.0.7", 4), HostEntry("me@worker-2", 4))
-
-
-def test_thousands_of_hosts_are_read_and_one_twice_is_found_among_them() -> None:
-    lines = [f"node{number}" for number in range(5000)]
-    assert len(hostfile.read("\n".join(lines), "hosts")) == len(lines)
-    with pytest.raises(UsageError, match="hosts:5001: node7 is named twice"):
-        hostfile.read("\n".join((*lines, "node7")), "hosts")
 
 
 def test_a_file_lists_a_host_a_line() -> None:
@@ -73,66 +64,3 @@ def test_a_bad_line_is_named_by_file_and_line(text: str, message: str) -> None:
 def test_a_bad_list_is_one_sentence(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         hostfile.parse(text)
-
-
-@pytest.mark.parametrize(
-    ("include", "exclude", "left"),
-    [
-        (None, None, HOSTS),
-        ("worker-0", None, HOSTS[:1]),
-        ("worker-2@worker-0", None, (HOSTS[0], HOSTS[2])),
-        ("worker-0:0,2", None, (HostEntry("worker-0", 2, (0, 2)),)),
-        (None, "10.0.0.7", (HOSTS[0], HOSTS[2])),
-        (None, "worker-2:0", (*HOSTS[:2], HostEntry("me@worker-2", 3, (1, 2, 3)))),
-        (None, "worker-2:0,1,2,3", HOSTS[:2]),
-    ],
-)
-def test_some_are_chosen_as_in_deepspeed(
-    include: str | None, exclude: str | None, left: tuple[HostEntry, ...]
-) -> None:
-    assert hostfile.chosen(HOSTS, include, exclude) == left
-
-
-@pytest.mark.parametrize(
-    ("include", "exclude", "message"),
-    [
-        ("a", "b", r"give one of them"),
-        ("worker-9", None, r"--include=worker-9: worker-9 is not one of the hosts listed"),
-        ("worker-0@worker-0", None, r"names worker-0 twice"),
-        ("worker-0:", None, r"write HOST or HOST:0,2"),
-        ("worker-0:4", None, r"worker-0 has 4 slots, 0-3, and not 4"),
-        (None, "worker-0@10.0.0.7@worker-2", r"leaves no host"),
-    ],
-)
-def test_a_bad_choice_is_one_sentence(
-    include: str | None, exclude: str | None, message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        hostfile.chosen(HOSTS, include, exclude)
-
-
-def test_devices_of_an_unknown_number_cannot_be_left_out() -> None:
-    with pytest.raises(UsageError, match=r"a has no number of slots"):
-        hostfile.chosen((HostEntry("a"), HostEntry("b")), None, "a:0")
-
-
-@given(
-    st.dictionaries(
-        st.from_regex(r"[a-z][a-z0-9.-]{0,8}[a-z]", fullmatch=True), st.integers(1, 64), min_size=1
-    )
-)
-def test_what_is_written_is_read(hosts: dict[str, int]) -> None:
-    lines = "\n".join(f"{name}\tslots={slots} #" for name, slots in hosts.items())
-    listed = ",".join(f"{name}:{slots}" for name, slots in hosts.items())
-    expected = tuple(HostEntry(name, slots) for name, slots in hosts.items())
-    assert hostfile.read(lines, "hosts") == hostfile.parse(listed) == expected
-
-
-@given(st.text("ab:,@ 1=#slot\n-", max_size=20))
-def test_any_text_is_hosts_or_one_sentence(text: str) -> None:
-    for read in (hostfile.parse, lambda text: hostfile.read(text, "hosts")):
-        try:
-            hosts = read(text)
-        except UsageError:
-            continue
-        assert len({host.name for host in hosts}) == len(hosts) > 0

@@ -123,12 +123,6 @@ def test_the_refusal_says_where_the_name_came_from() -> None:
         planner.plan(request, some_facts(8), Share("gpu", (), "nccl"), roster)
 
 
-def test_an_environment_too_large_is_refused_before_anything_starts() -> None:
-    facts = some_facts(exec_limit=5_000)
-    with pytest.raises(EnvironmentFault, match=r"trainer\.1: its command line and environment"):
-        planner.plan(a_request(), facts, Share("cpu", ((), ()), "gloo"), a_roster(cpu=True))
-
-
 @pytest.mark.parametrize(("hosts", "per_host"), [(1000, 8), (1, 8_000)])
 def test_thousands_of_ranks_are_planned(hosts: int, per_host: int) -> None:
     request, facts = a_request(nproc_per_node=per_host), some_facts()

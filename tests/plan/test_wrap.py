@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commandline import Command
-from planning import a_request, a_roster, planned, some_facts
+from planning import a_request, a_roster, some_facts
 
 from fleetrun.cli import request
 from fleetrun.cli.argv import split
-from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.host import scripts
+from fleetrun.errors import UsageError
 from fleetrun.plan import planner
 from fleetrun.plan.devices import Share
 
@@ -44,13 +43,6 @@ def test_the_ranks_that_are_named_get_the_command_wherever_they_run() -> None:
     assert commands(everywhere) == [("strace", *plain)] * 2
 
 
-def test_servers_are_no_ranks_that_get_the_command() -> None:
-    wanted = a_request(run_mode="ps", server_num=1, trainer_num=1)
-    for text in ("all: strace", "0: strace"):
-        server, trainer = planned(wanted._replace(wrap=asked(text).wrap), some_facts()).processes
-        assert trainer.argv == ("strace", *server.argv)
-
-
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -65,30 +57,11 @@ def test_what_cannot_be_meant_is_a_sentence(text: str, problem: str) -> None:
         asked(text)
 
 
-def test_a_program_that_is_missing_matters_only_where_its_ranks_are() -> None:
-    made = a_request(wrap=asked("1: nsys").wrap)
-    with pytest.raises(EnvironmentFault, match=r"--wrap=1: nsys: there is no nsys"):
-        commands(made, fault="there is no nsys")
-    assert commands(made, me=1, fault="there is no nsys") == commands(made, me=1)
-
-
 def test_a_program_that_is_missing_is_a_sentence_before_anything_starts(tmp_path: Path) -> None:
     done = Command(tmp_path, "touch started", "--wrap=0: nsys-of-nobody").run()
     assert done.code == 3
     assert "--wrap=0: nsys-of-nobody: there is no program nsys-of-nobody in $PATH" in done.stderr
     assert not (tmp_path / "started").exists()
-
-
-def test_a_program_is_looked_for_as_the_rank_will_look_for_it(tmp_path: Path) -> None:
-    (tmp_path / "plain").write_text("")
-    here = str(tmp_path)
-    path = {"PATH": "/bin:/usr/bin"}
-    assert scripts.wrap_fault("0: env A=B nsys", here, path) is None
-    assert "no program ./none" in (scripts.wrap_fault("0: ./none", here, path) or "")
-    assert "not executable" in (scripts.wrap_fault("0: ./plain", here, path) or "")
-    assert "in $PATH" in (scripts.wrap_fault("0: plain", here, path) or "")
-    (tmp_path / "plain").chmod(0o755)
-    assert scripts.wrap_fault("0: ./plain", here, path) is None
 
 
 def test_a_rank_that_the_job_does_not_have_is_refused() -> None:

@@ -20,8 +20,7 @@ PLAN = plan()
 
 def claim(path: Path, attempt: int = 0) -> None:
     """Claim the files of PLAN in the folder PATH."""
-    files, links = {f"{path}/list": "a,b"}, {f"{path}/lib.so": "/plug-ins/lib.so"}
-    made = PLAN._replace(run_dir=str(path), files=files, links=links)
+    made = PLAN._replace(run_dir=str(path), files={f"{path}/list": "a,b"})
     processes.claim(made, attempt, Folder(str(path)))
 
 
@@ -31,8 +30,7 @@ def test_the_files_of_a_plan_are_written_and_its_logs_are_there(tmp_path: Path) 
     logs = [
         names.log_name(process.log, attempt) for process in PLAN.processes for attempt in (0, 1)
     ]
-    assert sorted(os.listdir(tmp_path)) == sorted(["lib.so", "list", *logs])
-    assert (tmp_path / "lib.so").readlink() == Path("/plug-ins/lib.so")
+    assert sorted(os.listdir(tmp_path)) == sorted(["list", *logs])
     assert (tmp_path / "list").read_text() == "a,b"
     assert stat.S_IMODE((tmp_path / "list").stat().st_mode) == 0o600
     for log in logs:

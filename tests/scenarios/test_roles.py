@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import uuid
 from typing import TYPE_CHECKING
@@ -12,8 +11,7 @@ import ports
 import pytest
 from commandline import Command
 from meetings import Job
-from processes import assert_no_survivors
-from waiting import LONG_S, until
+from waiting import until
 
 from fleetrun.host import paddles
 from fleetrun.plan.modes import BY_WORD
@@ -129,21 +127,6 @@ def test_s52_s55_a_restart_starts_servers_anew_before_trainers(tmp_path: Path) -
     ]
     assert started == ["server.0", "server.1", "trainer.0", "trainer.1"]
     assert (tmp_path / "log/latest/serverlog.1.attempt1").exists()
-
-
-def test_a_pasted_dry_run_stops_its_servers_too(tmp_path: Path) -> None:
-    job = roles(tmp_path, *TWO_AND_TWO, "--dry-run=sh", trainer="[ $N = 1 ] && exit 4; exit 0")
-    done = subprocess.run(
-        ["sh"],
-        input=job.run().out,
-        cwd=tmp_path,
-        env=job.environ(),
-        timeout=LONG_S,
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 4
-    assert_no_survivors(job.marker)
 
 
 # -- several hosts -------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from fleetrun.rundir import arguments
 # Launch options that the queue decides.
 _OURS = (
     *("ips", "master", "nnodes", "rank", "host", "detach", "from_manifest"),
-    *("hosts", "hostfile", "include", "exclude"),
+    *("hosts", "hostfile"),
 )
 
 

@@ -11,9 +11,8 @@ from planning import a_request, a_roster, gathered, gpus, some_facts
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Address, LaunchPlan
-from fleetrun.plan import modes, planner, render
+from fleetrun.plan import modes, planner
 from fleetrun.plan.devices import Share
-from fleetrun.plan.environment import STRING_LIMIT
 from fleetrun.plan.modes import rpc
 
 if TYPE_CHECKING:
@@ -79,15 +78,6 @@ def test_a_host_with_servers_alone_waits_for_the_other_hosts() -> None:
         ("server.0", False)
     ]
     assert plan.has_session
-    # A pasted dry run gets no news: its servers run until they are stopped.
-    pasted = render.as_sh([plan], request, here=0)
-    assert "# Wait for all." in pasted
-    assert pasted.count('awaited="$awaited $!"') == 1
-
-
-def test_a_signal_cannot_be_lost_in_a_shell_that_has_just_forked() -> None:
-    pasted = render.as_sh([planned()], TWO, here=0)
-    assert pasted.rindex(" &\n") < pasted.index("\ntrap ")
 
 
 def test_a_job_on_one_host_asks_nobody() -> None:
@@ -119,14 +109,6 @@ def test_messages_speak_of_the_lists(wanted: dict[str, str], says: str) -> None:
 def test_several_hosts_that_nobody_names_are_refused() -> None:
     with pytest.raises(UsageError, match="names no hosts; give --ips"):
         planned(TWO._replace(nnodes="2"))
-
-
-def test_a_list_longer_than_a_variable_is_refused() -> None:
-    name = ".".join(["h" * 60] * 4)
-    many = tuple(f"{name}-{number}:1" for number in range(STRING_LIMIT // len(name)))
-    request = a_request(run_mode="ps", servers=many, trainers=("10.0.0.1:2",))
-    with pytest.raises(EnvironmentFault, match="PADDLE_PSERVERS_IP_PORT_LIST has"):
-        planned(request)
 
 
 # -- what a cluster says -------------------------------------------------------------------------

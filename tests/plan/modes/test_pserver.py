@@ -101,13 +101,6 @@ def ports(placement: Placed, role: str) -> list[int]:
 # -- who and where -------------------------------------------------------------------------------
 
 
-def test_numbers_alone_leave_all_ports_to_the_engine() -> None:
-    slots = roles(job(server_num=2, trainer_num=3)).slots
-    assert [slot.role for slot in slots.slots] == [SERVER] * 2 + [TRAINER] * 3 + [MEETING]
-    assert slots.hosts == ()
-    assert layout.ports(slots, None) == ((None,) * 6,)
-
-
 def test_a_start_port_counts_as_paddle_does() -> None:
     layout = placed(
         job(
@@ -137,17 +130,6 @@ def test_lists_keep_their_ports_and_the_rest_counts_from_6170() -> None:
         "b:6174",
     ]
     assert str(layout.ranks.meeting) == "a:6175"
-
-
-def test_counting_skips_ports_that_the_lists_took() -> None:
-    placement = placed(job(servers=("a:6171",), trainers=("a", "a", "b")))
-    # 6171 is taken on a, so 6172 is next; the third is on b, where all ports are free.
-    assert [str(spec.endpoint) for spec in placement.of(TRAINER)] == ["a:6172", "a:6173", "b:6173"]
-
-
-def test_a_number_beside_a_list_of_one_host_means_that_host() -> None:
-    placement = placed(job(servers=("10.0.0.1:8000",), trainer_num=2))
-    assert {spec.endpoint.host for spec in placement.ranks.ranks} == {"10.0.0.1"}
 
 
 def test_ranks_follow_the_lists_even_where_hosts_alternate() -> None:
@@ -181,12 +163,6 @@ def test_hosts_that_an_engine_gathers_have_the_same_slots_each() -> None:
     ]
     assert layout.ranks.stages == (2, 2, 3, 3)
     assert str(layout.ranks.meeting) == "a:7005"
-
-
-def test_launchers_at_one_address_each_have_all_slots() -> None:
-    placement = placed(job(server_num=1, trainer_num=2), hosts=("127.0.0.1", "127.0.0.1"))
-    for role, count in ((SERVER, 1), (TRAINER, 2)):
-        assert [spec.node_rank for spec in placement.of(role)] == [0] * count + [1] * count
 
 
 def test_trainers_are_waited_for_and_the_others_are_not() -> None:
@@ -305,17 +281,6 @@ def test_what_does_not_fit_together_is_refused(wanted: dict[str, Any], says: str
     assert str(caught.value).endswith((".", '"1;2".'))
 
 
-def test_gloo_is_a_number_that_paddle_knows() -> None:
-    placement = placed(job(server_num=1, trainer_num=1, with_gloo="yes"))
-    with pytest.raises(UsageError, match="--with_gloo=yes: give one of 0, 1, 2"):
-        pserver.with_gloo(placement.request, {}, placement.ranks)
-
-
-def test_no_heterogeneous_trainers_can_be_said_in_a_number() -> None:
-    request = job(server_num=1, trainer_num=1, heter_worker_num="0", coordinator_num=0)
-    assert placed(request).ranks.stages == ()
-
-
 # -- what each is told ---------------------------------------------------------------------------
 
 
@@ -329,27 +294,6 @@ def test_trainers_get_devices_of_the_mask_and_servers_see_none() -> None:
         env = layout.env(role, kind="gpu")
         assert env["CUDA_VISIBLE_DEVICES"] == env["XPU_VISIBLE_DEVICES"] == ""
         assert "FLAGS_selected_gpus" not in env
-
-
-def test_a_trainer_with_several_devices_counts_them_from_0() -> None:
-    placement = placed(job(server_num=1, trainer_num=1), ((*TWO_GPUS[0], *TWO_GPUS[1]),))
-    env = placement.env(TRAINER, kind="gpu")
-    assert env["CUDA_VISIBLE_DEVICES"] == "4,5"
-    assert env["FLAGS_selected_gpus"] == "0,1"
-
-
-def test_npus_have_names_of_their_own() -> None:
-    layout = placed(job(server_num=1, trainer_num=1), ((Device("npu", "3", 0),),))
-    env = layout.env(TRAINER, kind="npu")
-    assert env["ASCEND_RT_VISIBLE_DEVICES"] == "3"
-    assert env["FLAGS_selected_npus"] == "0"
-    assert layout.env(SERVER, kind="npu")["ASCEND_RT_VISIBLE_DEVICES"] == ""
-
-
-def test_a_mask_that_hides_all_stays() -> None:
-    placement = placed(job(server_num=1, trainer_num=1))
-    hidden = placement.env(TRAINER, environ={"CUDA_VISIBLE_DEVICES": ""})
-    assert "CUDA_VISIBLE_DEVICES" not in hidden
 
 
 def test_stages_know_their_neighbours() -> None:
@@ -380,12 +324,6 @@ def test_stages_know_their_neighbours() -> None:
     assert "STAGE_ID" not in layout.env(SERVER)
 
 
-def test_heterogeneous_trainers_use_what_there_is_when_nobody_says() -> None:
-    placement = placed(job(server_num=1, trainer_num=1, heter_worker_num="1"), TWO_GPUS)
-    assert placement.env(HETER, kind="gpu")["HETER_DEVICE_TYPE"] == "gpu"
-    assert placement.env(HETER, kind="cpu")["HETER_DEVICE_TYPE"] == "cpu"
-
-
 def test_trainers_wait_for_each_other_where_gloo_can() -> None:
     alone = job(server_num=1, trainer_num=2)
     assert placed(alone).env(TRAINER)["PADDLE_WITH_GLOO"] == "1"
@@ -398,14 +336,6 @@ def test_trainers_wait_for_each_other_where_gloo_can() -> None:
     assert spread.env(TRAINER)["PADDLE_WITH_GLOO"] == "0"
     beside = placed(job(servers=("a:1",), trainers=("b:1", "b:2")))
     assert beside.env(TRAINER)["PADDLE_WITH_GLOO"] == "1"
-
-
-def test_coordinators_are_told_how_many_they_are() -> None:
-    placement = placed(job(server_num=1, trainer_num=1, coordinator_num=2))
-    env = placement.env(COORDINATOR, 1)
-    assert env["PADDLE_COORDINATOR_NUM"] == "2"
-    assert env["PADDLE_TRAINER_ID"] == "1"
-    assert env["PADDLE_COORDINATOR_ENDPOINTS"].split(",")[1] == f"127.0.0.1:{env['PADDLE_PORT']}"
 
 
 # -- what always holds ---------------------------------------------------------------------------
@@ -477,30 +407,6 @@ def test_everybody_finds_himself_in_what_he_is_told(request: Request, hosts: int
     assert len(meeting) == 1
     # Only the first server serves the meeting, and it does so on its own host.
     assert meeting.pop().startswith(f"{layout.of(SERVER)[0].endpoint.host}:")
-
-
-@given(requests())
-@settings(deadline=None)
-def test_logs_of_a_host_have_different_names(request: Request) -> None:
-    names = [(spec.node_rank, pserver.log(spec)) for spec in placed(request).ranks.ranks]
-    assert len(set(names)) == len(names)
-
-
-@given(requests())
-@settings(deadline=None)
-def test_each_host_plans_the_same_job(request: Request) -> None:
-    slots = pserver.slots(request, Share("cpu", CPU, "gloo"))
-    rows = layout.ports(slots, 7000)
-    names = slots.hosts or ("10.1.0.1",)
-    members = tuple(
-        Member(name, tuple(port or 0 for port in row), ((),) * len(row))
-        for name, row in zip(names, rows, strict=True)
-    )
-    seen = {
-        pserver.ranks(slots, Roster(members, me, Endpoint(names[0], 1)))
-        for me in range(len(members))
-    }
-    assert len(seen) == 1
 
 
 # -- what Paddle's own launchers gave ------------------------------------------------------------
