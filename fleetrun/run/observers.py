@@ -53,6 +53,10 @@ class _Observer:
     def withdraw(self) -> None:
         """Undo what was prepared: nothing is started."""
 
+    def open(self, waiting: Waiting) -> None:
+        """Begin, before the first process starts."""
+        self._waiting = waiting
+
     def on_event(self, happening: Happening) -> None:
         """Handle what happened or was done, in order.
 
@@ -66,19 +70,16 @@ class _Observer:
     def flush(self) -> None:
         """Show what processes that have ended have written."""
 
+    def shows(self, process: int) -> bool:  # noqa: ARG002 - for those that override it
+        """Whether the user has seen all output of PROCESS."""
+        return False
+
     def close(self) -> None:
         """End."""
 
 
 class Sink(_Observer):
     """Observes a job and shows or records it. It may fail without hurting the job."""
-
-    def open(self, waiting: Waiting) -> None:
-        """Begin, before the first process starts."""
-
-    def shows(self, process: int) -> bool:  # noqa: ARG002 - for those that override it
-        """Whether the user has seen all output of PROCESS."""
-        return False
 
 
 class Source(_Observer):
@@ -93,9 +94,9 @@ class Source(_Observer):
     is_required = False
     exit_code = 1
 
-    def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
-        """Begin, before the first process starts; report to the policy with DECLARE."""
-        self._waiting, self._declare = waiting, declare
+    def connect(self, declare: Callable[[Declared], None]) -> None:
+        """Report to the policy with DECLARE, from `open` on."""
+        self._declare = declare
 
 
 class ObservedJob:
@@ -185,76 +186,64 @@ class Observers:
     """
 
     def __init__(self, job: ObservedJob, declare: Callable[[Declared], None]) -> None:
-        self._job = job
-        # Those that are prepared, and those that are open.
+        self._job, self._declare = job, declare
         self._prepared: list[Sink | Source] = []
-        self._all: list[Sink | Source] = []
-        self._declare = declare
-        self._shares: dict[int, LoopShare] = {}
+        # Those that are open, in their order.
+        self._shares: dict[Sink | Source, LoopShare] = {}
         self._warned: set[str] = set()
         self._is_closing = False
 
     def prepare(self, plan: LaunchPlan) -> None:
         """Prepare all for the first PLAN; a FleetrunError means that nothing can be started."""
         self._job.begin(plan)
-        self._prepared += self._job.observing()
+        observers = self._job.observing()
+        self._prepared = sorted(observers, key=lambda observer: isinstance(observer, Source))
         for observer in self._prepared:
             observer.prepare()
 
     def withdraw(self) -> None:
         """Undo what was prepared, the last first."""
-        for observer in reversed(self._prepared):
-            observer.withdraw()
-        self._prepared.clear()
+        while self._prepared:
+            self._prepared.pop().withdraw()
 
     def open(self, loop: Loop) -> None:
         """Open all that are prepared."""
-        self._prepared.sort(key=lambda observer: isinstance(observer, Source))
         while self._prepared:
             observer = self._prepared.pop(0)
-            self._all.append(observer)
-            share = LoopShare(loop, partial(self._shielded, observer))
-            self._shares[id(observer)] = share
-            begin = (
-                observer.open
-                if isinstance(observer, Sink)
-                else partial(self._open_source, observer)
-            )
-            self._shielded(observer, partial(begin, share))
+            share = self._shares[observer] = LoopShare(loop, partial(self._shielded, observer))
+            if isinstance(observer, Source):
+                observer.connect(partial(self._take, observer))
+            self._shielded(observer, partial(observer.open, share))
 
-    def _open_source(self, source: Source, waiting: Waiting) -> None:
-        def declare(declared: Declared) -> None:
-            if source in self._all:
-                self._declare(declared)
-
-        source.open(waiting, declare)
+    def _take(self, source: Source, declared: Declared) -> None:
+        if source in self._shares:
+            self._declare(declared)
 
     def on_event(self, happening: Happening) -> None:
         """Notify all that are open."""
         if isinstance(happening, Gathered):
             self._job.plan = happening.plan
-        for observer in list(self._all):
-            if observer in self._all:
+        for observer in list(self._shares):
+            if observer in self._shares:
                 self._shielded(observer, partial(observer.on_event, happening))
 
     def is_busy(self) -> bool:
         """Whether any still has something to write."""
-        return any(observer.is_busy() for observer in self._all)
+        return any(observer.is_busy() for observer in self._shares)
 
     def flush(self) -> None:
         """Have all show what processes that have ended have written."""
-        for observer in list(self._all):
+        for observer in list(self._shares):
             self._shielded(observer, observer.flush)
 
     def shows(self, process: int) -> bool:
         """Whether the user has seen all output of PROCESS."""
-        sinks = (observer for observer in self._all if isinstance(observer, Sink))
-        return any(sink.shows(process) for sink in sinks)
+        return any(observer.shows(process) for observer in self._shares)
 
     def close(self) -> None:
         """Close all; the one that prints messages was opened first and is closed last."""
         self._is_closing = True
-        for observer in reversed(list(self._all)):
+        for observer in reversed(list(self._shares)):
             self._shielded(observer, observer.close)
 
     def _shielded(self, observer: Sink | Source, call: Callable[[], None]) -> None:
@@ -262,12 +251,10 @@ class Observers:
         try:
             call()
         except Exception as error:  # noqa: BLE001 - as said above
-            if observer not in self._all:
+            share = self._shares.pop(observer, None)
+            if share is None:
                 return
-            self._all.remove(observer)
-            share = self._shares.pop(id(observer), None)
-            if share is not None:
-                share.clear()
+            share.clear()
             why = (error.strerror if isinstance(error, OSError) else "") or repr(error)
             if isinstance(observer, Sink):
                 self._warn(observer, why)

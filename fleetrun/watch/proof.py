@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from fleetrun.model import LaunchPlan
 from fleetrun.run.events import (
     STRATEGY_REJECTED,
-    Declared,
     Exited,
     Finished,
     Gathered,
@@ -145,9 +144,9 @@ class Proof(Source):
             elif rank.is_trainer and self._judges and rank.node_rank != plan.node_rank:
                 self._trainers[place] = _Trainer(names.spec_label(rank))
 
-    def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
+    def open(self, waiting: Waiting) -> None:
         """Begin to look."""
-        super().open(waiting, declare)
+        super().open(waiting)
         if self._session is not None:
             from fleetrun.session.exchange import PackedEvidence
 

@@ -10,7 +10,6 @@ from fleetrun.model import Endpoint, LaunchPlan
 from fleetrun.postmortem import investigation
 from fleetrun.run.events import (
     Cause,
-    Declared,
     Exited,
     Failure,
     Finished,
@@ -94,9 +93,9 @@ class JobSession(Source, SessionHandler):
 
     # As a source --------------------------------------------------------------------------------
 
-    def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
+    def open(self, waiting: Waiting) -> None:
         """Continue the session that the gathering has begun."""
-        super().open(waiting, declare)
+        super().open(waiting)
         self._session.move(waiting)
         self._session.attend(self)
         self._gather()

@@ -15,7 +15,6 @@ from fleetrun.postmortem import stack_groups
 from fleetrun.postmortem.stackdumps import Collection
 from fleetrun.run import proc
 from fleetrun.run.events import (
-    Declared,
     Exited,
     Finished,
     Gathered,
@@ -129,9 +128,9 @@ class Watch(Source):
 
     # The supervisor's side ------------------------------------------------------------------------
 
-    def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
+    def open(self, waiting: Waiting) -> None:
         """Begin to look at the ranks, after a pause."""
-        super().open(waiting, declare)
+        super().open(waiting)
         now = time.monotonic()
         waiting.timer("ranks", now + self._pace_s, self._look)
         if self._timeout_s or self._job.request.flight_recorder:

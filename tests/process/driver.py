@@ -37,7 +37,7 @@ from fleetrun.watch.watch import Watch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fleetrun.run.events import Declared, Happening
+    from fleetrun.run.events import Happening
     from fleetrun.run.gathering import Answer
     from fleetrun.run.loop import Waiting
 
@@ -80,11 +80,11 @@ class BrokenSource(Source):
     def __init__(self, folder: str) -> None:
         self._file = Path(folder) / "break"
 
-    def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
+    def open(self, waiting: Waiting) -> None:
         """Look for the file again and again."""
         if self._file.exists():
             raise KeyError("no such message")
-        again = partial(self.open, waiting, declare)
+        again = partial(self.open, waiting)
         waiting.timer("look", time.monotonic() + 0.01, again)
 
 

@@ -13,7 +13,7 @@ from fleetrun.run.loop import Loop
 from fleetrun.run.observers import ObservedJob, Observers, Sink, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from fleetrun.run.loop import Waiting
 
@@ -51,8 +51,7 @@ class _Spring(Source):
         self.pipe = os.pipe()
         self.heard: list[Happening] = []
 
-    def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
-        self.declare = declare
+    def open(self, waiting: Waiting) -> None:
         waiting.watch(self.pipe[0], lambda: self.fail_at("watch"))
         waiting.timer("now", 0.0, lambda: self.fail_at("timer"))
         os.write(self.pipe[1], b"x")
@@ -142,7 +141,7 @@ def test_a_source_that_has_failed_hears_and_declares_nothing_more(room: _Room) -
     spring = _Spring("on_event")
     observers = room.open(spring)
     observers.on_event(NEWS)
-    spring.declare(RunWarning("stopped", "rank 0 is stopped", 1.0))
+    spring._declare(RunWarning("stopped", "rank 0 is stopped", 1.0))
     assert spring.heard == [NEWS]
     assert len(room.declared) == 1
 

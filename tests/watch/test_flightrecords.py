@@ -162,7 +162,8 @@ def test_records_are_sent_once_when_a_rank_fails_or_all_end(
     session: Any = SimpleNamespace(hearers={}, serves=False, to_coordinator=sent.append)
     plan = plan._replace(rules=Rules(hang_timeout_s=60.0))
     watch = Watch(plans.job(plan), session=session)
-    watch.open(Timers(), lambda _: None)
+    watch.connect(lambda _: None)
+    watch.open(Timers())
     for process in range(2):
         watch.on_event(Started(process, f"rank {2 + process}", 101 + process, 1.0))
     assert sent == []
