@@ -5,14 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from fleetrun.model import ExitStatus, LaunchPlan, ProcessSpec
-from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.run import children, proc
 from fleetrun.run.children import Leftover
 from fleetrun.run.descriptors import FileLimit
@@ -26,8 +24,6 @@ _NOT_RUNNABLE = ExitStatus(code=126)
 _APPENDING = os.O_WRONLY | os.O_APPEND
 # The longest first line that may name an interpreter; the kernel reads less.
 _LONGEST_LINE = 4096
-# The beginning of the command of a rank that is a Python script or module.
-_INTERPRETER = (sys.executable, "-u")
 
 
 class SpawnRefusal(NamedTuple):
@@ -155,17 +151,6 @@ def _tops(members: Collection[proc.Stat]) -> list[proc.Stat]:
     started = {member.pid for member in members if member.parent in pythons}
     below = proc.descendants(members, started)
     return [member for member in members if member.pid not in below]
-
-
-def is_starting(worker: Worker, spec: ProcessSpec) -> bool:
-    """Whether WORKER is a Python that has not reached the user's script; False for other programs.
-
-    Our `sitecustomize` catches STACK_SIGNAL just before the script begins.
-    """
-    if spec.argv[:2] != _INTERPRETER or not spec.env.get(variables.STACK_SIGNAL_VARIABLE):
-        return False
-    # It may have replaced itself by another program.
-    return proc.argv(worker.pid) == tuple(spec.argv) and not proc.catches(worker.pid, STACK_SIGNAL)
 
 
 def environment(base: Mapping[bytes, bytes], spec: ProcessSpec, marker: str) -> dict[bytes, bytes]:

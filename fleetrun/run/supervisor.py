@@ -554,14 +554,10 @@ class Supervisor:
 
     def _signal_all(self, signum: int, spared: AbstractSet[int] = frozenset()) -> None:
         for rank in self._workers.values():
-            spec = self._plan.processes[rank.index]
             if rank.index in spared or (rank.has_terminal and signum in self._typed):
                 continue
             if signum in policy.FORWARDED:
                 rank.notify(signum)
-            elif signum == signal.SIGINT and processes.is_starting(rank, spec):
-                # It may swallow INT, and has nothing to save.
-                rank.ask(signal.SIGTERM)
             elif signum in _POLITE:
                 rank.ask(signum)
             else:

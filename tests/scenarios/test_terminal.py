@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 from typing import TYPE_CHECKING
 
 import pytest
-from checkout import ROOT
 from commandline import Command
 from processes import assert_no_survivors
 from terminals import COUNT, Terminal, state, stopped_in_a_shell
@@ -84,44 +82,3 @@ def test_ctrl_z_has_no_effect_where_no_shell_could_continue_the_job(
     until(terminal.shows(b"Ctrl-Z has no effect: no shell could continue the job."))
     (tmp_path / "go").touch()
     assert terminal.end(launcher) == 0
-
-
-# Swallows a KeyboardInterrupt while Python starts; rank 0 reaches its script.
-SWALLOW = """
-import os, time
-if os.environ.get("PADDLE_TRAINER_ID") == "1":
-    try:
-        open("starting1", "w").close()
-        time.sleep(60)
-    except KeyboardInterrupt:
-        time.sleep(60)
-"""
-
-SAVE = """
-import signal
-signal.signal(signal.SIGTERM, lambda *_: open("termed", "w").close())
-try:
-    open("working0", "w").close()
-    time.sleep(60)
-except KeyboardInterrupt:
-    while not os.path.exists("go"):
-        time.sleep(0.01)
-    open("saved", "w").close()
-"""
-
-
-def test_a_rank_that_has_not_begun_its_script_gets_term_after_int_and_others_their_grace(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib/sitecustomize.py").write_text(SWALLOW)
-    job = Command.python(tmp_path, SAVE, "--grace=60")
-    launcher = job.start_until(
-        "starting1", "working0", env={"PYTHONPATH": f"{tmp_path / 'lib'}:{ROOT}"}
-    )
-    launcher.send_signal(signal.SIGINT)
-    until(lambda: [event["rank"] for event in job.events() if event["event"] == "exited"] == [1])
-    done = job.release(launcher)
-    assert done.code == 130
-    assert (tmp_path / "saved").exists()
-    assert not (tmp_path / "termed").exists()
