@@ -181,9 +181,6 @@ def _hang(hang: Hung, devices: Mapping[str, str]) -> list[str]:
         lines.append(f"    {sentence(listed(standing))}{on} {stand} in {where}{alone}.")
     if len(together) > _PLACES:
         lines.append(f"    The others stand in {len(together) - _PLACES} more places.")
-    lines += [f"    {sentence(endpoint)}." for endpoint in hang.unreached[:_PLACES]]
-    if len(hang.unreached) > _PLACES:
-        lines.append(f"    {len(hang.unreached) - _PLACES} more.")
     return [*lines, f"All stacks are in {hang.stacks}."]
 
 

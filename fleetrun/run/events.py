@@ -171,8 +171,6 @@ class Hung(NamedTuple):
     # What was missing: any `life`; further `steps`, after some; or a change of `stacks`, although
     # the processors were busy.
     sign: str = "life"
-    # Which rank does not reach which endpoint; sentences without a full stop.
-    unreached: tuple[str, ...] = ()
     # From the ranks' collectives: the labels at fault, and a sentence without a full stop.
     collectives: tuple[tuple[tuple[str, ...], str], ...] = ()
 
@@ -181,23 +179,12 @@ class Hung(NamedTuple):
 
         >>> Hung(30.0, at=99.0, odd=("rank 1",)).describe()
         'the job hung for 30 s, rank 1 unlike the rest'
-        >>> Hung(30.0, at=99.0, unreached=("rank 1 does not reach 10.0.0.1:6070",)).describe()
-        'the job hung for 30 s, rank 1 does not reach 10.0.0.1:6070'
         >>> Hung(30.0, 9.0, collectives=((("rank 1",), "rank 1 never entered ..."),)).describe()
-        'the job hung for 30 s: rank 1 never entered ...'
-        >>> Hung(30.0, 9.0, unreached=("before the start b did not reach a:1 (no answer)",),
-        ...      collectives=((("rank 1",), "rank 1 never entered ..."),)).describe()
         'the job hung for 30 s: rank 1 never entered ...'
         """
         where = f", {' and '.join(self.odd)} unlike the rest" if self.odd else ""
-        culprits: tuple[str, ...] = ()
         if self.collectives:
-            culprits, text = self.collectives[0]
-            where = f": {text}"
-        own = tuple(f"{label} " for label in culprits)
-        # Others wait for a culprit; and before the start, a busy host may have answered too late.
-        if self.unreached and (not own or self.unreached[0].startswith(own)):
-            where = f", {self.unreached[0]}"
+            where = f": {self.collectives[0][1]}"
         return f"the job hung for {self.seconds:.0f} s{where}"
 
     def reason(self) -> str:

@@ -64,7 +64,7 @@ class EndedRank(NamedTuple):
 class SilentHost(NamedTuple):
     """The ranks of a host have shown no life for SECONDS; 0: they do.
 
-    The first such message has their stacks, and the endpoints that processes fail to reach.
+    The first such message has their stacks.
     """
 
     generation: int
@@ -73,7 +73,6 @@ class SilentHost(NamedTuple):
     stacks: tuple[RankStack, ...] = ()
     # As of `Hung`.
     sign: str = "life"
-    unreached: tuple[tuple[int, str], ...] = ()
     ended: tuple[EndedRank, ...] = ()
 
 

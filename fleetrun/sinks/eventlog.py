@@ -107,7 +107,7 @@ class EventLog(Sink):
                 names_of = self._names(sorted(spared))
                 return "signalled", {"signal": signal_name(signum), "spared": names_of}
             case Hung(places=places, collectives=collectives):
-                return "hung", _fields(happening, "odd", "stacks", "unreached") | {
+                return "hung", _fields(happening, "odd", "stacks") | {
                     "seconds": round(happening.seconds, 1),
                     "places": [{"who": ranks, "where": place} for ranks, place in places],
                     "collectives": [{"who": ranks, "text": text} for ranks, text in collectives],

@@ -28,7 +28,6 @@ _SLACK_S = 2.0
 # The most frames of a rank and of a host, and the most characters in one. No path of Paddle is
 # longer below the folder of packages, by which its code is told from the script's.
 _MOST_FRAMES, _MOST_OF_HOST, _LONGEST_FUNCTION, _LONGEST_FILE = 40, 750, 80, 120
-_MOST_UNREACHED = 256
 
 
 class _Silence(NamedTuple):
@@ -75,13 +74,12 @@ class HangJudge:
         stacks: Mapping[int, Sequence[tuple[str, str, int]]] = MappingProxyType({}),
         *,
         sign: str = "life",
-        unreached: Sequence[tuple[int, str]] = (),
         ended: Mapping[int, float] = MappingProxyType({}),
     ) -> None:
         """Report how long the ranks here have been silent; 0: they show life; None: none runs.
 
-        By process of the plan, STACKS of the ranks come with the first report, UNREACHED are the
-        endpoints that they fail to reach, and ENDED says when processes succeeded.
+        By process of the plan, STACKS of the ranks come with the first report, and ENDED says when
+        processes succeeded.
         """
         if seconds == 0.0 and not self.has_reported:
             return
@@ -105,7 +103,6 @@ class HangJudge:
                 if places[process] >= 0
             ),
             sign,
-            tuple((places[process], where) for process, where in unreached[:_MOST_UNREACHED]),
             tuple(
                 EndedRank(places[process], max(time.monotonic() - at, 0.0))
                 for process, at in ended.items()
@@ -160,7 +157,6 @@ class HangJudge:
         plan = self._job.plan
         ranks = plan.ranks
         stacks: dict[int, stack_groups.Stack] = {}
-        unreached: list[str] = []
         ended: dict[int, float] = {}
         for node_rank, (last, _, _, answer) in reported:
             own_processes = {n for n, spec in enumerate(ranks) if spec.node_rank == node_rank}
@@ -172,11 +168,6 @@ class HangJudge:
                 for stack in answer.stacks
                 if stack.process in own_processes
             }
-            unreached += [
-                f"{self._label(process)} does not reach {visible(where)}"
-                for process, where in answer.unreached
-                if process in own_processes
-            ]
             ended |= {
                 process: seconds for process, seconds in last.ended if process in own_processes
             }
@@ -219,7 +210,6 @@ class HangJudge:
                 odd=odd,
                 stacks=names.run_path(plan, names.stacks(self._only(stacks) or "*")),
                 sign=next((sign for sign in ("steps", "stacks") if sign in signs), "life"),
-                unreached=tuple(unreached),
                 collectives=collectives,
             )
         )

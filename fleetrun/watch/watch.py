@@ -341,9 +341,7 @@ class Watch(Source):
         stacks: Mapping[int, Sequence[tuple[str, str, int]]] = MappingProxyType({}),
     ) -> None:
         if self._judge is not None:
-            unreached = self._unreached() if stacks else ()
-            sign, ended = self._silent[1], self._ended
-            self._judge.report(silent_s, stacks, sign=sign, unreached=unreached, ended=ended)
+            self._judge.report(silent_s, stacks, sign=self._silent[1], ended=self._ended)
 
     def _compare_stacks(self) -> None:
         """Take the stacks of all ranks now, and let the clock compare them."""
@@ -393,22 +391,6 @@ class Watch(Source):
             if has_called or (now.output != past.output and not now.beat):
                 return process
         return None
-
-    def _unreached(self) -> list[tuple[int, str]]:
-        """Return which processes wait for an answer to a connection, and the endpoint."""
-        # It takes 25 ms to import, and most jobs never get here.
-        import psutil
-
-        ranks = {
-            member.pid: process for process, family in self._families().items() for member in family
-        }
-        return sorted(
-            {
-                (ranks[link.pid], f"{link.raddr.ip}:{link.raddr.port}")
-                for link in psutil.net_connections("tcp")
-                if link.status == psutil.CONN_SYN_SENT and link.raddr and link.pid in ranks
-            }
-        )
 
     # Stacks ---------------------------------------------------------------------------------------
 

@@ -144,15 +144,13 @@ def test_a_hung_job_names_the_devices_of_few_ranks() -> None:
         (("rank 0", "rank 2"), "step (train.py:9)"),
         (tuple(f"rank {n}" for n in range(3, 9)), "save (net.py:8)"),
     )
-    unreached = tuple(f"rank {n} does not reach h:1" for n in range(9))
-    hung = Hung(8.0, 1.0, where, ("rank 1",), "/stacks", unreached=unreached)
+    hung = Hung(8.0, 1.0, where, ("rank 1",), "/stacks")
     held = [(Device("mlu", f"{n + 4}", n),) for n in range(9)]
     ranks = [RankSpec("TRAINER", n, n, 0, held[n], Endpoint("h", 1)) for n in range(9)]
     verdict = report.verdict(Outcome(hung), Investigation(), [], frozenset(), ranks)
     assert "Rank 1 (MLU 5) stands in wait (net.py:7), unlike the rest.\n" in verdict
     assert "Ranks 0, 2 (MLU 4, MLU 6) stand in step (train.py:9)." in verdict
     assert "Ranks 3-8 stand in save (net.py:8)." in verdict
-    assert "Rank 7 does not reach h:1.\n    1 more." in verdict
     assert "Rank 1 stands in" in report.verdict(Outcome(hung), Investigation(), [], frozenset())
     # In a circle, all are at fault.
     circle = hung._replace(places=where[:1])

@@ -68,7 +68,6 @@ class Job:
         self.hosts[node].report(
             seconds,
             {rank % 2: self.stacks[rank] for rank in own if rank in self.stacks},
-            unreached=[(0, "10.0.0.1:6070")] if node else (),
             ended={
                 rank % 2: time.monotonic() - self.ended[rank] for rank in own if rank in self.ended
             },
@@ -97,7 +96,6 @@ def test_hosts_that_wait_for_one_that_stands_still_are_not_the_cause(tmp_path: P
     stacks = (tmp_path / "stacks.3.txt").read_text()
     assert stacks.startswith("# rank 3 on 10.0.0.2")
     assert r"line 6 in load\x1b[1m" in stacks
-    assert hung.unreached == ("rank 2 does not reach 10.0.0.1:6070",)
     # Its own host has written those.
     assert not (tmp_path / "stacks.0.txt").exists()
 
