@@ -338,7 +338,6 @@ class LaunchedJob(ObservedJob):
             redact=self.redact,
             gather_logs=self.request.gather_logs,
             link=self.keeper,
-            gone=self.gone,
         )
         return (source,)
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Protocol
 
 from fleetrun.errors import FleetrunError
-from fleetrun.model import Endpoint, LaunchPlan, Request
+from fleetrun.model import LaunchPlan, Request
 from fleetrun.run import terminal
 from fleetrun.run.events import (
     Declared,
@@ -134,8 +134,6 @@ class ObservedJob:
         # None: nothing is started.
         self.keeper = keeper
         self.restarts: list[Recovered] = []
-        # Servers of other hosts that will never listen.
-        self.gone: set[Endpoint] = set()
 
     @property
     def pid(self) -> int:

@@ -501,14 +501,13 @@ class Supervisor:
         self._readiness.begin(action.process)
 
     def _is_gone(self, endpoint: Endpoint) -> bool:
-        """Whether the process of ENDPOINT, here or on another host, has ended."""
+        """Whether the process of ENDPOINT, if it is here, has ended."""
         own = {
             spec.rank.endpoint: index
             for index, spec in enumerate(self._plan.processes)
             if spec.rank is not None
         }
-        is_here = endpoint in own
-        return own[endpoint] not in self._workers if is_here else endpoint in self._job.gone
+        return endpoint in own and own[endpoint] not in self._workers
 
     def _on_ready(self, process: int, attempt: int) -> None:
         self._feed(Ready(process, time.monotonic(), attempt))

@@ -93,13 +93,6 @@ class PackedCollectives(NamedTuple):
     packed: str
 
 
-class ServerEnded(NamedTuple):
-    """A process that others may wait for has succeeded, so it will never listen."""
-
-    generation: int
-    process: int
-
-
 def rank_of(
     message: PackedEvidence | PackedCollectives, node_rank: int, plan: LaunchPlan
 ) -> RankSpec | None:
@@ -113,7 +106,5 @@ def rank_of(
     return spec if spec.node_rank == node_rank != plan.node_rank else None
 
 
-FromMember: TypeAlias = (
-    LogPart | LogsSent | SilentHost | PackedEvidence | PackedCollectives | ServerEnded
-)
-FromCoordinator: TypeAlias = LogTaken | Dismissed | ServerEnded
+FromMember: TypeAlias = LogPart | LogsSent | SilentHost | PackedEvidence | PackedCollectives
+FromCoordinator: TypeAlias = LogTaken | Dismissed

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from fleetrun.model import Endpoint, LaunchPlan
+from fleetrun.model import LaunchPlan
 from fleetrun.postmortem import investigation
 from fleetrun.run.events import (
     Cause,
@@ -31,7 +31,7 @@ from fleetrun.run.policy import FORWARDED, KILL, SESSION, TERM
 from fleetrun.rundir import hostsfile, names
 from fleetrun.rundir.folder import Folder
 from fleetrun.session.driver import GuardLink, Session, SessionHandler
-from fleetrun.session.exchange import Dismissed, ServerEnded
+from fleetrun.session.exchange import Dismissed
 from fleetrun.session.messages import Verdict
 from fleetrun.text import counted
 from fleetrun.watch.log_collection import ALL, LogReceiver, LogSender
@@ -64,13 +64,8 @@ class JobSession(Source, SessionHandler):
         redact: Callable[[str], str],
         gather_logs: str | None,
         link: GuardLink,
-        gone: set[Endpoint],
     ) -> None:
         self._session = session
-        # Servers that have ended, possibly before their generation is known here.
-        self._ended: set[ServerEnded] = set()
-        self._gone = gone
-        session.hearers[ServerEnded] = self._note_ended
         # Before any rank starts.
         session.guard(link)
         self._folder, self._gather_logs = folder, gather_logs
@@ -87,9 +82,6 @@ class JobSession(Source, SessionHandler):
     def _take(self, plan: LaunchPlan) -> None:
         self._plan = plan
         self._owed = {i for i, spec in enumerate(plan.processes) if spec.essential}
-        self._gone.clear()
-        for message in self._ended:
-            self._forget(message)
 
     # As a source --------------------------------------------------------------------------------
 
@@ -116,11 +108,6 @@ class JobSession(Source, SessionHandler):
             case Exited(status=status, process=process) if not status.exit_code:
                 self._owed.discard(process)
                 self._look()
-                spec = self._plan.processes[process]
-                if not spec.essential and spec.rank is not None:
-                    # Trainers of other hosts may be waiting for it.
-                    place = self._plan.ranks.index(spec.rank)
-                    self._session.to_coordinator(ServerEnded(self._plan.generation, place))
             case Exited() | Overdue() | Hung() | StrategyRejected() | SourceFailed():
                 if not isinstance(happening, SourceFailed) or happening.is_required:
                     self._session.failed(self._failure(happening, ""))
@@ -209,19 +196,6 @@ class JobSession(Source, SessionHandler):
         if self._receiver is not None:
             self._receiver.close()
         self._session.close()
-
-    def _note_ended(self, _: int, message: ServerEnded) -> None:
-        """Take note that a server of some host has ended, and pass it on."""
-        self._ended.add(message)
-        self._forget(message)
-        for node_rank in self._session.connected():
-            self._session.to_member(node_rank, message)
-
-    def _forget(self, ended: ServerEnded) -> None:
-        """Let nobody here wait for a server that has ENDED."""
-        ranks = self._plan.ranks
-        if ended.generation == self._plan.generation and 0 <= ended.process < len(ranks):
-            self._gone.add(ranks[ended.process].endpoint)
 
     # Outgoing -------------------------------------------------------------------------------------
 

@@ -144,15 +144,6 @@ def test_s28_s50_a_killed_launcher_is_noticed_and_named(
     assert what in ended.stderr
 
 
-def test_nobody_waits_for_a_server_of_another_host_that_has_ended(tmp_path: Path) -> None:
-    rows = [("--server_num=1", "--trainer_num=1")] * 2
-    job = by_master(tmp_path, "[ $TRAINING_ROLE = PSERVER ] || touch up", rows)
-    for command in job.commands:
-        command.argv.remove("--nproc_per_node=1")
-    assert codes(job.start_all().finish()) == [0, 0]
-    assert len(list(tmp_path.glob("host*/up"))) == 2
-
-
 def test_s39_a_master_that_never_comes_is_named_with_its_port(tmp_path: Path) -> None:
     job = job_of(tmp_path, "touch up", [(*IPS, "--host=127.0.0.2", "--rdzv_timeout=1")]).start_all()
     (ended,) = job.finish()
