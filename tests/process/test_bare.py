@@ -40,14 +40,6 @@ def test_too_few_open_files_are_a_sentence(tmp_path: Path, limit: int) -> None:
     assert f"and {limit} are allowed: raise the hard limit (`ulimit -Hn`)." in refusal
 
 
-def test_the_soft_limit_of_open_files_is_raised_before_ports_are_held(tmp_path: Path) -> None:
-    job = Command(tmp_path, "ulimit -n", ranks=64)
-    done = job.finish(job.start(shell("ulimit -Sn 64")))
-    assert done.code == 0, done.stderr
-    # Limits apply to this process only.
-    assert {job.log(rank).read_text() for rank in range(64)} == {"64\n"}
-
-
 def can(*command: str) -> bool:
     return (
         shutil.which(command[0]) is not None

@@ -57,10 +57,3 @@ def test_s79_workers_have_cpus_of_their_own(tmp_path: Path, how: str) -> None:
     for own, child, threads in (first, second):
         assert child == own
         assert threads == str(len(own))
-
-
-def test_s79_the_parents_taskset_is_respected(tmp_path: Path) -> None:
-    job = Command(tmp_path, SHOW, "--bind=cores", ranks=1)
-    job.argv = ["taskset", "-c", str(ALLOWED[-1]), *job.argv]
-    last = {ALLOWED[-1]}
-    assert shown(job, 1, last) == [(last, last, "1")]

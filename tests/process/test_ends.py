@@ -20,11 +20,6 @@ from fleetrun.run.policy import REPEAT_S
 IGNORE_TERM = "trap '' TERM INT HUP; touch ready{rank}; while :; do sleep 60; done"
 
 
-def test_s12_success_is_0_and_leaves_nothing(tmp_path: Path) -> None:
-    done = Driven(tmp_path, "echo hi", "echo ho").run()
-    assert (done.code, done.out, done.stderr) == (0, b"hi\n", "")
-
-
 def test_s13_the_culprits_code_comes_back_and_the_rest_die(tmp_path: Path) -> None:
     done = Driven(tmp_path, "sleep 60", "sleep 60", "exit 17", "sleep 60").run()
     assert done.code == 17
@@ -316,19 +311,6 @@ def test_what_a_job_that_ended_well_has_left_running_is_named_when_it_is_ended(
     assert "sleep 60.25; : --password=***)" in done.stderr
     assert "(sleep 60.5)" in done.stderr
     assert "hush" not in done.stderr
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a PID namespace")
-def test_a_proc_of_another_pid_namespace_is_a_sentence(tmp_path: Path) -> None:
-    # Its pids are those of other processes here.
-    job = Driven(tmp_path, "sleep 60 & touch ready0")
-    done = job.finish(job.start(prefix=["unshare", "--pid", "--fork"]))
-    assert done.code == 3
-    assert "/proc shows the processes of another PID namespace" in done.stderr
-    assert not (tmp_path / "ready0").exists()
-    own = Driven(tmp_path, "sleep 60.5 & exit 0")
-    launcher = own.start(prefix=["unshare", "--pid", "--fork", "--mount-proc"])
-    assert own.finish(launcher).code == 0
 
 
 def test_s31_nohup_survives_the_terminal(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -48,15 +47,3 @@ def test_a_host_that_comes_later_is_waited_for(tmp_path: Path, attempt: int) -> 
         done = job.finish(process)
     assert (done.code, done.out) == (0, b"trained\n"), done.stderr
     assert not (tmp_path / "cancelled").exists()
-
-
-@pytest.mark.parametrize("attempt", [0, 1])
-def test_term_ends_the_wait_for_hosts_with_143(tmp_path: Path, attempt: int) -> None:
-    command, process = waiting(tmp_path, "never", attempt)
-    process.send_signal(signal.SIGTERM)
-    done = command.finish(process)
-    assert done.code == 143, done.stderr
-    assert "SIGTERM" in done.stderr
-    assert (tmp_path / "cancelled").exists()
-    # Before there is a plan there is no run directory.
-    assert (tmp_path / "log").exists() == bool(attempt)

@@ -101,22 +101,6 @@ def vanish(folder: Path) -> None:
     shutil.rmtree(folder.rename(folder.with_name("vanishing")))
 
 
-def test_s37_a_log_folder_that_vanishes_is_one_warning(tmp_path: Path) -> None:
-    job = Command(tmp_path, "touch ready$R; until [ -e go ]; do sleep 0.01; done; echo end; exit 5")
-    launcher = job.start()
-    until(lambda: any(event["event"] == "started" and event["rank"] == 1 for event in job.events()))
-    job.wait_for("ready0", "ready1")
-    vanish(tmp_path / "log")
-    done = job.release(launcher)
-    assert done.code == 5
-    warning = "fleetrun: report.json could not be written (No such file or directory)."
-    assert done.stderr.count(warning) == 1
-    assert done.stderr.count("could not be written") == 1
-    assert " failed (" not in done.stderr
-    # The verdict says which folder it is.
-    assert f"Nothing can be written to {tmp_path / 'log'}" in done.stderr
-
-
 def test_s52_a_log_folder_that_vanished_is_made_again_for_another_attempt(tmp_path: Path) -> None:
     script = "touch ready$R; [ -e go ] && exit 0; until [ -e go ]; do sleep 0.01; done; exit 5"
     job = Command(tmp_path, script, "--max_restart=1")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import signal
-import socket
 import sys
 from typing import TYPE_CHECKING
 
@@ -118,16 +116,6 @@ def test_the_exception_of_a_rank_that_does_not_end_is_the_verdict_of_all_hosts(
     told = job.output(0) + job.output(1)
     assert "Rank 1 raised IndexError" in told
     assert len(re.findall("rank 1 exited with 1", told, re.IGNORECASE)) == 2
-
-
-def test_another_program_on_the_port_of_master_is_named(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        where = f"127.0.0.1:{mute.getsockname()[1]}"
-        options = ("--nnodes=2", "--rank=0", f"--master={where}", "--rdzv_timeout=0.5")
-        done = Command(tmp_path, "exit 0", *options).run()
-    assert done.code == 4
-    assert f"The coordinator ({where}; on this host, pid {os.getpid()} (" in done.stderr
-    assert "has that port) did not answer within 0.5 s." in done.stderr
 
 
 # The evidence of a training process, written by a shell: on the second host a field has no effect.

@@ -109,18 +109,3 @@ def _quiet(text: str) -> dict[str, object]:
     facts = compared(text)
     assert isinstance(facts, dict)
     return facts
-
-
-def test_what_is_told_of_a_launch_is_for_its_owner_and_logs_are_for_colleagues(
-    tmp_path: Path,
-) -> None:
-    job = Command.python(tmp_path, "raise ValueError(rank)", ranks=1)
-    assert job.run(umask=0o002).code == 1
-    files = {path.name: path for path in (tmp_path / "log/latest").iterdir()}
-    told = {name: path for name, path in files.items() if name.endswith((".json", "l", ".txt"))}
-    names = {"plan.json", "manifest.json", "events.jsonl", "report.json", "rank.0.jsonl"}
-    names |= {"launch.txt"}
-    assert set(told) == names
-    assert {stat.S_IMODE(path.stat().st_mode) for path in told.values()} == {0o600}
-    assert stat.S_IMODE(files["workerlog.0"].stat().st_mode) == 0o664
-    assert stat.S_IMODE((tmp_path / "log/latest").stat().st_mode) == 0o775
