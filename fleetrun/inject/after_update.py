@@ -39,7 +39,8 @@ def install(_spec: StrategySpec, proof: Evidence) -> None:
     if verification is not None:
         snapshots.install(verification, proof)
     heartbeats.install(proof.claim)
-    updates.on_update(functools.partial(_write, proof), WHAT, is_first_only=True)
+    # The second backward of a model may show more.
+    updates.on_update(functools.partial(_write, proof), WHAT, last=2)
     if stops:
         updates.on_update(functools.partial(_stop, proof, int(last)), "the stop after N updates")
 

@@ -58,6 +58,8 @@ class Evidence:
         self.updates = 0
         # While there are no updates: the backwards.
         self.backwards = 0
+        # The next backward shows more, for which the table waits: it is printed once.
+        self.awaits_backward = False
         # The watching functions that have failed.
         self.failures: list[str] = []
         # Changes to the training that could not be installed.
@@ -150,7 +152,12 @@ class Evidence:
 
     def write_at_exit(self) -> None:
         """Write again when the process ends."""
-        atexit.register(self.write)
+
+        def end() -> None:
+            self.awaits_backward = False
+            self.write()
+
+        atexit.register(end)
 
     def _record(self) -> dict[str, Any]:
         paddle = sys.modules.get("paddle")
@@ -159,7 +166,7 @@ class Evidence:
             "graph": self.graph,
             "device": device_kind(),
             # The count of updates itself may have failed.
-            "complete": self.updates > 0 or bool(self.failures),
+            "complete": self.updates > self.awaits_backward or bool(self.failures),
             "updates": self.updates,
             "backwards": self.backwards,
             "fields": [self._if_updated(field) for field in self._fields.values()],

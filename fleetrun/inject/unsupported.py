@@ -69,7 +69,7 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
     remaining = _RemainingFields(spec, proof)
     if paddle_api.has(private_names.ARGUMENTS):
         after_import("paddle.distributed.parallel", remaining.patch)
-    updates.on_update(remaining.after_first_update, _WHAT, is_first_only=True)
+    updates.on_update(remaining.after_first_update, _WHAT, last=1)
 
 
 class _RemainingFields:

@@ -50,19 +50,20 @@ _STAGE3 = "paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3"
 _FOUND = ("_cache_found_inf", "_cache_founf_inf")
 _before: list[Callable[[Any], None]] = []
 _after: list[UpdateCallback] = []
-_first_only: list[UpdateCallback] = []
+# With the last update after which each is called.
+_ending: list[tuple[int, UpdateCallback]] = []
 _skipped: list[UpdateCallback] = []
 _count = 0
 # By the id of an optimizer or program: its updates so far, with those that a scaler has skipped.
 # A WeakKeyDictionary takes 7,000 instructions more in each step.
 _numbers: dict[int, int] = {}
-# The depth of nested patched calls. The outermost one is the update.
-_depth = 0
+# A patched call is under way. The outermost one is the update.
+_is_running = False
 # The first optimizer in the outermost call that updates, and the outermost optimizer or wrapper.
 _updating: Any = None
 _outermost: Any = None
-# By optimizer: the wrapper through which it was last stepped.
-_wrappers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+# By the id of an optimizer: the wrapper through which it was last stepped, if it was ever.
+_wrappers: dict[int, weakref.ref[Any]] = {}
 
 
 def install(_spec: StrategySpec, proof: Evidence) -> None:
@@ -70,8 +71,7 @@ def install(_spec: StrategySpec, proof: Evidence) -> None:
 
     def count_update(_source: Any, number: int) -> None:
         proof.updates = number
-        if not proof.graph:
-            proof.graph = "dygraph"
+        proof.graph = proof.graph or "dygraph"
 
     def count_skipped(_source: Any, _number: int) -> None:
         proof.counts["skipped"] = proof.counts.get("skipped", 0) + 1
@@ -100,15 +100,15 @@ def watch() -> None:
     after_import(_STAGE3, _patch_stage3)
 
 
-def on_update(callback: UpdateCallback, what: str, *, is_first_only: bool = False) -> None:
+def on_update(callback: UpdateCallback, what: str, *, last: int | None = None) -> None:
     """Call CALLBACK after every update, in the order of registration; WHAT names it in remarks.
 
-    IS_FIRST_ONLY: after the first update only.
+    LAST: up to the update of this number.
     """
     callback = border.watching(what)(callback)
     _after.append(callback)
-    if is_first_only:
-        _first_only.append(callback)
+    if last is not None:
+        _ending.append((last, callback))
 
 
 def before_update(callback: Callable[[Any], None], what: str) -> None:
@@ -132,9 +132,10 @@ def number_of(source: Any) -> int:
 
 
 def _advance(source: Any) -> None:
-    if id(source) not in _numbers:
+    number = _numbers.get(id(source))
+    if number is None:
         weakref.finalize(source, _numbers.pop, id(source), None)
-    _numbers[id(source)] = number_of(source) + 1
+    _numbers[id(source)] = (number or 0) + 1
 
 
 def record(source: Any) -> None:
@@ -144,8 +145,9 @@ def record(source: Any) -> None:
     _advance(source)
     for callback in tuple(_after):
         callback(source, _count)
-    while _first_only:
-        _after.remove(_first_only.pop())
+    for entry in [entry for entry in _ending if entry[0] <= _count] if _ending else ():
+        _ending.remove(entry)
+        _after.remove(entry[1])
 
 
 def wrap_subclasses(base: Any, wrap: Callable[[Any], None]) -> None:
@@ -174,7 +176,7 @@ def is_model_average(kind: Any) -> bool:
 
 def wrapper_of(optimizer: Any) -> Any:
     """Return the object that the script steps for OPTIMIZER: a wrapper, or the optimizer itself."""
-    reference = _wrappers.get(optimizer)
+    reference = _wrappers.get(id(optimizer))
     return (reference and reference()) or optimizer
 
 
@@ -245,7 +247,7 @@ def _record_methods(kind: Any, *, is_optimizer: bool) -> None:
 def _recorded(method: Callable[..., Any], *, is_optimizer: bool) -> Callable[..., Any]:
     @functools.wraps(method)
     def update(owner: Any, *args: Any, **options: Any) -> Any:
-        global _depth, _outermost, _updating
+        global _is_running, _outermost, _updating
         if _updating is not None or not (is_optimizer or _outermost is None):
             # Part of an update.
             return method(owner, *args, **options)
@@ -253,35 +255,31 @@ def _recorded(method: Callable[..., Any], *, is_optimizer: bool) -> Callable[...
             _outermost = owner
         if is_optimizer and _is_dynamic():
             _updating = owner
-            if _wrappers or _outermost is not owner:
-                _wrappers[owner] = weakref.ref(_outermost)
+            if _outermost is not owner or id(owner) in _wrappers:
+                _wrappers[id(owner)] = weakref.ref(_outermost)
             for prepare in _before:
                 prepare(owner)
-        source = None
-        _depth += 1
+        if _is_running:
+            return method(owner, *args, **options)
+        _is_running, source = True, None
         try:
             result = method(owner, *args, **options)
             source = _updating
         finally:
-            _depth -= 1
-            if not _depth:
-                _updating = _outermost = None
-        if not _depth:
-            _end(owner, source, args, is_optimizer=is_optimizer)
+            _is_running, _updating, _outermost = False, None, None
+        if not is_optimizer and _is_skipped(owner):
+            _record_skipped(source or [*chain(args[0])][-1])
+        elif source is not None:
+            record(source)
         return result
 
     return update
 
 
-def _end(owner: Any, source: Any, args: tuple[Any, ...], *, is_optimizer: bool) -> None:
-    """End the outermost call, of OWNER's method with ARGS; SOURCE has updated, if not None."""
-    if not is_optimizer and _is_skipped(owner):
-        skipped = source or [*chain(args[0])][-1]
-        _advance(skipped)
-        for callback in _skipped:
-            callback(skipped, _count)
-    elif source is not None:
-        record(source)
+def _record_skipped(source: Any) -> None:
+    _advance(source)
+    for callback in _skipped:
+        callback(source, _count)
 
 
 def _is_scaler(owner: Any) -> bool:
@@ -295,7 +293,13 @@ def _is_skipped(owner: Any) -> bool:
     return any(bool(own_attribute(owner, name)) for name in _FOUND)
 
 
+@functools.cache
+def _graph_checks() -> tuple[Callable[[], bool], Callable[[], bool]]:
+    paddle: Any = sys.modules["paddle"]
+    return paddle.in_dynamic_mode, paddle.base.dygraph.base.in_to_static_mode
+
+
 def _is_dynamic() -> bool:
     """Whether the methods change parameters now, rather than only write a program."""
-    paddle: Any = sys.modules["paddle"]
-    return bool(paddle.in_dynamic_mode()) and not paddle.base.dygraph.base.in_to_static_mode()
+    in_dynamic_mode, in_to_static_mode = _graph_checks()
+    return in_dynamic_mode() and not in_to_static_mode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -55,7 +56,8 @@ def test_what_a_gpu_is_asked_is_right_on_the_cpu(tmp_path: Path, version: str) -
 def test_the_step_at_which_paddle_ends_and_its_words_are_told(tmp_path: Path) -> None:
     words = "Cannot use GPU because there is no GPU detected on your machine."
     (finding,) = proven(tmp_path, f"print({words!r}); sys.exit(255)")
-    assert finding.seen == f"device on gpu:0 ended with 255: {words}"
+    # Of two ranks that fail, the second one may be killed before it does.
+    assert re.fullmatch(rf"device on gpu:[01] ended with 255: {re.escape(words)}", finding.seen)
 
 
 def test_a_crash_is_told_by_its_signal(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_callbacks_before_and_after_an_update_are_called_for_each(optimizer: Opt
     seen: list[Any] = []
     updates.before_update(seen.append, "before")
     updates.on_update(lambda _, number: seen.append(number), "after")
-    updates.on_update(lambda *_: seen.append("first"), "first", is_first_only=True)
+    updates.on_update(lambda *_: seen.append("first"), "first", last=1)
     for _ in range(3):
         optimizer.step()
     assert seen == [optimizer, 1, "first", optimizer, 2, optimizer, 3]

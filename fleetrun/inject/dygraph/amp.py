@@ -25,7 +25,7 @@ def install(proof: Evidence) -> None:
     counter = _PrecisionCounter(proof)
     after_import("paddle", counter.start)
     after_import("paddle.amp.grad_scaler", counter.watch_scalers)
-    updates.on_update(counter.report, "the count of precisions")
+    updates.on_update(counter.report, "the count of precisions", last=1)
 
 
 class _PrecisionCounter:
@@ -52,10 +52,8 @@ class _PrecisionCounter:
         # Paddle may disable it in the call.
         self._scaler = scaler if scaler.is_enable() else None
 
-    def report(self, _source: Any, number: int) -> None:
+    def report(self, _source: Any, _number: int) -> None:
         """Report the counts after the first update."""
-        if number != 1:
-            return
         import paddle
 
         if self._is_counting:

@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from .. import border, parameter_history, settings, updates
+from .. import border, settings, updates
 from ..evidence import EFFECTIVE, NO_EFFECT, SCRIPT, Evidence, plural
 from ..paddle_api import tensors
 from ..spec import StrategySpec
@@ -30,19 +31,19 @@ from ..spec import StrategySpec
 _FIELDS = ("gradient_merge", "gradient_merge_configs")
 # The attribute of an optimizer that updates only its share: all parameters that have gradients.
 _WHOLE = "_fleetrun_whole"
-# The class of an optimizer that contains another one.
-_STAGE_2 = "GroupShardedOptimizerStage2"
-# The first rounds, in which values are compared, not only in-place versions.
+# The first rounds, in which the values of weights are compared even if nothing has written them.
 _FIRST_ROUNDS = 2
 # Rounding relative to the largest weight, as normalising twice causes.
 _ROUNDING = 1e-6
 # So often a script may change its weights between backwards without any step, as by loading them.
 _LONE_WRITES = 1
+# By address: the writes that leave no other trace.
+_writes: Counter[int] = Counter()
 
 BETWEEN_BACKWARDS = "the script changes gradients between two backwards of one step"
 COMPOSED = (
-    "the script changes gradients after it has read and cleared those of an earlier backward of the"
-    " same step, as if it composed them from several backwards"
+    "the script changes gradients after it has cleared those of an earlier backward of the same"
+    " step, as if it composed them from several backwards"
 )
 NO_BACKWARD = "the script computes gradients without backward, as with paddle.grad"
 NOT_CLEARED = "the script does not clear the gradients of the step before"
@@ -51,15 +52,11 @@ CLEARED_LAST = (
 )
 SPARSE = "a gradient is sparse: create embeddings with sparse=False"
 TWO_OPTIMIZERS = "two optimizers update the same parameters in turn"
-CLIPPED_WEIGHTS = (
-    "the script changes weights after a step that only merges, perhaps by clipping them: clip the"
-    " weights once before the first step, too"
-)
 OTHER_WEIGHTS = (
     "the script writes weights between the backwards of one update, or between a backward and its"
-    " step, as SAM does"
+    " step, as SAM does (if it clips them after each step: clip them before the first one, too)"
 )
-OWN_UPDATES = "the script updates the weights itself and never calls step of the optimizer ({})"
+OWN_UPDATES = "the script updates the weights itself and never calls step of its optimizer"
 
 
 def refuse(reason: str) -> None:
@@ -77,61 +74,45 @@ class RoundWeights:
         self._rounds = 0
         # The script has written weights within a round.
         self._are_written = False
-        self._states: list[tuple[int, int]] | None = None
+        self._states: list[tuple[int, ...]] = []
         self._copies: list[Any] = []
-        # The ids of tensors written by methods that leave no other trace.
-        self._recorded: set[int] = set()
-        parameter_history.record_writes(self._recorded)
-        weakref.finalize(self, parameter_history.end_record, self._recorded).atexit = False
-
-    @property
-    def is_first_round(self) -> bool:
-        """Whether no round has ended yet."""
-        return not self._rounds
 
     def end_round(self) -> None:
         """Forget the weights after an update."""
         self._rounds += 1
-        self._states = None
+        self._states = []
 
     def forget(self) -> None:
-        """Forget the weights, which something else has updated."""
-        self._states = None
+        """Forget the weights, which may have changed before the round's first gradients."""
+        self._states = []
 
     def remember(self, parameters: Sequence[Any]) -> None:
         """Remember PARAMETERS as they are."""
-        self._states = tensors.states(parameters)
-        self._recorded.clear()
-        self._copies = []
-        if self._are_written or self._rounds < _FIRST_ROUNDS:
-            self._copies = [parameter.detach().clone() for parameter in parameters]
+        self._states = written_states(parameters)
+        # Copies take memory.
+        compares = self._are_written or self._rounds < _FIRST_ROUNDS
+        self._copies = [item.detach().clone() for item in parameters] if compares else []
 
     def are_changed(
         self, parameters: Sequence[Any], trained: set[int], *, or_written: bool = False
     ) -> bool:
         """Whether PARAMETERS among TRAINED (ids) have changed since `remember`.
 
-        A script may write the same values, as where it swaps averages in for a while. They are
-        compared in the first rounds, and once a script has written any; values that the forward
-        writes, such as running statistics, have no gradient. OR_WRITTEN: or have been written since
-        the last look.
+        A script may write the same values, as where it swaps averages in for a while. OR_WRITTEN:
+        or have been written since the last call.
         """
-        if self._states is None or len(self._states) != len(parameters):
+        if len(self._states) != len(parameters):
             self.remember(parameters)
             return False
-        before, self._states = self._states, tensors.states(parameters)
-        written = [
-            id(parameter) in trained and (old != new or id(parameter) in self._recorded)
+        before, self._states = self._states, written_states(parameters)
+        is_written = any(
+            old != new and id(parameter) in trained
             for parameter, old, new in zip(parameters, before, self._states)
-        ]
-        self._recorded.clear()
-        if any(written):
-            self._are_written = True
-            if or_written:
-                return True
-        elif self._rounds >= _FIRST_ROUNDS:
-            return False
-        return any(
+        )
+        self._are_written |= is_written
+        if is_written and or_written:
+            return True
+        return (is_written or self._rounds < _FIRST_ROUNDS) and any(
             id(parameter) in trained and _differ(copy, parameter)
             for parameter, copy in zip(parameters, self._copies)
         )
@@ -142,7 +123,6 @@ class MergeRound:
 
     def __init__(self, optimizer: Any, steps: int, *, averages: bool) -> None:
         self.optimizer = weakref.ref(optimizer)
-        self.kind = type(optimizer).__name__
         self.steps = steps
         self.averages = averages
         # Micro-steps since the last update; and the sums of their gradients, by parameter.
@@ -150,10 +130,10 @@ class MergeRound:
         self._kept: dict[int, Any] = {}
         # The same with what the backwards since the last step have computed.
         self._pending: dict[int, Any] = {}
-        # The ids of parameters whose gradients have arrived: in the last backward, since the last
-        # step, and ever.
+        # The gradients that have arrived since the last step, as the last backward left them.
+        self._seen: dict[int, tuple[int, ...]] = {}
+        # The ids of parameters whose gradients have arrived in the last backward, and ever.
         self._arrived: set[int] = set()
-        self._dirty: set[int] = set()
         self._trained: set[int] = set()
         self._hooked: set[int] = set()
         # In the last micro-step: the ids of parameters whose gradients contain the kept sums, and
@@ -162,15 +142,12 @@ class MergeRound:
         self._is_divided = False
         # The ids of gradients that a step has used, and that nobody has cleared since.
         self._used: set[int] = set()
-        # What the script does with gradients by `parameter.grad` until it steps: ids.
-        self._read: set[int] = set()
-        self._written: set[int] = set()
-        # It has cleared gradients that it has read.
-        self._is_composing = False
-        # The gradients after the last backward; and those that have changed before this one.
-        self._seen: dict[int, tuple[int, int]] = {}
+        # The script has cleared gradients of this micro-step; and those that it has changed before
+        # this backward.
+        self._has_cleared = False
         self._changed: set[int] = set()
-        self._weights = RoundWeights()
+        self.weights = RoundWeights()
+        # How often the weights have changed between backwards without any step.
         self._lone_writes = 0
         # The update is under way; steps within it are parts of it.
         self.is_updating = False
@@ -178,9 +155,6 @@ class MergeRound:
         # For schedulers: the steps since a scheduler's last step, and whether the last one updated.
         self.steps_unscheduled = 0
         self.is_updated = True
-        # The number of micro-steps that were cleared.
-        self.cleared_steps = 0
-        self._rounds = 0
         self._watch(self.parameters)
 
     @property
@@ -208,76 +182,64 @@ class MergeRound:
     # Around a backward.
 
     def begin(self) -> None:
-        """Prepare the gradients for a backward.
-
-        Raises RuntimeError if the script has done what cannot be merged.
-        """
+        """Prepare the gradients for a backward."""
         parameters = self.parameters
         self._watch(parameters)
         self._is_in_backward = True
         self._changed = self._changed_gradients(parameters)
-        self._look_at_used(parameters)
+        if self._used:
+            zeros = {id(param) for param in parameters if is_zero(gradient_of(param))}
+            self._used -= zeros
         self._arrived.clear()
         if self.is_last and self.merged:
             self._scale(parameters, undo=True)
-            self._put_sums_back(parameters)
+            for parameter in parameters:
+                kept = self._kept.get(id(parameter))
+                if kept is not None and id(parameter) not in self._put_back:
+                    add_to_gradient(parameter, kept, is_cleared=id(parameter) not in self._seen)
+                    self._put_back.add(id(parameter))
 
     def finish(self) -> None:
-        """Keep the gradients of a backward that has ended, or raised."""
+        """Keep the gradients of a backward that has ended, or raised.
+
+        Raises RuntimeError if the script has done what cannot be merged.
+        """
         self._is_in_backward = False
         parameters = self.parameters
         if self.is_last:
             self._scale(parameters)
         if not self._arrived:
             return
-        self._check_weights(parameters)
+        if self.weights.are_changed(parameters, self._trained):
+            if self.merged or self._seen:
+                refuse(OTHER_WEIGHTS)
+            self._lone_writes += 1
+            if self._lone_writes > _LONE_WRITES:
+                refuse(OWN_UPDATES)
+            self.weights.remember(parameters)
         if not self._changed.isdisjoint(self._arrived):
             refuse(BETWEEN_BACKWARDS)
         self._trained |= self._arrived
-        self._dirty |= self._arrived
-        if not self.is_last:
-            for parameter in parameters:
-                if id(parameter) in self._arrived:
-                    self._keep(parameter)
-        self._see(parameters)
-
-    def _keep(self, parameter: Any) -> None:
-        key, gradient = id(parameter), gradient_of(parameter)
-        if gradient is None:
-            # A hook has removed it.
-            return
-        if gradient.is_selected_rows():
-            refuse(SPARSE)
-        kept = self._kept.get(key)
-        self._pending[key] = gradient.clone() if kept is None else kept + gradient
-
-    def _put_sums_back(self, parameters: Sequence[Any]) -> None:
-        for parameter in parameters:
-            key = id(parameter)
-            kept = self._kept.get(key)
-            if kept is None or key in self._put_back:
-                continue
-            add_to_gradient(parameter, kept, is_cleared=key not in self._dirty)
-            self._put_back.add(key)
+        for parameter in () if self.is_last else parameters:
+            key, gradient = id(parameter), gradient_of(parameter)
+            # A hook may have removed it.
+            if key in self._arrived and gradient is not None:
+                if gradient.is_selected_rows():
+                    refuse(SPARSE)
+                kept = self._kept.get(key)
+                self._pending[key] = gradient.clone() if kept is None else kept + gradient
+        self._seen = _states(parameters, self._arrived.union(self._seen))
 
     def _scale(self, parameters: Sequence[Any], *, undo: bool = False) -> None:
         """Divide the sums of the round by the number of steps, or undo that."""
         if not self.averages or self.steps == 1 or self._is_divided is not undo:
             return
         self._is_divided = not undo
-        for parameter in parameters:
-            gradient = gradient_of(parameter)
-            # Perhaps other ranks' alone.
-            if gradient is not None:
-                if gradient.is_selected_rows():
-                    refuse(SPARSE)
-                gradient.scale_(float(self.steps) if undo else 1.0 / self.steps)
-
-    def _look_at_used(self, parameters: Sequence[Any]) -> None:
-        """Forget the gradients that a step has used, and that the script has set to zero since."""
-        for parameter in parameters if self._used else ():
-            if id(parameter) in self._used and is_zero(gradient_of(parameter)):
-                self._used.discard(id(parameter))
+        # Perhaps some are other ranks' alone.
+        for gradient in filter(None.__ne__, map(gradient_of, parameters)):
+            if gradient.is_selected_rows():
+                refuse(SPARSE)
+            gradient.scale_(float(self.steps) if undo else 1.0 / self.steps)
 
     # What the script does to gradients.
 
@@ -286,65 +248,35 @@ class MergeRound:
         if self.is_updating or self._is_in_backward:
             return
         self._used.discard(key)
-        self._written.discard(key)
         self._put_back.discard(key)
         self._pending.pop(key, None)
-        if key in self._dirty:
-            self._is_composing = self._is_composing or key in self._read
-            self._dirty.discard(key)
-            self._seen.pop(key, None)
-            self.cleared_steps += not self._dirty
-
-    def read(self, key: int) -> None:
-        """Record that the script reads the gradient of the parameter KEY."""
-        if not (self.is_updating or self._is_in_backward):
-            self._read.add(key)
-
-    def write(self, key: int) -> None:
-        """Record that the script sets the gradient of the parameter KEY."""
-        if not (self.is_updating or self._is_in_backward):
-            self._written.add(key)
+        self._has_cleared |= self._seen.pop(key, None) is not None
 
     def see(self) -> None:
         """Accept the gradients as they are: Paddle has clipped or unscaled them."""
-        self._see(self.parameters)
-
-    def _see(self, parameters: Sequence[Any]) -> None:
-        self._seen = {key: state for key, state in _states(parameters) if key in self._dirty}
+        self._seen = _states(self.parameters, self._seen)
 
     def _changed_gradients(self, parameters: Sequence[Any]) -> set[int]:
         """Return the ids of the parameters whose gradients the script has changed since."""
-        if not self._dirty:
-            return set()
-        now = dict(_states(parameters))
-        changed = {key for key, state in self._seen.items() if now.get(key) != state}
-        if self._rounds < _FIRST_ROUNDS:
-            # Some methods write without a new version.
-            for parameter in parameters:
-                pending, kept = self._pending.get(id(parameter)), self._kept.get(id(parameter))
-                gradient = gradient_of(parameter)
-                if pending is not None and gradient is not None:
-                    now_pending = gradient if kept is None else kept + gradient
-                    if not _are_equal(pending, now_pending):
-                        changed.add(id(parameter))
-        return changed
+        now = _states(parameters, self._seen)
+        return {key for key, state in self._seen.items() if now[key] != state}
 
     # Steps.
 
     def check_step(self) -> None:
         """Raise RuntimeError if this step cannot be merged."""
         parameters = self.parameters
-        if self._weights.are_changed(parameters, self._trained, or_written=True):
+        if self.weights.are_changed(parameters, self._trained, or_written=True):
             refuse(OTHER_WEIGHTS)
-        if self._written - self._dirty:
-            refuse(NO_BACKWARD)
         if self._used:
             refuse(NOT_CLEARED)
-        if self._is_composing and self._changed_gradients(parameters):
+        if self._has_cleared and self._changed_gradients(parameters):
             refuse(COMPOSED)
         if self.is_last and self.merged and self._kept.keys() - self._put_back:
-            refuse(CLEARED_LAST if self._dirty else NO_BACKWARD)
-        if not (self._dirty or all(map(is_zero, map(gradient_of, parameters)))):
+            refuse(CLEARED_LAST if self._seen else NO_BACKWARD)
+        others = [param for param in parameters if id(param) not in self._seen]
+        # Those of the last micro-step may be other ranks' alone.
+        if not (self.is_last and self._seen) and not all(map(is_zero, map(gradient_of, others))):
             refuse(NO_BACKWARD)
 
     def merge(self) -> None:
@@ -358,38 +290,17 @@ class MergeRound:
         """Reset after an update."""
         self.merged = 0
         self._kept = {}
-        self._rounds += 1
-        self._weights.end_round()
+        self.weights.end_round()
         self.is_updated = True
         self._end_micro_step()
 
     def _end_micro_step(self) -> None:
         self.steps_unscheduled += 1
         self._lone_writes = 0
-        self._used |= self._dirty
+        self._used |= self._seen.keys()
         self._pending, self._seen = {}, {}
-        for ids in (self._dirty, self._put_back, self._read, self._written):
-            ids.clear()
-        self._is_divided = self._is_composing = False
-
-    # Weights.
-
-    def forget_weights(self) -> None:
-        """Accept the weights as they are, since an optimizer has updated them."""
-        self._weights.forget()
-
-    def _check_weights(self, parameters: Sequence[Any]) -> None:
-        """Raise RuntimeError if the weights have changed since the round's first gradients."""
-        if not self._weights.are_changed(parameters, self._trained):
-            return
-        if self.merged or self._dirty:
-            # Clipping after each step changes nothing once an update was clipped.
-            is_clipped = self._weights.is_first_round and not self._dirty
-            refuse(CLIPPED_WEIGHTS if is_clipped else OTHER_WEIGHTS)
-        self._lone_writes += 1
-        if self._lone_writes > _LONE_WRITES:
-            refuse(OWN_UPDATES.format(self.kind))
-        self._weights.remember(parameters)
+        self._put_back.clear()
+        self._is_divided = self._has_cleared = False
 
 
 class GradientMerge:
@@ -403,19 +314,14 @@ class GradientMerge:
         self._rounds: dict[int, MergeRound] = {}
         self._owners: dict[int, list[MergeRound]] = {}
         self._owned: list[tuple[int, int]] = []
-        # The most micro-steps of a partial round that were lost with an optimizer.
-        self._dropped = 0
         # All steps of all optimizers, merged or updating.
-        self.steps = 0
+        self._steps = 0
         # Returns the number of allreduces so far.
         self.count_calls: Callable[[], int] = lambda: 0
         self._calls_before = 0
-        # The allreduces that the script or Paddle's Python has made: so far, and before this round.
-        self.other_calls = self._others_before = 0
         # Other parts of this job that merge, for the report.
         self.hint = ""
-        # Whether steps are patched, and whether the device of some rank cannot merge.
-        self.is_installed = False
+        # Nothing is merged.
         self._is_withdrawn = False
 
     def of(self, optimizer: Any) -> MergeRound | None:
@@ -425,44 +331,28 @@ class GradientMerge:
         optimizer = unwrap(optimizer)
         if self._is_withdrawn or not paddle.in_dynamic_mode():
             return None
-        if not getattr(optimizer, "_parameter_list", None) or type(optimizer).__name__ == _STAGE_2:
+        if not getattr(optimizer, "_parameter_list", None):
             return None
         if updates.is_model_average(type(optimizer)):
             return None
         current = self._rounds.get(id(optimizer))
-        if current is None or current.optimizer() is not optimizer:
+        if current is None:
             spec = settings.effective_spec()
             current = MergeRound(optimizer, spec.merge_steps, averages=spec.merge_averages)
             self._rounds[id(optimizer)] = current
-            gone = weakref.finalize(optimizer, self._end, id(optimizer), current)
-            gone.atexit = False
+            weakref.finalize(optimizer, self._rounds.pop, id(optimizer), None).atexit = False
         return current
-
-    def _end(self, key: int, current: MergeRound) -> None:
-        self._dropped = max(self._dropped, current.merged)
-        if self._rounds.get(key) is current:
-            del self._rounds[key]
 
     def keep_whole(self, optimizer: Any) -> None:
         """Merge the gradients of all parameters of OPTIMIZER, which is about to get its share."""
         optimizer = unwrap(optimizer)
         optimizer.__dict__[_WHOLE] = updates.parameters_of(optimizer)
 
-    def withdraw(self) -> None:
-        """Merge nothing; called before the first step."""
-        self.is_installed, self._is_withdrawn = False, True
-        self._rounds.clear()
-
     def give_up(self, reason: str) -> None:
         """Merge nothing and report REASON; called before the first step."""
-        self.withdraw()
+        self._is_withdrawn = True
+        self._rounds.clear()
         self._report_fields(NO_EFFECT, reason=reason)
-
-    def _report_fields(self, status: str, **more: Any) -> None:
-        """Report the fields that nothing else has reported."""
-        for name in _FIELDS:
-            if self._spec.get(name) is not None and self._proof.status(name) is None:
-                self._proof.field(name, status, **more)
 
     def all(self) -> list[MergeRound]:
         """Return the rounds of all optimizers that live."""
@@ -470,7 +360,7 @@ class GradientMerge:
 
     def _refresh(self) -> None:
         """Adopt what the script sets after its optimizer: settings, and parameters."""
-        if not self.steps:
+        if not self._steps:
             spec = settings.effective_spec()
             for current in self.all():
                 current.steps, current.averages = spec.merge_steps, spec.merge_averages
@@ -484,7 +374,7 @@ class GradientMerge:
 
     def owners(self, parameters: Iterable[Any]) -> list[MergeRound]:
         """Return the newest rounds of PARAMETERS, each once."""
-        newest = [self._owners.get(id(parameter), [])[-1:] for parameter in parameters]
+        newest = [self.owners_of(parameter)[-1:] for parameter in parameters]
         return list({id(owner): owner for owners in newest for owner in owners}.values())
 
     def owners_of(self, parameter: Any) -> Sequence[MergeRound]:
@@ -497,10 +387,8 @@ class GradientMerge:
         Not if a later step of the round will use all of them. A parameter without a known optimizer
         may be used at any time. Averaging once too often does no harm.
         """
-        if not self._rounds:
-            return True
         self._refresh()
-        owners = [self.owners_of(parameter) for parameter in parameters]
+        owners = map(self.owners_of, parameters)
         return any(not several or any(owner.is_last for owner in several) for several in owners)
 
     def step(self, current: MergeRound, update: Callable[[], Any]) -> Any:
@@ -510,14 +398,16 @@ class GradientMerge:
         if current.is_updating:
             return update()
         self._refresh()
-        self.steps += 1
-        shared = self._sharing(current)
-        if any(other.merged for other in shared):
-            refuse(TWO_OPTIMIZERS)
+        self._steps += 1
+        if len(self._rounds) > 1:
+            owners = {other for item in current.parameters for other in self.owners_of(item)}
+            if any(other.merged for other in owners - {current}):
+                refuse(TWO_OPTIMIZERS)
         with paddle.no_grad():
             current.check_step()
         if not current.is_last:
             current.merge()
+            self._calls_before = self.count_calls()
             return None
         self._report(current)
         current.is_updating = True
@@ -526,28 +416,9 @@ class GradientMerge:
         finally:
             current.is_updating = False
         current.start_round()
-        for other in shared:
-            other.forget_weights()
-        return result
-
-    def _sharing(self, current: MergeRound) -> list[MergeRound]:
-        """Return the other rounds with parameters of CURRENT."""
-        if len(self._rounds) == 1:
-            return []
-        sharing = {
-            id(other): other
-            for parameter in current.parameters
-            for other in self.owners_of(parameter)
-            if other is not current
-        }
-        return list(sharing.values())
-
-    def step_scaled(self, current: MergeRound, update: Callable[[], Any]) -> Any:
-        """Call UPDATE, a step of GradScaler, which steps only if all gradients are finite."""
-        result = update()
-        if current.merged:
-            # GradScaler has found an infinity: the round is lost, as a large batch would be.
-            current.start_round()
+        for other in self.all():
+            if not other.merged:
+                other.weights.forget()
         return result
 
     def average(self, parameters: Sequence[Any], step: Callable[[], Any]) -> Any:
@@ -558,44 +429,42 @@ class GradientMerge:
 
     def begin(self) -> None:
         """Prepare the gradients for a backward."""
-        import paddle
-
         self._refresh()
-        with paddle.no_grad():
-            for current in self.all():
-                if not current.is_updating:
-                    current.begin()
+        self._call(MergeRound.begin)
 
     def finish(self) -> None:
         """Keep the gradients of a backward."""
-        import paddle
-
-        with paddle.no_grad():
-            for current in self.all():
-                if not current.is_updating:
-                    current.finish()
+        self._call(MergeRound.finish)
 
     # A backward that has raised is over, too.
     abandon = finish
 
+    def _call(self, method: Callable[[MergeRound], None]) -> None:
+        import paddle
+
+        with paddle.no_grad():
+            for current in self.all():
+                if not current.is_updating:
+                    method(current)
+
+    # The report.
+
+    def _report_fields(self, status: str, **more: Any) -> None:
+        """Report the fields that nothing else has reported."""
+        for name in _FIELDS:
+            if self._spec.get(name) is not None and self._proof.status(name) is None:
+                self._proof.field(name, status, **more)
+
     @border.watching("the count of merged micro-steps")
     def _report(self, current: MergeRound) -> None:
-        calls = self.count_calls()
-        allreduces, self._calls_before = calls - self._calls_before, calls
-        others = self.other_calls - self._others_before
-        self._others_before = self.other_calls
+        allreduces = self.count_calls() - self._calls_before
         steps = current.merged + 1
         self._proof.graph = "dygraph"
         if settings.script_does("gradient_merge"):
             return
         self._proof.counts["merged_steps"] = steps
-        text = f"{steps} micro-steps made one update; {plural(allreduces, 'allreduce')} among them"
-        if others:
-            text = (
-                f"{steps} micro-steps made one update; {plural(others, 'allreduce')} by the script"
-                f" or Paddle among them, {allreduces or 'none'} by fleetrun"
-            )
-        text += self.hint
+        text = f"{steps} micro-steps made one update; {plural(allreduces, 'allreduce')} by fleetrun"
+        text += f" in the last one{self.hint}"
         for name in _FIELDS:
             if self._spec.get(name) is None:
                 continue
@@ -611,19 +480,14 @@ class GradientMerge:
 
     @border.watching("the count of merged micro-steps")
     def report_end(self) -> None:
-        """Note the micro-steps that were dropped in partial rounds, or cleared."""
-        if not (self.steps or self._is_withdrawn or self._proof.updates):
+        """Note the micro-steps that were dropped in partial rounds."""
+        if not (self._steps or self._is_withdrawn or self._proof.updates):
             self._report_fields(NO_EFFECT, reason="no optimizer of Paddle's has stepped")
-        cleared = sum(current.cleared_steps for current in self.all())
-        if cleared:
-            text = "were cleared before a step, and did not count (gradient_merge)"
-            self._proof.note(f"{plural(cleared, 'micro-step')} {text}")
-        count = max(self._dropped, *(current.merged for current in self.all()), 0)
+        count = max((current.merged for current in self.all()), default=0)
         if count:
             were = "was" if count == 1 else "were"
             self._proof.note(f"{plural(count, 'micro-step')} of a partial round {were} dropped")
-        if cleared or count or not self.steps:
-            self._proof.write()
+        self._proof.write()
 
 
 def unwrap(optimizer: Any) -> Any:
@@ -631,9 +495,6 @@ def unwrap(optimizer: Any) -> Any:
     while True:
         parts = getattr(optimizer, "__dict__", {})
         inner = parts.get("_inner_opt", parts.get("inner_optimizer"))
-        if type(optimizer).__name__ == _STAGE_2:
-            # Not there before the end of its `__init__`.
-            inner = parts.get("_optim")
         if inner is None:
             return optimizer
         optimizer = inner
@@ -642,7 +503,7 @@ def unwrap(optimizer: Any) -> Any:
 def gradient_of(parameter: Any) -> Any:
     """Return the gradient of PARAMETER, which mixed precision may keep in `main_grad`, or None."""
     gradient = getattr(parameter, "main_grad", None)
-    # Not `grad`, which the script reads, and which is None while a parameter is frozen.
+    # Not `grad`, which is None while a parameter is frozen.
     return parameter._grad_ivar() if gradient is None else gradient
 
 
@@ -664,21 +525,28 @@ def add_to_gradient(parameter: Any, kept: Any, *, is_cleared: bool) -> None:
     tensors.keep_memory(parameter)
 
 
-def _states(parameters: Iterable[Any]) -> list[tuple[int, tuple[int, int]]]:
-    """Return, by the id of each parameter, the address and in-place version of its gradient."""
-    states = []
-    for parameter in parameters:
-        gradient = gradient_of(parameter)
-        if gradient is not None and not gradient.is_selected_rows():
-            states.append((id(parameter), (gradient.data_ptr(), gradient.inplace_version)))
-    return states
+def count_write(tensor: Any) -> None:
+    """Count that TENSOR was written by a method that leaves no other trace."""
+    if tensor is not None and tensor._is_initialized():
+        _writes[tensor.data_ptr()] += 1
 
 
-def _are_equal(before: Any, now: Any) -> bool:
-    """Whether two tensors are equal, not numbers included."""
-    if before.shape != now.shape or before.dtype != now.dtype:
-        return False
-    return bool(((before == now) | (before.isnan() & now.isnan())).all())
+def written_states(written: Sequence[Any]) -> list[tuple[int, ...]]:
+    """Return a state of each tensor that changes when it is written."""
+    return [(*state, _writes.get(state[1], 0)) for state in tensors.states(written)]
+
+
+def _states(parameters: Iterable[Any], keys: Iterable[int]) -> dict[int, tuple[int, ...]]:
+    """Return the states of the gradients of those PARAMETERS whose ids are KEYS, by these."""
+    by_id = {id(parameter): parameter for parameter in parameters}
+    found = {key: gradient_of(by_id[key]) for key in keys if key in by_id}
+    dense = {
+        key: gradient
+        for key, gradient in found.items()
+        if gradient is not None and not gradient.is_selected_rows()
+    }
+    states = dict(zip(dense, written_states([*dense.values()])))
+    return {key: states.get(key, ()) for key in keys}
 
 
 def _differ(before: Any, now: Any) -> bool:

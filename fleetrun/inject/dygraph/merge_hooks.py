@@ -11,9 +11,8 @@ from typing import Any
 from .. import updates
 from ..import_hooks import after_import, in_place_of, watch_method
 from ..paddle_api import tensors
-from ..parameter_history import watch_writes
 from . import backward
-from .gradient_accumulation import GradientMerge, refuse
+from .gradient_accumulation import GradientMerge, count_write, refuse
 
 
 def install(merge: GradientMerge) -> None:
@@ -24,10 +23,6 @@ def install(merge: GradientMerge) -> None:
     after_import("paddle.nn.utils", lambda module: _clips(module, merge))
     # Tensors have no module of their own to wait for.
     after_import("paddle.nn.layer.layers", lambda _: _tensors(merge))
-    after_import(
-        "paddle.distributed.communication.stream", lambda module: _collectives(module, merge)
-    )
-    merge.is_installed = True
     backward.listen_last(merge)
     atexit.register(merge.report_end)
 
@@ -160,7 +155,11 @@ def _scalers(module: ModuleType, merge: GradientMerge) -> None:
             merged_scalers.add(id(self))
             return skipped
         stepped_scalers.add(id(self))
-        return merge.step_scaled(current, lambda: step(self, optimizer, *args, **kwargs))
+        result = step(self, optimizer, *args, **kwargs)
+        if current.merged:
+            # It has found an infinity: the round is lost, as a large batch would be.
+            current.start_round()
+        return result
 
     in_place_of(module.AmpScaler, "minimize")(functools.partial(step, (None, None)))
     in_place_of(module.GradScaler, "step")(functools.partial(step, None))
@@ -205,7 +204,7 @@ def _clips(module: ModuleType, merge: GradientMerge) -> None:
 
 
 def _tensors(merge: GradientMerge) -> None:
-    """Patch the methods of a single parameter: `clear_gradient`, reading and setting `grad`."""
+    """Patch what clears a gradient, and what writes tensors without a new in-place version."""
     kind = tensors.tensor_class()
     clear = kind.clear_gradient
     gradient = kind.grad
@@ -217,28 +216,22 @@ def _tensors(merge: GradientMerge) -> None:
             owner.clear(id(self))
         return clear(self, *args, **kwargs)
 
-    def read(self: Any) -> Any:
-        for owner in merge.owners_of(self):
-            owner.read(id(self))
-        return gradient.__get__(self)
-
     def assign(self: Any, value: Any) -> None:
-        for owner in merge.owners_of(self):
-            if value is None:
-                owner.clear(id(self))
-            else:
-                owner.write(id(self))
+        for owner in merge.owners_of(self) if value is None else ():
+            owner.clear(id(self))
         gradient.__set__(self, value)
+        count_write(self._grad_ivar())
+
+    def counted(write: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(write)
+        def writing(self: Any, *args: Any, **options: Any) -> Any:
+            result = write(self, *args, **options)
+            count_write(self)
+            return result
+
+        return writing
 
     kind.clear_gradient = clear_gradient
-    kind.grad = property(read, assign, doc=gradient.__doc__)
-    watch_writes()
-
-
-def _collectives(module: ModuleType, merge: GradientMerge) -> None:
-    """Count the allreduces that are not made by reducers."""
-
-    @in_place_of(module, "all_reduce")
-    def all_reduce(reduce: Any, *args: Any, **kwargs: Any) -> Any:
-        merge.other_calls += 1
-        return reduce(*args, **kwargs)
+    kind.grad = property(gradient.__get__, assign, doc=gradient.__doc__)
+    kind.set_value = counted(kind.set_value)
+    kind.copy_ = counted(kind.copy_)

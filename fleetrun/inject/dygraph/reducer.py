@@ -133,6 +133,12 @@ class Reducer:
         if self._is_awaited:
             _awaiting.add(self)
 
+    @property
+    def will_send_early(self) -> bool:
+        """Whether the next backward sends buckets before its end."""
+        overlaps = self.setup.overlaps and len(self.buckets) > 1
+        return self.why_late == "" and self._take_over is None and overlaps
+
     def disarm(self) -> None:
         """Reduce no backward before the next forward that syncs, unless one is still awaited.
 

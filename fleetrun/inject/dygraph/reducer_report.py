@@ -111,6 +111,8 @@ class ReducerReport:
             leaders=hierarchy.leaders if hierarchy else (),
             compression=reducer.setup.compression,
         )
+        # In its first backward it sends nothing before the end.
+        self._proof.awaits_backward = reducer.backwards == 1 and reducer.will_send_early
         self._report()
 
     def _report(self) -> None:
