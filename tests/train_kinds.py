@@ -13,8 +13,6 @@ from device_strategies import merged_steps
 from training import run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from device_strategies import Document
 
 MODELS = Path(__file__).parent / "train" / "models"
@@ -22,11 +20,10 @@ SCRIPT = MODELS / "kinds.py"
 # Several actions within an update, or on gradients by hand, mean something else if updates are
 # merged without the script's knowledge.
 NOT_MERGED = {
-    *("alternating", "critic", "early", "skipped", "by_hand", "minimized", "sharpness"),
-    *("projected", "plateau", "smoothed", "reloaded", "in_one_vector", "thinned", "unscaled"),
+    *("alternating", "critic", "early", "skipped", "by_hand", "projected", "smoothed", "reloaded"),
     # Sparse gradients.
     "padded",
-    *("tried_again", "replaced_at_the_end", "mixed", "late_adam", "sizes_of_its_own"),
+    *("unscaled", "tried_again", "replaced_at_the_end", "mixed", "sizes_of_its_own"),
 }
 # Returns outputs of which its loss uses a part: Paddle's own reducer refuses that.
 REFUSED_BY_PADDLE = {"twofold"}
@@ -85,11 +82,6 @@ def names() -> list[str]:
     # Paddle crashes where it adds a sparse gradient to another on a plug-in's device, which
     # device/test_device.py shows.
     return [name for name in kinds if not (devices.kind() and name == "padded")]
-
-
-def draws(seeds: Iterable[int]) -> list[str]:
-    """Return the names of the trainings that SEEDS draw."""
-    return [f"drawn-{seed}" for seed in seeds]
 
 
 def assert_as_alone(

@@ -82,14 +82,6 @@ REFUSALS = (
         nranks=2,
     ),
     Refusal(
-        "Paddle crashes where it adds up sparse gradients on plug-ins: the report says what to do",
-        "sparse",
-        "`Segmentation fault` is detected",
-        """
-        test_what_is_drawn_is_trained_as_by_one_process
-        """,
-    ),
-    Refusal(
         "Paddle has no kernel add of bfloat16 for the device nor the CPU",
         "halves",
         "of kernel `add` is not registered and fail to fallback to CPU",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import devices
 import pytest
 from training import PYTHONS, assert_as_alone, evidence, in_turns, train, train_as_alone
 
@@ -12,23 +11,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.train
-
-TWO = {"k_steps": 2, "avg": True}
-# The numbers in the bucket of each layer: its weight and its bias.
-FIRST, MIDDLE, LAST = (
-    devices.elements(inputs * outputs, outputs) for inputs, outputs in ((4, 6), (6, 8), (8, 2))
-)
-
-
-@pytest.mark.parametrize("version", PYTHONS)
-def test_several_backwards_of_one_update_give_the_weights_of_one(
-    version: str, tmp_path: Path
-) -> None:
-    fused = {"fuse_grad_size_in_num": 3, "nccl_comm_num": 2}
-    ranks = train_as_alone(version, "twice.py", tmp_path, fused)
-    made = {name: model["allreduces"] for name, model in ranks[0].items()}
-    # Four gradients are two buckets.
-    assert made == {"retain": 4, "accumulate": 2, "cross": 4, "look_on": 2}
 
 
 @pytest.mark.parametrize("version", PYTHONS)
@@ -118,10 +100,10 @@ def test_models_that_are_cast_after_they_were_wrapped_are_averaged_in_their_new_
         assert_as_alone([rank[name] for rank in ranks], 0.02 if "16" in name else 1e-6)
 
 
-# Models that are not plain: successive losses, layers shared by several models, ...
+# Models that are not plain: layers shared by several models, ...
 @pytest.mark.long
 @pytest.mark.parametrize("check_ranks", ["auto", -1])
-@pytest.mark.parametrize("model", ["twice.py", "strided.py", "shared.py", "final_hooks.py"])
+@pytest.mark.parametrize("model", ["strided.py", "shared.py"])
 @pytest.mark.parametrize("version", PYTHONS)
 def test_models_that_are_not_plain_are_averaged_right_where_only_bytes_are_asked_for(
     version: str, model: str, check_ranks: int | str, tmp_path: Path
@@ -151,19 +133,6 @@ def test_the_sizes_of_buckets_that_the_script_gives_hold_where_the_strategy_give
     assert others == [608, 576, all_bytes - 320, 320]
 
 
-@pytest.mark.parametrize(
-    ("version", "merge"),
-    in_turns({"nccl_comm_num": 2}, {"gradient_merge": True, "gradient_merge_configs": TWO}),
-)
-def test_gradients_are_averaged_before_a_hook_at_the_end_of_backward_replaces_them(
-    version: str, merge: dict[str, Any], tmp_path: Path
-) -> None:
-    asked = {"fuse_grad_size_in_num": 3, **merge}
-    for rank in train_as_alone(version, "final_hooks.py", tmp_path, asked):
-        for name, model in rank.items():
-            assert model["dtypes"] in (["float32"], ["fp32"]), name
-
-
 MERGE = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
 
 
@@ -180,34 +149,6 @@ def test_models_and_optimizers_go_and_leave_their_communicators_to_the_next(
         # The next model trains correctly with what was left.
         assert all(weights == rank["weights"][0] for weights in rank["weights"])
     assert ranks[0]["weights"] == ranks[1]["weights"]
-
-
-_LAYOUTS = [
-    ("3.3.1", 2),
-    ("2.6.2", 3),
-    pytest.param("2.6.2", 2, marks=pytest.mark.long),
-    pytest.param("3.3.1", 3, marks=pytest.mark.long),
-]
-
-
-@pytest.mark.parametrize(("version", "size"), _LAYOUTS)
-def test_stages_of_hierarchical_allreduces_overlap_each_other_and_the_backward(
-    version: str, size: int, tmp_path: Path
-) -> None:
-    asked = {
-        "use_hierarchical_allreduce": True,
-        "hierarchical_allreduce_inter_nranks": size,
-        "fuse_grad_size_in_num": 2,
-    }
-    every = [LAST, MIDDLE, FIRST] * 4
-    for rank, report in enumerate(train_as_alone(version, "staged.py", tmp_path, asked, nranks=4)):
-        is_grouped, leads = rank // size * size + 1 < 4, rank % size == 0
-        assert report["stages"]["reduce"] == (every if is_grouped else [])
-        assert report["stages"]["broadcast"] == report["stages"]["reduce"]
-        assert report["stages"]["all_reduce"] == (every if leads else [])
-        # In each step the second stage waits for the last bucket, and backward for that stage; on
-        # devices only streams wait.
-        assert devices.kind() or report["waited"] == ([True] * 7 if is_grouped else [])
 
 
 @pytest.mark.parametrize("version", PYTHONS)

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from .. import settings, updates
-from ..evidence import EFFECTIVE, NO_EFFECT
+from ..evidence import EFFECTIVE, NO_EFFECT, plural
 from ..import_hooks import after_import, in_place_of
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 FIELD = "fuse_all_optimizer_ops"
 # The attribute of a fused optimizer with the names of the parameters in its tables.
 _FUSED_NAMES = "_fleetrun_fused"
-# By optimizer: its kernels for many parameters and for one.
-_KERNELS = {"Momentum": ("merged_momentum_", "momentum_"), "Adam": ("merged_adam_", "adam_")}
+# By optimizer: its kernel for many parameters.
+_KERNELS = {"Momentum": "merged_momentum_", "Adam": "merged_adam_"}
 # By optimizer: the tables that `_create_multi_tensor_dict` makes.
 _TABLES = {
     "Momentum": (
@@ -48,14 +48,14 @@ def install(proof: Evidence) -> None:
 
 
 class _Fusion:
-    """Enables `use_multi_tensor` where it is safe, and counts kernel calls."""
+    """Enables `use_multi_tensor` where it is safe, and counts the calls of fused kernels."""
 
     def __init__(self, proof: Evidence) -> None:
         self._proof = proof
-        # Status and text of the last report.
-        self._reported = ("", "")
-        # In this update: calls of fused kernels, parameters in them, and calls for one parameter.
-        self._fused = self._parameters = self._single = 0
+        # The reason of the last report.
+        self._reported: str | None = None
+        # In this update: the parameters of each call of a fused kernel.
+        self._calls: list[int] = []
         self._why_not = ""
 
     def patch(self, name: str, module: Any) -> None:
@@ -67,18 +67,10 @@ class _Fusion:
                 self._decide(optimizer, name, pairs)
             return create_pass(optimizer, pairs, *args, **options)
 
-        operations: Any = module._C_ops
-        fused, single = _KERNELS[name]
-        module._C_ops = _CountingOperations(operations, fused, single, self)
-
-    def count_fused(self, parameters: int) -> None:
-        """Count one call of a fused kernel for a number of PARAMETERS."""
-        self._fused += 1
-        self._parameters += parameters
-
-    def count_single(self) -> None:
-        """Count one call of a kernel for one parameter."""
-        self._single += 1
+        @in_place_of(module._C_ops, _KERNELS[name])
+        def update(kernel: Any, parameters: Any, *args: Any) -> Any:
+            self._calls.append(len(parameters))
+            return kernel(parameters, *args)
 
     def _decide(self, optimizer: Any, name: str, pairs: Any) -> None:
         if not settings.effective(FIELD):
@@ -109,54 +101,21 @@ class _Fusion:
 
     def report(self, source: Any, _number: int) -> None:
         """Report the kernels that this update has called."""
-        if self._proof.graph != "dygraph":
+        calls, self._calls = self._calls, []
+        why = "" if calls else self._why_not
+        why = why if calls or why else f"Paddle has no fused kernel for {type(source).__name__}"
+        if self._reported in ("", why) or self._proof.graph != "dygraph":
             return
-        fused, parameters, single = self._fused, self._parameters, self._single
-        self._fused = self._parameters = self._single = 0
         if settings.script_wins(FIELD):
             return
-        if fused:
-            text = f"{parameters} parameters in {fused} kernel call{'s' if fused > 1 else ''}"
-            if single:
-                text += f", {single} separately"
-            report = (EFFECTIVE, text)
-        else:
-            kind = type(source).__name__
-            why = self._why_not or f"Paddle has no fused kernel for {kind}"
-            report = (NO_EFFECT, why)
-        if report == self._reported or self._reported[0] == EFFECTIVE:
-            return
-        self._reported = report
-        self._proof.counts["optimizer_kernels"] = fused + single
+        self._reported = why
         self._proof.field(
             FIELD,
-            report[0],
-            in_effect=bool(fused),
-            reason="" if fused else report[1],
-            evidence=report[1] if fused else "",
+            NO_EFFECT if why else EFFECTIVE,
+            in_effect=not why,
+            reason=why,
+            evidence=f"{sum(calls)} parameters in {plural(len(calls), 'kernel call')}" * (not why),
         )
-
-
-class _CountingOperations:
-    """Paddle's `_C_ops`, with the calls of two kernels counted."""
-
-    def __init__(self, operations: Any, fused: str, single: str, fusion: _Fusion) -> None:
-        self._operations = operations
-        fused_kernel, single_kernel = getattr(operations, fused), getattr(operations, single)
-
-        def call_many(parameters: Any, *args: Any) -> Any:
-            fusion.count_fused(len(parameters))
-            return fused_kernel(parameters, *args)
-
-        def call_one(*args: Any) -> Any:
-            fusion.count_single()
-            return single_kernel(*args)
-
-        setattr(self, fused, call_many)
-        setattr(self, single, call_one)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._operations, name)
 
 
 def _obstacle(optimizer: Any, entries: list[Any]) -> str:

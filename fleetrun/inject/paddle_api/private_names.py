@@ -67,7 +67,7 @@ BACKWARD REDUCER MERGE CHECK: eager.Tensor.data_ptr
 BACKWARD MERGE CHECK: eager.Tensor.inplace_version
 REDUCER MERGE FUSED: eager.Tensor.is_selected_rows
 REDUCER MERGE CHECK: eager.Tensor.grad
-MERGE: eager.Tensor.clear_gradient
+MERGE: eager.Tensor.clear_gradient eager.Tensor._is_initialized
 CHECK: ProcessGroup.all_gather_into_tensor
 REDUCER STATIC_CPU: create_or_get_global_tcp_store
 REDUCER GROUPS: TCPStore
@@ -94,9 +94,9 @@ AMP: AmpScaler.scale
 COUNTING: in_to_static_mode
 [paddle.optimizer.momentum]
 FUSED: Momentum._create_optimization_pass Momentum._create_multi_tensor_dict
-    Momentum._multi_tensor_init _C_ops.merged_momentum_ _C_ops.momentum_
+    Momentum._multi_tensor_init _C_ops.merged_momentum_
 [paddle.optimizer.adam]
-FUSED: Adam._create_optimization_pass Adam._multi_tensor_init _C_ops.merged_adam_ _C_ops.adam_
+FUSED: Adam._create_optimization_pass Adam._multi_tensor_init _C_ops.merged_adam_
 [paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.hybrid_parallel_optimizer]
 MERGE: HybridParallelOptimizer._step
 [paddle.distributed.fleet.base.distributed_strategy]

@@ -9,7 +9,7 @@ import paddle
 from learning import KINDS, MICRO, UPDATES, batches, learn, trained, words
 from paddle import nn
 from paddle.nn import functional
-from paddle.optimizer import SGD, Adam, Momentum
+from paddle.optimizer import SGD, Momentum
 
 
 @trained(6)
@@ -25,41 +25,6 @@ class Lora(nn.Layer):  # type: ignore[misc, unused-ignore]
 
     def forward(self, x: Any) -> Any:
         return self.last(paddle.tanh(self.base(x) + 2.0 * (x @ self.down.T @ self.up.T)))
-
-
-@trained(1, 8, 8)
-class Upsampled(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """A convolution, its transpose, and a skip connection."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down = nn.Conv2D(1, 4, 3, stride=2, padding=1)
-        self.deep = nn.Conv2D(4, 4, 3, padding=1, groups=4)
-        self.up = nn.Conv2DTranspose(4, 2, 2, stride=2)
-        self.last = nn.Conv2D(3, 1, 1)
-
-    def forward(self, x: Any) -> Any:
-        deep = functional.relu(self.deep(self.down(x)))
-        return self.last(paddle.concat([x, self.up(deep)], 1))
-
-
-@trained(5, 8)
-class Heads(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Attention by einsum, with weights of three axes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.key, self.value = (self.create_parameter([8, 2, 4]) for _ in range(3))
-        self.out = self.create_parameter([2, 4, 8])
-
-    def forward(self, x: Any) -> Any:
-        by_head: list[Any] = [
-            paddle.einsum("bsi,ihd->bhsd", x, projection)
-            for projection in (self.query, self.key, self.value)
-        ]
-        scores: Any = functional.softmax(by_head[0] @ by_head[1].transpose([0, 1, 3, 2]) / 2.0)
-        mixed: Any = paddle.einsum("bhst,bhtd->bshd", scores, by_head[2])
-        return paddle.einsum("bshd,hdo->bso", mixed, self.out)
 
 
 @trained(5, 4)
@@ -93,25 +58,6 @@ class Normed(nn.Layer):  # type: ignore[misc, unused-ignore]
         return self.by_group(self.by_row(self.scaled(paddle.tanh(self.spectral(x)))))
 
 
-@trained(6)
-class Powers(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Small parameters of all kinds: a scalar, one per channel, a bilinear form."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.slope, self.form = nn.PReLU(4), nn.Bilinear(6, 6, 4)
-        self.temperature = self.create_parameter(
-            [1], default_initializer=nn.initializer.Constant(0.5)
-        )
-        self.several = nn.ParameterList([self.create_parameter([4]) for _ in range(3)])
-
-    def forward(self, x: Any) -> Any:
-        out = self.slope(self.form(x, x)) * paddle.exp(self.temperature)
-        for scale in self.several:
-            out = out * (1.0 + scale)
-        return out
-
-
 @trained(6, find_unused_parameters=True)
 class Experts(nn.Layer):  # type: ignore[misc, unused-ignore]
     """Each row chooses one of four experts; a rank may leave an expert unused."""
@@ -133,19 +79,6 @@ class Experts(nn.Layer):  # type: ignore[misc, unused-ignore]
                 )
                 out = paddle.scatter(out, rows, some, overwrite=False)
         return out
-
-
-@trained(6)
-class Weighing(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """A hypernetwork: one layer computes the weights of another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.codes = self.create_parameter([6, 3])
-        self.generator = nn.Linear(3, 4)
-
-    def forward(self, x: Any) -> Any:
-        return paddle.tanh(x @ self.generator(self.codes))
 
 
 def _twofold_loss(model: Any, batch: Any) -> Any:
@@ -262,39 +195,6 @@ class Adversary(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 
 @trained(6)
-class Rounded(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Rounds its weights as quantisation does, and lets gradients pass; 8-bit ones are frozen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 2)
-        table = paddle.arange(16, dtype="int32").reshape([8, 2])
-        self.frozen = paddle.create_parameter([8, 2], "float32")
-        self.frozen.stop_gradient = True
-        self.register_buffer("table", table.astype("int8"))
-
-    def forward(self, x: Any) -> Any:
-        weight: Any = self.first.weight
-        rounded = weight + ((weight * 16).round() / 16 - weight).detach()
-        hidden = x @ rounded + self.first.bias
-        return self.last(hidden) + hidden @ (self.table.astype("float32") / 16)
-
-
-@trained(8)
-class Frequencies(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Multiplies frequencies: complex activations, real parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.real, self.imaginary = self.create_parameter([5]), self.create_parameter([5])
-        self.last = nn.Linear(8, 2)
-
-    def forward(self, x: Any) -> Any:
-        spectrum: Any = paddle.fft.rfft(x)
-        return self.last(paddle.fft.irfft(spectrum * paddle.complex(self.real, self.imaginary)))
-
-
-@trained(6)
 class Hooked(nn.Layer):  # type: ignore[misc, unused-ignore]
     """Hooks of the script on parameters, activations and layers."""
 
@@ -310,36 +210,6 @@ class Hooked(nn.Layer):  # type: ignore[misc, unused-ignore]
         hidden = paddle.tanh(self.first(x))
         hidden.register_hook(lambda gradient: gradient * paddle.to_tensor([0.2, 0, 1, 1, 2, 1]))
         return self.last(hidden)
-
-
-@trained(6, loss=lambda model, batch: model(batch))
-class Losing(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Computes its own loss, of several terms weighted by parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Linear(6, 6)
-        self.weights = self.create_parameter([2], is_bias=True)
-
-    def forward(self, x: Any) -> Any:
-        out = self.body(x)
-        terms = paddle.stack([(out**2).mean(), (out - x).abs().mean()])
-        return (terms * paddle.exp(-self.weights) + self.weights).sum()
-
-
-@trained(6)
-class Ordered(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Sorts, takes the largest, splits and concatenates."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 8), nn.Linear(5, 2)
-
-    def forward(self, x: Any) -> Any:
-        hidden = self.first(x)
-        top: Any = paddle.topk(hidden, 3)[0]
-        ordered: Any = paddle.sort(hidden, axis=-1)
-        return self.last(paddle.concat([top, ordered[:, :2]], -1))
 
 
 class Padded(nn.Layer):  # type: ignore[misc, unused-ignore]
@@ -378,21 +248,6 @@ class Deepened(nn.Layer):  # type: ignore[misc, unused-ignore]
                 x = x + paddle.tanh(block(x))
         self.step += 1
         return x
-
-
-@trained(6)
-class Solved(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Iterates the same weight towards a fixed point."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.outer = nn.Linear(6, 6), nn.Linear(6, 2)
-
-    def forward(self, x: Any) -> Any:
-        state = paddle.zeros_like(x)
-        for _ in range(6):
-            state = paddle.tanh(0.5 * self.inner(state) + x)
-        return self.outer(state)
 
 
 @trained(6)
@@ -453,38 +308,4 @@ def each_rank() -> None:
     )
 
 
-def late_adam() -> None:
-    """Train a copy of a net that was trained before, with its hooks and buffers."""
-    import copy  # for this kind only
-
-    paddle.seed(5)
-    net = Normed()
-    learn("late_adam", net, SGD(0.05, parameters=net.parameters()), batches(6))
-    other = copy.deepcopy(net)
-    optimizer = Adam(0.01, parameters=other.parameters(), epsilon=1e-3)
-    learn("late_adam", other, optimizer, batches(6))
-
-
-class Quantised(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Rounds its weights with Paddle's quantiser, which writes its scales."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        from paddle.quantization import QAT, QuantConfig, quanters
-
-        quanter: Any = quanters.FakeQuanterWithAbsMaxObserver
-        config = QuantConfig(activation=None, weight=quanter(moving_rate=0.9))
-        inner = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
-        self.inner: Any = QAT(config).quantize(inner)
-
-    def forward(self, x: Any) -> Any:
-        return self.inner(x)
-
-
-def quantised() -> None:
-    paddle.seed(5)
-    net = Quantised()
-    learn("quantised", net, SGD(0.1, parameters=net.inner.parameters()), batches(6))
-
-
-KINDS.update({train.__name__: train for train in (mixed, padded, each_rank, late_adam, quantised)})
+KINDS.update({train.__name__: train for train in (mixed, padded, each_rank)})

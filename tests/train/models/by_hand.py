@@ -44,14 +44,6 @@ def noised(parameters: list[Any]) -> None:
         parameter.grad = parameter.grad + 0.01 * (place + 1)
 
 
-def scaled(parameters: list[Any]) -> None:
-    """Scale the gradients in place by their size."""
-    with paddle.no_grad():
-        for parameter in parameters:
-            parameter.grad.scale_(1 / (0.1 + float(parameter.grad.abs().max())))
-    nn.utils.clip_grad_value_(parameters, 0.5)
-
-
 def signs(parameters: list[Any]) -> None:
     """Keep only the signs of the averaged gradients."""
     with paddle.no_grad():
@@ -84,13 +76,10 @@ def by_optimizer(_parameters: list[Any], optimizer: Any) -> None:
 
 
 KINDS: dict[str, tuple[Any, Any, Any, tuple[int, ...]]] = {
-    "noised": (once, noised, by_optimizer, ()),
     "noised_twice": (twice, noised, by_new_ones, ()),
-    "scaled": (once, scaled, by_zeros, ()),
-    "signs": (twice, signs, by_optimizer, ()),
+    "signs": (twice, signs, by_zeros, ()),
     "without_one": (once, without_one, by_optimizer, ()),
     "skipped": (once, nothing, by_optimizer, BAD),
-    "skipped_twice": (twice, noised, by_new_ones, BAD),
 }
 
 

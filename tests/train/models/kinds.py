@@ -11,7 +11,6 @@ import os
 from pathlib import Path
 
 import architectures  # noqa: F401  # its kinds
-import drawn
 import learning
 import loops  # noqa: F401  # its kinds
 import paddle
@@ -54,12 +53,8 @@ if paddle.device.get_device().partition(":")[0] not in ("cpu", "gpu", "xpu"):
 
 
 def train(name: str) -> None:
-    """Train the kind NAME, which may be a random one: drawn-SEED."""
-    what, _, seed = name.partition("-")
-    if seed:
-        getattr(drawn, what)(int(seed))
-    else:
-        {**KINDS, **MORE}[name]()
+    """Train the kind NAME."""
+    {**KINDS, **MORE}[name]()
 
 
 for name in options.kinds.split(",") if options.kinds else KINDS:

@@ -71,32 +71,6 @@ def alternating() -> None:
     say("alternating", [net], Meter())
 
 
-def grown() -> None:
-    """Add a layer after some updates, with a model and an optimizer of its own."""
-    net = mlp()
-    optimizer: Any = Momentum(0.1, parameters=net.parameters())
-    learn("grown", net, optimizer, batches(6))
-    net.add_sublayer("more", nn.Linear(2, 3))
-    optimizer = Momentum(0.1, parameters=net.parameters())
-    learn("grown", net, optimizer, batches(6))
-
-
-def folds() -> None:
-    """Train from scratch on each part of the data."""
-    nets = []
-    for left_out in range(3):
-        net, model, optimizer = made(Adam, 0.01, epsilon=1e-3)
-        nets.append(net)
-        for number, batch in enumerate(batches(6)):
-            if number // MICRO == left_out:
-                continue
-            share(square(model(batch))).backward()
-            if is_due(number):
-                step(optimizer)
-        del model, optimizer
-    say("folds", nets, Meter())
-
-
 def retained() -> None:
     """Run backward twice through the same graph."""
     net, model, optimizer = made(rate=0.05)
@@ -180,55 +154,6 @@ def skipped() -> None:
     say("skipped", [net], Meter())
 
 
-def settings() -> None:
-    """Train with rates, decays and clipping per parameter."""
-    paddle.seed(5)
-    first = nn.Linear(
-        *(6, 8),
-        weight_attr=paddle.ParamAttr(
-            learning_rate=0.5, regularizer=paddle.regularizer.L1Decay(0.01)
-        ),
-        bias_attr=paddle.ParamAttr(need_clip=False, regularizer=paddle.regularizer.L2Decay(0.1)),
-    )
-    net = nn.Sequential(first, nn.Tanh(), nn.Linear(8, 2))
-    clip = nn.ClipGradByGlobalNorm(0.05)
-    rate = paddle.optimizer.lr.OneCycleLR(0.2, total_steps=6)
-    optimizer = Momentum(rate, parameters=net.parameters(), weight_decay=0.01, grad_clip=clip)
-    learn("settings", net, optimizer, batches(6))
-
-
-def clips() -> None:
-    """Clip by the norm of each gradient, and by value."""
-    nets = []
-    for kind in (nn.ClipGradByNorm(0.02), nn.ClipGradByValue(0.005)):
-        net = mlp()
-        nets.append(net)
-        optimizer = Adam(0.01, parameters=net.parameters(), epsilon=1e-3, grad_clip=kind)
-        learn("clips", net, optimizer, batches(6))
-    say("clips", nets, Meter())
-
-
-def plateau() -> None:
-    """Let the mean loss of all ranks set the rate."""
-    rate = paddle.optimizer.lr.ReduceOnPlateau(0.1, factor=0.5, patience=0, threshold=1.0)
-    net, model, optimizer = made(rate=rate)
-    total = 0.0
-    for number, batch in enumerate(batches(6)):
-        value = square(model(batch))
-        seen = value.detach().clone()
-        if learning.world > 1:
-            # The script communicates between forward and backward.
-            paddle.distributed.all_reduce(seen)
-        total += float(seen) / learning.world
-        share(value).backward()
-        if is_due(number):
-            step(optimizer)
-        if (number + 1) % MICRO == 0:
-            rate.step(total)
-            total = 0.0
-    say("plateau", [net], Meter())
-
-
 def smoothed() -> None:
     """Distil from a teacher: a moving average of the weights."""
     net, teacher = mlp(), mlp()
@@ -263,43 +188,6 @@ def by_hand() -> None:
                     parameter.set_value(parameter - 0.1 * parameter.grad)
                     parameter.clear_gradient()
     say("by_hand", [net], Meter())
-
-
-def minimized() -> None:
-    """Step by the optimizer's older method."""
-    net, model, optimizer = made()
-    for number, batch in enumerate(batches(6)):
-        value = share(square(model(batch)))
-        value.backward()
-        if is_due(number):
-            optimizer.minimize(value)
-            net.clear_gradients()
-    say("minimized", [net], Meter())
-
-
-def sharpness() -> None:
-    """Minimise sharpness (SAM): two backwards per update."""
-    net, model, optimizer = made()
-    parts: list[Any] = []
-    for number, batch in enumerate(batches(6)):
-        parts.append(batch)
-        if not is_due(number):
-            continue
-        for part in parts:
-            share(square(model(part))).backward()
-        with paddle.no_grad():
-            moves = [0.05 * parameter.grad for parameter in net.parameters()]
-            for parameter, move in zip(net.parameters(), moves, strict=True):
-                parameter.set_value(parameter + move)
-        optimizer.clear_grad()
-        for part in parts:
-            share(square(model(part))).backward()
-        with paddle.no_grad():
-            for parameter, move in zip(net.parameters(), moves, strict=True):
-                parameter.set_value(parameter - move)
-        step(optimizer)
-        parts = []
-    say("sharpness", [net], Meter())
 
 
 def projected() -> None:
@@ -337,19 +225,6 @@ def chained() -> None:
         share(square(models[1](paddle.tanh(models[0](batch))))).backward()
 
 
-def evaluated() -> None:
-    """Evaluate between steps: without gradients, and with graphs that are dropped."""
-    net, model, optimizer = made()
-    for _, batch in micro_steps("evaluated", [net], optimizer):
-        value = square(model(batch))
-        model.eval()
-        with paddle.no_grad():
-            model(batch)
-        model(batch * 2.0)
-        model.train()
-        share(value).backward()
-
-
 def tried_again() -> None:
     """Continue after a failed forward, and after a failed backward."""
     net, model, optimizer = made()
@@ -369,32 +244,6 @@ def tried_again() -> None:
         share(square(model(batch))).backward()
 
 
-def truncated() -> None:
-    """Carry a detached state from batch to batch (truncated backpropagation)."""
-    paddle.seed(5)
-    cell, last = nn.GRUCell(6, 5), nn.Linear(5, 2)
-    net = nn.Sequential(cell, last)
-
-    class Step(nn.Layer):  # type: ignore[misc, unused-ignore]
-        """Run one step of the sequence."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.parts = net
-
-        def forward(self, x: Any, state: Any) -> Any:
-            out, state = cell(x, state)
-            return last(out), state
-
-    model = parallel(Step())
-    optimizer = Adam(0.01, parameters=net.parameters(), epsilon=1e-3)
-    state: Any = None
-    for _, batch in micro_steps("truncated", [net], optimizer):
-        out, state = model(batch, state)
-        share(square(out)).backward()
-        state = state.detach()
-
-
 def reloaded() -> None:
     """Return to a checkpoint that was saved midway."""
     net, model, optimizer = made(Adam, 0.01, epsilon=1e-3)
@@ -412,41 +261,6 @@ def reloaded() -> None:
             model.set_state_dict(saved[0])
             optimizer.set_state_dict(saved[1])
         share(square(model(batch))).backward()
-
-
-def in_one_vector() -> None:
-    """Copy all parameters to one tensor, and back."""
-    net, model, optimizer = made(SGD, 0.1)
-    for number, batch in enumerate(batches(6)):
-        share(square(model(batch))).backward()
-        if is_due(number):
-            step(optimizer)
-            with paddle.no_grad():
-                vector: Any = nn.utils.parameters_to_vector(net.parameters())
-                nn.utils.vector_to_parameters(vector * 0.9, net.parameters())
-    say("in_one_vector", [net], Meter())
-
-
-def many() -> None:
-    """Train with optimizers that no other kind uses."""
-    kinds: list[tuple[str, dict[str, Any]]] = [
-        ("Lamb", {"lamb_weight_decay": 0.01, "epsilon": 1e-3}),
-        ("NAdam", {"epsilon": 1e-3}),
-        ("RAdam", {"epsilon": 1e-3}),
-        ("ASGD", {"batch_num": 2}),
-    ]
-    nets = []
-    for name, arguments in kinds:
-        kind = getattr(paddle.optimizer, name, None)
-        if kind is not None:
-            nets.append(mlp())
-            optimizer = kind(0.01, parameters=nets[-1].parameters(), **arguments)
-            learn("many", nets[-1], optimizer, batches(6))
-    lars = getattr(paddle.incubate.optimizer, "LarsMomentumOptimizer", None)
-    if lars is not None:
-        nets.append(mlp())
-        learn("many", nets[-1], lars(0.1, 0.9, parameter_list=nets[-1].parameters()), batches(6))
-    say("many", nets, Meter())
 
 
 def sizes_of_its_own() -> None:
@@ -515,27 +329,6 @@ def replaced_at_the_end() -> None:
         value.backward()
 
 
-def thinned() -> None:
-    """Zero part of the weights and of their gradients, which stay zero."""
-    net, model, optimizer = made()
-    masks = [
-        (paddle.arange(parameter.size) % 3 != 0).reshape(parameter.shape)
-        for parameter in net.parameters()
-    ]
-    masks = [mask.astype("float32") for mask in masks]
-    for number, batch in enumerate(batches(6)):
-        share(square(model(batch))).backward()
-        if is_due(number):
-            with paddle.no_grad():
-                for parameter, mask in zip(net.parameters(), masks, strict=True):
-                    parameter.grad.multiply_(mask)
-            step(optimizer)
-            with paddle.no_grad():
-                for parameter, mask in zip(net.parameters(), masks, strict=True):
-                    parameter.multiply_(mask)
-    say("thinned", [net], Meter())
-
-
 def joined() -> None:
     """Add a layer to the optimizer later, as its own group."""
     net = mlp()
@@ -557,10 +350,9 @@ KINDS.update(
     {
         train.__name__: train
         for train in (
-            *(alternating, grown, folds, retained, losses, critic, early, skipped, settings, clips),
-            *(plateau, smoothed, by_hand, minimized, sharpness, projected, chained, evaluated),
-            *(tried_again, truncated, reloaded, in_one_vector, many, sizes_of_its_own),
-            *(compiled_in_part, unscaled, replaced_at_the_end, thinned, joined),
+            *(alternating, retained, losses, critic, early, skipped, smoothed, by_hand, projected),
+            *(chained, tried_again, reloaded, sizes_of_its_own, compiled_in_part, unscaled),
+            *(replaced_at_the_end, joined),
         )
     }
 )

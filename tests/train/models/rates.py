@@ -23,41 +23,6 @@ STEPS = 12
 paddle.distributed.init_parallel_env()
 
 
-def critic_loss(critic: Any, real: Any, made: Any) -> Any:
-    """Return the loss of WGAN-GP, with its gradient penalty."""
-    between = 0.3 * real + 0.7 * made
-    between.stop_gradient = False
-    (slope,) = paddle.grad([critic(between).sum()], [between], create_graph=True)
-    penalty = ((slope.norm(axis=1) - 1) ** 2).mean()
-    return critic(made).mean() - critic(real).mean() + 10 * penalty
-
-
-def wgan_gp(
-    models: list[Any], optimizers: list[Any], draw: Callable[[], Any], *, freezes: bool = False
-) -> None:
-    """Step the critic three times for each step of the generator."""
-    generator, critic = models
-    for number in range(1, STEPS + 1):
-        critic_loss(critic, draw(), generator(draw()).detach()).backward()
-        optimizers[1].step()
-        optimizers[1].clear_grad()
-        if number % 3:
-            continue
-        for parameter in critic.parameters() if freezes else ():
-            parameter.stop_gradient = True
-        (-critic(generator(draw())).mean()).backward()
-        for parameter in critic.parameters() if freezes else ():
-            parameter.stop_gradient = False
-        optimizers[0].step()
-        optimizers[0].clear_grad()
-        optimizers[1].clear_grad()
-
-
-def wgan_gp_frozen(models: list[Any], optimizers: list[Any], draw: Callable[[], Any]) -> None:
-    """Freeze the critic while the generator learns."""
-    wgan_gp(models, optimizers, draw, freezes=True)
-
-
 def apart(models: list[Any], optimizers: list[Any], draw: Callable[[], Any]) -> None:
     """Run the models at rates of their own."""
     for number in range(STEPS):
@@ -120,8 +85,6 @@ class Part:
 
 
 WAYS = {
-    wgan_gp: (8, 1),
-    wgan_gp_frozen: (8, 1),
     apart: (2, 3, 4),
     together: (2, 3, 4),
     cleared: (2, 3, 4),

@@ -42,30 +42,6 @@ def sam(model: Any, batch: Any, optimizer: Any, parameters: list[Any]) -> None:
     optimizer.clear_grad()
 
 
-def both(model: Any, batch: Any, optimizer: Any, parameters: list[Any]) -> None:
-    """Add the gradients at perturbed weights, and decay the weights there."""
-    once(model, batch)
-    with paddle.no_grad():
-        for parameter in parameters:
-            parameter.scale_(0.99)
-    once(model, batch)
-    optimizer.step()
-    optimizer.clear_grad()
-
-
-def extragradient(model: Any, batch: Any, optimizer: Any, parameters: list[Any]) -> None:
-    """Make a trial step, then the real one from the same weights."""
-    old = [parameter.detach().clone() for parameter in parameters]
-    once(model, batch)
-    optimizer.step()
-    optimizer.clear_grad()
-    once(model, batch)
-    for parameter, weight in zip(parameters, old, strict=True):
-        parameter.set_value(weight)
-    optimizer.step()
-    optimizer.clear_grad()
-
-
 def composed(model: Any, batch: Any, optimizer: Any, parameters: list[Any]) -> None:
     """Combine the gradients of two losses in place."""
     once(model, batch)
@@ -102,20 +78,6 @@ def swapped(model: Any, batch: Any, optimizer: Any, parameters: list[Any]) -> No
         parameter.set_value(weight)
 
 
-def frozen(model: Any, batch: Any, optimizer: Any, parameters: list[Any]) -> None:
-    """Freeze the model for a while after each step, as a GAN does."""
-    once(model, batch)
-    optimizer.step()
-    optimizer.clear_grad()
-    for parameter in parameters:
-        parameter.stop_gradient = True
-    batch.stop_gradient = False
-    once(model, batch)
-    batch.stop_gradient = True
-    for parameter in parameters:
-        parameter.stop_gradient = False
-
-
 def train(
     way: Callable[[Any, Any, Any, list[Any]], None],
     net: Any,
@@ -137,7 +99,7 @@ def train_shared(way: Callable[[Any, Any, Any, list[Any]], None], net: Any) -> l
 
 
 report: dict[str, Any] = {}
-for way in (swapped, frozen):
+for way in (swapped,):
     net, alone = twins(mlp)
     by_hand = ByHand(RATE, alone.parameters(), MICRO)
     report[way.__name__] = {
@@ -155,5 +117,5 @@ def stop(way: Callable[[Any, Any, Any, list[Any]], None]) -> str:
     return ""
 
 
-ways = (sam, both, extragradient, composed, decayed)
+ways = (sam, composed, decayed)
 write([report, {way.__name__: stop(way) for way in ways}])
