@@ -539,10 +539,10 @@ def written_states(written: Sequence[Any]) -> list[tuple[int, ...]]:
 def _states(parameters: Iterable[Any], keys: Iterable[int]) -> dict[int, tuple[int, ...]]:
     """Return the states of the gradients of those PARAMETERS whose ids are KEYS, by these."""
     by_id = {id(parameter): parameter for parameter in parameters}
-    found = {key: gradient_of(by_id[key]) for key in keys if key in by_id}
+    gradients = {key: gradient_of(by_id[key]) for key in keys if key in by_id}
     dense = {
         key: gradient
-        for key, gradient in found.items()
+        for key, gradient in gradients.items()
         if gradient is not None and not gradient.is_selected_rows()
     }
     states = dict(zip(dense, written_states([*dense.values()])))
