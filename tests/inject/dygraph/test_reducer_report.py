@@ -62,6 +62,7 @@ def told(
             calls=calls,
             early=len(sizes) - 1,
             why_late="",
+            will_send_early=False,
             setup=SimpleNamespace(hierarchy=None, overlaps=settings.overlaps(), compression=None),
         )
         if calls:
