@@ -56,7 +56,6 @@ FLOORS = (
     (
         "fleetrun.cli.app",
         "fleetrun.cli.shells",
-        "fleetrun.cli.launch",
         "fleetrun.cli.parser",
         "fleetrun.commands",
         "fleetrun.api",

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from fleetrun import __version__
-from fleetrun.cli import parser
-from fleetrun.cli.argv import split
-from fleetrun.cli.launch import ResolvedLaunch, resolve
+from fleetrun.cli import configfile, mistakes, parser, request
+from fleetrun.cli.argv import ParsedCommand, split
 from fleetrun.cli.options import find
+from fleetrun.engines import detect
 from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
-from fleetrun.model import Request
+from fleetrun.model import Layer, Request
 from fleetrun.printing import AUTO, color_choice, is_colored_stream, message_prefix, put
 from fleetrun.run import job
 from fleetrun.run.observers import Caller
@@ -21,6 +21,7 @@ from fleetrun.rundir import entrance
 from fleetrun.rundir.secrets import Hider
 from fleetrun.rundir.variables import COMPLETE, EXEC_OPTIONS
 from fleetrun.text import visible
+from fleetrun.yamlfile import text_of
 
 Launch = Callable[[Request, Mapping[str, str]], int]
 
@@ -51,23 +52,23 @@ def main(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except FleetrunError as error:
-        return _fail(error, given, variables, caller)
-
-
-def _fail(
-    error: FleetrunError, given: list[str], environ: Mapping[str, str], caller: Caller | None
-) -> int:
-    """Print or report ERROR, and return its exit code."""
-    # The message may quote the value of any option.
-    hide = Hider(environ, given)
-    if caller is not None:
-        caller.failed(error, hide(str(error)))
+        # The message may quote the value of any option.
+        hide = Hider(variables, given)
+        if caller is not None:
+            caller.failed(error, hide(str(error)))
+            return error.exit_code
+        is_coloured = is_colored_stream(color_choice(given), variables, sys.stderr)
+        prefix = message_prefix(is_coloured=is_coloured, is_fault=True)
+        for sentence in getattr(error, "sentences", (str(error),)):
+            _complain(f"{prefix}{visible(hide(sentence))}")
         return error.exit_code
-    is_coloured = is_colored_stream(color_choice(given), environ, sys.stderr)
-    prefix = message_prefix(is_coloured=is_coloured, is_fault=True)
-    for sentence in getattr(error, "sentences", (str(error),)):
-        _complain(f"{prefix}{visible(hide(sentence))}")
-    return error.exit_code
+
+
+def _complain(text: str) -> None:
+    """Print an error on standard error; if that is closed, the exit code must do."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
 
 
 def _dispatch(
@@ -80,51 +81,74 @@ def _dispatch(
         return shells.answer(environ[COMPLETE])
     if given and given[0] in parser.COMMANDS:
         return parser.run(given[0], given[1:])
-    if not given:
-        from fleetrun.cli import help as help_page
+    from fleetrun.cli import help as help_page  # only for its pages
 
+    if not given:
         help_page.show("screen", AUTO, environ)
         # The exit code of other tools without arguments.
         return UsageError.exit_code
     if EXEC_OPTIONS in environ:
         given = [*entrance.options(environ), *given]
     parsed = split(given)
-    if parsed.asks("help"):
-        asked = next(item for item in parsed.given if item.name == "help")
-        # --color may stand behind --help, where nothing is looked at otherwise.
-        rest = [word for word in given if word != asked.typed]
-        from fleetrun.cli import help as help_page
-
-        return help_page.show(str(find("help").read(asked)), color_choice(rest), environ)
+    for asked in parsed.given:
+        if asked.name == "help":
+            # --color may stand behind --help, where nothing is looked at otherwise.
+            color = color_choice([word for word in given if word != asked.typed])
+            return help_page.show(str(find("help").read(asked)), color, environ)
     if parsed.asks("version"):
         return put(f"fleetrun {__version__}\n")
-    return _start(resolve(parsed, environ), launch, caller)
+    return _launch(parsed, environ, launch, caller)
 
 
-def _start(resolved: ResolvedLaunch, launch: Launch | None, caller: Caller | None) -> int:
-    """Start the job of RESOLVED, on other hosts by ssh if it names them."""
-    request, environ, engine = resolved
-    if request.hosts or request.hostfile:
+def _launch(
+    parsed: ParsedCommand,
+    environ: Mapping[str, str],
+    launch: Launch | None,
+    caller: Caller | None,
+) -> int:
+    """Start the job that PARSED requests, on other hosts by ssh if it names them."""
+    restored: tuple[tuple[str, str | None], ...] = ()
+    layers: Mapping[str, Layer] = {}
+    if parsed.asks("from_manifest"):
+        from fleetrun.cli import replay  # reads manifests
+
+        again = replay.replay(parsed, environ)
+        try:
+            os.chdir(again.cwd)
+        except OSError as error:
+            raise EnvironmentFault(
+                f"The manifest's folder {again.cwd} cannot be entered ({error.strerror})."
+            ) from None
+        parsed = again.parsed._replace(notes=(*again.parsed.notes, *again.notes))
+        environ, file = again.environ, again.config
+        restored, layers = again.restored, again.layers
+    else:
+        file = configfile.find(parsed.given, environ)
+    mistakes.refuse(parsed, parser.COMMANDS)
+    listed = detect.rows(environ)
+    engine: list[detect.Detected] = []
+
+    def detected() -> detect.Detected:
+        engine.append(detect.read(listed, environ, lambda path: text_of(path, "the list of hosts")))
+        return engine[0]
+
+    made = request.resolve(parsed, environ, file, layers, detected if listed else None)
+    given = configfile.beside(file, parsed.given)
+    made = made._replace(typed=parsed.words, given=given, restored=restored)
+    if made.hosts or made.hostfile:
         from fleetrun.remote import head, sshjob  # only for jobs by ssh
 
-        if request.dry_run is None:
+        if made.dry_run is None:
             if caller is not None:
                 caller.gathering()
-            return head.launch(request, environ)
-        request = sshjob.as_listed(request)
+            return head.launch(made, environ)
+        made = sshjob.as_listed(made)
     if launch is not None:
-        return launch(request, environ)
-    if engine is not None and request.dry_run is None:
+        return launch(made, environ)
+    if engine and made.dry_run is None:
         from fleetrun.remote import enginelaunch  # only below an engine
 
         if caller is not None:
             caller.gathering()
-        return enginelaunch.launch(request, environ, engine, caller)
-    return job.launch(request, environ, caller=caller)
-
-
-def _complain(text: str) -> None:
-    """Print an error on standard error; if that is closed, the exit code must do."""
-    if sys.stderr is not None:
-        with suppress(OSError):
-            print(text, file=sys.stderr, flush=True)
+        return enginelaunch.launch(made, environ, engine[0], caller)
+    return job.launch(made, environ, caller=caller)

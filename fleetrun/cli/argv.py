@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from fleetrun import text
@@ -30,43 +31,40 @@ _OF_LAUNCHERS = frozenset(
 # Options that end the command line: nothing after them is read.
 _ENDING = ("help", "version")
 # Those that a shell does not remove.
-TYPOGRAPHIC = ("\u2018", "\u2019", "\u201c", "\u201d")
-QUOTES = "'\"" + "".join(TYPOGRAPHIC)
+_TYPOGRAPHIC = ("\u2018", "\u2019", "\u201c", "\u201d")
+QUOTES = "'\"" + "".join(_TYPOGRAPHIC)
+# paddleformers-cli writes --gpus without a value.
+_NO_DEVICES = (
+    " Programs that start launches write this when they find no device on this host, or none in "
+    "CUDA_VISIBLE_DEVICES and its like; without the option fleetrun trains on the CPU."
+)
 
 
-class ParsedOptions(NamedTuple):
-    """The part of a command line that is fleetrun's own.
+class ParsedCommand(NamedTuple):
+    """A parsed command line: our options in order, and the script with its arguments untouched.
 
     `script_at` is where the script starts (None: there is none yet); `pending` is a last option
     that still lacks its value.
     """
 
     given: tuple[Given, ...]
-    notes: tuple[str, ...]
-    script_at: int | None
-    pending: Option | None = None
-    pending_typed: str = ""
-
-    def refuse_pending(self) -> None:
-        """Raise UsageError if the last option lacks its value."""
-        if self.pending is not None:
-            raise UsageError(f"{self.pending_typed} needs a value: {self.pending.wanted}")
-
-
-class ParsedCommand(NamedTuple):
-    """A parsed command line: our options in order, and the script with its arguments untouched."""
-
-    given: tuple[Given, ...]
-    script: Script | None
+    script: Script | None = None
     notes: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+    script_at: int | None = None
+    pending: Option | None = None
 
     def asks(self, name: str) -> bool:
         """Whether the option NAME was given."""
         return any(given.name == name for given in self.given)
 
+    def refuse_pending(self) -> None:
+        """Raise UsageError if the last option lacks its value."""
+        if self.pending is not None:
+            raise UsageError(f"{self.words[-1]} needs a value: {self.pending.wanted}")
 
-def split(words: Sequence[str], table: Iterable[Option] = KNOWN) -> ParsedCommand:
+
+def split(words: Sequence[str]) -> ParsedCommand:
     """Split WORDS into options and script; UsageError for an unknown option before the script.
 
     >>> parsed = split(["--gpus=0,1", "train.py", "--gpus=2", "--", ""])
@@ -75,16 +73,15 @@ def split(words: Sequence[str], table: Iterable[Option] = KNOWN) -> ParsedComman
     >>> parsed.script
     Script(form='file', target='train.py', args=('--gpus=2', '--', ''))
     """
-    head = scan(words, table)
-    head.refuse_pending()
-    if head.script_at is not None:
-        script = _script(words[head.script_at :])
-        notes = (*head.notes, *_misplaced(script))
-        return ParsedCommand(head.given, script, notes, tuple(words))
+    parsed = scan(words)
+    parsed.refuse_pending()
+    if parsed.script_at is not None:
+        script = _script(words[parsed.script_at :])
+        return parsed._replace(script=script, notes=(*parsed.notes, *_misplaced(script)))
     # A manifest contains the script.
-    if not any(given.name in (*_ENDING, "from_manifest") for given in head.given):
-        raise UsageError(f"no script to run: {_where_the_script_is(head.given)}")
-    return ParsedCommand(head.given, None, head.notes, tuple(words))
+    if not any(given.name in (*_ENDING, "from_manifest") for given in parsed.given):
+        raise UsageError(f"no script to run: {_where_the_script_is(parsed.given)}")
+    return parsed
 
 
 def _where_the_script_is(given: Sequence[Given]) -> str:
@@ -117,34 +114,19 @@ def _script(words: Sequence[str]) -> Script:
     return Script("module", rest[0], rest[1:])
 
 
-def _misplaced(script: Script) -> tuple[str, ...]:
-    """Return a note for each argument of SCRIPT that only launchers take, or that is a slip."""
-    notes = []
-    for at, arg in enumerate(script.args):
-        word, following = text.without_slips(arg), "".join(script.args[at + 1 : at + 2])
-        name = word.partition("=")[0].lstrip("-").replace("-", "_").lower()
-        is_ours = name in _OF_LAUNCHERS or (name == "strategy" and _is_preset(word, following))
-        if word.startswith("-") and is_ours:
-            notes.append(
-                f"{arg} comes after {script.target}, so the script gets it; put fleetrun's options "
-                "before the script."
+def _misplaced(script: Script) -> Iterable[str]:
+    """Yield a note for each argument of SCRIPT that only launchers take."""
+    for word, following in pairwise((*script.args, "")):
+        name, equals, value = word.partition("=")
+        name = name.lstrip("-").replace("-", "_").lower()
+        # Scripts have a --strategy of their own, with other values than presets.
+        listed = (value if equals else following).split(",")
+        is_preset = name == "strategy" and not PRESETS.keys().isdisjoint(listed)
+        if word.startswith("-") and (name in _OF_LAUNCHERS or is_preset):
+            yield (
+                f"{word} comes after {script.target}, so the script gets it; put fleetrun's "
+                "options before the script."
             )
-        fault = text.blank_fault(arg)
-        # A script may be given a blank as the value of its option.
-        is_value = at > 0 and script.args[at - 1].startswith("-") and not arg.endswith("\r")
-        if fault is not None and not is_value and arg in {script.args[-1], arg.rstrip("\r") + "\r"}:
-            notes.append(f'{script.target} gets the argument "{arg}": {fault}')
-            break
-    return tuple(notes)
-
-
-def _is_preset(word: str, following: str) -> bool:
-    """Whether WORD, an option, or FOLLOWING after it has the name of a preset.
-
-    Scripts have a --strategy of their own, with other values.
-    """
-    _, equals, value = word.partition("=")
-    return any(name.strip() in PRESETS for name in (value if equals else following).split(","))
 
 
 def refused(words: Sequence[str], message: str) -> str | None:
@@ -164,51 +146,56 @@ def refused(words: Sequence[str], message: str) -> str | None:
 # -- our options ---------------------------------------------------------------------------------
 
 
-def scan(words: Sequence[str], table: Iterable[Option] = KNOWN) -> ParsedOptions:
-    """Read our options at the head of WORDS."""
+def scan(words: Sequence[str], table: Iterable[Option] = KNOWN) -> ParsedCommand:
+    """Read the options of TABLE at the head of WORDS; UsageError for an unknown one."""
     names = by_spelling(table)
     given: list[Given] = []
     notes: list[str] = []
+    script_at: int | None = None
+    pending: Option | None = None
     at = 0
-    while at < len(words):
+    while at < len(words) and not (given and given[-1].name in _ENDING):
         word = words[at]
         fault = text.blank_fault(word)
         if fault is not None:
             raise UsageError(f'"{word}": {fault}')
-        if word == "--":
-            after = at + 1 if at + 1 < len(words) else None
-            return ParsedOptions(tuple(given), tuple(notes), after)
-        if not word.startswith("-") or word == "-m":
-            return ParsedOptions(tuple(given), tuple(notes), at)
+        if word == "-m" or not word.startswith("-"):
+            script_at = at
+            break
         at += 1
+        if word == "--":
+            script_at = at if at < len(words) else None
+            break
         typed, equals, raw = word.partition("=")
         following = words[at] if at < len(words) else None
         name = "help" if word == "-h" else _named(typed, names, notes, raw or following or "")
         option = names.get(name) or names["devices"]
-        if not equals and option.needs_next(following):
-            if following is None:
-                return ParsedOptions(tuple(given), tuple(notes), None, option, typed)
-            raise UsageError(
-                f"{typed} needs a value, and {following} looks like an option: "
-                f"write {typed}=VALUE.{_NO_DEVICES if option.label == 'devices' else ''}"
-            )
+        if not equals and following is None and option.bare is None:
+            pending = option
+            break
         if not equals:
-            _refuse_lone_equals(option, typed, words[at : at + 2])
-            raw = option.bare or ""
-            if following is not None and option.takes_next(following):
-                raw, at = following, at + 1
+            raw = _value_after(option, typed, words[at:])
+            at += following is not None and option.takes_next(following)
         _refuse_slips(typed, raw, is_last=not equals and at == len(words))
         given.append(option.given(raw, typed, spelling=name))
-        if option.label in _ENDING:
-            break
-    return ParsedOptions(tuple(given), tuple(notes), None)
+    return ParsedCommand(tuple(given), None, tuple(notes), tuple(words), script_at, pending)
 
 
-# paddleformers-cli writes it without a value.
-_NO_DEVICES = (
-    " Programs that start launches write this when they find no device on this host, or none in "
-    "CUDA_VISIBLE_DEVICES and its like; without the option fleetrun trains on the CPU."
-)
+def _value_after(option: Option, typed: str, following: Sequence[str]) -> str:
+    """Return the value of OPTION, which was TYPED without one, from the FOLLOWING words."""
+    word = following[0] if following else ""
+    meant = word[1:] or "".join(following[1:2]) or "VALUE"
+    # `--set =5` lacks its key instead.
+    if word.startswith("=") and (not option.is_pair or "=" in meant):
+        raise UsageError(f"{typed} ends at the space before {word}: write {typed}={meant}.")
+    if following and option.takes_next(word):
+        return word
+    if option.bare is None:
+        raise UsageError(
+            f"{typed} needs a value, and {word} looks like an option: "
+            f"write {typed}=VALUE.{_NO_DEVICES if option.label == 'devices' else ''}"
+        )
+    return option.bare
 
 
 def _refuse_slips(typed: str, raw: str, *, is_last: bool) -> None:
@@ -217,29 +204,19 @@ def _refuse_slips(typed: str, raw: str, *, is_last: bool) -> None:
     fault = text.blank_fault(raw) if raw.endswith("\r") or is_last else None
     if fault is not None:
         raise UsageError(f'{typed} "{raw}": {fault}')
-    if raw.startswith(TYPOGRAPHIC):
+    if raw.startswith(_TYPOGRAPHIC):
         raise UsageError(
             f"{typed}={raw}: the quotation marks are part of the value, because a shell removes "
             f"only straight ones: write {typed}={raw.strip(QUOTES)}."
         )
 
 
-def _refuse_lone_equals(option: Option, typed: str, following: Sequence[str]) -> None:
-    """Raise UsageError if FOLLOWING, the words after OPTION as TYPED, begin with its `=`."""
-    word = "".join(following[:1])
-    meant = word[1:] or "".join(following[1:]) or "VALUE"
-    # `--set =5` lacks its key instead.
-    if word.startswith("=") and (not option.is_pair or "=" in meant):
-        raise UsageError(f"{typed} ends at the space before {word}: write {typed}={meant}.")
-
-
 def _named(typed: str, names: dict[str, Option], notes: list[str], value: str) -> str:
     """Return the spelling that TYPED means, completely or by a unique prefix; VALUE follows it."""
+    missing = f"no such option: {typed}"
     if text.without_slips(typed) != typed or typed[1:2] in tuple(text.LONG_DASHES):
-        raise UsageError(
-            f"no such option: {typed}; it has full-width characters or long dashes: write "
-            f"{text.option_without_slips(typed)}."
-        )
+        meant = text.option_without_slips(typed)
+        raise UsageError(f"{missing}; it has full-width characters or long dashes: write {meant}.")
     if len(typed.split()) > 1:
         raise UsageError(
             f'no such option: "{typed}"; quotation marks make it one word: leave them out.'
@@ -257,10 +234,11 @@ def _named(typed: str, names: dict[str, Option], notes: list[str], value: str) -
         full = label if label in starting else starting[0]
         notes.append(f"{typed} is read as {flag(full)}.")
         return full
+    if len(starting) == 1:
+        raise UsageError(f"{missing}; did you mean --{starting[0]}?")
     if starting:
         listed = ", ".join(f"--{known}" for known in starting)
-        hint = f"did you mean {listed}?" if len(starting) == 1 else f"it could be {listed}."
-        raise UsageError(f"no such option: {typed}; {hint}")
+        raise UsageError(f"{missing}; it could be {listed}.")
     if name and is_device_list(name, value) and not elsewhere.hint(typed, value):
         # `--cluter_node_ips=1` is not a kind.
         aliases = [
@@ -270,7 +248,7 @@ def _named(typed: str, names: dict[str, Option], notes: list[str], value: str) -
         ]
         if not text.closest(name, aliases, _LIKE_AN_ALIAS):
             return name.removeprefix("selected_")
-    raise UsageError(f"no such option: {typed}{suggest(typed, names, value=value)}")
+    raise UsageError(f"{missing}{suggest(typed, names, value=value)}")
 
 
 def suggest(typed: str, names: Iterable[str], prefix: str = "--", value: str = "") -> str:
@@ -285,12 +263,11 @@ def suggest(typed: str, names: Iterable[str], prefix: str = "--", value: str = "
     name = typed.lstrip("-").replace("-", "_")
     if text.without_slips(name) != name:
         return f"; it has full-width characters: write {text.without_slips(name)}."
+    otherwise = "`fleetrun --help=all` lists them all."
     if prefix and not typed.startswith("--"):
         otherwise = "for Python's own options write `fleetrun [options] python -u train.py`."
         if len(name) == 1:
             # A single letter resembles any short name.
             return f"; {otherwise}"
-    else:
-        otherwise = "`fleetrun --help=all` lists them all."
     kinds_too = [*names, *(f"{kind}s" for kind in kinds.VENDORS)]
     return text.suggestion(name, kinds_too, otherwise, prefix)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
+from fleetrun import yamlfile
 from fleetrun.cli import elsewhere
 from fleetrun.cli.argv import suggest
 from fleetrun.cli.option import Option
@@ -14,7 +15,7 @@ from fleetrun.errors import UsageError
 from fleetrun.model import Given
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from yaml import Node
 
@@ -47,11 +48,9 @@ def named(given: Iterable[Given]) -> str | None:
 
 def find(given: Sequence[Given], environ: Mapping[str, str]) -> Config | None:
     """Return the config file that GIVEN names, or the one here, on top of the user's."""
-    path = named(given)
-    if path is None and os.path.exists(DEFAULT):
-        path = DEFAULT
-    own = of_user(environ)
+    path = named(given) or (DEFAULT if os.path.exists(DEFAULT) else None)
     above = None if path is None else read(path)
+    own = of_user(environ)
     if own is None:
         return above
     chosen = () if above is None else above.given
@@ -71,49 +70,25 @@ def of_user(environ: Mapping[str, str]) -> str | None:
 
 def read(path: str) -> Config:
     """Read the config file at PATH; UsageError with file:line if it is invalid."""
-    return Config(path, tuple(_entries(_mapping(path), path, BY_SPELLING)))
+    return Config(path, tuple(_entries(path)))
 
 
-def of_command(path: str, command: str, options: Mapping[str, Option]) -> Iterable[Given]:
+def of_command(path: str, command: str, options: Mapping[str, Option]) -> Iterator[Given]:
     """Read the OPTIONS of `fleetrun submit COMMAND` in the config file at PATH."""
-    return _entries(_mapping(path, (SUBMIT, command)), path, options, command)
-
-
-def _mapping(path: str, keys: Iterable[str] = ()) -> Sequence[tuple[Node, Node]]:
-    """Return the entries of the config file at PATH, or of the mapping below KEYS in it."""
-    from yaml import MappingNode  # only imported for a config file
-
-    from fleetrun import yamlfile
-
-    with yamlfile.loading(yamlfile.text_of(path, "this config file"), path) as loader:
-        node = loader.get_single_node()
-    for key in keys:
-        entries = node.value if isinstance(node, MappingNode) else ()
-        node = next((value for name, value in entries if name.value == key), None)
-    if node is None:
-        return ()
-    if not isinstance(node, MappingNode):
-        raise UsageError(f"{path}:{node.start_mark.line + 1}: write one `option: value` a line.")
-    pairs: Sequence[tuple[Node, Node]] = node.value
-    return pairs
+    return _entries(path, options, command)
 
 
 def _entries(
-    entries: Iterable[tuple[Node, Node]],
-    path: str,
-    options: Mapping[str, Option],
-    command: str = "",
-) -> Iterable[Given]:
-    """Read each line of the file as one of OPTIONS, those of a launch or of COMMAND."""
+    path: str, options: Mapping[str, Option] = BY_SPELLING, command: str = ""
+) -> Iterator[Given]:
+    """Read each line of the file at PATH as one of OPTIONS, those of a launch or of COMMAND."""
     lines: dict[str, int] = {}
-    for key, node in entries:
-        line = key.start_mark.line + 1
-        where = f"{path}:{line}"
-        typed = str(key.value)
+    for key, node in _mapping(path, (SUBMIT, command) if command else ()):
+        line, typed = key.start_mark.line + 1, str(key.value)
         if typed == SUBMIT and not command:
             continue
-        name = typed.replace("-", "_")
-        option = options.get(name) or _unlisted(name, options, where, typed, command)
+        where, name = f"{path}:{line}", typed.replace("-", "_")
+        option = options.get(name) or _unlisted(name, options, f"{where}: ", typed, command)
         if not option.in_file:
             raise UsageError(f"{where}: {typed} belongs on the command line.")
         if option.label in lines:
@@ -136,44 +111,51 @@ def _unlisted(
     """Return the option of devices if NAME is a kind of them; else UsageError about TYPED."""
     if not command and is_device_list(name):
         return find_option("devices")
-    elsewhere.refuse_gone(name, f"{where}: {typed}")
-    known = [name for name, row in options.items() if row.in_file]
+    elsewhere.refuse_gone(name, f"{where}{typed}")
+    ending = suggest(typed, [name for name, row in options.items() if row.in_file], "")
     of = f" of {command}" if command else ""
-    raise UsageError(f"{where}: no such option{of}: {typed}{suggest(typed, known, prefix='')}")
+    raise UsageError(f"{where}no such option{of}: {typed}{ending}")
 
 
-def _values(option: Option, node: Node, where: str) -> Iterable[tuple[str, int]]:
+def _mapping(path: str, keys: Iterable[str] = ()) -> Sequence[tuple[Node, Node]]:
+    """Return the entries of the config file at PATH, or of the mapping below KEYS in it."""
+    from yaml import MappingNode  # only imported for a config file
+
+    with yamlfile.loading(yamlfile.text_of(path, "this config file"), path) as loader:
+        node = loader.get_single_node()
+    for key in keys:
+        entries = node.value if isinstance(node, MappingNode) else ()
+        node = next((value for name, value in entries if name.value == key), None)
+    if node is None:
+        return ()
+    if not isinstance(node, MappingNode):
+        raise UsageError(f"{path}:{node.start_mark.line + 1}: write one `option: value` a line.")
+    pairs: Sequence[tuple[Node, Node]] = node.value
+    return pairs
+
+
+def _values(option: Option, node: Node, where: str) -> Iterator[tuple[str, int]]:
     """Yield the texts that NODE stands for on the command line, each with its line."""
     from yaml import MappingNode, ScalarNode, SequenceNode
 
-    from fleetrun import yamlfile
+    def text(item: Node) -> str:
+        if not isinstance(item, ScalarNode):
+            raise UsageError(f"{where}: give plain values: {option.wanted}")
+        return "" if yamlfile.is_null(item) else str(item.value)
 
     match node:
+        case ScalarNode() if not text(node):
+            return
         case ScalarNode():
-            if not yamlfile.is_null(node):
-                yield node.value, node.start_mark.line + 1
+            yield text(node), node.start_mark.line + 1
         case MappingNode() if option.is_repeatable:
             for key, value in node.value:
-                pair = f"{_scalar(key, where, option)}={_scalar(value, where, option)}"
-                yield pair, key.start_mark.line + 1
+                yield f"{text(key)}={text(value)}", key.start_mark.line + 1
         case SequenceNode() if option.is_repeatable:
             for item in node.value:
-                yield _scalar(item, where, option), item.start_mark.line + 1
+                yield text(item), item.start_mark.line + 1
         case SequenceNode() if option.kind.name == "list":
-            texts = [_scalar(item, where, option) for item in node.value]
-            yield ",".join(texts), node.start_mark.line + 1
+            yield ",".join(map(text, node.value)), node.start_mark.line + 1
         case _:
             kind = "a list" if isinstance(node, SequenceNode) else "a mapping"
-            problem = f"{kind} does not fit: {option.wanted}"
-            raise UsageError(f"{where}: {problem}")
-
-
-def _scalar(node: Node, where: str, option: Option) -> str:
-    """Return NODE's text; UsageError if it is a list or a mapping."""
-    from yaml import ScalarNode
-
-    from fleetrun import yamlfile
-
-    if not isinstance(node, ScalarNode):
-        raise UsageError(f"{where}: give plain values: {option.wanted}")
-    return "" if yamlfile.is_null(node) else str(node.value)
+            raise UsageError(f"{where}: {kind} does not fit: {option.wanted}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from fleetrun import text
 from fleetrun.cli import elsewhere
@@ -18,68 +19,55 @@ _SLIP, _ALIKE = 1, 0.7
 
 def refuse(parsed: ParsedCommand, commands: Iterable[str]) -> None:
     """Raise UsageError if the script of PARSED is hardly one; COMMANDS are those of fleetrun."""
-    if parsed.script is None:
+    if parsed.script is None or parsed.script_at is None:
         return
-    target, args = parsed.script.target, parsed.script.args
-    if parsed.script.form == "module":
-        problem = _no_module(target)
-        if problem is not None:
+    form, target, args = parsed.script
+    if form == "module":
+        for problem in _no_module(target):
             raise UsageError(f"-m {target}: {problem}")
         return
     if not os.path.exists(target):
-        problem = (
-            _misspelt(target)
-            or _assigned(target)
-            or _rest_of_option(parsed.given[-1:], target, args)
-        )
-        if problem is not None:
+        last = parsed.given[-1:]
+        for problem in (*_misspelt(target), *_rest_of_option(last, target, args)):
             raise UsageError(problem)
-    first = len(parsed.words) - len(args) - 1
-    is_meant = first > 0 and parsed.words[first - 1] == "--"
+    is_meant = parsed.words[parsed.script_at - 1 : parsed.script_at] == ("--",)
     if target.isalpha() and not is_meant:
         _refuse_command(target, args, tuple(commands))
 
 
-def _no_module(target: str) -> str | None:
-    """Return why TARGET after -m is no module, or None."""
+def _no_module(target: str) -> Iterator[str]:
+    """Yield why TARGET after -m is no module."""
     if "/" in target:
-        return "that is a path, not a module: leave -m out."
+        yield "that is a path, not a module: leave -m out."
     if len(target.split()) > 1:
-        return f"quotation marks make it one word: leave them out: -m {target}."
+        yield f"quotation marks make it one word: leave them out: -m {target}."
     if target.endswith(".ipynb"):
-        return f"that is a notebook, not a module: run `jupyter nbconvert --to script {target}`."
+        yield f"that is a notebook, not a module: run `jupyter nbconvert --to script {target}`."
     if target.endswith(".py") and os.path.exists(target):
         # Python would run it while it looks for a module `py` in it, and fail then.
-        return f"a module's name has no .py: write {target} without -m, or -m {target[:-3]}."
-    return None
+        yield f"a module's name has no .py: write {target} without -m, or -m {target[:-3]}."
 
 
-def _misspelt(target: str) -> str | None:
-    """Return how TARGET, which is taken as the script, differs from what was meant, or None."""
+def _misspelt(target: str) -> Iterator[str]:
+    """Yield how TARGET, which is taken as the script, differs from what was meant."""
     taken, words = f'"{target}" is taken as the script', target.split()
     unquoted, plain = target.strip(QUOTES), text.without_slips(target)
     if unquoted != target and unquoted.startswith("--"):
-        return f"{taken}, because its quotation marks are part of it: write {unquoted}."
+        yield f"{taken}, because its quotation marks are part of it: write {unquoted}."
     if target.startswith(tuple(text.LONG_DASHES)):
         meant = text.option_without_slips(target)
-        return f"{taken}, because it starts with a long dash: write two hyphens, {meant}."
+        yield f"{taken}, because it starts with a long dash: write two hyphens, {meant}."
     if target.strip() != target:
-        return f"{taken}, with its blank: write {target.strip()}."
+        yield f"{taken}, with its blank: write {target.strip()}."
     if plain != target and os.path.exists(plain):
-        return f"there is no script {target}; without full-width characters there is {plain}."
+        yield f"there is no script {target}; without full-width characters there is {plain}."
     if len(words) > 1 and (target.startswith("-") or ".py" in target or _is_program(words[0])):
-        return f"{taken}, because quotation marks make it one word: leave them out: {target}."
-    return None
-
-
-def _assigned(target: str) -> str | None:
-    """Return that TARGET is an option without hyphens, or a variable, or None."""
+        yield f"{taken}, because quotation marks make it one word: leave them out: {target}."
     name, equals, _ = target.partition("=")
     if equals and name.replace("-", "_") in BY_SPELLING:
-        return f'"{target}" is taken as the script: write --{target}.'
+        yield f"{taken}: write --{target}."
     if equals and name.isidentifier() and name.isupper():
-        return f'"{target}" is taken as the script: write --env {target} for a variable of ranks.'
-    return None
+        yield f"{taken}: write --env {target} for a variable of ranks."
 
 
 def _is_program(name: str) -> bool:
@@ -89,28 +77,28 @@ def _is_program(name: str) -> bool:
     )
 
 
-def _rest_of_option(given: Sequence[Given], target: str, args: Sequence[str]) -> str | None:
-    """Return that TARGET and ARGS continue the value of GIVEN, the last option, or None."""
-    if not given or given[0].name not in BY_SPELLING:
-        return None
-    last, option = given[0], BY_SPELLING[given[0].name]
-    value = ""
-    is_measure = option.kind.name == "duration" or option.metavar == "SIZE"
-    if is_measure and target.isalpha() and last.raw[-1:].isdigit():
-        value = f"{last.raw}{target}" if option.is_readable(last.raw + target) else ""
-    elif option.kind.name == "list" and _is_listed(target):
-        values = [last.raw]
-        for word in (target, *args):
-            if not _is_listed(word):
-                break
-            values.append(word)
-        value = ",".join(",".join(values).replace(",", " ").split())
-    if not value:
-        return None
-    return (
-        f'"{target}" is taken as the script, because {last.typed} ends at the space: '
-        f"write {last.typed}={value}."
-    )
+def _rest_of_option(given: Sequence[Given], target: str, args: Sequence[str]) -> Iterator[str]:
+    """Yield that TARGET and ARGS continue the value of GIVEN, the last option."""
+    for last in given:
+        option = BY_SPELLING[last.name]
+        value = ""
+        is_measure = option.kind.name == "duration" or option.metavar == "SIZE"
+        if is_measure and target.isalpha() and last.raw[-1:].isdigit():
+            with suppress(UsageError):
+                option.read(last._replace(raw=last.raw + target))
+                value = last.raw + target
+        elif option.kind.name == "list" and _is_listed(target):
+            values = [last.raw]
+            for word in (target, *args):
+                if not _is_listed(word):
+                    break
+                values.append(word)
+            value = ",".join(",".join(values).replace(",", " ").split())
+        if value:
+            yield (
+                f'"{target}" is taken as the script, because {last.typed} ends at the space: '
+                f"write {last.typed}={value}."
+            )
 
 
 def _is_listed(word: str) -> bool:

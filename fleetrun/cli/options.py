@@ -36,9 +36,6 @@ from fleetrun.plan import kinds
 from fleetrun.rundir import variables
 from fleetrun.strategy import fields, load
 
-# Paddle adds the host's rank to this port.
-FIXED_PORT = "FLAGS_FIXED_PORT"
-
 _TOPOLOGY = (
     "this version does not map ranks by topology. They follow the order of --ips, and on each host "
     "that of --gpus: write addresses and devices in the order that you want."
@@ -75,42 +72,34 @@ class FieldValues(Type):
         )
 
     def completions(self, incomplete: str) -> list[CompletionItem[str]]:
-        """Return fields as KEY=, or the values of one."""
+        """Return fields, or the parts of those that have parts, as KEY=, or the values of one."""
+        known: dict[str, fields.Field] = {}
+        for field in fields.TABLE:
+            parts = {f"{field.name}.{key.name}": key for key in field.keys}
+            known |= parts or {field.name: field}
         key, equals, values = incomplete.partition("=")
-        known = _settable()
         if not equals:
             return among([f"{name}=" for name in known], key)
         if key not in known:
             return []
         earlier, comma, last = values.rpartition(",")
-        field = known[key]
-        words = {"bool": ("true", "false"), "choice": field.words}.get(field.kind, ())
-        return among(
-            (*words, *([fields.AUTO] if field.auto else [])), last, f"{key}={earlier}{comma}"
-        )
-
-
-def _settable() -> dict[str, fields.Field]:
-    """Return the keys of --set: fields, and the parts of fields that have parts."""
-    settable: dict[str, fields.Field] = {}
-    for field in fields.TABLE:
-        # Fields need no section, as their names are unique.
-        parts = {f"{field.name}.{key.name}": key for key in field.keys}
-        settable |= parts or {field.name: field}
-    return settable
+        words = {"bool": ("true", "false"), "choice": known[key].words}.get(known[key].kind, ())
+        auto = (fields.AUTO,) if known[key].auto else ()
+        return among((*words, *auto), last, f"{key}={earlier}{comma}")
 
 
 _BACKENDS = choice(
-    *("auto", "nccl", "gloo", "bkcl", "heter", "xccl", "flagcx"),
-    gone=(("hccl", _HCCL), ("mpi", _MPI)),
+    *("auto", "nccl", "gloo", "bkcl", "heter", "xccl", "flagcx"), gone={"hccl": _HCCL, "mpi": _MPI}
 )
+# As Python's logging and Paddle call them.
 _LEVELS = choice(
     *("debug", "info", "warning", "error"),
-    synonyms=(
-        *(("notset", "debug"), ("0", "debug"), ("10", "debug"), ("20", "info"), ("30", "warning")),
-        *(("warn", "warning"), ("40", "error"), ("50", "error"), ("critical", "error")),
-        ("fatal", "error"),
-    ),
+    synonyms={
+        **dict.fromkeys(("notset", "0", "10"), "debug"),
+        "20": "info",
+        **dict.fromkeys(("warn", "30"), "warning"),
+        **dict.fromkeys(("critical", "fatal", "40", "50"), "error"),
+    },
 )
 
 # A line each for how an option is read, what it does, and where else it is set.
@@ -203,7 +192,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("start_port started_port", number(minimum=1, maximum=LAST_PORT), "hosts", "PORT",
            "Port of the first process; the others get the ports after it. Default: free ports on "
            "one host, 6070 on several.",
-           env=("PADDLE_START_PORT", "FLAGS_START_PORT", FIXED_PORT)),
+           env=("PADDLE_START_PORT", "FLAGS_START_PORT", "FLAGS_FIXED_PORT")),
     Option("nnodes np", TEXT, "hosts", "N[:M]",
            "Number of hosts. Follows from --ips; required with --master. With N:M the job is "
            "elastic: it continues when hosts are lost or arrive.",
@@ -362,55 +351,46 @@ OPTIONS: tuple[Option, ...] = (
 # fmt: on
 
 
-def _unused(
-    name: str, reason: str, *env: str, takes_value: bool = False, is_refused: bool = False
-) -> Option:
-    """Return an option of Paddle's launchers that does nothing here: taken with a remark, REASON.
-
-    IS_REFUSED: REASON says what to do instead.
-    """
-    kind, metavar, bare = (TEXT, "VALUE", None) if takes_value else (BOOL, "BOOL", "true")
-    group = "later" if is_refused else "paddle"
-    return Option(name, kind, group, metavar, "", env=env, bare=bare, reason=reason)
-
-
-UNUSED = (
-    _unused("legacy", "there is one launcher, and it gives scripts what either of Paddle's does."),
-    _unused(
-        "sort_ip",
-        "hosts keep the order of --ips; without it, the others follow the master by address.",
-        "PADDLE_SORT_IP",
-    ),
-    _unused(
-        "enable_gpu_log",
-        "metrics.jsonl in the run directory records GPU use, without nvidia-smi.",
-    ),
-    _unused("use_paddlecloud", "PaddleCloud's variables are always read if all of them are set."),
-    _unused("print_config", "the settings are in launch.txt of the run directory."),
-    _unused("use_env", "ranks always get PADDLE_LOCAL_RANK, and never an argument --local_rank."),
-    _unused("scale", _FLEET_SIZE, takes_value=True),
-    _unused("force", _FLEET_SIZE),
-    _unused(
-        "elastic_level",
+# Options of Paddle's launchers that do nothing here: each is taken with a remark that says why.
+# Those that end with = have a value; the variables follow the name.
+_WITHOUT_EFFECT = {
+    "legacy": "there is one launcher, and it gives scripts what either of Paddle's does.",
+    "sort_ip PADDLE_SORT_IP": "hosts keep the order of --ips; without it, the others follow the "
+    "master by address.",
+    "enable_gpu_log": "metrics.jsonl in the run directory records GPU use, without nvidia-smi.",
+    "use_paddlecloud": "PaddleCloud's variables are always read if all of them are set.",
+    "print_config": "the settings are in launch.txt of the run directory.",
+    "use_env": "ranks always get PADDLE_LOCAL_RANK, and never an argument --local_rank.",
+    "scale=": _FLEET_SIZE,
+    "force": _FLEET_SIZE,
+    "elastic_level= PADDLE_ELASTIC_LEVEL PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL": (
         "--nnodes=MIN:MAX continues without lost hosts, and --max_restart restarts the job after "
-        "a failure.",
-        *("PADDLE_ELASTIC_LEVEL", "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL"),
-        takes_value=True,
+        "a failure."
     ),
-    _unused("enable_auto_mapping", _TOPOLOGY, is_refused=True),
-    _unused("cluster_topo_path", _TOPOLOGY, takes_value=True, is_refused=True),
-    _unused(
-        *("rank_mapping_path", _TOPOLOGY, "PADDLE_RANK_MAPPING_PATH"),
-        takes_value=True,
-        is_refused=True,
-    ),
-    _unused(
-        *("auto_parallel_config", _TUNER, "PADDLE_AUTO_PARALLEL_CONFIG"),
-        takes_value=True,
-        is_refused=True,
-    ),
-    _unused("auto_cluster_config", _TUNER, "PADDLE_AUTO_CLUSTER", is_refused=True),
-    _unused("auto_tuner_json", _TUNER, takes_value=True, is_refused=True),
+}
+# Those that are refused with what to do instead.
+_NOT_HERE = {
+    "enable_auto_mapping": _TOPOLOGY,
+    "cluster_topo_path=": _TOPOLOGY,
+    "rank_mapping_path= PADDLE_RANK_MAPPING_PATH": _TOPOLOGY,
+    "auto_parallel_config= PADDLE_AUTO_PARALLEL_CONFIG": _TUNER,
+    "auto_cluster_config PADDLE_AUTO_CLUSTER": _TUNER,
+    "auto_tuner_json=": _TUNER,
+}
+
+
+def _unused(row: str, group: str, reason: str) -> Option:
+    """Return the option of ROW, a key of the tables above."""
+    name, *env = row.split()
+    if name.endswith("="):
+        return Option(name[:-1], TEXT, group, "VALUE", "", env=tuple(env), reason=reason)
+    return Option(name, BOOL, group, "BOOL", "", env=tuple(env), bare="true", reason=reason)
+
+
+UNUSED = tuple(
+    _unused(row, group, reason)
+    for group, table in (("paddle", _WITHOUT_EFFECT), ("later", _NOT_HERE))
+    for row, reason in table.items()
 )
 # All that a command line may have.
 KNOWN = (*OPTIONS, *UNUSED)

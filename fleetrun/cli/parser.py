@@ -9,7 +9,7 @@ from typing import NamedTuple
 import click
 
 from fleetrun.cli import argv, configfile, elsewhere, request, types
-from fleetrun.cli.option import OWN, Option
+from fleetrun.cli.option import Option
 from fleetrun.cli.options import KNOWN, find
 from fleetrun.cli.types import Type
 from fleetrun.errors import UsageError
@@ -71,7 +71,8 @@ def option(
 
 def value(param: click.Option, text: str) -> str:
     """Return TEXT read as the value of PARAM; UsageError if it is not allowed."""
-    return str(param.type.convert(text, param, None))
+    assert isinstance(param, Option)
+    return str(param.read(param.given(text)))
 
 
 def log_dir() -> Option:
@@ -129,23 +130,25 @@ def rows(command: click.Command) -> list[Option]:
 class LaunchCommand(click.Command):
     """A command before a launch's command line; its callback gets a Launch from the context."""
 
-    def rows(self) -> tuple[Option, ...]:
-        """Return the options allowed before the script: our own, and those of a launch."""
-        return (*rows(self), *KNOWN)
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Extract our own options from ARGS, parsed as a launch's, and keep the rest."""
-        own = {option.label for option in rows(self)}
-        head = argv.scan(args, self.rows())
-        if any(given.name == "help" for given in head.given):
+        """Let click parse our own options among ARGS, read as a launch's, and keep the rest."""
+        own = {option.label: option for option in rows(self)}
+        head = argv.scan(args, (*own.values(), *KNOWN))
+        if head.asks("help"):
             return super().parse_args(ctx, ["--help"])
         head.refuse_pending()
         at = len(args) if head.script_at is None else head.script_at
         dashes = ("--",) if args[at - 1 : at] == ["--"] else ()
         of_launch = tuple(given for given in head.given if given.name not in own)
         ctx.obj = Launch(of_launch, (*dashes, *args[at:]) if args[at:] else ())
-        ctx.meta[OWN] = [given for given in head.given if given.name in own]
-        return super().parse_args(ctx, [])
+        words = []
+        for given in head.given:
+            option = own.get(given.name)
+            if option is not None and option.kind is not types.FLAG:
+                words.append(f"{option.flag}={given.raw}")
+            elif option is not None and option.read(given):
+                words.append(option.flag)
+        return super().parse_args(ctx, words)
 
 
 def load(name: str) -> click.Command:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from fleetrun import text
 from fleetrun.cli.argv import ParsedCommand
 from fleetrun.cli.configfile import Config, named
-from fleetrun.cli.option import Option, Resolved
-from fleetrun.cli.options import FIXED_PORT, KNOWN, OPTIONS, find
+from fleetrun.cli.options import KNOWN, OPTIONS, find
 from fleetrun.cli.types import Value
 from fleetrun.engines import cluster
 from fleetrun.engines.detect import Detected
@@ -22,7 +22,6 @@ from fleetrun.model import (
     Given,
     Layer,
     Request,
-    Script,
     Setting,
     Strategy,
     flag,
@@ -30,7 +29,6 @@ from fleetrun.model import (
 from fleetrun.plan import kinds, modes
 from fleetrun.plan.hosts import (
     ENDPOINTS,
-    LAST_PORT,
     NO_IPV6,
     NO_IPV6_MASTER,
     in_paddlecloud,
@@ -70,71 +68,60 @@ _NOTHING_KNOWN: Mapping[str, Layer] = {}
 
 
 class Choices:
-    """The chosen value of each option, by the option's label, and remarks about the choice."""
+    """What counts of each option, by the option's label, and remarks about the choice."""
 
     def __init__(self, tiers: Sequence[Sequence[Given]], notes: list[str]) -> None:
         self.tiers = tiers
         self.notes = notes
-        self._chosen = {
-            option.label: self._strongest(option)
-            for option in OPTIONS
-            if not option.is_pair and option.label not in _NO_FIELD
-        }
-
-    def _strongest(self, option: Option) -> Resolved:
-        """Return the last value of the strongest source, or the default of OPTION."""
-        typed, variables, filed = (about(option.label, tier) for tier in self.tiers)
-        strongest = typed or variables or filed
-        if not strongest:
-            return option.by_default()
-        last = strongest[-1]
-        resolved = Resolved(option.read(last), last)
-        if typed:
-            self.notes.extend(
+        self.chosen: dict[str, Given] = {}
+        for option in OPTIONS:
+            if option.is_pair or option.label in _NO_FIELD:
+                continue
+            typed, variables, filed = (about(option.label, tier) for tier in tiers)
+            last = (typed or variables or filed or [option.by_default()])[-1]
+            self.take(last)
+            notes.extend(
                 f"{last.typed}={last.raw} overrides {earlier.typed}={earlier.raw}: the last one "
                 "counts."
                 for earlier in typed[:-1]
                 if earlier.spelling != last.spelling
             )
-            self.contradict(resolved, variables)
-        return resolved
+            if typed:
+                self.contradict(last, variables)
 
-    def contradict(self, resolved: Resolved, variables: Iterable[Given]) -> None:
+    def contradict(self, given: Given, variables: Iterable[Given]) -> None:
         """Remark on each of VARIABLES with another value, which Paddle's launcher prefers."""
-        given = resolved.given
         option = find(given.name)
         for variable in variables:
-            if not option.is_readable(variable.raw) or option.read(variable) != resolved.value:
-                self.notes.append(
-                    f"{given.typed}={given.raw} overrides {variable.typed}={variable.raw}"
-                    " (in Paddle's launcher, the variable overrides the option)."
-                )
+            with suppress(UsageError):
+                if option.read(variable) == option.read(given):
+                    continue
+            self.notes.append(
+                f"{given.typed}={given.raw} overrides {variable.typed}={variable.raw}"
+                " (in Paddle's launcher, the variable overrides the option)."
+            )
 
-    def __iter__(self) -> Iterator[tuple[str, Resolved]]:
-        """Return an iterator of all labels with their values, in the order of the table."""
-        return iter(self._chosen.items())
-
-    def value(self, name: str) -> Value:
+    def __getitem__(self, name: str) -> Value:
         """Return the value of the option NAME."""
-        return self._chosen[name].value
+        return find(name).read(self.chosen[name])
 
     def word(self, name: str) -> str:
         """Return the text of the option NAME without blanks; empty if it has none."""
-        value = self._chosen[name].value
+        value = self[name]
         return value.strip() if isinstance(value, str) else ""
 
     def number(self, name: str) -> int:
         """Return the number of the option NAME, or 0."""
-        value = self._chosen[name].value
+        value = self[name]
         return value if isinstance(value, int) else 0
 
     def given(self, name: str) -> Given:
         """Return how the option NAME was given."""
-        return self._chosen[name].given
+        return self.chosen[name]
 
     def is_any(self, *names: str) -> bool:
         """Whether any of the options NAMES has a value that is not empty."""
-        return any(self._chosen[name].value for name in names)
+        return any(self[name] for name in names)
 
     def is_typed(self, name: str) -> bool:
         """Whether the option NAME stands on the command line."""
@@ -148,16 +135,20 @@ class Choices:
         """Return how strong the source of NAME is: command line > environment > file."""
         return 2 if self.is_typed(name) else int(self.given(name).source.startswith("$"))
 
-    def put(self, name: str, value: Value, raw: str | None = None, source: str = "") -> None:
-        """Replace the value of the option NAME: its text is RAW, for the reason SOURCE."""
-        given = self.given(name)
-        raw = given.raw if raw is None else raw
-        self._chosen[name] = Resolved(value, given._replace(raw=raw, source=source or given.source))
-
     def take(self, given: Given) -> None:
-        """Read GIVEN, and let it replace what its option had."""
+        """Let GIVEN replace what its option had; UsageError if it cannot be read."""
         option = find(given.name)
-        self._chosen[option.label] = Resolved(option.read(given), given)
+        option.read(given)
+        self.chosen[option.label] = given
+
+    def put(self, name: str, raw: str, source: str = "") -> None:
+        """Replace the value of the option NAME by that of RAW, for the reason SOURCE."""
+        given = self.given(name)
+        self.take(given._replace(raw=raw, source=source or given.source))
+
+    def drop(self, name: str) -> None:
+        """Return the option NAME to its default."""
+        self.take(find(name).by_default())
 
     def fault(self, name: str, problem: str) -> UsageError:
         """Return the error that says how the option NAME was given, and PROBLEM."""
@@ -200,10 +191,11 @@ def resolve(
 
     chosen = Choices((typed, variables, filed), notes)
     _take_addresses(chosen)
-    if detect is not None and not is_rank:
-        _take_detected(chosen, detect)
+    if detect is not None and not is_rank and not cluster.is_left_out(chosen.chosen):
+        is_dry = not chosen.is_default("dry_run")
+        for given in cluster.detected_options(chosen.chosen, detect(), notes, is_dry=is_dry):
+            chosen.take(given)
     _take_endpoints(chosen, environ)
-    _take_check(chosen, parsed.script)
     env, nccl = (_pairs(name, (filed, typed)) for name in ("env", "nccl"))
     kind = _device_kind(chosen, env)
     mode = _mode(chosen, environ)
@@ -214,14 +206,13 @@ def resolve(
         or _is_requested(mode, environ)
     )
     is_by_ssh = chosen.is_any("hosts", "hostfile")
-    if not (is_placed or is_by_ssh or chosen.value("ips")):
+    if not (is_placed or is_by_ssh or chosen["ips"]):
         _take_place(chosen, environ)
         if detect is None:
             _take_this_host(chosen)
-    word = chosen.word("run_mode") or "collective"
     hosts = _hosts(chosen, is_placed=is_placed)
+    word = chosen.word("run_mode")
     _check_elastic(chosen, hosts, word, is_placed=is_placed)
-    _shift_port(chosen, hosts.rank)
     # With roles, the remark is made where they are known.
     if hosts.nnodes == "1" and not in_paddlecloud(environ) and mode.is_uniform:
         notes.extend(_inherited(environ, is_rank=is_rank))
@@ -230,9 +221,9 @@ def resolve(
     strategy, strategy_settings = _strategy(chosen, layers)
 
     fields: dict[str, Any] = {
-        find(name).field: resolved.value
-        for name, resolved in chosen
-        if find(name).field in DEFAULTS and resolved.value not in (None, "")
+        find(name).field: chosen[name]
+        for name in chosen.chosen
+        if find(name).field in DEFAULTS and chosen[name] not in (None, "")
     }
     fields |= {
         "devices": chosen.given("devices").raw.strip() or None,
@@ -243,9 +234,8 @@ def resolve(
         "nnodes": hosts.nnodes,
         "rank": hosts.rank,
         "spares": _spares(chosen, hosts, word),
-        "run_mode": word,
         "webhook": _webhook(chosen),
-        "redirects": chosen.value("redirects") == "true",
+        "redirects": chosen["redirects"] == "true",
     }
     return Request(
         script=parsed.script,
@@ -254,7 +244,7 @@ def resolve(
         strategy=strategy,
         settings=(
             *_config_settings(parsed, config),
-            *(_setting(resolved) for _, resolved in chosen),
+            *map(_setting, chosen.chosen.values()),
             *_pair_settings("env", env),
             *_pair_settings("nccl", nccl),
             *strategy_settings,
@@ -298,28 +288,17 @@ def _answer_for_others(all_given: Iterable[Given], notes: list[str]) -> None:
 
 def _take_addresses(chosen: Choices) -> None:
     """Read Paddle's --elastic_server, which is an etcd; refuse IPv6 as this host's address."""
-    master = chosen.given("master")
+    master, host = chosen.given("master"), chosen.given("host")
     names = {master.spelling, master.source[1:].lower().removeprefix("paddle_")}
     if "elastic_server" in names and not master.raw.strip().startswith(("etcd://", "etcds://")):
-        etcd = f"etcd://{master.raw.strip()}"
-        chosen.put("master", etcd, etcd)
-    if is_ipv6(chosen.word("host").strip("[]")):
-        host = chosen.given("host")
-        if not host.source.startswith("$"):
-            raise chosen.fault("host", f"{NO_IPV6}; give this host's IPv4 address.")
-        # A container engine sets it for everything in the container.
-        chosen.notes.append(f"{host.typed}={host.raw} is ignored: {NO_IPV6}.")
-        chosen.put("host", None)
-
-
-def _take_detected(chosen: Choices, detect: Callable[[], Detected]) -> None:
-    """Use the options that DETECT returns where none is given."""
-    explicit = {name: resolved.given for name, resolved in chosen}
-    if cluster.is_left_out(explicit):
+        chosen.put("master", f"etcd://{master.raw.strip()}")
+    if not is_ipv6(chosen.word("host").strip("[]")):
         return
-    is_dry = chosen.value("dry_run") is not None
-    for given in cluster.detected_options(explicit, detect(), chosen.notes, is_dry=is_dry):
-        chosen.take(given)
+    if not host.source.startswith("$"):
+        raise chosen.fault("host", f"{NO_IPV6}; give this host's IPv4 address.")
+    # A container engine sets it for everything in the container.
+    chosen.notes.append(f"{host.typed}={host.raw} is ignored: {NO_IPV6}.")
+    chosen.drop("host")
 
 
 def _take_endpoints(chosen: Choices, environ: Mapping[str, str]) -> None:
@@ -330,7 +309,7 @@ def _take_endpoints(chosen: Choices, environ: Mapping[str, str]) -> None:
         or any(environ.get(mark) for mark in _NO_ENDPOINTS)
         or in_paddlecloud(environ)
         or chosen.is_any("ips", "hosts", "hostfile", "servers", "trainers")
-        or (chosen.value("master") and not chosen.given("master").source.startswith("$"))
+        or (chosen["master"] and not chosen.given("master").source.startswith("$"))
         or (not chosen.is_default("nnodes") and chosen.word("nnodes") == "1")
     ):
         return
@@ -349,19 +328,6 @@ def _take_endpoints(chosen: Choices, environ: Mapping[str, str]) -> None:
     chosen.notes.append(f"${name} names the hosts of the job: {', '.join(ports)}.")
 
 
-def _take_check(chosen: Choices, script: Script) -> None:
-    """Let run_check with --master run on one of two hosts, as Paddle's check does."""
-    is_check = script == Script("file", "run_check", ())
-    if is_check and chosen.is_typed("master") and chosen.is_default("nnodes"):
-        if chosen.value("ips"):
-            return
-        chosen.put("nnodes", "2", "2", "run_check")
-        chosen.notes.append(
-            f"{chosen.given('master').typed} lets run_check be one of two hosts, as in Paddle; see "
-            "--nnodes."
-        )
-
-
 def _take_place(chosen: Choices, environ: Mapping[str, str]) -> None:
     """Use $PADDLE_TRAINER_ID as the rank of this host among several, as Paddle does."""
     place = environ.get("PADDLE_TRAINER_ID", "").strip()
@@ -369,21 +335,20 @@ def _take_place(chosen: Choices, environ: Mapping[str, str]) -> None:
     if not place.isdecimal() or is_rank or _bounds(chosen)[1] == 1:
         return
     variable = find("rank").given(place, "$PADDLE_TRAINER_ID", "$PADDLE_TRAINER_ID")
-    rank = chosen.value("rank")
-    if rank == -1 or chosen.is_default("rank"):
+    if chosen["rank"] == -1 or chosen.is_default("rank"):
         chosen.take(variable)
     elif chosen.is_typed("rank"):
-        chosen.contradict(Resolved(rank, chosen.given("rank")), [variable])
+        chosen.contradict(chosen.given("rank"), [variable])
 
 
 def _take_this_host(chosen: Choices) -> None:
     """Let several hosts meet at this one, the first, unless another place is given."""
     nnodes = chosen.given("nnodes")
     # Files and variables apply to all hosts; and mpirun's --np counts processes.
-    is_meant = nnodes.source in {COMMAND_LINE, "run_check"} and nnodes.spelling != "np"
-    is_first = not chosen.value("master") and chosen.number("rank") <= 0
+    is_meant = nnodes.source == COMMAND_LINE and nnodes.spelling != "np"
+    is_first = not chosen["master"] and chosen.number("rank") <= 0
     if is_meant and is_first and _bounds(chosen)[1] > 1:
-        chosen.put("master", ":0", ":0", "this host is the first")
+        chosen.put("master", ":0", "this host is the first")
 
 
 def _bounds(chosen: Choices) -> tuple[int, int]:
@@ -400,26 +365,11 @@ def _bounds(chosen: Choices) -> tuple[int, int]:
 
 def _hosts(chosen: Choices, *, is_placed: bool) -> Hosts:
     """Return the hosts of the job; UsageError if the options contradict each other."""
-    listed = chosen.value("ips")
-    ips = tuple(map(str, listed if isinstance(listed, tuple) else ()))
-    point = meeting_point(ips[0]) if len(ips) == 1 else None
-    if point is not None:
-        chosen.notes.append(f"The port of --ips={ips[0]} has no effect: see --start_port.")
-        ips = (point.host,)
     least, most = _bounds(chosen)
-    is_elastic = least < most
-    # An elastic job of listed hosts needs not all of them.
-    count = len(ips) if ips and (not is_elastic or least <= len(ips) <= most) else most
-    if ips and not chosen.is_default("nnodes") and len(ips) != (count if is_elastic else most):
-        nnodes = chosen.given("nnodes")
-        names = f"{chosen.given('ips').typed} names {text.counted(len(ips), 'host')}"
-        # A variable may be set for all jobs of a machine; the list was written for this one.
-        if not nnodes.source.startswith("$") or chosen.given("ips").source.startswith("$"):
-            raise chosen.fault("nnodes", f"{names}; omit one of them.")
-        chosen.notes.append(f"{nnodes.typed}={most} is ignored: {names}.")
-    count = len(ips) or count
-    by_ssh = next((name for name in ("hosts", "hostfile") if chosen.value(name)), None)
-    if count > 1 and not ips and by_ssh and not is_elastic:
+    ips = _listed(chosen, least, most)
+    count = len(ips) or most
+    by_ssh = next((name for name in ("hosts", "hostfile") if chosen[name]), None)
+    if count > 1 and not ips and by_ssh and least == most:
         raise chosen.fault(
             "nnodes",
             f"leave it out: {chosen.given(by_ssh).typed} says which hosts there are, and the job "
@@ -432,23 +382,36 @@ def _hosts(chosen: Choices, *, is_placed: bool) -> Hosts:
             raise chosen.fault("rank", f"the job has {places} hosts, 0 to {places - 1}.")
     if chosen.is_typed("master") and count == 1:
         is_meant = bool(ips) or not chosen.is_default("nnodes")
-        chosen.ignore(
-            "master",
-            "the job is on one host"
-            if is_meant
-            else "without --nnodes the job is on this host alone. If there are more, give their "
-            "number to all, --nnodes=N",
-        )
-    rank = chosen.value("rank")
-    is_known = isinstance(rank, int) and rank >= 0
+        why = "without --nnodes the job is on this host alone. If there are more, give their "
+        why += "number to all, --nnodes=N"
+        chosen.ignore("master", "the job is on one host" if is_meant else why)
+    rank = None if chosen["rank"] in (None, -1) else chosen.number("rank")
     if count == 1 and not is_placed:
-        if is_known and rank:
-            chosen.notes.append(
-                f"{chosen.given('rank').typed}={rank} has no effect: the job is on one host."
-            )
-        is_known = False
-    size = f"{least}:{count}" if is_elastic and least < count else str(count)
-    return Hosts(ips, size, rank if is_known and isinstance(rank, int) else None)
+        if rank:
+            typed = chosen.given("rank").typed
+            chosen.notes.append(f"{typed}={rank} has no effect: the job is on one host.")
+        rank = None
+    return Hosts(ips, f"{least}:{count}" if least < min(count, most) else str(count), rank)
+
+
+def _listed(chosen: Choices, least: int, most: int) -> tuple[str, ...]:
+    """Return the hosts of --ips; UsageError if --nnodes, from LEAST to MOST, does not fit them."""
+    listed = chosen["ips"]
+    ips = listed if isinstance(listed, tuple) else ()
+    point = meeting_point(ips[0]) if len(ips) == 1 else None
+    if point is not None:
+        chosen.notes.append(f"The port of --ips={ips[0]} has no effect: see --start_port.")
+        ips = (point.host,)
+    # An elastic job of listed hosts needs not all of them.
+    if not ips or chosen.is_default("nnodes") or least <= len(ips) <= most:
+        return ips
+    nnodes, given = chosen.given("nnodes"), chosen.given("ips")
+    names = f"{given.typed} names {text.counted(len(ips), 'host')}"
+    # A variable may be set for all jobs of a machine; the list was written for this one.
+    if not nnodes.source.startswith("$") or given.source.startswith("$"):
+        raise chosen.fault("nnodes", f"{names}; omit one of them.")
+    chosen.notes.append(f"{nnodes.typed}={most} is ignored: {names}.")
+    return ips
 
 
 def _check_meeting(chosen: Choices) -> None:
@@ -516,16 +479,6 @@ def _spares(chosen: Choices, hosts: Hosts, mode: str) -> int:
     return 0
 
 
-def _shift_port(chosen: Choices, rank: int | None) -> None:
-    """Add this host's RANK to the port of the first process if it is Paddle's fixed port."""
-    if not rank or chosen.given("start_port").source != f"${FIXED_PORT}":
-        return
-    first = chosen.number("start_port") + rank
-    if first > LAST_PORT:
-        raise chosen.fault("start_port", f"with this host's place, {rank}, which is not a port.")
-    chosen.put("start_port", first)
-
-
 # -- devices and mode ----------------------------------------------------------------------------
 
 
@@ -544,15 +497,15 @@ def _device_kind(chosen: Choices, env: Mapping[str, tuple[str, str]]) -> str | N
     """Return the kind of devices: that of --device_kind, or of the listed devices."""
     if kinds.XCCL in env and not chosen.is_typed("device_kind"):
         raw, source = env[kinds.XCCL]
-        given = chosen.given("device_kind")._replace(typed=f"--env {kinds.XCCL}")
-        chosen.take(given._replace(raw=raw, source=source))
+        typed = f"--env {kinds.XCCL}"
+        chosen.take(find("device_kind").given(raw, typed, source))
+    devices, asked = chosen.given("devices"), chosen.given("device_kind")
     kind = chosen.word("device_kind")
     if kind and not kinds.is_name(kind):
         raise chosen.fault("device_kind", "give the name that Paddle has for it: npu, mlu, gpu.")
     if kind.lower() in {*kinds.BUILT_IN, *kinds.VENDORS, *kinds.SYNONYMS}:
         kind = kind.lower()
     kind = kinds.SYNONYMS.get(kind, kind)
-    devices, asked = chosen.given("devices"), chosen.given("device_kind")
     spelling = devices.spelling.removeprefix("selected_")
     listed = spelling.removesuffix("s")
     listed = kinds.SYNONYMS.get(listed, listed)
@@ -560,17 +513,16 @@ def _device_kind(chosen: Choices, env: Mapping[str, tuple[str, str]]) -> str | N
         return kind or None
     if not kind:
         return listed
-    listed_devices = f"{devices.typed}={devices.raw}"
+    written, why = f"{devices.typed}={devices.raw}", f"{asked.typed}={asked.raw}"
     if chosen.is_typed("device_kind") and asked.typed == flag("device_kind"):
-        names = f"{listed_devices} names {kinds.label(listed)}s"
+        names = f"{written} names {kinds.label(listed)}s"
         raise chosen.fault("device_kind", f"{names}; give one of the two, or --devices.")
-    why = f"{asked.typed}={asked.raw}"
     if spelling in kinds.GENERAL:
         # Paddle's launchers treat them all as --devices.
-        chosen.notes.append(f"{listed_devices} names {kinds.label(kind)}s: {why}.")
+        chosen.notes.append(f"{written} names {kinds.label(kind)}s: {why}.")
         return kind
-    chosen.notes.append(f"{listed_devices} overrides {why}.")
-    chosen.put("device_kind", None, "", DEFAULT)
+    chosen.notes.append(f"{written} overrides {why}.")
+    chosen.drop("device_kind")
     return listed
 
 
@@ -580,18 +532,18 @@ def _mode(chosen: Choices, environ: Mapping[str, str]) -> modes.Mode:
         asking = [
             name
             for name in mode.options
-            if chosen.value(name) and not find(name).switches_off(chosen.given(name).raw)
+            if chosen[name] and not find(name).switches_off(chosen.given(name).raw)
         ]
-        if chosen.is_default("run_mode"):
-            if asking:
-                _imply(chosen, mode, chosen.given(asking[0]).typed)
-            elif _is_requested(mode, environ):
-                _imply(chosen, mode, f"${mode.variables[0]}")
-        elif chosen.value("run_mode") not in mode.words and asking:
-            _settle(chosen, mode, asking)
-    settled = modes.BY_WORD[str(chosen.value("run_mode"))]
+        if not chosen.is_default("run_mode"):
+            if asking and chosen["run_mode"] not in mode.words:
+                _settle(chosen, mode, asking)
+        elif asking:
+            chosen.put("run_mode", mode.name, chosen.given(asking[0]).typed)
+        elif _is_requested(mode, environ):
+            chosen.put("run_mode", mode.name, f"${mode.variables[0]}")
+    settled = modes.BY_WORD[chosen.word("run_mode")]
     for name in ("http_port", "with_gloo") if settled.is_uniform else ():
-        if chosen.value(name) is not None and chosen.is_typed(name):
+        if chosen.is_typed(name):
             chosen.ignore(name, "only jobs with parameter servers use it")
     return settled
 
@@ -602,22 +554,17 @@ def _settle(chosen: Choices, mode: modes.Mode, asking: Sequence[str]) -> None:
     strongest = max(asking, key=chosen.strength)
     typed = chosen.given(strongest).typed
     what = mode.name if mode.feature is None else mode.feature.name
-    if chosen.strength(strongest) > chosen.strength("run_mode"):
-        chosen.notes.append(
-            f"{typed} overrides {run_mode.typed}={run_mode.raw}: it requests {what}."
-        )
-        _imply(chosen, mode, typed)
-    elif chosen.strength(strongest) == chosen.strength("run_mode"):
+    surplus = chosen.strength(strongest) - chosen.strength("run_mode")
+    if surplus == 0:
         raise chosen.fault("run_mode", f"{typed} requests {what}; omit one of them.")
-    else:
-        for name in asking:
-            chosen.ignore(name, f"{run_mode.typed}={chosen.value('run_mode')}")
-            chosen.put(name, None)
-
-
-def _imply(chosen: Choices, mode: modes.Mode, by: str) -> None:
-    """Set MODE as the job's, for the reason BY."""
-    chosen.put("run_mode", mode.name, mode.name, by)
+    if surplus > 0:
+        why = f"it requests {what}"
+        chosen.notes.append(f"{typed} overrides {run_mode.typed}={run_mode.raw}: {why}.")
+        chosen.put("run_mode", mode.name, typed)
+        return
+    for name in asking:
+        chosen.ignore(name, f"{run_mode.typed}={chosen['run_mode']}")
+        chosen.drop(name)
 
 
 def _is_requested(mode: modes.Mode, environ: Mapping[str, str]) -> bool:
@@ -650,7 +597,7 @@ def _strategy(
     typed, variables, filed = (about("strategy", tier) for tier in chosen.tiers)
     given = typed or variables or filed
     sets = [*about("set", chosen.tiers[2]), *about("set", chosen.tiers[0])]
-    check = chosen.value("check_ranks")
+    check = chosen["check_ranks"]
     if not (given or sets or check not in {None, -1}):
         for name in ("strategy_mode", "strategy_strict"):
             if chosen.is_typed(name):
@@ -660,8 +607,8 @@ def _strategy(
     unplaced = load.requested(requested_names, sets, layers)
     chosen.notes.extend(unplaced.notes)
     strategy = unplaced.strategy._replace(
-        mode=chosen.word("strategy_mode") or "defaults",
-        is_strict=chosen.value("strategy_strict") is True,
+        mode=chosen.word("strategy_mode"),
+        is_strict=chosen["strategy_strict"] is True,
         check_ranks=check if isinstance(check, int | str) else "auto",
     )
     lines = load.settings(requested_names, sets)
@@ -671,7 +618,7 @@ def _strategy(
 # -- the environment -----------------------------------------------------------------------------
 
 
-def _of_pytorch(environ: Mapping[str, str]) -> Iterable[str]:
+def _of_pytorch(environ: Mapping[str, str]) -> Iterator[str]:
     """Yield a warning about variables by which PyTorch's launchers place this host among several.
 
     Within a rank of such a job, which has $LOCAL_RANK, they count processes.
@@ -690,7 +637,7 @@ def _of_pytorch(environ: Mapping[str, str]) -> Iterable[str]:
             return
 
 
-def _inherited(environ: Mapping[str, str], *, is_rank: bool) -> Iterable[str]:
+def _inherited(environ: Mapping[str, str], *, is_rank: bool) -> Iterator[str]:
     """Yield a warning about rank variables of another launcher, which do not count here."""
     left = [name for name in (*_IDENTITY, *(_JOB_OF_RANK * is_rank)) if environ.get(name)]
     if left:
@@ -701,29 +648,29 @@ def _inherited(environ: Mapping[str, str], *, is_rank: bool) -> Iterable[str]:
 # -- what is shown -------------------------------------------------------------------------------
 
 
-def _setting(resolved: Resolved) -> Setting:
-    """Return RESOLVED as a line of the settings."""
-    value, given = resolved
-    name = given.spelling or given.name
+def _setting(given: Given) -> Setting:
+    """Return GIVEN as a line of the settings."""
+    option = find(given.name)
     if given.source == DEFAULT:
         # It is in the source code, and looking for secrets takes a while.
-        return Setting(given.name, "None" if value is None else given.raw, DEFAULT)
+        return Setting(given.name, "None" if option.usual is None else given.raw, DEFAULT)
+    value, name = option.read(given), given.spelling or given.name
     if isinstance(value, bool):
         shown = str(value).lower()
-    elif isinstance(value, tuple) or find(given.name).kind.name == "text":
+    elif isinstance(value, tuple) or option.kind.name == "text":
         shown = given.raw.strip()
     else:
         shown = f"{value:.15g}" if isinstance(value, float) else str(value)
     return Setting(name, secrets.redact(name, shown), given.source)
 
 
-def _pair_settings(name: str, pairs: Mapping[str, tuple[str, str]]) -> Iterable[Setting]:
+def _pair_settings(name: str, pairs: Mapping[str, tuple[str, str]]) -> Iterator[Setting]:
     """Yield a line for each variable, with secrets concealed."""
     for key, (value, source) in pairs.items():
         yield Setting(f"{name}.{key}", secrets.redact(key, value), source)
 
 
-def _config_settings(parsed: ParsedCommand, config: Config | None) -> Iterable[Setting]:
+def _config_settings(parsed: ParsedCommand, config: Config | None) -> Iterator[Setting]:
     """Yield the settings that name the config files, and why they were read."""
     if config is None or config.path is None:
         yield Setting("config", "None", DEFAULT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 from click import shell_completion
@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem, ShellComplete
 from fleetrun.cli import argv
 from fleetrun.cli.option import Option, by_spelling
 from fleetrun.cli.options import KNOWN, is_device_list
-from fleetrun.cli.parser import COMMANDS, SETTINGS, LaunchCommand, load
+from fleetrun.cli.parser import COMMANDS, SETTINGS, LaunchCommand, load, rows
 from fleetrun.cli.types import FILE, among
 from fleetrun.errors import UsageError
 from fleetrun.model import flag
@@ -40,10 +40,11 @@ class _Bash(shell_completion.BashComplete):
 
     def get_completion_args(self) -> tuple[list[str], str]:
         """Return the words before the one to complete, and that one, as they were typed."""
-        args, incomplete = super().get_completion_args()
-        args, incomplete = _rejoin(args, incomplete)
-        self._cut = max(map(incomplete.rfind, "=:")) + 1
-        return args, incomplete
+        args, last = super().get_completion_args()
+        # `--a`, `=` and `b` were typed as one word.
+        words = re.sub(r"\0([=:])(?:\0|$)", r"\1", "\0".join((*args, last))).split("\0")
+        self._cut = max(map(words[-1].rfind, "=:")) + 1
+        return words[:-1], words[-1]
 
     def format_completion(self, item: Item) -> str:
         """Return ITEM as click's script reads it."""
@@ -82,8 +83,7 @@ def answer(instruction: str) -> int:
     if task == "source":
         return put(script(shell))
     completing = _of(shell)
-    args, incomplete = completing.get_completion_args()
-    items = candidates(args, incomplete)
+    items = candidates(*completing.get_completion_args())
     return put("".join(f"{completing.format_completion(item)}\n" for item in items))
 
 
@@ -93,84 +93,42 @@ def candidates(args: list[str], incomplete: str) -> list[Item]:
     >>> [candidate.value for candidate in candidates(["--gpus=0"], "--nproc")]
     ['--nproc_per_node']
     """
+    typed, equals, value = incomplete.partition("=")
+    # Shells replace the whole word.
+    before = f"{typed}=" if equals and typed.startswith("-") else ""
+    own: Sequence[Option] = ()
+    words = among(COMMANDS, incomplete) if incomplete and not args else []
     if args and args[0] in COMMANDS:
         command = load(args[0])
         if not isinstance(command, LaunchCommand):
-            return _of_command(command, args, incomplete)
-        items = _of_launch(args[1:], incomplete, command.rows())
-    else:
-        items = _of_launch(args, incomplete, KNOWN)
-    if items is not None:
-        return items
-    files = FILE.completions(incomplete)
-    return files if args or not incomplete else files + among(COMMANDS, incomplete)
-
-
-def _of_command(command: click.Command, args: list[str], incomplete: str) -> list[Item]:
-    """Return click's completions for COMMAND, which takes no launch."""
-    completing = ShellComplete(command, dict(SETTINGS), args[0], COMPLETE)
-    items = completing.get_completions(args[1:], incomplete)
-    typed, equals, _ = incomplete.partition("=")
-    # Shells replace the whole word, and click knows only its value.
-    return _after(f"{typed}=", items) if equals and typed.startswith("-") else items
-
-
-def _of_launch(
-    args: Sequence[str], incomplete: str, options: Sequence[Option]
-) -> list[Item] | None:
-    """Return completions of OPTIONS or of their values; None for a file or the script's words."""
+            completing = ShellComplete(command, dict(SETTINGS), args[0], COMPLETE)
+            items = completing.get_completions(args[1:], incomplete)
+            return [CompletionItem(f"{before}{item.value}", item.type, item.help) for item in items]
+        own, args = rows(command), args[1:]
+    options = (*own, *KNOWN)
     try:
         head = argv.scan(args, options)
     except UsageError:
         # Complete after an earlier mistake, too; running the line reports it.
-        head = argv.ParsedOptions((), (), None)
-    if head.script_at is not None or args[-1:] == ["--"]:
-        return None
+        head = argv.ParsedCommand(())
     if head.pending is not None:
         return head.pending.kind.completions(incomplete)
-    typed, equals, value = incomplete.partition("=")
-    if equals and typed.startswith("--"):
+    if head.script_at is None and args[-1:] != ["--"] and incomplete.startswith("-"):
+        if not before:
+            return list(_spellings(incomplete, options))
         option = by_spelling(options).get(typed[2:].replace("-", "_"))
-        return _after(f"{typed}=", option.kind.completions(value)) if option else []
-    return _spellings(incomplete, options) if incomplete.startswith("-") else None
+        items = option.kind.completions(value) if option else []
+        return [CompletionItem(f"{before}{item.value}", item.type, item.help) for item in items]
+    return FILE.completions(incomplete) + words
 
 
-def _after(before: str, items: Iterable[Item]) -> list[Item]:
-    return [CompletionItem(f"{before}{item.value}", item.type, item.help) for item in items]
-
-
-def _spellings(incomplete: str, options: Iterable[Option]) -> list[Item]:
-    """Return the options that start with INCOMPLETE, spelled with its kind of hyphens."""
-    items = []
+def _spellings(incomplete: str, options: Sequence[Option]) -> Iterator[Item]:
+    """Yield the options that start with INCOMPLETE, spelled with its kind of hyphens."""
+    of_kinds = (f"{kind}s" for kind in (*kinds.VENDORS, os.environ.get(kinds.XCCL, "")))
+    of_devices = [name for name in of_kinds if is_device_list(name, "all")]
     for option in options:
-        if option.group == "later":
-            continue
-        for name in (*option.spellings, *(_of_kinds() if option.label == "devices" else ())):
+        for name in (*option.spellings, *(of_devices if option.label == "devices" else ())):
             spellings = (flag(name), f"--{name}", f"--{name.replace('_', '-')}")
             fitting = [spelling for spelling in spellings if spelling.startswith(incomplete)]
-            if fitting:
-                items.append(CompletionItem(fitting[0], help=option.help or None))
-    return items
-
-
-def _of_kinds() -> list[str]:
-    """Return the options of the known device kinds, and of the exported one."""
-    names = dict.fromkeys((*kinds.VENDORS, os.environ.get(kinds.XCCL, "")))
-    return [f"{kind}s" for kind in names if is_device_list(f"{kind}s", "all")]
-
-
-def _rejoin(args: list[str], incomplete: str) -> tuple[list[str], str]:
-    """Rejoin the words that bash split at = and :.
-
-    >>> _rejoin(["--master", "a", ":", "1", "--dry-run"], "=")
-    (['--master', 'a:1'], '--dry-run=')
-    """
-    joined: list[str] = []
-    glued = False
-    for word in (*args, incomplete):
-        if joined and (glued or word in ("=", ":")):
-            joined[-1] += word
-        else:
-            joined.append(word)
-        glued = word in ("=", ":")
-    return joined[:-1], joined[-1]
+            if fitting and option.group != "later":
+                yield CompletionItem(fitting[0], help=option.help or None)

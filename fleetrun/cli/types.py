@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import click
 from click.shell_completion import CompletionItem
@@ -22,7 +22,7 @@ from fleetrun.text import (
     without_slips,
 )
 
-Value = str | int | float | bool | tuple[str, ...] | tuple[int, int] | None
+Value = str | int | float | bool | tuple[str, ...] | None
 
 # The largest time or count.
 _MOST = 1e9
@@ -56,7 +56,7 @@ class Type(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
     ) -> None:
         self.name = name
         self._read = read
-        self._wanted = wanted
+        self.wanted = wanted
         self.fits = fits
         self.words = words
         self.complete = complete
@@ -64,29 +64,22 @@ class Type(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
 
     def read(self, text: str) -> Value:
         """Return the value of TEXT; ValueError says what is allowed."""
-        if not text.isascii() and not self._is_free and without_slips(text) != text:
+        if not self._is_free and without_slips(text) != text:
             raise ValueError(f"it has full-width characters: write {without_slips(text)}.")
         return self._read(text)
 
-    def wanted(self, metavar: str | None = "") -> str:
-        """Return what is allowed, for an error message; METAVAR is that of the option."""
-        return self._wanted or f"give {metavar or 'a value'}."
-
     def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+        self,
+        value: object,
+        param: click.Parameter | None,  # noqa: ARG002 - click's
+        ctx: click.Context | None,
     ) -> Value:
-        """Return VALUE as READ does; UsageError with what is allowed."""
-        # Of an Option, which knows home folders, and what no message shows.
-        as_given = getattr(param, "given", None)
-        given = None if as_given is None else as_given(str(value))
+        """Return VALUE, an argument of a command, as READ does; UsageError for a wrong one."""
         try:
-            return self.read(str(value) if given is None else given.raw)
+            return self.read(str(value))
         except ValueError as error:
-            problem = str(error) or self.wanted()
-        if given is not None:
-            raise UsageError(given.blame(problem))
-        where = "" if ctx is None else f"{ctx.command_path.removeprefix('fleetrun ')}: "
-        raise UsageError(f"{where}{value}: {problem}")
+            where = "" if ctx is None else f"{ctx.command_path.removeprefix('fleetrun ')}: "
+            raise UsageError(f"{where}{value}: {error}") from None
 
     def shell_complete(
         self,
@@ -126,17 +119,13 @@ def number(
     """
     in_words = number_in_words(is_whole=is_whole, minimum=minimum, maximum=maximum)
     wanted = f"give {in_words}" + (f", or one of {', '.join(words)}." if words else ".")
+    most = _MOST if maximum is None else maximum
 
     def read(text: str) -> Value:
-        text = text.strip()
-        if text.lower() in words:
-            return text.lower()
-        value = parse_number(
-            text,
-            is_whole=is_whole,
-            minimum=minimum,
-            maximum=_MOST if maximum is None else maximum,
-        )
+        word = text.strip().lower()
+        if word in words:
+            return word
+        value = parse_number(word, is_whole=is_whole, minimum=minimum, maximum=most)
         if value is None:
             raise ValueError(wanted)
         return value
@@ -144,20 +133,17 @@ def number(
     return Type("int" if is_whole else "float", read, wanted, words=words)
 
 
-def seconds(minimum: float | None = None) -> Type:
+def seconds(minimum: float = 0) -> Type:
     """Return the type of a time of MINIMUM seconds or more.
 
     >>> seconds().read("1h30m")
     5400.0
     """
-    least = f", {minimum:g} or more" if minimum is not None else ""
-    wanted = f"give a number of seconds{least}, or a time such as 90s, 30m or 1h30m."
+    wanted = f"give a number of seconds, {minimum:g} or more, or a time such as 90s, 30m or 1h30m."
 
     def read(text: str) -> Value:
-        value = parse_number(
-            parse_duration(text.strip()), is_whole=False, minimum=minimum, maximum=_MOST
-        )
-        if value is None:
+        value = parse_duration(text.strip())
+        if value is None or not minimum <= value <= _MOST:
             raise ValueError(wanted)
         return value
 
@@ -166,26 +152,27 @@ def seconds(minimum: float | None = None) -> Type:
 
 def choice(
     *words: str,
-    synonyms: Iterable[tuple[str, str]] = (),
-    gone: Iterable[tuple[str, str]] = (),
+    synonyms: Mapping[str, str] | None = None,
+    gone: Mapping[str, str] | None = None,
     is_optional: bool = False,
 ) -> Type:
     """Return the type of one of WORDS.
 
-    SYNONYMS are other words for them; GONE has words that are no longer allowed, each with a
-    sentence about what is. IS_OPTIONAL: a following word may be the value of an optional one.
+    SYNONYMS are other words for them; GONE has words that are not allowed, each with a sentence
+    about what is. IS_OPTIONAL: a following word may be the value of an optional one.
     """
-    meant, answers = dict(synonyms), dict(gone)
+    meant = {**{word: word for word in words}, **(synonyms or {})}
     wanted = f"give one of {', '.join(words)}."
 
     def read(text: str) -> Value:
         word = text.strip().lower()
-        word = meant.get(word, word)
-        if word not in words:
-            raise ValueError(answers.get(word, wanted))
-        return word
+        if word not in meant:
+            raise ValueError((gone or {}).get(word, wanted))
+        return meant[word]
 
-    fits = words.__contains__ if is_optional else lambda _word: False
+    def fits(word: str) -> bool:
+        return is_optional and (word in meant or word in (gone or {}))
+
     return Type("choice", read, wanted, words=words, fits=fits)
 
 
@@ -196,15 +183,14 @@ def _boolean(text: str) -> bool:
     return value
 
 
+_TRUE_FALSE = ("true", "false")
 BOOL = Type(
-    "bool",
-    _boolean,
-    "give true or false.",
+    *("bool", _boolean, "give true or false."),
     fits=lambda word: parse_bool(word) is not None,
-    words=("true", "false"),
+    words=_TRUE_FALSE,
 )
 # Never takes the word after it.
-FLAG = Type("flag", _boolean, "give true or false.", words=("true", "false"))
+FLAG = Type("flag", _boolean, "give true or false.", words=_TRUE_FALSE)
 TEXT, FREE = Type("text"), Type("text", is_free=True)
 FILE, FOLDER = Type("text", complete="file"), Type("text", complete="dir")
 
@@ -223,14 +209,10 @@ VARIABLE = Type(
 
 
 def read_as(
-    read: Callable[[str], Value],
-    *,
-    words: tuple[str, ...] = (),
-    complete: str = "",
-    is_free: bool = False,
+    read: Callable[[str], Value], *, words: tuple[str, ...] = (), is_free: bool = False
 ) -> Type:
     """Return the type of texts that READ reads."""
-    return Type("text", read, words=words, complete=complete, is_free=is_free)
+    return Type("text", read, words=words, is_free=is_free)
 
 
 # -- values of their own kind ---------------------------------------------------------------------
@@ -239,7 +221,7 @@ def read_as(
 def is_rank_list(word: str) -> bool:
     """Whether WORD can only be meant for --tee: all, or numbers, commas and ranges.
 
-    torchrun's 0:3 for its options of these names, too.
+    torchrun's 0:3 for its option of this name, too.
 
     >>> is_rank_list("all"), is_rank_list("0,2-3"), is_rank_list("0:3"), is_rank_list("train.py")
     (True, True, True, False)
@@ -275,26 +257,18 @@ def _shown_ranks(text: str) -> str:
     return ranks(text)
 
 
-def _redirected(text: str) -> str:
-    word = text.strip().lower()
-    if re.fullmatch(r"[12]|\d+:\d.*", word):
-        raise ValueError(
-            "give true (torchrun's 3), for all ranks and both streams, or false, for one log of "
-            "each rank; --tee=0,3 chooses the ranks that the console shows."
-        )
-    value = parse_bool(word) if word != "3" else True
-    if value is None:
-        raise ValueError("give one of false, true.")
-    return str(value).lower()
-
-
 RANKS = Type("list", ranks, words=("all",))
 SHOWN_RANKS = Type("list", _shown_ranks, fits=is_rank_list, words=("all",))
-REDIRECTS = Type(
-    "choice",
-    _redirected,
-    fits=lambda word: is_rank_list(word) or parse_bool(word) is not None,
-    words=("false", "true"),
+_ONE_STREAM = (
+    "give true (torchrun's 3), for all ranks and both streams, or false, for one log of each rank; "
+    "--tee=0,3 chooses the ranks that the console shows."
+)
+# As torchrun takes it, whose 1 and 2 redirect one of the streams.
+REDIRECTS = choice(
+    *_TRUE_FALSE,
+    synonyms={"3": "true", "yes": "true", "on": "true", "0": "false", "no": "false"},
+    gone={"1": _ONE_STREAM, "2": _ONE_STREAM},
+    is_optional=True,
 )
 
 

@@ -13,7 +13,7 @@ from commandline import FLEETRUN, fleetrun
 from terminals import Terminal
 from waiting import LONG_S
 
-from fleetrun import __version__, errors
+from fleetrun import errors
 from fleetrun.cli import app
 from fleetrun.errors import EnvironmentFault, FleetrunError, RendezvousError, UsageError
 
@@ -49,14 +49,6 @@ def test_words_become_a_request_and_the_launchs_code_the_exit_code() -> None:
     assert request.script.args == ("--lr",)
 
 
-def test_without_words_those_of_the_process_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["fleetrun", "train.py"])
-    monkeypatch.setenv("PADDLE_JOB_ID", "from-here")
-    launch = Launch()
-    assert app.main(launch=launch) == 0
-    assert launch.requests[0].job_id == "from-here"
-
-
 @pytest.mark.parametrize(
     ("error", "code"),
     [(FleetrunError, 1), (UsageError, 2), (EnvironmentFault, 3), (RendezvousError, 4)],
@@ -66,11 +58,6 @@ def test_what_goes_wrong_is_one_line_and_its_own_exit_code(
 ) -> None:
     assert app.main(["train.py"], environ={}, launch=Launch(error("it is so."))) == code
     assert capsys.readouterr() == ("", "fleetrun: it is so.\n")
-
-
-def test_an_interrupt_before_the_launch_is_130(capsys: pytest.CaptureFixture[str]) -> None:
-    assert app.main(["train.py"], environ={}, launch=Launch(KeyboardInterrupt())) == 130
-    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -86,13 +73,6 @@ def test_a_word_that_is_nearly_a_command_asks_back_though_a_file_has_its_name(
     assert app.main(["--", word], environ={}, launch=launch) == 0
     assert app.main([f"./{word}"], environ={}, launch=launch) == 0
     assert [request.script.target for request in launch.requests] == [word, f"./{word}"]
-
-
-def test_a_script_with_a_number_for_a_name_can_be_run(elsewhere: Path) -> None:
-    (elsewhere / "1").touch()
-    launch = Launch()
-    assert app.main(["--gpus", "0", "1"], environ={}, launch=launch) == 0
-    assert launch.requests[0].script.target == "1"
 
 
 def test_the_config_file_of_the_folder_is_read_unless_another_is_named(elsewhere: Path) -> None:
@@ -173,25 +153,11 @@ def test_errors_are_coloured_on_a_terminal_and_never_in_a_pipe() -> None:
     assert on_terminal("strategy", "validate", "nope").startswith("\x1b[1;31mfleetrun:")
 
 
-def test_the_banner_and_the_verdict_are_coloured_on_a_terminal(elsewhere: Path) -> None:
-    (elsewhere / "train.py").write_text("raise SystemExit(3)\n")
-    words = ("--nproc_per_node=1", "train.py")
-    shown = on_terminal(*words, CUDA_VISIBLE_DEVICES="")
-    assert shown.startswith("\x1b[1mfleetrun:\x1b[0m starting train.py")
-    assert "\x1b[1;31mfleetrun:\x1b[0m rank 0 exited with 3" in shown
-    assert "\x1b" not in on_terminal(*words, CUDA_VISIBLE_DEVICES="", NO_COLOR="1")
-
-
 @pytest.mark.parametrize("pager", ["sed s/^/paged:/", "no-such-pager", "cat"])
 def test_all_of_the_help_goes_through_the_pager_of_a_terminal(pager: str) -> None:
     shown = on_terminal("--help=all", PAGER=pager, NO_COLOR="1")
     assert "Usage: fleetrun" in shown
     assert shown.startswith("paged:") == pager.startswith("sed")
-
-
-def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert app.main(["--version"], environ={}) == 0
-    assert capsys.readouterr().out == f"fleetrun {__version__}\n"
 
 
 def test_s37_a_reader_that_has_seen_enough_of_the_help_hears_no_complaint() -> None:
@@ -212,22 +178,3 @@ def test_s37_a_reader_that_has_seen_enough_of_the_help_hears_no_complaint() -> N
 def test_no_word_at_all_shows_the_short_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main([], environ={}, launch=Launch()) == 2
     assert capsys.readouterr().out.startswith("Usage: fleetrun ")
-
-
-def test_an_option_of_launchers_behind_the_script_is_remarked(elsewhere: Path) -> None:
-    launch = Launch()
-    words = [str(elsewhere / "train.py"), "--nproc-per-node=2", "--gpus=1"]
-    assert app.main(words, environ={}, launch=launch) == 0
-    (note,) = launch.requests[0].notes
-    assert note.startswith("--nproc-per-node=2 comes after ")
-
-
-def test_a_program_that_is_only_like_a_command_is_run() -> None:
-    launch = Launch()
-    assert app.main(["true"], environ={}, launch=launch) == 0
-
-
-def test_two_hyphens_run_a_program_that_is_called_like_a_command_elsewhere() -> None:
-    launch = Launch()
-    assert app.main(["--", "kill", "-l"], environ={}, launch=launch) == 0
-    assert launch.requests[0].script.target == "kill"

@@ -104,11 +104,6 @@ def test_devices_of_any_kind_are_named_by_the_rule(words: list[str], name: str, 
     assert (given.spelling, given.name, given.raw) == (name, "devices", raw)
 
 
-def test_a_command_that_looks_like_a_value_is_the_script() -> None:
-    parsed = split(["--dry-run", "sh", "run.sh"])
-    assert parsed.script == Script("file", "sh", ("run.sh",))
-
-
 def test_an_abbreviation_is_read_and_said() -> None:
     parsed = split(["--nproc=2", "--cluster-node", "a", "--back=nccl", "t.py"])
     assert [given.name for given in parsed.given] == ["nproc_per_node", "ips", "backend"]
@@ -125,8 +120,3 @@ def test_help_and_version_need_no_script_and_end_the_line(word: str) -> None:
     assert parsed.script is None
     assert parsed.asks("help") or parsed.asks("version")
     assert not parsed.asks("gpus" if word == "" else "ips")
-
-
-def test_a_pair_without_its_key_is_read_as_one() -> None:
-    (setting,) = split(["--set", "=5", "t.py"]).given
-    assert setting.raw == "=5"

@@ -25,6 +25,11 @@ help legacy sort_ip enable_gpu_log use_paddlecloud print_config use_env scale fo
 enable_auto_mapping elastic_level cluster_topo_path rank_mapping_path auto_parallel_config
 auto_cluster_config auto_tuner_json
 """
+# Their other names in Paddle's launchers.
+_ALIASES = """
+cluster_node_ips node_ip started_port endpoints workers worker_num selected_gpus selected_xpus
+selected_npus
+"""
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -44,7 +49,7 @@ def test_an_option_that_is_gone_says_what_to_use(
         assert capsys.readouterr().err == f"fleetrun: {where}{answer}"
 
 
-@pytest.mark.parametrize("name", _ONCE.split())
+@pytest.mark.parametrize("name", [*_ONCE.split(), *_ALIASES.split()])
 def test_an_option_that_there_was_is_taken_or_answered_in_one_sentence(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,11 +90,6 @@ def test_every_section_of_the_help_can_be_asked_for(section: str, shown: Shown) 
     assert shown(f"--help={section}").startswith(f"{GROUPS.get(section, 'Exit codes')}:")
 
 
-def test_help_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    assert max(map(len, pages.text("job").splitlines())) <= 80
-
-
 def test_what_is_typed_is_the_same_in_both_languages() -> None:
     translate = pages.translation({"LANG": "zh_CN.UTF-8"})
     for text in docs.help_texts():

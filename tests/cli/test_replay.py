@@ -141,13 +141,6 @@ def test_a_manifest_of_a_manifest_is_whole(folder: Path) -> None:
     assert asked((f"--from-manifest={second}",), {})[0].devices == "1"
 
 
-def test_a_module_is_run_again(folder: Path) -> None:
-    path = write(folder, ("--tee", "-m", "pkg.train", "--from-manifest"), {})
-    again, _ = asked((f"--from_manifest={path}",), {})
-    assert (again.script.form, again.script.target) == ("module", "pkg.train")
-    assert again.script.args == ("--from-manifest",)
-
-
 def test_what_the_config_file_said_is_kept(folder: Path) -> None:
     config = folder / "fleetrun.yaml"
     config.write_text(
@@ -167,17 +160,6 @@ def test_what_the_config_file_said_is_kept(folder: Path) -> None:
     assert asked((f"--from-manifest={path}", f"--config={config}"), {})[0].grace_s == 1
 
 
-def test_what_the_users_own_file_said_is_kept(folder: Path) -> None:
-    own = folder / "fleetrun" / "fleetrun.yaml"
-    own.parent.mkdir()
-    own.write_text("grace: 7\nlog_keep: 3\n")
-    (folder / "fleetrun.yaml").write_text("log_keep: 4\n")
-    path = write(folder, ("train.py",), {"XDG_CONFIG_HOME": str(folder)})
-    own.unlink()
-    again, _ = asked((f"--from-manifest={path}",), {})
-    assert (again.grace_s, again.log_keep) == (7.0, 4)
-
-
 def test_the_folder_is_that_of_the_launch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(folder, ("train.py",), {})
     monkeypatch.chdir(folder / "elsewhere")
@@ -191,15 +173,6 @@ def test_a_folder_that_is_gone_is_said(folder: Path, capsys: pytest.CaptureFixtu
     path = edited(write(folder, ("train.py",), {}), cwd="/not/there")
     assert app.main([f"--from-manifest={path}"], environ={}, launch=lambda *_: 0) == 3
     assert "folder /not/there cannot be entered" in capsys.readouterr().err
-
-
-def test_what_is_another_machine_now_is_said(folder: Path) -> None:
-    path = write(folder, ("train.py",), {"HF_TOKEN": "x", "HTTP_PROXY": "p", "HOME": "/"})
-    document = json.loads(path.read_text())
-    edited(path, python="/other/python", versions={**document["versions"], "fleetrun": "9"})
-    notes = replay.replay(split([f"--from-manifest={path}"]), {}).notes
-    assert notes[0].startswith(f"{path} was written with /other/python; this is ")
-    assert notes[1].startswith(f"{path} was written with fleetrun 9; this is ")
 
 
 def test_secrets_must_be_exported_again(folder: Path) -> None:
@@ -254,23 +227,6 @@ def test_a_damaged_manifest_is_refused(folder: Path, changes: dict[str, Any]) ->
     assert "something is missing or wrong in it" in refusal(f"--from-manifest={path}")
 
 
-def test_a_manifest_that_is_not_there_is_said(folder: Path) -> None:
-    assert refusal("--from-manifest=none.json") == (
-        "none.json: No such file or directory: this manifest cannot be read."
-    )
-    assert refusal("--from-manifest= ") == (
-        "--from-manifest needs a value: give FILE, a manifest.json."
-    )
-
-
-def test_a_secret_is_in_no_complaint_about_its_option(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--env", "MY-TOKEN=s3cr3t", "train.py"]
-    assert app.main(words, environ={}, launch=lambda *_: 0) == 2
-    assert "--env=MY-TOKEN=***: give KEY=VALUE" in capsys.readouterr().err
-
-
 def test_strategies_are_as_they_were_even_when_the_file_has_changed(folder: Path) -> None:
     (folder / "my.yaml").write_text("strategy: {amp_configs: {custom_black_list: [a]}, amp: 1}")
     (folder / "fleetrun.yaml").write_text("set:\n  lamb: true\n")
@@ -284,15 +240,6 @@ def test_strategies_are_as_they_were_even_when_the_file_has_changed(folder: Path
     anew, _ = asked(("--from-manifest", str(path), "--strategy=my.yaml"), {})
     assert anew.strategy is not None
     assert "lars" in [setting.name for setting in anew.strategy.settings]
-
-
-def test_a_strategy_named_by_a_variable_comes_back(folder: Path) -> None:
-    environ = {"FLEETRUN_STRATEGY": "amp"}
-    first, _ = asked(("train.py",), environ)
-    path = write(folder, ("train.py",), environ)
-    again, _ = asked(("--from-manifest", str(path)), {})
-    assert again.strategy is not None
-    assert again.strategy == first.strategy
 
 
 def test_a_secret_of_a_strategy_is_to_be_exported_first(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, get_type_hints
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -131,71 +131,12 @@ def test_s75_the_command_line_wins_over_the_environment_over_the_file_over_the_d
     assert field in requested._fields
 
 
-def test_every_source_fills_the_same_typed_fields(config_file: ConfigFile) -> None:
-    words = (
-        "--gpus=0,1 --nproc_per_node=2 --ips=10.0.0.1,10.0.0.2 --host=10.0.0.1 --start_port=6170 "
-        "--rank=1 --backend=nccl --job_id=j --log_dir=logs --log_level=debug --log_overwrite=1 "
-        "--log_keep=3 --tee=0-2,5 --quiet --grace=2.5 --gpu_memory_fraction=0.5 --oversubscribe "
-        "--dry-run=json --env A=1 --nccl DEBUG=INFO --master=a:1"
-    )
-    requested = asked(*words.split())
-    assert requested._replace(settings=(), notes=()) == asked()._replace(
-        devices="0,1",
-        device_kind="gpu",
-        nproc_per_node=2,
-        ips=("10.0.0.1", "10.0.0.2"),
-        host="10.0.0.1",
-        nnodes="2",
-        start_port=6170,
-        rank=1,
-        backend="nccl",
-        job_id="j",
-        log_dir="logs",
-        log_level="debug",
-        log_overwrite=True,
-        log_keep=3,
-        tee="0,1,2,5",
-        quiet=True,
-        grace_s=2.5,
-        gpu_memory_fraction=0.5,
-        oversubscribe=True,
-        dry_run="json",
-        env=(("A", "1"),),
-        nccl=(("NCCL_DEBUG", "INFO"),),
-        master="a:1",
-        settings=(),
-        notes=(),
-    )
-    config = config_file(
-        "gpus: [0, 1]\nnproc-per-node: 2\nips: [10.0.0.1, 10.0.0.2]\nhost: 10.0.0.1\n"
-        "start_port: 6170\nrank: 1\nbackend: nccl\njob_id: j\nlog_dir: logs\nlog_level: debug\n"
-        "log_overwrite: yes\nlog_keep: 3\ntee: [0-2, 5]\nquiet: true\ngrace: 2.5\n"
-        "gpu_memory_fraction: 0.5\noversubscribe: true\nenv: {A: 1}\nnccl: {DEBUG: INFO}\n"
-        "master: a:1\n"
-    )
-    assert asked("--dry-run=json", config=config)._replace(settings=()) == requested._replace(
-        settings=()
-    )
-
-
 def test_without_anything_the_defaults_are_those_of_the_model() -> None:
     plain = asked()
     fields = type(plain)._field_defaults
     assert {
         name: value for name, value in plain._asdict().items() if name not in {"script", "settings"}
     } == {name: value for name, value in fields.items() if name != "settings"}
-
-
-def test_the_last_of_two_on_the_command_line_wins() -> None:
-    made = asked("--gpus=0", "--xpus=1")
-    assert (made.devices, made.device_kind) == ("1", "xpu")
-    assert setting(made, "xpus") == Setting("xpus", "1", "command line")
-
-
-def test_devices_by_their_neutral_name_have_no_kind() -> None:
-    made = asked(environ={"PADDLE_DEVICES": "0,1"})
-    assert (made.devices, made.device_kind) == ("0,1", None)
-    assert setting(made, "devices") == Setting("devices", "0,1", "$PADDLE_DEVICES")
 
 
 def test_a_variable_that_makes_no_sense_only_matters_when_it_counts() -> None:
@@ -215,11 +156,6 @@ def test_an_empty_value_counts_as_not_given(word: str) -> None:
 
 
 # -- values of their own kind --
-
-
-@pytest.mark.parametrize(("raw", "tee"), [("all", "all"), ("0, 3", "0,3"), ("0-2,1", "0,1,2")])
-def test_ranks_to_show_are_written_out(raw: str, tee: str) -> None:
-    assert asked(f"--tee={raw}").tee == tee
 
 
 @given(st.dictionaries(st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,5}", fullmatch=True), st.text()))
@@ -342,11 +278,6 @@ MEANT: list[tuple[str, Mapping[str, str], Mapping[str, object], tuple[str, ...] 
     ("--nnodes=2 --master=etcd://[fd00::1]:2379", {}, {"nnodes": "2"}, ()),
     ("", {"POD_IP": "fd00::7"}, {"host": None},
      ("$POD_IP=fd00::7 is ignored: Paddle reads no IPv6.",)),
-    # Paddle adds the host's place to its fixed port.
-    ("", {"FLAGS_FIXED_PORT": "7000"}, {"start_port": 7000}, ()),
-    (f"{MET} --rank=1", {"FLAGS_FIXED_PORT": "7000"}, {"start_port": 7001}, ()),
-    (MET, {"FLAGS_FIXED_PORT": "7000"}, {"start_port": 7000}, ()),
-    (f"{MET} --rank=1 --start_port=7000", {"FLAGS_FIXED_PORT": "7000"}, {"start_port": 7000}, ()),
     # A place among hosts needs several hosts.
     ("--ips=a,b --rank=1", {}, {"rank": 1}, ()),
     ("--ips=a,b --rank -1", {}, {"rank": None}, ()),
@@ -444,8 +375,6 @@ REFUSED: list[tuple[str, Mapping[str, str], str]] = [
     ("--nnodes=2 --master=etcds://a", {}, "--master=etcds://a: give etcd://HOST:PORT"),
     ("--nnodes=2 --master=etcd://me:secret@a:1", {}, "etcd with users is not supported"),
     ("--elastic_server=a --np=2", {}, "--elastic_server=etcd://a: give etcd://HOST:PORT"),
-    (f"{MET} --rank=1", {"FLAGS_FIXED_PORT": "65535"},
-     "(from $FLAGS_FIXED_PORT): with this host's place, 1, which is not a port."),
     ("--gpus=0 --device_kind=mlu", {},
      "--device_kind=mlu: --gpus=0 names GPUs; give one of the two, or --devices."),
     ("--device_kind=a:8", {}, "give the name that Paddle has for it: npu, mlu, gpu."),
@@ -480,11 +409,6 @@ def test_what_makes_no_sense_together_is_one_sentence(
     assert refused.startswith(sentence) or not sentence.startswith("--")
 
 
-def test_incomplete_variables_of_a_cluster_are_leftovers() -> None:
-    assert asked(environ={**CLOUD, "PADDLE_TRAINERS_NUM": "1"}).notes != ()
-    assert asked(environ={**CLOUD, "PADDLE_TRAINERS": "10.0.0.1"}).notes != ()
-
-
 # -- hosts --
 
 
@@ -493,35 +417,8 @@ def test_where_an_engine_has_started_us_the_first_host_is_the_engines() -> None:
         request.resolve(split(["--nnodes=2", "train.py"]), {}, None, {}, lambda: Detected("Slurm"))
 
 
-@pytest.mark.parametrize(
-    ("words", "nnodes"),
-    [
-        ("--master=a:1", "2"),
-        ("--master=a:1 --nnodes=1", "1"),
-        ("--master=a:1 --nnodes=3", "3"),
-        ("--master=a:1 --ips=a", "1"),
-        ("", "1"),
-    ],
-)
-def test_run_check_with_master_is_one_of_two_hosts_as_in_paddle(words: str, nnodes: str) -> None:
-    made = request.resolve(split([*words.split(), "run_check"]), {}, None)
-    assert made.nnodes == nnodes
-    assert any("one of two hosts" in note for note in made.notes) == (nnodes == "2")
-    assert asked("--master=a:1").nnodes == "1"
-
-
 def test_a_password_of_etcd_is_not_repeated() -> None:
     assert "secret" not in refusal("--nnodes=2", "--master=etcd://me:secret@a:1")
-
-
-# -- the kind of devices --
-
-
-def test_the_option_of_another_kind_wins_over_the_variable() -> None:
-    made = asked("--mlus=0", environ={XCCL: "npu"})
-    assert made.device_kind == "mlu"
-    assert made.notes == (f"--mlus=0 overrides ${XCCL}=npu.",)
-    assert setting(made, "device_kind").source == "default"
 
 
 # -- what another launcher left behind --
@@ -569,11 +466,6 @@ def test_what_has_no_effect_or_comes_later_says_so(option: Option) -> None:
         assert made._replace(notes=()) == asked()
     # As a variable that is exported once for all jobs may say.
     assert asked(f"{option.flag}=0") == asked()
-
-
-def test_what_the_script_is_told_selects_nothing() -> None:
-    parsed = split(["train.py", "--server_num=1", "--worker_num", "3"])
-    assert request.resolve(parsed, {}).run_mode == "collective"
 
 
 def test_a_role_with_a_list_of_servers_selects_them() -> None:
@@ -663,13 +555,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         configfile.read(str(tmp_path / "latin.yaml"))
 
 
-def test_the_config_file_is_among_the_settings(config_file: ConfigFile) -> None:
-    config = config_file("job_id: a\n")
-    assert setting(asked(), "config") == Setting("config", "None", "default")
-    named = asked("--config=fleetrun.yaml", config=config)
-    assert setting(named, "config") == Setting("config", "fleetrun.yaml", "command line")
-
-
 def test_the_users_own_file_lies_beneath_that_of_the_folder(elsewhere: Path) -> None:
     own = elsewhere / "home/.config/fleetrun/fleetrun.yaml"
     own.parent.mkdir(parents=True)
@@ -712,26 +597,3 @@ def test_the_example_file_shows_every_option_and_can_be_used(config_file: Config
     once = {"config", "detach", "dry_run", "from_manifest", "help", "version"}
     assert missing == once | by_ssh
     assert asked(config=config).ips == ("10.0.0.1", "10.0.0.2")
-
-
-SAMPLES = {"int": "1", "float": "0.5", "duration": "30m", "bool": "true", "flag": "true"}
-PLAIN = [
-    option
-    for option in options.OPTIONS
-    if option.kind.name in SAMPLES and option.field in Request._fields
-]
-
-
-@pytest.mark.parametrize("option", PLAIN, ids=lambda option: option.label)
-def test_a_plain_option_fills_its_field_with_a_value_of_its_type(option: Option) -> None:
-    # Of servers and the like there have to be others, too.
-    beside = ["--server_num=1", "--trainer_num=1"] if option.group == "servers" else []
-    beside += ["--nnodes=2", "--master=a:1"] if option.group == "hosts" else []
-    beside += ["--hosts=a,b"] if option.label == "ssh_fanout" else []
-    words = [word for word in beside if not word.startswith(f"{option.flag}=")]
-    if option.label in {"ssh_fanout", "nproc_per_node"}:
-        words = words[-1:]
-    value = getattr(asked(f"{option.flag}={SAMPLES[option.kind.name]}", *words), option.field)
-    hint = get_type_hints(Request)[option.field]
-    assert isinstance(value, hint)
-    assert value in {1, 0.5, 1800.0, "1"}

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from terminals import Terminal
-from waiting import LONG_S, until
+from waiting import until
 
 from fleetrun.cli import app, options, shells
 from fleetrun.plan import kinds
 from fleetrun.rundir.variables import COMPLETE
-from fleetrun.strategy import fields, load
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 ROOT = Path(__file__).parents[2]
@@ -98,18 +96,6 @@ def test_options_their_values_and_files_complete(
     words: list[str], expected: list[tuple[str, str]]
 ) -> None:
     assert completed(*words) == expected
-
-
-def test_every_key_that_completes_is_one_that_a_launch_takes() -> None:
-    keys = [value.removesuffix("=") for _, value in completed("--set", "")]
-    assert len(keys) > 100
-    for key in keys:
-        values = [value for _, value in completed("--set", f"{key}=")]
-        for value in values:
-            assert load.parse_set(value)
-        first, _, part = key.partition(".")
-        field = fields.by_name("strategy")[first]
-        assert not part or part in {key.name for key in field.keys}
 
 
 def test_what_works_or_is_taken_completes() -> None:
@@ -237,24 +223,3 @@ def test_a_real_shell_completes(name: str, installed: Path, terminal: Terminal) 
         assert answer.rpartition("LINE:")[2].rstrip() == wanted, answer
     process.kill()
     process.wait()
-
-
-@pytest.mark.slow
-def test_a_real_fish_completes(installed: Path) -> None:
-    program = shell_of("fish")
-    asked = "; ".join(f"complete -C '{typed}'; echo END" for typed in TYPED)
-    done = subprocess.run(
-        [program, "--no-config", "-c", f"{_READY['fish']}; {asked}"],
-        env={**os.environ, "PATH": f"{installed}:{os.environ['PATH']}", "HOME": str(installed)},
-        cwd=installed,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=LONG_S,
-    )
-    assert done.stderr == ""
-    answers = [answer.strip().split("\n") for answer in done.stdout.split("END\n")[:-1]]
-    for (typed, line), answer in zip(TYPED.items(), answers, strict=True):
-        # fish offers whole words; after a word that ends in = it adds no blank.
-        words = [line.partition("\t")[0] for line in answer]
-        assert line.removesuffix("X").rstrip().rpartition(" ")[2] in words, (typed, answer)
