@@ -385,8 +385,6 @@ class Facts(NamedTuple):
     paddle_counts: Mapping[str, int] = {}
     # Whether there may be plug-ins for the ranks' Paddle.
     has_plugins: bool = False
-    # The kinds of several devices of which a mask hides none, where ranks are to have masks.
-    unmasked: frozenset[str] = frozenset()
     # Kind -> why none of its devices can be used, although there are signs of it.
     absent: Mapping[str, str] = {}
     # The engine's tasks on this host where it has started one for each rank.

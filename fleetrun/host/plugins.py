@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import files, scripts
 from fleetrun.model import Facts, Request
-from fleetrun.plan import command, environment, kinds, masks, origin
+from fleetrun.plan import command, environment, kinds, origin
 from fleetrun.plan.kinds import label
 from fleetrun.run.isolation import IsolatedCall
 from fleetrun.text import counted
@@ -194,17 +194,5 @@ def with_devices(
             name: n for name, n in facts.device_counts.items() if name in kinds.BUILT_IN
         },
         paddle_counts=counts,
-        unmasked=_unmasked(facts, counts, asked) if request.virtual_local_rank else frozenset(),
         absent=absent,
     )
-
-
-def _unmasked(facts: Facts, counts: Mapping[str, int], asked: _Paddle) -> frozenset[str]:
-    """Return the kinds of which Paddle sees several devices behind a mask of one."""
-    several = [kind for kind, count in counts.items() if count > 1]
-    if not several:
-        return frozenset()
-    names = [masks.variable(facts, kind) for kind in several]
-    single = {name: facts.environ.get(name, "0").split(",")[0].strip() for name in names}
-    masked = asked.ask(**single)[1]
-    return frozenset(kind for kind in several if masked.get(kind, 0) > 1)

@@ -98,12 +98,11 @@ def _check_preferred(request: Request, facts: Facts, kind: str) -> None:
 
 
 def _check_masked(request: Request, facts: Facts, kind: str) -> None:
-    """Raise UsageError if each rank needs a mask and KIND has none."""
-    if request.virtual_local_rank and kind in facts.unmasked:
+    """Raise EnvironmentFault if each rank needs a mask, and KIND may have none."""
+    if request.virtual_local_rank and kind in facts.paddle_counts:
         raise EnvironmentFault(
-            f"--virtual_local_rank: Paddle sees all {label(kind)}s whatever "
-            f"{masks.variable(facts, kind)} says, so all ranks would take device 0; leave the "
-            "option out."
+            f"--virtual_local_rank: whether the plug-in for {label(kind)}s reads a mask of each "
+            "rank is not known, and all ranks might take device 0; leave the option out."
         )
 
 
@@ -400,14 +399,9 @@ def _idle(
     idle = [device.id for device in chosen if device not in used]
     if not idle:
         return ()
-    name, processes = label(kind), len(groups)
+    name = label(kind)
     subject = f"{name} {idle[0]} is" if len(idle) == 1 else f"{name}s {_listed(idle)} are"
-    remark = f"{subject} idle: --nproc_per_node={processes} uses one {name} for each process"
-    if len(chosen) % processes or processes == 1:
-        return (f"{remark}.",)
-    ids = _listed([device.id for device in chosen]).replace(", ", ",")
-    per_process = len(chosen) // processes
-    return (f"{remark}; --{kind}s={ids} beside it gives each process {per_process}.",)
+    return (f"{subject} idle: --nproc_per_node={len(groups)} uses one {name} for each process.",)
 
 
 def _listed(ids: list[str]) -> str:

@@ -62,16 +62,6 @@ def test_paddle_counts_what_a_mask_leaves_of_any_kind(root: Path) -> None:
     assert facts.has_plugins
 
 
-@pytest.mark.parametrize("environ", [{}, {"FOO_VISIBLE_DEVICES": "0,2"}])
-@pytest.mark.parametrize(("variable", "unmasked"), [("FOO_VISIBLE_DEVICES", False), ("", True)])
-def test_a_kind_that_reads_no_mask_is_found_out_where_ranks_are_to_have_one(
-    root: Path, variable: str, environ: dict[str, str], *, unmasked: bool
-) -> None:
-    plugin = f"foo 4 {variable}".strip()
-    facts = read(root, plugin, environ=environ, virtual_local_rank=True)
-    assert facts.unmasked == ({"foo"} if unmasked else set())
-
-
 def test_a_driver_without_its_plugin_is_said_with_what_to_install(root: Path) -> None:
     for number in range(8):
         (root / f"dev/davinci{number}").touch()

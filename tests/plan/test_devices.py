@@ -112,7 +112,7 @@ SHARED: list[tuple[Mapping[str, Any], Facts, list[list[int]], Mapping[str, Any]]
        {"ids": [["4", "5"]], "lacks": "idle"}) for devices in (None, "4,5")),
     # Idle devices are named.
     ({"nproc_per_node": 2}, masked("0,1,2,3"), alone(0, 1),
-     {"notes": (f"{IDLE}; --gpus=0-3 beside it gives each process 2.",)}),
+     {"notes": (f"{IDLE}.",)}),
     ({"nproc_per_node": 3}, masked("4,5,6,7"), alone(0, 1, 2),
      {"notes": ("GPU 7 is idle: --nproc_per_node=3 uses one GPU for each process.",)}),
     ({"nproc_per_node": 2}, masked("6,4,1,3,2"), alone(0, 1),
