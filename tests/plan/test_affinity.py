@@ -87,20 +87,6 @@ def test_masks_near_devices_are_disjoint_where_they_can_be(
         assert len(used) == len(set(used))
 
 
-def test_each_rank_is_near_its_gpu() -> None:
-    for how in ("cores", "numa"):
-        binding = bind(how, TWO_NODES, [gpus(index) for index in range(4)])
-        listed = [format_ranges(mask, ",") for mask in binding.masks]
-        assert listed == ["4-5,12-13", "6-7,14-15", "0-1,8-9", "2-3,10-11"]
-        assert binding.notes == ()
-
-
-def test_a_node_without_a_gpu_stays_free() -> None:
-    binding = bind("cores", TWO_NODES, [gpus(0), gpus(1)])
-    assert [format_ranges(mask, ",") for mask in binding.masks] == ["4-5,12-13", "6-7,14-15"]
-    assert binding.notes == ("--bind=cores: no process is on NUMA node 0, so 8 CPUs stay free.",)
-
-
 @pytest.mark.parametrize(
     ("device", "near", "why"),
     [
@@ -134,12 +120,6 @@ def made(how: str, **fields: object) -> LaunchPlan:
     roster = a_roster(ranks=2, cpu=True)
     share = Share("cpu", roster.members[0].groups, "gloo")
     return planner.plan(a_request(bind=how), facts, share, roster)
-
-
-def test_a_plan_has_the_masks_and_as_many_threads() -> None:
-    plan = made("cores")
-    assert [process.cpus[:2] for process in plan.processes] == [(0, 1), (4, 5)]
-    assert [process.env["OMP_NUM_THREADS"] for process in plan.processes] == ["8", "8"]
 
 
 def test_what_the_user_says_of_threads_stays() -> None:

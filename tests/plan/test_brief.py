@@ -49,12 +49,6 @@ def test_banner_of_a_host_among_several_says_which_of_the_ranks_are_its_own() ->
     assert first == "starting train.py on 10.0.0.2 (node rank 1 of 2 nodes): ranks 2-3 of 4"
 
 
-def test_banner_names_a_job_that_has_a_name() -> None:
-    assert lines_of(plan(), job_id="exp7")[0].startswith(
-        "starting train.py, job exp7, on this host"
-    )
-
-
 def test_banner_counts_the_roles_of_parameter_servers() -> None:
     roles = (("server", "serverlog", 0), ("trainer", "workerlog", 0), ("trainer", "workerlog", 1))
     lines = lines_of(with_roles(plan(), *roles))
@@ -98,15 +92,6 @@ def test_banner_names_the_strategy_and_who_wins(strategy: Strategy, line: str) -
     assert lines_of(plan(strategy=strategy))[2] == line
 
 
-def test_banner_names_files_that_exist_where_links_do_not() -> None:
-    run_dir = "log/runs/20261121T040700Z-default-4194304"
-    lines = brief(request(), plan(run_dir=run_dir), has_links=False)
-    assert lines[-2:] == [
-        f"logs in {run_dir}/workerlog.0 to workerlog.1",
-        f"settings in {run_dir}/launch.txt",
-    ]
-
-
 def test_banner_shows_paths_as_they_are_typed_in_the_jobs_folder() -> None:
     run_dir = "/home/me/job/log/runs/x"
     lines = lines_of(plan(log_dir="/home/me/job/log", run_dir=run_dir))
@@ -116,21 +101,11 @@ def test_banner_shows_paths_as_they_are_typed_in_the_jobs_folder() -> None:
     ]
 
 
-def test_banner_has_every_path_whole_where_there_is_no_terminal() -> None:
-    run_dir = f"/data/{'deep/' * 30}runs/x"
-    lines = brief(request(), plan(run_dir=run_dir))
-    assert lines[-1] == f"settings in {run_dir}/launch.txt"
-
-
 def test_banner_names_the_logs_of_standard_error() -> None:
     made = plan()
     split = [process._replace(error_log=names.error_log(process.log)) for process in made.processes]
     lines = lines_of(made._replace(processes=tuple(split)))
     assert "logs in log/ with workerlog.N, workererr.N" in lines
-
-
-def test_banner_of_a_host_without_processes_says_so() -> None:
-    assert lines_of(plan(processes=()))[0] == "starting train.py on this host: nothing"
 
 
 def test_a_narrow_terminal_gets_whole_words_and_paths() -> None:

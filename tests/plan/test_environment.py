@@ -113,14 +113,6 @@ def test_the_island_comes_first_on_the_users_python_path(
     assert rank["PYTHONPATH"] == expected
 
 
-def test_other_kinds_have_a_flag_of_their_own() -> None:
-    rank = first(kind="npu", backend="xccl")
-    assert rank["FLAGS_selected_npus"] == rank["FLAGS_selected_accelerators"] == "0"
-    assert rank["PADDLE_XCCL_BACKEND"] == "npu"
-    assert "FLAGS_selected_gpus" not in rank
-    assert "FLAGS_selected_xpus" in first(kind="xpu", backend="bkcl")
-
-
 def test_gpus_that_are_numbered_are_numbered_as_the_driver_does() -> None:
     assert first()["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     chosen = some_facts(8, environ={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
@@ -178,14 +170,6 @@ def test_what_the_user_exported_wins_over_our_defaults() -> None:
     assert not exported.keys() & rank.keys()
 
 
-def test_what_an_outer_launcher_exported_does_not_win_over_the_rank() -> None:
-    facts = some_facts(8, environ={"PADDLE_TRAINER_ID": "7", "PADDLE_MASTER": "x:1"})
-    planned = made(facts=facts)
-    assert planned.ranks[1]["PADDLE_TRAINER_ID"] == "1"
-    assert not any(planned.unset)
-    assert planned.notes == ()
-
-
 def test_no_rank_gets_the_token_of_the_launchers() -> None:
     planned = made(facts=some_facts(8, environ={"FLEETRUN_TOKEN": "hush"}))
     assert set(planned.unset) == {("FLEETRUN_TOKEN",)}
@@ -193,12 +177,6 @@ def test_no_rank_gets_the_token_of_the_launchers() -> None:
     assert planned.notes == ()
     with pytest.raises(UsageError, match="for the launchers alone"):
         made(request=a_request(env=(("FLEETRUN_TOKEN", "hush"),)))
-
-
-def test_a_mask_of_all_is_none_for_the_ranks() -> None:
-    planned = made(facts=some_facts(8, environ={"CUDA_VISIBLE_DEVICES": "all"}))
-    assert set(planned.unset) == {("CUDA_VISIBLE_DEVICES",)}
-    assert planned.notes == ()
 
 
 def test_identity_that_we_do_not_set_is_removed() -> None:
@@ -212,13 +190,6 @@ def test_identity_that_we_do_not_set_is_removed() -> None:
         .notes[0]
         .startswith("MASTER_PORT says who")
     )
-
-
-def test_what_the_hosts_were_read_from_stays() -> None:
-    environ = {"PADDLE_TRAINERS": "10.0.0.1,10.0.0.2", "TRAINER_PORTS_NUM": "2"}
-    facts, roster = some_facts(8, environ=environ), a_roster(TWO_HOSTS)
-    assert set(made(roster, facts=facts).unset) == {tuple(environ)}
-    assert made(roster._replace(inherited=tuple(environ)), facts=facts).unset[0] == ()
 
 
 def test_options_win_over_everything() -> None:
@@ -286,14 +257,6 @@ def test_a_value_of_the_users_may_hold_no_nul() -> None:
 NAMES = st.sampled_from(
     ["PADDLE_TRAINER_ID", "NCCL_DEBUG", "NCCL_IB_DISABLE", "PADDLE_WITH_GLOO", "POD_NAME", "MINE"]
 )
-
-
-def test_a_plugins_rank_is_told_its_kind_whatever_an_outer_job_exported() -> None:
-    environ = {"PADDLE_XCCL_BACKEND": "npu", "FLAGS_selected_npus": "5"}
-    planned = made(facts=some_facts(environ=environ), kind="mlu", backend="xccl")
-    assert planned.ranks[0]["FLAGS_selected_mlus"] == "0"
-    assert planned.ranks[0]["PADDLE_XCCL_BACKEND"] == "mlu"
-    assert planned.unset[0] == ("FLAGS_selected_npus",)
 
 
 def test_ranks_without_a_plugins_device_do_not_see_its_kind() -> None:

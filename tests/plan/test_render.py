@@ -76,16 +76,6 @@ def test_table_says_what_nobody_has_set_in_words() -> None:
     assert "  ips   None  (command line)" in lines
 
 
-def test_table_tells_what_all_ranks_share_once() -> None:
-    text = render.table([plan()], request())
-    assert text.count("PADDLE_TRAINERS_NUM=2") == 1
-    assert text.count("PADDLE_TRAINER_ID=") == 2
-
-
-def test_table_of_a_plan_without_processes_is_a_table() -> None:
-    assert "0 processes on 1 node" in render.table([plan()._replace(processes=())], request())
-
-
 def test_table_knows_processes_that_are_no_ranks() -> None:
     only = ProcessSpec("ssh host", ("ssh", "host"), {}, ("A",), "ssh.log")
     other = ProcessSpec("ssh other", ("ssh", "other"), {}, (), "ssh2.log")
@@ -126,12 +116,6 @@ def test_json_keys_are_stable() -> None:
     assert sorted(document["nodes"][0]["processes"][0]) == [
         "argv", "cpus", "env", "error_log", "essential", "log", "name", "rank", "unset",
     ]  # fmt: skip
-
-
-def test_json_of_a_process_without_a_rank() -> None:
-    only = ProcessSpec("ssh host", ("ssh", "host"), {}, (), "ssh.log")
-    document = json.loads(render.as_json([plan()._replace(processes=(only,))], request()))
-    assert document["nodes"][0]["processes"][0]["rank"] is None
 
 
 # ------------------------------------------------------------------------------------ the secrets

@@ -11,7 +11,7 @@ from planning import a_request, a_roster, gathered, gpus, some_facts
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Address, LaunchPlan
-from fleetrun.plan import modes, planner
+from fleetrun.plan import planner
 from fleetrun.plan.devices import Share
 from fleetrun.plan.modes import rpc
 
@@ -80,17 +80,6 @@ def test_a_host_with_servers_alone_waits_for_the_other_hosts() -> None:
     assert plan.has_session
 
 
-def test_a_job_on_one_host_asks_nobody() -> None:
-    assert not planned().has_session
-
-
-def test_ips_give_every_host_the_same_slots() -> None:
-    plan = planned(TWO._replace(ips=("10.0.0.1", "10.0.0.2"), nnodes="2"))
-    assert len(plan.processes) == 4
-    assert len(plan.ranks) == 8
-    assert str(plan.ranks[0].endpoint) == "10.0.0.1:6170"
-
-
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
@@ -104,11 +93,6 @@ def test_messages_speak_of_the_lists(wanted: dict[str, str], says: str) -> None:
     strange = some_facts(addresses=(Address("eth0", "10.0.0.5"),))
     with pytest.raises(EnvironmentFault, match=r"^--servers=.* and --trainers=.*: none of them"):
         gathered(SPREAD, strange, dry=False)
-
-
-def test_several_hosts_that_nobody_names_are_refused() -> None:
-    with pytest.raises(UsageError, match="names no hosts; give --ips"):
-        planned(TWO._replace(nnodes="2"))
 
 
 # -- what a cluster says -------------------------------------------------------------------------
@@ -125,29 +109,11 @@ def test_a_cluster_gives_a_node_its_one_process() -> None:
     assert plan.engine == "cloud"
 
 
-def test_on_the_cpu_a_clusters_trainer_keeps_its_mask() -> None:
-    told = {**ROLE, "PADDLE_TRAINER_ID": "3", "PADDLE_ROLE": "TRAINER"}
-    (process,) = planned(a_request(run_mode="ps"), some_facts(environ=told)).processes
-    assert "CUDA_VISIBLE_DEVICES" not in process.env
-
-
 def test_a_clusters_server_finds_itself() -> None:
     told = {**ROLE, "TRAINING_ROLE": "PSERVER", "POD_IP": "10.0.0.1", "PADDLE_PORT": "2"}
     (process,) = planned(a_request(run_mode="ps"), some_facts(2, environ=told)).processes
     assert (process.name, process.log) == ("server.1", "serverlog.0")
     assert process.env["CUDA_VISIBLE_DEVICES"] == ""
-
-
-def test_a_clusters_other_roles_are_found_by_their_endpoint() -> None:
-    environ = {
-        **ROLE,
-        "TRAINING_ROLE": "HETER_TRAINER",
-        "POD_IP": "10.0.0.1",
-        "PADDLE_PORT": "5",
-        "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": "10.0.0.9:5, 10.0.0.1:5",
-    }
-    (process,) = planned(a_request(run_mode="ps"), some_facts(environ=environ)).processes
-    assert process.name == "heter.1"
 
 
 @pytest.mark.parametrize(
@@ -167,12 +133,6 @@ def test_a_cluster_that_says_too_little_is_refused(told: dict[str, str], says: s
 def test_half_of_what_a_cluster_says_counts_for_nothing(missing: str) -> None:
     facts = some_facts(environ={**ROLE, missing: ""})
     assert gathered(a_request(run_mode="ps"), facts).assigned is None
-
-
-def test_who_counts_servers_does_not_go_by_the_cluster() -> None:
-    facts = some_facts(environ={**ROLE, "PADDLE_TRAINER_ID": "0"})
-    assert gathered(TWO, facts).assigned is None
-    assert gathered(a_request(), facts).assigned is None
 
 
 def test_heterogeneous_trainers_of_a_cluster_need_no_number() -> None:
@@ -207,11 +167,6 @@ def test_a_paddle_that_lacks_the_modes_part_is_refused_where_it_is_sure_to_fail(
     with pytest.raises(EnvironmentFault, match=re.escape(says)):
         planner.slots(wanted, sure, planner.share(wanted, sure))
     assert note not in planned(wanted).notes
-
-
-def test_every_mode_has_its_own_words() -> None:
-    assert len(modes.BY_WORD) == sum(len(mode.words) for mode in modes.MODES)
-    assert all(mode.name in mode.words for mode in modes.MODES)
 
 
 # -- remote procedure calls ----------------------------------------------------------------------

@@ -143,28 +143,6 @@ def test_ranks_follow_the_lists_even_where_hosts_alternate() -> None:
     ]
 
 
-def test_hosts_that_an_engine_gathers_have_the_same_slots_each() -> None:
-    layout = placed(
-        job(server_num=1, trainer_num=2, heter_worker_num="1;1", start_port=7000),
-        hosts=("a", "b"),
-    )
-    assert [str(spec.endpoint) for spec in layout.of(SERVER)] == ["a:7000", "b:7000"]
-    assert [str(spec.endpoint) for spec in layout.of(TRAINER)] == [
-        "a:7001",
-        "a:7002",
-        "b:7001",
-        "b:7002",
-    ]
-    assert [str(spec.endpoint) for spec in layout.of(HETER)] == [
-        "a:7003",
-        "b:7003",
-        "a:7004",
-        "b:7004",
-    ]
-    assert layout.ranks.stages == (2, 2, 3, 3)
-    assert str(layout.ranks.meeting) == "a:7005"
-
-
 def test_trainers_are_waited_for_and_the_others_are_not() -> None:
     placement = placed(job(server_num=1, trainer_num=1, heter_worker_num="1", coordinator_num=1))
     assert {spec.role for spec in placement.ranks.ranks if pserver.is_essential(spec)} == {TRAINER}
@@ -174,15 +152,6 @@ def test_trainers_are_waited_for_and_the_others_are_not() -> None:
         "heterlog.0",
         "coordinatorlog.0",
     ]
-
-
-def test_all_but_servers_await_servers() -> None:
-    ranks = placed(job(server_num=2, trainer_num=1, start_port=7000)).ranks
-    first, second, trainer = ranks.ranks
-    assert pserver.awaited(first, ranks) == pserver.awaited(second, ranks) == ()
-    # The first one listens at the meeting before it listens as a server.
-    waits = [[endpoint.port for endpoint in group] for group in pserver.awaited(trainer, ranks)]
-    assert waits == [[7000, 7003], [7001]]
 
 
 # -- one side alone ------------------------------------------------------------------------------
