@@ -5,7 +5,6 @@ from __future__ import annotations
 import _socket  # `socket` takes 40 ms to import, this one 1
 import ipaddress
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 
@@ -21,8 +20,6 @@ _NO_LINK = ("down", "lowerlayerdown", "notpresent")
 _INTERNAL = ("br-", "cali", "cni", "docker", "lxcbr", "lxdbr", "podman", "tap", "veth", "virbr")
 
 _LOOPBACK = "lo"
-# From linux/route.h.
-_UP, _REJECT = 0x1, 0x200
 
 # IPv6 addresses that are valid only on their own link.
 _LINK_LOCAL = "fe80:"
@@ -53,7 +50,7 @@ def with_network(facts: Facts, names: Sequence[str], request: Request, root: str
     for name in peers:
         if not hosts.is_own(name, facts):
             targets = resolved.get(name, (name,))
-            return facts._replace(peer_interface=interface_to(targets, facts.addresses, root))
+            return facts._replace(peer_interface=interface_to(targets, facts.addresses))
     return facts
 
 
@@ -203,22 +200,15 @@ def resolve(name: str) -> tuple[str, ...]:
     return ()
 
 
-def interface_to(
-    targets: Sequence[str], own_addresses: Sequence[Address], root: str = "/"
-) -> str | None:
+def interface_to(targets: Sequence[str], own_addresses: Sequence[Address]) -> str | None:
     """Return the interface of the route to the first reachable one of TARGETS; never `lo`."""
     for target in targets:
         source = _source_to(target)
         if source is None or hosts.is_loopback(source):
             continue
         interface = next((own.interface for own in own_addresses if own.ip == source), None)
-        if interface != _LOOPBACK:
-            return interface
-        # A routing daemon announces an address on `lo`; packets leave by another interface.
-        routed = _by_route(target, files.text(os.path.join(root, "proc/net/route")))
-        # Libraries that are given an interface want an address there.
-        if any(own.interface == routed and ":" not in own.ip for own in own_addresses):
-            return routed
+        # A routing daemon may announce an address on `lo`; packets leave by another interface.
+        return None if interface == _LOOPBACK else interface
     return None
 
 
@@ -231,24 +221,6 @@ def _source_to(target: str) -> str | None:
             return str(probe.getsockname()[0])
         except OSError:
             return None
-
-
-def _by_route(target: str, table: str) -> str | None:
-    r"""Return the interface of the longest prefix in TABLE, /proc/net/route, that has TARGET.
-
-    >>> print(_by_route("10.0.0.7", "Iface Destination Gateway Flags RefCnt Use Metric Mask\n"
-    ...     "eth0 00000000 0100580A 0003 0 0 0 00000000\n"
-    ...     "eth1 0000000A 00000000 0001 0 0 0 00FFFFFF"))
-    eth1
-    """
-    number = int.from_bytes(_socket.inet_aton(target), sys.byteorder)
-    fitting = []
-    for line in table.splitlines()[1:]:
-        interface, destination, _, flags, _, _, metric, mask, *_ = line.split()
-        is_usable = int(flags, 16) & _UP and not int(flags, 16) & _REJECT
-        if is_usable and number & int(mask, 16) == int(destination, 16):
-            fitting.append((-int(mask, 16).bit_count(), int(metric), interface))
-    return min(fitting)[2] if fitting else None
 
 
 def rdma_ports(root: str) -> list[tuple[str, str, str, str]]:
