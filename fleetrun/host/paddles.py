@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
-import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -56,28 +56,13 @@ def lacks(paddle: InstalledPaddle, symbol: bytes) -> bool:
     paths = [os.path.join(paddle.folder, name) for name in _LIBRARIES]
     path = next(filter(os.path.exists, paths), "")
     try:
-        return symbol not in _constants(path)
-    except (OSError, struct.error, IndexError):
+        with (
+            open(path, "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            return content.find(symbol) < 0
+    except (OSError, ValueError):
         return False
-
-
-def _constants(path: str) -> bytes:
-    """Return the section .rodata of PATH, a library of ELF for 64 bits: a few of its megabytes."""
-    with open(path, "rb") as file:
-
-        def read(at: int, length: int) -> bytes:
-            file.seek(at)
-            return file.read(length)
-
-        head = read(0, 64)
-        (at,) = struct.unpack_from("<Q", head, 40)
-        size, count, names = struct.unpack_from("<HHH", head, 58)
-        table = read(at, size * count)
-        # The name, the offset and the length of each section.
-        sections = [struct.unpack_from("<I20xQQ", table, size * row) for row in range(count)]
-        texts = read(*sections[names][1:])
-        spans = [row[1:] for row in sections if texts.startswith(b".rodata\0", row[0])]
-        return read(*spans[0])
 
 
 def imports_paddle(script: Script, cwd: str) -> bool:
