@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 
@@ -15,7 +14,7 @@ from fleetrun.commands import tables
 from fleetrun.model import VARIABLE_SECTIONS
 from fleetrun.printing import AUTO, is_colored_stream, message_prefix, put, remark
 from fleetrun.rundir import secrets
-from fleetrun.strategy import explanation, fields, load, schema
+from fleetrun.strategy import explanation, fields, load
 from fleetrun.text import visible, visible_lines
 
 _HOW_TO = """
@@ -62,8 +61,8 @@ def _list(*, is_fields: bool) -> int:
     for field in fields.TABLE:
         # As it is written for --set.
         section = "" if field.section == fields.STRATEGY else f"{field.section}."
-        rows.append((section + field.name, explanation.kind(field), schema.describe(field)))
-        rows += [(f"  {k.name}", explanation.kind(k), schema.describe(k)) for k in field.keys]
+        rows.append((section + field.name, explanation.kind(field), explanation.describe(field)))
+        rows += [(f"  {k.name}", explanation.kind(k), explanation.describe(k)) for k in field.keys]
     heads = ("field", "value", "meaning")
     return put(f"{tables.layout(rows, heads=heads, width=width)}\n{_SECTIONS}")
 
@@ -125,11 +124,6 @@ def _validate(files: tuple[str, ...]) -> int:
         count = len(layer.settings)
         print(f"{visible(name)}: valid, {count} {'setting' if count == 1 else 'settings'}.")
     return worst
-
-
-@command.command("schema", help="Print the JSON Schema of strategy files, for editors.")
-def _schema() -> int:
-    return put(json.dumps(schema.schema(), indent=2) + "\n")
 
 
 def _explain(name: str, *, paddle: str | None, graph: str | None, device: str | None) -> int:

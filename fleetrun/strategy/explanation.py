@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fleetrun.model import FieldValue, Layer
-from fleetrun.strategy import fields, schema
+from fleetrun.strategy import fields
 from fleetrun.strategy.fields import Field
 
 Place = tuple[str, str, str]
@@ -75,10 +75,22 @@ def variables(section: str) -> str:
 
 def listed(field: Field, indent: str) -> list[str]:
     """Return FIELD and each of its parts with type, unit, range, default and meaning."""
-    lines = [f"{indent}{field.name}: {kind(field)}", f"{indent}    {schema.describe(field)}"]
+    lines = [f"{indent}{field.name}: {kind(field)}", f"{indent}    {describe(field)}"]
     for key in field.keys:
         lines += listed(key, indent + "    ")
     return lines
+
+
+def describe(field: Field) -> str:
+    """Return FIELD's meaning, its auto, its refused value, and the Paddle that has it."""
+    parts = [field.doc]
+    if field.auto:
+        parts.append(f"auto: {field.auto}.")
+    if field.refused is not None:
+        parts.append(f"{str(field.refused[0]).lower()} is refused: {field.refused[1]}.")
+    if field.only:
+        parts.append(f"Paddle {field.only} only.")
+    return " ".join(parts)
 
 
 def kind(field: Field) -> str:

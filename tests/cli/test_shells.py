@@ -89,7 +89,6 @@ _VARIED = "--vary=fuse_all_reduce_ops=true,false"
         (["strategy", "explain", "--gr"], [("plain", "--graph")]),
         (["strategy", "explain", "--graph=d"], [("plain", "--graph=dygraph")]),
         (["strategy", "explain", "--paddle", "2"], [("plain", "2.6.2")]),
-        (["strategy", "schema", ""], []),
     ],
 )
 def test_options_their_values_and_files_complete(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -171,10 +170,6 @@ nccl: 3
     ]
 
 
-def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert json.loads(strategy(capsys, "schema").out)["title"] == "fleetrun strategy"
-
-
 def test_explain_tells_what_each_field_comes_to(capsys: pytest.CaptureFixture[str]) -> None:
     output = strategy(capsys, "explain", "comm_fusion", "--paddle=3.3.1", "--graph=dygraph")
     assert output.code == 0
@@ -246,12 +241,12 @@ def test_explain_says_that_nothing_is_asked_for(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "strategy: give one of list, show, validate, schema, explain."),
+        ([], "strategy: give one of list, show, validate, explain."),
         (["tell"], "no such command: tell; there are list, show,"),
         (["explein"], "no such command: explein; did you mean explain?"),
         (["list", "--feilds"], "no such option: --feilds; did you mean --fields?"),
-        (["schema", "--x"], "no such option: --x; see `fleetrun strategy schema --help`."),
-        (["schema", "now"], "strategy schema: got unexpected extra argument (now)."),
+        (["list", "--x"], "no such option: --x; see `fleetrun strategy list --help`."),
+        (["list", "now"], "strategy list: got unexpected extra argument (now)."),
         (["show"], "strategy show: give PRESET|FIELD."),
         (["validate"], "strategy validate: give FILE..."),
         (["explain", "amp", "--graph"], "option '--graph' requires an argument."),
