@@ -79,14 +79,10 @@ def _show(name: str) -> int:
 
 
 def _shown(name: str) -> str:
-    """Return the text of the preset or file NAME, or a page about the field or variables NAME."""
+    """Return the text of the preset or file NAME, or a page about the field NAME."""
     if name in load.PRESETS:
         return _text(load.preset_path(name))
     section, dot, rest = name.partition(".")
-    for kind in VARIABLE_SECTIONS:
-        prefix = fields.PREFIXES[kind]
-        if section == kind or (prefix and name.startswith(prefix)):
-            return explanation.variables(kind)
     word = rest if dot and section in fields.FIELD_SECTIONS else name
     known = fields.by_name(fields.STRATEGY).get(word)
     matches = [field for field in fields.TABLE if _has_part(field, word)] if not known else [known]

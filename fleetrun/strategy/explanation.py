@@ -15,8 +15,6 @@ LINKS = {
     fields.STRATEGY: f"{_DOCS}api/paddle/distributed/fleet/DistributedStrategy_en.html",
     fields.BUILD: f"{_DOCS}api/paddle/static/BuildStrategy_en.html",
     fields.EXECUTION: f"{_DOCS}api/paddle/static/ExecutionStrategy_en.html",
-    fields.FLAGS: f"{_DOCS}guides/flags/flags_en.html",
-    fields.NCCL: "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
 }
 EVIDENCE = (
     "On CPUs it was measured with both Paddles (tests/train/test_verdicts.py measures it again).",
@@ -24,11 +22,6 @@ EVIDENCE = (
     fields.LEGACY_IR,
     "In a job, the table after the first update and log/latest/rank.N.jsonl show its effect.",
 )
-VARIABLES = {
-    fields.FLAGS: ("FLAGS_*: Paddle's own flags.", "FLAGS_cudnn_exhaustive_search: 1"),
-    fields.NCCL: ("NCCL_*: settings of NCCL.", "NCCL_DEBUG: INFO"),
-    fields.ENV: ("Any other variable.", "OMP_NUM_THREADS: 4"),
-}
 
 
 def page(field: Field, presets: Mapping[str, Layer]) -> str:
@@ -53,23 +46,6 @@ def page(field: Field, presets: Mapping[str, Layer]) -> str:
     name = ".".join([field.name, *(key.name for key in field.keys[:1])])
     lines += ["", f"Set it: in a strategy file, or by fleetrun --set {name}=VALUE train.py"]
     lines += ["", "See also", f"  {LINKS[field.section]}"]
-    return "\n".join(lines) + "\n"
-
-
-def variables(section: str) -> str:
-    """Return the text about the SECTION, whose names are environment variables."""
-    meaning, line = VARIABLES[section]
-    lines = [
-        f"{section}: environment variables of every rank. {meaning}",
-        "  A variable that is already exported wins, and fleetrun says so.",
-        "",
-        "Example",
-        f"  {section}:",
-        f"    {line}",
-        f"  # or: fleetrun --set {section}.{line.replace(': ', '=')} train.py",
-    ]
-    link = LINKS.get(section)
-    lines += ["", "See also", f"  {link}"] if link else []
     return "\n".join(lines) + "\n"
 
 

@@ -2,7 +2,6 @@
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -93,27 +92,13 @@ def _read(request: NamedStrategy) -> Layer:
 
 
 def checked(name: str) -> tuple[Layer | None, list[UsageError]]:
-    """Read NAME as far as possible; return its layer, and what a launch refuses, by line."""
+    """Read NAME as far as possible; return its layer, and its errors by line."""
     faults: list[UsageError] = []
     try:
-        layer = read(name, faults.append)
+        return read(name, faults.append), faults
     except UsageError as error:
         # It cannot be parsed at all.
         return None, [error]
-    faults += refusals(layer.settings)
-    # All are of one file, so only the line numbers differ.
-    faults.sort(key=lambda fault: line_of(str(fault)))
-    return layer, faults
-
-
-def line_of(message: str) -> int:
-    """Return the number of the line that MESSAGE is about.
-
-    >>> line_of("my.yaml:12: no such field: ampp; did you mean amp?")
-    12
-    """
-    match = re.match(r".*?:(\d+): ", message)
-    return int(match[1]) if match else 0
 
 
 def _set(option: Given) -> FieldSetting:
@@ -231,8 +216,6 @@ def combine(layers: Sequence[Layer], sets: Sequence[FieldSetting] = ()) -> Unpla
     for setting in (*(setting for layer in layers for setting in layer.settings), *sets):
         last[setting.section, setting.name] = setting
     settings = tuple(last.values())
-    for refusal in refusals(settings):
-        raise refusal
     sources = [layer.name for layer in layers] + [SET] * bool(sets)
     asked = Strategy(tuple(sources), settings, digest(settings), layers=tuple(layers))
     return UnplacedStrategy(asked, tuple(_remarks(last)))
@@ -244,17 +227,6 @@ def digest(settings: Iterable[FieldSetting]) -> str:
 
     lines = sorted(f"{setting.section}.{setting.name}={setting.value!r}" for setting in settings)
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:16]
-
-
-def refusals(settings: Iterable[FieldSetting]) -> Iterator[UsageError]:
-    """Yield an error for each of FIELDS that is known to break training silently."""
-    for setting in settings:
-        if setting.section in VARIABLE_SECTIONS:
-            continue
-        refused = fields.find(setting.section, setting.name).refused
-        if refused is not None and refused[0] == setting.value:
-            value = str(setting.value).lower()
-            yield UsageError(f"{setting.source}: {setting.name}: {value} is refused: {refused[1]}.")
 
 
 def _remarks(last: Mapping[tuple[str, str], FieldSetting]) -> Iterator[str]:
@@ -423,15 +395,25 @@ def _section_of(key: str) -> str:
 
 
 def _converted(field: Field, value: object, where: str) -> FieldValue:
+    """Return VALUE as FIELD's type; UsageError if that is impossible, or breaks training."""
     try:
-        return fields.convert(field, value)
+        converted = fields.convert(field, value)
     except ValueError as error:
-        shown = _NOTHING if value is None else "a mapping" if value == {} else str(value)
-        if isinstance(value, bool):
-            shown = shown.lower()
-        # --set names the field already.
-        prefix = f"{where}=" if where.startswith(SET) else f"{where}: {field.name}: "
-        raise UsageError(f"{prefix}{shown:.60}: {error}.") from None
+        raise UsageError(f"{_written(field, value, where)}: {error}.") from None
+    if field.refused is not None and field.refused[0] == converted:
+        raise UsageError(f"{_written(field, converted, where)} is refused: {field.refused[1]}.")
+    return converted
+
+
+def _written(field: Field, value: object, where: str) -> str:
+    """Return WHERE the VALUE of FIELD is written, and the value."""
+    shown = _NOTHING if value is None else "a mapping" if value == {} else str(value)
+    if isinstance(value, bool):
+        shown = shown.lower()
+    # --set names the field already.
+    return (
+        f"{where}={shown:.60}" if where.startswith(SET) else f"{where}: {field.name}: {shown:.60}"
+    )
 
 
 def _variable(section: str, name: str, where: str) -> str:

@@ -91,24 +91,6 @@ def test_show_tells_of_a_preset_that_is_a_field_too(capsys: pytest.CaptureFixtur
     assert out.startswith("strategy:\n  gradient_merge: true or false")
 
 
-@pytest.mark.parametrize(
-    ("name", "section"),
-    [
-        ("flags", "flags"),
-        ("flags.FLAGS_x", "flags"),
-        ("FLAGS_x", "flags"),
-        ("NCCL_DEBUG", "nccl"),
-        ("env.A", "env"),
-    ],
-)
-def test_show_tells_of_the_sections_of_variables(
-    name: str, section: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = strategy(capsys, "show", name)
-    assert output.out.startswith(f"{section}: environment variables of every rank.")
-    assert f"fleetrun --set {section}." in output.out
-
-
 def test_show_tells_of_a_part_by_what_it_is_part_of(capsys: pytest.CaptureFixture[str]) -> None:
     whole = strategy(capsys, "show", "gradient_merge_configs").out
     assert strategy(capsys, "show", "gradient_merge_configs.avg").out == whole

@@ -83,7 +83,7 @@ def test_one_field_is_enough() -> None:
         ("--set=amq=1", {}, "--set amq: no such field: amq; did you mean amp?"),
         ("--strategy=amp --check_ranks=-2", {}, "give a whole number, -1 or more"),
         ("--strategy_mode=both", {}, "give one of defaults, override."),
-        ("--set asp=1", {}, "--set: asp: true is refused"),
+        ("--set asp=1", {}, "--set asp=true is refused"),
     ],
 )
 def test_what_cannot_be_asked_for_is_refused(
