@@ -39,7 +39,6 @@ from .spec import StrategySpec, read_spec
 from .static import program_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import ModuleType
 
 # In this order: what the script sets is recorded before it is used, and what is reported after an
@@ -70,23 +69,25 @@ def arm(path: str) -> None:
     the launcher reports that its fields have no effect. Without a PATH, only what else the launcher
     requests is prepared, such as heartbeats and a profile.
     """
-    if not path:
-        import_hooks.on_failure(lambda text, _: _print(text))
-        border.on_remark(_print)
-        import_hooks.after_import("paddle", _watch_alone)
-        return
-    spec = read_spec(path)
-    proof = Evidence(os.environ.get("FLEETRUN_RECORDS", ""), spec)
+    spec = read_spec(path) if path else StrategySpec({}, {}, {})
+    proof = Evidence(os.environ.get("FLEETRUN_RECORDS", "") if path else "", spec)
     import_hooks.on_failure(functools.partial(_note_failure, proof))
     border.on_remark(lambda text: _remark(proof, text))
 
     def install(paddle: ModuleType) -> None:
+        import_hooks.after_import("paddle.base.core", _leave_to_python)
+        topology.watch()
+        flight_recorder.watch()
         try:
-            _install_recorded(paddle, lambda: _install_all(spec, proof))
+            if path:
+                _install_all(spec, proof)
+            else:
+                _report_updates(paddle, proof, spec)
         except Exception as error:
             text = f"the strategy cannot be applied: {error!r}"
             proof.unapplied.append(text)
             _report(proof, text)
+        step_profiler.watch(paddle)
         # Record at once that this process has imported Paddle, in case it ends early.
         proof.write()
 
@@ -95,30 +96,16 @@ def arm(path: str) -> None:
     proof.write_at_exit()
 
 
-def _watch_alone(paddle: ModuleType) -> None:
-    """Prepare heartbeats and the profile of a training without a strategy."""
+def _report_updates(paddle: ModuleType, proof: Evidence, spec: StrategySpec) -> None:
+    """Prepare the reports of updates of a training without a strategy."""
     updates.watch()
-    _install_recorded(paddle, lambda: _report_updates(paddle))
-
-
-def _report_updates(paddle: ModuleType) -> None:
-    stops = "FLEETRUN_STOP_AFTER" in os.environ
-    if stops:
-        spec = StrategySpec({}, {}, {})
-        after_update.install(spec, Evidence("", spec))
+    if "FLEETRUN_STOP_AFTER" in os.environ:
+        after_update.install(spec, proof)
     elif "FLEETRUN_REPORT_UPDATES" in os.environ:
         heartbeats.install()
-    if stops or "FLEETRUN_REPORT_UPDATES" in os.environ:
-        program_runs.watch(paddle.static.Executor)
-
-
-def _install_recorded(paddle: ModuleType, install: Callable[[], None]) -> None:
-    """Call INSTALL; record what the launcher requests: topology, collectives, a profile."""
-    import_hooks.after_import("paddle.base.core", _leave_to_python)
-    topology.watch()
-    flight_recorder.watch()
-    install()
-    step_profiler.watch(paddle)
+    else:
+        return
+    program_runs.watch(paddle.static.Executor)
 
 
 def _leave_to_python(core: ModuleType) -> None:

@@ -45,11 +45,10 @@ def watch_method(
     *,
     before: Callable[[Any], object] | None = None,
     after: Callable[[Any], object] | None = None,
-) -> Callable[[], None]:
+) -> None:
     """Call BEFORE and AFTER with the object around each call of the method NAME of the class KIND.
 
-    AFTER is not called if the method raises. Return a function that puts the method back, unless
-    somebody has replaced it since.
+    AFTER is not called if the method raises.
     """
     method = getattr(kind, name)
 
@@ -62,12 +61,7 @@ def watch_method(
             after(owner)
         return result
 
-    def put_back() -> None:
-        if getattr(kind, name) is watched:
-            setattr(kind, name, method)
-
     setattr(kind, name, watched)
-    return put_back
 
 
 def in_place_of(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -16,68 +16,42 @@ if TYPE_CHECKING:
     from .evidence import Evidence
 
 
-class _Settings:
-    """The values of the strategy, and those that the script has set."""
-
-    def __init__(self, spec: StrategySpec, proof: Evidence | None) -> None:
-        self.spec = spec
-        self.proof = proof
-        # The script's values by field; of dictionaries only the keys that it has set.
-        self.script: dict[str, Any] = {}
-        # Why a switch is left to the script.
-        self.reasons: dict[str, str] = {}
-
-    @property
-    def overrides(self) -> bool:
-        return self.spec.mode == "override"
-
-    def set_by_script(self, name: str, value: Any) -> None:
-        """Record VALUE as the script's; list a disagreement."""
-        self.script[name] = value
-        requested = self.spec.asked(name)
-        if requested is not None and not _agree(requested, value) and self.proof is not None:
-            self.proof.disagree(name, value, self.effective(name, default=None))
-
-    def effective(self, name: str, *, default: Any) -> Any:
-        requested, script = self.spec.asked(name), self.script.get(name)
-        if script is None:
-            return default if requested is None else requested
-        if requested is None:
-            return default if script is True else script
-        if not isinstance(requested, dict) and _agree(requested, script):
-            # The script's value went through Paddle's single precision.
-            return requested
-        base, winner = (script, requested) if self.overrides else (requested, script)
-        if isinstance(base, dict) and isinstance(winner, dict):
-            return {**base, **winner}
-        return winner
-
-
-_settings = _Settings(StrategySpec({}, {}, {}), None)
+# One process trains once.
+_spec = StrategySpec({}, {}, {})
+_proof: Evidence | None = None
+# The script's values by field; of dictionaries only the keys that it has set.
+_script: dict[str, Any] = {}
+# Why a switch is left to the script.
+_reasons: dict[str, str] = {}
 
 
 def reset(spec: StrategySpec, proof: Evidence) -> None:
     """Begin with SPEC alone; disagreements go to PROOF."""
-    global _settings  # one process, one training
-    _settings = _Settings(spec, proof)
+    global _spec, _proof
+    _spec, _proof = spec, proof
+    _script.clear()
+    _reasons.clear()
 
 
 def set_by_script(name: str, value: Any) -> Any:
     """Record that the script has set the field NAME to VALUE; return the value in effect."""
-    _settings.set_by_script(name, value)
+    _script[name] = value
+    requested = _spec.asked(name)
+    if requested is not None and not _agree(requested, value) and _proof is not None:
+        _proof.disagree(name, value, effective(name))
     return effective(name)
 
 
 def leave_to_script(name: str, reason: str) -> None:
     """Switch NAME off for REASON, as the script does the same itself; not in mode `override`."""
-    _settings.script[name] = False
+    _script[name] = False
     if not effective(name):
-        _settings.reasons[name] = reason
+        _reasons[name] = reason
 
 
 def script_does(name: str) -> str:
     """Return the reason of `leave_to_script` for NAME; empty if it is not left to the script."""
-    return _settings.reasons.get(name, "")
+    return _reasons.get(name, "")
 
 
 def effective(name: str, default: Any = None) -> Any:
@@ -86,22 +60,32 @@ def effective(name: str, default: Any = None) -> Any:
     A dictionary (`gradient_merge_configs`) has the keys that either side has set. DEFAULT is also
     returned if only the script has switched NAME on, as Paddle then implements it.
     """
-    return _settings.effective(name, default=default)
+    requested, script = _spec.asked(name), _script.get(name)
+    if script is None:
+        return default if requested is None else requested
+    if requested is None:
+        return default if script is True else script
+    if not isinstance(requested, dict) and _agree(requested, script):
+        # The script's value went through Paddle's single precision.
+        return requested
+    base, winner = (script, requested) if _spec.mode == "override" else (requested, script)
+    if isinstance(base, dict) and isinstance(winner, dict):
+        return {**base, **winner}
+    return winner
 
 
 def effective_spec() -> StrategySpec:
     """Return the strategy with all values in effect."""
-    spec = _settings.spec
-    build_names = {**spec.build_strategy, **spec.execution_strategy}
+    build_names = {**_spec.build_strategy, **_spec.execution_strategy}
     script_values = {
         name: value
-        for name, value in _settings.script.items()
+        for name, value in _script.items()
         if name not in build_names and value is not True
     }
-    return spec._replace(
-        strategy={name: effective(name) for name in {**script_values, **spec.strategy}},
-        build_strategy={name: effective(name) for name in spec.build_strategy},
-        execution_strategy={name: effective(name) for name in spec.execution_strategy},
+    return _spec._replace(
+        strategy={name: effective(name) for name in {**script_values, **_spec.strategy}},
+        build_strategy={name: effective(name) for name in _spec.build_strategy},
+        execution_strategy={name: effective(name) for name in _spec.execution_strategy},
     )
 
 
@@ -113,15 +97,15 @@ def overlaps() -> bool:
 def is_on(name: str) -> bool:
     """Whether the switch NAME is on, by the strategy or by the script alone."""
     value = effective(name)
-    return bool(_settings.script.get(name) if value is None else value)
+    return bool(_script.get(name) if value is None else value)
 
 
 def script_wins(name: str) -> bool:
     """Whether the script's value of NAME is in effect although the strategy requests another."""
-    if _settings.overrides or name not in _settings.script:
+    if _spec.mode == "override" or name not in _script:
         return False
-    requested = _settings.spec.asked(name)
-    return requested is not None and not _agree(requested, _settings.script[name])
+    requested = _spec.asked(name)
+    return requested is not None and not _agree(requested, _script[name])
 
 
 def report(
@@ -138,7 +122,7 @@ def report(
     If it HOLDS, its value (or IN_EFFECT) is in effect, by EVIDENCE; IS_MOOT: the job would be the
     same without it. Otherwise it has no effect, because of REASON.
     """
-    proof, value = _settings.proof, effective(name)
+    proof, value = _proof, effective(name)
     assert proof is not None
     if value is None or (
         value is False and proof.known(name, value).get("status") == NO_DIFFERENCE

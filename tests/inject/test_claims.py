@@ -7,16 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from training import evidence
 from waiting import until
 
 from fleetrun.inject.evidence import EFFECTIVE, REFUSED, Evidence
 from fleetrun.inject.spec import StrategySpec
-
-if TYPE_CHECKING:
-    import pytest
 
 NOTHING = StrategySpec({}, {}, {})
 RECORDS = "rank.0.jsonl"
@@ -59,24 +56,6 @@ def test_the_claim_of_a_process_that_is_gone_ends(tmp_path: Path) -> None:
     assert proof.claim()
     proof.write()
     assert evidence(tmp_path)["pid"] == os.getpid()
-
-
-def test_an_earlier_attempt_of_the_rank_claims_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record(tmp_path / RECORDS, 4, complete=True)
-    monkeypatch.setenv("PADDLE_RESTART_COUNT", "1")
-    Evidence(str(tmp_path / RECORDS), NOTHING).write()
-    assert evidence(tmp_path)["pid"] == os.getpid()
-
-
-def test_who_does_not_train_says_nothing_after_one_that_does(tmp_path: Path) -> None:
-    path = tmp_path / RECORDS
-    Evidence(str(path), NOTHING).write()
-    assert evidence(tmp_path)["complete"] is False
-    record(path, 4, complete=True)
-    Evidence(str(path), NOTHING).write()
-    assert evidence(tmp_path)["pid"] == 4
 
 
 def test_a_forked_child_that_trains_writes_and_one_that_does_not_is_silent(

@@ -66,17 +66,6 @@ def test_the_strategy_wins_in_override_mode() -> None:
     }
 
 
-@pytest.mark.parametrize("mode", ["defaults", "override"])
-def test_what_nobody_asked_for_is_switched_off_by_the_script_but_not_on(mode: str) -> None:
-    begin(mode)
-    settings.set_by_script("fuse_all_reduce_ops", False)
-    settings.set_by_script("lars", True)
-    assert settings.effective("fuse_all_reduce_ops", True) is False
-    assert settings.effective("lars", False) is False
-    assert settings.effective_spec().get("fuse_all_reduce_ops", True) is False
-    assert settings.effective_spec().get("lars") is None
-
-
 def test_who_says_the_same_does_not_disagree() -> None:
     proof = begin()
     settings.set_by_script("fuse_grad_size_in_MB", 16.0000001)
