@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 
 # The axis without which Paddle does not read a section.
 _AXES = {"mp_configs": "mp", "pp_configs": "pp", "sharding_configs": "sharding"}
-# The layers that read settings when they are created, and keep them as attributes.
-_LAYERS = {
+_PIPELINES = "paddle.distributed.fleet.meta_parallel"
+_AHEAD = "overlap_p2p_comm"
+# By module: classes that read settings when they are created. Layers keep them as attributes. Of
+# pipelines only those with several parts of the model on a rank send ahead.
+_READERS = {
     "paddle.distributed.fleet.layers.mpu.mp_layers": (
         ("ColumnParallelLinear", "RowParallelLinear"),
         ("mp_async_allreduce", "mp_skip_c_identity", "mp_fused_linear_param_grad_add"),
@@ -24,49 +27,36 @@ _LAYERS = {
         ("ColumnSequenceParallelLinear", "RowSequenceParallelLinear"),
         ("recompute_allgather", "sp_async_reduce_scatter"),
     ),
+    f"{_PIPELINES}.pipeline_parallel": (("PipelineParallelWithInterleave",), (_AHEAD,)),
+    f"{_PIPELINES}.dualpipev": (("DualPipeVParallel",), (_AHEAD,)),
 }
-_OF_LAYERS: frozenset[str] = frozenset(key for _, keys in _LAYERS.values() for key in keys)
+_READ: frozenset[str] = frozenset(key for _, keys in _READERS.values() for key in keys)
 # Layers read the first only if the second is on.
 _ONLY_WITH = {"recompute_allgather": "sp_async_reduce_scatter"}
-_PIPELINES = "paddle.distributed.fleet.meta_parallel"
-# By module: the only pipelines that send ahead, those with several parts of the model on a rank.
-_SEND_AHEAD = {
-    f"{_PIPELINES}.pipeline_parallel": "PipelineParallelWithInterleave",
-    f"{_PIPELINES}.dualpipev": "DualPipeVParallel",
-}
-# The number of layers of this training that use each setting.
+# How many objects of this training use each setting.
 _counts: Counter[str] = Counter()
-# The pipelines of this training that send ahead.
-_pipelines: list[Any] = []
 
 
 def watch() -> None:
     """Count the layers and the pipelines that use settings of their own."""
-    for name in _LAYERS:
+    for name in _READERS:
         after_import(name, _watch)
-    for name in _SEND_AHEAD:
-        after_import(name, _watch_pipelines)
 
 
 def _watch(module: ModuleType) -> None:
-    kinds, _ = _LAYERS[module.__name__]
+    kinds, keys = _READERS[module.__name__]
+
+    def count(made: Any) -> None:
+        _counts.update(
+            key
+            for key in keys
+            if key == _AHEAD
+            or (getattr(made, key, False) and getattr(made, _ONLY_WITH.get(key, key), False))
+        )
+
     for kind in kinds:
         if hasattr(module, kind):
-            watch_method(getattr(module, kind), "__init__", after=_count)
-
-
-def _count(layer: Any) -> None:
-    _counts.update(
-        key
-        for key in _OF_LAYERS
-        if getattr(layer, key, False) and getattr(layer, _ONLY_WITH.get(key, key), False)
-    )
-
-
-def _watch_pipelines(module: ModuleType) -> None:
-    kind = getattr(module, _SEND_AHEAD[module.__name__], None)
-    if kind is not None:
-        watch_method(kind, "__init__", after=lambda model: _pipelines.append(type(model)))
+            watch_method(getattr(module, kind), "__init__", after=count)
 
 
 def obstacle(path: str, degrees: Mapping[str, int], *, is_default: bool) -> str:
@@ -75,10 +65,9 @@ def obstacle(path: str, degrees: Mapping[str, int], *, is_default: bool) -> str:
     axis = _AXES.get(section, "")
     if axis and degrees.get(f"{axis}_degree", 1) == 1:
         return f"{path} needs a {axis}_degree of 2 or more"
-    if key in _OF_LAYERS and not is_default and not _counts[key]:
-        return f"no layer uses {path}"
-    if key == "overlap_p2p_comm" and not is_default and not _pipelines:
-        return f"{path} needs a pipeline with virtual stages"
+    if key in _READ and not is_default and not _counts[key]:
+        needs = "a pipeline with virtual stages" if key == _AHEAD else "a layer that uses it"
+        return f"{path} needs {needs}"
     if key == "use_reduce_avg" and not is_default and not _can_average():
         return f"{path} needs NCCL"
     return ""
@@ -101,6 +90,7 @@ def used(message: Any, path: str) -> Any:
 
 def described(message: Any, path: str) -> str:
     """Return PATH with the value that Paddle uses, and how many layers do."""
-    count = _counts[path.rpartition(".")[2]]
+    key = path.rpartition(".")[2]
+    count = 0 if key == _AHEAD else _counts[key]
     layers = f" ({count} layer{'s' * (count != 1)})" if count else ""
     return f"{path} {used(message, path)}{layers}"

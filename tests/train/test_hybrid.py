@@ -337,7 +337,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         {"mp": 2},
         {"mp_configs.mp_skip_c_identity": True, "pp_configs.overlap_p2p_comm": True},
         "no_effect",
-        "no layer uses mp_configs.mp_skip_c_identity; pp_configs.overlap_p2p_comm needs a pp",
+        "mp_configs.mp_skip_c_identity needs a layer that uses it; pp_configs.overlap_p2p",
     ),
     "the script's": (
         {"mp": 2, "mp_configs": {"sync_param": False}},
