@@ -18,14 +18,18 @@ if TYPE_CHECKING:
 _INJECT = "_fleetrun_inject"
 
 
-def finders(beside, requests, is_crash_shown, is_changed):
-    # type: (Callable[[str], Any], Sequence[str], bool, bool) -> list[Any]
+def finders(beside, requests):
+    # type: (Callable[[str], Any], Sequence[str]) -> list[Any]
     """Return the finders for a rank that begins to import Paddle.
 
     BESIDE loads a module of this folder. Each of the variables REQUESTS requests a change.
     """
-    changes = [_PaddleFinder(beside, requests)] if is_changed else []
-    return [*changes, *([_CrashHandlerFinder()] if is_crash_shown else [])]
+    active = []  # type: list[Any]
+    if _is_one_of_several() or any(map(os.environ.get, requests)):
+        active.append(_PaddleFinder(beside, requests))
+    if "faulthandler" in sys.modules and sys.modules["faulthandler"].is_enabled():
+        active.append(_CrashHandlerFinder())
+    return active
 
 
 class _PaddleFinder:

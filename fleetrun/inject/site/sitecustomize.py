@@ -160,8 +160,8 @@ def _show_stacks_on(signum):
     faulthandler.register(signum, file=fd, all_threads=True, chain=False)
 
 
-def _await_paddle(is_crash_shown, is_changed):
-    # type: (bool, bool) -> None
+def _await_paddle():
+    # type: () -> None
     """Load `paddle_import` when Paddle is imported."""
 
     def find_spec(name, path=None, target=None):
@@ -170,9 +170,7 @@ def _await_paddle(is_crash_shown, is_changed):
             return None
         sys.meta_path = [other for other in sys.meta_path if other is not finder]
         try:
-            finders = _beside("paddle_import").finders(
-                _beside, _FOR_PADDLE, is_crash_shown, is_changed
-            )
+            finders = _beside("paddle_import").finders(_beside, _FOR_PADDLE)
         except Exception as error:  # fleetrun has been removed
             sys.stderr.write("fleetrun: nothing is changed in Paddle: %r\n" % error)
             if os.environ.get("FLEETRUN_STRATEGY_FILE"):
@@ -212,11 +210,6 @@ def _begin():
     except Exception:  # the command goes on without
         pass
     try:
-        # Switched on by PYTHONFAULTHANDLER, if at all.
-        is_crash_shown = sys.modules["faulthandler"].is_enabled()
-    except (AttributeError, KeyError):
-        is_crash_shown = False
-    try:
         path = variable("FLEETRUN_RECORDS")
         if path:
             _report_exceptions(path)
@@ -227,10 +220,9 @@ def _begin():
             _show_stacks_on(int(signum))
     except Exception:  # training goes on without
         pass
-    is_changed = variable("PADDLE_TRAINERS_NUM") not in {None, "", "1"}
-    is_changed = is_changed or any(map(variable, _FOR_PADDLE))
-    if is_changed or is_crash_shown:
-        _await_paddle(is_crash_shown, is_changed)
+    ranks = variable("PADDLE_TRAINERS_NUM") not in {None, "", "1"}
+    if ranks or variable("PYTHONFAULTHANDLER") or any(map(variable, _FOR_PADDLE)):
+        _await_paddle()
 
 
 try:
