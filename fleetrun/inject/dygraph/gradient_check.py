@@ -15,6 +15,8 @@ from .. import border
 from ..check_schedule import NEVER
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..evidence import Evidence
 
 # The backwards that are checked. From the second on, buckets are sent during the backward.
@@ -48,36 +50,25 @@ class GradientCheck:
         self._nranks = nranks
         self._left = 0 if every == NEVER else _CHECKED
         self._proof = proof
-        # For each bucket: projection and sum of squares, before and after; and its rounding.
+        # The projection of each bucket before and after, and its dtype.
         self._before: list[Any] = []
         self._after: list[Any] = []
-        self._rounding: list[tuple[float, float]] = []
-        # The buckets that were sent. Each rank sends as many.
-        self._sent = 0
+        self._dtypes: list[str] = []
 
     def begin(self) -> None:
         """Prepare for a backward."""
-        self._before, self._after, self._rounding = [], [], []
-        self._sent = 0
+        self._before, self._after, self._dtypes = [], [], []
 
     def sent(self, flat: Any, dtype: str) -> None:
         """Project the bucket FLAT, this rank's share of an average that is summed as DTYPE."""
         if self._left:
-            self._sent += 1
-            self._project_sent(flat, dtype)
+            self._dtypes.append(dtype.rpartition(".")[2].lower())
+            self._before.append(_projection(flat))
 
-    @_watching
-    def _project_sent(self, flat: Any, dtype: str) -> None:
-        self._before += _projection(flat)
-        name = dtype.rpartition(".")[2].lower()
-        smallest = _SMALLEST.get(name, 0.0) * math.sqrt(flat.size)
-        self._rounding.append((_EPSILON[name], smallest))
-
-    @_watching
     def received(self, flat: Any) -> None:
         """Project the bucket FLAT, which holds the average; in the order of `sent`."""
         if self._left:
-            self._after += _projection(flat)
+            self._after.append(_projection(flat))
 
     @_watching
     def finish(self) -> None:
@@ -88,42 +79,39 @@ class GradientCheck:
         import paddle
         from paddle.base.core import ReduceOp
 
-        if not self._sent:
+        # Each rank sends as many.
+        if not self._dtypes:
             return
         self._left -= 1
-        end = 2 * self._sent
         # A rank that compared alone would wait for the others forever.
-        has_failed = not len(self._before) == len(self._after) == 2 * len(self._rounding) == end
+        has_failed = any(item is None for item in (*self._before, *self._after))
         with paddle.no_grad():
-            own = [float(has_failed)]
-            sums = paddle.to_tensor([0.0] * end * has_failed + own, dtype="float64")
-            if not has_failed:
-                sums = paddle.concat([paddle.stack(self._before), sums])
+            zeros = paddle.zeros([3], "float64")
+            rows = [zeros + 1.0] * len(self._dtypes) if has_failed else self._before
+            sums = paddle.stack([*rows, zeros + float(has_failed)])
             self._group.all_reduce(sums, ReduceOp.SUM, True).wait()
-            *expected, failed = sums.numpy().tolist()
+            *expected, (failed, *_) = sums.numpy().tolist()
         if failed:
             self._left = 0
             self._proof.note("averaged gradients are no longer checked: a rank could not")
             return
-        self._compare(expected)
-
-    @_watching
-    def _compare(self, expected: list[float]) -> None:
-        import paddle
-
         averaged = paddle.stack(self._after).numpy().tolist()
-        for number, (epsilon, smallest) in enumerate(self._rounding):
-            projection, squares = expected[2 * number : 2 * number + 2]
-            allowed = self._nranks * _DEVIATIONS * (epsilon * math.sqrt(squares) + smallest)
-            if not agree(projection, averaged[2 * number], allowed * math.sqrt(self._nranks)):
-                self._fail(number, projection, averaged[2 * number])
+        for number, (before, after) in enumerate(zip(expected, averaged)):
+            self._compare(number, before, after)
         counts = self._proof.counts
         counts["gradients_checked"] = counts.get("gradients_checked", 0) + 1
 
-    def _fail(self, number: int, expected: float, actual: float) -> None:
+    def _compare(self, number: int, before: Sequence[float], after: Sequence[float]) -> None:
+        """Raise Disproved if the sums BEFORE and AFTER the allreduce of a bucket do not agree."""
+        expected, squares, size = before
+        dtype = self._dtypes[number]
+        smallest = _SMALLEST.get(dtype, 0.0) * math.sqrt(size / self._nranks)
+        allowed = self._nranks**1.5 * _DEVIATIONS
+        if agree(expected, after[0], allowed * (_EPSILON[dtype] * math.sqrt(squares) + smallest)):
+            return
         text = (
             f"the allreduce of bucket {number} did not return the average of the ranks' gradients:"
-            f" a random projection of it is {actual:.9g}, not {expected:.9g}"
+            f" a random projection of it is {after[0]:.9g}, not {expected:.9g}"
         )
         self._proof.note(f"{text}.")
         self._proof.claim()
@@ -142,21 +130,23 @@ def agree(expected: float, actual: float, allowed: float) -> bool:
     return abs(expected - actual) <= allowed
 
 
-def _projection(flat: Any) -> list[Any]:
-    """Return the sum of FLAT's elements with random signs and the sum of their squares, in fp64."""
+@_watching
+def _projection(flat: Any) -> Any:
+    """Return the sum of FLAT's elements with random signs, that of their squares, and their number.
+
+    In fp64; the shape is [3].
+    """
     import paddle
 
     with paddle.no_grad():
         signs = _signs(flat.place)
         elements = flat.flatten()
-        totals = []
+        total = paddle.to_tensor([0.0, 0.0, flat.size], dtype="float64", place=flat.place)
         for start in range(0, elements.shape[0], _BLOCK):
             block = elements[start : start + _BLOCK].astype("float64")
-            totals.append(
-                paddle.stack([(block * signs[: block.shape[0]]).sum(), (block * block).sum()])
-            )
-        total = totals[0] if len(totals) == 1 else paddle.stack(totals).sum(0)
-        return [total[0], total[1]]
+            sums = [(block * signs[: block.shape[0]]).sum(), (block * block).sum()]
+            total += paddle.stack([*sums, paddle.zeros([], "float64")])
+        return total
 
 
 def _signs(place: Any) -> Any:
