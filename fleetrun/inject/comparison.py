@@ -51,15 +51,14 @@ class Differences(NamedTuple):
     # Tables that differ in a few rows, with a sentence; and parameters that differ untrained.
     tables: Mapping[str, str] = {}
     untrained: Sequence[str] = ()
-    # The first rank that could not take part.
-    failed: int | None = None
 
 
 class OwnSums(NamedTuple):
-    """The parameters of this rank, and the checksum of each."""
+    """The parameters of this rank, the checksum of each, and its bits."""
 
     parts: Mapping[str, Part]
     sums: list[int]
+    bits: list[int]
 
     def of_kind(self, kind: int) -> list[int]:
         """Return the checksums of the parameters of KIND."""
@@ -75,22 +74,19 @@ class OwnSums(NamedTuple):
 
 
 @border.watching(WHAT)
-def own_sums(find: Callable[[], Mapping[str, Part]]) -> OwnSums:
-    """Return the checksums of the parameters that FIND returns."""
+def own_sums(find: Callable[[], Mapping[str, Part]], seen: Callable[[Part], int]) -> OwnSums:
+    """Return the checksums of the parameters that FIND returns; SEEN returns the bits of one."""
     parts = find()
-    return OwnSums(parts, checksums.of_values([part.value for part in parts.values()]))
+    sums = checksums.of_values([part.value for part in parts.values()])
+    return OwnSums(parts, sums, [*map(seen, parts.values())])
 
 
 def compare(
-    own: OwnSums,
-    rows: list[list[int]],
-    ranks: GroupRanks | StaticRanks,
-    seen: Callable[[Part], int],
-    updates: int,
+    own: OwnSums, rows: list[list[int]], ranks: GroupRanks | StaticRanks, updates: int
 ) -> Differences:
     """Compare the parameters of this rank, OWN, with their copies on RANKS after UPDATES updates.
 
-    ROWS are the `numbers` of all RANKS; SEEN returns the bits of a parameter.
+    ROWS are the `numbers` of all RANKS.
     """
     places = [ranks.places(kind) for kind in KINDS]
     me = ranks.ranks.index(ranks.rank)
@@ -113,26 +109,16 @@ def compare(
     if all(_is_one_to_a_place(places[kind], rows, 2 * kind, 2) for kind in KINDS):
         return outcome
     longest = max(sum(row[::2]) for row in rows)
-    bits = _bits(own, seen) or [FAILED] * longest
-    table, seen_by = (
-        ranks.gather(column + [0] * (longest - len(column))) for column in (own.sums, bits)
-    )
-    failed = [rank for rank, row in zip(ranks.ranks, seen_by) if row[0] == FAILED]
-    if failed:
-        return outcome._replace(failed=failed[0])
+    rest = [0] * (longest - len(own.sums))
+    table = ranks.gather([*own.sums, *rest, *own.bits, *rest])
     copied = {}
     for index, (name, part) in enumerate(own.parts.items()):
         sums = {ranks.ranks[peer]: table[peer][index] for peer in copies[part.kind]}
         by_any = 0
         for peer in copies[part.kind]:
-            by_any |= seen_by[peer][index]
+            by_any |= table[peer][longest + index]
         copied[name] = _Copied(part, sums, by_any)
     return _compare_each(copied, ranks, _ULPS_PER_UPDATE * updates, longest, outcome)
-
-
-@border.watching(WHAT)
-def _bits(own: OwnSums, seen: Callable[[Part], int]) -> list[int]:
-    return [seen(part) for part in own.parts.values()]
 
 
 def _is_one_to_a_place(

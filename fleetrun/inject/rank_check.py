@@ -91,8 +91,9 @@ class _Check:
         # Parameters that had a gradient before a compared update, and those whose is sparse.
         self._had_gradient: set[str] = set()
         self._sparse: set[str] = set()
-        # By optimizer whose parameters are whole only after the next forward: the due update.
-        self._late: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        # By the id of an optimizer whose parameters are whole only after the next forward: the due
+        # update.
+        self._late: dict[int, int] = {}
         # Models and programs that are no longer compared.
         self._done: weakref.WeakSet[Any] = weakref.WeakSet()
         # Tables that differ in a few rows.
@@ -100,10 +101,9 @@ class _Check:
 
     def before_update(self, optimizer: Any) -> None:
         """Record which parameters have gradients: an optimizer may clear them in its step."""
-        if self._late:
-            late = self._late.pop(optimizer, 0)
-            if late:
-                self._compare_trained(optimizer, late)
+        late = self._late.pop(id(optimizer), 0) if self._late else 0
+        if late:
+            self._compare_trained(optimizer, late)
         if is_due(self._every, updates.number_of(optimizer) + 1):
             for parameter in _of_optimizer(optimizer):
                 self._record_gradient(parameter)
@@ -131,7 +131,7 @@ class _Check:
             if hasattr(source, "global_block"):
                 self._compare_program(source, count)
             elif hybrid_models.is_late(updates.wrapper_of(source)):
-                self._late[source] = count
+                self._late[id(source)] = count
             else:
                 self._compare_trained(source, count)
 
@@ -186,15 +186,14 @@ class _Check:
         trained, find, ranks = row
         if trained in self._done or self._every == NEVER:
             return
-        own = comparison.own_sums(find)
+        own = comparison.own_sums(find, seen)
         with _made_with(own):
             numbers = [FAILED] * (2 * len(KINDS)) if own is None else own.numbers
             gathered = ranks.gather(numbers)
             failed = [rank for rank, row in zip(ranks.ranks, gathered) if row[0] == FAILED]
             outcome = None
             if not failed and own is not None:
-                outcome = comparison.compare(own, gathered, ranks, seen, count)
-                failed = [] if outcome.failed is None else [outcome.failed]
+                outcome = comparison.compare(own, gathered, ranks, count)
         if failed:
             # A rank that compared alone would wait for the others forever.
             self._every = NEVER

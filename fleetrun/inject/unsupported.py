@@ -55,7 +55,6 @@ _SUMMED = ("dp", "sharding", "sep")
 _IN_DYNAMIC_GRAPHS = {
     "gradient_merge": private_names.MERGE,
     "fuse_all_optimizer_ops": private_names.FUSED,
-    "amp": private_names.AMP,
 }
 # The `_configs` fields without a switch.
 _WITHOUT_SWITCH = ("gradient_scale_configs", "hybrid_configs")

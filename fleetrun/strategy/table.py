@@ -119,8 +119,7 @@ gradient_scale_configs:  How the gradient of the loss is scaled.
   static: no effect: {sharded}
 amp = false  Compute in 16 bits where that is safe.
   dygraph cpu: no effect: Paddle's auto_cast does nothing on the CPU (unseen: {cast})
-  dygraph: untested: {only_a_gpu}the script must call auto_cast; operators in 16 bits are
-      counted (unseen: {cast})
+  dygraph: no effect: {cast}
   static cpu: no effect: the loss is scaled, but everything is computed in 32 bits
   static 2.6.2: effective: {passes}
   static: untested: {only_a_gpu}which operators run in 16 bits

@@ -13,7 +13,6 @@ from training import MODELS, PYTHONS, ROOT
 from waiting import TRAINING_S
 
 from fleetrun.inject.paddle_api.private_names import (
-    AMP,
     LOSSES,
     NAMES,
     SERVERS,
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.train
 
 # What the strategies of this test do not need.
-UNASKED = {AMP, LOSSES, SERVERS}
+UNASKED = {LOSSES, SERVERS}
 ONLY_STATIC = {STATIC, STATIC_CPU}
 
 

@@ -1,4 +1,4 @@
-"""Implements the strategy in dynamic graphs: reducer, gradient merge, fused updates, AMP."""
+"""Implements the strategy in dynamic graphs: reducer, gradient merge, fused updates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from .. import hybrid_settings, paddle_api
 from ..import_hooks import after_import
 from ..paddle_api import private_names
-from . import amp, backward, fused_buffers, merge_hooks, multi_tensor, step_sums
+from . import backward, fused_buffers, merge_hooks, multi_tensor, step_sums
 from .data_parallel import REDUCER_FIELDS, Reducers
 from .gradient_accumulation import GradientMerge
 
@@ -29,8 +29,6 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
             _install_reducers(spec, proof, merge, merges=merges)
     if spec.builds(multi_tensor.FIELD) and paddle_api.has(private_names.FUSED):
         multi_tensor.install(proof)
-    if spec.get(amp.FIELD) and paddle_api.has(private_names.AMP):
-        amp.install(proof)
     if paddle_api.has(private_names.BACKWARD):
         _backwards.append(_BackwardCount(proof))
         after_import("paddle.base.core", backward.patch)

@@ -22,7 +22,6 @@ BACKWARD = "updates by optimizers other than Paddle's are not detected"
 REDUCER = "Paddle's own reducer averages the gradients"
 MERGE = "each step updates the parameters"
 FUSED = "Paddle updates the parameters in its own way"
-AMP = "the precision of operators is not counted"
 STATIC = "static programs stay as Paddle writes them, and nothing is counted in them"
 STATIC_CPU = "Paddle alone connects static programs"
 SERVERS = "what is sent to parameter servers is not counted"
@@ -71,7 +70,6 @@ MERGE: eager.Tensor.clear_gradient eager.Tensor._is_initialized
 CHECK: ProcessGroup.all_gather_into_tensor
 REDUCER STATIC_CPU: create_or_get_global_tcp_store
 REDUCER GROUPS: TCPStore
-AMP: get_low_precision_op_list
 STATIC: get_pass
 STATIC_CPU: CommContextManager.create_gloo_comm_context ProcessGroupGloo.create
 [paddle.base.framework]
@@ -89,7 +87,6 @@ REDUCER: Group.process_group
 COUNTING: Optimizer._apply_optimize
 [paddle.amp.grad_scaler]
 MERGE: AmpScaler._unscale
-AMP: AmpScaler.scale
 [paddle.base.dygraph.base]
 COUNTING: in_to_static_mode
 [paddle.optimizer.momentum]
