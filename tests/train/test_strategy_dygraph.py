@@ -90,12 +90,3 @@ def test_models_that_step_at_different_rates_are_merged_each_by_itself(
     for report in train_as_alone(version, "rates.py", tmp_path, MERGE):
         assert len(report) == 6
         assert not [model["error"] for model in report.values() if "error" in model]
-
-
-@pytest.mark.parametrize("version", PYTHONS)
-def test_what_a_script_averages_in_each_micro_step_is_merged(version: str, tmp_path: Path) -> None:
-    merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 4, "avg": True}}
-    train_as_alone(version, "averaged.py", tmp_path, merge)
-    proof = evidence(tmp_path / "ours")
-    (text,) = {field["evidence"] for field in proof["fields"]}
-    assert text == ("4 micro-steps made one update; 0 allreduces by fleetrun in the last one")

@@ -8,7 +8,7 @@ both are tried once for each size of bucket. All ranks decide by the same sums o
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from .. import communicators, settings
 from ..buckets import MEBIBYTE
@@ -32,34 +32,8 @@ _MICRO, _LARGEST = 1e6, 2**31 - 1
 clock = time.perf_counter
 
 
-class Levels(NamedTuple):
-    """The measured seconds of NUMBER allreduces of NBYTES each with one level and with two."""
-
-    number: int
-    nbytes: int
-    one_s: float
-    two_s: float
-
-    @property
-    def are_two(self) -> bool:
-        """Whether two levels are enough faster to be worth it."""
-        return self.two_s < self.one_s * _WORTH
-
-    def describe(self) -> str:
-        """Describe what was measured.
-
-        >>> Levels(3, 1 << 20, 0.012, 0.0094).describe()
-        'measured: two levels take 9.4 ms for 3 allreduces of 1 MB, one takes 12 ms'
-        """
-        return (
-            f"measured: two levels take {self.two_s * 1e3:.3g} ms for"
-            f" {plural(self.number, 'allreduce')} of {self.nbytes / MEBIBYTE:.3g} MB,"
-            f" one takes {self.one_s * 1e3:.3g} ms"
-        )
-
-
-# By all that the result depends on; a script may make many models.
-_measured: dict[tuple[object, ...], Levels] = {}
+# The result and its reason, by all that it depends on; a script may make many models.
+_measured: dict[tuple[object, ...], tuple[bool, str]] = {}
 
 
 def choose(
@@ -79,10 +53,24 @@ def choose(
     key = (*ranks, size, settings.overlaps(), number, nbytes)
     if key not in _measured:
         ways = [communicators.take(ranks, levels, 1)[0] for levels in (None, size)]
-        _measured[key] = Levels(number, nbytes, *_timed(ways, number, nbytes, ranks, place))
-        if not _measured[key].are_two:
+        one_s, two_s = _timed(ways, number, nbytes, ranks, place)
+        _measured[key] = two_s < one_s * _WORTH, _described(number, nbytes, one_s, two_s)
+        if not _measured[key][0]:
             communicators.drop(ranks, size)
-    return (size if _measured[key].are_two else None), _measured[key].describe()
+    are_two, why = _measured[key]
+    return (size if are_two else None), why
+
+
+def _described(number: int, nbytes: int, one_s: float, two_s: float) -> str:
+    """Describe the measured seconds of NUMBER allreduces of NBYTES with one level and with two.
+
+    >>> _described(3, 1 << 20, 0.012, 0.0094)
+    'measured: two levels take 9.4 ms for 3 allreduces of 1 MB, one takes 12 ms'
+    """
+    return (
+        f"measured: two levels take {two_s * 1e3:.3g} ms for {plural(number, 'allreduce')} of"
+        f" {nbytes / MEBIBYTE:.3g} MB, one takes {one_s * 1e3:.3g} ms"
+    )
 
 
 def group_size(ranks: Sequence[int], topology: Topology) -> int:

@@ -66,40 +66,10 @@ class Begun(nn.Layer):  # type: ignore[misc, unused-ignore]
         return self.last(x * self.scale)
 
 
-class Noted(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Has a parameter that no forward uses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.level = nn.Linear(8, 4), self.create_parameter([1])
-
-    def forward(self, x: Any) -> Any:
-        return self.first(x)
-
-
-class Spectral(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Divides its weight by the largest singular value, and keeps the singular vectors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Linear(8, 4), nn.SpectralNorm([8, 4], dim=0)
-
-    def forward(self, x: Any) -> Any:
-        return x @ self.norm(self.first.weight)
-
-
-def add(kept: Any, value: Any) -> None:
-    kept.add_(value - kept)
-
-
 KINDS: dict[str, Callable[[], Any]] = {
     "normed": normed,
     "set": lambda: running(lambda kept, value: kept.set_value(value)),
-    "copied": lambda: running(lambda kept, value: kept.copy_(value, True)),  # noqa: FBT003 - C++
-    "assigned": lambda: running(lambda kept, value: paddle.assign(value, kept)),
-    "added": lambda: running(add),
     "aside": lambda: running(lambda kept, value: kept.set_value(value), learns=False),
-    "spectral": lambda: thawed(Spectral()),
 }
 
 
@@ -131,11 +101,6 @@ def train(net: Any, after: Callable[[Any, int], None] | None = None) -> str:
     return ""
 
 
-def note(net: Any, step: int) -> None:
-    """Keep a value that differs among ranks in a parameter that is not trained."""
-    net.level.set_value(paddle.full_like(net.level, 1.0 + rank + step))
-
-
 def spoil(net: Any, step: int) -> None:
     """Let one rank diverge from the second update on."""
     if rank == 1 and step == 1:
@@ -146,7 +111,6 @@ report = {}
 for name, make in KINDS.items():
     paddle.seed(5)
     report[name] = train(make())
-report["noted"] = train(Noted(), note)
 report["begun"] = train(Begun())
 report["spoilt"] = train(normed(), spoil)
 write(report)
