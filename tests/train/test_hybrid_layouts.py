@@ -27,9 +27,6 @@ CPU = {
         "mp=2!1:0.up.weight": (2, ""),
         "sharding=2": (2, ""),
         "sharding=2!1:1.up.bias": (2, "rank 1 (sharding 1) and rank 0 (sharding 0) differ"),
-        "sharding=2:moe": (2, ""),
-        "sharding=2:moe!1:experts.0.bias": (2, ""),
-        "sharding=2:moe!1:gate.weight": (2, "rank 1 (sharding 1) and rank 0 (sharding 0) differ"),
         "sep=2": (2, ""),
         "sep=2!1:1.up.bias": (2, "rank 1 (sep 1) and rank 0 (sep 0) differ"),
         "dp=2!1:1.up.bias": (2, "rank 1 and rank 0 differ"),
@@ -43,7 +40,6 @@ CPU = {
             4,
             "rank 0 (dp 0, sharding 0) differs from rank 1 (dp 0, sharding 1)",
         ),
-        "dp=2,mp=2:experts": (4, ""),
         "dp=2,sep=2!1:1.up.bias": (4, "rank 1 (dp 0, sep 1) differs from rank 0 (dp 0, sep 0)"),
     },
 }
@@ -55,12 +51,6 @@ NPU = {
         "sharding=2:late": (2, ""),
         "sharding=2:late!1:1.up.bias": (2, "rank 1 (sharding 1) and rank 0 (sharding 0) differ"),
         "sharding=2:split late": (2, ""),
-        # Experts in a group of their own.
-        "sharding=2:split colored": (2, ""),
-        "sharding=2:split colored!1:2.bias": (
-            2,
-            "rank 1 (sharding 1) and rank 0 (sharding 0) differ",
-        ),
         "sharding=2:stage 2": (2, ""),
         "sharding=2:stage 2!1:1.up.bias": (2, "rank 1 (sharding 1) and rank 0 (sharding 0) differ"),
         "sharding=2:stage 3": (2, ""),

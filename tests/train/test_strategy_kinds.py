@@ -66,8 +66,8 @@ def merged(
 
 def kinds(plain: list[dict[str, Any]]) -> list[str]:
     """Return the names of the trainings that the script knows; several of them are one kind."""
-    grouped = {"Lamb", "RMSProp", "Adagrad", "Adamax", "Adadelta", "lookahead", "average"}
-    return [*(name for name in plain[0] if name not in grouped), "several", "wrapped"]
+    grouped = {"lookahead", "average"}
+    return [*(name for name in plain[0] if name not in grouped), "wrapped"]
 
 
 def assert_same(plain: list[dict[str, Any]], ours: list[dict[str, Any]]) -> None:

@@ -189,12 +189,8 @@ def _clips(module: ModuleType, merge: GradientMerge) -> None:
         import paddle
 
         several = [parameters] if isinstance(parameters, paddle.Tensor) else list(parameters)
-        owners = merge.owners(several)
-        if any(not current.is_last for current in owners):
-            # Only the merged gradient is to be clipped.
-            return paddle.to_tensor(0.0, place=several[0].place)
         result = clip(several, *args, **kwargs)
-        for current in owners:
+        for current in merge.owners(several):
             current.see()
         return result
 

@@ -27,23 +27,6 @@ class Lora(nn.Layer):  # type: ignore[misc, unused-ignore]
         return self.last(paddle.tanh(self.base(x) + 2.0 * (x @ self.down.T @ self.up.T)))
 
 
-@trained(5, 4)
-class Recurrent(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """A bidirectional layer, and a cell that is unrolled by hand."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.both = nn.LSTM(4, 3, num_layers=2, direction="bidirect")
-        self.gated, self.cell = nn.GRU(6, 5), nn.SimpleRNNCell(5, 4)
-
-    def forward(self, x: Any) -> Any:
-        hidden, _ = self.gated(self.both(x)[0])
-        out = state = None
-        for step in range(hidden.shape[1]):
-            out, state = self.cell(hidden[:, step], state)
-        return out
-
-
 @trained(6)
 class Normed(nn.Layer):  # type: ignore[misc, unused-ignore]
     """Weights that are computed from others before each use, and a norm per row."""
@@ -147,54 +130,6 @@ def mixed() -> None:
 
 
 @trained(6)
-class Uneven(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """One weight, larger than all others together, between small ones."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.small = nn.LayerList([nn.Linear(6, 6) for _ in range(4)])
-        self.large = nn.Linear(6, 500, bias_attr=False)
-
-    def forward(self, x: Any) -> Any:
-        for layer in list(self.small)[:2]:
-            x = paddle.tanh(layer(x))
-        wide = self.large(x)
-        for layer in list(self.small)[2:]:
-            x = x + layer(x)
-        return paddle.concat([x, wide * 0.1], -1)
-
-
-class Reversed(paddle.autograd.PyLayer):  # type: ignore[misc, unused-ignore]
-    """Reverses the sign of its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, scale: Any) -> Any:
-        ctx.save_for_backward(x, scale)
-        return x * scale
-
-    @staticmethod
-    def backward(ctx: Any, *args: Any) -> Any:
-        gradient = args[0]
-        x, scale = ctx.saved_tensor()
-        return -gradient * scale, (gradient * x).sum(0)
-
-
-@trained(6)
-class Adversary(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Reverses gradients in a custom operator of the script."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.label, self.domain = nn.Linear(6, 6), nn.Linear(6, 2), nn.Linear(6, 2)
-        self.scale = self.create_parameter([6], default_initializer=nn.initializer.Constant(0.5))
-
-    def forward(self, x: Any) -> Any:
-        hidden = paddle.tanh(self.body(x))
-        apply: Any = Reversed.apply
-        return self.label(hidden) + self.domain(apply(hidden, self.scale))
-
-
-@trained(6)
 class Hooked(nn.Layer):  # type: ignore[misc, unused-ignore]
     """Hooks of the script on parameters, activations and layers."""
 
@@ -248,22 +183,6 @@ class Deepened(nn.Layer):  # type: ignore[misc, unused-ignore]
                 x = x + paddle.tanh(block(x))
         self.step += 1
         return x
-
-
-@trained(6)
-class Adapting(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Takes an inner step of learning for each row in forward, and differentiates through it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = self.create_parameter([6, 6])
-        self.rate = self.create_parameter([1], default_initializer=nn.initializer.Constant(0.1))
-
-    def forward(self, x: Any) -> Any:
-        weights = paddle.tile(self.weight.unsqueeze(0), [x.shape[0], 1, 1])
-        inner = ((x.unsqueeze(1) @ weights) ** 2).mean([1, 2]).sum()
-        slope: Any = paddle.grad(inner, weights, create_graph=True)
-        return (x.unsqueeze(1) @ (weights - self.rate * slope[0])).squeeze(1)
 
 
 def each_rank() -> None:

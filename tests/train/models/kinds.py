@@ -30,7 +30,7 @@ KINDS = {
     **{
         name: getattr(stepping, name)
         for name in (
-            *("groups", "several", "own", "wrapped", "scaled", "paired", "loaded", "clipped"),
+            *("groups", "own", "wrapped", "scaled", "paired", "loaded", "clipped"),
             *("resumed", "fitted", "by_fleet"),
         )
     },

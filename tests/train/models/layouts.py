@@ -6,7 +6,6 @@ its second update. Reports the counts, comparisons and remarks of each way.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -178,18 +177,7 @@ def train(way: str) -> dict[str, Any]:
     if "pp" in degrees:
         net = pipeline(groups, degrees.get("mp", 1))
     else:
-        # Each rank has its own experts.
-        experts = [expert()] if "experts" in words else []
-        if "moe" in words:
-            experts = [mixture(groups.get_sharding_parallel_group())]
-        if "colored" in words:
-            experts = [nn.Linear(8, 8)]
-            for parameter in experts[0].parameters():
-                parameter.color = {
-                    "color": "moe_expert",
-                    "group": groups.get_sharding_parallel_group(),
-                }
-        net = nn.Sequential(*(Block(degrees.get("mp", 1)) for _ in range(2)), *experts)
+        net = nn.Sequential(*(Block(degrees.get("mp", 1)) for _ in range(2)))
     model, optimizer = distributed(net, groups, words)
     if bad:
         spoil_late(model, *bad.split(":"), waits="late" in words)
@@ -217,35 +205,6 @@ def train(way: str) -> dict[str, Any]:
         "parameters": proof.counts.pop("parameters_compared", 0),
         "equal": proof.ranks_equal,
     }
-
-
-def mixture(group: Any) -> Any:
-    """Return Paddle's MoELayer with each rank's own experts; GROUP exchanges no tokens.
-
-    Paddle's own forward has no CPU kernel.
-    """
-    moe: Any = importlib.import_module("paddle.incubate.distributed.models.moe")
-
-    class Mixture(moe.MoELayer):  # type: ignore[misc, unused-ignore]
-        def forward(self, x: Any) -> Any:
-            share = nn.functional.softmax(self.gate.gate(x))[:, :1]
-            return self.experts[0](x) * share
-
-    backend = os.environ["PADDLE_DISTRI_BACKEND"]
-    # Otherwise it asks for NCCL's version.
-    os.environ["PADDLE_DISTRI_BACKEND"] = "xccl"
-    layer = Mixture(8, nn.LayerList([expert()]), gate={"type": "naive"}, moe_group=group)
-    os.environ["PADDLE_DISTRI_BACKEND"] = backend
-    return layer
-
-
-def expert() -> Any:
-    """Return a layer that only this rank trains."""
-    layer = nn.Linear(8, 8)
-    layer.weight.set_value(layer.weight.numpy() + rank)
-    for parameter in layer.parameters():
-        parameter.no_sync = True
-    return layer
 
 
 def spoil_late(model: Any, bad_rank: str, name: str, *, waits: bool) -> None:

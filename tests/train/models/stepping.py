@@ -22,13 +22,6 @@ def groups() -> None:
     learn("groups", net, optimizer, batches(6))
 
 
-def several() -> None:
-    for kind in ("Lamb", "RMSProp", "Adagrad", "Adamax", "Adadelta"):
-        net = mlp()
-        optimizer = getattr(paddle.optimizer, kind)(0.01, parameters=net.parameters())
-        learn(kind, net, optimizer, batches(6))
-
-
 class Mine(Momentum):  # type: ignore[misc, unused-ignore]
     """An optimizer of the script's own, which counts its updates."""
 
