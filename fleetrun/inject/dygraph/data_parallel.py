@@ -137,20 +137,17 @@ class Reducers:
         needs_ours = self._must_sync is not None or self._needs_ours(
             len(groups), sizes, has_levels=has_levels
         )
-        if obstacle or (model.find_unused_parameters and not needs_ours):
+        if obstacle or not needs_ours:
             self._hand_over(model, obstacle if needs_ours else "")
             return
+        number = max(1, min(int(settings.effective("nccl_comm_num", 1)), len(groups)))
+        several = communicators.take(ranks, size, number)
         group = model.group.process_group
-        if needs_ours:
-            number = max(1, min(int(settings.effective("nccl_comm_num", 1)), len(groups)))
-            several = communicators.take(ranks, size, number)
-        else:
-            several = [communicators.Communicator([group])]
         setup = ReducerSetup(
             limits,
             several,
             communicators.split_ranks(ranks, size) if size else None,
-            needs_ours and settings.overlaps(),
+            settings.overlaps(),
             compression.choose(several[0], ranks, communicators.global_rank(), place),
             GradientCheck(group, len(ranks), self._spec.check_ranks, self._proof),
         )
@@ -160,7 +157,6 @@ class Reducers:
             setup,
             on_reduced=functools.partial(self._report.reduced, weakref.ref(model)),
             must_sync=self._must_sync,
-            take_over=None if needs_ours else self._hand_over,
         )
 
     def _limits_of(self, model: Any) -> Callable[[int], BucketLimits]:

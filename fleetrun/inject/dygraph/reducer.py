@@ -4,8 +4,7 @@ That is: over several communicators, in two levels, in 16 bits, or beside the ba
 Every rank sends the same buckets in the same order, each once all its gradients are there. That is
 right only if every rank computes every gradient once in a backward. So the first backward sends
 nothing until its end, and asks all ranks. If they did not, all later ones send at their end, too,
-after a small sum that says which gradients the ranks have; the table says so. Where Paddle's own
-reducer suffices, it takes over if they did.
+after a small sum that says which gradients the ranks have; the table says so.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..paddle_api import tensors
 from . import backward
-from .paddles_reducer import OUT_OF_STEP, averaged, choose_groups, make_contiguous, weakly
+from .paddles_reducer import OUT_OF_STEP, averaged, choose_groups, weakly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,7 +70,7 @@ class Reducer:
     """Averages the gradients of one `paddle.DataParallel`; `model._reducer`, as Paddle's is.
 
     ON_REDUCED is called after each average. MUST_SYNC says whether the backward of a forward is to
-    be averaged. TAKE_OVER, if given, gives the model to Paddle's reducer after a plain backward.
+    be averaged.
     """
 
     def __init__(
@@ -81,11 +80,8 @@ class Reducer:
         *,
         on_reduced: Callable[[Reducer], None],
         must_sync: Callable[[Sequence[Any]], bool] | None,
-        take_over: Callable[[Any, str], None] | None = None,
     ) -> None:
         self.setup = setup
-        self._model = weakref.ref(model)
-        self._take_over = take_over
         self._on_reduced, self._must_sync = on_reduced, must_sync
         self._nranks = len(model.group.ranks)
         self.parameters = averaged(model)
@@ -95,8 +91,6 @@ class Reducer:
         if must_sync is not None:
             self._why_always_late = _MERGED
         self._hooked: set[int] = set()
-        self._removable: list[Any] = []
-        self._contiguous: set[int] = set()
         # The next backward is reduced; a forward awaits its backward; the running one is reduced.
         self._is_armed = self._is_awaited = self._is_active = False
         # A backward has raised after buckets were sent.
@@ -137,7 +131,7 @@ class Reducer:
     def will_send_early(self) -> bool:
         """Whether the next backward sends buckets before its end."""
         overlaps = self.setup.overlaps and len(self.buckets) > 1
-        return self.why_late == "" and self._take_over is None and overlaps
+        return self.why_late == "" and overlaps
 
     def disarm(self) -> None:
         """Reduce no backward before the next forward that syncs, unless one is still awaited.
@@ -161,37 +155,11 @@ class Reducer:
         }
         # Why buckets are sent at the end; None: the next backward shows whether they must be.
         self.why_late = self._why_always_late or None
-        self._watch(trained)
-        if self._take_over is None:
-            self._make_contiguous(trained)
-        else:
-            # As Paddle's reducer needs it: the first backward shows whether that is enough.
-            make_contiguous(self._model(), trained, self._contiguous)
-
-    def _watch(self, trained: Sequence[Any]) -> None:
-        """Call `_arrive` for each gradient of TRAINED."""
-        for parameter in trained:
-            if id(parameter) in self._hooked:
-                continue
-            self._hooked.add(id(parameter))
-            hook = weakly(self._arrive, parameter)
-            if self._take_over is None:
-                # Paddle cannot remove it.
-                tensors.on_gradient(parameter, hook)
-            else:
-                # Before the gradient is accumulated: enough to count, as nothing is sent early.
-                self._removable.append(parameter.register_hook(hook))
-
-    def _unwatch(self) -> None:
-        """Remove the hooks of gradients that are only counted."""
-        for hook in self._removable:
-            hook.remove()
-        self._removable.clear()
-        self._hooked.clear()
-
-    def _make_contiguous(self, trained: Sequence[Any]) -> None:
-        fresh = [param for param in trained if id(param) not in self._contiguous]
-        self._contiguous.update(map(id, fresh))
+        fresh = [param for param in trained if id(param) not in self._hooked]
+        self._hooked.update(map(id, fresh))
+        for parameter in fresh:
+            # Paddle cannot remove it.
+            tensors.on_gradient(parameter, weakly(self._arrive, parameter))
         tensors.make_contiguous(fresh)
 
     # `backward` calls the next three around each outermost backward.
@@ -230,16 +198,6 @@ class Reducer:
                 f"fleetrun: the parameter {missing[0].name} had a gradient on every rank at first"
                 " and has none now: build DataParallel with find_unused_parameters=True."
             )
-        if self._take_over is not None and counts is not None:
-            self._unwatch()
-            if self.why_late == "":
-                backward.ignore(self)
-                self._take_over(self._model(), "")
-            else:
-                self._take_over = None
-                trained = [*self._by_id().values()]
-                self._watch(trained)
-                self._make_contiguous(trained)
 
     def abandon(self) -> None:
         """Leave a backward that has raised; what was sent ends by itself."""

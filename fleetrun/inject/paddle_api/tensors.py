@@ -39,11 +39,16 @@ def on_gradient(parameter: Any, hook: Callable[..., None]) -> None:
 
 def make_contiguous(parameters: Sequence[Any]) -> list[Any]:
     """Make gradients of PARAMETERS contiguous before they are accumulated; return the hooks."""
+    # A C function costs less than one of ours.
+    contiguous = tensor_class().contiguous
+    return [parameter.register_hook(contiguous) for parameter in maybe_strided(parameters)]
+
+
+def maybe_strided(parameters: Sequence[Any]) -> list[Any]:
+    """Return those of PARAMETERS whose gradients may be strided; vectors only by scripts' hooks."""
     if not _are_views_strided():
         return []
-    # A C function costs less than one of ours. Only scripts' hooks make vectors strided.
-    contiguous = tensor_class().contiguous
-    return [parameter.register_hook(contiguous) for parameter in parameters if parameter.ndim > 1]
+    return [parameter for parameter in parameters if parameter.ndim > 1]
 
 
 def _are_views_strided() -> bool:
