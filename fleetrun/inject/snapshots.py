@@ -165,40 +165,20 @@ def _read(values: list[Any]) -> tuple[list[tuple[int, float, Any]], list[int]]:
     import numpy as np
 
     # Values of static programs are not eager tensors.
-    arrays = [None if hasattr(value, "flatten") else np.array(value) for value in values]
-    sums = checksums.of_values(values)
-    sizes = [
-        int(np.prod(own.shape if own is not None else value.shape))
-        for own, value in zip(arrays, values)
-    ]
+    shapes = [value.shape if hasattr(value, "flatten") else value.shape() for value in values]
+    sizes = [int(np.prod(shape)) for shape in shapes]
     share = min(1.0, _MOST_VALUES / max(1, sum(sizes)))
-    rows = []
-    for own, value, size in zip(arrays, values, sizes):
+    rows, sums = [], []
+    for value, size in zip(values, sizes):
+        # One by one on the host: all of them may not fit.
+        own = checksums.as_array(value)
+        sums.append(checksums.of_array(own))
+        own = as_float32(own.reshape(-1))
         count = min(size, max(_FEWEST_VALUES, int(size * share)))
         places = (np.arange(count, dtype="int64") * size) // max(1, count)
-        rows.append((size, *_elements(own, value, places)))
+        largest = float(np.abs(own).max()) if size else 0.0
+        rows.append((size, largest, array.array("d", own[places].astype("float64").tobytes())))
     return rows, sums
-
-
-def _elements(own: Any, value: Any, places: Any) -> tuple[float, Any]:
-    """Return the largest element of a parameter, and those at PLACES as an array of doubles."""
-    import numpy as np
-    import paddle
-
-    if own is None:
-        with paddle.no_grad():
-            flat = value.detach().flatten()
-            if "float" in str(flat.dtype):
-                flat = flat.astype("float64" if "64" in str(flat.dtype) else "float32")
-            largest = float(flat.abs().max()) if flat.shape[0] else 0.0
-            if len(places) < flat.shape[0]:
-                flat = paddle.gather(flat, paddle.to_tensor(places, place=flat.place))
-            own = flat.numpy()
-    else:
-        own = as_float32(own.reshape(-1))
-        largest = float(np.abs(own).max()) if own.size else 0.0
-        own = own[places]
-    return largest, array.array("d", own.astype("float64").tobytes())
 
 
 def _device_bytes() -> int | None:
