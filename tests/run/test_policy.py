@@ -27,7 +27,6 @@ from fleetrun.run.events import (
     Interrupted,
     JobVerdict,
     Outcome,
-    Overdue,
     Ready,
     RootCauses,
     SignalAll,
@@ -410,21 +409,6 @@ def test_what_comes_of_a_history(case: Case) -> None:
     assert job.done[-2:] == [Sweep(), Finish(seen)]
 
 
-def overdue(job: Job, process: int, code: int = 1) -> None:
-    exited = Exited(process, f"rank {process}", ExitStatus(code=code), job.now, 100 + process)
-    job.feed(Overdue(exited._replace(raised=code, also_failed=frozenset({process}))))
-
-
-def test_who_is_overdue_gets_no_further_time_and_is_judged_by_its_exception() -> None:
-    watched = a_job(3)
-    watched.facts = {1: {"raised": 1}}
-    overdue(watched, 1)
-    assert watched.done[-1] == SignalAll(TERM)
-    for process in range(3):
-        watched.exit(process, signum=TERM)
-    assert watched.verdict().describe() == "rank 1 exited with 1"
-
-
 def test_what_cannot_be_started_stops_what_was_and_is_not_tried_again() -> None:
     job = Job([True] * 3, Rules(max_restarts=2), spawns=lambda process: process != 1)
     spawned = [action for action in job.done if isinstance(action, Spawn)]
@@ -498,26 +482,6 @@ def test_a_signal_ends_the_wait_for_hosts_at_once(attempt: int, signum: int) -> 
     assert job.take(Gathered(attempt, generation([True]), job.now)) == ()
 
 
-@pytest.mark.parametrize(
-    ("before", "event", "code", "describes"),
-    [
-        (None, GatherFailed(1, "Port 6070 is taken.", 3, 0.0), 3, "started again: Port 6070 is"),
-        (JobVerdict(ELSEWHERE, 0.0, is_final=False), JobVerdict(ELSEWHERE, 0.0), 7, "server 1"),
-        (STRATEGY_REJECTED, LOST, 1, "the session failed"),
-    ],
-)
-def test_what_ends_a_job_while_it_gathers(
-    before: Event | None, event: Event, code: int, describes: str
-) -> None:
-    attempt = gathering(1)
-    if before is not None:
-        attempt.feed(before)
-    assert attempt.outcome is None
-    attempt.feed(event)
-    assert attempt.verdict().exit_code == code
-    assert describes in attempt.verdict().describe()
-
-
 # ------------------------------------------------------------------- processes that wait for others
 
 
@@ -538,25 +502,6 @@ def test_who_waits_starts_when_it_may_and_once() -> None:
     for process in (1, 1, 2):
         job.feed(Ready(process, 1.5))
     assert starts(job) == ["Spawn 0", "Await 1", "Spawn 1", "Await 2", "Spawn 2"]
-
-
-@pytest.mark.parametrize("history", ["!TERM", "0=5"])
-def test_what_ends_the_job_ends_the_wait(history: str) -> None:
-    job = served()
-    play_out(job, history)
-    job.feed(Ready(1, 1.5))
-    assert "Spawn 1" not in starts(job)
-    assert not policy.is_current(job.state, Await(1, 0))
-
-
-def test_another_attempt_waits_again_and_hears_no_earlier_answer() -> None:
-    job = served(max_restarts=1)
-    play_out(job, "0=5; next")
-    assert starts(job)[2:] == ["Spawn 0", "Await 1"]
-    job.feed(Ready(1, 9.0, attempt=0))
-    assert starts(job)[4:] == []
-    job.feed(Ready(1, 9.0, attempt=1))
-    assert starts(job)[4:] == ["Spawn 1", "Await 2"]
 
 
 # ------------------------------------------------------------------------------- every history
