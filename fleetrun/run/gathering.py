@@ -100,10 +100,8 @@ class Round:
         """Begin to gather."""
         now = time.monotonic()
         self._until = now + self._gathering.timeout_s
-        show = partial(self._tell, self._progress)
-        self._share.timer((Round, "progress"), now + _PROGRESS_S, show)
-        self._share.timer((Round, "timeout"), self._until, self._give_up)
-        self._remark_later()
+        self._share.timer("round progress", now + _PROGRESS_S, partial(self._tell, self._progress))
+        self._share.timer("round timeout", self._until, self._give_up)
         begin = self._gathering.begin
         self._shielded(partial(begin, self._attempt, self._share, self._answers.append))
 
@@ -116,18 +114,13 @@ class Round:
             # What fails from here on is not the gathering's fault.
             self._answered(self._answers[0])
 
-    def _remark_later(self) -> None:
-        at = time.monotonic() + self._gathering.progress_s
-        self._share.timer((Round, "remark"), at, self._remark)
-
-    def _remark(self) -> None:
-        self._tell(self._log)
-        self._remark_later()
-
     def _tell(self, log: Callable[[str], None]) -> None:
-        progress = self._gathering.progress(self._until - time.monotonic())
+        now = time.monotonic()
+        progress = self._gathering.progress(self._until - now)
         if progress:
             log(progress)
+        at = now + self._gathering.progress_s
+        self._share.timer("round progress", at, partial(self._tell, self._log))
 
     def _give_up(self) -> None:
         why = f"{self._gathering.missing()} did not come within {self._gathering.timeout_s:g} s."

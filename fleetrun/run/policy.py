@@ -439,7 +439,7 @@ def _judged(state: PolicyState, event: JobVerdict, rules: Rules) -> Step:
         return _finish(again._replace(cause=state.interrupted))
     # Hosts that come and go need no time to heal.
     has_failed = not (isinstance(cause, Failure) and cause.is_departure)
-    wait = backoff(rules.backoff_s, state.attempt, event.at) if has_failed else 0.0
+    wait = backoff(rules.backoff_s, state.attempt) if has_failed else 0.0
     return again._replace(deadline=event.at + wait), (Sweep(),)
 
 
@@ -456,19 +456,13 @@ def _all_done(state: PolicyState, event: JobVerdict, rules: Rules) -> Step:
     return _stop(state, TERM, event.at, rules) if is_done else (state, ())
 
 
-def backoff(first_s: float, attempt: int, at: float) -> float:
-    """Return how many seconds to wait after ATTEMPT: none after the first.
+def backoff(first_s: float, attempt: int) -> float:
+    """Return how many seconds to wait after ATTEMPT: none after the first, then twice as long.
 
-    Then the wait doubles each time, less a jitter of up to one half, which is derived from AT, the
-    moment of the failure.
-
-    >>> [backoff(1.0, attempt, 7.0) for attempt in (0, 1, 4, 31)]
-    [0.0, 0.5, 4.0, 30.0]
+    >>> [backoff(1.0, attempt) for attempt in (0, 1, 4, 31)]
+    [0.0, 1.0, 8.0, 60.0]
     """
-    if not attempt:
-        return 0.0
-    longest = min(first_s * 2.0 ** min(attempt - 1, 30), LONGEST_WAIT_S)
-    return longest * (0.5 + (at * 1000 % 1) / 2)
+    return min(first_s * 2.0 ** min(attempt - 1, 30), LONGEST_WAIT_S) if attempt else 0.0
 
 
 def _no_progress(causes: Sequence[Retried]) -> str:
