@@ -510,7 +510,7 @@ class Rules(NamedTuple):
 
     grace_s: float = 10.0
     max_restarts: int = 0
-    # Seconds before the second attempt; each later one waits twice as long, with jitter.
+    # Seconds before the second attempt; each later one waits twice as long.
     backoff_s: float = 1.0
     # Seconds without a sign of life after which the job hangs; 0: hangs are not detected.
     hang_timeout_s: float = 0.0
