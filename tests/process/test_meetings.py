@@ -124,7 +124,7 @@ status=effective
 [ "$PADDLE_TRAINER_ID" = 0 ] || status=no_effect
 setting() { printf '{"name": "%s", "asked": 1, "in_effect": 1, "status": "%s"}' "$1" "$2"; }
 what='"schema": 1, "kind": "strategy", "restart": 0, "complete": true, "updates": 1'
-printf '{%s, "settings": [%s, %s]}\\n' \\
+printf '{%s, "fields": [%s, %s]}\\n' \\
     "$what" "$(setting fuse_all_reduce_ops effective)" "$(setting fuse_grad_size_in_MB $status)" \\
     >>"$FLEETRUN_RECORDS"
 """

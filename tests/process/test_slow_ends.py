@@ -52,7 +52,6 @@ VICTIMS = {
 FAILURES = {
     "raise": ('raise ValueError("no such column: label")', 1),
     "sys.exit": ("try: {}['label']\n    except KeyError: sys.exit(7)", 7),
-    "exit": ("exit(7)", 7),
 }
 
 

@@ -16,6 +16,14 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.extended
 
+STRICT = """
+import argparse
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs")
+parser.parse_args()
+"""
+TRAIN = "import sys\nprint('trained with', sys.argv[1:])\n"
 SIX_ERRORS = """\
 strategy:
   fuse_grad_size_in_MB: lots
@@ -27,6 +35,16 @@ strategy:
 wrong:
   a: 1
 """
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path: Path) -> Path:
+    (tmp_path / "home").mkdir()
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "t.py").write_text(TRAIN)
+    (folder / "strict.py").write_text(STRICT)
+    return folder
 
 
 def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
