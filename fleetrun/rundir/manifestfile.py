@@ -61,18 +61,20 @@ class StrategyRecord(NamedTuple):
 
     @property
     def layer(self) -> Layer:
-        """Its fields, as far as they are known; ValueError if they make no sense."""
-        settings = []
-        for entry in self.settings:
-            match entry:
-                case [str() as section, str() as name, value, str() as source] if not isinstance(
-                    value, dict | None
-                ):
-                    content = tuple(value) if isinstance(value, list) else value
-                    settings.append(FieldSetting(section, name, content, source))
-                case _:
-                    raise ValueError("settings")
+        """Its fields, as far as they are known."""
+        settings = [
+            FieldSetting(section, name, tuple(value) if isinstance(value, list) else value, source)
+            for section, name, value, source in self.settings
+        ]
         return Layer(self.name, tuple(settings))
+
+    @property
+    def makes_sense(self) -> bool:
+        """Whether each setting has its four parts."""
+        return all(
+            isinstance(setting, list) and len(setting) == 4 and setting[2] is not None
+            for setting in self.settings
+        )
 
 
 class EnvironmentRecord(NamedTuple):
@@ -250,17 +252,19 @@ def read(path: str, is_option: Callable[[str], bool]) -> Manifest:
             f"{path}: this manifest has schema {document['schema']!r}, and fleetrun {__version__} "
             f"reads {SCHEMA}{by}."
         )
-    try:
-        manifest = reading.exactly(Manifest, document)
-        for strategy in manifest.strategies:
-            _ = strategy.layer
-    except ValueError as error:
-        _refuse(path, f"something is missing or wrong in it ({error})")
+    manifest = reading.record(Manifest, document)
     lines = () if manifest.config is None else manifest.config.lines
-    if not all(is_option(line.option) for line in lines):
-        _refuse(path, "something is missing or wrong in it (option)")
-    if not all(0 <= entry.at < len(manifest.command) for entry in manifest.hidden):
-        _refuse(path, "something is missing or wrong in it (hidden)")
+    is_there = {
+        "command": bool(manifest.command),
+        "cwd": bool(manifest.cwd),
+        "python": bool(manifest.python),
+        "config": all(is_option(line.option) for line in lines),
+        "hidden": all(0 <= entry.at < len(manifest.command) for entry in manifest.hidden),
+        "strategies": all(strategy.makes_sense for strategy in manifest.strategies),
+    }
+    for name, is_well in is_there.items():
+        if not is_well:
+            _refuse(path, f"something is missing or wrong in it ({name})")
     return manifest
 
 

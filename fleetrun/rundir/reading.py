@@ -193,29 +193,6 @@ def record(kind: type[Record], document: Mapping[str, Any], /, **given: object) 
     return result
 
 
-def exactly(kind: type[Record], document: Mapping[str, Any]) -> Record:
-    """Return `record`; ValueError, with the name of the field, if one is missing or malformed."""
-    result = record(kind, document)
-    fault = _difference(plain(result), document)
-    if fault is not None:
-        raise ValueError(fault)
-    return result
-
-
-def _difference(read: Any, given: Any, where: str = "") -> str | None:  # noqa: ANN401 - JSON
-    """Return where GIVEN lacks something of READ; None: it has all."""
-    pairs: Iterable[tuple[str, Any, Any]] = ()
-    if isinstance(read, dict) and isinstance(given, dict):
-        pairs = ((key, value, given.get(key, _MISSING)) for key, value in read.items())
-    elif isinstance(read, list) and isinstance(given, list) and len(read) == len(given):
-        pairs = ((where, *pair) for pair in zip(read, given, strict=True))
-    elif read != given or isinstance(read, str) != isinstance(given, str):
-        return where
-    faults = (_difference(inner, other, key) for key, inner, other in pairs)
-    return next((fault for fault in faults if fault is not None), None)
-
-
-_MISSING = object()
 _Reader = Callable[[object], Any]
 
 
