@@ -20,16 +20,10 @@ from fleetrun.sinks.writer import Writer
 
 # Read at once; a longer line is broken when several ranks are shown.
 _CHUNK = 256 * 1024
-# How often a growing file is read. The longer it is quiet, the less often, down to the quiet pace
-# (0.03 % of a core). Not inotify: removing its last watch takes the kernel 20 ms at every exit.
-_PACE_S = 0.03
-# Nobody can follow this much new output at once. The file is then read less often, as each read
-# takes processor time from the rank.
-_FLOOD_BYTES = 256 * 1024
-_FLOOD_PACE_S = 0.25
-_QUIET_PACE_S = 0.5
-_PROMPT_PACE_S = 0.05
-_SLOWER = 1.25
+# How often a growing file is read. The longer it is quiet, the less often, down to the quiet pace,
+# for which a user who types at a prompt waits. Not inotify: removing its last watch takes the
+# kernel 20 ms at every exit.
+_PACE_S, _SLOWER, _QUIET_PACE_S = 0.03, 1.25, 0.1
 # Return to the event loop after this much, however fast a rank writes.
 _TURN_BYTES = 4 * _CHUNK
 # With several ranks, an unfinished line (a prompt, a progress bar) is shown after this long.
@@ -152,9 +146,6 @@ class Console(Sink):
         self._job = job
         self._pattern = _pattern(job.request.log_filter)
         self._begin(0)
-        # A user who types at the terminal waits for the answer.
-        is_prompt = job.stdin(job.plan).is_terminal
-        self._quiet_pace_s = _PROMPT_PACE_S if is_prompt else _QUIET_PACE_S
         self._writer = Writer(1)
         self._feeds: list[Feed] = []
         # If lines have prefixes: the feed that wrote the unfinished line at the cursor.
@@ -163,8 +154,8 @@ class Console(Sink):
         self._is_mid_line = False
         self._turn = 0
         self._pace_s = _PACE_S
-        # The number of bytes shown since the files last had nothing new.
-        self._recent_bytes = 0
+        # Whether anything was shown since the files last had nothing new.
+        self._is_quiet = True
         self._is_last = False
         self._is_done = False
         self._has_lost = False
@@ -263,7 +254,7 @@ class Console(Sink):
                 return
             elif piece := self._fetch():
                 budget -= len(piece)
-                self._recent_bytes += len(piece)
+                self._is_quiet = False
                 self._writer.put(piece)
             else:
                 self._rest()
@@ -299,13 +290,8 @@ class Console(Sink):
         if self._is_last:
             self._stop()
             return
-        if self._recent_bytes >= _FLOOD_BYTES:
-            self._pace_s = _FLOOD_PACE_S
-        elif self._recent_bytes:
-            self._pace_s = _PACE_S
-        else:
-            self._pace_s = min(_SLOWER * self._pace_s, self._quiet_pace_s)
-        self._recent_bytes = 0
+        self._pace_s = min(_SLOWER * self._pace_s, _QUIET_PACE_S) if self._is_quiet else _PACE_S
+        self._is_quiet = True
         now = time.monotonic()
         due = [feed.due_at for feed in self._feeds if feed.due_at is not None]
         self._waiting.timer("pace", min((now + self._pace_s, *due)), self._pump)

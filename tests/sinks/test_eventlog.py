@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import get_args
 
 import plans
-import pytest
 
 from fleetrun.model import (
     Endpoint,
@@ -139,20 +137,6 @@ def test_s71_every_kind_of_event_is_written(tmp_path: Path) -> None:
     ]
 
 
-def test_s71_events_say_what_people_ask_for(tmp_path: Path) -> None:
-    events = write(tmp_path)
-    exits = [event for event in events if event["event"] == "exited"]
-    assert [(event["process"], event["rank"], event["attempt"]) for event in exits] == [
-        ("trainer.3", 3, 1),
-        ("server.0", None, 0),
-    ]
-    assert [(event["code"], event["signal"]) for event in exits] == [(None, "SIGKILL"), (127, None)]
-    assert exits[1]["fault"] == "there is no program."
-    end = events[-1]
-    assert (end["exit_code"], end["verdict"]) == (137, "rank 3 was killed by SIGKILL")
-    assert (end["given_up"], end["stuck"]) == ("no progress", ["server.0"])
-
-
 def test_s71_every_event_and_key_is_documented(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference.md").read_text(encoding="utf-8")
     events = page.partition("\n## Events\n")[2].partition("\n## ")[0]
@@ -166,27 +150,3 @@ def test_s71_every_event_and_key_is_documented(tmp_path: Path) -> None:
         keys = set(event) - {"schema", "time", "monotonic", "event"}
         keys_of.setdefault(str(event["event"]), set()).update(keys)
     assert keys_of == documented
-
-
-@pytest.mark.parametrize("begin", [b"", b'{"schema": 1}\n'])
-def test_s71_half_a_line_on_a_full_disk_is_none(tmp_path: Path, begin: bytes) -> None:
-    log = EventLog(plans.job(a_plan(tmp_path)))
-    path = tmp_path / "events.jsonl"
-    path.write_bytes(begin)
-    log.open(Loop())
-    before = path.read_bytes()
-    # A limit of the file size truncates a write like a full disk.
-    import resource  # for this test alone
-    import signal  # for this test alone
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, hard))
-    try:
-        with pytest.raises(OSError, match=os.strerror(28)):
-            log.on_event(TimerExpired(1.0))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, old)
-    log.close()
-    assert path.read_bytes() == before

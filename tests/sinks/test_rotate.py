@@ -126,29 +126,6 @@ def test_a_reader_who_is_slow_misses_what_is_cut_off(tmp_path: Path) -> None:
     rank.close()
 
 
-def test_somebody_may_empty_the_file(rank: Rank) -> None:
-    rank.write(lines(8000))
-    rank.look()
-    rank.write(b"more\n")
-    rank.show()
-    os.truncate(rank.path, 0)
-    rank.show()
-    rank.write(b"again\n")
-    rank.show()
-    assert rank.shown == lines(8000) + b"more\nagain\n"
-    assert rank.remarks == []
-
-
-def test_another_attempt_has_another_file(rank: Rank) -> None:
-    rank.write(first := lines(3000))
-    second = Path(f"{rank.path}.attempt1")
-    second.write_bytes(lines(9000))
-    rank.rotation.on_event(Started(0, "rank 0", 2, 1.0, attempt=1))
-    rank.look()
-    assert {cut.log for cut in rank.cuts} == {str(second)}
-    assert Path(rank.path).read_bytes() == first
-
-
 def test_a_folder_that_vanished_is_one_warning(tmp_path: Path, rank: Rank) -> None:
     os.rename(tmp_path / "run", tmp_path / "moved")
     for _ in range(3):

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import plans
-import pytest
 from timers import Timers
 
 from fleetrun.model import SharedLogs
 from fleetrun.run.events import Gathered, Started
-from fleetrun.rundir import names
 from fleetrun.sinks.rundir import RunDirectory
 
 if TYPE_CHECKING:
@@ -105,18 +103,6 @@ def test_a_launch_that_goes_on_is_not_removed_nor_are_its_names(tmp_path: Path) 
     going_on.close()
 
 
-# Within a second the process id is the only difference.
-@pytest.mark.parametrize(("earlier", "later"), [("1", "2"), ("9", "10")])
-def test_names_of_more_ranks_than_there_are_now_go(
-    tmp_path: Path, earlier: str, later: str
-) -> None:
-    launch(plan(tmp_path, earlier, ranks=4))
-    os.utime(tmp_path / "log/runs" / earlier / names.LOCK, (0, 0))
-    launch(plan(tmp_path, later, ranks=2))
-    files = sorted(path.name for path in (tmp_path / "log").iterdir())
-    assert files == ["endpoints.log", "latest", "runs", "workerlog.0", "workerlog.1"]
-
-
 def test_the_log_of_a_host_that_came_later_is_found_by_the_jobs_own_count(tmp_path: Path) -> None:
     ranks = plan(tmp_path, "1").ranks
     both = (ranks[0], ranks[1]._replace(local_rank=0, node_rank=1))
@@ -147,18 +133,6 @@ def test_nothing_is_left_of_a_launch_that_is_withdrawn(tmp_path: Path) -> None:
     sink.prepare()
     sink.withdraw()
     assert os.listdir(tmp_path / "log/runs") == ["0"]
-
-
-def test_the_part_of_another_host_stays_where_ours_is_withdrawn(tmp_path: Path) -> None:
-    made = plan(tmp_path, "1")._replace(shared_logs=SharedLogs("1", "marker", {}))
-    sink = RunDirectory(plans.job(made))
-    sink.prepare()
-    theirs = tmp_path / "log/runs/1" / names.node_folder(1, 0)
-    theirs.mkdir()
-    (theirs / "workerlog.1").touch()
-    sink.withdraw()
-    assert os.listdir(tmp_path / "log/runs/1") == [theirs.name]
-    assert (theirs / "workerlog.1").exists()
 
 
 def test_what_is_told_of_a_launch_is_its_owners_and_the_rest_follows_the_umask(
