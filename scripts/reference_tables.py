@@ -42,8 +42,6 @@ FILES = (
     File(names.STRATEGY, "launcher", "ranks", 1, "The requested strategy."),
     File("rank.{rank}.jsonl", "rank", "launcher", 1, "Its exception; the strategy's outcome."),
     File("trace.{rank}.json", "rank", "Perfetto", None, "Paddle's profile of some steps."),
-    File("error.{rank}.json", "rank", "launcher", 1, "The error of a program other than Python."),
-    File("error.{rank}.json.attempt{attempt}", "rank", "launcher", 1, "That of a later attempt."),
     File("heartbeat.{rank}", "rank", "launcher", None, "The number of the last step."),
     File("collectives.{rank}", "rank", "launcher, logs", None, "Its last collectives, in a ring."),
     File("stacks.{rank}.txt", "launcher", "people", None, "The stacks of all threads."),
@@ -81,8 +79,6 @@ FLEETRUN_RUN_DIR! [the launcher > scripts] The run directory of this launch; scr
     own files there.
 FLEETRUN_HEARTBEAT! [the launcher > scripts; ranks that report updates] The file for the number
     of the last step, for --hang_timeout.
-FLEETRUN_ERROR_FILE! [the launcher > programs other than Python] The file to which a rank can write
-    the error that ends it, as JSON; Python's exceptions are recorded anyway.
 FLEETRUN_RECORDS [the launcher > Python ranks] The file to which a rank appends its exception
     and what became of the strategy.
 FLEETRUN_JOB [the launcher > the launcher and its guard] The name of the launch, which identifies

@@ -13,7 +13,6 @@ from fleetrun.plan.devices import Share
 from fleetrun.plan.layout import Layout
 from fleetrun.rundir import names, secrets
 from fleetrun.rundir.variables import (
-    ERROR_FILE,
     EXEC_OPTIONS,
     FLIGHT_RECORDER,
     HEARTBEAT,
@@ -153,7 +152,7 @@ def variables(
             **shared,
             **process.identity,
             **_own_mask(facts, share, process.spec),
-            **_files(process.spec, run_dir, roster.generation),
+            **_files(process.spec, run_dir),
             **({} if strategy is None else {STRATEGY_FILE: f"{run_dir}/{names.STRATEGY}"}),
             **_profile(request, process.spec, run_dir),
             **_flight_recorder(request, process.spec, run_dir),
@@ -263,13 +262,11 @@ def _plugins(facts: Facts, share: Share) -> dict[str, str]:
     return env
 
 
-def _files(spec: RankSpec, run_dir: str, attempt: int) -> dict[str, str]:
-    """Return the variables with the paths of this rank's records, heartbeat and error file."""
+def _files(spec: RankSpec, run_dir: str) -> dict[str, str]:
+    """Return the variables with the paths of this rank's records and heartbeat."""
     name = names.rank_name(spec)
     return {
         RECORDS: f"{run_dir}/{names.rank_records(name)}",
-        # So a program need not tell to which attempt its error belongs.
-        ERROR_FILE: f"{run_dir}/{names.log_name(names.error(name), attempt)}",
         HEARTBEAT: f"{run_dir}/{names.heartbeat(name)}",
     }
 

@@ -259,6 +259,9 @@ KNOWN_FAILURES = (
     ),
 )
 
+# What a rank says whose DataLoader has lost a worker; why that ended stands before it in the log.
+LOADER = ("the data reader raises an exception", "exit unexpectedly")
+
 # Failures that mean that a peer has failed before.
 LOST = frozenset({"peer-lost", "nccl", "nccl-interface"})
 
@@ -290,19 +293,6 @@ def recognise(text: str) -> KnownFailure | None:
         ),
         None,
     )
-
-
-def recognise_loader(words: str, log: str) -> KnownFailure | None:
-    """Return why a DataLoader's worker ended, from LOG, if WORDS only say that one did.
-
-    >>> words = "SystemError: Blocking queue is killed because the data reader raises an exception."
-    >>> recognise_loader(words, "ERROR: Unexpected BUS error encountered in DataLoader worker").name
-    'shared-memory'
-    """
-    if "the data reader raises an exception" not in words and "exit unexpectedly" not in words:
-        return None
-    known = recognise(log)
-    return known if known is not None and known.name == "shared-memory" else None
 
 
 def is_of_victim(text: str) -> bool:

@@ -135,7 +135,7 @@ def _set_back(exited: Exited, exits: Sequence[Exited]) -> Exited:
 
 def _own(error: ErrorReport | None, exited: Exited) -> ErrorReport | None:
     """Return ERROR if it ended this process."""
-    if error is None or error.raw:
+    if error is None:
         return None
     if error.pid == exited.pid:
         return error

@@ -40,8 +40,6 @@ from fleetrun.text import counted, sentence
 _STOPPED_BY = frozenset((2, 9, 15))
 # The logs of victims that are read, each from its end.
 _MOST_LOGS = 64
-# How many lines of a half-written error file to show.
-_RAW_LINES = 5
 _SHARED = frozenset(("shared-memory", "shared-memory-full"))
 # How Paddle's reducer crashes when a peer is lost, and the remedy.
 _CRASHES = frozenset((signal.SIGABRT, signal.SIGSEGV))
@@ -107,9 +105,10 @@ class _Culprit:
         self._failed_at = policy.failed_at(exited)
         self._words, self._log, self._source, self._error = last_lines_of(plan, exited)
         text = "\n".join(self._words)
-        self._known = causes.recognise(text) or causes.recognise_loader(
-            text, lastlines.tail(self._log)
-        )
+        self._known = causes.recognise(text)
+        if self._known is None and any(mark in text for mark in causes.LOADER):
+            earlier = causes.recognise(lastlines.tail(self._log))
+            self._known = earlier if earlier and earlier.name == "shared-memory" else None
         self._is_lost = self._known is not None and self._known.name in causes.LOST
 
     def explain(self) -> Investigation:
@@ -144,7 +143,6 @@ class _Culprit:
             class_=error.class_,
             message=error.message,
             stack=error.stack,
-            raw=error.raw,
             log=self._log,
             last_words=tuple(self._words),
             known=known.name if known else None,
@@ -298,7 +296,7 @@ def last_lines_of(
     # The log has what the user saw, unless the script sent its errors elsewhere.
     if error is not None and not lastlines.explains(words):
         reported = error.text.strip("\n").rstrip().split("\n")
-        reported = reported[:_RAW_LINES] if error.raw else lastlines.shorten(reported)
+        reported = lastlines.shorten(reported)
         words, source = (reported, error.path) if any(reported) else (words, source)
     return words, log, source, error
 

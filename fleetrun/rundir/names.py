@@ -161,7 +161,6 @@ def listed(labels: Sequence[str]) -> str:
 # The files of a rank, by `rank_name`.
 rank_records = "rank.{}.jsonl".format
 trace = "trace.{}.json".format
-error = "error.{}.json".format
 heartbeat = "heartbeat.{}".format
 collectives = "collectives.{}".format
 stacks = "stacks.{}.txt".format

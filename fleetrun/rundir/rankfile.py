@@ -1,8 +1,6 @@
 """Reads `rank.RANK.jsonl`, the records of a rank, one per line.
 
-`inject/site/rank_records.py` appends to it. A program that is no Python may write the exception
-that ends it into a file of its own, $FLEETRUN_ERROR_FILE: that may be half-written, or something
-else altogether, and what can be read is returned.
+`inject/site/rank_records.py` appends to it.
 """
 
 # No `from __future__ import annotations`: `reading.record` goes by the annotations.
@@ -19,7 +17,6 @@ EXCEPTION, EXIT, STRATEGY, UPDATE = "exception", "exit", "strategy", "update"
 TOPOLOGY = "topology"
 # The order in which axes are named; others follow.
 _AXES = ("dp", "mp", "pp", "sharding", "sep")
-_MOST = 1024 * 1024
 _RESTARTS = "PADDLE_RESTART_COUNT"
 
 
@@ -31,7 +28,7 @@ class KilledChild(NamedTuple):
 
 
 class ErrorReport(NamedTuple):
-    """The exception that ended a rank; `raw` is the whole text if it is malformed."""
+    """The exception that ended a rank."""
 
     rank: int | None = None
     host: str = ""
@@ -44,7 +41,6 @@ class ErrorReport(NamedTuple):
     message: str = ""
     # The traceback as Python prints it.
     stack: str = ""
-    raw: str = ""
     # On the clock that all processes of a host share.
     monotonic: float | None = None
     # The exit code of a failing sys.exit.
@@ -55,13 +51,8 @@ class ErrorReport(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What the rank reported: the stack, and class and message where it lacks them."""
-        what = ": ".join(filter(None, (self.class_, self.message))) or self.raw
-        if not self.stack or not self.message:
-            return self.stack or what
-        # Python's ends with the message.
-        begin = self.message.strip().partition("\n")[0]
-        return self.stack if begin in self.stack else f"{self.stack.rstrip()}\n{what}"
+        """What the rank reported: the stack, or else class and message."""
+        return self.stack or ": ".join(filter(None, (self.class_, self.message)))
 
 
 class Update(NamedTuple):
@@ -150,30 +141,18 @@ def restart_of(spec: "ProcessSpec") -> int:
 def error(path: str, kind: str = EXCEPTION, restart: int = 0) -> ErrorReport | None:
     """Return the last exception, or sys.exit, of attempt RESTART in the file PATH."""
     record = last(path, kind, restart) if path else None
-    return None if record is None else reading.record(ErrorReport, record, raw="", path=path)
+    return None if record is None else reading.record(ErrorReport, record, path=path)
 
 
 def exception(spec: "ProcessSpec") -> ErrorReport | None:
     """Return the exception that has ended the process of SPEC, if reported."""
-    recorded = error(path_of(spec), restart=restart_of(spec))
-    return recorded or read_error(spec.env.get(variables.ERROR_FILE, ""))
+    return error(path_of(spec), restart=restart_of(spec))
 
 
 def exit_under_way(spec: "ProcessSpec") -> ErrorReport | None:
     """Return the failing sys.exit that the script of SPEC has not caught."""
     report = error(path_of(spec), EXIT, restart_of(spec))
     return None if report is None or not report.code else report
-
-
-def read_error(path: str) -> ErrorReport | None:
-    """Return what a program wrote to its $FLEETRUN_ERROR_FILE, if anything."""
-    content = reading.content(path, _MOST) if path else None
-    if content is None:
-        return None
-    report = reading.record(ErrorReport, reading.parse(content) or {}, raw="", path=path)
-    if not report.text:
-        return ErrorReport(raw=content.decode(errors="replace"), path=path)
-    return report
 
 
 def evidence(run_dir: str, rank: str) -> dict[str, Any] | None:

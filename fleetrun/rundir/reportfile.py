@@ -35,11 +35,10 @@ class ProcessEnd(NamedTuple):
     # Seconds since 1970, and since the job began.
     time: float = 0.0
     after_s: float = 0.0
-    # The exception's class, message and traceback; `raw`: of a broken file.
+    # The exception's class, message and traceback.
     class_: str = ""
     message: str = ""
     stack: str = ""
-    raw: str = ""
     log: str = ""
     last_words: tuple[str, ...] = ()
     # The name of the known failure, and what to do about it.
@@ -48,10 +47,6 @@ class ProcessEnd(NamedTuple):
     peak_bytes: int | None = None
     # Of one that is no culprit: stopped, peer lost, or nothing.
     how: str = ""
-
-
-# What is written of those that ended because of the culprit.
-_OF_VICTIMS = ["process", "rank", "pid", "attempt", "code", "signal", "fault", "after_s", "how"]
 
 
 class RestartRecord(NamedTuple):
@@ -78,11 +73,7 @@ class ReportRecord(NamedTuple):
 
 def write(folder: Folder, report: ReportRecord, redact: Callable[[str], str] = str) -> None:
     """Write REPORT into FOLDER, whole or not at all; OSError if that fails."""
-    document = reading.plain(report)
-    if report.culprit is not None:
-        del document["culprit"]["how"]
-    document["victims"] = [{key: end[key] for key in _OF_VICTIMS} for end in document["victims"]]
-    folder.write_json(names.REPORT, {"schema": SCHEMA, **document}, redact)
+    folder.write_json(names.REPORT, {"schema": SCHEMA, **reading.plain(report)}, redact)
 
 
 def read(path: str) -> ReportRecord | None:

@@ -84,7 +84,6 @@ def test_a_rank_gets_what_every_paddle_reads() -> None:
         "FLEETRUN_RUN_DIR": RUN_DIR,
         "FLEETRUN_JOB": "now",
         "FLEETRUN_RECORDS": f"{RUN_DIR}/rank.3.jsonl",
-        "FLEETRUN_ERROR_FILE": f"{RUN_DIR}/error.3.json",
         "FLEETRUN_HEARTBEAT": f"{RUN_DIR}/heartbeat.3",
         "FLEETRUN_STACK_SIGNAL": "60",
         "PADDLE_RESTART_COUNT": "0",

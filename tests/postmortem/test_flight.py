@@ -308,26 +308,6 @@ def test_a_rank_that_may_wait_in_what_is_not_recorded_is_not_named(stands_outsid
     )
 
 
-def test_ranks_that_hang_while_python_ends_wait_in_no_line_of_the_script() -> None:
-    whole = CollectiveChannel((0, 1))
-    scripts = {rank: [Call(whole, "all_reduce")] * 3 for rank in (0, 1)}
-    records = play(scripts, is_blocking=False)
-    # Rank 0 has looked once less: that it has not seen the second end says nothing.
-    for rank, seen in ((0, 1), (1, 2)):
-        record = records[rank]
-        calls = record.collectives[:seen]
-        calls += tuple(call._replace(done_at=None) for call in record.collectives[seen:])
-        settled_at = calls[seen].issued_at
-        records[rank] = record._replace(collectives=calls, settled_at=settled_at, has_ended=True)
-    (finding,) = flight.verdict(records, JobRanks(2))
-    assert (finding.kind, finding.ranks) == (UNFINISHED, ())
-    assert finding.text == (
-        "all its ranks have entered all_reduce 3 of all ranks in train.py:7, and ranks 0-1 ended "
-        "their script before it was done: no rank is missing, so the network, a device or what "
-        "runs while Python ends holds it up"
-    )
-
-
 def test_in_a_circle_each_rank_stands_in_the_call_that_holds_up_its_later_ones() -> None:
     whole = CollectiveChannel((0, 1), 2)
     # The first stage sends one micro-batch less than the last one receives.
@@ -441,60 +421,4 @@ def test_who_never_entered_a_backward_that_has_returned_on_the_others_is_named(
         )
 
 
-def test_a_message_of_another_size_than_its_receiver_expects_is_told_unless_it_arrives() -> None:
-    def end(rank: int, operation: str, size: int, done_at: float | None) -> FlightRecord:
-        channel = CollectiveChannel((0, 1, 2), 1, operation, 1, 2)
-        shape = {"shape": (size,), "dtype": "float32", "nbytes": 4 * size}
-        call = Collective(channel, 3, operation, 5.0 + rank, done_at, **shape)  # type: ignore[arg-type]
-        return FlightRecord(rank, rank, 0, (call,), {channel: 3})
-
-    job = JobRanks(3)
-    records = {1: end(1, "send", 8, 6.0), 2: end(2, "recv", 12, None)}
-    (finding,) = flight.desyncs(records, job, is_early=True)
-    assert (finding.kind, finding.ranks) == (DESYNC, (1, 2))
-    assert finding.text == (
-        "rank 1 called send of float32 [8] where rank 2 called recv of float32 [12]: "
-        "message 3 from rank 1 to rank 2"
-    )
-    assert flight.desyncs({**records, 2: end(2, "recv", 12, 8.0)}, job) == ()
-    assert flight.desyncs({**records, 2: end(2, "recv", 8, None)}, job) == ()
-
-
 # Devices that run calls in order ----------------------------------------
-
-STEPS, FAULTY = 6, 3
-
-
-def hybrid_step(rank: int) -> list[Call]:
-    """Return the calls of RANK in a step of mp 2 x pp 2: activations forward, gradients back."""
-    stage, part = divmod(rank, 2)
-    peer = (1 - stage) * 2 + part
-    tensor_parallel = CollectiveChannel((2 * stage, 2 * stage + 1))
-    send, recv = p2p("send", rank, peer, 4), p2p("recv", peer, rank, 4)
-    if stage == 0:
-        return [
-            Call(tensor_parallel, "all_reduce"),
-            send,
-            recv,
-            Call(tensor_parallel, "all_gather"),
-        ]
-    return [recv, Call(tensor_parallel, "all_reduce"), send]
-
-
-@pytest.mark.parametrize(
-    ("rank", "skipped"),
-    [(rank, call) for rank in range(4) for call in range(len(hybrid_step(rank)))],
-)
-def test_the_rank_that_skips_a_call_on_a_device_is_named_in_a_hybrid_job(
-    rank: int, skipped: int
-) -> None:
-    steps = {number: [hybrid_step(number) for _ in range(STEPS)] for number in range(4)}
-    del steps[rank][FAULTY][skipped]
-    findings = flight.verdict(issued_ahead(steps), JobRanks(4))
-    (finding,) = findings
-    # Of two ranks that differ, neither has the majority.
-    both = (rank // 2 * 2, rank // 2 * 2 + 1)
-    if finding.kind == CYCLE:
-        assert rank in finding.ranks
-    else:
-        assert finding.ranks == (both if finding.kind == DESYNC else (rank,)), findings

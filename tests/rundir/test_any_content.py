@@ -50,7 +50,6 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[type, ...], str]] = {
         (rankfile.ErrorReport, rankfile.Update),
         "kind axes class",
     ),
-    "error": (rankfile.read_error, (rankfile.ErrorReport,), "class"),
     "evidence": (
         lambda path: strategyfiles.parse_evidence(reading.document(path)),
         (strategyfiles.RankEvidence, strategyfiles.GradientCounts, FieldVerdict),

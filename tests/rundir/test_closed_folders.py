@@ -9,7 +9,7 @@ import pytest
 from waiting import LONG_S
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.host import checkpoints, scripts
+from fleetrun.host import scripts
 from fleetrun.model import Script
 from fleetrun.run.isolation import IsolatedCall
 
@@ -61,27 +61,3 @@ def test_a_script_in_a_closed_folder_is_no_missing_one(home: Path, name: str) ->
         f"{home}. Put it elsewhere, or let this user enter that folder."
     )
     assert not find()
-
-
-@pytest.mark.parametrize("hidden", ["step_2", "step_2/optimizer", ""])
-def test_a_checkpoint_that_cannot_be_read_is_neither_empty_nor_complete(
-    home: Path, hidden: str
-) -> None:
-    folder = home.parent / "out"
-    (folder / "step_2" / "optimizer").mkdir(parents=True)
-    (folder / "step_2" / "model.pdparams").write_bytes(b"\x80\x04K\x01.")
-    (folder / hidden).chmod(0)
-
-    def find() -> tuple[str | None, ...]:
-        try:
-            state = checkpoints.find(str(folder))
-        except EnvironmentFault as fault:
-            return (str(fault),)
-        return state.newest, *(why for _, why in state.partial)
-
-    answer = as_nobody(find)
-    denied = f"[Errno 13] Permission denied: '{folder / hidden}'"
-    if hidden:
-        assert answer == (None, f"it cannot be read ({denied})")
-    else:
-        assert answer == (f"--resume_from={folder} cannot be read (Permission denied).",)

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 import fleetrun
 from fleetrun.inject import evidence as island
-from fleetrun.inject import heartbeats
 from fleetrun.inject.site import rank_records
 from fleetrun.inject.spec import StrategySpec
 from fleetrun.model import FieldVerdict
 from fleetrun.postmortem import stackdumps
-from fleetrun.rundir import heartbeat, names, rankfile, strategyfiles, variables
+from fleetrun.rundir import names, rankfile, strategyfiles, variables
 from fleetrun.rundir.strategyfiles import GradientCounts, RankEvidence
 
 if TYPE_CHECKING:
@@ -49,8 +48,8 @@ def test_an_exception_fills_all_that_the_reader_knows(tmp_path: Path) -> None:
         "ValueError",
         "no",
     )
-    # `code` is of an exit only, `raw` of a broken file.
-    known = report._replace(code=0, raw="x")
+    # `code` is of an exit only.
+    known = report._replace(code=0)
     assert all(value not in {None, ""} for value in known), known
     assert set(rankfile.ErrorReport._fields) == set(report._asdict())
 
@@ -126,14 +125,3 @@ def test_both_sides_have_the_same_words_and_schema() -> None:
     failures = (SITE / "rank_failures.py").read_text(encoding="utf-8")
     for text in (rankfile.EXCEPTION, rankfile.EXIT):
         assert f'"{text}"' in failures
-
-
-def test_the_step_of_a_heartbeat_is_read(tmp_path: Path) -> None:
-    path = tmp_path / names.heartbeat("0")
-    proof = island.Evidence(str(tmp_path / names.rank_records("0")), StrategySpec({}, {}, {}))
-    heartbeats.HeartbeatFile(str(path), proof.claim).beat(None, 12)
-    beat = heartbeat.read(str(path))
-    assert beat is not None
-    assert (beat.step, beat.is_scripts) == (12, False)
-    path.write_text("13\n")
-    assert heartbeat.read(str(path)) == (13, ((path.stat().st_mtime, 13),), True)

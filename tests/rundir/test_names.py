@@ -77,7 +77,4 @@ def test_the_schemas_of_the_table_are_those_of_the_writers() -> None:
         names.HOSTS: hostsfile.SCHEMA,
         names.STRATEGY: strategyfiles.DOCUMENT_SCHEMA,
         names.rank_records("{rank}"): rankfile.SCHEMA,
-        # A program's.
-        names.error("{rank}"): 1,
-        names.error("{rank}") + ".attempt{attempt}": 1,
     }

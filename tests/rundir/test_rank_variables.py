@@ -7,7 +7,6 @@ from collections import defaultdict
 import reference_tables
 from planning import a_request, known_gpus, planned, some_facts
 
-from fleetrun.cli import options
 from fleetrun.model import Facts, LaunchPlan, Processors, Request
 from fleetrun.plan import modes
 
@@ -56,20 +55,3 @@ def test_plans_of_all_modes_set_what_the_table_says_and_nothing_else() -> None:
         missing = told - names
         assert all(ROWS[mode, name].modes == reference_tables.ALL for name in missing)
     assert {name for _, name in ROWS} == set().union(*modes_of.values())
-
-
-def test_what_the_user_has_exported_stays_where_the_table_says_so() -> None:
-    # An option's variable asks for something, and a launch is not what it was with it.
-    asking = {name for option in options.KNOWN for name in option.env}
-    yields, replaces = set(), set()
-    for request, facts in LAUNCHES:
-        names = set_by(planned(request, facts)) - asking
-        names -= {"TRAINING_ROLE", "PYTHONPATH", "no_proxy", "NO_PROXY"}
-        names -= {name for name in names if name.endswith("_VISIBLE_DEVICES")}
-        exported = facts._replace(environ={**facts.environ, **dict.fromkeys(names, "7")})
-        plan = planned(request, exported)
-        stay = names - set_by(plan)
-        yields |= {(request.run_mode, name) for name in stay}
-        replaces |= {(request.run_mode, name) for name in names - stay}
-    assert {place for place in yields if not ROWS[place].yields} == set()
-    assert {place for place in replaces if ROWS[place].yields} == set()
