@@ -47,20 +47,14 @@ def topology(ranks: Sequence[RankSpec]) -> HostTopology:
 
 def resolve(strategy: Strategy, ranks: HostTopology) -> Strategy:
     """Return STRATEGY with `auto` resolved where that depends on RANKS, with reasons."""
-    names = {(setting.section, setting.name) for setting in strategy.settings}
-    settings = [_resolved(setting, ranks) for setting in strategy.settings]
-    on = next(
-        (
-            setting
-            for setting in settings
-            if (setting.section, setting.name) == (STRATEGY, _HIERARCHICAL)
-        ),
-        None,
-    )
-    if on is not None and on.value is True and (STRATEGY, _GROUP) not in names:
+    settings = {(each.section, each.name): _resolved(each, ranks) for each in strategy.settings}
+    levels = settings.get((STRATEGY, _HIERARCHICAL))
+    if levels is not None and levels.value is True and (STRATEGY, _GROUP) not in settings:
         value, reason = _group(ranks)
-        settings.append(FieldSetting(STRATEGY, _GROUP, value, on.source, f"not set: {reason}"))
-    return strategy._replace(settings=tuple(settings))
+        settings[STRATEGY, _GROUP] = FieldSetting(
+            *(STRATEGY, _GROUP, value, levels.source), f"not set: {reason}"
+        )
+    return strategy._replace(settings=tuple(settings.values()))
 
 
 def _resolved(setting: FieldSetting, ranks: HostTopology) -> FieldSetting:
