@@ -84,7 +84,8 @@ def arm(path: str) -> None:
             else:
                 _report_updates(paddle, proof, spec)
         except Exception as error:
-            text = f"the strategy cannot be applied: {error!r}"
+            what = "the strategy cannot be applied" if path else "updates are not reported"
+            text = f"{what}: {error!r}"
             proof.unapplied.append(text)
             _report(proof, text)
         step_profiler.watch(paddle)
