@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle import distributed as dist
-from paddle.distributed.communication import stream
 from paddle.version import full_version
 
 rank, world = (int(os.environ[f"PADDLE_TRAINER{name}"]) for name in ("_ID", "S_NUM"))
@@ -101,18 +100,6 @@ def training() -> dict[str, Any]:
     }
 
 
-def ahead() -> dict[str, Any]:
-    """Give the device more work than it can have done; look before and after a wait."""
-    paddle.device.set_device(f"{os.environ['TESTDEVICE_KIND']}:0")
-    value = paddle.ones([4, 4])
-    event = paddle.device.Event()
-    for _ in range(100):
-        value = value @ value / 4
-    event.record()
-    early = event.query()
-    return {"early": early, "value": value.sum().item(), "late": event.query()}
-
-
 def unordered() -> dict[str, Any]:
     """Add 1 to a sum of all ranks: after a wait, and without one while another rank is awaited."""
     dist.init_parallel_env()
@@ -134,62 +121,6 @@ def unordered() -> dict[str, Any]:
             added.touch()
         task.wait()
     return results
-
-
-def gathers() -> dict[str, Any]:
-    """Gather rank + 1 of all ranks to a list, and to one tensor; kernels wait the first time.
-
-    The last time, ranks begin when the first one has freed what Paddle frees, if that can be early.
-    """
-    dist.init_parallel_env()
-    results: dict[str, Any] = {}
-    freed = Path(f"{os.environ['OUTPUT']}.freed")
-    for number in range(3):
-        is_ordered = number == 2 and os.environ["TESTDEVICE_FREE"] == "early"
-        while is_ordered and rank != 0 and not freed.exists():
-            time.sleep(0.005)
-        parts: list[Any] = []
-        dist.all_gather(parts, tensor(rank + 1))
-        if is_ordered:
-            freed.touch()
-        results["list"] = [part.item() for part in parts]
-        whole = paddle.zeros([world])
-        stream.all_gather(whole, tensor(rank + 1))
-        results["tensor"] = whole.tolist()
-    return results
-
-
-def memory() -> dict[str, Any]:
-    """Allocate more memory than there is, and then some."""
-    paddle.device.set_device(f"{os.environ['TESTDEVICE_KIND']}:0")
-    raised = ""
-    try:
-        paddle.full([1 << 23], 7.0)
-    except OSError as error:
-        raised = str(error)
-    return {"raised": raised, "empty": paddle.empty([4]).numpy().tolist()}
-
-
-def strided() -> dict[str, Any]:
-    """Add a strided gradient to one that is not, on the device and on the CPU, without fleetrun."""
-    results: dict[str, Any] = {}
-    for place in ("cpu", f"{os.environ['TESTDEVICE_KIND']}:0"):
-        paddle.device.set_device(place)
-        weight = paddle.to_tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], stop_gradient=False)
-        (weight * weight).sum().backward()
-        (paddle.to_tensor([[1.0, 2.0, 4.0]]) @ weight.T).square().sum().backward()
-        assert weight.grad is not None
-        results[place.partition(":")[0]] = weight.grad.tolist()
-    return results
-
-
-def sparse() -> dict[str, Any]:
-    """Add a sparse gradient to another, without fleetrun."""
-    paddle.device.set_device(f"{os.environ['TESTDEVICE_KIND']}:0")
-    table = paddle.nn.Embedding(5, 6, sparse=True)
-    for _ in range(2):
-        table(paddle.arange(5)).mean().backward()
-    return {}
 
 
 def views() -> dict[str, Any]:

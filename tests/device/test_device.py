@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -69,52 +68,12 @@ def test_training_by_paddle_alone_is_as_on_the_cpu(tmp_path: Path) -> None:
                 assert report["weights"] == pytest.approx(cpu["weights"], abs=1e-5)
 
 
-def test_the_host_is_ahead_of_the_device(tmp_path: Path) -> None:
-    # A second's work in all.
-    with devices.on("npu", kernel_us=20_000):
-        (report,) = reports(tmp_path, "ahead", 1)
-    assert report == {"early": False, "value": 16, "late": True}
-
-
-def test_paddle_itself_frees_what_gathers_still_write_to(tmp_path: Path) -> None:
-    """Why fleetrun gathers into one tensor, and warns of FLAGS_free_idle_chunk."""
-    losses = {}
-    for free in ("", "early"):
-        with devices.on("npu", delay_us=100_000, free=free):
-            ranks = reports(tmp_path / f"freed{free}", "gathers", 2, FLAGS_free_idle_chunk="1")
-        losses[free] = ranks[0]
-    assert losses[""] == {"list": [1, 2], "tensor": [1, 2]}
-    # Garbage, which is NaN in JSON.
-    assert math.isnan(sum(losses["early"]["list"]))
-    assert losses["early"]["tensor"] == [1, 2]
-
-
 def test_who_does_not_wait_for_a_collective_misses_it(tmp_path: Path) -> None:
     # The first sum begins late. To free memory must not wait for the others, as a rank does.
     with devices.on("npu", delay_us=200_000, free="early"):
         ranks = reports(tmp_path, "unordered", 2)
     assert [report["waited"] for report in ranks] == [4, 4]
     assert [report["not waited"] for report in ranks] == [2, 3]
-
-
-def test_memory_is_limited_and_new_memory_is_garbage(tmp_path: Path) -> None:
-    with devices.on("npu", memory_mb=16):
-        (report,) = reports(tmp_path, "memory", 1)
-    assert "CustomDevice error, the error code is : 2" in report["raised"]
-    assert all(math.isnan(value) for value in report["empty"])
-
-
-def test_paddle_itself_mixes_up_strided_gradients_and_crashes_on_sparse_ones(
-    tmp_path: Path,
-) -> None:
-    """The reducer works around this; and no kind of model adds up sparse gradients."""
-    with devices.on("npu"):
-        (report,) = reports(tmp_path, "strided", 1)
-        codes, outputs, _ = run_program(tmp_path / "sparse", "sparse", 1)
-    assert report["cpu"] == [[36.0, 72.0, 142.0], [84.0, 162.0, 316.0]]
-    assert report["npu"] == [[36.0, 80.0, 74.0], [160.0, 146.0, 316.0]]
-    assert codes == [-signal.SIGSEGV], outputs
-    assert "SelectedRowsMerge" in outputs[0]
 
 
 @pytest.mark.parametrize(
