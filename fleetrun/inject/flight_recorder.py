@@ -67,28 +67,22 @@ class Operation(NamedTuple):
 
 # By method; each may end in `_on_calc_stream`.
 OPERATIONS = {
-    "all_reduce": Operation("all_reduce", reduction=1),
-    "allreduce": Operation("all_reduce", reduction=1),
-    "broadcast": Operation("broadcast", peer=1),
-    "reduce": Operation("reduce", peer=1, reduction=2),
-    "all_gather": Operation("all_gather", 1),
-    "all_gather_into_tensor": Operation("all_gather", 1),
-    "all_gather_partial": Operation("all_gather", 1),
-    "all_to_all": Operation("all_to_all", 1),
-    "all_to_all_tensor": Operation("all_to_all", 1),
-    "all_to_all_single": Operation("all_to_all", 1),
-    "alltoall": Operation("all_to_all"),
-    "alltoall_single": Operation("all_to_all"),
-    "reduce_scatter": Operation("reduce_scatter", reduction=2),
-    "reduce_scatter_tensor": Operation("reduce_scatter", reduction=2),
-    "scatter": Operation("scatter", peer=2),
-    "scatter_tensor": Operation("scatter", peer=2),
-    "gather": Operation("gather", peer=2),
-    "barrier": Operation("barrier", None),
-    "send": Operation("send", peer=1),
-    "recv": Operation("recv", peer=1),
-    "send_partial": Operation("send", peer=1),
-    "recv_partial": Operation("recv", peer=1),
+    method: operation
+    for operation, methods in (
+        (Operation("all_reduce", reduction=1), "all_reduce allreduce"),
+        (Operation("broadcast", peer=1), "broadcast"),
+        (Operation("reduce", peer=1, reduction=2), "reduce"),
+        (Operation("all_gather", 1), "all_gather all_gather_into_tensor all_gather_partial"),
+        (Operation("all_to_all", 1), "all_to_all all_to_all_tensor all_to_all_single"),
+        (Operation("all_to_all"), "alltoall alltoall_single"),
+        (Operation("reduce_scatter", reduction=2), "reduce_scatter reduce_scatter_tensor"),
+        (Operation("scatter", peer=2), "scatter scatter_tensor"),
+        (Operation("gather", peer=2), "gather"),
+        (Operation("barrier", None), "barrier"),
+        (Operation("send", peer=1), "send send_partial"),
+        (Operation("recv", peer=1), "recv recv_partial"),
+    )
+    for method in methods.split()
 }
 _PAIRS = ("send", "recv")
 _ON_STREAM = "{}_on_calc_stream"
