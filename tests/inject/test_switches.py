@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from training import PYTHONS, alone
+from training import alone, in_turns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,8 +84,7 @@ STATIC: dict[str, tuple[str, dict[str, Any], int, dict[str, tuple[str, Any]]]] =
 }
 
 
-@pytest.mark.parametrize("case", STATIC)
-@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize(("version", "case"), in_turns(*STATIC))
 def test_details_are_in_effect_where_their_switch_is(
     version: str, case: str, tmp_path: Path
 ) -> None:
@@ -93,8 +92,7 @@ def test_details_are_in_effect_where_their_switch_is(
     assert told(version, tmp_path, SCRIPT, own, asked) == (updates, expected)
 
 
-@pytest.mark.parametrize("own", ["", ON])
-@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize(("version", "own"), in_turns(ON, ""))
 def test_dynamic_graphs_do_not_follow_a_switch_of_the_scripts(
     version: str, own: str, tmp_path: Path
 ) -> None:
