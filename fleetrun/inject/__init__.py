@@ -25,12 +25,12 @@ from . import (
     paddle_api,
     parameter_servers,
     rank_check,
+    remaining_fields,
     settings,
     static,
     step_profiler,
     topology,
     trainers,
-    unsupported,
     updates,
 )
 from .evidence import NO_EFFECT, Evidence
@@ -53,7 +53,7 @@ _PARTS = (
     (parameter_servers, ""),
     (rank_check, ""),
     (trainers, ""),
-    (unsupported, ""),
+    (remaining_fields, ""),
     (after_update, ""),
 )
 # Parts that change how ranks communicate: a rank without one would keep the others waiting.
