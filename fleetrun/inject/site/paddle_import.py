@@ -8,23 +8,21 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    # For the type comments.
-    from collections.abc import Callable, Sequence  # noqa: F401
-    from importlib.machinery import ModuleSpec  # noqa: F401
-    from types import ModuleType  # noqa: F401
-    from typing import Any  # noqa: F401
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
 
 # The package above this folder, under a unique name.
 _INJECT = "_fleetrun_inject"
 
 
-def finders(beside, requests):
-    # type: (Callable[[str], Any], Sequence[str]) -> list[Any]
+def finders(beside: "Callable[[str], Any]", requests: "Sequence[str]") -> "list[Any]":
     """Return the finders for a rank that begins to import Paddle.
 
     BESIDE loads a module of this folder. Each of the variables REQUESTS requests a change.
     """
-    active = []  # type: list[Any]
+    active: "list[Any]" = []
     if _is_one_of_several() or any(map(os.environ.get, requests)):
         active.append(_PaddleFinder(beside, requests))
     if "faulthandler" in sys.modules and sys.modules["faulthandler"].is_enabled():
@@ -35,13 +33,13 @@ def finders(beside, requests):
 class _PaddleFinder:
     """Loads the package `inject` when Paddle is imported; finds no module itself."""
 
-    def __init__(self, beside, requests):
-        # type: (Callable[[str], Any], Sequence[str]) -> None
+    def __init__(self, beside: "Callable[[str], Any]", requests: "Sequence[str]") -> None:
         self._beside = beside
         self._requests = requests
 
-    def find_spec(self, name, path=None, target=None):
-        # type: (str, Sequence[str] | None, ModuleType | None) -> ModuleSpec | None
+    def find_spec(
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
         """Return the spec from `inject` if it has callbacks after Paddle's import, else None."""
         if name != "paddle":
             return None
@@ -62,8 +60,7 @@ class _PaddleFinder:
         return None
 
 
-def _record_unapplied(beside, failure):
-    # type: (Callable[[str], Any], str) -> None
+def _record_unapplied(beside: "Callable[[str], Any]", failure: str) -> None:
     """Tell the launcher: ranks that can apply the strategy would wait for this one."""
     path = os.environ.get("FLEETRUN_RECORDS")
     if not (path and os.environ.get("FLEETRUN_STRATEGY_FILE")):
@@ -75,8 +72,7 @@ def _record_unapplied(beside, failure):
         pass
 
 
-def _change_paddle(requests):
-    # type: (Sequence[str]) -> None
+def _change_paddle(requests: "Sequence[str]") -> None:
     """Load the necessary parts of `inject`, the parent of this folder, under a unique name."""
     from importlib import import_module, util
 
@@ -105,15 +101,13 @@ def _change_paddle(requests):
         import_module(_INJECT + ".topology").arm()
 
 
-def _is_one_of_several():
-    # type: () -> bool
+def _is_one_of_several() -> bool:
     """Whether this is one of several ranks."""
     ranks = os.environ.get("PADDLE_TRAINERS_NUM", "")
     return ranks.isdigit() and int(ranks) > 1
 
 
-def _is_over_gloo():
-    # type: () -> bool
+def _is_over_gloo() -> bool:
     """Whether this is one of several ranks whose collectives are gloo's."""
     return _is_one_of_several() and os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo"
 
@@ -124,8 +118,7 @@ class _CrashHandlerFinder:
     It finds no module, only observes imports, so tracebacks do not show it.
     """
 
-    def find_spec(self, name, path=None, target=None):
-        # type: (str, object, object) -> None
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Find nothing."""
         if name[:7] != "paddle.":
             return
@@ -141,8 +134,7 @@ class _CrashHandlerFinder:
             pass
 
 
-def _restore_faulthandler():
-    # type: () -> None
+def _restore_faulthandler() -> None:
     """Put faulthandler before the handlers that replaced it, and chain them: both report."""
     import ctypes
     import faulthandler

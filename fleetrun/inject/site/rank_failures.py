@@ -10,8 +10,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    # For the type comments.
-    from collections.abc import Callable, Iterator, Mapping, Sequence  # noqa: F401
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
     # Appends a record: path, kind and fields.
@@ -27,12 +26,17 @@ _MOST_EXITS = 100
 _LATELY_S = 60.0
 _MOST_CHILDREN = 4
 _SIGTERM = 15
-_reported = []  # type: list[BaseException]
-_caught = []  # type: list[None]
+_reported: "list[BaseException]" = []
+_caught: "list[None]" = []
 
 
-def report(append, path, error, is_shown, killed):
-    # type: (Append, str, BaseException, bool, Sequence[tuple[float, int, int]]) -> None
+def report(
+    append: "Append",
+    path: str,
+    error: BaseException,
+    is_shown: bool,  # noqa: FBT001 - plain syntax
+    killed: "Sequence[tuple[float, int, int]]",
+) -> None:
     """Append ERROR, which ends this process, to PATH; IS_SHOWN: the excepthook is called for it.
 
     KILLED: the children that signals have killed: when, process and signal.
@@ -47,8 +51,13 @@ def report(append, path, error, is_shown, killed):
         append(path, "exception", record)
 
 
-def note_exit(append, path, error, code, killed):
-    # type: (Append, str, SystemExit, int, Sequence[tuple[float, int, int]]) -> None
+def note_exit(
+    append: "Append",
+    path: str,
+    error: SystemExit,
+    code: int,
+    killed: "Sequence[tuple[float, int, int]]",
+) -> None:
     """Record that ERROR ends the rank with CODE."""
     # A script that catches them again and again must not fill the disk.
     if len(_caught) < _MOST_EXITS and _is_main(path):
@@ -59,19 +68,16 @@ def note_exit(append, path, error, code, killed):
 class _Mark:
     """Deleted with the exception; withdraws the record if the script has caught it."""
 
-    def __init__(self, append, path):
-        # type: (Append, str) -> None
+    def __init__(self, append: "Append", path: str) -> None:
         self._append, self._path, self._pid = append, path, os.getpid()
 
-    def __del__(self):
-        # type: () -> None
+    def __del__(self) -> None:
         if os.getpid() == self._pid and _is_called_by_the_script():
             _caught.append(None)
             self._append(self._path, "exit", {"code": None})
 
 
-def _is_called_by_the_script():
-    # type: () -> bool
+def _is_called_by_the_script() -> bool:
     """Whether the script's code is running, and no exception has ended it."""
     frame = sys._getframe()
     while frame.f_back is not None:
@@ -79,8 +85,7 @@ def _is_called_by_the_script():
     return frame.f_code.co_name in ("<module>", "_run_module_as_main")
 
 
-def _is_main(path):
-    # type: (str) -> bool
+def _is_main(path: str) -> bool:
     """Whether this is the rank's first Python, not one that another Python of it has started."""
     mark = b"\0FLEETRUN_RECORDS=" + os.fsencode(path) + b"\0"
     pid = os.getppid()
@@ -98,8 +103,7 @@ def _is_main(path):
     return True
 
 
-def _describe(error):
-    # type: (BaseException) -> dict[str, str]
+def _describe(error: BaseException) -> "dict[str, str]":
     """Return the record of ERROR."""
     import traceback
 
@@ -121,8 +125,7 @@ def _describe(error):
     }
 
 
-def _killed_children(known):
-    # type: (Sequence[tuple[float, int, int]]) -> list[dict[str, int]]
+def _killed_children(known: "Sequence[tuple[float, int, int]]") -> "list[dict[str, int]]":
     """Return the ids and signals of the child processes that signals have killed lately.
 
     KNOWN: when, which and by what signal, of those that have been waited for.
@@ -135,8 +138,7 @@ def _killed_children(known):
     return [{"pid": pid, "signum": signum} for pid, signum in causes.items()][:_MOST_CHILDREN]
 
 
-def _zombies():
-    # type: () -> Iterator[tuple[int, int]]
+def _zombies() -> "Iterator[tuple[int, int]]":
     """Yield the children that a signal has killed and nobody has waited for, with the signal."""
     for thread in os.listdir("/proc/self/task"):
         try:

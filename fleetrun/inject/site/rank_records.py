@@ -8,9 +8,8 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    # For the type comments.
-    from collections.abc import Callable, Iterator, Mapping  # noqa: F401
-    from typing import Any  # noqa: F401
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import Any
 
 SCHEMA = 1
 # The rank's exception, its exit code before it exits, and the evidence of the strategy.
@@ -22,8 +21,7 @@ TOPOLOGY = "topology"
 _READ_APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def append(path, kind, record):
-    # type: (str, str, Mapping[str, Any]) -> None
+def append(path: str, kind: str, record: "Mapping[str, Any]") -> None:
     """Append RECORD, without secrets, as one of KIND to the file PATH, or raise OSError."""
     import json
     import time
@@ -56,8 +54,7 @@ def append(path, kind, record):
         os.close(fd)
 
 
-def read(path, kind):
-    # type: (str, str) -> Iterator[dict[str, Any]]
+def read(path: str, kind: str) -> "Iterator[dict[str, Any]]":
     """Yield the records of KIND in PATH from processes of this attempt of the rank."""
     import json
 
@@ -76,8 +73,7 @@ def read(path, kind):
             continue
 
 
-def _everywhere(value, redact):
-    # type: (Any, Callable[[str], str]) -> Any
+def _everywhere(value: "Any", redact: "Callable[[str], str]") -> "Any":
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, dict):
@@ -85,8 +81,7 @@ def _everywhere(value, redact):
     return [_everywhere(item, redact) for item in value] if isinstance(value, list) else value
 
 
-def _redactor():
-    # type: () -> Callable[[str], str]
+def _redactor() -> "Callable[[str], str]":
     """Return a function that redacts secrets in a text; long texts if that cannot be loaded."""
     from importlib import util
 
@@ -99,14 +94,13 @@ def _redactor():
         assert spec.loader is not None
         module = util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        redact = module.Hider(_environ(), sys.argv)  # type: Callable[[str], str]
+        redact: "Callable[[str], str]" = module.Hider(_environ(), sys.argv)
     except Exception:
         return lambda text: text if text.isidentifier() else "(see its log)"
     return redact
 
 
-def _environ():
-    # type: () -> dict[str, str]
+def _environ() -> "dict[str, str]":
     """Return the environment of this process, also what the script has removed or changed."""
     try:
         with open("/proc/self/environ", "rb") as file:
@@ -120,7 +114,6 @@ def _environ():
     return environ
 
 
-def _number(name):
-    # type: (str) -> int | None
+def _number(name: str) -> "int | None":
     value = os.environ.get(name, "")
     return int(value) if value.isdigit() else None

@@ -4,7 +4,7 @@ Below `fleetrun exec` it also runs first in every Python, and replaces Paddle's 
 fleetrun there.
 
 Python imports `sitecustomize` when it starts, and the launcher puts this folder first on the ranks'
-PYTHONPATH. The script must see no difference. A script may start an older Python, so the syntax
+PYTHONPATH. The script must see no difference. A script may start an older Python 3, so the syntax
 stays plain, and nothing is imported before it is needed. Every Python pays for each line here, so
 what only some need is in the modules beside this one.
 """
@@ -14,11 +14,10 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    # For the type comments.
-    from collections.abc import Sequence  # noqa: F401
-    from importlib.machinery import ModuleSpec  # noqa: F401
-    from types import ModuleType, TracebackType  # noqa: F401
-    from typing import Any, NoReturn  # noqa: F401
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType, TracebackType
+    from typing import Any, NoReturn
 
 # How the launcher recognises this descriptor; see fleetrun/postmortem/stackdumps.py.
 _STACKS = "fleetrun-stacks"
@@ -31,12 +30,11 @@ _FOR_PADDLE = (
     "FLEETRUN_VERIFY",
 )
 # The last children that signals have killed: when, process and signal.
-_killed = []  # type: list[tuple[float, int, int]]
+_killed: "list[tuple[float, int, int]]" = []
 _MOST_KILLED = 16
 
 
-def _beside(name):
-    # type: (str) -> Any
+def _beside(name: str) -> "Any":
     """Load the module NAME beside this one under a unique name."""
     from importlib import util
 
@@ -52,8 +50,7 @@ def _beside(name):
     return sys.modules[unique_name]
 
 
-def _import_hidden():
-    # type: () -> None
+def _import_hidden() -> None:
     """Import the `sitecustomize` of the user or the system, which this one hides."""
     here = os.path.dirname(__file__)
     while here in sys.path:
@@ -70,16 +67,14 @@ def _import_hidden():
         sys.modules.setdefault("sitecustomize", ours)
 
 
-def _report_exceptions(path):
-    # type: (str) -> None
+def _report_exceptions(path: str) -> None:
     """Append the exception that ends this process to PATH; the printed output is unchanged."""
     import atexit
 
     pid = os.getpid()
     show = sys.excepthook
 
-    def report(error, is_shown):
-        # type: (BaseException | None, bool) -> None
+    def report(error: "BaseException | None", *, is_shown: bool) -> None:
         # Forked children are not the rank. A failure of ours must not hide the user's.
         try:
             is_quiet = isinstance(error, (KeyboardInterrupt, SystemExit, type(None)))
@@ -89,8 +84,9 @@ def _report_exceptions(path):
         except Exception:
             pass
 
-    def excepthook(kind, error, trace):
-        # type: (type[BaseException], BaseException, TracebackType | None) -> None
+    def excepthook(
+        kind: "type[BaseException]", error: BaseException, trace: "TracebackType | None"
+    ) -> None:
         report(error, is_shown=True)
         show(kind, error, trace)
 
@@ -99,16 +95,14 @@ def _report_exceptions(path):
     atexit.register(lambda: report(getattr(sys, "last_value", None), is_shown=False))
 
 
-def _note_exits(path):
-    # type: (str) -> None
+def _note_exits(path: str) -> None:
     """Record a failing exit in PATH at once: the end of the process may take long."""
     from _thread import get_ident
 
     pid, main = os.getpid(), get_ident()
     leave = sys.exit
 
-    def exit(*status):  # noqa: A001 - it replaces that one
-        # type: (object) -> NoReturn
+    def exit(*status: object) -> "NoReturn":  # noqa: A001 - it replaces that one
         try:
             leave(*status)  # type: ignore[arg-type]
         except SystemExit as error:
@@ -126,15 +120,13 @@ def _note_exits(path):
     sys.exit = exit
 
 
-def _note_killed_children():
-    # type: () -> None
+def _note_killed_children() -> None:
     """Note which children signals have killed: an exception that follows may not name them."""
     from time import monotonic
 
     wait = os.waitpid
 
-    def waitpid(pid, options):
-        # type: (int, int) -> tuple[int, int]
+    def waitpid(pid: int, options: int) -> "tuple[int, int]":
         ended, status = wait(pid, options)
         if ended and os.WIFSIGNALED(status):
             _killed.append((monotonic(), ended, os.WTERMSIG(status)))
@@ -145,8 +137,7 @@ def _note_killed_children():
     os.waitpid = waitpid
 
 
-def _show_stacks_on(signum):
-    # type: (int) -> None
+def _show_stacks_on(signum: int) -> None:
     """Write the stacks of all threads on SIGNUM to a memory file, which the launcher reads."""
     import faulthandler
 
@@ -160,12 +151,12 @@ def _show_stacks_on(signum):
     faulthandler.register(signum, file=fd, all_threads=True, chain=False)
 
 
-def _await_paddle():
-    # type: () -> None
+def _await_paddle() -> None:
     """Load `paddle_import` when Paddle is imported."""
 
-    def find_spec(name, path=None, target=None):
-        # type: (str, Sequence[str] | None, ModuleType | None) -> ModuleSpec | None
+    def find_spec(
+        name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
         if name != "paddle" and name[:7] != "paddle.":
             return None
         sys.meta_path = [other for other in sys.meta_path if other is not finder]
@@ -180,19 +171,18 @@ def _await_paddle():
         # A new list: Python is iterating over the old one.
         sys.meta_path = finders + sys.meta_path
         for other in finders:
-            spec = other.find_spec(name, path, target)  # type: ModuleSpec | None
+            spec: "ModuleSpec | None" = other.find_spec(name, path, target)
             if spec is not None:
                 return spec
         return None
 
     # A plain object: a class would take longer to create than the rest of this function.
-    plain = type(sys.implementation)  # type: Any
+    plain: "Any" = type(sys.implementation)
     finder = plain(find_spec=find_spec)
     sys.meta_path.insert(0, finder)
 
 
-def _replace_launchers():
-    # type: () -> None
+def _replace_launchers() -> None:
     """Make this Python run fleetrun where it would start Paddle's launcher."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     sys.path.insert(0, os.path.join(root, "entrance"))
@@ -201,8 +191,7 @@ def _replace_launchers():
     _fleetrun_entrance.begin()
 
 
-def _begin():
-    # type: () -> None
+def _begin() -> None:
     variable = os.environ.get
     try:
         if variable("FLEETRUN_EXEC"):
