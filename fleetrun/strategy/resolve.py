@@ -47,7 +47,9 @@ def topology(ranks: Sequence[RankSpec]) -> HostTopology:
 
 def resolve(strategy: Strategy, ranks: HostTopology) -> Strategy:
     """Return STRATEGY with `auto` resolved where that depends on RANKS, with reasons."""
-    settings = {(each.section, each.name): _resolved(each, ranks) for each in strategy.settings}
+    settings = {
+        (setting.section, setting.name): _resolved(setting, ranks) for setting in strategy.settings
+    }
     levels = settings.get((STRATEGY, _HIERARCHICAL))
     if levels is not None and levels.value is True and (STRATEGY, _GROUP) not in settings:
         value, reason = _group(ranks)
