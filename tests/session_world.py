@@ -14,11 +14,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fleetrun.run.events import Failure
+from fleetrun.session.connecting import PortTaken
 from fleetrun.session.driver import RendezvousEndpoint, Session, SessionHandler, Transport
 from fleetrun.session.elected import ElectedSession
 from fleetrun.session.etcd import StoreAnswer
-from fleetrun.session.listener import PortTaken
-from fleetrun.session.messages import UNMET, JoinRequest, RosterMessage, Verdict
+from fleetrun.session.messages import (
+    UNMET,
+    Acknowledged,
+    Heartbeat,
+    Join,
+    JoinRequest,
+    RosterMessage,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -30,6 +38,8 @@ GATHERING, PREPARING, RUNNING, STOPPING, STOPPED, OVER = range(6)
 _LIMIT_S = 3000.0
 # How long a caller waits before it calls again, and a launcher before it is gone.
 _AGAIN_S, _LINGER_S = 0.5, 15.0
+# After this long, what was due has been done.
+_MOMENT_S = 0.1
 _PORT = 6166
 
 
@@ -90,6 +100,9 @@ class World:
         running = {host.trains for host in self.hosts if host.trains is not None}
         if len(running) > 1:
             raise Violation(f"{running} train at once at {self.now:.2f}: {self.log[-20:]}")
+        for host in self.hosts:
+            if host.is_awake and host.keeps_expired_lease:
+                raise Violation(f"{host.name} coordinates without a lease: {self.log[-20:]}")
 
 
 class Waits:
@@ -141,6 +154,10 @@ class End:
     def send(self, message: Any) -> None:
         """Send MESSAGE, which arrives unless a network or a host is gone."""
         if self.is_open and not self._is_finishing:
+            if isinstance(message, Join):
+                self.owner.beats.setdefault(0, self.world.now)
+            elif isinstance(message, Heartbeat):
+                self.owner.beats[message.number] = self.world.now
             self._later(lambda: self.peer._take(message))
 
     def finish(self) -> None:
@@ -156,6 +173,10 @@ class End:
 
     def _take(self, message: Any) -> None:
         if self.is_open:
+            if isinstance(message, Acknowledged):
+                # A promise counts from when the heartbeat was sent.
+                owner, until = self.owner, self.owner.beats[message.number] + message.left_s
+                owner.promised_until = max(owner.promised_until, until)
             self.heard(message)
 
     def _end(self) -> None:
@@ -196,7 +217,7 @@ class Listens:
     def prepare(self) -> None:
         """Bind the port."""
         if self._host.listens is not None:
-            raise PortTaken("the port is taken", "another launcher")
+            raise PortTaken("the port is taken")
         self._host.listens = self
 
     is_open = False
@@ -219,14 +240,13 @@ class Dials:
     def __init__(
         self,
         host: Host,
-        targets: Any,
-        _wire: object,
-        *,
+        where: str,
+        *_: object,
         opened: Callable[[End], None],
         **_others: Any,
     ) -> None:
         self._host, self._opened = host, opened
-        self._where: str = targets[0].host
+        self._where = where
         self._end: End | None = None
 
     def begin(self) -> None:
@@ -257,6 +277,7 @@ class Dials:
                 here, there = End(world, host, other), End(world, other, host)
                 here.peer, there.peer = there, here
                 self._end = here
+                host.beats.clear()
                 listens.opened(there)
                 self._opened(here)
                 return
@@ -272,8 +293,12 @@ class Key:
         self._until: dict[int, float] = {}
         self._numbers = itertools.count(1)
 
+    def ends_at(self, lease: int) -> float:
+        """Return when LEASE ends; 0: it has been revoked."""
+        return self._until.get(lease, 0.0)
+
     def _is_live(self, lease: int) -> bool:
-        return self._until.get(lease, 0.0) > self._world.now
+        return self.ends_at(lease) > self._world.now
 
     def _put(self, value: str, ttl_s: float) -> int:
         self._lease = next(self._numbers)
@@ -354,12 +379,16 @@ class Host(SessionHandler):
         self.phase = GATHERING
         self.is_dead = self.is_over = False
         self.stopped_until = 0.0
+        self.stands_still_when_ready = False
         self.code: int | None = None
         self.verdict: Verdict | None = None
         self.listens: Listens | None = None
         # The session and generation that trains here.
         self.trains: tuple[str, int] | None = None
         self._kill_at: float | None = None
+        # When the heartbeats of this connection were sent, and until when ranks may run.
+        self.beats: dict[int, float] = {}
+        self.promised_until = 0.0
         self._started: set[tuple[str, int]] = set()
         self._roster: RosterMessage | None = None
         self._own: Failure | None = None
@@ -393,6 +422,23 @@ class Host(SessionHandler):
     def name(self) -> str:
         """Its name for people."""
         return f"node-{self.number}"
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether the launcher runs, and has been running for a moment."""
+        return not self.is_dead and self.stopped_until < self.world.now - _MOMENT_S
+
+    @property
+    def keeps_expired_lease(self) -> bool:
+        """Whether it coordinates, needs a lease, and believes in more than it has."""
+        session = self.session
+        if not isinstance(session, ElectedSession) or not session.serves or not session._is_needed:
+            return False
+        until = session._until
+        if until is None:
+            return False
+        ends_at = self.world.store.ends_at(session._lease)
+        return until < self.world.now - _MOMENT_S or (until > ends_at > 0.0)
 
     def trace(self, what: str) -> None:
         """Keep WHAT for the message about a broken promise."""
@@ -430,14 +476,21 @@ class Host(SessionHandler):
         self.waits.timer("plan", self.world.now + after_s, lambda: self._planned(roster))
 
     def _planned(self, roster: RosterMessage) -> None:
-        if self.phase == PREPARING:
-            self.world.ready[roster.session, roster.generation].add(self.session.launcher)
-            self.session.planned(None)
+        if self.phase != PREPARING:
+            return
+        self.world.ready[roster.session, roster.generation].add(self.session.launcher)
+        self.session.planned(None)
+        if self.stands_still_when_ready:
+            # So that the start comes too late.
+            self.stands_still_when_ready = False
+            self.stand_still(self.world.random.uniform(0.1, 25.0))
 
     def run(self) -> None:
         """Start the ranks, which end or fail after a while."""
         roster = self._roster
         assert roster is not None
+        if not self.session.serves and self.world.now >= self.promised_until:
+            raise Violation(f"{self.name} starts when the others may have started without it")
         self.phase, self.trains = RUNNING, (roster.session, roster.generation)
         if self.trains in self._started:
             raise Violation(f"{self.name} starts {self.trains} twice")
@@ -484,9 +537,13 @@ class Host(SessionHandler):
     def kill_at(self, at: float | None) -> None:
         """Kill the ranks at that moment, even if the launcher stands still or is gone."""
         self._kill_at = at
+        if at is not None and at >= self.promised_until and not self.session.serves:
+            raise Violation(f"{self.name} lets ranks run until {at}, not {self.promised_until}")
 
         def ring() -> None:
             if self._kill_at == at:
+                if self.trains is not None and self.is_awake:
+                    raise Violation(f"{self.name} has not killed its ranks: {self.world.log[-20:]}")
                 self.trains = None
 
         if at is not None:

@@ -11,8 +11,8 @@ from fleetrun.doctor.checked_job import CheckedJob
 from fleetrun.doctor.findings import Finding, error, ok, warning
 from fleetrun.plan import hosts
 from fleetrun.rundir.variables import TOKEN
-from fleetrun.session.authentication import Key
 from fleetrun.session.introductions import HostDescription, Peer, PeerCheck
+from fleetrun.session.wire import Key
 
 # Beyond this, certificates, file times and the order of log lines become unreliable.
 _CLOCK_S = 1.0

@@ -201,8 +201,11 @@ def hint(names: Sequence[str], request: Request, facts: Facts) -> str:
         is_cloud = in_paddlecloud(facts.environ)
         source = "$PADDLE_TRAINERS" if is_cloud else origin.source(request, "ips")
         is_exported = source.removeprefix("$") in ENDPOINTS
-        alone = ": unset it, or give --nnodes=1, if this host trains alone" if is_exported else ""
-        return f"The hosts are those of {source}{alone}." if source else ""
+        # Hosts whose lists begin with different hosts never meet.
+        advice = "its first one must be the same on every host"
+        if is_exported:
+            advice = "unset it, or give --nnodes=1, if this host trains alone"
+        return f"The hosts are those of {source}: {advice}." if source else ""
     point = meets_at(request)
     is_here = point is not None and is_loopback(point.host)
     if not is_here or store_endpoints(request.master or "") is not None:

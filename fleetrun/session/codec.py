@@ -1,21 +1,14 @@
-"""Messages as JSON, read with bounds on everything in them.
-
-A message is a NamedTuple, which is written as `{"is": NAME, field: value, ...}` and checked by the
-annotations of its fields.
-"""
+"""Messages as JSON: `{"is": NAME, field: value, ...}`, each field checked by its annotation."""
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 import base64
+import json
 import re
 import zlib
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from functools import cache
-from itertools import repeat
-from json import JSONDecoder, JSONEncoder
-from math import isfinite
-from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_type_hints
+from functools import cache, partial
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from fleetrun.run.events import Lines
 from fleetrun.text import visible, visible_lines
@@ -23,7 +16,7 @@ from fleetrun.text import visible, visible_lines
 LONGEST_TEXT = 1 << 16
 # Characters that act on a terminal or reorder text. Other unprintable ones pass, because two
 # hosts' Pythons may disagree about them.
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _NAME = "is"
 # The longest that escapes may make a text.
 _ESCAPED = 8 * 1024
@@ -33,40 +26,16 @@ class Malformed(ValueError):
     """Raised for bytes that no launcher sends; the message says what is wrong with them."""
 
 
-# JSON --------------------------------------------------------------------------------------------
-
-
 def dump(values: Mapping[str, object]) -> bytes:
-    r"""Write VALUES as JSON; characters that no encoding has become an escape.
-
-    >>> dump({"who": "n\udc80", "code": 1})
-    b'{"who":"n\\\\udc80","code":1}'
-    """
-    text = _encoder().encode(values)
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        # File names may contain lone surrogates; JSON doubles a backslash.
-        return re.sub("[\ud800-\udfff]", lambda match: f"\\\\u{ord(match[0]):04x}", text).encode()
+    """Write VALUES as JSON."""
+    text = json.dumps(values, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.encode()
 
 
-# Making an encoder takes longer than encoding a heartbeat.
-@cache
-def _encoder() -> "JSONEncoder":
-    return JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
-@cache
-def _decoder() -> "JSONDecoder":
-    return JSONDecoder(parse_float=_finite, parse_constant=_no_constant)
-
-
-def load(payload: bytes) -> Mapping[str, object]:
+def load(payload: bytes) -> dict[str, Any]:
     """Return the JSON object in PAYLOAD; raise Malformed if it is not one."""
     try:
-        values = _decoder().decode(payload.decode())
-    except Malformed:
-        raise
+        values = json.loads(payload.decode())
     except (ValueError, RecursionError):
         raise Malformed("no JSON") from None
     if not isinstance(values, dict):
@@ -74,49 +43,35 @@ def load(payload: bytes) -> Mapping[str, object]:
     return values
 
 
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if not isfinite(number):
-        raise Malformed("a number that is too large")
-    return number
-
-
-def _no_constant(name: str) -> float:
-    raise Malformed(f"{name}, which is not a number")
-
-
-# Messages ----------------------------------------------------------------------------------------
-
-
 class Codec:
     """Writes and reads messages of KINDS, which they name as their classes are called.
 
-    `Annotated[KIND, TEST]` is a value of KIND for which TEST is true. A type may have a method
-    `check`, which raises ValueError for values that its annotations allow but that make no sense.
+    A kind is a NamedTuple of numbers, texts, truth values, other NamedTuples and tuples of these,
+    or None. `Annotated[KIND, TEST]` is a value of KIND for which TEST is true. A type may have a
+    method `check`, which raises ValueError for values that make no sense together.
     """
 
     def __init__(self, *kinds: type) -> None:
-        self._types = {kind.__name__: kind for kind in kinds}
-        # A roster goes to a thousand hosts.
+        self._kinds = {kind.__name__: kind for kind in kinds}
+        # A roster goes to all hosts.
         self._last: tuple[object, bytes] = (None, b"")
 
     def write(self, message: tuple[object, ...]) -> bytes:
-        """Return MESSAGE as JSON."""
+        """Return MESSAGE as JSON; what would act on a terminal is escaped."""
         if self._last[0] is not message:
             name = type(message).__name__
-            assert name in self._types, name
-            values = {_NAME: name, **_plain_fields(message)}
-            self._last = (message, dump(values))
+            assert name in self._kinds, name
+            self._last = (message, dump({_NAME: name, **_plain(message)}))
         return self._last[1]
 
-    def read(self, payload: bytes) -> Any:  # noqa: ANN401 - any of the types it was made with
+    def read(self, payload: bytes) -> Any:  # noqa: ANN401 - any of the kinds
         """Return the message in PAYLOAD; raise Malformed if it is not one."""
-        values = dict(load(payload))
+        values = load(payload)
         name = values.pop(_NAME, None)
-        kind = self._types.get(name) if isinstance(name, str) else None
+        kind = self._kinds.get(name) if isinstance(name, str) else None
         if kind is None:
             raise Malformed("an unknown message")
-        return _typed(kind, values, str(name))
+        return _reader(kind)(values)
 
 
 def pack(content: bytes) -> str:
@@ -135,99 +90,96 @@ def unpack(text: str, most: int) -> bytes:
     return content if unpacking.eof else b""
 
 
-def _plain_fields(message: tuple[object, ...]) -> dict[str, object]:
-    names: tuple[str, ...] = getattr(message, "_fields")  # noqa: B009 - a NamedTuple has it
-    kinds = _hints(type(message))
-    return {
-        name: _plain(value, has_lines=kinds[name] == Lines)
-        for name, value in zip(names, message, strict=True)
-    }
-
-
-def _plain(value: object, *, has_lines: bool = False) -> object:
+def _plain(value: Any, kind: object = None) -> Any:  # noqa: ANN401 - whatever a message holds
+    """Return VALUE, of the annotation KIND, as JSON has it."""
+    if hasattr(value, "_fields"):
+        kinds = _hints(value.__class__)
+        return {name: _plain(item, kinds[name]) for name, item in value._asdict().items()}
     if isinstance(value, tuple):
-        return (
-            _plain_fields(value) if hasattr(value, "_fields") else [_plain(item) for item in value]
-        )
+        return [_plain(item) for item in value]
     if not isinstance(value, str) or value.isprintable():
         return value
     # Escapes make it longer; keep it within the limits.
-    shown = visible_lines(value) if has_lines else visible(value)
+    shown = visible_lines(value) if kind == Lines else visible(value)
     return shown[: max(len(value), _ESCAPED)]
 
 
-def _typed(kind: Any, value: object, where: str) -> Any:  # noqa: ANN401, PLR0911 - one line for each kind of value
-    """Return VALUE as the annotation KIND requires; raise Malformed if it does not match."""
-    if kind is float and type(value) is int:
-        return float(value)
-    if kind in {bool, int, float, NoneType} and type(value) is kind:
-        return value
-    if kind in {str, Lines} and type(value) is str:
-        return _text(value, where, has_lines=kind == Lines)
-    origin, arguments = _shape(kind)
-    if origin in {UnionType, Union}:
-        return _one_of(arguments, value, where)
-    if origin is Annotated:
-        return _tested(arguments[0], arguments[1], value, where)
-    if origin is tuple and isinstance(value, list):
-        kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
-        if len(kinds) == len(value):
-            return tuple(map(_typed, kinds, value, repeat(where)))
-    if hasattr(kind, "_fields") and isinstance(value, dict):
-        return _record(kind, value, where)
-    raise Malformed(f"{where} is not what it must be")
-
-
 @cache
-def _shape(kind: Any) -> tuple[Any, tuple[Any, ...]]:  # noqa: ANN401 - an annotation
-    """Return origin and arguments of KIND, cached because a roster has thousands of values."""
-    tests = getattr(kind, "__metadata__", ())
-    if tests:
-        return Annotated, (kind.__origin__, *tests)
-    return getattr(kind, "__origin__", type(kind)), getattr(kind, "__args__", ())
-
-
-@cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:  # noqa: ANN401 - a NamedTuple
     return get_type_hints(kind, include_extras=True)
 
 
-def _one_of(kinds: tuple[Any, ...], value: object, where: str) -> object:
-    for kind in kinds:
-        with suppress(Malformed):
-            return _typed(kind, value, where)
-    raise Malformed(f"{where} is not what it must be")
+@cache
+def _reader(kind: Any) -> Callable[[Any], Any]:  # noqa: ANN401, PLR0911 - an annotation, and its kinds
+    """Return a function that returns a value as KIND has it, or raises Malformed."""
+    if kind == Lines:
+        return partial(_text, has_lines=True)
+    if hasattr(kind, "_fields"):
+        return partial(_record, kind, {name: _reader(hint) for name, hint in _hints(kind).items()})
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return partial(_tested, _reader(parts[0]), parts[1])
+    if origin in {Union, UnionType}:
+        optional = _reader(parts[0])
+        return lambda value: None if value is None else optional(value)
+    if origin is tuple and parts[-1] is Ellipsis:
+        read = _reader(parts[0])
+        return lambda value: tuple(map(read, _list(value)))
+    if origin is tuple:
+        return partial(_group, tuple(map(_reader, parts)))
+    return _text if kind is str else partial(_value, kind)
 
 
-def _tested(kind: Any, test: Callable[[Any], bool], value: object, where: str) -> object:  # noqa: ANN401 - an annotation
-    typed = _typed(kind, value, where)
-    if not test(typed):
-        raise Malformed(f"{where} is not what it must be")
-    return typed
+def _value(kind: type, value: Any) -> Any:  # noqa: ANN401 - as above
+    if kind is float and type(value) in {int, float}:
+        if abs(value) < 1 << 1000:  # false for NaN and infinity, too
+            return float(value)
+    elif type(value) is kind:
+        return value
+    raise Malformed("not what it must be")
 
 
-def _record(kind: Any, values: Mapping[str, object], where: str) -> object:  # noqa: ANN401 - a NamedTuple
-    annotations = _hints(kind)
-    if values.keys() != annotations.keys():
-        raise Malformed(f"{where} has other fields")
-    record = kind(**{n: _typed(annotations[n], v, f"{where}.{n}") for n, v in values.items()})
-    try:
-        check = getattr(record, "check", None)
-        if check is not None:
-            check()
-    except ValueError as error:
-        raise Malformed(f"{where}: {error}") from None
-    return record
-
-
-def _text(text: str, where: str, *, has_lines: bool) -> str:
+def _text(value: object, *, has_lines: bool = False) -> str:
+    text: str = _value(str, value)
     if len(text) > LONGEST_TEXT:
-        raise Malformed(f"{where} is longer than {LONGEST_TEXT} characters")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        # JSON can encode half of a surrogate pair, which cannot be printed.
-        raise Malformed(f"{where} is no text") from None
+        raise Malformed(f"longer than {LONGEST_TEXT} characters")
     if _CONTROL.search(text.replace("\n", "") if has_lines else text):
-        raise Malformed(f"{where} holds control characters")
+        raise Malformed("a text with control characters")
     return text
+
+
+def _tested(read: Callable[[Any], Any], test: Callable[[Any], bool], value: object) -> object:
+    read_value = read(value)
+    if not test(read_value):
+        raise Malformed("not what it must be")
+    return read_value
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise Malformed("not what it must be")
+    return value
+
+
+def _group(readers: tuple[Callable[[Any], Any], ...], value: object) -> tuple[object, ...]:
+    values = _list(value)
+    if len(values) != len(readers):
+        raise Malformed("not what it must be")
+    return tuple(read(item) for read, item in zip(readers, values, strict=True))
+
+
+def _record(kind: Any, readers: Mapping[str, Callable[[Any], Any]], values: object) -> object:  # noqa: ANN401 - a NamedTuple
+    if not isinstance(values, dict) or values.keys() != readers.keys():
+        raise Malformed(f"{kind.__name__} with other fields")
+    fields, name = {}, ""
+    try:
+        for name, read in readers.items():
+            fields[name] = read(values[name])
+    except Malformed as error:
+        raise Malformed(f"{kind.__name__}.{name}: {error}") from None
+    record = kind(**fields)
+    try:
+        getattr(record, "check", lambda: None)()
+    except ValueError as error:
+        raise Malformed(f"{kind.__name__}: {error}") from None
+    return record

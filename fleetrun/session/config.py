@@ -37,8 +37,6 @@ class RendezvousConfig(NamedTuple):
     most: int
     # The hosts in the order of their ranks, if they are listed.
     names: tuple[str, ...] = ()
-    # The addresses from which each of them calls; empty: unknown.
-    addresses: tuple[tuple[str, ...], ...] = ()
     max_restarts: int = 0
     rdzv_timeout_s: float = DEFAULTS["rdzv_timeout_s"]
     heartbeat_timeout_s: float = DEFAULTS["heartbeat_timeout_s"]
@@ -56,13 +54,13 @@ class RendezvousConfig(NamedTuple):
         numbers = (self.max_restarts, self.spares, *(getattr(self, name) for name in _SECONDS))
         if not 1 <= self.least <= self.most or not all(map(isfinite, numbers)) or min(numbers) < 0:
             raise ValueError(self)
-        if self.names or self.addresses:
+        if self.names:
             raise ValueError("names of hosts, which no message has")
 
     @property
     def told(self) -> "RendezvousConfig":
-        """The config without names and addresses, which only the coordinator needs."""
-        return self._replace(names=(), addresses=())
+        """The config without names, which only the coordinator needs."""
+        return self._replace(names=())
 
     @property
     def rules(self) -> Rules:

@@ -21,29 +21,9 @@ from fleetrun.run.events import Failure
 from fleetrun.run.policy import decide
 from fleetrun.rundir.hostsfile import HostEnd
 from fleetrun.rundir.variables import TOKEN
-from fleetrun.session import rank_assignment
+from fleetrun.session import messages, rank_assignment
 from fleetrun.session.config import PREPARE_S, RendezvousConfig
-from fleetrun.session.messages import (
-    LOST,
-    Acknowledged,
-    Done,
-    Entry,
-    Failed,
-    FromCoordinator,
-    FromMember,
-    Heartbeat,
-    HostReady,
-    Join,
-    LastRun,
-    Leave,
-    Missing,
-    Refused,
-    RosterMessage,
-    Start,
-    Stop,
-    Stopped,
-    Verdict,
-)
+from fleetrun.session.messages import LOST, Missing, RosterMessage, Verdict
 from fleetrun.session.rank_assignment import Host
 
 FORMING, PREPARING, RUNNING, STOPPING, ENDED = (
@@ -68,7 +48,7 @@ class Heard(NamedTuple):
     """
 
     link: int
-    message: FromMember
+    message: messages.FromMember
     at: float
     address: str
     is_local: bool = False
@@ -93,7 +73,7 @@ class Send(NamedTuple):
     """Send a message over some links."""
 
     links: tuple[int, ...]
-    message: FromCoordinator
+    message: messages.FromCoordinator
 
 
 class HangUp(NamedTuple):
@@ -124,7 +104,8 @@ class State(NamedTuple):
     session: str
     # When this phase began.
     since: float
-    has_token: bool = True
+    # Whether only launchers of the job can call, by its token or from its hosts.
+    knows_callers: bool = True
     phase: str = FORMING
     has_begun: bool = False
     generation: int = 0
@@ -165,7 +146,7 @@ class State(NamedTuple):
         """The coordinator's own host, once it has joined."""
         return next((host for host in self.hosts.values() if host.is_local), None)
 
-    def send(self, message: FromCoordinator, *links: int) -> State:
+    def send(self, message: messages.FromCoordinator, *links: int) -> State:
         """Send MESSAGE over LINKS."""
         return self._replace(actions=(*self.actions, Send(links, message))) if links else self
 
@@ -192,15 +173,17 @@ class State(NamedTuple):
         return self._replace(remarks=(*self.remarks, *new)[:_REMARKS], told="") if new else self
 
 
-def begin(config: RendezvousConfig, session: str, at: float, *, has_token: bool = True) -> State:
+def begin(
+    config: RendezvousConfig, session: str, at: float, *, knows_callers: bool = True
+) -> State:
     """Return the state of a coordinator that nobody has joined yet."""
-    return State(config, session, at, has_token=has_token)
+    return State(config, session, at, knows_callers)
 
 
 def step(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
     """Return the state after EVENT, and the actions to perform."""
     match event:
-        case Heard(message=Join() as join):
+        case Heard(message=messages.Join() as join):
             state = _join(state, event, join)
         case Heard() if event.link in state.hosts:
             state = _hear(state, event)
@@ -217,40 +200,27 @@ def step(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
 def host_ends(state: State) -> tuple[HostEnd, ...]:
     """Return how the hosts of the generation that STATE is in, or ended with, have ended."""
     failures = {blame.launcher: blame.failure for blame in state.blames}
-    verdict, ends = state.verdict, []
+    verdict = state.verdict
     is_well = verdict is not None and verdict.failure is None
+    outcomes = {DONE: ("its ranks succeeded", 0), STOPPED: ("its ranks were stopped", 0)}
+    ends = []
     for node_rank, entry in enumerate(() if state.roster is None else state.roster.entries):
-        failure, stage = failures.get(entry.launcher), state.stages.get(entry.launcher)
+        stage = DONE if is_well else state.stages.get(entry.launcher, "")
+        outcome, code = outcomes.get(stage, ("its end is unknown", 1))
+        failure = failures.get(entry.launcher)
         if failure is not None:
             outcome, code = failure.what, failure.exit_code
-        elif is_well or stage == DONE:
-            outcome, code = "its ranks succeeded", 0
-        elif stage == STOPPED:
-            outcome, code = "its ranks were stopped", 0
-        else:
-            outcome, code = "its end is unknown", 1
+        end = HostEnd(node_rank, entry.host, entry.hostname, len(entry.ports), outcome, code)
         is_first = verdict is not None and verdict.launcher == entry.launcher
         is_victim = failure is not None and failure.is_victim
-        host, hostname, ranks = entry.host, entry.hostname, len(entry.ports)
-        ends.append(
-            HostEnd(
-                node_rank,
-                host,
-                hostname,
-                ranks,
-                outcome,
-                code,
-                is_first=is_first,
-                is_victim=is_victim,
-            )
-        )
+        ends.append(end._replace(is_first=is_first, is_victim=is_victim))
     return tuple(ends)
 
 
 # Who may take part ------------------------------------------------------------------------------
 
 
-def _join(state: State, event: Heard, join: Join) -> State:
+def _join(state: State, event: Heard, join: messages.Join) -> State:
     """Let a launcher in, or refuse it."""
     link, request, at = event.link, join.request, event.at
     if join.last is not None:
@@ -258,7 +228,7 @@ def _join(state: State, event: Heard, join: Join) -> State:
     why = _refusal(state, event, join)
     if why:
         state = state.remark(f"{request.named(event.address)} cannot take part: {why}")
-        return state.send(Refused(why), link).hang_up(link)
+        return state.send(messages.Refused(why), link).hang_up(link)
     host = Host(join.launcher, request, event.address, event.is_local, at, at)
     if state.phase == ENDED:
         verdict = state.verdict
@@ -280,22 +250,24 @@ def _join(state: State, event: Heard, join: Join) -> State:
     else:
         known = known._replace(request=request, is_joined=True, heard_at=at)
         state = state.with_host(link, known)
-    return state.send(Acknowledged(0, _promise(state, event)), link)
+    return state.send(messages.Acknowledged(0, _promise(state, event)), link)
 
 
 def _admit(state: State, link: int, host: Host, at: float) -> State:
-    """Let HOST in, unless it does not fit; others may have come before the coordinator's own."""
+    """Let HOST in, unless it does not fit; the coordinator's own host comes first."""
     host = host._replace(failure_count=state.counts.get(host.where, 0))
-    state = state.with_host(link, host)
-    for other_link, other in state.hosts.items() if host.is_local else [(link, host)]:
-        misfit = _misfit(state, other)
-        if misfit and state.phase != ENDED:
-            failure = Failure("", misfit, RendezvousError.exit_code)
-            state = _fault(state, other_link, other, failure, at)
-    return state if state.phase == ENDED else state.remark(*_remarks(state, host))
+    misfit, local = _misfit(state, host), state.local
+    if misfit:
+        failure = Failure("", misfit, RendezvousError.exit_code)
+        return _fault(state.with_host(link, host), link, host, failure, at)
+    if local is not None:
+        where = local.request.hostname
+        differing = rank_assignment.remarks(local.request, host.request, where=where)
+        state = state.remark(*(f"{host.name}: {remark}" for remark in differing))
+    return state.with_host(link, host)
 
 
-def _resume(state: State, last: LastRun, at: float) -> State:
+def _resume(state: State, last: messages.LastRun, at: float) -> State:
     """Continue the session of a coordinator that was lost, unless another one has begun."""
     config = state.config
     if last.session == state.session:
@@ -315,7 +287,7 @@ def _resume(state: State, last: LastRun, at: float) -> State:
     )
 
 
-def _refusal(state: State, event: Heard, join: Join) -> str:
+def _refusal(state: State, event: Heard, join: messages.Join) -> str:
     """Return why a launcher cannot take part, whatever it brings; empty if it can."""
     config = state.config
     if event.link in state.hosts:
@@ -323,8 +295,7 @@ def _refusal(state: State, event: Heard, join: Join) -> str:
     is_former = join.last is not None and join.last.session == state.session
     if join.last is not None and not is_former:
         return "it belongs to another job of this name, whose coordinator was lost"
-    is_listed = any(event.address in addresses for addresses in config.addresses)
-    is_known = state.has_token or is_listed or is_former or event.is_local
+    is_known = state.knows_callers or is_former or event.is_local
     if state.has_begun and not is_known:
         return (
             f"the job has begun, and without {TOKEN} no other host can join it: set the same on "
@@ -351,26 +322,12 @@ def _misfit(state: State, host: Host) -> str:
             pair = (f"{launcher.name}, pid {launcher.request.pid}" for launcher in (other, host))
             return f"two launchers have rank {rank}: {', and '.join(pair)}"
     local = state.local
-    if local is None or local.launcher == host.launcher:
+    if local is None:
         return ""
     where = local.request.hostname
     differing = rank_assignment.differences(local.request, host.request, where=where)
-    what = "; ".join(differing.values())
+    what = "; ".join(differing)
     return f"{host.name} cannot take part: {what}" if what else ""
-
-
-def _remarks(state: State, host: Host) -> list[str]:
-    """Return how HOST and the coordinator's own host differ where hosts may."""
-    local = host if host.is_local else state.local
-    others = state.hosts.values() if host.is_local else [host]
-    return [
-        f"{other.name}: {remark}"
-        for other in others
-        if local is not None and other.launcher != local.launcher
-        for remark in rank_assignment.remarks(
-            local.request, other.request, where=local.request.hostname
-        )
-    ]
 
 
 def _fault(state: State, link: int, host: Host, failure: Failure, at: float) -> State:
@@ -379,7 +336,7 @@ def _fault(state: State, link: int, host: Host, failure: Failure, at: float) -> 
     if state.phase != FORMING or (state.config.may_change and not host.is_local):
         what = failure.what
         state = state.remark(what if host.name in what else f"{host.name} cannot take part: {what}")
-        return state.send(Refused(failure.what), link).hang_up(link)
+        return state.send(messages.Refused(failure.what), link).hang_up(link)
     return _end(state.with_host(link, host), host.launcher, failure, at)
 
 
@@ -396,24 +353,24 @@ def _hear(state: State, event: Heard) -> State:  # noqa: C901, PLR0911 - one for
     host = state.hosts[link]._replace(heard_at=at)
     state = state.with_host(link, host)
     match event.message:
-        case Heartbeat(number=number):
-            return state.send(Acknowledged(number, _promise(state, event)), link)
-        case Leave(failure=left):
+        case messages.Heartbeat(number=number):
+            return state.send(messages.Acknowledged(number, _promise(state, event)), link)
+        case messages.Leave(failure=left):
             if left is not None and not left.is_departure and state.phase == FORMING:
                 return _end(state, host.launcher, left, at)
             return _lose(state, link, "fleetrun has ended", left, is_clean=True).hang_up(link)
-        case Join():
+        case messages.Join():
             return state
         case message if host.place is None or message.generation != state.generation:
             return state
-        case HostReady():
+        case messages.HostReady():
             return state if host.stage else state.with_host(link, host._replace(stage=READY))
-        case Done():
+        case messages.Done():
             is_due = state.phase == RUNNING
             return state.with_host(link, host._replace(stage=DONE)) if is_due else state
-        case Failed(failure=failure):
+        case messages.Failed(failure=failure):
             return _blame(state, host, failure)
-        case Stopped(failure=own):
+        case messages.Stopped(failure=own):
             if own is None and state.phase in {PREPARING, RUNNING}:
                 own = Failure(host.name, "the ranks were stopped", LOST)
             state = state.with_host(link, host._replace(stage=STOPPED))
@@ -497,10 +454,10 @@ def _advance(state: State, at: float) -> State:  # noqa: PLR0911 - one for each 
         case "forming":
             return _form(state, at)
         case "preparing" | "running" if state.blames:
-            stop = Stop(state.generation, state.blames[0].failure)
+            stop = messages.Stop(state.generation, state.blames[0].failure)
             return _advance(state.send(stop, *placed).enter(STOPPING, at), at)
         case "preparing" if stages == {READY}:
-            state = state.send(Start(state.generation), *placed)._replace(has_started=True)
+            state = state.send(messages.Start(state.generation), *placed)._replace(has_started=True)
             return state.enter(RUNNING, at)
         case "preparing" if at > state.since + PREPARE_S:
             late = next(host for host in placed.values() if host.stage != READY)
@@ -516,24 +473,15 @@ def _advance(state: State, at: float) -> State:  # noqa: PLR0911 - one for each 
             return state
 
 
-class _FormingWait(NamedTuple):
-    """Whom a coordinator that forms a generation waits for, until when, and by which option."""
-
-    hosts: str
-    until: float
-    limit_s: float
-    option: str
-
-
-def _wait(state: State) -> _FormingWait:
+def _wait(state: State) -> tuple[str, float, float]:
+    """Return whom a coordinator that forms a generation waits for, until when, and how long."""
     config = state.config
     joined = [host for host in state.hosts.values() if host.is_joined]
     newest = max((host.joined_at for host in joined), default=state.since)
     is_waiting_for_more = state.has_begun and config.may_change and _are_back(state, newest)
     limit_s = config.elastic_timeout_s if is_waiting_for_more else config.rdzv_timeout_s
-    option = "--elastic_timeout" if is_waiting_for_more else "--rdzv_timeout"
     began = max(state.since, state.not_before, newest if state.has_begun else 0.0)
-    return _FormingWait(rank_assignment.missing(config, joined), began + limit_s, limit_s, option)
+    return rank_assignment.missing(config, joined), began + limit_s, limit_s
 
 
 def _are_back(state: State, at: float) -> bool:
@@ -548,8 +496,8 @@ def _news(state: State, at: float, *, stands_by: bool = False) -> Missing:
         running = [host.name for host in state.placed.values()]
         where = f", which runs on {rank_assignment.listed(running)}" if running else ""
         return Missing(f"a place in the job{where}", config, state.remarks, stands_by=True)
-    wait = _wait(state)
-    return Missing(wait.hosts, config, state.remarks, limit=wait.option, left_s=wait.until - at)
+    who, until, _ = _wait(state)
+    return Missing(who, config, state.remarks, left_s=max(0.0, until - at))
 
 
 def _form(state: State, at: float) -> State:
@@ -566,14 +514,14 @@ def _form(state: State, at: float) -> State:
         has_waited = len(hosts) >= state.expected or at >= state.expected_until
     if _are_back(state, at) and len(fit) >= (config.least if has_waited else config.most):
         return _send_roster(state, fit, excluded, at)
-    wait = _wait(state)
-    if at >= wait.until:
-        what = f"{wait.hosts} did not come within {wait.limit_s:g} s"
+    who, until, limit_s = _wait(state)
+    if at >= until:
+        what = f"{who} did not come within {limit_s:g} s"
         failure = Failure("", "; ".join((what, *state.remarks)), RendezvousError.exit_code)
         return _end(state, "", failure, at)
-    if wait.hosts != state.told and at >= state.told_at + _TELL_S:
+    if who != state.told and at >= state.told_at + _TELL_S:
         state = state.send(_news(state, at), *joined)
-        return state._replace(told=wait.hosts, told_at=at)
+        return state._replace(told=who, told_at=at)
     return state
 
 
@@ -609,9 +557,9 @@ def _send_roster(
     return state.send(_news(state, at, stands_by=True), *standing).enter(PREPARING, at)
 
 
-def _entry(host: Host) -> Entry:
+def _entry(host: Host) -> messages.Entry:
     request = host.request
-    return Entry(
+    return messages.Entry(
         host.launcher,
         request.host or host.address,
         request.hostname,

@@ -1,4 +1,8 @@
-"""A launcher's part in the session: connections, the coordinator if it is here, the membership."""
+"""A launcher's part in the session: it coordinates or calls the coordinator, joins, and obeys.
+
+It has no phases of its own: the run policy gathers, runs and stops, and the coordinator tells it
+when. One connection is one membership, from its Join to its end.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +18,23 @@ from fleetrun.run.loop import Loop, Waiting, nothing
 from fleetrun.run.policy import decide
 from fleetrun.rundir.hostsfile import HostEnd
 from fleetrun.session import coordinator, exchange, messages
-from fleetrun.session.authentication import Key
-from fleetrun.session.callers import LocalLink, Server, SessionClock
 from fleetrun.session.codec import Codec
 from fleetrun.session.config import RendezvousConfig, differences
-from fleetrun.session.connection import HUNG_UP, Connection, Wire
-from fleetrun.session.dialer import Dialer, Target
-from fleetrun.session.listener import Listener, PortTaken
-from fleetrun.session.membership import Membership
-from fleetrun.session.messages import (
-    Done,
-    Failed,
-    HostReady,
-    JoinRequest,
-    Missing,
-    RosterMessage,
-    Stopped,
-    Verdict,
+from fleetrun.session.connecting import Dialer, Listener, PortTaken, endpoint
+from fleetrun.session.fence import Fence
+from fleetrun.session.messages import JoinRequest, Missing, RosterMessage, Verdict
+from fleetrun.session.serving import LocalLink, Server, SessionClock
+from fleetrun.session.wire import HUNG_UP, Connection, Key, Wire, ignore
+
+# The most lines about refused callers, and about launchers that do not match.
+_MOST_REFUSED, _MOST_REMARKS = 32, 64
+# How long the delivery of the end of a rendezvous may take.
+_FLUSH_S = 2.0
+_NAME_BYTES = 8
+# For all messages, in both directions.
+CODEC = Codec(
+    *(messages.FromMember | messages.FromCoordinator).__args__,
+    *(exchange.FromMember | exchange.FromCoordinator).__args__,
 )
 
 
@@ -63,19 +67,7 @@ class SessionHandler:
         """Wait for a place while the job runs without this host."""
 
     def conclude(self, verdict: Verdict) -> None:
-        """Take the verdict."""
-
-
-# The most lines about refused callers, and about launchers that do not match.
-_MOST_REFUSED, _MOST_REMARKS = 32, 64
-# How long the delivery of the end of a rendezvous may take.
-_FLUSH_S = 2.0
-_NAME_BYTES = 8
-# For all messages, in both directions.
-CODEC = Codec(
-    *(messages.FromMember | messages.FromCoordinator).__args__,
-    *(exchange.FromMember | exchange.FromCoordinator).__args__,
-)
+        """Take the verdict: end, or gather again."""
 
 
 class RendezvousEndpoint(NamedTuple):
@@ -92,9 +84,14 @@ class RendezvousEndpoint(NamedTuple):
     addresses: tuple[str, ...] = ()
     # Whether another launcher on this very host may have been faster.
     may_be_second: bool = False
-    # The addresses that may call, and which of them this host calls from; None and empty: all.
+    # The addresses that may call, None: all; and which of them this host calls from, empty: any.
     allowed: frozenset[str] | None = None
     source: str = ""
+
+    @property
+    def knows_callers(self) -> bool:
+        """Whether only launchers of the job can call, by its token or from its hosts."""
+        return self.token is not None or self.allowed is not None
 
 
 class Transport(NamedTuple):
@@ -111,6 +108,11 @@ TRANSPORT = Transport()
 class Session:
     """A launcher's part in the session: LAUNCHER is its unique name, HOST its name for people."""
 
+    # Whether another coordinator can be found when this one is lost.
+    may_follow = False
+    # Whether another launcher can coordinate the job when this one leaves.
+    may_hand_over = False
+
     def __init__(
         self,
         endpoint: RendezvousEndpoint,
@@ -120,54 +122,59 @@ class Session:
         log: Callable[[str], None],
         transport: Transport = TRANSPORT,
     ) -> None:
-        self.launcher = launcher
-        self.host = host
+        self.launcher, self.host = launcher, host
         self.handler: SessionHandler = SessionHandler()
-        self._endpoint = endpoint
-        self._log = log
-        self._transport = transport
-        self._share = SessionClock(transport.now)
-        self.key = Key(endpoint.job_id, endpoint.token)
-        self._wire = Wire(self.key, CODEC, self._share, endpoint.source)
-        self._member = Membership(self._share, launcher, self, endpoint.config)
-        self._member.coordinator, self._member.host = endpoint.host, host
+        # Handlers of messages outside the protocol, by type; they get the sender's node rank.
+        self.hearers: dict[type, Callable[[int, Any], None]] = {}
+        self._endpoint, self._log, self._transport = endpoint, log, transport
+        self._clock = SessionClock(transport.now)
+        self._key = Key(endpoint.job_id, endpoint.token)
+        self._wire = Wire(self._key, CODEC, self._clock, endpoint.source)
+        self._fence = Fence(
+            self._clock,
+            endpoint.config,
+            send=self._say,
+            stop=self._end_ranks,
+            lose=self._lose_silent,
+            guard=self._set_guard,
+        )
+        self._kill_at: float | None = None
+        self._guard_link: GuardLink | None = None
+        # Who coordinates, for people.
+        self._coordinator = endpoint.host
         self._server: Server | None = None
         self._listener: Listener | None = None
-        # Who has the port on this host, if it is not this launcher.
-        self._port_holder = ""
         self._dialer: Dialer | None = None
-        self._target: Target | None = None
+        # The way to the coordinator, and if that is elsewhere, the connection, until it is closed.
+        self._link: Connection | LocalLink | None = None
         self._connection: Connection | None = None
         # What it has asked for a place with, until it has one.
-        self._request: tuple[JoinRequest, Failure | None] | None = None
+        self._join: messages.Join | None = None
         self._missing: Missing | None = None
         self._missing_at = 0.0
+        self.roster: RosterMessage | None = None
+        # The last generation that has started here.
+        self._last: messages.LastRun | None = None
         # Whether this host has a place in a generation that has not stopped here.
         self._is_placed = self._is_stopping = False
         self._is_over = self._has_left = self._is_closed = False
         # The failure here in this generation, and why there is no coordinator any more.
         self._own: Failure | None = None
-        self._is_done = self._is_done_held = False
         self._loss: Failure | None = None
+        self._is_done = self._is_done_held = False
         # A stop that came before ranks could be stopped.
         self._due: tuple[Failure, bool] | None = None
-        # Remarks that were printed, and the addresses of refused callers.
+        # The config that was adopted, remarks that were printed, and who was refused.
+        self._obeyed: RendezvousConfig | None = None
         self._printed: set[str] = set()
         self._refused: set[str] = set()
-        # Handlers of messages outside the protocol, by type; they get the sender's node rank.
-        self.hearers: dict[type, Callable[[int, Any], None]] = {}
-        self._kill_at: float | None = None
-        self._guard: GuardLink | None = None
-
-    # Whether another coordinator can be found when this one is lost.
-    may_follow = False
 
     # Beginning and end --------------------------------------------------------------------------
 
     @property
     def config(self) -> RendezvousConfig:
         """The job's config once it is known; before that, this host's own."""
-        return self._member.config
+        return self._fence.config
 
     @property
     def serves(self) -> bool:
@@ -175,42 +182,69 @@ class Session:
         return self._server is not None
 
     @property
-    def may_hand_over(self) -> bool:
-        """Whether another launcher can coordinate the job when this one leaves."""
-        return False
+    def is_connected(self) -> bool:
+        """Whether there is a way to the coordinator."""
+        return self._link is not None
 
     def open(self, waiting: Waiting) -> None:
         """Listen or call; raise EnvironmentFault if the port cannot be bound."""
-        self._share.move(waiting)
+        self._clock.move(waiting)
         if not self._coordinate():
-            endpoint = self._endpoint
-            self._call([Target(endpoint.host, port) for port in endpoint.ports])
+            self._call(self._endpoint.host, self._endpoint.ports)
 
     def _coordinate(self) -> bool:
         """Become the coordinator if this launcher may be and no other one is."""
         endpoint = self._endpoint
-        if not endpoint.addresses or not self._listen(endpoint.addresses):
+        if not endpoint.addresses:
             return False
+        try:
+            self._listen(endpoint.addresses)
+        except PortTaken:
+            if endpoint.may_be_second:
+                return False
+            raise
         self._serve(endpoint.host)
         return True
+
+    def _listen(self, addresses: Sequence[str]) -> int:
+        """Bind a port for the other hosts, and return it; raises EnvironmentFault."""
+        listener = self._transport.listener(
+            addresses,
+            self._endpoint.ports,
+            self._wire,
+            opened=self._take,
+            refused=self._caller_refused,
+            allowed=self._endpoint.allowed,
+        )
+        listener.prepare()
+        self._listener = listener
+        return listener.port
+
+    def _take(self, connection: Connection) -> None:
+        if self._server is not None:
+            self._server.take(connection)
 
     def _serve(self, host: str) -> None:
         """Coordinate the job; the others reach this host as HOST."""
         assert self._listener is not None
         self._hang_up()
-        last = self._member.last
-        name = os.urandom(_NAME_BYTES).hex() if last is None else last.session
+        name = os.urandom(_NAME_BYTES).hex() if self._last is None else self._last.session
         state = coordinator.begin(
-            self.config, name, self._share.now(), has_token=self.key.has_token
+            self.config, name, self._clock.now(), knows_callers=self._endpoint.knows_callers
         )
-        self._server = Server(self._share, state, promise_s=self._promise_s, received=self.received)
-        self._server.stepped = self._stepped
-        self._listener.open()
-        ours, theirs = LocalLink(self._share, host), LocalLink(self._share, host)
-        ours.peer, theirs.peer = theirs, ours
-        self._server.take(theirs)
-        self._member.coordinator = host
-        self._member.connect(ours)
+        self._server = Server(
+            self._clock,
+            state,
+            promise_s=self._promise_s,
+            received=self._received,
+            stepped=self._stepped,
+        )
+        if self._join is not None:
+            self._listener.open()
+        self._coordinator = host
+        ours = LocalLink(self._clock, host)
+        self._server.take(ours.peer)
+        self._connect(ours)
 
     def _promise_s(self) -> float:
         """Return for how long nobody replaces this coordinator."""
@@ -219,58 +253,66 @@ class Session:
     def _stepped(self) -> None:
         """Look at what the coordinator knows now."""
 
-    def _call(self, targets: Sequence[Target]) -> None:
-        """Call the coordinator, which is at one of TARGETS."""
+    def _call(self, host: str, ports: Sequence[int]) -> None:
+        """Call the coordinator at HOST."""
         self._hang_up()
-        self._target = targets[0]
         self._dialer = self._transport.dialer(
-            targets, self._wire, opened=self._answered, closed=self._nobody_listens
+            host, ports, self._wire, opened=self._answered, closed=self._nobody_listens
         )
         self._dialer.begin()
 
+    def _answered(self, connection: Connection) -> None:
+        self._connection = connection
+        self._connect(connection)
+
+    def _nobody_listens(self) -> None:
+        """Replace the launcher that had the port here, if it has ended before the job began."""
+        if self._endpoint.may_be_second and self.roster is None and not self._is_closed:
+            self._coordinate()
+
+    def _connect(self, link: Connection | LocalLink) -> None:
+        """Take part by LINK, which has just been opened."""
+        self._disconnect()
+        self._link = link
+        link.heard, link.lost = self._hear, self._lost
+        self._fence.connect()
+        self._send_join()
+
+    def _disconnect(self) -> None:
+        """Hang up after what was sent."""
+        link, self._link = self._link, None
+        self._fence.disconnect()
+        if link is not None:
+            link.heard = link.lost = ignore
+            link.finish()
+
     def _hang_up(self) -> None:
         """Neither call nor have a connection."""
-        self._member.disconnect()
+        self._disconnect()
         if self._dialer is not None:
             self._dialer.hang_up()
         self._dialer = self._connection = None
 
-    def _listen(self, addresses: Sequence[str]) -> bool:
-        """Bind a port for the other hosts; False if another launcher may have it."""
-        endpoint, self._port_holder = self._endpoint, ""
-        listener = self._transport.listener(
-            addresses,
-            endpoint.ports,
-            self._wire,
-            opened=self._take,
-            refused=self._caller_refused,
-            allowed=endpoint.allowed,
-        )
-        try:
-            listener.prepare()
-        except PortTaken as taken:
-            if not endpoint.may_be_second:
-                raise
-            self._port_holder = taken.holder
-            return False
-        self._listener = listener
-        return True
-
-    def _take(self, connection: Connection) -> None:
-        if self._server is not None:
-            self._server.take(connection)
-
     def move(self, waiting: Waiting) -> None:
         """Continue in another share of the loop."""
-        self._share.move(waiting)
+        self._clock.move(waiting)
 
     def attend(self, handler: SessionHandler) -> None:
         """Let HANDLER carry out what is decided from now on."""
         self.handler = handler
         if self._due is not None and handler.has_ranks:
             (failure, is_fenced), self._due = self._due, None
-            stop = partial(handler.stop, failure, is_fenced=is_fenced)
-            self._share.soon("due", stop)
+            self._clock.soon("due", partial(handler.stop, failure, is_fenced=is_fenced))
+
+    def guard(self, link: GuardLink) -> None:
+        """Let LINK kill the ranks when this launcher cannot."""
+        self._guard_link = link
+        link.kill_at(self._kill_at)
+
+    def _set_guard(self, at: float | None) -> None:
+        self._kill_at = at
+        if self._guard_link is not None:
+            self._guard_link.kill_at(at)
 
     @property
     def is_busy(self) -> bool:
@@ -286,14 +328,16 @@ class Session:
         if self._has_left:
             return
         self._has_left = True
-        self._member.leave(None if self._is_over else failure)
+        self._say(messages.Leave(None if self._is_over else failure))
+        self._disconnect()
+        self._fence.close()
         if self._dialer is not None:
             self._dialer.close()
 
     def flush(self) -> None:
         """Deliver the last messages, for a short time, when no loop runs any more."""
         loop = Loop()
-        self._share.move(loop)
+        self._clock.move(loop)
         until = time.monotonic() + _FLUSH_S
         while self.is_busy and time.monotonic() < until:
             loop.timer("flush", until, nothing)
@@ -303,38 +347,43 @@ class Session:
 
     def close(self) -> None:
         """End all connections."""
-        self._is_closed = True
-        self._has_left = True
+        self._is_closed = self._has_left = True
         if self._listener is not None:
             self._listener.close()
         self._hang_up()
         if self._server is not None:
             self._server.close()
-        self._share.clear()
-
-    def guard(self, link: GuardLink) -> None:
-        """Let LINK kill the ranks when this launcher cannot."""
-        self._guard = link
-        link.kill_at(self._kill_at)
+        self._clock.clear()
 
     # What this launcher reports -----------------------------------------------------------------
 
     def join(self, request: JoinRequest, failure: Failure | None = None) -> None:
-        """Join the next generation, or report in FAILURE why this host cannot."""
-        self._request, self._missing = (request, failure), None
-        self._own = None
+        """Ask for a place in the next generation, or report in FAILURE why this host cannot."""
+        self._join = messages.Join(self.launcher, request, failure)
+        self._missing = self._own = None
         self._is_done = False
-        self._member.join(request, failure)
+        if self._server is not None and self._listener is not None:
+            # The coordinator's own host comes first, which the others must match.
+            self._listener.open()
+        self._send_join()
+
+    def _send_join(self) -> None:
+        if self._join is not None and self._link is not None:
+            self._link.send(self._join._replace(last=self._last))
+            self._fence.joined()
+
+    def _say(self, message: messages.FromMember) -> None:
+        if self._link is not None:
+            self._link.send(message)
 
     @property
     def _generation(self) -> int:
-        roster = self._member.roster
-        return 0 if roster is None else roster.generation
+        return 0 if self.roster is None else self.roster.generation
 
     def planned(self, failure: Failure | None) -> None:
         """Answer `plan`."""
         if failure is None:
-            self._member.say(HostReady(self._generation))
+            self._say(messages.HostReady(self._generation))
         else:
             self.stopped(failure)
 
@@ -342,7 +391,7 @@ class Session:
         """Report that all essential ranks of this host have succeeded, unless that is held."""
         self._is_done = True
         if not self._is_done_held:
-            self._member.say(Done(self._generation))
+            self._say(messages.Done(self._generation))
 
     def hold_done(self, *, is_held: bool) -> None:
         """Keep `done` back while what the ranks have done may still fail the job."""
@@ -353,152 +402,160 @@ class Session:
     def failed(self, failure: Failure) -> None:
         """Report that the generation has failed here."""
         if self._is_placed and not self._is_stopping and self._own is None:
-            self._own, self._is_stopping = failure, True
-            self._member.say(Failed(self._generation, failure))
+            # Ranks may have been killed meanwhile because this launcher stood still.
+            self._own = self._cut_off() if self._fence.was_killed() else failure
+            self._is_stopping = True
+            self._say(messages.Failed(self._generation, self._own))
 
     def stopped(self, failure: Failure | None) -> None:
         """Report that no rank runs here any more, and the first failure here."""
         if not self._is_placed:
             return
-        self._is_placed = False
-        self._own = failure or self._own or self._loss
-        self._member.say(Stopped(self._generation, self._own))
+        own = failure or self._own or self._loss
+        if own is not None and self._fence.was_killed():
+            own = self._cut_off()
+        self._is_placed, self._own = False, own
+        self._fence.stopped()
+        self._say(messages.Stopped(self._generation, own))
         if self._loss is not None:
             self._go_on_alone(self._loss)
 
     # What it is told ------------------------------------------------------------------------------
 
-    @property
-    def has_told_all(self) -> bool:
-        """Whether the coordinator is here and has told every host how the job ended."""
-        server = self._server
-        return server is not None and len(server.state.heard_end) >= self.config.most
+    def _hear(self, message: Any) -> None:  # noqa: ANN401 - any message
+        match message:
+            case messages.Acknowledged():
+                self._fence.answered(message)
+            case Missing():
+                self._wait(message)
+            case RosterMessage():
+                self._prepare(message)
+            case messages.Start(generation=generation) if self._is_current(generation):
+                self._start()
+            case messages.Stop(generation=generation, failure=failure) if self._is_current(
+                generation
+            ):
+                self._stop(failure)
+            case Verdict():
+                self.judge(message)
+            case messages.Refused(why=why):
+                self._join = None
+                self._disconnect()
+                what = f"the coordinator refused this host: {why}"
+                self._judge_alone(Failure(self._coordinator, what, messages.UNMET))
+            case _ if isinstance(message, exchange.FromCoordinator):
+                self._received(0, message)
+            case _:
+                pass
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether there is a way to the coordinator."""
-        return self._member.is_connected
+    def _is_current(self, generation: int) -> bool:
+        return self._is_placed and generation == self._generation
 
-    def missing(self) -> str:
-        """Return what is awaited."""
-        if not self.is_connected:
-            where = "" if self._target is None else str(self._target)
-            trouble = "" if self._dialer is None else self._dialer.trouble
-            if self._port_holder:
-                trouble = f"{trouble or where}; on this host, {self._port_holder} has that port"
-            return f"the coordinator ({trouble})" if trouble else f"the coordinator at {where}"
-        return "the other hosts" if self._missing is None else self._missing.who or "hosts"
-
-    def limit(self) -> tuple[str, float] | None:
-        """Return the option that limits the coordinator's wait, and when that wait ends."""
-        missing = self._missing
-        if not self.is_connected or missing is None or not missing.limit:
-            return None
-        return missing.limit, self._missing_at + missing.left_s
-
-    def shown(self, remark: str) -> None:
-        """Print REMARK about the job's hosts, once."""
-        if remark not in self._printed and len(self._printed) < _MOST_REMARKS:
-            self._printed.add(remark)
-            self._log(f"{remark}.")
-
-    # As the policy of its membership
-
-    def wait(self, missing: Missing) -> None:
+    def _wait(self, missing: Missing) -> None:
         """Show who is waited for."""
-        self._obey()
+        self._obey(missing.config, missing.remarks)
         stands_by = missing.stands_by and not (self._missing and self._missing.stands_by)
-        self._missing, self._missing_at = missing, self._share.now()
-        for remark in missing.remarks:
-            self.shown(remark)
+        self._missing, self._missing_at = missing, self._clock.now()
         if stands_by:
             self.handler.stand_by()
 
-    _obeyed: RendezvousConfig | None = None
-
-    def _obey(self) -> None:
-        """Print once how the job's config differs from what is asked for here."""
-        config = self._member.config
-        if self._obeyed == config:
-            return
-        self._obeyed = config
-        differing = differences(self._endpoint.config, config)
-        if differing:
-            where = self._member.coordinator
-            self.shown(
-                f"{where} coordinates the job, and its options apply: {', '.join(differing)}"
-            )
-        self.handler.obey()
-
-    def prepare(self, roster: RosterMessage) -> None:
-        """Plan this host's part."""
-        self._obey()
-        self._request, self._own = None, None
-        self._is_placed, self._is_stopping = True, False
-        for remark in roster.remarks:
+    def _obey(self, config: RendezvousConfig, remarks: Sequence[str]) -> None:
+        """Adopt the job's config, and print once how it differs from what is asked for here."""
+        self._fence.obey(config)
+        if self._obeyed != config:
+            self._obeyed = config
+            differing = ", ".join(differences(self._endpoint.config, config))
+            if differing:
+                who = f"{self._coordinator} coordinates the job"
+                self.shown(f"{who}, and its options apply: {differing}")
+            self.handler.obey()
+        for remark in remarks:
             self.shown(remark)
+
+    def _prepare(self, roster: RosterMessage) -> None:
+        """Plan this host's part."""
+        self.roster, self._join, self._own = roster, None, None
+        self._is_placed, self._is_stopping = True, False
+        self._obey(roster.config, roster.remarks)
         self.handler.plan(roster)
 
-    def start(self, _: RosterMessage) -> None:
-        """Start the ranks."""
+    def _start(self) -> None:
+        roster = self.roster
+        assert roster is not None
+        if not self._fence.start():
+            self.stopped(self._cut_off())
+            return
+        hosts = len(roster.entries)
+        self._last = messages.LastRun(roster.session, roster.generation, roster.restarts, hosts)
         self.handler.run()
 
-    def stop(self, failure: Failure, *, is_fenced: bool = False) -> None:
-        """Ask all ranks to end."""
-        if not self._member.may_run:
+    def _stop(self, failure: Failure, *, is_fenced: bool = False) -> None:
+        """Ask all ranks to end, or kill them."""
+        if not self._fence.may_run:
             self.stopped(None)
-            return
-        if self._is_stopping and not is_fenced:
-            return
-        self._is_stopping = True
-        if self.handler.has_ranks:
-            self.handler.stop(failure, is_fenced=is_fenced)
-        else:
-            self._due = failure, is_fenced
-
-    def kill(self, failure: Failure) -> None:
-        """Kill all ranks now."""
-        self.stop(failure, is_fenced=True)
-
-    def kill_at(self, at: float | None) -> None:
-        """Have the ranks killed at that moment even if this launcher stands still."""
-        self._kill_at = at
-        if self._guard is not None:
-            self._guard.kill_at(at)
+        elif is_fenced or not self._is_stopping:
+            self._is_stopping = True
+            if self.handler.has_ranks:
+                self.handler.stop(failure, is_fenced=is_fenced)
+            else:
+                self._due = failure, is_fenced
 
     def judge(self, verdict: Verdict) -> None:
         """End, or gather again."""
         self._is_over = self._is_over or verdict.is_final
-        self._is_placed = False
-        self._due = None
+        self._is_placed, self._due = False, None
         self.handler.conclude(verdict)
 
-    def refuse(self, why: str) -> None:
-        """End: the job takes place without this host."""
-        what = f"the coordinator refused this host: {why}"
-        failure = Failure(self._member.coordinator, what, messages.UNMET)
-        self.judge(Verdict(self._generation, "", failure, is_final=True))
+    def _judge_alone(self, failure: Failure, launcher: str = "", given_up: str = "") -> None:
+        self.judge(Verdict(self._generation, launcher, failure, True, given_up))  # noqa: FBT003
 
-    def lose(self, failure: Failure) -> None:
+    # Without the coordinator ----------------------------------------------------------------------
+
+    def _end_ranks(self, is_fenced: bool) -> None:  # noqa: FBT001 - as the fence calls it
+        """Ask the ranks to end as the coordinator is silent, and then kill them."""
+        loss = self._cut_off()
+        if not is_fenced and not self._is_stopping:
+            self._say(messages.Failed(self._generation, loss))
+        self._stop(loss, is_fenced=is_fenced)
+
+    def _lose_silent(self) -> None:
+        self._disconnect()
+        self._lose(self._cut_off())
+
+    def _lost(self, _why: str) -> None:
+        self._link = None
+        self._fence.disconnect()
+        self._lose(self._loss_of(self._coordinator, "the coordinator of the job was lost"))
+
+    def _cut_off(self) -> Failure:
+        """Return the failure that the coordinator and this launcher have lost each other."""
+        what = f"fleetrun was cut off from the coordinator ({self._coordinator})"
+        stood_s = self._fence.stood_s()
+        if stood_s > self.config.heartbeat_timeout_s / 2:
+            what = coordinator.stood_still(stood_s)
+        return self._loss_of(self.host, what)
+
+    def _loss_of(self, where: str, what: str) -> Failure:
+        # A victim, as a rank that loses a peer: a failure of its own on any host is the cause.
+        may_change = self.config.may_change
+        return Failure(where, what, messages.LOST, is_victim=True, is_departure=may_change)
+
+    def _lose(self, failure: Failure) -> None:
         """End without the coordinator, or call it again before the job begins."""
         self._connection = None
         if self._is_over or self._has_left:
             return
         if self._is_placed:
             self._loss = failure
-            if self._member.may_run:
-                self.stop(failure)
-            else:
-                self.stopped(None)
-        else:
-            self._without_coordinator(failure)
-
-    def _without_coordinator(self, failure: Failure) -> None:
-        """Look for another coordinator while nothing runs here, or end because of FAILURE."""
-        if self._member.roster is None and not (self._missing and self._missing.stands_by):
+            self._stop(failure)
+        elif self._may_seek():
             self._seek()
         else:
             self._go_on_alone(failure)
+
+    def _may_seek(self) -> bool:
+        """Whether a coordinator can still be found: nothing has begun here."""
+        return self.roster is None and not (self._missing and self._missing.stands_by)
 
     def _seek(self) -> None:
         """Call the coordinator again."""
@@ -507,35 +564,30 @@ class Session:
 
     def _go_on_alone(self, loss: Failure) -> None:
         """Conclude for this host alone, as its coordinator is lost."""
-        own, launcher, given_up = self._own, "", ""
-        self._loss = None
-        failure = loss
-        if own is not None and not own.is_victim:
-            failure, launcher, given_up = own, self.launcher, loss.what
-        roster, most = self._member.roster, self.config.max_restarts
-        restarts = 0 if roster is None else roster.restarts
-        is_departure = failure.is_departure
-        is_last = decide(failure.no_retry, restarts, most, is_departure=is_departure).is_final
-        is_final = is_last or not self.may_follow
-        given_up = given_up if is_final else ""
-        self.judge(Verdict(self._generation, launcher, failure, is_final, given_up))
+        own, self._loss = self._own, None
+        is_own = own is not None and not own.is_victim
+        failure = own if own is not None and is_own else loss
+        restarts = 0 if self.roster is None else self.roster.restarts
+        decision = decide(
+            failure.no_retry, restarts, self.config.max_restarts, is_departure=failure.is_departure
+        )
+        launcher, given_up = (self.launcher, loss.what) if is_own else ("", "")
+        if decision.is_final or not self.may_follow:
+            self._judge_alone(failure, launcher, given_up)
+        else:
+            self.judge(Verdict(self._generation, launcher, failure, is_final=False))
 
     # Beside the protocol ------------------------------------------------------------------------
 
     def to_coordinator(self, message: exchange.FromMember) -> None:
         """Send MESSAGE to the coordinator's launcher, which may be this one."""
-        if self._server is not None:
-            self._hear_later(self._own_rank(), message)
-        elif self._connection is not None:
-            self._connection.send(message)
+        if self._link is not None:
+            self._link.send(message)
 
     def to_member(self, node_rank: int, message: exchange.FromCoordinator) -> None:
         """Send MESSAGE to the launcher of a host, which may be this one; only the coordinator."""
-        link = None if self._server is None else self._server.link_of(node_rank)
-        if isinstance(link, LocalLink):
-            self._hear_later(node_rank, message)
-        elif link is not None:
-            link.send(message)
+        if self._server is not None:
+            self._server.send(node_rank, message)
 
     def connected(self) -> tuple[int, ...]:
         """Return the node ranks of the other hosts that the coordinator can reach."""
@@ -548,21 +600,40 @@ class Session:
         """Return how the hosts of the last generation have ended, as far as is known here."""
         return () if self._server is None else coordinator.host_ends(self._server.state)
 
-    def _own_rank(self) -> int:
-        local = None if self._server is None else self._server.state.local
-        return (0 if local is None else local.place) or 0
-
-    def received(self, node_rank: int, message: Any) -> None:  # noqa: ANN401 - any message
+    def _received(self, node_rank: int, message: Any) -> None:  # noqa: ANN401 - any message
         """Pass on a message outside the protocol, from the host NODE_RANK or the coordinator."""
         hearer = self.hearers.get(type(message))
         if hearer is not None:
             hearer(node_rank, message)
 
-    def _hear_later(self, node_rank: int, message: Any) -> None:  # noqa: ANN401 - any message
-        key = (id(self), "hear", id(message))
-        self._share.soon(key, partial(self.received, node_rank, message))
+    # For people ---------------------------------------------------------------------------------
 
-    # The connection -----------------------------------------------------------------------------
+    @property
+    def has_told_all(self) -> bool:
+        """Whether the coordinator is here and has told every host how the job ended."""
+        server = self._server
+        return server is not None and len(server.state.heard_end) >= self.config.most
+
+    def missing(self) -> str:
+        """Return what is awaited."""
+        if not self.is_connected:
+            trouble = "" if self._dialer is None else self._dialer.trouble
+            where = endpoint(self._coordinator, self._endpoint.ports[0])
+            return f"the coordinator ({trouble})" if trouble else f"the coordinator at {where}"
+        return "the other hosts" if self._missing is None else self._missing.who or "hosts"
+
+    def waits_until(self) -> float | None:
+        """Return when the coordinator's wait ends, if it waits."""
+        missing = self._missing
+        if not self.is_connected or missing is None or missing.stands_by:
+            return None
+        return self._missing_at + missing.left_s
+
+    def shown(self, remark: str) -> None:
+        """Print REMARK about the job's hosts, once."""
+        if remark not in self._printed and len(self._printed) < _MOST_REMARKS:
+            self._printed.add(remark)
+            self._log(f"{remark}.")
 
     def _caller_refused(self, address: str, why: str) -> None:
         """Print that a connection was refused, once for each address."""
@@ -573,13 +644,3 @@ class Session:
                 # Before it has proved itself, so it may be any launcher.
                 how, why = "closed there", "it has ended, or has another token or another --job_id"
             self._log(f"A connection from {address} was {how}: {why}.")
-
-    def _answered(self, connection: Connection) -> None:
-        """Take the connection to the coordinator."""
-        self._connection = connection
-        self._member.connect(connection)
-
-    def _nobody_listens(self, _: Target) -> None:
-        """Replace the launcher that had the port here, if it has ended before the job began."""
-        if self._endpoint.may_be_second and self._member.roster is None and not self._is_closed:
-            self._coordinate()

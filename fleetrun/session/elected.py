@@ -1,44 +1,64 @@
-"""A session whose coordinator is elected through etcd; another one follows if it is lost."""
+"""A session whose coordinator is elected through etcd; another one follows if it is lost.
 
-from __future__ import annotations
+The coordinator's name stands in one key with a lease, which it renews; who finds no key puts its
+own. Nothing else is stored, as no coordinator promises a member more time than its lease has left:
+when that is over, all ranks are dead. How the job ended stays in the key for a while, for hosts
+that are cut off meanwhile.
+"""
 
+# No `from __future__ import annotations`: the codec checks every field by its annotation.
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
+from fleetrun.errors import EnvironmentFault
 from fleetrun.run.events import Failure
 from fleetrun.run.loop import Waiting
-from fleetrun.run.tcpconnect import literal
 from fleetrun.session import coordinator
-from fleetrun.session.callers import Server
-from fleetrun.session.connection import Connection
-from fleetrun.session.dialer import Target
-from fleetrun.session.driver import (
-    TRANSPORT,
-    RendezvousEndpoint,
-    Session,
-    Transport,
-)
-from fleetrun.session.etcd import JobStore, StoreAddress
-from fleetrun.session.lease import Election, LeaseHolder
-from fleetrun.session.listener import EVERYWHERE
-from fleetrun.session.messages import JoinRequest, RosterMessage, Verdict
+from fleetrun.session.codec import Codec, Malformed
+from fleetrun.session.connecting import EVERYWHERE, endpoint
+from fleetrun.session.driver import TRANSPORT, RendezvousEndpoint, Session, Transport
+from fleetrun.session.etcd import JobStore, StoreAddress, StoreAnswer
+from fleetrun.session.messages import JoinRequest, Name, Port, Verdict
+from fleetrun.session.serving import Server
+from fleetrun.session.wire import Connection, ignore
 from fleetrun.text import counted
 
 # Bounds of the timeout of a request to etcd, which is a fifth of the heartbeat timeout, so that
 # three members can be asked before the lease ends.
 _LEAST_TIMEOUT_S, _MOST_TIMEOUT_S = 0.5, 2.0
+# The pause between two looks at the key, or attempts to renew the lease while etcd does not
+# answer, and how long the last request may take when the launcher ends.
+_AGAIN_S, _LEAVE_S = 0.5, 3.0
 _LOOPBACK = ("127.", "::1")
+
+
+class LeaseHolder(NamedTuple):
+    """The coordinator of a job, and its endpoint; or how the job with this session has ended."""
+
+    launcher: Name
+    host: Name
+    port: Port
+    session: Name = ""
+    verdict: Verdict | None = None
+
+
+_CODEC = Codec(LeaseHolder)
 
 
 class ElectedSession(Session):
     """A launcher's part in the session of a job in etcd at ENDPOINTS, over TLS if IS_SECURE.
 
-    `host` of ENDPOINT is the name of this host if the user has given one; else the others use the
+    `host` of POINT is the name of this host if the user has given one; else the others use the
     address that leads to etcd, or one of OWN_ADDRESSES if that is a loopback address.
     """
 
+    may_follow = True
+
     def __init__(
         self,
-        endpoint: RendezvousEndpoint,
+        point: RendezvousEndpoint,
         launcher: str,
         *,
         host: str,
@@ -49,53 +69,231 @@ class ElectedSession(Session):
         transport: Transport = TRANSPORT,
         store: Callable[..., JobStore] = JobStore,
     ) -> None:
-        super().__init__(endpoint, launcher, host=host, log=log, transport=transport)
+        super().__init__(point, launcher, host=host, log=log, transport=transport)
         self._own_addresses = own_addresses
-        self._where = " or ".join(str(Target(*server)) for server in endpoints)
+        self._where = " or ".join(endpoint(*server) for server in endpoints)
         timeout_s = min(self.config.heartbeat_timeout_s / 5, _MOST_TIMEOUT_S)
         timeout_s = max(timeout_s, _LEAST_TIMEOUT_S)
-        address = StoreAddress(tuple(endpoints), endpoint.job_id, timeout_s, is_secure)
-        asked = store(address, self._share)
-        self._election = Election(self.config, launcher, asked, self._share, self)
-
-    may_follow = True
-    # The coordinator that was here, whose last messages are still sent.
-    _former: Server | None = None
+        address = StoreAddress(tuple(endpoints), point.job_id, timeout_s, is_secure)
+        self._store = store(address, self._clock)
+        # Whether etcd has answered, and why it does not; whom it names.
+        self._has_answered, self._trouble = False, ""
+        self._leader: LeaseHolder | None = None
+        self._is_seeking = self._is_asking = False
+        # When the lease of this launcher ends; None: it does not coordinate. Whether that still
+        # matters: a job that never starts again goes on without.
+        self._until: float | None = None
+        self._lease = 0
+        self._is_needed = True
+        # It does not campaign before then; and until when the last request may take.
+        self._rests_until = self._leaves_until = 0.0
+        # The coordinator that was here, whose last messages are still sent.
+        self._former: Server | None = None
 
     @property
-    def may_hand_over(self) -> bool:
+    def may_hand_over(self) -> bool:  # type: ignore[override]
         """Whether another launcher can coordinate the job when this one leaves."""
         return self.config.may_change
 
+    def _timer(self, timer: str, at: float | None, call: Callable[[], None]) -> None:
+        self._clock.timer((id(self), timer), at, call)
+
+    # Finding the coordinator --------------------------------------------------------------------
+
     def open(self, waiting: Waiting) -> None:
         """Find the coordinator, or become it."""
-        self._share.move(waiting)
-        self._election.seek()
+        self._clock.move(waiting)
+        self._seek()
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether messages are under way, or the end is being stored."""
-        return super().is_busy or (not self._is_closed and self._election.is_busy)
+    def _seek(self) -> None:
+        """Look for a coordinator until there is one."""
+        if not self._is_seeking and self._until is None and not self._has_left:
+            self._is_seeking, self._leader = True, None
+            self._look()
 
-    def close(self) -> None:
-        """End all connections."""
-        self._election.close()
-        if self._former is not None:
-            self._former.close()
-        super().close()
+    def _seek_no_more(self) -> None:
+        self._is_seeking = False
+        self._timer("look", None, self._look)
 
-    def missing(self) -> str:
-        """Return what is awaited."""
-        if self.is_connected or self._election.leader is not None:
-            return super().missing()
-        trouble = self._election.trouble
-        if trouble:
-            return f"etcd ({trouble})"
-        etcd = f"etcd at {self._where}"
-        return f"a coordinator that {etcd} knows" if self._election.has_answered else etcd
+    def _look(self) -> None:
+        if self._is_seeking and not self._is_asking:
+            self._is_asking = True
+            self._store.ask(self._looked, "look")
+
+    def _look_later(self) -> None:
+        self._timer("look", self._clock.now() + _AGAIN_S, self._look)
+
+    def _looked(self, answer: StoreAnswer) -> None:
+        self._is_asking, self._trouble = False, answer.trouble
+        if not self._is_seeking:
+            return
+        self._look_later()
+        if answer.trouble:
+            return
+        self._has_answered = True
+        text, revision, local = answer.value
+        session = "" if self.roster is None else self.roster.session
+        try:
+            leader: LeaseHolder | None = _CODEC.read(text.encode()) if text else None
+        except (Malformed, UnicodeError):
+            self._trouble = "the value there is not from fleetrun"
+            return
+        if leader is None or (leader.verdict is not None and not session):
+            self._leader = None
+            # Nothing runs here, and this host asks for a place.
+            has_asked = self._join is not None and self._join.failure is None
+            if has_asked and not self._is_placed and self._clock.now() >= self._rests_until:
+                self._campaign(revision, local)
+        elif leader.verdict is not None:
+            self._seek_no_more()
+            if leader.session == session:
+                self.judge(leader.verdict)
+            else:
+                self.shown("another job of the same name has begun, and ended")
+        elif leader.launcher != self.launcher and leader != self._leader:
+            self._leader, self._coordinator = leader, leader.host
+            self._call(leader.host, (leader.port,))
+
+    # Becoming it --------------------------------------------------------------------------------
+
+    def _campaign(self, revision: int, local: str) -> None:
+        """Listen, and put this launcher's name into the key; LOCAL: our address towards etcd."""
+        host = self._endpoint.host or local
+        if not self._endpoint.host and local.startswith(_LOOPBACK) and self._own_addresses:
+            host = self._own_addresses[0]
+        is_address = host.replace(".", "").isdecimal() or ":" in host
+        try:
+            port = self._listen(self._endpoint.addresses or (host if is_address else EVERYWHERE,))
+        except EnvironmentFault as error:
+            if self.roster is None:
+                raise
+            # Another host can coordinate.
+            self.shown(str(error).rstrip("."))
+            return
+        leader = LeaseHolder(self.launcher, host, port)
+        value, ttl_s = _CODEC.write(leader).decode(), math.ceil(self.config.heartbeat_timeout_s)
+        self._is_asking = True
+        done = partial(self._campaigned, leader)
+        self._store.ask(done, "campaign", value, max(1, ttl_s), revision)
+
+    def _campaigned(self, leader: LeaseHolder, answer: StoreAnswer) -> None:
+        self._is_asking, self._trouble = False, answer.trouble
+        until = answer.asked_at + self.config.heartbeat_timeout_s - self.config.margin_s
+        if answer.value is None or not self._is_seeking or self._clock.now() >= until:
+            if answer.value is not None:
+                self._store.ask(ignore, "revoke", answer.value)
+            self._unlisten()
+            self._look_later()
+            return
+        self._seek_no_more()
+        self._leader, self._lease, self._is_needed = leader, answer.value, True
+        self._renewed(answer.asked_at)
+        if self._last is not None:
+            self._log("This host coordinates the job from now on.")
+        self._serve(leader.host)
+
+    def _unlisten(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    # Being it -----------------------------------------------------------------------------------
+
+    def _promise_s(self) -> float:
+        if self._until is None:
+            return 0.0
+        return self._until - self._clock.now() if self._is_needed else math.inf
+
+    def _renewed(self, asked_at: float) -> None:
+        """Note that the lease lasts from ASKED_AT on."""
+        self._until = asked_at + self.config.heartbeat_timeout_s
+        self._timer("end", self._until - self.config.margin_s, self._expire)
+        self._timer("renew", asked_at + self.config.heartbeat_s, self._renew)
+
+    def _renew(self) -> None:
+        # By the loop that coordinates: one that stands still must not keep its lease.
+        self._store.ask(self._renewal, "renew", self._lease)
+
+    def _renewal(self, answer: StoreAnswer) -> None:
+        if self._until is None:
+            return
+        self._trouble = answer.trouble
+        if answer.trouble or (not answer.value and not self._is_needed):
+            self._timer("renew", self._clock.now() + _AGAIN_S, self._renew)
+        elif answer.value:
+            self._renewed(answer.asked_at)
+        else:
+            self._resign("etcd no longer accepts this coordinator")
+
+    def _expire(self) -> None:
+        if self._is_needed:
+            why = f" ({self._trouble})" if self._trouble else ""
+            self._resign(f"etcd has not answered for {self.config.fence_s:.0f} s{why}")
+
+    def _stepped(self) -> None:
+        server, config = self._server, self.config
+        if server is None:
+            return
+        state = server.state
+        if state.phase == coordinator.ENDED and self._has_left:
+            verdict = state.verdict if state.has_begun else None
+            self._free_key(state.session, verdict, may_free=True)
+        elif state.phase == coordinator.RUNNING:
+            # Nobody can take over a job that never starts again.
+            self._is_needed = config.may_change or config.max_restarts > 0
+        elif state.phase == coordinator.FORMING and state.generation and server.is_idle:
+            present, least = len(state.hosts), state.config.least
+            # The others need a moment to find this coordinator.
+            patient_until = max(state.since, state.not_before) + config.heartbeat_timeout_s / 2
+            if present < least and self._clock.now() >= patient_until:
+                # Let a launcher coordinate that may reach more hosts.
+                self._rests_until = self._clock.now() + config.heartbeat_timeout_s
+                self._store.ask(ignore, "revoke", self._lease)
+                reached = counted(present, "host")
+                self._resign(f"it reaches {reached}, and the job needs {least}")
+
+    def _resign(self, why: str) -> None:
+        """Stop coordinating: another launcher may, when the lease is over."""
+        self._drop_lease()
+        self.shown(f"This host no longer coordinates the job: {why}")
+        self._serve_no_more()
+        self._lose(self._cut_off())
+
+    def _drop_lease(self) -> None:
+        self._until = self._leader = None
+        for timer in ("end", "renew"):
+            self._timer(timer, None, self._look)
+
+    def _serve_no_more(self) -> None:
+        server, self._server = self._server, None
+        self._unlisten()
+        self._hang_up()
+        if server is not None:
+            server.finish()
+            self._former = server
+
+    def _free_key(self, session: str, verdict: Verdict | None, *, may_free: bool) -> None:
+        """Leave the key to another coordinator, or with a VERDICT, to hosts that were cut off.
+
+        Unless it MAY_FREE the key, ranks may still run until the lease is over.
+        """
+        if self._until is None:
+            return
+        self._drop_lease()
+        self._leaves_until = self._clock.now() + _LEAVE_S
+        if verdict is not None:
+            value = _CODEC.write(LeaseHolder(self.launcher, "", 1, session, verdict)).decode()
+            remembered_s = math.ceil(self.config.rdzv_timeout_s + self.config.heartbeat_timeout_s)
+            self._store.ask(ignore, "bury", self._lease, value, remembered_s)
+        elif may_free:
+            self._store.ask(ignore, "revoke", self._lease)
+        # Wake the loop when that is over.
+        self._timer("left", self._leaves_until, self._seek_no_more)
+
+    # Overrides of Session -----------------------------------------------------------------------
 
     def join(self, request: JoinRequest, failure: Failure | None = None) -> None:
-        """Join the next generation, or report in FAILURE why this host cannot."""
+        """Ask for a place in the next generation, or report in FAILURE why this host cannot."""
         super().join(request, failure)
         if not self.is_connected:
             self._seek()
@@ -108,110 +306,39 @@ class ElectedSession(Session):
             self._has_left = True
             is_idle = server.is_idle
             self._serve_no_more()
-            self._election.leave(may_free=is_idle)
+            self._free_key("", None, may_free=is_idle)
             return
         super().quit(failure)
         self._stepped()
 
-    def prepare(self, roster: RosterMessage) -> None:
-        """Plan this host's part."""
-        self._election.session = roster.session
-        super().prepare(roster)
-
-    # As a candidate of the election -------------------------------------------------------------
-
-    def may_lead(self) -> bool:
-        """Whether nothing runs here, and this host asks for a place."""
-        has_asked = self._request is not None and self._request[1] is None
-        return has_asked and not self._is_placed and not self._has_left
-
-    def listen(self, local: str) -> tuple[str, int]:
-        """Listen for the other hosts; LOCAL is our address in the network of etcd."""
-        endpoint = self._endpoint
-        host = endpoint.host or local
-        if not endpoint.host and local.startswith(_LOOPBACK) and self._own_addresses:
-            host = self._own_addresses[0]
-        everywhere = (host,) if literal(host, 1) else (EVERYWHERE,)
-        self._listen(endpoint.addresses or everywhere)
-        assert self._listener is not None  # else it has raised PortTaken
-        return host, self._listener.port
-
-    def unlisten(self) -> None:
-        """Listen no more."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-
-    def lead(self, host: str) -> None:
-        """Coordinate from now on."""
-        if self._member.last is not None:
-            self._log("This host coordinates the job from now on.")
-        self._serve(host)
-
-    def follow(self, leader: LeaseHolder) -> None:
-        """Call the coordinator."""
-        self._member.coordinator = leader.host
-        self._call([Target(leader.host, leader.port)])
-
-    def resign(self, why: str) -> None:
-        """Stop coordinating: another launcher may, when the lease is over."""
-        self.shown(f"This host no longer coordinates the job: {why}")
-        self._serve_no_more()
-        self.lose(self._member.loss())
-
-    def bury(self, verdict: Verdict) -> None:
-        """End as the job has ended while this host was cut off."""
-        self.judge(verdict)
-
-    def note(self, text: str) -> None:
-        """Print TEXT, once."""
-        self.shown(text.rstrip("."))
-
-    def _serve_no_more(self) -> None:
-        server, self._server = self._server, None
-        self.unlisten()
-        self._hang_up()
-        if server is not None:
-            server.finish()
-            self._former = server
-
-    # Overrides of Session -----------------------------------------------------------------------
-
-    def _promise_s(self) -> float:
-        return self._election.promise_s()
-
-    def _stepped(self) -> None:
-        server = self._server
-        if server is None:
-            return
-        state = server.state
-        if state.phase == coordinator.ENDED and self._has_left:
-            verdict = state.verdict if state.has_begun else None
-            self._election.leave(state.session, verdict, may_free=True)
-        elif state.phase == coordinator.RUNNING:
-            self._election.began()
-        elif state.phase == coordinator.FORMING and state.generation and server.is_idle:
-            present, least = len(state.hosts), state.config.least
-            # The others need a moment to find this coordinator.
-            patient_until = max(state.since, state.not_before) + self.config.heartbeat_timeout_s / 2
-            if present < least and self._share.now() >= patient_until:
-                reached = counted(present, "host")
-                self._election.give_way(f"it reaches {reached}, and the job needs {least}")
-
-    def _obey(self) -> None:
-        self._election.config = self.config
-        super()._obey()
-
     def _answered(self, connection: Connection) -> None:
-        self._election.stop_seeking()
+        self._seek_no_more()
         super()._answered(connection)
 
-    def _seek(self) -> None:
-        if not self._has_left:
-            self._election.seek()
+    def _may_seek(self) -> bool:
+        return self._join is not None
 
-    def _without_coordinator(self, failure: Failure) -> None:
-        if self._request is not None:
-            self._seek()
-        else:
-            self._go_on_alone(failure)
+    @property
+    def is_busy(self) -> bool:
+        """Whether messages are under way, or the end is being stored."""
+        is_storing = self._store.is_busy and self._clock.now() < self._leaves_until
+        return super().is_busy or (not self._is_closed and is_storing)
+
+    def close(self) -> None:
+        """End all connections."""
+        self._seek_no_more()
+        self._drop_lease()
+        self._timer("left", None, self._seek_no_more)
+        self._store.close()
+        if self._former is not None:
+            self._former.close()
+        super().close()
+
+    def missing(self) -> str:
+        """Return what is awaited."""
+        if self.is_connected or self._leader is not None:
+            return super().missing()
+        if self._trouble:
+            return f"etcd ({self._trouble})"
+        etcd = f"etcd at {self._where}"
+        return f"a coordinator that {etcd} knows" if self._has_answered else etcd

@@ -11,17 +11,18 @@ import base64
 import http.client
 import json
 import os
-import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from fleetrun.run.isolation import CallResult, IsolatedCall
 from fleetrun.run.loop import Waiting, nothing
+from fleetrun.session.connecting import endpoint
+from fleetrun.session.wire import reason
 
 _AUTHORITY, _CERTIFICATE, _KEY = "ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY"
 # In bytes.
@@ -53,13 +54,13 @@ class StoreAnswer(NamedTuple):
 
 
 class Client:
-    """Asks the etcd at ADDRESS about a job."""
+    """Asks the etcd at ADDRESS about a job; each method raises EtcdError if it cannot."""
 
     def __init__(self, address: StoreAddress) -> None:
+        # Another member comes first after one that does not answer.
         self.endpoints = list(address.endpoints)
-        self._timeout_s = address.timeout_s
-        self._is_secure = address.is_secure
-        self._link: http.client.HTTPConnection | None = None
+        self._address = address
+        # Our address towards the member that has answered.
         self._local = ""
         # A job's name may contain any characters, and no job's key may lie within another's.
         self._name = _coded(f"/fleetrun/{quote(address.name, safe='')}/coordinator")
@@ -101,80 +102,49 @@ class Client:
 
     def _put(self, compare: dict[str, Any], value: str, lease: int) -> bool:
         put = {"key": self._name, "value": _coded(value), "lease": lease}
-        answer = self._ask(
-            "/v3/kv/txn",
-            {
-                "compare": [{"key": self._name, **compare}],
-                "success": [{"request_put": put}],
-            },
-        )
-        return bool(answer.get("succeeded"))
+        request = {
+            "compare": [{"key": self._name, **compare}],
+            "success": [{"request_put": put}],
+        }
+        return bool(self._ask("/v3/kv/txn", request).get("succeeded"))
 
     # Transport ----------------------------------------------------------------------------------
 
     def _ask(self, path: str, request: dict[str, Any]) -> dict[str, Any]:
-        body = json.dumps(request).encode()
         troubles: list[str] = []
-        for host, port in list(self.endpoints):
-            answer = self._ask_member(host, port, path, body)
-            if not isinstance(answer, str):
-                return answer
-            self.close()
-            # Another member is asked first next time.
+        for member in list(self.endpoints):
+            try:
+                return self._post(member, path, json.dumps(request).encode())
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                troubles.append(f"{endpoint(*member)}: {self._reason(error)}")
             self.endpoints.append(self.endpoints.pop(0))
-            troubles.append(f"{f'[{host}]' if ':' in host else host}:{port}: {answer}")
         raise EtcdError("; ".join(troubles))
 
-    def _ask_member(self, host: str, port: int, path: str, body: bytes) -> dict[str, Any] | str:
-        """Return a member's answer, or why there is none."""
-        try:
-            return self._post(host, port, path, body)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            return f"{_reason(error)}{self._hint(error)}"
-
-    def _hint(self, error: Exception) -> str:
-        """Return a hint if a member hangs up, as it does if only one side uses TLS."""
-        is_refusal = bool(getattr(error, "verify_message", ""))
-        # ssl.SSLError, which most launches need not load.
-        has_hung_up = isinstance(error, ConnectionResetError | BrokenPipeError) or (
-            type(error).__module__ == "ssl" and not is_refusal
-        )
-        if not has_hung_up:
-            return ""
-        if not self._is_secure:
-            return "; for etcd with TLS give etcds://HOST:PORT"
-        return f"; if it requires a client certificate, set {_CERTIFICATE} and {_KEY}"
-
-    def _post(self, host: str, port: int, path: str, body: bytes) -> dict[str, Any]:
-        link = self._link
-        if link is None:
-            link = self._link = self._called(host, port)
-        link.request("POST", path, body, {"Content-Type": "application/json"})
-        if not self._local and isinstance(link.sock, socket.socket):
+    def _post(self, member: tuple[str, int], path: str, body: bytes) -> dict[str, Any]:
+        with closing(self._connection(*member)) as link:
+            link.request("POST", path, body, {"Content-Type": "application/json"})
             self._local = str(link.sock.getsockname()[0])
-        answer = link.getresponse()
-        text = answer.read(_LONGEST)
-        if answer.will_close:
-            self.close()
+            answer = link.getresponse()
+            text = answer.read(_LONGEST)
         if answer.status == http.client.NOT_FOUND and path.startswith("/v3/lease"):
             # This is how it reports that a lease has ended.
             return {}
         if answer.status != http.client.OK:
-            body_text = text[:200].decode(errors="replace").strip()
-            message = f"it answers {answer.status} to {path} ({body_text})"
+            shown = text[:200].decode(errors="replace").strip()
+            message = f"it answers {answer.status} to {path} ({shown})"
             if answer.status in {http.client.UNAUTHORIZED, http.client.BAD_REQUEST}:
                 raise EtcdError(message)
             raise http.client.HTTPException(message)
         document = json.loads(text)
         if not isinstance(document, dict):
-            message = "its answer is not etcd's"
-            raise http.client.HTTPException(message)
+            raise http.client.BadStatusLine("no JSON object")
         return document
 
-    def _called(self, host: str, port: int) -> http.client.HTTPConnection:
+    def _connection(self, host: str, port: int) -> http.client.HTTPConnection:
         """Return a connection to a member; raise EtcdError if a TLS file cannot be read."""
-        if not self._is_secure:
-            return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
+        timeout_s = self._address.timeout_s
+        if not self._address.is_secure:
+            return http.client.HTTPConnection(host, port, timeout=timeout_s)
         import ssl  # takes 20 ms
 
         authority, certificate, key = (
@@ -186,30 +156,26 @@ class Client:
             if certificate is not None:
                 setting = f"{_CERTIFICATE}={certificate} with {_KEY}={key or ''}"
                 context.load_cert_chain(certificate, key)
-        except (OSError, ValueError) as error:
-            raise EtcdError(f"{setting} cannot be used ({_reason(error)})") from None
-        return http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=context)
+        except OSError as error:
+            raise EtcdError(f"{setting} cannot be used ({reason(error)})") from None
+        return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
 
-    def close(self) -> None:
-        """Close the connection; the next request opens another."""
-        if self._link is not None:
-            self._link.close()
-            self._link = None
-            self._local = ""
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, TimeoutError):
-        return "no answer"
-    if isinstance(error, http.client.RemoteDisconnected):
-        return "it closes the connection without an answer"
-    doubt = getattr(error, "verify_message", "")
-    if doubt:
-        return f"its certificate is not trusted ({doubt}); set {_AUTHORITY} to its authority"
-    if isinstance(error, json.JSONDecodeError | http.client.BadStatusLine):
-        return "what listens there is not etcd"
-    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or repr(error)
-    return text[:1].lower() + text[1:]
+    def _reason(self, error: Exception) -> str:
+        doubt = getattr(error, "verify_message", "")
+        if doubt:
+            return f"its certificate is not trusted ({doubt}); set {_AUTHORITY} to its authority"
+        if isinstance(error, json.JSONDecodeError | http.client.BadStatusLine) and not isinstance(
+            error, http.client.RemoteDisconnected
+        ):
+            return "what listens there is not etcd"
+        # ssl.SSLError, which most launches need not load.
+        if isinstance(error, ConnectionResetError) or type(error).__module__ == "ssl":
+            # As a member does if only one side uses TLS.
+            hint = f"if it requires a client certificate, set {_CERTIFICATE} and {_KEY}"
+            if not self._address.is_secure:
+                hint = "for etcd with TLS give etcds://HOST:PORT"
+            return f"it closes the connection without an answer; {hint}"
+        return reason(error) if isinstance(error, OSError) else str(error)
 
 
 def _coded(text: str) -> str:
@@ -224,9 +190,7 @@ def _number(entry: dict[str, Any], key: str) -> int:
 # From the loop ----------------------------------------------------------------------------------
 
 
-def answer(
-    client: Client, method: str, values: tuple[object, ...]
-) -> tuple[object, str, tuple[tuple[str, int], ...]]:
+def answer(client: Client, method: str, values: tuple[object, ...]) -> tuple[Any, ...]:
     """Return the result of CLIENT's METHOD, why there is none, and the members in order of use."""
     value, trouble = None, ""
     try:
@@ -240,15 +204,11 @@ class JobStore:
     """Asks the etcd at ADDRESS about a job, one request at a time."""
 
     def __init__(self, address: StoreAddress, waiting: Waiting) -> None:
-        # The one that answered last is asked first.
-        self._address = address
-        self._waiting = waiting
+        self._address, self._waiting = address, waiting
         self._requests: deque[tuple[str, tuple[object, ...], Callable[[StoreAnswer], None]]] = (
             deque()
         )
-        # The current request, and when it was made; None: there is none.
         self._call: IsolatedCall | None = None
-        self._asked_at: float | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -258,44 +218,39 @@ class JobStore:
     def ask(self, done: Callable[[StoreAnswer], None], method: str, *values: object) -> None:
         """Call METHOD of the client; DONE is called with the answer, from the loop."""
         self._requests.append((method, values, done))
-        self._go_on()
+        if len(self._requests) == 1:
+            self._begin()
 
-    def _go_on(self) -> None:
-        if not self._requests or self._asked_at is not None:
-            return
+    def _begin(self) -> None:
         method, values, _ = self._requests[0]
-        client = Client(self._address)
         # Taken before it is sent: a lease is renewed no earlier than this.
-        self._asked_at = time.monotonic()
+        asked_at = time.monotonic()
+        client = Client(self._address)
         try:
             call = self._call = IsolatedCall(partial(answer, client, method, values))
         except OSError as error:
             why = f"no process can be started to ask etcd ({error.strerror})"
-            end = partial(self._end, None, why)
-            self._waiting.timer((id(self), "failed"), self._asked_at, end)
+            end = partial(self._answered, asked_at, CallResult(trouble=why))
+            self._waiting.timer((id(self), "failed"), asked_at, end)
             return
-        call.watch(self._waiting, self._answered)
+        call.watch(self._waiting, partial(self._answered, asked_at))
 
-    def _answered(self, result: CallResult) -> None:
+    def _answered(self, asked_at: float, result: CallResult) -> None:
         self._call = None
         value, trouble = None, result.trouble
         if not trouble:
-            value, trouble, members = cast("tuple[Any, str, tuple[Any, ...]]", result.value)
+            answered: Any = result.value
+            value, trouble, members = answered
             self._address = self._address._replace(endpoints=members)
-        self._end(value, trouble)
-
-    def _end(self, value: object, trouble: str) -> None:
         _, _, done = self._requests.popleft()
-        answer = StoreAnswer(self._asked_at or 0.0, value, trouble)
-        self._asked_at = None
-        done(answer)
-        self._go_on()
+        if self._requests:
+            self._begin()
+        done(StoreAnswer(asked_at, value, trouble))
 
     def close(self) -> None:
         """Stop; no callback follows."""
         self._waiting.timer((id(self), "failed"), None, nothing)
         self._requests.clear()
-        self._asked_at = None
         call, self._call = self._call, None
         if call is not None:
             with suppress(OSError):

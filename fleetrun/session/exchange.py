@@ -1,11 +1,10 @@
 """Messages between the hosts of a job beside the protocol: logs, silence, evidence.
 
-Neither coordinator.py nor member.py depends on them. A process is named by its place among all
+The coordinator does not depend on them. A process is named by its place among all
 ranks of the job, which every host has planned alike, so no message names a file.
 """
 
 # No `from __future__ import annotations`: the codec checks every field by its annotation.
-import re
 from typing import Annotated, NamedTuple, TypeAlias
 
 from fleetrun.model import LaunchPlan, RankSpec
@@ -13,10 +12,6 @@ from fleetrun.session.messages import Count
 
 # Raw bytes of a log in one message; in base64 they fit into a text of the codec's.
 LONGEST_PART = 32 * 1024
-# What a launcher sends of the kernel's list of processors, of which Linux has at most 8192. Ranges
-# are written out where ranks are compared.
-LONGEST_LIST = 200
-_LIST = re.compile(rf"(?!.*[0-9]{{5}})[0-9,-]{{0,{LONGEST_LIST}}}")
 
 
 class LogPart(NamedTuple):

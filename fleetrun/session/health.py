@@ -10,7 +10,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 
 from fleetrun.host import nvml as reader
 from fleetrun.host.nvml import Library
@@ -24,15 +23,6 @@ _SPARE_SHARE = 0.1
 _LEAST_BYTES = 16 << 20
 _TRIED_BYTES = 65536
 _GIB, _MIB = 1 << 30, 1 << 20
-
-
-def import_trouble(name: str = "paddle") -> str:
-    """Return why module NAME cannot be imported; the trial also caches its files."""
-    try:
-        import_module(name)
-    except Exception as error:  # noqa: BLE001 - whatever a broken installation raises
-        return f"Paddle cannot be imported ({type(error).__name__}: {error})"
-    return ""
 
 
 def trouble(

@@ -7,16 +7,16 @@ introduce themselves: the versions that matter to a job, and the time by their c
 # No `from __future__ import annotations`: the codec checks every field by its annotation.
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
+from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Member
-from fleetrun.run.loop import Loop
-from fleetrun.session.authentication import Key
+from fleetrun.run.loop import Loop, nothing
 from fleetrun.session.codec import Codec
-from fleetrun.session.connection import Connection, Wire
-from fleetrun.session.dialer import SILENT, Dialer, Target
-from fleetrun.session.listener import EVERYWHERE, Listener
+from fleetrun.session.connecting import EVERYWHERE, Dialer, Listener
+from fleetrun.session.wire import Connection, Key, Wire, ignore
 
 # After this long, log who is awaited, naming at most this many.
 _SILENCE_S, _MOST_NAMED = 1.0, 5
@@ -78,19 +78,17 @@ class PeerCheck:
         own_index: int,
         description: HostDescription,
         *,
-        key: "Key",
+        key: Key,
         timeout_s: float,
     ) -> None:
-        self._members = members
-        self._own_index = own_index
-        self._description = description
-        self._key = key
+        self._members, self._own_index, self._description = members, own_index, description
         self._until = time.monotonic() + timeout_s
         self._loop = Loop()
+        self._wire = Wire(key, CODEC, self._loop)
         # Which hosts have called which of our ports, and what the ones that we called answered.
         self._came: set[tuple[int, int]] = set()
-        self._peers: dict[Target, Peer] = {}
-        self._dialers: dict[Target, Dialer] = {}
+        self._peers: dict[tuple[str, int], Peer] = {}
+        self._dialers: dict[tuple[str, int], Dialer] = {}
         self._callers: list[Connection] = []
 
     def run(
@@ -103,29 +101,33 @@ class PeerCheck:
         """
         ports = self._members[self._own_index].ports
         others = [host for node, host in enumerate(self._members) if node != self._own_index]
-        wire = Wire(self._key, CODEC, self._loop)
         addresses = (address or EVERYWHERE,)
-        listener = Listener(addresses, ports, wire, opened=self._called)
-        # A port that is taken is a finding of its own.
-        listener.hold()
-        listener.open()
-        for target in [Target(host.host, port) for host in others for port in host.ports]:
-            self._dialers[target] = Dialer([target], wire, opened=partial(self._reached, target))
+        listeners = [Listener(addresses, (p,), self._wire, opened=self._called) for p in ports]
+        for listener in listeners:
+            # A port that is taken is a finding of its own.
+            with suppress(EnvironmentFault):
+                listener.prepare()
+                listener.open()
+        for target in [(host.host, port) for host in others for port in host.ports]:
+            opened = partial(self._reached, target)
+            self._dialers[target] = Dialer(target[0], target[1:], self._wire, opened=opened)
             self._dialers[target].begin()
-        late_at: list[float] = []
-        self._loop.timer("late", self._until, partial(late_at.append, self._until))
+        self._loop.timer("late", self._until, nothing)
         if log is not None:
             remark_at = time.monotonic() + _SILENCE_S
             self._loop.timer("remark", remark_at, partial(self._log_missing, log))
         expected = len(ports) * len(others)
-        while not late_at and (len(self._peers) < len(self._dialers) or len(self._came) < expected):
+        while time.monotonic() < self._until and (
+            len(self._peers) < len(self._dialers) or len(self._came) < expected
+        ):
             self._loop.turn()
         peers = tuple(map(self._peer, others))
         for dialer in self._dialers.values():
             dialer.hang_up()
         for caller in self._callers:
             caller.close()
-        listener.close()
+        for listener in listeners:
+            listener.close()
         self._loop.close()
         return peers
 
@@ -140,42 +142,40 @@ class PeerCheck:
     def _introduction(self, port: int) -> Introduction:
         return Introduction(self._own_index, port, time.time(), self._description)
 
-    def _called(self, caller: "Connection") -> None:
+    def _called(self, caller: Connection) -> None:
         """Answer the caller, which then hangs up."""
 
-        def receive(message: tuple[object, ...]) -> None:
-            if isinstance(message, Introduction):
-                caller.send(self._introduction(message.port))
-                caller.lost = lambda _: self._came.add((message.node, message.port))
+        def receive(message: Introduction) -> None:
+            caller.send(self._introduction(message.port))
+            caller.lost = lambda _: self._came.add((message.node, message.port))
 
         self._callers.append(caller)
-        caller.heard = receive
+        caller.heard, caller.lost = receive, ignore
 
-    def _reached(self, target: Target, connection: "Connection") -> None:
+    def _reached(self, target: tuple[str, int], connection: Connection) -> None:
         """Introduce this host, and note who answers, and when."""
         began, wall = time.monotonic(), time.time()
 
-        def receive(message: tuple[object, ...]) -> None:
-            if isinstance(message, Introduction):
-                half_s = (time.monotonic() - began) / 2
-                ahead_s = message.clock - (wall + half_s)
-                self._peers[target] = Peer(target.host, (), message.description, ahead_s, half_s)
-                connection.close()
+        def receive(message: Introduction) -> None:
+            half_s = (time.monotonic() - began) / 2
+            ahead_s = message.clock - (wall + half_s)
+            self._peers[target] = Peer(target[0], (), message.description, ahead_s, half_s)
+            connection.close()
 
         connection.heard = receive
         connection.lost = lambda _: self._dialers[target].begin()
-        connection.send(self._introduction(target.port))
+        connection.send(self._introduction(target[1]))
 
     def _peer(self, host: Member) -> Peer:
         """Return what is known about HOST, with the clock of the fastest answer."""
-        targets = [Target(host.host, port) for port in host.ports]
-        answers = [self._peers[target] for target in targets if target in self._peers]
-        best = min(answers, key=lambda peer: peer.accuracy_s, default=Peer(host.host, ()))
-        return best._replace(connects=tuple(map(self._connect, targets)))
-
-    def _connect(self, target: Target) -> Connect:
-        if target in self._peers:
-            return Connect(target.port, "connected")
-        dialer = self._dialers[target]
-        outcome = dialer.outcomes.get(target, SILENT)
-        return Connect(target.port, outcome, dialer.troubles.get(target, "no answer"))
+        connects, best = [], Peer(host.host, ())
+        for port in host.ports:
+            peer, dialer = self._peers.get((host.host, port)), self._dialers[host.host, port]
+            if peer is None:
+                trouble = dialer.troubles.get(port, "no answer")
+                connects.append(Connect(port, dialer.outcome, trouble))
+                continue
+            connects.append(Connect(port, "connected"))
+            if best.card is None or peer.accuracy_s < best.accuracy_s:
+                best = peer
+        return best._replace(connects=tuple(connects))

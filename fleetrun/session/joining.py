@@ -1,12 +1,11 @@
-"""How a launch joins its session: the endpoint, and this host's request."""
+"""How a launch joins its session: where the launchers meet, and what this host brings."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import NoReturn
 
 from fleetrun.engines import SelectedEngine, detect
@@ -14,14 +13,15 @@ from fleetrun.errors import FleetrunError, UsageError
 from fleetrun.host import checkpoints, paddles
 from fleetrun.model import TRAINER, Endpoint, Facts, LaunchPlan, Member, Request, Roster
 from fleetrun.plan import free_gpus, hosts, origin, planner
+from fleetrun.plan.command import is_python
 from fleetrun.plan.layout import Slots, session_ports
 from fleetrun.rundir.variables import TOKEN
-from fleetrun.session import health, messages, script
+from fleetrun.session import health, script
 from fleetrun.session.codec import LONGEST_TEXT
 from fleetrun.session.config import RendezvousConfig
+from fleetrun.session.connecting import EVERYWHERE
 from fleetrun.session.driver import RendezvousEndpoint, Session
-from fleetrun.session.listener import EVERYWHERE
-from fleetrun.session.messages import JoinRequest, is_name
+from fleetrun.session.messages import JoinRequest, RosterMessage, is_name
 from fleetrun.session.rank_assignment import LIST
 from fleetrun.session.rendezvous import Rendezvous
 from fleetrun.session.script import digest
@@ -37,8 +37,11 @@ _SHORT = (
     f"{TOKEN} has fewer than {_LEAST_TOKEN} characters, which can be guessed: make one "
     "with `openssl rand -hex 32`, the same on every host."
 )
+_CLOSED = (
+    f"{TOKEN} is not set: hosts that come after the job has begun cannot take part. For that, "
+    "set it to one value on all hosts before (`openssl rand -hex 32` makes one)."
+)
 _NAME_BYTES = 8
-_DIGEST = "the script's digest"
 
 
 def join(
@@ -54,7 +57,7 @@ def join(
 ) -> tuple[Session, Rendezvous]:
     """Return the session of the job, and the gathering that joins it.
 
-    GATHER returns this host's own roster for an attempt, with its ports held; PLAN plans for a
+    ASSIGN returns this host's own roster for an attempt, with its ports held; PLAN plans for a
     whole roster. REDACT masks secrets in what the other hosts are told.
     """
     try:
@@ -62,49 +65,59 @@ def join(
     except FleetrunError as error:
         return tell(request, facts, engine, error, log=log, redact=redact)
     launcher = os.urandom(_NAME_BYTES).hex()
-    run = planner.run_name(request, facts.started_utc, facts.pid)
-    logs = LogFolder(os.path.join(facts.cwd, request.log_dir), launcher, run)
+    log_dir = os.path.join(facts.cwd, request.log_dir)
+    logs = LogFolder(log_dir, launcher, planner.run_name(request, facts.started_utc, facts.pid))
     endpoint = _endpoint(request, facts, engine, slots.first_port, local.me)
     bare = _named(request, facts, engine, local.me)._replace(
         settings=_settings(request, facts, slots, engine), remarks=_remarks(request, facts)
     )
     session = _session(request, facts, endpoint, launcher, bare, log)
+    # Listed hosts may come back; if an engine starts the hosts, none joins late. No token is
+    # generated here: it would be masked, or end up in logs.
+    may_come_late = endpoint.config.may_change and not detect.rows(facts.environ)
+    if may_come_late and not endpoint.knows_callers:
+        log(_CLOSED)
     first_me: int | None = None
-    _note_token(endpoint, facts, log)
 
     def offer(attempt: int) -> JoinRequest:
         nonlocal local
         if attempt:
             local = assign(attempt)
-        own_member = local.members[local.me]
-        if not attempt:
+        else:
             # Before anybody can look for it.
             logs.announce()
+        own_member, folder = local.members[local.me], request.resume_from
         return bare._replace(
             host=own_member.host,
             ports=own_member.ports,
             groups=own_member.groups,
             attempt=attempt,
-            checkpoints=_checkpoints(request),
+            checkpoints=() if folder is None else checkpoints.listed(folder),
             master_port=local.master.port if slots.master == "own" else None,
         )
 
-    def make(agreed: messages.RosterMessage) -> LaunchPlan:
+    def make(agreed: RosterMessage) -> LaunchPlan:
         nonlocal first_me
         roster = _roster(agreed, launcher, local)
         _check_own_address(request, facts, agreed, roster.me)
-        launchers = [entry.launcher for entry in agreed.entries]
         if agreed.config.may_change:
             first_me = roster.me if first_me is None else first_me
             roster = roster._replace(first_me=first_me)
+        launchers = [entry.launcher for entry in agreed.entries]
         attempts = [entry.attempt for entry in agreed.entries]
-        roster = roster._replace(shared_logs=logs.look(launchers, agreed.generation, attempts))
-        notes = (*roster.notes, *_about_token(endpoint, engine))
-        return plan(roster._replace(notes=notes))
+        notes = [_UNPROTECTED] if endpoint.token is None and not engine.hosts else []
+        if endpoint.token is not None and len(endpoint.token) < _LEAST_TOKEN:
+            notes = [_SHORT]
+        return plan(
+            roster._replace(
+                notes=(*roster.notes, *notes),
+                shared_logs=logs.look(launchers, agreed.generation, attempts),
+            )
+        )
 
     def trouble() -> str:
         before = free_gpus.used_before(facts, local.members[local.me].groups)
-        return health.trouble(os.path.join(facts.cwd, request.log_dir), before)
+        return health.trouble(log_dir, before)
 
     rendezvous = Rendezvous(
         session,
@@ -114,64 +127,10 @@ def join(
         redact=redact,
         log=log,
         health=trouble,
-        warm=_warm if script.is_python(request.script) else None,
-        settled=partial(_settle, logs),
+        settled=logs.settle,
         hint=hosts.hint(engine.hosts, request, facts),
     )
     return session, rendezvous
-
-
-def _checkpoints(request: Request) -> tuple[tuple[str, str], ...]:
-    """Return what this host has in the folder of --resume_from."""
-    if request.resume_from is None:
-        return ()
-
-    return checkpoints.listed(request.resume_from)
-
-
-def _about_token(endpoint: RendezvousEndpoint, engine: SelectedEngine) -> tuple[str, ...]:
-    """Return remarks about the token of the job, or its absence."""
-    if endpoint.token is not None:
-        return (_SHORT,) if len(endpoint.token) < _LEAST_TOKEN else ()
-    return () if engine.hosts else (_UNPROTECTED,)
-
-
-def _note_token(endpoint: RendezvousEndpoint, facts: Facts, log: Callable[[str], None]) -> None:
-    """Print that hosts cannot come late without a token, if they might."""
-    is_started = detect.rows(facts.environ)
-    is_listed = any(endpoint.config.addresses)
-    if endpoint.token is not None or is_listed or is_started or not endpoint.config.may_change:
-        # Listed hosts may come back; if an engine starts the hosts, none joins late.
-        return
-    # No token is generated here: it would be masked, or end up in logs.
-    log(
-        f"{TOKEN} is not set: hosts that come after the job has begun cannot take part. For that, "
-        "set it to one value on all hosts before (`openssl rand -hex 32` makes one)."
-    )
-
-
-def _check_own_address(
-    request: Request, facts: Facts, agreed: messages.RosterMessage, me: int
-) -> None:
-    """Raise UsageError if --host gives this host the address of another one."""
-    own, option = agreed.entries[me], origin.option(request, "host")
-    if request.host is None or hosts.is_own(request.host, facts):
-        return
-    for other in agreed.entries:
-        is_elsewhere = other.hostname != own.hostname or set(other.ports) & set(own.ports)
-        if other.launcher != own.launcher and other.host == own.host and is_elsewhere:
-            raise UsageError(
-                f"{option} is also that of {other.hostname}, and this host has "
-                f"{hosts.own_addresses(facts)}: give each host its own, or none."
-            )
-
-
-def _settle(logs: LogFolder, *, has_begun: bool) -> None:
-    """Keep in the log folder only what is needed from now on."""
-    if has_begun:
-        logs.settle()
-    else:
-        logs.withdraw()
 
 
 def tell(
@@ -199,27 +158,37 @@ def tell(
     return session, Rendezvous(session, offer=fail, bare=bare, plan=fail, redact=redact, log=log)
 
 
-def _warm() -> str:
-    """Return why Paddle cannot be imported on a host that stands by; empty if it can."""
-    return health.import_trouble()
+def _check_own_address(request: Request, facts: Facts, agreed: RosterMessage, me: int) -> None:
+    """Raise UsageError if --host gives this host the address of another one."""
+    own, option = agreed.entries[me], origin.option(request, "host")
+    if request.host is None or hosts.is_own(request.host, facts):
+        return
+    for other in agreed.entries:
+        is_elsewhere = other.hostname != own.hostname or set(other.ports) & set(own.ports)
+        if other.launcher != own.launcher and other.host == own.host and is_elsewhere:
+            raise UsageError(
+                f"{option} is also that of {other.hostname}, and this host has "
+                f"{hosts.own_addresses(facts)}: give each host its own, or none."
+            )
 
 
-def _roster(agreed: messages.RosterMessage, launcher: str, local: Roster) -> Roster:
+def _roster(agreed: RosterMessage, launcher: str, local: Roster) -> Roster:
     """Return the session's roster as planning knows it."""
-    members = tuple(Member(entry.host, entry.ports, entry.groups) for entry in agreed.entries)
-    me = [entry.launcher for entry in agreed.entries].index(launcher)
     first = agreed.entries[0]
     # What a host that comes later has found when it came may be out of date.
     former = [entry for entry in agreed.entries if entry.attempt] or agreed.entries
     port = first.master_port if first.master_port is not None else first.ports[0]
     return local._replace(
-        members=members,
-        me=me,
+        members=tuple(Member(entry.host, entry.ports, entry.groups) for entry in agreed.entries),
+        me=[entry.launcher for entry in agreed.entries].index(launcher),
         master=Endpoint(first.host, port),
         generation=agreed.generation,
         rules=agreed.config.rules,
         checkpoints=tuple((entry.host, entry.checkpoints) for entry in former),
     )
+
+
+# Where the launchers meet -------------------------------------------------------------------------
 
 
 def _place(engine: SelectedEngine, request: Request, facts: Facts) -> int:
@@ -238,46 +207,36 @@ def _endpoint(
     """Return the endpoint of the job."""
     point = hosts.meets_at(request) if not engine.hosts else None
     token = facts.environ.get(TOKEN) or None
-    config = _config(request, facts, engine, is_listed=point is None)
+    config = _config(request, engine, is_listed=point is None)
     allowed, source = None, ""
-    ports: tuple[int, ...]
-    if point is not None and not config.has_store:
+    ports = session_ports(first_port if request.start_port is None else request.start_port)
+    if config.has_store:
+        host = request.host or ("" if facts.network is None else facts.network.ip)
+        is_ours = bool(host)
+    elif point is not None:
         host, ports, is_ours = point.host, (point.port,), hosts.is_own(point.host, facts)
     else:
-        ports = session_ports(first_port if request.start_port is None else request.start_port)
-        if config.has_store:
-            host = request.host or ("" if facts.network is None else facts.network.ip)
-            is_ours = bool(host)
-        else:
-            host, is_ours = engine.hosts[0], place == 0
-            allowed = None if token else _listed(engine.hosts, facts)
-            if allowed is not None and place is not None:
-                source = _source(engine.hosts[place], facts)
+        host, is_ours = engine.hosts[0], place == 0
+        allowed = None if token else _addresses_of(engine.hosts, facts)
+        if allowed is not None and place is not None:
+            # The kernel may call from another one, which the listed hosts would refuse.
+            name = engine.hosts[place]
+            own = {own.ip for own in facts.addresses if not hosts.is_loopback(own.ip)}
+            source = next((ip for ip in (name, *facts.resolved.get(name, ())) if ip in own), "")
     return RendezvousEndpoint(
         config,
         host,
         ports,
         request.job_id,
         token,
-        addresses=(_address(host, facts),) if is_ours else (),
+        addresses=(_listening_address(host, facts),) if is_ours else (),
         may_be_second=point is not None and not config.has_store,
         allowed=allowed,
         source=source,
     )
 
 
-def _source(name: str, facts: Facts) -> str:
-    """Return the address of this host that NAME, its entry in the list, stands for; else nothing.
-
-    The kernel may choose another one, which the listed hosts would refuse.
-    """
-    own = {address.ip for address in facts.addresses if not hosts.is_loopback(address.ip)}
-    return next((ip for ip in (name, *facts.resolved.get(name, ())) if ip in own), "")
-
-
-def _config(
-    request: Request, facts: Facts, engine: SelectedEngine, *, is_listed: bool
-) -> RendezvousConfig:
+def _config(request: Request, engine: SelectedEngine, *, is_listed: bool) -> RendezvousConfig:
     """Return the config of REQUEST; IS_LISTED: the hosts are those that ENGINE knows."""
     least, most = hosts.bounds(request.nnodes)
     if is_listed:
@@ -287,7 +246,6 @@ def _config(
         least,
         most,
         names=engine.hosts if is_listed else (),
-        addresses=_known_addresses(engine.hosts, facts) if is_listed else (),
         max_restarts=request.max_restart,
         rdzv_timeout_s=request.rdzv_timeout_s,
         heartbeat_timeout_s=request.heartbeat_timeout_s,
@@ -330,7 +288,7 @@ def _session(  # noqa: PLR0917 - as join has them
     )
 
 
-def _address(host: str, facts: Facts) -> str:
+def _listening_address(host: str, facts: Facts) -> str:
     """Return the address to listen on: HOST if it is ours, else that of the job's network."""
     own = {address.ip for address in facts.addresses}
     if hosts.is_address(host) and (host in own or hosts.is_loopback(host)):
@@ -350,24 +308,18 @@ def _address(host: str, facts: Facts) -> str:
     return near[0] if near else EVERYWHERE
 
 
-def _listed(names: Sequence[str], facts: Facts) -> frozenset[str] | None:
-    """Return the addresses of the hosts NAMES; None if some are unknown."""
-    known = _known_addresses(names, facts)
-    for name, addresses in zip(names, known, strict=True):
-        if not addresses and (hosts.is_loopback(name) or not hosts.is_own(name, facts)):
+def _addresses_of(names: tuple[str, ...], facts: Facts) -> frozenset[str] | None:
+    """Return the addresses from which the hosts NAMES call; None if some are unknown."""
+    addresses: set[str] = set()
+    for name in names:
+        known = (name,) if hosts.is_address(name) else facts.resolved.get(name, ())
+        if hosts.is_loopback(name) or (not known and not hosts.is_own(name, facts)):
             return None
-    return frozenset(address for addresses in known for address in addresses)
+        addresses.update(known)
+    return frozenset(addresses)
 
 
-def _known_addresses(names: Sequence[str], facts: Facts) -> tuple[tuple[str, ...], ...]:
-    """Return the addresses from which each of the hosts NAMES calls; empty if unknown."""
-
-    def addresses_of(name: str) -> tuple[str, ...]:
-        if hosts.is_loopback(name):
-            return ()
-        return (name,) if hosts.is_address(name) else tuple(facts.resolved.get(name, ()))
-
-    return tuple(map(addresses_of, names))
+# What this host brings ----------------------------------------------------------------------------
 
 
 def _named(
@@ -389,48 +341,40 @@ def _settings(
     request: Request, facts: Facts, slots: Slots, engine: SelectedEngine
 ) -> tuple[tuple[str, str], ...]:
     """Return the settings that must be the same on all hosts."""
-    strategy = "" if request.strategy is None else request.strategy.digest
     is_fixed = engine.hosts and ":" not in request.nnodes
-    nodes = str(len(engine.hosts)) if is_fixed else request.nnodes
-    settings = [
-        ("--nnodes", nodes),
-        ("--run_mode", planner.mode(request)),
-        ("the strategy", strategy),
-        ("--gather_logs", request.gather_logs or ""),
-    ]
-    if script.is_python(request.script):
-        settings.append((_DIGEST, _digest(request, facts)))
+    settings = {
+        "--nnodes": str(len(engine.hosts)) if is_fixed else request.nnodes,
+        "--run_mode": planner.mode(request),
+        "the strategy": "" if request.strategy is None else request.strategy.digest,
+        "--gather_logs": request.gather_logs or "",
+    }
+    if is_python(request.script):
+        settings["the script's digest"] = _digest(request, facts)
         paddle = paddles.find(sys.path)
-        settings.append(("Paddle's version", "" if paddle is None else paddle.version))
+        settings["Paddle's version"] = "" if paddle is None else paddle.version
     if engine.hosts:
-        settings.append((LIST, comparable(",".join(engine.hosts))))
+        settings[LIST] = _comparable(",".join(engine.hosts))
+    roles = [slot.role for slot in slots.slots]
     if slots.hosts:
         layout = ",".join(f"{slot.role} {slot.host}:{slot.port}" for slot in slots.slots)
-        settings.append(("the list of servers and trainers", comparable(layout)))
-    if _has_roles(slots):
-        roles = [slot.role for slot in slots.slots]
+        settings["the list of servers and trainers"] = _comparable(layout)
+    if set(roles) != {TRAINER}:
         counted = ", ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))
-        settings.append(("what each host has", counted))
-    return tuple(settings)
-
-
-def _has_roles(slots: Slots) -> bool:
-    """Whether there are other roles than trainers."""
-    return {slot.role for slot in slots.slots} != {TRAINER}
-
-
-def _digest(request: Request, facts: Facts) -> str:
-    return digest(os.fsencode(script.identity(request.script, facts.cwd, facts.environ)))
+        settings["what each host has"] = counted
+    return tuple(settings.items())
 
 
 def _remarks(request: Request, facts: Facts) -> tuple[tuple[str, str], ...]:
     """Return the settings whose differences between hosts are reported."""
-    arguments = "\0".join(request.script.args)
-    remarks = [("the digest of the script's arguments", digest(os.fsencode(arguments)))]
-    if not script.is_python(request.script):
+    remarks = [("the digest of the script's arguments", digest("\0".join(request.script.args)))]
+    if not is_python(request.script):
         # It may be built differently on each host.
         remarks.append(("the digest of the program", _digest(request, facts)))
     return tuple(remarks)
+
+
+def _digest(request: Request, facts: Facts) -> str:
+    return digest(script.identity(request.script, facts.cwd, facts.environ))
 
 
 def _plain(hostname: str) -> str:
@@ -442,6 +386,6 @@ def _plain(hostname: str) -> str:
     return hostname if is_name(hostname) else re.sub(r"[^\w.:-]|^-", "-", hostname)[:64].lstrip("-")
 
 
-def comparable(text: str) -> str:
+def _comparable(text: str) -> str:
     """Return TEXT, or its digest if it is too long for a message."""
-    return text if len(text) <= LONGEST_TEXT // 2 else digest(os.fsencode(text))
+    return text if len(text) <= LONGEST_TEXT // 2 else digest(text)

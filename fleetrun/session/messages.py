@@ -153,8 +153,7 @@ class Missing(NamedTuple):
     remarks: tuple[str, ...] = ()
     # The job runs without the launcher, which may get a place later.
     stands_by: bool = False
-    # The option that limits the wait, and the seconds left.
-    limit: str = ""
+    # For how long the coordinator waits.
     left_s: float = 0.0
 
 

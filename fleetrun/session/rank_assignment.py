@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.messages import JoinRequest
-from fleetrun.text import counted
+from fleetrun.text import counted, elided
 
-# The settings of jobs whose hosts are listed.
-LIST, ORDER = "the list of hosts", "the order of the hosts"
+# The setting of jobs whose hosts are listed.
+LIST = "the list of hosts"
 # After this many failures a host is replaced if possible.
 _MOST_FAILURES = 2
 # The most hosts that a message names.
 _NAMED = 8
-# How much of a differing value is shown, and how much of that before the first difference.
-_SHOWN, _BEFORE = 100, 20
+# How much of a differing value is shown.
+_SHOWN = 100
 
 
 class Host(NamedTuple):
@@ -153,8 +153,8 @@ def _here(hosts: Sequence[Host]) -> str:
     return f"{names} {'are' if len(hosts) > 1 else 'is'} here"
 
 
-def differences(first: JoinRequest, second: JoinRequest, *, where: str) -> dict[str, str]:
-    """Return the settings in which two hosts differ, each with a sentence that has both values.
+def differences(first: JoinRequest, second: JoinRequest, *, where: str) -> list[str]:
+    """Return sentences about the settings in which two hosts differ, with both values.
 
     WHERE is the host of FIRST.
     """
@@ -163,43 +163,20 @@ def differences(first: JoinRequest, second: JoinRequest, *, where: str) -> dict[
 
 def remarks(first: JoinRequest, second: JoinRequest, *, where: str) -> list[str]:
     """Return sentences about the remarks in which two hosts differ."""
-    return list(_differences(dict(first.remarks), dict(second.remarks), where).values())
+    return _differences(dict(first.remarks), dict(second.remarks), where)
 
 
-def _differences(first: Mapping[str, str], second: Mapping[str, str], where: str) -> dict[str, str]:
-    differing = {}
+def _differences(first: Mapping[str, str], second: Mapping[str, str], where: str) -> list[str]:
+    differing = []
     for name in dict.fromkeys((*first, *second)):
         value, other_value = first.get(name, ""), second.get(name, "")
         # Bounds are part of the config, which the coordinator sets.
         is_settled = name == "--nnodes" and ":" in value + other_value
-        if first.get(name) != second.get(name) and not is_settled:
-            if name == LIST and are_alike(value, other_value):
-                differing[ORDER] = f"{name} has another order there than on {where}"
-                continue
-            shown = _shown(other_value, value) or "none", _shown(value, other_value) or "none"
-            differing[name] = f"{name} is {shown[0]} there and {shown[1]} on {where}"
+        if first.get(name) == second.get(name) or is_settled:
+            continue
+        if name == LIST and sorted(value.split(",")) == sorted(other_value.split(",")):
+            differing.append(f"{name} has another order there than on {where}")
+            continue
+        shown = (elided(text, _SHOWN) or "none" for text in (other_value, value))
+        differing.append("{} is {} there and {} on {}".format(name, *shown, where))
     return differing
-
-
-def are_alike(first: str, second: str) -> bool:
-    """Whether two lists have the same members in any order.
-
-    >>> are_alike("a,b", "b,a"), are_alike("a,b", "a,c"), are_alike("", "")
-    (True, False, False)
-    """
-    return bool(first) and sorted(first.split(",")) == sorted(second.split(","))
-
-
-def _shown(text: str, other: str) -> str:
-    """Return TEXT, or if it is long, the part around the first difference from OTHER.
-
-    >>> _shown("a" * 500 + "b" + "c" * 500, "a" * 1000)[:30]
-    '...aaaaaaaaaaaaaaaaaaaabcccccc'
-    """
-    if len(text) <= _SHOWN:
-        return text
-    pairs = zip(text, other, strict=False)
-    common = next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), len(other))
-    begin = max(0, min(common, len(text)) - _BEFORE)
-    end = begin + _SHOWN
-    return f"{'...' if begin else ''}{text[begin:end]}{'...' if end < len(text) else ''}"

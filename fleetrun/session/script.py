@@ -9,17 +9,12 @@ from collections.abc import Mapping
 from fleetrun.errors import FleetrunError
 from fleetrun.host import scripts
 from fleetrun.model import Script
-from fleetrun.plan.command import CHECK
+from fleetrun.plan.command import CHECK, is_python
 
 # How much of a digest is shown.
 _DIGITS = 12
 # How much of a file is read; larger ones also differ in size.
 _MOST_READ = 64 << 20
-
-
-def is_python(script: Script) -> bool:
-    """Whether SCRIPT is Python; other programs may be built differently on each host."""
-    return script.form != "file" or script.target.endswith(".py")
 
 
 def identity(script: Script, cwd: str, environ: Mapping[str, str]) -> str:
@@ -38,9 +33,9 @@ def _files(script: Script, cwd: str, environ: Mapping[str, str]) -> list[str]:
         here = os.path.join(cwd, script.target.replace(".", "/"))
         return [path for path in (f"{here}.py", f"{here}/__main__.py") if os.path.isfile(path)]
     paths = [os.path.join(cwd, scripts.find(script, cwd, environ) or "")]
-    if not is_python(script):
+    if not is_python(script) and script.args:
         # If the program is a shell, its first argument is the script.
-        first = os.path.join(cwd, *script.args[:1])
+        first = os.path.join(cwd, script.args[0])
         paths += [first] if os.path.isfile(first) else []
     return paths
 
@@ -48,9 +43,9 @@ def _files(script: Script, cwd: str, environ: Mapping[str, str]) -> list[str]:
 def _digest_of(path: str) -> str:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        return digest(b"%d\0" % size + file.read(_MOST_READ), digits=None)
+        return hashlib.sha256(b"%d\0" % size + file.read(_MOST_READ)).hexdigest()
 
 
-def digest(data: bytes, digits: int | None = _DIGITS) -> str:
-    """Return the SHA-256 of DATA, or its first DIGITS."""
-    return hashlib.sha256(data).hexdigest()[:digits]
+def digest(text: str) -> str:
+    """Return a short digest of TEXT."""
+    return hashlib.sha256(os.fsencode(text)).hexdigest()[:_DIGITS]

@@ -19,12 +19,9 @@ from wire import turn_until
 
 from fleetrun.model import Device
 from fleetrun.run.events import Failure
-from fleetrun.session.authentication import Key
 from fleetrun.session.config import RendezvousConfig
-from fleetrun.session.connection import Wire
-from fleetrun.session.dialer import Dialer, Target
+from fleetrun.session.connecting import Dialer, Listener
 from fleetrun.session.driver import CODEC
-from fleetrun.session.listener import Listener
 from fleetrun.session.messages import (
     Failed,
     Join,
@@ -34,12 +31,12 @@ from fleetrun.session.messages import (
     Stopped,
     Verdict,
 )
+from fleetrun.session.wire import Connection, Key, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fleetrun.run.loop import Loop
-    from fleetrun.session.connection import Connection
 
 SCRIPT = "0f" * 6
 TOKEN = "a token"  # noqa: S105 - of tests
@@ -50,6 +47,12 @@ SETTINGS = (
 )
 
 
+def push_raw(link: Connection, payload: bytes) -> None:
+    """Send PAYLOAD over LINK, sealed as a message of it."""
+    assert link._seals is not None
+    link._push(link._seals[0].put(payload))
+
+
 class Stranger:
     """A caller of the coordinator with KEY, and the answers that it gets."""
 
@@ -58,8 +61,7 @@ class Stranger:
         self.heard: list[tuple[object, ...]] = []
         self.lost: list[str] = []
         self.links: list[Connection] = []
-        wire = Wire(key, CODEC, loop)
-        self._dialer = Dialer((Target(HERE, port),), wire, opened=self._opened)
+        self._dialer = Dialer(HERE, (port,), Wire(key, CODEC, loop), opened=self._opened)
         self._dialer.begin()
 
     def _opened(self, link: Connection) -> None:
@@ -78,9 +80,7 @@ class Stranger:
     def say_raw(self, payload: bytes) -> None:
         """Send PAYLOAD, sealed as a message of the connection."""
         turn_until(self.loop, lambda: self.links)
-        sealing = self.links[0]._sealing
-        assert sealing is not None
-        self.links[0]._push(sealing.put(payload))
+        push_raw(self.links[0], payload)
 
     @property
     def trouble(self) -> str:
@@ -137,10 +137,10 @@ class Job(Launchers):
         self.join(len(self.launched) - 1)
         return launched
 
-    def begin(self) -> None:
+    def begin(self, **endpoint: object) -> None:
         """Let both launchers join, and the job begin."""
         for _ in range(2):
-            self.enter()
+            self.enter(**endpoint)
         turn_until(self.loop, lambda: all(launched.handler.runs for launched in self.launched))
 
     def stranger(self, token: str | None = None) -> Stranger:
@@ -155,9 +155,9 @@ class Job(Launchers):
 
     def is_well(self) -> bool:
         """Whether the second host is still heard, and its job runs."""
-        member = self.launched[1].session._member
-        member._beat()
-        turn_until(self.loop, lambda: not member._unanswered)
+        fence = self.launched[1].session._fence
+        fence.beat()
+        turn_until(self.loop, lambda: not fence._unanswered)
         return not any(launched.handler.verdicts for launched in self.launched)
 
 
@@ -199,9 +199,9 @@ def test_who_does_not_know_the_token_is_not_even_heard(job: Job, token: str | No
 
 def test_a_host_that_comes_before_the_coordinators_own_must_be_alike_too(job: Job) -> None:
     job.launch()
-    early = job.stranger().say(a_join(offer(settings=(("--run_mode", "ps"),))))
-    turn_until(job.loop, lambda: any(isinstance(heard, Missing) for heard in early.heard))
+    early = job.stranger()
     job.join(0)
+    early.say(a_join(offer(settings=(("--run_mode", "ps"),))))
     turn_until(job.loop, lambda: job.launched[0].handler.verdicts)
     (verdict,) = job.launched[0].handler.verdicts
     assert verdict.failure is not None
@@ -245,12 +245,11 @@ def test_a_listed_host_comes_back_to_a_job_that_has_begun(job: Job) -> None:
     job.config = RendezvousConfig(
         1,
         2,
-        addresses=((HERE,), (HERE,)),
         elastic_timeout_s=60.0,
         rdzv_timeout_s=60.0,
         heartbeat_timeout_s=1.0,
     )
-    job.begin()
+    job.begin(allowed=frozenset({HERE}))
     job.launched[1].session.close()
     turn_until(job.loop, lambda: job.launched[0].handler.verdicts)
     again = job.enter()
@@ -371,9 +370,7 @@ def test_a_message_of_a_launcher_with_control_characters_ends_its_connection(job
     failure["failure"]["what"] = "a\x1b[2J"
     link = job.launched[1].session._connection
     assert link is not None
-    sealing = link._sealing
-    assert sealing is not None
-    link._push(sealing.put(json.dumps(failure).encode()))
+    push_raw(link, json.dumps(failure).encode())
     # As if the launcher was lost; the other host starts again without a trace of it.
     turn_until(job.loop, lambda: not link.is_open)
     turn_until(job.loop, lambda: job.launched[0].handler.stopped)
@@ -484,7 +481,7 @@ def test_a_job_begins_while_strangers_flood_its_port(job: Job) -> None:
 
 
 def test_an_address_that_is_not_of_the_job_is_hung_up_on(job: Job) -> None:
-    printed = job.launch(allowed=frozenset({"127.0.0.2"})).remarks
+    printed = job.enter(allowed=frozenset({"127.0.0.2"})).remarks
     stranger = job.stranger()
     turn_until(job.loop, lambda: printed)
     assert "not an address of this job" in printed[0]

@@ -10,7 +10,7 @@ from launchers import CONFIG, HERE, Launchers
 from wire import turn_until
 
 from fleetrun.run.events import Failure
-from fleetrun.session.connection import HUNG_UP
+from fleetrun.session.wire import HUNG_UP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import threading
-from contextlib import ExitStack, closing
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import etcds
@@ -36,12 +36,9 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, in
 
 
 @pytest.fixture
-def client() -> Iterator[Callable[..., Client]]:
-    """Return a factory of clients of some members, for one test."""
-    with ExitStack() as stack:
-        yield lambda *members, name="job": stack.enter_context(
-            closing(Client(StoreAddress(members, name, TIMEOUT_S)))
-        )
+def client() -> Callable[..., Client]:
+    """Return a factory of clients of some members."""
+    return lambda *members, name="job": Client(StoreAddress(members, name, TIMEOUT_S))
 
 
 def test_one_of_two_becomes_the_coordinator_and_only_it_writes(
@@ -128,13 +125,12 @@ def test_an_etcd_that_wants_tls_is_asked_with_the_certificates_of_etcdctl(
     if reason is not None:
         pytest.skip(reason)
     authority, certificate, key = etcds.certificates(tmp_path)
-    with ExitStack() as stack:
-        where = stack.enter_context(etcds.one_member(tmp_path, tls=(authority, certificate, key)))
+    with etcds.one_member(tmp_path, tls=(authority, certificate, key)) as where:
         host, _, port = where.rpartition(":")
 
         def client(*, is_secure: bool = True) -> Client:
             address = StoreAddress(((host, int(port)),), "job", TIMEOUT_S, is_secure)
-            return stack.enter_context(closing(Client(address)))
+            return Client(address)
 
         monkeypatch.delenv("ETCDCTL_CACERT", raising=False)
         with pytest.raises(EtcdError, match="for etcd with TLS give etcds://"):

@@ -17,6 +17,25 @@ from fleetrun.session.config import RendezvousConfig
 HISTORIES, MANY = 300, 20_000
 
 
+def harm(world: World, chance: random.Random, *, has_store: bool) -> Host:
+    """Let something go wrong with a host, and return that."""
+    victim, at, kind = chance.choice(world.hosts), chance.uniform(0.0, 90.0), chance.random()
+    # Some are cut off for good.
+    until = at + (chance.uniform(0.1, 25.0) if chance.random() < 0.9 else 10_000.0)
+    if kind < 0.1:
+        victim.stands_still_when_ready = True
+    elif kind < 0.35:
+        world.at(at, victim.die)
+    elif kind < 0.6:
+        world.at(at, partial(victim.stand_still, chance.uniform(0.1, 25.0)))
+    elif kind < 0.8 or not has_store:
+        other = chance.choice((None, world.hosts[0]))
+        world.at(at, partial(world.cuts.append, (until, victim, other)))
+    else:
+        world.at(at, partial(world.cuts.append, (until, victim, "")))
+    return victim
+
+
 def play(seed: int, *, has_store: bool = False) -> World:
     """Play one history, and check how it ends."""
     world, chance = World(seed), random.Random(-seed - 1)
@@ -40,22 +59,7 @@ def play(seed: int, *, has_store: bool = False) -> World:
     others = [Host(world, number, config, first) for number in range(1, most)]
     for host in (first, *others):
         world.at(chance.uniform(0.0, 8.0), host.begin)
-    harmed = set()
-    for _ in range(chance.randrange(4)):
-        victim, at = chance.choice((first, *others)), chance.uniform(0.0, 90.0)
-        harm = chance.random()
-        harmed.add(victim)
-        # Some are cut off for good.
-        until = at + (chance.uniform(0.1, 25.0) if chance.random() < 0.9 else 10_000.0)
-        if harm < 0.35:
-            world.at(at, victim.die)
-        elif harm < 0.6:
-            world.at(at, partial(victim.stand_still, chance.uniform(0.1, 25.0)))
-        elif harm < 0.8 or not has_store:
-            other = chance.choice((None, first))
-            world.at(at, partial(world.cuts.append, (until, victim, other)))
-        else:
-            world.at(at, partial(world.cuts.append, (until, victim, "")))
+    harmed = {harm(world, chance, has_store=has_store) for _ in range(chance.randrange(4))}
     if config.may_change and chance.random() < 0.5:
         late = Host(world, 9, config, first)
         world.at(chance.uniform(5.0, 60.0), late.begin)

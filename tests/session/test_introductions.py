@@ -9,8 +9,8 @@ from contextlib import suppress
 import ports
 
 from fleetrun.model import Member
-from fleetrun.session.authentication import Key
 from fleetrun.session.introductions import Connect, HostDescription, Peer, PeerCheck
+from fleetrun.session.wire import Key
 
 CARD = HostDescription("node", "0.1.0", "3.11", "3.3.1", "", "", "")
 KEY, TIMEOUT_S = Key("job"), 60.0

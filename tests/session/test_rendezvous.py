@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, cast
 
+import pytest
 from wire import turn_until
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.run.events import Failure
-from fleetrun.session import health as checks
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.driver import CODEC
 from fleetrun.session.messages import JoinRequest, Leave, RosterMessage, Stopped, Verdict
@@ -23,42 +23,22 @@ if TYPE_CHECKING:
     from fleetrun.session.driver import Session
 
 BARE = JoinRequest("10.0.0.1", "node-1", 7, (), ())
-
-
-def rendezvous(
-    session: RecordedSession,
-    plan: Callable[[RosterMessage], LaunchPlan] = lambda _: cast("LaunchPlan", ()),
-    *,
-    health: Callable[[], str] | None = None,
-    warm: Callable[[], str] | None = None,
-    offer: Callable[[int], JoinRequest] = lambda _: BARE,
-) -> Rendezvous:
-    """Make the gathering of a host with an empty request, in SESSION."""
-    return Rendezvous(
-        cast("Session", session),
-        offer=offer,
-        bare=BARE,
-        plan=plan,
-        redact=lambda text: text.replace("hunter2", "***"),
-        log=session.remarks.append,
-        health=health,
-        warm=warm,
-    )
+ROSTER = RosterMessage(0, 0, (), RendezvousConfig(2, 2))
 
 
 class RecordedSession:
     """A fake session that keeps what it is told."""
 
-    def __init__(self) -> None:
-        self.config = RendezvousConfig(2, 2)
+    def __init__(self, config: RendezvousConfig = RendezvousConfig(2, 2)) -> None:  # noqa: B008 - a NamedTuple
+        self.config = config
         self.failures: list[Failure | None] = []
         self.planned = self.quit = self.failures.append
-        self.offers = 0
         self.troubles: list[str] = []
         self.remarks: list[str] = []
-        self.launcher = "this one"
-        self.serves = False
         self.shown = self.remarks.append
+        self.launcher = "this one"
+        self.serves = self.is_connected = self.has_told_all = False
+        self.until: float | None = None
 
     def open(self, waiting: object) -> None:
         """Open nothing."""
@@ -68,10 +48,7 @@ class RecordedSession:
 
     def join(self, request: JoinRequest, _fault: Failure | None = None) -> None:
         """Take note."""
-        self.offers += 1
         self.troubles.append(request.trouble)
-
-    is_connected = has_told_all = False
 
     def flush(self) -> None:
         """Write nothing."""
@@ -80,11 +57,47 @@ class RecordedSession:
         """Return the names of the missing hosts."""
         return "a place"
 
-    limited: tuple[str, float] | None = None
+    def waits_until(self) -> float | None:
+        """Return until when they are waited for."""
+        return self.until
 
-    def limit(self) -> tuple[str, float] | None:
-        """Return how long they are waited for."""
-        return self.limited
+
+def nothing_planned(_: RosterMessage) -> LaunchPlan:
+    """Plan nothing."""
+    return cast("LaunchPlan", ())
+
+
+def begun(
+    session: RecordedSession,
+    loop: Loop,
+    plan: Callable[[RosterMessage], LaunchPlan] = nothing_planned,
+    *,
+    offer: Callable[[int], JoinRequest] = lambda _: BARE,
+    answers: list[object] | None = None,
+    attempt: int = 0,
+) -> Rendezvous:
+    """Let a host with an empty request join SESSION."""
+    rendezvous = Rendezvous(
+        cast("Session", session),
+        offer=offer,
+        bare=BARE,
+        plan=plan,
+        redact=lambda text: text.replace("hunter2", "***"),
+        log=session.remarks.append,
+        health=lambda: "its disk is full",
+    )
+    rendezvous.begin(attempt, loop, ([] if answers is None else answers).append)
+    return rendezvous
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_a_host_is_checked_before_each_restart_of_a_job_that_may_go_on_without_it(
+    attempt: int, loop: Loop
+) -> None:
+    session = RecordedSession(RendezvousConfig(1, 2))
+    begun(session, loop, attempt=attempt)
+    turn_until(loop, lambda: session.troubles)
+    assert session.troubles == [["", "its disk is full"][attempt]]
 
 
 def test_a_fault_of_any_length_can_be_read_by_the_others(loop: Loop) -> None:
@@ -92,9 +105,7 @@ def test_a_fault_of_any_length_can_be_read_by_the_others(loop: Loop) -> None:
         raise EnvironmentFault(f"None of {'node, ' * 10_000} is here.")
 
     session = RecordedSession()
-    gathering = rendezvous(session, plan)
-    gathering.begin(0, loop, lambda _: None)
-    gathering.plan(RosterMessage(0, 0, (), RendezvousConfig(2, 2)))
+    begun(session, loop, plan).plan(ROSTER)
     (failure,) = session.failures
     assert failure is not None
     assert failure.what.startswith("None of node, node,")
@@ -109,21 +120,18 @@ def test_a_host_with_a_fault_ends_with_it_if_nobody_comes(loop: Loop) -> None:
     def offer(_: int) -> JoinRequest:
         raise fault
 
-    told = RecordedSession()
-    told.config = RendezvousConfig(2, 2, rdzv_timeout_s=0.01)
-    gathering = rendezvous(told, offer=offer)
-    gathering.begin(0, loop, answers.append)
+    session = RecordedSession(RendezvousConfig(2, 2, rdzv_timeout_s=0.01))
+    begun(session, loop, offer=offer, answers=answers)
     turn_until(loop, lambda: bool(answers))
     assert answers == [fault]
 
 
 def test_a_wait_names_the_timeout_that_counts(loop: Loop) -> None:
     session = RecordedSession()
-    gathering = rendezvous(session)
-    gathering.begin(0, loop, lambda _: None)
-    assert gathering.progress(700.0) == "Waiting up to 600 s for a place."
-    session.limited = "--elastic_timeout", time.monotonic() + 15.0
-    assert gathering.progress(700.0) == "Waiting up to 15 s (--elastic_timeout) for a place."
+    rendezvous = begun(session, loop)
+    assert rendezvous.progress(700.0) == "Waiting up to 600 s for a place."
+    session.until = time.monotonic() + 15.0
+    assert rendezvous.progress(700.0) == "Waiting up to 15 s for a place."
 
 
 def test_a_secret_in_a_fault_is_not_told_to_the_others(loop: Loop) -> None:
@@ -131,10 +139,9 @@ def test_a_secret_in_a_fault_is_not_told_to_the_others(loop: Loop) -> None:
         raise EnvironmentFault("--env=DB_PASSWORD=hunter2 is wrong.")
 
     session = RecordedSession()
-    gathering = rendezvous(session, plan)
-    gathering.begin(0, loop, lambda _: None)
-    gathering.plan(RosterMessage(0, 0, (), RendezvousConfig(2, 2)))
-    gathering.conclude(Verdict(0, "other", Failure("node-1", "failed", 3), is_final=True))
+    rendezvous = begun(session, loop, plan)
+    rendezvous.plan(ROSTER)
+    rendezvous.conclude(Verdict(0, "other", Failure("node-1", "failed", 3), is_final=True))
     assert [failure and failure.what for failure in session.failures] == [
         "--env=DB_PASSWORD=*** is wrong",
         "Failed (on node-1)",
@@ -143,65 +150,9 @@ def test_a_secret_in_a_fault_is_not_told_to_the_others(loop: Loop) -> None:
 
 def test_who_is_lost_while_all_get_ready_is_done_without(loop: Loop) -> None:
     session = RecordedSession()
-    gathering = rendezvous(session)
-    gathering.begin(0, loop, lambda _: None)
-    gathering.plan(RosterMessage(0, 0, (), RendezvousConfig(2, 2)))
+    rendezvous = begun(session, loop)
+    rendezvous.plan(ROSTER)
     lost = Failure("node-2", "nothing was heard of it", 1, is_departure=True)
-    gathering.conclude(Verdict(0, "other", lost, is_final=False))
-    assert session.offers == 2
+    rendezvous.conclude(Verdict(0, "other", lost, is_final=False))
+    assert len(session.troubles) == 2
     assert session.failures == [None]
-
-
-def stands_by(
-    session: RecordedSession,
-    loop: Loop,
-    health: Callable[[], str],
-    warm: Callable[[], str] | None = None,
-) -> Rendezvous:
-    """Let a host stand by, and then have a place."""
-    session.config = RendezvousConfig(2, 2, spares=1)
-    gathering = rendezvous(session, health=health, warm=warm)
-    gathering.begin(0, loop, lambda _: None)
-    gathering.stand_by()
-    return gathering
-
-
-def test_who_stood_by_plans_when_it_is_known_to_be_well(loop: Loop) -> None:
-    session = RecordedSession()
-    gathering = stands_by(session, loop, health=str, warm=str)
-    gathering.plan(RosterMessage(1, 0, (), RendezvousConfig(2, 2)))
-    assert not session.failures
-    turn_until(loop, lambda: session.failures)
-    gathering._abandon()
-    assert session.failures[0] is None
-
-
-def test_who_stood_by_and_is_not_well_gives_its_place_to_another(loop: Loop) -> None:
-    session = RecordedSession()
-    gathering = stands_by(session, loop, health=lambda: "its disk is full")
-    gathering.plan(RosterMessage(1, 0, (), RendezvousConfig(2, 2)))
-    turn_until(loop, lambda: session.failures)
-    (failure,) = session.failures
-    assert failure is not None
-    assert (failure.what, failure.is_departure) == ("it was a spare, and its disk is full", True)
-    gathering.conclude(Verdict(1, "me", failure, is_final=False))
-    turn_until(loop, lambda: session.offers == 2)
-    assert session.troubles == ["", "its disk is full"]
-    # If it is needed all the same, it takes part.
-    gathering.plan(RosterMessage(2, 0, (), RendezvousConfig(2, 2)))
-    assert session.failures[1:] == [None]
-    gathering._abandon()
-
-
-def test_who_stands_by_finds_out_whether_paddle_can_be_imported(loop: Loop) -> None:
-    session = RecordedSession()
-    gathering = stands_by(session, loop, str, lambda: checks.import_trouble("no_paddle"))
-    turn_until(loop, lambda: len(session.remarks) > 1)
-    assert "No module named 'no_paddle'" in session.remarks[1]
-    gathering.plan(RosterMessage(1, 0, (), RendezvousConfig(2, 2)))
-    turn_until(loop, lambda: session.failures)
-    (failure,) = session.failures
-    assert failure is not None
-    assert "Paddle cannot be imported" in failure.what
-    gathering._abandon()
-    assert checks.import_trouble("json") == ""

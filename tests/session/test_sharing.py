@@ -11,8 +11,6 @@ from fleetrun.session.sharing import LogFolder
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
-
 LAUNCHERS = [f"{number:016x}" for number in range(4)]
 
 
@@ -28,8 +26,7 @@ def folders(*paths: Path) -> list[LogFolder]:
 
 def test_hosts_with_one_folder_use_the_first_ones_run(tmp_path: Path) -> None:
     log, own = tmp_path / "log", tmp_path / "own"
-    first, second, third, alone = folders(log, log, log, own)
-    looks = [folder.look(LAUNCHERS, 0) for folder in (first, second, third, alone)]
+    looks = [folder.look(LAUNCHERS, 0) for folder in folders(log, log, log, own)]
     assert looks[3] is None
     assert [folder and folder.run_name for folder in looks[:3]] == ["2026-default-0"] * 3
     assert [folder and folder.own for folder in looks[:3]] == ["", "node1", "node2"]
@@ -37,27 +34,12 @@ def test_hosts_with_one_folder_use_the_first_ones_run(tmp_path: Path) -> None:
     assert looks[0].folders == {1: "node1", 2: "node2"}
 
 
-def test_hosts_that_make_their_folder_at_the_same_time_share_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log, make = tmp_path / "log", os.makedirs
-
-    def too_late(path: str, **options: bool) -> None:
-        log.mkdir(exist_ok=True)
-        make(path, **options)
-
-    monkeypatch.setattr(os, "makedirs", too_late)
-    first, second = (folder.look(LAUNCHERS[:2], 0) for folder in folders(log, log))
-    assert first is not None
-    assert second is not None
-    assert (first.own, second.own) == ("", "node1")
-
-
 def test_hosts_with_folders_of_their_own_keep_them(tmp_path: Path) -> None:
-    made = folders(tmp_path / "a", tmp_path / "b")
-    assert [folder.look(LAUNCHERS[:2], 0) for folder in made] == [None, None]
+    (tmp_path / "file").write_text("")
+    made = folders(tmp_path / "a", tmp_path / "b", tmp_path / "file")
+    assert [folder.look(LAUNCHERS[:3], 0) for folder in made] == [None, None, None]
     for folder in made:
-        folder.settle()
+        folder.settle(has_begun=True)
     assert not list(tmp_path.rglob(".host-*"))
 
 
@@ -67,7 +49,7 @@ def test_folders_keep_their_names_when_ranks_change_and_newcomers_get_others(
     first, second, third = folders(*[tmp_path] * 3)
     for folder in (first, second, third):
         folder.look(LAUNCHERS[:3], 0)
-        folder.settle()
+        folder.settle(has_begun=True)
     # The second host is lost, the third takes its place, and another one joins.
     newcomer = LogFolder(str(tmp_path), LAUNCHERS[3], "2026-default-3")
     newcomer.announce()
@@ -83,34 +65,24 @@ def test_folders_keep_their_names_when_ranks_change_and_newcomers_get_others(
 
 def test_a_job_that_does_not_begin_leaves_no_folder(tmp_path: Path) -> None:
     (folder,) = folders(tmp_path / "deep" / "log")
-    folder.withdraw()
+    folder.settle(has_begun=False)
     assert not (tmp_path / "deep" / "log").exists()
 
 
-def test_what_a_first_host_writes_is_never_a_path(tmp_path: Path) -> None:
-    first, second = folders(tmp_path, tmp_path)
-    for bad in ("../../etc", "", "a/b", "..", "x" * 500, "a\nb"):
-        (tmp_path / names.marker(LAUNCHERS[0])).write_text(bad)
-        again = LogFolder(str(tmp_path), LAUNCHERS[1], "2026-default-1")
-        assert again.look(LAUNCHERS[:2], 0) is None
-    os.unlink(tmp_path / names.marker(LAUNCHERS[0]))
-    os.mkfifo(tmp_path / names.marker(LAUNCHERS[0]))
-    assert second.look(LAUNCHERS[:2], 0) is None
-    first.withdraw()
-
-
-def test_a_folder_that_cannot_be_written_counts_as_our_own(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    made = folders(tmp_path / "file", tmp_path / "file")
-    assert [folder.look(LAUNCHERS[:2], 0) for folder in made] == [None, None]
-    for folder in made:
-        folder.settle()
-
-
-def test_a_link_that_somebody_has_put_into_the_folder_is_not_followed(tmp_path: Path) -> None:
-    (victim := tmp_path / "victim").write_text("untouched")
+def test_what_a_first_host_writes_is_never_a_path_nor_a_link_followed(tmp_path: Path) -> None:
+    (victim := tmp_path / "victim").write_text("2026-default-9")
     log = tmp_path / "log"
     log.mkdir()
-    (log / names.marker(LAUNCHERS[0])).symlink_to(victim)
-    folders(log)
-    assert victim.read_text() == "untouched"
+    marker = log / names.marker(LAUNCHERS[0])
+    marker.symlink_to(victim)
+    _, second = folders(log, log)
+    assert victim.read_text() == "2026-default-9"
+    assert second.look(LAUNCHERS[:2], 0) is None
+    marker.unlink()
+    for bad in ("../../etc", "", "a/b", "..", "x" * 500, "a\nb"):
+        marker.write_text(bad)
+        again = LogFolder(str(log), LAUNCHERS[1], "2026-default-1")
+        assert again.look(LAUNCHERS[:2], 0) is None
+    marker.unlink()
+    os.mkfifo(marker)
+    assert LogFolder(str(log), LAUNCHERS[1], "2026-default-1").look(LAUNCHERS[:2], 0) is None

@@ -8,17 +8,16 @@ import resource
 import socket
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ports
 import pytest
 from wire import CODEC, End, Hello, turn_until
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.session.authentication import Handshake, Key
-from fleetrun.session.connection import MOST_UNSENT, Connection, Wire
-from fleetrun.session.dialer import Dialer, Target
-from fleetrun.session.listener import Listener, PortTaken
+from fleetrun.session import connecting
+from fleetrun.session.connecting import Dialer, Listener, PortTaken, endpoint
+from fleetrun.session.wire import MOST_UNSENT, Connection, Key, Seal, Untrusted, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,10 +43,6 @@ class Side:
         connection.lost = self.lost.append
         self.connections.append(connection)
 
-    def refuse(self, address: str, why: str) -> None:
-        """Remember the refused caller."""
-        self.refused.append((address, why))
-
 
 class Net:
     """A listener and the callers of a test, closed at its end."""
@@ -60,27 +55,26 @@ class Net:
         self.dialers: list[Dialer] = []
         self.ends: list[Side] = [self.server]
 
-    def listen(self, *, key: Key = KEY, **more: object) -> Listener:
+    def listen(self, *, key: Key = KEY, address: str = HERE, **more: Any) -> Listener:
         """Listen."""
-        settings: dict[str, object] = {"addresses": (HERE,), "ports": (self.port,), **more}
+        server = self.server
         listener = Listener(
-            settings.pop("addresses"),  # type: ignore[arg-type]
-            settings.pop("ports"),  # type: ignore[arg-type]
+            (address,),
+            (self.port,),
             Wire(key, CODEC, self.loop),
-            opened=self.server.opened,
-            refused=self.server.refuse,
-            **settings,  # type: ignore[arg-type]
+            opened=server.opened,
+            refused=lambda *words: server.refused.append(words),
+            **more,
         )
         listener.prepare()
         listener.open()
         self.listeners.append(listener)
         return listener
 
-    def call(self, *targets: Target, key: Key = KEY) -> tuple[Dialer, Side]:
+    def call(self, host: str = HERE, *, key: Key = KEY) -> tuple[Dialer, Side]:
         """Call."""
         end = Side()
-        wire = Wire(key, CODEC, self.loop)
-        dialer = Dialer(targets or (Target(HERE, self.port),), wire, opened=end.opened)
+        dialer = Dialer(host, (self.port,), Wire(key, CODEC, self.loop), opened=end.opened)
         dialer.begin()
         self.dialers.append(dialer)
         self.ends.append(end)
@@ -94,6 +88,22 @@ class Net:
         _, end = self.call()
         turn_until(self.loop, lambda: end.connections and len(self.server.connections) > before)
         return end.connections[0], self.server.connections[-1], end
+
+    def works(self) -> None:
+        """Assert that a launcher can still connect."""
+        ours, _, _ = self.pair()
+        ours.send(End(7))
+        turn_until(self.loop, lambda: self.server.heard)
+        assert self.server.heard.pop() == End(7)
+
+    def look(self) -> None:
+        """Turn the loop once, even if nothing happens."""
+        self.loop.timer("look again", time.monotonic() + 0.01, lambda: None)
+        self.loop.turn()
+
+    def stranger(self) -> socket.socket:
+        """Return a socket that is connected."""
+        return socket.create_connection((HERE, self.port), 10)
 
     def close(self) -> None:
         """End everything."""
@@ -127,7 +137,7 @@ def test_messages_arrive_in_order_both_ways(net: Net) -> None:
     assert net.server.heard == caller.heard == messages
 
 
-def test_a_message_of_many_pieces_arrives_whole(net: Net) -> None:
+def test_a_message_of_many_pieces_arrives_whole_and_a_caller_sends_less(net: Net) -> None:
     ours, theirs, caller = net.pair()
     roster = Hello("all", ports=tuple(range(60_000)))
     theirs.send(roster)
@@ -141,7 +151,7 @@ def test_a_message_of_many_pieces_arrives_whole(net: Net) -> None:
 
 def test_order_of_beginning_does_not_matter(net: Net) -> None:
     dialer, end = net.call()
-    turn_until(net.loop, lambda: "connection refused" in dialer.trouble)
+    turn_until(net.loop, lambda: dialer.trouble)
     assert dialer.trouble == f"{HERE}:{net.port}: connection refused"
     net.listen()
     turn_until(net.loop, lambda: end.connections)
@@ -159,8 +169,8 @@ def test_last_words_are_heard_before_the_end(net: Net) -> None:
 
 
 def test_who_does_not_read_is_lost_and_not_from_within_send(net: Net) -> None:
-    _, theirs, _ = net.pair()
-    net.loop.unwatch(net.ends[1].connections[0]._socket.fileno())
+    ours, theirs, _ = net.pair()
+    net.loop.unwatch(ours._socket.fileno())
     message = Hello("x" * 60_000)
     for _ in range(MOST_UNSENT // 60_000 + 200):
         theirs.send(message)
@@ -169,16 +179,26 @@ def test_who_does_not_read_is_lost_and_not_from_within_send(net: Net) -> None:
     assert "did not read" in net.server.lost[0]
 
 
+def test_lines_count_once_in_their_order_and_direction() -> None:
+    sent = [Seal(b"key", "caller").put(b"1"), Seal(b"key", "listener").put(b"1")]
+    seal = Seal(b"key", "caller")
+    sent += [seal.put(b"0"), seal.put(b"2")]
+    assert Seal(b"key", "caller").take(sent[0]) == b"1"
+    for wrong in (sent[1], sent[3], sent[0][:-1] + b"2"):
+        with pytest.raises(Untrusted):
+            Seal(b"key", "caller").take(wrong)
+
+
 @pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 here")
 def test_ipv6_is_an_address_like_others(net: Net) -> None:
     try:
-        net.listen(addresses=("::1",))
+        net.listen(address="::1")
     except EnvironmentFault as fault:
         pytest.skip(str(fault))
-    _, end = net.call(Target("::1", net.port))
+    _, end = net.call("::1")
     turn_until(net.loop, lambda: end.connections and net.server.connections)
     assert net.server.connections[0].address == "::1"
-    assert str(Target("::1", 80)) == "[::1]:80"
+    assert endpoint("::1", 80) == "[::1]:80"
 
 
 def test_a_name_that_means_ourselves_is_not_another_host(
@@ -186,11 +206,9 @@ def test_a_name_that_means_ourselves_is_not_another_host(
 ) -> None:
     """Debian gives a host's own name 127.0.1.1, and copies of such a file give it to others."""
     net.listen()
-    monkeypatch.setattr(
-        "fleetrun.run.tcpconnect.resolve",
-        lambda _host, port, flags=0: () if flags else ((int(socket.AF_INET), ("127.0.1.1", port)),),
-    )
-    dialer, end = net.call(Target("node-2", net.port))
+    own = ((int(socket.AF_INET), ("127.0.1.1", 0)),)
+    monkeypatch.setattr(connecting, "resolve", lambda _host, flags=0: () if flags else own)
+    dialer, end = net.call("node-2")
     turn_until(net.loop, lambda: "127.0.1.1, which is this host" in dialer.trouble)
     assert end.connections == []
 
@@ -206,28 +224,10 @@ def test_a_taken_port_is_said_with_its_holder(net: Net) -> None:
 
 def test_an_address_that_is_not_ours_is_said(net: Net) -> None:
     with pytest.raises(EnvironmentFault, match=r"of 192\.0\.2\.1, .* be used: Cannot assign"):
-        net.listen(addresses=("192.0.2.1",))
+        net.listen(address="192.0.2.1")
 
 
 # Strangers ----------------------------------------------------------------------------------------
-
-
-def stranger(net: Net) -> socket.socket:
-    return socket.create_connection((HERE, net.port), 10)
-
-
-def look(net: Net) -> None:
-    """Turn the loop once, even if nothing happens."""
-    net.loop.timer("look again", time.monotonic() + 0.01, lambda: None)
-    net.loop.turn()
-
-
-def works(net: Net) -> None:
-    """Assert that a launcher can still connect."""
-    ours, _, _ = net.pair()
-    ours.send(End(7))
-    turn_until(net.loop, lambda: net.server.heard)
-    assert net.server.heard.pop() == End(7)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def works(net: Net) -> None:
         (Key("job"), Key("other"), "has another --job_id"),
     ],
 )
-def test_a_launcher_with_another_key_is_caller_refused_and_told(
+def test_a_launcher_with_another_key_is_refused_and_told(
     net: Net, ours: Key, theirs: Key, why: str
 ) -> None:
     net.listen(key=ours)
@@ -250,60 +250,68 @@ def test_a_launcher_with_another_key_is_caller_refused_and_told(
     assert net.server.connections == end.connections == []
 
 
+def test_another_version_is_named(net: Net) -> None:
+    net.listen()
+    with net.stranger() as call:
+        call.sendall(b'{"fleetrun":3,"nonce":"00","token":true}\n')
+        turn_until(net.loop, lambda: net.server.refused)
+    assert "speaks version 3" in net.server.refused[0][1]
+
+
 THOUSANDS = [1_000, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.long])]
 
 
 @pytest.mark.parametrize("number", THOUSANDS)
 def test_thousands_of_lines_of_strangers_change_nothing(net: Net, number: int) -> None:
     listener = net.listen()
-    works(net)
+    net.works()
     draw = random.Random(13)
-    introduction = Handshake(KEY, is_caller=True).begin() or b""
+    greeting = KEY.greeting(bytes(16))
     sent = 0
     while sent < number:
-        with stranger(net) as call:
+        with net.stranger() as call:
             for _ in range(draw.randrange(1, 4)):
                 kind = draw.randrange(6)
                 data = draw.randbytes(draw.randrange(300))
                 if kind == 0:
                     data = data + b"\n"
                 elif kind == 1:
-                    changed = bytearray(introduction)
+                    changed = bytearray(greeting)
                     changed[draw.randrange(len(changed))] = draw.randrange(256)
                     data = bytes(changed) + b"\n"
                 elif kind == 2:
-                    data = (introduction + b"\n") + (data + b"\n")
+                    data = (greeting + b"\n") + (data + b"\n")
                 elif kind == 3:
                     data = b"[" * draw.randrange(600) + b"\n"
                 elif kind == 4:
-                    data = (introduction + b"\n")[: draw.randrange(20)]
+                    data = (greeting + b"\n")[: draw.randrange(20)]
                 with suppress(OSError):
                     call.sendall(data)
                 sent += 1
             if sent % 7 == 0:
-                look(net)
+                net.look()
         while listener.pending:
-            look(net)
+            net.look()
     assert len(net.server.connections) == 1
     assert net.server.lost == []
     assert len(net.server.refused) > number / 10
-    works(net)
+    net.works()
 
 
 def test_who_says_nothing_loses_his_place_in_time(net: Net) -> None:
-    listener = net.listen(introduction_s=0.05)
-    with stranger(net) as silent, stranger(net) as slow:
+    listener = net.listen(greeting_s=0.05)
+    with net.stranger() as silent, net.stranger() as slow:
         slow.sendall(b"{}")
         turn_until(net.loop, lambda: len(net.server.refused) == 2)
-        assert silent.recv(1) == slow.recv(1) == b""
-    assert listener.pending == 0
+        assert all(call.recv(999).startswith(b"{") for call in (silent, slow))
+        assert not listener.pending
     assert {why for _, why in net.server.refused} == {"sent no valid greeting in time"}
 
 
 def test_a_flood_of_idle_callers_drives_out_itself(net: Net) -> None:
     net.listen(most_pending=8)
-    idle = [stranger(net) for _ in range(50)]
-    works(net)
+    idle = [net.stranger() for _ in range(50)]
+    net.works()
     assert len(net.server.refused) >= 42
     for call in idle:
         call.close()
@@ -322,11 +330,11 @@ def test_without_any_file_to_spare_a_call_is_dropped_and_the_loop_rests(net: Net
                 taken.append(os.open(os.devnull, os.O_RDONLY))
         call.connect((HERE, net.port))
         # It would turn in circles if the port was still watched.
-        look(net)
-        look(net)
+        net.look()
+        net.look()
     finally:
         for fd in taken:
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
         call.close()
-    works(net)
+    net.works()

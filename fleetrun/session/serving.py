@@ -1,4 +1,4 @@
-"""The coordinator at work: its connections, and its clock."""
+"""The coordinator at work: feeds `coordinator.step` with what launchers say, and acts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from fleetrun.run.loop import LoopShare, nothing
 from fleetrun.session import coordinator, exchange, messages
-from fleetrun.session.connection import HUNG_UP, Connection
+from fleetrun.session.wire import HUNG_UP, Connection, ignore
 
 # A launcher joins as soon as it is connected; on a bad network that takes seconds.
 _JOIN_S = 10.0
@@ -27,13 +27,13 @@ class SessionClock(LoopShare):
 
 
 class LocalLink:
-    """One end of the connection between the coordinator and the member in the same launcher."""
+    """One end of the connection between the coordinator and the launcher that it is in."""
 
-    def __init__(self, clock: SessionClock, address: str) -> None:
+    def __init__(self, clock: SessionClock, address: str, peer: LocalLink | None = None) -> None:
         self.address = address
         self.heard: Callable[[Any], None] = ignore
         self.lost: Callable[[str], None] = ignore
-        self.peer: LocalLink
+        self.peer = peer or LocalLink(clock, address, self)
         self._clock = clock
         self._calls: list[Callable[[], None]] = []
         self._is_open = True
@@ -46,8 +46,8 @@ class LocalLink:
     def finish(self) -> None:
         """Hang up after what was sent."""
         if self._is_open:
-            self._is_open = False
             self._later(lambda: self.peer.lost(HUNG_UP))
+            self._is_open = False
 
     def _later(self, call: Callable[[], None]) -> None:
         self._calls.append(call)
@@ -60,10 +60,10 @@ class LocalLink:
 
 
 class Server:
-    """The coordinator at work: feeds `coordinator.step`, and does what it says.
+    """The coordinator at work, from STATE on.
 
     PROMISE_S returns for how long nobody replaces it; RECEIVED gets what hosts with a place send
-    beside the protocol, with their node ranks.
+    beside the protocol, with their node ranks; STEPPED is called after each step.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class Server:
         *,
         promise_s: Callable[[], float],
         received: Callable[[int, Any], None],
+        stepped: Callable[[], None],
     ) -> None:
         self.state = state
-        # Called after each step.
-        self.stepped: Callable[[], None] = nothing
-        self._clock, self._promise_s, self._received = clock, promise_s, received
+        self._clock, self._promise_s = clock, promise_s
+        self._received, self._stepped = received, stepped
         self._links: dict[int, Connection | LocalLink] = {}
         # All that have not been closed yet, also those that are hung up on.
         self._connections: list[Connection] = []
@@ -90,6 +90,12 @@ class Server:
         """Whether all have heard how the job ended, and left."""
         return self.state.phase == coordinator.ENDED and not self.state.hosts
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no rank can run anywhere by the word of this coordinator."""
+        is_between = self.state.phase in {coordinator.FORMING, coordinator.ENDED}
+        return is_between and self._clock.now() >= self.state.not_before
+
     def take(self, link: Connection | LocalLink) -> None:
         """Hear a launcher, which has just been connected."""
         self._number += 1
@@ -98,21 +104,15 @@ class Server:
         if not isinstance(link, LocalLink):
             is_open = [other for other in self._connections if other.is_open]
             self._connections = [*is_open, link]
-        link.heard = partial(self._heard, number)
-        link.lost = partial(self._lost, number)
+        link.heard, link.lost = partial(self._heard, number), partial(self._lost, number)
         until = self._clock.now() + _JOIN_S
         self._clock.timer((id(self), number), until, partial(self._expect, number))
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no rank can run anywhere by the word of this coordinator."""
-        is_between = self.state.phase in {coordinator.FORMING, coordinator.ENDED}
-        return is_between and self._clock.now() >= self.state.not_before
-
-    def link_of(self, node_rank: int) -> Connection | LocalLink | None:
-        """Return the connection to a host of this generation, or None."""
-        numbers = (n for n, host in self.state.hosts.items() if host.place == node_rank)
-        return next((self._links[number] for number in numbers if number in self._links), None)
+    def send(self, node_rank: int, message: exchange.FromCoordinator) -> None:
+        """Send MESSAGE to a host of this generation, if it is there."""
+        for number, host in self.state.hosts.items():
+            if host.place == node_rank and number in self._links:
+                self._links[number].send(message)
 
     def finish(self) -> None:
         """End all connections once everything is sent."""
@@ -167,14 +167,10 @@ class Server:
                             self._links[number].send(message)
                 case coordinator.HangUp(link=number):
                     self._hang_up(number)
-        self.stepped()
+        self._stepped()
 
     def _hang_up(self, number: int) -> None:
         link = self._links.pop(number, None)
         if link is not None:
             link.heard = link.lost = ignore
             link.finish()
-
-
-def ignore(_: object) -> None:
-    """Do nothing."""

@@ -1,0 +1,416 @@
+"""Launchers call each other: one listens at a port, the others try its addresses until it answers.
+
+Callers that have not proved themselves are bounded in number, in bytes and in time.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
+
+from fleetrun.errors import EnvironmentFault
+from fleetrun.host import tcp
+from fleetrun.run.isolation import CallResult, IsolatedCall
+from fleetrun.run.loop import WRITABLE, nothing
+from fleetrun.session.wire import HUNG_UP, Connection, Wire, reason
+
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call
+# A launcher greets as soon as it is connected; on a bad network it takes seconds.
+_GREETING_S = 5.0
+# The most connections that have not proved themselves yet; as many wait in the kernel's queue.
+_MOST_PENDING = 1024
+# The pause while no descriptor is free and the socket stays readable.
+_REST_S = 0.1
+# How long a connection may take. The kernel would repeat a lost SYN after 1, 3 and 7 s, which is
+# late when a network has come back. A DNS server that is down takes the resolver 30 s and more.
+_CONNECT_S, _LOOKUP_S = 1.0, 10.0
+# The pause between two rounds: hosts that start together find each other at once, and hundreds
+# that wait for one do not flood it. After the longest one the name is resolved again.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.02, 1.0, 1.3
+# How a call failed: the TCP connection was refused, or nothing came back, or whatever accepted it
+# did not prove to belong to this job.
+REFUSED, SILENT, OTHER = "refused", "silent", "another program"
+
+
+def resolve(host: str, flags: int = 0) -> tuple[tuple[int, tuple[object, ...]], ...]:
+    """Return family and socket name, without port, of each address of HOST. This blocks.
+
+    >>> resolve("127.0.0.1", socket.AI_NUMERICHOST)[0][1][0], resolve("?")
+    ('127.0.0.1', ())
+    """
+    try:
+        # As bytes: for text, Python would import a codec that takes 20 ms.
+        entries = socket.getaddrinfo(host.encode(), 0, 0, socket.SOCK_STREAM, 0, flags)
+    except OSError:
+        return ()
+    families = (socket.AF_INET, socket.AF_INET6)
+    resolved = [(int(entry[0]), tuple(entry[4])) for entry in entries if entry[0] in families]
+    return tuple(dict.fromkeys(resolved))
+
+
+def _is_loopback(name: tuple[object, ...]) -> bool:
+    address = plain_address(name)
+    return address.startswith("127.") or address == "::1"
+
+
+def plain_address(name: tuple[object, ...]) -> str:
+    """Return the IP address in a socket's NAME; IPv4 as such, even on a socket for both.
+
+    >>> plain_address(("::ffff:10.0.0.1", 80, 0, 0)), plain_address(("fe80::1%eth0", 80, 0, 2))
+    ('10.0.0.1', 'fe80::1')
+    """
+    address = str(name[0]).partition("%")[0]
+    is_mapped = address.startswith("::ffff:") and "." in address
+    return address[7:] if is_mapped else address
+
+
+def endpoint(host: str, port: int) -> str:
+    """Return HOST:PORT, with brackets around IPv6.
+
+    >>> endpoint("::1", 80), endpoint("node1", 80)
+    ('[::1]:80', 'node1:80')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+# Calling ------------------------------------------------------------------------------------------
+
+
+class Dialer:
+    """Calls PORTS of HOST in turn until a launcher that knows the key answers; OPENED gets it.
+
+    A round tries every port at every address; after a pause comes the next, until `close`. CLOSED
+    is called when nothing listens somewhere.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        ports: Sequence[int],
+        wire: Wire,
+        *,
+        opened: Callable[[Connection], None],
+        closed: Callable[[], None] = nothing,
+    ) -> None:
+        self.host, self.ports = host, tuple(ports)
+        # How the last call failed, by port, and of what kind that was.
+        self.troubles: dict[int, str] = {}
+        self.outcome = SILENT
+        self._wire, self._waiting = wire, wire.waiting
+        self._opened, self._closed = opened, closed
+        self._pause_s = _FIRST_PAUSE_S
+        # As resolved, and what of that is left to try in this round.
+        self._literal = self._addresses = resolve(host, socket.AI_NUMERICHOST)
+        self._queue: list[tuple[int, int, tuple[object, ...]]] = []
+        self._lookup: IsolatedCall | None = None
+        # The call under way, first as a socket.
+        self._socket: socket.socket | None = None
+        self._connection: Connection | None = None
+        self._has_answered = False
+
+    @property
+    def trouble(self) -> str:
+        """Return why there is no connection yet, with address and ports; empty if unknown."""
+        alike: dict[str, list[int]] = {}
+        for port, why in self.troubles.items():
+            alike.setdefault(why, []).append(port)
+        return "; ".join(
+            f"{endpoint(self.host, ports[0])}{''.join(f', {port}' for port in ports[1:])}: {why}"
+            for why, ports in alike.items()
+        )
+
+    def begin(self) -> None:
+        """Call, or call again after a connection was lost; abandon what is under way."""
+        self.hang_up()
+        self._pause_s = _FIRST_PAUSE_S
+        self._round()
+
+    def close(self) -> None:
+        """Stop calling; a connection that was handed over belongs to its owner."""
+        self._timer(None)
+        self._queue.clear()
+        lookup, self._lookup = self._lookup, None
+        if lookup is not None:
+            lookup.abandon()
+        self._drop()
+
+    def hang_up(self) -> None:
+        """Stop calling, and close the connection that was handed over."""
+        self._has_answered = False
+        self.close()
+
+    def _drop(self) -> None:
+        """Give up the call under way."""
+        link, self._socket = self._socket, None
+        if link is not None:
+            self._waiting.unwatch(link.fileno())
+            link.close()
+        if self._connection is not None and not self._has_answered:
+            self._connection.close()
+            self._connection = None
+
+    def _timer(self, seconds: float | None, call: Callable[[], None] = nothing) -> None:
+        at = None if seconds is None else time.monotonic() + seconds
+        self._waiting.timer((id(self), "next"), at, call)
+
+    def _round(self) -> None:
+        """Call every port at every address, which are resolved in a child process if needed."""
+        if self._addresses:
+            self._call_all()
+            return
+        try:
+            lookup = self._lookup = IsolatedCall(partial(resolve, self.host))
+        except OSError as error:
+            self._resolved(CallResult(trouble=f"no process can be started ({error.strerror})"))
+        else:
+            lookup.watch(self._waiting, self._resolved, _LOOKUP_S, callee="the resolver")
+
+    def _resolved(self, result: CallResult) -> None:
+        self._lookup = None
+        resolved: Any = result.value or ()
+        is_own = self.host in {"localhost", os.uname().nodename}
+        # Some hosts resolve their own name to 127.0.1.1, and publish that.
+        self._addresses = tuple(at for at in resolved if is_own or not _is_loopback(at[1]))
+        if not self._addresses:
+            why = result.trouble or "the name cannot be resolved on this host"
+            if resolved:
+                why = f"the name resolves to {resolved[0][1][0]}, which is this host"
+            self.troubles = dict.fromkeys(self.ports, why)
+        self._call_all()
+
+    def _call_all(self) -> None:
+        self._queue = [(port, *address) for port in self.ports for address in self._addresses]
+        self._next()
+
+    def _next(self) -> None:
+        """Connect to the next address; after the last one, pause."""
+        if not self._queue:
+            pause_s = self._pause_s * (0.5 + os.urandom(1)[0] / 512)
+            if self._pause_s >= _LONGEST_PAUSE_S:
+                self._addresses = self._literal
+            self._pause_s = min(self._pause_s * _GROWTH, _LONGEST_PAUSE_S)
+            self._timer(pause_s, self._round)
+            return
+        port, family, name = self._queue.pop(0)
+        kind = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+        try:
+            link = self._socket = socket.socket(family, kind)
+            source = self._wire.source
+            if source and family == socket.AF_INET and not _is_loopback(name):
+                link.bind((source, 0))
+            number = link.connect_ex((name[0], port, *name[2:]))
+        except OSError as error:
+            # A kernel without IPv6, or no file to spare.
+            number = error.errno or errno.EIO
+        if self._socket is None or number not in {0, errno.EINPROGRESS}:
+            # Never from within `begin`.
+            self._timer(0.0, partial(self._refused, port, number))
+            return
+        why = f"no answer within {_CONNECT_S:g} s (is a firewall in between?)"
+        self._timer(_CONNECT_S, partial(self._fail, port, SILENT, why))
+        self._waiting.watch(link.fileno(), partial(self._connected, port), WRITABLE)
+
+    def _connected(self, port: int) -> None:
+        link = self._socket
+        assert link is not None  # it was watched
+        number = link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        try:
+            # A caller that was given the very port that it calls reaches itself.
+            there = link.getpeername()
+            number = number or (errno.ECONNREFUSED if link.getsockname() == there else 0)
+        except OSError as error:
+            number = number or error.errno or errno.ENOTCONN
+        if number:
+            self._refused(port, number)
+            return
+        self._socket = None
+        self._waiting.unwatch(link.fileno())
+        why = "a program other than fleetrun listens there"
+        self._timer(_GREETING_S, partial(self._fail, port, OTHER, why))
+        self._connection = Connection(
+            link,
+            plain_address(there),
+            self._wire,
+            is_caller=True,
+            ready=self._ready,
+            lost=lambda why: self._fail(
+                port, OTHER, f"the program that listens there {why}" if why == HUNG_UP else why
+            ),
+        )
+
+    def _refused(self, port: int, number: int) -> None:
+        is_refused = number == errno.ECONNREFUSED
+        why = reason(OSError(number, os.strerror(number)))
+        self._fail(port, REFUSED if is_refused else SILENT, why)
+
+    def _fail(self, port: int, outcome: str, why: str) -> None:
+        self._drop()
+        self.troubles[port], self.outcome = why, outcome
+        self._timer(0.0, self._next)
+        if outcome == REFUSED:
+            self._closed()
+
+    def _ready(self, connection: Connection) -> None:
+        self._has_answered = True
+        self.close()
+        self.troubles.clear()
+        self._opened(connection)
+
+
+# Listening ----------------------------------------------------------------------------------------
+
+
+class PortTaken(EnvironmentFault):
+    """Another process listens there; the message names it."""
+
+
+class Listener:
+    """Listens at one of PORTS of ADDRESSES, and passes each caller who knows the key to OPENED.
+
+    `allowed` are the addresses that may connect; None: all. REFUSED gets the address of each
+    refused connection, and the reason.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        ports: Sequence[int],
+        wire: Wire,
+        *,
+        opened: Callable[[Connection], None],
+        refused: Callable[[str, str], None] = lambda _address, _why: None,
+        allowed: Collection[str] | None = None,
+        most_pending: int = _MOST_PENDING,
+        greeting_s: float = _GREETING_S,
+    ) -> None:
+        # The one that was free, after `prepare`.
+        self.port = ports[0]
+        self._addresses, self._ports = addresses, ports
+        self._wire, self._waiting = wire, wire.waiting
+        self._opened, self._refused, self._allowed = opened, refused, allowed
+        self._most_pending, self._greeting_s = most_pending, greeting_s
+        self._sockets: list[socket.socket] = []
+        # Those that have not proved themselves yet, the oldest first.
+        self.pending: list[Connection] = []
+
+    def prepare(self) -> None:
+        """Bind the first port that is free on all addresses.
+
+        Raises PortTaken if none is, EnvironmentFault if an address cannot be bound.
+        """
+        for port in self._ports:
+            if self._bind(port):
+                self.port = port
+                return
+        first, last = self._ports[0], self._ports[-1]
+        holder = tcp.holder(first) or "a process that only root can identify"
+        ports = f"Port {first}" if first == last else f"Each port from {first} to {last}"
+        raise PortTaken(
+            f"{ports}, to which the other hosts' launchers connect, is taken ({first} by "
+            f"{holder}). Stop it, or give another port, the same on every host."
+        )
+
+    def _bind(self, port: int) -> bool:
+        try:
+            for address in self._addresses:
+                self._sockets.append(_bound(address, port))
+        except OSError as error:
+            self._free()
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise EnvironmentFault(
+                f"Port {port} of {address}, to which the other hosts' launchers connect, "
+                f"cannot be used: {error.strerror}."
+            ) from None
+        return True
+
+    def open(self) -> None:
+        """Begin to accept calls."""
+        for server in self._sockets:
+            self._waiting.watch(server.fileno(), partial(self._answer, server))
+
+    def close(self) -> None:
+        """Stop accepting calls; connections that have proved themselves belong to their owners."""
+        self._rest(None)
+        for caller in list(self.pending):
+            self._discard(caller)
+            caller.close()
+        self._free()
+
+    def _rest(self, seconds: float | None) -> None:
+        for server in self._sockets:
+            self._waiting.unwatch(server.fileno())
+        at = None if seconds is None else time.monotonic() + seconds
+        self._waiting.timer((id(self), "rest"), at, self.open)
+
+    def _free(self) -> None:
+        for server in self._sockets:
+            server.close()
+        self._sockets.clear()
+
+    def _answer(self, server: socket.socket) -> None:
+        try:
+            link, name = server.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError:
+            # There is no file to spare.
+            self._drop_oldest("no more files can be open here")
+            self._rest(_REST_S)
+            return
+        address = plain_address(name)
+        if self._allowed is not None and address not in self._allowed:
+            link.close()
+            self._refused(address, "is not an address of this job's hosts")
+            return
+        if len(self.pending) >= self._most_pending:
+            self._drop_oldest("was dropped in favour of newer callers")
+        caller = Connection(
+            link,
+            address,
+            self._wire,
+            is_caller=False,
+            ready=self._ready,
+            lost=lambda why: self._failed(caller, why),
+        )
+        self.pending.append(caller)
+        late = partial(caller.lose, "sent no valid greeting in time")
+        at = time.monotonic() + self._greeting_s
+        self._waiting.timer((id(self), id(caller)), at, late)
+
+    def _drop_oldest(self, why: str) -> None:
+        if self.pending:
+            self.pending[0].lose(why)
+
+    def _discard(self, caller: Connection) -> None:
+        self.pending.remove(caller)
+        self._waiting.timer((id(self), id(caller)), None, self.open)
+
+    def _ready(self, caller: Connection) -> None:
+        self._discard(caller)
+        self._opened(caller)
+
+    def _failed(self, caller: Connection, why: str) -> None:
+        self._discard(caller)
+        self._refused(caller.address, why)
+
+
+def _bound(address: str, port: int) -> socket.socket:
+    """Return a socket that listens at PORT of ADDRESS; `::` means IPv4, too."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    server = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address != "::"))
+        server.bind((address, port))
+        server.listen(_MOST_PENDING)
+    except OSError:
+        server.close()
+        raise
+    return server

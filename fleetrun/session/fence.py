@@ -1,0 +1,159 @@
+"""How long ranks may run here without a word from the coordinator.
+
+Each answer to a heartbeat says how long ranks may run from the moment that this heartbeat was
+*sent*. Before that time is over they are dead, because then the others may start again without
+them. Times are this launcher's own, and monotonic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+from fleetrun.run.loop import nothing
+from fleetrun.session.config import RendezvousConfig
+from fleetrun.session.messages import Acknowledged, Heartbeat
+from fleetrun.session.serving import SessionClock
+
+
+class Fence:
+    """Sends heartbeats, and has ranks ended in time if they stay without an answer.
+
+    STOP asks ranks to end, or with True kills them; LOSE is called when the coordinator has given
+    up this host; GUARD gets the moment at which ranks are to be killed even if this launcher stands
+    still, or None.
+    """
+
+    def __init__(
+        self,
+        clock: SessionClock,
+        config: RendezvousConfig,
+        *,
+        send: Callable[[Heartbeat], None],
+        stop: Callable[[bool], None],
+        lose: Callable[[], None],
+        guard: Callable[[float | None], None],
+    ) -> None:
+        # This launcher's own until it learns the coordinator's.
+        self.config = config
+        # Whether ranks may run here.
+        self.may_run = False
+        self._clock = clock
+        self._send, self._stop, self._lose, self._guard = send, stop, lose, guard
+        self._is_warned = self._is_connected = False
+        # When ranks must be dead, and when the coordinator has given up this host.
+        self._fence_at = self._end_at = 0.0
+        # When the next heartbeat is due, and how long this launcher has stood still.
+        self._beat_at, self._stood_s = inf, 0.0
+        # When each heartbeat without an answer was sent; the Join counts as number 0.
+        self._unanswered: dict[int, float] = {}
+        self._number = 0
+
+    # The connection -------------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """Count from anew, on a new connection."""
+        self._is_connected = True
+        self._unanswered, self._number = {}, 0
+
+    def disconnect(self) -> None:
+        """Beat no more; ranks that run are still killed in time."""
+        self._is_connected, self._beat_at = False, inf
+        self._clock.timer((id(self), "heartbeat"), None, nothing)
+
+    def joined(self) -> None:
+        """Take note that a Join was sent."""
+        if not self._number:
+            self._unanswered[0] = self._clock.now()
+            self._promise(self._unanswered[0], 0.0)
+            self._beat_later()
+
+    def obey(self, config: RendezvousConfig) -> None:
+        """Beat as often as the coordinator's CONFIG requires."""
+        is_new, self.config = config != self.config, config
+        if is_new and self._is_connected:
+            self._beat_later()
+
+    def _beat_later(self) -> None:
+        self._beat_at = self._clock.now() + self.config.heartbeat_s
+        self._clock.timer((id(self), "heartbeat"), self._beat_at, self.beat)
+
+    def beat(self) -> None:
+        """Send a heartbeat."""
+        self._stood_s = self.stood_s()
+        self._number += 1
+        self._unanswered[self._number] = self._clock.now()
+        self._send(Heartbeat(self._number))
+        self._beat_later()
+
+    def answered(self, answer: Acknowledged) -> None:
+        """Take the answer to a heartbeat."""
+        sent_at = self._unanswered.get(answer.number)
+        if sent_at is not None:
+            self._stood_s = 0.0
+            self._promise(sent_at, answer.left_s)
+            later = {n: at for n, at in self._unanswered.items() if n > answer.number}
+            self._unanswered = later
+
+    # Ranks ----------------------------------------------------------------------------------------
+
+    def start(self) -> bool:
+        """Let ranks run; False: the others may have started again without this host by now."""
+        if self._clock.now() >= self._fence_at:
+            return False
+        self.may_run, self._is_warned = True, False
+        self._promise(0.0, 0.0)
+        return True
+
+    def stopped(self) -> None:
+        """Take note that no rank runs here any more."""
+        self.may_run = False
+        self._guard(None)
+
+    def was_killed(self) -> bool:
+        """Whether ranks were killed because this launcher stood still."""
+        return self.may_run and self._clock.now() >= self._guard_at and not self._is_warned
+
+    def stood_s(self) -> float:
+        """Return how long this launcher has not been running, of late."""
+        return max(self._stood_s, self._clock.now() - self._beat_at)
+
+    def _promise(self, sent_at: float, left_s: float) -> None:
+        """Let ranks run for LEFT_S after SENT_AT; each such promise holds, whatever follows."""
+        end_at = sent_at + left_s
+        self._fence_at = max(self._fence_at, end_at - self.config.margin_s)
+        # While nothing runs, a coordinator that is too busy to answer yet is waited for.
+        self._end_at = max(self._end_at, end_at, sent_at + self.config.heartbeat_timeout_s)
+        if self.may_run:
+            self._guard(self._guard_at)
+        self._look_at(self._warn_at if self.may_run else self._end_at)
+
+    @property
+    def _warn_at(self) -> float:
+        return self._fence_at - self.config.margin_s / 2
+
+    @property
+    def _guard_at(self) -> float:
+        return self._fence_at + self.config.margin_s / 2
+
+    def _look_at(self, at: float) -> None:
+        self._clock.timer((id(self), "fence"), at, self._look)
+
+    def _look(self) -> None:
+        """End what has no promise beyond this moment."""
+        now = self._clock.now()
+        if self.may_run and not self._is_warned and now >= self._warn_at:
+            self._is_warned = True
+            self._stop(False)  # noqa: FBT003 - not killed yet
+        if self.may_run and now >= self._fence_at:
+            self._stop(True)  # noqa: FBT003 - killed
+        if now >= self._end_at and self._is_connected:
+            self._lose()
+        later = [at for at in (self._fence_at, self._end_at) if at > now]
+        if later:
+            self._look_at(later[0])
+
+    def close(self) -> None:
+        """End nothing any more: nothing runs here."""
+        self.disconnect()
+        self._clock.timer((id(self), "fence"), None, nothing)

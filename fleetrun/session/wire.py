@@ -1,0 +1,347 @@
+"""An authenticated connection between two launchers: messages in and out, a line each.
+
+Both ends first send a greeting with a nonce, then a proof that they know the key of the job: an
+HMAC over both nonces and the role, so that none fits another connection or the other end. Each
+later line is `HMAC JSON`, by a key of this connection, over its direction, number and JSON, so that
+a relay can neither add nor repeat lines.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from fleetrun.run.loop import READABLE, WRITABLE, Waiting
+from fleetrun.rundir.variables import TOKEN
+from fleetrun.session.codec import Codec, Malformed, dump, load
+
+# The version of lines and messages; another one cannot take part.
+WIRE_VERSION = 9
+# In bytes, like all that follow; each line before the proof is shorter.
+_LONGEST_GREETING = 512
+# Callers send joins and failures with last lines; listeners also send rosters.
+LONGEST_FROM_CALLER, _LONGEST_FROM_LISTENER = 1 << 18, 1 << 24
+# A peer that leaves this much unread counts as lost; several rosters fit.
+MOST_UNSENT = 1 << 25
+_PIECE = 1 << 16
+_NONCE_BYTES = 16
+# In hexadecimal digits; an HMAC-SHA256 is truncated to the least that RFC 2104 allows.
+_MAC_DIGITS = 32
+_CALLER, _LISTENER = "caller", "listener"
+# How long unsent messages may take to leave after `finish`.
+_FLUSH_S = 2.0
+# By default the kernel doubles the pause after each loss, so that it would stay silent for seconds
+# after the network is back; it gives up a silent host after a minute, the session long before. 16
+# and 44 are from linux/tcp.h, and older kernels ignore the second.
+_TUNING = (
+    (socket.TCP_NODELAY, 1),
+    (socket.TCP_USER_TIMEOUT, 60_000),
+    (16, 1),
+    (44, 1000),
+)
+# Why a connection was lost that the other end has closed.
+HUNG_UP = "hung up"
+# How much of what another program sends is quoted.
+_SHOWN = 24
+
+
+class Untrusted(Exception):
+    """The other end cannot be trusted; the message says why, and is safe to print."""
+
+
+def _hmac(key: bytes, text: bytes) -> bytes:
+    return hmac.digest(key, text, "sha256")
+
+
+class Key:
+    """The key of the job JOB_ID: derived from TOKEN, or without one from the name alone.
+
+    Without a token it keeps jobs apart, but anyone who knows the name can connect.
+    """
+
+    def __init__(self, job_id: str, token: str | None = None) -> None:
+        self.has_token = bool(token)
+        self.secret = _hmac(os.fsencode(token or ""), b"fleetrun session\0" + job_id.encode())
+
+    def greeting(self, nonce: bytes) -> bytes:
+        """Return the first line of either end."""
+        values = {"fleetrun": WIRE_VERSION, "nonce": nonce.hex(), "token": self.has_token}
+        return dump(values)
+
+    def check(self, greeting: bytes) -> bytes:
+        """Return the nonce in the other end's GREETING; raise Untrusted or Malformed."""
+        values = load(greeting)
+        version, has_token = values.get("fleetrun"), values.get("token")
+        if type(version) is not int or type(has_token) is not bool:
+            raise Malformed("no greeting")
+        if version != WIRE_VERSION:
+            raise Untrusted(
+                f"its fleetrun speaks version {version} of the session's wire, and this one "
+                f"{WIRE_VERSION}: install the same fleetrun on every host"
+            )
+        if has_token != self.has_token:
+            peer, own = ("a", "none") if has_token else ("no", "one")
+            raise Untrusted(
+                f"its fleetrun has {peer} token ({TOKEN}), and this one has {own}: "
+                "set the same on every host"
+            )
+        return _bytes(values.get("nonce"), _NONCE_BYTES)
+
+
+class Seal:
+    """The HMAC of the lines of one direction, each with its number."""
+
+    def __init__(self, key: bytes, sender: str) -> None:
+        self._key, self._sender, self._number = key, sender.encode(), 0
+
+    def _mac(self, payload: bytes) -> bytes:
+        number = self._number.to_bytes(8, "big")
+        self._number += 1
+        return _hmac(self._key, self._sender + number + payload).hex()[:_MAC_DIGITS].encode()
+
+    def put(self, payload: bytes) -> bytes:
+        """Return the next line, which has PAYLOAD."""
+        return self._mac(payload) + b" " + payload
+
+    def take(self, line: bytes) -> bytes:
+        """Return the payload of LINE, or raise Untrusted: it is not the next one."""
+        mac, _, payload = line.partition(b" ")
+        if not hmac.compare_digest(mac, self._mac(payload)):
+            raise Untrusted("the message was altered in transit")
+        return payload
+
+
+class Wire(NamedTuple):
+    """What the connections of a session have in common: its key, its messages, and the loop."""
+
+    key: Key
+    codec: Codec
+    waiting: Waiting
+    # The address of this host that the listeners expect; empty: any.
+    source: str = ""
+
+
+class Connection:
+    """Messages to and from the launcher at ADDRESS, over LINK.
+
+    READY is called once both ends have proved themselves, and sets `heard`, which is called with
+    each message. LOST is called with a reason when there will be no more. Nothing blocks, and
+    neither is called from within `send`, `finish` or `close`.
+    """
+
+    def __init__(
+        self,
+        link: socket.socket,
+        address: str,
+        wire: Wire,
+        *,
+        is_caller: bool,
+        ready: Callable[[Connection], None],
+        lost: Callable[[str], None],
+    ) -> None:
+        self.address = address
+        self.heard: Callable[[Any], None] = ignore
+        self.lost = lost
+        self.is_open = True
+        self._socket, self._waiting = link, wire.waiting
+        self._codec, self._key = wire.codec, wire.key
+        self._ready = ready
+        self._roles = (_CALLER, _LISTENER) if is_caller else (_LISTENER, _CALLER)
+        self._nonce, self._nonces = os.urandom(_NONCE_BYTES), b""
+        # For outgoing and incoming lines, once both ends have proved themselves.
+        self._seals: tuple[Seal, Seal] | None = None
+        self._received = bytearray()
+        self._unsent: deque[memoryview] = deque()
+        self._unsent_bytes = 0
+        self._is_finishing = self._is_writing = False
+        link.settimeout(0)
+        for option, value in _TUNING:
+            with suppress(OSError):
+                link.setsockopt(socket.IPPROTO_TCP, option, value)
+        self._watch()
+        self._push(self._key.greeting(self._nonce))
+
+    # For its user -------------------------------------------------------------------------------
+
+    def send(self, message: tuple[object, ...]) -> None:
+        """Send MESSAGE now or when there is room; report a failure to `lost`."""
+        if self._seals is not None:
+            self._push(self._seals[0].put(self._codec.write(message)))
+
+    def finish(self) -> None:
+        """Send what is left and hang up; `lost` follows when the other end hangs up as well."""
+        if self.is_open:
+            self._is_finishing = True
+            self._later("flush", _FLUSH_S, HUNG_UP)
+            self._flush()
+
+    def close(self) -> None:
+        """Close the connection at once; no callback follows."""
+        if self.is_open:
+            self.is_open = False
+            for timer in ("flush", "later"):
+                self._waiting.timer((id(self), timer), None, self.close)
+            self._waiting.unwatch(self._socket.fileno())
+            self._socket.close()
+            self._unsent.clear()
+
+    def lose(self, why: str) -> None:
+        """Close, and report why."""
+        if self.is_open:
+            self.close()
+            self.lost(why)
+
+    # Inside -------------------------------------------------------------------------------------
+
+    def _later(self, timer: str, seconds: float, why: str) -> None:
+        """Report a loss from the loop, because `send` must not call its caller back."""
+        at = time.monotonic() + seconds
+        self._waiting.timer((id(self), timer), at, lambda: self.lose(why))
+
+    def _push(self, line: bytes) -> None:
+        if not self.is_open or self._is_finishing:
+            return
+        self._unsent.append(memoryview(line + b"\n"))
+        self._unsent_bytes += len(line) + 1
+        if self._unsent_bytes > MOST_UNSENT:
+            self._later("later", 0.0, f"did not read {MOST_UNSENT} bytes that were sent")
+            return
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._unsent:
+            part = self._unsent[0]
+            try:
+                sent = self._socket.send(part)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as error:
+                self._unsent.clear()
+                self._later("later", 0.0, reason(error))
+                break
+            self._unsent_bytes -= sent
+            if sent < len(part):
+                self._unsent[0] = part[sent:]
+            else:
+                self._unsent.popleft()
+        if self._is_finishing and not self._unsent:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+        if self._is_writing != bool(self._unsent):
+            self._watch()
+
+    def _watch(self) -> None:
+        self._is_writing = bool(self._unsent)
+        mask = READABLE | (WRITABLE if self._is_writing else 0)
+        self._waiting.watch(self._socket.fileno(), self._turn, mask)
+
+    def _turn(self) -> None:
+        if self._is_writing:
+            self._flush()
+        try:
+            piece = self._socket.recv(_PIECE)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self.lose(reason(error))
+            return
+        if not piece:
+            self.lose(HUNG_UP)
+            return
+        searched = len(self._received)
+        self._received += piece
+        try:
+            self._read_lines(searched)
+        except Malformed as error:
+            self.lose(f"sent {error}")
+        except Untrusted as error:
+            self.lose(str(error))
+
+    def _read_lines(self, searched: int) -> None:
+        """Take what is complete; before SEARCHED there is no end of a line."""
+        while self.is_open:
+            end, longest = self._received.find(b"\n", searched), self._longest
+            if (len(self._received) if end < 0 else end) > longest:
+                self._check_greeting(self._received)
+                raise Malformed(f"a line of more than {longest} bytes")
+            if end < 0:
+                return
+            line = bytes(self._received[:end])
+            del self._received[: end + 1]
+            searched = 0
+            if self._seals is not None:
+                self.heard(self._codec.read(self._seals[1].take(line)))
+            else:
+                self._check_greeting(line)
+                self._take(line)
+
+    @property
+    def _longest(self) -> int:
+        if self._seals is None:
+            return _LONGEST_GREETING
+        is_caller = self._roles[0] == _CALLER
+        return _MAC_DIGITS + (_LONGEST_FROM_LISTENER if is_caller else LONGEST_FROM_CALLER)
+
+    def _check_greeting(self, line: bytes | bytearray) -> None:
+        """Raise Malformed with what another program has sent, such as HTTP or ssh's banner."""
+        begin = bytes(line[:_SHOWN]).split(b"\r")[0]
+        if self._seals is not None or begin.startswith(b"{"):
+            return
+        if begin and begin.isascii() and begin.decode().isprintable():
+            raise Malformed(
+                f"{begin.decode()!r}, which no launcher sends: another program uses that port"
+            )
+        raise Malformed("no greeting")
+
+    def _take(self, line: bytes) -> None:
+        """Take the greeting, and then the proof, of the other end."""
+        ours, theirs = self._roles
+        if not self._nonces:
+            nonces = (self._nonce, self._key.check(line))
+            self._nonces = b"".join(nonces if ours == _CALLER else nonces[::-1])
+            self._push(dump({"proof": self._proof(ours).hex()}))
+            return
+        if not hmac.compare_digest(_bytes(load(line).get("proof"), 32), self._proof(theirs)):
+            other = "another token or another --job_id"
+            raise Untrusted(
+                f"its fleetrun has {other if self._key.has_token else 'another --job_id'}"
+            )
+        key = _hmac(self._key.secret, b"lines\0" + self._nonces)
+        self._seals = Seal(key, ours), Seal(key, theirs)
+        self._ready(self)
+
+    def _proof(self, role: str) -> bytes:
+        return _hmac(self._key.secret, b"proof\0" + role.encode() + b"\0" + self._nonces)
+
+
+def _bytes(value: object, length: int) -> bytes:
+    """Return the LENGTH bytes that VALUE has in hexadecimal."""
+    try:
+        decoded = bytes.fromhex(str(value))
+    except ValueError:
+        decoded = b""
+    if len(decoded) != length:
+        raise Malformed("no greeting")
+    return decoded
+
+
+def reason(error: OSError) -> str:
+    """Return the text of ERROR without Python's decoration.
+
+    >>> reason(ConnectionResetError(104, "Connection reset by peer"))
+    'connection reset by peer'
+    """
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    text = os.strerror(error.errno) if error.errno else str(error)
+    return text[:1].lower() + text[1:]
+
+
+def ignore(_: object) -> None:
+    """Do nothing."""
