@@ -58,13 +58,14 @@ def _logs(
         tells_attempt=attempt is None,
         is_clean=is_terminal and not raw,
     )
-    viewer = show.Viewer(chosen, pick, log_filter)
-    if follow and any(chosen_run.is_running for chosen_run in chosen):
+    follows = follow and any(chosen_run.is_running for chosen_run in chosen)
+    is_prefixed = None
+    if follows:
+        # More attempts, and at the beginning more ranks, may come.
         named = set() if rank is None else choose.processes(rank)
-        is_one = len(named) == 1 or sum(chosen_run.processes for chosen_run in chosen) == 1
-        viewer.follow(is_one=is_one)
-        return 0
-    if not viewer.show():
+        is_prefixed = len(named) != 1 and sum(chosen_run.processes for chosen_run in chosen) != 1
+    viewer = show.Viewer(chosen, pick, log_filter, is_prefixed=is_prefixed)
+    if not viewer.show(follows=follows) and not follows:
         _explain_nothing(chosen, failed=failed)
     return 0
 

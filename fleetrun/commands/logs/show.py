@@ -1,232 +1,265 @@
-"""Shows logs unchanged or merged, and follows them while the job runs."""
+"""Shows logs unchanged or merged in the order of their output, and follows them."""
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from heapq import merge
+from itertools import repeat
 from typing import NamedTuple
 
-from fleetrun.commands.logs import merge
-from fleetrun.commands.logs.clean import Cleaner
 from fleetrun.printing import remark, write
-from fleetrun.run.loop import Loop, nothing
 from fleetrun.rundir import names, outputtimes, runs
 from fleetrun.rundir.logfile import LogFile
+from fleetrun.rundir.outputtimes import LogTimes
 
-# Bytes that are read at a time.
-_PIECE = 1 << 18
+# Bytes that are read, or written, at a time.
+_CHUNK = 1 << 20
 _PACE_S = 0.1
 _LONGEST_LINE = 65536
 # Cyan, yellow, green, magenta, blue; red means failure.
 _COLORS = (36, 33, 32, 35, 34)
+# Text that a rank has overwritten on its line, as progress bars do.
+_OVERWRITTEN = re.compile(rb"[^\r\n]*\r(?=[^\r\n])")
+# ECMA-48: control sequences, strings (such as a title, to their end or the end of the line), other
+# escapes, and control characters except tab, newline and return. C1 in UTF-8.
+_ACTS = re.compile(
+    rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])?"
+    rb"|\xc2[\x80-\x9f]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
+)
+# An incomplete sequence at the end of what has been read.
+_BEGUN = re.compile(rb"(?:\xc2|\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b\n]*\x1b?|[ -/]*)?)\Z")
+
+
+def cleaned(text: bytes) -> bytes:
+    r"""Return TEXT without control sequences: colours, titles, cursor moves, bells.
+
+    >>> cleaned(b"\x1b[1;31mloss\x1b[0m \x1b]0;title\x07is 3\r\n")
+    b'loss is 3\r\n'
+    """
+    return _ACTS.sub(b"", text)
 
 
 class LogFilter(NamedTuple):
     """The parts of each log to show."""
 
-    pattern: re.Pattern[bytes] | None
+    pattern: re.Pattern[bytes] | None = None
     # Wall clock, in seconds; None: from the beginning.
-    since: float | None
-    is_coloured: bool
+    since: float | None = None
+    is_coloured: bool = False
     # Whether the prefix shows the attempt.
-    tells_attempt: bool
+    tells_attempt: bool = True
     # Whether control sequences are removed.
     is_clean: bool = False
     # Show only this many bytes at the end of each file; None: all.
     most_bytes: int | None = None
 
 
-class OpenLog(NamedTuple):
-    """An open log and its lines."""
+class _Written(io.RawIOBase):
+    """What is written to FILE from the offset AT on."""
 
-    file: LogFile
-    times: outputtimes.LogTimes
-    stream: merge.Stream
-    cleaner: Cleaner | None
+    def __init__(self, file: LogFile, at: int) -> None:
+        self._file = file
+        self._at = at
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+        piece = self._file.read(self._at, len(buffer))
+        buffer[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)
+
+
+class Stream:
+    """The output in FILE from the offset AT on, as FILTER shows it.
+
+    It comes in whole lines with PREFIX, or unchanged (IS_RAW).
+    """
+
+    def __init__(
+        self,
+        file: LogFile,
+        times: Callable[[], LogTimes],
+        log_filter: LogFilter,
+        *,
+        at: int,
+        prefix: bytes,
+        is_raw: bool,
+    ) -> None:
+        self.file = file
+        self.at = at
+        self._times = times
+        self._filter = log_filter
+        self._prefix = prefix
+        self._is_raw = is_raw
+        self._input = io.BufferedReader(_Written(file, at), _CHUNK)
+        # The beginning of a line, or of an escape sequence.
+        self._begun = b""
+
+    def growth(self, place: int, *, is_alone: bool) -> Iterator[tuple[int, int, int]]:
+        """Yield when the file had grown since the last `take`, in milliseconds, PLACE, and its end.
+
+        IS_ALONE: the times do not matter.
+        """
+        end = self.file.end()
+        written_ms = int(self.file.written_at() * 1000)
+        times = self._times()
+        first = bisect_right(times.offsets, self.at)
+        if times.offsets[first:] and not is_alone:
+            yield from zip(times.at_ms[first:], repeat(place), times.offsets[first:])
+            written_ms = max(written_ms, times.at_ms[-1])
+        # Not noted yet, or never: the launcher was killed, or the disk is full.
+        yield written_ms, place, end
+
+    def take(self, until: int) -> Iterator[bytes]:
+        """Yield what ends before the offset UNTIL, or as far as it is written."""
+        while self.at < until and (piece := self._input.read(min(until - self.at, _CHUNK))):
+            self.at += len(piece)
+            body = self._begun + piece
+            end = body.rfind(b"\n") + 1
+            if self._is_raw:
+                begun = _BEGUN.search(body) if self._filter.is_clean else None
+                end = len(body) if begun is None else begun.start()
+            self._begun = body[end:]
+            yield self._shown(body[:end])
+
+    def rest(self) -> bytes:
+        """Return the beginning of a line that has no end."""
+        body, self._begun = self._begun, b""
+        return self._shown(body if self._is_raw or not body.strip(b"\r") else body + b"\n")
+
+    def _shown(self, body: bytes) -> bytes:
+        if self._filter.is_clean:
+            body = cleaned(body)
+        if self._is_raw or not body:
+            return body
+        if self._prefix and b"\r" in body:
+            body = _OVERWRITTEN.sub(b"", body)
+        if self._filter.pattern is not None:
+            matches = self._filter.pattern.search
+            matching = [line for line in body[:-1].split(b"\n") if matches(line)]
+            body = b"\n".join(matching) + b"\n" if matching else b""
+        if not self._prefix or not body:
+            return body
+        return self._prefix + body[:-1].replace(b"\n", b"\n" + self._prefix) + b"\n"
 
 
 class Viewer:
-    """Shows the logs of the runs CHOSEN that CHOOSE selects; merged ones are written by OUT."""
+    """Shows by OUT the logs that CHOOSE selects of the runs CHOSEN.
+
+    IS_PREFIXED: each line begins with its rank; None: if there are several logs.
+    """
 
     def __init__(
         self,
         chosen: Sequence[runs.Run],
         choose: Callable[[Sequence[runs.Run]], list[runs.LogRecord]],
         log_filter: LogFilter,
+        *,
+        is_prefixed: bool | None = None,
         out: Callable[[bytes], None] = write,
     ) -> None:
-        self._out = out
         self._runs = list(chosen)
         self._choose = choose
         self._filter = log_filter
-        self._readers: dict[str, outputtimes.Reader] = {}
+        self._is_prefixed = is_prefixed
+        self._out = out
         self._reader = runs.RunReader()
-        self._shown: dict[str, OpenLog] = {}
-        self._missing: set[str] = set()
-        self._is_prefixed = True
-        # Whether standard error has its own files.
-        self._is_split = False
+        self._times: dict[str, outputtimes.Reader] = {}
+        # By path; None: it cannot be read.
+        self._streams: dict[str, Stream | None] = {}
 
-    def show(self) -> int:
-        """Show the logs, and return their number."""
-        logs = self._choose(self._runs)
-        self._is_prefixed = len(logs) > 1
-        self._open(logs)
-        if self._is_plain:
-            self._copy(is_over=not self._is_running())
-        else:
-            merge.joined(self._history(is_last=True), self._out)
-        return len(self._shown)
-
-    def merge(self) -> None:
-        """Write all lines to OUT, each with its prefix, and close the files."""
-        self._open(self._choose(self._runs))
-        merge.joined(self._history(is_last=True), self._out)
-        for log in self._shown.values():
-            log.file.close()
-        self._shown.clear()
-
-    def follow(self, *, is_one: bool) -> int:
-        """Show the logs and follow them until the launchers end; return their number.
-
-        IS_ONE: there is never more than one process to show.
-        """
-        self._is_prefixed = not is_one
-        self._open(self._choose(self._runs))
-        if not self._is_plain:
-            merge.joined(self._history(is_last=False), self._out)
-        loop = Loop()
+    def show(self, *, follows: bool = False) -> int:
+        """Show the logs and return their number; FOLLOWS: until the launchers have ended."""
         is_over = False
         while not is_over:
-            # Checked first, so that the last refresh sees everything.
-            is_over = not self._is_running()
-            self._refresh()
-            if self._is_plain:
-                self._copy(is_over=is_over)
-            else:
-                merge.joined(self._news(is_last=is_over), self._out)
+            # Checked first, so that the last look sees everything.
+            is_over = not (follows and any(run.is_running for run in self._runs))
+            if self._streams:
+                self._runs = [self._reader.read(run.path) for run in self._runs]
+            self._open(self._choose(self._runs))
+            self._put(self._news(is_last=is_over))
             if not is_over:
-                loop.timer("look", time.monotonic() + _PACE_S, nothing)
-                loop.turn()
-        loop.close()
-        return len(self._shown)
-
-    @property
-    def _is_plain(self) -> bool:
-        """Whether logs are shown as they are."""
-        return not self._is_prefixed and self._filter.pattern is None and not self._is_split
-
-    def _refresh(self) -> None:
-        """Update the list of processes."""
-        self._runs = [self._reader.read(run.path) for run in self._runs]
-        self._open(self._choose(self._runs))
-
-    def _is_running(self) -> bool:
-        return any(run.is_running for run in self._runs)
-
-    def _copy(self, *, is_over: bool) -> None:
-        """Show new output unchanged."""
-        for log in self._shown.values():
-            end = log.file.end()
-            while log.stream.at < end:
-                piece = log.file.read(log.stream.at, min(_PIECE, end - log.stream.at))
-                if not piece:
-                    break
-                write(piece if log.cleaner is None else log.cleaner.feed(piece))
-                log.stream.at += len(piece)
-            if log.cleaner is not None:
-                write(log.cleaner.feed(b"", is_last=is_over))
-            log.stream.at = end
+                time.sleep(_PACE_S)
+        shown = [stream for stream in self._streams.values() if stream is not None]
+        for stream in shown:
+            stream.file.close()
+        return len(shown)
 
     def _news(self, *, is_last: bool) -> Iterator[bytes]:
-        """Yield new output, in the order in which the logs were written."""
-        for log in sorted(self._shown.values(), key=lambda log: log.file.written_at()):
-            end = log.file.end()
-            yield from log.stream.lines(end)
-            if is_last:
-                yield log.stream.rest(end)
-
-    def _history(self, *, is_last: bool) -> Iterator[bytes]:
-        """Yield all lines so far, in order; if IS_LAST also unfinished ones."""
-        shown = list(self._shown.values())
-        ends = [log.file.end() for log in shown]
-        notes = []
-        for log, end in zip(shown, ends, strict=True):
-            at, offsets = [*log.times.at_ms], [*log.times.offsets]
-            if not offsets or offsets[-1] < end:
-                # Not noted yet, or never: the launcher was killed, or the disk is full.
-                written_ms = int(log.file.written_at() * 1000)
-                at.append(max(written_ms, at[-1] if at else 0))
-                offsets.append(end)
-            notes.append((at, offsets))
-        yield from merge.history([log.stream for log in shown], notes)
+        """Yield new output in the order in which it came; if IS_LAST also unfinished lines."""
+        streams = [stream for stream in self._streams.values() if stream is not None]
+        growths = [
+            stream.growth(place, is_alone=len(streams) == 1) for place, stream in enumerate(streams)
+        ]
+        for _, place, until in merge(*growths):
+            yield from streams[place].take(until)
         if is_last:
-            for log, end in zip(shown, ends, strict=True):
-                yield log.stream.rest(end)
+            yield from (stream.rest() for stream in streams)
+
+    def _put(self, pieces: Iterator[bytes]) -> None:
+        """Write PIECES, many at a time."""
+        waiting = bytearray()
+        for piece in pieces:
+            waiting += piece
+            if len(waiting) >= _CHUNK:
+                self._out(bytes(waiting))
+                waiting.clear()
+        self._out(bytes(waiting))
 
     def _open(self, logs: Sequence[runs.LogRecord]) -> None:
         """Open the LOGS that are not open yet."""
-        self._is_split = any(log.error_path for log in logs)
-        files = [
-            (place, log, path, stream_name)
-            for place, log in enumerate(logs)
-            for path, stream_name in zip(log.paths, ("", " stderr"), strict=False)
-        ]
-        for place, log, path, stream_name in files:
-            if path in self._shown or path in self._missing:
-                continue
-            folder, name = os.path.split(path)
-            reader = self._readers.setdefault(
-                folder, outputtimes.Reader(os.path.join(folder, names.OUTPUT_TIMES))
-            )
+        if self._is_prefixed is None:
+            self._is_prefixed = len(logs) > 1
+        for place, log in enumerate(logs):
+            for path, of in zip(log.paths, ("", " stderr"), strict=False):
+                if path not in self._streams:
+                    attempt = log.attempt if self._filter.tells_attempt else 0
+                    name = f"{log.label}{of}" + (f", attempt {attempt}" if attempt else "")
+                    prefix = self._prefix(name, place if log.rank is None else log.rank)
+                    self._streams[path] = self._stream(log, path, prefix)
 
-            def times(
-                reader: outputtimes.Reader = reader, name: str = name
-            ) -> outputtimes.LogTimes:
-                return reader.read().get(name) or outputtimes.LogTimes([], [], [])
+    def _stream(self, log: runs.LogRecord, path: str, prefix: bytes) -> Stream | None:
+        """Return the stream of the file PATH of LOG; None, with a remark, if it is unreadable."""
+        folder, name = os.path.split(path)
+        path_of_times = os.path.join(folder, names.OUTPUT_TIMES)
+        reader = self._times.setdefault(folder, outputtimes.Reader(path_of_times))
 
-            try:
-                file = LogFile(path, times)
-            except OSError as error:
-                self._missing.add(path)
-                remark(f"the log of {log.label} cannot be read: {path} ({error.strerror}).")
-                continue
-            prefix = b""
-            if self._is_prefixed:
-                shows_attempt = log.attempt and self._filter.tells_attempt
-                name = f"{log.label}{stream_name}" + (
-                    f", attempt {log.attempt}" if shows_attempt else ""
-                )
-                prefix = self._prefix(name, log.rank if log.rank is not None else place)
-            noted = times()
-            since = self._filter.since
-            begin = 0 if since is None else file.end()
-            if since is not None and file.written_at() >= since:
-                begin = self._line_at(file, noted.offset_at(since * 1000))
-            if self._filter.most_bytes is not None:
-                begin = max(begin, self._line_at(file, file.end() - self._filter.most_bytes))
-            stream = merge.Stream(
-                file,
-                at=begin,
-                prefix=prefix,
-                pattern=self._filter.pattern,
-                is_clean=self._filter.is_clean,
-            )
-            cleaner = Cleaner() if self._filter.is_clean else None
-            self._shown[path] = OpenLog(file, noted, stream, cleaner)
+        def times() -> LogTimes:
+            return reader.read().get(name) or LogTimes([], [], [])
 
-    @staticmethod
-    def _line_at(file: LogFile, at: int) -> int:
-        """Return the offset of the line that contains AT, or of the first later one."""
-        before = max(file.begin, at - _LONGEST_LINE)
-        if before >= at:
-            return max(at, file.begin)
-        piece = file.read(before, at - before)
-        return before + piece.rfind(b"\n") + 1 if b"\n" in piece else at
+        try:
+            file = LogFile(path, times)
+        except OSError as error:
+            remark(f"the log of {log.label} cannot be read: {path} ({error.strerror}).")
+            return None
+        begin, since = file.begin, self._filter.since
+        if since is not None:
+            is_newer = file.written_at() >= since
+            begin = _line_at(file, times().offset_at(since * 1000)) if is_newer else file.end()
+        if self._filter.most_bytes is not None:
+            begin = max(begin, _line_at(file, file.end() - self._filter.most_bytes))
+        is_raw = not (prefix or self._filter.pattern or log.error_path)
+        return Stream(file, times, self._filter, at=begin, prefix=prefix, is_raw=is_raw)
 
     def _prefix(self, name: str, number: int) -> bytes:
+        if not self._is_prefixed:
+            return b""
         if not self._filter.is_coloured:
             return f"[{name}] ".encode()
         return f"\x1b[{_COLORS[number % len(_COLORS)]}m[{name}]\x1b[0m ".encode()
+
+
+def _line_at(file: LogFile, at: int) -> int:
+    """Return the offset of the line of FILE that contains AT, or of the first later one."""
+    before = max(file.begin, at - _LONGEST_LINE)
+    if before >= at:
+        return max(at, file.begin)
+    piece = file.read(before, at - before)
+    return before + piece.rfind(b"\n") + 1 if b"\n" in piece else at

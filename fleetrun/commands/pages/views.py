@@ -104,13 +104,10 @@ class Views:
 
         log_filter = show.LogFilter(
             pattern=pattern,
-            since=None,
-            is_coloured=False,
-            tells_attempt=True,
             is_clean=True,
             most_bytes=None if pattern else max(_MOST_SHOWN // max(count, 1), _LEAST_OF_EACH),
         )
-        show.Viewer(hosts, pick, log_filter, keep).merge()
+        show.Viewer(hosts, pick, log_filter, is_prefixed=True, out=keep).show()
         text = bytes(tail).decode(errors="replace")
         text = text.partition("\n")[2] if is_cut else text
         return {"text": visible_lines(text), "is_cut": is_cut, "count": count}

@@ -20,7 +20,7 @@ from rich.live import Live
 from fleetrun.cli import parser, types
 from fleetrun.commands.job_commands import newest
 from fleetrun.commands.logs import choose
-from fleetrun.commands.logs.clean import cleaned
+from fleetrun.commands.logs.show import cleaned
 from fleetrun.commands.top import screen
 from fleetrun.commands.top.sample import Sampler, Snapshot
 from fleetrun.commands.top.view import LOG, STACKS, View, after, keys

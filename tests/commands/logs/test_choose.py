@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import datetime
 
 import pytest
@@ -46,10 +45,6 @@ def test_ranks_attempts_and_failures_are_chosen() -> None:
     assert chosen("0", failed=True) == ""
 
 
-def test_of_a_job_that_has_started_nothing_yet_every_rank_may_come() -> None:
-    assert choose.find_logs([a_run()], rank="3", attempt=1, failed=False) == []
-
-
 @pytest.mark.parametrize(
     ("rank", "attempt", "problem"),
     [
@@ -75,24 +70,6 @@ def test_a_time_that_is_none_is_a_sentence(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         choose.since(text, datetime.now().astimezone())
     assert f"--since={text}: give how long ago" in str(caught.value)
-
-
-def test_a_time_with_a_zone_is_that_of_the_zone() -> None:
-    now = datetime.now().astimezone()
-    assert choose.since("1970-01-01T01:00:00Z", now) == 3600
-    assert choose.since("1970-01-01T01:00:00+01:00", now) == 0
-
-
-def test_a_time_of_day_is_the_last_one_that_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "Asia/Shanghai")
-    time.tzset()
-    try:
-        now = datetime.fromtimestamp(10_000_000).astimezone()
-        for text in ("00:00", now.strftime("%H:%M"), "23:59:59"):
-            assert 0 <= now.timestamp() - choose.since(text, now) < 86400
-    finally:
-        monkeypatch.delenv("TZ")
-        time.tzset()
 
 
 def test_a_pattern_that_is_none_is_a_sentence() -> None:

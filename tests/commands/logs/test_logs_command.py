@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -18,8 +17,7 @@ from commandline import Command, fleetrun, started
 from waiting import LONG_S, until
 
 from fleetrun.cli import app, shells
-from fleetrun.cli.parser import COMMANDS
-from fleetrun.rundir import lockfile, names
+from fleetrun.rundir import names
 
 if TYPE_CHECKING:
     from terminals import Terminal
@@ -56,6 +54,11 @@ def logs(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return fleetrun("logs", *words, folder=folder)
 
 
+def logs_bytes(folder: Path, *words: str) -> bytes:
+    with started("logs", *words, folder=folder) as reader:
+        return reader.communicate(timeout=LONG_S)[0]
+
+
 def shown(folder: Path, *words: str) -> str:
     done = logs(folder, *words)
     assert (done.returncode, done.stderr) == (0, "")
@@ -73,6 +76,14 @@ def test_lines_of_all_ranks_stand_in_the_order_in_which_they_came(tmp_path: Path
     assert shown(tmp_path, "--since=2999-01-01") == ""
     coloured = shown(tmp_path, "--color=always", "--grep=turn 0")
     assert coloured == "\x1b[36m[rank 0]\x1b[0m turn 0\n"
+
+
+def test_what_a_bar_wrote_over_is_left_out_beside_other_ranks(tmp_path: Path) -> None:
+    code = r"print('1%\r50%\r100%\ndone', end='')"
+    assert Command.python(tmp_path, code).run().code == 0
+    own = [f"[rank {rank}] {line}\n" for rank in (0, 1) for line in ("100%", "done")]
+    assert sorted(shown(tmp_path).splitlines(keepends=True)) == sorted(own)
+    assert logs_bytes(tmp_path, "--rank=1") == b"1%\r50%\r100%\ndone"
 
 
 def test_what_came_since_a_moment_begins_with_a_whole_line(tmp_path: Path) -> None:
@@ -359,36 +370,8 @@ def test_a_full_disk_behind_standard_output_is_a_sentence(tmp_path: Path) -> Non
     assert err == b"fleetrun: Standard output cannot be written (No space left on device).\n"
 
 
-def test_a_file_that_is_appended_to_gets_all(tmp_path: Path) -> None:
-    assert Command(tmp_path, "echo all", ranks=1).run().code == 0
-    with (tmp_path / "kept").open("ab") as kept:
-        kept.write(b"before\n")
-        kept.flush()
-        assert started("logs", folder=tmp_path, stdout=kept).communicate()[1] == b""
-    assert (tmp_path / "kept").read_bytes() == b"before\nall\n"
-
-
-def test_a_look_takes_no_lock_from_a_launcher(tmp_path: Path) -> None:
-
-    run = tmp_path / "run"
-    run.mkdir()
-    assert not lockfile.is_running(str(run))
-    (run / names.LOCK).touch()
-    # Between the file and what marks it as locked.
-    assert lockfile.is_running(str(run))
-    (run / names.LOCK).write_text("fleetrun 1 run\n")
-    assert not lockfile.is_running(str(run))
-    with (run / names.LOCK).open("r+") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        assert lockfile.is_running(str(run))
-    (run / names.LOCK).write_text("fleetrun 1 original\n")
-    # A copy.
-    assert not lockfile.is_running(str(run))
-
-
 def test_names_of_runs_are_completed(elsewhere: Path) -> None:
     assert Command(elsewhere, "true", ranks=1).run().code == 0
     [run] = (elsewhere / "log" / "runs").iterdir()
     items = shells.candidates(["logs"], run.name[:4])
     assert [item.value for item in items] == [run.name]
-    assert "logs" in COMMANDS
