@@ -73,8 +73,6 @@ OUTSIDE = {
     "pynvml": ("fleetrun.host.nvml",),
     "rich": ("fleetrun.sinks", "fleetrun.commands"),
     "prometheus_client": ("fleetrun.sinks.metrics",),
-    "starlette": ("fleetrun.commands.pages",),
-    "uvicorn": ("fleetrun.commands.pages",),
     "paddle": (ISLAND, "fleetrun.commands"),
     "numpy": (ISLAND,),
 }

@@ -42,7 +42,7 @@ _STACKS_ANSWER_S = 120.0
 # Processes of a killed launcher are gone within this time.
 _SWEEP_S = 30.0
 _AGAIN_S = 0.1
-_CHUNK = 1 << 16
+_CHUNK, _MOST_SHOWN = 1 << 16, 1 << 20
 # The exit code of `attach` for a job whose launcher was killed.
 _LOST = 137
 
@@ -288,7 +288,13 @@ def _attach(word: str | None, *, lines: int) -> int:
         raise EnvironmentFault(
             f"attach: the launcher of {job.name} {how}; its logs are in {job.run_dir}."
         )
-    with open(console(job), "rb", buffering=0) as file:
+    console = os.path.join(job.run_dir, names.CONSOLE)
+    if not os.path.exists(console):
+        raise EnvironmentFault(
+            f"attach: {job.name} was not started with --detach; `fleetrun logs -f {job.run_dir}` "
+            "follows the output of its ranks."
+        )
+    with open(console, "rb", buffering=0) as file:
         file.seek(last(file.fileno(), lines))
         has_ended = False
         while True:
@@ -303,43 +309,13 @@ def _attach(word: str | None, *, lines: int) -> int:
     return _LOST if end is None else end[0]
 
 
-def console(job: RunningJob) -> str:
-    """Return the file with the console of JOB, else a log; EnvironmentFault if there is none."""
-    own = os.path.join(job.run_dir, names.CONSOLE)
-    if os.path.exists(own):
-        return own
-    try:
-        logs = sorted(name for name in os.listdir(job.run_dir) if name.startswith("workerlog."))
-    except OSError as error:
-        raise EnvironmentFault(
-            f"attach: {job.run_dir} cannot be read ({error.strerror})."
-        ) from None
-    if not logs:
-        raise EnvironmentFault(f"attach: {job.name} has no console and no log yet.")
-    elsewhere = f"was not started with --detach and has its console elsewhere: this is {logs[0]}."
-    remark(f"{job.name} {elsewhere}")
-    return os.path.join(job.run_dir, logs[0])
-
-
 def last(fd: int, lines: int) -> int:
-    """Return the offset of the last LINES lines of the file FD, including an unfinished one.
-
-    It reads backwards in chunks, no further than necessary.
-    """
-    at = os.fstat(fd).st_size
-    if not lines:
-        return at
-    # The end of the line before them, counted from the last end.
-    ends_left = lines + 1
-    while at:
-        begin = max(0, at - _CHUNK)
-        piece = os.pread(fd, at - begin, begin)
-        ends = piece.count(b"\n")
-        if ends >= ends_left:
-            return begin + len(piece) - len(piece.split(b"\n", ends - ends_left + 1)[-1])
-        ends_left -= ends
-        at = begin
-    return 0
+    """Return the offset of the last LINES lines of the file FD, within its last megabyte."""
+    size = os.fstat(fd).st_size
+    begin = max(0, size - _MOST_SHOWN)
+    # The last one has no end yet, and may be empty.
+    kept = os.pread(fd, size - begin, begin).split(b"\n")[-lines - 1 :]
+    return size - len(b"\n".join(kept))
 
 
 attach = click.Command(

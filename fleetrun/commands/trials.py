@@ -48,9 +48,9 @@ class TrialOutcome(NamedTuple):
     """What a launch has shown; `fault` says why it does not count."""
 
     fault: str
-    # The time of each update on the last rank here, and the losses of each rank by update.
+    # The time of each update on the last rank here, and the last loss of a rank.
     at: Mapping[int, float]
-    losses: Mapping[int, Mapping[int, float]]
+    loss: float | None
     # The peak of the process that held most.
     peak_bytes: int | None
     # By field; the worst one where ranks disagree.
@@ -59,7 +59,7 @@ class TrialOutcome(NamedTuple):
     def speeds(self, skipped: int) -> tuple[float, ...]:
         """Return updates a second after the SKIPPED ones, and of each half; empty if too few.
 
-        >>> TrialOutcome("", {1: 9, 2: 10.0, 3: 11.0, 4: 12.5}, {}, None, {}).speeds(1)
+        >>> TrialOutcome("", {1: 9, 2: 10.0, 3: 11.0, 4: 12.5}, None, None, {}).speeds(1)
         (0.8, 1.0, 0.6666666666666666)
         """
         timed = [number for number in sorted(self.at) if number > skipped]
@@ -197,7 +197,8 @@ def outcome(code: int | None, folder: Path, run_dir: Path, timeout_s: float) -> 
     CODE is None if it was stopped after TIMEOUT_S.
     """
     hosts = runs.hosts(runs.read(str(run_dir.resolve())))
-    at, losses = _updates(hosts)
+    # Each host has its own clock.
+    at, loss = _updates(hosts[0])
     events = hosts[0].events
     peaks = [reading.whole(event.more.get("peak_bytes")) or 0 for event in events]
     fault = ""
@@ -210,23 +211,18 @@ def outcome(code: int | None, folder: Path, run_dir: Path, timeout_s: float) -> 
     for verdict in eventfile.verdicts(reports[-1]) if reports else ():
         if verdict.name not in verdicts or verdicts[verdict.name].status in IN_EFFECT:
             verdicts[verdict.name] = verdict
-    return TrialOutcome(fault, at, losses, max(peaks, default=0) or None, verdicts)
+    return TrialOutcome(fault, at, loss, max(peaks, default=0) or None, verdicts)
 
 
-def _updates(hosts: Sequence[runs.Run]) -> tuple[dict[int, float], dict[int, dict[int, float]]]:
-    """Return the time of each update on the last rank here, and the losses of each rank."""
+def _updates(run: runs.Run) -> tuple[dict[int, float], float | None]:
+    """Return the time of each update of RUN on its last rank, and the last loss of a rank."""
     at: dict[int, float] = {}
-    losses: dict[int, dict[int, float]] = {}
-    for run in hosts:
-        for path in Path(run.path).glob(names.rank_records("*")):
-            rank = path.name.split(".")[1]
-            for update in run.updates(rank):
-                # Each host has its own clock.
-                if run is hosts[0]:
-                    at[update.number] = max(at.get(update.number, update.at), update.at)
-                if update.loss is not None and rank.isdigit():
-                    losses.setdefault(int(rank), {})[update.number] = update.loss
-    return at, losses
+    loss = None
+    for path in sorted(Path(run.path).glob(names.rank_records("*"))):
+        for update in run.updates(path.name.split(".")[1]):
+            at[update.number] = max(at.get(update.number, update.at), update.at)
+            loss = update.loss if update.loss is not None else loss
+    return at, loss
 
 
 def _fault(folder: Path, hosts: Sequence[runs.Run], code: int) -> str:

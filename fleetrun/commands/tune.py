@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -14,23 +13,19 @@ from typing import Any, NamedTuple
 import click
 import yaml
 
-from fleetrun.cli import argv, parser, types
-from fleetrun.cli.options import FieldValues, find
+from fleetrun.cli import parser, types
+from fleetrun.cli.options import FieldValues
 from fleetrun.commands import tables, trials
 from fleetrun.errors import UsageError
 from fleetrun.host import probe
-from fleetrun.model import FieldSetting
 from fleetrun.printing import put, say, tell
 from fleetrun.rundir import arguments, names
 from fleetrun.rundir.strategyfiles import NO_DIFFERENCE
 from fleetrun.rundir.variables import STOP_AFTER
-from fleetrun.strategy import fields, load
+from fleetrun.strategy import load
 from fleetrun.text import counted
 
 BEST, RESULTS = "best.yaml", "tune.json"
-# Losses differ if they are further apart than this share of them (sums in another order round
-# differently), and than this multiple of what runs of one candidate differ by.
-_SAME_LOSS, _NOISE = 1e-3, 3.0
 
 
 class Candidate(NamedTuple):
@@ -52,8 +47,8 @@ class Trial(NamedTuple):
     loss: float | None = None
     peak_bytes: int = 0
     fault: str = ""
-    # Varied fields that change nothing, each with a sentence about it.
-    idle: Mapping[str, str] = {}
+    # A sentence about each varied field that changes nothing, and about a loss that is no number.
+    remarks: Mapping[str, str] = {}
     folder: str = ""
 
 
@@ -82,7 +77,7 @@ class Result(NamedTuple):
     def is_alike(self, other: Result) -> bool:
         """Whether no difference to OTHER was measured, or none is possible."""
         differing = dict(set(self.candidate.values) ^ set(other.candidate.values)).keys()
-        is_equal = all(differing <= trial.idle.keys() for trial in (*self.trials, *other.trials))
+        is_equal = all(differing <= trial.remarks.keys() for trial in (*self.trials, *other.trials))
         return is_equal or trials.overlap(self.speeds, other.speeds)
 
 
@@ -114,47 +109,6 @@ def grid(varied: Iterable[str]) -> tuple[Candidate, ...]:
     return tuple(Candidate(values) for values in itertools.product(*axes.values()))
 
 
-def settled(
-    candidates: Iterable[Candidate], launch: Sequence[str], variables: Mapping[str, str]
-) -> list[Candidate]:
-    """Return CANDIDATES with full names after trying every value on its field; nothing runs yet.
-
-    LAUNCH and VARIABLES may request a strategy, whose switches say which part a name means.
-    """
-    given = argv.scan(launch).given
-    strategies = [item for item in given if item.name == "strategy"]
-    strategies = strategies or list(find("strategy").of_environment(variables, ()))
-    sets = [item for item in given if item.name == "set"]
-    base: tuple[FieldSetting, ...] = load.requested(
-        load.names(strategies), sets, {}
-    ).strategy.settings
-    switches = {setting.name for setting in base if setting.value is True}
-    full = [
-        Candidate(tuple((_full(key, switches), value) for key, value in candidate.values))
-        for candidate in candidates
-    ]
-    for key, value in (pair for candidate in full for pair in candidate.values):
-        load.parse_set(f"{key}={value}")
-    return full
-
-
-def _full(key: str, switches: set[str]) -> str:
-    """Return the full name of the part KEY of an enabled feature; KEY itself if not unique.
-
-    >>> _full("k_steps", {"gradient_merge"}), _full("nccl_comm_num", set())
-    ('gradient_merge_configs.k_steps', 'nccl_comm_num')
-    """
-    matches = [
-        f"{field.name}.{key}"
-        for field in fields.TABLE
-        if field.name.removesuffix("_configs") in switches
-        for part in field.keys
-        if part.name == key
-    ]
-    is_part = key not in fields.by_name(fields.STRATEGY) and len(matches) == 1
-    return matches[0] if is_part else key
-
-
 # -- runs ------------------------------------------------------------------------------------------
 
 
@@ -168,65 +122,35 @@ def _train(candidate: Candidate, launch: parser.Launch, folder: Path, own: Any) 
     speeds = shown.speeds(own["warmup"])
     if shown.fault or not speeds:
         return Trial(fault=shown.fault or trials.too_short(shown.at), folder=str(folder))
-    idle = {}
+    remarks = {}
+    if shown.loss is not None and not math.isfinite(shown.loss):
+        remarks["loss"] = f"its loss is {shown.loss:g}"
     for key, _ in candidate.values:
         verdict = shown.idle(key)
         if verdict is not None:
             is_moot = verdict.status == NO_DIFFERENCE
             how = "makes no difference" if is_moot else f"is not in effect: {verdict.status}"
-            idle[key] = f"{key} {how}" + (f" ({verdict.why})" if verdict.why else "")
+            remarks[key] = f"{key} {how}" + (f" ({verdict.why})" if verdict.why else "")
     return Trial(
         tuple(speed * shown.micro_steps for speed in speeds),
-        # After as many updates as the other candidates.
-        loss=shown.losses.get(0, {}).get(max(shown.at)),
+        loss=shown.loss,
         peak_bytes=shown.peak_bytes or 0,
-        idle=idle,
+        remarks=remarks,
         folder=str(folder),
     )
 
 
 def ranked(done: Mapping[Candidate, Sequence[Trial]]) -> list[Result]:
     """Return the results of the trials DONE with remarks, the fastest first, failed ones last."""
-    results = []
-    for candidate, several in done.items():
-        idle = dict.fromkeys(text for trial in several for text in trial.idle.values())
-        strange = _strange_loss(candidate, done)
-        remarks = (*idle, *([strange] if strange else []))
-        results.append(Result(candidate, tuple(several), remarks))
-    return sorted(results, key=lambda result: (bool(result.fault), -result.speed))
-
-
-def _strange_loss(candidate: Candidate, done: Mapping[Candidate, Sequence[Trial]]) -> str:
-    """Return what is strange about the loss of CANDIDATE beside those that compute the same."""
-
-    def losses(other: Candidate) -> list[float]:
-        return [trial.loss for trial in done[other] if trial.loss is not None]
-
-    def meaning(other: Candidate) -> list[tuple[str, str]]:
-        return [pair for pair in other.values if pair[0].startswith(trials.CHANGES_RESULTS)]
-
-    own = losses(candidate)
-    if not own:
-        return ""
-    loss = median(own)
-    if not math.isfinite(loss):
-        return f"its loss is {loss:g}"
-    others = [
-        other
-        for other in done
-        if other != candidate
-        and meaning(other) == meaning(candidate)
-        and losses(other)
-        and math.isfinite(median(losses(other)))
+    results = [
+        Result(
+            candidate,
+            tuple(several),
+            tuple(dict.fromkeys(text for trial in several for text in trial.remarks.values())),
+        )
+        for candidate, several in done.items()
     ]
-    noise = max(max(losses(o)) - min(losses(o)) for o in (candidate, *others))
-    limit = max(_SAME_LOSS * abs(loss), _NOISE * noise)
-    differing = [o for o in others if not abs(median(losses(o)) - loss) <= limit]
-    # Of two that differ none is known to be right; of more, what most have is.
-    if len(differing) <= len(others) / 2:
-        return ""
-    listed = ", ".join(f"{median(losses(other)):.6g}" for other in others)
-    return f"its loss is {loss:.6g}, of the others {listed}: they do not compute the same"
+    return sorted(results, key=lambda result: (bool(result.fault), -result.speed))
 
 
 def leaders(results: Sequence[Result]) -> list[Result]:
@@ -337,8 +261,8 @@ def document(launch: parser.Launch, own: Mapping[str, Any], results: Sequence[Re
     return json.dumps(content, indent=1) + "\n"
 
 
-def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - click's
-    """Return 0, or 1 if no candidate works; UsageError if it cannot be tuned."""
+def _candidates(launch: parser.Launch, own: Mapping[str, Any]) -> tuple[Candidate, ...]:
+    """Return the candidates for LAUNCH and the options OWN; UsageError if it cannot be tuned."""
     trials.refuse_taken(launch, "tune")
     for setting in launch.options:
         if setting.name in {"hosts", "hostfile"}:
@@ -356,9 +280,16 @@ def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - click's
             f"--steps={own['steps']} leaves too few updates after --warmup={own['warmup']}: "
             f"give at least {fewest}."
         )
+    candidates = grid(own["vary"])
+    for key, value in (pair for candidate in candidates for pair in candidate.values):
+        load.parse_set(f"{key}={value}")
+    return candidates
+
+
+def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - click's
+    """Return 0, or 1 if no candidate works; UsageError if it cannot be tuned."""
     probe.current_folder()
-    words = [f"{setting.typed}={setting.raw}" for setting in launch.options]
-    candidates = settled(grid(own["vary"]), words, os.environ)
+    candidates = _candidates(launch, own)
     log = tell if own["json"] else say
     done: dict[Candidate, list[Trial]] = {candidate: [] for candidate in candidates}
     with trials.held_folder(own["out"]):
@@ -398,8 +329,7 @@ command = parser.LaunchCommand(
         parser.option(
             "vary",
             FieldValues(),
-            "A field of the strategy and the values to try (repeatable). For a part of a field "
-            "that the strategy enables, its name is enough: k_steps=1,2,4.",
+            "A field of the strategy and the values to try (repeatable), as for --set.",
             metavar="KEY=A,B,...",
         ),
         parser.option(

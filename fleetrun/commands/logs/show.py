@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from heapq import merge
 from itertools import repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fleetrun.printing import remark, write
 from fleetrun.rundir import names, outputtimes, runs
@@ -69,7 +69,7 @@ class _Written(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+    def readinto(self, buffer: Any, /) -> int:  # noqa: ANN401 - any buffer
         piece = self._file.read(self._at, len(buffer))
         buffer[: len(piece)] = piece
         self._at += len(piece)

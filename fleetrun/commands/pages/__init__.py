@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import secrets
 import socket
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,6 +13,7 @@ from fleetrun.cli import parser, types
 from fleetrun.commands.logs import choose
 from fleetrun.commands.pages import rundata
 from fleetrun.commands.pages.page import page
+from fleetrun.commands.pages.server import ADDRESS, PageServer
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.printing import put
 from fleetrun.rundir import names
@@ -23,9 +21,6 @@ from fleetrun.rundir.folder import PRIVATE
 from fleetrun.text import visible
 
 _SIDE_BY_SIDE = 2
-# Unreachable from other machines.
-_ADDRESS = "127.0.0.1"
-_NEEDED = ("starlette", "uvicorn")
 _NICE = 10
 
 
@@ -70,35 +65,24 @@ report = click.Command(
 
 def _ui(log_dir: str, port: int) -> int:
     """Serve the page until Ctrl-C; EnvironmentFault if that is impossible."""
-    if any(find_spec(name) is None for name in _NEEDED):
+    try:
+        server = PageServer(port, log_dir)
+    except OSError as error:
         raise EnvironmentFault(
-            f"ui needs {' and '.join(_NEEDED)}, which are not installed here: "
-            f"{sys.executable} -m pip install {' '.join(_NEEDED)}."
-        )
-    from fleetrun.commands.pages import server  # only with what it needs
-
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((_ADDRESS, port))
-            # A browser that opens the address at once waits for the answer.
-            listener.listen()
-        except OSError as error:
-            raise EnvironmentFault(
-                f"ui: port {port} of {_ADDRESS} cannot be used ({error.strerror}): leave --port "
-                "out to get a free one."
-            ) from None
-        token = secrets.token_urlsafe(32)
-        port = listener.getsockname()[1]
+            f"ui: port {port} of {ADDRESS} cannot be used ({error.strerror}): leave --port out to "
+            "get a free one."
+        ) from None
+    with server:
+        port = server.server_address[1]
         put(
-            f"http://{_ADDRESS}:{port}/#token={token}\n"
+            f"http://{ADDRESS}:{port}/#token={server.token}\n"
             "Open this address in a browser of this machine; whoever has it can read the runs.\n"
-            f"From another machine: ssh -L {port}:{_ADDRESS}:{port} {socket.gethostname()}. "
+            f"From another machine: ssh -L {port}:{ADDRESS}:{port} {socket.gethostname()}. "
             "Ctrl-C ends it.\n"
         )
         # Jobs on this host go first.
         os.nice(_NICE)
-        server.serve(listener, token, log_dir)
+        server.serve_forever()
     return 0
 
 
@@ -107,7 +91,7 @@ ui = click.Command(
     help="Serve a live page about the runs in the log folder and the jobs that run on this host, "
     "for the browser of this machine: ranks over time, loss, steps, merged logs, why a run ended, "
     "stacks, and two runs side by side. It prints an address with a token, listens on 127.0.0.1 "
-    "only, and ends with Ctrl-C. Needs starlette and uvicorn.",
+    "only, and ends with Ctrl-C.",
     callback=_ui,
     params=[
         parser.log_dir(),

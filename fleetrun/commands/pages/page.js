@@ -66,7 +66,7 @@ function sections(run, letter, ...ofMaps) {
   top.append(...moments(run));
   if (run.maps.length) add("Ranks over time", "maps", maps, run);
   for (const [name, title] of [["loss", "Loss"], ["steps", "Steps"]])
-    if (run.lines[name].length) add(title, name, lines, { lines: run.lines[name].map(line => ({ ...line, side: "" })) });
+    if (run.lines[name].length) add(title, name, lines, { isSmooth: name === "loss", lines: run.lines[name].map(line => ({ ...line, side: "" })) });
   const heads = ["field", "asked", "in effect", "", "why"].map(head => say(head));
   const fields = run.strategy.map(([name, asked, effect, status, why]) =>
     [[name, asked, effect, say(status.replace("_", " ")), why], { class: status }]);
@@ -98,7 +98,7 @@ function comparison(runs) {
     const both = runs.flatMap((run, at) => run.lines[name].map(line => ({ ...line, name: "AB"[at] + ": " + line.name, side: "AB"[at] })));
     if (!both.length) continue;
     const [head, drawn] = card(title, "both-" + name);
-    lines(drawn, { span, culprits: [], lines: both });
+    lines(drawn, { span, culprits: [], lines: both, isSmooth: name === "loss" });
     box.append(head, drawn);
   }
   return box;

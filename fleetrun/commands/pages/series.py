@@ -7,7 +7,7 @@ import os
 import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from fleetrun.rundir import flightfile, metricsfile, names, outputtimes, progress, reading
@@ -15,8 +15,6 @@ from fleetrun.rundir.runs import LogRecord, Run
 
 # A chart of fewer says nothing that a number does not say.
 FEWEST_POINTS = 3
-# From this many points on, their average says more than the points.
-_MANY_POINTS = 60
 # The logs that are searched for steps and losses, the bytes read of each, and in how many pieces.
 _MOST_LOGS, MOST_BYTES, _PIECES = 8, 16 << 20, 64
 # The most points of a curve.
@@ -27,9 +25,8 @@ _LEAST_MOMENTS, _MOST_MOMENTS, _MOST_VALUES = 16, 240, 1 << 16
 _COLUMNS, _MOST_RANKS = 120, 256
 COLLECTIVES = "Time in collectives"
 _STEP = "Step time"
-# The titles of the maps in their order, and their units. A small unit has few digits.
+# The titles of the maps in their order, and their units.
 _UNITS = {_STEP: "s", "CPU use": "% of one", "Memory": "GiB", "GPU use": "%", "GPU memory": "GiB"}
-_SMALL = {"GiB": ("MiB", 1024), "s": ("ms", 1000)}
 
 # Returns what a run's host has measured, thinned out.
 Measured = Callable[[Run], Sequence[metricsfile.MetricsRecord]]
@@ -191,31 +188,7 @@ def lines(curves: Sequence[Curve], name: str) -> Iterator[dict[str, Any]]:
         known = sum(value is not None for value in values)
         if known < FEWEST_POINTS or not (name == "loss" or curve.has_steps):
             continue
-        near = len(values) // 50 if name == "loss" and len(values) >= _MANY_POINTS else 0
-        yield {
-            "name": curve.label,
-            "x": curve.at,
-            "y": values,
-            "mean": smoothed(values, near) if near else None,
-            # How many values each mean is of.
-            "near": 2 * near + 1 if near else 0,
-        }
-
-
-def smoothed(values: Sequence[float | None], near: int) -> list[float | None]:
-    """Return the moving average of VALUES, over NEAR of them on both sides.
-
-    >>> smoothed([1.0, None, 3.0, 5.0], 1)
-    [1.0, None, 4.0, 4.0]
-    """
-    sums = [0.0, *accumulate(value or 0.0 for value in values)]
-    counts = [0, *accumulate(int(value is not None) for value in values)]
-    means: list[float | None] = []
-    for at, value in enumerate(values):
-        left, right = max(0, at - near), min(len(values), at + near + 1)
-        mean = (sums[right] - sums[left]) / max(counts[right] - counts[left], 1)
-        means.append(None if value is None else mean)
-    return means
+        yield {"name": curve.label, "x": curve.at, "y": values}
 
 
 # -- heat maps -------------------------------------------------------------------------------------
@@ -237,12 +210,9 @@ def usage(job_runs: Sequence[Run], began: float, measured: Measured) -> Iterator
         moments = sorted({at for values in values_of.values() for at in values})
         if len(moments) < FEWEST_POINTS:
             continue
-        unit, times = _UNITS[title], 1
-        if unit in _SMALL and max(max(values.values()) for values in values_of.values()) < 1:
-            unit, times = _SMALL[unit]
         labels = sorted(values_of, key=order)
-        cells = [[_scaled(values_of[row].get(at), times) for at in moments] for row in labels]
-        yield _map(title, unit, labels, [at * width_s for at in moments], cells)
+        cells = [[values_of[row].get(at, float("nan")) for at in moments] for row in labels]
+        yield _map(title, _UNITS[title], labels, [at * width_s for at in moments], cells)
 
 
 def _measurements(
@@ -268,10 +238,6 @@ def _measurements(
             label, used = f"{host} GPU {card.number}".strip(), card.memory_used_bytes
             yield "GPU use", label, record.time, card.use_percent
             yield "GPU memory", label, record.time, None if used is None else used / (1 << 30)
-
-
-def _scaled(value: float | None, times: int) -> float:
-    return float("nan") if value is None else value * times
 
 
 def _interval_s(records: Sequence[metricsfile.MetricsRecord]) -> float:

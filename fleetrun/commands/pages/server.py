@@ -7,26 +7,22 @@ by foreign DNS (rebinding), and gets nothing at all.
 
 from __future__ import annotations
 
+import json
+import re
 import resource
 import secrets
-import socket
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-import uvicorn
-from starlette.applications import Starlette
-from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+import sys
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
+from urllib.parse import parse_qsl
 
 from fleetrun.commands.pages.page import SCRIPTS, part
 from fleetrun.commands.pages.views import Views
 from fleetrun.errors import FleetrunError
 
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.types import ASGIApp, Receive, Scope, Send
-
-_NAMES = {"127.0.0.1", "localhost"}
+# Unreachable from other machines.
+ADDRESS = "127.0.0.1"
+_NAMES = {ADDRESS, "localhost"}
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -38,96 +34,99 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-_FILES = {
-    "ui.html": "text/html",
-    "page.css": "text/css",
-    **dict.fromkeys((*SCRIPTS, "ui.js"), "text/javascript"),
-}
+_TEXT, _SCRIPT = "text/plain", "text/javascript"
+# They need no token, as they are about no run.
+_FILES = {"ui.html": "text/html", "page.css": "text/css", "ui.js": _SCRIPT}
+_FILES |= dict.fromkeys(SCRIPTS, _SCRIPT)
+_RUN = re.compile(r"/api/runs(?:/(?P<key>\w+)(?P<what>/logs|/stacks)?)?")
 
 
-def serve(listening: socket.socket, token: str, log_dir: str) -> None:
-    """Answer at the socket LISTENING about the runs in LOG_DIR until a signal ends it."""
-    # Every merged log is an open file, and there may be thousands.
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    config = uvicorn.Config(
-        application(token, Views(log_dir)),
-        access_log=False,
-        interface="asgi3",
-        lifespan="off",
-        log_level="warning",
-        proxy_headers=False,
-        server_header=False,
-        timeout_graceful_shutdown=1,
-        ws="none",
-    )
-    uvicorn.Server(config).run(sockets=[listening])
+class PageServer(ThreadingTCPServer):
+    """Answers at PORT (0: a free one) about the runs in LOG_DIR to whoever has its `token`."""
+
+    allow_reuse_address = True
+    # Neither an idle connection nor a long search keeps it from ending.
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, port: int, log_dir: str) -> None:
+        # Every merged log is an open file, and there may be thousands.
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        self.token = secrets.token_urlsafe(32)
+        self.views = Views(log_dir)
+        super().__init__((ADDRESS, port), _Request)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Ignore that a browser has gone; report anything else."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
-def application(token: str, views: Views) -> ASGIApp:
-    """Return the application that answers requests with TOKEN from VIEWS."""
+class _Request(BaseHTTPRequestHandler):
+    """A request of a browser."""
 
-    def answer(path: str, get: Callable[[Request], object], *, method: str = "GET") -> Route:
-        def endpoint(request: Request) -> Response:
-            # In a thread, so that a long search delays no other request.
-            try:
-                return JSONResponse(get(request))
-            except KeyError:
-                return PlainTextResponse("There is no such run any more.", 404)
-            except FleetrunError as error:
-                return PlainTextResponse(str(error), 400)
+    server: PageServer
+    protocol_version = "HTTP/1.1"
 
-        return Route(path, endpoint, methods=[method])
+    def do_GET(self) -> None:
+        """Answer a GET request."""
+        self._send(*self._answer())
 
-    def query(request: Request) -> dict[str, str]:
-        return dict(request.query_params)
+    def do_POST(self) -> None:
+        """Answer a POST request, whose body is not read."""
+        self.close_connection = True
+        self._send(*self._answer())
 
-    run = "/api/runs/{run}"
-    routes = [
-        *(_fixed("/" if name == "ui.html" else f"/{name}", name) for name in _FILES),
-        answer("/api/runs", lambda _: views.listed()),
-        answer(run, lambda req: views.run(req.path_params["run"], query(req).get("seen", ""))),
-        answer(f"{run}/logs", lambda req: views.logs(req.path_params["run"], query(req))),
-        answer(f"{run}/stacks", lambda req: views.stacks(req.path_params["run"])),
-        answer(
-            f"{run}/stacks", lambda req: views.take_stacks(req.path_params["run"]), method="POST"
-        ),
-    ]
-    return _guarded(Starlette(routes=routes), token)
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
 
+    def _answer(self) -> tuple[int, str, str]:
+        """Return the status, type and text of the answer."""
+        path, _, query = self.path.partition("?")
+        name, match = path[1:] or "ui.html", _RUN.fullmatch(path)
+        if refusal := self._refusal(is_file=name in _FILES):
+            return refusal
+        if name in _FILES:
+            return 200, _FILES[name], part(name)
+        if match is None:
+            return 404, _TEXT, "There is no such page."
+        try:
+            content = self._content(match["key"], match["what"], dict(parse_qsl(query)))
+        except KeyError:
+            return 404, _TEXT, "There is no such run any more."
+        except FleetrunError as error:
+            return 400, _TEXT, str(error)
+        return 200, "application/json", json.dumps(content, allow_nan=False)
 
-def _fixed(path: str, name: str) -> Route:
-    """Return the route of the file NAME; it needs no token, as it is about no run."""
-    text = part(name)
-    return Route(path, lambda _: Response(text, media_type=_FILES[name]))
+    def _refusal(self, *, is_file: bool) -> tuple[int, str, str] | None:
+        """Return the answer that refuses the request; None if it may be answered."""
+        host, colon, port = self.headers.get("Host", "").rpartition(":")
+        if (host if colon else port) not in _NAMES:
+            return 421, _TEXT, "fleetrun ui answers to 127.0.0.1 and localhost only."
+        given = self.headers.get("Authorization", "").encode()
+        if is_file or secrets.compare_digest(given, f"Bearer {self.server.token}".encode()):
+            return None
+        return 401, _TEXT, "This needs the token that fleetrun ui has printed."
 
+    def _content(self, key: str | None, what: str | None, query: dict[str, str]) -> object:
+        views = self.server.views
+        if key is None:
+            return views.listed()
+        match self.command, what:
+            case "POST", "/stacks":
+                return views.take_stacks(key)
+            case _, "/stacks":
+                return views.stacks(key)
+            case _, "/logs":
+                return views.logs(key, query)
+        return views.run(key, query.get("seen", ""))
 
-def _guarded(inner: ASGIApp, token: str) -> ASGIApp:
-    """Return INNER behind a check of each request, with security headers on each response."""
-    expected = f"Bearer {token}".encode()
-
-    async def outer(scope: Scope, receive: Receive, send: Send) -> None:
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        refusal = _refusal(scope["path"], headers, expected)
-
-        async def locked(message: Any) -> None:  # noqa: ANN401 - as ASGI has it
-            if message["type"] == "http.response.start":
-                added = [(name.lower().encode(), text.encode()) for name, text in _HEADERS.items()]
-                message["headers"] = [*message["headers"], *added]
-            await send(message)
-
-        await (inner if refusal is None else refusal)(scope, receive, locked)
-
-    return outer
-
-
-def _refusal(path: str, headers: dict[bytes, bytes], expected: bytes) -> Response | None:
-    """Return the response that refuses a request; None if it may be answered."""
-    name = headers.get(b"host", b"").decode("latin-1").rpartition(":")
-    if (name[0] or name[2]) not in _NAMES:
-        return PlainTextResponse("fleetrun ui answers to 127.0.0.1 and localhost only.", 421)
-    if path.startswith("/api/") and not secrets.compare_digest(
-        headers.get(b"authorization", b""), expected
-    ):
-        return PlainTextResponse("This needs the token that fleetrun ui has printed.", 401)
-    return None
+    def _send(self, status: int, kind: str, text: str) -> None:
+        body = text.encode(errors="replace")
+        self.send_response(status)
+        headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
+        for name, value in {**headers, **_HEADERS}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)

@@ -54,17 +54,10 @@ def option(name: str, kind: types.Type, metavar: str, text: str, **more: Any) ->
     return parser.option(name, kind, text, metavar=metavar, **more)
 
 
-def config() -> click.Option:
-    """Return the option for the config file, which `launch` passes on."""
-    row = find("config")
-    return click.Option([row.flag], metavar=row.metavar, help="The config file.", is_eager=True)
-
-
 def command_line() -> click.Argument:
     """Return the argument for the words after `--`: the `fleetrun` command on each host.
 
-    It also sets the defaults of the other options from `submit:` of the config file, which --config
-    names before or after `--`; the launch reads the rest of that file.
+    It also sets the defaults of the other options from `submit:` of the launch's config file.
     """
     return click.Argument(
         ["words"],
@@ -83,31 +76,21 @@ def _with_site(
     words: tuple[str, ...],
 ) -> tuple[str, ...]:
     """Return WORDS, with the site's settings as defaults of the context."""
-    named = [ctx.params.get("config"), configfile.named(argv.scan(words).given)]
-    named = [path for path in named if path]
-    if len(named) > 1:
-        raise UsageError(
-            f"submit {ctx.command.name}: --config={named[0]} and, after --, --config={named[1]}: "
-            "give one of them."
-        )
-    ctx.default_map = site(named[0] if named else None, ctx.command)
+    ctx.default_map = site(configfile.named(argv.scan(words).given), ctx.command)
     return words
 
 
-def launch(
-    words: Sequence[str], command: str, config: object = None, *, most: int | None = None
-) -> argv.ParsedCommand:
+def launch(words: Sequence[str], command: str, *, most: int | None = None) -> argv.ParsedCommand:
     """Return WORDS, those of `fleetrun` on each host, parsed as on the hosts.
 
-    CONFIG is the config file named before them. A job of MOST hosts may be elastic:
-    --nnodes=MIN:MOST.
+    A job of MOST hosts may be elastic: --nnodes=MIN:MOST.
     """
     if not words:
         raise UsageError(
             f"{command}: nothing to run: write `fleetrun {command} [its options] -- [fleetrun's "
             "options] train.py [its arguments]`."
         )
-    parsed = argv.split(words if config is None else (f"--config={config}", *words))
+    parsed = argv.split(words)
     for given in parsed.given:
         if given.name == "nnodes" and most is not None:
             if not given.raw.endswith(f":{most}"):

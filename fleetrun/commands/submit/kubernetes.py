@@ -200,7 +200,7 @@ def _kubectl(
 
 
 def _run(words: tuple[str, ...], *, is_applied: bool, dry_run: bool, **given: Any) -> int:  # noqa: ANN401 - click's
-    parsed = common.launch(words, WHAT, given["config"])
+    parsed = common.launch(words, WHAT)
     if common.shown(parsed.words) != parsed.words:
         raise UsageError(
             f"{WHAT}: a word after -- is a secret, which everyone who can see the job could read: "
@@ -265,7 +265,6 @@ command = common.QueueCommand(
         click.Option(
             ["--apply", "is_applied"], is_flag=True, help="Create the resources with kubectl."
         ),
-        common.config(),
         common.command_line(),
     ],
 )

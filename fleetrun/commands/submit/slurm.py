@@ -84,7 +84,7 @@ def script(given: Mapping[str, Any], words: Sequence[str], folder: str) -> str:
 
 
 def _run(words: tuple[str, ...], *, dry_run: bool, **given: Any) -> int:  # noqa: ANN401 - click's
-    parsed = common.launch(words, WHAT, given["config"], most=given["nodes"])
+    parsed = common.launch(words, WHAT, most=given["nodes"])
     given["name"] = given["name"] or parser.value(_NAME, common.name(parsed))
     if dry_run:
         common.remark_on_secrets(parsed.words)
@@ -140,7 +140,6 @@ command = common.QueueCommand(
         option("no_kill", types.FLAG, "", _NO_KILL),
         option("python", WORD, "PATH", "Python on the hosts.  [default: this one]"),
         option("dry_run", types.FLAG, "", "Print the script without submitting it.", in_file=False),
-        common.config(),
         common.command_line(),
     ],
 )

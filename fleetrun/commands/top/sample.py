@@ -19,8 +19,6 @@ from fleetrun.text import format_duration, format_ranges
 
 # A rank without a new step or line for this long is silent.
 _SILENT_S = 10.0
-# How long a straggler stays marked: the launcher reports it only from time to time.
-_STRAGGLER_S = 60.0
 # Older measurements are not shown.
 _OLD_S = 60.0
 # The collectives of larger jobs take too long to read at each look.
@@ -34,7 +32,7 @@ class RankRow(NamedTuple):
 
     label: str
     rank: int | None
-    # running, silent, slow, stopped, done, failed, ended, and so on.
+    # running, silent, stopped, done, failed, ended, and so on.
     state: str
     host: str
     device: str
@@ -165,8 +163,6 @@ class Sampler:
         is_stopped = used is not None and used.state in "Tt"
         quiet_s = now - (lived_at or now)
         state, is_odd = _state(log, is_alive=is_alive, is_stopped=is_stopped, quiet_s=quiet_s)
-        if state == "running" and _lags(run, log):
-            state, is_odd = "slow", True
         speed = progress.steps_per_second(steps) if is_alive and log.ended_at is None else None
         # A rank that is at its next step for longer than at any before has no speed.
         last_s = steps[-1][0] - steps[-2][0] if len(steps) > 1 else 0.0
@@ -243,18 +239,6 @@ class Sampler:
         return self._axes[run.path].place(log.rank) if run.path in self._axes else ""
 
 
-def _lags(run: runs.Run, log: runs.LogRecord) -> bool:
-    """Whether the launcher has recently reported this rank as a straggler."""
-    since = time.time() - _STRAGGLER_S
-    return any(
-        event.time >= since
-        and event.more.get("what") == "straggler"
-        and log.label in reading.texts(event.more.get("who"))
-        for event in run.events
-        if event.event == "warning"
-    )
-
-
 def _state(
     log: runs.LogRecord, *, is_alive: bool, is_stopped: bool, quiet_s: float
 ) -> tuple[str, bool]:
@@ -272,7 +256,7 @@ def _state(
 
 def compared(rows: Sequence[RankRow]) -> list[RankRow]:
     """Return ROWS, with silent ranks marked as behind or waiting by their steps."""
-    steps = [row.step for row in rows if row.state.startswith(("running", "silent", "slow"))]
+    steps = [row.step for row in rows if row.state.startswith(("running", "silent"))]
     known = [step for step in steps if step is not None]
     # Ranks report at different moments.
     if len(known) < len(steps) or not known or max(known) - min(known) <= 1:

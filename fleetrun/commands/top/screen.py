@@ -168,8 +168,7 @@ def footer(view: View) -> Text:
     if view.what != RANKS:
         return _line("arrows another rank  l log  t stacks  q back", _DIM)
     words = f"[{view.words}]" if view.words else ""
-    order = f"[{view.order}{' reversed' * view.is_reversed}]"
-    return _line(f"q quit  ? keys  l log  t stacks  s sort{order}  /{words} filter  o odd", _DIM)
+    return _line(f"q quit  ? keys  l log  t stacks  s sort[{view.order}]  /{words} filter", _DIM)
 
 
 def _line(text: str, style: str = "") -> Text:

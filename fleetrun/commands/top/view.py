@@ -19,36 +19,31 @@ _ORDERS: dict[str, Callable[[RankRow], float | None]] = {
     "step/s": lambda row: row.steps_per_s,
     "loss": lambda row: row.loss,
 }
-ORDERS = ("rank", *_ORDERS)
 RANKS, LOG, STACKS, HELP = "ranks", "log", "stacks", "help"
 KEYS = (
     ("arrows, PgUp, PgDn (j, k)", "choose a rank; the table follows"),
     ("l or Enter, t", "the log of that rank, its Python stacks (all ranks are asked)"),
-    ("s, r", "sort by the next column; reverse"),
-    ("/, o", "only rows with these words; only those that need attention"),
+    ("s", "sort by the next column, the largest first"),
+    ("/", "only rows with these words; odd: those that need attention"),
     ("?", "these keys"),
     ("Esc, q", "back to the table; quit"),
 )
-# The escape sequences and control characters of keys.
+# The names of keys that are no letters.
 _NAMES = {
-    b"\x1b[A": "up",
-    b"\x1b[B": "down",
-    b"\x1bOA": "up",
-    b"\x1bOB": "down",
-    b"k": "up",
-    b"j": "down",
-    b"\x1b[5~": "page up",
-    b"\x1b[6~": "page down",
-    b"\r": "enter",
-    b"\n": "enter",
-    b"\x7f": "backspace",
-    b"\x08": "backspace",
-    b"\x1b": "escape",
-    b"\x03": "quit",
+    "\x1b[A": "up",
+    "\x1bOA": "up",
+    "\x1b[B": "down",
+    "\x1bOB": "down",
+    "\x1b[5~": "page up",
+    "\x1b[6~": "page down",
+    "\r": "enter",
+    "\n": "enter",
+    "\x7f": "backspace",
+    "\x08": "backspace",
+    "\x1b": "escape",
+    "\x03": "quit",
 }
-_KEY = re.compile(
-    rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.)?|[\x00-\x7f]|[\xc0-\xff][\x80-\xbf]*", re.DOTALL
-)
+_KEY = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.)?|.", re.DOTALL)
 
 
 class View(NamedTuple):
@@ -56,20 +51,19 @@ class View(NamedTuple):
 
     what: str = RANKS
     order: str = "rank"
-    is_reversed: bool = False
     words: str = ""
     is_typing: bool = False
     selected: str = ""
     is_over: bool = False
 
 
-def keys(typed: bytes) -> list[bytes]:
+def keys(typed: bytes) -> list[str]:
     r"""Split TYPED into keys.
 
     >>> keys(b"s\x1b[Bq")
-    [b's', b'\x1b[B', b'q']
+    ['s', 'down', 'q']
     """
-    return _KEY.findall(typed)
+    return [_NAMES.get(key, key) for key in _KEY.findall(typed.decode(errors="replace"))]
 
 
 def ordered(rows: Sequence[RankRow], view: View) -> list[RankRow]:
@@ -78,11 +72,11 @@ def ordered(rows: Sequence[RankRow], view: View) -> list[RankRow]:
     rows = [row for row in rows if all(word in _about(row) for word in words)]
     measure = _ORDERS.get(view.order)
     if measure is None:
-        return rows[::-1] if view.is_reversed else rows
+        return rows
     value_of = {row: value for row in rows if (value := measure(row)) is not None}
     known = [row for row in rows if not isnan(value_of.get(row, float("nan")))]
     # The largest first, as people look for these.
-    known.sort(key=lambda row: value_of[row], reverse=not view.is_reversed)
+    known.sort(key=lambda row: -value_of[row])
     return known + [row for row in rows if row not in known]
 
 
@@ -91,68 +85,53 @@ def _about(row: RankRow) -> str:
     return f"{row.label} {row.state} {row.host} {row.device} {row.place} {odd} {row.line}".lower()
 
 
-def after(  # noqa: C901, PLR0911, PLR0912 - a case for each key
-    view: View, key: bytes, rows: Sequence[RankRow], page: int
+def after(  # noqa: PLR0911 - a case for each key
+    view: View, key: str, rows: Sequence[RankRow], page: int
 ) -> View:
     """Return VIEW of ROWS after KEY was pressed; PAGE is the number of lines of a page."""
-    name = _NAMES.get(key, "")
-    if view.is_typing and name != "quit":
+    if key == "quit":
+        return view._replace(is_over=True)
+    if view.is_typing:
         return _typed(view, key)
-    moves = {"up": -1, "down": 1, "page up": -page, "page down": page}
-    if name in moves:
-        return _moved(view, moves[name], rows)
-    match name or key.decode(errors="replace"):
-        case "quit":
-            return view._replace(is_over=True)
-        case "escape" | "q" if view.what in (LOG, STACKS, HELP):
+    moves = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -page, "page down": page}
+    if key in moves:
+        return _moved(view, moves[key], rows)
+    if key in {"escape", "q"} and view.what == RANKS:
+        return View() if key == "escape" else view._replace(is_over=True)
+    if key in {"l", "enter", "t"}:
+        # Those of the selected row, else of one that needs attention.
+        chosen = [row for row in rows if row.label == view.selected]
+        chosen = chosen or sorted(rows, key=lambda row: not row.is_odd)[:1]
+        what = STACKS if key == "t" else LOG
+        return view._replace(what=what, selected=chosen[0].label if chosen else "")
+    match key:
+        case "escape" | "q":
             return view._replace(what=RANKS)
-        case "escape":
-            return View()
-        case "q":
-            return view._replace(is_over=True)
         case "?":
             return view._replace(what=HELP)
-        case "s":
-            return _sorted(view, rows)
-        case "r":
-            return view._replace(is_reversed=not view.is_reversed)
         case "/":
             return view._replace(is_typing=True, words="")
-        case "o":
-            return view._replace(words="" if view.words == "odd" else "odd")
-        case "l" | "enter" | "t" as pressed:
-            # Those of the selected row, else of one that needs attention.
-            chosen = [row for row in rows if row.label == view.selected]
-            chosen = chosen or sorted(rows, key=lambda row: not row.is_odd)[:1]
-            what = STACKS if pressed == "t" else LOG
-            return view._replace(what=what, selected=chosen[0].label if chosen else "")
+        case "s":
+            # The next column that has values.
+            places = [*_ORDERS]
+            later = places[places.index(view.order) + 1 :] if view.order in places else places
+            telling = (name for name in later if any(_ORDERS[name](r) is not None for r in rows))
+            return view._replace(order=next(telling, "rank"))
         case _:
             return view
 
 
-def _sorted(view: View, rows: Sequence[RankRow]) -> View:
-    """Return VIEW sorted by the next column that has values in ROWS."""
-    place = ORDERS.index(view.order)
-    following = (*ORDERS[place + 1 :], *ORDERS[: place + 1])
-    order = next(
-        name
-        for name in following
-        if name not in _ORDERS or any(_ORDERS[name](row) is not None for row in rows)
-    )
-    return view._replace(order=order, is_reversed=False)
-
-
-def _typed(view: View, key: bytes) -> View:
+def _typed(view: View, key: str) -> View:
     """Return VIEW, whose filter is being typed, after KEY."""
-    match _NAMES.get(key):
+    match key:
         case "enter":
             return view._replace(is_typing=False)
         case "escape":
             return view._replace(is_typing=False, words="")
         case "backspace":
             return view._replace(words=view.words[:-1])
-    text = key.decode(errors="replace")
-    return view._replace(words=view.words + text) if text.isprintable() else view
+    is_text = len(key) == 1 and key.isprintable()
+    return view._replace(words=view.words + key) if is_text else view
 
 
 def _moved(view: View, by: int, rows: Sequence[RankRow]) -> View:

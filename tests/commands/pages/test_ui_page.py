@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import http.client
-import importlib.util
 import json
 import re
 import signal
@@ -67,8 +66,6 @@ class Page(NamedTuple):
 @contextmanager
 def served(folder: Path) -> Iterator[Page]:
     """Serve the runs in FOLDER until the end of the block."""
-    if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
-        pytest.skip("there is no Starlette or uvicorn (scripts/setup --dev)")
     process = started("ui", folder=folder)
     try:
         assert process.stdout is not None
@@ -267,12 +264,6 @@ sys.exit(rank)
             }
     finally:
         assert job.release(launcher).code == 1
-
-
-def test_without_its_packages_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleetrun.commands.pages.find_spec", lambda _: None)
-    with pytest.raises(EnvironmentFault, match="pip install starlette uvicorn"):
-        parser.run("ui", [])
 
 
 def test_a_port_that_is_taken_is_a_sentence(tmp_path: Path) -> None:

@@ -88,32 +88,11 @@ def test_a_job_without_gpus_and_on_one_host_has_no_columns_of_them() -> None:
     assert "host" in heads(shown(a_snapshot(row, hosts=2)))
 
 
-def test_devices_whose_use_nobody_can_read_are_named_once() -> None:
-    rows = [
-        RankRow(f"rank {n}", n, "running", "here", device, 1)
-        for n, device in enumerate(("mlu:0", "mlu:1,mlu:2", "npu:0", "cpu"))
-    ]
-    assert shown(a_snapshot(*rows))[1] == (
-        "4 processes: 4 running; use of MLUs and NPUs is not known"
-    )
-
-
 def test_of_a_long_path_the_end_is_kept() -> None:
     run = f"/home/me/{'deep/' * 20}log/runs/20261122T135753Z-default-23306"
     head, *_ = shown(a_snapshot(run=run), 70)
     assert len(head) == 70
     assert head.endswith("Z-default-23306")
-
-
-@pytest.mark.parametrize(
-    ("width", "kept"),
-    [
-        (30, ["rank", "state", "step"]),
-        (56, ["rank", "state", "cpu%", "mem", "gpu%", "gmem", "step"]),
-    ],
-)
-def test_a_narrow_terminal_keeps_what_matters_most(width: int, kept: list[str]) -> None:
-    assert heads(shown(a_snapshot(a_row(0)), width, 20)) == kept
 
 
 def test_rows_that_do_not_fit_are_counted_and_odd_ones_are_shown() -> None:
@@ -163,14 +142,14 @@ def test_a_log_cannot_write_on_the_screen() -> None:
     ),
     st.integers(1, 200),
     st.integers(6, 20),
-    st.lists(st.sampled_from([*b"srolt/?q\rj", *(b"\x1b[A", b"\x1b[6~", b"\x1b")])),
+    st.lists(st.sampled_from([*"slt/?qj", "enter", "up", "page down", "escape"])),
 )
 def test_no_line_runs_over_whatever_is_pressed(
-    rows: list[RankRow], width: int, height: int, pressed: list[int | bytes]
+    rows: list[RankRow], width: int, height: int, pressed: list[str]
 ) -> None:
     view = View()
     for key in pressed:
-        view = after(view, bytes([key]) if isinstance(key, int) else key, rows, 5)
+        view = after(view, key, rows, 5)
     console = Console(width=width, color_system=None)
     snapshot = a_snapshot(*rows, notice="seen", hosts=2)
     picture = screen.frame(snapshot, width, height, view, screen.optional(rows))
@@ -197,14 +176,14 @@ def pressed(snapshot: Snapshot, typed: bytes) -> View:
 
 def test_keys_sort_filter_and_choose() -> None:
     snapshot = cluster(256)
-    by_gpu = shown(snapshot, 200, 24, pressed(snapshot, b"sssr"))
-    assert by_gpu[3].split()[0] == "9"
+    by_gpu = shown(snapshot, 200, 24, pressed(snapshot, b"ssskk"))
+    assert by_gpu[3].split()[0] == "0"
     odd = snapshot.rows[100]._replace(state="behind 40s", is_odd=True)
     rows = [odd if row.rank == 100 else row for row in snapshot.rows]
-    assert [row.rank for row in ordered(rows, pressed(snapshot, b"o"))] == [100]
+    assert [row.rank for row in ordered(rows, pressed(snapshot, b"/odd\r"))] == [100]
     filtered = pressed(snapshot, b"/NODE3 x\x7f\x7f\r")
     assert [row.rank for row in ordered(rows, filtered)] == [*range(24, 32), *range(240, 256)]
-    assert after(filtered, b"\x1b", rows, 5) == View()
+    assert after(filtered, "escape", rows, 5) == View()
     # Typed letters are text, not keys; unfinished text is shown.
     assert screen.footer(pressed(snapshot, b"/sq")).plain.startswith("filter: sq_")
     # The window follows the row.
@@ -214,7 +193,7 @@ def test_keys_sort_filter_and_choose() -> None:
     assert pressed(snapshot, b"jl").what == "log"
     assert pressed(snapshot, b"jlq").what == "ranks"
     assert pressed(snapshot, b"q").is_over
-    assert after(View(), b"t", rows, 5).selected == "rank 100"
+    assert after(View(), "t", rows, 5).selected == "rank 100"
     # Columns without values are passed over.
     bare = a_snapshot(a_row(0, gpu_percent=None, gpu_memory_bytes=None))
     assert [pressed(bare, b"s" * times).order for times in (2, 3)] == ["mem", "step"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from fleetrun.cli import parser
@@ -39,38 +37,14 @@ def test_who_fails_is_last_and_never_chosen() -> None:
 
 
 def test_candidates_that_are_equal_in_effect_are_a_draw() -> None:
-    idle = {"a": "a is not in effect: no_effect"}
-    results = tune.ranked({a_candidate(n): [Trial((float(n),), idle=idle)] for n in (1, 2)})
+    remarks = {"a": "a is not in effect: no_effect"}
+    results = tune.ranked({a_candidate(n): [Trial((float(n),), remarks=remarks)] for n in (1, 2)})
     assert tune.conclusion("x", results).startswith("No difference measured: a=2; a=1.")
     # Another field, which has an effect, tells them apart.
     pairs = {n: Candidate((("a", "1"), ("b", str(n)))) for n in (1, 2)}
-    results = tune.ranked({pairs[n]: [Trial((float(n),), idle=idle)] for n in (1, 2)})
+    results = tune.ranked({pairs[n]: [Trial((float(n),), remarks=remarks)] for n in (1, 2)})
     assert [str(result.candidate) for result in tune.leaders(results)] == ["a=1 b=2"]
     assert "\nOf the first: a is not in effect: no_effect." in tune.conclusion("x", results)
-
-
-def remarks(*losses: list[float], field: str = "a") -> dict[str, str]:
-    """Return the remarks on candidates whose runs end with these losses."""
-    done = {
-        a_candidate(place, field): [Trial((1.0,), loss=loss) for loss in of_runs]
-        for place, of_runs in enumerate(losses)
-    }
-    results = sorted(tune.ranked(done), key=lambda result: str(result.candidate))
-    return {r.candidate.values[0][1]: r.remarks[0] for r in results if r.remarks}
-
-
-def test_a_loss_unlike_that_of_most_is_remarked() -> None:
-    assert remarks([1.0], [1.0001], [1.0]) == {}
-    assert remarks([1.0], [1.0], [1.5]) == {
-        "2": "its loss is 1.5, of the others 1, 1: they do not compute the same"
-    }
-    # Of two, none is known to be right.
-    assert list(remarks([1.0], [1.5])) == ["0", "1"]
-    assert remarks([math.nan], [1.0]) == {"0": "its loss is nan"}
-    # Repeats that differ say how much is noise.
-    assert remarks([1.0, 1.2], [1.1, 1.3]) == {}
-    # They are to compute something else.
-    assert remarks([1.0], [2.0], field="gradient_merge_configs.k_steps") == {}
 
 
 @pytest.mark.parametrize(
@@ -94,15 +68,3 @@ def test_what_cannot_be_tuned_is_refused(words: list[str], problem: str) -> None
     with pytest.raises(UsageError) as caught:
         parser.run("tune", words)
     assert problem in str(caught.value)
-
-
-def test_a_part_of_what_is_on_needs_no_more_than_its_name() -> None:
-    def settled(field: str, *launch: str, **variables: str) -> list[str]:
-        return [
-            str(candidate) for candidate in tune.settled([a_candidate(2, field)], launch, variables)
-        ]
-
-    part = ["gradient_merge_configs.k_steps=2"]
-    assert settled("k_steps", "--strategy=gradient_merge") == part
-    assert settled("k_steps", FLEETRUN_STRATEGY="overlap:gradient_merge") == part
-    assert settled("begin_step", "--set=localsgd=true") == ["localsgd_configs.begin_step=2"]
