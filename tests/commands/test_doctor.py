@@ -14,16 +14,15 @@ import fakedriver
 import ports
 import pytest
 from checkout import ROOT, environ
-from commandline import FLEETRUN, Command, fleetrun
+from commandline import FLEETRUN, Command
 from fake_paddles import fake_paddle, plugins
 from lab import is_root
-from waiting import LONG_S, TRAINING_S, until
+from waiting import LONG_S, TRAINING_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from terminals import Terminal
 
 pytestmark = pytest.mark.slow
 
@@ -140,13 +139,6 @@ def test_a_job_that_cannot_be_planned_is_an_error_with_the_sentence(tmp_path: Pa
     assert "nowhere.py" in finding["seen"]
 
 
-def test_a_slip_of_the_keyboard_is_no_finding(tmp_path: Path) -> None:
-    done = run(tmp_path, "--nporc_per_node=2")
-    assert done.returncode == 2
-    assert "--nproc_per_node" in done.stderr
-    assert done.stdout == ""
-
-
 def test_no_secret_is_shown(tmp_path: Path) -> None:
     (tmp_path / "secret-abcdef12").mkdir()
     done = run(tmp_path, "--json", "--env=DB_PASSWORD=abcdef12", "--log_dir=/proc/abcdef12")
@@ -242,16 +234,6 @@ def both(
     return subprocess.CompletedProcess(first.args, first.returncode, output, "")
 
 
-def test_who_is_waited_for_is_said_on_a_terminal_only(tmp_path: Path, terminal: Terminal) -> None:
-    hosts = ("--ips=127.0.0.2,127.0.0.3", "--nproc_per_node=1", "--host=127.0.0.2", "--wait=1.5")
-    words = (*hosts, f"--start_port={ports.free(1)[0]}")
-    launcher = terminal.start([*FLEETRUN, "doctor", *words], env=environ(CI=""), cwd=tmp_path)
-    until(terminal.shows(b"for the check-ups of 127.0.0.3."))
-    until(terminal.shows(b"errors"))
-    assert launcher.wait(LONG_S) in {0, 3}
-    assert "Waiting" not in run(tmp_path, *words).stderr
-
-
 @pytest.mark.skipif(not HAS_FAKETIME, reason="faketime is not installed")
 def test_a_host_whose_clock_is_wrong_is_named(tmp_path: Path) -> None:
     words = [f"--start_port={ports.free(1)[0]}"]
@@ -273,12 +255,6 @@ def test_preflight_starts_nothing_where_something_is_to_be_mended(tmp_path: Path
     assert "nothing was started" in ended.stderr
     assert not (tmp_path / "started").exists()
     assert not (tmp_path / "log").exists()
-
-
-def test_preflight_puts_no_full_stop_before_its_semicolon(tmp_path: Path) -> None:
-    done = fleetrun("--preflight", "nosuch.py", folder=tmp_path)
-    assert done.returncode == 3
-    assert f"There is no script nosuch.py in {tmp_path}; a launch with" in done.stderr
 
 
 def test_preflight_lets_a_job_run_that_is_well(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from waiting import LONG_S, until
 from fleetrun.commands import job_commands
 from fleetrun.errors import UsageError
 from fleetrun.host import jobs
-from fleetrun.host.jobs import JobRecords, RunningJob
+from fleetrun.host.jobs import RunningJob
 
 pytestmark = pytest.mark.slow
 
@@ -222,14 +222,6 @@ def test_a_process_that_is_no_more_is_never_the_beginning_of_a_name(word: str) -
         job_commands.selected(word, JOBS[:1], "stop")
 
 
-def test_a_word_that_may_mean_several_is_refused_with_their_numbers() -> None:
-    same_day = (JOBS[0], JOBS[1]._replace(name="20250101T000001Z-a-12"))
-    with pytest.raises(UsageError, match=r"2 jobs match; .*: 11 \(a\), 12 \(a\)\."):
-        job_commands.selected("20250101", same_day, "stop")
-    with pytest.raises(UsageError, match=r"^stop: no job of yours runs on this host"):
-        job_commands.selected(None, (), "stop")
-
-
 @pytest.mark.parametrize("command", ["attach", "stop", "stacks"])
 def test_without_a_name_only_a_job_of_this_folder_is_meant(command: str, tmp_path: Path) -> None:
     here = JOBS[0]._replace(launcher=os.getpid())
@@ -245,21 +237,6 @@ def test_without_a_name_only_a_job_of_this_folder_is_meant(command: str, tmp_pat
     )
     with pytest.raises(UsageError, match=rf"2 jobs match; .*: {here.launcher} \(a\), .* \(a\)\."):
         job_commands.selected(None, (here, here), command)
-
-
-def test_what_a_killed_launcher_left_behind_is_meant_by_its_name_alone() -> None:
-    here = JOBS[1]._replace(launcher=os.getpid())
-    assert job_commands.selected(None, (here, JOBS[2]), "stop") == here
-    assert job_commands.selected("20250103", JOBS, "stop") == JOBS[2]
-    with pytest.raises(UsageError, match=r"^stop: no job of yours runs on this host; `fleetrun ps"):
-        job_commands.selected(None, JOBS[2:], "stop")
-
-
-def test_a_row_says_which_host_and_attempt() -> None:
-    about = JobRecords("b", "collective", ("n1", "n2"), 1, "/work", ("train.py",), 100.0, 4, 2)
-    assert job_commands.row(job_commands.record(JOBS[2], about), now=190.0) == [
-        *("killed", "b", "1m30s", "0 of 4, attempt 2", "2 of 2", "/work", "train.py"),
-    ]
 
 
 def test_a_script_may_have_the_name_of_a_command(

@@ -34,16 +34,6 @@ def strategy(capsys: pytest.CaptureFixture[str], *words: str) -> Said:
     return Said(code, printed.out, printed.err)
 
 
-def test_list_has_every_preset_and_no_field(capsys: pytest.CaptureFixture[str]) -> None:
-    output = strategy(capsys, "list")
-    assert output.code == 0
-    for name in load.PRESETS:
-        assert f"\n{name} " in output.out
-    assert "nccl_comm_num" not in output.out
-    assert "--fields" in output.out
-    assert len(output.out.splitlines()) < 24
-
-
 def test_list_has_every_field_for_those_who_ask(capsys: pytest.CaptureFixture[str]) -> None:
     done = strategy(capsys, "list", "--fields")
     assert done.code == 0
@@ -89,14 +79,6 @@ def test_show_tells_of_a_preset_that_is_a_field_too(capsys: pytest.CaptureFixtur
     assert "`fleetrun strategy show strategy.gradient_merge`" in output.err
     out = strategy(capsys, "show", "strategy.gradient_merge").out
     assert out.startswith("strategy:\n  gradient_merge: true or false")
-
-
-def test_show_tells_of_a_part_by_what_it_is_part_of(capsys: pytest.CaptureFixture[str]) -> None:
-    whole = strategy(capsys, "show", "gradient_merge_configs").out
-    assert strategy(capsys, "show", "gradient_merge_configs.avg").out == whole
-    output = strategy(capsys, "show", "k_steps").out
-    assert whole in output
-    assert "localsgd_configs" in output
 
 
 def test_validate_says_file_line_and_what_was_meant(
@@ -197,29 +179,6 @@ def test_explain_sorts_the_places_by_what_happens_there(
     assert "note: a.yaml:1: amp_configs is set without amp" in out
 
 
-def test_explain_knows_that_false_is_off(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (elsewhere / "a.yaml").write_text(
-        "strategy: {gradient_merge: false, fuse_all_reduce_ops: false,"
-        " gradient_merge_configs: {avg: false}}\n"
-    )
-    out = strategy(capsys, "explain", "a.yaml", "--device=cpu").out
-    rows = [cells(line) for line in out.partition("\n\n")[0].splitlines()]
-    off, *more = rows[1:]
-    reason = "off, the same as if not set"
-    assert off == ["gradient_merge: false", "no difference", "everywhere", reason]
-    assert "one allreduce for each" in out
-    assert reason not in [cell for row in more for cell in row]
-
-
-def test_explain_says_that_nothing_is_asked_for(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (elsewhere / "a.yaml").write_text("strategy: {}\n")
-    assert strategy(capsys, "explain", "a.yaml").out == "a.yaml sets nothing.\n"
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -246,7 +205,3 @@ def test_a_slip_is_one_line_and_exit_code_2(
     assert output.err.startswith("fleetrun: ")
     assert output.err.count("\n") == 1
     assert message in output.err
-
-
-def test_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert strategy(capsys, "--help").out.startswith("Usage: fleetrun strategy")

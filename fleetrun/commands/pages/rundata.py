@@ -39,7 +39,7 @@ def read(
 ) -> Document:
     """Return all that a page shows of a job, whose hosts have left JOB_RUNS.
 
-    LINK returns the address of a file, or nothing. At most MOST_BYTES of each log are searched for
+    LINK returns the address of a file, or nothing. The last MOST_BYTES of each log are searched for
     steps and losses. Times are in seconds since the job began.
     """
     first = job_runs[0]

@@ -15,8 +15,8 @@ from fleetrun.rundir.runs import LogRecord, Run
 
 # A chart of fewer says nothing that a number does not say.
 FEWEST_POINTS = 3
-# The logs that are searched for steps and losses, the bytes read of each, and in how many pieces.
-_MOST_LOGS, MOST_BYTES, _PIECES = 8, 16 << 20, 64
+# The logs that are searched for steps and losses, and the bytes read at the end of each.
+_MOST_LOGS, MOST_BYTES = 8, 16 << 20
 # The most points of a curve.
 _MOST_POINTS = 2000
 # The moments of a map, and its cells, all of which a browser gets.
@@ -104,7 +104,7 @@ def _printed(
         if noted is None or noted.cuts or not noted.at_ms:
             continue
         look = 0
-        for offset, line in lines_of(path, most_bytes):
+        for offset, line in _lines(path, most_bytes):
             reported = progress.printed(line)
             throughput = reported.throughput or throughput
             if reported.step is None and reported.loss is None:
@@ -127,26 +127,13 @@ def _label(label: str, attempt: int) -> str:
     return f"{label}, attempt {attempt}" if attempt else label
 
 
-def lines_of(path: str, most: int = MOST_BYTES) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of the log PATH, each with the offset of its end.
-
-    Of a log larger than MOST bytes, pieces that are spread evenly are read, from its beginning to
-    its end.
-    """
-    size = reading.size(path)
-    count = 1 if size <= most else _PIECES
-    length = min(size, most) // count
-    for place in range(count):
-        begin = place * (size - length) // max(1, count - 1)
-        piece = reading.piece(path, begin, length)
-        # A piece most likely begins and ends within a line.
-        cut = piece.find(b"\n") + 1 if begin else 0
-        if begin + len(piece) < size:
-            piece = piece[: piece.rfind(b"\n") + 1]
-        begin += cut
-        for line in re.split(rb"(?<=[\r\n])", piece[cut:]):
-            begin += len(line)
-            yield begin, line
+def _lines(path: str, most: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of the last MOST bytes of the log PATH, each with the offset of its end."""
+    text = reading.content(path, most, from_end=True) or b""
+    end = max(0, reading.size(path) - len(text))
+    for line in re.split(rb"(?<=[\r\n])", text):
+        end += len(line)
+        yield end, line
 
 
 def _heartbeats(job_runs: Sequence[Run], began: float, measured: Measured) -> Iterator[Curve]:

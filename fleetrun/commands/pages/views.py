@@ -33,8 +33,6 @@ class Views:
         # By the keys in addresses, so that no path from a request is ever opened.
         self._paths: dict[str, str] = {}
         self._reader = runs.RunReader()
-        # By key: the version that was last read, and its document.
-        self._documents: dict[str, tuple[str, rundata.Document]] = {}
         self._metrics: dict[str, metricsfile.MetricsReader] = {}
         # Threads answer requests.
         self._lock = threading.Lock()
@@ -76,10 +74,8 @@ class Views:
         if version == seen:
             return state
         with self._lock:
-            if self._documents.get(key, ("",))[0] != version:
-                document = rundata.read(hosts, measured=self._measured, most_bytes=_MOST_SEARCHED)
-                self._documents[key] = version, document
-            return {**state, "run": self._documents[key][1]}
+            document = rundata.read(hosts, measured=self._measured, most_bytes=_MOST_SEARCHED)
+        return {**state, "run": document}
 
     def logs(self, key: str, query: Mapping[str, str]) -> dict[str, object]:
         """Return the last lines of the run KEY, merged and filtered by the parameters QUERY."""

@@ -36,7 +36,7 @@ class RankRow(NamedTuple):
     state: str
     host: str
     device: str
-    pid: int | None
+    pid: int | None = None
     # Of the newest line of metrics.jsonl.
     cpu_percent: float | None = None
     memory_bytes: int | None = None
@@ -67,7 +67,7 @@ class Snapshot(NamedTuple):
 
     job: str
     run: str
-    # running, starting, stopping or over.
+    # starting, running or over.
     phase: str
     seconds: float
     attempt: int
@@ -105,75 +105,91 @@ class Sampler:
         has_launcher = [run.is_running for run in self._runs]
         self._runs = [self._reader.read(run.path) for run in self._runs]
         # The launcher may still write something.
-        pairs = zip(self._runs, has_launcher, strict=True)
-        alive = [has and run.finished_at is None for run, has in pairs]
-        pairs = zip(self._runs, alive, strict=True)
-        rows = [row for run, is_alive in pairs for row in self._rows(run, is_alive=is_alive)]
-        rows = _waiting(self._runs, rows) if any(alive) else rows
+        pairs = list(zip(self._runs, has_launcher, strict=True))
+        alive = {run.path for run, has in pairs if has and run.finished_at is None}
+        rows = [row for run in self._runs for row in self._rows(run, is_alive=run.path in alive)]
         rows.sort(key=lambda row: (row.rank is None, not row.label.startswith("rank "), row.rank))
-        rows = compared(rows)
+        rows = compared(_waiting(self._runs, rows) if alive else rows)
         first, now = self._runs[0], time.time()
-        end = now if any(alive) else max((run.finished_at or 0.0 for run in self._runs), default=0)
+        end = (
+            now if alive else max((run.finished_at or 0.0 for run in self._runs), default=0) or now
+        )
         bad = next((run for run in self._runs if run.exit_code), first)
         warnings = [event for run in self._runs for event in run.events if event.event == "warning"]
         newest = max(warnings, key=lambda event: event.time, default=None)
         return Snapshot(
             job=job_commands.name_of(first.name, is_known=bool(first.job_id)),
             run=first.path,
-            phase=_phase(self._runs, rows, is_over=not any(alive)),
-            seconds=max(0.0, (end or now) - min(run.started_at or now for run in self._runs)),
+            phase="over" if not alive else "running" if rows else "starting",
+            seconds=max(0.0, end - min(run.started_at or now for run in self._runs)),
             attempt=max(run.attempt for run in self._runs),
             max_restarts=None if first.plan is None else first.plan.max_restarts,
             hosts=max(len(self._runs), 1 if first.plan is None else len(first.plan.nodes)),
             rows=tuple(rows),
             notice="" if newest is None else reading.text(newest.more.get("text")),
-            verdict="" if any(alive) else bad.verdict or "its launcher was killed",
-            exit_code=None if any(alive) else bad.exit_code,
-            eta_s=eta_s(rows) if any(alive) else None,
+            verdict="" if alive else bad.verdict or "its launcher was killed",
+            exit_code=None if alive else bad.exit_code,
+            eta_s=eta_s(rows) if alive else None,
         )
 
     def _rows(self, run: runs.Run, *, is_alive: bool) -> Iterator[RankRow]:
         """Yield the row of each process of RUN, in its newest attempt."""
-        newest = {log.process: log for log in run.logs}
+        logs = {log.process: log for log in run.logs}
         specs = {spec.name: spec for spec in run.plan.processes} if run.plan is not None else {}
         measured = run.newest_metrics() if is_alive else None
         if measured is not None and measured.time < time.time() - _OLD_S:
             measured = None
-        for name, log in newest.items():
-            devices = ",".join(specs[name].devices) if name in specs else ""
-            row = self._row(run, log, measured if log.ended_at is None else None, is_alive=is_alive)
-            yield row._replace(host=run.host or socket.gethostname(), device=devices or "cpu")
-        for name, spec in specs.items():
-            if name not in newest:
+        axes = self._axes.get(run.path) or run.axes()
+        if axes is not None:
+            self._axes[run.path] = axes
+        for name in dict.fromkeys((*logs, *specs)):
+            log, spec = logs.get(name), specs.get(name)
+            rank = log.rank if log is not None else spec.rank if spec is not None else None
+            is_trainer = rank is not None and names.label_of(name).startswith("rank ")
+            row = RankRow(
+                label=names.label_of(name),
+                rank=rank,
                 # It waits for the processes that it depends on.
-                state = "to start" if is_alive else "never ran"
-                devices = ",".join(spec.devices)
-                yield RankRow(names.label_of(name), spec.rank, state, run.host, devices, None)
+                state="to start" if is_alive else "never ran",
+                host=run.host or socket.gethostname(),
+                device=",".join(spec.devices if spec is not None else ()) or "cpu",
+                place=axes.place(rank)
+                if axes is not None and rank is not None and is_trainer
+                else "",
+            )
+            if log is not None:
+                used = measured if log.ended_at is None else None
+                row = self._filled(row, run, log, used, is_alive=is_alive)
+            yield row
 
-    def _row(
-        self, run: runs.Run, log: runs.LogRecord, measured: MetricsRecord | None, *, is_alive: bool
+    def _filled(
+        self,
+        row: RankRow,
+        run: runs.Run,
+        log: runs.LogRecord,
+        measured: MetricsRecord | None,
+        *,
+        is_alive: bool,
     ) -> RankRow:
+        """Return ROW with what is known of the process of LOG."""
         now = time.time()
         told = self._told(run, log)
-        lived_at = max(map(reading.written_at, (*log.paths, run.heartbeat_path(log))))
+        lived_at = max(map(reading.written_at, (*log.paths, run.heartbeat_path(log)))) or now
         used = next((r for r in measured.ranks if r.pid == log.pid), None) if measured else None
         gpus = [g for g in measured.gpus if log.rank in g.ranks] if measured else []
         earlier = (measured.time, used.step) if measured and used and used.step else None
         steps = self._seen_steps(run, log, told, earlier)
         is_stopped = used is not None and used.state in "Tt"
-        quiet_s = now - (lived_at or now)
-        state, is_odd = _state(log, is_alive=is_alive, is_stopped=is_stopped, quiet_s=quiet_s)
+        state, is_odd = _state(
+            log, is_alive=is_alive, is_stopped=is_stopped, quiet_s=now - lived_at
+        )
         speed = progress.steps_per_second(steps) if is_alive and log.ended_at is None else None
         # A rank that is at its next step for longer than at any before has no speed.
         last_s = steps[-1][0] - steps[-2][0] if len(steps) > 1 else 0.0
         if speed and now - steps[-1][0] >= max(_SILENT_S, 2 * last_s):
             speed = 0.0
-        return RankRow(
-            label=log.label,
-            rank=log.rank,
+        return row._replace(
             state=state,
-            host="",
-            device="",
             pid=log.pid,
             cpu_percent=None if used is None else used.cpu_percent,
             memory_bytes=None if used is None else used.memory_bytes,
@@ -186,7 +202,6 @@ class Sampler:
             throughput=told.throughput,
             line=told.line,
             is_odd=is_odd,
-            place=self._place(run, log),
             total_steps=told.total,
             logs=log.paths,
             stacks=run.file(names.stacks(log.file_key)),
@@ -230,14 +245,6 @@ class Sampler:
             steps.pop(0)
         return steps
 
-    def _place(self, run: runs.Run, log: runs.LogRecord) -> str:
-        """Return the place of a rank in fleet's topology, as a rank of RUN has recorded it."""
-        if log.rank is None or not log.label.startswith("rank "):
-            return ""
-        if run.path not in self._axes and (axes := run.axes()) is not None:
-            self._axes[run.path] = axes
-        return self._axes[run.path].place(log.rank) if run.path in self._axes else ""
-
 
 def _state(
     log: runs.LogRecord, *, is_alive: bool, is_stopped: bool, quiet_s: float
@@ -270,15 +277,6 @@ def compared(rows: Sequence[RankRow]) -> list[RankRow]:
         else:
             marked.append(row)
     return marked
-
-
-def _phase(job_runs: Sequence[runs.Run], rows: Sequence[RankRow], *, is_over: bool) -> str:
-    if is_over:
-        return "over"
-    if not any(run.logs for run in job_runs):
-        return "starting"
-    ended = ("done", "failed", "ended", "lost", "exit ")
-    return "stopping" if all(row.state.startswith(ended) for row in rows) else "running"
 
 
 def _waiting(job_runs: Sequence[runs.Run], rows: list[RankRow]) -> list[RankRow]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from textwrap import indent
@@ -132,7 +133,14 @@ def _comparison(spec: VerifySpec, result: Verification) -> Iterator[str]:
         yield "The runs cannot be compared: those that begin with different weights always differ."
         return
     if result.diverging:
-        yield from _divergence(spec, result)
+        first = result.diverging[0]
+        yield (
+            f"Not equal: {spec.name} and plain Paddle diverge at update {first.key.update}: "
+            f"{_where(result, first)}. Noise and rounding come to {first.allowed:.3g}."
+        )
+        changing = [name for name in spec.fields if name.startswith(trials.CHANGES_RESULTS)]
+        if changing:
+            yield f"{', '.join(changing)}: changes the computation on purpose."
         return
     unknown = [key for pair in result.strategy_pairs for key, by in pair.items() if not by]
     if unknown:
@@ -151,18 +159,6 @@ def _comparison(spec: VerifySpec, result: Verification) -> Iterator[str]:
     yield f"Equal: the weights are those of plain Paddle {how}, on {ranks}."
 
 
-def _divergence(spec: VerifySpec, result: Verification) -> Iterator[str]:
-    """Yield where the strategy and plain Paddle diverge, and which fields do so on purpose."""
-    first = result.diverging[0]
-    yield (
-        f"Not equal: {spec.name} and plain Paddle diverge at update {first.key.update}: "
-        f"{_where(result, first)}. Noise and rounding come to {first.allowed:.3g}."
-    )
-    changing = [name for name in spec.fields if name.startswith(trials.CHANGES_RESULTS)]
-    if changing:
-        yield f"{', '.join(changing)}: changes the computation on purpose."
-
-
 def _figures(spec: VerifySpec, result: Verification) -> Iterator[tuple[str, str]]:
     values = result.plain[0].values
     made = min(run.updates for run in (*result.plain, *result.strategy))
@@ -179,10 +175,12 @@ def _figures(spec: VerifySpec, result: Verification) -> Iterator[tuple[str, str]
         ("moved by rounding", result.moved_pairs),
         (spec.name, result.strategy_pairs),
     ):
-        key, by = _largest(pairs)
-        if pairs:
-            at = f" ({values[key].name}, rank {key.rank}, update {key.update})" if key else ""
-            yield f"apart: {what}", f"{by:.3g}{at}" if key else "not at all"
+        if not pairs:
+            continue
+        shown = "not at all"
+        for key, value, by, _ in _largest(result, pairs):
+            shown = f"{by:.3g} ({value.name}, rank {key.rank}, update {key.update})"
+        yield f"apart: {what}", shown
     yield "speed", _speed(spec, result)
     for what, field in (("memory", "peak_bytes"), ("memory of the GPU", "device_bytes")):
         of_plain, of_strategy = (
@@ -194,10 +192,11 @@ def _figures(spec: VerifySpec, result: Verification) -> Iterator[tuple[str, str]
             yield what, f"{own} at most in a process of {spec.name}, {theirs} of plain Paddle"
 
 
-def _largest(pairs: _Pairs) -> tuple[ValueKey | None, float]:
-    """Return the parameter that differs most in PAIRS, and by how much; None: none differs."""
-    apart = [item for pair in pairs for item in pair.items()]
-    return max(apart, key=lambda item: item[1], default=(None, 0.0))
+def _largest(result: Verification, pairs: _Pairs) -> list[Difference]:
+    """Return the parameter that differs most in PAIRS; empty if none differs."""
+    values = result.plain[0].values if result.plain else {}
+    apart = ((by, key) for pair in pairs for key, by in pair.items())
+    return [Difference(key, values[key], by) for by, key in sorted(apart, reverse=True)[:1]]
 
 
 def _speed(spec: VerifySpec, result: Verification) -> str:
@@ -238,33 +237,24 @@ def _rank(result: Verification, rank: int) -> str:
 def document(spec: VerifySpec, result: Verification, done: Sequence[VerifyRun]) -> str:
     """Return the results of the runs DONE as JSON."""
 
-    def row(difference: Difference | None) -> dict[str, Any] | None:
-        if difference is None:
+    def row(of: Sequence[Difference]) -> dict[str, Any] | None:
+        if not of:
             return None
+        key, value, apart, allowed = of[0]
         # Infinity is no JSON.
-        by, allowed = (
-            number if abs(number) < float("inf") else str(number)
-            for number in (difference.apart, difference.allowed)
-        )
-        return {
-            "update": difference.key.update,
-            "rank": difference.key.rank,
-            "parameter": difference.value.name,
-            "apart": by,
-            "allowed": allowed,
-        }
+        apart_text, allowed_text = (x if math.isfinite(x) else str(x) for x in (apart, allowed))
+        place = {"update": key.update, "rank": key.rank, "parameter": value.name}
+        return {**place, "apart": apart_text, "allowed": allowed_text}
 
-    key, by = _largest(result.strategy_pairs)
-    largest = None if key is None else Difference(key, result.plain[0].values[key], by)
     content = {
         "schema": 2,
         "launch": arguments.conceal([*spec.strategy, *spec.script])[0],
         "updates": spec.updates,
         "equal": result.is_equal,
         "fault": result.fault or result.strategy_fault or None,
-        "parts_at": row(next(iter(result.diverging), None)),
-        "plain_parts_at": row(next(iter(result.noisy), None)),
-        "largest": row(largest),
+        "parts_at": row(result.diverging),
+        "plain_parts_at": row(result.noisy),
+        "largest": row(_largest(result, result.strategy_pairs)),
         "runs": [
             {
                 "kind": run.kind.name,

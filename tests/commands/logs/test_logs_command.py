@@ -222,13 +222,6 @@ def test_what_only_its_owner_may_read_is_said_to_be_anothers(
     assert "is another user's: only who started the job can read its events.jsonl" in err
 
 
-def test_no_failure_is_said(tmp_path: Path) -> None:
-    assert Command(tmp_path, "echo well").run().code == 0
-    done = logs(tmp_path, "--failed")
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.endswith("has failed (all processes finished).\n")
-
-
 @pytest.mark.parametrize("words", [(), ("--rank=1",), ("--grep=red",), ("--raw",)])
 def test_a_terminal_acts_on_nothing_that_a_rank_has_printed_unless_it_is_wanted(
     tmp_path: Path, terminal: Terminal, words: tuple[str, ...]

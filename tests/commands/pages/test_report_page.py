@@ -8,7 +8,6 @@ import os
 import re
 from array import array
 from html.parser import HTMLParser
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -182,24 +181,6 @@ def test_a_page_tells_who_failed_first_and_what_ranks_and_gpus_used(tmp_path: Pa
     assert maps["GPU use"]["rows"] == [f"GPU {number}" for number in range(7)]
 
 
-def test_what_hosts_measure_at_different_moments_of_an_interval_is_one_moment(
-    tmp_path: Path,
-) -> None:
-    hosts = [runs.read(str(big(tmp_path / name, 6))) for name in "ab"]
-    late = [measured(6, at)._replace(time=1e9 + 5 * at + 2) for at in range(4)]
-
-    def seen(run: runs.Run) -> list[metricsfile.MetricsRecord]:
-        if run is hosts[0]:
-            return [measured(3, at, step=step) for at, step in enumerate((0, 10, 10, 40))]
-        return [record._replace(ranks=record.ranks[3:]) for record in late]
-
-    maps = {shown["title"]: shown for shown in rundata.read(hosts, measured=seen)["maps"]}
-    assert maps["CPU use"]["at"] == [0.0, 5.0, 10.0, 15.0]
-    assert cells(maps["CPU use"]) == [[90.0] * 4] * 6
-    # Under way for 5 s at least; then 30 steps since the last one that was seen, 10 s before.
-    assert cells(maps["Step time"]) == [[0.5, 5.0, 0.3333]] * 3
-
-
 def test_after_a_restart_the_cause_leads_to_the_log_of_the_last_attempt(tmp_path: Path) -> None:
     done = Command(tmp_path, "exit 3", "--max_restart=1", ranks=1).run()
     assert done.code == 3
@@ -226,35 +207,6 @@ def test_losses_without_steps_are_no_steps_and_heartbeats_are(tmp_path: Path) ->
     assert told["lines"] == {"loss": [], "steps": []}
     numbers = dict(told["numbers"])
     assert (numbers["steps per second"], numbers["last loss"]) == ("10", "0.25")
-
-
-def test_of_a_long_log_beginning_middle_and_end_are_read(tmp_path: Path) -> None:
-    log = tmp_path / "workerlog.0"
-    text = "".join(f"step {step} loss {1 / step:.6f}\n" for step in range(1, 20_001))
-    log.write_text(text)
-    read = list(series.lines_of(str(log), most=len(text) // 10))
-    assert all(text[:end].endswith(line.decode()) for end, line in read[::97])
-    steps = [int(line.split()[1]) for _, line in read if line]
-    assert all(line.count(b" ") == 3 for _, line in read if line)
-    assert (steps[0], steps[-1]) == (1, 20_000)
-    assert steps == sorted(steps)
-    assert max(after - before for before, after in pairwise(steps)) < 400
-    whole = [line for _, line in series.lines_of(str(log))]
-    assert b"".join(whole).decode() == text
-
-
-def test_long_curves_are_thinned_and_end_with_the_last_step(tmp_path: Path) -> None:
-    run_dir = big(tmp_path / "run", 6)
-    text = "".join(f"step {step} loss {step}.5\n" for step in range(6000))
-    (run_dir / "workerlog.5").write_text(text)
-    (run_dir / "output.times").write_text(
-        f"fleetrun output.times 1 1000000000000\n= 0 workerlog.5\n1000 0 {len(text)}\n"
-    )
-    told = story(run_dir)
-    (line,) = told["lines"]["loss"]
-    assert (line["y"][-1], len(line["x"]) <= 2001) == (5999.5, True)
-    # All charts of a run have one axis of time.
-    assert told["span"] >= line["x"][-1]
 
 
 def test_what_a_run_says_cannot_break_the_page(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import http.client
 import json
 import re
@@ -19,7 +18,6 @@ from runfolders import big, measured
 from waiting import LONG_S, until
 
 from fleetrun.cli import parser
-from fleetrun.commands.pages.views import Views
 from fleetrun.errors import EnvironmentFault
 from fleetrun.rundir import metricsfile
 
@@ -271,15 +269,3 @@ def test_a_port_that_is_taken_is_a_sentence(tmp_path: Path) -> None:
         port = page.address.rpartition(":")[2].strip("/")
         with pytest.raises(EnvironmentFault, match=f"port {port} of 127.0.0.1 cannot be used"):
             parser.run("ui", [f"--port={port}"])
-
-
-def test_a_picture_of_many_ranks_has_few_moments_and_the_newest(tmp_path: Path) -> None:
-    # Reading 200 moments of 1,024 ranks took 10 s, 50 of them take 2.
-    folder = big(tmp_path / "log" / "runs" / "20250101T000000Z-big-7", 1024)
-    for moment in range(3, 67):
-        metricsfile.append(str(folder / "metrics.jsonl"), measured(1024, moment))
-    views = Views(str(tmp_path / "log"))
-    told: Any = views.run(str(views.listed()[0]["key"]), "")["run"]
-    maps = {shown["title"]: shown for shown in told["maps"]}
-    assert len(maps["Memory"]["at"]) == 34
-    assert len(base64.b64decode(maps["Memory"]["values"])) == 4 * 34 * 1024

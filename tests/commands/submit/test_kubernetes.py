@@ -150,20 +150,6 @@ def test_what_cannot_be_is_one_sentence(
     assert "hunter2" not in err
 
 
-def test_the_sites_settings_come_from_the_config_file(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (elsewhere / "fleetrun.yaml").write_text(
-        "submit:\n  k8s:\n    image: i\n    ttl: 60\n    kueue: ours\n"
-        "    toleration: [nvidia.com/gpu]\n    node_selector: {pool: a100}\n"
-    )
-    job_set, _ = printed(capsys, "--node-selector=pool=h100", "--", "t.py")
-    pod = job_of(job_set)["template"]["spec"]
-    assert pod["nodeSelector"] == {"pool": "h100"}
-    assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
-    assert job_set["spec"]["ttlSecondsAfterFinished"] == 60
-
-
 KUBECTL = """#!/bin/sh
 number=$(/bin/cat {folder}/number 2>/dev/null || echo 0)
 echo $((number + 1)) >{folder}/number

@@ -183,23 +183,6 @@ def test_the_sites_settings_come_from_the_config_file(
     assert app.main(["--dry-run", "train.py"], environ={}) == 0
 
 
-def test_the_users_own_file_lies_beneath_that_of_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    own = tmp_path / "home" / "fleetrun"
-    own.mkdir(parents=True)
-    text = "submit:\n  slurm:\n    partition: {}\n    account: {}\n"
-    (own / "fleetrun.yaml").write_text(text.format("mine", "me"))
-    (tmp_path / "fleetrun.yaml").write_text("submit:\n  slurm:\n    partition: gpu\n")
-    (tmp_path / "train.py").touch()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
-    assert app.main(["submit", "slurm", "--dry-run", "--", "train.py"], environ={}) == 0
-    text = capsys.readouterr().out
-    assert "#SBATCH --partition=gpu\n" in text
-    assert "#SBATCH --account=me\n" in text
-
-
 def test_another_config_file_of_the_launch_counts_for_the_queue(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

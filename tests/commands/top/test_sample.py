@@ -34,13 +34,6 @@ def test_ranks_that_stand_still_are_compared_by_their_steps() -> None:
     assert states(*rows) == ["waits 30s", "behind 30s!", "silent 30s"]
 
 
-def test_steps_that_are_told_at_different_moments_mean_nothing() -> None:
-    assert states(a_row(0, "silent 30s", 121), a_row(1, "silent 30s", 120)) == ["silent 30s"] * 2
-    assert states(a_row(0, "running", 121), a_row(1, "running", 100)) == ["running"] * 2
-    assert states(a_row(0, "silent 30s", 121), a_row(1, "silent 30s", None)) == ["silent 30s"] * 2
-    assert states(a_row(0, "done", 200), a_row(1, "silent 30s", 100)) == ["done", "silent 30s"]
-
-
 def a_run(folder: Path, **ended: object) -> runs.Run:
     process = planfile.ProcessRecord("trainer.0", 0, ("true",), "workerlog.0")
     plan = planfile.PlanRecord("j", "collective", 0, ("h",), "/", (process,))
@@ -114,21 +107,6 @@ def test_a_rank_that_was_silent_before_anybody_looked_is_silent(tmp_path: Path) 
         assert sampler_of(run).sample().rows[0].state == "running"
 
 
-def test_steps_come_from_either_stream(tmp_path: Path) -> None:
-    out, err = tmp_path / "workerlog.0", tmp_path / "workererr.0"
-    out.write_text("step 7 loss 0.5\n")
-    err.write_text("INFO step 8\n")
-    os.utime(out, (1, 1))
-    run = a_run(tmp_path, error_path=str(err))
-    sampler = sampler_of(run)
-    [row] = sampler.sample().rows
-    assert (row.step, row.loss, row.line) == (8, 0.5, "INFO step 8")
-    out.write_text("step 9 loss 0.25\n")
-    os.utime(err, (1, 1))
-    [row] = sampler.sample().rows
-    assert (row.step, row.loss) == (9, 0.25)
-
-
 def test_who_makes_no_more_steps_stands_still(tmp_path: Path) -> None:
     run = a_run(tmp_path)
     sampler = sampler_of(run)
@@ -161,13 +139,6 @@ def test_ends_are_told_by_what_they_were(tmp_path: Path) -> None:
         sampler = sampler_of(run)
         [row] = sampler.sample().rows
         assert f"{row.state}{'!' if row.is_odd else ''}" == state
-
-
-def test_what_has_not_started_is_there(tmp_path: Path) -> None:
-    run = a_run(tmp_path)._replace(logs=())
-    sampler = sampler_of(run)
-    [row] = sampler.sample().rows
-    assert (row.label, row.state, row.pid) == ("rank 0", "never ran", None)
 
 
 def test_what_the_launcher_has_measured_is_shown(tmp_path: Path) -> None:

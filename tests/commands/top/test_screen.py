@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fleetrun.commands.top import screen
-from fleetrun.commands.top.sample import RankRow, Snapshot, eta_s
+from fleetrun.commands.top.sample import RankRow, Snapshot
 from fleetrun.commands.top.view import View, after, keys, ordered
 
 GIB = 1024**3
@@ -81,20 +81,6 @@ def test_columns_stay_whatever_is_known(width: int) -> None:
     assert screen.optional([bare], told) == {"throughput"}
 
 
-def test_a_job_without_gpus_and_on_one_host_has_no_columns_of_them() -> None:
-    row = RankRow("rank 0", 0, "running", "here", "cpu", 1)
-    head = "rank state device pid cpu% mem step step/s loss last_line"
-    assert " ".join(heads(shown(a_snapshot(row)))) == head
-    assert "host" in heads(shown(a_snapshot(row, hosts=2)))
-
-
-def test_of_a_long_path_the_end_is_kept() -> None:
-    run = f"/home/me/{'deep/' * 20}log/runs/20261122T135753Z-default-23306"
-    head, *_ = shown(a_snapshot(run=run), 70)
-    assert len(head) == 70
-    assert head.endswith("Z-default-23306")
-
-
 def test_rows_that_do_not_fit_are_counted_and_odd_ones_are_shown() -> None:
     rows = [a_row(rank) for rank in range(64)]
     rows[50] = a_row(50, "stopped", is_odd=True)
@@ -113,12 +99,6 @@ def test_the_verdict_stands_at_the_end() -> None:
     assert lines[-1] == "rank 1 exited with 7 (exit code 7)"
     assert "lags" not in "".join(lines)
     assert lines[1].startswith("2 processes: 1 ended, 1 failed")
-
-
-def test_what_was_noticed_and_restarts_are_told() -> None:
-    lines = shown(a_snapshot(notice="Rank 1 lags.", attempt=1, max_restarts=3))
-    assert "restarts 1 of 3" in lines[0]
-    assert lines[1:3] == ["no process has been started yet", "Rank 1 lags."]
 
 
 def test_a_log_cannot_write_on_the_screen() -> None:
@@ -204,10 +184,3 @@ def test_a_question_mark_shows_the_keys() -> None:
     assert "PgUp" in "".join(shown(snapshot, 80, 24, pressed(snapshot, b"?")))
     assert pressed(snapshot, b"?q") == View()
     assert "? keys" in screen.footer(View()).plain
-
-
-def test_the_end_of_known_steps_is_told() -> None:
-    rows = [a_row(rank, step=100, total_steps=1000, steps_per_s=2.0 + rank) for rank in (0, 1)]
-    assert eta_s(rows) == 450.0
-    assert eta_s([a_row(0)]) is None
-    assert "ETA 7m30s" in shown(a_snapshot(*rows, eta_s=450.0), 120, 9)[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import uuid
 from array import array
 from typing import TYPE_CHECKING
@@ -140,15 +139,6 @@ def held(value: float) -> Value:
     return Value("w", "float32", 1, hash(value), abs(value), array("d", [value]))
 
 
-def test_numbers_that_are_none_are_equal_to_each_other_alone() -> None:
-    nan, number = ({ValueKey(1, 0, 0): held(value)} for value in (math.nan, 1.0))
-    again = {ValueKey(1, 0, 0): held(math.nan)._replace(checksum=9)}
-    assert [*differences.apart(nan, again).values()] == [0.0]
-    differing = differences.apart(nan, number)
-    assert [*differing.values()] == [math.inf]
-    assert len(differences.beyond(nan, [differing], [])) == 1
-
-
 def test_weights_within_the_noise_of_plain_runs_are_equal() -> None:
     plain, again, other = ({ValueKey(1, 0, 0): held(value)} for value in (1.0, 1.1, 1.2))
     differing = differences.apart(plain, other)
@@ -168,15 +158,3 @@ def test_weights_that_are_alike_by_chance_are_no_measure_of_noise() -> None:
     noise = differences.apart(first, weights(1.0, 2.0, 3.0))
     parted = differences.beyond(first, [differing], [noise])
     assert [difference.apart for difference in parted] == [0.5, 0.5]
-
-
-def test_runs_of_different_updates_are_not_compared() -> None:
-    first, other = ({ValueKey(update, 0, 0): held(1.0)} for update in (1, 2))
-    assert "has not made the same updates" in differences.fault(first, other)
-
-
-def test_the_largest_elements_tell_of_differences_between_the_recorded_ones() -> None:
-    first, second = (
-        {ValueKey(1, 0, 0): held(1.0)._replace(size=9, checksum=n, largest=n)} for n in (1, 5)
-    )
-    assert [*differences.apart(first, second).values()] == [4.0]
