@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import shutil
@@ -10,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -121,30 +120,19 @@ def held_folder(folder: str) -> Iterator[None]:
     """
     try:
         os.makedirs(folder, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        why = error.strerror
-        raise EnvironmentFault(f"{folder} cannot be written ({why}); see --out.") from None
-    try:
-        # Some network file systems have no locks.
-        with suppress(OSError):
-            _lock(fd, folder)
-        yield
-    finally:
-        os.close(fd)
-
-
-def _lock(fd: int, folder: str) -> None:
-    """Lock FOLDER, which is open as FD; OSError if there are no locks."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = open(os.path.join(folder, "lock"), "w", encoding="utf-8")  # noqa: SIM115 - below
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise EnvironmentFault(
             f"Another fleetrun tune or verify is using {folder}: wait until it has ended, or "
             "choose another folder with --out."
         ) from None
+    except OSError as error:
+        raise EnvironmentFault(
+            f"{folder} cannot be written ({error.strerror}); see --out."
+        ) from None
+    with lock:
+        yield
 
 
 def launch(

@@ -73,10 +73,7 @@ def _logs(
 def _explain_nothing(chosen: Sequence[runs.Run], *, failed: bool) -> None:
     """Print why there is nothing to show; raise EnvironmentFault if that is a fault."""
     if failed and any(run.logs for run in chosen):
-        still = "it still runs" if chosen[0].is_running else ""
-        verdict = chosen[0].verdict or still
-        reported = f" ({verdict})" if verdict else ""
-        remark(f"no rank of {chosen[0].name} has failed{reported}.")
+        remark(f"no rank of {chosen[0].name} has failed ({choose.state(chosen[0])}).")
         return
     raise EnvironmentFault(
         f"{chosen[0].path} has no logs: nothing was started, or {names.EVENTS} is gone."
@@ -90,22 +87,15 @@ def listed(log_dir: str) -> str:
     rows = []
     for path in lockfile.listed(log_dir):
         run = runs.read(path)
-        began = "" if run.started_at is None else _moment(run.started_at)
+        began = datetime.fromtimestamp(run.started_at or 0).astimezone()
         ranks = names.listed(sorted({log.label for log in run.logs}))
-        rows.append((run.name, began, ranks, choose.state(run)))
+        at = f"{began:%Y-%m-%d %H:%M:%S}" if run.started_at else ""
+        rows.append((run.name, at, ranks, choose.state(run)))
     if not rows:
         raise EnvironmentFault(f"There is no launch in {log_dir}; name its log folder: --log_dir.")
-    return (
-        # Names are whole, to be copied.
-        tables.layout(
-            rows, heads=("run", "began", "processes", "state"), width=tables.width(), whole=(0,)
-        )
-        + "\n"
-    )
-
-
-def _moment(at: float) -> str:
-    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    heads = ("run", "began", "processes", "state")
+    # Names are whole, to be copied.
+    return tables.layout(rows, heads=heads, width=tables.width(), whole=(0,)) + "\n"
 
 
 def _runs(

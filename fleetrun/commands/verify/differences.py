@@ -53,12 +53,12 @@ class Difference(NamedTuple):
 def fault(first: Values, other: Values) -> str:
     """Return why two runs cannot be compared; empty if they can."""
     if {key.rank for key in first} != {key.rank for key in other}:
-        return "not the same ranks have trained in both runs"
+        return "other ranks have trained"
     for key in sorted(first.keys() ^ other.keys()):
-        return f"rank {key.rank} has not made the same updates in both runs"
+        return f"rank {key.rank} has not made the same updates"
     for key in sorted(first):
         if first[key].size != other[key].size:
-            return f"rank {key.rank} does not train parameters of the same sizes"
+            return f"rank {key.rank} trains parameters of other sizes"
     return ""
 
 

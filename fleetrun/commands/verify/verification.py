@@ -26,12 +26,10 @@ class Verification(NamedTuple):
     # As plain Paddle, and with the strategy; without the one whose gradients were moved.
     plain: tuple[VerifyRun, ...] = ()
     strategy: tuple[VerifyRun, ...] = ()
-    # Why there is no result: plain Paddle fails. And why the strategy alone fails, or its runs
-    # cannot be compared with those of plain Paddle; and these not with each other.
+    # Why there is no result: plain Paddle fails, or makes other updates each time. And why the
+    # strategy alone fails, or cannot be compared.
     fault: str = ""
     strategy_fault: str = ""
-    incomparable: str = ""
-    plain_fault: str = ""
     # The first plain run against the others, against each with the strategy, against the moved one.
     plain_pairs: _Pairs = ()
     strategy_pairs: _Pairs = ()
@@ -51,7 +49,7 @@ class Verification(NamedTuple):
         """Whether the strategy has trained as plain Paddle does; None: it cannot be known."""
         if self.fault or self.starts_differ:
             return None
-        return not (self.diverging or self.strategy_fault or self.incomparable)
+        return not (self.diverging or self.strategy_fault)
 
 
 def judge(done: Sequence[VerifyRun]) -> Verification:
@@ -60,28 +58,24 @@ def judge(done: Sequence[VerifyRun]) -> Verification:
     plain, strategy = (
         tuple(run for run in unmoved if run.kind.has_strategy == kind) for kind in (False, True)
     )
-    failed = next((run for run in plain if run.fault), None)
-    if failed is not None:
-        return Verification(fault=f"{failed.kind.name}: {failed.fault}")
     first = plain[0].values
+    faults, strategy_faults = (
+        [run.fault or differences.fault(first, run.values) for run in several]
+        for several in (plain, strategy)
+    )
+    if any(faults):
+        return Verification(fault=f"{plain[0].kind.name}: {next(filter(None, faults))}")
     moved = [run for run in done if run.kind.moves and not run.fault]
     strategy_pairs, plain_pairs, moved_pairs = (
         tuple(differences.apart(first, run.values) for run in several)
         for several in (strategy, plain[1:], moved)
-    )
-    strategy_fault = next((run.fault for run in strategy if run.fault), "")
-    incomparable, plain_fault = (
-        next((fault for run in several if (fault := differences.fault(first, run.values))), "")
-        for several in (strategy, plain[1:])
     )
     diverging = differences.beyond(first, strategy_pairs, (*plain_pairs, *moved_pairs))
     noisy = differences.beyond(first, plain_pairs, ())
     return Verification(
         plain,
         strategy,
-        strategy_fault=strategy_fault,
-        incomparable=incomparable if not strategy_fault else "",
-        plain_fault=plain_fault,
+        strategy_fault=next(filter(None, strategy_faults), ""),
         plain_pairs=plain_pairs,
         strategy_pairs=strategy_pairs,
         moved_pairs=moved_pairs,
@@ -112,8 +106,6 @@ def text(spec: VerifySpec, result: Verification) -> str:
 
 def _noise(result: Verification) -> Iterator[str]:
     """Yield where plain Paddle is not equal to itself."""
-    if result.plain_fault:
-        yield f"Two runs of plain Paddle cannot be compared: {result.plain_fault}."
     if result.noisy:
         why = (
             "they begin with different weights (seed the script, and resume from no checkpoint)."
@@ -126,9 +118,6 @@ def _noise(result: Verification) -> Iterator[str]:
 
 def _comparison(spec: VerifySpec, result: Verification) -> Iterator[str]:
     plain = result.plain[0]
-    if result.incomparable:
-        yield f"Not equal: {result.incomparable}."
-        return
     if result.starts_differ:
         yield "The runs cannot be compared: those that begin with different weights always differ."
         return
