@@ -120,7 +120,7 @@ def held_folder(folder: str) -> Iterator[None]:
     """
     try:
         os.makedirs(folder, exist_ok=True)
-        lock = open(os.path.join(folder, "lock"), "w", encoding="utf-8")  # noqa: SIM115 - below
+        lock = open(os.path.join(folder, ".lock"), "w", encoding="utf-8")  # noqa: SIM115 - below
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise EnvironmentFault(

@@ -152,6 +152,6 @@ def test_a_folder_of_another_command_is_left_alone(tmp_path: Path) -> None:
         done = tune(tmp_path, "--vary=fuse_grad_size_in_MB=1")
     assert (done.returncode, done.stdout) == (3, "")
     assert "Another fleetrun tune or verify is using tune: " in done.stderr
-    assert [path.name for path in folder.iterdir()] == ["lock"]
+    assert [path.name for path in folder.iterdir()] == [".lock"]
     with trials.held_folder(str(folder)):
         pass
