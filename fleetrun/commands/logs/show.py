@@ -132,7 +132,9 @@ class Stream:
     def rest(self) -> bytes:
         """Return the beginning of a line that has no end."""
         body, self._begun = self._begun, b""
-        return self._shown(body if self._is_raw or not body.strip(b"\r") else body + b"\n")
+        if self._is_raw:
+            return self._shown(body)
+        return self._shown(body + b"\n") if body.strip(b"\r") else b""
 
     def _shown(self, body: bytes) -> bytes:
         if self._filter.is_clean:
