@@ -55,7 +55,7 @@ class PageServer(ThreadingTCPServer):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self.token = secrets.token_urlsafe(32)
         self.views = Views(log_dir)
-        super().__init__((ADDRESS, port), _Request)
+        super().__init__((ADDRESS, port), _PageRequest)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore that a browser has gone; report anything else."""
@@ -63,7 +63,7 @@ class PageServer(ThreadingTCPServer):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
-class _Request(BaseHTTPRequestHandler):
+class _PageRequest(BaseHTTPRequestHandler):
     """A request of a browser."""
 
     server: PageServer
