@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -26,8 +26,6 @@ _SLOW_LOOKUP_S = 1.0
 # Bridges and tunnels of containers and virtual machines.
 _INSIDE = re.compile(r"docker|br-|veth|virbr|cni|flannel|cali|lxc|podman|tun|tap|wg|tailscale")
 _FAST_ENOUGH_MBIT = 10_000
-# How names of interfaces begin that NCCL takes before and after others: docker's are among these.
-_ORDER = {"ib": 0, "do": 2, "lo": 3}
 
 
 def host_names(
@@ -93,35 +91,23 @@ def interfaces() -> list[Interface]:
     ]
 
 
-def taken(
-    here: Sequence[Interface], peer: str | None, env: Mapping[str, str], *, is_nccl: bool
-) -> Interface | None:
-    """Return the interface of HERE that ranks with the variables ENV use; None if there is none.
-
-    NCCL's order: its variable, names that begin with ib, others, docker's, loopback. With several
-    hosts, fleetrun sets the variable to PEER, the interface on the route to them.
-    """
-    known = {interface.name: interface for interface in here if interface.addresses}
-    asked = env.get(communication.variable(is_nccl=is_nccl), "")
-    if asked and is_nccl:
-        names = list(communication.nccls(asked, tuple(known)))
-    elif asked or peer is not None:
-        names = [asked or peer or ""]
-    else:
-        names = sorted(known, key=lambda name: _ORDER.get(name[:2], 1))
-    return next((known[name] for name in names if name in known), None)
-
-
 def interface(job: CheckedJob, here: Sequence[Interface] | None = None) -> Iterator[Finding]:
-    """Check the interface by which ranks reach each other: that of NCCL, or of gloo."""
+    """Check the interface by which ranks of several hosts reach each other."""
+    if job.roster is None or not job.has_peers:
+        return
+    if hosts.is_loopback(job.members[job.roster.me].host):
+        return
     check, user = "interface", "NCCL" if job.is_nccl else "gloo"
     variable = communication.variable(is_nccl=job.is_nccl)
     option = "--nccl SOCKET_IFNAME" if job.is_nccl else f"--env {variable}"
-    here = interfaces() if here is None else here
-    peer = None if job.facts is None else job.facts.peer_interface
-    named = job.variables.get(variable)
-    interface = taken(here, peer, job.variables, is_nccl=job.is_nccl)
-    listed = ", ".join(up.name for up in here)
+    known = {up.name: up for up in (interfaces() if here is None else here) if up.addresses}
+    named = job.variables.get(variable, "")
+    # fleetrun sets the variable to the interface on the route to the other hosts.
+    names = [named or (None if job.facts is None else job.facts.peer_interface)]
+    if named and job.is_nccl:
+        names = list(communication.nccls(named, tuple(known)))
+    interface = next((known[name] for name in names if name in known), None)
+    listed = ", ".join(known)
     if interface is None and named:
         seen = f"{variable}={named} names none that is up ({listed})"
         means = f"{user} finds no way to the other ranks and ends the job"
@@ -129,24 +115,18 @@ def interface(job: CheckedJob, here: Sequence[Interface] | None = None) -> Itera
         return
     if interface is None:
         means = "ranks cannot reach each other"
-        yield error(check, "none is up with an address", means, "ip address")
+        yield error(check, "none is up that leads to the other hosts", means, "ip address")
         return
     speed = f", {interface.speed_mbit / 1000:g} Gbit/s" if interface.speed_mbit else ""
     seen = f"{interface.name} ({', '.join(interface.addresses)}{speed}, MTU {interface.mtu})"
+    seen = f"{user} takes {seen}" if named else f"the route to the other hosts is {seen}"
     fix = f"{option}=...  # there are {listed}"
-    if job.is_nccl or named:
-        seen = f"{user} takes {seen}"
-    elif job.has_peers:
-        seen, fix = f"the route to the other hosts is {seen}", f"ip route  # there are {listed}"
-    is_slow = 0 < interface.speed_mbit < _FAST_ENOUGH_MBIT
-    if not job.has_peers:
-        yield ok(check, seen)
-    elif interface.name == "lo" or _INSIDE.match(interface.name):
+    if interface.name == "lo" or _INSIDE.match(interface.name):
         means = "other hosts are not on that network, or reach it by detours"
         yield warning(check, seen, means, fix)
     elif interface.name.startswith("wl"):
         yield warning(check, seen, "Wi-Fi is slow and loses packets", fix)
-    elif is_slow and not addresses.rdma_ports("/"):
+    elif 0 < interface.speed_mbit < _FAST_ENOUGH_MBIT and not addresses.rdma_ports("/"):
         means = "gradients of hundreds of megabytes take seconds to cross it, in each step"
         fix = f"ethtool {interface.name}  # is there a faster one?"
         yield warning(check, seen, means, fix)

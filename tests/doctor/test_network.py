@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 LOOPBACK = Interface("lo", ("127.0.0.1",), 0, 65536)
 ETHERNET = Interface("eth0", ("10.0.0.1",), 25_000, 9000)
 DOCKER = Interface("docker0", ("172.17.0.1",), 0, 1500)
-INFINIBAND = Interface("ib0", ("10.1.0.1",), 0, 4092)
 HERE = (LOOPBACK, DOCKER, ETHERNET)
 OWN = os.uname().nodename
 
@@ -91,27 +90,6 @@ def test_a_resolver_that_hangs_or_fails_holds_nobody_up(monkeypatch: pytest.Monk
 )
 def test_an_interface_that_is_not_well_is_a_finding(changed: dict[str, Any], level: str) -> None:
     assert bad([judged(**changed)]) == [("interface", level)]
-
-
-@pytest.mark.parametrize(
-    ("asked", "peer", "interfaces", "taken"),
-    [
-        ("", None, (LOOPBACK, DOCKER, ETHERNET), "eth0"),
-        ("", None, (LOOPBACK, ETHERNET, INFINIBAND), "ib0"),
-        ("", None, (LOOPBACK, DOCKER), "docker0"),
-        ("", None, (LOOPBACK,), "lo"),
-        ("", "docker0", (DOCKER, ETHERNET), "docker0"),
-        ("eth", None, (INFINIBAND, ETHERNET), "eth0"),
-        ("=eth", None, (INFINIBAND, ETHERNET), None),
-        ("=eth0", "docker0", (INFINIBAND, ETHERNET), "eth0"),
-        ("^lo,docker", None, (LOOPBACK, DOCKER, ETHERNET), "eth0"),
-    ],
-)
-def test_the_interface_is_the_one_that_nccl_takes(
-    asked: str, peer: str | None, interfaces: tuple[Interface, ...], taken: str | None
-) -> None:
-    interface = network.taken(interfaces, peer, {"NCCL_SOCKET_IFNAME": asked}, is_nccl=True)
-    assert (interface and interface.name) == taken
 
 
 def test_ports_that_are_taken_or_exposed_are_findings(tmp_path: Path) -> None:
