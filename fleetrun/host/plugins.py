@@ -121,38 +121,34 @@ def _interpreter(path: str) -> str:
 # -- Paddle's answer ------------------------------------------------------------------------------
 
 
-class _Paddle(NamedTuple):
-    """The ranks' Paddle; LOG gets a line if it is slow, after TIMEOUT_S seconds it is stuck."""
+def _ask(signs: Signs, log: Callable[[str], None], timeout_s: float) -> tuple[str, dict[str, int]]:
+    """Return the version ("": none is installed) and the devices of the ranks' Paddle.
 
-    signs: Signs
-    log: Callable[[str], None]
-    timeout_s: float
+    LOG gets a line if it is slow; raises EnvironmentFault if it does not tell within TIMEOUT_S
+    seconds.
+    """
+    python = signs.python
 
-    def ask(self, **extra: str) -> tuple[str, dict[str, int]]:
-        """Return its version ("": none is installed) and its devices, with EXTRA variables."""
-        python, environ = self.signs.python, {**self.signs.environ, **extra}
+    def become() -> None:
+        os.execve(python, (python, _CHECKER), signs.environ)  # noqa: S606 - no shell is wanted
 
-        def become() -> None:
-            os.execve(python, (python, _CHECKER), environ)  # noqa: S606 - no shell is wanted
-
-        awaited = "Paddle's plug-ins to count their devices"
-        try:
-            answer = IsolatedCall(become).result(
-                self.timeout_s, log=self.log, awaited=awaited, log_after_s=_REMARK_S
-            )
-        except OSError as error:
-            raise EnvironmentFault(
-                "Paddle cannot be asked for its devices: no process can be started "
-                f"({error.strerror}); look at `ulimit -u` and the limits of the container."
-            ) from None
-        if answer.value is None:
-            raise EnvironmentFault(
-                f"The Paddle of {python} does not tell which devices it has: {answer.trouble}. "
-                f"Look at what `{python} -c 'import paddle'` says; --device_kind=cpu trains on the "
-                "CPU."
-            )
-        version, counts = cast("tuple[str, list[tuple[str, int]]]", answer.value)
-        return version, dict(counts)
+    awaited = "Paddle's plug-ins to count their devices"
+    try:
+        answer = IsolatedCall(become).result(
+            timeout_s, log=log, awaited=awaited, log_after_s=_REMARK_S
+        )
+    except OSError as error:
+        raise EnvironmentFault(
+            "Paddle cannot be asked for its devices: no process can be started "
+            f"({error.strerror}); look at `ulimit -u` and the limits of the container."
+        ) from None
+    if answer.value is None:
+        raise EnvironmentFault(
+            f"The Paddle of {python} does not tell which devices it has: {answer.trouble}. "
+            f"Look at what `{python} -c 'import paddle'` says; --device_kind=cpu trains on the CPU."
+        )
+    version, counts = cast("tuple[str, list[tuple[str, int]]]", answer.value)
+    return version, dict(counts)
 
 
 def with_devices(
@@ -164,8 +160,7 @@ def with_devices(
     timeout_s: float,
 ) -> Facts:
     """Complete FACTS with the devices of plug-ins, or with why there are none."""
-    asked = _Paddle(signs, log, timeout_s)
-    version, counts = asked.ask()
+    version, counts = _ask(signs, log, timeout_s)
     kind = request.device_kind or ""
     if not version:
         # Then only device files can tell.
