@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Facts, LaunchPlan, RankSpec, Request
@@ -24,17 +23,15 @@ VARIABLES = {
 }
 
 
-class Debugging(NamedTuple):
-    """The words before the script in the commands of ranks, by rank, and remarks."""
+def debugging(
+    request: Request, facts: Facts, specs: Sequence[RankSpec]
+) -> tuple[Mapping[int, tuple[str, ...]], tuple[str, ...]]:
+    """Let each rank of SPECS that REQUEST names wait for debugpy at a port of its own.
 
-    before: Mapping[int, tuple[str, ...]] = {}
-    notes: tuple[str, ...] = ()
-
-
-def debugging(request: Request, facts: Facts, specs: Sequence[RankSpec]) -> Debugging:
-    """Let each rank of SPECS that REQUEST names wait for debugpy at a port of its own."""
+    Return the words before the script in the commands of ranks, by rank, and remarks.
+    """
     if request.debug is None:
-        return Debugging()
+        return {}, ()
     option = origin.option(request, "debug")
     if not command.is_python(request.script):
         raise UsageError(
@@ -68,7 +65,7 @@ def debugging(request: Request, facts: Facts, specs: Sequence[RankSpec]) -> Debu
         subject = "Rank" if len(places) == 1 else "Ranks"
         how = "attach with debugpy, as VS Code's Remote Attach does"
         notes.insert(0, f"{subject} waiting for a debugger ({how}): {', '.join(places)}.")
-    return Debugging(before, tuple(notes))
+    return before, tuple(notes)
 
 
 def ports(plan: LaunchPlan) -> tuple[int, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Device, Facts, Gpu, Request
 from fleetrun.plan import masks, origin
@@ -19,17 +17,10 @@ _WIDEST = 60
 _GIB = 1 << 30
 
 
-class Choice(NamedTuple):
-    """The chosen devices, and the reason."""
-
-    devices: tuple[Device, ...]
-    notes: tuple[str, ...] = ()
-
-
 def free(
     request: Request, facts: Facts, visible: masks.Visible, kind: str, needed: int | None
-) -> Choice:
-    """Choose the first NEEDED free devices of VISIBLE; None: all that are free."""
+) -> tuple[tuple[Device, ...], tuple[str, ...]]:
+    """Return the first NEEDED free devices of VISIBLE (None: all), and which they are."""
     option = origin.option(request, "devices")
     if kind != "gpu":
         raise UsageError(f"{option}: which {label(kind)}s are free is not known; name them.")
@@ -58,7 +49,7 @@ def free(
         )
     chosen = tuple(free_devices[:needed])
     names = ", ".join(device.id for device in chosen)
-    return Choice(chosen, (f"{option} takes {names} of {total} GPUs.",))
+    return chosen, (f"{option} takes {names} of {total} GPUs.",)
 
 
 def remarks(

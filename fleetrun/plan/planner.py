@@ -233,10 +233,7 @@ def _commands(
     request: Request, facts: Facts, specs: Sequence[RankSpec]
 ) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
     """Return the command of each of SPECS, and remarks."""
-    before: Mapping[int, tuple[str, ...]] = {}
-    notes: tuple[str, ...] = ()
-    if request.debug is not None:
-        before, notes = debug.debugging(request, facts, specs)
+    before, notes = debug.debugging(request, facts, specs)
     debuggers = [before.get(spec.rank, ()) if spec.is_trainer else () for spec in specs]
     commands = [command.argv(request, facts, debugger) for debugger in debuggers]
     if request.wrap is None:
