@@ -203,18 +203,6 @@ def launch(
 ) -> Job: ...
 
 
-@overload
-def launch(
-    script: Script,
-    args: Sequence[Argument] = (),
-    *,
-    wait: bool,
-    check: bool = False,
-    cwd: Script | None = None,
-    **given: OptionValue,
-) -> LaunchResult | Job: ...
-
-
 def launch(
     script: Script,
     args: Sequence[Argument] = (),

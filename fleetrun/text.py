@@ -37,36 +37,21 @@ def parse_number(
     >>> [parse_number(text, is_whole=True, minimum=1, maximum=9) for text in ("8", 8.5, "nan")]
     [8, None, None]
     """
-    converted = _whole(value) if is_whole else _real(value)
-    if converted is None or (minimum is not None and converted < minimum) or converted > maximum:
-        return None
-    return converted
-
-
-def _whole(value: object) -> int | None:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        try:
-            return int(value) if value.isascii() else None
-        except ValueError:
-            return None
-    real = _real(value)
-    return int(real) if real is not None and real == int(real) else None
-
-
-def _real(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
     # Python also reads the digits of other scripts.
+    if not isinstance(value, int | float | str) or isinstance(value, bool):
+        return None
     if isinstance(value, str) and not value.isascii():
         return None
     try:
-        real = float(value)
+        number = int(value) if is_whole and isinstance(value, str) else float(value)
     except (ValueError, OverflowError):
         return None
     # Neither NaN nor infinity is a setting.
-    return real if -_LARGEST < real < _LARGEST else None
+    if not (-_LARGEST if minimum is None else minimum) <= number <= min(maximum, _LARGEST):
+        return None
+    if is_whole and number != int(number):
+        return None
+    return int(number) if is_whole else number
 
 
 def number_in_words(
@@ -171,13 +156,10 @@ def parse_duration(text: str) -> float | None:
     [90.0, 5400.0, 90.0, 7200.0, None]
     """
     word = text.strip().lower()
-    if is_digits(word):
-        return _real(word)
-
     if re.fullmatch(_DURATION, word, re.ASCII):
         parts = re.findall(rf"({_DIGITS})\s*([a-z]+)", word)
         return sum(float(number) * _UNITS_S[unit] for number, unit in parts)
-    return _real(word)
+    return parse_number(word, is_whole=False, minimum=None, maximum=_LARGEST)
 
 
 def parse_pattern(text: str) -> re.Pattern[bytes]:

@@ -9,14 +9,12 @@ _NODES = "use --nnodes{}: it follows from --ips, which names the hosts."
 _MEET = "write --master=HOST:PORT and --nnodes=N, or name the hosts with --ips=A,B."
 _ELASTIC = "write --nnodes=MIN:MAX, which counts hosts, and --master=HOST:PORT."
 _LABEL = "write --tee=all, or --tee=0,3: each line starts with its rank."
-_SCRIPT = "your script decides that; --strategy takes the fields of fleet.DistributedStrategy."
 
 # What people type for torchrun, mpirun, horovodrun, accelerate, deepspeed and srun; {} is replaced
 # by `=N` if a number follows.
 _ROWS = {
     "n np num_proc num_procs num_processes nprocs num_gpus ngpus ppn npernode": _PROCESSES,
     "ntasks_per_node ntasks gpus_per_node procs_per_node slots slots_per_host": _PROCESSES,
-    "ascend_npus": "use --npus{}.",
     "gpu_ids gpu_id device cuda_devices visible_devices i": "use --gpus{}.",
     "node_rank machine_rank": "use --rank{}: this host's position in --ips.",
     "num_nodes num_machines nodes N host_num num_hosts": _NODES,
@@ -28,36 +26,17 @@ _ROWS = {
         "use --start_port{}: on one host, fleetrun finds free ports itself."
     ),
     "rdzv_id run_id": "use --job_id{}.",
-    "local_addr": "use --host: this host's own address.",
     "standalone": "leave it out: a job is on this host alone unless --ips names others.",
-    "network_interface nics": "use --network.",
     "ssh_port p": 'write --ssh="ssh -p PORT" beside --hosts.',
-    "launcher no_ssh": (
-        "leave it out: --hosts=A:8,B:8 starts hosts by ssh; under srun or mpirun, fleetrun finds "
-        "the hosts."
-    ),
     "module": "write -m package.module instead of the script.",
-    "script training_script": "write `fleetrun [options] train.py [its arguments]`.",
-    "no_python": "leave it out: any program that is not a .py file is executed directly.",
     "x genv export": "write --env NAME=VALUE; every rank gets your exported variables anyway.",
     "wdir chdir D": "leave it out: ranks start in your current folder; cd there first.",
-    "num_cpu_threads_per_process": (
-        "write --env OMP_NUM_THREADS=N; --bind=cores gives each rank its cores."
-    ),
     "max_restarts restarts reset_limit": "use --max_restart{}.",
     "background bg daemon d nohup": "use --detach.",
-    "role": "leave it out: each rank runs the script.",
-    "ssh_identity_file": 'write --ssh="ssh -i FILE" beside --hosts.',
-    "shutdown_timeout": "use --grace{}: seconds between TERM and KILL.",
-    "monitor_interval start_method": "leave it out: an exit is noticed at once.",
     "timeout": "use --hang_timeout{}: it ends a job after that many seconds without progress.",
     "min_np max_np min_num_proc max_num_proc min_nodes max_nodes elastic_training": _ELASTIC,
-    "host_discovery_script": f"hosts join by themselves: {_ELASTIC}",
     "local_ranks_filter": "use --tee{}: it takes ranks of the whole job, or all.",
     "t tag_output l label": _LABEL,
-    "duplicate_stdout_filters duplicate_stderr_filters": (
-        "write --tee=all --log_filter=PATTERN, or `fleetrun logs -f --grep=PATTERN`."
-    ),
     "output_filename output o enable_each_rank_log": (
         "use --log_dir: every rank has its own file there."
     ),
@@ -68,13 +47,9 @@ _ROWS = {
     "config_file f": "use --config.",
     "dryrun": "write --dry-run.",
     "bind_to map_by cpu_bind": "write --bind=cores.",
-    "numa_binding": "write --bind=numa.",
-    "autotuning": "write `fleetrun tune --vary FIELD=A,B train.py`.",
-    "fusion_threshold_mb": "write --set fuse_grad_size_in_MB=N.",
     "cpu use_cpu": "write --backend=gloo to train on the CPU.",
     "multi_gpu": "leave it out: all visible GPUs are used, or those of --gpus.",
     "mixed_precision fp16 bf16 amp": "your script decides that (paddle.amp).",
-    "use_deepspeed deepspeed use_fsdp zero_stage": _SCRIPT,
     "allow_run_as_root mpi gloo mca": "leave it out: fleetrun works without it.",
 }
 HINTS = {word: hint for words, hint in _ROWS.items() for word in words.split()}

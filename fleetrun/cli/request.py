@@ -80,12 +80,6 @@ class Choices:
             typed, variables, filed = (about(option.label, tier) for tier in tiers)
             last = (typed or variables or filed or [option.by_default()])[-1]
             self.take(last)
-            notes.extend(
-                f"{last.typed}={last.raw} overrides {earlier.typed}={earlier.raw}: the last one "
-                "counts."
-                for earlier in typed[:-1]
-                if earlier.spelling != last.spelling
-            )
             if typed:
                 self.contradict(last, variables)
 
@@ -337,8 +331,6 @@ def _take_place(chosen: Choices, environ: Mapping[str, str]) -> None:
     variable = find("rank").given(place, "$PADDLE_TRAINER_ID", "$PADDLE_TRAINER_ID")
     if chosen["rank"] == -1 or chosen.is_default("rank"):
         chosen.take(variable)
-    elif chosen.is_typed("rank"):
-        chosen.contradict(chosen.given("rank"), [variable])
 
 
 def _take_this_host(chosen: Choices) -> None:
@@ -387,9 +379,6 @@ def _hosts(chosen: Choices, *, is_placed: bool) -> Hosts:
         chosen.ignore("master", "the job is on one host" if is_meant else why)
     rank = None if chosen["rank"] in (None, -1) else chosen.number("rank")
     if count == 1 and not is_placed:
-        if rank:
-            typed = chosen.given("rank").typed
-            chosen.notes.append(f"{typed}={rank} has no effect: the job is on one host.")
         rank = None
     return Hosts(ips, f"{least}:{count}" if least < min(count, most) else str(count), rank)
 
@@ -459,14 +448,11 @@ def _check_meeting(chosen: Choices) -> None:
 
 def _check_elastic(chosen: Choices, hosts: Hosts, mode: str, *, is_placed: bool) -> None:
     """Raise UsageError if the job cannot be elastic."""
-    is_elastic = ":" in hosts.nnodes
-    if is_elastic and (is_placed or mode != "collective"):
+    if ":" in hosts.nnodes and (is_placed or mode != "collective"):
         raise chosen.fault(
             "nnodes",
             "only collective jobs whose ranks fleetrun places are elastic; give one number.",
         )
-    if chosen.is_typed("elastic_timeout") and not is_elastic and not chosen.number("spares"):
-        chosen.ignore("elastic_timeout", "the job is not elastic (--nnodes=MIN:MAX)")
 
 
 def _spares(chosen: Choices, hosts: Hosts, mode: str) -> int:
@@ -505,13 +491,12 @@ def _device_kind(chosen: Choices, env: Mapping[str, tuple[str, str]]) -> str | N
         raise chosen.fault("device_kind", "give the name that Paddle has for it: npu, mlu, gpu.")
     if kind.lower() in {*kinds.BUILT_IN, *kinds.VENDORS, *kinds.SYNONYMS}:
         kind = kind.lower()
-    kind = kinds.SYNONYMS.get(kind, kind)
     spelling = devices.spelling.removeprefix("selected_")
     listed = spelling.removesuffix("s")
-    listed = kinds.SYNONYMS.get(listed, listed)
-    if kind == listed or spelling == "devices" or not devices.raw.strip():
+    kind, listed = (kinds.SYNONYMS.get(name, name) for name in (kind, listed))
+    if spelling == "devices" or not devices.raw.strip():
         return kind or None
-    if not kind:
+    if kind in {"", listed}:
         return listed
     written, why = f"{devices.typed}={devices.raw}", f"{asked.typed}={asked.raw}"
     if chosen.is_typed("device_kind") and asked.typed == flag("device_kind"):
@@ -541,11 +526,7 @@ def _mode(chosen: Choices, environ: Mapping[str, str]) -> modes.Mode:
             chosen.put("run_mode", mode.name, chosen.given(asking[0]).typed)
         elif _is_requested(mode, environ):
             chosen.put("run_mode", mode.name, f"${mode.variables[0]}")
-    settled = modes.BY_WORD[chosen.word("run_mode")]
-    for name in ("http_port", "with_gloo") if settled.is_uniform else ():
-        if chosen.is_typed(name):
-            chosen.ignore(name, "only jobs with parameter servers use it")
-    return settled
+    return modes.BY_WORD[chosen.word("run_mode")]
 
 
 def _settle(chosen: Choices, mode: modes.Mode, asking: Sequence[str]) -> None:
@@ -654,14 +635,8 @@ def _setting(given: Given) -> Setting:
     if given.source == DEFAULT:
         # It is in the source code, and looking for secrets takes a while.
         return Setting(given.name, "None" if option.usual is None else given.raw, DEFAULT)
-    value, name = option.read(given), given.spelling or given.name
-    if isinstance(value, bool):
-        shown = str(value).lower()
-    elif isinstance(value, tuple) or option.kind.name == "text":
-        shown = given.raw.strip()
-    else:
-        shown = f"{value:.15g}" if isinstance(value, float) else str(value)
-    return Setting(name, secrets.redact(name, shown), given.source)
+    name = given.spelling or given.name
+    return Setting(name, secrets.redact(name, given.raw.strip()), given.source)
 
 
 def _pair_settings(name: str, pairs: Mapping[str, tuple[str, str]]) -> Iterator[Setting]:
