@@ -98,8 +98,8 @@ def _entries(
             given = option.given(raw, typed, f"{path}:{at}", name)
             if not option.reason:
                 option.read(given)
-            # Arguments and paths cannot hold NUL; request checks variables.
-            if "\0" in raw and not option.is_pair:
+            # Arguments and paths cannot hold NUL.
+            if "\0" in raw:
                 raise UsageError(f"{path}:{at}: {typed} contains a NUL character; remove it.")
             if raw.strip():
                 yield given

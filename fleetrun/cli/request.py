@@ -557,11 +557,7 @@ def _pairs(name: str, tiers: Iterable[Iterable[Given]]) -> dict[str, tuple[str, 
     """Collect each variable of --env or --nccl: its value and its source; a later tier wins."""
     pairs: dict[str, tuple[str, str]] = {}
     for given in (given for tier in tiers for given in about(name, tier)):
-        key, equals, value = given.raw.partition("=")
-        if not equals or not (key.isascii() and key.isidentifier()) or "\0" in value:
-            is_wide = text.without_slips(key) != key
-            wide = "the name, or the = after it, has full-width characters; " if is_wide else ""
-            raise UsageError(given.blame(f"{wide}{find(name).wanted}"))
+        key, _, value = str(find(name).read(given)).partition("=")
         if name == "nccl":
             key = "NCCL_" + key.upper().removeprefix("NCCL_")
         pairs[key] = (value, given.source)

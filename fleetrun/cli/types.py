@@ -201,11 +201,19 @@ def _items(text: str) -> tuple[str, ...]:
 
 LIST = Type("list", _items)
 FILES = Type("list", _items, complete="file")
-VARIABLE = Type(
-    "pairs",
-    wanted="give KEY=VALUE, where KEY is letters, digits and underscores.",
-    is_free=True,
-)
+_KEY_VALUE = "give KEY=VALUE, where KEY is letters, digits and underscores."
+
+
+def _variable(text: str) -> str:
+    key, equals, value = text.partition("=")
+    if not equals or not (key.isascii() and key.isidentifier()) or "\0" in value:
+        is_wide = without_slips(key) != key
+        wide = "the name, or the = after it, has full-width characters; " if is_wide else ""
+        raise ValueError(f"{wide}{_KEY_VALUE}")
+    return text
+
+
+VARIABLE = Type("pairs", _variable, _KEY_VALUE, is_free=True)
 
 
 def read_as(

@@ -70,6 +70,7 @@ WRONG: list[tuple[str | Sequence[str], str]] = [
     ("--quiet=maybe train.py", "--quiet=maybe: give true or false."),
     ("--env=A train.py", "--env=A: give KEY=VALUE, where KEY is letters, digits and underscores."),
     ("--tee=3-1 train.py", "--tee=3-1: 3-1 is not a range of ranks."),
+    ("submit k8s --env=A -- train.py", "--env=A: give KEY=VALUE, where KEY is letters"),
     ("--help=gpus", "--help=gpus: give one of screen, all, common"),
     ("--config=nowhere.yaml train.py", "nowhere.yaml: No such file"),
     ("--log_filter=(x train.py", "--log_filter=(x: this is not a regular expression"),
