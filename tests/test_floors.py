@@ -299,19 +299,6 @@ def test_what_decides_touches_nothing() -> None:
     assert not breaches, show(breaches)
 
 
-def test_neither_the_plan_nor_an_engine_asks_for_the_mode() -> None:
-    asking = {
-        name
-        for name, path in MODULES.items()
-        # Most say nothing of it, and are not walked.
-        if "run_mode" in path.read_text(encoding="utf-8")
-        for node in ast.walk(tree(name))
-        if isinstance(node, ast.Attribute) and node.attr == "run_mode"
-    }
-    reading = {"fleetrun.host.probe", "fleetrun.doctor.software"}
-    assert asking == {"fleetrun.plan.planner", "fleetrun.plan.modes.roles"} | reading
-
-
 def test_every_tool_is_told_the_oldest_python_that_we_promise() -> None:
     # Else what only newer ones have, such as typing.assert_never, goes unseen.
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")

@@ -23,11 +23,8 @@ import yaml
 from processes import MARKER, assert_no_survivors
 
 import docs
-from fleetrun import errors
-from fleetrun.cli import help as help_text
 from fleetrun.cli import options
 from fleetrun.plan import kinds
-from fleetrun.run import events
 
 ROOT = Path(__file__).parents[1]
 # How the names of pages in Chinese end; they have the commands of those in English.
@@ -306,13 +303,6 @@ def test_the_table_of_devices_says_what_the_tests_run() -> None:
         training, plans = rows[kind]
         assert (training == "training") == (kind in trained), kind
         assert (plans == "the same plans") == (kind in recorded), kind
-
-
-def test_every_exit_code_of_the_code_is_in_the_help() -> None:
-    codes = {code for row in help_text.EXIT_CODES for code in row[0].split(", ")}
-    kinds = (errors.UsageError, errors.EnvironmentFault, errors.RendezvousError)
-    known = {kind.exit_code for kind in kinds} | {events.HUNG, events.STRATEGY_REJECTED}
-    assert {str(code) for code in known} <= codes
 
 
 # -- pages in Chinese ------------------------------------------------------------------------------

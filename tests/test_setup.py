@@ -297,34 +297,6 @@ def test_a_python_that_is_too_old_is_said_at_once(machine: Make, uid: int) -> No
     assert ended.ran == []
 
 
-def test_a_newer_python_of_the_system_is_named(machine: Make) -> None:
-    apt = ["python3.12", "python3.12-venv"]
-    ended = machine(uid=1000, version=[3, 9], apt=apt).run("setup")
-    assert ended.code == 3
-    assert "lacks: Python 3.10 to 3.13 (python3 is Python 3.11.2)." in ended.output
-    assert "python3.12 python3.12-venv'" in ended.output
-    assert "PYTHON=/path/to/python scripts/setup" in ended.output
-
-
-@pytest.mark.parametrize(
-    ("python", "what"),
-    [
-        ("/nonexistent", "no program"),
-        ("cat", "not a Python"),
-        ("python3", "Python 3.11.2"),
-    ],
-)
-def test_a_python_that_does_not_suit_is_told_in_one_sentence(
-    machine: Make, python: str, what: str
-) -> None:
-    ended = machine(version=[3, 9]).run("setup", PYTHON=python)
-    assert ended.code == 3
-    assert ended.output == (
-        f"setup: PYTHON={python} is {what}; Paddle 3.3.1 needs Python 3.10 to 3.13.\n"
-    )
-    assert ended.ran == []
-
-
 def test_a_machine_without_a_network_is_told_what_to_do(machine: Make) -> None:
     ended = machine(online=False).run("setup")
     assert ended.code == 3
@@ -389,12 +361,6 @@ def test_libraries_that_the_build_does_not_bring_are_installed_and_linked(machin
     assert "pip install -q nvidia-cudnn-cu11<9 nvidia-nccl-cu11" in ended.ran
     assert "link" in ended.ran
     assert "Paddle 2.6.2 (paddlepaddle-gpu)" in ended.output
-
-
-def test_a_driver_that_is_too_old_for_any_build_is_said(machine: Make) -> None:
-    ended = machine(**{**GPUS, "driver": "440.33.01", "computes": []}).run("setup")
-    assert "No build of Paddle 3.3.1 is for driver 440.33.01" in ended.output
-    assert "THIS IS THE CPU BUILD" in ended.output.splitlines()[-1]
 
 
 def test_cpu_asks_no_index_for_a_gpu_build(machine: Make) -> None:

@@ -11,8 +11,7 @@ import pytest
 from terminals import Terminal
 from waiting import until
 
-from fleetrun.cli import app, options, shells
-from fleetrun.plan import kinds
+from fleetrun.cli import app, shells
 from fleetrun.rundir.variables import COMPLETE
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -95,12 +94,6 @@ def test_options_their_values_and_files_complete(
     words: list[str], expected: list[tuple[str, str]]
 ) -> None:
     assert completed(*words) == expected
-
-
-def test_what_works_or_is_taken_completes() -> None:
-    flags = [value for _, value in completed("--")]
-    in_table = {spelling for row in options.KNOWN if row.group != "later" for spelling in row.opts}
-    assert set(flags) == in_table | {f"--{kind}s" for kind in kinds.VENDORS}
 
 
 @pytest.mark.parametrize("shell", shells.SHELLS)
