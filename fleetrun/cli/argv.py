@@ -9,16 +9,13 @@ from typing import NamedTuple
 from fleetrun import text
 from fleetrun.cli import elsewhere
 from fleetrun.cli.option import Option, by_spelling
-from fleetrun.cli.options import BY_SPELLING, KNOWN, is_device_list
+from fleetrun.cli.options import BY_SPELLING, KNOWN
 from fleetrun.errors import UsageError
 from fleetrun.model import Given, Script, flag
-from fleetrun.plan import kinds
 from fleetrun.strategy.load import PRESETS
 
 # Fewer letters are more likely a typing error than an abbreviation.
 _SHORTEST_PREFIX = 4
-# How similar a name must be to an alias to be a misspelling, not a kind of device.
-_LIKE_AN_ALIAS = 0.85
 # Options that no script of Paddle's suites has itself.
 _OF_LAUNCHERS = frozenset(
     (
@@ -169,7 +166,7 @@ def scan(words: Sequence[str], table: Iterable[Option] = KNOWN) -> ParsedCommand
         typed, equals, raw = word.partition("=")
         following = words[at] if at < len(words) else None
         name = "help" if word == "-h" else _named(typed, names, notes, raw or following or "")
-        option = names.get(name) or names["devices"]
+        option = names[name]
         if not equals and following is None and option.bare is None:
             pending = option
             break
@@ -239,15 +236,6 @@ def _named(typed: str, names: dict[str, Option], notes: list[str], value: str) -
     if starting:
         listed = ", ".join(f"--{known}" for known in starting)
         raise UsageError(f"{missing}; it could be {listed}.")
-    if name and is_device_list(name, value) and not elsewhere.hint(typed, value):
-        # `--cluter_node_ips=1` is not a kind.
-        aliases = [
-            known
-            for known, option in names.items()
-            if known not in {option.label, "np"} and not known.startswith("selected_")
-        ]
-        if not text.closest(name, aliases, _LIKE_AN_ALIAS):
-            return name.removeprefix("selected_")
     raise UsageError(f"{missing}{suggest(typed, names, value=value)}")
 
 
@@ -269,5 +257,4 @@ def suggest(typed: str, names: Iterable[str], prefix: str = "--", value: str = "
         if len(name) == 1:
             # A single letter resembles any short name.
             return f"; {otherwise}"
-    kinds_too = [*names, *(f"{kind}s" for kind in kinds.VENDORS)]
-    return text.suggestion(name, kinds_too, otherwise, prefix)
+    return text.suggestion(name, names, otherwise, prefix)

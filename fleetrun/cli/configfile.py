@@ -9,8 +9,7 @@ from fleetrun import yamlfile
 from fleetrun.cli import elsewhere
 from fleetrun.cli.argv import suggest
 from fleetrun.cli.option import Option
-from fleetrun.cli.options import BY_SPELLING, is_device_list
-from fleetrun.cli.options import find as find_option
+from fleetrun.cli.options import BY_SPELLING
 from fleetrun.errors import UsageError
 from fleetrun.model import Given
 
@@ -54,7 +53,7 @@ def find(given: Sequence[Given], environ: Mapping[str, str]) -> Config | None:
     if own is None:
         return above
     chosen = () if above is None else above.given
-    settled = {item.name for item in chosen if not find_option(item.name).is_pair}
+    settled = {item.name for item in chosen if not BY_SPELLING[item.name].is_pair}
     added = [item for item in read(own).given if item.name not in settled]
     return Config(path, (*added, *chosen), own)
 
@@ -88,7 +87,12 @@ def _entries(
         if typed == SUBMIT and not command:
             continue
         where, name = f"{path}:{line}", typed.replace("-", "_")
-        option = options.get(name) or _unlisted(name, options, f"{where}: ", typed, command)
+        option = options.get(name)
+        if option is None:
+            elsewhere.refuse_gone(name, f"{where}: {typed}")
+            of = f" of {command}" if command else ""
+            ending = suggest(typed, [name for name, row in options.items() if row.in_file], "")
+            raise UsageError(f"{where}: no such option{of}: {typed}{ending}")
         if not option.in_file:
             raise UsageError(f"{where}: {typed} belongs on the command line.")
         if option.label in lines:
@@ -103,18 +107,6 @@ def _entries(
                 raise UsageError(f"{path}:{at}: {typed} contains a NUL character; remove it.")
             if raw.strip():
                 yield given
-
-
-def _unlisted(
-    name: str, options: Mapping[str, Option], where: str, typed: str, command: str
-) -> Option:
-    """Return the option of devices if NAME is a kind of them; else UsageError about TYPED."""
-    if not command and is_device_list(name):
-        return find_option("devices")
-    elsewhere.refuse_gone(name, f"{where}{typed}")
-    ending = suggest(typed, [name for name, row in options.items() if row.in_file], "")
-    of = f" of {command}" if command else ""
-    raise UsageError(f"{where}no such option{of}: {typed}{ending}")
 
 
 def _mapping(path: str, keys: Iterable[str] = ()) -> Sequence[tuple[Node, Node]]:

@@ -30,8 +30,8 @@ class Option(click.Option):
     """One option, called by any of NAMES; FIELD is the request's, if it is not the first name.
 
     BARE is the value of an option that is written without one. ENV are variables, of which the
-    first that is not empty counts. REASON: why an option of Paddle's launchers has no effect, or,
-    in the group `later`, what to do instead.
+    first that is not empty counts. HIDDEN are names that help does not list. REASON: why an option
+    of Paddle's launchers has no effect, or, in the group `later`, what to do instead.
     """
 
     def __init__(
@@ -44,12 +44,14 @@ class Option(click.Option):
         *,
         field: str = "",
         env: tuple[str, ...] = (),
+        hidden: Iterable[str] = (),
         default: str | None = None,
         bare: str | None = None,
         in_file: bool = True,
         reason: str = "",
     ) -> None:
-        self.spellings = tuple(names.split())
+        shown = names.split()
+        self.spellings = tuple(dict.fromkeys((*shown, *hidden)))
         self.label = self.spellings[0]
         self.field = field or self.label
         self.kind = kind
@@ -66,7 +68,7 @@ class Option(click.Option):
         is_flag = kind is FLAG
         self.usual = "false" if is_flag and default is None else default
         super().__init__(
-            [*map(flag, self.spellings), self.field],
+            [*map(flag, shown), self.field],
             type=kind,
             is_flag=is_flag,
             default=False if is_flag else default,

@@ -102,6 +102,13 @@ _LEVELS = choice(
     },
 )
 
+# Paddle's launchers call the list of devices after their kind.
+_KINDS = [
+    f"{selected}{kind}s"
+    for kind in (*kinds.VENDORS, *kinds.SYNONYMS)
+    for selected in ("", "selected_")
+]
+
 # A line each for how an option is read, what it does, and where else it is set.
 # fmt: off
 OPTIONS: tuple[Option, ...] = (
@@ -111,7 +118,8 @@ OPTIONS: tuple[Option, ...] = (
            "Devices to use, one process each: 0,1 or 0-3 or all, or free for GPUs that nobody "
            "uses. If $CUDA_VISIBLE_DEVICES is set, it must contain them. Any kind's name works: "
            "--mlus=0,1. Default: all visible devices.",
-           env=("PADDLE_DEVICES",)),
+           env=("PADDLE_DEVICES",),
+           hidden=_KINDS),
     Option("nproc_per_node",
            number(minimum=1, words=("auto", "gpu", "cpu")),
            "common", "N|auto|gpu|cpu",
@@ -399,26 +407,4 @@ BY_SPELLING = by_spelling(KNOWN)
 
 def find(name: str) -> Option:
     """Return the option called NAME (underscores, no hyphens); KeyError if there is none."""
-    return BY_SPELLING["devices" if is_device_list(name, "all") else name]
-
-
-def is_option(name: str) -> bool:
-    """Whether there is an option called NAME (underscores, no hyphens)."""
-    return name in BY_SPELLING or is_device_list(name)
-
-
-def is_device_list(name: str, value: str = "") -> bool:
-    """Whether the option NAME lists devices of a kind which the table does not have.
-
-    VALUE must look like a list of devices if the kind is unknown; whether they exist is checked on
-    the host.
-
-    >>> is_device_list("mlus"), is_device_list("selected_foos", "0-3"), is_device_list("foos", "x")
-    (True, True, False)
-    """
-    listed = name.removeprefix("selected_")
-    kind = listed.removesuffix("s")
-    if name in BY_SPELLING or kind == listed or not kinds.is_name(kind):
-        return False
-    looks_right = value in {"all", "free"} or (value != "" and not value.strip("0123456789,- "))
-    return looks_right or kind in kinds.VENDORS or kind in kinds.SYNONYMS
+    return BY_SPELLING[name]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from fleetrun import __version__
 from fleetrun.cli import argv, configfile
 from fleetrun.cli.argv import ParsedCommand
-from fleetrun.cli.options import find, is_option
+from fleetrun.cli.options import BY_SPELLING, find
 from fleetrun.engines import detect
 from fleetrun.errors import UsageError
 from fleetrun.model import Layer
@@ -61,7 +61,7 @@ def replay(parsed: ParsedCommand, environ: Mapping[str, str]) -> Replay:
     path = [given.raw for given in parsed.given if given.name == "from_manifest"][-1]
     if not path.strip():
         raise UsageError("--from-manifest needs a value: give FILE, a manifest.json.")
-    recorded = manifestfile.read(path, is_option)
+    recorded = manifestfile.read(path, BY_SPELLING.__contains__)
     pairs = (given.raw for given in parsed.given if find(given.name).is_pair)
     known = _Secrets(environ, {pair.partition("=")[0] for pair in pairs})
     words = _words(recorded, parsed, known)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 
@@ -12,12 +11,11 @@ from click.shell_completion import CompletionItem, ShellComplete
 
 from fleetrun.cli import argv
 from fleetrun.cli.option import Option, by_spelling
-from fleetrun.cli.options import KNOWN, is_device_list
+from fleetrun.cli.options import KNOWN
 from fleetrun.cli.parser import COMMANDS, SETTINGS, LaunchCommand, load, rows
 from fleetrun.cli.types import FILE, among
 from fleetrun.errors import UsageError
 from fleetrun.model import flag
-from fleetrun.plan import kinds
 from fleetrun.printing import put
 from fleetrun.rundir.variables import COMPLETE
 
@@ -124,10 +122,8 @@ def candidates(args: list[str], incomplete: str) -> list[Item]:
 
 def _spellings(incomplete: str, options: Sequence[Option]) -> Iterator[Item]:
     """Yield the options that start with INCOMPLETE, spelled with its kind of hyphens."""
-    of_kinds = (f"{kind}s" for kind in (*kinds.VENDORS, os.environ.get(kinds.XCCL, "")))
-    of_devices = [name for name in of_kinds if is_device_list(name, "all")]
     for option in options:
-        for name in (*option.spellings, *(of_devices if option.label == "devices" else ())):
+        for name in option.spellings:
             spellings = (flag(name), f"--{name}", f"--{name.replace('_', '-')}")
             fitting = [spelling for spelling in spellings if spelling.startswith(incomplete)]
             if fitting and option.group != "later":

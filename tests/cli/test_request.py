@@ -285,7 +285,7 @@ MEANT: list[tuple[str, Mapping[str, str], Mapping[str, object], tuple[str, ...] 
     ("", {}, {"device_kind": None}, ()),
     ("--devices=0", {}, {"device_kind": None}, ()),
     ("--mlus=0", {}, {"device_kind": "mlu"}, ()),
-    ("--selected_foos=0", {}, {"device_kind": "foo"}, ()),
+    ("--devices=0 --device_kind=foo", {}, {"device_kind": "foo"}, ()),
     ("--dcus=0", {}, {"device_kind": "gpu"}, ()),
     ("--device_kind=dcu --gpus=0", {}, {"device_kind": "gpu"}, ()),
     ("--devices=0", {XCCL: "sdaa"}, {"device_kind": "sdaa"}, ()),

@@ -47,7 +47,6 @@ _VARIED = "--vary=fuse_all_reduce_ops=true,false"
         (["--device_kind", "m"], [("plain", "mlu"), ("plain", "metax_gpu"), ("plain", "musa")]),
         (["--ml"], [("plain", "--mlus")]),
         (["--npu"], [("plain", "--npus")]),
-        (["--mlus=0", "--foos", "0", "--dry"], [("plain", "--dry-run")]),
         (["--config", "a"], [("file", "a")]),
         (["--log_dir", "a"], [("dir", "a")]),
         (["--gpus=0", ""], [("file", "")]),
