@@ -24,7 +24,7 @@ from fleetrun.cli import help as help_page
 from fleetrun.cli.option import GROUPS, Option
 from fleetrun.cli.options import KNOWN, OPTIONS
 from fleetrun.plan import environment
-from fleetrun.strategy import explanation, fields, load
+from fleetrun.strategy import explanation, fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -194,9 +194,8 @@ _ENTRY = re.compile(r'^msgid ((?:".*"\n)+)msgstr ((?:".*"\n)+)', re.MULTILINE)
 def help_texts() -> list[str]:
     """Return every text of the help and of report pages, in the order in which it is read."""
     texts = [help_page.INTRODUCTION, help_page.MOST_USED, *help_page.WORDS]
-    pairs = (*help_page.EXIT_CODES, *help_page.COMPLETION)
-    texts += [text for _, text in pairs]
-    texts += [*help_page.NOTES, *load.PRESETS.values()]
+    texts += [text for _, text in help_page.EXIT_CODES]
+    texts += help_page.NOTES
     for name, group in GROUPS.items():
         texts.append(group)
         texts += [str(option.help) for option in OPTIONS if option.group == name]

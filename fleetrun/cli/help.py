@@ -5,14 +5,13 @@ from __future__ import annotations
 import gettext
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import click
 
 from fleetrun.cli.option import GROUPS, Option
 from fleetrun.cli.options import KNOWN
 from fleetrun.printing import colored_page, is_color_wanted, put
-from fleetrun.strategy import load
 from fleetrun.text import wrapped
 
 INTRODUCTION = """\
@@ -76,18 +75,13 @@ EXIT_CODES = (
         "the strategy is not in effect (--strategy_strict), or not on all ranks; see the report",
     ),
 )
-COMPLETION = (
-    ("bash", 'eval "$(fleetrun completion bash)" in ~/.bashrc'),
-    ("zsh", 'eval "$(fleetrun completion zsh)" in ~/.zshrc, after compinit'),
-    ("fish", "fleetrun completion fish > ~/.config/fish/completions/fleetrun.fish"),
-)
 NOTES = (
     "Write options with _ or -, as --x=v or --x v. Everything after SCRIPT is passed to it.",
     "SECONDS take units: 90s, 30m, 1h30m.",
     "Precedence: command line, environment, config file, default.",
 )
 # The texts besides those above and those of options.
-WORDS = ("Exit codes", "Presets", "Completion by Tab", "[default: {}]")
+WORDS = ("Exit codes", "[default: {}]")
 
 DOMAIN = "fleetrun"
 LOCALES = os.path.join(os.path.dirname(os.path.dirname(__file__)), "locale")
@@ -134,12 +128,9 @@ def text(section: str = "screen", translate: Callable[[str], str] = str) -> str:
                     formatter.write_text(", ".join(option.flag for option in members))
             else:
                 _write(formatter, translate(group), [row(option, translate) for option in members])
-            if name == "strategy":
-                _write(formatter, translate("Presets"), _pairs(load.PRESETS.items(), translate))
     if section in {"all", "codes"}:
-        _write(formatter, translate("Exit codes"), _pairs(EXIT_CODES, translate))
-    if section == "all":
-        _write(formatter, translate("Completion by Tab"), _pairs(COMPLETION, translate))
+        rows = [(code, translate(meaning)) for code, meaning in EXIT_CODES]
+        _write(formatter, translate("Exit codes"), rows)
     formatter.write_paragraph()
     for note in NOTES:
         formatter.write_text(_lines(translate(note), formatter.width))
@@ -154,12 +145,6 @@ def row(option: Option, translate: Callable[[str], str] = str) -> tuple[str, str
     if option.env:
         shown.append(f"[{', '.join(f'${name}' for name in option.env)}]")
     return ", ".join(option.opts) + option.value_shown, "  ".join(shown)
-
-
-def _pairs(
-    rows: Iterable[tuple[str, str]], translate: Callable[[str], str]
-) -> list[tuple[str, str]]:
-    return [(term, translate(meaning)) for term, meaning in rows]
 
 
 def _write(formatter: click.HelpFormatter, title: str, rows: Sequence[tuple[str, str]]) -> None:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import click
 
 from fleetrun.cli import shells
-from fleetrun.cli.help import COMPLETION
 from fleetrun.cli.types import choice
 from fleetrun.printing import put
+
+# Where each shell reads it.
+_PLACES = {
+    "bash": 'eval "$(fleetrun completion bash)" in ~/.bashrc',
+    "zsh": 'eval "$(fleetrun completion zsh)" in ~/.zshrc, after compinit',
+    "fish": "fleetrun completion fish > ~/.config/fish/completions/fleetrun.fish",
+}
 
 
 @click.command(
     "completion",
     help="Print the script that makes a shell complete fleetrun's command line.",
-    epilog="\b\n" + "\n".join(f"{shell + ':':<6}{text}" for shell, text in COMPLETION),
+    epilog="\b\n" + "\n".join(f"{shell + ':':<6}{text}" for shell, text in _PLACES.items()),
 )
 @click.argument("shell", type=choice(*shells.SHELLS), metavar="|".join(shells.SHELLS))
 def command(shell: str) -> int:

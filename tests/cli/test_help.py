@@ -68,12 +68,11 @@ def test_help_loads_little() -> None:
 def test_all_of_the_help_has_every_option_and_exit_code(shown: Shown) -> None:
     text = shown("--help=all")
     order = ["Usage: fleetrun [OPTIONS]", *(f"{group}:" for group in GROUPS.values())]
-    places = [text.index(heading) for heading in [*order, "Exit codes:", "Completion by Tab:"]]
+    places = [text.index(heading) for heading in [*order, "Exit codes:"]]
     assert places == sorted(places)
     for option in options.KNOWN:
         assert option.flag in text
     assert "\n  5  " in text
-    assert 'eval "$(fleetrun completion bash)"' in text
     assert max(map(len, text.splitlines())) <= 100
 
 
