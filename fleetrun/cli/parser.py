@@ -58,7 +58,6 @@ def option(
     metavar: str = "",
     default: str | None = None,
     aliases: Iterable[str] = (),
-    bare: str | None = None,
     in_file: bool = True,
 ) -> Option:
     """Return the option --NAME of a KIND with the help TEXT.
@@ -66,7 +65,7 @@ def option(
     Without a value and default it is None, or empty if it is repeatable.
     """
     spellings = " ".join((name, *aliases))
-    return Option(spellings, kind, "", metavar, text, default=default, bare=bare, in_file=in_file)
+    return Option(spellings, kind, "", metavar, text, default=default, in_file=in_file)
 
 
 def value(param: click.Option, text: str) -> str:
