@@ -152,12 +152,12 @@ def main() -> dict[str, Any]:
         if world > 1 or number % STEPS == 0:
             optimizer.step()
             optimizer.clear_grad()
-    proof = getattr(sys.modules.get("_fleetrun_inject.settings"), "_settings", None)
+    proof = getattr(sys.modules.get("_fleetrun_inject.settings"), "_proof", None)
     return {
         "first": EXPERTS // SHARES * (group.rank if group else 0),
         "weights": {name: parameter.numpy().tolist() for name, parameter in net.named_parameters()},
         "updates": getattr(sys.modules.get("_fleetrun_inject.updates"), "count", int)(),
-        "notes": proof.proof._notes if proof else [],
+        "notes": proof._notes if proof else [],
     }
 
 
