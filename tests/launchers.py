@@ -83,7 +83,7 @@ class Launchers:
     ) -> Launched:
         """Start a launcher at an ENDPOINT; its host's name has the number of its own name."""
         addresses = (HERE,) if serves else ()
-        usual = RendezvousEndpoint(config, HERE, (self.port,), "default", addresses=addresses)
+        usual = RendezvousEndpoint(config, HERE, self.port, "default", addresses=addresses)
         remarks: list[str] = []
         host = name.replace("launcher", "node")
         session = Session(usual._replace(**endpoint), name, host=host, log=remarks.append)

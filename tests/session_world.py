@@ -398,7 +398,7 @@ class Host(SessionHandler):
         endpoint = RendezvousEndpoint(
             config,
             where,
-            (_PORT,),
+            _PORT,
             "default",
             "token",
             addresses=(self.address,) if leader is None or config.has_store else (),

@@ -9,23 +9,23 @@ from fleetrun.errors import UsageError
 from fleetrun.model import Device, Endpoint, RankSpec
 
 LAST_PORT = 65535
-# The ports at which launchers of several hosts meet, counted from the first port: no rank gets
+# Launchers of several hosts meet at the first of these, counted from the first port: no rank gets
 # them.
 _SESSION_PORTS = range(96, 100)
 
 
-def session_ports(first: int) -> tuple[int, ...]:
-    """Return the ports at which launchers of several hosts may meet, counted from FIRST.
+def session_port(first: int) -> int:
+    """Return the port at which launchers of several hosts meet, counted from FIRST.
 
-    >>> session_ports(6070)
-    (6166, 6167, 6168, 6169)
+    >>> session_port(6070)
+    6166
     """
     if first + _SESSION_PORTS[-1] > LAST_PORT:
         raise UsageError(
-            f"--start_port={first}: launchers of several hosts meet at START+{_SESSION_PORTS[0]} "
-            f"to START+{_SESSION_PORTS[-1]}; give {LAST_PORT - _SESSION_PORTS[-1]} at most."
+            f"--start_port={first}: launchers of several hosts meet at START+{_SESSION_PORTS[0]}; "
+            f"give {LAST_PORT - _SESSION_PORTS[-1]} at most."
         )
-    return tuple(first + offset for offset in _SESSION_PORTS)
+    return first + _SESSION_PORTS[0]
 
 
 class ModeHosts(NamedTuple):

@@ -11,7 +11,7 @@ from fleetrun.errors import EnvironmentFault
 _PER_PROCESS = 3
 # The launcher's other files: at least, and with every option.
 _OWN, _SPARE = 20, 64
-# Unauthenticated connections; a few more than `session.listener` keeps.
+# Unauthenticated connections; a few more than `session.connecting` keeps.
 _PENDING = 128
 
 

@@ -82,47 +82,35 @@ def endpoint(host: str, port: int) -> str:
 
 
 class Dialer:
-    """Calls PORTS of HOST in turn until a launcher that knows the key answers; OPENED gets it.
+    """Calls PORT of HOST until a launcher that knows the key answers; OPENED gets it.
 
-    A round tries every port at every address; after a pause comes the next, until `close`. CLOSED
-    is called when nothing listens somewhere.
+    A round tries every address; after a pause comes the next, until `close`. CLOSED is called when
+    nothing listens somewhere.
     """
 
     def __init__(
         self,
         host: str,
-        ports: Sequence[int],
+        port: int,
         wire: Wire,
         *,
         opened: Callable[[Connection], None],
         closed: Callable[[], None] = nothing,
     ) -> None:
-        self.host, self.ports = host, tuple(ports)
-        # How the last call failed, by port, and of what kind that was.
-        self.troubles: dict[int, str] = {}
-        self.outcome = SILENT
+        self.host, self.port = host, port
+        # Why there is no connection yet, empty if unknown, and of what kind that is.
+        self.trouble, self.outcome = "", SILENT
         self._wire, self._waiting = wire, wire.waiting
         self._opened, self._closed = opened, closed
         self._pause_s = _FIRST_PAUSE_S
         # As resolved, and what of that is left to try in this round.
         self._literal = self._addresses = resolve(host, socket.AI_NUMERICHOST)
-        self._queue: list[tuple[int, int, tuple[object, ...]]] = []
+        self._queue: list[tuple[int, tuple[object, ...]]] = []
         self._lookup: IsolatedCall | None = None
         # The call under way, first as a socket.
         self._socket: socket.socket | None = None
         self._connection: Connection | None = None
         self._has_answered = False
-
-    @property
-    def trouble(self) -> str:
-        """Return why there is no connection yet, with address and ports; empty if unknown."""
-        alike: dict[str, list[int]] = {}
-        for port, why in self.troubles.items():
-            alike.setdefault(why, []).append(port)
-        return "; ".join(
-            f"{endpoint(self.host, ports[0])}{''.join(f', {port}' for port in ports[1:])}: {why}"
-            for why, ports in alike.items()
-        )
 
     def begin(self) -> None:
         """Call, or call again after a connection was lost; abandon what is under way."""
@@ -159,7 +147,7 @@ class Dialer:
         self._waiting.timer((id(self), "next"), at, call)
 
     def _round(self) -> None:
-        """Call every port at every address, which are resolved in a child process if needed."""
+        """Call every address; a name is resolved in a child process."""
         if self._addresses:
             self._call_all()
             return
@@ -180,11 +168,11 @@ class Dialer:
             why = result.trouble or "the name cannot be resolved on this host"
             if resolved:
                 why = f"the name resolves to {resolved[0][1][0]}, which is this host"
-            self.troubles = dict.fromkeys(self.ports, why)
+            self.trouble = why
         self._call_all()
 
     def _call_all(self) -> None:
-        self._queue = [(port, *address) for port in self.ports for address in self._addresses]
+        self._queue = list(self._addresses)
         self._next()
 
     def _next(self) -> None:
@@ -196,26 +184,26 @@ class Dialer:
             self._pause_s = min(self._pause_s * _GROWTH, _LONGEST_PAUSE_S)
             self._timer(pause_s, self._round)
             return
-        port, family, name = self._queue.pop(0)
+        family, name = self._queue.pop(0)
         kind = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
         try:
             link = self._socket = socket.socket(family, kind)
             source = self._wire.source
             if source and family == socket.AF_INET and not _is_loopback(name):
                 link.bind((source, 0))
-            number = link.connect_ex((name[0], port, *name[2:]))
+            number = link.connect_ex((name[0], self.port, *name[2:]))
         except OSError as error:
             # A kernel without IPv6, or no file to spare.
             number = error.errno or errno.EIO
         if self._socket is None or number not in {0, errno.EINPROGRESS}:
             # Never from within `begin`.
-            self._timer(0.0, partial(self._refused, port, number))
+            self._timer(0.0, partial(self._refused, number))
             return
         why = f"no answer within {_CONNECT_S:g} s (is a firewall in between?)"
-        self._timer(_CONNECT_S, partial(self._fail, port, SILENT, why))
-        self._waiting.watch(link.fileno(), partial(self._connected, port), WRITABLE)
+        self._timer(_CONNECT_S, partial(self._fail, SILENT, why))
+        self._waiting.watch(link.fileno(), self._connected, WRITABLE)
 
-    def _connected(self, port: int) -> None:
+    def _connected(self) -> None:
         link = self._socket
         assert link is not None  # it was watched
         number = link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -226,31 +214,32 @@ class Dialer:
         except OSError as error:
             number = number or error.errno or errno.ENOTCONN
         if number:
-            self._refused(port, number)
+            self._refused(number)
             return
         self._socket = None
         self._waiting.unwatch(link.fileno())
         why = "a program other than fleetrun listens there"
-        self._timer(_GREETING_S, partial(self._fail, port, OTHER, why))
+        self._timer(_GREETING_S, partial(self._fail, OTHER, why))
         self._connection = Connection(
             link,
             plain_address(there),
             self._wire,
             is_caller=True,
             ready=self._ready,
-            lost=lambda why: self._fail(
-                port, OTHER, f"the program that listens there {why}" if why == HUNG_UP else why
-            ),
+            lost=self._not_answered,
         )
 
-    def _refused(self, port: int, number: int) -> None:
+    def _not_answered(self, why: str) -> None:
+        self._fail(OTHER, f"the program that listens there {why}" if why == HUNG_UP else why)
+
+    def _refused(self, number: int) -> None:
         is_refused = number == errno.ECONNREFUSED
         why = reason(OSError(number, os.strerror(number)))
-        self._fail(port, REFUSED if is_refused else SILENT, why)
+        self._fail(REFUSED if is_refused else SILENT, why)
 
-    def _fail(self, port: int, outcome: str, why: str) -> None:
+    def _fail(self, outcome: str, why: str) -> None:
         self._drop()
-        self.troubles[port], self.outcome = why, outcome
+        self.trouble, self.outcome = why, outcome
         self._timer(0.0, self._next)
         if outcome == REFUSED:
             self._closed()
@@ -258,7 +247,7 @@ class Dialer:
     def _ready(self, connection: Connection) -> None:
         self._has_answered = True
         self.close()
-        self.troubles.clear()
+        self.trouble = ""
         self._opened(connection)
 
 
@@ -270,7 +259,7 @@ class PortTaken(EnvironmentFault):
 
 
 class Listener:
-    """Listens at one of PORTS of ADDRESSES, and passes each caller who knows the key to OPENED.
+    """Listens at PORT of ADDRESSES, and passes each caller who knows the key to OPENED.
 
     `allowed` are the addresses that may connect; None: all. REFUSED gets the address of each
     refused connection, and the reason.
@@ -279,7 +268,7 @@ class Listener:
     def __init__(
         self,
         addresses: Sequence[str],
-        ports: Sequence[int],
+        port: int,
         wire: Wire,
         *,
         opened: Callable[[Connection], None],
@@ -288,9 +277,7 @@ class Listener:
         most_pending: int = _MOST_PENDING,
         greeting_s: float = _GREETING_S,
     ) -> None:
-        # The one that was free, after `prepare`.
-        self.port = ports[0]
-        self._addresses, self._ports = addresses, ports
+        self._addresses, self._port = addresses, port
         self._wire, self._waiting = wire, wire.waiting
         self._opened, self._refused, self._allowed = opened, refused, allowed
         self._most_pending, self._greeting_s = most_pending, greeting_s
@@ -299,35 +286,22 @@ class Listener:
         self.pending: list[Connection] = []
 
     def prepare(self) -> None:
-        """Bind the first port that is free on all addresses.
-
-        Raises PortTaken if none is, EnvironmentFault if an address cannot be bound.
-        """
-        for port in self._ports:
-            if self._bind(port):
-                self.port = port
-                return
-        first, last = self._ports[0], self._ports[-1]
-        holder = tcp.holder(first) or "a process that only root can identify"
-        ports = f"Port {first}" if first == last else f"Each port from {first} to {last}"
-        raise PortTaken(
-            f"{ports}, to which the other hosts' launchers connect, is taken ({first} by "
-            f"{holder}). Stop it, or give another port, the same on every host."
-        )
-
-    def _bind(self, port: int) -> bool:
+        """Bind the port; raises PortTaken, or EnvironmentFault if an address cannot be bound."""
         try:
             for address in self._addresses:
-                self._sockets.append(_bound(address, port))
+                self._sockets.append(_bound(address, self._port))
         except OSError as error:
             self._free()
+            use = "to which the other hosts' launchers connect,"
             if error.errno == errno.EADDRINUSE:
-                return False
+                holder = tcp.holder(self._port) or "a process that only root can identify"
+                raise PortTaken(
+                    f"Port {self._port}, {use} is taken by {holder}. Stop it, or give another "
+                    "port, the same on every host."
+                ) from None
             raise EnvironmentFault(
-                f"Port {port} of {address}, to which the other hosts' launchers connect, "
-                f"cannot be used: {error.strerror}."
+                f"Port {self._port} of {address}, {use} cannot be used: {error.strerror}."
             ) from None
-        return True
 
     def open(self) -> None:
         """Begin to accept calls."""

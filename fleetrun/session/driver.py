@@ -71,14 +71,14 @@ class SessionHandler:
 
 
 class RendezvousEndpoint(NamedTuple):
-    """Where the launchers meet: at the first free one of PORTS of HOST.
+    """Where the launchers meet: at PORT of HOST.
 
     `addresses` are those to listen on if this launcher may be the coordinator, else empty.
     """
 
     config: RendezvousConfig
     host: str
-    ports: tuple[int, ...]
+    port: int
     job_id: str
     token: str | None = None
     addresses: tuple[str, ...] = ()
@@ -190,7 +190,7 @@ class Session:
         """Listen or call; raise EnvironmentFault if the port cannot be bound."""
         self._clock.move(waiting)
         if not self._coordinate():
-            self._call(self._endpoint.host, self._endpoint.ports)
+            self._call(self._endpoint.host, self._endpoint.port)
 
     def _coordinate(self) -> bool:
         """Become the coordinator if this launcher may be and no other one is."""
@@ -206,11 +206,11 @@ class Session:
         self._serve(endpoint.host)
         return True
 
-    def _listen(self, addresses: Sequence[str]) -> int:
-        """Bind a port for the other hosts, and return it; raises EnvironmentFault."""
+    def _listen(self, addresses: Sequence[str]) -> None:
+        """Bind the port for the other hosts; raises EnvironmentFault."""
         listener = self._transport.listener(
             addresses,
-            self._endpoint.ports,
+            self._endpoint.port,
             self._wire,
             opened=self._take,
             refused=self._caller_refused,
@@ -218,7 +218,6 @@ class Session:
         )
         listener.prepare()
         self._listener = listener
-        return listener.port
 
     def _take(self, connection: Connection) -> None:
         if self._server is not None:
@@ -253,11 +252,11 @@ class Session:
     def _stepped(self) -> None:
         """Look at what the coordinator knows now."""
 
-    def _call(self, host: str, ports: Sequence[int]) -> None:
-        """Call the coordinator at HOST."""
+    def _call(self, host: str, port: int) -> None:
+        """Call the coordinator at PORT of HOST."""
         self._hang_up()
         self._dialer = self._transport.dialer(
-            host, ports, self._wire, opened=self._answered, closed=self._nobody_listens
+            host, port, self._wire, opened=self._answered, closed=self._nobody_listens
         )
         self._dialer.begin()
 
@@ -617,9 +616,11 @@ class Session:
     def missing(self) -> str:
         """Return what is awaited."""
         if not self.is_connected:
-            trouble = "" if self._dialer is None else self._dialer.trouble
-            where = endpoint(self._coordinator, self._endpoint.ports[0])
-            return f"the coordinator ({trouble})" if trouble else f"the coordinator at {where}"
+            where = endpoint(self._coordinator, self._endpoint.port)
+            if self._dialer is not None and self._dialer.trouble:
+                where = endpoint(self._dialer.host, self._dialer.port)
+                return f"the coordinator ({where}: {self._dialer.trouble})"
+            return f"the coordinator at {where}"
         return "the other hosts" if self._missing is None else self._missing.who or "hosts"
 
     def waits_until(self) -> float | None:

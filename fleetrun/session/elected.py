@@ -17,7 +17,7 @@ from fleetrun.run.events import Failure
 from fleetrun.run.loop import Waiting
 from fleetrun.session import coordinator
 from fleetrun.session.codec import Codec, Malformed
-from fleetrun.session.connecting import EVERYWHERE, endpoint
+from fleetrun.session.connecting import EVERYWHERE, PortTaken, endpoint
 from fleetrun.session.driver import TRANSPORT, RendezvousEndpoint, Session, Transport
 from fleetrun.session.etcd import JobStore, StoreAddress, StoreAnswer
 from fleetrun.session.messages import JoinRequest, Name, Port, Verdict
@@ -152,7 +152,7 @@ class ElectedSession(Session):
                 self.shown("another job of the same name has begun, and ended")
         elif leader.launcher != self.launcher and leader != self._leader:
             self._leader, self._coordinator = leader, leader.host
-            self._call(leader.host, (leader.port,))
+            self._call(leader.host, leader.port)
 
     # Becoming it --------------------------------------------------------------------------------
 
@@ -163,14 +163,14 @@ class ElectedSession(Session):
             host = self._own_addresses[0]
         is_address = host.replace(".", "").isdecimal() or ":" in host
         try:
-            port = self._listen(self._endpoint.addresses or (host if is_address else EVERYWHERE,))
+            self._listen(self._endpoint.addresses or (host if is_address else EVERYWHERE,))
         except EnvironmentFault as error:
-            if self.roster is None:
+            if self.roster is None and not isinstance(error, PortTaken):
                 raise
-            # Another host can coordinate.
+            # Another host can coordinate, or another launcher of this one.
             self.shown(str(error).rstrip("."))
             return
-        leader = LeaseHolder(self.launcher, host, port)
+        leader = LeaseHolder(self.launcher, host, self._endpoint.port)
         value, ttl_s = _CODEC.write(leader).decode(), math.ceil(self.config.heartbeat_timeout_s)
         self._is_asking = True
         done = partial(self._campaigned, leader)

@@ -102,7 +102,7 @@ class PeerCheck:
         ports = self._members[self._own_index].ports
         others = [host for node, host in enumerate(self._members) if node != self._own_index]
         addresses = (address or EVERYWHERE,)
-        listeners = [Listener(addresses, (p,), self._wire, opened=self._called) for p in ports]
+        listeners = [Listener(addresses, port, self._wire, opened=self._called) for port in ports]
         for listener in listeners:
             # A port that is taken is a finding of its own.
             with suppress(EnvironmentFault):
@@ -110,7 +110,7 @@ class PeerCheck:
                 listener.open()
         for target in [(host.host, port) for host in others for port in host.ports]:
             opened = partial(self._reached, target)
-            self._dialers[target] = Dialer(target[0], target[1:], self._wire, opened=opened)
+            self._dialers[target] = Dialer(*target, self._wire, opened=opened)
             self._dialers[target].begin()
         self._loop.timer("late", self._until, nothing)
         if log is not None:
@@ -172,8 +172,7 @@ class PeerCheck:
         for port in host.ports:
             peer, dialer = self._peers.get((host.host, port)), self._dialers[host.host, port]
             if peer is None:
-                trouble = dialer.troubles.get(port, "no answer")
-                connects.append(Connect(port, dialer.outcome, trouble))
+                connects.append(Connect(port, dialer.outcome, dialer.trouble or "no answer"))
                 continue
             connects.append(Connect(port, "connected"))
             if best.card is None or peer.accuracy_s < best.accuracy_s:

@@ -14,7 +14,7 @@ from fleetrun.host import checkpoints, paddles
 from fleetrun.model import TRAINER, Endpoint, Facts, LaunchPlan, Member, Request, Roster
 from fleetrun.plan import free_gpus, hosts, origin, planner
 from fleetrun.plan.command import is_python
-from fleetrun.plan.layout import Slots, session_ports
+from fleetrun.plan.layout import Slots, session_port
 from fleetrun.rundir.variables import TOKEN
 from fleetrun.session import health, script
 from fleetrun.session.codec import LONGEST_TEXT
@@ -209,12 +209,12 @@ def _endpoint(
     token = facts.environ.get(TOKEN) or None
     config = _config(request, engine, is_listed=point is None)
     allowed, source = None, ""
-    ports = session_ports(first_port if request.start_port is None else request.start_port)
+    port = session_port(first_port if request.start_port is None else request.start_port)
     if config.has_store:
         host = request.host or ("" if facts.network is None else facts.network.ip)
         is_ours = bool(host)
     elif point is not None:
-        host, ports, is_ours = point.host, (point.port,), hosts.is_own(point.host, facts)
+        host, port, is_ours = point.host, point.port, hosts.is_own(point.host, facts)
     else:
         host, is_ours = engine.hosts[0], place == 0
         allowed = None if token else _addresses_of(engine.hosts, facts)
@@ -226,7 +226,7 @@ def _endpoint(
     return RendezvousEndpoint(
         config,
         host,
-        ports,
+        port,
         request.job_id,
         token,
         addresses=(_listening_address(host, facts),) if is_ours else (),

@@ -121,12 +121,6 @@ def test_a_text_has_a_longest_length() -> None:
         CODEC.read(CODEC.write(Hello("x" * (LONGEST_TEXT + 1))))
 
 
-def test_a_message_is_written_once_for_all_who_get_it() -> None:
-    message = Hello("n", ports=tuple(range(100)))
-    assert CODEC.write(message) is CODEC.write(message)
-    assert CODEC.write(Hello("m")) != CODEC.write(message)
-
-
 @given(st.binary(max_size=200), st.text(max_size=50) | st.binary(max_size=50))
 def test_a_file_in_a_message_is_read_up_to_a_limit_or_not_at_all(
     content: bytes, other: str | bytes

@@ -84,32 +84,3 @@ def test_what_answers_otherwise_is_another_program() -> None:
     (connect,) = peer.connects
     assert (connect.outcome, peer.card) == ("another program", None)
     assert "'HTTP/1.1 400 Bad Request'" in connect.text
-
-
-def test_a_check_up_of_another_job_is_named_as_such() -> None:
-    hosts = on_loopback(2)
-    peers_by_host = meet_all(hosts, 3.0, keys=[Key("job"), Key("job", "a token")])
-    connects = [peer.connects[0] for (peer,) in peers_by_host]
-    assert [connect.outcome for connect in connects] == ["another program"] * 2
-    # The last call of one may meet the closed socket of the other.
-    assert any("token" in connect.text for connect in connects)
-
-
-def test_who_calls_and_says_nonsense_changes_nothing() -> None:
-    hosts = on_loopback(2)
-    done = threading.Event()
-
-    def annoy() -> None:
-        while not done.wait(0.005):
-            address = (hosts[0].host, hosts[0].ports[0])
-            with suppress(OSError), socket.create_connection(address, timeout=1) as connection:
-                connection.sendall(b'{"what": "fleetrun doctor 1", "node": "x"}\n[]\n')
-
-    thread = threading.Thread(target=annoy)
-    thread.start()
-    try:
-        met = meet_all(hosts)
-    finally:
-        done.set()
-        thread.join()
-    assert [peer.card is not None for others in met for peer in others] == [True, True]

@@ -79,7 +79,3 @@ def test_a_large_program_is_told_by_its_size_and_its_beginning(
     assert of("./prog", first) == of("./prog", second)
     (second / "prog").write_text("abcdefg")
     assert of("./prog", first) != of("./prog", second)
-
-
-def test_modules_that_are_not_here_go_by_their_name(folders: tuple[Path, Path]) -> None:
-    assert of("-m installed.train", folders[0]) == "installed.train"

@@ -60,7 +60,7 @@ class Net:
         server = self.server
         listener = Listener(
             (address,),
-            (self.port,),
+            self.port,
             Wire(key, CODEC, self.loop),
             opened=server.opened,
             refused=lambda *words: server.refused.append(words),
@@ -74,7 +74,7 @@ class Net:
     def call(self, host: str = HERE, *, key: Key = KEY) -> tuple[Dialer, Side]:
         """Call."""
         end = Side()
-        dialer = Dialer(host, (self.port,), Wire(key, CODEC, self.loop), opened=end.opened)
+        dialer = Dialer(host, self.port, Wire(key, CODEC, self.loop), opened=end.opened)
         dialer.begin()
         self.dialers.append(dialer)
         self.ends.append(end)
@@ -147,15 +147,6 @@ def test_a_message_of_many_pieces_arrives_whole_and_a_caller_sends_less(net: Net
     ours.send(roster)
     turn_until(net.loop, lambda: net.server.lost)
     assert "more than 262176 bytes" in net.server.lost[0]
-
-
-def test_order_of_beginning_does_not_matter(net: Net) -> None:
-    dialer, end = net.call()
-    turn_until(net.loop, lambda: dialer.trouble)
-    assert dialer.trouble == f"{HERE}:{net.port}: connection refused"
-    net.listen()
-    turn_until(net.loop, lambda: end.connections)
-    assert dialer.trouble == ""
 
 
 def test_last_words_are_heard_before_the_end(net: Net) -> None:
