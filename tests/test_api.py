@@ -254,7 +254,7 @@ def test_options_are_those_of_the_command_line(here: Path) -> None:
 def test_a_dry_run_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     done = fleetrun.launch("true", dry_run="json")
     assert done == (0, "all is done", None)
-    assert '"schema": 1' in capsys.readouterr().out
+    assert '"schema": 2' in capsys.readouterr().out
 
 
 def test_hosts_that_meet_are_waited_for_in_the_background() -> None:
