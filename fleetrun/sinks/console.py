@@ -18,8 +18,9 @@ from fleetrun.rundir.names import label, log_paths
 from fleetrun.sinks.rotate import Cut
 from fleetrun.sinks.writer import Writer
 
-# Read at once; a longer line is broken when several ranks are shown.
 _CHUNK = 256 * 1024
+# A longer line is broken when several ranks are shown.
+_LONGEST_LINE = 1024 * 1024
 # How often a growing file is read. The longer it is quiet, the less often, down to the quiet pace,
 # for which a user who types at a prompt waits. Not inotify: removing its last watch takes the
 # kernel 20 ms at every exit.
@@ -89,9 +90,12 @@ class Feed:
         if not self._by_lines:
             return chunk
         end = chunk.rfind(b"\n") + 1
+        if not end and len(chunk) == _CHUNK:
+            chunk = os.pread(self._fd, _LONGEST_LINE, self._offset)
+            end = chunk.find(b"\n") + 1
         if self._pattern is None:
             end = end or chunk.rfind(b"\r") + 1
-        if end or is_last or len(chunk) == _CHUNK:
+        if end or is_last or len(chunk) == _LONGEST_LINE:
             return chunk[: end or len(chunk)]
         if self._pattern is not None:
             return b""
