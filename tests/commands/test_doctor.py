@@ -11,11 +11,9 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 import fakedriver
-import ports
 import pytest
 from checkout import ROOT, environ
 from commandline import FLEETRUN, Command
-from fake_paddles import fake_paddle, plugins
 from lab import is_root
 from waiting import LONG_S, TRAINING_S
 
@@ -89,49 +87,6 @@ def test_a_port_that_is_taken_is_an_error_with_its_holder(tmp_path: Path) -> Non
     assert f"{port} is taken by pid {os.getpid()}" in finding["seen"]
 
 
-def test_devices_of_a_plugin_are_found_and_what_is_missing_is_said(tmp_path: Path) -> None:
-    paths = f"{fake_paddle(tmp_path)}:{ROOT}"
-    env = {"PYTHONPATH": paths, "CUSTOM_DEVICE_ROOT": plugins(tmp_path, "foo 2", "mlu 0")}
-    done = run(tmp_path, "--json", env=env)
-    assert findings(done, "job")[0]["seen"] == "2 processes, 2 here"
-    assert findings(done, "FOOs")[0]["seen"].startswith("2 of Paddle's kind foo")
-    (finding,) = findings(done, "MLUs")
-    assert (finding["level"], finding["mend"][:22]) == ("warning", "ls /dev/cambricon_dev*")
-    (gpus,) = findings(done, "GPUs")
-    assert "CPU" not in gpus["seen"]
-    done = run(tmp_path, "--json", "--npus=0", env=env)
-    (finding,) = findings(done, "job")
-    assert (finding["level"], "no plug-in for NPUs (it has FOOs, MLUs)" in finding["seen"]) == (
-        "error",
-        True,
-    )
-
-
-def test_two_fleetruns_on_path_are_a_warning_and_paddles_first_an_error(tmp_path: Path) -> None:
-    texts = {"ours": "from fleetrun.__main__ import run", "theirs": "import paddle.distributed"}
-    for name, text in texts.items():
-        (tmp_path / name).mkdir()
-        script = tmp_path / name / "fleetrun"
-        script.write_text(f"#!/usr/bin/python3\n{text}\n")
-        script.chmod(0o755)
-    ours, theirs = (str(tmp_path / name) for name in texts)
-    for path, expected in ((f"{ours}:{theirs}", "warning"), (f"{theirs}:{ours}", "error")):
-        done = run(tmp_path, "--json", env={"PATH": f"{path}:/usr/bin:/bin"})
-        assert level(done, "fleetrun on PATH") == expected
-
-
-@pytest.mark.parametrize(
-    ("limit", "check"), [("-Sn 64", "open files"), ("-Sv 8000000", "address space")]
-)
-def test_limits_are_those_of_the_shell(limit: str, check: str, tmp_path: Path) -> None:
-    prefix = ("sh", "-c", f'ulimit {limit}; exec "$@"', "sh")
-    assert level(run(tmp_path, "--json", prefix=prefix), check) == "warning"
-
-
-def test_logs_that_cannot_be_written_are_an_error(tmp_path: Path) -> None:
-    assert level(run(tmp_path, "--json", "--log_dir=/proc/log"), "disk for logs") == "error"
-
-
 def test_a_job_that_cannot_be_planned_is_an_error_with_the_sentence(tmp_path: Path) -> None:
     done = run(tmp_path, "--json", "--nproc_per_node=1", "nowhere.py")
     (finding,) = findings(done, "job")
@@ -185,16 +140,6 @@ def test_cuda_is_started_beside_nvml(tmp_path: Path, env: dict[str, str], seen: 
     assert findings(done, "GPU")[0]["seen"] == "GPU 0: Fake H100, 80 GiB, sm_90"
 
 
-@fakedriver.needed
-def test_a_machine_whose_libcuda_is_missing_is_told_where_it_comes_from(tmp_path: Path) -> None:
-    env = fakedriver.build(tmp_path / "driver")
-    (tmp_path / "driver" / "libnvidia-ml.so.1").unlink()
-    (tmp_path / "driver" / "libcuda.so.1").rename(tmp_path / "driver" / "libnvidia-ml.so.1")
-    (finding,) = findings(run(tmp_path, "--json", prefix=fakedriver.HERE, env=env), "CUDA")
-    assert finding["seen"].startswith("it does not start: libcuda.so.1: cannot open")
-    assert "compute,utility" in finding["mend"]
-
-
 @pytest.mark.skipif(not is_root(), reason="only root may mount")
 def test_a_container_without_gpus_on_a_machine_with_some_may_run_a_job_on_the_cpu(
     tmp_path: Path,
@@ -212,39 +157,6 @@ def test_a_container_without_gpus_on_a_machine_with_some_may_run_a_job_on_the_cp
     assert "NVIDIA's driver is here, but none of its GPUs (docker run --gpus all" in finding["seen"]
 
 
-def start(folder: Path, *words: str, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*prefix, *FLEETRUN, "doctor", "--json", *words],
-        cwd=folder,
-        env=environ(),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def both(
-    folder: Path, words: list[str], prefix: tuple[str, ...] = ()
-) -> subprocess.CompletedProcess[str]:
-    """Run the doctors of two hosts, the second behind PREFIX; return how the first ended."""
-    hosts = ["--ips=127.0.0.2,127.0.0.3", "--nproc_per_node=1", f"--wait={LONG_S:g}", *words]
-    first = start(folder, *hosts, "--host=127.0.0.2")
-    second = start(folder, *hosts, "--host=127.0.0.3", prefix=prefix)
-    output, _ = first.communicate(timeout=LONG_S)
-    second.communicate(timeout=LONG_S)
-    return subprocess.CompletedProcess(first.args, first.returncode, output, "")
-
-
-@pytest.mark.skipif(not HAS_FAKETIME, reason="faketime is not installed")
-def test_a_host_whose_clock_is_wrong_is_named(tmp_path: Path) -> None:
-    words = [f"--start_port={ports.free(1)[0]}"]
-    done = both(tmp_path, words, prefix=("faketime", "-f", "-90s"))
-    reported = findings(done, "clock")[-1]
-    assert reported["level"] == "warning"
-    assert level(done, "connection") == level(done, "versions") == "ok"
-    assert "of 127.0.0.3 is" in reported["seen"]
-    assert "behind ours" in reported["seen"]
-
-
 def test_preflight_starts_nothing_where_something_is_to_be_mended(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -255,12 +167,6 @@ def test_preflight_starts_nothing_where_something_is_to_be_mended(tmp_path: Path
     assert "nothing was started" in ended.stderr
     assert not (tmp_path / "started").exists()
     assert not (tmp_path / "log").exists()
-
-
-def test_preflight_lets_a_job_run_that_is_well(tmp_path: Path) -> None:
-    ended = Command(tmp_path, "touch started.$R", "--preflight").run()
-    assert ended.code == 0
-    assert (tmp_path / "started.1").exists()
 
 
 def test_a_real_allreduce_is_right_and_measured(tmp_path: Path) -> None:

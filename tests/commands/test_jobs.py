@@ -16,7 +16,6 @@ from sshd import instead_of_ssh
 from waiting import LONG_S, until
 
 from fleetrun.commands import job_commands
-from fleetrun.errors import UsageError
 from fleetrun.host import jobs
 from fleetrun.host.jobs import RunningJob
 
@@ -79,6 +78,10 @@ def test_the_job_of_this_folder_is_meant_and_a_second_one_says_whose_names_it_ta
     output = second.run().stderr
     pid = launchers[0].pid
     assert f"-{Path(here.argv[-1]).name}-{pid} (process {pid}) still runs in this folder" in output
+    refused = fleetrun("stop", folder=tmp_path)
+    assert refused.returncode == 2
+    assert "stop: no job of yours runs in this folder; name one that runs" in refused.stderr
+    assert f"{pid} ({Path(here.argv[-1]).name}) in {here.folder}" in refused.stderr
     assert fleetrun("stop", folder=here.folder).returncode == 0
     here.finish(launchers[0])
     assert [running.launcher for running in jobs.find() if running.launcher == launchers[1].pid]
@@ -193,13 +196,6 @@ def test_a_job_with_its_console_elsewhere_is_left_to_its_logs(tmp_path: Path) ->
     command.finish(launcher)
 
 
-@pytest.mark.parametrize("what", ["stop", "attach"])
-def test_a_job_that_does_not_run_is_a_usage_error(what: str) -> None:
-    done = fleetrun(what, "nosuchjob")
-    assert done.returncode == 2
-    assert "no job nosuchjob runs on this host; `fleetrun ps` lists what does" in done.stderr
-
-
 JOBS = (
     RunningJob("20250101T000000Z-a-11", "/nowhere", 11, ()),
     RunningJob("20250102T000000Z-a-12", "/nowhere", 12, ()),
@@ -214,29 +210,6 @@ def test_a_job_is_meant_by_its_number_its_name_or_the_beginning_of_that(
     word: str, meant: int
 ) -> None:
     assert job_commands.selected(word, JOBS, "stop") == JOBS[meant]
-
-
-@pytest.mark.parametrize("word", ["2", "2025", "2025010", ""])
-def test_a_process_that_is_no_more_is_never_the_beginning_of_a_name(word: str) -> None:
-    with pytest.raises(UsageError, match=rf"stop: no job {word} runs on this host"):
-        job_commands.selected(word, JOBS[:1], "stop")
-
-
-@pytest.mark.parametrize("command", ["attach", "stop", "stacks"])
-def test_without_a_name_only_a_job_of_this_folder_is_meant(command: str, tmp_path: Path) -> None:
-    here = JOBS[0]._replace(launcher=os.getpid())
-    with subprocess.Popen(["sleep", "1000"], cwd=tmp_path) as process:
-        elsewhere = JOBS[1]._replace(launcher=process.pid)
-        assert job_commands.selected(None, (here, elsewhere), command) == here
-        with pytest.raises(UsageError) as refused:
-            job_commands.selected(None, (elsewhere,), command)
-        process.kill()
-    assert str(refused.value) == (
-        f"{command}: no job of yours runs in this folder; name one that runs elsewhere: "
-        f"{process.pid} (a) in {tmp_path}."
-    )
-    with pytest.raises(UsageError, match=rf"2 jobs match; .*: {here.launcher} \(a\), .* \(a\)\."):
-        job_commands.selected(None, (here, here), command)
 
 
 def test_a_script_may_have_the_name_of_a_command(

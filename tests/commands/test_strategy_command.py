@@ -54,13 +54,6 @@ def test_show_prints_a_preset_to_start_from(name: str, capsys: pytest.CaptureFix
     assert output.out == (CONFIGS / f"{name}.yaml").read_text()
 
 
-def test_show_tells_all_about_a_field(capsys: pytest.CaptureFixture[str]) -> None:
-    done = strategy(capsys, "show", "thread_num")
-    assert done.out.startswith("execution_strategy:\n  num_threads: a whole number of threads")
-    assert "Also written thread_num." in done.out
-    assert "k_steps" in strategy(capsys, "show", "gradient_merge_configs").out
-
-
 def test_show_says_what_a_field_comes_to_why_that_is_known_and_how_it_is_written(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -79,21 +72,6 @@ def test_show_tells_of_a_preset_that_is_a_field_too(capsys: pytest.CaptureFixtur
     assert "`fleetrun strategy show strategy.gradient_merge`" in output.err
     out = strategy(capsys, "show", "strategy.gradient_merge").out
     assert out.startswith("strategy:\n  gradient_merge: true or false")
-
-
-def test_validate_says_file_line_and_what_was_meant(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (elsewhere / "good.yaml").write_text("strategy: {amp_configs: {incr_ratio: 2}}")
-    (elsewhere / "bad.yaml").write_text("strategy:\n  ampp: true\n")
-    done = strategy(capsys, "validate", "bad.yaml", "good.yaml", "nope.yaml")
-    assert done.code == 2
-    assert done.out == "good.yaml: valid, 1 setting.\n"
-    first, second, third = done.err.splitlines()
-    assert first == "fleetrun: bad.yaml:2: no such field: ampp; did you mean amp?"
-    assert second.startswith("fleetrun: good.yaml:1: amp_configs is set without amp")
-    assert third.startswith("fleetrun: there is no file nope.yaml")
-    assert strategy(capsys, "validate", "good.yaml", "recommended").code == 0
 
 
 def test_validate_says_all_that_is_wrong_line_by_line(
@@ -132,21 +110,6 @@ nccl: 3
         "13: cudnn_exhaustive_search: did you mean FLAGS_cudnn_exhaustive_search?",
         "14: nccl: write one `name: value` a line.",
     ]
-
-
-def test_explain_tells_what_each_field_comes_to(capsys: pytest.CaptureFixture[str]) -> None:
-    output = strategy(capsys, "explain", "comm_fusion", "--paddle=3.3.1", "--graph=dygraph")
-    assert output.code == 0
-    heads, first, *_ = map(cells, output.out.splitlines())
-    assert heads == ["field", "status", "where", "why"]
-    why = "fleetrun sends the gradients itself, in buckets of this size"
-    assert first == [
-        "fuse_all_reduce_ops: true",
-        "effective",
-        "dygraph 3.3.1 cpu",
-        why,
-    ]
-    assert "static" not in output.out
 
 
 @pytest.mark.parametrize("words", [("explain", "recommended"), ("show", "nccl_comm_num")])

@@ -1,4 +1,4 @@
-"""The logs that --rank, --attempt and --failed select, and the moment of --since."""
+"""What `fleetrun logs` cannot select by --rank, --attempt, --since and --grep."""
 
 from __future__ import annotations
 
@@ -32,17 +32,6 @@ JOB = a_run(
 def chosen(rank: str | None = None, attempt: int | None = None, *, failed: bool = False) -> str:
     logs = choose.find_logs([JOB], rank=rank, attempt=attempt, failed=failed)
     return " ".join(f"{log.process}/{log.attempt}" for log in logs)
-
-
-def test_trainers_come_first_and_in_order() -> None:
-    assert chosen() == "trainer.0/0 trainer.1/0 server.0/0 trainer.0/1 trainer.1/1"
-
-
-def test_ranks_attempts_and_failures_are_chosen() -> None:
-    assert chosen("1") == "trainer.1/0 trainer.1/1"
-    assert chosen("0-1,server.0", 0) == "trainer.0/0 trainer.1/0 server.0/0"
-    assert chosen(failed=True) == "trainer.1/0"
-    assert chosen("0", failed=True) == ""
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 import subprocess
 import sys
 from functools import partial
@@ -16,8 +13,7 @@ from checkout import environ
 from commandline import Command, fleetrun, started
 from waiting import LONG_S, until
 
-from fleetrun.cli import app, shells
-from fleetrun.rundir import names
+from fleetrun.cli import shells
 
 if TYPE_CHECKING:
     from terminals import Terminal
@@ -84,19 +80,6 @@ def test_what_a_bar_wrote_over_is_left_out_beside_other_ranks(tmp_path: Path) ->
     own = [f"[rank {rank}] {line}\n" for rank in (0, 1) for line in ("100%", "done")]
     assert sorted(shown(tmp_path).splitlines(keepends=True)) == sorted(own)
     assert logs_bytes(tmp_path, "--rank=1") == b"1%\r50%\r100%\ndone"
-
-
-def test_what_came_since_a_moment_begins_with_a_whole_line(tmp_path: Path) -> None:
-    assert Command.python(tmp_path, TURNS).run().code == 0
-    times = (tmp_path / "log" / "latest" / names.OUTPUT_TIMES).read_text().splitlines()
-    base = int(times[0].split()[3])
-    third = next(line.split() for line in times if line.endswith(" 0 14"))
-    moment = (base + int(third[0])) / 1000
-    from datetime import datetime  # only here
-
-    since = datetime.fromtimestamp(moment).astimezone().isoformat()
-    expected = "".join(f"[rank {turn % 2}] turn {turn}\n" for turn in range(2, 6))
-    assert shown(tmp_path, f"--since={since}") == expected
 
 
 def test_attempts_and_failures_are_told_apart(tmp_path: Path) -> None:
@@ -180,46 +163,6 @@ def test_top_means_the_job_that_still_runs_not_a_newer_one_that_has_ended(tmp_pa
     assert shown(tmp_path) == "newer\n"
     assert f"-{launcher.pid}" in fleetrun("top", "--once", folder=tmp_path).stdout.splitlines()[0]
     assert job.release(launcher).code == 0
-
-
-def test_without_a_run_there_is_a_sentence(tmp_path: Path) -> None:
-    for words in ([], ["--runs"]):
-        done = logs(tmp_path, *words)
-        assert (done.returncode, done.stdout) == (3, "")
-        assert "There is no launch in log" in done.stderr
-
-
-@pytest.mark.parametrize("command", ["logs", "top", "report"])
-def test_a_standard_output_that_is_closed_is_a_sentence(command: str, tmp_path: Path) -> None:
-    assert Command(tmp_path, "echo well").run().code == 0
-    done = subprocess.run(
-        ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "fleetrun", command],
-        cwd=tmp_path,
-        env=environ(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LONG_S,
-    )
-    assert done.returncode == 3
-    assert done.stderr.startswith("fleetrun: Standard output is closed")
-
-
-@pytest.mark.parametrize("command", ["logs", "top", "report"])
-def test_what_only_its_owner_may_read_is_said_to_be_anothers(
-    command: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert Command(tmp_path, "echo well").run().code == 0
-    # Root may read everything, so os.access is faked.
-    monkeypatch.setattr(os, "access", lambda path, _mode: not path.endswith(names.EVENTS))
-    monkeypatch.chdir(tmp_path)
-    assert app.main([command], environ={}) == 3
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "is another user's: only who started the job can read its events.jsonl" in err
 
 
 @pytest.mark.parametrize("words", [(), ("--rank=1",), ("--grep=red",), ("--raw",)])
@@ -331,27 +274,6 @@ def test_rotated_logs_are_shown_whole_also_while_they_are_cut(tmp_path: Path) ->
         prefix = b"[rank %d] " % rank
         own = [line.removeprefix(prefix) for line in merged if line.startswith(prefix)]
         assert b"".join(own) == flood(rank)
-
-
-def test_logs_of_other_hosts_in_the_same_folder_come_along(tmp_path: Path) -> None:
-    assert Command(tmp_path, "echo $R").run().code == 0
-    [own] = (tmp_path / "log" / "runs").iterdir()
-    plan = json.loads((own / names.PLAN).read_text())
-    plan["nodes"] = ["10.0.0.1", "10.0.0.2"]
-    (own / names.PLAN).write_text(json.dumps(plan))
-    other = own / "node1"
-    shutil.copytree(own, other, ignore=shutil.ignore_patterns("node1"))
-    for name in (names.EVENTS, names.PLAN):
-        text = (other / name).read_text().replace('"node_rank": 0', '"node_rank": 1')
-        for rank in range(2):
-            text = text.replace(f'trainer.{rank}"', f'trainer.{rank + 2}"')
-        (other / name).write_text(text)
-    assert sorted(shown(tmp_path, own.name).splitlines()) == [
-        "[rank 0] 0",
-        "[rank 1] 1",
-        "[rank 2] 0",
-        "[rank 3] 1",
-    ]
 
 
 def test_a_full_disk_behind_standard_output_is_a_sentence(tmp_path: Path) -> None:

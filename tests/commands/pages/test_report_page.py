@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 from array import array
 from html.parser import HTMLParser
@@ -14,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import browsers
 import pytest
 from commandline import Command, fleetrun
-from runfolders import big, measured, ring
+from runfolders import big, ring
 
 from fleetrun.commands.pages import rundata, series
 from fleetrun.commands.pages.page import page
-from fleetrun.rundir import metricsfile, runs
+from fleetrun.rundir import runs
 
 if TYPE_CHECKING:
     import subprocess
@@ -166,47 +165,6 @@ def cells(chart: dict[str, Any]) -> list[list[float]]:
     numbers = array("f", base64.b64decode(chart["values"]))
     wide = len(chart["at"])
     return [[round(x, 4) for x in numbers[at : at + wide]] for at in range(0, len(numbers), wide)]
-
-
-def test_a_page_tells_who_failed_first_and_what_ranks_and_gpus_used(tmp_path: Path) -> None:
-    told = story(big(tmp_path / "run", 8))
-    assert told["rows"] == [f"rank {rank}" for rank in range(8)]
-    kinds = [kind for _, _, _, kind, _ in told["spans"]]
-    assert kinds == [*[rundata.ALONG] * 5, rundata.FIRST, *[rundata.ALONG] * 2]
-    assert (told["exit_code"], told["culprits"]) == (7, ["rank 5"])
-    maps = {shown["title"]: shown for shown in told["maps"]}
-    assert list(maps) == ["CPU use", "Memory", "GPU use", "GPU memory"]
-    assert maps["CPU use"]["at"] == [0.0, 5.0, 10.0]
-    assert cells(maps["Memory"]) == [[1.0] * 3] * 8
-    assert maps["GPU use"]["rows"] == [f"GPU {number}" for number in range(7)]
-
-
-def test_after_a_restart_the_cause_leads_to_the_log_of_the_last_attempt(tmp_path: Path) -> None:
-    done = Command(tmp_path, "exit 3", "--max_restart=1", ranks=1).run()
-    assert done.code == 3
-    told = rundata.read([runs.read(str(tmp_path / "log" / "latest"))], link=os.path.basename)
-    assert [line for line in told["cause"] if line[0] == "log"] == [
-        ["log", "Its log", "workerlog.0.attempt1"]
-    ]
-    assert ["", "Attempt 0: rank 0 exited with 3", ""] in told["cause"]
-    assert dict(told["numbers"])["attempts"] == "2"
-
-
-def test_losses_without_steps_are_no_steps_and_heartbeats_are(tmp_path: Path) -> None:
-    run_dir = big(tmp_path / "run", 6)
-    (run_dir / "workerlog.5").write_text("epoch 1 loss 0.5\nepoch 2 loss 0.25\n")
-    (run_dir / "output.times").write_text(
-        "fleetrun output.times 1 1000000000000\n= 0 workerlog.5\n1000 0 17\n2000 0 35\n"
-    )
-    for moment, step in enumerate((10, 60)):
-        record = measured(6, moment)
-        ranks = tuple(used._replace(step=step) for used in record.ranks[:2])
-        metricsfile.append(str(run_dir / "metrics.jsonl"), record._replace(ranks=ranks))
-    told = story(run_dir)
-    # A chart of fewer than three points says nothing.
-    assert told["lines"] == {"loss": [], "steps": []}
-    numbers = dict(told["numbers"])
-    assert (numbers["steps per second"], numbers["last loss"]) == ("10", "0.25")
 
 
 def test_what_a_run_says_cannot_break_the_page(tmp_path: Path) -> None:

@@ -17,8 +17,6 @@ from commandline import Command, started
 from runfolders import big, measured
 from waiting import LONG_S, until
 
-from fleetrun.cli import parser
-from fleetrun.errors import EnvironmentFault
 from fleetrun.rundir import metricsfile
 
 if TYPE_CHECKING:
@@ -262,10 +260,3 @@ sys.exit(rank)
             }
     finally:
         assert job.release(launcher).code == 1
-
-
-def test_a_port_that_is_taken_is_a_sentence(tmp_path: Path) -> None:
-    with served(tmp_path) as page:
-        port = page.address.rpartition(":")[2].strip("/")
-        with pytest.raises(EnvironmentFault, match=f"port {port} of 127.0.0.1 cannot be used"):
-            parser.run("ui", [f"--port={port}"])

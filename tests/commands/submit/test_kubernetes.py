@@ -187,11 +187,3 @@ def test_what_a_job_needs_belongs_to_it_and_goes_with_it(
     else:
         # A set that cannot have what it needs is not left.
         assert (code, calls[1:]) == (4, ["create -f -", "delete -f - --wait=false"])
-
-
-def test_without_kubectl_the_resources_can_be_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert app.main(["submit", "k8s", "--image=i", "--apply", "--", "t.py"], environ={}) == 3
-    assert "there is no kubectl on this host; without --apply" in capsys.readouterr().err

@@ -183,18 +183,6 @@ def test_the_sites_settings_come_from_the_config_file(
     assert app.main(["--dry-run", "train.py"], environ={}) == 0
 
 
-def test_another_config_file_of_the_launch_counts_for_the_queue(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (elsewhere / "fleetrun.yaml").write_text("submit:\n  slurm:\n    partition: wrong\n")
-    (elsewhere / "site.yaml").write_text("submit:\n  slurm:\n    partition: right\n")
-    words = ["submit", "slurm", "--dry-run", "--", "--config", "site.yaml", "train.py"]
-    assert app.main(words, environ={}) == 0
-    text = capsys.readouterr().out
-    assert "#SBATCH --partition=right\n" in text
-    assert "fleetrun --config site.yaml train.py" in text
-
-
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -67,20 +66,6 @@ def test_all_that_is_known_of_a_rank_stands_in_its_row_once() -> None:
     assert lines[1] == "2 processes: 2 running"
 
 
-@pytest.mark.parametrize("width", [80, 160])
-def test_columns_stay_whatever_is_known(width: int) -> None:
-    bare = RankRow("rank 0", 0, "running", "here", "gpu:0", None)
-    first, later = (shown(a_snapshot(row), width, 20) for row in (bare, a_row(0, line="x" * 400)))
-    assert first[2] == later[2]
-    assert {len(line) <= width for line in later} == {True}
-    wide = "rank state device pid cpu% mem gpu% gmem watt step step/s loss last_line"
-    narrow = "rank state cpu% mem gpu% gmem step step/s loss"
-    assert " ".join(heads(later)) == (wide if width == 160 else narrow)
-    # What only some scripts print, or ranks record, comes when it is there, and then stays.
-    told = screen.optional([a_row(0, throughput="197 samples/s")])
-    assert screen.optional([bare], told) == {"throughput"}
-
-
 def test_rows_that_do_not_fit_are_counted_and_odd_ones_are_shown() -> None:
     rows = [a_row(rank) for rank in range(64)]
     rows[50] = a_row(50, "stopped", is_odd=True)
@@ -90,15 +75,6 @@ def test_rows_that_do_not_fit_are_counted_and_odd_ones_are_shown() -> None:
     assert [line.split()[0] for line in lines[3:9]] == ["0", "1", "2", "3", "4", "50"]
     assert lines[9] == "and 58 more: 57 running, 1 done"
     assert lines[1] == "64 processes: 62 running, 1 stopped, 1 done"
-
-
-def test_the_verdict_stands_at_the_end() -> None:
-    failed = a_row(1, "exit 7", is_odd=True)
-    over = a_snapshot(a_row(0, "ended"), failed, verdict="rank 1 exited with 7", exit_code=7)
-    lines = shown(over._replace(phase="over", notice="rank 0 lags."))
-    assert lines[-1] == "rank 1 exited with 7 (exit code 7)"
-    assert "lags" not in "".join(lines)
-    assert lines[1].startswith("2 processes: 1 ended, 1 failed")
 
 
 def test_a_log_cannot_write_on_the_screen() -> None:
@@ -177,10 +153,3 @@ def test_keys_sort_filter_and_choose() -> None:
     # Columns without values are passed over.
     bare = a_snapshot(a_row(0, gpu_percent=None, gpu_memory_bytes=None))
     assert [pressed(bare, b"s" * times).order for times in (2, 3)] == ["mem", "step"]
-
-
-def test_a_question_mark_shows_the_keys() -> None:
-    snapshot = cluster(8)
-    assert "PgUp" in "".join(shown(snapshot, 80, 24, pressed(snapshot, b"?")))
-    assert pressed(snapshot, b"?q") == View()
-    assert "? keys" in screen.footer(View()).plain

@@ -27,15 +27,6 @@ def test_candidates_whose_speeds_overlap_are_a_draw() -> None:
     assert len(tune.leaders(tune.ranked(halves))) == 2
 
 
-def test_who_fails_is_last_and_never_chosen() -> None:
-    done = {a_candidate(9): [Trial(fault="no memory")], a_candidate(1): [Trial((1.0,))]}
-    results = tune.ranked(done)
-    assert [str(result.candidate) for result in tune.leaders(results)] == ["a=1"]
-    assert (results[-1].fault, results[-1].speed) == ("no memory", 0.0)
-    failed = tune.ranked({a_candidate(9): [Trial(fault="alas")]})
-    assert tune.conclusion("x", failed) == "No candidate works, so there is nothing to choose."
-
-
 def test_candidates_that_are_equal_in_effect_are_a_draw() -> None:
     remarks = {"a": "a is not in effect: no_effect"}
     results = tune.ranked({a_candidate(n): [Trial((float(n),), remarks=remarks)] for n in (1, 2)})

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[3]
 # Larger buckets are faster, 64 MB do not fit; the times are invented, so none is spent.
 SCRIPT = """
 import json, os, sys
@@ -87,32 +86,6 @@ def test_nothing_is_chosen_of_a_draw(tmp_path: Path) -> None:
         None,
         ["4", "8"],
     )
-
-
-def test_when_nothing_trains_nothing_is_chosen(tmp_path: Path) -> None:
-    (tmp_path / "tune").mkdir()
-    (tmp_path / "tune" / "best.yaml").write_text("strategy: {}\n")
-    done = tune(
-        tmp_path, "--vary=fuse_grad_size_in_MB=1", "--repeats=1", "--nproc_per_node=1", script=""
-    )
-    assert done.returncode == 1
-    assert "no update was seen" in done.stdout
-    assert not (tmp_path / "tune" / "best.yaml").exists()
-
-
-def test_a_value_that_cannot_be_meant_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    done = tune(tmp_path, "--vary=fuse_grad_size_in_MB=1,many")
-    assert done.returncode == 2
-    assert "fuse_grad_size_in_MB=many: give a whole number of MB" in done.stderr
-    assert not (tmp_path / "tune").exists()
-
-
-def test_a_launch_that_is_refused_is_not_judged_by_an_earlier_one(tmp_path: Path) -> None:
-    options = ["--vary=fuse_grad_size_in_MB=1", "--repeats=1", "--steps=8"]
-    assert tune(tmp_path, *options, "--nproc_per_node=1").returncode == 0
-    done = tune(tmp_path, *options, "--nproc_per_node=none")
-    assert done.returncode == 1
-    assert "--nproc_per_node=none" in done.stdout
 
 
 def test_a_run_that_takes_too_long_is_stopped(tmp_path: Path) -> None:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import uuid
-from array import array
 from typing import TYPE_CHECKING
 
 import pytest
 from commandline import fleetrun
 from processes import MARKER, assert_no_survivors
 from snapshot_script import SCRIPT
-
-from fleetrun.commands.verify import differences
-from fleetrun.commands.verify.differences import Value, ValueKey, Values
 
 if TYPE_CHECKING:
     import subprocess
@@ -133,28 +129,3 @@ def test_what_cannot_be_verified_is_said_before_anything_runs(
     assert (done.returncode, done.stdout) == (2, "")
     assert problem in done.stderr
     assert not (tmp_path / "verify").exists()
-
-
-def held(value: float) -> Value:
-    return Value("w", "float32", 1, hash(value), abs(value), array("d", [value]))
-
-
-def test_weights_within_the_noise_of_plain_runs_are_equal() -> None:
-    plain, again, other = ({ValueKey(1, 0, 0): held(value)} for value in (1.0, 1.1, 1.2))
-    differing = differences.apart(plain, other)
-    assert not differences.beyond(plain, [differing], [differences.apart(plain, again)])
-    assert differences.beyond(plain, [differing], [])
-
-
-def test_weights_that_are_alike_by_chance_are_no_measure_of_noise() -> None:
-    def weights(*values: float) -> Values:
-        return {ValueKey(1, 0, 0, at): held(value) for at, value in enumerate(values)}
-
-    # A bias begins with zeros in each run, though the others differ from the beginning.
-    first, again = weights(1.0, 2.0, 0.01), weights(3.0, 1.5, 0.01)
-    differing = differences.apart(first, weights(0.5, 2.5, -0.01))
-    assert not differences.beyond(first, [differing], [differences.apart(first, again)])
-    # A few of them say nothing about the others.
-    noise = differences.apart(first, weights(1.0, 2.0, 3.0))
-    parted = differences.beyond(first, [differing], [noise])
-    assert [difference.apart for difference in parted] == [0.5, 0.5]
