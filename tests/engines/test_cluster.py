@@ -109,10 +109,6 @@ def test_what_contradicts_the_engine_is_one_sentence(
         resolve(environ, *words)
 
 
-def test_a_rank_of_another_launcher_is_in_its_job() -> None:
-    assert resolve({**STEP, "PADDLE_GLOBAL_RANK": "0"}).ips == ()
-
-
 def test_two_launchers_in_a_step_are_one_job(tmp_path: Path) -> None:
     # Two hosts on loopback, each with its own address.
     step = {**STEP, "SLURM_STEP_NODELIST": "127.0.0.[1-2]"}
@@ -155,8 +151,3 @@ def test_pods_of_an_indexed_job_meet_at_the_first_in_the_order_of_their_numbers(
     ends = [command.finish(process) for command, process in started]
     assert [end.code for end in ends] == [0, 0], [end.stderr for end in ends]
     assert [end.out for end in ends] == [b"1 of 2, none\n", b"0 of 2, none\n"]
-
-
-def test_launchers_of_an_mpi_meet_where_they_are_told() -> None:
-    resolved = resolve(MPI, "--master=node-1:6070")
-    assert (resolved.master, resolved.nnodes, resolved.rank) == ("node-1:6070", "4", 3)

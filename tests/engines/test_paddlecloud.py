@@ -9,8 +9,7 @@ from planning import a_request, gathered, some_facts
 
 from fleetrun.engines import paddlecloud
 from fleetrun.errors import EnvironmentFault
-from fleetrun.model import TRAINER, Endpoint
-from fleetrun.plan.layout import ModeHosts, Slot, Slots
+from fleetrun.plan.layout import ModeHosts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,33 +70,6 @@ def test_the_list_wins_over_paddlecloud_where_paddle_lets_it() -> None:
 def test_what_paddlecloud_says_is_checked(changed: dict[str, str], message: str) -> None:
     with pytest.raises(EnvironmentFault, match=message):
         named(a_request(), {**CLOUD, **changed})
-
-
-def ports(
-    ranks: int = 2, start_port: int | None = None, **changed: str
-) -> list[tuple[int | None, ...]]:
-    """Return the ports of each host in PaddleCloud."""
-    request = a_request(start_port=start_port)
-    slots = Slots((Slot(TRAINER),) * ranks, 6070)
-    return list(paddlecloud.ports(paddlecloud.read({**CLOUD, **changed}), request, slots))
-
-
-def test_paddleclouds_ports_begin_where_it_says() -> None:
-    assert ports() == [(6170, 6171)] * 2
-    assert ports(PADDLE_PORT="8800") == [(8800, 8801)] * 2
-    # As in Paddle, there are too few ports for three ranks.
-    assert ports(3, PADDLE_PORT="8800") == [(6170, 6171, 6172)] * 2
-    assert ports(start_port=9000, PADDLE_PORT="8800") == [(9000, 9001)] * 2
-
-
-def test_paddleclouds_endpoints_are_dealt_out_host_by_host() -> None:
-    endpoints = "10.0.0.1:1,10.0.0.1:2, 10.0.0.2:3,10.0.0.2:4"
-    assert ports(DISTRIBUTED_TRAINER_ENDPOINTS=endpoints) == [(1, 2), (3, 4)]
-    assert ports(1, DISTRIBUTED_TRAINER_ENDPOINTS=endpoints) == [(1,), (3,)]
-    with pytest.raises(EnvironmentFault, match=r"3 ranks on this host, but .* has 2 endpoints"):
-        ports(3, DISTRIBUTED_TRAINER_ENDPOINTS=endpoints)
-    cloud = paddlecloud.read({**CLOUD, "DISTRIBUTED_TRAINER_ENDPOINTS": endpoints})
-    assert cloud.endpoints[2] == Endpoint("10.0.0.2", 3)
 
 
 def test_paddlecloud_wins_over_the_list_and_says_so() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from waiting import until
 
-from fleetrun.engines.ports import GuessedPorts, Ports
+from fleetrun.engines.ports import Ports
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import tcp
 
@@ -99,13 +99,6 @@ def test_a_taken_port_is_refused_with_its_holder(ports: Ports, listener: socket.
     assert message.endswith("give another --start_port (the same on every host).")
 
 
-def test_a_listener_on_ipv6_alone_counts_too(ports: Ports) -> None:
-    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
-        port = port_of(server)
-        with pytest.raises(EnvironmentFault, match=f"Port {port} is taken"):
-            ports.take((port,))
-
-
 def test_a_connection_of_the_last_run_that_lingers_does_not_matter(ports: Ports) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = port_of(server)
@@ -126,20 +119,3 @@ def test_two_hosts_on_loopback_may_have_the_same_ports(ports: Ports) -> None:
     with pytest.raises(EnvironmentFault, match="is taken"):
         Ports(2).take((port,), "127.0.0.2")
     other.close()
-
-
-def test_ports_of_debuggers_are_held_all_or_none(ports: Ports, listener: socket.socket) -> None:
-    (free,), other, port = ports.free(1), Ports(2), port_of(listener)
-    ports.close()
-    assert ports.hold([free, port]) == GuessedPorts(1).hold([free, port]) == {port}
-    assert ports.hold([free]) == set()
-    assert other.hold([free]) == {free}
-
-
-def test_a_dry_run_guesses_ports_that_nobody_uses(listener: socket.socket) -> None:
-    guessed = GuessedPorts(os.getpid())
-    guessed.take((10240, 10241))
-    ports = {*guessed.free(3000), *guessed.free(1)}
-    assert len(ports) == 3001
-    assert ports.isdisjoint({10240, 10241, port_of(listener)})
-    guessed.close()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from planning import a_request, a_roster, gpus, some_facts
 
 from fleetrun.model import Device, LaunchPlan, Processors
-from fleetrun.plan import affinity, planner, render
+from fleetrun.plan import affinity, planner
 from fleetrun.plan.affinity import bind
 from fleetrun.plan.devices import Share
 from fleetrun.text import format_ranges
@@ -130,9 +130,3 @@ def test_what_the_user_says_of_threads_stays() -> None:
     request = a_request(bind="numa", env=(("OMP_NUM_THREADS", "5"),))
     plan = planner.plan(request, some_facts(processors=TWO_NODES), share, roster)
     assert plan.processes[0].env["OMP_NUM_THREADS"] == "5"
-
-
-def test_a_dry_run_shows_the_masks() -> None:
-    plan, request = made("cores"), a_request(bind="cores")
-    assert "    cpus      4-7,12-15\n" in render.table([plan], request)
-    assert '"cpus": [' in render.as_json([plan], request)

@@ -7,7 +7,6 @@ from plans import assert_golden, plan, request
 
 from fleetrun.model import Device, Endpoint, LaunchPlan, RankSpec, Strategy
 from fleetrun.plan.brief import brief
-from fleetrun.rundir import names
 from fleetrun.text import display_width
 
 HOSTS = ("10.0.0.1", "10.0.0.2")
@@ -90,22 +89,6 @@ def test_banner_says_devices_and_backend(
 )
 def test_banner_names_the_strategy_and_who_wins(strategy: Strategy, line: str) -> None:
     assert lines_of(plan(strategy=strategy))[2] == line
-
-
-def test_banner_shows_paths_as_they_are_typed_in_the_jobs_folder() -> None:
-    run_dir = "/home/me/job/log/runs/x"
-    lines = lines_of(plan(log_dir="/home/me/job/log", run_dir=run_dir))
-    assert lines[-2:] == [
-        "logs in log/workerlog.0 to workerlog.1",
-        "settings in log/runs/x/launch.txt",
-    ]
-
-
-def test_banner_names_the_logs_of_standard_error() -> None:
-    made = plan()
-    split = [process._replace(error_log=names.error_log(process.log)) for process in made.processes]
-    lines = lines_of(made._replace(processes=tuple(split)))
-    assert "logs in log/ with workerlog.N, workererr.N" in lines
 
 
 def test_a_narrow_terminal_gets_whole_words_and_paths() -> None:

@@ -77,13 +77,6 @@ def test_one_host_talks_to_itself() -> None:
     assert told(some_facts(), TWO_HOSTS[:1], kind="cpu") == {"GLOO_SOCKET_IFNAME": "lo"}
 
 
-def test_gloo_uses_the_interface_of_our_own_address_where_no_way_is_known() -> None:
-    facts = a_host("eth0", "eth1", peer_interface=None)
-    assert told(facts, ("10.0.1.1", "10.0.0.9"))["GLOO_SOCKET_IFNAME"] == "eth1"
-    assert told(facts, ("127.0.0.1", "127.0.0.2"))["GLOO_SOCKET_IFNAME"] == "lo"
-    assert "GLOO_SOCKET_IFNAME" not in told(facts, ("node1", "node2"))
-
-
 @pytest.mark.parametrize(
     ("hcas", "rdma", "hosts", "expected"),
     [

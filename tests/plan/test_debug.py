@@ -48,21 +48,6 @@ def test_a_rank_waits_for_debugpy_where_it_runs_and_the_others_are_patient() -> 
         assert debug.VARIABLES.items() <= process.env.items()
 
 
-def test_all_ranks_wait_each_at_a_free_port_that_is_no_ranks_own() -> None:
-    facts = WITH_DEBUGPY._replace(used_ports=frozenset((5678,)))
-    plan = planned(a_request(debug="all"), facts)
-    assert listening(plan) == ["127.0.0.1:5679", "127.0.0.1:5680"]
-    assert plan.notes[0].startswith("Ranks waiting for a debugger (")
-    assert plan.notes[0].endswith(": 0 at 127.0.0.1:5679, 1 at 127.0.0.1:5680.")
-    roster = a_roster(ranks=2)
-    member = roster.members[0]._replace(ports=(5679, 5680))
-    made = Share("gpu", member.groups, "nccl")
-    plan = planner.plan(
-        a_request(debug="1"), WITH_DEBUGPY, made, roster._replace(members=(member,))
-    )
-    assert listening(plan) == ["", "127.0.0.1:5681"]
-
-
 @pytest.mark.parametrize(
     ("fields", "facts", "error", "says"),
     [

@@ -176,6 +176,18 @@ SHARED: list[tuple[Mapping[str, Any], Facts, list[list[int]], Mapping[str, Any]]
     # GPUs are the devices of a plug-in where there is no GPU.
     ({"devices": "0,1", **ON_GPU}, plugged(mlu=2), alone(0, 1),
      {"kind": "mlu", "notes": ("--gpus=0,1 names MLUs: no GPU is here.",)}),
+    # Other kinds have masks and backends of their own.
+    *(({"devices": "3", "device_kind": kind},
+       some_facts(device_counts={kind: 4}, environ={mask: "2,3", CUDA: ""}), alone(1),
+       {"kind": kind, "backend": backend}) for kind, mask, backend in (
+          ("npu", "ASCEND_RT_VISIBLE_DEVICES", "xccl"), ("npu", "NPU_VISIBLE_DEVICES", "xccl"),
+          ("xpu", "XPU_VISIBLE_DEVICES", "bkcl"), ("xpu", "XPULINK_VISIBLE_DEVICES", "bkcl"))),
+    # A plug-in's mask that hides all means the CPU.
+    *((fields, plugged({"FOO_VISIBLE_DEVICES": mask}, foo=count)._replace(absent={"foo": "none"}),
+       ON_CPU_ALONE, {"kind": "cpu", "says": f"FOO_VISIBLE_DEVICES={mask} hides all FOOs: "})
+      for fields in ({}, chosen("foo", "$PADDLE_XCCL_BACKEND")) for mask, count in (
+          ("", 0), ("-1", 0), ("none", 0), ("[0]", 0), ("", 4), ("-1,2", 4), ("void", 4),
+          ("NoDevFiles", 4))),
     # Signs of unusable devices are reported.
     ({}, some_facts(absent={"npu": "this host has 8 NPUs, and no plug-in"}), [[]],
      {"kind": "cpu", "notes": (f"this host has 8 NPUs, and no plug-in: {ON_CPU}",)}),
@@ -298,24 +310,6 @@ def test_what_cannot_be_shared_out_is_one_sentence(
     assert is_whole or not sentence.startswith("--") or "asks" in sentence
 
 
-@pytest.mark.parametrize(
-    ("kind", "mask", "backend"),
-    [
-        ("npu", "ASCEND_RT_VISIBLE_DEVICES", "xccl"),
-        ("npu", "NPU_VISIBLE_DEVICES", "xccl"),
-        ("xpu", "XPU_VISIBLE_DEVICES", "bkcl"),
-        ("xpu", "XPULINK_VISIBLE_DEVICES", "bkcl"),
-    ],
-)
-def test_other_kinds_have_masks_and_backends_of_their_own(
-    kind: str, mask: str, backend: str
-) -> None:
-    facts = some_facts(device_counts={kind: 4}, environ={mask: "2,3", "CUDA_VISIBLE_DEVICES": ""})
-    shared = share(a_request(devices="3", device_kind=kind), facts)
-    assert (shared.kind, shared.backend, indexes(shared)) == (kind, backend, [[1]])
-    assert share(a_request(), facts).kind == kind
-
-
 @settings(deadline=None)
 @given(
     count=st.integers(0, 16),
@@ -350,24 +344,3 @@ def test_whatever_is_asked_a_share_is_sound_or_refused(
     assert (shares.kind == "cpu") == (not flat) == (shares.backend == "gloo")
     if wanted is not None:
         assert {device.id for device in flat} <= set(map(str, wanted))
-
-
-@pytest.mark.parametrize(
-    ("mask", "count"),
-    [
-        ("", 0),
-        ("-1", 0),
-        ("none", 0),
-        ("[0]", 0),
-        ("", 4),
-        ("-1,2", 4),
-        ("void", 4),
-        ("NoDevFiles", 4),
-    ],
-)
-def test_a_plugins_mask_that_hides_all_means_the_cpu(mask: str, count: int) -> None:
-    facts = plugged({"FOO_VISIBLE_DEVICES": mask}, foo=count)
-    for request in (a_request(), a_request(**chosen("foo", "$PADDLE_XCCL_BACKEND"))):
-        shared = share(request, facts._replace(absent={"foo": "Paddle sees none"}))
-        assert shared.kind == "cpu"
-        assert shared.notes[0].startswith(f"FOO_VISIBLE_DEVICES={mask} hides all FOOs: training")

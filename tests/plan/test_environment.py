@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import strategies as st
 from planning import a_request, a_roster, planned, some_facts
 
 import fleetrun
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import (
-    Device,
     Endpoint,
     Facts,
     FieldSetting,
@@ -112,27 +110,6 @@ def test_the_island_comes_first_on_the_users_python_path(
     assert rank["PYTHONPATH"] == expected
 
 
-def test_gpus_that_are_numbered_are_numbered_as_the_driver_does() -> None:
-    assert first()["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    chosen = some_facts(8, environ={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
-    assert "CUDA_DEVICE_ORDER" not in first(facts=chosen)
-    by_uuid = ((Device("gpu", "GPU-a", 0),), (Device("gpu", "GPU-b", 1),))
-    assert "CUDA_DEVICE_ORDER" not in first(groups=by_uuid)
-    assert "CUDA_DEVICE_ORDER" not in first(kind="npu", backend="xccl")
-    assert "CUDA_DEVICE_ORDER" not in first(facts=some_facts(8, is_rocm=True))
-
-
-def test_each_rank_sees_its_own_mig_instance_as_device_0() -> None:
-    groups = ((Device("gpu", "MIG-a", 0),), (Device("gpu", "MIG-b", 1),))
-    member = Member("127.0.0.1", (1, 2), groups)
-    roster = Roster((member,), 0, Endpoint("127.0.0.1", 3))
-    facts = some_facts(8, environ={"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"})
-    ranks = made(roster, facts=facts, has_own_masks=True).ranks
-    assert [rank["CUDA_VISIBLE_DEVICES"] for rank in ranks] == ["MIG-a", "MIG-b"]
-    assert {rank["FLAGS_selected_gpus"] for rank in ranks} == {"0"}
-    assert ranks[0]["PADDLE_WORLD_DEVICE_IDS"] == "0,0"
-
-
 @pytest.mark.parametrize(
     ("environ", "is_rocm", "name"),
     [
@@ -154,13 +131,6 @@ def test_a_rank_that_sees_its_own_devices_alone_counts_them_from_0(
     assert [rank[name] for rank in ranks] == (["4", "5"] if environ else ["0", "1"])
     assert {rank["FLAGS_selected_gpus"] for rank in ranks} == {"0"}
     assert [rank["PADDLE_LOCAL_RANK"] for rank in ranks] == ["0", "1"]
-
-
-def test_ranks_are_not_shown_devices_by_a_mask_that_the_plugin_does_not_read() -> None:
-    facts = some_facts(paddle_counts={"foo": 4})
-    assert len(devices.share(a_request(), facts).groups) == 4
-    with pytest.raises(EnvironmentFault, match=r"--virtual_local_rank: .* for FOOs .* device 0"):
-        devices.share(a_request(virtual_local_rank=True), facts)
 
 
 def test_what_the_user_exported_wins_over_our_defaults() -> None:
@@ -220,49 +190,6 @@ def test_a_share_of_gpu_memory_comes_with_the_allocator_that_takes_it() -> None:
     assert note == "--gpu_memory_fraction does nothing on the CPU."
     known = some_facts(8, environ={name: "naive_best_fit"})
     assert name not in first(request=request, facts=known)
-
-
-@pytest.mark.parametrize(
-    ("kind", "backend", "value", "warns"),
-    [
-        ("npu", "xccl", "1", True),
-        ("npu", "xccl", "0", False),
-        ("npu", "xccl", "", False),
-        ("gpu", "nccl", "true", False),
-    ],
-)
-def test_memory_that_a_plugin_loses_too_early_is_warned_of(
-    kind: str, backend: str, value: str, warns: bool
-) -> None:
-    environ = {"FLAGS_free_idle_chunk": value}
-    planned = made(facts=some_facts(8, environ=environ), kind=kind, backend=backend)
-    assert ["FLAGS_free_idle_chunk=1: on a device" in note for note in planned.notes] == [
-        True
-    ] * warns
-
-
-def test_peers_go_around_a_proxy() -> None:
-    environ = {"https_proxy": "http://p:1", "no_proxy": "a, b", "NO_PROXY": "b,c,10.0.0.1"}
-    rank = first(roster=a_roster(TWO_HOSTS), facts=some_facts(8, environ=environ))
-    assert rank["no_proxy"] == rank["NO_PROXY"] == "a,b,c,10.0.0.1,127.0.0.1,localhost,10.0.0.2"
-    assert "https_proxy" not in rank
-
-
-def test_a_value_of_the_users_may_hold_no_nul() -> None:
-    with pytest.raises(UsageError, match="NCCL_A contains a NUL"):
-        made(request=a_request(nccl=(("A", "x\0y"),)))
-
-
-NAMES = st.sampled_from(
-    ["PADDLE_TRAINER_ID", "NCCL_DEBUG", "NCCL_IB_DISABLE", "PADDLE_WITH_GLOO", "POD_NAME", "MINE"]
-)
-
-
-def test_ranks_without_a_plugins_device_do_not_see_its_kind() -> None:
-    # Paddle 2.6 would put every rank on its first one.
-    environ = {"PADDLE_XCCL_BACKEND": "npu"}
-    assert made(facts=some_facts(2, environ=environ)).unset[0] == ("PADDLE_XCCL_BACKEND",)
-    assert made(facts=some_facts(2)).unset[0] == ()
 
 
 def test_plugins_are_hidden_from_ranks_on_gpus_and_the_cpu() -> None:

@@ -67,12 +67,6 @@ def test_free_stands_alone_and_for_gpus() -> None:
         share(a_request(devices="free"), some_facts(device_counts={"npu": 2}))
 
 
-def test_free_ones_are_looked_for_within_the_mask() -> None:
-    environ = {"CUDA_VISIBLE_DEVICES": "GPU-2,GPU-0"}
-    shared = share(a_request(devices="free"), host(FREE, FREE, FULL, environ=environ))
-    assert ids(shared) == [["GPU-0"]]
-
-
 def test_a_gpu_that_others_fill_is_named_before_the_start() -> None:
     shared = share(a_request(devices="0,1,2"), host(FULL, FREE, FILLED, HELD))
     remedy = "; --gpus=free takes free ones."

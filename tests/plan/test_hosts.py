@@ -47,6 +47,59 @@ def test_the_number_of_hosts_must_agree_with_their_list() -> None:
         hosts.listed(a_request(ips=ips, nnodes="3"))
 
 
+OURS = ("10.0.0.1", "10.0.0.2")
+LATER = ("10.0.0.2", "10.0.0.1")
+STRANGERS = ("10.0.0.8", "10.0.0.9")
+LOOPBACK = ("127.0.0.1", "127.0.0.2")
+TRUSTED = "--host=10.0.0.8 is trusted, although this host has 10.0.0.1 (eth0)."
+SHOWN = "none of --ips=10.0.0.8,10.0.0.9 is this host: shown as 10.0.0.8 would see it."
+# Names, fields of the request, our place among them, and remarks.
+PLACED: list[tuple[tuple[str, ...], dict[str, Any], int, tuple[str, ...]]] = [
+    # A dry run may be done by a stranger, and shows what another host would do.
+    (STRANGERS, {"dry": True}, 0, (SHOWN,)),
+    (("10.0.0.1", "10.0.0.8"), {"host": "10.0.0.1"}, 0, ()),
+    (("10.0.0.9", "10.0.0.8"), {"host": "10.0.0.8"}, 1, (TRUSTED,)),
+    # A $POD_IP outside the list is meant for something else.
+    (
+        OURS,
+        {"host": "10.9.9.9", "settings": from_variable("host", "10.9.9.9", "POD_IP")},
+        0,
+        (),
+    ),
+    (LOOPBACK, {"host": "127.0.0.2"}, 1, ()),
+    (LATER, {"rank": 1}, 1, ()),
+    (LATER, {"rank": -1}, 1, ()),
+]
+
+
+@pytest.mark.parametrize(("names", "fields", "me", "notes"), PLACED)
+def test_this_host_has_its_place_among_those_that_are_listed(
+    names: tuple[str, ...], fields: dict[str, Any], me: int, notes: tuple[str, ...]
+) -> None:
+    assert place(names, **fields) == (me, notes)
+
+
+@pytest.mark.parametrize(
+    ("names", "fields", "error", "message"),
+    [
+        (
+            ("10.0.0.1", "10.0.0.8"),
+            {"host": "10.0.0.8"},
+            UsageError,
+            r"10.0.0.8 is another host .*, where this one is 10.0.0.1:",
+        ),
+        (OURS, {"host": "10.9.9.9"}, UsageError, r"--host=10.9.9.9 is not one of --ips=10.0.0.1,"),
+        (LOOPBACK, {}, EnvironmentFault, r"127.0.0.1 and 127.0.0.2 are all this host; say"),
+        (LATER, {"rank": 0}, UsageError, r"--rank=0 disagrees .* \(10.0.0.1\) has place 1"),
+    ],
+)
+def test_a_place_that_is_not_clear_is_refused(
+    names: tuple[str, ...], fields: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        place(names, **fields)
+
+
 def test_we_are_found_by_what_a_name_resolves_to() -> None:
     names = ("alpha", "beta")
     facts = some_facts(resolved={"alpha": ("10.0.0.9",), "beta": ("10.0.0.1",)})
@@ -65,49 +118,3 @@ def test_strangers_are_told_both_sides() -> None:
         "--ips=10.0.0.8,gone: none of them is this host, which has 10.0.0.1 (eth0). gone cannot "
         "be resolved. Run this on the hosts named, or say which one this is with --host."
     )
-
-
-def test_a_dry_run_may_be_done_by_a_stranger() -> None:
-    assert place(("10.0.0.8", "10.0.0.9"), dry=True) == (
-        0,
-        ("none of --ips=10.0.0.8,10.0.0.9 is this host: shown as 10.0.0.8 would see it.",),
-    )
-
-
-def test_the_host_option_decides() -> None:
-    trusted = ("--host=10.0.0.8 is trusted, although this host has 10.0.0.1 (eth0).",)
-    assert place(("10.0.0.1", "10.0.0.8"), host="10.0.0.1") == (0, ())
-    assert place(("10.0.0.9", "10.0.0.8"), host="10.0.0.8") == (1, trusted)
-
-
-def test_a_host_that_is_listed_by_another_address_than_it_is_given_is_refused() -> None:
-    names = ("10.0.0.1", "10.0.0.8")
-    with pytest.raises(
-        UsageError, match=r"10.0.0.8 is another host .*, where this one is 10.0.0.1:"
-    ):
-        place(names, host="10.0.0.8")
-    # A dry run shows what another host would do.
-    assert place(names, dry=True, host="10.0.0.8")[0] == 1
-
-
-def test_a_host_option_outside_the_list_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match=r"--host=10.9.9.9 is not one of --ips=10.0.0.1,10.0.0.2"):
-        place(("10.0.0.1", "10.0.0.2"), host="10.9.9.9")
-
-
-def test_a_pod_ip_outside_the_list_is_meant_for_something_else() -> None:
-    settings = from_variable("host", "10.9.9.9", "POD_IP")
-    assert place(("10.0.0.1", "10.0.0.2"), host="10.9.9.9", settings=settings) == (0, ())
-
-
-def test_two_addresses_of_ours_need_a_word() -> None:
-    with pytest.raises(EnvironmentFault, match=r"127.0.0.1 and 127.0.0.2 are all this host; say"):
-        place(("127.0.0.1", "127.0.0.2"))
-    assert place(("127.0.0.1", "127.0.0.2"), host="127.0.0.2") == (1, ())
-
-
-def test_a_rank_must_agree_with_the_place() -> None:
-    assert place(("10.0.0.2", "10.0.0.1"), rank=1) == (1, ())
-    assert place(("10.0.0.2", "10.0.0.1"), rank=-1) == (1, ())
-    with pytest.raises(UsageError, match=r"--rank=0 disagrees .* \(10.0.0.1\) has place 1"):
-        place(("10.0.0.2", "10.0.0.1"), rank=0)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from planning import a_request, a_roster, from_variable, some_facts
+from planning import a_request, a_roster, some_facts
 
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.model import LaunchPlan, Processors, Rules, Script
+from fleetrun.model import LaunchPlan, Rules, Script
 from fleetrun.plan import planner
-from fleetrun.plan.devices import Share, share
+from fleetrun.plan.devices import Share
 
 
 def test_a_plan_holds_everything() -> None:
@@ -72,12 +72,6 @@ def test_ranks_get_no_address_that_paddle_cannot_read() -> None:
         planner.plan(a_request(), facts, Share("gpu", roster.members[0].groups, "nccl"), roster)
 
 
-def test_a_rank_of_another_host_may_be_shown_there() -> None:
-    roster = a_roster(("10.0.0.1", "10.0.0.2"), 2)
-    made = Share("gpu", roster.members[0].groups, "nccl")
-    assert planner.plan(a_request(tee="3"), some_facts(8), made, roster).processes
-
-
 def run_name(job_id: str) -> str:
     """Return the run directory's own name for a job."""
     roster = a_roster()
@@ -114,37 +108,6 @@ def test_a_job_without_a_name_is_called_after_what_trains(script: Script, name: 
 def test_a_job_that_is_no_name_is_refused(job_id: str) -> None:
     with pytest.raises(UsageError, match="names a folder in the logs"):
         run_name(job_id)
-
-
-def test_the_refusal_says_where_the_name_came_from() -> None:
-    roster = a_roster()
-    request = a_request(job_id="a/b", settings=from_variable("job_id", "a/b", "PADDLE_JOB_ID"))
-    with pytest.raises(UsageError, match=r"--job_id=a/b \(from \$PADDLE_JOB_ID\)"):
-        planner.plan(request, some_facts(8), Share("gpu", (), "nccl"), roster)
-
-
-@pytest.mark.parametrize(("hosts", "per_host"), [(1000, 8), (1, 8_000)])
-def test_thousands_of_ranks_are_planned(hosts: int, per_host: int) -> None:
-    request, facts = a_request(nproc_per_node=per_host), some_facts()
-    roster = a_roster([f"10.1.{n >> 8}.{n & 255}" for n in range(hosts)], per_host, cpu=True)
-    plan = planner.plan(request, facts, share(request, facts), roster)
-    assert len(plan.ranks) == 8_000
-    assert len(plan.processes) == per_host
-
-
-@pytest.mark.parametrize("how", ["cores", "numa"])
-def test_gpus_that_cuda_numbers_its_own_way_are_near_nothing(how: str) -> None:
-    processors = Processors(((0,), (1,)), (0, 1), {"0": 1, "1": 0, "GPU-a": 1})
-    request, roster = a_request(bind=how), a_roster()
-    made = Share("gpu", roster.members[0].groups, "nccl")
-    facts = some_facts(2, processors=processors)
-    plan = planner.plan(request, facts, made, roster)
-    assert [process.cpus for process in plan.processes] == [(1,), (0,)]
-    chosen = facts._replace(environ={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
-    plan = planner.plan(request, chosen, made, roster)
-    assert [process.cpus for process in plan.processes] == [(0,), (1,)]
-    remark = "CUDA_DEVICE_ORDER numbers GPUs unlike the driver, so the CPUs near them are unknown."
-    assert remark in plan.notes
 
 
 def test_hosts_that_take_free_gpus_take_the_same_number() -> None:

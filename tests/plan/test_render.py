@@ -9,7 +9,6 @@ from plans import assert_golden, plan, request
 
 from fleetrun.model import (
     LaunchPlan,
-    ProcessSpec,
     Request,
     Setting,
 )
@@ -39,18 +38,6 @@ def test_table_is_what_it_was() -> None:
     assert_golden("dry-run.txt", render.table([plan()], request()))
 
 
-def test_the_file_of_a_launch_is_the_table_without_its_heading() -> None:
-    table = render.table([plan()], request())
-    assert render.overview([plan()], request()) == table.partition("\n\n")[2]
-
-
-def test_another_attempt_has_its_number_and_an_environment_of_its_own() -> None:
-    text = render.attempt(plan(env={"PADDLE_RESTART_COUNT": "2"}, generation=2))
-    assert text.startswith("\nAttempt 2\n")
-    assert "PADDLE_RESTART_COUNT=2" in text
-    assert "rank 1" in text
-
-
 def test_table_of_two_hosts_is_what_it_was() -> None:
     plans = [
         host._replace(notes=("A remark.",), files={"log/runs/x/list": "a"}) for host in two_hosts()
@@ -67,21 +54,6 @@ def test_table_fits_into_100_columns() -> None:
     text = render.table([many], request())
     assert max(map(len, text.splitlines())) <= 100
     assert "\x1b" not in text
-
-
-def test_table_says_what_nobody_has_set_in_words() -> None:
-    unset = (Setting("host", "None", "default"), Setting("ips", "None", "command line"))
-    lines = render.table([plan()], request(settings=unset)).splitlines()
-    assert "  host  not set  (default)" in lines
-    assert "  ips   None  (command line)" in lines
-
-
-def test_table_knows_processes_that_are_no_ranks() -> None:
-    only = ProcessSpec("ssh host", ("ssh", "host"), {}, ("A",), "ssh.log")
-    other = ProcessSpec("ssh other", ("ssh", "other"), {}, (), "ssh2.log")
-    text = render.table([plan()._replace(processes=(only, other))], request())
-    assert "ssh host" in text
-    assert "      A is removed" in text
 
 
 # --------------------------------------------------------------------------------------- the json

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning import gpus
 
-from fleetrun.model import Endpoint, Member, RankSpec, Roster
+from fleetrun.model import Endpoint, Member, Roster
 from fleetrun.plan.modes.collective import ranks
-
-
-def test_ranks_follow_hosts() -> None:
-    members = (Member("a", (1,), (gpus(0, 1),)), Member("b", (5, 6), ((), ())))
-    assert ranks(Roster(members, 1, Endpoint("a", 9))) == (
-        RankSpec("TRAINER", 0, 0, 0, gpus(0, 1), Endpoint("a", 1)),
-        RankSpec("TRAINER", 1, 0, 1, (), Endpoint("b", 5)),
-        RankSpec("TRAINER", 2, 1, 1, (), Endpoint("b", 6)),
-    )
 
 
 @settings(deadline=None)

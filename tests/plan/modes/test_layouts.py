@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING
 
 import planning
 import pytest
-from planning import a_request, a_roster, gathered, gpus, some_facts
+from planning import a_request, gathered, gpus, some_facts
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Address, LaunchPlan
 from fleetrun.plan import planner
-from fleetrun.plan.devices import Share
-from fleetrun.plan.modes import rpc
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from fleetrun.model import Facts, Request
 
 TWO = a_request(run_mode="ps", server_num=2, trainer_num=2)
@@ -34,33 +30,6 @@ def planned(request: Request = TWO, facts: Facts | None = None) -> LaunchPlan:
     return planning.planned(request, facts or some_facts())
 
 
-def by_name(plan: LaunchPlan) -> dict[str, Mapping[str, str]]:
-    return {process.name: process.env for process in plan.processes}
-
-
-def test_servers_come_first_and_are_not_waited_for() -> None:
-    plan = planned()
-    assert [(process.name, process.log, process.essential) for process in plan.processes] == [
-        ("server.0", "serverlog.0", False),
-        ("server.1", "serverlog.1", False),
-        ("trainer.0", "workerlog.0", True),
-        ("trainer.1", "workerlog.1", True),
-    ]
-    assert plan.mode == "ps"
-    waits = [process.awaits for process in plan.processes]
-    assert waits[:2] == [(), ()]
-    assert [group[0] for group in waits[2]] == [spec.endpoint for spec in plan.ranks[:2]]
-
-
-def test_what_a_role_is_not_told_is_removed_from_it() -> None:
-    inherited = {"PADDLE_TRAINER_ID": "7", "HETER_DEVICE_TYPE": "gpu", "PADDLE_GLOBAL_RANK": "1"}
-    plan = planned(facts=some_facts(environ=inherited))
-    removed = {process.name: set(process.unset) for process in plan.processes}
-    assert removed["server.0"] == set(inherited)
-    assert removed["trainer.0"] == {"HETER_DEVICE_TYPE", "PADDLE_GLOBAL_RANK"}
-    assert "PADDLE_GLOBAL_SIZE" not in by_name(plan)["trainer.0"]
-
-
 def test_each_host_plans_its_part_of_the_lists() -> None:
     for me, host in enumerate(("10.0.0.1", "10.0.0.2")):
         facts = some_facts(addresses=(Address("eth0", host),))
@@ -69,15 +38,6 @@ def test_each_host_plans_its_part_of_the_lists() -> None:
         assert [process.name for process in plan.processes] == [f"server.{me}", f"trainer.{me}"]
         assert plan.processes[0].log == "serverlog.0"
         assert plan.has_session
-
-
-def test_a_host_with_servers_alone_waits_for_the_other_hosts() -> None:
-    request = SPREAD._replace(trainers=("10.0.0.2:6171",))
-    plan = planned(request)
-    assert [(process.name, process.essential) for process in plan.processes] == [
-        ("server.0", False)
-    ]
-    assert plan.has_session
 
 
 @pytest.mark.parametrize(
@@ -129,12 +89,6 @@ def test_a_cluster_that_says_too_little_is_refused(told: dict[str, str], says: s
         planned(a_request(run_mode="ps"), some_facts(environ={**ROLE, **told}))
 
 
-@pytest.mark.parametrize("missing", ROLE)
-def test_half_of_what_a_cluster_says_counts_for_nothing(missing: str) -> None:
-    facts = some_facts(environ={**ROLE, missing: ""})
-    assert gathered(a_request(run_mode="ps"), facts).assigned is None
-
-
 def test_heterogeneous_trainers_of_a_cluster_need_no_number() -> None:
     facts = some_facts(environ={**ROLE, "PADDLE_TRAINER_ID": "0"})
     assert planned(a_request(run_mode="ps-heter"), facts).processes[0].name == "trainer.0"
@@ -170,18 +124,6 @@ def test_a_paddle_that_lacks_the_modes_part_is_refused_where_it_is_sure_to_fail(
 
 
 # -- remote procedure calls ----------------------------------------------------------------------
-
-
-def test_rpc_workers_meet_at_the_master_and_log_by_global_rank() -> None:
-    roster = a_roster(("10.0.0.1", "10.0.0.2"), me=1)
-    layout = rpc.layout(a_request(), some_facts(), Share("cpu", (), "gloo"), roster)
-    assert [process.log for process in layout.processes] == ["workerlog.2", "workerlog.3"]
-    assert layout.processes[0].identity == {
-        "PADDLE_MASTER_ENDPOINT": "10.0.0.1:7777",
-        "PADDLE_WORKER_ENDPOINT": "10.0.0.2:6070",
-        "PADDLE_TRAINER_ID": "2",
-        "PADDLE_TRAINERS_NUM": "4",
-    }
 
 
 def test_an_rpc_master_is_nobodys_own_port() -> None:

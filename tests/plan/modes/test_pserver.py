@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 
     from fleetrun.model import RankSpec
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "launch-cases.jsonl"
 SCRIPT = Script("file", "train.py", ())
 CPU: tuple[tuple[Device, ...], ...] = ((),)
 TWO_GPUS = ((Device("gpu", "4", 0),), (Device("gpu", "5", 1),))
@@ -130,28 +127,6 @@ def test_lists_keep_their_ports_and_the_rest_counts_from_6170() -> None:
         "b:6174",
     ]
     assert str(layout.ranks.meeting) == "a:6175"
-
-
-def test_ranks_follow_the_lists_even_where_hosts_alternate() -> None:
-    layout = placed(job(servers=("a:1", "b:1", "a:2"), trainers=("b:3", "a:3", "b:4")))
-    places = [(spec.rank, spec.local_rank, spec.node_rank) for spec in layout.of(TRAINER)]
-    assert places == [(0, 0, 1), (1, 0, 0), (2, 1, 1)]
-    assert [pserver.log(spec) for spec in layout.of(SERVER)] == [
-        "serverlog.0",
-        "serverlog.0",
-        "serverlog.1",
-    ]
-
-
-def test_trainers_are_waited_for_and_the_others_are_not() -> None:
-    placement = placed(job(server_num=1, trainer_num=1, heter_worker_num="1", coordinator_num=1))
-    assert {spec.role for spec in placement.ranks.ranks if pserver.is_essential(spec)} == {TRAINER}
-    assert [pserver.log(spec) for spec in placement.ranks.ranks] == [
-        "serverlog.0",
-        "workerlog.0",
-        "heterlog.0",
-        "coordinatorlog.0",
-    ]
 
 
 # -- one side alone ------------------------------------------------------------------------------
@@ -376,55 +351,3 @@ def test_everybody_finds_himself_in_what_he_is_told(request: Request, hosts: int
     assert len(meeting) == 1
     # Only the first server serves the meeting, and it does so on its own host.
     assert meeting.pop().startswith(f"{layout.of(SERVER)[0].endpoint.host}:")
-
-
-# -- what Paddle's own launchers gave ------------------------------------------------------------
-
-
-class Case(NamedTuple):
-    """A recorded launch, as request; BUT are variables where fleetrun's are better."""
-
-    request: Request
-    groups: tuple[tuple[Device, ...], ...]
-    kind: str
-    but: tuple[str, ...] = ()
-
-
-CASES = {
-    "v2.0.0/14_heter": Case(
-        job(server_num=1, trainer_num=1, heter_worker_num="1"),
-        tuple((Device("gpu", str(number), number),) for number in range(8)),
-        "gpu",
-    ),
-    "v2.0.0/24_ps_and_ips": Case(
-        job(server_num=1, trainer_num=1, ips=("127.0.0.1",), servers=("127.0.0.1:1",)),
-        CPU,
-        "cpu",
-        # With 0, the second of two trainers began with zeros instead of the first one's weights.
-        but=("PADDLE_WITH_GLOO",),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_everybody_gets_what_paddle_gives(name: str) -> None:
-    case = CASES[name]
-    recorded = (json.loads(line) for line in GOLDEN.read_text().splitlines())
-    children = next(case for case in recorded if case["case"] == name)["children"]
-    layout = placed(case.request, case.groups)
-    values: dict[str, str] = {}
-    assert len(children) == len(layout.ranks.ranks)
-    for child, expected in children.items():
-        # One of each role, so the number behind the dot (a port, for some) does not matter.
-        env = layout.env(child.partition(".")[0], kind=case.kind)
-        # The folder of the recorded launch is unknown here.
-        env["PADDLE_GLOO_FS_PATH"] = "/somewhere"
-        for variable, pattern in expected["env_set"].items():
-            if variable not in case.but:
-                expression = re.sub(r"<\w+>", "([^,:]+)", pattern)
-                matched = re.fullmatch(expression, env[variable])
-                assert matched, f"{child} {variable}: {env[variable]} is not {pattern}"
-                for place, value in zip(
-                    re.findall(r"<\w+>", pattern), matched.groups(), strict=True
-                ):
-                    assert values.setdefault(place, value) == value, variable
