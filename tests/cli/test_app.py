@@ -13,7 +13,6 @@ from commandline import FLEETRUN, fleetrun
 from terminals import Terminal
 from waiting import LONG_S
 
-from fleetrun import errors
 from fleetrun.cli import app
 from fleetrun.errors import EnvironmentFault, FleetrunError, RendezvousError, UsageError
 
@@ -85,32 +84,6 @@ def test_the_config_file_of_the_folder_is_read_unless_another_is_named(elsewhere
     assert [request.job_id for request in launch.requests] == ["here", "other", "default"]
 
 
-def test_an_unfit_system_is_one_sentence_and_exit_code_3() -> None:
-    program = "import sys; sys.platform = 'darwin'; from fleetrun.__main__ import run; run()"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LONG_S,
-    )
-    assert (done.returncode, done.stderr) == (
-        3,
-        "fleetrun: Linux is required to supervise processes; this is darwin.\n",
-    )
-    assert errors.unfit("linux", (3, 10, 0)) is None
-
-
-def test_the_real_launch_is_behind_it(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (elsewhere / "train.py").touch()
-    assert app.main(["--dry-run", "--nproc_per_node=2", "--device_kind=cpu", "train.py"]) == 0
-    done = fleetrun("--dry-run", "--nproc_per_node=2", "--device_kind=cpu", "train.py")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "train.py" in done.stdout
-    assert "train.py" in capsys.readouterr().out
-
-
 def test_color_without_a_value_never_eats_the_script() -> None:
     launch = Launch()
     assert app.main(["--color", "train.py"], environ={}, launch=launch) == 0
@@ -144,15 +117,6 @@ def test_help_is_coloured_on_a_terminal_and_never_in_a_pipe() -> None:
     assert "\x1b" in fleetrun("--color", "--help").stdout
 
 
-def test_errors_are_coloured_on_a_terminal_and_never_in_a_pipe() -> None:
-    assert on_terminal("--nonsense").startswith("\x1b[1;31mfleetrun:\x1b[0m no such option")
-    assert "\x1b" not in on_terminal("--nonsense", NO_COLOR="1")
-    assert "\x1b" not in on_terminal("--color", "never", "--nonsense")
-    assert "\x1b" not in fleetrun("--nonsense", TERM="xterm").stderr
-    assert "\x1b" in fleetrun("--color=always", "--nonsense").stderr
-    assert on_terminal("strategy", "validate", "nope").startswith("\x1b[1;31mfleetrun:")
-
-
 @pytest.mark.parametrize("pager", ["sed s/^/paged:/", "no-such-pager", "cat"])
 def test_all_of_the_help_goes_through_the_pager_of_a_terminal(pager: str) -> None:
     shown = on_terminal("--help=all", PAGER=pager, NO_COLOR="1")
@@ -173,8 +137,3 @@ def test_s37_a_reader_that_has_seen_enough_of_the_help_hears_no_complaint() -> N
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")
-
-
-def test_no_word_at_all_shows_the_short_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert app.main([], environ={}, launch=Launch()) == 2
-    assert capsys.readouterr().out.startswith("Usage: fleetrun ")

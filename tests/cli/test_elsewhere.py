@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
-from fleetrun.cli import elsewhere, options, parser, request
-from fleetrun.cli.argv import split
+from fleetrun.cli import elsewhere, options, parser
 
 
 def test_a_hint_names_options_that_there_are_and_work() -> None:
@@ -23,21 +20,6 @@ def test_a_hint_names_options_that_there_are_and_work() -> None:
         assert named <= known, word
         assert not any(options.find(name.replace("-", "_")).reason for name in named), word
         assert says.endswith("."), word
-
-
-@pytest.mark.parametrize(
-    ("words", "is_on"),
-    [
-        (["--redirects", "3"], True),
-        (["--redirects"], True),
-        (["--redirects=true"], True),
-        (["--redirects", "0"], False),
-        ([], False),
-    ],
-)
-def test_redirects_are_asked_for_as_torchrun_does(words: list[str], *, is_on: bool) -> None:
-    made = request.resolve(split([*words, "train.py"]), {}, None)
-    assert (made.redirects, made.script.target) == (is_on, "train.py")
 
 
 def test_a_word_that_is_ours_is_no_hint() -> None:

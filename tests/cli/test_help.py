@@ -76,14 +76,6 @@ def test_all_of_the_help_has_every_option_and_exit_code(shown: Shown) -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("words", [["--help=devices"], ["--help", "devices"], ["-h", "devices"]])
-def test_help_has_sections(words: list[str], shown: Shown) -> None:
-    text = shown(*words)
-    assert text.startswith("Devices:\n")
-    assert "--backend" in text
-    assert "--max_restart" not in text
-
-
 @pytest.mark.parametrize("section", [*GROUPS, "codes"])
 def test_every_section_of_the_help_can_be_asked_for(section: str, shown: Shown) -> None:
     assert shown(f"--help={section}").startswith(f"{GROUPS.get(section, 'Exit codes')}:")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import plans
 import pytest
@@ -13,7 +12,7 @@ from planning import a_roster, some_facts
 from fleetrun.cli import app, replay
 from fleetrun.cli.argv import split
 from fleetrun.errors import UsageError
-from fleetrun.plan import planner, render
+from fleetrun.plan import planner
 from fleetrun.plan.devices import Share
 from fleetrun.run.loop import Loop
 from fleetrun.rundir import names
@@ -72,34 +71,12 @@ def write(
     return Path(plan.run_dir) / names.MANIFEST
 
 
-def edited(path: Path, **changes: Any) -> str:
-    """Change keys of a manifest."""
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-    return str(path)
-
-
 def refusal(*words: str, environ: Mapping[str, str] | None = None) -> str:
     """Return why there is no such launch."""
     with pytest.raises(UsageError) as error:
         replay.replay(split(words), environ or {})
     assert error.value.exit_code == 2
     return str(error.value)
-
-
-def forms(made: Request, environ: Mapping[str, str]) -> list[str]:
-    plan = plan_of(made, environ)
-    return [form([plan], made) for form in (render.table, render.as_json)]
-
-
-def test_s73_the_same_plan_comes_out(folder: Path) -> None:
-    first, environ = asked(("--dry-run", *WORDS), ENVIRON)
-    path = write(folder)
-    again, variables = asked(("--dry-run", f"--from-manifest={path}"), {**ENVIRON, **SECRETS})
-    assert again.script == first.script
-    assert again.env == first.env == (("HF_TOKEN", "s3cr3t"),)
-    assert again.notes == first.notes
-    assert sorted(again.settings) == sorted(first.settings)
-    assert forms(again, variables) == forms(first, environ)
 
 
 def test_the_environment_of_the_launch_comes_back(folder: Path) -> None:
@@ -133,14 +110,6 @@ def test_what_stands_beside_wins(folder: Path) -> None:
     assert (again.script.target, again.script.args) == ("other.py", ("--lr",))
 
 
-def test_a_manifest_of_a_manifest_is_whole(folder: Path) -> None:
-    first = write(folder, ("--gpus=0,1", "--", "train.py", "--lr=1"), {})
-    second = write(folder, ("--from-manifest", str(first), "--gpus=1"), {})
-    command = json.loads(second.read_text())["command"]
-    assert command == ["--gpus=0,1", "--gpus=1", "--", "train.py", "--lr=1"]
-    assert asked((f"--from-manifest={second}",), {})[0].devices == "1"
-
-
 def test_what_the_config_file_said_is_kept(folder: Path) -> None:
     config = folder / "fleetrun.yaml"
     config.write_text(
@@ -167,12 +136,6 @@ def test_the_folder_is_that_of_the_launch(folder: Path, monkeypatch: pytest.Monk
     assert Path.cwd() == folder
     assert again.notes == (f"the folder is {folder}, as in ../log/runs/one/manifest.json.",)
     assert path.exists()
-
-
-def test_a_folder_that_is_gone_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = edited(write(folder, ("train.py",), {}), cwd="/not/there")
-    assert app.main([f"--from-manifest={path}"], environ={}, launch=lambda *_: 0) == 3
-    assert "folder /not/there cannot be entered" in capsys.readouterr().err
 
 
 def test_secrets_must_be_exported_again(folder: Path) -> None:
@@ -210,21 +173,6 @@ def test_what_is_no_manifest_is_one_sentence(folder: Path, text: str, sentence: 
     assert "\n" not in message
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"command": None},
-        {"python": None},
-        {"command": "train.py"},
-        {"hidden": [{"at": 99, "before": "", "variable": "A"}]},
-        {"config": {"path": "a", "lines": [{"option": "nonsense"}]}},
-    ],
-)
-def test_a_damaged_manifest_is_refused(folder: Path, changes: dict[str, Any]) -> None:
-    path = edited(write(folder, ("train.py",), {}), **changes)
-    assert "something is missing or wrong in it" in refusal(f"--from-manifest={path}")
-
-
 def test_strategies_are_as_they_were_even_when_the_file_has_changed(folder: Path) -> None:
     (folder / "my.yaml").write_text("strategy: {amp_configs: {custom_black_list: [a]}, amp: 1}")
     (folder / "fleetrun.yaml").write_text("set:\n  lamb: true\n")
@@ -248,12 +196,3 @@ def test_a_secret_of_a_strategy_is_to_be_exported_first(folder: Path) -> None:
     again, _ = asked(("--from-manifest", str(path)), {"MY_TOKEN": "other"})
     assert again.strategy is not None
     assert [setting.value for setting in again.strategy.settings] == ["other", "me"]
-
-
-@pytest.mark.parametrize("setting", [["strategy", "amp", None, "a:1"], ["strategy"], 1])
-def test_a_strategy_that_makes_no_sense_is_no_manifest(folder: Path, setting: object) -> None:
-    path = write(folder, ("train.py",), {})
-    changed = [{"name": "a", "settings": [setting], "hidden": []}]
-    assert "wrong in it (strategies)" in refusal(
-        "--from-manifest", edited(path, strategies=changed)
-    )

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from fleetrun.cli import configfile, options, request
 from fleetrun.cli.argv import split
 from fleetrun.cli.option import Option
-from fleetrun.engines.detect import Detected
 from fleetrun.errors import UsageError
 from fleetrun.model import Request, Setting
 from fleetrun.rundir import secrets
@@ -298,6 +297,9 @@ MEANT: list[tuple[str, Mapping[str, str], Mapping[str, object], tuple[str, ...] 
       for listed in ("--gpus=0,1", "--npus=0,1", "--xpus=0,1")),
     ("--gpus=0,1 --mlus=2", {}, {"devices": "2", "device_kind": "mlu"}, ()),
     ("--gpus=0,1 --gpus=2", {}, {"devices": "2"}, ()),
+    # torchrun's word.
+    *((words, {}, {"redirects": True}, ()) for words in ("--redirects 3", "--redirects")),
+    ("--redirects 0", {}, {"redirects": False}, ()),
     # Variables of a cluster are no leftovers of another launcher.
     ("", CLOUD, {"host": "10.0.0.2"}, ()),
     ("", {**CLOUD, "PADDLE_NNODES": "2"}, {"nnodes": "2"}, ()),
@@ -330,21 +332,16 @@ HCCL = "no Paddle takes it; NPUs and other plug-ins communicate by xccl, as auto
 NO_NUMBER, NO_NAME = "give a number of hosts, 1 or more.", "give a name without slashes and spaces"
 # Words, variables, and what stands in the refusal.
 REFUSED: list[tuple[str, Mapping[str, str], str]] = [
-    ("--nproc_per_node=abc", {}, "=abc: give a whole number, 1 or more, or one of"),
     ("--tee=x", {}, "--tee=x: give all, or ranks such as 0,3 or 0-3."),
-    ("--tee=3-1", {}, "--tee=3-1: 3-1 is not a range of ranks."),
     ("--tee=0-99999999", {}, "--tee=0-99999999: 0-99999999 is not a range of ranks."),
     ("--profile=0:0-3", {}, "--profile=0:0-3: give ranks and steps, such as"),
     ("--tee=1-x", {}, "--tee=1-x: give all, or ranks such as 0,3 or 0-3."),
     *((f"--job_id={name}", {}, f"--job_id={name}: {NO_NAME}") for name in ("a/b", "..", "a\x7fb")),
-    ("--env=A", {}, "--env=A: give KEY=VALUE, where KEY is letters"),
     ("--env=1A=2", {}, "--env=1A=***: give KEY=VALUE"),
     ("--env==2", {}, "--env==***: give KEY=VALUE"),
     ("--nccl=\xe9=2", {}, "--nccl=\xe9=***: give KEY=VALUE"),
     *((f"--nnodes={count}", {}, f"--nnodes={count}: {NO_NUMBER}")
       for count in ("\u0662", "0", "x", "9" * 5000, "1:x")),
-    ("--start_port=0", {}, "--start_port=0: give a whole number from 1 to 65535."),
-    ("--backend=foo", {}, "--backend=foo: give one of auto, nccl,"),
     ("--max_restart=x", {}, "--max_restart=x: give a whole number, 0 or more."),
     ("--nnodes=3", {TRAINERS: ENDPOINTS}, "names 2 hosts"),
     ("--nnodes=3:4", {TRAINERS: ENDPOINTS}, "names 2 hosts"),
@@ -406,11 +403,6 @@ def test_what_makes_no_sense_together_is_one_sentence(
 # -- hosts --
 
 
-def test_where_an_engine_has_started_us_the_first_host_is_the_engines() -> None:
-    with pytest.raises(UsageError, match="give --master=HOST:PORT"):
-        request.resolve(split(["--nnodes=2", "train.py"]), {}, None, {}, lambda: Detected("Slurm"))
-
-
 def test_a_password_of_etcd_is_not_repeated() -> None:
     assert "secret" not in refusal("--nnodes=2", "--master=etcd://me:secret@a:1")
 
@@ -462,12 +454,6 @@ def test_what_has_no_effect_or_comes_later_says_so(option: Option) -> None:
     assert asked(f"{option.flag}=0") == asked()
 
 
-def test_a_role_with_a_list_of_servers_selects_them() -> None:
-    cluster = {"TRAINING_ROLE": "TRAINER", "PADDLE_PSERVERS_IP_PORT_LIST": "a:1"}
-    made = asked(environ=cluster)
-    assert (made.run_mode, setting(made, "run_mode").source) == ("ps", "$TRAINING_ROLE")
-
-
 # -- the config file --
 
 
@@ -508,12 +494,6 @@ def test_a_bad_file_is_refused_with_its_line(
     assert str(error.value).startswith(message)
 
 
-def test_what_a_file_asks_for_is_refused_with_its_line(config_file: ConfigFile) -> None:
-    assert refusal(config=config_file("\nnp: 2\n")).startswith(
-        "fleetrun.yaml:2: np=2: it is the number of hosts (--nproc_per_node: of processes)"
-    )
-
-
 @pytest.mark.parametrize(
     "text", ["", "# nothing\n", "gpus:\n", "gpus: null\n", "gpus: ''\n", "env:\n"]
 )
@@ -528,6 +508,17 @@ def test_a_file_may_use_any_spelling_and_an_empty_variable(config_file: ConfigFi
     assert made.devices == "0"
     assert made.env == (("A", ""),)
     assert made.notes[0].startswith("scale has no effect")
+
+
+def test_the_file_names_strategies_and_its_fields_stand_below_those_typed(
+    config_file: ConfigFile,
+) -> None:
+    config = config_file("strategy: [amp, overlap]\nset:\n  nccl_comm_num: 3\n  lamb: true\n")
+    strategy = asked("--set=nccl_comm_num=4", config=config).strategy
+    assert strategy is not None
+    assert strategy.sources == ("amp", "overlap", "--set")
+    last = {setting.name: (setting.value, setting.source) for setting in strategy.settings}
+    assert (last["nccl_comm_num"], last["lamb"]) == ((4, "--set"), (True, "fleetrun.yaml:4"))
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

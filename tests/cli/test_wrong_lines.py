@@ -80,6 +80,9 @@ WRONG: list[tuple[str | Sequence[str], str]] = [
      "--set k_stps: no such field: k_stps; did you mean gradient_merge_configs.k_steps"),
     ("--set fuse_grad_size=16 train.py",
      "--set fuse_grad_size: no such field: fuse_grad_size; did you mean fuse_grad_size_in_MB?"),
+    ("--set asp=1 train.py", "--set asp=true is refused"),
+    ("--strategy=amp --check_ranks=-2 train.py", "... give a whole number, -1 or more"),
+    ("--strategy_mode=both train.py", "... give one of defaults, override."),
     # Blanks and quotation marks.
     ("--gpus 0 1 2 train.py", f'"1" {AS_SCRIPT}--gpus ends at the space: write --gpus=0,1,2.'),
     ("--ips 10.0.0.1 10.0.0.2 train.py", "... write --ips=10.0.0.1,10.0.0.2."),

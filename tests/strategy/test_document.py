@@ -84,16 +84,6 @@ def test_the_training_process_is_told_what_explain_tells(monkeypatch: pytest.Mon
                 assert there["reason"] == here.reason, field.name
 
 
-def test_without_a_strategy_nothing_is_told_and_an_inherited_one_is_removed() -> None:
-    environ = {"FLEETRUN_STRATEGY_FILE": "/a", "FLEETRUN_PROFILE": "/b"}
-    plan = planned(asked(), environ=environ)
-    assert plan.files == {}
-    assert plan.strategy is None
-    for process in plan.processes:
-        assert not environ.keys() & process.env.keys()
-        assert environ.keys() <= {*process.unset}
-
-
 def test_variables_of_a_strategy_stand_below_what_is_exported_and_losers_are_named() -> None:
     wanted = asked(
         *("--set=flags.FLAGS_a=1", "--set=flags.FLAGS_b=1", "--set=nccl.NCCL_DEBUG=INFO"),
@@ -115,13 +105,6 @@ def test_variables_of_a_strategy_stand_below_what_is_exported_and_losers_are_nam
         "NCCL_DEBUG": "TRACE",
         "MY_TOKEN": "***",
     }
-
-
-def test_an_option_wins_over_the_same_thing_in_a_strategy() -> None:
-    name = "FLAGS_fraction_of_gpu_memory_to_use"
-    plan = planned(asked(f"--set=flags.{name}=0.9", "--gpu_memory_fraction=0.5"))
-    assert plan.processes[0].env[name] == "0.5"
-    assert f"{name}=0.5 overrides {name}=0.9 of --set." in plan.notes
 
 
 def test_a_dry_run_shows_what_is_asked_who_asked_and_why() -> None:

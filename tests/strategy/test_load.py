@@ -89,7 +89,6 @@ strategy:
         ("strategy:\n\tamp: 1", "my.yaml:2: this is not YAML: there is a tab; indent with spaces"),
         ("strategy:\n  <<: {amp: 1}", "my.yaml:2: << is not supported: give several files"),
         ("strategy: {}\n---\n", "my.yaml: there are several documents in it: give each a file"),
-        ("stratgy: {}", "my.yaml:1: no such section: stratgy; did you mean strategy?"),
         ("amp: true", "my.yaml:1: amp is in no section; put it under `strategy:`."),
         ("strategy: 1", "my.yaml:1: strategy: write one `name: value` a line."),
         (
@@ -109,10 +108,6 @@ strategy:
             "my.yaml:1: amp belongs to the section strategy, not to build_strategy.",
         ),
         (
-            "strategy:\n  gradient_merge_configs:\n    k_step: 4",
-            "my.yaml:3: gradient_merge_configs has no k_step; did you mean k_steps?",
-        ),
-        (
             "strategy: {gradient_merge_configs: {zzz: 4}}",
             "gradient_merge_configs has no zzz; it has k_steps, avg.",
         ),
@@ -120,18 +115,7 @@ strategy:
             "strategy: {gradient_merge_configs: 4}",
             "my.yaml:1: gradient_merge_configs: give a mapping with k_steps, avg.",
         ),
-        (
-            "strategy:\n  fuse_grad_size_in_MB: 16.5",
-            "my.yaml:2: fuse_grad_size_in_MB: 16.5: give a whole number of MB from 1 to 65536",
-        ),
-        ("strategy: {amp: 2}", "my.yaml:1: amp: 2: give true or false."),
         ("strategy: {amp: {a: 1}}", "my.yaml:1: amp: a mapping: give true or false."),
-        ("strategy:\n  amp: 1\n  amp: 0", "my.yaml:3: amp is already set in line 2."),
-        (
-            "strategy:\n  thread_num: 1\n  num_threads: 2",
-            "my.yaml:3: num_threads is already set in line 2.",
-        ),
-        ("flags: {x: 1}", "my.yaml:1: x: did you mean FLAGS_x?"),
         ("env: {a-b: 1}", "my.yaml:1: a-b is not a variable name."),
         ("env: {A: [1]}", "my.yaml:1: A: give one value."),
     ],
@@ -196,27 +180,6 @@ def test_later_layers_win_part_by_part_and_set_wins_over_all() -> None:
         ("gradient_merge_configs.avg", False, "a:1"),
         ("nccl_comm_num", 1, "--set"),
     ]
-
-
-@pytest.mark.parametrize("text", ["without_graph_optimization: false", "asp: true"])
-def test_what_makes_ranks_diverge_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"a:1: .* is refused: .* ranks diverge"):
-        load.combine([layer("a", f"strategy: {{{text}}}")])
-
-
-def test_parts_of_what_is_off_are_remarked_on() -> None:
-    (note,) = load.combine(
-        [layer("a", "strategy: {amp_configs: {incr_ratio: 2, decr_ratio: 1}}")]
-    ).notes
-    assert note == "a:1: amp_configs is set without amp, which only the script can still enable."
-    assert load.combine([layer("a", "strategy: {hybrid_configs: {mp_degree: 2}}")]).notes == ()
-
-
-def test_the_digest_is_of_what_is_asked_for() -> None:
-    once = load.combine([layer("a", "strategy: {amp: 1, lamb: 1}")]).strategy
-    same = load.combine([layer("b", "strategy: {lamb: true}"), layer("c", "strategy: {amp: 1}")])
-    other = load.combine([layer("a", "strategy: {amp: 0, lamb: 1}")]).strategy
-    assert once.digest == same.strategy.digest != other.digest
 
 
 def test_a_name_is_a_preset_or_else_a_file(elsewhere: Path) -> None:

@@ -40,25 +40,6 @@ def test_auto_follows_from_the_hosts(
     assert resolved(ranks, f"{name}=auto")[name] == (value, reason)
 
 
-def test_the_size_of_buckets_is_left_to_the_process_that_knows_the_model() -> None:
-    value, reason = resolved((2,), "fuse_grad_size_in_MB=auto")["fuse_grad_size_in_MB"]
-    assert value == "auto"
-    assert reason.startswith("auto: a tenth of the gradients")
-
-
-def test_levels_without_a_size_have_that_of_a_host() -> None:
-    settings = resolved((4, 4), "use_hierarchical_allreduce=1")
-    assert settings["hierarchical_allreduce_inter_nranks"] == (
-        4,
-        "not set: the 4 ranks of each host",
-    )
-    assert "hierarchical_allreduce_inter_nranks" not in resolved((4,), "nccl_comm_num=1")
-    settings = resolved(
-        (4, 4), "use_hierarchical_allreduce=1", "hierarchical_allreduce_inter_nranks=2"
-    )
-    assert settings["hierarchical_allreduce_inter_nranks"] == (2, "")
-
-
 @given(st.lists(st.integers(min_value=1, max_value=16), min_size=1, max_size=6))
 def test_no_group_is_on_two_hosts(ranks: list[int]) -> None:
     nodes = [node for node, number in enumerate(ranks) for _ in range(number)]

@@ -18,10 +18,3 @@ def test_every_field_has_a_verdict_with_a_reason_everywhere(field: fields.Field)
         assert verdict.status != fields.UNTESTED or (
             device == "gpu" and verdict.reason.startswith("needs a GPU")
         )
-
-
-def test_a_field_that_a_paddle_lacks_has_no_effect_there_on_or_off() -> None:
-    field = fields.find("build_strategy", "fuse_resunit")
-    place = {"paddle": "2.6.2", "graph": "static", "device": "cpu"}
-    outcomes = [fields.outcome(field, is_off=is_off, **place) for is_off in (False, True)]
-    assert [outcome.reason for outcome in outcomes] == ["Paddle 2.6.2 has no such field"] * 2
