@@ -1,13 +1,12 @@
-"""Fakes of NVML and libcuda: GPUs that work, hang, are lost or barred.
+"""A fake of NVML: GPUs that work, hang, are lost or barred.
 
-They raise for anything that they do not know.
+It raises for anything that it does not know.
 """
 
 from __future__ import annotations
 
-import os
 import select
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -189,28 +188,3 @@ class FakeNvml:
         if index + 1 >= len(handle) or not handle[index + 1]:
             raise FakeNvmlError("Not Found")
         return handle[index + 1]
-
-
-_NAMES = {100: b"CUDA_ERROR_NO_DEVICE", 803: b"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"}
-
-
-class FakeCuda:
-    """A libcuda whose cuInit does INIT, and which has so many GPUs; it knows three functions."""
-
-    def __init__(self, init: Callable[[], int] = lambda: 0, gpus: int = 2) -> None:
-        self._init = init
-        self._gpus = gpus
-
-    def cuInit(self, flags: int) -> int:
-        assert flags == 0
-        return self._init()
-
-    def cuDeviceGetCount(self, count: Any) -> int:
-        # As the real one.
-        masked = os.environ.get("CUDA_VISIBLE_DEVICES")
-        count._obj.value = self._gpus if masked is None else len(masked.split(","))
-        return 0
-
-    def cuGetErrorName(self, code: int, name: Any) -> int:
-        name._obj.value = _NAMES[code]
-        return 0

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from findings import bad
-from nvmls import FakeCuda, FakeNvml, hang
 from planning import a_request
 
-from fleetrun.doctor import checked_job, cuda, gpus
+from fleetrun.doctor import checked_job, gpus
 from fleetrun.doctor.checked_job import CheckedJob
 from fleetrun.doctor.cuda import CudaStart
 from fleetrun.doctor.findings import ERROR, WARNING, Finding
@@ -18,7 +16,6 @@ from fleetrun.host.nvml import Survey
 from fleetrun.model import Gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 GIB = 1 << 30
@@ -81,28 +78,19 @@ def test_gpus_that_are_well_have_nothing_to_mend(root: Path) -> None:
         ({"throttle": 0x88}, "GPU clocks", WARNING, "power supply"),
         ({"lanes": (8, 16)}, "PCIe", WARNING, "8 of 16"),
         ({"nvlinks": (17, 18)}, "NVLink", WARNING, "17 of 18"),
+        (WELL._replace(gpus=()), "GPUs", WARNING, ""),
+        (WELL._replace(lost=((2, "GPU is lost"),)), "GPU", ERROR, "GPU is lost"),
+        (WELL._replace(barred=((2, "Insufficient"),)), "GPU", WARNING, "Insufficient"),
     ],
 )
 def test_what_is_not_well_is_the_one_finding(
-    root: Path, changed: dict[str, Any], check: str, level: str, seen: str
+    root: Path, changed: dict[str, Any] | Survey, check: str, level: str, seen: str
 ) -> None:
-    findings = judged(root, WELL._replace(gpus=(GPU._replace(**changed), OTHER)))
+    if isinstance(changed, dict):
+        changed = WELL._replace(gpus=(GPU._replace(**changed), OTHER))
+    findings = judged(root, changed)
     assert bad(findings) == [(check, level)]
     assert any(seen in finding.seen for finding in findings)
-
-
-@pytest.mark.parametrize(
-    ("changed", "check", "level"),
-    [
-        ({"gpus": ()}, "GPUs", WARNING),
-        ({"lost": ((2, "GPU is lost"),)}, "GPU", ERROR),
-        ({"barred": ((2, "Insufficient Permissions"),)}, "GPU", WARNING),
-    ],
-)
-def test_what_is_not_well_of_all_of_them_is_the_one_finding(
-    root: Path, changed: dict[str, Any], check: str, level: str
-) -> None:
-    assert bad(judged(root, WELL._replace(**changed))) == [(check, level)]
 
 
 @pytest.mark.parametrize(
@@ -126,16 +114,6 @@ def test_cuda_that_does_not_start_where_nvml_does_is_an_error(
     (finding,) = (finding for finding in findings if finding.check == "CUDA")
     assert seen in finding.seen
     assert fix in finding.fix
-
-
-def test_a_container_without_gpus_is_told_how_to_get_them_and_may_go_on(tmp_path: Path) -> None:
-    folder = tmp_path / "proc" / "driver" / "nvidia"
-    folder.mkdir(parents=True)
-    (folder / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14\n")
-    (finding,) = judged(tmp_path, Survey(trouble="NVML Shared Library Not Found"))
-    assert finding.level == WARNING
-    assert finding.seen.startswith("the machine has NVIDIA's driver 550.54.14, but its device")
-    assert finding.fix.startswith("docker run --gpus all")
 
 
 @pytest.mark.parametrize(
@@ -169,90 +147,6 @@ def test_the_same_error_in_the_kernels_log_is_one_finding(
     assert f"Xid {number} of the GPU at 0000:3b:00, 50 times" in findings[-1].seen
     (root / "dev" / "kmsg").unlink()
     assert bad(judged(root)) == [("Xid errors", WARNING)]
-
-
-# -- what is asked in children --------------------------------------------------------------------
-
-
-class Talkative(FakeNvml):
-    """An NVML that answers a check-up about its first GPU, and nothing about others."""
-
-    def nvmlSystemGetDriverVersion(self) -> bytes:
-        return b"550.54.14"
-
-    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
-        return 12040
-
-    def __getattr__(self, name: str) -> Any:
-        """Answer for the functions that take a GPU first."""
-        known: dict[str, Any] = {
-            "nvmlDeviceGetCudaComputeCapability": (9, 0),
-            "nvmlDeviceGetRemappedRows": (0, 1, 1, 0),
-            "nvmlDeviceGetComputeMode": 3,
-            "nvmlDeviceGetCurrPcieLinkWidth": 8,
-            "nvmlDeviceGetMaxPcieLinkWidth": 16,
-        }
-        if name not in known and name != "nvmlDeviceGetNvLinkState":
-            raise AttributeError(name)
-
-        def answer(handle: object, *words: object) -> Any:
-            if self.nvmlDeviceGetUUID(handle) != "GPU-a" or (words and int(str(words[0])) > 3):
-                raise self.NVMLError("Not Supported")
-            return int(words[0] != 2) if words else known[name]
-
-        return answer
-
-
-def read(root: Path, lib: FakeNvml, timeout_s: float = 20.0) -> Survey | None:
-    return cuda.read_driver(lambda: lib, root=str(root), timeout_s=timeout_s)
-
-
-def test_all_that_the_driver_tells_is_read(root: Path) -> None:
-    uses = {"GPU-a": (GIB, 80 * GIB, (os.getpid(),)), "MIG-a": (1, 2, ())}
-    states = {"GPU-a": (1410, 0x40, 2)}
-    driver = read(root, Talkative(("GPU-a", "MIG-a"), ("GPU-b",), uses=uses, states=states))
-    assert driver is not None
-    first, second = driver.gpus
-    assert (driver.driver, driver.cuda, driver.trouble) == ("550.54.14", (12, 4), "")
-    assert (first.name, first.used_bytes, first.total_bytes) == ("GPU GPU-a", GIB, 80 * GIB)
-    ((pid, command),) = first.users
-    assert pid == os.getpid()
-    assert command
-    assert (first.capability, first.ecc_errors, first.throttle) == ((9, 0), 2, 0x40)
-    assert (first.is_remap_pending, first.is_remap_failed) == (True, False)
-    assert (first.is_mig, first.compute_mode) == (True, 3)
-    assert first.instances == (Gpu("MIG-a", used_bytes=1, total_bytes=2),)
-    assert (first.lanes, first.nvlinks) == ((8, 16), (3, 4))
-    assert second == Gpu("GPU-b", 1, "GPU GPU-b")
-
-
-def test_a_driver_that_hangs_is_left_behind(root: Path) -> None:
-    driver = read(root, FakeNvml(init=hang), timeout_s=0.2)
-    assert driver is not None
-    assert driver.is_stuck
-
-
-def crash() -> int:
-    """Crash like a library that touches invalid memory."""
-    os.kill(os.getpid(), 11)
-    raise AssertionError
-
-
-@pytest.mark.parametrize(
-    ("init", "start"),
-    [
-        # GPUs are counted without a mask.
-        (lambda: 0, CudaStart(gpus=2)),
-        (lambda: 803, CudaStart(803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH")),
-        (crash, CudaStart(trouble="the process that asks it was killed by SIGSEGV")),
-    ],
-)
-def test_cuda_is_started_in_a_child(
-    monkeypatch: pytest.MonkeyPatch, init: Callable[[], int], start: CudaStart
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert cuda.start_cuda(lambda: FakeCuda(init)) == start
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
 # -- devices of plug-ins --------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from planning import a_request, a_roster, some_facts
 
 from fleetrun.doctor import network, peers
 from fleetrun.doctor.checked_job import CheckedJob
-from fleetrun.doctor.findings import ERROR, OK, WARNING, Finding
+from fleetrun.doctor.findings import ERROR, WARNING, Finding
 from fleetrun.doctor.network import Interface
 from fleetrun.session.introductions import Connect, HostDescription, Peer
 
@@ -55,23 +54,6 @@ def test_a_name_that_does_not_resolve_is_a_finding(
     names = list(network.host_names(job, lambda it: () if it == unknown else ("::1",)))
     assert len(names) == 2
     assert bad(names) == findings
-
-
-def test_a_resolver_that_hangs_or_fails_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    def resolve(name: str) -> tuple[str, ...]:
-        if name == "hangs":
-            select.select([], [], [])
-        if name == "fails":
-            raise OSError
-        return ("10.0.0.1",)
-
-    monkeypatch.setattr(network, "_SLOW_LOOKUP_S", 0.5)
-    job = a_job("fails", "hangs")
-    well, failed, slow = network.host_names(job, resolve, timeout_s=0.5)
-    assert well.level == OK
-    assert failed.seen == "fails cannot be resolved"
-    assert slow.seen == "resolving hangs takes 0.5 s or longer"
-    assert bad([failed, slow]) == [("host name", ERROR), ("host name", WARNING)]
 
 
 @pytest.mark.parametrize(

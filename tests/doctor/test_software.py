@@ -8,10 +8,10 @@ import pytest
 from findings import bad
 from planning import a_request
 
-from fleetrun.doctor import allreduce, gpu_check, output, software
+from fleetrun.doctor import allreduce, gpu_check, software
 from fleetrun.doctor.allreduce import Measurement, Transfer
 from fleetrun.doctor.checked_job import CheckedJob
-from fleetrun.doctor.findings import ERROR, OK, WARNING, exit_code, ok, warning
+from fleetrun.doctor.findings import ERROR, OK, WARNING
 from fleetrun.host.nvml import Survey
 from fleetrun.host.paddles import InstalledPaddle
 from fleetrun.model import Gpu
@@ -61,14 +61,6 @@ def test_the_fleetrun_that_a_shell_starts_is_judged(
     (finding,) = software.command(a_job(environ={"PATH": path}), str(tmp_path / "a"))
     assert finding.level == level
     assert seen in finding.seen
-
-
-@pytest.mark.parametrize(("activated", "bad_ones"), [("/env/", []), ("/b", [("Python", WARNING)])])
-def test_the_python_is_that_of_the_activated_environment(
-    activated: str, bad_ones: list[tuple[str, str]]
-) -> None:
-    job = a_job(environ={"VIRTUAL_ENV": activated})
-    assert bad(software.python(job, "/env")) == bad_ones
 
 
 @pytest.mark.parametrize(
@@ -159,22 +151,3 @@ def test_allreduces_are_judged(measured: Measurement, level: str, seen: str) -> 
     finding = allreduce.judge(measured)
     assert finding.level == level
     assert seen in finding.seen
-
-
-def test_the_page_has_every_finding_and_the_document_the_numbers() -> None:
-    findings = [ok("port", "6070 can be used"), allreduce.judge(WELL)]
-    text = output.text(findings, WELL, width=80)
-    assert "allreduce of 2 ranks over gloo:" in text
-    assert text.endswith("2 ok, 0 warnings, 0 errors\n")
-    assert max(map(len, text.splitlines())) <= 80
-    document = output.document("node1", findings, WELL)
-    assert document["exit_code"] == exit_code(findings) == 0
-    assert [row["bytes"] for row in document["allreduce"]["rows"]] == [1024, 1 << 26]
-
-
-def test_a_command_is_never_broken_and_a_sentence_is() -> None:
-    fix = "a command " * 20
-    text = output.text([warning("clock", "slow " * 30, "late " * 30, fix)], width=80)
-    assert fix in text
-    assert all(len(line) <= 80 for line in text.splitlines() if fix not in line)
-    assert "\x1b[33mwarning" in output.text([warning("a", "b", "c", "d")], is_coloured=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from nvmls import FakeNvml, hang
-from waiting import LONG_S
+from nvmls import FakeNvml
 
 from fleetrun.host import nvml
-from fleetrun.run.isolation import CallResult
 
 # Two GPUs, the second one busy; a third one has no rates.
 GPUS = (("GPU-a",), ("GPU-b",), ("GPU-c", "MIG-c"))
@@ -32,17 +30,3 @@ def test_only_our_gpus_count(
     gpus: tuple[str, ...] | None, busy: dict[str, tuple[int, int, int]]
 ) -> None:
     assert nvml.loads(FakeNvml(*GPUS, loads=LOADS, uses=USES), gpus) == busy
-
-
-def test_the_answer_comes_from_a_child() -> None:
-    lib = FakeNvml(*GPUS, loads=LOADS)
-    question = nvml.ask_loads(("1",), lambda: lib)
-    assert question.result(LONG_S) == CallResult(value={"1": (37, 2, 0)})
-
-
-def test_a_driver_that_hangs_is_left() -> None:
-    question = nvml.ask_loads(("0",), lambda: FakeNvml(init=hang))
-    answer = question.result(0.05)
-    assert answer.is_late
-    assert f"(process {question.pid}, state " in answer.trouble
-    assert not question.is_left

@@ -13,14 +13,12 @@ from planning import a_request
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import plugins as plugin_devices
 from fleetrun.host import probe
-from fleetrun.model import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fleetrun.model import Facts
 
-KIND = (Setting("device_kind", "npu", "$PADDLE_XCCL_BACKEND"),)
 SOMEBODY = f"Paddle 3.3.1 of {sys.executable}"
 
 
@@ -73,16 +71,6 @@ def test_a_driver_without_its_plugin_is_said_with_what_to_install(root: Path) ->
             "paddle-custom-npu)"
         )
     }
-
-
-def test_a_plugin_without_its_device_is_said(root: Path) -> None:
-    facts = read(root, "mlu 0")
-    assert facts.absent == {"mlu": f"{SOMEBODY} has a plug-in for MLUs, and sees none"}
-
-
-def test_a_kind_that_is_asked_for_and_not_there_is_said(root: Path) -> None:
-    facts = read(root, "mlu 2", device_kind="npu", settings=KIND)
-    assert facts.absent == {"npu": f"{SOMEBODY} has no plug-in for NPUs (it has MLUs)"}
 
 
 def test_a_plugin_that_crashes_is_a_fault(root: Path) -> None:

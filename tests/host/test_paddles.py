@@ -34,17 +34,6 @@ def home(tmp_path: Path) -> Path:
     return home
 
 
-def asked(home: Path) -> str | None:
-    return without("ps", [str(home.parents[1] / "empty"), str(home.parent)])
-
-
-def test_the_core_is_known_by_its_name(home: Path) -> None:
-    (home / "base" / "libpaddle.so").write_bytes(b"one\0two\0")
-    assert asked(home) == "9.9.9"
-    (home / "base" / "libpaddle.so").write_bytes(b"one\0DistFleetWrapper\0")
-    assert asked(home) is None
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-import psutil
 import pytest
 from nvmls import FakeNvml, FakeNvmlError, NoPermission, hang
 from planning import a_request
 
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.host import addresses, devices, gpumeter, nvml, probe, scripts, tcp
+from fleetrun.host import addresses, devices, gpumeter, nvml, probe, scripts
 from fleetrun.model import Address, Script
 from fleetrun.run import proc
 
@@ -67,19 +64,6 @@ def known(facts: Facts) -> dict[str, tuple[str, ...]]:
     return {gpu.uuid: tuple(part.uuid for part in gpu.instances) for gpu in facts.gpus}
 
 
-def test_a_bare_machine(root: Path) -> None:
-    facts = read(root)
-    assert facts.device_counts == {}
-    assert facts.cwd == str(root / "work")
-    assert facts.hostname == os.uname().nodename
-    assert facts.python == sys.executable
-    assert facts.pid == os.getpid()
-    assert facts.cpus == len(os.sched_getaffinity(0))
-    assert facts.program == "train.py"
-    assert (len(facts.started_utc), facts.started_utc[8], facts.started_utc[-1]) == (16, "T", "Z")
-    assert facts.addresses == ()
-
-
 @pytest.mark.parametrize("sign", ["dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg"])
 def test_nvml_counts_gpus_where_a_driver_shows(root: Path, sign: str) -> None:
     (root / sign).parent.mkdir(parents=True, exist_ok=True)
@@ -88,29 +72,6 @@ def test_nvml_counts_gpus_where_a_driver_shows(root: Path, sign: str) -> None:
     assert facts.device_counts == {"gpu": 2}
     assert known(facts) == {"GPU-a": (), "GPU-b": ("MIG-1", "MIG-2")}
     assert facts.notes == ()
-
-
-@pytest.mark.parametrize(
-    ("gpus", "uuids", "note"),
-    [
-        # One whose numbers have gaps, and all that one can have.
-        ((("GPU-a", "", "MIG-1", "", "MIG-3"),), {"GPU-a": ("MIG-1", "MIG-3")}, ""),
-        ((("GPU-a", *"1234567"),), {"GPU-a": tuple("1234567")}, ""),
-        (
-            (("GPU-a", ""), ("GPU-b",)),
-            {"GPU-b": ()},
-            "GPU 0 does not work (it is in MIG mode without an instance",
-        ),
-        ((), {}, ""),
-    ],
-)
-def test_instances_of_gpus_are_counted(
-    root: Path, gpus: tuple[tuple[str, ...], ...], uuids: dict[str, tuple[str, ...]], note: str
-) -> None:
-    (root / "dev/nvidiactl").touch()
-    facts = read(root, FakeNvml(*gpus))
-    assert known(facts) == uuids
-    assert note in " ".join(facts.notes)
 
 
 def test_device_files_count_where_nvml_does_not_work(root: Path) -> None:
@@ -159,21 +120,6 @@ def test_a_gpu_that_may_not_be_opened_or_is_lost_is_left_out_with_a_word(root: P
     assert known(facts) == {"GPU-a": (), "GPU-c": ()}
     (note,) = facts.notes
     assert note.startswith("GPU 3 does not work (GPU is lost); GPU 1 may not be opened (Insuff")
-
-
-def test_who_uses_a_gpu_is_read(root: Path) -> None:
-    with_driver(root, 3)
-    uses = {"GPU-a": (60 << 30, 80 << 30, (os.getpid(), 1 << 30)), "MIG-1": (1, 10, ())}
-    lib = FakeNvml(("GPU-a",), ("GPU-b", "MIG-1", "MIG-2"), ("GPU-c",), uses=uses)
-    first, second, third = read(root, lib).gpus
-    assert (third.used_bytes, third.users) == (None, ())
-    assert [part.used_bytes for part in second.instances] == [1, None]
-    assert (first.used_bytes, first.total_bytes) == (60 << 30, 80 << 30)
-    (pid, command), strangers = first.users
-    assert pid == os.getpid()
-    assert command
-    # Only the pid of a process in another container is known.
-    assert strangers == (1 << 30, "")
 
 
 def mine() -> list[int]:
@@ -292,25 +238,6 @@ def test_what_cannot_be_run_is_a_fault(root: Path, target: str, message: str) ->
 # -- the network ---------------------------------------------------------------------------------
 
 
-def test_several_hosts_read_ours_and_the_way_to_the_first_peer(root: Path) -> None:
-    facts = read(root, request=a_request(ips=("127.0.0.1", "127.0.0.2")))
-    assert facts.addresses == ()
-    facts = read(root, request=a_request(ips=("192.0.2.1", "192.0.2.2")))
-    assert ("lo", "127.0.0.1") in facts.addresses
-    assert not [address for address in facts.addresses if "%" in address.ip]
-    names = {address.interface for address in facts.addresses}
-    assert facts.peer_interface in {None, *names}
-
-
-def test_a_sandbox_without_netlink_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied() -> NoReturn:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(psutil, "net_if_addrs", denied)
-    with pytest.raises(EnvironmentFault, match=r"cannot be read \(Operation not permitted\)"):
-        addresses.addresses()
-
-
 OURS = (
     Address("lo", "127.0.0.1"),
     Address("eth0", "10.0.0.1"),
@@ -344,14 +271,6 @@ def test_a_network_that_is_not_here_is_a_fault_that_lists_what_is() -> None:
         addresses.chosen("10.0.0.0/99", OURS, "--network=10.0.0.0/99")
 
 
-def test_names_are_resolved_but_not_where_our_own_name_says_enough(root: Path) -> None:
-    facts = read(root, request=a_request(ips=("no-such-host.invalid", "192.0.2.1")))
-    assert facts.resolved == {"no-such-host.invalid": ()}
-    own = os.uname().nodename
-    facts = read(root, request=a_request(ips=(own, "192.0.2.1", "no-such-host.invalid")))
-    assert facts.resolved == {}
-
-
 def test_interfaces_without_a_link_or_for_this_host_alone_are_dead_ends(root: Path) -> None:
     states = {"eth0": "up", "eth1": "down", "eth2": "lowerlayerdown", "bond0": "unknown"}
     for name, state in states.items():
@@ -372,38 +291,6 @@ def test_interfaces_without_a_link_or_for_this_host_alone_are_dead_ends(root: Pa
 
 
 # -- ports ---------------------------------------------------------------------------------------
-
-
-def test_the_holder_of_a_port_is_named() -> None:
-    code = (
-        "import socket, sys\n"
-        "server = socket.create_server(('127.0.0.1', 0))\n"
-        "print(server.getsockname()[1], flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, "train.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as holder:
-        assert holder.stdout is not None
-        port = int(holder.stdout.readline())
-        named = tcp.holder(port)
-        holder.communicate()
-    assert named is not None
-    assert named.startswith(f"pid {holder.pid} ({sys.executable} -c import socket")
-    assert named.endswith("train.py)")
-    assert tcp.holder(port) is None
-
-
-def topology(root: Path, nodes: Mapping[int, str], siblings: Mapping[int, str]) -> None:
-    """Write what the kernel would show of NUMA nodes and threads of a core."""
-    system = root / "sys/devices/system"
-    for node, cpus in nodes.items():
-        (system / f"node/node{node}").mkdir(parents=True)
-        (system / f"node/node{node}/cpulist").write_text(f"{cpus}\n")
-    (system / "node/online").write_text("0-1\n")
-    for cpu, threads in siblings.items():
-        (system / f"cpu/cpu{cpu}/topology").mkdir(parents=True)
-        (system / f"cpu/cpu{cpu}/topology/thread_siblings_list").write_text(f"{threads}\n")
 
 
 def plugged(root: Path, **fields: object) -> Mapping[str, int]:

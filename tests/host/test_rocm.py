@@ -39,13 +39,6 @@ def test_gpus_of_amds_are_used_where_paddle_is_built_for_them(tmp_path: Path) ->
     assert (facts.device_counts, facts.is_rocm) == ({"gpu": 2}, True)
 
 
-def test_a_paddle_for_the_cpu_leaves_them_with_a_word(tmp_path: Path) -> None:
-    path = paddle(tmp_path, "None")
-    facts = devices.with_amd(some_facts(), a_request(), machine(tmp_path, 1), path)
-    assert facts.device_counts == {}
-    assert facts.absent["gpu"].startswith("1 AMD GPU is here, and the Paddle of this Python is not")
-
-
 def test_gpus_that_are_hidden_or_not_in_the_container_do_not_count(tmp_path: Path) -> None:
     root = machine(tmp_path, 4, files=3)
     named = a_request(devices="all")
