@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from commandline import fleetrun
@@ -14,13 +15,12 @@ from fleetrun.strategy import fields, load
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-class Said:
-    """The output of a command, and its exit code."""
+class Said(NamedTuple):
+    """The exit code of a command, and its output."""
 
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code = code
-        self.out = out
-        self.err = err
+    code: int
+    out: str
+    err: str
 
 
 def cells(line: str) -> list[str]:
@@ -30,8 +30,7 @@ def cells(line: str) -> list[str]:
 
 def strategy(capsys: pytest.CaptureFixture[str], *words: str) -> Said:
     code = app.main(["strategy", *words], environ={})
-    printed = capsys.readouterr()
-    return Said(code, printed.out, printed.err)
+    return Said(code, *capsys.readouterr())
 
 
 def test_list_has_every_field_for_those_who_ask(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,13 +64,6 @@ def test_show_says_what_a_field_comes_to_why_that_is_known_and_how_it_is_written
     assert "fleetrun --set nccl_comm_num=VALUE train.py" in out
     assert "DistributedStrategy_en.html" in out
     assert "If it is false" in strategy(capsys, "show", "sync_nccl_allreduce").out
-
-
-def test_show_tells_of_a_preset_that_is_a_field_too(capsys: pytest.CaptureFixture[str]) -> None:
-    output = strategy(capsys, "show", "gradient_merge")
-    assert "`fleetrun strategy show strategy.gradient_merge`" in output.err
-    out = strategy(capsys, "show", "strategy.gradient_merge").out
-    assert out.startswith("strategy:\n  gradient_merge: true or false")
 
 
 def test_validate_says_all_that_is_wrong_line_by_line(

@@ -238,11 +238,3 @@ def test_secrets_are_handed_in_but_not_shown(capsys: pytest.CaptureFixture[str])
     out, err = capsys.readouterr()
     assert "hunter2" not in out + err
     assert "secret values are shown as ***" in err
-
-
-def test_without_sbatch_the_way_out_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert app.main(["submit", "slurm", "--", "t.py"], environ={}) == 3
-    assert "there is no sbatch on this host" in capsys.readouterr().err
