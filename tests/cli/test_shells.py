@@ -87,7 +87,6 @@ def test_options_their_values_and_files_complete(
         ("zsh", "fleetrun --gpus=0 tr", "2", "file\ntr\n_\n"),
         ("fish", "fleetrun --dry-run=j", "--dry-run=j", "plain,--dry-run=json\n"),
         ("fish", "fleetrun --gpus=0 tr", "tr", "file,tr\n"),
-        ("bash", "fleetrun\n--dry-run\n=\nj", "3", "plain,json\n"),
         ("bash", "fleetrun\n--dry-run\n=", "2", "plain,table\nplain,json\n"),
         ("bash", "fleetrun\n--master\na\n:\n1\n--dr", "5", "plain,--dry-run\n"),
     ],

@@ -57,12 +57,6 @@ def test_a_task_for_each_rank_asks_for_as_many_ranks() -> None:
     assert resolve({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}).nproc_per_node == 4
 
 
-def test_a_shell_in_an_allocation_leaves_all_to_the_launchers_that_it_starts() -> None:
-    resolved = resolve(BATCH, "--nproc_per_node=2")
-    assert (resolved.nproc_per_node, resolved.ips, resolved.notes) == (2, (), ())
-    assert resolve(BATCH, "--dry-run").ips == ("n1", "n2", "n3", "n4")
-
-
 def test_steps_of_a_job_have_ports_of_their_own_and_so_have_the_next_jobs() -> None:
     steps = [resolve({**STEP, "SLURM_STEP_ID": str(step)}).start_port for step in range(4)]
     jobs = [resolve({**STEP, "SLURM_JOB_ID": str(job)}).start_port for job in range(78, 108)]

@@ -54,12 +54,6 @@ def read(
     )
 
 
-def test_paddle_counts_what_a_mask_leaves_of_any_kind(root: Path) -> None:
-    facts = read(root, "foo 4 FOO_VISIBLE_DEVICES", environ={"FOO_VISIBLE_DEVICES": "1,3"})
-    assert (facts.paddle_counts, facts.absent) == ({"foo": 2}, {})
-    assert facts.has_plugins
-
-
 def test_a_driver_without_its_plugin_is_said_with_what_to_install(root: Path) -> None:
     for number in range(8):
         (root / f"dev/davinci{number}").touch()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from plans import assert_golden, plan, request
 
-from fleetrun.model import Device, Endpoint, LaunchPlan, RankSpec, Strategy
+from fleetrun.model import Device, LaunchPlan, Strategy
 from fleetrun.plan.brief import brief
 from fleetrun.text import display_width
 
@@ -25,20 +25,6 @@ def with_devices(made: LaunchPlan, *groups: tuple[Device, ...]) -> LaunchPlan:
     return made._replace(processes=processes)
 
 
-def with_roles(made: LaunchPlan, *roles: tuple[str, str, int]) -> LaunchPlan:
-    """Make MADE start processes of these roles, logs and ranks."""
-    template = made.processes[0]
-    processes = tuple(
-        template._replace(
-            name=f"{role}.{rank}",
-            log=f"{log}.{rank}",
-            rank=RankSpec(role.upper(), rank, rank, 0, (), Endpoint("127.0.0.1", 6170 + rank)),
-        )
-        for role, log, rank in roles
-    )
-    return made._replace(processes=processes, mode="ps")
-
-
 def test_banner_is_what_it_was() -> None:
     assert_golden("banner.txt", "\n".join(lines_of(plan())) + "\n")
 
@@ -46,13 +32,6 @@ def test_banner_is_what_it_was() -> None:
 def test_banner_of_a_host_among_several_says_which_of_the_ranks_are_its_own() -> None:
     first, *_ = lines_of(plan(hosts=HOSTS, node=1))
     assert first == "starting train.py on 10.0.0.2 (node rank 1 of 2 nodes): ranks 2-3 of 4"
-
-
-def test_banner_counts_the_roles_of_parameter_servers() -> None:
-    roles = (("server", "serverlog", 0), ("trainer", "workerlog", 0), ("trainer", "workerlog", 1))
-    lines = lines_of(with_roles(plan(), *roles))
-    assert lines[0] == "starting train.py on this host: server 0 and trainers 0-1"
-    assert "logs in log/ with serverlog.N, workerlog.N" in lines
 
 
 @pytest.mark.parametrize(

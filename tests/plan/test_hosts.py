@@ -53,6 +53,7 @@ STRANGERS = ("10.0.0.8", "10.0.0.9")
 LOOPBACK = ("127.0.0.1", "127.0.0.2")
 TRUSTED = "--host=10.0.0.8 is trusted, although this host has 10.0.0.1 (eth0)."
 SHOWN = "none of --ips=10.0.0.8,10.0.0.9 is this host: shown as 10.0.0.8 would see it."
+POD = from_variable("host", "10.9.9.9", "POD_IP")
 # Names, fields of the request, our place among them, and remarks.
 PLACED: list[tuple[tuple[str, ...], dict[str, Any], int, tuple[str, ...]]] = [
     # A dry run may be done by a stranger, and shows what another host would do.
@@ -60,12 +61,7 @@ PLACED: list[tuple[tuple[str, ...], dict[str, Any], int, tuple[str, ...]]] = [
     (("10.0.0.1", "10.0.0.8"), {"host": "10.0.0.1"}, 0, ()),
     (("10.0.0.9", "10.0.0.8"), {"host": "10.0.0.8"}, 1, (TRUSTED,)),
     # A $POD_IP outside the list is meant for something else.
-    (
-        OURS,
-        {"host": "10.9.9.9", "settings": from_variable("host", "10.9.9.9", "POD_IP")},
-        0,
-        (),
-    ),
+    (OURS, {"host": "10.9.9.9", "settings": POD}, 0, ()),
     (LOOPBACK, {"host": "127.0.0.2"}, 1, ()),
     (LATER, {"rank": 1}, 1, ()),
     (LATER, {"rank": -1}, 1, ()),

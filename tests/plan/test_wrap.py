@@ -64,11 +64,6 @@ def test_a_program_that_is_missing_is_a_sentence_before_anything_starts(tmp_path
     assert not (tmp_path / "started").exists()
 
 
-def test_a_rank_that_the_job_does_not_have_is_refused() -> None:
-    with pytest.raises(UsageError, match="there is no rank 4"):
-        commands(a_request(wrap=asked("4: nsys").wrap))
-
-
 def test_the_rank_is_what_the_command_starts(tmp_path: Path) -> None:
     # The failing rank ends the other, so it waits until that has printed.
     code = """
