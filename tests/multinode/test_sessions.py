@@ -132,16 +132,6 @@ def test_all_hosts_end_as_the_rank_that_failed_first(
     assert ends[2]["what"] == "rank 2 exited with 7"
 
 
-def test_all_hosts_end_well_together(four_hosts: Network, tmp_path: Path) -> None:
-    job = by_list(four_hosts, tmp_path / "job").begin()
-    for rank in (3, 1, 2):
-        job.order(rank, 0)
-    until(lambda: "sh rank.sh" not in " ".join(four_hosts.hosts[3].processes()[1:]))
-    assert not job._is_over()
-    job.order(0, 0)
-    assert job.ends() == [0] * 4
-
-
 def test_hosts_that_meet_may_come_in_any_order_and_by_name(
     four_hosts: Network, tmp_path: Path
 ) -> None:

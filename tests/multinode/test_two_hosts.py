@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -77,22 +76,6 @@ def test_every_host_finds_its_place(two_hosts: Pair) -> None:
         assert env["PADDLE_TRAINERS_NUM"] == "4"
         assert env["PADDLE_RANK_IN_NODE"] == str(rank % 2)
         assert env["PADDLE_MASTER"] == "10.88.0.1:6070"
-
-
-def test_a_host_without_an_address_of_another_waits_as_the_first(two_hosts: Pair) -> None:
-    first, second = two_hosts
-    for host in two_hosts:
-        (host.folder / "job.py").write_text(DUMP)
-    launchers = [start(first, "--nnodes=2", "--nproc_per_node=1", "job.py")]
-    until(lambda: re.search("^python.* -m fleetrun --master.*\n", first.output, re.MULTILINE))
-    (line,) = re.findall(
-        "^python.* -m fleetrun (--master=10.88.0.1:.*)\n", first.output, re.MULTILINE
-    )
-    launchers.append(start(second, *line.split()))
-    assert ends(launchers) == [0, 0], "".join(host.output for host in two_hosts)
-    for env in dumps(two_hosts):
-        hosts = re.findall(r"[\d.]+(?=:)", env["PADDLE_TRAINER_ENDPOINTS"])
-        assert hosts == ["10.88.0.1", "10.88.0.2"]
 
 
 def test_the_interface_that_reaches_the_peers_is_used(two_hosts: Pair) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 
 import plans
@@ -36,16 +35,3 @@ KILLED = Outcome(Exited(0, "rank 0", ExitStatus(signum=9), at=2.5))
 )
 def test_one_line_says_it(told: Ending, line: str) -> None:
     assert ending.line(told) == line
-
-
-@pytest.mark.parametrize(
-    ("outcome", "rank", "signum", "code"),
-    [(Outcome(None), None, None, 0), (FAILED, 1, None, 7), (KILLED, 0, 9, 137)],
-)
-def test_a_document_says_it_to_programs(
-    outcome: Outcome, rank: int | None, signum: int | None, code: int
-) -> None:
-    told = ending.document(WELL._replace(outcome=outcome), "node1")
-    assert (told["rank"], told["signal"], told["exit_code"]) == (rank, signum, code)
-    assert (told["host"], told["processes"], told["seconds"]) == ("node1", 2, 83.2)
-    assert json.loads(json.dumps(told)) == told

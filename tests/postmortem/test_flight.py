@@ -308,29 +308,6 @@ def test_a_rank_that_may_wait_in_what_is_not_recorded_is_not_named(stands_outsid
     )
 
 
-def test_in_a_circle_each_rank_stands_in_the_call_that_holds_up_its_later_ones() -> None:
-    whole = CollectiveChannel((0, 1), 2)
-    # The first stage sends one micro-batch less than the last one receives.
-    calls = {
-        0: [p2p("recv", 1, 0, 2), Call(whole, "broadcast")],
-        1: [p2p("recv", 0, 1, 2), p2p("send", 1, 0, 2), p2p("send", 1, 0, 2)],
-    }
-    records = {}
-    for rank, script in calls.items():
-        numbers: dict[CollectiveChannel, int] = {}
-        issued = []
-        for at, call in enumerate(script):
-            number = numbers[call.channel] = numbers.get(call.channel, 0) + 1
-            # All are issued at once.
-            issued.append(
-                Collective(call.channel, number, call.operation, 5.0 + at, state=ASYNCHRONOUS)
-            )
-        records[rank] = FlightRecord(rank, 100, 0, tuple(issued), numbers, settled_at=99.0)
-    (finding,) = flight.verdict(records, JobRanks(2))
-    assert finding.kind == CYCLE
-    assert finding.text.endswith("rank 0 in recv 1 from rank 1; rank 1 in recv 1 from rank 0")
-
-
 def test_the_verdict_reads_as_people_would_say_it() -> None:
     mp = CollectiveChannel(tuple(range(8, 16)))
     step = Call(mp, "all_reduce")
@@ -393,17 +370,6 @@ def test_examples(
     assert finding.text.startswith(text)
 
 
-def asked(
-    record: FlightRecord, done: dict[int, float | None], *, settled_at: float = 0.0
-) -> FlightRecord:
-    """Return RECORD whose device was last asked at SETTLED_AT; DONE has what is known by place."""
-    collectives = tuple(
-        collective._replace(done_at=done.get(place, collective.done_at))
-        for place, collective in enumerate(record.collectives)
-    )
-    return record._replace(collectives=collectives, settled_at=settled_at)
-
-
 @pytest.mark.parametrize(("state", "ranks"), [(ASYNCHRONOUS, (1,)), (BLOCKING, ())])
 def test_who_never_entered_a_backward_that_has_returned_on_the_others_is_named(
     state: int, ranks: tuple[int, ...]
@@ -419,6 +385,3 @@ def test_who_never_entered_a_backward_that_has_returned_on_the_others_is_named(
         assert finding.text.startswith(
             "rank 1 never entered backward 3 of all ranks; 2 others wait there"
         )
-
-
-# Devices that run calls in order ----------------------------------------

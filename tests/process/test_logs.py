@@ -109,16 +109,3 @@ def test_s52_a_log_folder_that_vanished_is_made_again_for_another_attempt(tmp_pa
     job.wait_for("ready0", "ready1")
     vanish(tmp_path / "log")
     assert job.release(launcher).code == 0
-
-
-def test_s37_a_read_only_log_folder_is_said_before_anything_starts(tmp_path: Path) -> None:
-    (tmp_path / "log").mkdir()
-    (tmp_path / "log").chmod(0o555)
-    job = Command(tmp_path, "touch born", ranks=1)
-    # Permissions do not stop root unless it has dropped the capability.
-    plain = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override"]
-    done = job.finish(job.start(prefix=plain if os.geteuid() == 0 else ()))
-    assert done.code == 3
-    assert "cannot be written to" in done.stderr
-    assert "(Permission denied): make room or choose another folder with --log_dir" in done.stderr
-    assert not (tmp_path / "born").exists()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import plans
 import pytest
 
-from fleetrun.run.events import Declared, Happening, RunWarning, SourceFailed, TimerExpired
+from fleetrun.run.events import Declared, Happening, SourceFailed, TimerExpired
 from fleetrun.run.loop import Loop
 from fleetrun.run.observers import ObservedJob, Observers, Sink, Source
 
@@ -135,26 +135,3 @@ def test_wherever_a_source_fails_it_is_an_event(room: _Room, place: str) -> None
     assert room.remarks == []
     # Its connected clients notice.
     assert spring.is_closed
-
-
-def test_a_source_that_has_failed_hears_and_declares_nothing_more(room: _Room) -> None:
-    spring = _Spring("on_event")
-    observers = room.open(spring)
-    observers.on_event(NEWS)
-    spring._declare(RunWarning("stopped", "rank 0 is stopped", 1.0))
-    assert spring.heard == [NEWS]
-    assert len(room.declared) == 1
-
-
-def test_listeners_are_closed_in_the_order_opposite_to_their_opening(room: _Room) -> None:
-    closed: list[str] = []
-
-    class Closes(Sink):
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def close(self) -> None:
-            closed.append(self.name)
-
-    room.open(Closes("messages"), Closes("log")).close()
-    assert closed == ["log", "messages"]

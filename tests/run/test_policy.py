@@ -27,7 +27,6 @@ from fleetrun.run.events import (
     Interrupted,
     JobVerdict,
     Outcome,
-    Ready,
     RootCauses,
     SignalAll,
     SourceFailed,
@@ -409,22 +408,6 @@ def test_what_comes_of_a_history(case: Case) -> None:
     assert job.done[-2:] == [Sweep(), Finish(seen)]
 
 
-def test_what_cannot_be_started_stops_what_was_and_is_not_tried_again() -> None:
-    job = Job([True] * 3, Rules(max_restarts=2), spawns=lambda process: process != 1)
-    spawned = [action for action in job.done if isinstance(action, Spawn)]
-    assert spawned == [Spawn(0, 0), Spawn(1, 0)]
-    assert job.signals() == [TERM]
-    job.exit(0, signum=TERM)
-    assert (job.verdict().exit_code, job.verdict().given_up) == (127, "")
-    assert job.verdict().describe() == "rank 1 could not be started: no such program"
-
-
-def test_s54_a_hopeless_failure_is_not_tried_again() -> None:
-    job = a_job(1, max_restarts=2)
-    job.exit(0, code=1, no_retry="no such module.")
-    assert (job.verdict().exit_code, job.verdict().given_up) == (1, "no such module.")
-
-
 @pytest.mark.parametrize(
     ("steps", "words", "lived_s", "attempts"),
     [
@@ -483,25 +466,6 @@ def test_a_signal_ends_the_wait_for_hosts_at_once(attempt: int, signum: int) -> 
 
 
 # ------------------------------------------------------------------- processes that wait for others
-
-
-def served(spawns: Callable[[int], bool] | None = None, **rules: int) -> Job:
-    """Make a job of a server, and two trainers that wait for it."""
-    return Job([False, True, True], Rules(**rules), spawns, awaiting=(1, 2))
-
-
-def starts(job: Job) -> list[str]:
-    """Write down what starts and waits in JOB: as tuples, a Spawn and an Await would be equal."""
-    steps = [action for action in job.done if isinstance(action, Spawn | Await)]
-    return [f"{type(action).__name__} {action.process}" for action in steps]
-
-
-def test_who_waits_starts_when_it_may_and_once() -> None:
-    job = served()
-    assert starts(job) == ["Spawn 0", "Await 1"]
-    for process in (1, 1, 2):
-        job.feed(Ready(process, 1.5))
-    assert starts(job) == ["Spawn 0", "Await 1", "Spawn 1", "Await 2", "Spawn 2"]
 
 
 # ------------------------------------------------------------------------------- every history

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING
 
-from fleetrun.model import FieldVerdict
 from fleetrun.rundir import eventfile
 from fleetrun.rundir.eventfile import EventRecord
 
@@ -28,15 +26,3 @@ def test_what_was_appended_is_read(tmp_path: Path) -> None:
         "started", read.time, 3.5, "trainer.1", 1, 2, {"pid": 7, "text": "my ***"}
     )
     assert read == expected
-
-
-def test_what_became_of_a_field_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    told = {"who": ["rank 0"], "name": "amp", "status": "effective", "new": 1}
-    path.write_text(
-        json.dumps({"schema": 2, "event": "strategy_report", "verdicts": [told, 3]}) + "\n"
-    )
-    (report,) = eventfile.read(str(path))
-    assert eventfile.verdicts(report) == (
-        FieldVerdict("amp", "", "", "effective", who=("rank 0",)),
-    )

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from fleetrun.model import ProcessSpec
 from fleetrun.rundir import rankfile
 from fleetrun.rundir.heartbeat import beat, last_step
-from fleetrun.rundir.rankfile import ErrorReport
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,22 +25,6 @@ WHOLE = {
     "monotonic": 0.5,
     "code": 3,
 }
-
-
-def test_s20_every_field_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "rank.3.jsonl"
-    expected = ErrorReport(
-        *(3, "h", 7, 1.5, 2, "ValueError", "caf\\udce9", "Traceback\n"),
-        monotonic=0.5,
-        code=3,
-        path=str(path),
-    )
-    # A record of another attempt, and one that a full disk truncated.
-    lines = [json.dumps({**WHOLE, "kind": "exception"}), '{"kind": "exception", "restart": 2, "m']
-    lines.append(json.dumps({**WHOLE, "kind": "exception", "restart": 3, "message": "later"}))
-    path.write_text("\n".join(lines) + "\n")
-    assert rankfile.error(str(path), restart=2) == expected
-    assert rankfile.error(str(path)) is None
 
 
 def test_an_exit_counts_unless_it_is_caught_or_well(tmp_path: Path) -> None:

@@ -44,12 +44,6 @@ SETTINGS = (
 )
 
 
-def push_raw(link: Connection, payload: bytes) -> None:
-    """Send PAYLOAD over LINK, sealed as a message of it."""
-    assert link._seals is not None
-    link._push(link._seals[0].put(payload))
-
-
 class Stranger:
     """A caller of the coordinator with KEY, and the answers that it gets."""
 
@@ -77,7 +71,9 @@ class Stranger:
     def say_raw(self, payload: bytes) -> None:
         """Send PAYLOAD, sealed as a message of the connection."""
         turn_until(self.loop, lambda: self.links)
-        push_raw(self.links[0], payload)
+        (link,) = self.links
+        assert link._seals is not None
+        link._push(link._seals[0].put(payload))
 
     @property
     def trouble(self) -> str:
@@ -227,9 +223,6 @@ def test_who_was_refused_cannot_end_the_job_all_the_same(job: Job) -> None:
     assert job.is_well()
 
 
-FAULT = Failure("node-7", "there is no script", 3)
-
-
 def test_a_listed_host_comes_back_to_a_job_that_has_begun(job: Job) -> None:
     job.config = RendezvousConfig(
         1,
@@ -244,15 +237,6 @@ def test_a_listed_host_comes_back_to_a_job_that_has_begun(job: Job) -> None:
     again = job.enter()
     turn_until(job.loop, lambda: again.session._missing is not None or again.handler.rosters)
     assert not again.handler.verdicts
-
-
-def test_with_a_token_a_fault_ends_the_job_of_whoever_knows_that(job: Job) -> None:
-    job.token = TOKEN
-    first = job.enter()
-    answer = job.stranger(TOKEN).say(a_join()._replace(failure=FAULT)).answer()
-    assert isinstance(answer, Verdict)
-    turn_until(job.loop, lambda: first.handler.verdicts)
-    assert [verdict.failure for verdict in first.handler.verdicts] == [FAULT]
 
 
 def test_a_stranger_does_not_hear_how_a_job_has_ended(job: Job) -> None:
@@ -312,38 +296,6 @@ def test_what_no_host_says_reaches_nobody(job: Job, field: str, value: object) -
     (roster,) = job.launched[0].handler.rosters
     assert {entry.host for entry in roster.entries} == {HERE}
     assert all(line.isprintable() for line in job.launched[0].remarks)
-
-
-def test_what_a_rank_printed_reaches_no_other_terminal_as_it_was(job: Job) -> None:
-    job.config = job.config._replace(max_restarts=0)
-    job.begin()
-    words = "\x1b]0;owned\x07first\r\nsecond \x9b31m"
-    failure = Failure("node-1", "rank 1 said \x1b[2J", 1, words, no_retry="a\nb")
-    job.launched[1].session.failed(failure)
-    job.launched[1].session.stopped(failure)
-    turn_until(job.loop, lambda: job.launched[0].handler.verdicts)
-    (verdict,) = job.launched[0].handler.verdicts
-    delivered = verdict.failure
-    assert delivered is not None
-    assert all(
-        text.isprintable()
-        for text in (delivered.what, delivered.no_retry, *delivered.words.split("\n"))
-    )
-    assert "first" in delivered.words.split("\n")[0]
-    assert "second" in delivered.words.split("\n")[1]
-
-
-def test_a_message_of_a_launcher_with_control_characters_ends_its_connection(job: Job) -> None:
-    job.begin()
-    failure = json.loads(CODEC.write(Failed(0, Failure("node-1", "x", 1))))
-    failure["failure"]["what"] = "a\x1b[2J"
-    link = job.launched[1].session._connection
-    assert link is not None
-    push_raw(link, json.dumps(failure).encode())
-    # As if the launcher was lost; the other host starts again without a trace of it.
-    turn_until(job.loop, lambda: not link.is_open)
-    turn_until(job.loop, lambda: job.launched[0].handler.stopped)
-    assert job.launched[0].handler.stopped[0].what == "fleetrun was lost"
 
 
 # False coordinators ------------------------------------------------------------------------------

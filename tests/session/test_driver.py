@@ -9,9 +9,6 @@ import pytest
 from launchers import CONFIG, HERE, Launchers
 from wire import turn_until
 
-from fleetrun.run.events import Failure
-from fleetrun.session.wire import HUNG_UP
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -22,13 +19,6 @@ def launchers() -> Iterator[Launchers]:
     made = Launchers()
     yield made
     made.close()
-
-
-def test_two_launchers_make_a_roster(launchers: Launchers) -> None:
-    _, first, _ = launchers.take_part("first", serves=True)
-    _, second, _ = launchers.take_part("second")
-    turn_until(launchers.loop, lambda: first.rosters and second.rosters)
-    assert first.rosters == second.rosters
 
 
 def test_the_coordinators_terms_hold_and_what_others_asked_for_is_one_line(
@@ -44,26 +34,6 @@ def test_the_coordinators_terms_hold_and_what_others_asked_for_is_one_line(
     assert line.startswith("127.0.0.1 coordinates the job, and its options apply: --nnodes=2 (here")
     assert "--max_restart=0 (here 3), --heartbeat_timeout=10 (here 60)." in line
     assert not printed_first
-
-
-def test_who_leaves_when_nobody_is_there_to_hear_it_ends_at_once(launchers: Launchers) -> None:
-    second, _, _ = launchers.take_part("second")
-    turn_until(launchers.loop, lambda: "refused" in second.missing())
-    second.quit(Failure("second", "interrupted", 143))
-    turn_until(launchers.loop, lambda: not second.is_busy)
-
-
-def test_strangers_leave_room_for_what_is_said_of_hosts(launchers: Launchers) -> None:
-    session, _, printed = launchers.take_part("first", serves=True)
-    session._caller_refused("10.0.1.0", HUNG_UP)
-    assert printed[-1].endswith(
-        "was closed there: it has ended, or has another token or another --job_id."
-    )
-    for number in range(100):
-        session._caller_refused(f"10.0.1.{number}", "has another token")
-    assert len(printed) == 32
-    session.shown("node-2 cannot take part: --run_mode is rpc there")
-    assert printed[-1].startswith("node-2 cannot take part")
 
 
 def test_who_calls_a_port_that_becomes_free_coordinates_the_job(launchers: Launchers) -> None:

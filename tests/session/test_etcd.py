@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import threading
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import etcds
 import ports
 import pytest
-from wire import turn_until
 
-from fleetrun.session.etcd import Client, EtcdError, JobStore, StoreAddress, StoreAnswer
+from fleetrun.session.etcd import Client, EtcdError, StoreAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from fleetrun.run.loop import Loop
 
 TIMEOUT_S = 60.0
 
@@ -88,34 +83,6 @@ def _greet(server: socket.socket) -> None:
         # Unread bytes would reset the connection.
         while link.recv(65536):
             pass
-
-
-def test_a_store_answers_in_order_also_after_one_that_was_killed(
-    endpoint: tuple[str, int], loop: Loop
-) -> None:
-    nobody = ("127.0.0.1", ports.free(1)[0])
-    answers: list[StoreAnswer] = []
-    with closing(
-        JobStore(StoreAddress((nobody, endpoint), "another job", TIMEOUT_S), loop)
-    ) as store:
-        store.ask(answers.append, "campaign", "me", 60, 0)
-        store.ask(answers.append, "look")
-        turn_until(loop, lambda: not store.is_busy)
-        assert [answer.trouble for answer in answers] == ["", ""]
-        assert answers[1].value[0] == "me"
-        assert store._address.endpoints == (endpoint, nobody)
-        with socket.create_server(("127.0.0.1", 0)) as silent:
-            address = store._address
-            store._address = address._replace(endpoints=(silent.getsockname(),))
-            store.ask(answers.append, "look")
-            assert store._call is not None
-            os.kill(store._call.pid, signal.SIGKILL)
-            turn_until(loop, lambda: not store.is_busy)
-        store._address = address
-        assert answers[2].trouble == "the process that asks it was killed by SIGKILL"
-        store.ask(answers.append, "renew", answers[0].value)
-        turn_until(loop, lambda: not store.is_busy)
-        assert answers[3].value is True
 
 
 def test_an_etcd_that_wants_tls_is_asked_with_the_certificates_of_etcdctl(

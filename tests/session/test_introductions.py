@@ -28,36 +28,6 @@ def alone(hosts: list[Member], me: int, timeout_s: float, key: Key = KEY) -> tup
     return PeerCheck(hosts, me, card, key=key, timeout_s=timeout_s).run(hosts[me].host)
 
 
-def meet_all(
-    hosts: list[Member], timeout_s: float = TIMEOUT_S, keys: list[Key] | None = None
-) -> list[tuple[Peer, ...]]:
-    """Let every host of HOSTS meet the others."""
-    peers: dict[int, tuple[Peer, ...]] = {}
-
-    def meet(me: int) -> None:
-        peers[me] = alone(hosts, me, timeout_s, KEY if keys is None else keys[me])
-
-    threads = [threading.Thread(target=meet, args=(me,)) for me in range(len(hosts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [peers[me] for me in range(len(hosts))]
-
-
-def test_hosts_that_come_meet_on_every_port() -> None:
-    numbers = ports.free(2)
-    peers_by_host = meet_all(on_loopback(3, numbers))
-    for me, others in enumerate(peers_by_host):
-        assert [peer.card and peer.card.host for peer in others] == [
-            f"node{index}" for index in range(3) if index != me
-        ]
-        for peer in others:
-            assert peer.connects == tuple(Connect(port, "connected") for port in numbers)
-            # All share one clock; the error depends on the load of this machine.
-            assert abs(peer.ahead_s) <= peer.accuracy_s + 0.05
-
-
 def test_a_host_that_does_not_come_refuses() -> None:
     hosts = on_loopback(2)
     (peer,) = alone(hosts, 0, 0.3)

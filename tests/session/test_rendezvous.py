@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -38,7 +37,6 @@ class RecordedSession:
         self.shown = self.remarks.append
         self.launcher = "this one"
         self.serves = self.is_connected = self.has_told_all = False
-        self.until: float | None = None
 
     def open(self, waiting: object) -> None:
         """Open nothing."""
@@ -52,14 +50,6 @@ class RecordedSession:
 
     def flush(self) -> None:
         """Write nothing."""
-
-    def missing(self) -> str:
-        """Return the names of the missing hosts."""
-        return "a place"
-
-    def waits_until(self) -> float | None:
-        """Return until when they are waited for."""
-        return self.until
 
 
 def nothing_planned(_: RosterMessage) -> LaunchPlan:
@@ -113,27 +103,6 @@ def test_a_fault_of_any_length_can_be_read_by_the_others(loop: Loop) -> None:
         assert CODEC.read(CODEC.write(message)) == message
 
 
-def test_a_host_with_a_fault_ends_with_it_if_nobody_comes(loop: Loop) -> None:
-    fault = EnvironmentFault("Port 6070 is taken.")
-    answers: list[object] = []
-
-    def offer(_: int) -> JoinRequest:
-        raise fault
-
-    session = RecordedSession(RendezvousConfig(2, 2, rdzv_timeout_s=0.01))
-    begun(session, loop, offer=offer, answers=answers)
-    turn_until(loop, lambda: bool(answers))
-    assert answers == [fault]
-
-
-def test_a_wait_names_the_timeout_that_counts(loop: Loop) -> None:
-    session = RecordedSession()
-    rendezvous = begun(session, loop)
-    assert rendezvous.progress(700.0) == "Waiting up to 600 s for a place."
-    session.until = time.monotonic() + 15.0
-    assert rendezvous.progress(700.0) == "Waiting up to 15 s for a place."
-
-
 def test_a_secret_in_a_fault_is_not_told_to_the_others(loop: Loop) -> None:
     def plan(_roster: RosterMessage) -> LaunchPlan:
         raise EnvironmentFault("--env=DB_PASSWORD=hunter2 is wrong.")
@@ -146,13 +115,3 @@ def test_a_secret_in_a_fault_is_not_told_to_the_others(loop: Loop) -> None:
         "--env=DB_PASSWORD=*** is wrong",
         "Failed (on node-1)",
     ]
-
-
-def test_who_is_lost_while_all_get_ready_is_done_without(loop: Loop) -> None:
-    session = RecordedSession()
-    rendezvous = begun(session, loop)
-    rendezvous.plan(ROSTER)
-    lost = Failure("node-2", "nothing was heard of it", 1, is_departure=True)
-    rendezvous.conclude(Verdict(0, "other", lost, is_final=False))
-    assert len(session.troubles) == 2
-    assert session.failures == [None]

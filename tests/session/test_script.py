@@ -67,15 +67,3 @@ def test_what_else_stands_on_the_command_line_does_not(
 @pytest.mark.parametrize("line", ["none.py", "./none", "no-such-program", "pkg"])
 def test_what_cannot_be_read_has_none(line: str, folders: tuple[Path, Path]) -> None:
     assert of(line, folders[0]) == ""
-
-
-def test_a_large_program_is_told_by_its_size_and_its_beginning(
-    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = folders
-    monkeypatch.setattr(script, "_MOST_READ", 4)
-    (first / "prog").write_text("abcdef")
-    (second / "prog").write_text("abcdeg")
-    assert of("./prog", first) == of("./prog", second)
-    (second / "prog").write_text("abcdefg")
-    assert of("./prog", first) != of("./prog", second)

@@ -24,16 +24,6 @@ def folders(*paths: Path) -> list[LogFolder]:
     return made
 
 
-def test_hosts_with_one_folder_use_the_first_ones_run(tmp_path: Path) -> None:
-    log, own = tmp_path / "log", tmp_path / "own"
-    looks = [folder.look(LAUNCHERS, 0) for folder in folders(log, log, log, own)]
-    assert looks[3] is None
-    assert [folder and folder.run_name for folder in looks[:3]] == ["2026-default-0"] * 3
-    assert [folder and folder.own for folder in looks[:3]] == ["", "node1", "node2"]
-    assert looks[0] is not None
-    assert looks[0].folders == {1: "node1", 2: "node2"}
-
-
 def test_hosts_with_folders_of_their_own_keep_them(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     made = folders(tmp_path / "a", tmp_path / "b", tmp_path / "file")

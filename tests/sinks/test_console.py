@@ -91,12 +91,6 @@ def test_the_end_of_an_interrupted_line_is_no_line_of_its_own(
     assert ranks.shown == b"[0] " + before + b"\n[1] hello\n[0] next\n"
 
 
-def test_a_return_and_a_newline_end_one_line(ranks: Ranks) -> None:
-    ranks.write(0, b"a\r\nb\r")
-    ranks.write(0, b"\nc\n\nd\n")
-    assert ranks.shown == b"[0] a\r\n[0] b\r\n[0] c\n[0] \n[0] d\n"
-
-
 @pytest.mark.parametrize(
     ("first", "held", "rest"),
     [
@@ -163,12 +157,3 @@ def test_every_line_on_the_screen_has_the_prefix_of_who_wrote_it(
         assert all(line for line in mine)
     for line in filter(None, seen(made.shown)):
         assert line.startswith((b"[0] ", b"[1] ")), made.shown
-
-
-def test_one_rank_alone_is_shown_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "workerlog.0"
-    path.write_bytes(b"name? \r\xc3")
-    feed = Feed(str(path), None)
-    assert feed.take(is_last=False, now=0.0, cursor=None) == b"name? \r\xc3"
-    assert not feed.is_open
-    feed.close()

@@ -86,23 +86,6 @@ def lines(count: int, begin: int = 0) -> bytes:
     return b"".join(b"%09d %s\n" % (i, b"x" * (i % 100)) for i in range(begin, begin + count))
 
 
-def test_s68_the_newest_parts_are_kept_and_all_is_shown(rank: Rank) -> None:
-    written = b""
-    for number in range(10):
-        written += (more := lines(8000, 8000 * number))
-        rank.write(more)
-        rank.look()
-    parts = rank.parts()
-    assert len(parts) == 4
-    assert written.endswith(b"".join(parts))
-    assert parts[-1] == b""
-    assert not list(Path(rank.path).parent.glob("*.part"))
-    rank.show()
-    assert rank.shown == written
-    assert rank.lost == 0
-    assert rank.remarks == []
-
-
 def test_a_line_is_not_torn_unless_it_never_ends(rank: Rank) -> None:
     rank.write(lines(8000) + b"half")
     rank.look()

@@ -150,18 +150,3 @@ def test_what_is_told_of_a_launch_is_its_owners_and_the_rest_follows_the_umask(
         assert {stat.S_IMODE((run_dir / name).stat().st_mode) for name in private} == {0o600}
         assert stat.S_IMODE(run_dir.stat().st_mode) == folder
         assert stat.S_IMODE((run_dir / "endpoints.log").stat().st_mode) == log
-
-
-def test_what_somebody_puts_in_the_way_of_a_file_is_not_written_through(tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("mine")
-    made = plan(tmp_path, "1")
-    rundir = RunDirectory(plans.job(made))
-    rundir.prepare()
-    run_dir = tmp_path / "log/runs/1"
-    for name in ("plan.json", "plan.json.new", "endpoints.log"):
-        (run_dir / name).symlink_to(victim)
-    rundir.open(Timers())
-    rundir.close()
-    assert victim.read_text() == "mine"
-    assert not (run_dir / "plan.json").is_symlink()

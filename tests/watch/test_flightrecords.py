@@ -11,13 +11,11 @@ import pytest
 from timers import Timers
 
 from fleetrun.inject.flight_recorder import OPERATIONS, FlightRecorder
-from fleetrun.model import ExitStatus, Rules
 from fleetrun.postmortem import investigation, kernelfacts
-from fleetrun.run.events import Exited, Failure, Outcome, SignalAll, Started
+from fleetrun.run.events import Failure, Outcome
 from fleetrun.session import codec
 from fleetrun.session.exchange import PackedCollectives
 from fleetrun.watch.flightrecords import FlightRecords
-from fleetrun.watch.watch import Watch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,45 +126,3 @@ def test_what_failed_on_another_host_is_explained_by_the_records_of_all(
     assert evidence(134) == [f"R{TEXT}."]
     # A hang already has its verdict.
     assert evidence(124) == []
-
-
-FAILED, ENDED = (
-    [Exited(process, f"rank {2 + process}", ExitStatus(code), 2.0) for process in range(2)]
-    for code in (7, 0)
-)
-
-
-@pytest.mark.parametrize(
-    "ends",
-    [
-        pytest.param([FAILED[0], SignalAll(15), SignalAll(9), FAILED[1]], id="a rank fails"),
-        pytest.param([ENDED[0], FAILED[1]], id="the last rank fails"),
-        pytest.param(ENDED, id="all end"),
-        pytest.param([SignalAll(15), *FAILED], id="another host fails"),
-    ],
-)
-def test_records_are_sent_once_when_a_rank_fails_or_all_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: list[Exited | SignalAll]
-) -> None:
-    ring = tmp_path / "collectives.1"
-    record(ring, "all_reduce", monkeypatch, 1)
-    plan = plans.plan(
-        hosts=("a", "b"),
-        node=1,
-        per_node=2,
-        cwd=str(tmp_path),
-        run_dir=".",
-        env={"FLEETRUN_FLIGHT_RECORDER": str(ring)},
-    )
-    sent: list[object] = []
-    session: Any = SimpleNamespace(hearers={}, serves=False, to_coordinator=sent.append)
-    plan = plan._replace(rules=Rules(hang_timeout_s=60.0))
-    watch = Watch(plans.job(plan), session=session)
-    watch.connect(lambda _: None)
-    watch.open(Timers())
-    for process in range(2):
-        watch.on_event(Started(process, f"rank {2 + process}", 101 + process, 1.0))
-    assert sent == []
-    for happening in ends:
-        watch.on_event(happening)
-    assert [type(message) for message in sent] == [PackedCollectives] * 2

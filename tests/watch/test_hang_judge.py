@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -100,19 +99,6 @@ def test_hosts_that_wait_for_one_that_stands_still_are_not_the_cause(tmp_path: P
     assert not (tmp_path / "stacks.0.txt").exists()
 
 
-def test_ranks_that_have_ended_come_first(tmp_path: Path) -> None:
-    job = Job(tmp_path)
-    elsewhere = (("init_parallel_env", "/x/site-packages/paddle/parallel.py", 7), *WAITING[1:])
-    job.stacks = {0: elsewhere, 1: WAITING, 2: WAITING}
-    job.ended = {3: 60.0}
-    hung = job.hang()
-    ((ranks, text),) = hung.collectives
-    assert ranks == ("rank 3",) == hung.odd
-    assert re.fullmatch(
-        r"rank 3 has ended: it exited with 0 at \d\d:\d\d:\d\d; the others may wait for it", text
-    )
-
-
 def test_one_that_stands_elsewhere_is_told_beside_those_that_have_ended(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.stacks = {1: WAITING, 3: LOADING, 2: WAITING}
@@ -146,11 +132,3 @@ def test_nobody_judges_while_a_host_is_cut_off(tmp_path: Path) -> None:
     job.others = ()
     job.report(0)
     assert job.declared == []
-
-
-def test_a_host_without_a_session_judges_its_own_ranks_alone(tmp_path: Path) -> None:
-    declared: list[Hung] = []
-    judge = HangJudge(plans.job(plan(tmp_path, 1)), None, 5.0, declare=declared.append)
-    judge.report(30.0, {0: WAITING, 1: LOADING})
-    (hung,) = declared
-    assert [who for who, _ in hung.places] == [("rank 2",), ("rank 3",)]

@@ -327,38 +327,6 @@ def hosts(folder: Path, *, serves: bool = True) -> tuple[Room, SimpleNamespace, 
     return here, session, sent
 
 
-def test_the_ranks_of_all_hosts_are_judged_in_one_table(tmp_path: Path) -> None:
-    here, session, _ = hosts(tmp_path)
-    hear = session.hearers[PackedEvidence]
-    here.leave(0, evidence(GOOD))
-    here.exit(0)
-    assert here.remarks == []
-    hear(
-        1,
-        PackedEvidence(
-            0, 1, has_ended=True, packed=codec.pack(json.dumps(evidence(IDLE)).encode())
-        ),
-    )
-    assert "Rank 1 differs from rank 0: fuse_bn_act_ops has no effect" in here.remarks[0]
-    assert here.refuted is not None
-    assert here.refuted.faults == (
-        "rank 1: fuse_bn_act_ops has no effect: dygraph has no such ops",
-    )
-
-
-def test_a_host_that_does_not_judge_tells_the_one_that_does(tmp_path: Path) -> None:
-    here, _, sent = hosts(tmp_path, serves=False)
-    here.leave(0, evidence(IDLE))
-    here.exit(0)
-    assert [(message.generation, message.process, message.has_ended) for message in sent] == [
-        (0, 0, True)
-    ]
-    told = json.loads(codec.unpack(sent[0].packed, 1 << 20))
-    assert told["fields"] == IDLE
-    assert here.remarks == []
-    assert here.refuted is None
-
-
 @pytest.mark.parametrize(
     ("node_rank", "generation", "process"),
     [(1, 0, 0), (1, 1, 1), (1, 0, 99), (1, 0, -1), (0, 0, 0), (0, 0, 1)],

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import signal
 import subprocess
 import sys
 import time
 from contextlib import closing
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import plans
@@ -17,10 +15,8 @@ from nvmls import FakeNvml, hang
 from waiting import LONG_S
 
 from fleetrun.host import nvml
-from fleetrun.inject.flight_recorder import OPERATIONS, FlightRecorder
 from fleetrun.model import ExitStatus, Rules
-from fleetrun.run import isolation, proc
-from fleetrun.run.events import Exited, Hung, RunWarning, SignalAll, Started
+from fleetrun.run.events import Exited, Hung, RunWarning, Started
 from fleetrun.run.loop import Loop
 from fleetrun.watch.watch import Watch, _Rank
 
@@ -30,7 +26,6 @@ if TYPE_CHECKING:
 
     from fleetrun.model import LaunchPlan
     from fleetrun.run.events import Declared
-    from fleetrun.run.isolation import IsolatedCall
 
 BUSY = "while True: pass"
 IDLE = "import time\ntime.sleep(60)"
@@ -119,15 +114,6 @@ def test_a_rank_that_has_ended_for_long_while_others_run_is_told_once(
     )
 
 
-def test_ranks_that_were_asked_to_end_are_not_watched_until_they_start_again(
-    room: Callable[..., Room],
-) -> None:
-    here = room(IDLE, pace_s=0.05, hang_timeout_s=0.2)
-    here.watch.on_event(SignalAll(signal.SIGTERM))
-    here.turn_for(0.6)
-    assert here.declared == []
-
-
 def test_s61_a_heartbeat_before_anybody_heard_of_the_start_counts(
     tmp_path: Path, room: Callable[..., Room]
 ) -> None:
@@ -144,21 +130,6 @@ def test_s61_a_heartbeat_before_anybody_heard_of_the_start_counts(
 def watched(folder: Path, **watch: object) -> Room:
     """Make a watch over a silent rank, which asks the driver of WATCH."""
     return Room(folder, IDLE, hang_timeout_s=0.2, **watch)  # type: ignore[arg-type]
-
-
-def test_a_rank_that_calls_a_collective_once_it_was_asked_for_its_stack_goes_on(
-    tmp_path: Path, room: Callable[..., Room]
-) -> None:
-    # The signal ends a wait in signal.pause, for example.
-    ring = str(tmp_path / "collectives.0")
-    recorder, group = FlightRecorder(ring), SimpleNamespace(name=lambda: "GLOO")
-    recorder.add(group, (0, 1))
-    watch = room(IDLE).watch
-    watch._ranks[0]._ring = ring
-    watch._silent = watch._sample(), "life"
-    assert watch._gone_on() is None
-    recorder.begin(group, OPERATIONS["all_reduce"], ())
-    assert watch._gone_on() == 0
 
 
 def test_what_a_rank_writes_to_either_stream_is_life(tmp_path: Path) -> None:
@@ -193,20 +164,3 @@ def test_a_driver_that_hangs_is_said_and_the_hang_declared(tmp_path: Path) -> No
     why = "Whether a GPU computes is not known: the NVIDIA driver has not answered within 0.3 s ("
     assert here.remarks[0].startswith(why)
     assert isinstance(here.declared[0], Hung)
-
-
-def test_a_watch_that_ends_while_the_driver_hangs_leaves_no_child(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # This child can be killed, however long a busy machine takes.
-    monkeypatch.setattr(isolation, "_END_S", LONG_S)
-    asked: list[IsolatedCall] = []
-
-    def ask() -> IsolatedCall:
-        asked.append(nvml.ask_loads(("0",), lambda: FakeNvml(init=hang)))
-        return asked[0]
-
-    with closing(watched(tmp_path, gpus=lambda: ask)) as here:
-        here.until(lambda: asked)
-    assert proc.stat(asked[0].pid) is None
-    assert here.remarks == []
