@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from planning import planned
+from plans import planned
 
 from fleetrun.cli import request
 from fleetrun.cli.argv import split

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import plans
 import pytest
-from planning import a_roster, some_facts
+from plans import a_roster, some_facts
 
 from fleetrun.cli import app, replay
 from fleetrun.cli.argv import split

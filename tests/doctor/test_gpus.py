@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from findings import bad
-from planning import a_request
+from plans import a_request
 
 from fleetrun.doctor import checked_job, gpus
 from fleetrun.doctor.checked_job import CheckedJob

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from checkout import environ
 from findings import bad
-from planning import a_request
+from plans import a_request
 
 from fleetrun.doctor import machine
 from fleetrun.doctor.checked_job import CheckedJob

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from findings import bad
-from planning import a_request, a_roster, some_facts
+from plans import a_request, a_roster, some_facts
 
 from fleetrun.doctor import network, peers
 from fleetrun.doctor.checked_job import CheckedJob

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from planning import a_request, gathered, some_facts
+from plans import a_request, gathered, some_facts
 
 from fleetrun.errors import UsageError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from planning import a_request, gathered, some_facts
+from plans import a_request, gathered, some_facts
 
 from fleetrun.engines import paddlecloud
 from fleetrun.errors import EnvironmentFault

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fake_paddles import fake_paddle, plugins
-from planning import a_request
+from plans import a_request
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import plugins as plugin_devices

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from planning import a_request, some_facts
+from plans import a_request, some_facts
 
 from fleetrun.host import plugins
 from fleetrun.model import Setting

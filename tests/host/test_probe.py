@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 from nvmls import FakeNvml, FakeNvmlError, NoPermission, hang
-from planning import a_request
+from plans import a_request
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.host import addresses, devices, gpumeter, nvml, probe, scripts

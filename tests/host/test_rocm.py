@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planning import a_request, some_facts
+from plans import a_request, some_facts
 
 from fleetrun.host import devices
 

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-import sshd_hosts
+import sshd
 from checkout import ROOT
 from waiting import LONG_S, until
 
@@ -131,7 +131,7 @@ def test_the_ranks_of_a_stopped_launcher_do_not_outlive_the_job(
     assert launchers[victim].wait(LONG_S) != 0
 
 
-@pytest.mark.skipif(not sshd_hosts.SSHD, reason="there is no sshd here")
+@pytest.mark.skipif(not sshd.SSHD, reason="there is no sshd here")
 @pytest.mark.parametrize("signum", [KILL, STOP])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_nobody_survives_by_ssh(
@@ -139,7 +139,7 @@ def test_nobody_survives_by_ssh(
 ) -> None:
     head, *hosts = four_hosts.hosts[:3]
     shown = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    ssh = sshd_hosts.on_hosts(hosts, tmp_path / "keys", **shown, TRAP="exit")
+    ssh = sshd.on_hosts(hosts, tmp_path / "keys", **shown, TRAP="exit")
     (head.folder / "rank.sh").write_text(RANK)
     options = ("--hosts=10.88.0.2:1,10.88.0.3:1", f"--ssh=ssh -F {ssh}", "--grace=1")
     words = ("-m", "fleetrun", *options, "--heartbeat_timeout=3", SHELL, "rank.sh")

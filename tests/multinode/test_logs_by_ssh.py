@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import sshd_hosts
+import sshd
 from checkout import ROOT
 from processes import MARKER, assert_no_survivors
 from waiting import LONG_S
@@ -29,7 +29,7 @@ def test_logs_of_hosts_with_folders_of_their_own_are_fetched(
     for host in hosts:
         host.run("mount", "-t", "tmpfs", "tmpfs", str(work))
     shown = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", MARKER: marker}
-    ssh = sshd_hosts.option(hosts, tmp_path / "keys", **shown)
+    ssh = sshd.option(hosts, tmp_path / "keys", **shown)
     ips = ",".join(f"{host.ip}:2" for host in hosts)
     script = (
         'echo "rank $PADDLE_TRAINER_ID on $(hostname)"; '

@@ -11,7 +11,7 @@ import uuid
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-import sshd_hosts
+import sshd
 from checkout import ROOT
 from processes import MARKER, assert_no_survivors
 from slurm import Slurm, missing
@@ -107,7 +107,7 @@ class Hosts:
             self._cluster = Slurm(hosts, folder / "slurm")
             self._cluster.start()
             return
-        sshd_hosts.on_hosts(hosts, folder / "keys", **self._shown)
+        sshd.on_hosts(hosts, folder / "keys", **self._shown)
         # Hydra runs this instead of ssh.
         wrapper = folder / "ssh"
         wrapper.write_text(f'#!/bin/sh\nexec ssh -F {self._ssh} "$@"\n')
@@ -146,7 +146,7 @@ def hosts_for(way: Way, hosts: tuple[Host, Host], folder: Path) -> Hosts:
     if way.engine == "slurm":
         reason = missing()
     else:
-        is_here = shutil.which(way.engine) and sshd_hosts.SSHD
+        is_here = shutil.which(way.engine) and sshd.SSHD
         reason = None if is_here else f"there is no {way.engine} or no sshd here"
     if reason is not None:
         pytest.skip(reason)

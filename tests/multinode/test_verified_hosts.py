@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import sshd_hosts
+import sshd
 from checkout import ROOT
 from lab import ends
 from processes import MARKER, assert_no_survivors
@@ -48,7 +48,7 @@ def test_ranks_of_all_hosts_are_compared(
 ) -> None:
     code, sentence, count = CASES[case]
     shown = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", MARKER: marker}
-    ssh = sshd_hosts.option(two_hosts, tmp_path / "keys", **shown)
+    ssh = sshd.option(two_hosts, tmp_path / "keys", **shown)
     (tmp_path / "train.py").write_text(SCRIPT)
     hosts = f"--hosts={','.join(f'{host.ip}:2' for host in two_hosts)}"
     words = (*VERIFY, hosts, ssh, "train.py", case)
@@ -63,7 +63,7 @@ def test_snapshots_that_stay_on_another_host_are_missed(
     two_hosts: tuple[Host, Host], tmp_path: Path, marker: str
 ) -> None:
     shown = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", MARKER: marker}
-    ssh = sshd_hosts.option(two_hosts, tmp_path / "keys", **shown)
+    ssh = sshd.option(two_hosts, tmp_path / "keys", **shown)
     work = tmp_path / "work"
     work.mkdir()
     two_hosts[1].run("mount", "-t", "tmpfs", "tmpfs", str(work))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planning import a_request, a_roster, gpus, some_facts
+from plans import a_request, a_roster, gpus, some_facts
 
 from fleetrun.model import Device, LaunchPlan, Processors
 from fleetrun.plan import affinity, planner

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from planning import a_request, some_facts
+from plans import a_request, some_facts
 
 from fleetrun.model import Script
 from fleetrun.plan import command

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from planning import a_request, a_roster, some_facts
+from plans import a_request, a_roster, some_facts
 
 from fleetrun.model import Address
 from fleetrun.plan import communication

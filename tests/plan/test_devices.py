@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning import a_request, from_variable, known_gpus, some_facts
+from plans import a_request, from_variable, known_gpus, some_facts
 
 from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
 from fleetrun.model import Setting

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from planning import a_request, a_roster, planned, some_facts
+from plans import a_request, a_roster, planned, some_facts
 
 import fleetrun
 from fleetrun.errors import EnvironmentFault, UsageError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from planning import a_request, from_variable, some_facts
+from plans import a_request, from_variable, some_facts
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan import hosts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from planning import a_request, a_roster, some_facts
+from plans import a_request, a_roster, some_facts
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import LaunchPlan, Rules, Script

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commandline import Command
-from planning import a_request, a_roster, some_facts
+from plans import a_request, a_roster, some_facts
 
 from fleetrun.cli import request
 from fleetrun.cli.argv import split

@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planning import a_request, a_roster, some_facts
+from plans import a_request, a_roster, some_facts
 
 from fleetrun.model import Script
 from fleetrun.plan import planner, render

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import reference_tables
-from planning import a_request, known_gpus, planned, some_facts
+from plans import a_request, known_gpus, planned, some_facts
 
 from fleetrun.model import Facts, LaunchPlan, Processors, Request
 from fleetrun.plan import modes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import plans
 import pytest
-from planning import a_request, a_roster, some_facts
+from plans import a_request, a_roster, some_facts
 from waiting import until
 
 from fleetrun import __version__

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from planning import a_roster, some_facts
+from plans import a_roster, some_facts
 
 from fleetrun.cli import request
 from fleetrun.cli.argv import split

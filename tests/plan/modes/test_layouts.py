@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import planning
+import plans
 import pytest
-from planning import a_request, gathered, gpus, some_facts
+from plans import a_request, gathered, gpus, some_facts
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Address, LaunchPlan
@@ -24,7 +24,7 @@ ROLE = {"TRAINING_ROLE": "TRAINER", "PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.9:1,
 
 def planned(request: Request, facts: Facts | None = None) -> LaunchPlan:
     """Plan REQUEST dryly, so that no port need be free here."""
-    return planning.planned(request, facts or some_facts())
+    return plans.planned(request, facts or some_facts())
 
 
 @pytest.mark.parametrize(
