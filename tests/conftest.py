@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -18,7 +19,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
 
 from examples import FEW, MANY, USUAL
-from freezing import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -137,8 +137,12 @@ def _begin_with_long_files(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Freeze the collected tests, thousands of objects that stay, for the garbage collector."""
-    with frozen():
+    gc.disable()
+    try:
         return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
