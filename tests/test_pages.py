@@ -23,8 +23,10 @@ import yaml
 from processes import MARKER, assert_no_survivors
 
 import docs
-from fleetrun.cli import options
+from fleetrun import errors
+from fleetrun.cli import help as help_text
 from fleetrun.plan import kinds
+from fleetrun.run import events
 
 ROOT = Path(__file__).parents[1]
 # How the names of pages in Chinese end; they have the commands of those in English.
@@ -39,6 +41,8 @@ PAGES = {
     if not path.name.endswith(CHINESE)
 }
 README = PAGES["README.md"]
+# All but those for who changes fleetrun.
+TRANSLATED = [name for name in PAGES if Path(name).stem not in {"architecture", "CONTRIBUTING"}]
 
 # Set-up, the tests themselves, what measures for minutes, and what meets hosts that are not there.
 LEFT_OUT = re.compile(
@@ -70,6 +74,11 @@ if "FLEETRUN_VERIFY" in os.environ:
         print(json.dumps(record), file=file)
 print("trained", *sys.argv[1:])
 """
+
+
+def chinese(name: str) -> str:
+    """Return the name of the page in Chinese that is the twin of NAME."""
+    return name.replace(".md", CHINESE)
 
 
 class Piece(NamedTuple):
@@ -235,17 +244,16 @@ def anchors(page: str) -> set[str]:
     return made | set(re.findall(r'<a id="([\w-]+)"></a>', page))
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [*PAGES, *map(chinese, TRANSLATED)])
 def test_every_link_leads_somewhere(name: str) -> None:
-    folder = (ROOT / name).parent
-    for target in re.findall(r"\]\(([^)\s]+)\)", PAGES[name]):
+    page = ROOT / name
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if target.startswith("http"):
             continue
         path, _, anchor = target.partition("#")
-        file = (folder / path).resolve() if path else ROOT / name
+        file = (page.parent / path).resolve() if path else page
         assert file.exists(), target
-        if anchor:
-            assert anchor in anchors(file.read_text(encoding="utf-8")), target
+        assert not anchor or anchor in anchors(file.read_text(encoding="utf-8")), target
 
 
 def test_the_readme_leads_to_every_page() -> None:
@@ -279,13 +287,11 @@ def test_what_is_generated_is_what_the_code_makes_of_it() -> None:
     assert not untranslated, "translate them in the catalogue, then run scripts/docs.py"
 
 
-def test_every_spelling_of_every_option_is_on_the_page() -> None:
-    page = PAGES["docs/reference.md"]
-    for option in options.KNOWN:
-        for spelling in option.opts:
-            assert re.search(rf"^\| .*`{spelling}[` \[]", page, flags=re.MULTILINE), spelling
-        for name in option.env:
-            assert f"`{name}`" in page
+def test_every_exit_code_of_the_code_is_in_the_help() -> None:
+    kinds_of_errors = (errors.UsageError, errors.EnvironmentFault, errors.RendezvousError)
+    known = {kind.exit_code for kind in kinds_of_errors} | {events.HUNG, events.STRATEGY_REJECTED}
+    told = {code for row in help_text.EXIT_CODES for code in row[0].split(", ")}
+    assert {str(code) for code in known} <= told
 
 
 def test_the_table_of_devices_says_what_the_tests_run() -> None:
@@ -325,35 +331,18 @@ def shapes(text: str) -> list[int]:
     return [line.count(" | ") for line in text.splitlines() if line.startswith("|")]
 
 
-# In both languages, or for those who change fleetrun.
-ENGLISH_ONLY = (
-    "architecture",
-    "CONTRIBUTING",
-)
-TRANSLATED = [name for name in PAGES if Path(name).stem not in ENGLISH_ONLY]
-
-
 @pytest.mark.parametrize("name", TRANSLATED)
 def test_a_chinese_page_has_the_headings_commands_tables_and_links(name: str) -> None:
-    english = PAGES[name]
-    path = ROOT / name.replace(".md", CHINESE)
-    chinese = path.read_text(encoding="utf-8")
+    path, english, own = ROOT / chinese(name), PAGES[name], Path(name).name
+    twin = path.read_text(encoding="utf-8")
     blocks = re.compile(r"```\w*\n(.*?)```", flags=re.DOTALL)
-    assert headings(chinese) == headings(english)
-    assert blocks.findall(chinese) == blocks.findall(english)
-    assert shapes(chinese) == shapes(english)
-    own = path.name.replace(CHINESE, ".md")
-    assert links(chinese, own) == links(english, own)
+    assert headings(twin) == headings(english)
+    assert blocks.findall(twin) == blocks.findall(english)
+    assert shapes(twin) == shapes(english)
+    assert links(twin, own) == links(english, own)
     # They lead to each other.
     assert f"({path.name})" in english
-    assert f"({own})" in chinese
-    for target in re.findall(r"\]\(([^)\s]+)", chinese):
-        if target.startswith("http"):
-            continue
-        file, _, anchor = target.partition("#")
-        to = path.parent / file if file else path
-        assert to.exists(), target
-        assert not anchor or anchor in anchors(to.read_text(encoding="utf-8")), target
+    assert f"({own})" in twin
 
 
 def test_no_page_has_the_header_of_its_catalogue_or_both_sides_of_a_merge() -> None:
@@ -368,12 +357,11 @@ def test_the_pages_use_the_words_of_the_glossary() -> None:
     glossary = PAGES["docs/reference.md"].partition("\n## Terms\n")[2]
     terms = re.findall(r"(?m)^\| ([^|]+) \| ([^|]+) \| [^|]+ \| *([^|]*?) *\|$", glossary)[1:]
     assert len(terms) >= 20
-    chinese = "".join(
-        (ROOT / name.replace(".md", CHINESE)).read_text(encoding="utf-8").partition(mark)[0]
-        for name in TRANSLATED
+    translated = "".join(
+        (ROOT / chinese(name)).read_text(encoding="utf-8").partition(mark)[0] for name in TRANSLATED
     )
     english = "".join(PAGES[name].partition("\n## Terms\n")[0] for name in TRANSLATED).lower()
     for word, translation, wrong in terms:
         assert word in english
-        assert translation in chinese
-        assert not wrong or wrong not in chinese, wrong
+        assert translation in translated
+        assert not wrong or wrong not in translated, wrong

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -163,10 +164,8 @@ def other():
                 print(*([package] if package.startswith(start) else []))
         case "id", ["-u"]:
             print(machine["uid"])
-        case ("ldconfig", ["-p"]):
+        case "ldconfig", ["-p"]:
             print("libgomp.so.1 (libc6,x86-64)" if "libgomp1" in machine["has"] else "")
-        case ("dnf" | "sudo"), _:
-            unknown()
         case _:
             unknown()
 
@@ -256,10 +255,7 @@ _TOOLS = "bash sh env cat dirname grep sed sort head tail sha256sum mkdir"
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Make:
-    def make(**like: object) -> Machine:
-        return Machine(tmp_path, **like)
-
-    return make
+    return partial(Machine, tmp_path)
 
 
 def test_all_that_an_ordinary_user_lacks_is_said_at_once_with_the_line_to_type(
@@ -295,6 +291,18 @@ def test_a_python_that_is_too_old_is_said_at_once(machine: Make, uid: int) -> No
     assert "Paddle 3.3.1 needs Python 3.10 to 3.13; python3 here is Python 3.11.2" in ended.output
     assert "PYTHON=/path/to/python scripts/setup" in ended.output
     assert ended.ran == []
+
+
+@pytest.mark.parametrize(
+    ("python", "what"),
+    [("/nonexistent", "no program"), ("cat", "not a Python"), ("python3", "Python 3.11.2")],
+)
+def test_an_unfit_python_is_refused_in_one_sentence(machine: Make, python: str, what: str) -> None:
+    ended = machine(version=[3, 9]).run("setup", PYTHON=python)
+    assert (ended.code, ended.ran) == (3, [])
+    assert ended.output == (
+        f"setup: PYTHON={python} is {what}; Paddle 3.3.1 needs Python 3.10 to 3.13.\n"
+    )
 
 
 def test_a_machine_without_a_network_is_told_what_to_do(machine: Make) -> None:
