@@ -14,11 +14,3 @@ MANY = 1000
 def examples(number: int) -> settings:
     """Return the settings of a test with NUMBER examples instead of the default."""
     return settings(max_examples=max(1, number * settings().max_examples // USUAL))
-
-
-def at_most(number: int) -> int:
-    """Return NUMBER, or the share of it that a profile with fewer examples wants.
-
-    It is for tests that draw at random without Hypothesis.
-    """
-    return min(number, max(1, number * settings().max_examples // USUAL))

@@ -25,15 +25,10 @@ class Rank(SessionHandler):
 
     def __init__(self, session: Session, *, answers: bool) -> None:
         self._session = session if answers else None
-        self.has_obeyed = False
         self.runs = 0
         self.stopped: list[Failure] = []
         self.verdicts: list[Verdict] = []
         self.rosters: list[RosterMessage] = []
-
-    def obey(self) -> None:
-        """Take note."""
-        self.has_obeyed = True
 
     def plan(self, roster: RosterMessage) -> None:
         """Keep the roster."""

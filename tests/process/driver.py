@@ -1,8 +1,7 @@
 """A small launcher for tests: `driver.py SPEC.json` runs a hand-made plan under the Supervisor.
 
-SPEC: {"commands": [[argv...], ...], "folder": "...", "grace_s": 1, "max_restarts": 0,
-"essential": [true, ...], "tee": [0], "keep": 20, "overwrite": false, "preface": "...",
-"strategy": {...}, "generations": [[[argv...], ...], ...], "gathering": "later", "patience_s": 10}
+SPEC: {"commands": [[argv...], ...], "folder": "...", "grace_s": 1, "max_restarts": 0, "tee": [0],
+"strategy": {...}, "broken_source": false, "interrupt_between_deaths": false}
 """
 
 from __future__ import annotations
@@ -18,27 +17,22 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from fleetrun.errors import EnvironmentFault, FleetrunError
+from fleetrun.errors import FleetrunError
 from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Request, Rules, Script
 from fleetrun.run import proc
 from fleetrun.run.events import Exited, Started
-from fleetrun.run.gathering import Gathering
+from fleetrun.run.gathering import AtOnce
 from fleetrun.run.keeper import Keeper, keep
 from fleetrun.run.observers import ObservedJob, Sink, Source
 from fleetrun.run.supervisor import Supervisor
-from fleetrun.sinks import console
 from fleetrun.sinks.console import Console
 from fleetrun.sinks.eventlog import EventLog
 from fleetrun.sinks.launcher_lines import Messages
 from fleetrun.sinks.rundir import RunDirectory
 from fleetrun.watch.proof import Proof
-from fleetrun.watch.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fleetrun.run.events import Happening
-    from fleetrun.run.gathering import Answer
     from fleetrun.run.loop import Waiting
 
 
@@ -88,66 +82,15 @@ class BrokenSource(Source):
         waiting.timer("look", time.monotonic() + 0.01, again)
 
 
-class Hosts(Gathering):
-    """Gathers as the test says: at once, later through a pipe, never, or with an error.
-
-    This holds from ATTEMPT on; before it, and for `at once`, it answers at once.
-    """
-
-    def __init__(self, plan: Callable[[int], LaunchPlan], wanted: dict[str, Any]) -> None:
-        self._plan = plan
-        self._how = wanted.get("gathering", "at once")
-        self._from = wanted.get("gathering_from", 0)
-        self._folder = Path(wanted["folder"])
-        self.timeout_s = wanted.get("timeout_s", 600.0)
-        self.progress_s = wanted.get("progress_s", 10.0)
-        self._read_fd = -1
-
-    def begin(self, attempt: int, waiting: Waiting, answer: Answer) -> None:
-        """Gather."""
-        how = self._how if attempt >= self._from else "at once"
-        (self._folder / f"gathering.{attempt}").touch()
-        match how:
-            case "at once":
-                answer(self._plan(attempt))
-            case "later":
-                # Another host, which comes when the test wants.
-                self._read_fd = os.open(self._folder / "hosts", os.O_RDONLY | os.O_NONBLOCK)
-                waiting.watch(self._read_fd, partial(self._on_host, attempt, waiting, answer))
-            case "fails":
-                raise EnvironmentFault("Port 6070 is taken.")
-            case "breaks":
-                waiting.timer("break", 0.0, partial(os.close, -1))
-            case "never":
-                pass
-            case _:
-                raise AssertionError(how)
-
-    def _on_host(self, attempt: int, waiting: Waiting, answer: Answer) -> None:
-        if os.read(self._read_fd, 1):
-            waiting.unwatch(self._read_fd)
-            answer(self._plan(attempt))
-
-    def missing(self) -> str:
-        """Return the missing host."""
-        return "10.0.0.2"
-
-    def cancel(self) -> None:
-        """Note that the wait is over."""
-        (self._folder / "cancelled").touch()
-
-
 def plan(wanted: dict[str, Any], attempt: int) -> LaunchPlan:
-    """Return the plan of ATTEMPT, which may have its own commands."""
-    generations = wanted.get("generations", [wanted["commands"]])
-    commands = generations[min(attempt, len(generations) - 1)]
+    """Return the plan of ATTEMPT."""
+    commands = wanted["commands"]
     ranks = [
         RankSpec("TRAINER", i, i, 0, (), Endpoint("127.0.0.1", 6070 + i))
         for i in range(len(commands))
     ]
-    essential = wanted.get("essential", [True] * len(ranks))
     folder = wanted["folder"]
-    run = wanted.get("run", f"run-{os.getpid()}")
+    run = f"run-{os.getpid()}"
     strategy = wanted.get("strategy")
     records = f"log/runs/{run}/rank" if strategy else None
     processes = tuple(
@@ -157,14 +100,12 @@ def plan(wanted: dict[str, Any], attempt: int) -> LaunchPlan:
             env={
                 "PADDLE_TRAINER_ID": str(rank.rank),
                 **({"FLEETRUN_RECORDS": f"{records}.{rank.rank}.jsonl"} if records else {}),
-                **wanted.get("env", {}),
             },
             unset=("DROP_ME",),
             log=f"workerlog.{rank.rank}",
-            essential=is_essential,
             rank=rank,
         )
-        for rank, command, is_essential in zip(ranks, commands, essential, strict=True)
+        for rank, command in zip(ranks, commands, strict=True)
     )
     return LaunchPlan(
         job_id="test",
@@ -175,12 +116,7 @@ def plan(wanted: dict[str, Any], attempt: int) -> LaunchPlan:
         nodes=("127.0.0.1",),
         ranks=tuple(ranks),
         processes=processes,
-        rules=Rules(
-            wanted.get("grace_s", 5.0),
-            wanted.get("max_restarts", 0),
-            wanted.get("backoff_s", 1.0),
-            wanted.get("hang_timeout_s", 0.0),
-        ),
+        rules=Rules(wanted.get("grace_s", 5.0), wanted.get("max_restarts", 0)),
         cwd=folder,
         log_dir=f"{folder}/log",
         run_dir=f"{folder}/log/runs/{run}",
@@ -192,16 +128,10 @@ class DrivenJob(ObservedJob):
     """The job of a test."""
 
     def __init__(self, wanted: dict[str, Any], keeper: Keeper) -> None:
-        preface = wanted.get("preface")
-        self._messages = Messages(None if preface is None else lambda: preface)
+        self._messages = Messages()
         self._wanted = wanted
-        tee = wanted.get("tee", [0])
-        request = Request(
-            Script("file", "train.py", ()),
-            tee=tee if tee == "all" else ",".join(map(str, tee)),
-            log_keep=wanted.get("keep", 20),
-            log_overwrite=wanted.get("overwrite", False),
-        )
+        tee = ",".join(map(str, wanted.get("tee", [0])))
+        request = Request(Script("file", "train.py", ()), tee=tee)
         log, show = self._messages.log, self._messages.show
         super().__init__(request, {}, log=log, show=show, keeper=keeper)
 
@@ -210,8 +140,6 @@ class DrivenJob(ObservedJob):
         wanted = self._wanted
         observers: list[Sink | Source] = [self._messages, RunDirectory(self)]
         observers += [EventLog(self), Console(self)]
-        if wanted.get("hang_timeout_s"):
-            observers.append(Watch(self))
         if wanted.get("strategy"):
             observers.append(Proof(self))
         if wanted.get("broken_source"):
@@ -224,10 +152,9 @@ class DrivenJob(ObservedJob):
 def main(path: str) -> int:
     """Run the plan of the file PATH and return its exit code."""
     wanted = json.loads(Path(path).read_text())
-    console._TIMEOUT_S = wanted.get("patience_s", console._TIMEOUT_S)
     try:
         job = DrivenJob(wanted, keep())
-        supervisor = Supervisor(Hosts(partial(plan, wanted), wanted), job)
+        supervisor = Supervisor(AtOnce(partial(plan, wanted)), job)
         return supervisor.run().exit_code
     except FleetrunError as error:
         sys.stderr.write(f"error: {error}\n")

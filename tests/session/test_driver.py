@@ -21,21 +21,6 @@ def launchers() -> Iterator[Launchers]:
     made.close()
 
 
-def test_the_coordinators_terms_hold_and_what_others_asked_for_is_one_line(
-    launchers: Launchers,
-) -> None:
-    first, _, printed_first = launchers.take_part("first", serves=True)
-    asked = CONFIG._replace(heartbeat_timeout_s=60.0, max_restarts=3, least=1)
-    second, rank, printed = launchers.take_part("second", config=asked)
-    turn_until(launchers.loop, lambda: rank.rosters)
-    assert second.config == first.config == CONFIG
-    assert rank.has_obeyed
-    (line,) = printed
-    assert line.startswith("127.0.0.1 coordinates the job, and its options apply: --nnodes=2 (here")
-    assert "--max_restart=0 (here 3), --heartbeat_timeout=10 (here 60)." in line
-    assert not printed_first
-
-
 def test_who_calls_a_port_that_becomes_free_coordinates_the_job(launchers: Launchers) -> None:
     # The kernel, or a child, may still hold the port of a killed launcher.
     with socket.create_server((HERE, launchers.port)) as held:
