@@ -1,4 +1,4 @@
-"""Run directories of large jobs, made by hand."""
+"""Metrics, and run directories of large jobs, made by hand."""
 
 from __future__ import annotations
 
@@ -6,9 +6,26 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from fleetrun.rundir import eventfile, flightfile, metricsfile
+from fleetrun.rundir.runs import Run
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+def a_record() -> metricsfile.MetricsRecord:
+    """Return a line with a GPU and two ranks, one of which reports no step."""
+    first = metricsfile.RankUse("trainer.0", 0, 11, "R", 1.5, 99.0, 1 << 30, 9, 3, 1, 2, 120, 0.5)
+    second = metricsfile.RankUse(
+        "trainer.1", 1, 12, "S", 1.5, None, 1 << 30, 9, 3, None, None, None, None
+    )
+    gpu = metricsfile.GpuUsage(0, "GPU-a", "H", 87.0, 10, 20, 412.5, 61.0, (0,))
+    system = metricsfile.System(50.0, 1.5, 10, 20, 1, 2, 3, 4)
+    return metricsfile.MetricsRecord(1000.5, 7.25, "h", 1, system, (first, second), (gpu,))
+
+
+def a_run() -> Run:
+    """Return the run of these metrics."""
+    return Run("/log/runs/a", None, (), "job", 0, 1, 2, 1000.0, None, None, "", 1)
 
 
 def measured(ranks: int, moment: int, *, step: int | None = None) -> metricsfile.MetricsRecord:

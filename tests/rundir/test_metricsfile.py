@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from metricsrecords import a_record
+from runfolders import a_record
 
 from fleetrun.rundir import metricsfile
 

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from metricsrecords import a_record, a_run
+from runfolders import a_record, a_run
 
 from fleetrun.sinks.metrics import openmetrics
 
