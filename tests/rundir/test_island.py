@@ -38,22 +38,6 @@ def run_rank(folder: Path, code: str) -> str:
     return done.stdout
 
 
-def test_an_exception_fills_all_that_the_reader_knows(tmp_path: Path) -> None:
-    run_rank(tmp_path, "raise ValueError('no')")
-    report = rankfile.error(str(tmp_path / names.rank_records("3")), restart=1)
-    assert report is not None
-    assert (report.rank, report.restart, report.class_, report.message) == (
-        3,
-        1,
-        "ValueError",
-        "no",
-    )
-    # `code` is of an exit only.
-    known = report._replace(code=0)
-    assert all(value not in {None, ""} for value in known), known
-    assert set(rankfile.ErrorReport._fields) == set(report._asdict())
-
-
 def test_a_secret_that_the_script_has_replaced_is_hidden_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

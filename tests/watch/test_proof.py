@@ -314,19 +314,6 @@ def test_strict_is_content_with_what_is_in_effect_even_where_it_makes_no_differe
 # ------------------------------------------------------------------------------------- other hosts
 
 
-def hosts(folder: Path, *, serves: bool = True) -> tuple[Room, SimpleNamespace, list[Any]]:
-    """Return the proof of one of two hosts with a rank each, its session, and the sent messages."""
-    sent: list[Any] = []
-    session = SimpleNamespace(
-        hearers={},
-        serves=serves,
-        to_coordinator=sent.append,
-        hold_done=lambda **_: None,
-    )
-    here = Room(folder, asked=strict(), session=session, nodes=2)
-    return here, session, sent
-
-
 @pytest.mark.parametrize(
     ("node_rank", "generation", "process"),
     [(1, 0, 0), (1, 1, 1), (1, 0, 99), (1, 0, -1), (0, 0, 0), (0, 0, 1)],
@@ -334,7 +321,8 @@ def hosts(folder: Path, *, serves: bool = True) -> tuple[Room, SimpleNamespace, 
 def test_a_host_speaks_for_its_own_ranks_of_this_generation(
     tmp_path: Path, node_rank: int, generation: int, process: int
 ) -> None:
-    here, session, _ = hosts(tmp_path)
+    session = SimpleNamespace(hearers={}, serves=True, hold_done=lambda **_: None)
+    here = Room(tmp_path, asked=strict(), session=session, nodes=2)
     text = codec.pack(json.dumps(evidence(GOOD)).encode())
     message = PackedEvidence(generation, process, has_ended=True, packed=text)
     session.hearers[PackedEvidence](node_rank, message)
