@@ -112,4 +112,4 @@ def test_a_paddle_whose_updates_cannot_be_watched_is_a_remark(tmp_path: Path) ->
         FLEETRUN_HEARTBEAT=str(tmp_path / "beat"),
     )
     assert done.stdout.splitlines()[-1] == "trained"
-    assert "fleetrun: this paddle cannot be patched: " in done.stdout
+    assert "fleetrun: updates are not reported: " in done.stdout
