@@ -37,8 +37,9 @@ def test_paddle_is_checked_in_each_rank_and_in_all_together(version: str, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", PYTHONS)
-def test_with_master_two_hosts_are_checked_together(version: str, tmp_path: Path) -> None:
-    words = [f"--master=127.0.0.1:{ports.free(1)[0]}", "--host=127.0.0.1", "--nproc_per_node=1"]
+def test_two_hosts_are_checked_together(version: str, tmp_path: Path) -> None:
+    master = f"--master=127.0.0.1:{ports.free(1)[0]}"
+    words = [master, "--nnodes=2", "--host=127.0.0.1", "--nproc_per_node=1"]
     hosts = []
     for number in range(2):
         (tmp_path / str(number)).mkdir()
