@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import devices
 import pytest
 from device_strategies import merged_steps
 from training import run
@@ -20,10 +19,7 @@ SCRIPT = MODELS / "kinds.py"
 # Several actions within an update, or on gradients by hand, mean something else if updates are
 # merged without the script's knowledge.
 NOT_MERGED = {
-    *("alternating", "critic", "early", "skipped", "by_hand", "projected", "smoothed", "reloaded"),
-    # Sparse gradients.
-    "padded",
-    *("unscaled", "tried_again", "replaced_at_the_end", "mixed", "sizes_of_its_own"),
+    *("early", "skipped", "by_hand", "mixed"),
 }
 # Returns outputs of which its loss uses a part: Paddle's own reducer refuses that.
 REFUSED_BY_PADDLE = {"twofold"}
@@ -79,9 +75,7 @@ def names() -> list[str]:
         models, _, listed = text.partition("KINDS.update(")
         kinds += map(str.lower, re.findall(r"@trained\(.*\)\nclass (\w+)", models))
         kinds += re.findall(r"\w+", listed.partition(" in (")[2])
-    # Paddle crashes where it adds a sparse gradient to another on a plug-in's device, which
-    # device/test_device.py shows.
-    return [name for name in kinds if not (devices.kind() and name == "padded")]
+    return kinds
 
 
 def assert_as_alone(
@@ -101,13 +95,11 @@ def assert_as_alone(
                 )
 
 
-with devices.on("npu"):
-    _NAMES = names()
 # And the kinds that one process trains the same way.
 ON_PLUGINS = [
-    *_NAMES,
+    *names(),
     *("transformer", "recomputed", "reentrant", "tied", "straight", "strided", "frozen"),
-    *("refrozen", "thawed", "penalty", "compiled", "accumulated", "groups", "paired"),
+    *("refrozen", "thawed", "penalty", "accumulated", "groups", "paired"),
 ]
 _FOR_TWO_RANKS = {"in_turns", "each_rank"}
 

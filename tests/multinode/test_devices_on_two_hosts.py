@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.multinode, pytest.mark.train]
 
 PYTHON = PYTHONS["3.3.1"]
-FEW = ["lora", "hooked", "experts", "deepened", "transformer"]
+FEW = ["strided", "hooked", "experts", "transformer"]
 LEVELS = ("hierarchical_allreduce", "use_hierarchical_allreduce", "resnet50_32gpu", "recommended")
 
 

@@ -6,39 +6,10 @@ from typing import Any
 
 import learning
 import paddle
-from learning import KINDS, MICRO, UPDATES, batches, learn, trained, words
+from learning import KINDS, UPDATES, batches, learn, trained
 from paddle import nn
 from paddle.nn import functional
 from paddle.optimizer import SGD, Momentum
-
-
-@trained(6)
-class Lora(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Frozen layers with adapters of rank two, which are used transposed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.base, self.last = nn.Linear(6, 8), nn.Linear(8, 2)
-        for parameter in self.parameters():
-            parameter.stop_gradient = True
-        self.down, self.up = self.create_parameter([2, 6]), self.create_parameter([8, 2])
-
-    def forward(self, x: Any) -> Any:
-        return self.last(paddle.tanh(self.base(x) + 2.0 * (x @ self.down.T @ self.up.T)))
-
-
-@trained(6)
-class Normed(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Weights that are computed from others before each use, and a norm per row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.spectral = nn.utils.spectral_norm(nn.Linear(6, 8), n_power_iterations=2)
-        self.scaled = nn.utils.weight_norm(nn.Linear(8, 8))
-        self.by_row, self.by_group = nn.LayerNorm(8), nn.GroupNorm(2, 8)
-
-    def forward(self, x: Any) -> Any:
-        return self.by_group(self.by_row(self.scaled(paddle.tanh(self.spectral(x)))))
 
 
 @trained(6, find_unused_parameters=True)
@@ -147,44 +118,6 @@ class Hooked(nn.Layer):  # type: ignore[misc, unused-ignore]
         return self.last(hidden)
 
 
-class Padded(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Adds up embeddings, with padding; and uses the table as a dense weight, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(20, 6, padding_idx=0)
-        self.order, self.last = nn.Embedding(5, 6, sparse=True), nn.Linear(6, 3)
-
-    def forward(self, x: Any) -> Any:
-        bag = self.table(x).sum(1) + self.order(paddle.arange(5)).mean(0)
-        table: Any = self.table.weight
-        return self.last(bag) + (table**2).mean()
-
-
-def padded() -> None:
-    paddle.seed(5)
-    net = Padded()
-    learn("padded", net, SGD(0.1, parameters=net.parameters()), words(20))
-
-
-@trained(6, find_unused_parameters=True)
-class Deepened(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Skips layers in some steps, the same ones on all ranks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.LayerList([nn.Linear(6, 6) for _ in range(3)])
-        self.step = 0
-
-    def forward(self, x: Any) -> Any:
-        # All micro-steps of an update skip the same layers.
-        for place, block in enumerate(self.blocks):
-            if place == 0 or (self.step // MICRO + place) % 2:
-                x = x + paddle.tanh(block(x))
-        self.step += 1
-        return x
-
-
 def each_rank() -> None:
     """Train an expert per rank, which other ranks do not average."""
     paddle.seed(5)
@@ -227,4 +160,4 @@ def each_rank() -> None:
     )
 
 
-KINDS.update({train.__name__: train for train in (mixed, padded, each_rank)})
+KINDS.update({train.__name__: train for train in (mixed, each_rank)})

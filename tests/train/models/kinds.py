@@ -24,15 +24,12 @@ KINDS = {
         name: getattr(shapes, name)
         for name in (
             *("cnn", "transformer", "recomputed", "tied", "straight", "sparse", "frozen"),
-            *("refrozen", "sometimes", "penalty", "compiled", "accumulated", "two"),
+            *("refrozen", "sometimes", "penalty", "accumulated"),
         )
     },
     **{
         name: getattr(stepping, name)
-        for name in (
-            *("groups", "own", "wrapped", "scaled", "paired", "loaded", "clipped"),
-            *("resumed", "fitted", "by_fleet"),
-        )
+        for name in (*("groups", "wrapped", "scaled", "paired", "resumed", "fitted", "by_fleet"),)
     },
 }
 # What Paddle's own reducer cannot train, trains apart, or gets wrong.

@@ -6,8 +6,7 @@ from typing import Any
 
 import learning
 import paddle
-from counting import Meter
-from learning import MICRO, UPDATES, batches, learn, mlp, options, rank, say, words
+from learning import MICRO, UPDATES, batches, learn, mlp, rank, words
 from paddle import nn
 from paddle.distributed.fleet.utils import recompute
 from paddle.optimizer import SGD, Adam, AdamW, Momentum
@@ -181,42 +180,12 @@ def penalty() -> None:
     learn("penalty", net, Momentum(0.1, parameters=net.parameters()), batches(6), loss)
 
 
-def compiled() -> None:
-    net = mlp()
-    optimizer = Momentum(0.1, parameters=net.parameters())
-    learn("compiled", paddle.jit.to_static(net), optimizer, batches(6))
-
-
 def accumulated() -> None:
     """Accumulates over two micro-steps, whatever a strategy does."""
     net = mlp()
     optimizer = Adam(0.01, parameters=net.parameters(), epsilon=1e-4)
     data = batches(6, updates=4)
     learn("accumulated", net, optimizer, data, accumulate=2, no_sync=True)
-
-
-def two() -> None:
-    """Train two models with an optimizer each, as one depends on the other."""
-    first, second = mlp(), mlp(4)
-    both = [paddle.DataParallel(net) for net in (first, second)]
-    optimizers: list[Any] = [
-        SGD(0.1, parameters=first.parameters()),
-        Adam(0.01, parameters=second.parameters(), epsilon=1e-4),
-    ]
-    meter = Meter()
-    for number, batch in enumerate(batches(6)):
-        is_due = (number + 1) % options.accumulate == 0
-        target = both[0](batch)
-        for value, optimizer in (
-            ((target**2).mean(), optimizers[0]),
-            (((both[1](batch) - target.detach()) ** 2).mean(), optimizers[1]),
-        ):
-            with meter.running():
-                (value / options.accumulate).backward()
-            if is_due:
-                optimizer.step()
-                optimizer.clear_grad()
-    say("two", [first, second], meter)
 
 
 class InTurns(Sometimes):

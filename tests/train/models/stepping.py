@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import paddle
 from counting import Meter
-from learning import MICRO, batches, learn, mlp, options, rank, report, say, weights, world
+from learning import MICRO, batches, learn, mlp, options, rank, report, say, weights
 from paddle import nn
 from paddle.optimizer import Adam, AdamW, Momentum
 
@@ -20,24 +20,6 @@ def groups() -> None:
     ]
     optimizer = AdamW(0.01, parameters=parts, grad_clip=nn.ClipGradByGlobalNorm(0.05))
     learn("groups", net, optimizer, batches(6))
-
-
-class Mine(Momentum):  # type: ignore[misc, unused-ignore]
-    """An optimizer of the script's own, which counts its updates."""
-
-    updates = 0
-
-    def step(self) -> None:
-        """Step like its base class."""
-        super().step()
-        self.updates += 1
-
-
-def own() -> None:
-    net = mlp()
-    optimizer = Mine(0.1, parameters=net.parameters())
-    learn("own", net, optimizer, batches(6))
-    report["own"]["updates"] = optimizer.updates
 
 
 def averaging(net: Any) -> Any:
@@ -123,60 +105,7 @@ def paired() -> None:
     say("paired", [*nets], meter, scale=float(scaler.state_dict()["scale"]))
 
 
-class Rows(paddle.io.Dataset):  # type: ignore[misc, type-arg, unused-ignore]
-    """Rows of numbers; each rank has half of them."""
-
-    def __getitem__(self, index: int) -> Any:
-        return np.random.RandomState(index * world + rank).randn(6).astype("float32")
-
-    def __len__(self) -> int:
-        return 2 * 2 * MICRO
-
-
-def loaded() -> None:
-    """Read two epochs of eight micro-batches."""
-    net = mlp()
-    model = paddle.DataParallel(net)
-    inner = Momentum(0.1, parameters=net.parameters())
-    optimizer = paddle.incubate.LookAhead(inner, alpha=0.5, k=2)
-    average = averaging(net)
-    loader = paddle.io.DataLoader(Rows(), batch_size=2)
-    meter = Meter()
-    for _ in range(2):
-        for number, batch in enumerate(loader):
-            with meter.running():
-                ((model(batch) ** 2).mean() / options.accumulate).backward()
-            if (number + 1) % options.accumulate == 0:
-                optimizer.step()
-                optimizer.clear_grad()
-                average.step()
-    say("loaded", [net], meter)
-    with average.apply():
-        report["loaded"]["averaged"] = weights(net)
-
-
-def clipped() -> None:
-    """Clip gradients in the script, after unscaling."""
-    net = mlp()
-    model = paddle.DataParallel(net)
-    optimizer = Momentum(0.1, parameters=net.parameters())
-    scaler = scaler_on_cpu()
-    loader = paddle.io.DataLoader(Rows(), batch_size=2)
-    meter = Meter()
-    for number, batch in enumerate(loader):
-        with meter.running():
-            value = (model(batch) ** 2).mean() / options.accumulate
-            scaler.scale(value).backward()
-        if (number + 1) % options.accumulate == 0:
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(net.parameters(), 0.01)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.clear_grad()
-    say("clipped", [net], meter, scale=float(scaler.state_dict()["scale"]))
-
-
-class Pairs(Rows):
+class Pairs(paddle.io.Dataset):  # type: ignore[misc, type-arg, unused-ignore]
     """Rows for both ranks, with labels."""
 
     def __getitem__(self, index: int) -> Any:
