@@ -85,21 +85,6 @@ def assert_geo(folder: Path, trainer: int, log: str) -> None:
     assert (field["status"], field["in_effect"]) == ("effective", {"k_steps": 20})
 
 
-# The test below covers the strategy, on two hosts.
-@pytest.mark.long
-@pytest.mark.parametrize("has_strategy", [False, True])
-def test_two_servers_and_two_trainers_train(tmp_path: Path, *, has_strategy: bool) -> None:
-    options = ("--server_num=2", "--worker_num=2", *AGAIN, *(geo(tmp_path) if has_strategy else ()))
-    words = ("-m", "fleetrun", *options, str(SCRIPT), *EPOCHS)
-    done, left = run_marked(PYTHON, words, tmp_path, PYTHONPATH=str(ROOT))
-    assert done.returncode == 0, done.stdout
-    assert not left
-    logs = logs_of(tmp_path, 2)
-    assert_learned(logs)
-    for trainer, log in enumerate(logs if has_strategy else ()):
-        assert_geo(tmp_path, trainer, log)
-
-
 @pytest.mark.multinode
 @pytest.mark.skipif(bool(lab.missing()), reason=lab.missing() or "")
 def test_on_two_hosts_a_strategy_makes_servers_and_trainers_exchange_every_20_steps(

@@ -209,9 +209,6 @@ paddle.distributed.barrier(group=group)
         ("2.6.2", "fail"),
         ("3.3.1", "plain"),
         ("3.3.1", "hang"),
-        pytest.param("3.3.1", "fail", marks=pytest.mark.long),
-        pytest.param("2.6.2", "hang", marks=pytest.mark.long),
-        pytest.param("2.6.2", "plain", marks=pytest.mark.long),
     ],
 )
 def test_ranks_are_named_with_their_coordinates(version: str, end: str, tmp_path: Path) -> None:

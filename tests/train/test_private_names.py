@@ -31,18 +31,15 @@ UNASKED = {LOSSES, SERVERS}
 ONLY_STATIC = {STATIC, STATIC_CPU}
 
 
-def cases(kind: str, *, all_names: bool) -> list[dict[str, Any]]:
-    """Return a case for each name, after one with all names and one without fleetrun.
-
-    Without ALL_NAMES, names with the same capabilities share one case.
-    """
+def cases(kind: str) -> list[dict[str, Any]]:
+    """Return a case for a name of each capability, after one with all and one without fleetrun."""
     is_static = kind == "static"
     wanted: list[dict[str, Any]] = [{"name": None}]
     seen = set()
     for place, name in enumerate(NAMES):
         if is_static is not bool(ONLY_STATIC & set(name.capabilities)):
             continue
-        if name.capabilities in seen and not all_names:
+        if name.capabilities in seen:
             continue
         seen.add(name.capabilities)
         wanted.append({"name": place})
@@ -70,20 +67,11 @@ def environ(ranks: int) -> list[dict[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("which", ["some", pytest.param("all", marks=pytest.mark.long)])
-@pytest.mark.parametrize(
-    ("version", "kind"),
-    [
-        ("3.3.1", "dynamic"),
-        ("2.6.2", "static"),
-        pytest.param("3.3.1", "static", marks=pytest.mark.long),
-        pytest.param("2.6.2", "dynamic", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize(("version", "kind"), [("3.3.1", "dynamic"), ("2.6.2", "static")])
 def test_a_paddle_without_a_name_trains_as_it_does_without_fleetrun(
-    version: str, kind: str, which: str, tmp_path: Path
+    version: str, kind: str, tmp_path: Path
 ) -> None:
-    asked = cases(kind, all_names=which == "all")
+    asked = cases(kind)
     (tmp_path / "cases").write_text(json.dumps(asked))
     subprocess.run(
         [

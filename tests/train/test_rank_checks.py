@@ -42,11 +42,10 @@ def test_running_statistics_are_no_divergence_and_trained_parameters_are(
     assert [dict.fromkeys(rank, "") for rank in ranks] == ranks
 
 
-@pytest.mark.parametrize("version", PYTHONS)
 def test_auto_finds_ranks_that_part_ways_late_and_asks_less_often_where_they_are_rounded(
-    version: str, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    ranks = train(PYTHONS[version], "late.py", tmp_path / "ours", OURS, check_ranks="auto")
+    ranks = train(PYTHONS["3.3.1"], "late.py", tmp_path / "ours", OURS, check_ranks="auto")
     for rank in ranks:
         text = "after update 64 rank 1 and rank 0 differ in the parameter 0.weight"
         assert text in rank["apart"]["stopped"]
@@ -76,17 +75,17 @@ def test_tables_may_differ_in_a_few_rows(
 
 
 @pytest.mark.parametrize(
-    ("level", "check_ranks", "is_proved"),
     # All four updates are skipped, or all but the fourth, after which `auto` compares as well.
-    [("O2", "auto", False), ("O1", 0, False), ("O1", "auto", True)],
+    ("level", "is_proved"),
+    [("O2", False), ("O1", True)],
 )
 def test_ranks_whose_scaler_skips_what_is_compared_prove_nothing(
-    level: str, check_ranks: int | str, tmp_path: Path, *, is_proved: bool
+    level: str, tmp_path: Path, *, is_proved: bool
 ) -> None:
     with devices.on("npu"):
         ranks = train(
             *(PYTHONS["3.3.1"], "halves.py", tmp_path / "ours", OURS),
-            check_ranks=check_ranks,
+            check_ranks="auto",
             more={"LEVEL": level},
         )
     moves = level == "O1"
@@ -97,13 +96,12 @@ def test_ranks_whose_scaler_skips_what_is_compared_prove_nothing(
         assert proof["counts"]["skipped"] == (3 if moves else 4)
 
 
-@pytest.mark.parametrize("version", PYTHONS)
-def test_sums_that_are_equally_wrong_on_all_ranks_are_found(version: str, tmp_path: Path) -> None:
+def test_sums_that_are_equally_wrong_on_all_ranks_are_found(tmp_path: Path) -> None:
     # The bias of the last layer is a bucket of its own.
     asked = {"fuse_grad_size_in_num": 1, "nccl_comm_num": 2}
     ways = {"WAYS": "right nan twice infinite one"}
     ranks = train(
-        *(PYTHONS[version], "wrong_sums.py", tmp_path / "ours", asked),
+        *(PYTHONS["3.3.1"], "wrong_sums.py", tmp_path / "ours", asked),
         check_ranks="auto",
         more=ways,
     )
@@ -114,24 +112,3 @@ def test_sums_that_are_equally_wrong_on_all_ranks_are_found(version: str, tmp_pa
             assert "did not return the average of the ranks' gradients" in stopped
     proof = evidence(tmp_path / "ours")
     assert proof["counts"]["gradients_checked"] == 4
-
-
-@pytest.mark.parametrize("version", PYTHONS)
-def test_checks_and_evidence_call_nothing_for_each_parameter_of_a_step(
-    version: str, tmp_path: Path
-) -> None:
-    ranks = train(PYTHONS[version], "hook_calls.py", tmp_path / "ours", {"amp": False})
-    # There are 300 parameters; a function called for each of them made 600 calls.
-    assert all(0 < rank["calls"] < 50 for rank in ranks)
-    # There were once 600 looks per step although no comparison was due.
-    assert [rank["looks"] for rank in ranks] == [0, 0]
-
-
-@pytest.mark.parametrize("version", ["3.3.1", pytest.param("2.6.2", marks=pytest.mark.long)])
-def test_the_reducer_calls_nothing_for_each_gradient_of_a_step(
-    version: str, tmp_path: Path
-) -> None:
-    # 300 gradients in five buckets; each bucket takes some 30 function calls.
-    asked = {"fuse_grad_size_in_num": 60}
-    ranks = train(PYTHONS[version], "hook_calls.py", tmp_path / "ours", asked)
-    assert all(5 < rank["calls"] < 250 for rank in ranks)

@@ -74,11 +74,6 @@ def turned(model: Any, batch: Any, *, is_late: bool, is_alone: bool) -> None:
                 loss_of(out + 1).backward()
 
 
-def strided(model: Any, batch: Any, **_: bool) -> None:
-    """Use the only matrix in its transposed form."""
-    loss_of(model(batch, is_late=True)).backward()
-
-
 def plain_steps(model: Any, batch: Any, **_: bool) -> None:
     """Run one backward of one forward."""
     loss_of(model(batch)).backward()
@@ -86,7 +81,7 @@ def plain_steps(model: Any, batch: Any, **_: bool) -> None:
 
 def train(name: str, net: Any, model: Any, ranks: list[int]) -> dict[str, Any]:
     """Train; return the weights, and the number of allreduces in each update."""
-    ways = {way.__name__: way for way in (several, accumulated, probed, turned, strided)}
+    ways = {way.__name__: way for way in (several, accumulated, probed, turned)}
     way = ways.get(name, plain_steps)
     optimizer = paddle.optimizer.Momentum(0.1, parameters=net.parameters())
     drawn, meter = batches(ranks, 4, 8), Meter()
@@ -105,17 +100,12 @@ def train(name: str, net: Any, model: Any, ranks: list[int]) -> dict[str, Any]:
 report = {}
 # All of them stay alive, and are counted.
 models = []
-for name in ("plain", "several", "accumulated", "thawed", "probed", "turned", "strided"):
-    net, alone = twins(Turned if name in {"turned", "strided"} else mlp)
+for name in ("plain", "several", "accumulated", "thawed", "probed", "turned"):
+    net, alone = twins(Turned if name == "turned" else mlp)
     if name == "thawed":
         for model in (net, alone):
             model[0].weight.stop_gradient = True
     models.append(paddle.DataParallel(net))
     report[name] = train(name, net, models[-1], [rank])
     report[name]["alone"] = train(name, alone, alone, [0, 1])["weights"]
-# Beside a layer of this rank alone Paddle 2.6.2 makes no reducer.
-own = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 4))
-for parameter in own[0].parameters():
-    parameter.no_sync = True
-report["own"] = train("own", own, paddle.DataParallel(own), [rank])
 write(report)

@@ -6,7 +6,6 @@ stages of two levels, the sums among all ranks, and the communicators that were 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from functools import partial
@@ -60,10 +59,9 @@ communicators.new_group = counted
 
 
 freed: list[Any] = []
-if os.environ.get("FREES"):
-    # On GPUs Paddle 3 can do this.
-    kind: Any = core.ProcessGroup
-    kind.shutdown = property(lambda group: partial(freed.append, group))
+# On GPUs Paddle 3 can do this.
+kind: Any = core.ProcessGroup
+kind.shutdown = property(lambda group: partial(freed.append, group))
 
 
 def net(width: int) -> Any:

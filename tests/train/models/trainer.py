@@ -1,6 +1,6 @@
 """A tiny model and the Trainer of its suite. Model and data are made here, nothing is downloaded.
 
-`--library`, `--model`, `--lora` and `--kill_at` are this script's; all others are the Trainer's.
+`--library`, `--lora` and `--kill_at` are this script's; all others are the Trainer's.
 """
 
 from __future__ import annotations
@@ -17,26 +17,18 @@ import paddle as paddle_
 paddle: Any = paddle_
 parser = argparse.ArgumentParser()
 parser.add_argument("--library")
-parser.add_argument("--model")
 parser.add_argument("--lora", action="store_true")
 parser.add_argument("--kill_at", type=int, default=0)
 given, words = parser.parse_known_args()
 trainers: Any = importlib.import_module(f"{given.library}.trainer")
 models: Any = importlib.import_module(f"{given.library}.transformers")
 WORDS, LENGTH, ROWS = 48, 16, 64
-CLASSIFIERS = {"bert": "Bert", "ernie": "Ernie"}
-DECODERS = {"llama": "Llama", "ernie4_5": "Ernie4_5"}
 
 
 def made(arguments: Any) -> Any:
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     sizes |= {"intermediate_size": 64, "max_position_embeddings": LENGTH, "vocab_size": WORDS}
-    if given.model in CLASSIFIERS:
-        name = CLASSIFIERS[given.model]
-        config = getattr(models, f"{name}Config")(**sizes, num_labels=4)
-        return getattr(models, f"{name}ForSequenceClassification")(config)
-    name = DECODERS[given.model]
-    config = getattr(models, f"{name}Config")(**sizes, num_key_value_heads=4, use_cache=False)
+    config = models.LlamaConfig(**sizes, num_key_value_heads=4, use_cache=False)
     # These kernels are for GPUs.
     config.use_flash_attention = config.fuse_rms_norm = config.use_fused_head_and_loss_fn = False
     config._attn_implementation = "eager"
@@ -44,7 +36,7 @@ def made(arguments: Any) -> Any:
     config.recompute_use_reentrant = True
     for field in ("recompute_granularity", "recompute_method", "recompute_num_layers"):
         setattr(config, field, getattr(arguments, field, None) or getattr(config, field, None))
-    return getattr(models, f"{name}ForCausalLM")(config)
+    return models.LlamaForCausalLM(config)
 
 
 class Rows(paddle.io.Dataset):  # type: ignore[misc, unused-ignore]
@@ -58,8 +50,7 @@ class Rows(paddle.io.Dataset):  # type: ignore[misc, unused-ignore]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = np.random.RandomState(self.seed * 1000 + index).randint(1, WORDS, LENGTH)
-        labels = np.array(index % 4) if given.model in CLASSIFIERS else np.roll(row, -1)
-        return {"input_ids": row, "labels": labels}
+        return {"input_ids": row, "labels": np.roll(row, -1)}
 
 
 def together(rows: list[dict[str, Any]]) -> dict[str, Any]:
