@@ -6,14 +6,11 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from fleetrun.inject.allreduce_stages import DeviceStages, ThreadStages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from fleetrun.inject.allreduce_stages import Stage
 
 
 class Task:
@@ -56,53 +53,6 @@ def test_an_idle_thread_stops_at_once_and_a_peer_that_never_comes_delays_nobody(
     threads.stop(0.01)
     assert not task.is_done
     task.is_joined.set()
-
-
-def test_a_tensor_is_in_its_second_stage_while_the_next_one_is_in_its_first() -> None:
-    tasks = {(stage, tensor): Task() for stage in "ab" for tensor in (1, 2)}
-
-    def begins(stage: str) -> Stage:
-        return lambda tensor: tasks[stage, tensor]
-
-    threads = ThreadStages([begins("a"), begins("b")])
-    works = [threads.submit(1), threads.submit(2)]
-    tasks["a", 1].is_joined.set()
-    for place in (("a", 2), ("b", 1)):
-        assert tasks[place].is_begun.wait(10)
-    # Although the next tensor has finished its first stage, this one is first in the second.
-    tasks["a", 2].is_joined.set()
-    assert not tasks["b", 2].is_begun.is_set()
-    for task in tasks.values():
-        task.is_joined.set()
-    for work in works:
-        work.wait()
-    threads.stop(1)
-
-
-def test_a_stage_that_fails_is_the_last_of_its_tensor_and_not_of_others() -> None:
-    seen = []
-
-    def fails_once(tensor: int) -> Task:
-        if tensor == 1:
-            raise ValueError(tensor)
-        return done()
-
-    def second(tensor: int) -> Task:
-        seen.append(tensor)
-        return done()
-
-    def done() -> Task:
-        task = Task()
-        task.is_joined.set()
-        return task
-
-    threads = ThreadStages([fails_once, second])
-    works = [threads.submit(1), threads.submit(2)]
-    with pytest.raises(ValueError, match="1"):
-        works[0].wait()
-    works[1].wait()
-    assert seen == [2]
-    threads.stop(1)
 
 
 class Device:

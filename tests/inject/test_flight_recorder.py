@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,44 +96,6 @@ def test_the_writer_and_the_reader_have_one_layout() -> None:
         assert getattr(flight_recorder, name).format == getattr(flightfile, name).format, name
     assert flightfile.HEADS.size == flight_recorder.CHANNELS * flight_recorder.HEAD.size
     assert flightfile.HEADER.size <= flightfile.HEADER_BYTES
-
-
-def test_a_group_is_there_while_its_members_wait_for_each_other_to_make_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PADDLE_TRAINER_ID", "6")
-    made = recorder(tmp_path, process_group(), ranks=(4, 5, 6))
-    open_calls = []
-
-    def new_group(ranks: list[int] | None = None, backend: str = "gloo") -> None:
-        open_calls.append([call for call in seen(tmp_path).collectives if call.is_open])
-        if backend != "gloo":
-            raise ValueError(backend)
-        if ranks is not None:
-            made.add(process_group(), sorted(ranks))
-
-    collective = SimpleNamespace(new_group=new_group)
-    # Like paddle.distributed, which imports the name.
-    other: Any = ModuleType("other")
-    other.new_group = new_group
-    monkeypatch.setitem(sys.modules, "other", other)
-    flight_recorder._patch_new_group(made, collective)
-    assert other.new_group is collective.new_group
-    collective.new_group([6, 4])
-    collective.new_group(ranks=[6, 4])
-    # A group without this rank, or of this rank alone, has nobody who waits.
-    collective.new_group([4, 5])
-    collective.new_group([6])
-    with pytest.raises(ValueError, match="nccl"):
-        collective.new_group(backend="nccl")
-    first, second, whole = seen(tmp_path).collectives
-    assert first.channel == CollectiveChannel((4, 6), 1, "new_group")
-    assert second.channel == CollectiveChannel((4, 6), 2, "new_group")
-    assert (first.sequence, second.sequence, whole.state) == (1, 1, RAISED)
-    # Members find each other by the number of the call, whatever groups it makes.
-    assert whole.channel == CollectiveChannel((4, 5, 6), 5, "new_group")
-    assert (first.root, whole.root) == (-1, -1)
-    assert [len(calls) for calls in open_calls] == [1, 1, 0, 0, 1]
 
 
 def test_each_collective_is_there_while_it_runs_and_after(
@@ -231,28 +193,6 @@ group.barrier()
     assert ended.returncode == -signal.SIGKILL
     first, last = seen(tmp_path).collectives
     assert (first.is_open, last.operation, last.is_open) == (False, "barrier", True)
-
-
-def test_what_calls_collectives_without_a_record_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    api: Any = SimpleNamespace(reshard=lambda tensor, *, mesh: (tensor, mesh))
-    importer: Any = ModuleType("importer")
-    importer.reshard = api.reshard
-    monkeypatch.setitem(sys.modules, "importer", importer)
-    made = FlightRecorder(str(tmp_path / "ring"))
-    flight_recorder._note(made, "", ("reshard", "of another Paddle"), "auto parallel", api)
-    assert [importer.reshard(1, mesh=2), api.reshard(3, mesh=4)] == [(1, 2), (3, 4)]
-    made.add(process_group(), (0, 1))
-    assert seen(tmp_path).unrecorded == ("auto parallel",)
-
-
-def test_a_job_that_a_rank_starts_does_not_record_into_its_ring(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FLEETRUN_FLIGHT_RECORDER", str(tmp_path / "ring"))
-    recorder(tmp_path, process_group())
-    assert "FLEETRUN_FLIGHT_RECORDER" not in os.environ
 
 
 @pytest.mark.parametrize(("backend", "state"), [("GLOO", BLOCKING), ("NCCL", ASYNCHRONOUS)])
