@@ -90,27 +90,9 @@ def test_static_ranks_that_paddle_cannot_connect_get_one_sentence(
     assert not any('\n  File "' in log for log in logs)
 
 
-@pytest.mark.parametrize("version", mostly("2.6.2"))
-def test_the_deep_demo_shows_what_a_strategy_does(version: str, tmp_path: Path) -> None:
-    # Every update has the same counts.
-    words = ("--strategy=recommended", SCRIPT, "--depth=8")
-    output, _ = train(version, tmp_path, *LAUNCH, *words, FLEETRUN_STOP_AFTER="4")
-    counted = re.search(r"Allreduces: \d+ → (\d+) .*, of (\d+) gradients", output)
-    assert counted is not None, output
-    assert 4 <= int(counted[1]) <= 8
-    assert 150 <= int(counted[2]) <= 160
-    # The table breaks lines between words.
-    early = re.search(r"(\d+) of (\d+) allreduces\s+went\s+out\s+before\s+the\s+last", output)
-    assert early is not None, output
-    assert (int(early[1]), early[2]) == (int(counted[1]) - 1, counted[1])
-
-
-@pytest.mark.parametrize("version", PYTHONS)
-def test_the_console_says_cpu_and_each_reason_once_in_120_columns(
-    version: str, tmp_path: Path
-) -> None:
+def test_the_console_says_cpu_and_each_reason_once_in_120_columns(tmp_path: Path) -> None:
     words = (*LAUNCH, "--strategy=recommended", SCRIPT, "--depth=8", "--epochs=1")
-    output, _ = train(version, tmp_path, *words)
+    output, _ = train("3.3.1", tmp_path, *words)
     lines = output.splitlines()
     ours = [line for line in lines if line.startswith("fleetrun: ")]
     assert sum("CPU" in line or "gloo" in line for line in ours) == 1

@@ -36,8 +36,7 @@ def test_paddle_is_checked_in_each_rank_and_in_all_together(version: str, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", PYTHONS)
-def test_two_hosts_are_checked_together(version: str, tmp_path: Path) -> None:
+def test_two_hosts_are_checked_together(tmp_path: Path) -> None:
     master = f"--master=127.0.0.1:{ports.free(1)[0]}"
     words = [master, "--nnodes=2", "--host=127.0.0.1", "--nproc_per_node=1"]
     hosts = []
@@ -45,7 +44,7 @@ def test_two_hosts_are_checked_together(version: str, tmp_path: Path) -> None:
         (tmp_path / str(number)).mkdir()
         hosts.append(
             subprocess.Popen(
-                [PYTHONS[version], "-m", "fleetrun", *words, "run_check"],
+                [PYTHONS["3.3.1"], "-m", "fleetrun", *words, "run_check"],
                 cwd=tmp_path / str(number),
                 env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
                 stdout=subprocess.PIPE,

@@ -151,12 +151,9 @@ def fields(proof: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {field["name"]: field for field in proof["fields"]}
 
 
-@pytest.mark.parametrize("version", PYTHONS)
-def test_the_scripts_own_settings_win_and_every_update_is_counted(
-    version: str, tmp_path: Path
-) -> None:
+def test_the_scripts_own_settings_win_and_every_update_is_counted(tmp_path: Path) -> None:
     done, logs = train(
-        version,
+        "3.3.1",
         tmp_path,
         OWN_SETTINGS,
         {"strategy": ASKED, "build_strategy": BUILD},
@@ -204,13 +201,10 @@ def test_the_scripts_own_settings_win_and_every_update_is_counted(
     assert heartbeat.last_step([str(tmp_path / "beat")]) == 4
 
 
-@pytest.mark.parametrize("version", PYTHONS)
-def test_the_strategy_wins_on_request_and_ranks_that_diverge_are_stopped(
-    version: str, tmp_path: Path
-) -> None:
+def test_the_strategy_wins_on_request_and_ranks_that_diverge_are_stopped(tmp_path: Path) -> None:
     asked = {"fuse_grad_size_in_MB": 16, "recompute_configs": {"checkpoints": ["a", "b"]}}
     done, logs = train(
-        version,
+        "3.3.1",
         tmp_path,
         DIVERGING,
         {"strategy": asked, "mode": "override", "check_ranks": 2},
@@ -307,12 +301,9 @@ if __name__ == "__main__":
 )
 
 
-@pytest.mark.parametrize("version", PYTHONS)
-def test_processes_that_the_script_spawns_train_with_the_strategy(
-    version: str, tmp_path: Path
-) -> None:
+def test_processes_that_the_script_spawns_train_with_the_strategy(tmp_path: Path) -> None:
     asked = {"strategy": {"fuse_all_reduce_ops": False}}
-    done, (log,) = train(version, tmp_path, SPAWNED, asked, ranks=1)
+    done, (log,) = train("3.3.1", tmp_path, SPAWNED, asked, ranks=1)
     assert done.returncode == 0, done.stdout
     totals = re.findall(r"TOTAL (\S+) of 2", log)
     assert len(totals) == 2
