@@ -1,4 +1,4 @@
-"""Trains by scripts that modify gradients themselves, in micro-steps that are merged.
+"""Trains by scripts that modify gradients or weights themselves, in micro-steps that are merged.
 
 Reports the weights of each beside those of one process, which gets all batches of an update at once
 and updates by hand; or the error that stopped a script.
@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import paddle
 from paddle import nn
-from twins import ByHand, mlp, once, rank, twins, weights, write
+from twins import ByHand, batches, mlp, once, rank, twins, weights, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 MICRO, UPDATES, RATE = 2, 3, 0.1
+STEPS = 8
 paddle.distributed.init_parallel_env()
 # Batches that the script skips: the last one of an update, and the first one of another.
 BAD = (1, 3)
@@ -110,10 +111,10 @@ def large(bad: tuple[int, ...]) -> Iterator[Any]:
         yield rows(good[begin : begin + MICRO], [0, 1])
 
 
-def adversaries(models: list[Any], optimizers: list[Any], ranks: list[int]) -> list[float]:
+def adversaries(models: list[Any], optimizers: list[Any], draw: Callable[[], Any]) -> None:
     """Clear the critic's gradients before its backward, not after the generator's."""
-    for number in range(MICRO * UPDATES):
-        batch = rows([number], ranks)
+    for _ in range(STEPS):
+        batch = draw()
         optimizers[1].clear_grad()
         once(models[1], batch)
         (models[1](models[0](batch).detach()) - 1).square().mean().backward()
@@ -121,26 +122,98 @@ def adversaries(models: list[Any], optimizers: list[Any], ranks: list[int]) -> l
         optimizers[0].clear_grad()
         once(models[1], models[0](batch))
         optimizers[0].step()
-    return list(weights(*models))
 
 
-def composed(net: Any) -> None:
-    """Combine the gradients of two losses by hand."""
-    model, optimizer = paddle.DataParallel(net), paddle.optimizer.SGD(parameters=net.parameters())
-    for number in range(MICRO):
-        batch = rows([number], [rank])
-        once(model, batch)
-        kept = [parameter.grad.clone() for parameter in net.parameters()]
-        optimizer.clear_grad()
-        once(model, batch + 1)
-        for parameter, gradient in zip(net.parameters(), kept, strict=True):
-            parameter.grad = (parameter.grad + gradient).tanh()
-        optimizer.step()
+def apart(models: list[Any], optimizers: list[Any], draw: Callable[[], Any]) -> None:
+    """Train the second model half as often as the first."""
+    for number in range(STEPS):
+        for rate, (model, optimizer) in enumerate(zip(models, optimizers, strict=True), 1):
+            if number % rate == 0:
+                once(model, draw())
+                optimizer.step()
+                optimizer.clear_grad()
 
 
-def assigned(net: Any) -> None:
+def together(models: list[Any], optimizers: list[Any], draw: Callable[[], Any]) -> None:
+    """Run both models in one backward, step one half as often, and clear all after each."""
+    for number in range(1, STEPS + 1):
+        first, second = ((model(draw()) ** 2).mean() for model in models)
+        (first + second).backward()
+        for rate, optimizer in enumerate(optimizers, 1):
+            if number % rate == 0:
+                optimizer.step()
+        for optimizer in optimizers:
+            optimizer.clear_grad()
+
+
+def swapped(models: list[Any], optimizers: list[Any], draw: Callable[[], Any]) -> None:
+    """Evaluate with other weights after each step, and restore them."""
+    for _ in range(STEPS):
+        once(models[0], draw())
+        optimizers[0].step()
+        optimizers[0].clear_grad()
+        kept = [parameter.detach().clone() for parameter in models[0].parameters()]
+        for parameter in models[0].parameters():
+            parameter.set_value(0.5 * parameter)
+        with paddle.no_grad():
+            models[0](draw())
+        for parameter, weight in zip(models[0].parameters(), kept, strict=True):
+            parameter.set_value(weight)
+
+
+def sam(model: Any, optimizer: Any, number: int) -> None:
+    """Use the gradients at perturbed weights."""
+    once(model, rows([number], [rank]))
+    steps = [0.1 * parameter.grad for parameter in model.parameters()]
+    for parameter, step in zip(model.parameters(), steps, strict=True):
+        parameter.set_value(parameter + step)
+    optimizer.clear_grad()
+    once(model, rows([number], [rank]))
+    for parameter, step in zip(model.parameters(), steps, strict=True):
+        parameter.set_value(parameter - step)
+    optimizer.step()
+    optimizer.clear_grad()
+
+
+def decayed(model: Any, optimizer: Any, number: int) -> None:
+    """Decay the weights after each step."""
+    once(model, rows([number], [rank]))
+    optimizer.step()
+    optimizer.clear_grad()
+    for parameter in model.parameters():
+        parameter.set_value(0.99 * parameter)
+
+
+def twofold(model: Any, optimizer: Any, number: int) -> list[Any]:
+    """Return the gradients of one loss, which are cleared before those of another one come."""
+    once(model, rows([number], [rank]))
+    kept = [parameter.grad.clone() for parameter in model.parameters()]
+    optimizer.clear_grad()
+    once(model, rows([number], [rank]) + 1)
+    return kept
+
+
+def subtracted(model: Any, optimizer: Any, number: int) -> None:
+    """Combine the gradients of two losses in place."""
+    kept = twofold(model, optimizer, number)
+    with paddle.no_grad():
+        for parameter, gradient in zip(model.parameters(), kept, strict=True):
+            parameter.grad.subtract_(0.5 * gradient)
+    optimizer.step()
+    optimizer.clear_grad()
+
+
+def composed(model: Any, optimizer: Any, number: int) -> None:
+    """Combine the gradients of two losses in new ones."""
+    kept = twofold(model, optimizer, number)
+    for parameter, gradient in zip(model.parameters(), kept, strict=True):
+        parameter.grad = (parameter.grad + gradient).tanh()
+    optimizer.step()
+
+
+def assigned(model: Any, optimizer: Any, _number: int) -> None:
     """Make gradients without backward."""
-    optimizer = paddle.optimizer.SGD(parameters=net.parameters())
+    net = model._layers
     made: Any = paddle.grad([net(paddle.ones([1, 6])).sum()], net.parameters())
     for parameter, gradient in zip(net.parameters(), made, strict=True):
         parameter.grad = gradient
@@ -158,24 +231,27 @@ for name, (backward, change, clear, bad) in KINDS.items():
         by_hand.step()
         by_hand.clear_grad()
     report[name] = {"weights": weights(net), "alone": weights(alone)}
-pairs = twins(lambda: nn.LayerList([new(), new()]))
-shared = [paddle.DataParallel(net) for net in pairs[0]]
-sgd = [paddle.optimizer.SGD(RATE, parameters=model.parameters()) for model in shared]
-by_hands = [ByHand(RATE, net.parameters(), MICRO) for net in pairs[1]]
-report["adversaries"] = {
-    "weights": adversaries(shared, sgd, [rank]),
-    "alone": adversaries([*pairs[1]], by_hands, [0, 1]),
-}
+for way in (adversaries, apart, together, swapped):
+    pairs = twins(lambda: nn.LayerList([new(), new()]))
+    shared = [paddle.DataParallel(net) for net in pairs[0]]
+    sgd = [paddle.optimizer.SGD(RATE, parameters=model.parameters()) for model in shared]
+    by_hands = [ByHand(RATE, net.parameters(), MICRO) for net in pairs[1]]
+    way(shared, sgd, partial(next, batches([rank], 4, 6)))
+    way([*pairs[1]], by_hands, partial(next, batches([0, 1], 4, 6)))
+    report[way.__name__] = {"weights": weights(pairs[0]), "alone": weights(pairs[1])}
 
 
-def stop(script: Callable[[Any], None]) -> str:
+def stop(script: Callable[[Any, Any, int], object]) -> str:
     """Return the error that stops SCRIPT."""
+    model: Any = paddle.DataParallel(new())
+    optimizer = paddle.optimizer.SGD(RATE, parameters=model.parameters())
     try:
-        script(new())
+        for number in range(MICRO * UPDATES):
+            script(model, optimizer, number)
     except RuntimeError as error:
         return str(error)
     return ""
 
 
-stops = {script.__name__: stop(script) for script in (composed, assigned)}
-write([report, stops])
+refused = (sam, decayed, subtracted, composed, assigned)
+write([report, {script.__name__: stop(script) for script in refused}])

@@ -6,7 +6,6 @@ and the error that stopped the script with both.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import paddle
@@ -14,7 +13,6 @@ from paddle import nn
 from twins import batches, rank, twins, weights, write
 
 paddle.distributed.init_parallel_env()
-kernels: Any = paddle._C_ops
 
 
 class Descent:
@@ -26,10 +24,7 @@ class Descent:
     def step(self) -> None:
         """Update the parameters."""
         for parameter in self.parameters:
-            if os.environ.get("KERNELS"):
-                kernels.sgd_(parameter, paddle.to_tensor([0.1]), parameter.grad, None, False)  # noqa: FBT003
-            else:
-                parameter.set_value(parameter - 0.1 * parameter.grad)
+            parameter.set_value(parameter - 0.1 * parameter.grad)
             parameter.clear_gradient()
 
 
