@@ -33,11 +33,9 @@ REFUSALS = (
         # The words of 3.3.1, and of 2.6.2, whose builds for CPUs lack this flag.
         "comm_id must be generated|FLAGS_dynamic_static_unified_comm cannot get its value",
         """
-        test_strategy_setups.py[static] test_verdicts.py[static]
+        test_verdicts.py[static]
         test_a_build_for_gpus_trains_on_cpus_as_a_build_for_cpus
         test_a_rank_that_lacks_what_the_others_do_not_use_ends_no_job[static]
-        test_a_static_graph_merges_in_a_block_of_its_own
-        test_computation_fusion_makes_fewer_operators_of_a_static_graph
         test_hierarchical_sums_are_the_sums_of_all_ranks
         test_merged_programs_learn_what_larger_batches_teach_over_two_communicators
         test_one_communicator_of_gloos_is_always_waited_for
@@ -45,8 +43,8 @@ REFUSALS = (
         test_packed_programs_learn_what_plain_ones_learn
         test_ranks_part_ways_between_averages_with_localsgd
         test_shards_of_parameters_learn_what_all_learn
-        test_the_computation_goes_on_while_gradients_are_summed_unless_that_is_waited_for
         test_what_the_fused_operator_would_get_wrong_is_left_alone
+        test_the_computation_goes_on_while_gradients_are_summed_unless_that_is_waited_for
         """,
         nranks=2,
     ),
@@ -58,10 +56,8 @@ REFUSALS = (
         test_compression.py[2.6.2] test_profile.py[2.6.2] test_rank_checks.py[2.6.2]
         test_strategy_dygraph.py[2.6.2] test_strategy_kinds.py[2.6.2]
         test_strategy_matrix.py[2.6.2] test_strategy_reducer.py[2.6.2]
-        test_strategy_settings.py[2.6.2] test_strategy_setups.py[2.6.2]
-        test_verdicts.py[2.6.2-dygraph]
+        test_strategy_settings.py[2.6.2] test_verdicts.py[2.6.2-dygraph]
         test_ranks_do_not_wait_for_one_whose_check_fails[2.6.2]
-        test_updates_of_sharding_stage_1_are_seen[2.6.2]
         """,
     ),
     Refusal(
@@ -70,7 +66,6 @@ REFUSALS = (
         "no kernels which are registered in the memcpy_d2h operator",
         """
         test_each_update_is_a_heartbeat[static-2.6.2]
-        test_each_update_is_a_heartbeat[tests-2.6.2]
         test_programs_and_losses_that_cannot_be_merged_are_refused[2.6.2]
         """,
     ),

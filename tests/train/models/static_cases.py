@@ -107,6 +107,9 @@ def network(case: str) -> Any:
         hidden = nn.functional.relu(nn.Linear(8, 8)(hidden))
         if case == "norm":
             hidden = nn.BatchNorm1D(8)(hidden)
+    if case == "bias":
+        image = nn.Conv2D(2, 2, 1)(paddle.reshape(hidden, [-1, 2, 2, 2]))
+        hidden = paddle.flatten(nn.functional.relu(image), 1)
     if case == "transposed":
         weight = static.create_parameter([8, 8], "float32")
         hidden = hidden @ weight.T
