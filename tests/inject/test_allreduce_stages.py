@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-
 class Task:
     """An allreduce that ends when the peer joins."""
 

@@ -96,18 +96,6 @@ def test_a_compiled_function_may_call_the_parallel_model(tmp_path: Path) -> None
     assert (proof["updates"], proof["ranks_equal"], proof["failures"]) == (12, True, [])
 
 
-def test_the_sizes_of_buckets_that_the_script_gives_hold_where_the_strategy_gives_none(
-    tmp_path: Path,
-) -> None:
-    train(PYTHONS["3.3.1"], "buffers.py", tmp_path / "ours", {"fuse_grad_size_in_num": 99})
-    proof = evidence(tmp_path / "ours")
-    all_bytes = 4 * (4 * 64 + 2 * 16 + 2 * 4)
-    first, *others = proof["counts"]["bucket_bytes"]
-    assert first == all_bytes
-    # Buckets of up to 838 bytes; the last one, a bias and a weight, fits into 419 bytes.
-    assert others == [608, 576, all_bytes - 320, 320]
-
-
 MERGE = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
 
 

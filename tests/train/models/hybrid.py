@@ -27,7 +27,7 @@ ACCUMULATE, STEPS = (
     layout.get("accumulate", 1),
     layout.get("accumulate", 1) * layout.get("merge", 1),
 )
-UPDATES, ROWS, WIDTH, HIDDEN = 3, 16, 8, layout.get("hidden", 12)
+UPDATES, ROWS, WIDTH, HIDDEN = 3, 16, 8, 12
 numbers = np.random.RandomState(7)
 # The parameters of the whole model, in its order.
 SHAPES = {"up.w": (WIDTH, HIDDEN), "up.b": (HIDDEN,), "down.w": (HIDDEN, WIDTH), "down.b": (WIDTH,)}
