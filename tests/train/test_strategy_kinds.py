@@ -156,7 +156,8 @@ def test_buckets_and_fused_optimizers_give_every_kind_the_weights_of_paddles_own
 strategy: {fuse_grad_size_in_num: 3, nccl_comm_num: 2}
 build_strategy: {fuse_all_optimizer_ops: true}
 """
-    ranks = launch(python, tmp_path, words, strategy=strategy).reports
+    # Models with sparse gradients are left to Paddle's reducer, which has one communicator.
+    ranks = launch(python, tmp_path, words, strategy=strategy, is_strict=False).reports
     # Paddle's own reducer cannot train these: they are compared with one process.
     train_kinds.assert_as_alone(trained[0], ranks, ALONE)
     ranks = [{name: kind for name, kind in report.items() if name not in ALONE} for report in ranks]
