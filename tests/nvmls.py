@@ -65,8 +65,7 @@ class FakeNvml:
 
     LOADS are the percentages of some of them, of time and of memory, BUSES their places, USES the
     bytes used and all of some of them and of instances, with who computes, TROUBLE what is raised
-    for one of a number. Those of WHOLE could be divided, and are not. STATES are the clocks of
-    some, what holds these down, and uncorrected errors.
+    for one of a number. Those of WHOLE could be divided, and are not.
     """
 
     NVMLError = FakeNvmlError
@@ -81,7 +80,6 @@ class FakeNvml:
         uses: Mapping[str, tuple[int, int, tuple[int, ...]]] | None = None,
         trouble: Mapping[int, FakeNvmlError] | None = None,
         whole: tuple[str, ...] = (),
-        states: Mapping[str, tuple[int, int, int]] | None = None,
     ) -> None:
         self._gpus = gpus
         self._broken = broken
@@ -91,7 +89,6 @@ class FakeNvml:
         self._uses = uses or {}
         self._trouble = trouble or {}
         self._whole = whole
-        self._states = states or {}
         self._is_open = False
 
     def nvmlInit(self) -> None:
@@ -142,20 +139,6 @@ class FakeNvml:
     def nvmlDeviceGetUUID(self, handle: object, /) -> str:
         assert self._is_open
         return handle[0] if isinstance(handle, tuple) else str(handle)
-
-    def nvmlDeviceGetClockInfo(self, handle: object, kind: int, /) -> int:
-        assert kind == 1
-        return self._state(handle)[0]
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: object, /) -> int:
-        return self._state(handle)[1]
-
-    def nvmlDeviceGetTotalEccErrors(self, handle: object, kind: int, counter: int, /) -> int:
-        assert (kind, counter) == (1, 0)
-        return self._state(handle)[2]
-
-    def _state(self, handle: object) -> tuple[int, int, int]:
-        return self._of(handle, self._states)
 
     NVML_TEMPERATURE_GPU = 0
 

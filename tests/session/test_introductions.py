@@ -13,29 +13,27 @@ from fleetrun.session.introductions import Connect, HostDescription, Peer, PeerC
 from fleetrun.session.wire import Key
 
 CARD = HostDescription("node", "0.1.0", "3.11", "3.3.1", "", "", "")
-KEY, TIMEOUT_S = Key("job"), 60.0
 
 
-def on_loopback(count: int, numbers: tuple[int, ...] | None = None) -> list[Member]:
-    """Return hosts that have the same ports, NUMBERS or a free one."""
-    numbers = numbers or ports.free(1)
-    return [Member(f"127.0.0.{index + 2}", numbers, ()) for index in range(count)]
+def two_on_loopback() -> list[Member]:
+    """Return two hosts that have the same free port."""
+    numbers = ports.free(1)
+    return [Member(f"127.0.0.{last}", numbers, ()) for last in (2, 3)]
 
 
-def alone(hosts: list[Member], me: int, timeout_s: float, key: Key = KEY) -> tuple[Peer, ...]:
-    """Let host ME of HOSTS meet the others."""
-    card = CARD._replace(host=f"node{me}")
-    return PeerCheck(hosts, me, card, key=key, timeout_s=timeout_s).run(hosts[me].host)
+def alone(hosts: list[Member], timeout_s: float) -> tuple[Peer, ...]:
+    """Let the first of HOSTS meet the others."""
+    return PeerCheck(hosts, 0, CARD, key=Key("job"), timeout_s=timeout_s).run(hosts[0].host)
 
 
 def test_a_host_that_does_not_come_refuses() -> None:
-    hosts = on_loopback(2)
-    (peer,) = alone(hosts, 0, 0.3)
+    hosts = two_on_loopback()
+    (peer,) = alone(hosts, 0.3)
     assert peer == Peer("127.0.0.3", (Connect(hosts[1].ports[0], "refused", "connection refused"),))
 
 
 def test_what_answers_otherwise_is_another_program() -> None:
-    hosts = on_loopback(2)
+    hosts = two_on_loopback()
     with socket.create_server((hosts[1].host, *hosts[1].ports)) as server:
 
         def serve() -> None:
@@ -48,7 +46,7 @@ def test_what_answers_otherwise_is_another_program() -> None:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        (peer,) = alone(hosts, 0, 2.0)
+        (peer,) = alone(hosts, 2.0)
         server.shutdown(socket.SHUT_RDWR)
         thread.join()
     (connect,) = peer.connects
