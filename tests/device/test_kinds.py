@@ -49,7 +49,7 @@ def shared_out() -> dict[tuple[str, int], list[str]]:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Train all kinds in one process on the CPU, without a strategy."""
-    words = ("--kinds=own", f"--alone={','.join(train_kinds.ON_PLUGINS)}")
+    words = ("--kinds=groups", f"--alone={','.join(train_kinds.ON_PLUGINS)}")
 
     def train(folder: Path) -> Any:
         return launch(PYTHON, folder, *words, nranks=1).reports[0]

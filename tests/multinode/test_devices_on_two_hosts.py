@@ -37,7 +37,7 @@ def test_kinds_of_models_are_trained_on_two_devices_of_each_of_two_hosts(
 ) -> None:
     document = device_strategies.ALL[name]
     kinds = train_kinds.on_plugins(document, 4) if is_long else FEW
-    words = ("--kinds=own", f"--alone={','.join(kinds)}")
+    words = ("--kinds=groups", f"--alone={','.join(kinds)}")
     alone = train_kinds.launch(PYTHON, tmp_path, *words, nranks=1).reports[0]
     (tmp_path / "strategy.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
     argv = [

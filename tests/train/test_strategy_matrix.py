@@ -51,7 +51,7 @@ def python(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="module")
 def alone(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Train everything in one process, without a strategy."""
-    words = ("--kinds=own", f"--alone={','.join(train_kinds.names())}")
+    words = ("--kinds=groups", f"--alone={','.join(train_kinds.names())}")
     return launch(python, tmp_path_factory.mktemp("alone"), *words, nranks=1).reports[0]
 
 
