@@ -21,8 +21,9 @@ SCRIPT = MODELS / "kinds.py"
 NOT_MERGED = {
     *("early", "skipped", "by_hand", "mixed"),
 }
-# Returns outputs of which its loss uses a part: Paddle's own reducer refuses that.
-REFUSED_BY_PADDLE = {"twofold"}
+# What Paddle's own reducer refuses: outputs of which a loss uses a part, and layers that a nested
+# backward recomputes.
+REFUSED_BY_PADDLE = {"twofold", "reentrant"}
 _NEEDS_OURS = ("bf16_allreduce", "use_hierarchical_allreduce", "gradient_merge")
 
 
