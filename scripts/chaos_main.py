@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from chaos_faults import FAULTS, Fault
-from chaos_job import Job, Lost, alive, marked, slack
+from chaos_job import Job, Lost, alive, await_, marked, slack
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -177,8 +177,11 @@ class Bystander:
         self._job.traits = ["child+daemon+bare", "child+saver"]
         self._job.start()
         self._job.wait_until_ready()
+        # The launcher asks git for the commit; that process ends by itself.
+        mark = self._job.mark
+        await_("git answers", lambda: not any(w.startswith("git ") for w in marked(mark).values()))
         self._stranger = subprocess.Popen(["sleep", "86400"], env={"PADDLE_TRAINER_ID": "0"})
-        self._processes = {**marked(self._job.mark), self._stranger.pid: "sleep"}
+        self._processes = {**marked(mark), self._stranger.pid: "sleep"}
 
     def check(self) -> None:
         """Raise Lost if somebody was hit."""

@@ -91,7 +91,6 @@ class GpuMeter:
         self._newest: tuple[GpuUsage, ...] = ()
         self._at = 0.0
         self._period_s = period_s
-        # It inherits our standard input, which tells the launcher when all processes have ended.
         self._process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert self._process.stdout is not None
         self._fd = self._process.stdout.fileno()
