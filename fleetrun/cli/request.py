@@ -215,9 +215,9 @@ def resolve(
     strategy, strategy_settings = _strategy(chosen, layers)
 
     fields: dict[str, Any] = {
-        find(name).field: chosen[name]
+        find(name).field: value
         for name in chosen.chosen
-        if find(name).field in DEFAULTS and chosen[name] not in (None, "")
+        if find(name).field in DEFAULTS and (value := chosen[name]) not in (None, "")
     }
     fields |= {
         "devices": chosen.given("devices").raw.strip() or None,

@@ -281,7 +281,7 @@ def _candidates(launch: parser.Launch, own: Mapping[str, Any]) -> tuple[Candidat
             f"give at least {fewest}."
         )
     candidates = grid(own["vary"])
-    for key, value in (pair for candidate in candidates for pair in candidate.values):
+    for key, value in dict.fromkeys(pair for tried in candidates for pair in tried.values):
         load.parse_set(f"{key}={value}")
     return candidates
 

@@ -39,11 +39,7 @@ class Collection:
         self._texts = dict.fromkeys(sorted(pids), "")
         self._open = len(pids)
         families = proc.families(proc.all_processes(), pids.values())
-        # Parents are older than their children.
-        self._families = {
-            process: sorted(families[pid], key=lambda member: (member.started, member.pid))
-            for process, pid in pids.items()
-        }
+        self._families = {process: families[pid] for process, pid in pids.items()}
 
     def begin(self) -> None:
         """Ask all ranks."""

@@ -182,7 +182,7 @@ def all_processes() -> list[Stat]:
 
 
 def families(processes: Iterable[Stat], leaders: Iterable[int]) -> dict[int, list[Stat]]:
-    """Return for each of LEADERS the members of its session and their descendants.
+    """Return for each of LEADERS the members of its session and their descendants, oldest first.
 
     >>> family = families([Stat(7, "S", 1, 7, 0, 0), Stat(9, "S", 7, 9, 0, 0)], [7])
     >>> [process.pid for process in family[7]]

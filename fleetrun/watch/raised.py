@@ -14,25 +14,31 @@ from fleetrun.postmortem import failures
 from fleetrun.run import proc
 from fleetrun.run.events import Exited, Overdue
 from fleetrun.run.observers import ObservedJob
-from fleetrun.rundir import names
+from fleetrun.rundir import names, rankfile, reading
 from fleetrun.rundir.rankfile import ErrorReport
 from fleetrun.text import sentence
 
 
 def find(
-    plan: LaunchPlan, running: Iterable[int], *, with_exits: bool
+    plan: LaunchPlan, running: Iterable[int], without_report: dict[int, int], *, with_exits: bool
 ) -> Mapping[int, ErrorReport]:
     """Return the reports of those RUNNING processes that should end by themselves, and have not.
 
+    WITHOUT_REPORT keeps the sizes of records that have none: they are read again when they grow.
     A failing sys.exit counts only WITH_EXITS: the script's `finally` may be at work.
     """
-    reports = {process: failures.raised(plan.processes[process]) for process in running}
-    raised = {
-        process: report
-        for process, report in reports.items()
-        # Else its user looks at the exception with a debugger.
-        if report is not None and not proc.reads_terminal(report.pid or 0)
-    }
+    raised = {}
+    for process in running:
+        spec = plan.processes[process]
+        size = reading.size(rankfile.path_of(spec))
+        if size == without_report.get(process):
+            continue
+        report = failures.raised(spec)
+        if report is None:
+            without_report[process] = size
+        elif not proc.reads_terminal(report.pid or 0):
+            # Else its user looks at the exception with a debugger.
+            raised[process] = report
     is_due = with_exits or any(report.code is None for report in raised.values())
     return raised if is_due else {}
 

@@ -118,7 +118,8 @@ class Watch(Source):
         """Take over the processes of a generation."""
         self._labels = [names.label(spec) for spec in self._job.plan.processes]
         self._ask_gpus = self._gpus()
-        # The signs of life of ranks that should end.
+        # The sizes of records that report no exception, and signs of life of ranks that should end.
+        self._without_report: dict[int, int] = {}
         self._exit_clock: IdleClock | None = None
         # When processes of this attempt exited with 0: any other exit ends it.
         self._ended: dict[int, float] = {}
@@ -253,7 +254,7 @@ class Watch(Source):
         if self._is_ending or self._has_debugger:
             return
         running = {process: (rank.pid, rank.attempt) for process, rank in self._ranks.items()}
-        reports = raised.find(self._job.plan, running, with_exits=is_silent)
+        reports = raised.find(self._job.plan, running, self._without_report, with_exits=is_silent)
         if not reports:
             self._exit_clock = None
         elif is_silent or self._is_still(reports):
