@@ -531,7 +531,7 @@ class LaunchPlan(NamedTuple):
     cwd: str
     log_dir: str
     run_dir: str
-    # Files the plan needs before anything starts: path -> text (a list too long for one variable).
+    # Files the plan needs before anything starts: path -> text.
     files: Mapping[str, str] = {}
     # One-line remarks for the user: what was derived, what was overridden.
     notes: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +19,14 @@ _HEADINGS = ("Usage", "Exit codes", "More", "用法", "退出码", "更多")
 _WIDE_COLON = "\uff1a"
 # The starts of a line that is a term, although no gap follows it.
 _TERMS = ("fleetrun ", "-", "eval ")
+
+
+def error_columns() -> int:
+    """Return the columns of the terminal on standard error; 0: it is none."""
+    try:
+        return os.get_terminal_size(2).columns
+    except OSError:
+        return 0
 
 
 def is_colored_stream(choice: str, environ: Mapping[str, str], stream: TextIO | None) -> bool:

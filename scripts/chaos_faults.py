@@ -13,7 +13,7 @@ from chaos_job import WITHIN_S, Job, Lost, alive, await_, state
 
 Strike = Callable[[Job], Sequence[int]]
 
-HUP, INT, QUIT, TERM = signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM
+HUP, INT, TERM = signal.SIGHUP, signal.SIGINT, signal.SIGTERM
 USR1, USR2, KILL, SEGV = signal.SIGUSR1, signal.SIGUSR2, signal.SIGKILL, signal.SIGSEGV
 STOP, CONT, ABRT, BUS = signal.SIGSTOP, signal.SIGCONT, signal.SIGABRT, signal.SIGBUS
 

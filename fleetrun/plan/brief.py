@@ -17,9 +17,9 @@ _TRAINER = "trainer"
 
 
 def brief(
-    request: Request, plan: LaunchPlan, *, has_links: bool = True, width: int | None = None
+    request: Request, plan: LaunchPlan, *, has_links: bool = True, width: int = 0
 ) -> list[str]:
-    """Return the lines, without the program's name, broken between words to WIDTH columns."""
+    """Return the lines, without the program's name; broken between words if there is a WIDTH."""
     lines = [_what(request, plan)]
     # A remark that follows says so, and why.
     if not any(note.endswith(ON_CPU) for note in plan.notes):

@@ -17,7 +17,7 @@ from fleetrun.plan.devices import Share
 from fleetrun.plan.layout import Slots
 from fleetrun.postmortem import ending
 from fleetrun.postmortem.ending import Ending, document
-from fleetrun.printing import is_color_wanted, message_prefix, put
+from fleetrun.printing import error_columns, is_color_wanted, message_prefix, put
 from fleetrun.run import children
 from fleetrun.run.background import Background, begin
 from fleetrun.run.descriptors import FileLimit
@@ -371,7 +371,7 @@ class LaunchedJob(ObservedJob):
         prefix = message_prefix(is_coloured=self._messages.is_coloured)
         notes = [visible(note) for note in plan.notes]
 
-        width = os.get_terminal_size(2).columns if os.isatty(2) else None
+        width = error_columns()
         lines = [*brief.brief(request, plan, has_links=self.has_links, width=width), *notes]
         return "".join(f"{prefix}{line}\n" for line in lines)
 

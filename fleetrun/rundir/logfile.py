@@ -13,7 +13,6 @@ from collections.abc import Callable
 from fleetrun.rundir import reading
 from fleetrun.rundir.outputtimes import LogTimes
 
-_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 # A rotation is noted within this time; without a note, the file was truncated.
 _NOTED_S = 1.0
 
@@ -24,7 +23,7 @@ class LogFile:
     def __init__(self, path: str, times: Callable[[], LogTimes]) -> None:
         self.path = path
         self._times = times
-        self._fd = os.open(path, _OPEN)
+        self._fd = os.open(path, reading.READING)
         self._size = 0
         # What others have removed from the file.
         self._removed = 0

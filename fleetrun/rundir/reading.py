@@ -19,14 +19,15 @@ Record = TypeVar("Record", bound=tuple[object, ...])
 MOST = 64 * 1024 * 1024
 # The piece of a growing file to read at once; no line is longer.
 _PIECE = 16 * 1024 * 1024
-_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# Neither follow a link nor wait for the other end of a pipe.
+READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def content(path: str, most: int = MOST, *, from_end: bool = False) -> bytes | None:
     """Return at most MOST bytes of the file PATH; None if it does not exist."""
     try:
         # A pipe or a link was not written by fleetrun.
-        fd = os.open(path, _OPEN)
+        fd = os.open(path, READING)
         with open(fd, "rb", buffering=0) as file:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
@@ -44,7 +45,7 @@ def content(path: str, most: int = MOST, *, from_end: bool = False) -> bytes | N
 def piece(path: str, begin: int, length: int) -> bytes:
     """Return at most LENGTH bytes of the file PATH from BEGIN on; empty if unreadable."""
     try:
-        fd = os.open(path, _OPEN)
+        fd = os.open(path, READING)
         with open(fd, "rb", buffering=0):
             return os.pread(fd, length, begin) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
     except OSError:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from fleetrun.model import SharedLogs
-from fleetrun.rundir import names
+from fleetrun.rundir import names, reading
 from fleetrun.rundir.folder import SHARED, Closing
 
 # Job name, time and pid, as the planner writes them; never a path.
@@ -84,11 +84,10 @@ class LogFolder:
 
     def _read(self, launcher: str) -> str:
         """Return what LAUNCHER has written here as our user; empty: nothing."""
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with suppress(OSError):
             # On NFS, which maps users, ours is that of our own file.
             user = os.stat(self._marker(self._launcher), follow_symlinks=False).st_uid
-            with Closing(fd := os.open(self._marker(launcher), flags)):
+            with Closing(fd := os.open(self._marker(launcher), reading.READING)):
                 status = os.fstat(fd)
                 if status.st_uid == user and stat.S_ISREG(status.st_mode):
                     return os.fsdecode(os.read(fd, _LONGEST))

@@ -168,7 +168,7 @@ class Console(Sink):
 
     def open(self, waiting: Waiting) -> None:
         """Begin to show output."""
-        self._waiting = waiting
+        super().open(waiting)
         self._writer.open(waiting, self._pump)
         if self._writer.is_closed:
             self._give_up("standard output is closed")

@@ -56,7 +56,7 @@ class OutputTimes(Sink):
 
     def open(self, waiting: Waiting) -> None:
         """Begin the file and the checks."""
-        self._waiting = waiting
+        super().open(waiting)
         self._fd = self._job.folder.append(names.OUTPUT_TIMES)
         self._base_ms = _now_ms()
         self._write(outputtimes.head(self._base_ms))

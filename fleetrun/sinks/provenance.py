@@ -41,7 +41,7 @@ class Provenance(Sink):
 
     def open(self, waiting: Waiting) -> None:
         """Write what is known, and ask git for the rest once the ranks have started."""
-        self._waiting = waiting
+        super().open(waiting)
         self._write(None)
         waiting.timer("git", time.monotonic(), self._ask)
         self._append(render.overview([self._plan], self._job.request))

@@ -53,7 +53,7 @@ class Rotation(Sink):
 
     def open(self, waiting: Waiting) -> None:
         """Begin to check sizes."""
-        self._waiting = waiting
+        super().open(waiting)
         waiting.timer("look", time.monotonic() + _PACE_S, self._look)
 
     def on_event(self, happening: Happening) -> None:

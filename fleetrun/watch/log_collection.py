@@ -15,12 +15,13 @@ from functools import partial
 
 from fleetrun.model import LaunchPlan
 from fleetrun.run.loop import Waiting
-from fleetrun.rundir import names
+from fleetrun.rundir import names, reading
 from fleetrun.rundir.folder import Closing, Folder, write_all
 from fleetrun.session.driver import Session
 from fleetrun.session.exchange import LONGEST_PART, Dismissed, LogPart, LogsSent, LogTaken
 
-ALL, TAIL = "all", "tail"
+# Whole logs, not only their ends.
+ALL = "all"
 # For all hosts together; leaves room on a network that others train over.
 _BYTES_PER_S = 32 << 20
 # A host that sends nothing within this time and --grace is given up.
@@ -59,8 +60,7 @@ class LogSender:
             place = plan.ranks.index(spec.rank)
             for generation, attempt in attempts if self._everything else attempts[-1:]:
                 for is_error_log, path in enumerate(names.log_paths(plan, spec, attempt)):
-                    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-                    with suppress(OSError), Closing(fd := os.open(path, flags)):
+                    with suppress(OSError), Closing(fd := os.open(path, reading.READING)):
                         size = os.fstat(fd).st_size
                         begin = 0 if self._everything else max(0, size - names.GATHERED_BYTES)
                         for offset in range(begin, size or 1, LONGEST_PART):

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from fleetrun.model import LaunchPlan
+from fleetrun.printing import error_columns
 from fleetrun.run.events import (
     STRATEGY_REJECTED,
     Exited,
@@ -293,7 +294,7 @@ class Proof(Source):
             self._declare(judged)
             is_fine = not self._faults(judged) and judged.ranks_equal is not False
             if self._judges and not (is_quiet and is_fine):
-                width = _columns()
+                width = error_columns()
                 self._job.show(
                     strategy_table.table(self._asked, evidence_of, judged, silence, width)
                 )
@@ -303,11 +304,3 @@ class Proof(Source):
                     self._job.log(f"Strategy: {note}")
         self._noted = notes
         return judged
-
-
-def _columns() -> int:
-    """Return the width of the terminal; 0 for a file."""
-    try:
-        return os.get_terminal_size(2).columns
-    except OSError:
-        return 0

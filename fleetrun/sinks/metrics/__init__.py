@@ -58,7 +58,7 @@ class Metrics(Sink):
 
     def open(self, waiting: Waiting) -> None:
         """Schedule the start of the measuring process."""
-        self._waiting = waiting
+        super().open(waiting)
         after = min(self._period_s, _AFTER_S if self._port is None else _SOON_S)
         waiting.timer("begin", time.monotonic() + after, self._begin)
 
