@@ -36,12 +36,8 @@ _LEFT = 5
 _LINE = 120
 # What was missing for so long, by the `sign` of `Hung`.
 _MISSED = {
-    "life": "there was no output, no processor or disk use and no heartbeat",
+    "life": "there was no heartbeat, output, collective or disk use",
     "steps": "no rank reported a new step",
-    "stacks": (
-        "no Python stack of any rank moved although processors were busy, and there was no output "
-        "or heartbeat and no work of a disk, the network or a GPU"
-    ),
 }
 
 

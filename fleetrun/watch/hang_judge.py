@@ -22,21 +22,16 @@ from fleetrun.session.exchange import EndedRank, RankStack, SilentHost
 from fleetrun.text import visible
 from fleetrun.watch.flightrecords import FlightRecords
 
-# A report counts for this many samples of its host, which repeats it at each sample.
-_LOOKS = 3
-_SLACK_S = 2.0
 # The most frames of a rank and of a host, and the most characters in one. No path of Paddle is
 # longer below the folder of packages, by which its code is told from the script's.
 _MOST_FRAMES, _MOST_OF_HOST, _LONGEST_FUNCTION, _LONGEST_FILE = 40, 750, 80, 120
 
 
 class _Silence(NamedTuple):
-    """The last report of a host, when it came, since when it is silent, and its first report."""
+    """The last report of a silent host, and when it came; the first one has its stacks."""
 
-    last: SilentHost
+    report: SilentHost
     at: float
-    since: float
-    first: SilentHost
 
 
 class HangJudge:
@@ -46,14 +41,12 @@ class HangJudge:
         self,
         job: ObservedJob,
         session: Session | None,
-        period_s: float,
         *,
         records: FlightRecords | None = None,
         declare: Callable[[Hung], None],
     ) -> None:
         self._job, self._session, self._records = job, session, records
         self._declare = declare
-        self._fresh_s = _LOOKS * period_s + _SLACK_S
         # By node rank.
         self._reported: dict[int, _Silence] = {}
         # Whether this host's last report was of silence.
@@ -128,27 +121,21 @@ class HangJudge:
             self._reported.pop(node_rank, None)
             return
         before = self._reported.get(node_rank)
-        if before is None or before.last.has_ranks != message.has_ranks:
-            self._reported[node_rank] = _Silence(message, now, now, message)
-        else:
-            self._reported[node_rank] = before._replace(last=message, at=now)
+        if before is not None and before.report.has_ranks == message.has_ranks:
+            message = before.report._replace(seconds=message.seconds, ended=message.ended)
+        self._reported[node_rank] = _Silence(message, now)
         nodes = {plan.node_rank, *(() if session is None else session.connected())}
-        if len(nodes) < len(plan.nodes) and session is not None:
+        if session is not None and len(nodes) < len(plan.nodes):
             # A host that is cut off for a moment may be alive.
             return
-        # Each has to repeat its report after the last host has become silent.
-        latest = max(silence.since for silence in self._reported.values())
-        if all(
-            node in self._reported and self._reported[node].at >= max(latest, now - self._fresh_s)
-            for node in nodes
-        ):
-            silences = [
-                silence.last.seconds + now - silence.at
-                for silence in self._reported.values()
-                if silence.last.has_ranks
-            ]
-            if silences:
-                self._conclude(min(silences))
+        # A host says at once that it is alive again, so all have been silent for the timeout.
+        silent_s = [
+            silence.report.seconds + now - silence.at
+            for silence in self._reported.values()
+            if silence.report.has_ranks
+        ]
+        if silent_s and nodes <= self._reported.keys():
+            self._conclude(min(silent_s))
 
     def _conclude(self, silent_s: float) -> None:
         """Declare that nothing has happened for SILENT_S seconds."""
@@ -158,18 +145,18 @@ class HangJudge:
         ranks = plan.ranks
         stacks: dict[int, stack_groups.Stack] = {}
         ended: dict[int, float] = {}
-        for node_rank, (last, _, _, answer) in reported:
+        for node_rank, (report, _) in reported:
             own_processes = {n for n, spec in enumerate(ranks) if spec.node_rank == node_rank}
             stacks |= {
                 stack.process: tuple(
                     stack_groups.Frame(visible(function), visible(file), line)
                     for function, file, line in stack.frames
                 )
-                for stack in answer.stacks
+                for stack in report.stacks
                 if stack.process in own_processes
             }
             ended |= {
-                process: seconds for process, seconds in last.ended if process in own_processes
+                process: seconds for process, seconds in report.ended if process in own_processes
             }
         self._write(stacks)
         states = self._states(stacks, ended)
@@ -198,7 +185,7 @@ class HangJudge:
             departure = (ended_labels, _departure(ended_labels, min(ended.values())))
             names_living = any(set(labels) - set(ended_labels) for labels, _ in collectives)
             collectives = (*collectives, departure) if names_living else (departure, *collectives)
-        signs = {silence.first.sign for _, silence in reported}
+        has_steps = any(silence.report.sign == "steps" for _, silence in reported)
         self._declare(
             Hung(
                 seconds=silent_s,
@@ -209,7 +196,7 @@ class HangJudge:
                 ),
                 odd=odd,
                 stacks=names.run_path(plan, names.stacks(self._only(stacks) or "*")),
-                sign=next((sign for sign in ("steps", "stacks") if sign in signs), "life"),
+                sign="steps" if has_steps else "life",
                 collectives=collectives,
             )
         )

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
-from fleetrun.model import LaunchPlan
-from fleetrun.postmortem import stack_groups
+from fleetrun.model import ExitStatus, LaunchPlan
+from fleetrun.postmortem import failures, stack_groups
 from fleetrun.postmortem.stackdumps import Collection
 from fleetrun.run import proc
 from fleetrun.run.events import (
@@ -19,6 +18,7 @@ from fleetrun.run.events import (
     Finished,
     Gathered,
     Happening,
+    Overdue,
     RunWarning,
     SignalAll,
     StacksRequested,
@@ -30,10 +30,10 @@ from fleetrun.run.observers import ObservedJob, Source
 from fleetrun.run.policy import TEARDOWN_S
 from fleetrun.run.proc import Io, Stat
 from fleetrun.rundir import flightfile, heartbeat, names, reading, variables
+from fleetrun.rundir.rankfile import ErrorReport
 from fleetrun.text import sentence
-from fleetrun.watch import raised
 from fleetrun.watch.flightrecords import FlightRecords
-from fleetrun.watch.life import GpuLoad, IdleClock, Sample
+from fleetrun.watch.silence import GpuLoad, Sample, Silence
 
 if TYPE_CHECKING:
     # Only with --hang_timeout, or with other hosts.
@@ -59,17 +59,31 @@ class _Rank:
         # The bytes of log lines that only report waiting.
         self._idle_bytes = 0
 
-    def signs(self, state: str) -> Sample:
-        """Return its sample, without its processes."""
-        beat = heartbeat.beat(self._heartbeat, self._since_ns)
-        step = heartbeat.read(self._heartbeat) if beat else None
-        is_scripts = beat > 0 and (step is None or step.is_scripts)
+    def output(self) -> int:
+        """Return a number that changes with its output, except lines that only report waiting."""
         for log, before in self._sizes.items():
             size = self._sizes[log] = reading.size(log)
             if before < size <= before + _MOST_READ and _only_waits(log, before, size):
                 self._idle_bytes += size - before
-        output = sum(self._sizes.values()) - self._idle_bytes
-        return Sample(state, beat, is_scripts, output, flightfile.issued(self._ring))
+        return sum(self._sizes.values()) - self._idle_bytes
+
+    def sample(self, family: Sequence[Stat]) -> Sample:
+        """Return its sample; FAMILY are its processes."""
+        beat = heartbeat.beat(self._heartbeat, self._since_ns)
+        step = heartbeat.read(self._heartbeat) if beat else None
+        totals = [total for total in (proc.io(member.pid) for member in family) if total]
+        return Sample(
+            beat,
+            is_scripts=beat > 0 and (step is None or step.is_scripts),
+            output=self.output(),
+            calls=flightfile.issued(self._ring),
+            io=Io(*map(sum, zip(*totals, strict=True))) if totals else Io(0, 0, 0),
+            faults=sum(member.faults for member in family),
+            cpu_s=sum(member.cpu_s for member in family),
+            other_s=sum(it.cpu_s for it in family if not proc.is_python(it.pid)),
+            is_held=any(it.pid == self.pid and it.state in "Tt" for it in family)
+            or any(proc.reads_terminal(member.pid) for member in family),
+        )
 
 
 class Watch(Source):
@@ -103,9 +117,7 @@ class Watch(Source):
         self._judge: HangJudge | None = None
         self._records: FlightRecords | None = None
         self._ranks: dict[int, _Rank] = {}
-        self._clock = IdleClock(self._timeout_s)
-        # When the ranks were silent: their samples then, and what was missing.
-        self._silent: tuple[Mapping[int, Sample], str] = {}, "life"
+        self._silence = Silence(self._timeout_s)
         self._question: IsolatedCall | None = None
         self._is_driver_stuck = False
         self._collection: Collection | None = None
@@ -118,14 +130,13 @@ class Watch(Source):
         """Take over the processes of a generation."""
         self._labels = [names.label(spec) for spec in self._job.plan.processes]
         self._ask_gpus = self._gpus()
-        # The sizes of records that report no exception, and signs of life of ranks that should end.
-        self._without_report: dict[int, int] = {}
-        self._exit_clock: IdleClock | None = None
+        # The signs of life of ranks that should end.
+        self._overdue: Silence | None = None
         # When processes of this attempt exited with 0: any other exit ends it.
         self._ended: dict[int, float] = {}
         self._is_ending = self._has_said_ended = False
         self._stopped: frozenset[int] = frozenset()
-        self._clock.revive(time.monotonic())
+        self._silence.end(time.monotonic())
 
     # The supervisor's side ------------------------------------------------------------------------
 
@@ -141,11 +152,11 @@ class Watch(Source):
         if self._timeout_s:
             from fleetrun.watch.hang_judge import HangJudge  # loads the session
 
-            period_s = self._clock.period_s
             self._judge = HangJudge(
-                self._job, self._session, period_s, records=self._records, declare=self._declare
+                self._job, self._session, records=self._records, declare=self._declare
             )
-            waiting.timer("hang", now + min(period_s, self._pace_s), self._look_for_hang)
+            first_s = min(self._silence.period_s, self._pace_s)
+            waiting.timer("hang", now + first_s, self._look_for_hang)
 
     def on_event(self, happening: Happening) -> None:
         """Track which processes run, and which were asked to end."""
@@ -169,7 +180,7 @@ class Watch(Source):
             case Finished():
                 self.close()
             case StacksRequested():
-                self._collect("fleetrun was asked for its stack", self._say_where)
+                self._write_stacks("fleetrun was asked for its stack", self._say_where)
             case _:
                 pass
 
@@ -210,12 +221,13 @@ class Watch(Source):
         if self._is_ending:
             return
         self._end_overdue(is_silent=False)
-        stats = {process: proc.stat(rank.pid) for process, rank in self._ranks.items()}
-        self._report_stopped({process: stat.state for process, stat in stats.items() if stat})
+        self._report_stopped()
         self._report_ended(now)
 
-    def _report_stopped(self, states: Mapping[int, str]) -> None:
+    def _report_stopped(self) -> None:
         """Report once that a process is stopped, and once that it continues."""
+        stats = {process: proc.stat(rank.pid) for process, rank in self._ranks.items()}
+        states = {process: stat.state for process, stat in stats.items() if stat is not None}
         stopped = frozenset(process for process, state in states.items() if state in "Tt")
         for process in sorted(stopped - self._stopped):
             pid = self._ranks[process].pid
@@ -253,112 +265,127 @@ class Watch(Source):
         """
         if self._is_ending or self._has_debugger:
             return
-        running = {process: (rank.pid, rank.attempt) for process, rank in self._ranks.items()}
-        reports = raised.find(self._job.plan, running, self._without_report, with_exits=is_silent)
-        if not reports:
-            self._exit_clock = None
+        reports = {
+            process: report
+            for process in self._ranks
+            if (report := failures.raised(self._job.plan.processes[process])) is not None
+            # Else its user looks at the exception with a debugger.
+            and not proc.reads_terminal(report.pid or 0)
+        }
+        # A failing sys.exit alone: the script's `finally` may be at work.
+        is_due = is_silent or any(report.code is None for report in reports.values())
+        if not (reports and is_due):
+            self._overdue = None
         elif is_silent or self._is_still(reports):
-            self._declare(raised.failure(self._job, running, reports))
+            self._declare_overdue(reports)
 
     def _is_still(self, processes: Container[int]) -> bool:
         """Whether PROCESSES, which should end, have shown no activity for the time they have."""
-        allowed_s = max(self._job.plan.rules.grace_s, TEARDOWN_S)
-        if self._exit_clock is None:
-            self._exit_clock = IdleClock(allowed_s)
-        clock, now = self._exit_clock, time.monotonic()
-        at = now + clock.period_s
+        if self._overdue is None:
+            self._overdue = Silence(max(self._job.plan.rules.grace_s, TEARDOWN_S))
+        silence, now = self._overdue, time.monotonic()
+        at = now + silence.period_s
         self._waiting.timer("overdue", at, lambda: self._end_overdue(is_silent=False))
-        # Whatever the script has reported, no update follows.
-        samples = {n: sample._replace(beat=0) for n, sample in self._sample(processes).items()}
-        clock.see(samples, now)
-        return clock.still_s(now) >= allowed_s
+        samples = {
+            # Whatever the script has reported, no update follows; and waiting may be busy.
+            process: sample._replace(beat=0, cpu_s=0.0)
+            for process, sample in self._sample().items()
+            if process in processes
+        }
+        silence.see(samples, now)
+        return silence.is_hang(now)
+
+    def _declare_overdue(self, reports: Mapping[int, ErrorReport]) -> None:
+        """Declare the failure of the first of REPORTS as the exit that it announces."""
+        now = time.monotonic()
+        at, process = min((failures.moment(it, now), process) for process, it in reports.items())
+        report, label, rank = reports[process], self._labels[process], self._ranks[process]
+        what = f"raised {report.class_ or 'an exception'}"
+        if report.code is not None:
+            what = f"called sys.exit({report.code})"
+        self._job.log(
+            f"{sentence(label)} {what} {now - at:.0f} s ago and has not ended; the job ends."
+        )
+        status = ExitStatus(code=report.code or 1)
+        exited = Exited(process, label, status, now, rank.pid, rank.attempt)
+        self._declare(
+            Overdue(
+                exited._replace(
+                    also_failed=frozenset(reports), failed_at=at, raised=status.exit_code
+                )
+            )
+        )
 
     # Hangs ----------------------------------------------------------------------------------------
 
-    def _families(self) -> dict[int, list[Stat]]:
-        """Return the processes of each rank: its leader and all below it."""
-        leaders = {rank.pid: process for process, rank in self._ranks.items()}
+    def _sample(self) -> dict[int, Sample]:
+        """Return a sample of each rank: its leader and all processes below it."""
+        leaders = {rank.pid: rank for rank in self._ranks.values()}
         families = proc.families(proc.all_processes(), leaders)
-        return {leaders[pid]: family for pid, family in families.items()}
-
-    def _sample(self, processes: Container[int] | None = None) -> dict[int, Sample]:
-        """Return a sample of each rank, or of those of PROCESSES."""
         return {
-            process: _with_family(self._ranks[process], family)
-            for process, family in self._families().items()
-            if (processes is None or process in processes) and family
+            process: rank.sample(families[rank.pid])
+            for process, rank in self._ranks.items()
+            if families[rank.pid]
         }
 
     def _look_for_hang(self) -> None:
-        now, clock = time.monotonic(), self._clock
-        self._waiting.timer("hang", now + clock.period_s, self._look_for_hang)
+        now, silence = time.monotonic(), self._silence
+        self._waiting.timer("hang", now + silence.period_s, self._look_for_hang)
         if self._question is not None or self._collection is not None:
-            clock.ignore(now)
+            silence.ignore(now)
             return
         if self._is_ending or not self._ranks:
-            clock.revive(now)
+            silence.end(now)
             if not self._is_ending:
-                self._report_silence(None)
+                self._report(None)
             return
-        samples = self._sample()
-        self._report_stopped({process: sample.state for process, sample in samples.items()})
-        clock.see(samples, now)
-        if clock.is_hung(now):
-            sign = "stacks" if clock.is_still else "steps" if clock.has_beats else "life"
-            self._unless_a_gpu_works(lambda: self._suspect(samples, sign, clock.silent_s(now)))
-            return
-        self._report_silence(0.0)
-        if clock.wants_stacks(now):
-            self._unless_a_gpu_works(self._compare_stacks)
+        self._report_stopped()
+        silence.see(self._sample(), now)
+        if silence.is_hang(now):
+            self._unless_a_gpu_works(self._suspect)
+        elif silence.wants_stacks(now):
+            self._take_stacks(self._see_stacks)
+        else:
+            self._report(0.0)
 
-    def _suspect(self, samples: Mapping[int, Sample], sign: str, silent_s: float) -> None:
+    def _see_stacks(self, texts: Mapping[int, str]) -> None:
+        """Compare the stacks of all ranks with those that were taken before."""
+        if texts.keys() == self._ranks.keys():
+            dumps = map(stack_groups.of_processes, texts.values())
+            stacks = {pid: stack for dump in dumps for pid, stack in dump.items()}
+            self._silence.see_stacks(stacks, time.monotonic())
+
+    def _suspect(self) -> None:
         """Report that the ranks here are silent, unless one has raised and should have ended."""
-        self._silent = samples, sign
+        seconds = self._silence.seconds(time.monotonic())
         self._end_overdue(is_silent=True)
         if not self._ranks or self._is_ending or self._judge is None:
             return
         if self._judge.has_reported:
-            self._report_silence(silent_s)
+            self._report(seconds)
             return
 
-        def reported(texts: dict[int, str]) -> None:
-            process = self._gone_on()
-            if process is None:
-                stacks = {index: stack_groups.main_thread(text) for index, text in texts.items()}
-                self._report_silence(silent_s, stacks)
-                return
-            text = (
-                f"nothing had happened for {silent_s:.0f} s, but {self._labels[process]} went "
-                f"on just now; the stacks are in {self._stacks_of(tuple(texts))}."
-            )
-            self._notice("went on", text, (process,))
-            self._clock.revive(time.monotonic())
+        def taken(texts: dict[int, str]) -> None:
+            self._see_stacks(texts)
+            now = time.monotonic()
+            self._silence.see(self._sample(), now)
+            if self._silence.is_hang(now):
+                self._report(seconds, {n: stack_groups.main_thread(it) for n, it in texts.items()})
 
-        self._collect(f"nothing has happened for {silent_s:.0f} s", reported)
+        self._write_stacks(f"nothing has happened for {seconds:.0f} s", taken)
 
-    def _report_silence(
+    def _report(
         self,
-        silent_s: float | None,
-        stacks: Mapping[int, Sequence[tuple[str, str, int]]] = MappingProxyType({}),
+        seconds: float | None,
+        stacks: Mapping[int, Sequence[tuple[str, str, int]]] | None = None,
     ) -> None:
         if self._judge is not None:
-            self._judge.report(silent_s, stacks, sign=self._silent[1], ended=self._ended)
-
-    def _compare_stacks(self) -> None:
-        """Take the stacks of all ranks now, and let the clock compare them."""
-
-        def done(texts: dict[int, str]) -> None:
-            self._collection = None
-            if texts.keys() == self._ranks.keys():
-                seen = [stack_groups.of_processes(text) for text in texts.values()]
-                stacks = {pid: stack for by_pid in seen for pid, stack in by_pid.items()}
-                self._clock.see_stacks(stacks, time.monotonic())
-
-        self._take_stacks(done)
+            sign = "steps" if self._silence.has_beats else "life"
+            self._judge.report(seconds, stacks or {}, sign=sign, ended=self._ended)
 
     def _unless_a_gpu_works(self, then: Callable[[], None]) -> None:
         """Call THEN unless the ranks have a GPU that works; the driver may be what hangs."""
-        if self._clock.has_promises or self._ask_gpus is None or self._is_driver_stuck:
+        if self._silence.has_promises or self._ask_gpus is None or self._is_driver_stuck:
             then()
             return
         try:
@@ -375,42 +402,35 @@ class Watch(Source):
                 self._job.log(f"Whether a GPU computes is not known: {answer.trouble}.")
             reported = cast("Mapping[str, tuple[int, int, int]]", answer.value or {})
             loads = {uuid: GpuLoad(*load) for uuid, load in reported.items()}
-            if not answer.is_late and self._clock.see_gpus(loads, time.monotonic()):
-                self._report_silence(0.0)
+            if not answer.is_late and self._silence.see_gpus(loads, time.monotonic()):
+                self._report(0.0)
             else:
                 then()
 
         question.watch(self._waiting, answered, self._driver_s, callee="the NVIDIA driver")
 
-    def _gone_on(self) -> int | None:
-        """Return a process that has shown a sign of life since all were silent, if any."""
-        for process, rank in self._ranks.items():
-            now, past = rank.signs(""), self._silent[0].get(process)
-            if past is None or now.beat != past.beat:
-                return process
-            has_called = now.calls != past.calls and not (now.beat and now.is_scripts)
-            if has_called or (now.output != past.output and not now.beat):
-                return process
-        return None
-
     # Stacks ---------------------------------------------------------------------------------------
 
-    def _take_stacks(self, done: Callable[[dict[int, str]], None]) -> None:
+    def _take_stacks(self, then: Callable[[dict[int, str]], None]) -> None:
+        """Call THEN with the stacks of all ranks; each rank answers one question at a time."""
         if self._collection is not None:
-            # Each rank answers one question at a time.
-            self._waiting.timer(
-                ("stacks", done), time.monotonic() + 0.1, lambda: self._take_stacks(done)
-            )
-        elif self._ranks:
+            again = time.monotonic() + 0.1
+            self._waiting.timer(("stacks", then), again, lambda: self._take_stacks(then))
+            return
+
+        def done(texts: dict[int, str]) -> None:
+            self._collection = None
+            then(texts)
+
+        if self._ranks:
             pids = {process: rank.pid for process, rank in sorted(self._ranks.items())}
             self._collection = Collection(pids, self._waiting, done)
             self._collection.begin()
 
-    def _collect(self, reason: str, then: Callable[[dict[int, str]], None]) -> None:
+    def _write_stacks(self, reason: str, then: Callable[[dict[int, str]], None]) -> None:
         """Write all stacks to files, with their REASON, and call THEN with them."""
 
         def done(texts: dict[int, str]) -> None:
-            self._collection = None
             when = time.strftime("%Y-%m-%d %H:%M:%S")
             for process, text in texts.items():
                 head = f"# {when} {self._labels[process]}: {reason}\n"
@@ -424,31 +444,14 @@ class Watch(Source):
         self._take_stacks(done)
 
     def _say_where(self, texts: dict[int, str]) -> None:
-        where = self._stacks_of(tuple(texts))
+        """Name the files as a shell would."""
+        name = names.stacks("*") if len(texts) > 1 else self._stacks_name(next(iter(texts)))
+        where = names.run_path(self._job.plan, name)
         self._notice("stacks", f"the stacks of {len(texts)} processes are in {where}.", ())
 
     def _stacks_name(self, process: int) -> str:
         spec = self._job.plan.processes[process]
         return names.stacks(str(process) if spec.rank is None else names.rank_name(spec.rank))
-
-    def _stacks_of(self, processes: tuple[int, ...]) -> str:
-        """Name the files as a shell would."""
-        name = self._stacks_name(processes[0]) if len(processes) == 1 else names.stacks("*")
-        return names.run_path(self._job.plan, name)
-
-
-def _with_family(rank: _Rank, family: Sequence[Stat]) -> Sample:
-    """Return the sample of RANK, whose processes are FAMILY, the leader first."""
-    pids = [member.pid for member in family]
-    totals = [total for total in map(proc.io, pids) if total is not None]
-    leader = next((member for member in family if member.pid == rank.pid), family[0])
-    return rank.signs(leader.state)._replace(
-        cpu_s={member.pid: member.cpu_s for member in family},
-        reaped_s=sum(member.reaped_s for member in family),
-        io=Io(*map(sum, zip(*totals, strict=True))) if totals else Io(0, 0, 0),
-        faults=sum(member.faults for member in family),
-        is_at_prompt=any(map(proc.reads_terminal, pids)),
-    )
 
 
 def _only_waits(log: str, begin: int, end: int) -> bool:

@@ -189,7 +189,8 @@ def test_s61_a_gpu_that_waits_in_a_kernel_is_no_life_and_one_that_works_is(
     env = {**NO_SPY, **fakedriver.build(tmp_path / "driver"), "CUDA_VISIBLE_DEVICES": "0"}
     # A rank that hangs must not end before a launcher that gets no processor sees it.
     seconds = f"{LONG_S if code else patient(5.0):.1f}"
-    script = f"{SPIN.replace('60', seconds)}\n{wait.format(seconds)}"
+    # Until its first update, a rank may compute for as long as it likes.
+    script = f"{SPIN.replace('60', seconds)}\n{UPDATE}\n{wait.format(seconds)}"
     job = Command.python(tmp_path, script, alive(), ranks=1)
     env["FAKE_LOAD"] = str(tmp_path / "load")
     ended = job.finish(job.start(prefix=fakedriver.HERE, env=env))

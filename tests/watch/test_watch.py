@@ -137,18 +137,18 @@ def test_what_a_rank_writes_to_either_stream_is_life(tmp_path: Path) -> None:
     plan = a_plan(tmp_path, 1)
     spec = plan.processes[0]._replace(error_log="workererr.0")
     rank = _Rank(plan._replace(processes=(spec,)), Started(0, "rank 0", 1, 0.0), 0)
-    seen = [rank.signs("S").output]
+    seen = [rank.output()]
     for log in logs:
         log.write_text("")
-    seen.append(rank.signs("S").output)
+    seen.append(rank.output())
     for log in logs:
         log.write_text("line\n")
-        seen.append(rank.signs("S").output)
+        seen.append(rank.output())
     # A rank that only waits for a connection, or for other ranks, is not alive.
     waits = "line\nretry to connect\n"
     for line in ("", "W1126 cc:1] Find timeout start but not finish task:group_key:\n\n"):
         logs[1].write_text(waits + line)
-        seen.append(rank.signs("S").output)
+        seen.append(rank.output())
     assert seen == [-2, 0, 5, 10, 10, 10]
 
 

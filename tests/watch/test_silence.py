@@ -1,0 +1,109 @@
+"""Whether any rank shows a sign of life, decided from samples alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fleetrun.run.proc import Io
+from fleetrun.watch.silence import GpuLoad, Sample, Silence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+QUIET = Sample(output=10, cpu_s=1.0)
+
+
+def watched(*looks: dict[int, Sample]) -> Silence:
+    """Return a clock of 20 s after LOOKS, one every five seconds from 0 on."""
+    clock = Silence(20.0)
+    for number, samples in enumerate(looks):
+        clock.see(samples, number * 5.0)
+    return clock
+
+
+def test_s61_silence_of_all_is_a_hang() -> None:
+    clock = watched(*[{0: QUIET, 1: QUIET}] * 6)
+    assert clock.is_hang(25.0)
+    assert clock.seconds(25.0) == 25.0
+    assert not watched(*[{0: QUIET, 1: QUIET}] * 4).is_hang(15.0)
+
+
+# In the last sample of one of two silent ranks.
+@pytest.mark.parametrize(
+    "sign",
+    [
+        {"output": 11},
+        {"output": 0},
+        {"beat": 3},
+        {"calls": 1},
+        {"is_held": True},
+        {"io": Io(4096, 0, 0)},
+        {"io": Io(0, 1 << 20, 0)},
+        {"io": Io(0, 0, 1 << 20)},
+        {"faults": 10_000},
+        {"cpu_s": 1.5},
+    ],
+)
+def test_s62_any_sign_of_one_rank_is_life(sign: dict[str, Any]) -> None:
+    looks = [{0: QUIET, 1: QUIET}] * 5
+    assert not watched(*looks, {0: QUIET, 1: QUIET._replace(**sign)}).is_hang(25.0)
+
+
+# Seven samples of a rank, and whether they are a hang.
+@pytest.mark.parametrize(
+    ("sign", "is_hang"),
+    [
+        # It wakes up now and then to keep its connection alive.
+        (lambda n: {"cpu_s": n * 0.05}, True),
+        # It computes before its first collective; then it may spin, and another program does not.
+        (lambda n: {"cpu_s": n * 5.0}, False),
+        (lambda n: {"calls": 1, "cpu_s": n * 5.0}, True),
+        (lambda n: {"calls": 1, "cpu_s": n * 5.0, "other_s": n * 4.0}, False),
+        # With heartbeats it spins, logs, and sends, or writes a checkpoint.
+        (lambda n: {"beat": 1, "cpu_s": n * 5.0}, True),
+        (lambda n: {"beat": 1, "output": n * 50, "io": Io(n * 4096, 0, 0)}, True),
+        (lambda n: {"beat": 1, "io": Io(n * 10_000_000, 0, 0)}, False),
+        (lambda n: {"beat": 1, "calls": n}, True),
+        # fleetrun reports the updates, and the rank evaluates.
+        (lambda n: {"beat": 1, "is_scripts": False, "calls": n}, False),
+    ],
+)
+def test_what_goes_on_is_life_or_none(
+    sign: Callable[[int], dict[str, Any]], *, is_hang: bool
+) -> None:
+    clock = watched(*[{0: QUIET._replace(**sign(n))} for n in range(7)])
+    assert clock.is_hang(30.0) is is_hang
+
+
+def spun(stacks: Callable[[int], object]) -> Silence:
+    """Return a clock over a rank that is busy after its first collective, with STACKS."""
+    clock = Silence(20.0)
+    for n in range(12):
+        clock.see({0: QUIET._replace(calls=1, cpu_s=n * 5.0)}, n * 5.0)
+        if clock.wants_stacks(n * 5.0):
+            clock.see_stacks({7: stacks(n)}, n * 5.0)
+    return clock
+
+
+def test_busy_ranks_hang_unless_a_stack_moves() -> None:
+    assert spun(lambda _: "spin").is_hang(55.0)
+    assert not spun(lambda n: n % 3).is_hang(55.0)
+
+
+@pytest.mark.parametrize(
+    ("load", "is_life"), [((100, 0), False), ((0, 0), False), ((60, 0), True), ((100, 40), True)]
+)
+def test_a_gpu_that_works_is_life(load: tuple[int, int], *, is_life: bool) -> None:
+    clock = watched(*[{0: QUIET}] * 6)
+    assert clock.see_gpus({"GPU-a": GpuLoad(*load, 5)}, 25.0) is is_life
+    assert clock.is_hang(25.0) is not is_life
+    # Memory that grows is work, too.
+    assert clock.see_gpus({"GPU-a": GpuLoad(*load, 1 << 20)}, 26.0)
+
+
+def test_a_launcher_that_was_stopped_begins_again() -> None:
+    clock = watched(*[{0: QUIET}] * 3)
+    clock.see({0: QUIET}, 1000.0)
+    assert not clock.is_hang(1000.0)
