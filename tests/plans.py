@@ -192,11 +192,8 @@ def job(
     return begun
 
 
-def generation(
-    essential: Sequence[bool], awaiting: Sequence[int] = (), *, has_peers: bool = False
-) -> LaunchPlan:
-    """Make a plan of processes that are essential or not; those AWAITING something wait for it."""
-    needed = ((Endpoint("127.0.0.1", 1),),)
+def generation(essential: Sequence[bool], *, has_peers: bool = False) -> LaunchPlan:
+    """Make a plan of processes that are essential or not."""
     processes = tuple(
         ProcessSpec(
             name=f"process.{index}",
@@ -205,7 +202,6 @@ def generation(
             unset=(),
             log=f"workerlog.{index}",
             essential=is_essential,
-            awaits=needed if index in awaiting else (),
         )
         for index, is_essential in enumerate(essential)
     )

@@ -135,14 +135,6 @@ class Overdue(NamedTuple):
         return self.exited.at
 
 
-class Ready(NamedTuple):
-    """The endpoints that a process awaits listen, or the wait has timed out."""
-
-    process: int
-    at: float
-    attempt: int = 0
-
-
 class RootCauses(NamedTuple):
     """These exits, completed from error files and logs: when each process failed, and why."""
 
@@ -440,14 +432,10 @@ class Finished(NamedTuple):
 
 
 class Spawn(NamedTuple):
-    """Start the plan's process of this index; answered at once by Started or Exited."""
+    """Start the plan's process of this index; answered by Started or Exited.
 
-    process: int
-    attempt: int
-
-
-class Await(NamedTuple):
-    """Wait until the endpoints that this process awaits listen; answered by Ready."""
+    At once, unless it awaits endpoints: then when they listen, or the wait has timed out.
+    """
 
     process: int
     attempt: int
@@ -502,7 +490,6 @@ Event: TypeAlias = (
     Gathered
     | GatherFailed
     | Started
-    | Ready
     | Exited
     | Overdue
     | RootCauses
@@ -525,7 +512,7 @@ Declared: TypeAlias = (
     | JobVerdict
     | SourceFailed
 )
-Action: TypeAlias = Gather | Spawn | Await | SignalAll | Examine | HostStopped | Sweep | Finish
+Action: TypeAlias = Gather | Spawn | SignalAll | Examine | HostStopped | Sweep | Finish
 # What sinks and sources are notified of.
 Happening: TypeAlias = (
     Event

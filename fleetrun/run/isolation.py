@@ -10,8 +10,9 @@ import marshal
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from fleetrun.run import libc, proc
@@ -20,7 +21,6 @@ from fleetrun.run.loop import Waiting, nothing, poll
 _CHUNK = 65536
 # A child that SIGKILL can end is gone within this time, even on a busy host.
 _END_S = 1.0
-_NOT_FOUND = 127
 # The child's end of the pipe.
 _PIPE = 3
 
@@ -37,16 +37,14 @@ class CallResult(NamedTuple):
 class IsolatedCall:
     """One CALL in a child, whose result comes back through `fd`.
 
-    The result consists of values that marshal takes; that of `run_program` is the program's output.
-    Raises OSError if no child can be started.
+    The result consists of values that marshal takes. Raises OSError if no child can be started.
     """
 
     # Whether the child still runs although it was sent SIGKILL.
     is_left = False
     _waiting: Waiting | None = None
 
-    def __init__(self, call: Callable[[], object], *, is_program: bool = False) -> None:
-        self._is_program = is_program
+    def __init__(self, call: Callable[[], object]) -> None:
         self._began = time.monotonic()
         self.fd, write_fd = os.pipe2(os.O_CLOEXEC)
         self._written = b""
@@ -71,8 +69,6 @@ class IsolatedCall:
         if part:
             return None
         how = self._end()
-        if self._is_program:
-            return CallResult(self._written)
         try:
             value, trouble = marshal.loads(self._written)  # noqa: S302 - our own child's
         except (EOFError, ValueError, TypeError):
@@ -122,9 +118,9 @@ class IsolatedCall:
 
         waiting.watch(self.fd, read)
         if timeout_s is not None:
-            late_s = timeout_s
-            at = time.monotonic() + late_s
-            waiting.timer((IsolatedCall, self.pid), at, lambda: done(self._late(callee, late_s)))
+            late = partial(self._late, callee, timeout_s)
+            at = time.monotonic() + timeout_s
+            waiting.timer((IsolatedCall, self.pid), at, lambda: done(late()))
 
     def _late(self, callee: str, timeout_s: float) -> CallResult:
         why = f"{callee} has not answered within {timeout_s:g} s ({self.abandon()})"
@@ -153,25 +149,6 @@ class IsolatedCall:
         os.close(self._pidfd)
         os.close(self.fd)
         return how
-
-
-def run_program(
-    argv: Sequence[str], environ: Mapping[str, str], *, outputs: tuple[int, ...] = (1,)
-) -> IsolatedCall:
-    """Run ARGV, looked up in $PATH; the result is what it writes to the descriptors OUTPUTS.
-
-    It is empty if there is no such program. Raises OSError if no child can be started.
-    """
-
-    def become() -> None:
-        for fd in outputs:
-            os.dup2(_PIPE, fd)
-        try:
-            os.execvpe(argv[0], tuple(argv), environ)  # noqa: S606 - no shell is wanted
-        except OSError:
-            os._exit(_NOT_FOUND)
-
-    return IsolatedCall(become, is_program=True)
 
 
 def answer(callee: str, call: Callable[[], object], timeout_s: float) -> CallResult:

@@ -1,8 +1,8 @@
-"""The policy: `step(state, event, rules) -> (state, actions)` decides and has no side effects.
+"""The policy: what follows from each event. It decides, and touches nothing but its own state.
 
-The caller performs the actions. The answers to Spawn (Started, or Exited if it failed) and Examine
-(RootCauses) come before any other event. Before an action that had to wait, the caller asks
-`is_current`.
+The caller performs the actions that `Policy.step` returns. The answers to Spawn (Started, or Exited
+if it failed) and Examine (RootCauses) come before any other event, but for a process that awaits
+endpoints. Before an action that had to wait, the caller asks `is_current`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeAlias
 from fleetrun.model import ExitStatus, Rules
 from fleetrun.run.events import (
     Action,
-    Await,
     Cause,
     Event,
     Examine,
@@ -29,7 +28,6 @@ from fleetrun.run.events import (
     JobVerdict,
     Outcome,
     Overdue,
-    Ready,
     Retried,
     RootCauses,
     SignalAll,
@@ -76,187 +74,325 @@ GATHERING, RUNNING, STOPPING, KILLING, STOPPED, FINISHED = (
     "finished",
 )
 
+Actions: TypeAlias = tuple[Action, ...]
 
-class PolicyState(NamedTuple):
+
+class Policy:
     """The state of the job on this host."""
 
-    # From the plan of this generation: how many processes, and those that the job waits for.
-    total: int = 0
-    essential: frozenset[int] = frozenset()
-    # The essential ones that have not succeeded yet.
-    unfinished: frozenset[int] = frozenset()
-    next_index: int = 0
-    # Processes that await endpoints before they start.
-    awaiting: frozenset[int] = frozenset()
-    alive: frozenset[int] = frozenset()
-    phase: str = GATHERING
-    # Whether gathering only begins at the deadline, to let a fault heal.
-    is_resting: bool = False
-    attempt: int = 0
-    # The first thing that went wrong in this attempt.
-    cause: Cause | None = None
-    # The first signal that asked us to stop: nothing starts any more.
-    interrupted: Interrupted | None = None
-    # When to send TimerExpired.
-    deadline: float | None = None
-    # When SIGKILL is sent to the remaining processes.
-    kill_at: float = 0.0
-    # Processes that failed before any was asked to end: one of them is the culprit.
-    suspects: frozenset[int] = frozenset()
-    # Of those: the ones given time to exit by themselves, and the ones that did not.
-    spared: frozenset[int] = frozenset()
-    late: frozenset[int] = frozenset()
-    exits: tuple[Exited, ...] = ()
-    earlier: tuple[Retried, ...] = ()
-    given_up: str = ""
+    def __init__(self) -> None:
+        self.rules = Rules()
+        self.attempt = 0
+        # What ended each earlier attempt.
+        self.earlier: tuple[Retried, ...] = ()
+        self._begin_attempt()
+
+    def _begin_attempt(self) -> None:
+        self.phase = GATHERING
+        # Whether gathering only begins at the deadline, to let a fault heal.
+        self.is_resting = False
+        # When to send TimerExpired, and when SIGKILL is sent to the remaining processes.
+        self.deadline: float | None = None
+        self.kill_at = 0.0
+        # How many processes there are; those that the job waits for, and of these the ones that
+        # have not succeeded yet.
+        self.total = 0
+        self.essential: frozenset[int] = frozenset()
+        self.unfinished: set[int] = set()
+        self.alive: set[int] = set()
+        self.exits: list[Exited] = []
+        # The first thing that went wrong, and the first signal that asked us to stop.
+        self.cause: Cause | None = None
+        self.interrupted: Interrupted | None = None
+        # Processes that failed before any was asked to end: one of them is the culprit. Of those:
+        # the ones that are given time to exit by themselves, and the ones that did not.
+        self._failed: frozenset[int] = frozenset()
+        self._given_time: frozenset[int] = frozenset()
+        self._overdue: frozenset[int] = frozenset()
+        # Why no other attempt is made, although the rules allow one.
+        self._given_up = ""
+
+    def begin(self) -> Actions:
+        """Begin to gather the hosts of an attempt."""
+        self.is_resting, self.deadline = False, None
+        return (Gather(self.attempt),)
 
     def outcome(self) -> Outcome:
         """Return the outcome so far, as seen from this host."""
-        return Outcome(
-            self.cause,
-            self.exits,
-            self.attempt + 1,
-            self.earlier,
-            tuple(sorted(self.alive)),
-            self.given_up,
+        stuck = tuple(sorted(self.alive))
+        exits, attempts = tuple(self.exits), self.attempt + 1
+        return Outcome(self.cause, exits, attempts, self.earlier, stuck, self._given_up)
+
+    def is_current(self, action: Action) -> bool:
+        """Whether ACTION, which had to wait, is still due; a signal may have overtaken it."""
+        if isinstance(action, Gather):
+            return self.phase == GATHERING and action.attempt == self.attempt
+        if isinstance(action, Spawn):
+            return self.phase == RUNNING and action.attempt == self.attempt
+        return True
+
+    def step(self, event: Event) -> Actions:  # noqa: C901, PLR0911, PLR0912 - one case for each event
+        """Take EVENT, and return the actions that follow."""
+        match event:
+            case StrategyRejected():
+                return self._reject(event)
+            case SourceFailed():
+                return self._source_failed(event)
+            case _ if self.phase == FINISHED:
+                return ()
+            case Gathered() if self.is_current(Gather(event.attempt)):
+                return self._gathered(event)
+            case GatherFailed() if self.is_current(Gather(event.attempt)):
+                self.cause = event
+                return self._finish()
+            case Gathered() | GatherFailed():
+                return ()
+            case Started(process=process):
+                self.alive.add(process)
+                has_more = self.phase == RUNNING and process + 1 < self.total
+                return (Spawn(process + 1, self.attempt),) if has_more else ()
+            case Exited():
+                return self._exited(event)
+            case RootCauses():
+                return self._examined(event)
+            case Interrupted():
+                return self._interrupted(event)
+            case TimerExpired():
+                return self._timer_expired(event)
+            case Overdue(exited=exited) if self.phase == RUNNING:
+                # As if it had exited; it has had its time for that.
+                self._failed = self._overdue = exited.also_failed | {exited.process}
+                return self._stop(exited, event.at)
+            case Hung() if self.phase == RUNNING:
+                return self._stop(event, event.at)
+            case StopRequested(is_fenced=True):
+                return self._kill(event.at) if self.alive else ()
+            case StopRequested(attempt=self.attempt) if self.phase == RUNNING:
+                return self._stop(event.failure, event.at)
+            case Overdue() | Hung() | StopRequested():
+                return ()
+            case JobVerdict():
+                return self._judged(event)
+            case _:  # pragma: no cover - there are no others
+                return assert_never(event)
+
+    # Running --------------------------------------------------------------------------------------
+
+    def _gathered(self, event: Gathered) -> Actions:
+        """Adopt the plan and start its first process; the others follow in order.
+
+        A job on several hosts is done when the processes on the other hosts are done, too.
+        """
+        processes = event.plan.processes
+        essential = {index for index, spec in enumerate(processes) if spec.essential}
+        if event.plan.has_session:
+            essential.add(PEERS)
+        self.rules, self.total = event.plan.rules, len(processes)
+        self.essential, self.unfinished = frozenset(essential), essential
+        self.phase, self.deadline = RUNNING, None
+        if not essential:
+            return self._finish()
+        return (Spawn(0, self.attempt),) if processes else ()
+
+    def _exited(self, event: Exited) -> Actions:
+        self.alive.discard(event.process)
+        self.exits.append(event)
+        if not event.status.exit_code:
+            self.unfinished.discard(event.process)
+        if self.phase == RUNNING:
+            if event.status.exit_code:
+                # Any process counts: ranks would wait forever for a dead parameter server.
+                self._failed = event.also_failed | {event.process}
+                return self._stop(event, event.at)
+            return () if self.unfinished else self._stop(None, event.at)
+        if not self.alive:
+            return self._all_ended(event.at)
+        if self.phase == STOPPING and self._given_time:
+            self._given_time -= {event.process}
+            if not self._given_time:
+                self.deadline = self.kill_at
+        return ()
+
+    def _interrupted(self, event: Interrupted) -> Actions:
+        if event.signum in FORWARDED:
+            return (SignalAll(event.signum),) if self.alive else ()
+        first = self.interrupted
+        if first is None:
+            self.interrupted = event
+            if self.phase in {GATHERING, RUNNING}:
+                # KILL has hit only the keeper, the process that the user has started.
+                return self._stop(event, event.at, TERM if event.signum == KILL else event.signum)
+            # The ranks are ending already; a scheduler's TERM to ranks and launcher is one request.
+            return ()
+        # A shell that loses its terminal repeats the SIGHUP that the kernel has sent.
+        is_repeat = event.signum == first.signum and event.at - first.at < REPEAT_S
+        if self.phase == KILLING or is_repeat or event.signum == HUP:
+            return ()
+        # After a second request, do not wait for the other hosts.
+        return self._finish() if self.phase == STOPPED else self._kill(event.at)
+
+    def _source_failed(self, event: SourceFailed) -> Actions:
+        """End the job if the source that failed is required."""
+        if not event.is_required:
+            return ()
+        if event.source == SESSION:
+            # Nothing can be agreed with the other hosts any more.
+            self.essential -= {PEERS}
+            self.unfinished.discard(PEERS)
+        why = f"{event.describe()}."
+        if self.phase == STOPPED:
+            self._given_up = why
+            return self._finish()
+        if self.cause is None:
+            return self._reject(event)
+        may_retry = isinstance(self.cause, Retried) and self.attempt < self.rules.max_restarts
+        if self.phase in {STOPPING, KILLING} and may_retry:
+            self._given_up = self._given_up or why
+        return ()
+
+    def _reject(self, event: StrategyRejected | SourceFailed) -> Actions:
+        """Make EVENT the cause unless there is one."""
+        is_early = isinstance(event, StrategyRejected) and self.phase == GATHERING
+        if self.cause is not None or is_early:
+            # An earlier attempt has run with this strategy already.
+            return ()
+        if self.phase in {GATHERING, RUNNING}:
+            return self._stop(event, event.at)
+        self.cause = event
+        # A rank writes evidence at its exit, so it may be evaluated after the last one.
+        return (Finish(self.outcome()),) if self.phase == FINISHED else ()
+
+    # Ending ---------------------------------------------------------------------------------------
+
+    def _stop(self, cause: Cause | None, at: float, signum: int = TERM) -> Actions:
+        """Ask all processes to end because of CAUSE; None: the job is done."""
+        self.cause = cause or self.cause
+        if not self.alive:
+            return self._all_ended(at)
+        self.phase, self.kill_at = STOPPING, at + self.rules.grace_s
+        self._given_time = (self._failed - self._overdue) & self.alive
+        soon = min(at + TEARDOWN_S, at + self.rules.grace_s / 2)
+        self.deadline = soon if self._given_time else self.kill_at
+        return (SignalAll(signum, self._given_time),)
+
+    def _timer_expired(self, event: TimerExpired) -> Actions:
+        if self.deadline is None or event.at < self.deadline:
+            return ()
+        if self.phase == GATHERING:
+            return self.begin()
+        if self.phase == KILLING:
+            return self._examine() or self._finish()
+        if not self._given_time:
+            return self._kill(event.at)
+        asked = frozenset(self.alive - self._given_time)
+        self._overdue, self._given_time = self._given_time, frozenset()
+        self.deadline = self.kill_at
+        return (SignalAll(TERM, asked),)
+
+    def _kill(self, at: float) -> Actions:
+        self._overdue, self._given_time = self._overdue | self._given_time, frozenset()
+        self.phase, self.deadline = KILLING, at + STUCK_S
+        return (SignalAll(KILL),)
+
+    def _all_ended(self, at: float) -> Actions:
+        """Finish or start again, once it is known which process failed first."""
+        self.phase = STOPPING
+        return self._examine() or self._decide(at)
+
+    def _examine(self) -> Actions:
+        """Return the action that finds out which process failed first, if any did."""
+        if not isinstance(self.cause, Exited) or self.cause.fault:
+            return ()
+        failures = tuple(
+            it for it in self.exits if it.process in self._failed and it.status.exit_code
         )
+        # Even SIGKILL may not have ended one that was overdue.
+        return (Examine(failures),) if failures else ()
 
+    def _examined(self, event: RootCauses) -> Actions:
+        """Make the first failure the cause, and finish or restart."""
+        first = culprit(event.exits)
+        was_signalled = first.process in self._overdue and first.status.signum in {TERM, KILL}
+        if was_signalled and first.raised:
+            # It had failed already when it was signalled.
+            first = first._replace(status=ExitStatus(code=first.raised))
+        self.cause = first
+        return self._finish() if self.alive else self._decide(event.at)
 
-Step: TypeAlias = tuple[PolicyState, tuple[Action, ...]]
+    def _decide(self, at: float) -> Actions:
+        """Finish or start again; on several hosts, wait for the coordinator's verdict."""
+        cause = self.cause
+        if cause is None:
+            return self._finish()
+        no_retry = self._given_up or self._no_retry(cause)
+        self.phase, self.deadline = STOPPED, None
+        if PEERS in self.essential:
+            return (HostStopped(self.attempt, cause, no_retry),)
+        is_final, given_up = decide(no_retry, self.attempt, self.rules.max_restarts)
+        # Where no attempt could ever help, there is nothing to explain.
+        has_fault = isinstance(cause, Exited) and bool(cause.fault)
+        is_explained = isinstance(cause, Retried) and not (self.interrupted or has_fault)
+        explained = given_up if self._given_up or is_explained else ""
+        return self._judged(JobVerdict(None, at, self.attempt, is_final, explained, is_here=True))
 
+    def _no_retry(self, cause: Cause) -> str:
+        """Return why no other attempt can help, as far as this host knows; empty if one can."""
+        if isinstance(cause, Exited) and cause.fault:
+            return cause.fault
+        if not isinstance(cause, Retried):
+            return Outcome(cause).describe()
+        if self.interrupted is not None:
+            return Outcome(self.interrupted).describe()
+        # Hosts that come and go make an elastic job start again without --max_restart.
+        has_restarts = self.rules.max_restarts or self.earlier
+        return _no_progress((*self.earlier, cause)) if has_restarts else ""
 
-def begin() -> Step:
-    """Return the first state and actions."""
-    return _gather(PolicyState())
+    def _judged(self, event: JobVerdict) -> Actions:
+        """Finish or start again, as all hosts do."""
+        if self.phase == GATHERING and event.is_final and event.failure is not None:
+            self.cause = event.failure
+            return self._finish()
+        is_current = event.attempt == self.attempt
+        if is_current and event.failure is None and not event.is_here:
+            return self._all_done(event)
+        if self.phase != STOPPED or not is_current:
+            # The others have lost this host; its processes are being stopped or killed.
+            return ()
+        cause = self.cause = event.failure or self.cause
+        if event.is_final or not isinstance(cause, Retried):
+            has_restarts = self.rules.max_restarts or self.earlier
+            self._given_up = event.given_up if has_restarts else ""
+            return self._finish()
+        interrupted, failed_attempt = self.interrupted, self.attempt
+        self.attempt += 1
+        self.earlier = (*self.earlier, cause)
+        self._begin_attempt()
+        self.is_resting = True
+        if interrupted is not None:
+            self.cause = interrupted
+            return self._finish()
+        # Hosts that come and go need no time to heal.
+        has_failed = not (isinstance(cause, Failure) and cause.is_departure)
+        wait_s = backoff(self.rules.backoff_s, failed_attempt) if has_failed else 0.0
+        self.deadline = event.at + wait_s
+        return (Sweep(),)
 
+    def _all_done(self, event: JobVerdict) -> Actions:
+        """Take note that the trainers of all other hosts are done."""
+        self.unfinished.discard(PEERS)
+        if self.unfinished:
+            return ()
+        if isinstance(self.cause, Failure):
+            # This host had lost sight of the others when the job was done.
+            self.cause = None
+        if self.phase == STOPPED:
+            # What ended it here has come too late for the others, and no other verdict follows.
+            return self._finish()
+        return self._stop(None, event.at) if self.phase == RUNNING else ()
 
-def _gather(state: PolicyState) -> Step:
-    """Begin a generation: gather the hosts."""
-    return state._replace(is_resting=False, deadline=None), (Gather(state.attempt),)
-
-
-def _gathered(state: PolicyState, event: Gathered) -> Step:
-    """Adopt the generation's plan and start its first process.
-
-    Processes start in order; one that awaits endpoints starts when they listen. A job on several
-    hosts is done when the processes on the other hosts are done, too.
-    """
-    if not is_current(state, Gather(event.attempt)):
-        return state, ()
-    processes = event.plan.processes
-    essential = frozenset(index for index, spec in enumerate(processes) if spec.essential)
-    if event.plan.has_session:
-        essential |= {PEERS}
-    state = state._replace(
-        phase=RUNNING,
-        deadline=None,
-        total=len(processes),
-        essential=essential,
-        unfinished=essential,
-        awaiting=frozenset(index for index, spec in enumerate(processes) if spec.awaits),
-    )
-    if not essential:
-        return _finish(state)
-    return state, (_next(state, 0),) if processes else ()
-
-
-def _gather_failed(state: PolicyState, event: GatherFailed) -> Step:
-    if not is_current(state, Gather(event.attempt)):
-        return state, ()
-    return _finish(state._replace(cause=event))
-
-
-def _next(state: PolicyState, process: int) -> Spawn | Await:
-    """Return the action that starts PROCESS."""
-    is_waiting = process in state.awaiting
-    return Await(process, state.attempt) if is_waiting else Spawn(process, state.attempt)
-
-
-def is_current(state: PolicyState, action: Action) -> bool:
-    """Whether ACTION, which had to wait, is still due; a signal may have overtaken it."""
-    if isinstance(action, Gather):
-        return state.phase == GATHERING and action.attempt == state.attempt
-    return not isinstance(action, Spawn | Await) or (
-        state.phase == RUNNING and action.attempt == state.attempt
-    )
-
-
-def step(state: PolicyState, event: Event, rules: Rules) -> Step:  # noqa: C901, PLR0911, PLR0912 - one for each event
-    """Return the state after EVENT, and the actions that follow."""
-    match event:
-        case StrategyRejected():
-            return _rejected(state, event, rules)
-        case SourceFailed():
-            return _source_failed(state, event, rules)
-        case _ if state.phase == FINISHED:
-            return state, ()
-        case Gathered():
-            return _gathered(state, event)
-        case GatherFailed():
-            return _gather_failed(state, event)
-        case Started():
-            return _started(state, event)
-        case Ready():
-            is_wanted = state.phase == RUNNING and event.attempt == state.attempt
-            is_next = is_wanted and event.process == state.next_index
-            return state, (Spawn(event.process, state.attempt),) if is_next else ()
-        case Exited():
-            return _exited(state, event, rules)
-        case Overdue():
-            return _overdue(state, event, rules)
-        case RootCauses():
-            return _examined(state, event, rules)
-        case Interrupted():
-            return _interrupted(state, event, rules)
-        case TimerExpired():
-            return _elapsed(state, event)
-        case Hung():
-            return _hung(state, event, rules)
-        case StopRequested():
-            return _stop_requested(state, event, rules)
-        case JobVerdict():
-            return _judged(state, event, rules)
-        case _:  # pragma: no cover - there are no others
-            return assert_never(event)
-
-
-def _started(state: PolicyState, event: Started) -> Step:
-    after = event.process + 1
-    state = state._replace(alive=state.alive | {event.process}, next_index=after)
-    more = state.phase == RUNNING and after < state.total
-    return state, (_next(state, after),) if more else ()
-
-
-def _exited(state: PolicyState, event: Exited, rules: Rules) -> Step:
-    state = state._replace(
-        alive=state.alive - {event.process},
-        unfinished=state.unfinished
-        if event.status.exit_code
-        else state.unfinished - {event.process},
-        exits=(*state.exits, event),
-    )
-    if state.phase == RUNNING and event.status.exit_code:
-        # Any process counts: ranks would wait forever for a dead parameter server.
-        suspects = event.also_failed | {event.process}
-        return _stop(state._replace(cause=event, suspects=suspects), TERM, event.at, rules)
-    if state.phase == RUNNING and not state.unfinished:
-        return _stop(state, TERM, event.at, rules)
-    if state.phase != RUNNING and not state.alive:
-        return _all_dead(state, event.at, rules)
-    if state.phase == STOPPING and state.spared:
-        spared = state.spared - {event.process}
-        deadline = state.deadline if spared else state.kill_at
-        return state._replace(spared=spared, deadline=deadline), ()
-    return state, ()
-
-
-def _overdue(state: PolicyState, event: Overdue, rules: Rules) -> Step:
-    """Stop as if the process had exited; it has had its time for that."""
-    if state.phase != RUNNING:
-        return state, ()
-    suspects = event.exited.also_failed | {event.exited.process}
-    state = state._replace(cause=event.exited, suspects=suspects, late=suspects)
-    return _stop(state, TERM, event.at, rules)
+    def _finish(self) -> Actions:
+        self.phase, self.deadline = FINISHED, None
+        return Sweep(), Finish(self.outcome())
 
 
 def culprit(exits: Sequence[Exited]) -> Exited:
@@ -267,92 +403,6 @@ def culprit(exits: Sequence[Exited]) -> Exited:
 def failed_at(exited: Exited) -> float:
     """Return when the process raised its exception, or else when it ended."""
     return exited.at if exited.failed_at is None else exited.failed_at
-
-
-def _examined(state: PolicyState, event: RootCauses, rules: Rules) -> Step:
-    """Make the first failure the cause, and finish or restart."""
-    first = culprit(event.exits)
-    if first.process in state.late and first.raised and first.status.signum in {TERM, KILL}:
-        # It had failed already when it was signalled.
-        first = first._replace(status=ExitStatus(code=first.raised))
-    state = state._replace(cause=first)
-    return _finish(state) if state.alive else _decide(state, event.at, rules)
-
-
-def _hung(state: PolicyState, event: Hung, rules: Rules) -> Step:
-    if state.phase == RUNNING:
-        return _stop(state._replace(cause=event), TERM, event.at, rules)
-    return state, ()
-
-
-def _stop_requested(state: PolicyState, event: StopRequested, rules: Rules) -> Step:
-    """Stop, as the other hosts do."""
-    if event.is_fenced:
-        return _kill(state, event.at) if state.alive else (state, ())
-    if state.phase == RUNNING and event.attempt == state.attempt:
-        return _stop(state._replace(cause=event.failure), TERM, event.at, rules)
-    return state, ()
-
-
-def _source_failed(state: PolicyState, event: SourceFailed, rules: Rules) -> Step:
-    """End the job if the source that failed is required."""
-    if not event.is_required:
-        return state, ()
-    if event.source == SESSION:
-        # Nothing can be agreed with the other hosts any more.
-        state = state._replace(
-            essential=state.essential - {PEERS}, unfinished=state.unfinished - {PEERS}
-        )
-    why = f"{event.describe()}."
-    if state.phase == STOPPED:
-        return _finish(state._replace(given_up=why))
-    if state.cause is None:
-        return _rejected(state, event, rules)
-    is_open = state.phase in {STOPPING, KILLING} and isinstance(state.cause, Retried)
-    if is_open and state.attempt < rules.max_restarts:
-        # There would have been another attempt.
-        state = state._replace(given_up=state.given_up or why)
-    return state, ()
-
-
-def _rejected(state: PolicyState, event: StrategyRejected | SourceFailed, rules: Rules) -> Step:
-    """Make EVENT the cause unless there is one."""
-    is_early = isinstance(event, StrategyRejected) and state.phase == GATHERING
-    if state.cause is not None or is_early:
-        # An earlier attempt has run with this strategy already.
-        return state, ()
-    if state.phase in {GATHERING, RUNNING}:
-        return _stop(state._replace(cause=event), TERM, event.at, rules)
-    state = state._replace(cause=event)
-    # A rank writes evidence at its exit, so it may be evaluated after the last one.
-    return state, (Finish(state.outcome()),) if state.phase == FINISHED else ()
-
-
-def _stop(state: PolicyState, signum: int, at: float, rules: Rules) -> Step:
-    """Ask all processes to end."""
-    if not state.alive:
-        return _all_dead(state, at, rules)
-    spared = (state.suspects - state.late) & state.alive
-    kill_at = at + rules.grace_s
-    deadline = min(at + TEARDOWN_S, at + rules.grace_s / 2) if spared else kill_at
-    state = state._replace(phase=STOPPING, deadline=deadline, kill_at=kill_at, spared=spared)
-    return state, (SignalAll(signum, spared),)
-
-
-def _all_dead(state: PolicyState, at: float, rules: Rules) -> Step:
-    """Finish, or wait before another attempt, once it is known which process failed first."""
-    examine = _to_examine(state)
-    return (state._replace(phase=STOPPING), examine) if examine else _decide(state, at, rules)
-
-
-def _to_examine(state: PolicyState) -> tuple[Examine, ...]:
-    """Return the action that finds out which process failed first, if any did."""
-    if not isinstance(state.cause, Exited) or _has_fault(state.cause):
-        return ()
-    suspects = (exited for exited in state.exits if exited.process in state.suspects)
-    failures = tuple(exited for exited in suspects if exited.status.exit_code)
-    # Even SIGKILL may not have ended one that was overdue.
-    return (Examine(failures),) if failures else ()
 
 
 class Decision(NamedTuple):
@@ -377,83 +427,6 @@ def decide(
     """
     is_allowed = is_departure or restarts < max_restarts
     return Decision(bool(no_retry) or not is_allowed, no_retry if is_allowed else "")
-
-
-def _decide(state: PolicyState, at: float, rules: Rules) -> Step:
-    """Finish or start again; on several hosts, wait for the coordinator's verdict."""
-    cause = state.cause
-    if cause is None:
-        return _finish(state)
-    no_retry = state.given_up or _no_retry(state, rules)
-    state = state._replace(phase=STOPPED, deadline=None)
-    if PEERS in state.essential:
-        return state, (HostStopped(state.attempt, cause, no_retry),)
-    is_final, given_up = decide(no_retry, state.attempt, rules.max_restarts)
-    # Where no attempt could ever help, there is nothing to explain.
-    is_explained = isinstance(cause, Retried) and not (state.interrupted or _has_fault(cause))
-    explained = given_up if state.given_up or is_explained else ""
-    verdict = JobVerdict(None, at, state.attempt, is_final, explained, is_here=True)
-    return _judged(state, verdict, rules)
-
-
-def _has_fault(cause: Cause | None) -> bool:
-    return isinstance(cause, Exited) and bool(cause.fault)
-
-
-def _no_retry(state: PolicyState, rules: Rules) -> str:
-    """Return why no other attempt can help, as far as this host knows; empty if one can."""
-    cause = state.cause
-    if isinstance(cause, Exited) and cause.fault:
-        return cause.fault
-    if not isinstance(cause, Retried):
-        return "" if cause is None else Outcome(cause).describe()
-    if state.interrupted is not None:
-        return Outcome(state.interrupted).describe()
-    # Hosts that come and go make an elastic job start again without --max_restart.
-    return (
-        "" if not (rules.max_restarts or state.earlier) else _no_progress((*state.earlier, cause))
-    )
-
-
-def _judged(state: PolicyState, event: JobVerdict, rules: Rules) -> Step:
-    """Finish or start again, as all hosts do."""
-    if state.phase == GATHERING and event.is_final and event.failure is not None:
-        return _finish(state._replace(cause=event.failure))
-    is_current = event.attempt == state.attempt
-    if is_current and event.failure is None and not event.is_here:
-        return _all_done(state, event, rules)
-    if state.phase != STOPPED or not is_current:
-        # The others have lost this host; its processes are being stopped or killed.
-        return state, ()
-    cause = event.failure or state.cause
-    state = state._replace(cause=cause)
-    if event.is_final or not isinstance(cause, Retried):
-        has_restarts = rules.max_restarts or state.earlier
-        return _finish(state._replace(given_up=event.given_up if has_restarts else ""))
-    again = PolicyState(
-        attempt=state.attempt + 1,
-        is_resting=True,
-        earlier=(*state.earlier, cause),
-    )
-    if state.interrupted is not None:
-        return _finish(again._replace(cause=state.interrupted))
-    # Hosts that come and go need no time to heal.
-    has_failed = not (isinstance(cause, Failure) and cause.is_departure)
-    wait = backoff(rules.backoff_s, state.attempt) if has_failed else 0.0
-    return again._replace(deadline=event.at + wait), (Sweep(),)
-
-
-def _all_done(state: PolicyState, event: JobVerdict, rules: Rules) -> Step:
-    """Take note that the trainers of all other hosts are done."""
-    state = state._replace(unfinished=state.unfinished - {PEERS})
-    if isinstance(state.cause, Failure) and not state.unfinished:
-        # This host had lost sight of the others when the job was done.
-        state = state._replace(cause=None)
-    if state.phase == STOPPED and not state.unfinished:
-        # What ended it here has come too late for the others, and no other verdict follows.
-        return _finish(state)
-    is_done = state.phase == RUNNING and not state.unfinished
-    return _stop(state, TERM, event.at, rules) if is_done else (state, ())
 
 
 def backoff(first_s: float, attempt: int) -> float:
@@ -494,49 +467,3 @@ def _has_progressed(first: Retried, later: Exited) -> bool:
     if later.step is None:
         return later.lived_s >= SOME_PROGRESS_S
     return isinstance(first, Exited) and first.step is not None and later.step > first.step
-
-
-def _finish(state: PolicyState) -> Step:
-    state = state._replace(phase=FINISHED, deadline=None)
-    return state, (Sweep(), Finish(state.outcome()))
-
-
-def _interrupted(state: PolicyState, event: Interrupted, rules: Rules) -> Step:
-    if event.signum in FORWARDED:
-        return state, (SignalAll(event.signum),) if state.alive else ()
-    first = state.interrupted
-    if first is None:
-        state = state._replace(interrupted=event)
-        if state.phase in {GATHERING, RUNNING}:
-            # KILL has hit only the keeper, the process that the user has started.
-            signum = TERM if event.signum == KILL else event.signum
-            return _stop(state._replace(cause=event), signum, event.at, rules)
-        # The ranks are ending already; a scheduler's TERM to ranks and launcher is one request.
-        return state, ()
-    # A shell that loses its terminal repeats the SIGHUP that the kernel has sent.
-    is_repeat = event.signum == first.signum and event.at - first.at < REPEAT_S
-    if state.phase == KILLING or is_repeat or event.signum == HUP:
-        return state, ()
-    # After a second request, do not wait for the other hosts.
-    return _finish(state) if state.phase == STOPPED else _kill(state, event.at)
-
-
-def _elapsed(state: PolicyState, event: TimerExpired) -> Step:
-    if state.deadline is None or event.at < state.deadline:
-        return state, ()
-    if state.phase == GATHERING:
-        return _gather(state)
-    if state.phase == KILLING:
-        examine = _to_examine(state)
-        return (state, examine) if examine else _finish(state)
-    if state.spared:
-        unspared = state.alive - state.spared
-        state = state._replace(spared=frozenset(), late=state.spared, deadline=state.kill_at)
-        return state, (SignalAll(TERM, unspared),)
-    return _kill(state, event.at)
-
-
-def _kill(state: PolicyState, at: float) -> Step:
-    late = state.late | state.spared
-    state = state._replace(phase=KILLING, deadline=at + STUCK_S, spared=frozenset(), late=late)
-    return state, (SignalAll(KILL),)

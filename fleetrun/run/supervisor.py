@@ -12,12 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault, FleetrunError
-from fleetrun.model import Endpoint, LaunchPlan, Rules
+from fleetrun.model import Endpoint, LaunchPlan
 from fleetrun.postmortem import failures, kernelfacts
 from fleetrun.run import children, descriptors, policy, proc, processes, terminal
 from fleetrun.run.events import (
     Action,
-    Await,
     Declared,
     Event,
     Examine,
@@ -30,7 +29,6 @@ from fleetrun.run.events import (
     HostStopped,
     Interrupted,
     Outcome,
-    Ready,
     Recovered,
     RootCauses,
     RunWarning,
@@ -91,7 +89,7 @@ class Supervisor:
         self._plan: LaunchPlan
         self._has_plan = False
         self._labels: list[str] = []
-        self._rules = Rules()
+        self._state = policy.Policy()
         self._why_no_plan: Exception | None = None
         self._todo: list[Action] = []
         self._workers: dict[int, processes.Worker] = {}
@@ -128,9 +126,7 @@ class Supervisor:
         began = time.monotonic()
         self._loop.watch(self._keeper.fd, self._on_keeper)
         self._loop.watch(self._child_fd, self._on_child)
-        self._state, actions = policy.begin()
-        self._loop.timer("policy", self._state.deadline, self._on_deadline)
-        self._todo += actions
+        self._todo += self._state.begin()
         self._perform_all()
         while not self._has_plan and self._outcome is None:
             self._loop.turn()
@@ -221,7 +217,7 @@ class Supervisor:
                 self._prepare(planned, attempt)
         except FleetrunError as error:
             return self._no_plan(attempt, error)
-        self._plan, self._rules, self._has_plan = planned, planned.rules, True
+        self._plan, self._has_plan = planned, True
         self._labels = [names.label(spec) for spec in planned.processes]
         self._keeper.set_grace(planned.rules.grace_s)
         return Gathered(attempt, planned, time.monotonic())
@@ -398,25 +394,25 @@ class Supervisor:
             self._perform_all()
 
     def _feed(self, event: Event) -> None:
-        before = self._state
-        self._state, actions = policy.step(before, event, self._rules)
-        self._todo += actions
-        if before.phase == policy.RUNNING != self._state.phase:
+        state = self._state
+        phase, attempt, deadline = state.phase, state.attempt, state.deadline
+        self._todo += state.step(event)
+        if phase == policy.RUNNING != state.phase:
             self._failed_at = event.at
-        if self._state.is_resting and not before.is_resting:
+        if state.is_resting and state.attempt != attempt:
             self._log_next_attempt(event.at)
-        if self._state.phase != policy.RUNNING and self._readiness is not None:
+        if state.phase != policy.RUNNING and self._readiness is not None:
             self._readiness.stop()
             self._readiness = None
-        if before.phase == policy.GATHERING != self._state.phase:
+        if phase == policy.GATHERING != state.phase:
             self._round.end()
-        if self._state.deadline != before.deadline:
-            self._loop.timer("policy", self._state.deadline, self._on_deadline)
+        if state.deadline != deadline:
+            self._loop.timer("policy", state.deadline, self._on_deadline)
         if isinstance(event, Gathered):
             # In the first generation; later ones find them open.
             self._observers.open(self._loop)
         self._observers.on_event(event)
-        if isinstance(event, Started) and self._state.next_index == self._state.total:
+        if isinstance(event, Started) and event.process + 1 == state.total:
             self._recover(event.attempt, event.at)
 
     # What is done -------------------------------------------------------------------------------
@@ -424,20 +420,21 @@ class Supervisor:
     def _perform_all(self) -> None:
         """Perform the pending actions, signals first."""
         while self._todo:
-            if isinstance(self._todo[0], Gather | Spawn | Await):
+            if isinstance(self._todo[0], Gather | Spawn):
                 self._take(self._keeper.read())
             action = self._todo.pop(0)
-            if policy.is_current(self._state, action):
+            if self._state.is_current(action):
                 self._perform(action)
 
     def _perform(self, action: Action) -> None:
         match action:
             case Gather(attempt=attempt):
                 self._gather(attempt)
-            case Spawn():
-                self._feed(self._spawn(action))
-            case Await():
-                self._await(action)
+            case Spawn(process=process):
+                if self._plan.processes[process].awaits:
+                    self._await(action)
+                else:
+                    self._feed(self._spawn(action))
             case SignalAll(signum=signum, spared=spared):
                 self._signal_all(signum, spared)
                 self._observers.on_event(action)
@@ -486,7 +483,8 @@ class Supervisor:
             self._log(text)
             self._observers.on_event(RunWarning("ended", text, time.monotonic()))
 
-    def _await(self, action: Await) -> None:
+    def _await(self, action: Spawn) -> None:
+        """Start a process once the endpoints that it awaits listen."""
         if self._readiness is None:
             from fleetrun.run.readiness import Readiness  # only with servers
 
@@ -510,8 +508,10 @@ class Supervisor:
         return endpoint in own and own[endpoint] not in self._workers
 
     def _on_ready(self, process: int, attempt: int) -> None:
-        self._feed(Ready(process, time.monotonic(), attempt))
-        self._perform_all()
+        action = Spawn(process, attempt)
+        if self._state.is_current(action):
+            self._feed(self._spawn(action))
+            self._perform_all()
 
     def _spawn(self, action: Spawn) -> Started | Exited:
         index, attempt = action
@@ -563,7 +563,7 @@ class Supervisor:
                 rank.signal(signum)
         if self._state.phase == policy.STOPPING and signum in _POLITE:
             # What ranks have started, such as workers of a DataLoader, may need a moment to end.
-            before_s = min(_REST_S, self._rules.grace_s / 10)
+            before_s = min(_REST_S, self._state.rules.grace_s / 10)
             self._loop.timer("rest", self._state.kill_at - before_s, self._ask_rest)
 
     def _ask_rest(self) -> None:
@@ -581,7 +581,7 @@ class Supervisor:
             are = "it is" if len(self._workers) == 1 else "they are"
             self._log(
                 f"{signal_name(signum)}: asked {names.listed(self._alive())} to stop; "
-                f"in {self._rules.grace_s:g} s, or when asked again, {are} killed."
+                f"in {self._state.rules.grace_s:g} s, or when asked again, {are} killed."
             )
         elif self._state.phase == policy.STOPPING:
             self._loop.timer("wait", time.monotonic() + _SILENCE_S, self._show_late)
@@ -591,7 +591,7 @@ class Supervisor:
         self._observers.flush()
         wait = (self._state.deadline or at) - at
         when = f" in {wait:.1f} s" if round(wait, 1) else ""
-        plan = f"Restart {self._state.attempt} of {self._rules.max_restarts}{when}."
+        plan = f"Restart {self._state.attempt} of {self._state.rules.max_restarts}{when}."
         if self._gathering.may_change:
             # Attempts caused by hosts that come and go are not limited.
             when = f" in {wait:.1f} s or later," if round(wait, 1) else ""

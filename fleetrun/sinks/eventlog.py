@@ -20,7 +20,6 @@ from fleetrun.run.events import (
     Interrupted,
     JobVerdict,
     Overdue,
-    Ready,
     Recovered,
     RootCauses,
     RunWarning,
@@ -112,8 +111,6 @@ class EventLog(Sink):
                     "places": [{"who": ranks, "where": place} for ranks, place in places],
                     "collectives": [{"who": ranks, "text": text} for ranks, text in collectives],
                 }
-            case Ready(process=process, attempt=attempt):
-                return "ready", {"process": self._names([process])[0], "attempt": attempt}
             case RunWarning(labels=labels):
                 return "warning", _fields(happening, "what", "text") | {"who": labels}
             case Recovered():

@@ -7,6 +7,7 @@ processes. Only the owner may read the files (mode 0600).
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from contextlib import suppress
 from typing import Any, cast
@@ -14,7 +15,7 @@ from typing import Any, cast
 from fleetrun.engines import detect
 from fleetrun.plan import render
 from fleetrun.run.events import Gathered, Happening
-from fleetrun.run.isolation import CallResult, IsolatedCall, run_program
+from fleetrun.run.isolation import CallResult, IsolatedCall
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Sink
 from fleetrun.rundir import manifestfile, names
@@ -62,14 +63,19 @@ class Provenance(Sink):
 
     def _ask(self) -> None:
         environ = {name: value for name, value in os.environ.items() if name not in _MISLEADING}
+        command = ("git", "-C", self._folder(), *_STATUS)
+
+        def status() -> bytes:
+            return subprocess.run(command, env=environ, stdout=subprocess.PIPE, check=False).stdout
+
         # Without a process for git, the manifest has no commit.
         with suppress(OSError):
-            self._question = run_program(("git", "-C", self._folder(), *_STATUS), environ)
+            self._question = IsolatedCall(status)
             self._question.watch(self._waiting, self._on_answer, _GIT_S)
 
     def _on_answer(self, answer: CallResult) -> None:
         self._question = None
-        if not answer.is_late:
+        if answer.value is not None:
             commit = revision(cast("bytes", answer.value).decode(errors="replace"))
             if commit is not None:
                 self._write({"folder": self._folder(), **commit})

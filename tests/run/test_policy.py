@@ -14,7 +14,6 @@ from fleetrun.model import ExitStatus, Rules
 from fleetrun.run import policy
 from fleetrun.run.events import (
     Action,
-    Await,
     Event,
     Examine,
     Exited,
@@ -54,36 +53,35 @@ class Job:
         rules: Rules,
         spawns: Callable[[int], bool] | None = None,
         *,
-        awaiting: Sequence[int] = (),
         has_peers: bool = False,
         answers: bool = True,
     ) -> None:
         # The processes of a generation; the next one may differ. None: gathering takes longer.
         self.essential: Sequence[bool] | None = essential if answers else None
-        self.awaiting = awaiting
         self.has_peers = has_peers
         self.rules = rules
         self.now = 0.0
         self.spawns = spawns or (lambda _: True)
-        self.state, actions = policy.begin()
+        self.state = policy.Policy()
         self.events: list[Event] = []
         self.done: list[Action] = []
         self.outcome: Outcome | None = None
         # The cause of a process's failure; by default nothing but its end.
         self.facts: dict[int, dict[str, Any]] = {}
-        self.perform(actions)
+        self.perform(self.state.begin())
 
     def perform(self, actions: Sequence[Action]) -> None:
         """Perform the policy's actions, and those that follow."""
         todo = list(actions)
         while todo:
             action = todo.pop(0)
-            if not policy.is_current(self.state, action):
+            if not self.state.is_current(action):
                 continue
             self.done.append(action)
             match action:
                 case Gather(attempt=attempt) if self.essential is not None:
-                    plan = generation(self.essential, self.awaiting, has_peers=self.has_peers)
+                    plan = generation(self.essential, has_peers=self.has_peers)
+                    plan = plan._replace(rules=self.rules)
                     todo += self.take(Gathered(attempt, plan, self.now))
                 case Spawn(process=process, attempt=attempt):
                     todo += self.take(self.start(process, attempt))
@@ -95,7 +93,7 @@ class Job:
                         exited._replace(**self.facts.get(exited.process, {})) for exited in exits
                     ]
                     todo += self.take(RootCauses(tuple(known), self.now))
-                case Await() | SignalAll() | Sweep() | HostStopped():
+                case SignalAll() | Sweep() | HostStopped():
                     pass
 
     def start(self, process: int, attempt: int) -> Started | Exited:
@@ -109,8 +107,7 @@ class Job:
     def take(self, event: Event) -> tuple[Action, ...]:
         """Feed an event and return the actions, not performed yet."""
         self.events.append(event)
-        self.state, actions = policy.step(self.state, event, self.rules)
-        return actions
+        return self.state.step(event)
 
     def feed(self, event: Event) -> None:
         """Feed an event and perform what follows."""

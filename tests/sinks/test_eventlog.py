@@ -31,7 +31,6 @@ from fleetrun.run.events import (
     JobVerdict,
     Outcome,
     Overdue,
-    Ready,
     Recovered,
     RootCauses,
     RunWarning,
@@ -63,7 +62,6 @@ def a_plan(folder: Path) -> LaunchPlan:
 def all_kinds(plan: LaunchPlan) -> list[Happening]:
     killed = Exited(0, "rank 3", ExitStatus(signum=9), 2.0, 11, attempt=1)
     return [
-        Ready(0, 1.0),
         Started(0, "rank 3", 11, 1.0),
         Started(1, "server 0", 12, 1.0),
         RunWarning("stopped", "rank 3 \udcff is stopped.", 1.5, ("rank 3",)),
@@ -109,7 +107,6 @@ def test_s71_every_kind_of_event_is_written(tmp_path: Path) -> None:
     names = [event["event"] for event in write(tmp_path)]
     assert names == [
         "launched",
-        "ready",
         "started",
         "started",
         "warning",
