@@ -270,14 +270,14 @@ class LaunchedJob(ObservedJob):
             self._notify_others(self._ending)
         return outcome.exit_code
 
-    def observing(self) -> list[Sink | Source]:
+    def observing(self) -> list[Sink]:
         """Return the observers that the request needs."""
         request, messages = self.request, self._messages
         messages.preface = lambda: self.redact(self._preface())
         console, times = Console(self), OutputTimes(self)
         messages.ends_line = console.end_line
         self._follow = [console.follow, times.follow]
-        observers: list[Sink | Source] = [messages, RunDirectory(self)]
+        observers: list[Sink] = [messages, RunDirectory(self)]
         if self._background is not None:
             observers.append(self._background.sink(self.folder, self.log, self.pid))
         if self._caller is not None:
@@ -303,7 +303,7 @@ class LaunchedJob(ObservedJob):
             observers.append(Resumption(self, request.resume_from))
         return observers
 
-    def _metrics(self) -> list[Sink | Source]:
+    def _metrics(self) -> list[Sink]:
         """Return the sink that measures the job, unless metrics are off."""
         if not self.request.metrics_period_s:
             return []

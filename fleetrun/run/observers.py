@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
@@ -44,8 +44,11 @@ class Caller(Protocol):
         """Learn of the ERROR because of which there is no job; MESSAGE has no secrets."""
 
 
-class _Observer:
-    """The common base of sinks and sources; each overrides what it needs."""
+class Sink:
+    """Observes a job and shows or records it. It may fail without hurting the job.
+
+    Each overrides what it needs.
+    """
 
     def prepare(self) -> None:
         """Prepare before anything starts; a FleetrunError means that nothing is started."""
@@ -78,25 +81,18 @@ class _Observer:
         """End."""
 
 
-class Sink(_Observer):
-    """Observes a job and shows or records it. It may fail without hurting the job."""
-
-
-class Source(_Observer):
+class Source(Sink):
     """Observes a job and feeds the policy; its own failure is an event, too.
 
     The failure of one that `is_required` ends the job with its `exit_code`. `without` completes
-    "the job cannot go on ..." and "the job goes on ...".
+    "the job cannot go on ..." and "the job goes on ...". It reports by `declare`, from `open` on.
     """
 
     name = "a source"
     without = "without it"
     is_required = False
     exit_code = 1
-
-    def connect(self, declare: Callable[[Declared], None]) -> None:
-        """Report to the policy with DECLARE, from `open` on."""
-        self._declare = declare
+    declare: Callable[[Declared], None]
 
 
 class ObservedJob:
@@ -150,7 +146,7 @@ class ObservedJob:
         """Return the paths of the output of a process of the current plan that has STARTED."""
         return names.log_paths(self.plan, self.plan.processes[started.process], started.attempt)
 
-    def observing(self) -> Sequence[Sink | Source]:
+    def observing(self) -> Sequence[Sink]:
         """Return new observers of the job."""
         return ()
 
@@ -185,9 +181,9 @@ class Observers:
 
     def __init__(self, job: ObservedJob, declare: Callable[[Declared], None]) -> None:
         self._job, self._declare = job, declare
-        self._prepared: list[Sink | Source] = []
+        self._prepared: list[Sink] = []
         # Those that are open, in their order.
-        self._shares: dict[Sink | Source, LoopShare] = {}
+        self._shares: dict[Sink, LoopShare] = {}
         self._warned: set[str] = set()
         self._is_closing = False
 
@@ -210,7 +206,7 @@ class Observers:
             observer = self._prepared.pop(0)
             share = self._shares[observer] = LoopShare(loop, partial(self._shielded, observer))
             if isinstance(observer, Source):
-                observer.connect(partial(self._take, observer))
+                observer.declare = partial(self._take, observer)
             self._shielded(observer, partial(observer.open, share))
 
     def _take(self, source: Source, declared: Declared) -> None:
@@ -221,31 +217,32 @@ class Observers:
         """Notify all that are open."""
         if isinstance(happening, Gathered):
             self._job.plan = happening.plan
-        for observer in list(self._shares):
-            if observer in self._shares:
-                self._shielded(observer, partial(observer.on_event, happening))
+        self._all(lambda observer: observer.on_event(happening))
+
+    def flush(self) -> None:
+        """Have all show what processes that have ended have written."""
+        self._all(lambda observer: observer.flush())
+
+    def close(self) -> None:
+        """Close all; the one that prints messages was opened first and is closed last."""
+        self._is_closing = True
+        self._all(lambda observer: observer.close(), reversed(list(self._shares)))
 
     def is_busy(self) -> bool:
         """Whether any still has something to write."""
         return any(observer.is_busy() for observer in self._shares)
 
-    def flush(self) -> None:
-        """Have all show what processes that have ended have written."""
-        for observer in list(self._shares):
-            self._shielded(observer, observer.flush)
-
     def shows(self, process: int) -> bool:
         """Whether the user has seen all output of PROCESS."""
         return any(observer.shows(process) for observer in self._shares)
 
-    def close(self) -> None:
-        """Close all; the one that prints messages was opened first and is closed last."""
-        self._is_closing = True
-        for observer in reversed(list(self._shares)):
-            self._shielded(observer, observer.close)
+    def _all(self, call: Callable[[Sink], None], observers: Iterable[Sink] = ()) -> None:
+        for observer in list(observers) or list(self._shares):
+            if observer in self._shares:
+                self._shielded(observer, partial(call, observer))
 
-    def _shielded(self, observer: Sink | Source, call: Callable[[], None]) -> None:
-        """Make CALL; an exception closes a sink with a warning, and is an event if of a source."""
+    def _shielded(self, observer: Sink, call: Callable[[], None]) -> None:
+        """Make CALL; an exception ends a sink with a warning, and is an event if of a source."""
         try:
             call()
         except Exception as error:  # noqa: BLE001 - as said above
@@ -254,10 +251,23 @@ class Observers:
                 return
             share.clear()
             why = (error.strerror if isinstance(error, OSError) else "") or repr(error)
-            if isinstance(observer, Sink):
+            if not isinstance(observer, Source):
                 self._warn(observer, why)
-            else:
-                self._report(observer, why)
+                return
+            # The other hosts must notice that this one no longer answers.
+            with suppress(Exception):
+                observer.close()
+            failed = SourceFailed(
+                observer.name,
+                why,
+                observer.without,
+                time.monotonic(),
+                is_required=observer.is_required,
+                exit_code=observer.exit_code,
+            )
+            if not failed.is_required:
+                self._job.log(failed.sentence())
+            self._declare(failed)
 
     def _warn(self, sink: Sink, why: str) -> None:
         """Warn that SINK has failed; one full disk that fails several sinks is one warning."""
@@ -266,23 +276,6 @@ class Observers:
             name = _words(type(sink).__name__)
             goes_on = "" if self._is_closing else "; the job goes on without it"
             self._job.log(f"The {name} failed ({why}){goes_on}.")
-
-    def _report(self, source: Source, why: str) -> None:
-        """Let the policy decide what the failure of SOURCE means."""
-        # The other hosts must notice that this one no longer answers.
-        with suppress(Exception):
-            source.close()
-        failed = SourceFailed(
-            source=source.name,
-            why=why,
-            without=source.without,
-            at=time.monotonic(),
-            is_required=source.is_required,
-            exit_code=source.exit_code,
-        )
-        if not source.is_required:
-            self._job.log(failed.sentence())
-        self._declare(failed)
 
 
 def _words(name: str) -> str:

@@ -258,7 +258,7 @@ class Proof(Source):
         if self._judges and not self._is_split and 0 < len(unable) < len(seen):
             self._is_split = True
             clauses = tuple(f"{who}: {why}" for who, why in unable.items())
-            self._declare(StrategyRejected(clauses, time.monotonic(), is_split=True))
+            self.declare(StrategyRejected(clauses, time.monotonic(), is_split=True))
 
     def _judge(self, *, is_last: bool) -> None:
         if self._has_judged and not is_last:
@@ -266,7 +266,7 @@ class Proof(Source):
         self._has_judged = True
         faults = self._faults(self._show())
         if faults and self._asked.is_strict and self._judges:
-            self._declare(StrategyRejected(faults, time.monotonic()))
+            self.declare(StrategyRejected(faults, time.monotonic()))
         elif self._session is not None:
             self._session.hold_done(is_held=False)
 
@@ -291,7 +291,7 @@ class Proof(Source):
         is_quiet = self._job.request.quiet
         if gist != self._shown:
             self._shown = gist
-            self._declare(judged)
+            self.declare(judged)
             is_fine = not self._faults(judged) and judged.ranks_equal is not False
             if self._judges and not (is_quiet and is_fine):
                 width = error_columns()

@@ -59,7 +59,7 @@ class Resumption(Source):
 
     def _say(self, text: str) -> None:
         self._job.log(text)
-        self._declare(RunWarning("checkpoint", text, time.monotonic()))
+        self.declare(RunWarning("checkpoint", text, time.monotonic()))
 
 
 def _given(checkpoints: Checkpoints, folder: str) -> str:

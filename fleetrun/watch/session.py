@@ -253,7 +253,7 @@ class JobSession(Source, SessionHandler):
         else:
             self._stopped_for = failure.what
         now = time.monotonic()
-        self._declare(StopRequested(self._complete(failure), now, self._attempt, is_fenced))
+        self.declare(StopRequested(self._complete(failure), now, self._attempt, is_fenced))
 
     def stand_by(self) -> None:
         """Do nothing: ranks run here."""
@@ -269,7 +269,7 @@ class JobSession(Source, SessionHandler):
             and failure.what != self._stopped_for
         )
         elsewhere = None if is_here or failure is None else self._complete(failure)
-        self._declare(
+        self.declare(
             JobVerdict(
                 elsewhere,
                 time.monotonic(),

@@ -148,12 +148,12 @@ class Watch(Source):
         if self._timeout_s or self._job.request.flight_recorder:
             period_s = min(self._timeout_s / 4 or self._pace_s, self._pace_s)
             self._records = FlightRecords(self._job, self._session)
-            self._records.open(waiting, period_s=period_s, declare=self._declare)
+            self._records.open(waiting, period_s=period_s, declare=self.declare)
         if self._timeout_s:
             from fleetrun.watch.hang_judge import HangJudge  # loads the session
 
             self._judge = HangJudge(
-                self._job, self._session, records=self._records, declare=self._declare
+                self._job, self._session, records=self._records, declare=self.declare
             )
             first_s = min(self._silence.period_s, self._pace_s)
             waiting.timer("hang", now + first_s, self._look_for_hang)
@@ -211,7 +211,7 @@ class Watch(Source):
     def _notice(self, kind: str, text: str, processes: Sequence[int]) -> None:
         self._job.log(sentence(text))
         labels = tuple(self._labels[process] for process in processes)
-        self._declare(RunWarning(kind, text, time.monotonic(), labels))
+        self.declare(RunWarning(kind, text, time.monotonic(), labels))
 
     # Ranks that are stopped, have ended, or should have ------------------------------------------
 
@@ -308,7 +308,7 @@ class Watch(Source):
         )
         status = ExitStatus(code=report.code or 1)
         exited = Exited(process, label, status, now, rank.pid, rank.attempt)
-        self._declare(
+        self.declare(
             Overdue(
                 exited._replace(
                     also_failed=frozenset(reports), failed_at=at, raised=status.exit_code

@@ -73,9 +73,9 @@ class _Spring(Source):
 class _ObservedByTests(ObservedJob):
     """A job whose observers a test makes."""
 
-    all: Sequence[Sink | Source]
+    all: Sequence[Sink]
 
-    def observing(self) -> Sequence[Sink | Source]:
+    def observing(self) -> Sequence[Sink]:
         return self.all
 
 
@@ -87,7 +87,7 @@ class _Room:
         self.declared: list[Declared] = []
         self.loop = Loop()
 
-    def open(self, *observers: Sink | Source) -> Observers:
+    def open(self, *observers: Sink) -> Observers:
         job = _ObservedByTests(plans.request(), {}, log=self.remarks.append)
         job.all = observers
         made = Observers(job, self.declared.append)

@@ -122,7 +122,7 @@ class Room:
         self.loop = Loop()
         self.job = plans.job(self.plan, log=self.remarks.append, quiet=is_quiet)
         self.proof = Proof(self.job, **{"first_s": 0.01, **proof})
-        self.proof.connect(self.declared.append)
+        self.proof.declare = self.declared.append
         self.proof.open(self.loop)
 
     def leave(self, rank: int, what: object) -> None:

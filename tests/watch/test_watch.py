@@ -55,7 +55,7 @@ class Room:
         self.watch = Watch(self.job, **watch)  # type: ignore[arg-type]
         for number in range(len(codes)):
             (folder / f"workerlog.{number}").touch()
-        self.watch.connect(self.declared.append)
+        self.watch.declare = self.declared.append
         self.watch.open(self.loop)
         for number, child in enumerate(self.children):
             self.watch.on_event(Started(number, f"rank {number}", child.pid, time.monotonic()))
