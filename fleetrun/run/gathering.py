@@ -65,11 +65,7 @@ class AtOnce(Gathering):
 
     def begin(self, attempt: int, waiting: Waiting, answer: Answer) -> None:  # noqa: ARG002 - no need to wait
         """Answer."""
-        try:
-            planned: LaunchPlan | FleetrunError = self._plan(attempt)
-        except FleetrunError as error:
-            planned = error
-        answer(planned)
+        answer(self._plan(attempt))
 
 
 class Round:

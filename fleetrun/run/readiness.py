@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 
 from fleetrun.model import Endpoint, LaunchPlan
@@ -15,8 +13,9 @@ from fleetrun.rundir.names import listed
 
 # Servers on other hosts, which somebody may start by hand, may take longer.
 _TIMEOUT_S, _REMOTE_TIMEOUT_S = 30.0, 300.0
-# When to print what it waits for, and how often to try.
-_REMARK_S, _PACE_S = 1.0, 0.1
+# When to print what it waits for, how often to try, and for how long: a host that does not answer
+# holds up the launcher for that long.
+_REMARK_S, _PACE_S, _CALL_S = 1.0, 0.1, 0.3
 
 
 class Readiness:
@@ -40,9 +39,8 @@ class Readiness:
         self._plan, self._waiting = plan, waiting
         self._log, self._progress = log, progress
         self._is_gone, self._ready = is_gone, ready
-        # The groups that nobody waits for any more, and the connections under way.
+        # The groups that nobody waits for any more.
         self._settled: set[tuple[Endpoint, ...]] = set()
-        self._calls: dict[Endpoint, socket.socket] = {}
         own_hosts = {spec.rank.endpoint.host for spec in plan.processes if spec.rank is not None}
         awaited = {end for spec in plan.processes for group in spec.awaits for end in group}
         is_here = all(endpoint.host in own_hosts for endpoint in awaited)
@@ -57,7 +55,7 @@ class Readiness:
         groups = set(self._plan.processes[process].awaits) - self._settled
         # A process that has ended, such as a server that was not needed, will never listen.
         for group in groups:
-            if any(self._is_gone(end) or self._listens(end) for end in group):
+            if any(self._is_gone(end) or _listens(end) for end in group):
                 self._settled.add(group)
         silent = sorted(groups - self._settled)
         if silent and now - began > self._timeout_s:
@@ -79,9 +77,6 @@ class Readiness:
     def stop(self) -> None:
         """Stop waiting."""
         self._waiting.timer("readiness", None, nothing)
-        for call in self._calls.values():
-            call.close()
-        self._calls.clear()
 
     def _names(self, groups: list[tuple[Endpoint, ...]]) -> str:
         servers = [server for server in self._plan.ranks if server.role == "PSERVER"]
@@ -90,18 +85,12 @@ class Readiness:
         }
         return listed([names.get(group[0], str(group[0])) for group in groups])
 
-    def _listens(self, endpoint: Endpoint) -> bool:
-        """Whether a connection to ENDPOINT is accepted; its name may be unknown as yet."""
-        call = self._calls.pop(endpoint, None) or socket.socket()
-        call.setblocking(False)  # noqa: FBT003 - socket has it so
-        with suppress(OSError):
-            number = call.connect_ex(tuple(endpoint))
-            if number in {errno.EINPROGRESS, errno.EALREADY}:
-                self._calls[endpoint] = call
-                return False
+
+def _listens(endpoint: Endpoint) -> bool:
+    """Whether a connection to ENDPOINT is accepted; its name may be unknown as yet."""
+    try:
+        with socket.create_connection(endpoint, _CALL_S) as call:
             # A caller that was given the very port that it calls reaches itself.
-            if number in {0, errno.EISCONN} and call.getsockname() != call.getpeername():
-                call.close()
-                return True
-        call.close()
+            return bool(call.getsockname() != call.getpeername())
+    except OSError:
         return False

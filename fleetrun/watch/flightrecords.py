@@ -90,16 +90,14 @@ class FlightRecords:
 
     def verdict(self, states: Mapping[int, RankState]) -> tuple[FlightFinding, ...]:
         """Return why the ranks hang according to their records; STATES is what else is known."""
-        job = self._job_of(states)
-        return flight.verdict({**self._received, **self._here()}, job)
+        return flight.verdict(self._all(), self._job_of(states))
 
     def may_wait(self, states: Mapping[int, RankState]) -> set[int]:
         """Return the ranks that may wait in collectives that are not recorded."""
         job = self._job_of(states)
-        records = {**self._received, **self._here()}
         return {
             rank
-            for rank, record in records.items()
+            for rank, record in self._all().items()
             if flight.may_wait(record._replace(rank=rank), job)
         }
 
@@ -116,6 +114,9 @@ class FlightRecords:
     def _here(self) -> dict[int, FlightRecord]:
         records = {rank: flightfile.read(*file) for rank, file in self._paths().items()}
         return {rank: record for rank, record in records.items() if record is not None}
+
+    def _all(self) -> dict[int, FlightRecord]:
+        return {**self._received, **self._here()}
 
     def _send(self, rank: int) -> None:
         content = reading.content(self._paths()[rank][0], flightfile.MOST_BYTES) or b""
@@ -158,8 +159,7 @@ class FlightRecords:
 
     def _compare(self) -> None:
         """Report once that ranks have called different collectives at one place."""
-        records, job = {**self._received, **self._here()}, self._job_of({})
-        for finding in flight.desyncs(records, job, is_early=True)[:1]:
+        for finding in flight.desyncs(self._all(), self._job_of({}), is_early=True)[:1]:
             # As other hosts send their records, more ranks prove the same ones wrong.
             if finding.ranks not in self._reported:
                 self._reported.add(finding.ranks)

@@ -1,7 +1,7 @@
 """`--gather_logs`: at the end, each host sends the logs of its ranks to the coordinator's host.
 
-It sends one part at a time, and the next one when the coordinator's host, which sets the rate, has
-written that. What arrives is untrusted: it may only append to new files of the sender's ranks.
+It sends one part at a time, and the next one when the coordinator's host has written that. What
+arrives is untrusted: it may only append to new files of the sender's ranks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 
 from fleetrun.model import LaunchPlan
 from fleetrun.run.loop import Waiting
@@ -22,8 +21,6 @@ from fleetrun.session.exchange import LONGEST_PART, Dismissed, LogPart, LogsSent
 
 # Whole logs, not only their ends.
 ALL = "all"
-# For all hosts together; leaves room on a network that others train over.
-_BYTES_PER_S = 32 << 20
 # A host that sends nothing within this time and --grace is given up.
 _TIMEOUT_S = 10.0
 _LOOK_S = 0.5
@@ -93,7 +90,6 @@ class LogReceiver:
         self._had: dict[str, None] = {}
         # The next byte of each log: a new part begins there.
         self._offsets: dict[tuple[int, int, bool], int] = {}
-        self._free_at = 0.0
         self._trouble = ""
         self.is_busy = False
         session.hearers[LogPart] = self._take
@@ -146,19 +142,16 @@ class LogReceiver:
     def _take(self, node: int, part: LogPart) -> None:
         """Write the next PART of a log of the host NODE, and ask for more."""
         try:
-            size = self._write(node, part)
+            self._write(node, part)
         except (OSError, ValueError) as error:
             self._trouble = f" ({error.strerror})" if isinstance(error, OSError) else ""
             self._leave(node)
             return
-        now = time.monotonic()
-        self._free_at = max(self._free_at, now) + size / _BYTES_PER_S
         if node in self._awaited:
-            self._awaited[node] = self._free_at + _TIMEOUT_S
-        more = partial(self._session.to_member, node, LogTaken())
-        self._waiting.timer(("more logs", node), self._free_at, more)
+            self._awaited[node] = time.monotonic() + _TIMEOUT_S
+        self._session.to_member(node, LogTaken())
 
-    def _write(self, node: int, part: LogPart) -> int:
+    def _write(self, node: int, part: LogPart) -> None:
         """Write PART; raise ValueError if it is none that the host NODE may send."""
         ranks, generation = self._plan.ranks, self._plan.generation
         first = 0 if self._everything else generation
@@ -189,7 +182,6 @@ class LogReceiver:
         self._offsets[key] = part.offset + len(data)
         if self._offsets[key] >= part.size:
             self._had[names.spec_label(spec)] = None
-        return len(data)
 
     def _summary(self) -> str:
         near = self._near()
