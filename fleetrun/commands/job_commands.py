@@ -267,7 +267,7 @@ def _terminate(pidfd: int) -> None:
 
 def _sweep(job: RunningJob) -> bool:
     """Kill what JOB's killed keeper and supervisor have left; return whether it worked."""
-    return jobprocesses.kill_all(f"{JOB}={job.name}".encode(), _SWEEP_S)
+    return jobprocesses.kill_all(f"{JOB}={job.name}", _SWEEP_S)
 
 
 def _remark_end(job: RunningJob) -> None:

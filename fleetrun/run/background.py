@@ -16,7 +16,6 @@ from fleetrun.run.observers import Sink
 from fleetrun.rundir import names
 from fleetrun.rundir.folder import Folder
 
-_CHUNK = 1 << 16
 _READY = b"."
 
 
@@ -109,19 +108,12 @@ def _watch(child: int, ready: int, file: int, console: str) -> int:
     except KeyboardInterrupt:
         os.kill(child, signal.SIGTERM)
     code = 0 if is_ready else shell_code(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    _show(file)
+    if sys.stderr is not None:
+        # Not `read`, as the child shares the position.
+        sys.stderr.buffer.write(os.pread(file, os.fstat(file).st_size, 0))
+        sys.stderr.flush()
     if not is_ready:
         # A job that never began leaves no file behind.
         with suppress(FileNotFoundError):
             os.unlink(console)
     return code
-
-
-def _show(file: int) -> None:
-    """Copy all of FILE to standard error; pread, since the child shares its position."""
-    at = 0
-    while part := os.pread(file, _CHUNK, at):
-        at += len(part)
-        if sys.stderr is not None:
-            sys.stderr.buffer.write(part)
-            sys.stderr.flush()

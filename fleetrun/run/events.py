@@ -3,11 +3,16 @@
 `policy.step` takes an event and returns actions; sinks and sources are notified of both.
 """
 
-import signal
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeAlias
 
 from fleetrun.model import ExitStatus, FieldVerdict, LaunchPlan
 
+# Linux numbers them from 1, on every machine that Paddle runs on.
+_SIGNAL_NAMES = """
+HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT STOP TSTP
+TTIN TTOU URG XCPU XFSZ VTALRM PROF WINCH IO PWR SYS
+"""
+_SIGNALS = tuple(_SIGNAL_NAMES.split())
 # A text of a message between launchers that may have several lines.
 Lines: TypeAlias = Annotated[str, "lines"]
 
@@ -26,10 +31,8 @@ def signal_name(signum: int) -> str:
     >>> signal_name(15), signal_name(11), signal_name(40)
     ('SIGTERM', 'SIGSEGV', 'signal 40')
     """
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"
+    known = 1 <= signum <= len(_SIGNALS)
+    return f"SIG{_SIGNALS[signum - 1]}" if known else f"signal {signum}"
 
 
 class Gathered(NamedTuple):

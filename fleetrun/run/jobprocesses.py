@@ -1,37 +1,34 @@
-"""Find the processes of a job in /proc by the marker in their environment, and kill them."""
+"""Find the processes of a job by the marker in their environment, and kill them."""
 
 from __future__ import annotations
 
 import os
-import signal
 import time
 from contextlib import suppress
 
-from fleetrun.run import proc
+import psutil
 
 _PAUSE_S = 0.005
 
 
-def kill_all(marker: bytes, seconds: float) -> bool:
-    """Kill the processes with MARKER and their descendants, for at most SECONDS.
+def kill_all(marker: str, seconds: float) -> bool:
+    """Kill the processes with the variable MARKER=... and their descendants, for at most SECONDS.
 
     Return whether none is left.
     """
+    name, _, value = marker.partition("=")
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        everyone = proc.all_processes()
-        marked = {
-            process.pid
-            for process in everyone
-            if b"\0" + marker + b"\0" in b"\0" + proc.content(f"/proc/{process.pid}/environ")
-        }
-        family = proc.descendants(everyone, marked) - {os.getpid()}
+        family: set[psutil.Process] = set()
+        for process in psutil.process_iter():
+            # Gone already, or another user's.
+            with suppress(psutil.Error):
+                if process.pid != os.getpid() and process.environ().get(name) == value:
+                    family |= {process, *process.children(recursive=True)}
         if not family:
             return True
-        for process in everyone:
-            if process.pid in family:
-                # Gone already, or a set-user-id program.
-                with suppress(OSError):
-                    proc.send(process, signal.SIGKILL)
+        for process in family:
+            with suppress(psutil.Error):
+                process.kill()
         time.sleep(_PAUSE_S)
     return False

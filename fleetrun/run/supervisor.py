@@ -92,6 +92,7 @@ class Supervisor:
         self._state = policy.Policy()
         self._why_no_plan: Exception | None = None
         self._todo: list[Action] = []
+        self._is_performing = False
         self._workers: dict[int, processes.Worker] = {}
         self._readiness: Readiness | None = None
         self._base_env = dict(os.environb)
@@ -130,14 +131,11 @@ class Supervisor:
         self._perform_all()
         while not self._has_plan and self._outcome is None:
             self._loop.turn()
-            self._perform_all()
         if self._why_no_plan is not None and not self._has_plan:
             raise self._why_no_plan
         self._baseline = kernelfacts.baseline(began)
         while self._outcome is None:
             self._loop.turn()
-            # The actions for the events of this turn are performed before the next wait.
-            self._perform_all()
         self._is_over = True
         ended_at = time.monotonic()
         self._observers.on_event(Finished(self._outcome, ended_at))
@@ -172,7 +170,6 @@ class Supervisor:
 
         def answered(planned: LaunchPlan | Exception) -> None:
             self._feed(self._gathered(attempt, planned))
-            self._perform_all()
 
         self._round = Round(
             self._gathering, attempt, self._loop, self._log, answered, progress=self._progress
@@ -267,7 +264,6 @@ class Supervisor:
 
     def _on_keeper(self) -> None:
         self._take(self._keeper.read())
-        self._perform_all()
 
     def _take(self, signals: Sequence[tuple[int, bool]]) -> None:
         """Handle SIGNALS that the keeper has passed on."""
@@ -341,7 +337,6 @@ class Supervisor:
         if status.exit_code and self._state.phase == policy.RUNNING:
             # A scheduler signals ranks and launcher at once: then the signal is the cause.
             self._take(self._keeper.catch_up())
-            self._perform_all()
         if self._state.phase == policy.STOPPING and ended.left_behind():
             # SIGTERM ends a wrapper shell, while the Python that it runs still saves a checkpoint.
             ended.ask_again()
@@ -361,8 +356,6 @@ class Supervisor:
         if status.exit_code and self._state.phase == policy.RUNNING:
             exited = self._with_circumstances(exited)
         self._feed(exited)
-        # Now, not at the end of the turn: the others must be signalled without delay.
-        self._perform_all()
 
     def _with_circumstances(self, exited: Exited) -> Exited:
         """Add the others that have failed by now; the rest is examined when all have ended."""
@@ -380,7 +373,6 @@ class Supervisor:
 
     def _on_deadline(self) -> None:
         self._feed(TimerExpired(time.monotonic()))
-        self._perform_all()
 
     def _declare(self, happening: Declared) -> None:
         """Notify the observers of what a source declares, and act on it."""
@@ -391,7 +383,6 @@ class Supervisor:
                 self._log(f"{happening.describe()}.")
         else:
             self._feed(happening)
-            self._perform_all()
 
     def _feed(self, event: Event) -> None:
         state = self._state
@@ -414,17 +405,23 @@ class Supervisor:
         self._observers.on_event(event)
         if isinstance(event, Started) and event.process + 1 == state.total:
             self._recover(event.attempt, event.at)
+        # Now, not at the end of the turn: the others must be signalled without delay.
+        self._perform_all()
 
     # What is done -------------------------------------------------------------------------------
 
     def _perform_all(self) -> None:
-        """Perform the pending actions, signals first."""
+        """Perform the pending actions, signals first; what follows from one comes last."""
+        if self._is_performing:
+            return
+        self._is_performing = True
         while self._todo:
             if isinstance(self._todo[0], Gather | Spawn):
                 self._take(self._keeper.read())
             action = self._todo.pop(0)
             if self._state.is_current(action):
                 self._perform(action)
+        self._is_performing = False
 
     def _perform(self, action: Action) -> None:
         match action:
@@ -511,7 +508,6 @@ class Supervisor:
         action = Spawn(process, attempt)
         if self._state.is_current(action):
             self._feed(self._spawn(action))
-            self._perform_all()
 
     def _spawn(self, action: Spawn) -> Started | Exited:
         index, attempt = action

@@ -76,8 +76,13 @@ class HangJudge:
         """
         if seconds == 0.0 and not self.has_reported:
             return
-        plan = self._job.plan
-        places = [plan.ranks.index(spec.rank) if spec.rank else -1 for spec in plan.processes]
+        plan, now = self._job.plan, time.monotonic()
+        # Messages name processes by their places among all ranks of the job.
+        places = {
+            process: plan.ranks.index(spec.rank)
+            for process, spec in enumerate(plan.processes)
+            if spec.rank is not None
+        }
         # All must fit into one message.
         most = min(_MOST_FRAMES, max(2, _MOST_OF_HOST // max(1, len(stacks))))
         message = SilentHost(
@@ -85,21 +90,15 @@ class HangJudge:
             seconds or 0.0,
             seconds is not None,
             tuple(
-                RankStack(
-                    places[process],
-                    tuple(
-                        (function[:_LONGEST_FUNCTION], file[-_LONGEST_FILE:], line)
-                        for function, file, line in frames[:most]
-                    ),
-                )
+                RankStack(places[process], tuple(map(_short, frames[:most])))
                 for process, frames in stacks.items()
-                if places[process] >= 0
+                if process in places
             ),
             sign,
             tuple(
-                EndedRank(places[process], max(time.monotonic() - at, 0.0))
+                EndedRank(places[process], max(now - at, 0.0))
                 for process, at in ended.items()
-                if places[process] >= 0
+                if process in places
             ),
         )
         if self._records is not None and seconds and not self.has_reported:
@@ -240,6 +239,11 @@ class HangJudge:
             except OSError:
                 # A full disk must not hide a hang.
                 return
+
+
+def _short(frame: tuple[str, str, int]) -> tuple[str, str, int]:
+    function, file, line = frame
+    return function[:_LONGEST_FUNCTION], file[-_LONGEST_FILE:], line
 
 
 def _departure(labels: Sequence[str], seconds: float) -> str:

@@ -152,7 +152,7 @@ class Proof(Source):
             from fleetrun.session.exchange import PackedEvidence
 
             self._session.hearers[PackedEvidence] = self._receive
-        self._look_later()
+        waiting.timer("evidence", time.monotonic() + self._first_s, self._look)
 
     def on_event(self, happening: Happening) -> None:
         """Track the ranks, and judge when no more evidence can come."""
@@ -172,7 +172,7 @@ class Proof(Source):
                 self._is_ending = True
             case Gathered(attempt=attempt) if attempt:
                 self._begin()
-                self._look_later()
+                self._waiting.timer("evidence", time.monotonic() + self._first_s, self._look)
             case Finished(outcome=outcome):
                 self.close()
                 self._read()
@@ -186,18 +186,9 @@ class Proof(Source):
 
     def close(self) -> None:
         """Stop looking."""
-        self._waiting.timer("evidence", None, self._look_again)
+        self._waiting.timer("evidence", None, self._look)
 
     # Looking ------------------------------------------------------------------------------------
-
-    def _look_later(self) -> None:
-        self._waiting.timer("evidence", time.monotonic() + self._pace_s, self._look_again)
-
-    def _look_again(self) -> None:
-        self._pace_s = min(self._pace_s * _SLOWER, _SLOWEST_S)
-        # Schedule first: a look that settles everything clears the timer.
-        self._look_later()
-        self._look()
 
     def _read(self) -> None:
         for place, trainer in self._trainers.items():
@@ -232,6 +223,8 @@ class Proof(Source):
         """Judge once all evidence is there, and again when all ranks have ended."""
         if self._is_ending:
             return
+        self._pace_s = min(self._pace_s * _SLOWER, _SLOWEST_S)
+        self._waiting.timer("evidence", time.monotonic() + self._pace_s, self._look)
         self._read()
         self._reject_split()
         trainers = self._trainers.values()

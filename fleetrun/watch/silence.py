@@ -58,7 +58,7 @@ def works(load: GpuLoad) -> bool:
     return load.memory > _MOST_WAITING_MEMORY or 0 < load.kernels < _LEAST_WAITING
 
 
-class Silence:
+class SilenceClock:
     """The time since the last sign of life of any rank; it counts as a hang after TIMEOUT_S.
 
     Signs are heartbeats, collectives, disk traffic, and output until the first heartbeat. Where a

@@ -33,7 +33,7 @@ from fleetrun.rundir import flightfile, heartbeat, names, reading, variables
 from fleetrun.rundir.rankfile import ErrorReport
 from fleetrun.text import sentence
 from fleetrun.watch.flightrecords import FlightRecords
-from fleetrun.watch.silence import GpuLoad, Sample, Silence
+from fleetrun.watch.silence import GpuLoad, Sample, SilenceClock
 
 if TYPE_CHECKING:
     # Only with --hang_timeout, or with other hosts.
@@ -117,7 +117,7 @@ class Watch(Source):
         self._judge: HangJudge | None = None
         self._records: FlightRecords | None = None
         self._ranks: dict[int, _Rank] = {}
-        self._silence = Silence(self._timeout_s)
+        self._silence = SilenceClock(self._timeout_s)
         self._question: IsolatedCall | None = None
         self._is_driver_stuck = False
         self._collection: Collection | None = None
@@ -131,7 +131,7 @@ class Watch(Source):
         self._labels = [names.label(spec) for spec in self._job.plan.processes]
         self._ask_gpus = self._gpus()
         # The signs of life of ranks that should end.
-        self._overdue: Silence | None = None
+        self._overdue: SilenceClock | None = None
         # When processes of this attempt exited with 0: any other exit ends it.
         self._ended: dict[int, float] = {}
         self._is_ending = self._has_said_ended = False
@@ -282,7 +282,7 @@ class Watch(Source):
     def _is_still(self, processes: Container[int]) -> bool:
         """Whether PROCESSES, which should end, have shown no activity for the time they have."""
         if self._overdue is None:
-            self._overdue = Silence(max(self._job.plan.rules.grace_s, TEARDOWN_S))
+            self._overdue = SilenceClock(max(self._job.plan.rules.grace_s, TEARDOWN_S))
         silence, now = self._overdue, time.monotonic()
         at = now + silence.period_s
         self._waiting.timer("overdue", at, lambda: self._end_overdue(is_silent=False))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fleetrun.run.proc import Io
-from fleetrun.watch.silence import GpuLoad, Sample, Silence
+from fleetrun.watch.silence import GpuLoad, Sample, SilenceClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 QUIET = Sample(output=10, cpu_s=1.0)
 
 
-def watched(*looks: dict[int, Sample]) -> Silence:
+def watched(*looks: dict[int, Sample]) -> SilenceClock:
     """Return a clock of 20 s after LOOKS, one every five seconds from 0 on."""
-    clock = Silence(20.0)
+    clock = SilenceClock(20.0)
     for number, samples in enumerate(looks):
         clock.see(samples, number * 5.0)
     return clock
@@ -77,9 +77,9 @@ def test_what_goes_on_is_life_or_none(
     assert clock.is_hang(30.0) is is_hang
 
 
-def spun(stacks: Callable[[int], object]) -> Silence:
+def spun(stacks: Callable[[int], object]) -> SilenceClock:
     """Return a clock over a rank that is busy after its first collective, with STACKS."""
-    clock = Silence(20.0)
+    clock = SilenceClock(20.0)
     for n in range(12):
         clock.see({0: QUIET._replace(calls=1, cpu_s=n * 5.0)}, n * 5.0)
         if clock.wants_stacks(n * 5.0):
