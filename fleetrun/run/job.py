@@ -25,7 +25,7 @@ from fleetrun.run.events import Outcome
 from fleetrun.run.gathering import AtOnce, Gathering
 from fleetrun.run.isolation import IsolatedCall
 from fleetrun.run.keeper import Keeper, keep
-from fleetrun.run.observers import Caller, ObservedJob, Sink, Source
+from fleetrun.run.observers import Caller, ObservedJob, Sink
 from fleetrun.run.supervisor import Supervisor
 from fleetrun.rundir import heartbeat, secrets, variables
 from fleetrun.sinks.console import Console
@@ -257,7 +257,6 @@ class LaunchedJob(ObservedJob):
         )
         self._background, self._caller = background, caller
         self._session: Session | None = None
-        self._follow: list[Callable[[Cut], None]] = []
         self._ending: Ending | None = None
 
     def run(self, begin: Begin, files: FileLimit | None = None) -> int:
@@ -270,80 +269,51 @@ class LaunchedJob(ObservedJob):
             self._notify_others(self._ending)
         return outcome.exit_code
 
-    def observing(self) -> list[Sink]:
+    def observing(self) -> list[Sink]:  # noqa: C901 - one branch for each observer
         """Return the observers that the request needs."""
-        request, messages = self.request, self._messages
+        request, messages, session = self.request, self._messages, self._session
+        is_served = request.metrics_port is not None
+        if is_served and not request.metrics_period_s:
+            raise UsageError(
+                f"--metrics_port={request.metrics_port} serves what is measured, and "
+                "--metrics_period=0 measures nothing: give seconds, or leave it out."
+            )
         messages.preface = lambda: self.redact(self._preface())
         console, times = Console(self), OutputTimes(self)
         messages.ends_line = console.end_line
-        self._follow = [console.follow, times.follow]
+
+        def follow(cut: Cut) -> None:
+            console.follow(cut)
+            times.follow(cut)
+
         observers: list[Sink] = [messages, RunDirectory(self)]
         if self._background is not None:
             observers.append(self._background.sink(self.folder, self.log, self.pid))
         if self._caller is not None:
             observers.append(self._caller.sink(self.plan))
-        if request.metrics_port is not None:
-            observers += self._metrics()
-        if request.metrics_port is not None and not request.metrics_period_s:
-            raise UsageError(
-                f"--metrics_port={request.metrics_port} serves what is measured, and "
-                "--metrics_period=0 measures nothing: give seconds, or leave it out."
-            )
+        if is_served:
+            # A port that is taken is said before the others begin.
+            observers.append(Metrics(self))
         if request.profile is not None and not request.quiet:
             observers.append(ProfileSink(self))
         if request.log_max_bytes:
-            observers.append(Rotation(self, show=console.catch_up, follow=self._on_cut))
-        observers += [*self._of_strategy(), *self._of_hosts()]
+            observers.append(Rotation(self, show=console.catch_up, follow=follow))
         observers += [EventLog(self), Provenance(self), console, times]
-        if request.metrics_port is None:
-            observers += self._metrics()
-        watch = Watch(self, session=self._session, gpus=self._gpu_watch)
-        observers.append(watch)
+        if request.metrics_period_s and not is_served:
+            observers.append(Metrics(self))
+        if self.plan.files:
+            from fleetrun.watch import proof  # only with a strategy
+
+            if proof.find(self.plan) is not None:
+                observers.append(proof.Proof(self, session=session))
+        if session is not None:
+            from fleetrun.watch.session import JobSession  # only with other hosts
+
+            observers.append(JobSession(self, session))
+        observers.append(Watch(self, session=session, gpus=self._gpu_watch))
         if request.resume_from is not None:
             observers.append(Resumption(self, request.resume_from))
         return observers
-
-    def _metrics(self) -> list[Sink]:
-        """Return the sink that measures the job, unless metrics are off."""
-        if not self.request.metrics_period_s:
-            return []
-
-        return [Metrics(self)]
-
-    def _of_strategy(self) -> tuple[Source, ...]:
-        """Return the source that shows which of the strategy is in effect, if there is one."""
-        if not self.plan.files:
-            return ()
-
-        from fleetrun.watch import proof
-
-        if proof.find(self.plan) is None:
-            return ()
-        return (proof.Proof(self, session=self._session),)
-
-    def _of_hosts(self) -> tuple[Source, ...]:
-        """Return the source that agrees with the other hosts' launchers, if there are any."""
-        plan, session = self.plan, self._session
-        if session is None:
-            return ()
-
-        from fleetrun.watch.session import JobSession
-
-        assert self.keeper is not None
-        source = JobSession(
-            plan,
-            session,
-            self.folder,
-            log=self.log,
-            redact=self.redact,
-            gather_logs=self.request.gather_logs,
-            link=self.keeper,
-        )
-        return (source,)
-
-    def _on_cut(self, cut: Cut) -> None:
-        for follow in self._follow:
-            follow(cut)
 
     def _gpu_watch(self) -> Callable[[], IsolatedCall] | None:
         """Return a function that queries our GPUs' activity; None without GPUs."""

@@ -26,11 +26,10 @@ from fleetrun.run.events import (
     signal_name,
 )
 from fleetrun.run.loop import Waiting
-from fleetrun.run.observers import Source
+from fleetrun.run.observers import ObservedJob, Source
 from fleetrun.run.policy import FORWARDED, KILL, SESSION, TERM
 from fleetrun.rundir import hostsfile, names
-from fleetrun.rundir.folder import Folder
-from fleetrun.session.driver import GuardLink, Session, SessionHandler
+from fleetrun.session.driver import Session, SessionHandler
 from fleetrun.session.exchange import Dismissed
 from fleetrun.session.messages import Verdict
 from fleetrun.text import counted
@@ -54,30 +53,20 @@ class JobSession(Source, SessionHandler):
     is_required = True
     has_ranks = True
 
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        session: Session,
-        folder: Folder,
-        *,
-        log: Callable[[str], None],
-        redact: Callable[[str], str],
-        gather_logs: str | None,
-        link: GuardLink,
-    ) -> None:
+    def __init__(self, job: ObservedJob, session: Session) -> None:
         self._session = session
         # Before any rank starts.
-        session.guard(link)
-        self._folder, self._gather_logs = folder, gather_logs
+        assert job.keeper is not None
+        session.guard(job.keeper)
+        self._folder, self._gather_logs = job.folder, job.request.gather_logs
         self._sender: LogSender | None = None
         self._receiver: LogReceiver | None = None
         # What to leave with when this host is dismissed.
         self._leave_later: Callable[[], None] | None = None
         self._host = session.host
-        self._log = log
-        self._redact = redact
+        self._log, self._redact = job.log, job.redact
         self._attempt = 0
-        self._take(plan)
+        self._take(job.plan)
 
     def _take(self, plan: LaunchPlan) -> None:
         self._plan = plan
