@@ -7,13 +7,16 @@ processes. Only the owner may read the files (mode 0600).
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 from fleetrun.engines import detect
 from fleetrun.plan import render
+from fleetrun.run import libc
 from fleetrun.run.events import Gathered, Happening
 from fleetrun.run.isolation import CallResult, IsolatedCall
 from fleetrun.run.loop import Waiting
@@ -66,7 +69,16 @@ class Provenance(Sink):
         command = ("git", "-C", self._folder(), *_STATUS)
 
         def status() -> bytes:
-            return subprocess.run(command, env=environ, stdout=subprocess.PIPE, check=False).stdout
+            # With the process that asks it, which may be abandoned, git ends, too.
+            end_with_us = partial(libc.prctl, libc.PR_SET_PDEATHSIG, signal.SIGKILL)
+            return subprocess.run(
+                command,
+                env=environ,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                preexec_fn=end_with_us,
+                check=False,
+            ).stdout
 
         # Without a process for git, the manifest has no commit.
         with suppress(OSError):
