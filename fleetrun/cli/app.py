@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from fleetrun import __version__
-from fleetrun.cli import configfile, mistakes, parser, request
-from fleetrun.cli.argv import ParsedCommand, split
+from fleetrun.cli import configfile, parser, request
+from fleetrun.cli.argv import ParsedCommand, refuse_mistaken, split
 from fleetrun.cli.options import find
 from fleetrun.engines import detect
 from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
@@ -124,7 +124,7 @@ def _launch(
         restored, layers = again.restored, again.layers
     else:
         file = configfile.find(parsed.given, environ)
-    mistakes.refuse(parsed, parser.COMMANDS)
+    refuse_mistaken(parsed, parser.COMMANDS)
     listed = detect.rows(environ)
     engine: list[detect.Detected] = []
 

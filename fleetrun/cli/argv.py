@@ -1,9 +1,9 @@
-"""Splits a command line into our options and the user's script; pure."""
+"""Splits a command line into our options and the user's script; pure but for mistaken scripts."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from fleetrun import text
@@ -12,29 +12,19 @@ from fleetrun.cli.option import Option, by_spelling
 from fleetrun.cli.options import BY_SPELLING, KNOWN
 from fleetrun.errors import UsageError
 from fleetrun.model import Given, Script, flag
-from fleetrun.strategy.load import PRESETS
 
 # Fewer letters are more likely a typing error than an abbreviation.
 _SHORTEST_PREFIX = 4
+# The least similarity of a mistyped command.
+_ALIKE = 0.8
 # Options that no script of Paddle's suites has itself.
 _OF_LAUNCHERS = frozenset(
-    (
-        *("cluster_node_ips", "detach", "elastic_timeout", "flight_recorder", "hang_timeout"),
-        *("heartbeat_timeout", "hostfile", "ips", "max_restart", "max_restarts"),
-        *("metrics_period", "nnodes", "nproc_per_node", "rdzv_timeout", "selected_gpus"),
-        *("strategy_mode", "strategy_strict", "tee"),
-    )
+    "cluster_node_ips hang_timeout hostfile ips max_restart nnodes nproc_per_node tee".split()
 )
 # Options that end the command line: nothing after them is read.
 _ENDING = ("help", "version")
-# Those that a shell does not remove.
-_TYPOGRAPHIC = ("\u2018", "\u2019", "\u201c", "\u201d")
-QUOTES = "'\"" + "".join(_TYPOGRAPHIC)
-# paddleformers-cli writes --gpus without a value.
-_NO_DEVICES = (
-    " Programs that start launches write this when they find no device on this host, or none in "
-    "CUDA_VISIBLE_DEVICES and its like; without the option fleetrun trains on the CPU."
-)
+# What no script's name begins with, but a mistyped option does.
+_OF_OPTIONS = ("-", "'", '"', "\u2018", "\u201c", *text.LONG_DASHES)
 
 
 class ParsedCommand(NamedTuple):
@@ -76,20 +66,14 @@ def split(words: Sequence[str]) -> ParsedCommand:
         script = _script(words[parsed.script_at :])
         return parsed._replace(script=script, notes=(*parsed.notes, *_misplaced(script)))
     # A manifest contains the script.
-    if not any(given.name in (*_ENDING, "from_manifest") for given in parsed.given):
-        raise UsageError(f"no script to run: {_where_the_script_is(parsed.given)}")
-    return parsed
-
-
-def _where_the_script_is(given: Sequence[Given]) -> str:
-    """Return what to write where GIVEN is followed by no script."""
-    if given and ".py" in given[-1].raw:
-        typed, raw = given[-1].typed, given[-1].raw
-        if " " in raw.strip():
-            return f"{typed}={raw} is one word, because of its quotation marks: leave them out."
-        if raw.endswith(".py"):
-            return f"{typed} has taken {raw} as its value; write {typed}=VALUE {raw}."
-    return "write `fleetrun [options] train.py [its arguments]`, or see `fleetrun --help`."
+    if any(given.name in (*_ENDING, "from_manifest") for given in parsed.given):
+        return parsed
+    hint = "write `fleetrun [options] train.py [its arguments]`, or see `fleetrun --help`."
+    for given in parsed.given[-1:]:
+        if given.raw.endswith(".py"):
+            hint = f"{given.typed} has taken {given.raw} as its value; "
+            hint += f"write {given.typed}=VALUE {given.raw}."
+    raise UsageError(f"no script to run: {hint}")
 
 
 def _script(words: Sequence[str]) -> Script:
@@ -113,13 +97,9 @@ def _script(words: Sequence[str]) -> Script:
 
 def _misplaced(script: Script) -> Iterable[str]:
     """Yield a note for each argument of SCRIPT that only launchers take."""
-    for word, following in pairwise((*script.args, "")):
-        name, equals, value = word.partition("=")
-        name = name.lstrip("-").replace("-", "_").lower()
-        # Scripts have a --strategy of their own, with other values than presets.
-        listed = (value if equals else following).split(",")
-        is_preset = name == "strategy" and not PRESETS.keys().isdisjoint(listed)
-        if word.startswith("-") and (name in _OF_LAUNCHERS or is_preset):
+    for word in script.args:
+        name = word.partition("=")[0].lstrip("-").replace("-", "_")
+        if word.startswith("-") and name in _OF_LAUNCHERS:
             yield (
                 f"{word} comes after {script.target}, so the script gets it; put fleetrun's "
                 "options before the script."
@@ -171,53 +151,36 @@ def scan(words: Sequence[str], table: Iterable[Option] = KNOWN) -> ParsedCommand
             pending = option
             break
         if not equals:
-            raw = _value_after(option, typed, words[at:])
+            raw = _value_after(option, typed, following or "")
             at += following is not None and option.takes_next(following)
-        _refuse_slips(typed, raw, is_last=not equals and at == len(words))
         given.append(option.given(raw, typed, spelling=name))
     return ParsedCommand(tuple(given), None, tuple(notes), tuple(words), script_at, pending)
 
 
-def _value_after(option: Option, typed: str, following: Sequence[str]) -> str:
-    """Return the value of OPTION, which was TYPED without one, from the FOLLOWING words."""
-    word = following[0] if following else ""
-    meant = word[1:] or "".join(following[1:2]) or "VALUE"
+def _value_after(option: Option, typed: str, word: str) -> str:
+    """Return the value of OPTION, which was TYPED without one, before WORD."""
     # `--set =5` lacks its key instead.
-    if word.startswith("=") and (not option.is_pair or "=" in meant):
+    if word.startswith("=") and not option.is_pair:
+        meant = word[1:] or "VALUE"
         raise UsageError(f"{typed} ends at the space before {word}: write {typed}={meant}.")
-    if following and option.takes_next(word):
+    if option.takes_next(word):
         return word
     if option.bare is None:
         raise UsageError(
-            f"{typed} needs a value, and {word} looks like an option: "
-            f"write {typed}=VALUE.{_NO_DEVICES if option.label == 'devices' else ''}"
+            f"{typed} needs a value, and {word} looks like an option: write {typed}=VALUE. "
+            "Without devices, leave the option out: fleetrun then trains on the CPU."
+            if option.label == "devices"
+            else f"{typed} needs a value, and {word} looks like an option: write {typed}=VALUE."
         )
     return option.bare
-
-
-def _refuse_slips(typed: str, raw: str, *, is_last: bool) -> None:
-    """Raise UsageError if RAW, the value of TYPED, ends or is quoted as no shell would."""
-    # A blank within the line may be the value of an unset variable.
-    fault = text.blank_fault(raw) if raw.endswith("\r") or is_last else None
-    if fault is not None:
-        raise UsageError(f'{typed} "{raw}": {fault}')
-    if raw.startswith(_TYPOGRAPHIC):
-        raise UsageError(
-            f"{typed}={raw}: the quotation marks are part of the value, because a shell removes "
-            f"only straight ones: write {typed}={raw.strip(QUOTES)}."
-        )
 
 
 def _named(typed: str, names: dict[str, Option], notes: list[str], value: str) -> str:
     """Return the spelling that TYPED means, completely or by a unique prefix; VALUE follows it."""
     missing = f"no such option: {typed}"
-    if text.without_slips(typed) != typed or typed[1:2] in tuple(text.LONG_DASHES):
+    if text.without_slips(typed) != typed:
         meant = text.option_without_slips(typed)
         raise UsageError(f"{missing}; it has full-width characters or long dashes: write {meant}.")
-    if len(typed.split()) > 1:
-        raise UsageError(
-            f'no such option: "{typed}"; quotation marks make it one word: leave them out.'
-        )
     name = typed[2:].replace("-", "_") if typed.startswith("--") else ""
     if name in names:
         return name
@@ -249,8 +212,6 @@ def suggest(typed: str, names: Iterable[str], prefix: str = "--", value: str = "
     if hint is not None:
         return f"; {hint}"
     name = typed.lstrip("-").replace("-", "_")
-    if text.without_slips(name) != name:
-        return f"; it has full-width characters: write {text.without_slips(name)}."
     otherwise = "`fleetrun --help=all` lists them all."
     if prefix and not typed.startswith("--"):
         otherwise = "for Python's own options write `fleetrun [options] python -u train.py`."
@@ -258,3 +219,68 @@ def suggest(typed: str, names: Iterable[str], prefix: str = "--", value: str = "
             # A single letter resembles any short name.
             return f"; {otherwise}"
     return text.suggestion(name, names, otherwise, prefix)
+
+
+# -- scripts that are hardly meant as one ----------------------------------------------------------
+
+
+def refuse_mistaken(parsed: ParsedCommand, commands: Iterable[str]) -> None:
+    """Raise UsageError if the script of PARSED is hardly one; COMMANDS are those of fleetrun."""
+    if parsed.script is None or parsed.script_at is None:
+        return
+    form, target, args = parsed.script
+    is_one_word = len(target.split()) == 1
+    if form == "module":
+        if not is_one_word or "/" in target or target.endswith((".py", ".ipynb")):
+            problem = "a module's name has no slash, blank or .py; leave -m out for a file."
+            raise UsageError(f"-m {target}: {problem}")
+        return
+    if not os.path.exists(target):
+        _refuse_missing(parsed.given[-1:], target, is_one_word=is_one_word)
+    if target.isalpha() and parsed.words[parsed.script_at - 1 : parsed.script_at] != ("--",):
+        _refuse_command(target, args, tuple(commands))
+
+
+def _refuse_missing(given: Iterable[Given], target: str, *, is_one_word: bool) -> None:
+    """Raise UsageError if TARGET, which is no file, is more likely an option or a value of GIVEN."""
+    taken = f'"{target}" is taken as the script'
+    name, equals, _ = target.partition("=")
+    if equals and name.replace("-", "_") in BY_SPELLING:
+        raise UsageError(f"{taken}: write --{target}.")
+    if equals and name.isidentifier() and name.isupper():
+        raise UsageError(f"{taken}: write --env {target} for a variable of ranks.")
+    if target.startswith(_OF_OPTIONS) or not is_one_word:
+        raise UsageError(
+            f"{taken}: write an option with two plain hyphens, and neither options nor the script "
+            "with blanks or quotation marks that are part of them."
+        )
+    for last in given:
+        option = BY_SPELLING[last.name]
+        is_measure = option.kind.name == "duration" or option.metavar == "SIZE"
+        is_number = target[:1].isdigit() and not target.strip("0123456789,.-")
+        if (option.kind.name == "list" and is_number) or (is_measure and target.isalpha()):
+            between = "," if is_number else ""
+            raise UsageError(
+                f"{taken}, because {last.typed} ends at the space: "
+                f"write {last.typed}={last.raw}{between}{target}."
+            )
+
+
+def _refuse_command(word: str, rest: Sequence[str], commands: Sequence[str]) -> None:
+    """Raise UsageError if WORD, followed by REST, is nearly one of COMMANDS, or another tool's.
+
+    A program of that name hardly trains; `fleetrun -- kill` runs it.
+    """
+    elsewhere.refuse_gone(word, f"fleetrun {word}", elsewhere.GONE_COMMANDS)
+    meant = elsewhere.COMMANDS.get(word) or text.closest(word, commands, _ALIKE)
+    if word == "help":
+        meant, rest = (rest[0] if rest and rest[0] in commands else ""), ("--help",)
+    if meant is None and word not in elsewhere.COMMANDS:
+        return
+    if meant == "stop":
+        rest = [name for name in rest if not name.startswith("-")]  # as in `kill -9`
+    instead = " ".join(("fleetrun", *([meant, *rest] if meant else rest or ["train.py"])))
+    raise UsageError(
+        f"there is no command {word}; did you mean `{instead}`? "
+        f"`fleetrun -- {word}` runs a program of that name."
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from click.shell_completion import CompletionItem
+import click
 
 from fleetrun.cli.option import GROUPS, Option, by_spelling
 from fleetrun.cli.types import (
@@ -15,10 +15,9 @@ from fleetrun.cli.types import (
     LAST_PORT,
     LIST,
     RANKS,
-    REDIRECTS,
-    SHOWN_RANKS,
     TEXT,
     VARIABLE,
+    Item,
     Type,
     among,
     choice,
@@ -45,21 +44,18 @@ _TUNER = (
     f"`{variables.EXEC}=off python -m paddle.distributed.launch` in place of fleetrun; "
     "`fleetrun tune` measures the fields of a strategy."
 )
-_HCCL = "no Paddle takes it; NPUs and other plug-ins communicate by xccl, as auto says."
-_MPI = (
-    "Paddle has no such backend; leave it out (unset PADDLE_DISTRI_BACKEND). MPI may start the "
-    "job: `mpirun -n 8 fleetrun train.py`."
-)
 _FLEET_SIZE = "start fleetrun on one more host of an elastic job (--nnodes=MIN:MAX), or stop one."
 
 
 class _Strategies(Type):
     """Presets and files of strategies, with commas."""
 
-    def completions(self, incomplete: str) -> list[CompletionItem[str]]:
+    def shell_complete(
+        self, ctx: click.Context | None, param: click.Parameter | None, incomplete: str
+    ) -> list[Item]:
         """Return files and presets; files first: bash would drop what precedes them."""
         earlier, comma, last = incomplete.rpartition(",")
-        paths = FILES.completions(incomplete)
+        paths = super().shell_complete(ctx, param, incomplete)
         return [*paths, *among(load.PRESETS, last, earlier + comma)]
 
 
@@ -71,8 +67,11 @@ class FieldValues(Type):
             "fields", wanted="give KEY=VALUE, where KEY is a field of a strategy.", is_free=True
         )
 
-    def completions(self, incomplete: str) -> list[CompletionItem[str]]:
+    def shell_complete(
+        self, ctx: click.Context | None, param: click.Parameter | None, incomplete: str
+    ) -> list[Item]:
         """Return fields, or the parts of those that have parts, as KEY=, or the values of one."""
+        del ctx, param
         known: dict[str, fields.Field] = {}
         for field in fields.TABLE:
             parts = {f"{field.name}.{key.name}": key for key in field.keys}
@@ -88,9 +87,6 @@ class FieldValues(Type):
         return among((*words, *auto), last, f"{key}={earlier}{comma}")
 
 
-_BACKENDS = choice(
-    *("auto", "nccl", "gloo", "bkcl", "heter", "xccl", "flagcx"), gone={"hccl": _HCCL, "mpi": _MPI}
-)
 # As Python's logging and Paddle call them.
 _LEVELS = choice(
     *("debug", "info", "warning", "error"),
@@ -140,11 +136,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("log_dir", FOLDER, "common", "DIR",
            "Log folder: workerlog.N for process N, and one folder per launch.",
            env=("PADDLE_LOG_DIR",)),
-    Option("tee", SHOWN_RANKS, "common", "RANKS",
+    Option("tee", RANKS, "common", "RANKS",
            "Show the output of these ranks on the console: all, 0,3 or 0-3. Default: rank 0.",
            bare="all"),
-    # As torchrun writes them.
-    Option("redirects", REDIRECTS, "job", "BOOL",
+    Option("redirects", BOOL, "job", "BOOL",
            "Write the standard error of all ranks to separate files, workererr.N beside "
            "workerlog.N. The console shows both.",
            bare="true"),
@@ -177,7 +172,8 @@ OPTIONS: tuple[Option, ...] = (
            "Kind of device: gpu, xpu, one of Paddle's plug-ins (npu, mlu, gcu, ...), or cpu for "
            "none. Default: the first kind that Paddle has on this host.",
            env=(kinds.XCCL,)),
-    Option("backend", _BACKENDS, "devices", "NAME",
+    Option("backend", choice("auto", "nccl", "gloo", "bkcl", "heter", "xccl", "flagcx"),
+           "devices", "NAME",
            "Communication backend of the processes.",
            env=("PADDLE_DISTRI_BACKEND",)),
     Option("oversubscribe", FLAG, "devices", "",

@@ -229,7 +229,6 @@ def resolve(
         "rank": hosts.rank,
         "spares": _spares(chosen, hosts, word),
         "webhook": _webhook(chosen),
-        "redirects": chosen["redirects"] == "true",
     }
     return Request(
         script=parsed.script,

@@ -110,14 +110,14 @@ def candidates(args: list[str], incomplete: str) -> list[Item]:
         # Complete after an earlier mistake, too; running the line reports it.
         head = argv.ParsedCommand(())
     if head.pending is not None:
-        return head.pending.kind.completions(incomplete)
+        return head.pending.kind.shell_complete(None, None, incomplete)
     if head.script_at is None and args[-1:] != ["--"] and incomplete.startswith("-"):
         if not before:
             return list(_spellings(incomplete, options))
         option = by_spelling(options).get(typed[2:].replace("-", "_"))
-        items = option.kind.completions(value) if option else []
+        items = option.kind.shell_complete(None, None, value) if option else []
         return [CompletionItem(f"{before}{item.value}", item.type, item.help) for item in items]
-    return FILE.completions(incomplete) + words
+    return FILE.shell_complete(None, None, incomplete) + words
 
 
 def _spellings(incomplete: str, options: Sequence[Option]) -> Iterator[Item]:

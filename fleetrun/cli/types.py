@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 
@@ -23,6 +22,8 @@ from fleetrun.text import (
 )
 
 Value = str | int | float | bool | tuple[str, ...] | None
+Reader = Callable[[str], Value]
+Item = CompletionItem[str]
 
 # The largest time or count.
 _MOST = 1e9
@@ -46,7 +47,7 @@ class Type(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
     def __init__(
         self,
         name: str,
-        read: Callable[[str], Value] = str,
+        read: Reader = str,
         wanted: str = "",
         *,
         fits: Callable[[str], bool] = lambda _word: False,
@@ -69,12 +70,10 @@ class Type(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
         return self._read(text)
 
     def convert(
-        self,
-        value: object,
-        param: click.Parameter | None,  # noqa: ARG002 - click's
-        ctx: click.Context | None,
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> Value:
         """Return VALUE, an argument of a command, as READ does; UsageError for a wrong one."""
+        del param
         try:
             return self.read(str(value))
         except ValueError as error:
@@ -82,24 +81,23 @@ class Type(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
             raise UsageError(f"{where}{value}: {error}") from None
 
     def shell_complete(
-        self,
-        ctx: click.Context,  # noqa: ARG002 - click's
-        param: click.Parameter,  # noqa: ARG002 - click's
-        incomplete: str,
-    ) -> list[CompletionItem[str]]:
-        """Return the completions of INCOMPLETE, which need neither context nor parameter."""
-        return self.completions(incomplete)
-
-    def completions(self, incomplete: str) -> list[CompletionItem[str]]:
+        self, ctx: click.Context | None, param: click.Parameter | None, incomplete: str
+    ) -> list[Item]:
         """Return the words that start with INCOMPLETE, or let the shell complete a path."""
+        del ctx, param
         if self.complete:
             return [CompletionItem(incomplete, type=self.complete)]
         return among(self.words, incomplete)
 
 
-def among(words: Iterable[str], incomplete: str, before: str = "") -> list[CompletionItem[str]]:
+def among(words: Iterable[str], incomplete: str, before: str = "") -> list[Item]:
     """Return the WORDS that start with INCOMPLETE, after BEFORE in the same word."""
     return [CompletionItem(before + word) for word in words if word.startswith(incomplete)]
+
+
+def read_as(read: Reader, *, words: tuple[str, ...] = (), is_free: bool = False) -> Type:
+    """Return the type of texts that READ reads."""
+    return Type("text", read, words=words, is_free=is_free)
 
 
 # -- plain values ---------------------------------------------------------------------------------
@@ -151,29 +149,21 @@ def seconds(minimum: float = 0) -> Type:
 
 
 def choice(
-    *words: str,
-    synonyms: Mapping[str, str] | None = None,
-    gone: Mapping[str, str] | None = None,
-    is_optional: bool = False,
+    *words: str, synonyms: Mapping[str, str] | None = None, is_optional: bool = False
 ) -> Type:
-    """Return the type of one of WORDS.
+    """Return the type of one of WORDS; SYNONYMS are other words for them.
 
-    SYNONYMS are other words for them; GONE has words that are not allowed, each with a sentence
-    about what is. IS_OPTIONAL: a following word may be the value of an optional one.
+    IS_OPTIONAL: a following word may be the value of an optional one.
     """
-    meant = {**{word: word for word in words}, **(synonyms or {})}
+    meant = {**dict(zip(words, words, strict=True)), **(synonyms or {})}
     wanted = f"give one of {', '.join(words)}."
 
     def read(text: str) -> Value:
-        word = text.strip().lower()
-        if word not in meant:
-            raise ValueError((gone or {}).get(word, wanted))
-        return meant[word]
+        if text.strip().lower() not in meant:
+            raise ValueError(wanted)
+        return meant[text.strip().lower()]
 
-    def fits(word: str) -> bool:
-        return is_optional and (word in meant or word in (gone or {}))
-
-    return Type("choice", read, wanted, words=words, fits=fits)
+    return Type("choice", read, wanted, words=words, fits=lambda word: is_optional and word in meant)
 
 
 def _boolean(text: str) -> bool:
@@ -183,24 +173,10 @@ def _boolean(text: str) -> bool:
     return value
 
 
-_TRUE_FALSE = ("true", "false")
-BOOL = Type(
-    *("bool", _boolean, "give true or false."),
-    fits=lambda word: parse_bool(word) is not None,
-    words=_TRUE_FALSE,
-)
-# Never takes the word after it.
-FLAG = Type("flag", _boolean, "give true or false.", words=_TRUE_FALSE)
-TEXT, FREE = Type("text"), Type("text", is_free=True)
-FILE, FOLDER = Type("text", complete="file"), Type("text", complete="dir")
-
-
 def _items(text: str) -> tuple[str, ...]:
     return tuple(text.replace(",", " ").split())
 
 
-LIST = Type("list", _items)
-FILES = Type("list", _items, complete="file")
 _KEY_VALUE = "give KEY=VALUE, where KEY is letters, digits and underscores."
 
 
@@ -213,14 +189,17 @@ def _variable(text: str) -> str:
     return text
 
 
+BOOL = Type(
+    *("bool", _boolean, "give true or false."),
+    fits=lambda word: parse_bool(word) is not None,
+    words=("true", "false"),
+)
+# Never takes the word after it.
+FLAG = Type("flag", _boolean, "give true or false.", words=("true", "false"))
+TEXT, FREE = Type("text"), Type("text", is_free=True)
+FILE, FOLDER = Type("text", complete="file"), Type("text", complete="dir")
+LIST, FILES = Type("list", _items), Type("list", _items, complete="file")
 VARIABLE = Type("pairs", _variable, _KEY_VALUE, is_free=True)
-
-
-def read_as(
-    read: Callable[[str], Value], *, words: tuple[str, ...] = (), is_free: bool = False
-) -> Type:
-    """Return the type of texts that READ reads."""
-    return Type("text", read, words=words, is_free=is_free)
 
 
 # -- values of their own kind ---------------------------------------------------------------------
@@ -228,8 +207,6 @@ def read_as(
 
 def is_rank_list(word: str) -> bool:
     """Whether WORD can only be meant for --tee: all, or numbers, commas and ranges.
-
-    torchrun's 0:3 for its option of this name, too.
 
     >>> is_rank_list("all"), is_rank_list("0,2-3"), is_rank_list("0:3"), is_rank_list("train.py")
     (True, True, True, False)
@@ -250,34 +227,12 @@ def ranks(text: str) -> str:
     for part in parts or [""]:
         span = parse_range(part)
         if span is None or span.stop > _MOST_RANKS:
-            is_range = part != "" and not part.strip("0123456789-")
-            otherwise = "give all, or ranks such as 0,3 or 0-3."
-            raise ValueError(f"{part} is not a range of ranks." if is_range else otherwise)
+            raise ValueError("give all, or ranks such as 0,3 or 0-3.")
         numbers.extend(span)
     return ",".join(map(str, dict.fromkeys(numbers)))
 
 
-def _shown_ranks(text: str) -> str:
-    if re.fullmatch(r"\d+:\d.*", text.strip()):
-        raise ValueError(
-            "it takes ranks, or all, and shows both streams, as torchrun's 3: write --tee=0,3."
-        )
-    return ranks(text)
-
-
-RANKS = Type("list", ranks, words=("all",))
-SHOWN_RANKS = Type("list", _shown_ranks, fits=is_rank_list, words=("all",))
-_ONE_STREAM = (
-    "give true (torchrun's 3), for all ranks and both streams, or false, for one log of each rank; "
-    "--tee=0,3 chooses the ranks that the console shows."
-)
-# As torchrun takes it, whose 1 and 2 redirect one of the streams.
-REDIRECTS = choice(
-    *_TRUE_FALSE,
-    synonyms={"3": "true", "yes": "true", "on": "true", "0": "false", "no": "false"},
-    gone={"1": _ONE_STREAM, "2": _ONE_STREAM},
-    is_optional=True,
-)
+RANKS = Type("list", ranks, words=("all",), fits=is_rank_list)
 
 
 def wrapper(text: str) -> str:
@@ -322,8 +277,6 @@ def reading_rank(text: str) -> str:
 
 def pattern(text: str) -> str:
     """Return TEXT if it is a regular expression."""
-    if is_rank_list(text):
-        raise ValueError(f"give a regular expression; --tee={text} chooses ranks.")
     parse_pattern(text)
     return text
 
