@@ -18,9 +18,7 @@ _SHORTEST_PREFIX = 4
 # The least similarity of a mistyped command.
 _ALIKE = 0.8
 # Options that no script of Paddle's suites has itself.
-_OF_LAUNCHERS = frozenset(
-    "cluster_node_ips hang_timeout hostfile ips max_restart nnodes nproc_per_node tee".split()
-)
+_OF_LAUNCHERS = ("cluster_node_ips", "hostfile", "ips", "max_restart", "nnodes", "nproc_per_node")
 # Options that end the command line: nothing after them is read.
 _ENDING = ("help", "version")
 # What no script's name begins with, but a mistyped option does.
@@ -242,7 +240,7 @@ def refuse_mistaken(parsed: ParsedCommand, commands: Iterable[str]) -> None:
 
 
 def _refuse_missing(given: Iterable[Given], target: str, *, is_one_word: bool) -> None:
-    """Raise UsageError if TARGET, which is no file, is more likely an option or a value of GIVEN."""
+    """Raise UsageError if TARGET, no file, is more likely an option or a value of GIVEN."""
     taken = f'"{target}" is taken as the script'
     name, equals, _ = target.partition("=")
     if equals and name.replace("-", "_") in BY_SPELLING:

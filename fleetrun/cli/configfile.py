@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from yaml import MappingNode, Node, ScalarNode, SequenceNode
 
 from fleetrun import yamlfile
 from fleetrun.cli import elsewhere
@@ -12,11 +15,6 @@ from fleetrun.cli.option import Option
 from fleetrun.cli.options import BY_SPELLING
 from fleetrun.errors import UsageError
 from fleetrun.model import Given
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from yaml import Node
 
 DEFAULT = "fleetrun.yaml"
 # The section that `fleetrun submit` reads.
@@ -45,14 +43,17 @@ def named(given: Iterable[Given]) -> str | None:
     return paths[-1] if paths else None
 
 
+def here(given: Iterable[Given]) -> str | None:
+    """Return the file that --config names in GIVEN, or else that of this folder, if it exists."""
+    return named(given) or (DEFAULT if os.path.exists(DEFAULT) else None)
+
+
 def find(given: Sequence[Given], environ: Mapping[str, str]) -> Config | None:
     """Return the config file that GIVEN names, or the one here, on top of the user's."""
-    path = named(given) or (DEFAULT if os.path.exists(DEFAULT) else None)
-    above = None if path is None else read(path)
-    own = of_user(environ)
+    path, own = here(given), of_user(environ)
+    chosen = read(path).given if path else ()
     if own is None:
-        return above
-    chosen = () if above is None else above.given
+        return Config(path, chosen) if path else None
     settled = {item.name for item in chosen if not BY_SPELLING[item.name].is_pair}
     added = [item for item in read(own).given if item.name not in settled]
     return Config(path, (*added, *chosen), own)
@@ -69,35 +70,32 @@ def of_user(environ: Mapping[str, str]) -> str | None:
 
 def read(path: str) -> Config:
     """Read the config file at PATH; UsageError with file:line if it is invalid."""
-    return Config(path, tuple(_entries(path)))
+    return Config(path, tuple(_entries(path, BY_SPELLING)))
 
 
 def of_command(path: str, command: str, options: Mapping[str, Option]) -> Iterator[Given]:
     """Read the OPTIONS of `fleetrun submit COMMAND` in the config file at PATH."""
-    return _entries(path, options, command)
+    return _entries(path, options, SUBMIT, command)
 
 
-def _entries(
-    path: str, options: Mapping[str, Option] = BY_SPELLING, command: str = ""
-) -> Iterator[Given]:
-    """Read each line of the file at PATH as one of OPTIONS, those of a launch or of COMMAND."""
+def _entries(path: str, options: Mapping[str, Option], *section: str) -> Iterator[Given]:
+    """Read each line of SECTION of the file at PATH as one of OPTIONS."""
     lines: dict[str, int] = {}
-    for key, node in _mapping(path, (SUBMIT, command) if command else ()):
+    for key, node in _mapping(path, section):
         line, typed = key.start_mark.line + 1, str(key.value)
-        if typed == SUBMIT and not command:
+        if typed == SUBMIT and not section:
             continue
         where, name = f"{path}:{line}", typed.replace("-", "_")
         option = options.get(name)
         if option is None:
             elsewhere.refuse_gone(name, f"{where}: {typed}")
-            of = f" of {command}" if command else ""
+            of = f" of {section[-1]}" if section else ""
             ending = suggest(typed, [name for name, row in options.items() if row.in_file], "")
             raise UsageError(f"{where}: no such option{of}: {typed}{ending}")
         if not option.in_file:
             raise UsageError(f"{where}: {typed} belongs on the command line.")
-        if option.label in lines:
+        if lines.setdefault(option.label, line) != line:
             raise UsageError(f"{where}: {typed} is already set in line {lines[option.label]}.")
-        lines[option.label] = line
         for raw, at in _values(option, node, f"{where}: {typed}"):
             given = option.given(raw, typed, f"{path}:{at}", name)
             if not option.reason:
@@ -109,45 +107,35 @@ def _entries(
                 yield given
 
 
-def _mapping(path: str, keys: Iterable[str] = ()) -> Sequence[tuple[Node, Node]]:
+def _mapping(path: str, keys: Iterable[str]) -> Sequence[tuple[Node, Node]]:
     """Return the entries of the config file at PATH, or of the mapping below KEYS in it."""
-    from yaml import MappingNode  # only imported for a config file
-
     with yamlfile.loading(yamlfile.text_of(path, "this config file"), path) as loader:
         node = loader.get_single_node()
     for key in keys:
         entries = node.value if isinstance(node, MappingNode) else ()
         node = next((value for name, value in entries if name.value == key), None)
-    if node is None:
-        return ()
-    if not isinstance(node, MappingNode):
+    if node is not None and not isinstance(node, MappingNode):
         raise UsageError(f"{path}:{node.start_mark.line + 1}: write one `option: value` a line.")
-    pairs: Sequence[tuple[Node, Node]] = node.value
+    pairs: Sequence[tuple[Node, Node]] = () if node is None else node.value
     return pairs
 
 
 def _values(option: Option, node: Node, where: str) -> Iterator[tuple[str, int]]:
     """Yield the texts that NODE stands for on the command line, each with its line."""
-    from yaml import MappingNode, ScalarNode, SequenceNode
 
     def text(item: Node) -> str:
         if not isinstance(item, ScalarNode):
             raise UsageError(f"{where}: give plain values: {option.wanted}")
         return "" if yamlfile.is_null(item) else str(item.value)
 
-    match node:
-        case ScalarNode() if not text(node):
-            return
-        case ScalarNode():
-            yield text(node), node.start_mark.line + 1
-        case MappingNode() if option.is_repeatable:
-            for key, value in node.value:
-                yield f"{text(key)}={text(value)}", key.start_mark.line + 1
-        case SequenceNode() if option.is_repeatable:
-            for item in node.value:
-                yield text(item), item.start_mark.line + 1
-        case SequenceNode() if option.kind.name == "list":
-            yield ",".join(map(text, node.value)), node.start_mark.line + 1
-        case _:
-            kind = "a list" if isinstance(node, SequenceNode) else "a mapping"
-            raise UsageError(f"{where}: {kind} does not fit: {option.wanted}")
+    line = node.start_mark.line + 1
+    if isinstance(node, MappingNode) and option.is_repeatable:
+        for key, value in node.value:
+            yield f"{text(key)}={text(value)}", key.start_mark.line + 1
+    elif isinstance(node, SequenceNode) and option.is_repeatable:
+        for item in node.value:
+            yield text(item), item.start_mark.line + 1
+    elif isinstance(node, SequenceNode) and option.kind.name == "list":
+        yield ",".join(map(text, node.value)), line
+    elif text(node):
+        yield text(node), line

@@ -109,7 +109,7 @@ class CommandGroup(click.Group):
         if not ctx.resilient_parsing and args[0] not in self.commands:
             listed = f"there are {', '.join(self.commands)}."
             ending = suggestion(args[0], self.commands, listed)
-            raise UsageError(f"{_where(ctx)}no such command: {args[0]}{ending}")
+            raise UsageError(f"{self.name}: no such command: {args[0]}{ending}")
         return super().resolve_command(ctx, args)
 
 
@@ -137,15 +137,15 @@ class LaunchCommand(click.Command):
             return super().parse_args(ctx, ["--help"])
         head.refuse_pending()
         at = len(args) if head.script_at is None else head.script_at
-        dashes = ("--",) if args[at - 1 : at] == ["--"] else ()
+        start = at - 1 if args[at - 1 : at] == ["--"] and args[at:] else at
         of_launch = tuple(given for given in head.given if given.name not in own)
-        ctx.obj = Launch(of_launch, (*dashes, *args[at:]) if args[at:] else ())
+        ctx.obj = Launch(of_launch, tuple(args[start:]))
         words = []
-        for given in head.given:
-            option = own.get(given.name)
-            if option is not None and option.kind is not types.FLAG:
+        for given in (given for given in head.given if given.name in own):
+            option = own[given.name]
+            if not option.is_flag:
                 words.append(f"{option.flag}={given.raw}")
-            elif option is not None and option.read(given):
+            elif option.read(given):
                 words.append(option.flag)
         return super().parse_args(ctx, words)
 
@@ -174,30 +174,25 @@ def run(name: str, arguments: Sequence[str]) -> int:
         raise UsageError(_sentence(error)) from None
 
 
-def _where(context: click.Context | None) -> str:
-    """Return the command in which a mistake was made, to follow `fleetrun: `."""
-    return "" if context is None else f"{context.command_path.removeprefix('fleetrun ')}: "
-
-
 def _sentence(error: click.UsageError) -> str:
     """Return click's complaint about the command line in fleetrun's words."""
     context = error.ctx
-    where = _where(context)
-    if isinstance(error, click.NoSuchOption) and context is not None:
-        name = error.option_name.lstrip("-").replace("-", "_")
-        elsewhere.refuse_gone(name, f"{where}{error.option_name}")
-        known = [name for param in context.command.get_params(context) for name in param.opts]
-        # Without hyphens, which would make all names similar.
-        bare = [name.lstrip("-") for name in known if name.startswith("--")]
-        otherwise = f"see `{context.command_path} --help`."
-        if any(getattr(param, "metavar", "") == LAUNCH for param in context.command.params):
-            otherwise = f"the launch and its options stand after --; {otherwise}"
-        ending = suggestion(error.option_name.lstrip("-"), bare, otherwise, "--")
-        return f"{where}no such option: {error.option_name}{ending}"
-    if isinstance(error, click.MissingParameter) and error.param is not None:
-        return f"{where}give {error.param.human_readable_name}."
-    if "Missing command" in error.format_message() and isinstance(context, click.Context):
-        views = context.command.commands if isinstance(context.command, click.Group) else ()
-        return f"{where}give one of {', '.join(views)}."
+    where = "" if context is None else f"{context.command_path.removeprefix('fleetrun ')}: "
+    match error:
+        case click.NoSuchOption() if context is not None:
+            typed = error.option_name
+            elsewhere.refuse_gone(typed.lstrip("-").replace("-", "_"), f"{where}{typed}")
+            params = context.command.get_params(context)
+            # Without hyphens, which would make all names similar.
+            known = [name[2:] for param in params for name in param.opts if name[:2] == "--"]
+            otherwise = f"see `{context.command_path} --help`."
+            if any(getattr(param, "metavar", "") == LAUNCH for param in params):
+                otherwise = f"the launch and its options stand after --; {otherwise}"
+            ending = suggestion(typed.lstrip("-"), known, otherwise, "--")
+            return f"{where}no such option: {typed}{ending}"
+        case click.MissingParameter() if error.param is not None:
+            return f"{where}give {error.param.human_readable_name}."
+        case _ if context is not None and isinstance(context.command, click.Group):
+            return f"{where}give one of {', '.join(context.command.commands)}."
     message = error.format_message().rstrip(".")
     return f"{where}{message[:1].lower()}{message[1:]}."

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from fleetrun import text
 from fleetrun.cli.argv import ParsedCommand
@@ -74,30 +73,21 @@ class Choices:
         self.tiers = tiers
         self.notes = notes
         self.chosen: dict[str, Given] = {}
+        self._values: dict[str, Value] = {}
         for option in OPTIONS:
             if option.is_pair or option.label in _NO_FIELD:
                 continue
             typed, variables, filed = (about(option.label, tier) for tier in tiers)
-            last = (typed or variables or filed or [option.by_default()])[-1]
-            self.take(last)
-            if typed:
-                self.contradict(last, variables)
-
-    def contradict(self, given: Given, variables: Iterable[Given]) -> None:
-        """Remark on each of VARIABLES with another value, which Paddle's launcher prefers."""
-        option = find(given.name)
-        for variable in variables:
-            with suppress(UsageError):
-                if option.read(variable) == option.read(given):
-                    continue
-            self.notes.append(
-                f"{given.typed}={given.raw} overrides {variable.typed}={variable.raw}"
-                " (in Paddle's launcher, the variable overrides the option)."
-            )
+            self.take((typed or variables or filed or [option.by_default()])[-1])
+            if typed and variables and not _agree(typed[-1], variables[-1]):
+                said = f"{typed[-1].typed}={typed[-1].raw}"
+                otherwise = f"{variables[-1].typed}={variables[-1].raw}"
+                why = "(in Paddle's launcher, the variable overrides the option)"
+                notes.append(f"{said} overrides {otherwise} {why}.")
 
     def __getitem__(self, name: str) -> Value:
         """Return the value of the option NAME."""
-        return find(name).read(self.chosen[name])
+        return self._values[name]
 
     def word(self, name: str) -> str:
         """Return the text of the option NAME without blanks; empty if it has none."""
@@ -125,20 +115,15 @@ class Choices:
         """Whether nobody has given the option NAME."""
         return self.given(name).source == DEFAULT
 
-    def strength(self, name: str) -> int:
-        """Return how strong the source of NAME is: command line > environment > file."""
-        return 2 if self.is_typed(name) else int(self.given(name).source.startswith("$"))
-
     def take(self, given: Given) -> None:
         """Let GIVEN replace what its option had; UsageError if it cannot be read."""
         option = find(given.name)
-        option.read(given)
+        self._values[option.label] = option.read(given)
         self.chosen[option.label] = given
 
-    def put(self, name: str, raw: str, source: str = "") -> None:
+    def put(self, name: str, raw: str, source: str) -> None:
         """Replace the value of the option NAME by that of RAW, for the reason SOURCE."""
-        given = self.given(name)
-        self.take(given._replace(raw=raw, source=source or given.source))
+        self.take(self.given(name)._replace(raw=raw, source=source))
 
     def drop(self, name: str) -> None:
         """Return the option NAME to its default."""
@@ -151,14 +136,6 @@ class Choices:
     def ignore(self, name: str, why: str) -> None:
         """Remark that the option NAME has no effect, and WHY."""
         self.notes.append(f"{self.given(name).typed} has no effect: {why}.")
-
-
-class Hosts(NamedTuple):
-    """The result of all options about several hosts."""
-
-    ips: tuple[str, ...]
-    nnodes: str
-    rank: int | None
 
 
 def resolve(
@@ -201,19 +178,26 @@ def resolve(
     )
     is_by_ssh = chosen.is_any("hosts", "hostfile")
     if not (is_placed or is_by_ssh or chosen["ips"]):
-        _take_place(chosen, environ)
-        if detect is None:
-            _take_this_host(chosen)
-    hosts = _hosts(chosen, is_placed=is_placed)
-    word = chosen.word("run_mode")
-    _check_elastic(chosen, hosts, word, is_placed=is_placed)
+        _take_place(chosen, environ, is_started=detect is not None)
+    ips, nnodes = _hosts(chosen, is_placed=is_placed)
+    is_collective = chosen["run_mode"] == "collective"
+    if ":" in nnodes and (is_placed or not is_collective):
+        raise chosen.fault(
+            "nnodes",
+            "only collective jobs whose ranks fleetrun places are elastic; give one number.",
+        )
+    spares = chosen.number("spares")
+    if spares and (nnodes == "1" or ips or not is_collective):
+        chosen.ignore("spares", "only hosts of collective jobs that meet at --master stand by")
+        spares = 0
     # With roles, the remark is made where they are known.
-    if hosts.nnodes == "1" and not in_paddlecloud(environ) and mode.is_uniform:
+    if nnodes == "1" and not in_paddlecloud(environ) and mode.is_uniform:
         notes.extend(_inherited(environ, is_rank=is_rank))
-    if hosts.nnodes == "1" and chosen.is_default("nnodes") and not is_by_ssh:
+    if nnodes == "1" and chosen.is_default("nnodes") and not is_by_ssh:
         notes.extend(_of_pytorch(environ))
     strategy, strategy_settings = _strategy(chosen, layers)
 
+    is_ranked = chosen["rank"] not in (None, -1) and (nnodes != "1" or is_placed)
     fields: dict[str, Any] = {
         find(name).field: value
         for name in chosen.chosen
@@ -222,12 +206,12 @@ def resolve(
     fields |= {
         "devices": chosen.given("devices").raw.strip() or None,
         "device_kind": kind,
-        "ips": hosts.ips,
+        "ips": ips,
         "host": chosen.word("host") or None,
         "network": chosen.word("network") or None,
-        "nnodes": hosts.nnodes,
-        "rank": hosts.rank,
-        "spares": _spares(chosen, hosts, word),
+        "nnodes": nnodes,
+        "rank": chosen.number("rank") if is_ranked else None,
+        "spares": spares,
         "webhook": _webhook(chosen),
     }
     return Request(
@@ -250,6 +234,11 @@ def resolve(
 def about(name: str, tier: Iterable[Given]) -> list[Given]:
     """Return what TIER gives of the option NAME."""
     return [given for given in tier if given.name == name]
+
+
+def _agree(first: Given, second: Given) -> bool:
+    """Whether both say the same, but for case and blanks."""
+    return first.raw.strip().lower() == second.raw.strip().lower()
 
 
 def _is_blank(given: Given, notes: list[str]) -> bool:
@@ -284,7 +273,7 @@ def _take_addresses(chosen: Choices) -> None:
     master, host = chosen.given("master"), chosen.given("host")
     names = {master.spelling, master.source[1:].lower().removeprefix("paddle_")}
     if "elastic_server" in names and not master.raw.strip().startswith(("etcd://", "etcds://")):
-        chosen.put("master", f"etcd://{master.raw.strip()}")
+        chosen.take(master._replace(raw=f"etcd://{master.raw.strip()}"))
     if not is_ipv6(chosen.word("host").strip("[]")):
         return
     if not host.source.startswith("$"):
@@ -321,24 +310,21 @@ def _take_endpoints(chosen: Choices, environ: Mapping[str, str]) -> None:
     chosen.notes.append(f"${name} names the hosts of the job: {', '.join(ports)}.")
 
 
-def _take_place(chosen: Choices, environ: Mapping[str, str]) -> None:
-    """Use $PADDLE_TRAINER_ID as the rank of this host among several, as Paddle does."""
+def _take_place(chosen: Choices, environ: Mapping[str, str], *, is_started: bool) -> None:
+    """Settle this host's place among several that are not listed, which an engine may have STARTED.
+
+    $PADDLE_TRAINER_ID is its rank, as for Paddle; the first host meets the others here unless
+    another place is given.
+    """
+    if _bounds(chosen)[1] == 1:
+        return
     place = environ.get("PADDLE_TRAINER_ID", "").strip()
     is_rank = any(environ.get(mark) for mark in (*_NO_ENDPOINTS, *_RANK_MARKS))
-    if not place.isdecimal() or is_rank or _bounds(chosen)[1] == 1:
-        return
-    variable = find("rank").given(place, "$PADDLE_TRAINER_ID", "$PADDLE_TRAINER_ID")
-    if chosen["rank"] == -1 or chosen.is_default("rank"):
-        chosen.take(variable)
-
-
-def _take_this_host(chosen: Choices) -> None:
-    """Let several hosts meet at this one, the first, unless another place is given."""
-    nnodes = chosen.given("nnodes")
+    if place.isdecimal() and not is_rank and chosen["rank"] in (None, -1):
+        chosen.take(find("rank").given(place, "$PADDLE_TRAINER_ID", "$PADDLE_TRAINER_ID"))
     # Files and variables apply to all hosts; and mpirun's --np counts processes.
-    is_meant = nnodes.source == COMMAND_LINE and nnodes.spelling != "np"
-    is_first = not chosen["master"] and chosen.number("rank") <= 0
-    if is_meant and is_first and _bounds(chosen)[1] > 1:
+    is_meant = chosen.is_typed("nnodes") and chosen.given("nnodes").spelling != "np"
+    if is_meant and not is_started and not chosen["master"] and chosen.number("rank") <= 0:
         chosen.put("master", ":0", "this host is the first")
 
 
@@ -354,8 +340,8 @@ def _bounds(chosen: Choices) -> tuple[int, int]:
     return int(low), int(high)
 
 
-def _hosts(chosen: Choices, *, is_placed: bool) -> Hosts:
-    """Return the hosts of the job; UsageError if the options contradict each other."""
+def _hosts(chosen: Choices, *, is_placed: bool) -> tuple[tuple[str, ...], str]:
+    """Return the listed hosts, and how many as --nnodes says; UsageError for a contradiction."""
     least, most = _bounds(chosen)
     ips = _listed(chosen, least, most)
     count = len(ips) or most
@@ -372,14 +358,8 @@ def _hosts(chosen: Choices, *, is_placed: bool) -> Hosts:
         if chosen.number("rank") >= places:
             raise chosen.fault("rank", f"the job has {places} hosts, 0 to {places - 1}.")
     if chosen.is_typed("master") and count == 1:
-        is_meant = bool(ips) or not chosen.is_default("nnodes")
-        why = "without --nnodes the job is on this host alone. If there are more, give their "
-        why += "number to all, --nnodes=N"
-        chosen.ignore("master", "the job is on one host" if is_meant else why)
-    rank = None if chosen["rank"] in (None, -1) else chosen.number("rank")
-    if count == 1 and not is_placed:
-        rank = None
-    return Hosts(ips, f"{least}:{count}" if least < min(count, most) else str(count), rank)
+        chosen.ignore("master", "the job is on one host; for several, give all --nnodes=N")
+    return ips, f"{least}:{count}" if least < min(count, most) else str(count)
 
 
 def _listed(chosen: Choices, least: int, most: int) -> tuple[str, ...]:
@@ -445,25 +425,6 @@ def _check_meeting(chosen: Choices) -> None:
         raise chosen.fault("master", NO_IPV6_MASTER)
 
 
-def _check_elastic(chosen: Choices, hosts: Hosts, mode: str, *, is_placed: bool) -> None:
-    """Raise UsageError if the job cannot be elastic."""
-    if ":" in hosts.nnodes and (is_placed or mode != "collective"):
-        raise chosen.fault(
-            "nnodes",
-            "only collective jobs whose ranks fleetrun places are elastic; give one number.",
-        )
-
-
-def _spares(chosen: Choices, hosts: Hosts, mode: str) -> int:
-    """Return the number of spare hosts; 0 with a note if there can be none."""
-    spares = chosen.number("spares")
-    if not spares or (hosts.nnodes != "1" and not hosts.ips and mode == "collective"):
-        return spares
-    why = "only hosts of collective jobs that meet at --master stand by"
-    chosen.ignore("spares", "the job is on one host" if hosts.nnodes == "1" else why)
-    return 0
-
-
 # -- devices and mode ----------------------------------------------------------------------------
 
 
@@ -518,29 +479,28 @@ def _mode(chosen: Choices, environ: Mapping[str, str]) -> modes.Mode:
             for name in mode.options
             if chosen[name] and not find(name).switches_off(chosen.given(name).raw)
         ]
-        if not chosen.is_default("run_mode"):
-            if asking and chosen["run_mode"] not in mode.words:
-                _settle(chosen, mode, asking)
-        elif asking:
-            chosen.put("run_mode", mode.name, chosen.given(asking[0]).typed)
-        elif _is_requested(mode, environ):
-            chosen.put("run_mode", mode.name, f"${mode.variables[0]}")
+        if chosen.is_default("run_mode"):
+            if asking:
+                chosen.put("run_mode", mode.name, chosen.given(asking[0]).typed)
+            elif _is_requested(mode, environ):
+                chosen.put("run_mode", mode.name, f"${mode.variables[0]}")
+        elif asking and chosen["run_mode"] not in mode.words:
+            _settle(chosen, mode, asking)
     return modes.BY_WORD[chosen.word("run_mode")]
 
 
 def _settle(chosen: Choices, mode: modes.Mode, asking: Sequence[str]) -> None:
-    """Let the stronger one win if --run_mode contradicts MODE, which the options ASKING request."""
+    """Drop the options ASKING for MODE if only --run_mode is typed, or it if only they are."""
     run_mode = chosen.given("run_mode")
-    strongest = max(asking, key=chosen.strength)
-    typed = chosen.given(strongest).typed
-    what = mode.name if mode.feature is None else mode.feature.name
-    surplus = chosen.strength(strongest) - chosen.strength("run_mode")
-    if surplus == 0:
-        raise chosen.fault("run_mode", f"{typed} requests {what}; omit one of them.")
-    if surplus > 0:
-        why = f"it requests {what}"
-        chosen.notes.append(f"{typed} overrides {run_mode.typed}={run_mode.raw}: {why}.")
-        chosen.put("run_mode", mode.name, typed)
+    typed = [name for name in asking if chosen.is_typed(name)]
+    if chosen.is_typed("run_mode") == bool(typed):
+        what = mode.name if mode.feature is None else mode.feature.name
+        asked = chosen.given((typed or asking)[0]).typed
+        raise chosen.fault("run_mode", f"{asked} requests {what}; omit one of them.")
+    if typed:
+        asked = chosen.given(typed[0]).typed
+        chosen.notes.append(f"{asked} overrides {run_mode.typed}={run_mode.raw}.")
+        chosen.put("run_mode", mode.name, asked)
         return
     for name in asking:
         chosen.ignore(name, f"{run_mode.typed}={chosen['run_mode']}")

@@ -163,7 +163,10 @@ def choice(
             raise ValueError(wanted)
         return meant[text.strip().lower()]
 
-    return Type("choice", read, wanted, words=words, fits=lambda word: is_optional and word in meant)
+    def fits(word: str) -> bool:
+        return is_optional and word in meant
+
+    return Type("choice", read, wanted, words=words, fits=fits)
 
 
 def _boolean(text: str) -> bool:

@@ -62,7 +62,7 @@ def test_help_loads_little() -> None:
     )
     loaded = {row.rpartition("|")[2].strip() for row in done.stderr.splitlines()}
     assert "fleetrun.cli.help" in loaded
-    assert not loaded & {"asyncio", "numpy", "paddle", "rich", "yaml", "fleetrun.commands.logs"}
+    assert not loaded & {"asyncio", "numpy", "paddle", "rich", "fleetrun.commands.logs"}
 
 
 def test_all_of_the_help_has_every_option_and_exit_code(shown: Shown) -> None:

@@ -189,7 +189,8 @@ XCCL, TRAINERS = "PADDLE_XCCL_BACKEND", "PADDLE_TRAINER_ENDPOINTS"
 ENDPOINTS = "10.0.0.1:6170,10.0.0.1:6171,10.0.0.2:6170,10.0.0.2:6171"
 MET = "--nnodes=2 --master=a:1"
 TYPED_WINS = "(in Paddle's launcher, the variable overrides the option)."
-ONE_HOST = "has no effect: the job is on one host."
+NO_SPARES = "--spares has no effect: only hosts of collective jobs that meet at --master stand by."
+ONE_HOST = "has no effect: the job is on one host; for several, give all --nnodes=N."
 ROLE = {"TRAINING_ROLE": "TRAINER"}
 SERVERS = {**ROLE, "PADDLE_PSERVERS_IP_PORT_LIST": "a:1"}
 # Words, variables, fields of the request, and all remarks (None: whatever is said).
@@ -209,9 +210,9 @@ MEANT: list[tuple[str, Mapping[str, str], Mapping[str, object], tuple[str, ...] 
     ("--nnodes=2:2 --master=10.0.0.1:6170", {}, {"nnodes": "2"}, ()),
     ("--nnodes=1:8 --ips=10.0.0.1,10.0.0.2", {}, {"nnodes": "1:2"}, ()),
     (f"--spares=1 {MET}", {}, {"spares": 1}, ()),
-    ("--spares=1", {}, {"spares": 0}, (f"--spares {ONE_HOST}",)),
+    ("--spares=1", {}, {"spares": 0}, (NO_SPARES,)),
     ("--spares=1 --ips=10.0.0.1,10.0.0.2", {}, {"spares": 0},
-     ("--spares has no effect: only hosts of collective jobs that meet at --master stand by.",)),
+     (NO_SPARES,)),
     # Endpoints in the environment name the hosts, but not those of a rank, or of one host.
     *((words, {name: ENDPOINTS, "PADDLE_TRAINERS_NUM": "2"},
        {"ips": ("10.0.0.1", "10.0.0.2"), "nnodes": "2", "start_port": 6170},
@@ -320,7 +321,7 @@ MEANT: list[tuple[str, Mapping[str, str], Mapping[str, object], tuple[str, ...] 
      {"run_mode": "collective", "server_num": None},
      ("$PADDLE_SERVER_NUM has no effect: --run_mode=collective.",)),
     ("--server_num=1", {"PADDLE_RUN_MODE": "collective"}, {"run_mode": "ps"},
-     ("--server_num overrides $PADDLE_RUN_MODE=collective: it requests parameter servers.",)),
+     ("--server_num overrides $PADDLE_RUN_MODE=collective.",)),
     ("", {"PADDLE_WITH_GLOO": "1"}, {}, ()),
     ("", {"PADDLE_SORT_IP": "1"}, {},
      (f"$PADDLE_SORT_IP has no effect: {options.find('sort_ip').reason}",)),
@@ -328,12 +329,11 @@ MEANT: list[tuple[str, Mapping[str, str], Mapping[str, object], tuple[str, ...] 
      (f"$PADDLE_ELASTIC_LEVEL has no effect: {options.find('elastic_level').reason}",)),
     ("", {"PADDLE_SORT_IP": "0", "PADDLE_ELASTIC_LEVEL": "-1"}, {}, ()),
 ]
-HCCL = "no Paddle takes it; NPUs and other plug-ins communicate by xccl, as auto says."
 NO_NUMBER, NO_NAME = "give a number of hosts, 1 or more.", "give a name without slashes and spaces"
 # Words, variables, and what stands in the refusal.
 REFUSED: list[tuple[str, Mapping[str, str], str]] = [
     ("--tee=x", {}, "--tee=x: give all, or ranks such as 0,3 or 0-3."),
-    ("--tee=0-99999999", {}, "--tee=0-99999999: 0-99999999 is not a range of ranks."),
+    ("--tee=0-99999999", {}, "--tee=0-99999999: give all, or ranks such as 0,3 or 0-3."),
     ("--profile=0:0-3", {}, "--profile=0:0-3: give ranks and steps, such as"),
     ("--tee=1-x", {}, "--tee=1-x: give all, or ranks such as 0,3 or 0-3."),
     *((f"--job_id={name}", {}, f"--job_id={name}: {NO_NAME}") for name in ("a/b", "..", "a\x7fb")),
@@ -369,9 +369,8 @@ REFUSED: list[tuple[str, Mapping[str, str], str]] = [
     ("--gpus=0 --device_kind=mlu", {},
      "--device_kind=mlu: --gpus=0 names GPUs; give one of the two, or --devices."),
     ("--device_kind=a:8", {}, "give the name that Paddle has for it: npu, mlu, gpu."),
-    ("--backend=hccl", {}, f"--backend=hccl: {HCCL}"),
     ("", {"PADDLE_DISTRI_BACKEND": "hccl"},
-     f"--backend=hccl (from $PADDLE_DISTRI_BACKEND): {HCCL}"),
+     "--backend=hccl (from $PADDLE_DISTRI_BACKEND): give one of auto, nccl, "),
     ("--run_mode=collective --server_num=1", {},
      "--run_mode=collective: --server_num requests parameter servers; omit one of them."),
 ]
@@ -466,8 +465,8 @@ def test_what_has_no_effect_or_comes_later_says_so(option: Option) -> None:
         ("nproc_per_node: abc\n", "fleetrun.yaml:1: nproc_per_node=abc: give a whole number"),
         ("tee: x\n", "fleetrun.yaml:1: tee=x: give all, or ranks"),
         ("quiet: maybe\n", "fleetrun.yaml:1: quiet=maybe: give true or false."),
-        ("job_id: a\nlog_dir: [a]\n", "fleetrun.yaml:2: log_dir: a list does not fit: give DIR."),
-        ("gpus: {a: 1}\n", "fleetrun.yaml:1: gpus: a mapping does not fit: give LIST."),
+        ("job_id: a\nlog_dir: [a]\n", "fleetrun.yaml:2: log_dir: give plain values: give DIR."),
+        ("gpus: {a: 1}\n", "fleetrun.yaml:1: gpus: give plain values: give LIST."),
         ('log_dir: "a\\0b"\n', "fleetrun.yaml:1: log_dir contains a NUL character"),
         ("gpus: [[0]]\n", "fleetrun.yaml:1: gpus: give plain values: give LIST."),
         ("env: {A: {B: 1}}\n", "fleetrun.yaml:1: env: give plain values: give KEY=VALUE"),

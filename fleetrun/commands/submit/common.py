@@ -76,7 +76,7 @@ def _with_site(
     words: tuple[str, ...],
 ) -> tuple[str, ...]:
     """Return WORDS, with the site's settings as defaults of the context."""
-    ctx.default_map = site(configfile.named(argv.scan(words).given), ctx.command)
+    ctx.default_map = site(configfile.here(argv.scan(words).given), ctx.command)
     return words
 
 
@@ -127,18 +127,16 @@ def matching(pattern: str, expected: str) -> Callable[[str], str]:
     return read
 
 
-def site(named: str | None, command: click.Command) -> dict[str, str | list[str]]:
-    """Return the settings for COMMAND in the file NAMED, under `submit:` and its name.
+def site(path: str | None, command: click.Command) -> dict[str, str | list[str]]:
+    """Return the settings for COMMAND in the file at PATH, under `submit:` and its name.
 
-    None means fleetrun.yaml, if it exists. The user's own file fills in what is missing. Raises
-    UsageError with file:line.
+    The user's own file fills in what is missing. Raises UsageError with file:line.
     """
-    here = configfile.DEFAULT if os.path.exists(configfile.DEFAULT) else None
     rows = {row.label: row for row in parser.rows(command)}
     settings: dict[str, str | list[str]] = {}
-    for path in filter(None, (configfile.of_user(os.environ), named or here)):
+    for file in filter(None, (configfile.of_user(os.environ), path)):
         texts_of: dict[str, list[str]] = {}
-        for setting in configfile.of_command(path, str(command.name), rows):
+        for setting in configfile.of_command(file, str(command.name), rows):
             texts_of.setdefault(setting.name, []).append(setting.raw)
         for key, texts in texts_of.items():
             settings[key] = texts if rows[key].is_repeatable else texts[-1]

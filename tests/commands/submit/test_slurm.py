@@ -190,7 +190,7 @@ def test_the_sites_settings_come_from_the_config_file(
             "submit:\n  slurm:\n    partitions: gpu\n",
             ":3: no such option of slurm: partitions; did you",
         ),
-        ("submit:\n  slurm:\n    time: [1, 2]\n", ":3: time: a list does not fit: give TIME."),
+        ("submit:\n  slurm:\n    time: [1, 2]\n", ":3: time: give plain values: give TIME."),
         ("submit:\n  slurm:\n    cpus: many\n", ":3: cpus=many: give a whole number"),
     ],
 )
