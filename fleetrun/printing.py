@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import takewhile
 from typing import TextIO
 
 from fleetrun.errors import EnvironmentFault
@@ -50,25 +51,18 @@ def is_color_wanted(choice: str, environ: Mapping[str, str], *, is_terminal: boo
 
 
 def color_choice(words: Sequence[str]) -> str:
-    """Return the value of --color before the script, even if the command line is invalid.
+    """Return the value of the last --color before the script, even if the command line is invalid.
 
-    >>> color_choice(["--gpus", "0", "--color=never", "train.py"])
-    'never'
-    >>> color_choice(["train.py", "--color=never"])
-    'auto'
-    >>> color_choice(["--color", "--gsup=0", "--color=never", "--color=pink"])
-    'never'
+    >>> color_choice(["--gpus", "0", "--color=never", "train.py"]), color_choice(["--color", "-h"])
+    ('never', 'always')
+    >>> color_choice(["train.py", "--color=never"]), color_choice(["--color=pink"])
+    ('auto', 'auto')
     """
     chosen = AUTO
-    for at, word in enumerate(words):
-        if word == "--" or word.endswith(".py"):
-            break
-        value = word.removeprefix("--color=")
-        if word == "--color":
-            following = words[at + 1 : at + 2]
-            value = following[0] if following and following[0] in _CHOICES else ALWAYS
-        if value in _CHOICES and word.startswith("--color"):
-            chosen = value
+    for word in takewhile(lambda word: word != "--" and not word.endswith(".py"), words):
+        name, equals, value = word.partition("=")
+        if name == "--color":
+            chosen = ALWAYS if not equals else value if value in _CHOICES else AUTO
     return chosen
 
 
@@ -130,24 +124,12 @@ def tell(text: str) -> None:
 
 def write(piece: bytes) -> None:
     """Print PIECE at once; BrokenPipeError without a reader, EnvironmentFault if that fails."""
-    out = _out()
-    with _explained():
-        out.flush()
-        out.buffer.write(piece)
-        out.flush()
-
-
-def _out() -> TextIO:
     if sys.stdout is None:
         raise EnvironmentFault("Standard output is closed, and the requested output goes there.")
-    return sys.stdout
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Turn errors of writing standard output, but not of `| head`, into EnvironmentFault."""
     try:
-        yield
+        sys.stdout.flush()
+        sys.stdout.buffer.write(piece)
+        sys.stdout.flush()
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -113,23 +113,14 @@ class Option(click.Option):
     def given(self, raw: str, typed: str = "", source: str = "", spelling: str = "") -> Given:
         """Return the option as given: typed so, in SOURCE (the command line if empty).
 
-        A ~ that begins a path becomes the home folder; UsageError if there is no such user.
+        A ~ that begins a path becomes the home folder.
         """
-        typed, spelling = typed or self.flag, spelling or self.label
+        if self.kind.complete and "~" in raw:
+            paths = raw.split(",") if self.kind.name == "list" else [raw]
+            raw = ",".join(os.path.expanduser(path) for path in paths)
         is_variable = self.kind.name == "pairs"
-        given = Given(self.label, raw, typed, source or COMMAND_LINE, spelling, is_variable)
-        if not self.kind.complete or "~" not in raw:
-            return given
-        # As in $PATH.
-        between = ":" if source.startswith("$") and ":" in raw else ","
-        paths = []
-        for path in raw.split(between) if self.kind.name == "list" else [raw]:
-            home = os.path.expanduser(path.strip())
-            if home.startswith("~"):
-                problem = f"{home.partition('/')[0]} is nobody's home folder here; for a file of "
-                raise UsageError(given.blame(f"{problem}that name write ./{home}."))
-            paths.append(home if path.strip().startswith("~") else path)
-        return given._replace(raw=between.join(paths))
+        name, typed = self.label, typed or self.flag
+        return Given(name, raw, typed, source or COMMAND_LINE, spelling or name, is_variable)
 
     def of_environment(
         self, environ: Mapping[str, str], ignored: Iterable[str] = ()

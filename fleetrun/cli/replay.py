@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fleetrun import __version__
@@ -21,6 +21,9 @@ from fleetrun.errors import UsageError
 from fleetrun.model import Layer
 from fleetrun.rundir import manifestfile
 from fleetrun.rundir.manifestfile import Manifest
+
+# Returns the value of a variable, which a text lacks.
+_Refill = Callable[[str, str], str]
 
 
 class Replay(NamedTuple):
@@ -36,40 +39,36 @@ class Replay(NamedTuple):
     layers: Mapping[str, Layer]
 
 
-class _Secrets:
-    """The values that a manifest does not hold, from variables; and those that are missing."""
-
-    def __init__(self, environ: Mapping[str, str], overridden: set[str]) -> None:
-        self._environ = environ
-        self._overridden = overridden
-        self.missing: list[str] = []
-
-    def value(self, written: str, variable: str) -> str:
-        """Return the value of VARIABLE, which WRITTEN lacks; empty if it is missing."""
-        value = self._environ.get(variable)
-        # What is typed now overrides it anyway.
-        if value is None and variable not in self._overridden:
-            self.missing.append(
-                f"{written} is secret, so its value was not written down: export it first as "
-                f"{variable}"
-            )
-        return value or ""
-
-
 def replay(parsed: ParsedCommand, environ: Mapping[str, str]) -> Replay:
     """Return the launch whose manifest PARSED names, with PARSED's own options."""
     path = [given.raw for given in parsed.given if given.name == "from_manifest"][-1]
     if not path.strip():
         raise UsageError("--from-manifest needs a value: give FILE, a manifest.json.")
     recorded = manifestfile.read(path, BY_SPELLING.__contains__)
-    pairs = (given.raw for given in parsed.given if find(given.name).is_pair)
-    known = _Secrets(environ, {pair.partition("=")[0] for pair in pairs})
-    words = _words(recorded, parsed, known)
-    config = _config(recorded, parsed, known)
-    layers = _layers(recorded, parsed, known)
-    restored = _environ(recorded, environ, known)
-    if known.missing:
-        raise UsageError(f"{path}: {'; '.join(known.missing)}.")
+    # What is typed now overrides a secret anyway.
+    pairs = [given.raw for given in parsed.given if find(given.name).is_pair]
+    overridden = {pair.partition("=")[0] for pair in pairs}
+    missing = []
+
+    def refill(written: str, variable: str) -> str:
+        if variable not in environ and variable not in overridden:
+            missing.append(
+                f"{written} is secret, so its value was not written down: export it first as "
+                f"{variable}"
+            )
+        return environ.get(variable, "")
+
+    words = _words(recorded, parsed, refill)
+    named = configfile.named(parsed.given)
+    config = configfile.read(named) if named else _config(recorded, refill)
+    layers = dict(_layers(recorded, parsed, refill))
+    restored = {name: value for name, value in environ.items() if not detect.is_remembered(name)}
+    restored |= recorded.environment.values
+    for name in filter(detect.is_remembered, recorded.environment.names):
+        if name not in recorded.environment.values:
+            restored[name] = refill(f"${name}", name)
+    if missing:
+        raise UsageError(f"{path}: {'; '.join(missing)}.")
     differing = sorted(
         name for name in {*environ, *restored} if environ.get(name) != restored.get(name)
     )
@@ -84,76 +83,60 @@ def replay(parsed: ParsedCommand, environ: Mapping[str, str]) -> Replay:
     )
 
 
-def _words(recorded: Manifest, parsed: ParsedCommand, known: _Secrets) -> list[str]:
+def _words(recorded: Manifest, parsed: ParsedCommand, refill: _Refill) -> list[str]:
     """Return the command line of RECORDED followed by PARSED's options, or its script."""
     command = list(recorded.command)
-    then, now = argv.scan(command), argv.scan(parsed.words)
-    start = len(command) if then.script_at is None else then.script_at
+    script_at = argv.scan(command).script_at
+    start = len(command) if script_at is None else script_at
     for hidden in recorded.hidden:
-        if hidden.at < start or now.script_at is None:
+        if hidden.at < start or parsed.script_at is None:
             word = command[hidden.at]
             written = word if hidden.before else f"{command[hidden.at - 1]} {word}"
-            command[hidden.at] = hidden.before + known.value(written, hidden.variable)
-    both = (*argv.scan(command).given, *now.given)
+            command[hidden.at] = hidden.before + refill(written, hidden.variable)
+    both = (*argv.scan(command).given, *parsed.given)
     given = [f"{item.typed}={item.raw}" for item in both if item.name != "from_manifest"]
-    script = command[start:] if now.script_at is None else parsed.words[now.script_at :]
-    return [*given, "--", *script]
+    at = parsed.script_at
+    return [*given, "--", *(command[start:] if at is None else parsed.words[at:])]
 
 
-def _config(recorded: Manifest, parsed: ParsedCommand, known: _Secrets) -> configfile.Config | None:
-    """Return the config file as recorded, or the one that PARSED names."""
-    named = configfile.named(parsed.given)
-    if named is not None:
-        return configfile.read(named)
+def _config(recorded: Manifest, refill: _Refill) -> configfile.Config | None:
+    """Return the config file as recorded."""
     if recorded.config is None:
         return None
     lines = []
-    for name, text, source, variable in recorded.config.lines:
-        raw = text
+    for name, raw, source, variable in recorded.config.lines:
         if variable is not None:
-            raw = f"{variable}={known.value(f'{source}: {text}', variable)}"
+            raw = f"{variable}={refill(f'{source}: {raw}', variable)}"  # noqa: PLW2901
         lines.append(find(name).given(raw, name, source, name))
     return configfile.Config(recorded.config.path, tuple(lines))
 
 
-def _layers(recorded: Manifest, parsed: ParsedCommand, known: _Secrets) -> dict[str, Layer]:
-    """Return the strategies as RECORDED; those that PARSED names are read again."""
+def _layers(
+    recorded: Manifest, parsed: ParsedCommand, refill: _Refill
+) -> Iterator[tuple[str, Layer]]:
+    """Yield the strategies as RECORDED, by name; those that PARSED names are read again."""
     named = [item.raw.split(",") for item in parsed.given if item.name == "strategy"]
     anew = {name.strip() for names in named for name in names}
-    layers = {}
-    for strategy in (record for record in recorded.strategies if record.name not in anew):
-        layer = strategy.layer
-        values = {
-            name: known.value(f"strategy {layer.name}: {name}", name) for name in strategy.hidden
-        }
-        settings = (
-            setting._replace(value=values.get(setting.name, setting.value))
-            for setting in layer.settings
-        )
-        layers[layer.name] = layer._replace(settings=tuple(settings))
-    return layers
+    for record in recorded.strategies:
+        if record.name not in anew:
+            values = {
+                name: refill(f"strategy {record.name}: {name}", name) for name in record.hidden
+            }
+            settings = (
+                setting._replace(value=values.get(setting.name, setting.value))
+                for setting in record.layer.settings
+            )
+            yield record.name, Layer(record.name, tuple(settings))
 
 
-def _environ(recorded: Manifest, environ: Mapping[str, str], known: _Secrets) -> dict[str, str]:
-    """Return ENVIRON with the relevant variables as RECORDED."""
-    restored = {name: value for name, value in environ.items() if not detect.is_remembered(name)}
-    restored |= recorded.environment.values
-    for name in recorded.environment.names:
-        if detect.is_remembered(name) and name not in recorded.environment.values:
-            restored[name] = known.value(f"${name}", name)
-    return restored
-
-
-def _notes(path: str, recorded: Manifest, differing: Sequence[str]) -> list[str]:
-    """Return the differences between this launch and the one RECORDED in PATH."""
-    notes = []
+def _notes(path: str, recorded: Manifest, differing: Sequence[str]) -> Iterator[str]:
+    """Yield the differences between this launch and the one RECORDED in PATH."""
     if differing:
         names = ", ".join(f"${name}" for name in differing)
-        notes.append(f"as in {path}, and not as in this shell: {names}.")
+        yield f"as in {path}, and not as in this shell: {names}."
     if recorded.cwd != os.getcwd():
-        notes.append(f"the folder is {recorded.cwd}, as in {path}.")
+        yield f"the folder is {recorded.cwd}, as in {path}."
     then = (recorded.python, f"fleetrun {recorded.versions.fleetrun}")
     for before, now in zip(then, (sys.executable, f"fleetrun {__version__}"), strict=True):
         if before != now:
-            notes.append(f"{path} was written with {before}; this is {now}.")
-    return notes
+            yield f"{path} was written with {before}; this is {now}."
