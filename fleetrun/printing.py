@@ -14,12 +14,7 @@ from fleetrun.text import visible, visible_lines
 
 AUTO, ALWAYS, NEVER = _CHOICES = ("auto", "always", "never")
 NAME = "fleetrun: "
-_HEADING, _OPTION, _NAME, _FAULT, _END = "\x1b[1m", "\x1b[36m", "\x1b[1m", "\x1b[1;31m", "\x1b[0m"
-# Headings that are followed by text on their line.
-_HEADINGS = ("Usage", "Exit codes", "More", "用法", "退出码", "更多")
-_WIDE_COLON = "\uff1a"
-# The starts of a line that is a term, although no gap follows it.
-_TERMS = ("fleetrun ", "-", "eval ")
+_BOLD, _FAULT, _END = "\x1b[1m", "\x1b[1;31m", "\x1b[0m"
 
 
 def error_columns() -> int:
@@ -70,25 +65,7 @@ def message_prefix(*, is_coloured: bool, is_fault: bool = False) -> str:
     """Return the prefix of fleetrun's own lines."""
     if not is_coloured:
         return NAME
-    return f"{_FAULT if is_fault else _NAME}{NAME.rstrip()}{_END} "
-
-
-def colored_page(text: str) -> str:
-    """Return a help TEXT with coloured headings, options and commands."""
-    return "\n".join(map(_line, text.split("\n")))
-
-
-def _line(line: str) -> str:
-    heading, colon, rest = line.partition(_WIDE_COLON if _WIDE_COLON in line else ":")
-    if colon and line[:1].isalpha() and (not rest or heading in _HEADINGS):
-        return f"{_HEADING}{heading}{colon}{_END}{rest}"
-    if line.startswith("  ") and not line.startswith("   "):
-        term, gap, rest = line[2:].partition("  ")
-        if not gap and not term.startswith(_TERMS):
-            # The continuation of a paragraph.
-            return line
-        return f"  {_OPTION}{term}{_END}{gap}{rest}"
-    return line
+    return f"{_FAULT if is_fault else _BOLD}{NAME.rstrip()}{_END} "
 
 
 # -- output ---------------------------------------------------------------------------------------

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from fleetrun import __version__
-from fleetrun.cli import configfile, parser, request
+from fleetrun.cli import configfile, parser, replay, request, shells
+from fleetrun.cli import help as help_page
 from fleetrun.cli.argv import ParsedCommand, refuse_mistaken, split
 from fleetrun.cli.options import find
 from fleetrun.engines import detect
 from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
 from fleetrun.model import Layer, Request
-from fleetrun.printing import AUTO, color_choice, is_colored_stream, message_prefix, put
+from fleetrun.printing import color_choice, is_colored_stream, message_prefix, put
 from fleetrun.run import job
 from fleetrun.run.observers import Caller
 from fleetrun.rundir import entrance
@@ -76,15 +77,11 @@ def _dispatch(
 ) -> int:
     """Run the command or the launch of the command line GIVEN."""
     if COMPLETE in environ:
-        from fleetrun.cli import shells  # only for Tab
-
         return shells.answer(environ[COMPLETE])
     if given and given[0] in parser.COMMANDS:
         return parser.run(given[0], given[1:])
-    from fleetrun.cli import help as help_page  # only for its pages
-
     if not given:
-        help_page.show("screen", AUTO, environ)
+        help_page.show("screen", environ)
         # The exit code of other tools without arguments.
         return UsageError.exit_code
     if EXEC_OPTIONS in environ:
@@ -92,9 +89,7 @@ def _dispatch(
     parsed = split(given)
     for asked in parsed.given:
         if asked.name == "help":
-            # --color may stand behind --help, where nothing is looked at otherwise.
-            color = color_choice([word for word in given if word != asked.typed])
-            return help_page.show(str(find("help").read(asked)), color, environ)
+            return help_page.show(str(find("help").read(asked)), environ)
     if parsed.asks("version"):
         return put(f"fleetrun {__version__}\n")
     return _launch(parsed, environ, launch, caller)
@@ -110,8 +105,6 @@ def _launch(
     restored: tuple[tuple[str, str | None], ...] = ()
     layers: Mapping[str, Layer] = {}
     if parsed.asks("from_manifest"):
-        from fleetrun.cli import replay  # reads manifests
-
         again = replay.replay(parsed, environ)
         try:
             os.chdir(again.cwd)

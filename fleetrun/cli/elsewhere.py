@@ -8,7 +8,6 @@ _PROCESSES = "use --nproc_per_node{}: the number of processes on this host."
 _NODES = "use --nnodes{}: it follows from --ips, which names the hosts."
 _MEET = "write --master=HOST:PORT and --nnodes=N, or name the hosts with --ips=A,B."
 _ELASTIC = "write --nnodes=MIN:MAX, which counts hosts, and --master=HOST:PORT."
-_LABEL = "write --tee=all, or --tee=0,3: each line starts with its rank."
 
 # What people type for torchrun, mpirun, horovodrun, accelerate, deepspeed and srun; {} is replaced
 # by `=N` if a number follows.
@@ -27,30 +26,17 @@ _ROWS = {
     ),
     "rdzv_id run_id": "use --job_id{}.",
     "standalone": "leave it out: a job is on this host alone unless --ips names others.",
-    "ssh_port p": 'write --ssh="ssh -p PORT" beside --hosts.',
     "module": "write -m package.module instead of the script.",
     "x genv export": "write --env NAME=VALUE; every rank gets your exported variables anyway.",
-    "wdir chdir D": "leave it out: ranks start in your current folder; cd there first.",
     "max_restarts restarts reset_limit": "use --max_restart{}.",
     "background bg daemon d nohup": "use --detach.",
     "timeout": "use --hang_timeout{}: it ends a job after that many seconds without progress.",
     "min_np max_np min_num_proc max_num_proc min_nodes max_nodes elastic_training": _ELASTIC,
-    "local_ranks_filter": "use --tee{}: it takes ranks of the whole job, or all.",
-    "t tag_output l label": _LABEL,
-    "output_filename output o enable_each_rank_log": (
-        "use --log_dir: every rank has its own file there."
-    ),
     "r": "write --redirects: each rank's standard error goes to its own file.",
     "v verbose": "write --log_level=debug.",
     "q silent": "write --quiet.",
-    "V": "write --version.",
     "config_file f": "use --config.",
-    "dryrun": "write --dry-run.",
     "bind_to map_by cpu_bind": "write --bind=cores.",
-    "cpu use_cpu": "write --backend=gloo to train on the CPU.",
-    "multi_gpu": "leave it out: all visible GPUs are used, or those of --gpus.",
-    "mixed_precision fp16 bf16 amp": "your script decides that (paddle.amp).",
-    "allow_run_as_root mpi gloo mca": "leave it out: fleetrun works without it.",
 }
 HINTS = {word: hint for words, hint in _ROWS.items() for word in words.split()}
 

@@ -11,7 +11,7 @@ import click
 
 from fleetrun.cli.option import GROUPS, Option
 from fleetrun.cli.options import KNOWN
-from fleetrun.printing import colored_page, is_color_wanted, put
+from fleetrun.printing import put
 from fleetrun.text import wrapped
 
 INTRODUCTION = """\
@@ -89,15 +89,12 @@ _LANGUAGES = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
 _WIDTH = 100
 
 
-def show(section: str, color: str, environ: Mapping[str, str]) -> int:
+def show(section: str, environ: Mapping[str, str]) -> int:
     """Print SECTION of the help, in Chinese if the locale is; page all of it on a terminal."""
     shown = text(section, translation(environ))
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    if is_color_wanted(color, environ, is_terminal=is_terminal):
-        shown = colored_page(shown)
-    if section == "all" and is_terminal:
+    if section == "all" and sys.stdout is not None and sys.stdout.isatty():
         os.environ.setdefault("LESS", "FRX")
-        click.echo_via_pager(shown, color=True)
+        click.echo_via_pager(shown)
         return 0
     return put(shown)
 

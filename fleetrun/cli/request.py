@@ -80,10 +80,10 @@ class Choices:
             typed, variables, filed = (about(option.label, tier) for tier in tiers)
             self.take((typed or variables or filed or [option.by_default()])[-1])
             if typed and variables and not _agree(typed[-1], variables[-1]):
-                said = f"{typed[-1].typed}={typed[-1].raw}"
-                otherwise = f"{variables[-1].typed}={variables[-1].raw}"
+                stronger = f"{typed[-1].typed}={typed[-1].raw}"
+                weaker = f"{variables[-1].typed}={variables[-1].raw}"
                 why = "(in Paddle's launcher, the variable overrides the option)"
-                notes.append(f"{said} overrides {otherwise} {why}.")
+                notes.append(f"{stronger} overrides {weaker} {why}.")
 
     def __getitem__(self, name: str) -> Value:
         """Return the value of the option NAME."""
@@ -395,30 +395,21 @@ def _check_meeting(chosen: Choices) -> None:
             "and a free port on it, the same on every host.",
         )
     if master.startswith("etcd"):
-        if store_endpoints(master) is not None:
-            return
-        if "@" in master:
-            # Without the value, which has a password.
+        if store_endpoints(master) is None:
+            # Without the value, which may have a password.
             raise UsageError(
-                f"{chosen.given('master').typed}: etcd with users is not supported; give "
-                "etcd://HOST:PORT of one without users, or etcds:// of one with client "
-                "certificates."
+                f"{chosen.given('master').typed}: give etcd://HOST:PORT[,HOST:PORT...], the "
+                "members of an etcd 3 without users; etcds:// with TLS."
             )
-        wanted = "the members of an etcd 3; etcds:// with TLS"
-        raise chosen.fault("master", f"give etcd://HOST:PORT[,HOST:PORT...]: {wanted}.")
+        return
     if own_port(master) is not None:
         return
     point = meeting_point(master)
-    if point is None:
+    if point is None or not point.host.strip("0.:"):
         raise chosen.fault(
             "master",
-            "give HOST:PORT, a host of the job and a free port on it, such as 10.0.0.1:6170.",
-        )
-    if not point.host.strip("0.:"):
-        raise chosen.fault(
-            "master",
-            "that is an address to listen on, where no other host can come; give the first "
-            "host's address, the same on every host.",
+            "give HOST:PORT, the address of the job's first host and a free port on it, the same "
+            "on every host, such as 10.0.0.1:6170.",
         )
     # The hosts' own addresses follow from the way to it, unless they are given.
     if ":" in point.host and not chosen.is_any("host", "network"):

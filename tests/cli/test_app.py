@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from commandline import FLEETRUN, fleetrun
+from commandline import FLEETRUN
 from terminals import Terminal
 from waiting import LONG_S
 
@@ -92,7 +92,7 @@ def test_color_without_a_value_never_eats_the_script() -> None:
     assert {request.script.target for request in launch.requests} == {"train.py"}
 
 
-# -- colour and the pager --
+# -- the pager --
 
 
 def on_terminal(*words: str, **variables: str) -> str:
@@ -105,16 +105,6 @@ def on_terminal(*words: str, **variables: str) -> str:
     os.close(terminal.ours)
     os.close(terminal.theirs)
     return terminal.shown.decode().replace("\r\n", "\n")
-
-
-def test_help_is_coloured_on_a_terminal_and_never_in_a_pipe() -> None:
-    assert "\x1b[1mExamples:\x1b[0m" in on_terminal("--help")
-    assert "\x1b" not in on_terminal("--help", NO_COLOR="1")
-    assert "\x1b" not in on_terminal("--help", TERM="dumb")
-    assert "\x1b" not in on_terminal("--color=never", "--help")
-    assert "\x1b" not in fleetrun("--help", TERM="xterm").stdout
-    assert "\x1b" in fleetrun("--help", "--color=always", NO_COLOR="1").stdout
-    assert "\x1b" in fleetrun("--color", "--help").stdout
 
 
 @pytest.mark.parametrize("pager", ["sed s/^/paged:/", "no-such-pager", "cat"])

@@ -190,6 +190,7 @@ ENDPOINTS = "10.0.0.1:6170,10.0.0.1:6171,10.0.0.2:6170,10.0.0.2:6171"
 MET = "--nnodes=2 --master=a:1"
 TYPED_WINS = "(in Paddle's launcher, the variable overrides the option)."
 NO_SPARES = "--spares has no effect: only hosts of collective jobs that meet at --master stand by."
+ETCD = "--master: give etcd://HOST:PORT[,HOST:PORT...], the members of an etcd 3 without users"
 ONE_HOST = "has no effect: the job is on one host; for several, give all --nnodes=N."
 ROLE = {"TRAINING_ROLE": "TRAINER"}
 SERVERS = {**ROLE, "PADDLE_PSERVERS_IP_PORT_LIST": "a:1"}
@@ -362,10 +363,10 @@ REFUSED: list[tuple[str, Mapping[str, str], str]] = [
      "--rank=7 (from $PADDLE_TRAINER_ID): the job has 2 hosts, 0 to 1."),
     ("--nnodes=2:4 --ips=a", {}, "names 1 host"),
     ("--nnodes=2:4 --master=a:1 --run_mode=rpc", {}, "only collective jobs"),
-    ("--nnodes=2 --master=etcd://a", {}, "--master=etcd://a: give etcd://HOST:PORT"),
-    ("--nnodes=2 --master=etcds://a", {}, "--master=etcds://a: give etcd://HOST:PORT"),
-    ("--nnodes=2 --master=etcd://me:secret@a:1", {}, "etcd with users is not supported"),
-    ("--elastic_server=a --np=2", {}, "--elastic_server=etcd://a: give etcd://HOST:PORT"),
+    ("--nnodes=2 --master=etcd://a", {}, ETCD),
+    ("--nnodes=2 --master=etcds://a", {}, ETCD),
+    ("--nnodes=2 --master=etcd://me:secret@a:1", {}, ETCD),
+    ("--elastic_server=a --np=2", {}, "--elastic_server: give etcd://HOST:PORT"),
     ("--gpus=0 --device_kind=mlu", {},
      "--device_kind=mlu: --gpus=0 names GPUs; give one of the two, or --devices."),
     ("--device_kind=a:8", {}, "give the name that Paddle has for it: npu, mlu, gpu."),
