@@ -275,7 +275,7 @@ OPTIONS: tuple[Option, ...] = (
            "Shell command to run when the job has ended, successfully or not, with a JSON object "
            "on its standard input. It does not change the exit code and is stopped after 30 s. "
            "Only the first host runs it."),
-    Option("webhook", FREE, "job", "URL",
+    Option("webhook", read_as(str.strip, is_free=True), "job", "URL",
            "http or https URL to which the same JSON object is posted."),
     Option("preflight", FLAG, "job", "",
            "First check this host as `fleetrun doctor` does, or all hosts of the job. Start "

@@ -90,9 +90,9 @@ class Choices:
         return self._values[name]
 
     def word(self, name: str) -> str:
-        """Return the text of the option NAME without blanks; empty if it has none."""
+        """Return the text of the option NAME; empty if it has none."""
         value = self[name]
-        return value.strip() if isinstance(value, str) else ""
+        return value if isinstance(value, str) else ""
 
     def number(self, name: str) -> int:
         """Return the number of the option NAME, or 0."""
@@ -195,6 +195,7 @@ def resolve(
         notes.extend(_inherited(environ, is_rank=is_rank))
     if nnodes == "1" and chosen.is_default("nnodes") and not is_by_ssh:
         notes.extend(_of_pytorch(environ))
+    _check_webhook(chosen)
     strategy, strategy_settings = _strategy(chosen, layers)
 
     is_ranked = chosen["rank"] not in (None, -1) and (nnodes != "1" or is_placed)
@@ -207,12 +208,9 @@ def resolve(
         "devices": chosen.given("devices").raw.strip() or None,
         "device_kind": kind,
         "ips": ips,
-        "host": chosen.word("host") or None,
-        "network": chosen.word("network") or None,
         "nnodes": nnodes,
         "rank": chosen.number("rank") if is_ranked else None,
         "spares": spares,
-        "webhook": _webhook(chosen),
     }
     return Request(
         script=parsed.script,
@@ -419,15 +417,13 @@ def _check_meeting(chosen: Choices) -> None:
 # -- devices and mode ----------------------------------------------------------------------------
 
 
-def _webhook(chosen: Choices) -> str | None:
-    """Return the URL of the webhook; the UsageError for a bad one does not show it."""
-    address = chosen.word("webhook")
-    scheme, _, rest = address.partition("://")
-    if address and not (scheme in {"http", "https"} and rest):
+def _check_webhook(chosen: Choices) -> None:
+    """Raise UsageError if the webhook is no URL, without showing it."""
+    scheme, _, rest = chosen.word("webhook").partition("://")
+    if chosen["webhook"] and not (scheme in {"http", "https"} and rest):
         # The option comes last: a word after its name is hidden like a password.
         problem = "give an address that begins with https:// or http:// to"
         raise UsageError(f"{problem} {chosen.given('webhook').typed}.")
-    return address or None
 
 
 def _device_kind(chosen: Choices, env: Mapping[str, tuple[str, str]]) -> str | None:

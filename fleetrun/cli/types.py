@@ -199,7 +199,7 @@ BOOL = Type(
 )
 # Never takes the word after it.
 FLAG = Type("flag", _boolean, "give true or false.", words=("true", "false"))
-TEXT, FREE = Type("text"), Type("text", is_free=True)
+TEXT, FREE = Type("text", str.strip), Type("text", is_free=True)
 FILE, FOLDER = Type("text", complete="file"), Type("text", complete="dir")
 LIST, FILES = Type("list", _items), Type("list", _items, complete="file")
 VARIABLE = Type("pairs", _variable, _KEY_VALUE, is_free=True)
