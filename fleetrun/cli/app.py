@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from fleetrun import __version__
-from fleetrun.cli import configfile, parser, replay, request, shells
+from fleetrun.cli import configfile, parser, request
 from fleetrun.cli import help as help_page
 from fleetrun.cli.argv import ParsedCommand, refuse_mistaken, split
 from fleetrun.cli.options import find
@@ -16,7 +16,6 @@ from fleetrun.engines import detect
 from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
 from fleetrun.model import Layer, Request
 from fleetrun.printing import color_choice, is_colored_stream, message_prefix, put
-from fleetrun.run import job
 from fleetrun.run.observers import Caller
 from fleetrun.rundir import entrance
 from fleetrun.rundir.secrets import Hider
@@ -77,6 +76,8 @@ def _dispatch(
 ) -> int:
     """Run the command or the launch of the command line GIVEN."""
     if COMPLETE in environ:
+        from fleetrun.cli import shells  # a launch needs none of it
+
         return shells.answer(environ[COMPLETE])
     if given and given[0] in parser.COMMANDS:
         return parser.run(given[0], given[1:])
@@ -105,6 +106,8 @@ def _launch(
     restored: tuple[tuple[str, str | None], ...] = ()
     layers: Mapping[str, Layer] = {}
     if parsed.asks("from_manifest"):
+        from fleetrun.cli import replay  # a launch needs none of it
+
         again = replay.replay(parsed, environ)
         try:
             os.chdir(again.cwd)
@@ -144,4 +147,6 @@ def _launch(
         if caller is not None:
             caller.gathering()
         return enginelaunch.launch(made, environ, engine[0], caller)
+    from fleetrun.run import job  # takes longer than all of the help
+
     return job.launch(made, environ, caller=caller)

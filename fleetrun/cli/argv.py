@@ -254,13 +254,11 @@ def _refuse_missing(given: Iterable[Given], target: str, *, is_one_word: bool) -
         )
     for last in given:
         option = BY_SPELLING[last.name]
-        is_measure = option.kind.name == "duration" or option.metavar == "SIZE"
         is_number = target[:1].isdigit() and not target.strip("0123456789,.-")
-        if (option.kind.name == "list" and is_number) or (is_measure and target.isalpha()):
-            between = "," if is_number else ""
+        if option.kind.name == "list" and is_number:
             raise UsageError(
                 f"{taken}, because {last.typed} ends at the space: "
-                f"write {last.typed}={last.raw}{between}{target}."
+                f"write {last.typed}={last.raw},{target}."
             )
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
-
-from yaml import MappingNode, Node, ScalarNode, SequenceNode
+from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import yamlfile
 from fleetrun.cli import elsewhere
@@ -15,6 +13,9 @@ from fleetrun.cli.option import Option
 from fleetrun.cli.options import BY_SPELLING
 from fleetrun.errors import UsageError
 from fleetrun.model import Given
+
+if TYPE_CHECKING:  # most launches have no such file
+    from yaml import Node
 
 DEFAULT = "fleetrun.yaml"
 # The section that `fleetrun submit` reads.
@@ -109,6 +110,8 @@ def _entries(path: str, options: Mapping[str, Option], *section: str) -> Iterato
 
 def _mapping(path: str, keys: Iterable[str]) -> Sequence[tuple[Node, Node]]:
     """Return the entries of the config file at PATH, or of the mapping below KEYS in it."""
+    from yaml import MappingNode
+
     with yamlfile.loading(yamlfile.text_of(path, "this config file"), path) as loader:
         node = loader.get_single_node()
     for key in keys:
@@ -122,6 +125,7 @@ def _mapping(path: str, keys: Iterable[str]) -> Sequence[tuple[Node, Node]]:
 
 def _values(option: Option, node: Node, where: str) -> Iterator[tuple[str, int]]:
     """Yield the texts that NODE stands for on the command line, each with its line."""
+    from yaml import MappingNode, ScalarNode, SequenceNode
 
     def text(item: Node) -> str:
         if not isinstance(item, ScalarNode):

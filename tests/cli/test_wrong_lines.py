@@ -88,8 +88,6 @@ WRONG: list[tuple[str | Sequence[str], str]] = [
     # Blanks and quotation marks.
     ("--gpus 0 1 2 train.py", f'"1" {AS_SCRIPT}--gpus ends at the space: write --gpus=0,1.'),
     ("--ips 10.0.0.1 10.0.0.2 train.py", "... write --ips=10.0.0.1,10.0.0.2."),
-    ("--hang_timeout 30 minutes train.py", "... write --hang_timeout=30minutes."),
-    ("--log_max_size 1 GB train.py", "... write --log_max_size=1GB."),
     ("--gpus = 0,1 train.py", f"--gpus {EQUALS}: write --gpus=VALUE."),
     ("--gpus =0 train.py", f"--gpus {EQUALS}0: write --gpus=0."),
     ("--quiet = true train.py", f"--quiet {EQUALS}: write --quiet=VALUE."),
