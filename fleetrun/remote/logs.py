@@ -34,7 +34,8 @@ def send(log_dir: str, pid: int) -> None:
     def kept(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
         # If hosts share the folder, the logs of the others are links within the run.
         target = os.path.realpath(os.path.join(os.path.dirname(run), entry.name))
-        is_wanted = entry.isreg() and _ENTRY.fullmatch(entry.name) and target.startswith(run)
+        is_within = target.startswith(f"{run}/")
+        is_wanted = entry.isreg() and _ENTRY.fullmatch(entry.name) and is_within
         return entry if entry.isdir() or is_wanted else None
 
     # The head may be killed meanwhile.

@@ -30,6 +30,9 @@ def a_run(folder: Path) -> Path:
     (run / "gathered" / "workerlog.1").write_text("other\n")
     (run / "lock").write_text("mark")
     (run / "gathered" / "workerlog.2").symlink_to("/etc/passwd")
+    (sibling := folder / "log" / "runs" / f"{RUN}8").mkdir()
+    (sibling / "workerlog.0").write_text("of another job\n")
+    (run / "gathered" / "workerlog.3").symlink_to(sibling / "workerlog.0")
     (folder / "log" / "latest").symlink_to(f"runs/{RUN}")
     return run
 
@@ -58,6 +61,7 @@ def test_logs_arrive_as_if_the_job_had_run_here(tmp_path: Path) -> None:
     assert os.readlink(here / "log" / "latest") == f"runs/{RUN}"
     # What lies outside of the run stays there.
     assert not (here / "log" / "workerlog.2").exists()
+    assert not (here / "log" / "workerlog.3").exists()
     assert lockfile.launcher_of(str(here / "log/runs" / RUN))
 
 
