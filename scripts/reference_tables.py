@@ -99,8 +99,6 @@ FLEETRUN_VERIFY [`fleetrun verify` > Python ranks] The snapshots of parameters t
     as JSON.
 _FLEETRUN_COMPLETE [the shell's completion > the launcher] Requests completions instead of a
     launch.
-FLEETRUN_ARG_N! [the user > the launcher] Word N of a command that --from-manifest repeats,
-    if it is secret and has no name.
 """
 OWN = tuple(
     Variable(name, set_by, read_by, meaning, mark == "!")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,6 @@ from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
 from fleetrun.model import Layer, Request
 from fleetrun.printing import color_choice, is_colored_stream, message_prefix, put
 from fleetrun.run.observers import Caller
-from fleetrun.rundir import entrance
 from fleetrun.rundir.secrets import Hider
 from fleetrun.rundir.variables import COMPLETE, EXEC_OPTIONS
 from fleetrun.text import visible
@@ -85,8 +85,8 @@ def _dispatch(
         help_page.show("screen", environ)
         # The exit code of other tools without arguments.
         return UsageError.exit_code
-    if EXEC_OPTIONS in environ:
-        given = [*entrance.options(environ), *given]
+    # Those of `fleetrun exec` above come first.
+    given = [*json.loads(environ.get(EXEC_OPTIONS) or "[]"), *given]
     parsed = split(given)
     for asked in parsed.given:
         if asked.name == "help":

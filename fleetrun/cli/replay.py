@@ -2,14 +2,16 @@
 
 The command line is replayed in the folder and with the variables of that launch, followed by what
 is typed beside --from-manifest, which therefore wins. `rundir/manifestfile.py` describes the file.
-Values of secrets are not in it: they come from variables that must be exported again.
+Secrets are not in it: what had one must be typed again.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from fleetrun import __version__
@@ -21,9 +23,7 @@ from fleetrun.errors import UsageError
 from fleetrun.model import Layer
 from fleetrun.rundir import manifestfile
 from fleetrun.rundir.manifestfile import Manifest
-
-# Returns the value of a variable, which a text lacks.
-_Refill = Callable[[str, str], str]
+from fleetrun.rundir.secrets import HIDDEN
 
 
 class Replay(NamedTuple):
@@ -45,30 +45,38 @@ def replay(parsed: ParsedCommand, environ: Mapping[str, str]) -> Replay:
     if not path.strip():
         raise UsageError("--from-manifest needs a value: give FILE, a manifest.json.")
     recorded = manifestfile.read(path, BY_SPELLING.__contains__)
-    # What is typed now overrides a secret anyway.
-    pairs = [given.raw for given in parsed.given if find(given.name).is_pair]
-    overridden = {pair.partition("=")[0] for pair in pairs}
-    missing = []
-
-    def refill(written: str, variable: str) -> str:
-        if variable not in environ and variable not in overridden:
-            missing.append(
-                f"{written} is secret, so its value was not written down: export it first as "
-                f"{variable}"
-            )
-        return environ.get(variable, "")
-
-    words = _words(recorded, parsed, refill)
+    words = _words(recorded, parsed)
     named = configfile.named(parsed.given)
-    config = configfile.read(named) if named else _config(recorded, refill)
-    layers = dict(_layers(recorded, parsed, refill))
+    lines = () if named else recorded.config
+    config = configfile.read(named) if named else None
+    if recorded.config_path is not None and not named:
+        given = [find(name).given(raw, name, source, name) for name, raw, source in lines]
+        config = configfile.Config(recorded.config_path, tuple(given))
+    strategies = [item.raw.split(",") for item in parsed.given if item.name == "strategy"]
+    anew = {name.strip() for names in strategies for name in names}
+    layers = {layer.name: layer for layer in recorded.layers if layer.name not in anew}
     restored = {name: value for name, value in environ.items() if not detect.is_remembered(name)}
-    restored |= recorded.environment.values
-    for name in filter(detect.is_remembered, recorded.environment.names):
-        if name not in recorded.environment.values:
-            restored[name] = refill(f"${name}", name)
-    if missing:
-        raise UsageError(f"{path}: {'; '.join(missing)}.")
+    restored |= recorded.values
+    for name in filter(detect.is_remembered, recorded.names):
+        if name not in restored:
+            restored[name] = environ.get(name, HIDDEN)
+    _refuse_secrets(
+        path,
+        parsed,
+        [
+            *(
+                word if word != HIDDEN else f"{flag} {word}"
+                for flag, word in pairwise(["", *words])
+            ),
+            *(f"{source}: {raw}" for _, raw, source in lines),
+            *(
+                f"{name}: {row.name}={row.value}"
+                for name in layers
+                for row in layers[name].settings
+            ),
+            *(f"${name}={value}" for name, value in restored.items() if value == HIDDEN),
+        ],
+    )
     differing = sorted(
         name for name in {*environ, *restored} if environ.get(name) != restored.get(name)
     )
@@ -83,50 +91,31 @@ def replay(parsed: ParsedCommand, environ: Mapping[str, str]) -> Replay:
     )
 
 
-def _words(recorded: Manifest, parsed: ParsedCommand, refill: _Refill) -> list[str]:
+def _refuse_secrets(path: str, parsed: ParsedCommand, texts: Iterable[str]) -> None:
+    """Raise UsageError if any of TEXTS lacks a secret that no option of PARSED overrides."""
+    pairs = [given.raw for given in parsed.given if find(given.name).is_pair]
+    overridden = {pair.partition("=")[0] for pair in pairs}
+    missing = [
+        text
+        for text in texts
+        if HIDDEN in text and overridden.isdisjoint(re.split(r"[=: ]+", text))
+    ]
+    if missing:
+        raise UsageError(
+            f"{path}: secrets are not written down: give again what has {', '.join(missing)}: the "
+            "option, the file or the script with its arguments."
+        )
+
+
+def _words(recorded: Manifest, parsed: ParsedCommand) -> list[str]:
     """Return the command line of RECORDED followed by PARSED's options, or its script."""
     command = list(recorded.command)
-    script_at = argv.scan(command).script_at
-    start = len(command) if script_at is None else script_at
-    for hidden in recorded.hidden:
-        if hidden.at < start or parsed.script_at is None:
-            word = command[hidden.at]
-            written = word if hidden.before else f"{command[hidden.at - 1]} {word}"
-            command[hidden.at] = hidden.before + refill(written, hidden.variable)
-    both = (*argv.scan(command).given, *parsed.given)
+    then = argv.scan(command)
+    start = len(command) if then.script_at is None else then.script_at
+    both = (*then.given, *parsed.given)
     given = [f"{item.typed}={item.raw}" for item in both if item.name != "from_manifest"]
     at = parsed.script_at
     return [*given, "--", *(command[start:] if at is None else parsed.words[at:])]
-
-
-def _config(recorded: Manifest, refill: _Refill) -> configfile.Config | None:
-    """Return the config file as recorded."""
-    if recorded.config is None:
-        return None
-    lines = []
-    for name, raw, source, variable in recorded.config.lines:
-        if variable is not None:
-            raw = f"{variable}={refill(f'{source}: {raw}', variable)}"  # noqa: PLW2901
-        lines.append(find(name).given(raw, name, source, name))
-    return configfile.Config(recorded.config.path, tuple(lines))
-
-
-def _layers(
-    recorded: Manifest, parsed: ParsedCommand, refill: _Refill
-) -> Iterator[tuple[str, Layer]]:
-    """Yield the strategies as RECORDED, by name; those that PARSED names are read again."""
-    named = [item.raw.split(",") for item in parsed.given if item.name == "strategy"]
-    anew = {name.strip() for names in named for name in names}
-    for record in recorded.strategies:
-        if record.name not in anew:
-            values = {
-                name: refill(f"strategy {record.name}: {name}", name) for name in record.hidden
-            }
-            settings = (
-                setting._replace(value=values.get(setting.name, setting.value))
-                for setting in record.layer.settings
-            )
-            yield record.name, Layer(record.name, tuple(settings))
 
 
 def _notes(path: str, recorded: Manifest, differing: Sequence[str]) -> Iterator[str]:
@@ -136,7 +125,7 @@ def _notes(path: str, recorded: Manifest, differing: Sequence[str]) -> Iterator[
         yield f"as in {path}, and not as in this shell: {names}."
     if recorded.cwd != os.getcwd():
         yield f"the folder is {recorded.cwd}, as in {path}."
-    then = (recorded.python, f"fleetrun {recorded.versions.fleetrun}")
+    then = (recorded.python, f"fleetrun {recorded.fleetrun}")
     for before, now in zip(then, (sys.executable, f"fleetrun {__version__}"), strict=True):
         if before != now:
             yield f"{path} was written with {before}; this is {now}."

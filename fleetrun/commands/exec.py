@@ -15,7 +15,6 @@ from fleetrun.cli.options import find
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Given, flag
 from fleetrun.plan.environment import with_island
-from fleetrun.rundir import entrance
 from fleetrun.rundir.variables import EXEC, EXEC_OPTIONS
 
 # Options that do not concern a launch, or only make sense in the command typed.
@@ -39,7 +38,7 @@ def _exec(launch: parser.Launch) -> int:
             "or its path."
         )
     environ = dict(os.environ)
-    outer = entrance.options(environ)
+    outer = json.loads(environ.get(EXEC_OPTIONS) or "[]")
     environ[EXEC] = sys.executable
     environ[EXEC_OPTIONS] = json.dumps([*outer, *defaults])
     environ["PYTHONPATH"] = with_island(environ.get("PYTHONPATH"))

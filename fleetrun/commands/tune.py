@@ -19,7 +19,7 @@ from fleetrun.commands import tables, trials
 from fleetrun.errors import UsageError
 from fleetrun.host import probe
 from fleetrun.printing import put, say, tell
-from fleetrun.rundir import arguments, names
+from fleetrun.rundir import names, secrets
 from fleetrun.rundir.strategyfiles import NO_DIFFERENCE
 from fleetrun.rundir.variables import STOP_AFTER
 from fleetrun.strategy import load
@@ -233,7 +233,7 @@ def document(launch: parser.Launch, own: Mapping[str, Any], results: Sequence[Re
     words = [f"{setting.typed}={setting.raw}" for setting in launch.options]
     content = {
         "schema": 2,
-        "launch": arguments.conceal([*words, *launch.script])[0],
+        "launch": secrets.conceal([*words, *launch.script]),
         **{name: own[name] for name in ("steps", "warmup", "repeats")},
         "best": dict(first[0].candidate.values) if len(first) == 1 else None,
         "draw": [dict(result.candidate.values) for result in first] if len(first) > 1 else [],

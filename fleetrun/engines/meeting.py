@@ -14,7 +14,7 @@ from fleetrun.host import addresses
 from fleetrun.model import COMMAND_LINE, Endpoint, Facts, Request, Roster
 from fleetrun.plan import hosts
 from fleetrun.plan.layout import ModeHosts, Slots
-from fleetrun.rundir import arguments
+from fleetrun.rundir import secrets
 from fleetrun.rundir.variables import TOKEN
 
 NAME = "master"
@@ -60,10 +60,10 @@ def invitation(request: Request) -> str:
     words += [
         given.typed if given.raw == "true" else f"{given.typed}={given.raw}" for given in named
     ]
-    shown, hidden = arguments.conceal((*words, *request.script.words))
+    shown = secrets.conceal((*words, *request.script.words))
     line = " ".join(map(shlex.quote, shown))
     notes = [f"with the same {TOKEN}"] if os.environ.get(TOKEN) else []
-    notes += ["with what *** stands for"] if hidden else []
+    notes += ["with what *** stands for"] if secrets.HIDDEN in line else []
     conditions = f", {' and '.join(notes)}" if notes else ""
     return (
         f"This host is the first of {request.nnodes}. Run this on the others{conditions}:\n{line}"

@@ -16,9 +16,7 @@ _NAME = "fleetrun: "
 _TRAINER = "trainer"
 
 
-def brief(
-    request: Request, plan: LaunchPlan, *, has_links: bool = True, width: int = 0
-) -> list[str]:
+def brief(request: Request, plan: LaunchPlan, *, width: int = 0) -> list[str]:
     """Return the lines, without the program's name; broken between words if there is a WIDTH."""
     lines = [_what(request, plan)]
     # A remark that follows says so, and why.
@@ -29,7 +27,7 @@ def brief(
         sources = ", ".join(plan.strategy.sources) or "none but the check that ranks are equal"
         lines.append(f"strategy {sources}; {wins}")
     log_dir, run_dir = (_short(path, plan.cwd) for path in (plan.log_dir, plan.run_dir))
-    lines.append(f"logs in {log_dir if has_links else run_dir}/{_logs(plan.processes)}")
+    lines.append(f"logs in {log_dir}/{_logs(plan.processes)}")
     lines.append(f"settings in {run_dir}/{names.LAUNCH}")
     room = width - len(_NAME) if width else 0
     return [part for line in lines for part in wrapped(visible(line), room, "  ")]

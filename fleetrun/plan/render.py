@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from fleetrun.model import FieldSetting, LaunchPlan, ProcessSpec, RankSpec, Request, Setting
-from fleetrun.rundir import arguments, secrets
+from fleetrun.rundir import secrets
 from fleetrun.text import counted, format_ranges, visible
 
 WIDTH = 100
@@ -150,7 +150,7 @@ def as_json(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> 
         "script": {
             "form": request.script.form,
             "target": request.script.target,
-            "args": list(arguments.conceal(request.script.args)[0]),
+            "args": list(secrets.conceal(request.script.args)),
         },
         "settings": [
             {
@@ -179,7 +179,7 @@ def _json_node(plan: LaunchPlan, *, here: bool) -> dict[str, object]:
         "processes": [
             {
                 "name": process.name,
-                "argv": list(arguments.conceal(process.argv)[0]),
+                "argv": list(secrets.conceal(process.argv)),
                 "env": {name: secrets.redact(name, value) for name, value in process.env.items()},
                 "unset": list(process.unset),
                 "log": process.log,
@@ -207,7 +207,7 @@ def _json_rank(rank: RankSpec | None) -> dict[str, object] | None:
 
 
 def _command(argv: Sequence[str]) -> str:
-    return shlex.join(arguments.conceal(argv)[0])
+    return shlex.join(secrets.conceal(argv))
 
 
 def _hanging(label: str, text: str, indent: int) -> list[str]:

@@ -18,13 +18,11 @@ class KnownFailure(NamedTuple):
     may_retry: bool = True
 
 
+SHARED_MEMORY = "shared-memory"
 _SHARED_MEMORY = (
     "Shared memory ran out{}: give the container a larger /dev/shm (docker run --shm-size=8g) or "
     "use fewer DataLoader workers."
 )
-
-GLOO_INTERFACE = "gloo-interface"
-_PYTHONS = ("", "3", *(f"3.{minor}" for minor in range(8, 20)))
 
 # To add a failure, add a row: the marks are plain text as in the log, the sentence says what
 # happened and what to do. The first row that matches is used.
@@ -37,7 +35,6 @@ KNOWN_FAILURES = (
             # With its comma: CUDA error(209) is another one.
             "CUDA error(2),",
             "CUDA_ERROR_OUT_OF_MEMORY",
-            "CUDA out of memory",
         ),
         "The GPU ran out of memory: use a smaller batch, recompute or amp, or free the GPU "
         "(nvidia-smi shows who holds it).",
@@ -46,10 +43,8 @@ KNOWN_FAILURES = (
         "gpu-id",
         (
             "Device id must be less than GPU count",
-            "invalid device ordinal",
             "CUDA error(101)",
             "CUDA error(100)",
-            "no CUDA-capable device",
         ),
         "The GPU assigned to this rank does not exist here: compare --gpus and "
         "CUDA_VISIBLE_DEVICES with nvidia-smi -L.",
@@ -58,11 +53,8 @@ KNOWN_FAILURES = (
     KnownFailure(
         "cpu-build",
         (
-            "PaddlePaddle is not compiled with CUDA",
-            "Paddle is not compiled with CUDA",
-            "PaddlePaddle not compiled with CUDA",
+            "is not compiled with CUDA",
             "Not compiled with CUDA",
-            "not compile with CUDA",
             "Cannot use GPU because you have installed CPU version PaddlePaddle",
         ),
         "This Paddle is a CPU build: install paddlepaddle-gpu, or train on the CPU with "
@@ -70,26 +62,10 @@ KNOWN_FAILURES = (
         may_retry=False,
     ),
     KnownFailure(
-        "gpu-library",
-        ("The third-party dynamic library (",),
-        "An NVIDIA library that this Paddle needs and does not contain is missing; the text "
-        "above names it. `fleetrun doctor` prints the command that installs it.",
-        may_retry=False,
-    ),
-    KnownFailure(
-        "plug-in",
-        # What Paddle makes of any function that fails: an allocation, a copy, a collective.
-        ("CustomDevice error, the error code is : ",),
-        "The plug-in of this device has failed at what Paddle asked it for (code 2: memory or "
-        "another resource ran out, or it refused; 3: wrong use; 4: its own fault). The traceback "
-        "says at what; why, only the plug-in's own lines before, or the logs of its driver.",
-    ),
-    KnownFailure(
         "gpu-driver",
         (
-            "CUDA driver version is insufficient",
             "libcuda.so.1: cannot open",
-            "libcudart.so",
+            "The third-party dynamic library (",
             "CUDA error(35)",
             "no kernel image is available for execution",
             # CUDA cannot start.
@@ -98,45 +74,43 @@ KNOWN_FAILURES = (
             "CUDA error(804)",
             "Cannot use GPU because there is no GPU detected",
         ),
-        "The NVIDIA driver is missing or older than this Paddle needs, a mask hides the GPUs, or "
-        "they are of another kind: `fleetrun doctor` starts CUDA and says what it lacks.",
+        "The NVIDIA driver or a library is missing or older than this Paddle needs, a mask hides "
+        "the GPUs, or they are of another kind: `fleetrun doctor` starts CUDA and says what it "
+        "lacks.",
         may_retry=False,
     ),
     KnownFailure(
-        "shared-memory",
+        "plug-in",
+        # What Paddle makes of any function that fails: an allocation, a copy, a collective.
+        ("CustomDevice error, the error code is : ",),
+        "The plug-in of this device has failed at what Paddle asked it for: see its own lines "
+        "before, or the logs of its driver.",
+    ),
+    KnownFailure(
+        SHARED_MEMORY,
         (
             "Bus error",
             "Unexpected BUS error encountered in DataLoader worker",
             # Paddle's words for SIGBUS.
             "Access to an undefined portion of a memory object",
-            "unable to open shared memory object",
         ),
         # The signal is the same for both.
         _SHARED_MEMORY.format(", unless a mapped file was truncated"),
     ),
     KnownFailure(
         "shared-memory-full",
-        ("No space left on device", "[Errno 28]"),
+        ("No space left on device",),
         _SHARED_MEMORY.format(""),
         # Semaphores of multiprocessing are files there; the error does not say so.
-        places=(
-            "multiprocessing/synchronize.py",
-            "multiprocessing/shared_memory.py",
-            "multiprocessing/heap.py",
-            "'/dev/shm/",
-        ),
+        places=("multiprocessing/synchronize.py", "multiprocessing/heap.py", "'/dev/shm/"),
     ),
     KnownFailure(
-        GLOO_INTERFACE,
-        ("Unable to find address for: ",),
-        "gloo connects the ranks by the interface that GLOO_SOCKET_IFNAME names: leave it out, and "
-        "fleetrun names the one that leads to the other hosts.",
+        "interface",
+        ("Unable to find address for: ", "no socket interface found"),
+        "gloo or NCCL found no way to the peers by the interface that GLOO_SOCKET_IFNAME or "
+        "NCCL_SOCKET_IFNAME names: leave it out, and fleetrun names the one that leads to the "
+        "other hosts, or give --nccl SOCKET_IFNAME=eth0.",
         may_retry=False,
-    ),
-    KnownFailure(
-        "nccl-interface",
-        ("no socket interface found", "NCCL WARN Bootstrap", "NCCL WARN Call to connect"),
-        "NCCL found no way to the peers: name the interface with --nccl SOCKET_IFNAME=eth0.",
     ),
     KnownFailure(
         "nccl",
@@ -145,11 +119,11 @@ KNOWN_FAILURES = (
             "ncclRemoteError",
             "ncclInternalError",
             "unhandled system error",
+            "NCCL WARN Call to connect",
             # Paddle's own watch over collective operations.
             "Find nccl comm error",
             "Find timeout init but not start task",
             "Find timeout start but not finish task",
-            "Watchdog caught collective operation timeout",
         ),
         "NCCL lost a peer or waited too long: look for the rank that failed first; with several "
         "hosts check the firewall and --nccl SOCKET_IFNAME; --nccl DEBUG=INFO says more.",
@@ -159,7 +133,6 @@ KNOWN_FAILURES = (
         (
             "Address already in use",
             "EADDRINUSE",
-            "[Errno 98]",
             # Paddle's store; the second is all that Paddle 3 says before it aborts. (That the
             # server is destroyed in another abort means nothing.)
             "Bind network on ",
@@ -176,7 +149,7 @@ KNOWN_FAILURES = (
     ),
     KnownFailure(
         "host-memory",
-        ("MemoryError", "std::bad_alloc", "[Errno 12]", "Cannot allocate memory"),
+        ("MemoryError", "std::bad_alloc", "Cannot allocate memory"),
         "The host ran out of memory, or ulimit -v forbids more: use fewer DataLoader workers or "
         "ranks, or a smaller batch.",
     ),
@@ -188,25 +161,12 @@ KNOWN_FAILURES = (
         may_retry=False,
     ),
     KnownFailure(
-        "setuptools",
-        ("No module named 'setuptools'", "No module named 'distutils'"),
-        "Paddle imports setuptools, which Python 3.12 and later do not bring: `pip install "
-        "setuptools` into that interpreter.",
-        may_retry=False,
-    ),
-    KnownFailure(
-        "protobuf",
-        ("FieldDescriptor' object has no attribute 'label'",),
-        "This Paddle predates protobuf 7: `pip install 'protobuf>=4.21,<5'` into that interpreter.",
-        may_retry=False,
-    ),
-    KnownFailure(
         "missing-module",
         (
             "ModuleNotFoundError: ",
             "ImportError: ",
             # Of `python -m`, after the interpreter's name, without a traceback.
-            *(f"python{version}: No module named " for version in _PYTHONS),
+            ": No module named ",
         ),
         "Python could not import a module: install it into the interpreter that fleetrun uses "
         "(fleetrun --dry-run shows which), or set PYTHONPATH.",
@@ -216,10 +176,9 @@ KNOWN_FAILURES = (
         "usage",
         # Of argparse, and of click.
         (
-            ".py: error: ",
-            ": error: unrecognized arguments: ",
-            ": error: the following arguments are required: ",
-            ": error: argument ",
+            "error: unrecognized arguments: ",
+            "error: the following arguments are required: ",
+            "error: argument ",
             "Error: No such option",
             "Error: Missing ",
             "Error: Invalid value for ",
@@ -262,8 +221,9 @@ KNOWN_FAILURES = (
 # What a rank says whose DataLoader has lost a worker; why that ended stands before it in the log.
 LOADER = ("the data reader raises an exception", "exit unexpectedly")
 
-# Failures that mean that a peer has failed before.
-LOST = frozenset({"peer-lost", "nccl", "nccl-interface"})
+# Failures that mean that a peer has failed before; and those that an interface may have caused.
+LOST = frozenset({"peer-lost", "nccl"})
+OF_NETWORK = LOST | {"interface"}
 
 SIGNAL_MEANINGS = {
     "SIGABRT": "the program aborted itself, often after a failed check in C++ code",
@@ -284,23 +244,15 @@ def recognise(text: str) -> KnownFailure | None:
     'address-in-use'
     >>> recognise("all is well")
     """
-    return next(
-        (
-            known
-            for known in KNOWN_FAILURES
-            if any(mark in text for mark in known.marks)
-            and (not known.places or any(place in text for place in known.places))
-        ),
-        None,
-    )
+    for known in KNOWN_FAILURES:
+        is_there = not known.places or any(place in text for place in known.places)
+        if is_there and any(mark in text for mark in known.marks):
+            return known
+    return None
 
 
 def is_of_victim(text: str) -> bool:
-    """Whether the end of a log says that a peer has failed before.
-
-    >>> is_of_victim("RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:20272")
-    True
-    """
+    """Whether the end of a log says that a peer has failed before."""
     known = recognise(text)
     return known is not None and known.name in LOST
 

@@ -27,13 +27,9 @@ class Ending(NamedTuple):
 def line(ending: Ending) -> str:
     """Return the line with which a launch closes."""
     outcome = ending.outcome
-    if outcome.cause is None:
-        word = "Done"
-    else:
-        word = "Stopped" if isinstance(outcome.cause, Interrupted) else "Failed"
-    steps = ""
-    if ending.steps is not None:
-        steps = f" and {counted(ending.steps, 'step')}"
+    word = "Stopped" if isinstance(outcome.cause, Interrupted) else "Failed"
+    word = "Done" if outcome.cause is None else word
+    steps = "" if ending.steps is None else f" and {counted(ending.steps, 'step')}"
     attempts = f", {outcome.attempts} attempts" if outcome.attempts > 1 else ""
     if ending.restarts:
         attempts += f" ({sum(restart.seconds for restart in ending.restarts):.1f} s to restart)"
@@ -42,13 +38,7 @@ def line(ending: Ending) -> str:
 
 
 def document(ending: Ending, host: str) -> dict[str, Any]:
-    """Return the JSON document about ENDING, from the launcher on HOST.
-
-    Its keys: schema, event (ended), job_id, host, nodes (how many hosts), processes (of all hosts),
-    began (seconds since 1970), seconds, steps (null: none reported), attempts, restarts (each with
-    attempt, seconds and why), exit_code, verdict, rank and signal (of the process
-    that failed first; null: none), and log (the run directory).
-    """
+    """Return the JSON document about ENDING, from the launcher on HOST; docs/watching.md has it."""
     outcome, plan = ending.outcome, ending.plan
     cause = outcome.cause
     rank = signal = None

@@ -7,7 +7,6 @@ a failure is that of the exception, which the rank records (see `inject/site`), 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Sequence
 
 from fleetrun.model import LaunchPlan, ProcessSpec
@@ -15,7 +14,7 @@ from fleetrun.postmortem import causes, lastlines
 from fleetrun.run.events import Exited
 from fleetrun.rundir import names, rankfile, variables
 from fleetrun.rundir.heartbeat import last_step
-from fleetrun.rundir.rankfile import ErrorReport, RankAxes
+from fleetrun.rundir.rankfile import ErrorReport
 
 # A shell's exit codes for a command that it cannot run.
 _SHELL_REFUSALS = frozenset((126, 127))
@@ -29,7 +28,7 @@ _SEEN_AFTER_S = 0.1
 _KILL = 9
 _OWN_SIGNALS = frozenset((4, 7, 8, _KILL, 11))
 # The most logs that are read.
-_MOST_LOGS = 64
+MOST_LOGS = 64
 # Without a traceback, this many last lines are examined; earlier ones may be of a retry that
 # succeeded.
 _LAST = 5
@@ -67,48 +66,41 @@ def _is_alive(record: ErrorReport) -> bool:
 def examine(plan: LaunchPlan, exits: tuple[Exited, ...]) -> tuple[Exited, ...]:
     """Return EXITS completed from the ranks' records and logs."""
     step = last_step(spec.env.get(variables.HEARTBEAT, "") for spec in plan.processes)
-    topology = rankfile.topology(map(rankfile.path_of, plan.processes))
-    examined = [
-        _placed(plan, _examined(plan, exited, step, with_log=index < _MOST_LOGS), topology)
-        for index, exited in enumerate(exits)
-    ]
-    return tuple(map(_set_back, examined, [examined] * len(examined)))
-
-
-def _placed(plan: LaunchPlan, exited: Exited, topology: RankAxes | None) -> Exited:
-    rank = plan.processes[exited.process].rank
-    if topology is None or rank is None or not rank.is_trainer:
-        return exited
-    return exited._replace(place=topology.place(rank.rank))
+    axes = rankfile.topology(map(rankfile.path_of, plan.processes))
+    examined = []
+    for index, exited in enumerate(exits):
+        full = _examined(plan, exited, step, with_log=index < MOST_LOGS)
+        rank = plan.processes[exited.process].rank
+        if axes is not None and rank is not None and rank.is_trainer:
+            full = full._replace(place=axes.place(rank.rank))
+        examined.append(full)
+    return tuple(_set_back(exited, examined) for exited in examined)
 
 
 def _examined(plan: LaunchPlan, exited: Exited, step: int | None, *, with_log: bool) -> Exited:
     spec = plan.processes[exited.process]
     error = _own(rankfile.exception(spec), exited)
     exit_report = None if error else _own(rankfile.exit_under_way(spec), exited)
-    if error is not None:
-        exited = exited._replace(failed_at=moment(error, exited.at), raised=1)
-    elif exit_report is not None:
-        exited = exited._replace(failed_at=moment(exit_report, exited.at), raised=exit_report.code)
-    else:
-        exited = exited._replace(failed_at=exited.at)
     words = lastlines.of(names.log_paths(plan, spec, exited.attempt))[0] if with_log else []
     last_words = words if lastlines.explains(words) else words[-_LAST:]
+    failed_at, code, in_one_line = exited.at, exited.raised, ""
     if error is not None:
+        failed_at, code = moment(error, exited.at), 1
         last_words = [f"{error.class_}: {error.message}", error.stack]
-    is_victim = causes.is_of_victim("\n".join(last_words))
-    in_one_line = ""
-    if error is not None:
         in_one_line = lastlines.in_one_line(error.class_, error.message, error.stack.split("\n"))
-    elif exit_report is None and exited.status.signum is None:
+    elif exit_report is not None:
+        failed_at, code = moment(exit_report, exited.at), exit_report.code
+    elif exited.status.signum is None:
         in_one_line = lastlines.last_exception(words)
     known = causes.recognise("\n".join(words))
     no_retry = known.sentence if known and not known.may_retry else ""
     if exited.status.code in _SHELL_REFUSALS:
         no_retry = "its command cannot be run."
     return exited._replace(
+        failed_at=failed_at,
+        raised=code,
         step=step,
-        is_victim=is_victim,
+        is_victim=causes.is_of_victim("\n".join(last_words)),
         error=in_one_line,
         no_retry=no_retry,
         last_words=words[-1] if words else "",
@@ -135,16 +127,11 @@ def _set_back(exited: Exited, exits: Sequence[Exited]) -> Exited:
 
 def _own(error: ErrorReport | None, exited: Exited) -> ErrorReport | None:
     """Return ERROR if it ended this process."""
-    if error is None:
-        return None
-    if error.pid == exited.pid:
+    if error is None or error.pid == exited.pid:
         return error
     return error if exited.at - moment(error, exited.at) < _WRAPPER_S else None
 
 
 def moment(error: ErrorReport, until: float) -> float:
     """Return when ERROR was raised, in monotonic seconds; UNTIL at the latest."""
-    at = error.monotonic
-    if at is None and error.time is not None:
-        at = error.time - (time.time() - time.monotonic())
-    return until if at is None else min(at, until)
+    return until if error.monotonic is None else min(error.monotonic, until)

@@ -26,18 +26,15 @@ from fleetrun.rundir.flightfile import (
 from fleetrun.rundir.rankfile import RankAxes
 from fleetrun.text import format_ranges
 
+# UNKNOWN: a rank is awaited that may itself wait for others, in collectives that are not recorded.
 DESYNC, MISSING, CYCLE, UNFINISHED = "desync", "missing", "cycle", "unfinished"
-# A rank is awaited that may itself wait for others, in collectives that are not recorded.
 UNKNOWN = "unknown"
 _WAY = {"send": "to", "recv": "from"}
 _OTHER = {"send": "recv", "recv": "send"}
 # Collectives in which all ranks must have tensors of one size.
 _SAME_SIZE = frozenset(
-    (
-        *("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "scatter", "gather"),
-        "backward",
-    )
-)
+    ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "scatter", "gather")
+) | {"backward"}
 # Collectives whose root receives from all others.
 _FROM_ALL = frozenset(("gather", "reduce"))
 # In a running job, a collective that is open for longer is reported.
@@ -89,16 +86,6 @@ class Wait(NamedTuple):
     holds_up: bool = True
     # Ranks that have issued it, but after another one that their devices have not finished.
     behind: tuple[int, ...] = ()
-
-    @property
-    def awaited(self) -> tuple[int, ...]:
-        """The ranks that must go on first."""
-        return self.missing or self.behind
-
-    @property
-    def place(self) -> tuple[CollectiveChannel, int]:
-        """What the ranks of a group share of a collective."""
-        return self.call.channel, self.call.sequence
 
 
 def verdict(
@@ -191,26 +178,17 @@ def table(records: Iterable[FlightRecord], most: int) -> list[tuple[FlightRecord
 
 # Who waits for whom -------------------------------------------------------------------------------
 
-
-class _OpenCalls(NamedTuple):
-    """The calls of a rank that are not known to be done, each with the ranks it waits for."""
-
-    calls: tuple[tuple[Collective, tuple[int, ...]], ...]
-    # When the rank, or who is missing, last showed that they are still open.
-    seen_at: float
-
-    def is_seen_open(self, call: Collective) -> bool:
-        """Whether CALL was seen open some time after it was issued."""
-        return self.seen_at - call.issued_at > _SETTLED_S
+_OpenCall = tuple[Collective, tuple[int, ...]]
 
 
 def _opened(
     record: FlightRecord, last: Mapping[int, Mapping[CollectiveChannel, int]]
-) -> _OpenCalls:
-    """Return the open calls of RECORD; LAST has the newest call of each rank and channel.
+) -> tuple[list[_OpenCall], float]:
+    """Return the calls of RECORD that may be open, with who is missing, and when that was seen.
 
-    Paddle calls complete at once what runs in the stream of computation. It is open from the first
-    call on that needs a rank which has not entered it: a device runs its calls in order.
+    LAST has the newest call of each rank and channel. Paddle calls complete at once what runs in
+    the stream of computation. It is open from the first call on that needs a rank which has not
+    entered it: a device runs its calls in order.
     """
     calls = []
     seen_at = record.settled_at
@@ -225,7 +203,7 @@ def _opened(
         elif not call.is_open:
             continue
         calls.append((call, tuple(absent)))
-    return _OpenCalls(tuple(calls), seen_at)
+    return calls, seen_at
 
 
 def _waits(records: Mapping[int, FlightRecord], until: float) -> list[Wait]:
@@ -234,33 +212,39 @@ def _waits(records: Mapping[int, FlightRecord], until: float) -> list[Wait]:
     Of asynchronous ones, which may be done, also the oldest that a rank has not entered.
     """
     last = {rank: record.last for rank, record in records.items()}
-    opened = {rank: _opened(record, last) for rank, record in sorted(records.items())}
-    stuck = {
-        (call.channel, call.sequence)
-        for rank in opened.values()
-        for call, _ in rank.calls
-        if rank.is_seen_open(call)
-    }
-    done = {
-        (call.channel, call.sequence)
-        for rank, record in records.items()
-        for call in {*record.collectives} - {call for call, _ in opened[rank].calls}
-        if call.done_at is not None and call.root < 0 and not call.channel.is_pair
-    }
+    opened: dict[int, list[_OpenCall]] = {}
+    # Places that were seen open some time after they were issued.
+    stuck: dict[int, set[tuple[CollectiveChannel, int]]] = {}
+    done = set()
+    for rank, record in sorted(records.items()):
+        opened[rank], seen_at = _opened(record, last)
+        calls = [call for call, _ in opened[rank]]
+        stuck[rank] = {place(call) for call in calls if seen_at - call.issued_at > _SETTLED_S}
+        done |= {
+            place(call)
+            for call in {*record.collectives} - {*calls}
+            if call.done_at is not None and call.root < 0 and not call.channel.is_pair
+        }
+    all_stuck = set().union(*stuck.values())
     waits = []
     for rank, own in opened.items():
         seen: set[tuple[CollectiveChannel, bool]] = set()
-        for at, (call, missing) in enumerate(own.calls):
-            place, kind = (call.channel, call.sequence), (call.channel, bool(missing))
+        for at, (call, missing) in enumerate(own):
             # Of one that is done elsewhere, its rank has not looked since.
-            is_done = call.state == ASYNCHRONOUS and place in done - stuck
-            if is_done or call.issued_at > until or {kind, (call.channel, True)} & seen:
+            is_done = call.state == ASYNCHRONOUS and place(call) in done - all_stuck
+            kinds = {(call.channel, bool(missing)), (call.channel, True)}
+            if is_done or call.issued_at > until or kinds & seen:
                 continue
-            seen.add(kind)
-            holds_up = bool(missing) or call.state == BLOCKING or place in stuck
-            behind = () if at else tuple(_behind(rank, call, opened))
+            seen.add((call.channel, bool(missing)))
+            holds_up = bool(missing) or call.state == BLOCKING or place(call) in all_stuck
+            behind = () if at else tuple(_behind(rank, call, opened, stuck))
             waits.append(Wait(rank, call, missing, holds_up, behind))
     return waits
+
+
+def place(call: Collective) -> tuple[CollectiveChannel, int]:
+    """Return what the ranks of a group share of a collective."""
+    return call.channel, call.sequence
 
 
 def _is_needed(rank: int, call: Collective, absent: Sequence[int]) -> bool:
@@ -274,17 +258,19 @@ def _is_needed(rank: int, call: Collective, absent: Sequence[int]) -> bool:
     return call.root in absent if call.root >= 0 else bool(absent)
 
 
-def _behind(rank: int, call: Collective, opened: Mapping[int, _OpenCalls]) -> Iterator[int]:
+def _behind(
+    rank: int,
+    call: Collective,
+    opened: Mapping[int, list[_OpenCall]],
+    stuck: Mapping[int, set[tuple[CollectiveChannel, int]]],
+) -> Iterator[int]:
     """Yield the ranks that have also issued CALL, but after one that is still open on a device."""
     members, channel = _peers(rank, call.channel)
     for member in members:
-        calls = [other for other, _ in opened[member].calls] if member in opened else []
-        if (
-            calls
-            and calls[0].state == ASYNCHRONOUS
-            and opened[member].is_seen_open(calls[0])
-            and (channel, call.sequence) in {(c.channel, c.sequence) for c in calls[1:]}
-        ):
+        calls = [other for other, _ in opened.get(member, ())]
+        is_stuck = bool(calls) and place(calls[0]) in stuck[member]
+        is_later = (channel, call.sequence) in map(place, calls[1:])
+        if is_stuck and is_later and calls[0].state == ASYNCHRONOUS:
             yield member
 
 
@@ -315,18 +301,14 @@ def _awaited_alone(waits: Sequence[Wait]) -> list[int]:
 
 
 def _find_cycle(waits: Sequence[Wait]) -> list[Wait]:
-    """Return a cycle of waits, each rank awaited in the one before; empty if there is none.
-
-    >>> _find_cycle([])
-    []
-    """
+    """Return a cycle of waits, each rank awaited in the one before; empty if there is none."""
     for start in waits:
         # By rank: the wait that has led to it.
         path: dict[int, Wait] = {}
         todo = [start]
         while todo:
             wait = todo.pop()
-            for member in wait.awaited:
+            for member in wait.missing or wait.behind:
                 if member not in path:
                     path[member] = wait
                     # The oldest first: it may hold up the others.
@@ -362,7 +344,13 @@ def _describe_desync(calls: Mapping[int, Collective], job: JobRanks) -> FlightFi
         groups.setdefault(_signature(calls[rank]), []).append(rank)
     # The most last.
     *fewer, most = sorted(groups.values(), key=lambda ranks: (len(ranks), ranks))
-    called = [f"{who(ranks, job)} called {_described(calls[ranks[0]])}" for ranks in (*fewer, most)]
+    called = []
+    for ranks in (*fewer, most):
+        call = calls[ranks[0]]
+        root = f" (root {call.root})" if call.root >= 0 else ""
+        tensor = f" of {call.tensor}" if call.tensor else ""
+        what = f"{call.operation}{tensor}{root}{_at_site(call)}"
+        called.append(f"{who(ranks, job)} called {what}")
     call = calls[most[0]]
     kind = "message" if call.channel.is_pair else "collective"
     where = f"{kind} {call.sequence} {of(call.channel, job)}"
@@ -417,16 +405,14 @@ def _unknown(
 def _describe_cycle(cycle: Sequence[Wait], job: JobRanks) -> FlightFinding:
     """Describe the ranks of CYCLE, which wait for each other."""
     ranks = [wait.rank for wait in cycle]
-    circle = " → ".join(str(rank) for rank in (*ranks, ranks[0]))
     parts = []
     for wait, awaited in zip(cycle, [*ranks[1:], ranks[0]], strict=True):
-        call = wait.call
-        where = named(call, job)
-        if call.channel.is_pair:
-            where = (
-                f"{call.operation} {call.sequence} {_WAY[call.channel.operation]} rank {awaited}"
-            )
+        call, way = wait.call, _WAY.get(wait.call.channel.operation)
+        where = (
+            f"{call.operation} {call.sequence} {way} rank {awaited}" if way else named(call, job)
+        )
         parts.append(f"{who([wait.rank], job)} in {where}{_at_site(call)}")
+    circle = " → ".join(map(str, (*ranks, ranks[0])))
     text = f"ranks wait for each other in a circle, {circle}: {'; '.join(parts)}"
     if all((wait.call.operation, wait.call.state) == ("send", BLOCKING) for wait in cycle):
         text += "; there, a send waits for its recv, so some of them must receive first"
@@ -446,35 +432,22 @@ def _unfinished(
     if not entered:
         return ()
     first, ranks = _oldest([wait for wait in entered if wait.holds_up] or entered)
-    text = f"all its ranks have entered {named(first, job)}"
-    who_waits = f"{who(ranks, job)} wait{'s' * (len(ranks) == 1)}"
-    reason = "no rank is missing, so the network or a device holds it up"
+    waiting_there = f"wait{'s' * (len(ranks) == 1)} there{_at_site(first)} since {_since(first)}"
     if all(job.state(rank).has_ended for rank in ranks):
-        their = "its" if len(ranks) == 1 else "their"
-        text += (
-            f"{_at_site(first)}, and {who(ranks, job)} ended {their} script before it was done: no "
-            "rank is missing, so the network, a device or what runs while Python ends holds it up"
-        )
-        return (FlightFinding(UNFINISHED, (), text),)
+        waiting_there = "ended before it was done"
+    reason = "no rank is missing, so the network or a device holds it up"
     if first.operation == "backward":
         reason = (
             "no rank is missing, but its collectives, which are not recorded one by one, may differ"
         )
-    text += f", and {who_waits} there{_at_site(first)} since {_since(first)}: {reason}"
-    return (FlightFinding(UNFINISHED, (), text),)
+    text = f"all its ranks have entered {named(first, job)}, and {who(ranks, job)} {waiting_there}"
+    return (FlightFinding(UNFINISHED, (), f"{text}: {reason}"),)
 
 
 def _oldest(waits: Sequence[Wait]) -> tuple[Collective, list[int]]:
     """Return the collective of WAITS that was issued first, and the ranks that wait in it."""
-    first = min(waits, key=lambda wait: (wait.call.issued_at, wait.rank))
-    return first.call, [wait.rank for wait in waits if wait.place == first.place]
-
-
-def _described(call: Collective) -> str:
-    """Describe what CALL calls, and where."""
-    root = f" (root {call.root})" if call.root >= 0 else ""
-    tensor = f" of {call.tensor}" if call.tensor else ""
-    return f"{call.operation}{tensor}{root}{_at_site(call)}"
+    first = min(waits, key=lambda wait: (wait.call.issued_at, wait.rank)).call
+    return first, [wait.rank for wait in waits if place(wait.call) == place(first)]
 
 
 def named(call: Collective, job: JobRanks) -> str:

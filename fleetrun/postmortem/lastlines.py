@@ -20,7 +20,6 @@ _CHAINED = (
 )
 # The first lines of a crash dump by faulthandler and by Paddle.
 _CRASHES = ("Fatal Python error: ", "C++ Traceback (most recent call last)")
-_RULE = "-----"
 # How C++ reports an uncaught exception, in one or two lines before the crash.
 _UNCAUGHT = "terminate called after throwing an instance of "
 _UNCAUGHT_LINES = 3
@@ -35,12 +34,7 @@ _LONGEST = 300
 
 def tail(path: str) -> str:
     """Return the end of a log as text, whatever its bytes; empty if it cannot be read."""
-    end = reading.content(path, _TAIL_BYTES, from_end=True) or b""
-    if len(end) < _TAIL_BYTES:
-        # --log_max_size may have moved what came before.
-        before = reading.content(f"{path}.1", _TAIL_BYTES - len(end), from_end=True)
-        end = (before or b"") + end
-    return end.decode(errors="replace")
+    return (reading.content(path, _TAIL_BYTES, from_end=True) or b"").decode(errors="replace")
 
 
 def of(logs: Sequence[str]) -> tuple[list[str], str]:
@@ -49,10 +43,8 @@ def of(logs: Sequence[str]) -> tuple[list[str], str]:
     Standard error, the last of LOGS, is preferred unless only standard output explains more.
     """
     candidates = [(last_lines(tail(log)), log) for log in reversed(logs)]
-    return next(
-        (candidate for candidate in candidates if explains(candidate[0])),
-        next((candidate for candidate in candidates if candidate[0]), candidates[-1]),
-    )
+    # Of equals, the first.
+    return max(candidates, key=lambda candidate: (explains(candidate[0]), bool(candidate[0])))
 
 
 def last_lines(text: str) -> list[str]:
@@ -110,15 +102,13 @@ def in_one_line(kind: str, message: str, stack: Sequence[str]) -> str:
     first = next((line.strip() for line in text.split("\n") if line.strip(" \r-")), "")
     if len(first) > _LONGEST:
         first = f"{first[: _LONGEST - 1]}…"
-    frames: list[Frame] = []
+    where = ""
     for line in stack:
-        if line.startswith(_TRACEBACK):
-            frames.clear()
         match = re.match(_FRAME, line)
-        if match is not None:
-            frames.append(Frame("", match[1], int(match[2])))
-    users = [frame for frame in frames if frame.is_users]
-    where = f" ({users[-1].file.rpartition('/')[2]}:{users[-1].line})" if users else ""
+        if line.startswith(_TRACEBACK):
+            where = ""
+        elif match is not None and Frame("", match[1], int(match[2])).is_users:
+            where = f" ({match[1].rpartition('/')[2]}:{match[2]})"
     return f"{': '.join(filter(None, (kind, first)))}{where}"
 
 
@@ -148,21 +138,17 @@ def _from_its_begin(line: str) -> str:
 
 def _start_of_crash(lines: list[str]) -> int | None:
     """Return where the last crash dump begins; faulthandler and Paddle write one each."""
-    starts = [number for number, line in enumerate(lines) if line.startswith(_CRASHES)]
-    if not starts:
-        return None
-    # An earlier dump may be of a child that was replaced.
-    reported: set[str] = set()
-    start = starts[-1]
-    for number in reversed(starts):
-        kind = next(mark for mark in _CRASHES if lines[number].startswith(mark))
-        if kind in reported:
+    start = None
+    kinds = list(_CRASHES)
+    for number in reversed(range(len(lines))):
+        kind = next((mark for mark in _CRASHES if lines[number].startswith(mark)), None)
+        if kind in kinds:
+            kinds.remove(kind)
+            start = number
+        elif kind is not None:
+            # An earlier dump may be of a child that was replaced.
             break
-        reported.add(kind)
-        start = number
-    if start and lines[start - 1].startswith(_RULE):
-        return start - 1
-    before = range(max(start - _UNCAUGHT_LINES, 0), start)
+    before = range(max((start or 0) - _UNCAUGHT_LINES, 0), start or 0)
     return next((number for number in before if lines[number].startswith(_UNCAUGHT)), start)
 
 

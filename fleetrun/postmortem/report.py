@@ -13,16 +13,15 @@ from fleetrun.run.children import Leftover
 from fleetrun.run.events import (
     Exited,
     Failure,
-    GatherFailed,
     Hung,
     Interrupted,
     Outcome,
     SourceFailed,
     StrategyRejected,
 )
-from fleetrun.rundir.arguments import conceal
 from fleetrun.rundir.names import listed, spec_label
 from fleetrun.rundir.reportfile import ProcessEnd
+from fleetrun.rundir.secrets import conceal
 from fleetrun.text import sentence, visible
 
 # The most places of a hung job that are listed.
@@ -52,29 +51,26 @@ def verdict(
 
     RANKS are those of all hosts.
     """
-    lines = []
+    lines = [f"{sentence(outcome.describe())}."]
     match outcome.cause:
-        case Exited() as exited if findings.culprit is not None:
-            is_shown = exited.process in shown
-            lines += _culprit(exited, findings.culprit, findings, is_shown=is_shown)
-            lines += _others(findings.victims)
         case Exited() as exited:
-            lines.append(f"{exited.describe()}.")
+            lines = [f"{exited.describe()}."]
+            if findings.culprit is not None:
+                is_shown = exited.process in shown
+                lines = _culprit(exited, findings.culprit, findings, is_shown=is_shown)
+                lines += _others(findings.victims)
         case Hung() as hang:
-            lines += _hang(hang, {spec_label(rank): _where(rank, findings) for rank in ranks})
+            lines = _hang(hang, {spec_label(rank): _where(rank, findings) for rank in ranks})
             lines += findings.evidence
         case StrategyRejected() as rejected:
-            lines += _rejected(rejected)
+            lines = _rejected(rejected)
         case Failure() as elsewhere:
-            lines += [*_elsewhere(elsewhere), *findings.evidence]
-        case GatherFailed() as failed:
-            lines.append(f"{sentence(failed.describe())}.")
+            lines = [*_elsewhere(elsewhere), *findings.evidence]
         case SourceFailed() as failed:
-            lines.append(failed.sentence())
-        case Interrupted():
-            lines.append(f"{sentence(outcome.describe())}.")
+            lines = [failed.sentence()]
+        case _:
             killed = [e.label for e in outcome.exits if e.status.signum == 9]  # KILL
-            if killed:
+            if isinstance(outcome.cause, Interrupted) and killed:
                 lines.append(f"{sentence(listed(killed))} had to be killed.")
     return "\n".join((*lines, *_attempts(outcome, labels, lines)))
 
@@ -103,23 +99,16 @@ def left_running(left: Sequence[Leftover]) -> str:
     """
     # multiprocessing's resource tracker ends by itself.
     # One that needs several blows is listed with each.
-    reported = [
-        process
-        for process in dict.fromkeys(left)
-        if process.argv and "resource_tracker" not in " ".join(process.argv)
-    ]
-    if not reported:
-        return ""
-
     parts = []
-    for pid, words in reported[:_LEFT]:
+    for pid, words in dict.fromkeys(left):
         # A process title, or a shell's script, has several words in one argument.
-        line = " ".join(conceal(" ".join(words).split())[0])
-        shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
-        parts.append(f"pid {pid} ({shown[:_LINE]}{'…' if len(shown) > _LINE else ''})")
-    if len(reported) > _LEFT:
-        parts.append(f"and {len(reported) - _LEFT} more")
-    return f"The job is done; processes that it had left running were ended: {', '.join(parts)}."
+        line = visible(" ".join(conceal(" ".join(words).split())))
+        if words and "resource_tracker" not in line:
+            parts.append(f"pid {pid} ({line[:_LINE]}{'…' if len(line) > _LINE else ''})")
+    if len(parts) > _LEFT:
+        parts[_LEFT:] = [f"and {len(parts) - _LEFT} more"]
+    ended = "The job is done; processes that it had left running were ended"
+    return f"{ended}: {', '.join(parts)}." if parts else ""
 
 
 def _attempts(outcome: Outcome, labels: Sequence[str], reported: Sequence[str]) -> list[str]:
@@ -168,12 +157,7 @@ def _hang(hang: Hung, devices: Mapping[str, str]) -> list[str]:
         stand = "stands" if len(standing) == 1 else "stand"
         alone = ", unlike the rest" if is_alone else ""
         held = [devices[label] for label in standing if devices.get(label)]
-        # A place has commas, devices have none.
-        on = (
-            f" ({('; ' if ',' in ''.join(held) else ', ').join(held)})"
-            if 0 < len(held) <= _DEVICES
-            else ""
-        )
+        on = f" ({', '.join(held)})" if 0 < len(held) <= _DEVICES else ""
         lines.append(f"    {sentence(listed(standing))}{on} {stand} in {where}{alone}.")
     if len(together) > _PLACES:
         lines.append(f"    The others stand in {len(together) - _PLACES} more places.")
@@ -226,18 +210,16 @@ def _others(victims: Sequence[Victim]) -> list[str]:
     lost = [victim for victim in victims if victim.how == "peer lost"]
     failed = [
         f"{victim.exited.describe()} {victim.after_s:.1f} s later"
-        f"{': peer lost' if victim.how else ''}"
         for victim in victims
-        if victim.how != "stopped" and (victim.how != "peer lost" or len(lost) == 1)
+        if not victim.how
     ]
     parts = []
     if stopped:
-        parts.append(
-            f"{listed(stopped)} {'were' if len(stopped) > 1 else 'was'} stopped by fleetrun"
-        )
-    if len(lost) > 1:
-        first, last = lost[0].after_s, lost[-1].after_s
-        when = f"{first:.1f}" if f"{first:.1f}" == f"{last:.1f}" else f"{first:.1f} to {last:.1f}"
+        were = "were" if len(stopped) > 1 else "was"
+        parts.append(f"{listed(stopped)} {were} stopped by fleetrun")
+    if lost:
+        # From the first to the last.
+        when = " to ".join(dict.fromkeys(f"{lost[at].after_s:.1f}" for at in (0, -1)))
         labels = listed([victim.exited.label for victim in lost])
         parts.append(f"{labels} failed {when} s later: peer lost")
     if len(failed) > 3:  # a handful is a list, more is noise

@@ -14,38 +14,16 @@ fused_allreduce_gradients init_parallel_env init_rpc scatter send stream_synchro
 """
 _MEETING = frozenset(_MEETINGS.split())
 # Parts of Paddle, which need not be among the installed packages, that call collectives and wait.
-_PADDLE = tuple(
-    f"/paddle/{part}/"
-    for part in (
-        "autograd",
-        "base",
-        "distributed",
-        "framework",
-        "hapi",
-        "nn",
-        "optimizer",
-        "tensor",
-    )
-)
-# Code that the user did not write.
+_PARTS = "autograd base distributed framework hapi nn optimizer tensor"
+_PADDLE = tuple(f"/paddle/{part}/" for part in _PARTS.split())
+# Code that the user did not write; the last is ours in a checkout.
 _LIBRARIES = (
-    *("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen "),
+    *("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "/fleetrun/inject/"),
     *_PADDLE,
-    # From a checkout.
-    "/fleetrun/inject/",
 )
 # Our wrappers of Paddle's calls, which are in every stack.
-_OURS = tuple(
-    f"/inject/{name}.py"
-    for name in (
-        "flight_recorder",
-        "border",
-        "import_hooks",
-        "store_wait",
-        "gloo_stores",
-    )
-)
-
+_WRAPPERS = "flight_recorder border import_hooks store_wait gloo_stores"
+_OURS = tuple(f"/inject/{name}.py" for name in _WRAPPERS.split())
 _PROCESS = re.compile(r"# process (\d+): ")
 _FRAME = re.compile(r'\s+File "(.+)", line (\d+) in (.+)')
 
@@ -118,13 +96,9 @@ def of_processes(dump: str) -> dict[int, tuple[Stack, ...]]:
 
 
 def main_thread(dump: str) -> Stack:
-    r"""Return the stack of the main thread of the first process in DUMP that has any.
+    """Return the stack of the main thread of the first process in DUMP that has any.
 
     What follows belongs to a child of the rank. faulthandler begins with the youngest thread.
-
-    >>> main_thread('# process 7: python\nCurrent thread 0x7 (most recent call first):\n'
-    ...             '  File "a.py", line 3 in f\n')
-    (Frame(function='f', file='a.py', line=3),)
     """
     return next((stacks[-1] for stacks in of_processes(dump).values()), ())
 
@@ -137,16 +111,16 @@ def compare(stacks: Mapping[int, Stack], waiting: Container[int] = ()) -> StackC
     """
     known = {rank: stack for rank, stack in stacks.items() if stack}
     places = _groups(known, lambda stack: stack)
-    at_work = [
-        rank
-        for place in places
-        for rank in place.ranks
-        if not place.is_meeting and rank not in waiting
-    ]
+    working = [place for place in places if not place.is_meeting]
+    at_work = [rank for place in working for rank in place.ranks if rank not in waiting]
     if 0 < 2 * len(at_work) <= len(known):
         return StackComparison(places, tuple(sorted(at_work)))
-    # Without line numbers in libraries, where waiting code runs in loops.
-    *fewer, most = _groups(known, _without_library_lines) or (StackGroup((), ()),)
+
+    def without_library_lines(stack: Stack) -> object:
+        # There, waiting code runs in loops.
+        return tuple((frame.function, frame.file, frame.is_users and frame.line) for frame in stack)
+
+    *fewer, most = _groups(known, without_library_lines) or (StackGroup((), ()),)
     odd = [rank for group in fewer for rank in group.ranks]
     return StackComparison(places, tuple(sorted(odd)) if len(most.ranks) > len(odd) else ())
 
@@ -156,10 +130,6 @@ def is_in_paddle(stack: Stack) -> bool:
     file = stack[0].file if stack else ""
     is_paddle = "-packages/paddle/" in file or any(part in file for part in _PADDLE)
     return is_paddle and "/paddle/io/" not in file
-
-
-def _without_library_lines(stack: Stack) -> object:
-    return tuple((frame.function, frame.file, frame.is_users and frame.line) for frame in stack)
 
 
 def _groups(stacks: Mapping[int, Stack], key: Callable[[Stack], object]) -> tuple[StackGroup, ...]:

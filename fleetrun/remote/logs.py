@@ -14,7 +14,7 @@ from typing import IO
 
 from fleetrun.remote.ssh import MARK
 from fleetrun.rundir import lockfile, names
-from fleetrun.rundir.folder import SHARED, Closing, Folder, enter, point
+from fleetrun.rundir.folder import SHARED, Folder, point
 
 # Valid names of a run and of its files.
 _ENTRY = re.compile(r"(?P<run>\w[\w.-]{1,200})/(?P<file>(gathered/)?\.?\w[\w.-]{0,200})")
@@ -125,8 +125,7 @@ def _link(folder: Folder, log_dir: str) -> None:
             base, _, number = name.partition(".")
             if base in names.LOG_NAMES and number.isdecimal():
                 targets[name] = os.path.join(run, part, name)
-    with Closing(log_fd := enter(log_dir)):
-        for name, target in targets.items():
-            path = os.path.join(log_dir, name)
-            if os.path.islink(path) or not os.path.lexists(path):
-                point(name, target, log_fd)
+    for name, target in targets.items():
+        path = os.path.join(log_dir, name)
+        if os.path.islink(path) or not os.path.lexists(path):
+            point(path, target)

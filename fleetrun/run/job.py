@@ -342,7 +342,7 @@ class LaunchedJob(ObservedJob):
         notes = [visible(note) for note in plan.notes]
 
         width = error_columns()
-        lines = [*brief.brief(request, plan, has_links=self.has_links, width=width), *notes]
+        lines = [*brief.brief(request, plan, width=width), *notes]
         return "".join(f"{prefix}{line}\n" for line in lines)
 
     def closing(self, outcome: Outcome, at: float) -> str:

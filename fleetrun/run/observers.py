@@ -107,8 +107,6 @@ class ObservedJob:
     folder: Folder
     # When the first plan was made: seconds since the epoch, and monotonic seconds.
     began = began_at = 0.0
-    # Whether names of logs can be links to them; known once all is prepared.
-    has_links = True
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import NamedTuple
 
-from fleetrun.rundir import arguments
+from fleetrun.rundir import secrets
 
 # The system call numbers of read, and of select and pselect6, in which readline waits.
 _READS = {"x86_64": (b"0",), "aarch64": (b"63",)}.get(os.uname().machine, ())
@@ -270,7 +270,7 @@ def argv(pid: int) -> tuple[str, ...]:
 
 def command(pid: int) -> str:
     """Return PID's command line without secrets."""
-    return " ".join(arguments.conceal(argv(pid))[0])
+    return " ".join(secrets.conceal(argv(pid)))
 
 
 def is_python(pid: int) -> bool:

@@ -34,18 +34,16 @@ class EventRecord(NamedTuple):
     more: Mapping[str, Any]
 
 
+_COMMON = frozenset(("schema", *EventRecord._fields))
+
+
 def append(
     fd: int, event: str, at: float, more: Mapping[str, Value], redact: Callable[[str], str] = str
 ) -> None:
     """Append the line of EVENT, at the monotonic time AT, to the file FD."""
     wall = time.time() - (time.monotonic() - at)
-    record = {
-        "schema": SCHEMA,
-        "time": round(wall, 6),
-        "monotonic": round(at, 6),
-        "event": event,
-        **more,
-    }
+    times = {"time": round(wall, 6), "monotonic": round(at, 6)}
+    record = {"schema": SCHEMA, **times, "event": event, **more}
     append_whole(fd, json.dumps(secrets.everywhere(record, redact)).encode() + b"\n")
 
 
@@ -55,9 +53,6 @@ def read(path: str) -> Iterator[EventRecord]:
         if entry.get("schema") == SCHEMA:
             more = {key: value for key, value in entry.items() if key not in _COMMON}
             yield reading.record(EventRecord, entry, more=more)
-
-
-_COMMON = frozenset(("schema", *EventRecord._fields))
 
 
 def verdicts(report: EventRecord) -> tuple[FieldVerdict, ...]:

@@ -6,10 +6,11 @@ what makes no sense is left out.
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fleetrun.rundir import names, reading
 
@@ -145,26 +146,28 @@ def parse(ring: bytes | None) -> FlightRecord | None:
     channels: dict[int, CollectiveChannel] = {}
     unrecorded = []
     for line in ring[_TABLE_AT:_SLOTS_AT].partition(b"\0")[0].split(b"\n"):
-        match _json(line):
+        match _list(line):
             case ["unrecorded", str(what)]:
                 unrecorded.append(what)
             case ["channel", int(number), list(runs), int(made), str(operation), int(peer)]:
-                if 0 <= number < len(heads) and (ranks := _ranks(runs)):
-                    channels[number] = _channel(ranks, made, operation, peer, rank)
+                ranks = tuple(rank for first, last in runs for rank in range(first, last + 1))
+                pair = (-1, -1)
+                if operation and 0 <= peer < len(ranks):
+                    pair = (rank, ranks[peer]) if operation == "send" else (ranks[peer], rank)
+                channels[number] = CollectiveChannel(ranks, made, operation, *pair)
             case _:
                 continue
     slots = []
-    for place in range(SLOTS):
-        at = _SLOTS_AT + place * SLOT_BYTES
+    for at in range(_SLOTS_AT, MOST_BYTES, SLOT_BYTES):
         number, done, call_state = SLOT.unpack_from(ring, at)
-        text = ring[at + SLOT.size : at + SLOT_BYTES].rstrip(b"\0")
-        call = _collective(text, channels) if number and number % SLOTS == place else None
-        if call is not None:
-            done_at = done / _NS if done else None
-            slots.append((number, call._replace(done_at=done_at, state=call_state)))
+        if number:
+            text = ring[at + SLOT.size : at + SLOT_BYTES].rstrip(b"\0")
+            call = _collective(text, channels, done / _NS if done else None, call_state)
+            slots += [(number, call)] if call is not None else []
+    slots.sort(key=lambda slot: slot[0])
     return FlightRecord(
         *(rank, pid, restart),
-        _in_order([call for _, call in sorted(slots, key=lambda slot: slot[0])]),
+        _in_order([call for _, call in slots]),
         {channel: heads[number] for number, channel in channels.items() if heads[number]},
         has_failed=state == FAILED,
         has_ended=state == ENDED,
@@ -185,60 +188,28 @@ def _in_order(collectives: list[Collective]) -> tuple[Collective, ...]:
     return tuple(collectives)
 
 
-def _channel(
-    ranks: tuple[int, ...], made: int, operation: str, peer: int, rank: int
-) -> CollectiveChannel:
-    if not operation or not 0 <= peer < len(ranks):
-        return CollectiveChannel(ranks, made, operation)
-    pair = (rank, ranks[peer])
-    return CollectiveChannel(ranks, made, operation, *(pair if operation == "send" else pair[::-1]))
-
-
-def _collective(text: bytes, channels: Mapping[int, CollectiveChannel]) -> Collective | None:
-    match _json(text):
-        case [
-            int(number), int(sequence), int(issued_ns),
-            str(operation), str(dtype), list(shape), int(nbytes), int(peer), site,
-        ] if number in channels:  # fmt: skip
-            channel = channels[number]
-            is_rooted = not channel.operation and 0 <= peer < len(channel.ranks)
+def _collective(
+    text: bytes, channels: Mapping[int, CollectiveChannel], done_at: float | None, state: int
+) -> Collective | None:
+    match _list(text):
+        case [number, sequence, issued, operation, dtype, shape, nbytes, peer, site] if (
+            number in channels
+        ):
+            ranks = channels[number].ranks
+            is_rooted = not channels[number].operation and 0 <= peer < len(ranks)
             return Collective(
-                *(channel, sequence, operation, issued_ns / _NS),
-                shape=tuple(length for length in shape if isinstance(length, int)),
-                dtype=dtype,
-                nbytes=nbytes,
-                root=channel.ranks[peer] if is_rooted else -1,
-                site=_site(site),
+                *(channels[number], sequence, operation, issued / _NS, done_at, tuple(shape)),
+                *(dtype, nbytes, ranks[peer] if is_rooted else -1),
+                tuple(site) if site else None,
+                state,
             )
         case _:
             return None
 
 
-def _json(text: bytes) -> list[object]:
+def _list(text: bytes) -> list[Any]:
     """Return the list in TEXT; nothing if it is none, as in a line that is being written."""
-    entry = reading.parse(b'{"is": %s}' % text) if text else None
-    return list(reading.items((entry or {}).get("is")))
-
-
-def _ranks(runs: list[object]) -> tuple[int, ...]:
-    """Return the ranks in RUNS.
-
-    >>> _ranks([[0, 2], [5, 5]])
-    (0, 1, 2, 5)
-    """
-    ranks: list[int] = []
-    for run in runs:
-        match run:
-            case [int(first), int(final)] if 0 <= first <= final < first + (1 << 20):
-                ranks += range(first, final + 1)
-            case _:
-                return ()
-    return tuple(ranks)
-
-
-def _site(value: object) -> tuple[str, int, str] | None:
-    match value:
-        case [str(file), int(line), str(function)]:
-            return file, line, function
-        case _:
-            return None
+    try:
+        return list(reading.items(json.loads(text or b"0")))
+    except ValueError:
+        return []

@@ -1,15 +1,11 @@
-"""The run directory as an open folder: files are created in it, whatever its path becomes.
-
-In a folder that others may write to, a name may have become a link by the time it is used. So
-nothing here follows links, and files are found by the folder's descriptor, not by its path.
-"""
+"""The run directory as an open folder, whatever its path becomes; no link in it is followed."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 
 from fleetrun.rundir import secrets
@@ -24,36 +20,26 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 def closed(path: str) -> str | None:
     """Return the folder on the way to PATH that this user may not enter, if any."""
-    for route in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
+    for route in (os.path.abspath(path), os.path.realpath(path)):
         parts = route.split(os.sep)[1:-1]
-        above = ["/" + "/".join(parts[: count + 1]) for count in range(len(parts))]
-        for folder in above:
+        for count in range(len(parts)):
+            folder = "/" + "/".join(parts[: count + 1])
             if os.path.isdir(folder) and not os.access(folder, os.X_OK, effective_ids=True):
                 return folder
     return None
 
 
-def beside(paths: Iterable[str]) -> set[str]:
-    """Return the files in the folders of PATHS: one look at each folder, not at each path."""
-    files: set[str] = set()
-    for folder in set(map(os.path.dirname, paths)):
-        with suppress(OSError):
-            files.update(os.path.join(folder, name) for name in os.listdir(folder or "."))
-    return files
-
-
 class Closing:
-    """A context at whose end the descriptor FD is closed, if there is one."""
+    """A context at whose end the descriptor FD is closed."""
 
-    def __init__(self, fd: int | None) -> None:
+    def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *_: object) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
+        os.close(self._fd)
 
 
 class Folder:
@@ -81,12 +67,8 @@ class Folder:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=self.fd)
 
     def append(self, name: str, mode: int = PRIVATE) -> int:
-        """Open NAME for appending: a new file, or one that is not a link."""
-        try:
-            return self.open(name, _CREATE | os.O_APPEND, mode)
-        except FileExistsError:
-            # Do not wait for the reader of a pipe that another user may have put there.
-            return self.open(name, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
+        """Open NAME for appending; do not wait for the reader of a pipe."""
+        return self.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, mode)
 
     def write(self, name: str, text: str, mode: int = PRIVATE) -> None:
         """Write TEXT to the file NAME atomically: all of it, or nothing on a full disk."""
@@ -94,9 +76,8 @@ class Folder:
         # A killed launcher may have left one.
         with suppress(FileNotFoundError):
             os.unlink(draft, dir_fd=self.fd)
-        fd = self.open(draft, _CREATE, mode)
         try:
-            _fill(fd, text)
+            _fill(self.open(draft, _CREATE, mode), text)
             os.replace(draft, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
         except OSError:
             with suppress(OSError):
@@ -144,13 +125,9 @@ def append_whole(fd: int, data: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def point(name: str, target: str, dir_fd: int) -> None:
-    """Atomically make NAME in the folder DIR_FD a link to TARGET, whatever had that name."""
-    draft = f".{name}.{os.getpid()}"
-    os.symlink(target, draft, dir_fd=dir_fd)
-    os.replace(draft, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
-
-
-def enter(path: str, dir_fd: int | None = None) -> int:
-    """Open the folder PATH (in DIR_FD)."""
-    return os.open(path, _OPEN, dir_fd=dir_fd)
+def point(path: str, target: str) -> None:
+    """Atomically make PATH a link to TARGET, whatever had that name."""
+    folder, name = os.path.split(path)
+    draft = os.path.join(folder, f".{name}.{os.getpid()}")
+    os.symlink(target, draft)
+    os.replace(draft, path)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import NamedTuple
 
 from fleetrun.rundir import reading
-from fleetrun.rundir.folder import beside
 
 _MOST = 128
 _WORDS = 6
@@ -43,12 +41,10 @@ def read(path: str) -> ReportedStep | None:
     step = int(words[0])
     if words[1:2] != [b"update"]:
         return ReportedStep(step, ((reading.written_at(path), step),))
-    points: tuple[tuple[float, int], ...] = ()
-    if len(words) == _WORDS:
-        # Updates have times of their own: the file is written once more when the rank ends.
-        with suppress(ValueError):
-            points = tuple(dict.fromkeys((float(words[n + 1]), int(words[n])) for n in (2, 4)))
-    return ReportedStep(step, points, is_scripts=False)
+    # Updates have times of their own: the file is written once more when the rank ends.
+    pairs = ((2, 3), (4, 5)) if len(words) == _WORDS else ()
+    points = dict.fromkeys((float(words[time]), int(words[update])) for update, time in pairs)
+    return ReportedStep(step, tuple(points), is_scripts=False)
 
 
 def beat(path: str, since_ns: int) -> int:
@@ -62,7 +58,5 @@ def beat(path: str, since_ns: int) -> int:
 
 def last_step(paths: Iterable[str]) -> int | None:
     """Return the highest of the steps in PATHS, of which few may exist; None without any."""
-    paths = list(filter(None, paths))
-    there = beside(paths)
-    beats = [read(path) for path in paths if path in there]
+    beats = [read(path) for path in filter(None, paths)]
     return max((beat.step for beat in beats if beat is not None), default=None)

@@ -1,7 +1,6 @@
 """`hosts.json`: how each host of a job ended; schema 1.
 
-`hosts` has one entry for each host, in the order of their node ranks, with the fields of
-`HostEnd`. Keys may be added; the schema goes up when one changes its meaning or goes away.
+`hosts` has one entry for each host, in the order of their node ranks, with the fields of `HostEnd`.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from shlex import quote
 from typing import NamedTuple
 
+from fleetrun.rundir import reading
+
 # The scripts that pip writes hold the module they call; both launchers have theirs.
 OURS, PADDLES = b"fleetrun.__main__", b"paddle.distributed"
 
@@ -26,28 +28,19 @@ class Package(NamedTuple):
         return f"{self.name} {self.version}"
 
 
-def packages(path: Iterable[str], begin: str = "") -> Iterator[Package]:
+def packages(path: Iterable[str], begin: str) -> Iterator[Package]:
     """Yield what pip installed in the folders of PATH, in its order, with names that have BEGIN."""
     for folder in dict.fromkeys(path):
-        try:
-            entries = os.listdir(folder or ".")
-        except OSError:
-            continue
-        for name in sorted(name for name in entries if name.lower().startswith(begin)):
-            # Without a regular expression: compiling one takes longer than this.
-            stem, ending = os.path.splitext(name)
-            package, _, version = stem.rpartition("-")
-            if ending.lower() == ".dist-info" and version[:1].isdecimal():
-                yield Package(package.lower().replace("_", "-").replace(".", "-"), version)
+        for name in sorted(os.listdir(folder or ".")) if os.path.isdir(folder or ".") else ():
+            package, _, version = name.removesuffix(".dist-info").rpartition("-")
+            if name.lower().startswith(begin) and name.endswith(".dist-info"):
+                yield Package(package.lower().replace("_", "-"), version)
 
 
 def paddles(path: Iterable[str]) -> Iterator[Package]:
     """Yield the packages in the folders of PATH that contain a Paddle."""
-    return (
-        package
-        for package in packages(path, "paddle")
-        if f"{package.name}-".startswith("paddlepaddle-")
-    )
+    names = packages(path, "paddlepaddle")
+    return (package for package in names if f"{package.name}-".startswith("paddlepaddle-"))
 
 
 def paddle() -> Package | None:
@@ -58,31 +51,23 @@ def paddle() -> Package | None:
 def taken_command(prefix: str) -> str | None:
     """Return a line about the `fleetrun` of the environment PREFIX if it is Paddle's, or missing.
 
-    The package that was installed last owns that name, and `pip uninstall` of Paddle deletes it,
-    whosever it is. `fleetrunx` is the same script under a name that no Paddle brings, so a copy of
-    it mends the other, without a network.
+    The package that was installed last owns that name, and `pip uninstall` of Paddle deletes it.
+    `fleetrunx` is the same script under a name that no Paddle brings.
     """
     command = os.path.join(prefix, "bin", "fleetrun")
-    try:
-        with open(command, "rb") as file:
-            # Without the other, there is nothing to copy.
-            if PADDLES not in file.read(4096) or not os.path.exists(f"{command}x"):
-                return None
-        fault = "is Paddle's launcher now"
-    except OSError:
-        if not is_lost(prefix):
-            return None
-        fault = "is missing, as after an uninstalled Paddle"
+    is_paddles = PADDLES in (reading.content(command, 4096) or b"")
+    if not os.path.exists(f"{command}x") or not (is_paddles or is_lost(prefix)):
+        return None
+    fault = (
+        "is Paddle's launcher now" if is_paddles else "is missing, as after an uninstalled Paddle"
+    )
     return f"{command} {fault}. To get the name back: {mend(prefix)}"
 
 
 def is_lost(prefix: str) -> bool:
     """Whether the environment PREFIX has `fleetrunx` but no `fleetrun`."""
-    folder = os.path.join(prefix, "bin")
-    spare, command = (
-        os.path.exists(os.path.join(folder, name)) for name in ("fleetrunx", "fleetrun")
-    )
-    return spare and not command
+    command = os.path.join(prefix, "bin", "fleetrun")
+    return os.path.exists(f"{command}x") and not os.path.exists(command)
 
 
 def mend(prefix: str) -> str:

@@ -10,15 +10,16 @@ import os
 from contextlib import suppress
 
 from fleetrun.rundir import names, reading
-from fleetrun.rundir.folder import Folder
+from fleetrun.rundir.folder import Closing, Folder
 
 
 def launcher_of(run_dir: str) -> int | None:
     """Return the process id of the launcher that has created RUN_DIR; a copy has another name."""
-    words = (reading.content(os.path.join(run_dir, names.LOCK), 4096) or b"").split(b" ", 2)
-    is_mark = len(words) == 3 and words[0] == b"fleetrun" and words[1].isdigit()
-    is_own = is_mark and words[2] == os.fsencode(os.path.basename(run_dir)) + b"\n"
-    return int(words[1]) if is_own else None
+    match (reading.content(os.path.join(run_dir, names.LOCK), 4096) or b"").split(b" ", 2):
+        case [b"fleetrun", pid, name] if pid.isdigit():
+            return int(pid) if name == os.fsencode(os.path.basename(run_dir)) + b"\n" else None
+        case _:
+            return None
 
 
 def begin(log_dir: str, name: str) -> tuple[Folder, int]:
@@ -27,8 +28,7 @@ def begin(log_dir: str, name: str) -> tuple[Folder, int]:
     Raises FileExistsError if it exists.
     """
     runs = os.path.join(log_dir, names.RUNS)
-    with suppress(FileExistsError):
-        os.mkdir(runs)
+    os.makedirs(runs, exist_ok=True)
     folder = Folder(os.path.join(runs, name))
     os.mkdir(folder.path)
     return folder, hold(folder, os.getpid())
@@ -38,8 +38,8 @@ def hold(folder: Folder, launcher: int) -> int:
     """Create, hold and return the lock of FOLDER for LAUNCHER; raises FileExistsError."""
     lock = folder.open(names.LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     with suppress(OSError):
-        # Some network file systems have no locks.
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Some network file systems have no locks. One who looks may have it for a moment.
+        fcntl.flock(lock, fcntl.LOCK_EX)
     os.write(lock, b"fleetrun %d %b\n" % (launcher, os.fsencode(os.path.basename(folder.path))))
     return lock
 
@@ -47,30 +47,21 @@ def hold(folder: Folder, launcher: int) -> int:
 def is_running(path: str) -> bool:
     """Whether the launcher of the run directory PATH is alive."""
     try:
-        fd = os.open(os.path.join(path, names.LOCK), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(os.path.join(path, names.LOCK), reading.READING)
     except OSError:
         return False
-    try:
-        if launcher_of(path) is None:
-            # It has no mark yet: locking it now would take the lock from the launcher. A copy has
-            # another name, and was never locked.
-            return os.fstat(fd).st_size == 0
-        # Shared, so that several may check at once; the launcher's is exclusive.
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    else:
-        return False
-    finally:
-        os.close(fd)
+    with Closing(fd):
+        try:
+            # Shared, so that several may check at once; the launcher's is exclusive.
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
 
 
 def listed(log_dir: str) -> list[str]:
     """Return the run directories in LOG_DIR, the newest first."""
     folder = os.path.join(log_dir, names.RUNS)
-    try:
-        entries = sorted(os.listdir(folder), reverse=True)
-    except OSError:
-        return []
+    entries = sorted(os.listdir(folder), reverse=True) if os.path.isdir(folder) else []
     paths = [os.path.join(folder, name) for name in entries]
     return [path for path in paths if os.path.exists(os.path.join(path, names.LOCK))]

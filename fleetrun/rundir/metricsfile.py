@@ -1,9 +1,8 @@
 """`metrics.jsonl`: what a host, its GPUs and its ranks used, one JSON object each few seconds.
 
 Schema 1: `time` (wall clock), `monotonic`, `host`, `attempt`, `system` (of the whole host), `ranks`
-and `gpus`.
-What is not known is null. What counts since the beginning (`_s`, read and written bytes) only
-grows, but for another attempt or boot.
+and `gpus`. What is not known is null. What counts since the beginning (`_s`, read and written
+bytes) only grows, but for another attempt or boot.
 """
 
 from __future__ import annotations
@@ -56,12 +55,8 @@ class RankUse(NamedTuple):
 
 
 class GpuUsage(NamedTuple):
-    """A GPU, and the ranks of a job that use it.
+    """A GPU, as `fleetrun --gpus` numbers it, and the ranks of a job that use it."""
 
-    None is what the driver does not report, as for the parent of a MIG instance.
-    """
-
-    # As `fleetrun --gpus` numbers it.
     number: int
     uuid: str
     name: str
@@ -90,8 +85,7 @@ def append(path: str, record: MetricsRecord) -> int:
 
     Raises OSError if that fails.
     """
-    document = {"schema": SCHEMA, **reading.plain(record)}
-    line = json.dumps(document, allow_nan=False).encode() + b"\n"
+    line = json.dumps({"schema": SCHEMA, **reading.plain(record)}).encode() + b"\n"
     with Closing(fd := os.open(path, _OPEN, 0o600)):
         append_whole(fd, line)
         return os.fstat(fd).st_size
@@ -126,7 +120,7 @@ class MetricsReader:
 
 
 def newest(path: str) -> MetricsRecord | None:
-    """Return the last readable line of the file PATH, if any."""
+    """Return the last line of the file PATH, if any."""
     lines = (reading.content(path, _LONGEST, from_end=True) or b"").split(b"\n")
     # After the last newline there is nothing, or half a line.
     return parse(lines[-2]) if len(lines) > 1 else None
@@ -134,7 +128,5 @@ def newest(path: str) -> MetricsRecord | None:
 
 def parse(line: bytes) -> MetricsRecord | None:
     """Return the record in LINE, if it is one."""
-    document = reading.parse(line)
-    if document is None or document.get("schema") != SCHEMA:
-        return None
-    return reading.record(MetricsRecord, document)
+    document = reading.parse(line) or {}
+    return reading.record(MetricsRecord, document) if document.get("schema") == SCHEMA else None

@@ -42,26 +42,23 @@ LOGS = {
 }
 # With those of separate standard error files.
 LOG_NAMES = (*LOGS.values(), *[log.removesuffix("log") + "err" for log in LOGS.values()])
-# Compiled where they are used, which in most launches is nowhere.
-_MARKER = r"\.host-[0-9a-f]{16}"
-# The folders of all hosts but the first in the run directory that they share.
-_NODE = r"node\d{1,7}(\.\d{1,7})?"
-# Start time, job name, launcher, and the node rank if there are several.
-_RUN = r"[^-]+-(.*?)-\d+(-node\d+|-head|/.*)?"
-
-
-def marker(launcher: str) -> str:
-    """Name the file in the log folder that shows other hosts that they share it."""
-    return f".host-{launcher}"
+# The files of a rank, by `rank_name`.
+rank_records = "rank.{}.jsonl".format
+trace = "trace.{}.json".format
+heartbeat = "heartbeat.{}".format
+collectives = "collectives.{}".format
+stacks = "stacks.{}.txt".format
+# The file in the log folder that shows other hosts that they share it, by the launcher.
+marker = ".host-{}".format
 
 
 def is_marker(name: str) -> bool:
     """Whether NAME is one of `marker`."""
-    return re.fullmatch(_MARKER, name) is not None
+    return re.fullmatch(r"\.host-[0-9a-f]{16}", name) is not None
 
 
 def node_folder(node_rank: int, generation: int = 0) -> str:
-    """Name the folder of a host that came in GENERATION in the run directory that it shares.
+    """Name the folder of a host, not the first, that came in GENERATION in a shared run directory.
 
     >>> node_folder(3), node_folder(3, generation=2)
     ('node3', 'node3.2')
@@ -71,10 +68,7 @@ def node_folder(node_rank: int, generation: int = 0) -> str:
 
 def is_node_folder(name: str) -> bool:
     """Whether NAME is one of `node_folder`."""
-    if not name.startswith("node"):
-        return False
-
-    return re.fullmatch(_NODE, name) is not None
+    return re.fullmatch(r"node\d{1,7}(\.\d{1,7})?", name) is not None
 
 
 def run_name(run_dir: str) -> str:
@@ -93,7 +87,8 @@ def job_name(run: str) -> str:
     >>> job_name("20250102T030405Z-train-47"), job_name("2025-x-47/node1"), job_name("other")
     ('train', 'x', 'other')
     """
-    match = re.fullmatch(_RUN, run)
+    # Start time, job name, launcher, and the node rank if there are several.
+    match = re.fullmatch(r"[^-]+-(.*?)-\d+(-node\d+|-head|/.*)?", run)
     return run if match is None else match[1]
 
 
@@ -108,15 +103,13 @@ def error_log(log: str) -> str:
     >>> error_log("workerlog.3")
     'workererr.3'
     """
-    role, dot, number = log.rpartition(".")
-    return f"{role.removesuffix('log')}err{dot}{number}"
+    return log.replace("log.", "err.")
 
 
 def rank_name(spec: RankSpec) -> str:
     """Name a rank in file names: trainers by their number alone."""
-    if spec.is_trainer:
-        return f"{spec.rank}"
-    return f"{spec.role.lower().removeprefix('p').removesuffix('_trainer')}.{spec.rank}"
+    role = "" if spec.is_trainer else spec.role.lower().removeprefix("p").removesuffix("_trainer")
+    return f"{role}.{spec.rank}".lstrip(".")
 
 
 def label(spec: ProcessSpec) -> str:
@@ -135,8 +128,7 @@ def label_of(name: str) -> str:
     >>> label_of("trainer.3"), label_of("server.0")
     ('rank 3', 'server 0')
     """
-    role, _, number = name.partition(".")
-    return f"{'rank' if role == 'trainer' else role} {number}".strip()
+    return name.replace("trainer.", "rank ").replace(".", " ", 1)
 
 
 def listed(labels: Sequence[str]) -> str:
@@ -148,22 +140,11 @@ def listed(labels: Sequence[str]) -> str:
     'rank 3'
     """
     numbers = [int(label[5:]) for label in labels if label.startswith("rank ")]
+    words = [f"rank{'s' * (len(numbers) > 1)} {format_ranges(numbers)}"] if numbers else []
     # Sorted naturally: `server 2` comes before `server 10`.
-    other_labels = [label for label in labels if not label.startswith("rank ")]
-    other_labels.sort(key=lambda label: (label.split(" ")[0], len(label), label))
-    words = (
-        [f"{'rank' if len(numbers) == 1 else 'ranks'} {format_ranges(numbers)}"] if numbers else []
-    )
-    words += other_labels
+    others = [label for label in labels if not label.startswith("rank ")]
+    words += sorted(others, key=lambda label: (label.split(" ")[0], len(label), label))
     return " and ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else "".join(words)
-
-
-# The files of a rank, by `rank_name`.
-rank_records = "rank.{}.jsonl".format
-trace = "trace.{}.json".format
-heartbeat = "heartbeat.{}".format
-collectives = "collectives.{}".format
-stacks = "stacks.{}.txt".format
 
 
 def run_path(plan: LaunchPlan, name: str) -> str:
@@ -181,14 +162,9 @@ def shortened(size: int, kept: int) -> bytes:
     return b"[fleetrun: of %d bytes the last %d]\n" % (size, kept)
 
 
-def log_path(plan: LaunchPlan, spec: ProcessSpec, attempt: int) -> str:
-    """Return the path of an attempt's standard output."""
-    return run_path(plan, log_name(spec.log, attempt))
-
-
 def log_paths(plan: LaunchPlan, spec: ProcessSpec, attempt: int) -> tuple[str, ...]:
     """Return the paths of an attempt's output: one file, or one for each stream."""
-    logs = (spec.log, spec.error_log) if spec.error_log else (spec.log,)
+    logs = filter(None, (spec.log, spec.error_log))
     return tuple([run_path(plan, log_name(log, attempt)) for log in logs])
 
 

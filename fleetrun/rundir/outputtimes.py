@@ -1,29 +1,18 @@
-"""`output.times` in the run directory: the growth of the ranks' logs, for merging them.
+"""`output.times` in the run directory, the growth of the ranks' logs, and a log with archives.
 
-Lines of words. The first is `fleetrun output.times 1 BASE`; BASE and all times are in milliseconds,
-BASE since 1970, the others since BASE. Offsets count all that was written into a log, also what
-`--log_max_size` has moved to its archives.
-
-- `= LOG NAME`: LOG is the number of the file NAME of the run directory from here on.
-- `TIME LOG OFFSET`: LOG had OFFSET bytes when it was last written to before a look, at TIME.
-- `/ LOG OFFSET`: what LOG had before OFFSET is in archives now, and the file begins with OFFSET.
-
-A last line without an end is none.
+A line is `TIME OFFSET LOG`: when the file LOG of the run directory had OFFSET bytes, in
+milliseconds since 1970; or `/ OFFSET LOG`: what LOG had before OFFSET is in archives now. Offsets
+count all that was ever written into a log. A last line without an end is none.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Mapping
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from fleetrun.rundir import reading
-
-SCHEMA = 1
-_HEAD = b"fleetrun output.times %d " % SCHEMA
-# The words of any other line, of which the last may have blanks.
-_WORDS = 3
-_DIGITS = 19
 
 
 class LogTimes(NamedTuple):
@@ -45,24 +34,14 @@ class LogTimes(NamedTuple):
         return self.offsets[before - 1] if before else 0
 
 
-def head(base_ms: int) -> bytes:
-    """Return the first line."""
-    return b"%b%d\n" % (_HEAD, base_ms)
+def noted(at_ms: int, offset: int, log: str) -> bytes:
+    """Return the line of a note."""
+    return b"%d %d %b\n" % (at_ms, offset, log.encode(errors="surrogateescape"))
 
 
-def named(log: int, name: str) -> bytes:
-    """Return the line that gives the file NAME its number."""
-    return b"= %d %b\n" % (log, name.encode(errors="surrogateescape"))
-
-
-def noted(at_ms: int, log: int, offset: int) -> bytes:
-    """Return the line of a note; AT_MS counts from the file's base."""
-    return b"%d %d %d\n" % (at_ms, log, offset)
-
-
-def moved(log: int, offset: int) -> bytes:
+def moved(offset: int, log: str) -> bytes:
     """Return the line of a cut."""
-    return b"/ %d %d\n" % (log, offset)
+    return b"/ %d %b\n" % (offset, log.encode(errors="surrogateescape"))
 
 
 class Reader:
@@ -70,60 +49,73 @@ class Reader:
 
     def __init__(self, path: str) -> None:
         self._file = reading.GrowingFile(path)
-        self._notes = Notes()
+        self._logs: dict[str, LogTimes] = {}
 
     def read(self) -> Mapping[str, LogTimes]:
         """Return the notes about each log so far, by name; empty if unreadable."""
         while text := self._file.read():
-            self._notes.feed(text)
-        return self._notes.logs
+            for line in text.split(b"\n")[:-1]:
+                match line.split(b" ", 2):
+                    case [b"/", offset, name] if offset.isdigit():
+                        self._log(name).cuts.append(int(offset))
+                    case [at, offset, name] if at.isdigit() and offset.isdigit():
+                        log = self._log(name)
+                        # The clock may have been set back.
+                        log.at_ms.append(max([int(at), *log.at_ms[-1:]]))
+                        log.offsets.append(int(offset))
+                    case _:
+                        continue
+        return self._logs
+
+    def _log(self, name: bytes) -> LogTimes:
+        decoded = name.decode(errors="surrogateescape")
+        return self._logs.setdefault(decoded, LogTimes([], [], []))
 
 
-class Notes:
-    r"""The notes about each log.
+class LogFile:
+    """The log PATH as one stream, with the archives of `--log_max_size` that still exist.
 
-    >>> notes = Notes()
-    >>> notes.feed(b"fleetrun output.times 1 1000\n= 0 workerlog.0\n20 0 7\nbroken\n")
-    >>> notes.logs
-    {'workerlog.0': LogTimes(at_ms=[1020], offsets=[7], cuts=[])}
+    TIMES returns its current notes. Raises OSError if it cannot be opened.
     """
 
-    def __init__(self) -> None:
-        self.logs: dict[str, LogTimes] = {}
-        self._numbered: dict[bytes, LogTimes] = {}
-        # None: what was read is no such file.
-        self._base_ms: int | None = None
+    def __init__(self, path: str, times: Callable[[], LogTimes]) -> None:
+        self.path = path
+        self._times = times
+        self._fd = os.open(path, reading.READING)
 
-    def feed(self, text: bytes) -> None:
-        """Parse the whole lines of TEXT; ignore malformed ones, and those about unknown logs."""
-        for line in text.split(b"\n")[:-1]:
-            words = line.split(b" ", 2)
-            if line.startswith(_HEAD):
-                self._base_ms = _number(line[len(_HEAD) :])
-            elif self._base_ms is None or len(words) < _WORDS:
-                continue
-            elif words[0] == b"=":
-                name = words[2].decode(errors="surrogateescape")
-                self._numbered[words[1]] = self.logs.setdefault(name, LogTimes([], [], []))
-            elif words[1] in self._numbered and (offset := _number(words[2])) is not None:
-                log, at = self._numbered[words[1]], _number(words[0])
-                if words[0] == b"/":
-                    log.cuts.append(offset)
-                elif at is not None:
-                    _note(log, at + self._base_ms, offset)
+    @property
+    def begin(self) -> int:
+        """The offset of the oldest byte that still exists."""
+        cuts = [0, *self._times().cuts]
+        kept = 0
+        while kept < len(cuts) - 1 and os.path.exists(f"{self.path}.{kept + 1}"):
+            kept += 1
+        return cuts[-kept - 1]
 
+    def end(self) -> int:
+        """Return the offset after the last byte."""
+        return [0, *self._times().cuts][-1] + os.fstat(self._fd).st_size
 
-def _note(log: LogTimes, at_ms: int, offset: int) -> None:
-    """Add that LOG had OFFSET bytes at AT_MS; cope with changed clocks and files."""
-    if log.offsets and offset < log.offsets[-1]:
-        # The log was truncated.
-        log.at_ms.clear()
-        log.offsets.clear()
-    log.at_ms.append(max(at_ms, log.at_ms[-1]) if log.at_ms else at_ms)
-    log.offsets.append(offset)
+    def written_at(self) -> float:
+        """Return the time of the last write, in seconds since 1970."""
+        return os.fstat(self._fd).st_mtime
 
+    def read(self, offset: int, length: int) -> bytes:
+        """Return at most LENGTH bytes from OFFSET on, which is `begin` or later."""
+        while True:
+            cuts = [0, *self._times().cuts]
+            place = bisect_right(cuts, offset)
+            if place == len(cuts):
+                content = os.pread(self._fd, length, offset - cuts[-1])
+            else:
+                # Of as many archives as there were cuts, the newest is the first.
+                archive = f"{self.path}.{len(cuts) - place}"
+                most = min(length, cuts[place] - offset)
+                content = reading.piece(archive, offset - cuts[place - 1], most)
+            # Otherwise it was cut meanwhile, and these are other bytes.
+            if len(cuts) == 1 + len(self._times().cuts):
+                return content
 
-def _number(word: bytes) -> int | None:
-    """Return the number that WORD is, if it is one that times and sizes may be."""
-    is_number = word.removeprefix(b"-").isdigit() and len(word) <= _DIGITS
-    return int(word) if is_number else None
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)

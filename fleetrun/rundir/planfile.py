@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fleetrun.model import LaunchPlan
-from fleetrun.rundir import arguments, names, reading, secrets
+from fleetrun.rundir import names, reading, secrets
 from fleetrun.rundir.folder import Folder
 
 SCHEMA = 1
@@ -45,42 +45,31 @@ class PlanRecord(NamedTuple):
 
 def write(folder: Folder, plan: LaunchPlan, redact: Callable[[str], str] = str) -> None:
     """Write PLAN into FOLDER; OSError if that fails."""
-    envs = [spec.env for spec in plan.processes]
-    # Nearly all of it is common, and it may be long.
-    common = {k: v for k, v in envs[0].items() if all(e.get(k) == v for e in envs)}
-    # Ranks have most of the rest in common, too, such as their command.
-    conceal, redact = lru_cache(arguments.conceal), lru_cache(redact)
+    # Nearly all of the environment is common, and it may be long.
+    first = plan.processes[0].env
+    common = {k: v for k, v in first.items() if all(p.env.get(k) == v for p in plan.processes)}
+    conceal, redact = lru_cache(secrets.conceal), lru_cache(redact)
+    keys = ("job_id", "mode", "engine", "generation", "node_rank", "nodes", "cwd", "notes")
     document = {
         "schema": SCHEMA,
-        "job_id": plan.job_id,
-        "mode": plan.mode,
-        "engine": plan.engine,
-        "generation": plan.generation,
-        "node_rank": plan.node_rank,
-        "nodes": plan.nodes,
-        "cwd": plan.cwd,
+        **{key: getattr(plan, key) for key in keys},
         "rules": plan.rules._asdict(),
-        "notes": plan.notes,
         "env": {name: secrets.redact(name, value) for name, value in common.items()},
     }
     processes = [
         {
-            "name": spec.name,
+            **{key: getattr(spec, key) for key in ("name", "unset", "cpus", "log", "essential")},
             "rank": None if spec.rank is None else spec.rank.rank,
-            "argv": conceal(spec.argv)[0],
+            "argv": conceal(spec.argv),
             "env": {
                 name: secrets.redact(name, value)
                 for name, value in spec.env.items()
                 if name not in common
             },
-            "unset": spec.unset,
-            "cpus": spec.cpus,
             "devices": [
                 f"{device.kind}:{device.id}" for device in (spec.rank.devices if spec.rank else ())
             ],
-            "log": spec.log,
             "error_log": spec.error_log or None,
-            "essential": spec.essential,
             "awaits": [[str(endpoint) for endpoint in group] for group in spec.awaits],
         }
         for spec in plan.processes

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from fleetrun.rundir import reading
-
-Number = TypeVar("Number", int, float)
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf"
 _STEP = re.compile(
     rb"(?i)(?<![a-z])(?:global[_ ]?step|step|iter(?:ation)?|batch)"
-    rb"(?:[ \[\]:=#_]|\bid\b){0,4}(\d{1,12})(?![.\d])"
+    rb"(?:[ \[\]:=#_]|\bid\b){0,4}(?P<step>\d{1,12})(?![.\d])"
     rb"(?:\s{0,2}(?:/|of)\s{0,2}(?P<total>\d{1,12})(?![.\d]))?"
 )
-_LOSS = re.compile(rb"(?i)(?<![a-z])loss(?:[ \]:=,'\"]|\bis\b){1,6}(%b)" % _NUMBER.encode())
+_LOSS = re.compile(rb"(?i)(?<![a-z])loss(?:[ \]:=,'\"]|\bis\b){1,6}(?P<loss>%b)" % _NUMBER.encode())
 # As printed by the Trainers of PaddleNLP and PaddleFormers, and by PaddleClas and its siblings.
 _THROUGHPUT = re.compile(
     rb"(?i)(tokens|samples)_per_second(?P<device>_per_device)?[\"']?[:= ]{1,3}(%b)"
     rb"|\bips[:= ]{1,3}(%b) ?(tokens?|samples?|images?|sequences?|instances?|words?)/s"
     % (_NUMBER.encode(), _NUMBER.encode())
 )
-
 # The number of bytes to read at the end of a log.
 _TAIL = 8192
 
@@ -51,25 +48,25 @@ def printed(text: bytes, pattern: re.Pattern[bytes] | None = None) -> Progress:
     >>> printed(b"epoch 1 step: 120/500, loss: 0.5\nsaved\n")
     Progress(step=120, loss=0.5, line='saved', total=500, throughput='', step_at=None)
     """
-    lines = [line for line in re.split(rb"[\r\n]+", text) if line.strip()]
-    if not lines:
-        return Progress()
-    step: int | None = None
-    total: int | None = None
-    loss: float | None = None
-    throughput = ""
-    for line in reversed(lines):
-        if step is None:
+    own = {} if pattern is None else pattern.groupindex
+    of_step = pattern if pattern is not None and "step" in own else _STEP
+    of_loss = pattern if pattern is not None and "loss" in own else _LOSS
+    seen = Progress()
+    for line in reversed([line for line in re.split(rb"[\r\n]+", text) if line.strip()]):
+        seen = seen if seen.line else seen._replace(line=line.decode(errors="replace").strip())
+        step, loss = of_step.search(line), of_loss.search(line)
+        if seen.step is None and step is not None and step["step"].isdigit():
             # From the same line: another may count epochs.
-            word, of_all = _found(line, _STEP, pattern, "step")
-            step = _number(word, int)
-            total = None if step is None else _number(of_all, int)
-        if loss is None:
-            loss = _number(_found(line, _LOSS, pattern, "loss")[0], float)
-        throughput = throughput or throughput_of(line)
-        if step is not None and loss is not None:
+            total = step.groupdict().get("total")
+            seen = seen._replace(
+                step=int(step["step"]), total=None if total is None else int(total)
+            )
+        if seen.loss is None and loss is not None and re.fullmatch(_NUMBER, loss["loss"].decode()):
+            seen = seen._replace(loss=float(loss["loss"]))
+        seen = seen if seen.throughput else seen._replace(throughput=throughput_of(line))
+        if seen.step is not None and seen.loss is not None:
             break
-    return Progress(step, loss, lines[-1].decode(errors="replace").strip(), total, throughput)
+    return seen
 
 
 def throughput_of(line: bytes) -> str:
@@ -91,27 +88,10 @@ def throughput_of(line: bytes) -> str:
     return f"{text} a device" if best["device"] else text
 
 
-def losses(text: bytes) -> list[float]:
-    r"""Return all losses in TEXT, the first one of each line.
-
-    >>> losses(b"step 1 loss: 0.5\nsaved\nstep 2 loss: nan")
-    [0.5, nan]
-    """
-    lines = re.split(rb"[\r\n]+", text)
-    values = [_number(_found(line, _LOSS, None, "loss")[0], float) for line in lines]
-    return [value for value in values if value is not None]
-
-
 def tail(paths: Sequence[str]) -> bytes:
     """Return the end of the log in the files PATHS; what was written last comes last."""
     ordered = sorted(paths, key=reading.written_at)
     return b"\n".join(reading.content(path, _TAIL, from_end=True) or b"" for path in ordered)
-
-
-def without_first_step(points: Sequence[tuple[float, int]]) -> Sequence[tuple[float, int]]:
-    """Return POINTS without the one at which the first step may begin."""
-    is_before = bool(points) and points[0][1] == 0
-    return points[1:] if is_before or len(points) > 2 else points  # two are left
 
 
 def steps_per_second(points: Sequence[tuple[float, int]]) -> float | None:
@@ -125,26 +105,9 @@ def steps_per_second(points: Sequence[tuple[float, int]]) -> float | None:
     >>> steps_per_second([(5.0, 1), (6.0, 3)])
     2.0
     """
-    points = without_first_step(points)
-    if len(points) < 2:  # between two
+    if len(points) > 2 or (points and points[0][1] == 0):
+        points = points[1:]
+    if len(points) < 2:
         return None
     (begin, first), (end, last) = points[0], points[-1]
     return (last - first) / (end - begin) if end > begin and last > first else None
-
-
-def _found(
-    line: bytes, default: re.Pattern[bytes], pattern: re.Pattern[bytes] | None, group: str
-) -> tuple[bytes | None, bytes | None]:
-    """Return the first match of GROUP in LINE, and that of `total` beside it, if there is one."""
-    is_own = pattern is not None and group in pattern.groupindex
-    match = (pattern if pattern is not None and is_own else default).search(line)
-    if match is None:
-        return None, None
-    return match[group if is_own else 1], match.groupdict().get("total")
-
-
-def _number(text: bytes | None, kind: Callable[[bytes], Number]) -> Number | None:
-    try:
-        return None if text is None else kind(text)
-    except ValueError:
-        return None

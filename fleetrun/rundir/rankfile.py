@@ -17,7 +17,6 @@ EXCEPTION, EXIT, STRATEGY, UPDATE = "exception", "exit", "strategy", "update"
 TOPOLOGY = "topology"
 # The order in which axes are named; others follow.
 _AXES = ("dp", "mp", "pp", "sharding", "sep")
-_RESTARTS = "PADDLE_RESTART_COUNT"
 
 
 class KilledChild(NamedTuple):
@@ -82,8 +81,6 @@ class RankAxes(NamedTuple):
 
         >>> RankAxes((("dp", 2), ("pp", 1), ("sharding", 1), ("mp", 2))).place(3)
         'dp 1, mp 1'
-        >>> RankAxes((("dp", 4), ("mp", 1))).place(3)
-        ''
         """
         places = self.places(rank)
         known = [*(name for name in _AXES if name in places), *sorted({*places} - {*_AXES})]
@@ -106,11 +103,9 @@ def topology(paths: Iterable[str]) -> RankAxes | None:
     """Return the first topology in the files PATHS."""
     for path in filter(None, paths):
         for record in records(path, TOPOLOGY):
-            axes = record.get("axes")
-            if isinstance(axes, dict) and all(
-                isinstance(axis_size, int) and axis_size > 0 for axis_size in axes.values()
-            ):
-                return RankAxes(tuple(axes.items()))
+            axes = reading.mapping(record.get("axes")).items()
+            if all(isinstance(axis_size, int) and axis_size > 0 for _, axis_size in axes):
+                return RankAxes(tuple(axes))
     return None
 
 
@@ -127,14 +122,14 @@ def last(path: str, kind: str, restart: int) -> dict[str, Any] | None:
     return matching[-1] if matching else None
 
 
-def path_of(spec: "ProcessSpec") -> str:
+def path_of(spec: ProcessSpec) -> str:
     """Return the file with a process's records; empty if it has none."""
     return spec.env.get(variables.RECORDS, "")
 
 
-def restart_of(spec: "ProcessSpec") -> int:
+def restart_of(spec: ProcessSpec) -> int:
     """Return the attempt number that the process is given."""
-    text = spec.env.get(_RESTARTS, "")
+    text = spec.env.get("PADDLE_RESTART_COUNT", "")
     return int(text) if text.isdigit() else 0
 
 
@@ -144,15 +139,15 @@ def error(path: str, kind: str = EXCEPTION, restart: int = 0) -> ErrorReport | N
     return None if record is None else reading.record(ErrorReport, record, path=path)
 
 
-def exception(spec: "ProcessSpec") -> ErrorReport | None:
+def exception(spec: ProcessSpec) -> ErrorReport | None:
     """Return the exception that has ended the process of SPEC, if reported."""
     return error(path_of(spec), restart=restart_of(spec))
 
 
-def exit_under_way(spec: "ProcessSpec") -> ErrorReport | None:
+def exit_under_way(spec: ProcessSpec) -> ErrorReport | None:
     """Return the failing sys.exit that the script of SPEC has not caught."""
     report = error(path_of(spec), EXIT, restart_of(spec))
-    return None if report is None or not report.code else report
+    return report if report is not None and report.code else None
 
 
 def evidence(run_dir: str, rank: str) -> dict[str, Any] | None:
@@ -163,7 +158,4 @@ def evidence(run_dir: str, rank: str) -> dict[str, Any] | None:
 
 def updates(path: str) -> Iterator[Update]:
     """Yield the updates in the file PATH."""
-    for record in records(path, UPDATE):
-        number, at = reading.whole(record.get("number")), reading.real(record.get("at"))
-        if number is not None and at is not None:
-            yield Update(number, at, reading.real(record.get("loss")))
+    return (reading.record(Update, record) for record in records(path, UPDATE))

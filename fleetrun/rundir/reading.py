@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -19,25 +18,17 @@ Record = TypeVar("Record", bound=tuple[object, ...])
 MOST = 64 * 1024 * 1024
 # The piece of a growing file to read at once; no line is longer.
 _PIECE = 16 * 1024 * 1024
-# Neither follow a link nor wait for the other end of a pipe.
+# Neither follow a link nor wait for the other end of a pipe: fleetrun has not written these.
 READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def content(path: str, most: int = MOST, *, from_end: bool = False) -> bytes | None:
-    """Return at most MOST bytes of the file PATH; None if it does not exist."""
+    """Return at most MOST bytes of the file PATH; None if it cannot be read."""
     try:
-        # A pipe or a link was not written by fleetrun.
-        fd = os.open(path, READING)
-        with open(fd, "rb", buffering=0) as file:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                return None
-            if from_end:
-                file.seek(max(0, status.st_size - most))
-            whole = bytearray()
-            while len(whole) < most and (part := file.read(most - len(whole))):
-                whole += part
-            return bytes(whole)
+        with open(os.open(path, READING), "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - most) if from_end else 0)
+            return file.read(most)
     except OSError:
         return None
 
@@ -45,9 +36,8 @@ def content(path: str, most: int = MOST, *, from_end: bool = False) -> bytes | N
 def piece(path: str, begin: int, length: int) -> bytes:
     """Return at most LENGTH bytes of the file PATH from BEGIN on; empty if unreadable."""
     try:
-        fd = os.open(path, READING)
-        with open(fd, "rb", buffering=0):
-            return os.pread(fd, length, begin) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+        with open(os.open(path, READING), "rb", buffering=0) as file:
+            return os.pread(file.fileno(), length, begin)
     except OSError:
         return b""
 
@@ -85,11 +75,8 @@ def size(path: str) -> int:
 
 def parse(text: bytes | None) -> dict[str, Any] | None:
     """Return the JSON object in TEXT; None if it is not one."""
-    if text is None:
-        return None
-
     try:
-        document = json.loads(text)
+        document = json.loads(text or b"")
     except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
@@ -116,12 +103,7 @@ def text(value: object) -> str:
     if type(value) is str and value.isascii():
         # Files of metrics have millions.
         return value
-    try:
-        shown = "" if value is None else str(value)
-    except (ValueError, RecursionError):
-        # Barely readable nesting, or a number of very many digits.
-        return ""
-    return shown.encode(errors="backslashreplace").decode()
+    return "" if value is None else str(value).encode(errors="backslashreplace").decode()
 
 
 def whole(value: object) -> int | None:
@@ -131,13 +113,8 @@ def whole(value: object) -> int | None:
 
 def real(value: object) -> float | None:
     """Return VALUE if it is a finite number."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if abs(number) < float("inf") else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) < 1e308 else None  # type: ignore[arg-type]
 
 
 def mapping(value: object) -> dict[str, Any]:
@@ -169,7 +146,7 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - JSON
     The key of a field `class_` is `class`.
     """
     if isinstance(value, float):
-        return value if abs(value) < float("inf") else None
+        return real(value)
     if hasattr(value, "_asdict"):
         return {key.rstrip("_"): plain(item) for key, item in value._asdict().items()}
     if isinstance(value, Mapping):
@@ -183,10 +160,9 @@ def record(kind: type[Record], document: Mapping[str, Any], /, **given: object) 
     A missing or malformed field gets its default, or an empty value. GIVEN fields are taken as they
     are.
     """
-    get = document.get
     fields = {
-        name: default if (value := read(get(key))) is None else value
-        for name, key, read, default in _fields(kind)
+        name: default if (value := read(document.get(name.rstrip("_")))) is None else value
+        for name, read, default in _fields(kind)
         if name not in given
     }
     make: Any = kind
@@ -195,17 +171,21 @@ def record(kind: type[Record], document: Mapping[str, Any], /, **given: object) 
 
 
 _Reader = Callable[[object], Any]
+_SCALARS: dict[object, tuple[_Reader, object]] = {
+    str: (lambda value: None if value is None else text(value), ""),
+    int: (whole, 0),
+    float: (real, 0.0),
+    bool: (lambda value: value if isinstance(value, bool) else None, False),
+    Any: (lambda value: value, None),
+}
 
 
 @cache
-def _fields(kind: type[tuple[object, ...]]) -> tuple[tuple[str, str, _Reader, object], ...]:
-    """Return the name of each field of KIND, its key, what reads it, and its default."""
+def _fields(kind: type[tuple[object, ...]]) -> tuple[tuple[str, _Reader, object], ...]:
+    """Return the name of each field of KIND, what reads it, and its default."""
     defaults: Mapping[str, object] = getattr(kind, "_field_defaults")  # noqa: B009 - a NamedTuple has it
-    rows = []
-    for name, annotation in get_type_hints(kind).items():
-        read, nothing = _reader(annotation)
-        rows.append((name, name.rstrip("_"), read, defaults.get(name, nothing)))
-    return tuple(rows)
+    readers = {name: _reader(hint) for name, hint in get_type_hints(kind).items()}
+    return tuple((name, read, defaults.get(name, no)) for name, (read, no) in readers.items())
 
 
 def _reader(annotation: Any) -> tuple[_Reader, object]:  # noqa: ANN401 - a type
@@ -217,29 +197,14 @@ def _reader(annotation: Any) -> tuple[_Reader, object]:  # noqa: ANN401 - a type
         return _reader(arguments[0])[0], None
     if origin is tuple:
         read = _reader(arguments[0])[0]
-        return lambda value: _known(map(read, value)) if isinstance(value, list) else None, ()
+
+        def read_items(value: object) -> tuple[object, ...] | None:
+            if not isinstance(value, list):
+                return None
+            return tuple([known for item in value if (known := read(item)) is not None])
+
+        return read_items, ()
     if origin is Mapping:
-        read = _reader(arguments[1])[0]
-        return (
-            lambda value: (
-                {text(key): read(item) for key, item in value.items()}
-                if isinstance(value, dict)
-                else None
-            ),
-            {},
-        )
+        return lambda value: value if isinstance(value, dict) else None, {}
     kind: type[tuple[object, ...]] = annotation
     return lambda value: record(kind, value) if isinstance(value, dict) else None, record(kind, {})
-
-
-def _known(values: Iterable[object]) -> tuple[object, ...]:
-    return tuple([value for value in values if value is not None])
-
-
-_SCALARS: dict[object, tuple[_Reader, object]] = {
-    str: (lambda value: None if value is None else text(value), ""),
-    int: (whole, 0),
-    float: (real, 0.0),
-    bool: (lambda value: value if isinstance(value, bool) else None, False),
-    Any: (lambda value: value, None),
-}

@@ -2,8 +2,7 @@
 
 `schema`, `outcome`, `exit_code`, `attempts`, `time`, and where a process is to blame `culprit`,
 `victims` and `evidence`; `earlier` has what ended the attempts before, `restarts` how long it took
-until they ran again. Nothing of any environment is in it. Keys may be added; the schema goes up
-when one changes its meaning or goes away.
+until they ran again. Nothing of any environment is in it. Keys may be added.
 """
 
 from __future__ import annotations
@@ -78,7 +77,6 @@ def write(folder: Folder, report: ReportRecord, redact: Callable[[str], str] = s
 
 def read(path: str) -> ReportRecord | None:
     """Return the readable content of the file PATH; None if it is not a report."""
-    document = reading.document(path)
-    if document is None or document.get("schema") != SCHEMA:
-        return None
-    return reading.record(ReportRecord, document)
+    document = reading.document(path) or {}
+    is_report = document.get("schema") == SCHEMA
+    return reading.record(ReportRecord, document) if is_report else None

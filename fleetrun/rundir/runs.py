@@ -127,14 +127,10 @@ class Run(NamedTuple):
         """Return the records of its last attempt's collectives, by rank of a trainer."""
         return flightfile.in_folder(self.path, self.generation)
 
-    def records(self, rank: int | str) -> str:
-        """Return the path of the records of RANK, which is as in names of files."""
-        return self.file(names.rank_records(rank))
-
     def axes(self) -> RankAxes | None:
         """Return the axes of its ranks, as the first rank has recorded them."""
         ranks = sorted({log.rank for log in self.logs if log.rank is not None})
-        return rankfile.topology(map(self.records, ranks))
+        return rankfile.topology(self.file(names.rank_records(rank)) for rank in ranks)
 
     def evidence(self, rank: int | str = 0) -> dict[str, Any] | None:
         """Return the last evidence of RANK about its strategy."""
@@ -142,7 +138,7 @@ class Run(NamedTuple):
 
     def updates(self, rank: int | str) -> Iterator[Update]:
         """Yield the updates that RANK has recorded."""
-        return rankfile.updates(self.records(rank))
+        return rankfile.updates(self.file(names.rank_records(rank)))
 
     def heartbeat_path(self, log: LogRecord) -> str:
         """Return the path of the heartbeat of LOG's process."""
@@ -166,7 +162,6 @@ class Run(NamedTuple):
 def read(path: str) -> Run:
     """Read the run directory PATH; a launch that has just begun has few files."""
     logs: dict[tuple[str, int], LogRecord] = {}
-    plan = planfile.read(os.path.join(path, names.PLAN))
     launched = finished = None
     attempt = 0
     events = tuple(eventfile.read(os.path.join(path, names.EVENTS)))
@@ -178,17 +173,13 @@ def read(path: str) -> Run:
                 launched = event
             case "finished":
                 finished = event
-            case "started" if log := _name(event.more.get("log")):
-                errors = _name(event.more.get("error_log"))
-                logs[key] = reading.record(
-                    LogRecord,
-                    event.more,
-                    path=os.path.join(path, log),
-                    error_path=errors and os.path.join(path, errors),
-                    process=event.process,
-                    rank=event.rank,
-                    attempt=event.attempt,
-                    started_at=event.time,
+            case "started":
+                log, errors = (_path(path, event.more.get(key)) for key in ("log", "error_log"))
+                logs[key] = LogRecord(
+                    *(log, event.process, event.rank, event.attempt),
+                    reading.whole(event.more.get("pid")),
+                    event.time,
+                    error_path=errors,
                 )
             case "exited" if key in logs:
                 code, signal = event.more.get("code"), reading.text(event.more.get("signal"))
@@ -197,8 +188,7 @@ def read(path: str) -> Run:
                 )
             case "root_cause":
                 for name in reading.texts(event.more.get("failed")):
-                    failed_log = logs.get((name, event.attempt))
-                    if failed_log is not None:
+                    if failed_log := logs.get((name, event.attempt)):
                         logs[name, event.attempt] = failed_log._replace(has_failed=True)
             case _:
                 pass
@@ -207,7 +197,7 @@ def read(path: str) -> Run:
         Run,
         reported | (dict(finished.more) if finished else {}),
         path=path,
-        plan=plan,
+        plan=planfile.read(os.path.join(path, names.PLAN)),
         logs=tuple(logs.values()),
         started_at=launched.time if launched else None,
         finished_at=finished.time if finished else None,
@@ -215,6 +205,12 @@ def read(path: str) -> Run:
         joined_in=reading.whole(reported.get("generation")) or 0,
         events=events,
     )
+
+
+def _path(run_dir: str, value: object) -> str:
+    """Return the path of the file VALUE of RUN_DIR, and of none elsewhere."""
+    name = os.path.basename(reading.text(value))
+    return os.path.join(run_dir, name) if name else ""
 
 
 class RunReader:
@@ -230,12 +226,6 @@ class RunReader:
         if known is None or known[0] != size or known[1].plan is None:
             known = self._known[path] = size, read(path)
         return known[1]
-
-
-def _name(value: object) -> str:
-    """Return the name of a file of the run directory, and no path elsewhere."""
-    name = reading.text(value)
-    return "" if os.path.basename(name) != name else name
 
 
 def latest(log_dir: str) -> str | None:
@@ -255,10 +245,8 @@ def find(word: str, log_dir: str) -> list[str]:
     for path in (word, os.path.join(log_dir, names.RUNS, word)):
         if os.path.exists(os.path.join(path, names.LOCK)):
             return [os.path.realpath(path)]
-    if os.path.isdir(word):
-        newest = latest(word)
-        if newest is not None:
-            return [newest]
+    if os.path.isdir(word) and (newest := latest(word)):
+        return [newest]
     return [path for path in lockfile.listed(log_dir) if word in os.path.basename(path)]
 
 
@@ -269,11 +257,8 @@ def hosts(run: Run, read: Callable[[str], Run] = read) -> list[Run]:
     """
     above, name = os.path.split(run.path)
     whole = above if names.is_node_folder(name) else run.path
-    try:
-        parts = [name for name in os.listdir(whole) if names.is_node_folder(name)]
-    except OSError:
-        return [run]
-    parts.sort(key=lambda name: (len(name), name))
+    folders = os.listdir(whole) if os.path.isdir(whole) else []
+    parts = sorted(filter(names.is_node_folder, folders), key=lambda name: (len(name), name))
     paths = [whole, *(os.path.join(whole, name) for name in parts)]
     return [
         run if path == run.path else read(path)

@@ -80,12 +80,11 @@ def parse_document(text: str) -> StrategyDocument:
     """Return the request in TEXT, the content of `strategy.json`; empty if it is not one."""
     document = reading.parse(text.encode(errors="surrogateescape")) or {}
     known = {name: reading.mapping(document.get(name)) for name in (*SECTIONS, *_PAIRS)}
+    fields = [(name, as_text(value)) for key in SECTIONS for name, value in known[key].items()]
     return reading.record(
         StrategyDocument,
         document,
-        fields=tuple(
-            (name, as_text(value)) for section in SECTIONS for name, value in known[section].items()
-        ),
+        fields=tuple(fields),
         is_strict=document.get("strict") is True,
         reasons=tuple((name, reading.text(why)) for name, why in known["reasons"].items()),
         environment=tuple(f"{k}={reading.text(v)}" for k, v in known["environment"].items()),
@@ -99,35 +98,29 @@ def parse_evidence(record: Mapping[str, Any] | None) -> RankEvidence | None:
     counts = reading.record(GradientCounts, reading.mapping(record.get("counts")))
     paddle, graph, device = (reading.text(record.get(key)) for key in ("paddle", "graph", "device"))
     where = f"Paddle {paddle}" if paddle else "", " on ".join(filter(None, (graph, device)))
-    try:
-        return reading.record(
-            RankEvidence,
-            record,
-            is_complete=record.get("complete") is True,
-            where=", ".join(filter(None, where)),
-            fields=tuple(
-                _field(entry)
-                for entry in reading.mappings(record.get("fields"))
-                if entry.get("name")
-            ),
-            disagreements=tuple(
-                f"The script sets {entry.get('name')} to {as_text(entry.get('script'))}, the "
-                f"strategy to {as_text(entry.get('strategy'))}: {as_text(entry.get('used'))} is "
-                "used."
-                for entry in reading.mappings(record.get("disagreements"))
-            ),
-            counts=None if counts.allreduces is None else counts,
-        )
-    except RecursionError:
-        # Nested as deeply as could just be read.
-        return None
+    conflicts = [
+        tuple(as_text(entry.get(key)) for key in ("name", "script", "strategy", "used"))
+        for entry in reading.mappings(record.get("disagreements"))
+    ]
+    return reading.record(
+        RankEvidence,
+        record,
+        is_complete=record.get("complete") is True,
+        where=", ".join(filter(None, where)),
+        fields=tuple(map(_field, reading.mappings(record.get("fields")))),
+        disagreements=tuple(
+            f"The script sets {name} to {script}, the strategy to {strategy}: {used} is used."
+            for name, script, strategy, used in conflicts
+        ),
+        counts=None if counts.allreduces is None else counts,
+    )
 
 
 def _field(entry: Mapping[str, Any]) -> FieldVerdict:
     status = reading.text(entry.get("status"))
     whys = filter(None, (reading.text(entry.get(key)) for key in ("evidence", "reason")))
     return FieldVerdict(
-        name=reading.text(entry["name"]),
+        name=reading.text(entry.get("name")),
         asked=as_text(entry.get("asked")),
         in_effect=as_text(entry.get("in_effect")),
         # An unknown word counts as none.

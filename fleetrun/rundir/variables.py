@@ -28,9 +28,6 @@ EXEC = "FLEETRUN_EXEC"
 EXEC_OPTIONS = "FLEETRUN_EXEC_OPTIONS"
 PYTHON = "FLEETRUN_PYTHON"
 COMPLETE = "_FLEETRUN_COMPLETE"
-# The prefix of variables that restore a secret argument of a command without a better name.
-SECRET = "FLEETRUN_"  # noqa: S105 - a name
-SECRET_ARGUMENT = "FLEETRUN_ARG_"  # noqa: S105 - see above
 
 
 def new_token() -> str:

@@ -27,49 +27,40 @@ _LONGEST_LINE = 1024 * 1024
 _PACE_S, _SLOWER, _QUIET_PACE_S = 0.03, 1.25, 0.1
 # Return to the event loop after this much, however fast a rank writes.
 _TURN_BYTES = 4 * _CHUNK
-# With several ranks, an unfinished line (a prompt, a progress bar) is shown after this long.
-_UNFINISHED_S = 0.2
+# With several ranks, an unfinished line is shown after this long: a prompt, or the state of a
+# progress bar.
+_PROMPT_S, _BAR_S = 0.2, 10.0
 # At the end: how long to wait for a reader that accepts nothing.
 _TIMEOUT_S = 10.0
-
-
 # An incomplete UTF-8 character or escape sequence at the end of the output so far.
 _CUT_SHORT = (
     rb"(?:[\xc2-\xdf]|[\xe0-\xef][\x80-\xbf]?|[\xf0-\xf4][\x80-\xbf]{0,2}|\x1b(?:\[[0-9;?]*)?)\Z"
 )
-# After it another line begins, or the rank overwrites its line, prefix included.
-_BEGINS = rb"\n(?!\Z)|\r(?![\r\n]|\Z)"
 
 
 class Feed:
     """One rank's log file, read from the console's current offset.
 
-    With a PREFIX, even an empty one, whole lines are shown; with PATTERN only those that match.
+    With a PREFIX, even an empty one, whole lines are shown; with PATTERN only those that match. Of
+    what a rank has overwritten in its line, only the last is shown.
     """
 
     def __init__(
         self, path: str, prefix: bytes | None, pattern: re.Pattern[bytes] | None = None
     ) -> None:
         self.path = path
-        self._by_lines = prefix is not None
+        self._prefix = prefix
         self._pattern = pattern
         # Another attempt has begun, so the file no longer grows.
         self.is_final = False
-        self._prefix = prefix or b""
+        # When an unfinished line is to be shown, and whether the last one that was shown was one.
+        self.due_at: float | None = None
+        self._is_unfinished = False
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._offset = 0
 
-    # When an unfinished line is to be shown.
-    due_at: float | None = None
-    # Whether the last thing shown was an unfinished line, and whether the rank will overwrite it.
-    _is_open = False
-    _is_rewound = False
-
-    def take(self, *, is_last: bool, now: float, cursor: Feed | None) -> bytes:
-        """Return the next output to show: whole lines, or an unfinished one that is due.
-
-        CURSOR is the feed that wrote the line at the console's cursor.
-        """
+    def take(self, *, is_last: bool, now: float) -> bytes:
+        """Return the next output to show: whole lines, or an unfinished one that is due."""
         size = os.fstat(self._fd).st_size
         if size < self._offset:
             # The file was truncated; the rank continues at its start.
@@ -77,60 +68,36 @@ class Feed:
         while size > self._offset and (body := self._cut(is_last=is_last, now=now)):
             self._offset += len(body)
             self.due_at = None
-            if self._pattern is not None:
-                body = self._matching(body)
-            shown = self._prefixed(body, cursor) if self._by_lines else body
-            if shown:
+            if shown := body if self._prefix is None else self._lines(body, self._prefix):
                 return shown
         return b""
 
     def _cut(self, *, is_last: bool, now: float) -> bytes:
         """Return the next piece as the rank wrote it; nothing while its line is incomplete."""
         chunk = os.pread(self._fd, _CHUNK, self._offset)
-        if not self._by_lines:
+        if self._prefix is None:
             return chunk
         end = chunk.rfind(b"\n") + 1
         if not end and len(chunk) == _CHUNK:
             chunk = os.pread(self._fd, _LONGEST_LINE, self._offset)
             end = chunk.find(b"\n") + 1
-        if self._pattern is None:
-            end = end or chunk.rfind(b"\r") + 1
         if end or is_last or len(chunk) == _LONGEST_LINE:
             return chunk[: end or len(chunk)]
+        if self._pattern is None and self.due_at is None:
+            self.due_at = now + (_BAR_S if b"\r" in chunk else _PROMPT_S)
+        is_due = self.due_at is not None and self.due_at <= now
+        return re.sub(_CUT_SHORT, b"", chunk) if is_due else b""
+
+    def _lines(self, body: bytes, prefix: bytes) -> bytes:
+        """Return the lines of BODY, each behind PREFIX and with an end."""
+        if self._is_unfinished and body.startswith(b"\n"):
+            body = body[1:]
+        self._is_unfinished = bool(body) and not body.endswith(b"\n")
+        lines = body.removesuffix(b"\n").split(b"\n") if body else []
+        lines = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
         if self._pattern is not None:
-            return b""
-        whole = re.sub(_CUT_SHORT, b"", chunk)
-        if self.due_at is None or not whole:
-            self.due_at = now + _UNFINISHED_S if whole else None
-            return b""
-        return whole if self.due_at <= now else b""
-
-    def _matching(self, body: bytes) -> bytes:
-        """Return the lines of BODY that match the pattern, in their final state."""
-        assert self._pattern is not None
-        lines = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in body.split(b"\n")]
-        return b"".join(line + b"\n" for line in lines if line and self._pattern.search(line))
-
-    def _prefixed(self, body: bytes, cursor: Feed | None) -> bytes:
-        """Return BODY with the prefix before each line and each overwritten one."""
-        goes_on = self._is_open and cursor is self
-        if self._is_open and not goes_on and body.startswith(b"\n"):
-            # Another rank's output has already ended this line.
-            self._is_open, body = False, body[1:]
-        if not goes_on and not body.strip(b"\r"):
-            return b""
-        before = b"" if cursor in {None, self} else b"\n"
-        is_redrawn = body.startswith((b"\r", b"\n") if goes_on else b"\r")
-        if not is_redrawn and (not goes_on or self._is_rewound):
-            before += self._prefix
-        self._is_open = not body.endswith(b"\n")
-        self._is_rewound = body.endswith(b"\r")
-        return before + re.sub(_BEGINS, b"\\g<0>" + self._prefix.replace(b"\\", b"\\\\"), body)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the line that was shown last is unfinished."""
-        return self._by_lines and self._is_open
+            lines = list(filter(self._pattern.search, lines))
+        return b"".join(prefix + line + b"\n" for line in lines)
 
     def follow(self, cut: Cut) -> int:
         """Continue behind CUT; return how many bytes can never be shown."""
@@ -148,13 +115,12 @@ class Console(Sink):
 
     def __init__(self, job: ObservedJob) -> None:
         self._job = job
-        self._pattern = _pattern(job.request.log_filter)
+        text = job.request.log_filter
+        self._pattern = None if text is None else re.compile(os.fsencode(text))
         self._begin(0)
         self._writer = Writer(1)
         self._feeds: list[Feed] = []
-        # If lines have prefixes: the feed that wrote the unfinished line at the cursor.
-        self._cursor: Feed | None = None
-        # Whether what was shown last, with prefixes or without, is an unfinished line.
+        # Whether what was shown last is an unfinished line.
         self._is_mid_line = False
         self._turn = 0
         self._pace_s = _PACE_S
@@ -209,7 +175,7 @@ class Console(Sink):
         """Whether a message would be written into a rank's unfinished line; it then ends that."""
         is_open = self._is_mid_line and not self._writer.is_busy and _are_one_file(1, 2)
         if is_open:
-            self._is_mid_line, self._cursor = False, None
+            self._is_mid_line = False
         return is_open
 
     def close(self) -> None:
@@ -277,16 +243,12 @@ class Console(Sink):
             self._turn = (self._turn + 1) % len(self._feeds)
             if piece := self._take(self._feeds[self._turn], is_last=self._is_last):
                 return piece
-        if self._is_last and self._cursor is not None:
-            self._cursor, self._is_mid_line = None, False
-            return b"\n"
         return b""
 
     def _take(self, feed: Feed, *, is_last: bool) -> bytes:
-        piece = feed.take(is_last=is_last, now=time.monotonic(), cursor=self._cursor)
+        piece = feed.take(is_last=is_last, now=time.monotonic())
         if piece:
             self._is_mid_line = not piece.endswith(b"\n")
-            self._cursor = feed if feed.is_open else None
         return piece
 
     def _rest(self) -> None:
@@ -315,14 +277,6 @@ class Console(Sink):
         for feed in self._feeds:
             feed.close()
         self._waiting.timer("pace", None, self._pump)
-
-
-def _pattern(text: str | None) -> re.Pattern[bytes] | None:
-    """Compile --log_filter; None: show every line."""
-    if text is None:
-        return None
-
-    return re.compile(text.encode(errors="surrogateescape"))
 
 
 def _are_one_file(first: int, second: int) -> bool:

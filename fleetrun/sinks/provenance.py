@@ -101,15 +101,13 @@ class Provenance(Sink):
 
     def _write(self, git: dict[str, Any] | None) -> None:
         job = self._job
-        environ = job.environ
-        remembered = {name: environ[name] for name in environ if detect.is_remembered(name)}
         manifest = manifestfile.of_launch(
-            *(self._plan, job.request, manifestfile.environment(environ, remembered)),
+            *(self._plan, job.request, job.environ, detect.is_remembered),
             started=job.began,
             pid=job.pid,
             git=git,
         )
-        manifestfile.write(job.folder, manifest, job.redact)
+        job.folder.write_json(names.MANIFEST, manifest, job.redact)
 
 
 def revision(output: str) -> dict[str, Any] | None:

@@ -18,7 +18,6 @@ from fleetrun.run.observers import ObservedJob, Sink
 from fleetrun.rundir import lockfile, names, planfile, reading
 from fleetrun.rundir.folder import SHARED, point
 
-_TRIED = ".link"
 # Longer than hosts wait for each other, unless the timeout was raised.
 _MARKED_S = 86400.0
 
@@ -35,7 +34,7 @@ class RunDirectory(Sink):
         self._folder, self._run_dir = job.folder, job.folder.path
         # As links in the log folder have it.
         self._own = os.path.relpath(self._run_dir, self._log_dir)
-        self._log_fd = self._lock_fd = -1
+        self._lock_fd = -1
         # What `withdraw` has to remove, the outermost first.
         self._made: list[str] = []
         shared = plan.shared_logs
@@ -57,28 +56,22 @@ class RunDirectory(Sink):
             self._lock_fd = lockfile.hold(self._folder, self._job.pid)
             if self._run_dir not in self._made:
                 self._made.append(self._run_dir)
-            self._log_fd = os.open(self._log_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            self._job.has_links = _takes_links(self._run_dir)
         except OSError as error:
             raise EnvironmentFault(names.unwritable(self._run_dir, error.strerror)) from None
 
     def withdraw(self) -> None:
         """Leave no trace of a launch that never began."""
         with suppress(OSError):
-            if self._run_dir in self._made:
-                self._empty()
+            for name in os.listdir(self._run_dir) if self._run_dir in self._made else ():
+                path = os.path.join(self._run_dir, name)
+                # Those of other hosts that share it stay.
+                if not os.path.isdir(path):
+                    os.unlink(path)
+                elif not names.is_node_folder(name):
+                    shutil.rmtree(path)
             for folder in reversed(self._made):
                 os.rmdir(folder)
-        self._close()
-
-    def _empty(self) -> None:
-        """Remove our files from the run directory, which other hosts may share."""
-        with os.scandir(self._run_dir) as entries:
-            for entry in entries:
-                if not entry.is_dir(follow_symlinks=False):
-                    os.unlink(entry.path)
-                elif not names.is_node_folder(entry.name):
-                    shutil.rmtree(entry.path)
+        self._unlock()
 
     def open(self, waiting: Waiting) -> None:
         """Write plan.json, and create the well-known links."""
@@ -113,13 +106,12 @@ class RunDirectory(Sink):
         if self._is_first and shared is not None:
             with suppress(OSError):
                 os.unlink(os.path.join(self._log_dir, shared.marker))
-        self._close()
+        self._unlock()
 
-    def _close(self) -> None:
-        for fd in (self._lock_fd, self._log_fd):
-            if fd >= 0:
-                os.close(fd)
-        self._lock_fd = self._log_fd = -1
+    def _unlock(self) -> None:
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
 
     def _write_endpoints(self) -> None:
         """Write endpoints.log exactly as Paddle does: with a blank, and no final newline."""
@@ -131,15 +123,19 @@ class RunDirectory(Sink):
     def _link(self, name: str, file: str = "") -> None:
         """Point NAME in the log folder to FILE of the run directory ("": to this itself).
 
-        Atomically; a file of that name is kept.
+        Atomically; a file of that name, which Paddle's own launcher has left, is kept.
         """
         path = os.path.join(self._log_dir, name)
         try:
             if os.path.isfile(path) and not os.path.islink(path):
-                os.rename(path, _unused(path))
-            point(name, f"{self._own}/{file}" if file else self._own, self._log_fd)
+                spare, number = f"{path}.old", 1
+                while os.path.lexists(spare):
+                    number += 1
+                    spare = f"{path}.old.{number}"
+                os.rename(path, spare)
+            point(path, f"{self._own}/{file}" if file else self._own)
         except OSError as error:
-            # Only once: a full disk affects every rank.
+            # Only once: a full disk, or one without links, affects every rank.
             if not self._has_complained:
                 self._has_complained = True
                 target = _join(self._run_dir, file)
@@ -147,20 +143,18 @@ class RunDirectory(Sink):
 
     def _name_previous(self) -> None:
         """Report the launch that owned the well-known names, if it still runs."""
-        latest = os.path.join(self._log_dir, names.LATEST)
-        name = os.path.basename(os.readlink(latest)) if os.path.islink(latest) else ""
-        run_dir = os.path.join(self._runs, name)
-        if name and run_dir != self._run_dir and lockfile.is_running(run_dir):
+        run_dir = os.path.realpath(os.path.join(self._log_dir, names.LATEST))
+        if run_dir != os.path.realpath(self._run_dir) and lockfile.is_running(run_dir):
             self._job.log(
-                f"{name} (process {lockfile.launcher_of(run_dir)}) still runs in this folder: "
-                f"{self._log_dir}/latest and workerlog.N now belong to this launch; the older "
-                f"job's logs are in {run_dir}."
+                f"{os.path.basename(run_dir)} (process {lockfile.launcher_of(run_dir)}) still runs "
+                f"in this folder: {self._log_dir}/latest and workerlog.N now belong to this "
+                f"launch; the older job's logs are in {run_dir}."
             )
 
     def _link_others(self, attempt: int) -> None:
         """Link the logs of the other hosts that share the folder."""
         shared = self._job.plan.shared_logs
-        if shared is None or not self._job.has_links:
+        if shared is None:
             return
         has_error_logs = any(spec.error_log for spec in self._job.plan.processes)
         for rank in self._job.plan.ranks:
@@ -193,8 +187,7 @@ class RunDirectory(Sink):
                     if os.stat(path).st_mtime + _MARKED_S < time.time():
                         os.unlink(path)
                 elif os.path.islink(path):
-                    target = _join(self._log_dir, os.readlink(path))
-                    run_dir, log = os.path.split(target)
+                    run_dir, log = os.path.split(_join(self._log_dir, os.readlink(path)))
                     is_old = run_dir in over or not os.path.exists(run_dir)
                     is_log = os.path.dirname(run_dir) == self._runs and log.startswith(name)
                     if is_log and is_old and run_dir != self._run_dir:
@@ -219,25 +212,5 @@ def _is_over(path: str) -> bool:
     return not any(map(lockfile.is_running, (path, *parts)))
 
 
-def _unused(path: str) -> str:
-    """Return a name beside PATH, which Paddle's own launcher has left, that is not used."""
-    number, spare = 1, f"{path}.old"
-    while os.path.lexists(spare):
-        number += 1
-        spare = f"{path}.old.{number}"
-    return spare
-
-
 def _join(folder: str, path: str) -> str:
     return os.path.normpath(os.path.join(folder, path))
-
-
-def _takes_links(folder: str) -> bool:
-    """Whether FOLDER's file system has symbolic links; FAT and some network shares do not."""
-    path = os.path.join(folder, _TRIED)
-    try:
-        os.symlink(names.LOCK, path)
-        os.unlink(path)
-    except OSError:
-        return False
-    return True

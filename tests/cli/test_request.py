@@ -123,7 +123,7 @@ def test_s75_the_command_line_wins_over_the_environment_over_the_file_over_the_d
         assert setting(requested, name).source == f"${variable}"
     requested = asked(*words, environ=environ, config=config)
     assert setting(requested, name).source == "command line"
-    shown = secrets.HIDDEN if secrets._certainty(name)[0] else first
+    shown = secrets.HIDDEN if secrets.is_secret(name) else first
     assert setting(requested, name).value == shown
     # A strategy keeps what belongs to it together.
     field = "strategy" if option.group == "strategy" else option.field

@@ -38,7 +38,7 @@ TEXTS = (
     ),
     # The words of Paddle 2.6.2's GPU build without the library.
     (
-        "gpu-library",
+        "gpu-driver",
         (
             "RuntimeError: (PreconditionNotMet) The third-party dynamic library (libnccl.so) that "
             "Paddle depends on is not configured correctly. (error code is libnccl.so: cannot open "
@@ -78,7 +78,7 @@ TEXTS = (
         ),
     ),
     ("shared-memory", "ERROR: Unexpected BUS error encountered in DataLoader worker."),
-    ("nccl-interface", "NCCL WARN Bootstrap : no socket interface found\nncclInternalError"),
+    ("interface", "NCCL WARN Bootstrap : no socket interface found\nncclInternalError"),
     ("nccl", "ncclRemoteError: A call failed possibly due to a network error"),
     ("nccl", "Find timeout start but not finish task:group_key:x,group_ranks:[0,1]"),
     ("address-in-use", "OSError: [Errno 98] Address already in use"),
@@ -102,14 +102,9 @@ TEXTS = (
         "RuntimeError: [gloo/tcp/pair.cc:584] TIMEOUT self_rank = 0 pair_rank = 1",
     ),
     ("peer-lost", "gloo::IoException: Read error [127.0.0.1]:20272: Connection reset by peer"),
-    ("gloo-interface", "[enforce fail at device.cc:81] Unable to find address for: eth9"),
+    ("interface", "[enforce fail at device.cc:81] Unable to find address for: eth9"),
     ("disk-full", "OSError: [Errno 28] No space left on device: 'model.pdparams'"),
     ("host-memory", "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 8 TiB"),
-    ("setuptools", "ModuleNotFoundError: No module named 'setuptools'"),
-    (
-        "protobuf",
-        "AttributeError: 'google._upb._message.FieldDescriptor' object has no attribute 'label'",
-    ),
     ("missing-module", "ModuleNotFoundError: No module named 'paddel'"),
     ("missing-module", "/venv/bin/python3.11: No module named paddel.train"),
     ("missing-module", "python: No module named a.__main__; 'a' is a package and cannot be ..."),

@@ -61,16 +61,15 @@ def test_cgroups_of_both_versions_are_read(
     assert os.path.samefile(group.file, top / events)
 
 
-def now(monkeypatch: pytest.MonkeyPatch, *, in_cgroup: int | None, on_host: int | None) -> None:
-    group = kernelfacts.Cgroup("memory.events", in_cgroup, 1 << 30)
+def now(monkeypatch: pytest.MonkeyPatch, *, oom_kills: int) -> None:
+    group = kernelfacts.Cgroup("memory.events", oom_kills, 1 << 30)
     monkeypatch.setattr(kernelfacts, "cgroup", lambda: group)
-    monkeypatch.setattr(kernelfacts, "_kills_on_host", lambda: on_host)
     monkeypatch.setattr(kernelfacts, "records", list)
 
 
 def test_s14_a_count_that_rose_is_a_fact_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    now(monkeypatch, in_cgroup=3, on_host=8)
-    first, memory = kernelfacts.of(killed(9), Baseline(0.0, 2, 7))
+    now(monkeypatch, oom_kills=3)
+    first, memory = kernelfacts.of(killed(9), Baseline(0.0, 2))
     assert first == (
         "The kernel's out-of-memory killer did it: its count for our cgroup rose from 2 to 3 "
         "(memory.events)."
@@ -80,13 +79,13 @@ def test_s14_a_count_that_rose_is_a_fact_with_numbers(monkeypatch: pytest.Monkey
 
 
 def test_s14_no_count_means_another_sender(monkeypatch: pytest.MonkeyPatch) -> None:
-    now(monkeypatch, in_cgroup=2, on_host=7)
-    assert "look for another sender" in kernelfacts.of(killed(9), Baseline(0.0, 2, 7))[0]
+    now(monkeypatch, oom_kills=2)
+    assert "look for another sender" in kernelfacts.of(killed(9), Baseline(0.0, 2))[0]
 
 
 def test_s14_the_kernels_log_is_the_best_witness(monkeypatch: pytest.MonkeyPatch) -> None:
-    now(monkeypatch, in_cgroup=2, on_host=7)
+    now(monkeypatch, oom_kills=2)
     monkeypatch.setattr(kernelfacts, "records", lambda: [OOM])
-    facts = kernelfacts.of(killed(9), Baseline(0.0, 2, 7))
+    facts = kernelfacts.of(killed(9), Baseline(0.0, 2))
     assert facts[0] == "The kernel's out-of-memory killer did it."
     assert "anon-rss:8kB" in facts[1]

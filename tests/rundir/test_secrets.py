@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
+import plans
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetrun.model import Script
+from fleetrun.plan import planner, render
+from fleetrun.plan.devices import Share
 from fleetrun.rundir import secrets
-from fleetrun.rundir.arguments import conceal
+from fleetrun.rundir.secrets import conceal
 
 
 @pytest.mark.parametrize(
@@ -50,7 +56,6 @@ Authorization: Bearer §
 Cookie: sid=§; theme=dark
 X-Api-Key: §
 curl -H "Authorization: Bearer §"
-SESSION=§
 --db-password §
 --api-key=§
 ['curl', '--api-key', '§']
@@ -125,7 +130,7 @@ def test_secrets_are_known_by_where_they_stand(line: str, secret: str) -> None:
     assert "***" in masked
     assert secrets.mask(masked) == masked
     assert secret not in secrets.redact("A", text)
-    assert secret not in conceal([text])[0][0]
+    assert secret not in conceal([text])[0]
     assert secret not in secrets.mask(f"ValueError: cannot use {text}")
 
 
@@ -144,10 +149,46 @@ def test_keys_are_known_by_their_shape(key: str) -> None:
 def test_ordinary_words_are_left_alone(line: str) -> None:
     assert secrets.mask(line) == line
     assert secrets.redact("A", line) == line
-    assert conceal([line]) == ((line,), ())
+    assert conceal([line]) == (line,)
     words = line.split()
     if words[0].startswith("-"):
-        assert conceal(words) == (tuple(words), ())
+        assert conceal(words) == tuple(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("--password=X", "--password=***"),
+        ("--db-password X --lr 1", "--db-password *** --lr 1"),
+        ("--env HF_TOKEN=X", "--env HF_TOKEN=***"),
+        ("--env=HF_TOKEN=X=Y", "--env=HF_TOKEN=***"),
+        ("+model.api_key=X", "+model.api_key=***"),
+        ("--repo=https://me:X@h/p", "--repo=https://***@h/p"),
+        ("--token X --token Y", "--token *** --token ***"),
+        ("-c TOKEN=X;train", "-c TOKEN=***"),
+        ('{"api_key":"X"}', '{"api_key":"***"}'),
+        ("--max_token 512 --pad_token=<pad> --unk-token [UNK] --pad_token_id=0", ""),
+        ("--use_auth_token --lr 0.1", ""),
+        ("--tokenizer=bert --author me --use_token true --password", ""),
+        ('{"sort_key":"a=b"} = == a=b', ""),
+    ],
+)
+def test_secret_words_of_a_command_are_hidden(words: str, shown: str) -> None:
+    typed = [word.replace("X", "s3cr3t-Value") for word in words.split()]
+    assert " ".join(conceal(typed)) == (shown or words)
+
+
+def test_s70_no_form_of_a_plan_shows_a_secret_argument() -> None:
+    script = Script("file", "train.py", ("--password=hush1234", "--api-key", "hush1234"))
+    request = plans.a_request(script=script)
+    roster = plans.a_roster(ranks=1, cpu=True)
+    share = Share("cpu", roster.members[0].groups, "gloo")
+    plan = planner.plan(request, plans.some_facts(), share, roster)
+    assert plan.processes[0].argv[-1] == "hush1234"
+    forms = [form([plan], request) for form in (render.table, render.as_json)]
+    forms.append(render.overview([plan], request))
+    assert not any("hush1234" in form for form in forms)
+    assert json.loads(forms[1])["script"]["args"] == ["--password=***", "--api-key", "***"]
 
 
 @given(st.text())

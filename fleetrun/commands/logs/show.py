@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from fleetrun.printing import remark, write
 from fleetrun.rundir import names, outputtimes, runs
-from fleetrun.rundir.logfile import LogFile
-from fleetrun.rundir.outputtimes import LogTimes
+from fleetrun.rundir.outputtimes import LogFile, LogTimes
 
 # Bytes that are read, or written, at a time.
 _CHUNK = 1 << 20

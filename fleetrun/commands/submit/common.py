@@ -13,7 +13,7 @@ from fleetrun.cli import argv, configfile, parser, types
 from fleetrun.cli.options import find
 from fleetrun.errors import UsageError
 from fleetrun.printing import remark
-from fleetrun.rundir import arguments
+from fleetrun.rundir import secrets
 
 # Launch options that the queue decides.
 _OURS = (
@@ -145,7 +145,7 @@ def site(path: str | None, command: click.Command) -> dict[str, str | list[str]]
 
 def shown(words: Sequence[str]) -> tuple[str, ...]:
     """Return WORDS with the values of secrets concealed."""
-    return tuple(arguments.conceal(words)[0])
+    return secrets.conceal(words)
 
 
 def remark_on_secrets(words: Sequence[str]) -> None:

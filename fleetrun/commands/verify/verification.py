@@ -13,7 +13,7 @@ from fleetrun.commands import tables, trials
 from fleetrun.commands.verify import differences
 from fleetrun.commands.verify.differences import Difference, ValueKey
 from fleetrun.commands.verify.training_runs import VerifyRun, VerifySpec
-from fleetrun.rundir import arguments
+from fleetrun.rundir import secrets
 from fleetrun.rundir.strategyfiles import IN_EFFECT
 from fleetrun.text import counted
 
@@ -237,7 +237,7 @@ def document(spec: VerifySpec, result: Verification, done: Sequence[VerifyRun]) 
 
     content = {
         "schema": 2,
-        "launch": arguments.conceal([*spec.strategy, *spec.script])[0],
+        "launch": secrets.conceal([*spec.strategy, *spec.script]),
         "updates": spec.updates,
         "equal": result.is_equal,
         "fault": result.fault or result.strategy_fault or None,

@@ -152,7 +152,7 @@ def test_what_a_run_says_cannot_break_the_page(tmp_path: Path) -> None:
 def test_a_run_that_tells_next_to_nothing_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
     told = story(tmp_path)
-    assert (told["verdict"], told["exit_code"]) == ("running", None)
+    assert (told["verdict"], told["exit_code"]) == ("its launcher was killed", None)
     assert (told["spans"], told["maps"], told["lines"]) == ([], [], {"loss": [], "steps": []})
 
 
