@@ -10,7 +10,7 @@ import click
 
 from fleetrun.cli import argv, configfile, elsewhere, request, types
 from fleetrun.cli.option import Option
-from fleetrun.cli.options import KNOWN, find
+from fleetrun.cli.options import KNOWN
 from fleetrun.cli.types import Type
 from fleetrun.errors import UsageError
 from fleetrun.model import Given, Request
@@ -82,13 +82,6 @@ def log_dir() -> Option:
 def color(text: str) -> Option:
     """Return --color for commands that colour their output, with the help TEXT."""
     return option("color", types.choice(AUTO, ALWAYS, NEVER), text, default=AUTO)
-
-
-def launch_option(name: str) -> Option:
-    """Return the launch option NAME for a command that starts no job."""
-    row = find(name)
-    text = "The hosts, as for a launch; :N is ignored here." if name == "hosts" else row.help or ""
-    return Option(row.label, row.kind, "", row.metavar or "", text)
 
 
 def launch_request(command_line: Sequence[str], environ: Mapping[str, str]) -> Request:

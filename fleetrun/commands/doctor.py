@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 
 import click
 
 from fleetrun.cli import parser, types
 from fleetrun.commands import tables
 from fleetrun.doctor import checkup, findings, output
+from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Request
 from fleetrun.plan.command import CHECK
 from fleetrun.printing import is_colored_stream, put
 from fleetrun.remote import everywhere
-from fleetrun.rundir import secrets
-from fleetrun.text import visible
+from fleetrun.rundir import reading, secrets
+from fleetrun.text import visible, visible_lines
 
 
 def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool) -> int:
@@ -26,7 +28,8 @@ def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool)
     log = checkup.remark(os.environ)
     if request.hosts or request.hostfile:
         request = request._replace(typed=tuple(words if launch.script else [*words, CHECK]))
-        options = [f"--wait={wait:g}", *(["--allreduce"] if allreduce else [])]
+        options = [f"--wait={wait:g}"]
+        options += ["--allreduce"] * allreduce + ["--json"] * own["json"]
         return _of_all_hosts(request, options, wait, is_json=own["json"])
     report = checkup.examine(request, os.environ, timeout_s=wait, has_allreduce=allreduce, log=log)
     # Processes, variables and paths are quoted.
@@ -47,23 +50,16 @@ def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool)
 
 def _of_all_hosts(request: Request, options: list[str], wait: float, *, is_json: bool) -> int:
     """Check all hosts of --hosts at once; return 0, or 3 if one has an error."""
-    log = checkup.remark(os.environ)
-    reports = everywhere.examine(request, os.environ, options, timeout_s=wait, log=log)
-    merged = everywhere.merged(reports)
-    code = findings.exit_code(merged)
+    reports = everywhere.examine(request, os.environ, options, timeout_s=wait)
+    code = EnvironmentFault.exit_code if any(report.code for report in reports) else 0
     if is_json:
-        hosts = {
-            report.host: report.document or output.document(report.host, report.findings)
-            for report in reports
-        }
+        hosts = {report.host: reading.parse(report.output.encode()) for report in reports}
         document = {"schema": output.SCHEMA, "exit_code": code, "hosts": hosts}
         put(json.dumps(document, indent=2) + "\n")
         return code
-    is_coloured = is_colored_stream(request.color, os.environ, sys.stdout)
-    shown = [
-        finding._replace(seen=visible(finding.seen), fix=visible(finding.fix)) for finding in merged
-    ]
-    put(output.text(shown, width=tables.width(), is_coloured=is_coloured))
+    for report in reports:
+        shown = report.failure or visible_lines(report.output.rstrip())
+        put(f"{report.host}\n{textwrap.indent(shown, '  ')}\n")
     return code
 
 
@@ -72,9 +68,8 @@ command = parser.LaunchCommand(
     help="Check whether this host is fit for a job, in seconds and without starting it: GPUs "
     "and driver, Paddle, PATH, memory, limits, disks, clock, names, interfaces, ports. Give the "
     "options of the launch, and the script if you like. With --hosts or --hostfile, all hosts "
-    "are checked by ssh and reported in one table; with --ips, run it on all of them at once. "
-    "The hosts connect on the ports of the job and compare clocks and versions. The exit code "
-    "is 0, or 3 if something must be fixed first.",
+    "are checked by ssh; with --ips, run it on all of them at once. The hosts connect on the "
+    "ports of the job. The exit code is 0, or 3 if something must be fixed first.",
     options_metavar="[OPTIONS] [LAUNCH OPTIONS] [SCRIPT [ARGUMENTS]...]",
     callback=click.pass_obj(_doctor),
     params=[

@@ -21,9 +21,7 @@ from fleetrun.commands.logs import collectives
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.host import jobs
 from fleetrun.host.jobs import JobRecords, RunningJob
-from fleetrun.plan.command import CHECK
 from fleetrun.printing import put, remark
-from fleetrun.remote import everywhere, ssh, sshjob
 from fleetrun.run import jobprocesses
 from fleetrun.rundir import eventfile, lockfile, names, reading, runs
 from fleetrun.rundir.variables import JOB
@@ -33,10 +31,6 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 HEADS = ("PID", "JOB", "FOR", "PROCESSES", "HOST", "FOLDER", "COMMAND")
-# The first column of a table of several hosts.
-ON = "ON"
-# The seconds a host has to answer `ps`, including the start of ssh and Python.
-_HOST_ANSWER_S = 60.0
 # Ranks are asked for stacks one after the other, and an unresponsive one takes 13 s.
 _STACKS_ANSWER_S = 120.0
 # Processes of a killed launcher are gone within this time.
@@ -105,54 +99,23 @@ def name_of(run: str, *, is_known: bool) -> str:
 # -- ps ------------------------------------------------------------------------------------------
 
 
-def _ps(words: tuple[str, ...], *, is_json: bool, **hosts: str | None) -> int:
-    """Print the jobs that WORDS name, or all; return 3 if a host does not answer."""
-    options = [f"--{name}={value}" for name, value in hosts.items() if value is not None]
-    failures: Mapping[str, str] = {}
-    if options:
-        records, failures = _of_hosts(options, words)
-    else:
-        running = jobs.find()
-        wanted = [job for word in words for job in jobs.named(running, word)]
-        chosen = [job for job in running if not words or job in wanted]
-        records = [record(job, jobs.about(job)) for job in chosen]
+def _ps(words: tuple[str, ...], *, is_json: bool) -> int:
+    """Print the jobs that WORDS name, or all."""
+    running = jobs.find()
+    wanted = [job for word in words for job in jobs.named(running, word)]
+    chosen = [job for job in running if not words or job in wanted]
+    records = [record(job, jobs.about(job)) for job in chosen]
     if is_json:
         put("".join(json.dumps(job) + "\n" for job in records))
-    elif records:
-        put(_table(records))
     else:
-        put(f"No job of yours runs on {'these hosts' if options else 'this host'}.\n")
-    for host, failure in failures.items():
-        remark(f"ps: {host}  {failure}")
-    return EnvironmentFault.exit_code if failures else 0
-
-
-def _of_hosts(
-    options: Sequence[str], words: Sequence[str]
-) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Return the records of jobs on the hosts of OPTIONS, and why hosts do not answer."""
-    request = parser.launch_request([*options, CHECK], os.environ)
-    if not (request.hosts or request.hostfile):
-        raise UsageError(f"ps: {options[0]} reaches the hosts of --hosts or --hostfile: give one.")
-    hosts = sshjob.listed(request)
-    order = ssh.HostOrder("/", words=("ps", "--json", *words))
-    orders = [order] * len(hosts)
-    results = everywhere.run(ssh.words_of(request), hosts, orders, _HOST_ANSWER_S)
-    answers = [(host.name, *result) for host, result in zip(hosts, results, strict=True)]
-    records = [
-        {"on": host, **parsed}
-        for host, output, _ in answers
-        for line in output.splitlines()
-        if (parsed := reading.parse(line)) is not None and "run_dir" in parsed
-    ]
-    return records, {host: failure for host, _, failure in answers if failure}
+        put(_table(records) if records else "No job of yours runs on this host.\n")
+    return 0
 
 
 def _table(records: Sequence[Mapping[str, Any]]) -> str:
-    heads = (ON, *HEADS) if "on" in records[0] else HEADS
     rows = [row(job, time.time()) for job in records]
-    whole = range(heads.index("FOLDER"))
-    return tables.layout(rows, heads=heads, whole=whole, width=tables.width()) + "\n"
+    whole = range(HEADS.index("FOLDER"))
+    return tables.layout(rows, heads=HEADS, whole=whole, width=tables.width()) + "\n"
 
 
 def row(job: Mapping[str, Any], now: float) -> list[str]:
@@ -163,7 +126,6 @@ def row(job: Mapping[str, Any], now: float) -> list[str]:
     processes += f", attempt {job['attempt']}" if job["attempt"] else ""
     nodes = len(job["nodes"])
     cells = (
-        *((job["on"],) if "on" in job else ()),
         "killed" if job["pid"] is None else str(job["pid"]),
         name_of(job["name"], is_known=bool(job["job"] or job["pid"])),
         "-" if job["started"] is None else format_duration(now - job["started"], is_short=True),
@@ -195,12 +157,10 @@ def record(job: RunningJob, about: JobRecords) -> dict[str, Any]:
 
 ps = click.Command(
     "ps",
-    help="List your jobs on this host, or on the hosts of --hosts or --hostfile, by ssh. JOB is "
-    "a process id or a name.",
+    help="List your jobs on this host. JOB is a process id or a name.",
     callback=_ps,
     params=[
         click.Option(["--json", "is_json"], is_flag=True, help="Print one JSON object per line."),
-        *map(parser.launch_option, ("hosts", "hostfile", "ssh")),
         click.Argument(["words"], nargs=-1, metavar="[JOB]...", shell_complete=_complete),
     ],
 )

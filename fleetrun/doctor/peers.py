@@ -1,119 +1,112 @@
-"""Checks of the other hosts of a job: connections, clocks and versions."""
+"""Whether the hosts of a job reach each other on its ports, by plain TCP connections.
+
+Each host listens on its own ports and connects to those of all others, as launchers and ranks do.
+"""
 
 from __future__ import annotations
 
-import os
-import platform
-from collections.abc import Iterator, Sequence
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import partial
 
-from fleetrun import __version__
 from fleetrun.doctor.checked_job import CheckedJob
 from fleetrun.doctor.findings import Finding, error, ok, warning
-from fleetrun.plan import hosts
-from fleetrun.rundir.variables import TOKEN
-from fleetrun.session.introductions import HostDescription, Peer, PeerCheck
-from fleetrun.session.wire import Key
+from fleetrun.model import Member
 
-# Beyond this, certificates, file times and the order of log lines become unreliable.
-_CLOCK_S = 1.0
-# What must be equal, the consequence if not, and whether that ends the job.
-_ALIKE = (
-    ("fleetrun", "hosts may plan the job differently", True),
-    ("paddle", "ranks may hang at the first allreduce, or differ in their results", True),
-    ("nccl", "NCCL refuses to connect different versions", True),
-    ("cuda", "kernels and results may differ", False),
-    ("python", "one host may be unable to unpickle what another sends", False),
-    ("driver", "one host may lack what the others can do", False),
-)
-_NO_ANSWER = "a firewall drops the packets{or_down}; ranks would wait forever"
+# How long a connection may take, and the pause before the next attempt.
+_CONNECT_S, _AGAIN_S = 1.0, 0.1
+# How many connections are tried at once.
+_AT_ONCE = 64
+REFUSED = "refuses the connection: the host is up, but nothing listens"
 
 
 def check(job: CheckedJob) -> Iterator[Finding]:
-    """Meet the check-ups of the job's other hosts on its ports, and compare them with this one."""
+    """Connect to the check-ups of the job's other hosts on its ports."""
     if job.roster is None or not job.has_peers:
         return
-    paddle, me = job.paddle, job.members[job.roster.me].host
-    own = HostDescription(
-        host=os.uname().nodename,
-        fleetrun=__version__,
-        python=platform.python_version(),
-        paddle="" if paddle is None else paddle.version,
-        cuda="" if paddle is None else paddle.cuda,
-        nccl="" if paddle is None else paddle.nccl,
-        driver="" if job.driver is None else job.driver.driver,
-    )
-    key = Key(job.request.job_id, job.environ.get(TOKEN))
-    meeting = PeerCheck(job.members, job.roster.me, own, key=key, timeout_s=job.timeout_s)
-    yield from judge(meeting.run(me if hosts.is_loopback(me) else None, job.log), own)
-
-
-def judge(peers: Sequence[Peer], own: HostDescription) -> Iterator[Finding]:
-    """Yield the findings about PEERS and OWN."""
-    for peer in peers:
-        yield from _connections(peer)
-    answered = [peer for peer in peers if peer.card is not None]
-    for peer in answered:
-        off = abs(peer.ahead_s)
-        if off - peer.accuracy_s <= _CLOCK_S:
-            yield ok("clock", f"that of {peer.host} is synchronised with ours")
-            continue
-        yield warning(
-            "clock",
-            f"that of {peer.host} is {off:.1f} s {'ahead of' if peer.ahead_s > 0 else 'behind'} "
-            "ours",
-            "times in the logs of the hosts contradict each other, and certificates may not hold",
-            f"ssh {peer.host} chronyc makestep  # and here; or timedatectl set-ntp true",
+    me, until = job.roster.me, time.monotonic() + job.timeout_s
+    others = [host for index, host in enumerate(job.members) if index != me]
+    if job.log is not None:
+        job.log(f"Connecting to the other hosts for up to {job.timeout_s:g} s.")
+    targets = [(host.host, port) for host in others for port in host.ports]
+    with ExitStack() as stack, ThreadPoolExecutor(_AT_ONCE) as pool:
+        answers = [
+            pool.submit(_accept, stack.enter_context(server), len(others), until)
+            for port in job.members[me].ports
+            if (server := _listening(port)) is not None
+        ]
+        outcomes = dict(
+            zip(targets, pool.map(partial(_connect, until=until), targets), strict=True)
         )
-    if answered:
-        yield from _versions(answered, own)
+        # They have to reach this host, too.
+        for answer in answers:
+            answer.result()
+    yield from judge(others, outcomes)
 
 
-def _connections(peer: Peer) -> Iterator[Finding]:
-    check, outcomes = "connection", dict.fromkeys(connect.outcome for connect in peer.connects)
-    for outcome in outcomes:
-        rows = [connect for connect in peer.connects if connect.outcome == outcome]
-        where = f"{peer.host}:{', '.join(str(row.port) for row in rows)}"
-        if outcome == "silent":
-            or_down = "" if "connected" in outcomes else ", or the host is down"
-            yield error(
-                check,
-                f"{where}: {rows[0].text}",
-                _NO_ANSWER.format(or_down=or_down),
-                f"nc -vz {peer.host} {rows[0].port}  # open the ports between the hosts of the job",
-            )
-        elif outcome == "refused":
-            yield warning(
-                check,
-                f"{where} refuses the connection: the host is up, but nothing listens",
-                "`fleetrun doctor` does not run there at the same time, or a firewall rejects",
-                f"ssh {peer.host} fleetrun doctor ...  # the same command on every host, at once",
-            )
-        elif outcome == "another program":
-            yield error(
-                check,
-                f"{where} is answered by something other than this check-up ({rows[0].text})",
-                "the rank that is to listen there cannot",
-                f"ssh {peer.host} ss -ltnp  # stop it, or another --start_port on every host",
-            )
-    if set(outcomes) == {"connected"}:
-        count = len(peer.connects)
-        yield ok(check, f"{peer.host} answers on {count} of {count} ports")
-
-
-def _versions(answered: Sequence[Peer], own: HostDescription) -> Iterator[Finding]:
-    is_alike = True
-    for name, means, is_grave in _ALIKE:
-        ours = getattr(own, name)
-        theirs = {peer.host: getattr(peer.card, name) for peer in answered}
-        differing = [f"{host} has {it or 'none'}" for host, it in theirs.items() if it != ours]
-        if not differing:
-            continue
-        is_alike = False
-        yield (error if is_grave else warning)(
-            "versions",
-            f"{name}: this host has {ours or 'none'}, {', '.join(differing)}",
-            means,
-            "install the same on every host  # pip freeze; nvidia-smi",
+def _listening(port: int) -> socket.socket | None:
+    # A port that is taken is a finding of its own.
+    with suppress(OSError):
+        return socket.create_server(
+            ("", port), backlog=socket.SOMAXCONN, family=socket.AF_INET6, dualstack_ipv6=True
         )
-    if is_alike:
-        yield ok("versions", f"alike on {len(answered) + 1} hosts")
+    with suppress(OSError):
+        return socket.create_server(("", port), backlog=socket.SOMAXCONN)
+    return None
+
+
+def _accept(server: socket.socket, callers: int, until: float) -> None:
+    """Answer as many CALLERS."""
+    for _ in range(callers):
+        server.settimeout(max(0.001, until - time.monotonic()))
+        try:
+            server.accept()[0].close()
+        except OSError:
+            return
+
+
+def _connect(target: tuple[str, int], *, until: float) -> str:
+    """Return why TARGET cannot be connected to UNTIL then; empty: it can."""
+    while True:
+        try:
+            socket.create_connection(target, timeout=_CONNECT_S).close()
+        except ConnectionRefusedError:
+            why = REFUSED
+        except TimeoutError:
+            why = f"no answer within {_CONNECT_S:g} s (is a firewall in between?)"
+        except OSError as fault:
+            why = (fault.strerror or str(fault)).lower()
+        else:
+            return ""
+        if time.monotonic() >= until:
+            return why
+        time.sleep(_AGAIN_S)
+
+
+def judge(others: Sequence[Member], outcomes: Mapping[tuple[str, int], str]) -> Iterator[Finding]:
+    """Yield the findings about the connections to OTHERS, whose OUTCOMES say what failed."""
+    for host in others:
+        whys = {port: outcomes[host.host, port] for port in host.ports}
+        for why in filter(None, dict.fromkeys(whys.values())):
+            ports = [port for port, outcome in whys.items() if outcome == why]
+            where = f"{host.host}:{', '.join(map(str, ports))}"
+            if why == REFUSED:
+                yield warning(
+                    "connection",
+                    f"{where} {why}",
+                    "`fleetrun doctor` does not run there at the same time, or a firewall rejects",
+                    f"ssh {host.host} fleetrun doctor ...  # the same command on every host",
+                )
+                continue
+            yield error(
+                "connection",
+                f"{where}: {why}",
+                "a firewall drops the packets, or the host is down; ranks would wait forever",
+                f"nc -vz {host.host} {ports[0]}  # open the ports between the hosts of the job",
+            )
+        if not any(whys.values()):
+            count = len(host.ports)
+            yield ok("connection", f"{host.host} answers on {count} of {count} ports")

@@ -19,8 +19,7 @@ from contextlib import suppress
 import fleetrun
 from fleetrun import __version__
 from fleetrun.errors import EnvironmentFault, shell_code
-from fleetrun.remote import logs, ssh
-from fleetrun.remote.ssh import HostOrder
+from fleetrun.remote import ssh
 from fleetrun.run import libc
 from fleetrun.rundir.folder import write_all
 
@@ -30,19 +29,16 @@ _MAIN = os.path.join(os.path.dirname(fleetrun.__file__), "__main__.py")
 _UNUSED = 0
 
 
-def run(silence_s: float = ssh.SILENCE_S) -> None:
-    """Serve the head, and exit with fleetrun's exit code.
-
-    A head that is silent for SILENCE_S seconds counts as gone.
-    """
+def run() -> None:
+    """Serve the head, and exit with fleetrun's exit code."""
     # The job's end would wait 10 ms for the interpreter's.
-    os._exit(_serve(_lines(silence_s)))
+    os._exit(_serve(_lines()))
 
 
-def _lines(silence_s: float) -> Iterator[bytes]:
+def _lines() -> Iterator[bytes]:
     """Yield the lines of standard input until it ends, or nothing comes for SILENCE_S seconds."""
     rest = b""
-    while select.select([0], [], [], silence_s)[0]:
+    while select.select([0], [], [], ssh.SILENCE_S)[0]:
         part = os.read(0, 1 << 16)
         if not part:
             return
@@ -58,30 +54,10 @@ def _serve(lines: Iterator[bytes]) -> int:
     if order is None or order.version != __version__:
         there = "of another version" if order is None else order.version
         return _refuse(f"fleetrun is {__version__}, and {there} where the job was started.")
-    if not os.path.isdir(order.cwd):
-        return _refuse(f"there is no folder {order.cwd}.")
-    if order.pid:
-        _tell(order.pid)
-        logs.send(os.path.join(order.cwd, order.log_dir), order.pid)
-        return 0
-    process = _start(order)
-    pidfd = os.pidfd_open(process.pid)
-    threading.Thread(target=_obey, args=(lines, pidfd), daemon=True).start()
-    return shell_code(process.wait())
-
-
-def _refuse(sentence: str) -> int:
-    write_all(2, sentence.encode() + b"\n")
-    return EnvironmentFault.exit_code
-
-
-def _tell(pid: int) -> None:
-    """End what the login shell has printed."""
-    write_all(1, b"\n%b%d\n" % (ssh.MARK, pid))
-
-
-def _start(order: HostOrder) -> subprocess.Popen[bytes]:
-    """Start fleetrun as ORDER says, once the head knows its pid."""
+    try:
+        os.chdir(order.cwd)
+    except OSError as error:
+        return _refuse(f"the folder {order.cwd} cannot be entered ({error.strerror}).")
     ours = os.getpid()
 
     def prepare() -> None:
@@ -89,16 +65,24 @@ def _start(order: HostOrder) -> subprocess.Popen[bytes]:
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != ours:
             os._exit(_UNUSED)
-        _tell(os.getpid())
 
-    return subprocess.Popen(
+    write_all(2, ssh.MARK + b"\n")
+    process = subprocess.Popen(
         [sys.executable, _MAIN, *order.words],
-        cwd=order.cwd,
         env={**os.environ, **order.environ},
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         preexec_fn=prepare,  # noqa: PLW1509 - there are no threads yet
     )
+    if order.attended:
+        pidfd = os.pidfd_open(process.pid)
+        threading.Thread(target=_obey, args=(lines, pidfd), daemon=True).start()
+    return shell_code(process.wait())
+
+
+def _refuse(sentence: str) -> int:
+    write_all(2, sentence.encode() + b"\n")
+    return EnvironmentFault.exit_code
 
 
 def _obey(lines: Iterator[bytes], pidfd: int) -> None:

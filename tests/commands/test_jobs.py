@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from commandline import Command, fleetrun, process_in_background, started
 from processes import assert_no_survivors
-from sshd import instead_of_ssh
 from waiting import LONG_S, until
 
 from fleetrun.commands import job_commands
@@ -110,32 +109,6 @@ def test_what_a_killed_launcher_left_behind_is_found_and_ended() -> None:
         done = fleetrun("stop", name)
         assert (done.returncode, orphan.wait(LONG_S)) == (0, -signal.SIGKILL), done.stderr
         assert done.stderr == f"fleetrun: {name} has ended: its launcher had been killed.\n"
-
-
-def test_jobs_of_other_hosts_are_listed_by_ssh_and_who_does_not_answer_is_named(
-    tmp_path: Path,
-) -> None:
-    name = f"20250102T030405Z-far-{os.getpid()}"
-    environ = {**os.environ, "FLEETRUN_JOB": name, "FLEETRUN_RUN_DIR": "/nowhere"}
-    gone = 'case "$*" in *" c "*) echo no way >&2; exit 255;; esac'
-    ssh = instead_of_ssh(tmp_path, f'{gone}; echo Welcome!; exec sh -c "$command"')
-    with subprocess.Popen(["sleep", "1000"], env=environ, start_new_session=True) as orphan:
-        done = fleetrun("ps", "--hosts=a,b,c", ssh, name)
-        orphan.kill()
-    assert done.returncode == 3
-    assert done.stderr == "fleetrun: ps: c  ssh: no way\n"
-    rows = [line.split()[:3] for line in done.stdout.splitlines()]
-    assert rows == [
-        [job_commands.ON, *job_commands.HEADS[:2]],
-        ["a", "killed", name],
-        ["b", "killed", name],
-    ]
-    done = fleetrun("ps", ssh)
-    assert done.returncode == 2
-    assert (
-        done.stderr
-        == f"fleetrun: ps: {ssh} reaches the hosts of --hosts or --hostfile: give one.\n"
-    )
 
 
 def test_a_detached_job_goes_on_and_its_console_can_be_watched(tmp_path: Path) -> None:

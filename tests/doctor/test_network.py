@@ -14,7 +14,6 @@ from fleetrun.doctor import network, peers
 from fleetrun.doctor.checked_job import CheckedJob
 from fleetrun.doctor.findings import ERROR, WARNING, Finding
 from fleetrun.doctor.network import Interface
-from fleetrun.session.introductions import Connect, HostDescription, Peer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,29 +89,18 @@ def test_ports_that_are_taken_or_exposed_are_findings(tmp_path: Path) -> None:
 
 # -- the other hosts ------------------------------------------------------------------------------
 
-CARD = HostDescription("node1", "0.1.0", "3.11.7", "3.3.1", "12.6", "2.22.3", "570.1")
-PORTS = (Connect(6070, "connected"), Connect(6071, "connected"))
-WELL = Peer("node2", PORTS, CARD._replace(host="node2"), 0.001, 0.0005)
-
 
 @pytest.mark.parametrize(
-    ("changed", "findings"),
+    ("why", "findings"),
     [
-        ({}, []),
-        ({"connects": (PORTS[0], Connect(6071, "silent", "late"))}, [("connection", ERROR)]),
-        ({"connects": (PORTS[0], Connect(6071, "refused"))}, [("connection", WARNING)]),
-        ({"connects": (PORTS[0], Connect(6071, "another program"))}, [("connection", ERROR)]),
-        ({"connects": (Connect(6070, "silent", "x"),), "card": None}, [("connection", ERROR)]),
-        ({"ahead_s": 30.0}, [("clock", WARNING)]),
-        ({"ahead_s": -30.0}, [("clock", WARNING)]),
-        # A slow way is no wrong clock.
-        ({"ahead_s": 1.9, "accuracy_s": 1.5}, []),
-        ({"card": CARD._replace(paddle="2.6.2")}, [("versions", ERROR)]),
-        ({"card": CARD._replace(paddle="")}, [("versions", ERROR)]),
-        ({"card": CARD._replace(driver="535.1")}, [("versions", WARNING)]),
+        ("", []),
+        ("no answer within 1 s", [("connection", ERROR)]),
+        (peers.REFUSED, [("connection", WARNING)]),
     ],
 )
-def test_what_is_not_well_of_a_peer_is_the_one_finding(
-    changed: dict[str, Any], findings: list[tuple[str, str]]
+def test_a_port_that_cannot_be_connected_to_is_a_finding(
+    why: str, findings: list[tuple[str, str]]
 ) -> None:
-    assert bad(peers.judge([WELL._replace(**changed)], CARD)) == findings
+    (host,) = a_roster(["node2"]).members
+    outcomes = {("node2", 6070): "", ("node2", 6071): why}
+    assert bad(peers.judge([host], outcomes)) == findings

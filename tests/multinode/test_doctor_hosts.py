@@ -37,7 +37,6 @@ def test_hosts_meet_on_every_port_of_the_job(two_hosts: Pair) -> None:
     findings = doctors(two_hosts, "--nproc_per_node=2", f"--wait={LONG_S:g}")
     for mine, other in zip(findings, ("10.88.0.2", "10.88.0.1"), strict=True):
         assert of(mine, "connection") == [("ok", f"{other} answers on 2 of 2 ports")]
-        assert of(mine, "versions") == [("ok", "alike on 2 hosts")]
         ((_, taken),) = of(mine, "interface")
         assert taken.startswith("the route to the other hosts is eth0 (")
 
