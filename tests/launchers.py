@@ -40,7 +40,7 @@ class Rank(SessionHandler):
         """Start."""
         self.runs += 1
 
-    def stop(self, failure: Failure, *, is_fenced: bool = False) -> None:
+    def stop(self, failure: Failure) -> None:
         """Keep the reason."""
         self.stopped.append(failure)
         if self._session is not None:

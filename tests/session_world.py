@@ -172,7 +172,7 @@ class End:
         self.is_open = False
 
     def _take(self, message: Any) -> None:
-        if self.is_open:
+        if self.is_open and not self._is_finishing:
             if isinstance(message, Acknowledged):
                 # A promise counts from when the heartbeat was sent.
                 owner, until = self.owner, self.owner.beats[message.number] + message.left_s
@@ -247,11 +247,10 @@ class Dials:
     ) -> None:
         self._host, self._opened = host, opened
         self._where = where
-        self._end: End | None = None
 
     def begin(self) -> None:
         """Call, or call again."""
-        self.hang_up()
+        self.close()
         self.is_begun = True
         self._call()
 
@@ -259,13 +258,6 @@ class Dials:
         """Call no more."""
         self.is_begun = False
         self._host.waits.timer((id(self), "call"), self._host.world.now + _LIMIT_S, _nothing)
-
-    def hang_up(self) -> None:
-        """Call no more, and close the connection."""
-        self.close()
-        end, self._end = self._end, None
-        if end is not None:
-            end.close()
 
     def _call(self) -> None:
         host, world = self._host, self._host.world
@@ -276,7 +268,6 @@ class Dials:
                 self.is_begun = False
                 here, there = End(world, host, other), End(world, other, host)
                 here.peer, there.peer = there, here
-                self._end = here
                 host.beats.clear()
                 listens.opened(there)
                 self._opened(here)
@@ -411,7 +402,7 @@ class Host(SessionHandler):
         store: Any = partial(Asks, self)
         more: dict[str, Any] = {"host": self.name, "log": self.trace, "transport": transport}
         self.session = (
-            ElectedSession(endpoint, launcher, endpoints=(("etcd", 1),), store=store, **more)
+            ElectedSession(endpoint, launcher, members=(("etcd", 1),), store=store, **more)
             if config.has_store
             else Session(endpoint, launcher, **more)
         )
@@ -447,7 +438,7 @@ class Host(SessionHandler):
     def begin(self) -> None:
         """Start the launcher."""
         self.session.open(self.waits)
-        self.session.guard(self)
+        self.session.guard(self.kill_at)
         self._gather()
 
     def _gather(self) -> None:
@@ -526,13 +517,11 @@ class Host(SessionHandler):
             self.trains, self.phase = None, STOPPED
             self.session.stopped(self._own)
 
-    def stop(self, failure: Failure, *, is_fenced: bool = False) -> None:
-        """Ask the ranks to end, or kill them."""
-        self.trace(f"{'kills' if is_fenced else 'stops'}: {failure.what}")
+    def stop(self, failure: Failure) -> None:
+        """Ask the ranks to end."""
+        self.trace(f"stops: {failure.what}")
         if self.phase == RUNNING:
             self._stop()
-        if is_fenced:
-            self._stopped()
 
     def kill_at(self, at: float | None) -> None:
         """Kill the ranks at that moment, even if the launcher stands still or is gone."""
@@ -542,9 +531,11 @@ class Host(SessionHandler):
 
         def ring() -> None:
             if self._kill_at == at:
-                if self.trains is not None and self.is_awake:
-                    raise Violation(f"{self.name} has not killed its ranks: {self.world.log[-20:]}")
+                if self.phase == RUNNING and self.is_awake:
+                    raise Violation(f"{self.name} has not stopped: {self.world.log[-20:]}")
                 self.trains = None
+                if self.phase == STOPPING:
+                    self.waits.timer("stop", self.world.now, self._stopped)
 
         if at is not None:
             self.world.at(at, ring)

@@ -73,16 +73,6 @@ def remarks(
     return tuple(lines)
 
 
-def used_before(facts: Facts, groups: tuple[tuple[Device, ...], ...]) -> dict[str, int]:
-    """Return the bytes in use on the GPUs of GROUPS before the launch, by UUID, if known."""
-    gpus = [device for group in groups for device in group if device.kind == "gpu"]
-    if not gpus:
-        return {}
-    visible, _ = masks.visible(facts, "gpu")
-    known = [gpu for device in gpus if (gpu := _gpu(facts, visible, device)) is not None]
-    return {gpu.uuid: gpu.used_bytes for gpu in known if gpu.used_bytes is not None}
-
-
 def _gpu(facts: Facts, visible: masks.Visible, device: Device) -> Gpu | None:
     """Return what the driver reports about a VISIBLE DEVICE."""
     if device.kind != "gpu" or not facts.gpus:

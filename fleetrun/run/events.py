@@ -317,15 +317,11 @@ class Failure(NamedTuple):
 
 
 class StopRequested(NamedTuple):
-    """The attempt failed on another host, so it stops here; `failure` is what is known so far.
-
-    If `is_fenced`, the others may start again without this host, so its processes are killed.
-    """
+    """The attempt failed on another host, so it stops here; `failure` is what is known so far."""
 
     failure: Failure
     at: float
     attempt: int = 0
-    is_fenced: bool = False
 
 
 class JobVerdict(NamedTuple):

@@ -186,3 +186,26 @@ def _be_child(call: Callable[[], object], write_fd: int) -> None:
             pipe.write(marshal.dumps(answer))  # type: ignore[arg-type]
     finally:
         os._exit(0)
+
+
+def ask(
+    call: Callable[[], object],
+    waiting: Waiting,
+    done: Callable[[CallResult], None],
+    timeout_s: float | None = None,
+    *,
+    callee: str = "it",
+) -> Callable[[], object]:
+    """Make CALL in a child; DONE gets the result, or why there is none, from WAITING.
+
+    The function returned abandons the child; DONE is not called any more.
+    """
+    try:
+        asked = IsolatedCall(call)
+    except OSError as error:
+        result = CallResult(trouble=f"no process can be started: {error.strerror}")
+        key = object()
+        waiting.timer(key, time.monotonic(), lambda: done(result))
+        return lambda: waiting.timer(key, None, nothing)
+    asked.watch(waiting, done, timeout_s, callee=callee)
+    return asked.abandon

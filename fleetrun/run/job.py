@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from fleetrun import engines
 from fleetrun.engines import SelectedEngine, meeting
@@ -207,10 +207,15 @@ def tell(
     def begin(job: LaunchedJob) -> tuple[Gathering, Session | None]:
         from fleetrun.session import joining
 
+        def fail(_: object) -> NoReturn:
+            raise fault
+
         log, redact = job.log, job.redact
         try:
             facts = probe.reach(request, environ, engine.hosts)._replace(pid=job.pid)
-            session, gathering = joining.tell(request, facts, engine, fault, log=log, redact=redact)
+            session, gathering = joining.join(
+                request, facts, engine, None, assign=fail, plan=fail, log=log, redact=redact
+            )
         except FleetrunError:
             raise fault from None
         return gathering, session

@@ -165,8 +165,6 @@ class Policy:
                 return self._stop(exited, event.at)
             case Hung() if self.phase == RUNNING:
                 return self._stop(event, event.at)
-            case StopRequested(is_fenced=True):
-                return self._kill(event.at) if self.alive else ()
             case StopRequested(attempt=self.attempt) if self.phase == RUNNING:
                 return self._stop(event.failure, event.at)
             case Overdue() | Hung() | StopRequested():

@@ -1,7 +1,6 @@
 """The config of a rendezvous, which the coordinator sets, and the times that follow from it."""
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
-from collections.abc import Sequence
 from math import isfinite
 from typing import NamedTuple
 
@@ -12,19 +11,6 @@ _FENCE_S = 2.0
 # How long hosts may take to plan a generation once its roster is formed: usually milliseconds,
 # seconds on a busy host.
 PREPARE_S = 60.0
-
-# Options with one value for the whole job, and their fields.
-_OPTIONS = (
-    ("--nnodes", ("least", "most")),
-    ("--spares", ("spares",)),
-    ("--max_restart", ("max_restarts",)),
-    ("--grace", ("grace_s",)),
-    ("--rdzv_timeout", ("rdzv_timeout_s",)),
-    ("--heartbeat_timeout", ("heartbeat_timeout_s",)),
-    ("--elastic_timeout", ("elastic_timeout_s",)),
-    ("--hang_timeout", ("hang_timeout_s",)),
-)
-_SECONDS = tuple(name for _, names in _OPTIONS for name in names if name.endswith("_s"))
 
 
 class RendezvousConfig(NamedTuple):
@@ -51,7 +37,8 @@ class RendezvousConfig(NamedTuple):
 
     def check(self) -> None:
         """Raise ValueError if no launcher can have sent it."""
-        numbers = (self.max_restarts, self.spares, *(getattr(self, name) for name in _SECONDS))
+        seconds = [value for value in self if isinstance(value, float)]
+        numbers = (self.max_restarts, self.spares, *seconds)
         if not 1 <= self.least <= self.most or not all(map(isfinite, numbers)) or min(numbers) < 0:
             raise ValueError(self)
         if self.names:
@@ -104,15 +91,14 @@ def differences(requested: RendezvousConfig, config: RendezvousConfig) -> list[s
     >>> differences(RendezvousConfig(2, 2), RendezvousConfig(2, 4, grace_s=5.0))
     ['--nnodes=2:4 (here 2)', '--grace=5 (here 10)']
     """
-    return [
-        f"{option}={_value(config, names)} (here {_value(requested, names)})"
-        for option, names in _OPTIONS
-        if _value(config, names) != _value(requested, names)
-    ]
-
-
-def _value(config: RendezvousConfig, names: Sequence[str]) -> str:
-    values = [getattr(config, name) for name in names]
-    if isinstance(values[0], bool):
-        return "on" if values[0] else "off"
-    return ":".join(dict.fromkeys(f"{value:g}" for value in values))
+    differing = []
+    bounds = [(known.least, known.most) for known in (config, requested)]
+    if bounds[0] != bounds[1]:
+        theirs, ours = (":".join(map(str, dict.fromkeys(pair))) for pair in bounds)
+        differing.append(f"--nnodes={theirs} (here {ours})")
+    for name in ("spares", "max_restarts", *(name for name in config._fields if name[-2:] == "_s")):
+        value, own = getattr(config, name), getattr(requested, name)
+        if value != own:
+            option = "max_restart" if name == "max_restarts" else name.removesuffix("_s")
+            differing.append(f"--{option}={value:g} (here {own:g})")
+    return differing

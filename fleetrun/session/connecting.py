@@ -15,9 +15,10 @@ from typing import Any
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import tcp
-from fleetrun.run.isolation import CallResult, IsolatedCall
+from fleetrun.run import isolation
+from fleetrun.run.isolation import CallResult
 from fleetrun.run.loop import WRITABLE, nothing
-from fleetrun.session.wire import HUNG_UP, Connection, Wire, reason
+from fleetrun.session.wire import Connection, Wire, reason
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call
 # A launcher greets as soon as it is connected; on a bad network it takes seconds.
@@ -32,9 +33,6 @@ _CONNECT_S, _LOOKUP_S = 1.0, 10.0
 # The pause between two rounds: hosts that start together find each other at once, and hundreds
 # that wait for one do not flood it. After the longest one the name is resolved again.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.02, 1.0, 1.3
-# How a call failed: the TCP connection was refused, or nothing came back, or whatever accepted it
-# did not prove to belong to this job.
-REFUSED, SILENT, OTHER = "refused", "silent", "another program"
 
 
 def resolve(host: str, flags: int = 0) -> tuple[tuple[int, tuple[object, ...]], ...]:
@@ -98,23 +96,20 @@ class Dialer:
         closed: Callable[[], None] = nothing,
     ) -> None:
         self.host, self.port = host, port
-        # Why there is no connection yet, empty if unknown, and of what kind that is.
-        self.trouble, self.outcome = "", SILENT
+        # Why there is no connection yet, empty if unknown.
+        self.trouble = ""
         self._wire, self._waiting = wire, wire.waiting
         self._opened, self._closed = opened, closed
         self._pause_s = _FIRST_PAUSE_S
         # As resolved, and what of that is left to try in this round.
         self._literal = self._addresses = resolve(host, socket.AI_NUMERICHOST)
         self._queue: list[tuple[int, tuple[object, ...]]] = []
-        self._lookup: IsolatedCall | None = None
-        # The call under way, first as a socket.
-        self._socket: socket.socket | None = None
-        self._connection: Connection | None = None
-        self._has_answered = False
+        # How to give up what is under way.
+        self._drop: Callable[[], object] = nothing
 
     def begin(self) -> None:
         """Call, or call again after a connection was lost; abandon what is under way."""
-        self.hang_up()
+        self.close()
         self._pause_s = _FIRST_PAUSE_S
         self._round()
 
@@ -122,25 +117,8 @@ class Dialer:
         """Stop calling; a connection that was handed over belongs to its owner."""
         self._timer(None)
         self._queue.clear()
-        lookup, self._lookup = self._lookup, None
-        if lookup is not None:
-            lookup.abandon()
-        self._drop()
-
-    def hang_up(self) -> None:
-        """Stop calling, and close the connection that was handed over."""
-        self._has_answered = False
-        self.close()
-
-    def _drop(self) -> None:
-        """Give up the call under way."""
-        link, self._socket = self._socket, None
-        if link is not None:
-            self._waiting.unwatch(link.fileno())
-            link.close()
-        if self._connection is not None and not self._has_answered:
-            self._connection.close()
-            self._connection = None
+        drop, self._drop = self._drop, nothing
+        drop()
 
     def _timer(self, seconds: float | None, call: Callable[[], None] = nothing) -> None:
         at = None if seconds is None else time.monotonic() + seconds
@@ -149,29 +127,24 @@ class Dialer:
     def _round(self) -> None:
         """Call every address; a name is resolved in a child process."""
         if self._addresses:
-            self._call_all()
+            self._queue = list(self._addresses)
+            self._next()
             return
-        try:
-            lookup = self._lookup = IsolatedCall(partial(resolve, self.host))
-        except OSError as error:
-            self._resolved(CallResult(trouble=f"no process can be started ({error.strerror})"))
-        else:
-            lookup.watch(self._waiting, self._resolved, _LOOKUP_S, callee="the resolver")
+        look = partial(resolve, self.host)
+        self._drop = isolation.ask(
+            look, self._waiting, self._resolved, _LOOKUP_S, callee="the resolver"
+        )
 
     def _resolved(self, result: CallResult) -> None:
-        self._lookup = None
+        self._drop = nothing
         resolved: Any = result.value or ()
         is_own = self.host in {"localhost", os.uname().nodename}
         # Some hosts resolve their own name to 127.0.1.1, and publish that.
         self._addresses = tuple(at for at in resolved if is_own or not _is_loopback(at[1]))
         if not self._addresses:
-            why = result.trouble or "the name cannot be resolved on this host"
+            self.trouble = result.trouble or "the name cannot be resolved on this host"
             if resolved:
-                why = f"the name resolves to {resolved[0][1][0]}, which is this host"
-            self.trouble = why
-        self._call_all()
-
-    def _call_all(self) -> None:
+                self.trouble = f"the name resolves to {resolved[0][1][0]}, which is this host"
         self._queue = list(self._addresses)
         self._next()
 
@@ -187,25 +160,32 @@ class Dialer:
         family, name = self._queue.pop(0)
         kind = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
         try:
-            link = self._socket = socket.socket(family, kind)
-            source = self._wire.source
-            if source and family == socket.AF_INET and not _is_loopback(name):
-                link.bind((source, 0))
-            number = link.connect_ex((name[0], self.port, *name[2:]))
+            link = socket.socket(family, kind)
         except OSError as error:
             # A kernel without IPv6, or no file to spare.
+            self._timer(0.0, partial(self._fail, reason(error)))
+            return
+
+        def drop() -> None:
+            self._waiting.unwatch(link.fileno())
+            link.close()
+
+        self._drop = drop
+        try:
+            if self._wire.source and family == socket.AF_INET and not _is_loopback(name):
+                link.bind((self._wire.source, 0))
+            number = link.connect_ex((name[0], self.port, *name[2:]))
+        except OSError as error:
             number = error.errno or errno.EIO
-        if self._socket is None or number not in {0, errno.EINPROGRESS}:
+        if number not in {0, errno.EINPROGRESS}:
             # Never from within `begin`.
             self._timer(0.0, partial(self._refused, number))
             return
         why = f"no answer within {_CONNECT_S:g} s (is a firewall in between?)"
-        self._timer(_CONNECT_S, partial(self._fail, SILENT, why))
-        self._waiting.watch(link.fileno(), self._connected, WRITABLE)
+        self._timer(_CONNECT_S, partial(self._fail, why))
+        self._waiting.watch(link.fileno(), partial(self._connected, link), WRITABLE)
 
-    def _connected(self) -> None:
-        link = self._socket
-        assert link is not None  # it was watched
+    def _connected(self, link: socket.socket) -> None:
         number = link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         try:
             # A caller that was given the very port that it calls reaches itself.
@@ -216,36 +196,27 @@ class Dialer:
         if number:
             self._refused(number)
             return
-        self._socket = None
         self._waiting.unwatch(link.fileno())
-        why = "a program other than fleetrun listens there"
-        self._timer(_GREETING_S, partial(self._fail, OTHER, why))
-        self._connection = Connection(
-            link,
-            plain_address(there),
-            self._wire,
-            is_caller=True,
-            ready=self._ready,
-            lost=self._not_answered,
+        address = plain_address(there)
+        connection = Connection(
+            link, address, self._wire, is_caller=True, ready=self._ready, lost=self._fail
         )
-
-    def _not_answered(self, why: str) -> None:
-        self._fail(OTHER, f"the program that listens there {why}" if why == HUNG_UP else why)
+        self._timer(_GREETING_S, partial(connection.lose, ""))
+        self._drop = connection.close
 
     def _refused(self, number: int) -> None:
-        is_refused = number == errno.ECONNREFUSED
-        why = reason(OSError(number, os.strerror(number)))
-        self._fail(REFUSED if is_refused else SILENT, why)
-
-    def _fail(self, outcome: str, why: str) -> None:
-        self._drop()
-        self.trouble, self.outcome = why, outcome
-        self._timer(0.0, self._next)
-        if outcome == REFUSED:
+        self._fail(reason(OSError(number, os.strerror(number))))
+        if number == errno.ECONNREFUSED:
             self._closed()
 
+    def _fail(self, why: str) -> None:
+        drop, self._drop = self._drop, nothing
+        drop()
+        self.trouble = why
+        self._timer(0.0, self._next)
+
     def _ready(self, connection: Connection) -> None:
-        self._has_answered = True
+        self._drop = nothing
         self.close()
         self.trouble = ""
         self._opened(connection)
@@ -334,16 +305,16 @@ class Listener:
             return
         except OSError:
             # There is no file to spare.
-            self._drop_oldest("no more files can be open here")
+            self._drop_oldest()
             self._rest(_REST_S)
             return
         address = plain_address(name)
         if self._allowed is not None and address not in self._allowed:
             link.close()
-            self._refused(address, "is not an address of this job's hosts")
+            self._refused(address, "it is not an address of this job's hosts")
             return
         if len(self.pending) >= self._most_pending:
-            self._drop_oldest("was dropped in favour of newer callers")
+            self._drop_oldest()
         caller = Connection(
             link,
             address,
@@ -353,13 +324,12 @@ class Listener:
             lost=lambda why: self._failed(caller, why),
         )
         self.pending.append(caller)
-        late = partial(caller.lose, "sent no valid greeting in time")
         at = time.monotonic() + self._greeting_s
-        self._waiting.timer((id(self), id(caller)), at, late)
+        self._waiting.timer((id(self), id(caller)), at, partial(caller.lose, ""))
 
-    def _drop_oldest(self, why: str) -> None:
+    def _drop_oldest(self) -> None:
         if self.pending:
-            self.pending[0].lose(why)
+            self.pending[0].lose("")
 
     def _discard(self, caller: Connection) -> None:
         self.pending.remove(caller)

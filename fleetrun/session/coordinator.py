@@ -23,7 +23,7 @@ from fleetrun.rundir.hostsfile import HostEnd
 from fleetrun.rundir.variables import TOKEN
 from fleetrun.session import messages, rank_assignment
 from fleetrun.session.config import PREPARE_S, RendezvousConfig
-from fleetrun.session.messages import LOST, Missing, RosterMessage, Verdict
+from fleetrun.session.messages import DONE, LOST, READY, STOPPED, Missing, RosterMessage, Verdict
 from fleetrun.session.rank_assignment import Host
 
 FORMING, PREPARING, RUNNING, STOPPING, ENDED = (
@@ -33,11 +33,8 @@ FORMING, PREPARING, RUNNING, STOPPING, ENDED = (
     "stopping",
     "ended",
 )
-# What a host has reported about a generation; at first nothing.
-READY, DONE, STOPPED = "ready", "done", "stopped"
-# How often hosts are told who is missing, how many remarks are kept, and how long a process that
-# SIGKILL does not end at once may take.
-_TELL_S, _REMARKS, _STUCK_S = 1.0, 16, 30.0
+# How many remarks are kept, and how long a process that SIGKILL does not end at once may take.
+_REMARKS, _STUCK_S = 16, 30.0
 _FULL = "all hosts of the job are there"
 
 
@@ -70,20 +67,13 @@ class Tick(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Send a message over some links."""
+    """Send a message over some links, or hang up on them after what was sent (None)."""
 
     links: tuple[int, ...]
-    message: messages.FromCoordinator
-
-
-class HangUp(NamedTuple):
-    """End a connection after what was sent."""
-
-    link: int
+    message: messages.FromCoordinator | None
 
 
 Event: TypeAlias = Heard | Broken | Tick
-Action: TypeAlias = Send | HangUp
 
 
 class Blame(NamedTuple):
@@ -103,11 +93,14 @@ class State(NamedTuple):
     # The name of the session, once it has begun, and until then the one that it would get.
     session: str
     # When this phase began.
-    since: float
+    since: float = 0.0
     # Whether only launchers of the job can call, by its token or from its hosts.
     knows_callers: bool = True
     phase: str = FORMING
     has_begun: bool = False
+    # Whether it continues the session of a coordinator that was lost, whose other hosts may come.
+    is_adopted: bool = False
+    expected: int = 0
     generation: int = 0
     restarts: int = 0
     # By the numbers of their links.
@@ -116,9 +109,6 @@ class State(NamedTuple):
     not_before: float = 0.0
     # The least number of the next generation, as hosts have started earlier ones without us.
     next_generation: int = 0
-    # How many hosts of a job whose coordinator was lost may still come, and until when.
-    expected: int = 0
-    expected_until: float = 0.0
     # Whether ranks of this generation may run.
     has_started: bool = False
     roster: RosterMessage | None = None
@@ -132,9 +122,9 @@ class State(NamedTuple):
     # What the hosts of the last generation had reported at the end.
     stages: Mapping[str, str] = {}
     remarks: tuple[str, ...] = ()
+    # What hosts that wait were told last.
     told: str = ""
-    told_at: float = 0.0
-    actions: tuple[Action, ...] = ()
+    actions: tuple[Send, ...] = ()
 
     @property
     def placed(self) -> dict[int, Host]:
@@ -146,13 +136,13 @@ class State(NamedTuple):
         """The coordinator's own host, once it has joined."""
         return next((host for host in self.hosts.values() if host.is_local), None)
 
-    def send(self, message: messages.FromCoordinator, *links: int) -> State:
+    def send(self, message: messages.FromCoordinator | None, *links: int) -> State:
         """Send MESSAGE over LINKS."""
         return self._replace(actions=(*self.actions, Send(links, message))) if links else self
 
     def hang_up(self, link: int) -> State:
         """End the connection LINK."""
-        return self._replace(actions=(*self.actions, HangUp(link)))
+        return self.send(None, link)
 
     def with_host(self, link: int, host: Host) -> State:
         """Add or replace the host at LINK."""
@@ -165,7 +155,7 @@ class State(NamedTuple):
 
     def enter(self, phase: str, at: float) -> State:
         """Begin a phase."""
-        return self._replace(phase=phase, since=at, told="", told_at=0.0)
+        return self._replace(phase=phase, since=at, told="")
 
     def remark(self, *texts: str) -> State:
         """Keep TEXTS for the users of all hosts; a flood displaces only itself."""
@@ -173,14 +163,7 @@ class State(NamedTuple):
         return self._replace(remarks=(*self.remarks, *new)[:_REMARKS], told="") if new else self
 
 
-def begin(
-    config: RendezvousConfig, session: str, at: float, *, knows_callers: bool = True
-) -> State:
-    """Return the state of a coordinator that nobody has joined yet."""
-    return State(config, session, at, knows_callers)
-
-
-def step(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
+def step(state: State, event: Event) -> tuple[State, tuple[Send, ...]]:
     """Return the state after EVENT, and the actions to perform."""
     match event:
         case Heard(message=messages.Join() as join):
@@ -192,7 +175,7 @@ def step(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
         case Broken(link=link):
             state = _lose(state, link, "fleetrun was lost")
         case Tick(at=at, stood_s=stood_s):
-            state = _look(_excuse(state, stood_s), at)
+            state = _tell(_look(_excuse(state, stood_s), at))
     state = _advance(state, event.at)
     return state._replace(actions=()), state.actions
 
@@ -224,50 +207,37 @@ def _join(state: State, event: Heard, join: messages.Join) -> State:
     """Let a launcher in, or refuse it."""
     link, request, at = event.link, join.request, event.at
     if join.last is not None:
-        state = _resume(state, join.last, at)
+        state = _resume(state, join.last)
     why = _refusal(state, event, join)
     if why:
         state = state.remark(f"{request.named(event.address)} cannot take part: {why}")
         return state.send(messages.Refused(why), link).hang_up(link)
-    host = Host(join.launcher, request, event.address, event.is_local, at, at)
+    host = Host(request, event.address, event.is_local, at, at)
     if state.phase == ENDED:
         verdict = state.verdict
         assert verdict is not None
-        heard_end = state.heard_end | {join.launcher}
+        heard_end = state.heard_end | {join.request.launcher}
         return state.with_host(link, host)._replace(heard_end=heard_end).send(verdict, link)
     if join.failure is not None:
         return _fault(state, link, host, join.failure, at)
     for other_link, other in state.hosts.items():
-        if other.launcher == join.launcher and other_link != link:
+        if other.launcher == join.request.launcher and other_link != link:
             # It calls again before anything runs.
             state = _lose(state, other_link, "fleetrun was lost").hang_up(other_link)
     known = state.hosts.get(link)
-    if known is None:
-        state = _admit(state, link, host, at)
-        if link not in state.hosts or state.phase == ENDED:
-            return state
-        state = state.send(_news(state, at, stands_by=state.phase != FORMING), link)
-    else:
+    if known is not None:
         known = known._replace(request=request, is_joined=True, heard_at=at)
         state = state.with_host(link, known)
+    elif misfit := _misfit(state, host):
+        failure = Failure("", misfit, RendezvousError.exit_code)
+        return _fault(state.with_host(link, host), link, host, failure, at)
+    else:
+        state = state.with_host(link, host)
+        state = state.send(_news(state, stands_by=state.phase != FORMING), link)
     return state.send(messages.Acknowledged(0, _promise(state, event)), link)
 
 
-def _admit(state: State, link: int, host: Host, at: float) -> State:
-    """Let HOST in, unless it does not fit; the coordinator's own host comes first."""
-    host = host._replace(failure_count=state.counts.get(host.where, 0))
-    misfit, local = _misfit(state, host), state.local
-    if misfit:
-        failure = Failure("", misfit, RendezvousError.exit_code)
-        return _fault(state.with_host(link, host), link, host, failure, at)
-    if local is not None:
-        where = local.request.hostname
-        differing = rank_assignment.remarks(local.request, host.request, where=where)
-        state = state.remark(*(f"{host.name}: {remark}" for remark in differing))
-    return state.with_host(link, host)
-
-
-def _resume(state: State, last: messages.LastRun, at: float) -> State:
+def _resume(state: State, last: messages.LastRun) -> State:
     """Continue the session of a coordinator that was lost, unless another one has begun."""
     config = state.config
     if last.session == state.session:
@@ -275,15 +245,14 @@ def _resume(state: State, last: messages.LastRun, at: float) -> State:
         state = state._replace(next_generation=later)
         if state.phase == FORMING:
             state = state._replace(generation=max(state.generation, later))
-    is_new = state.phase == FORMING and not state.has_begun
-    if not config.has_store or not is_new or (state.expected and state.session != last.session):
+    if not config.has_store or state.phase != FORMING or state.has_begun or state.is_adopted:
         return state
     return state._replace(
         session=last.session,
+        is_adopted=True,
+        expected=last.hosts - 1,
         generation=max(state.generation, last.generation + 1),
         restarts=max(state.restarts, last.restarts + (not config.may_change)),
-        expected=max(state.expected, last.hosts - 1),
-        expected_until=state.expected_until or at + config.heartbeat_timeout_s,
     )
 
 
@@ -303,7 +272,7 @@ def _refusal(state: State, event: Heard, join: messages.Join) -> str:
         )
     if state.phase == ENDED:
         return ""
-    others = [host for host in state.hosts.values() if host.launcher != join.launcher]
+    others = [host for host in state.hosts.values() if host.launcher != join.request.launcher]
     is_new = len(others) == len(state.hosts)
     if state.phase != FORMING and not (is_new and config.may_change):
         return _FULL
@@ -324,9 +293,8 @@ def _misfit(state: State, host: Host) -> str:
     local = state.local
     if local is None:
         return ""
-    where = local.request.hostname
-    differing = rank_assignment.differences(local.request, host.request, where=where)
-    what = "; ".join(differing)
+    ours, theirs = local.request, host.request
+    what = "; ".join(rank_assignment.differences(ours.settings, theirs.settings, ours.hostname))
     return f"{host.name} cannot take part: {what}" if what else ""
 
 
@@ -348,7 +316,7 @@ def _promise(state: State, event: Heard) -> float:
     return max(0.0, min(state.config.heartbeat_timeout_s, event.promise_s))
 
 
-def _hear(state: State, event: Heard) -> State:  # noqa: C901, PLR0911 - one for each message
+def _hear(state: State, event: Heard) -> State:
     link, at = event.link, event.at
     host = state.hosts[link]._replace(heard_at=at)
     state = state.with_host(link, host)
@@ -359,24 +327,22 @@ def _hear(state: State, event: Heard) -> State:  # noqa: C901, PLR0911 - one for
             if left is not None and not left.is_departure and state.phase == FORMING:
                 return _end(state, host.launcher, left, at)
             return _lose(state, link, "fleetrun has ended", left, is_clean=True).hang_up(link)
-        case messages.Join():
-            return state
-        case message if host.place is None or message.generation != state.generation:
-            return state
-        case messages.HostReady():
-            return state if host.stage else state.with_host(link, host._replace(stage=READY))
-        case messages.Done():
-            is_due = state.phase == RUNNING
-            return state.with_host(link, host._replace(stage=DONE)) if is_due else state
-        case messages.Failed(failure=failure):
-            return _blame(state, host, failure)
-        case messages.Stopped(failure=own):
-            if own is None and state.phase in {PREPARING, RUNNING}:
-                own = Failure(host.name, "the ranks were stopped", LOST)
-            state = state.with_host(link, host._replace(stage=STOPPED))
-            return state if own is None else _blame(state, host, own)
+        case messages.Report() as report if report.generation == state.generation:
+            return state if host.place is None else _note(state, link, host, report)
         case _:
             return state
+
+
+def _note(state: State, link: int, host: Host, report: messages.Report) -> State:
+    """Take note of what a host of this generation reports."""
+    stage, failure = report.stage, report.failure
+    if stage == STOPPED and failure is None and state.phase in {PREPARING, RUNNING}:
+        failure = Failure(host.name, "the ranks were stopped", LOST)
+    # Each is taken only in its time.
+    is_due = {READY: not host.stage, DONE: state.phase == RUNNING, STOPPED: True}
+    if is_due.get(stage, False):
+        state = state.with_host(link, host._replace(stage=stage))
+    return state if failure is None else _blame(state, host, failure)
 
 
 def _blame(state: State, host: Host, failure: Failure, *, is_loss: bool = False) -> State:
@@ -489,15 +455,23 @@ def _are_back(state: State, at: float) -> bool:
     return all(host.is_joined for host in state.hosts.values()) and at >= state.not_before
 
 
-def _news(state: State, at: float, *, stands_by: bool = False) -> Missing:
+def _news(state: State, *, stands_by: bool = False) -> Missing:
     """Return what hosts are told while they wait."""
     config = state.config.told
     if stands_by:
         running = [host.name for host in state.placed.values()]
         where = f", which runs on {rank_assignment.listed(running)}" if running else ""
         return Missing(f"a place in the job{where}", config, state.remarks, stands_by=True)
-    who, until, _ = _wait(state)
-    return Missing(who, config, state.remarks, left_s=max(0.0, until - at))
+    return Missing(_wait(state)[0], config, state.remarks)
+
+
+def _tell(state: State) -> State:
+    """Tell the hosts that wait who is missing, if that has changed."""
+    who = _wait(state)[0] if state.phase == FORMING else state.told
+    if who == state.told:
+        return state
+    joined = [link for link, host in state.hosts.items() if host.is_joined]
+    return state.send(_news(state), *joined)._replace(told=who)
 
 
 def _form(state: State, at: float) -> State:
@@ -505,13 +479,14 @@ def _form(state: State, at: float) -> State:
     config = state.config
     joined = {link: host for link, host in state.hosts.items() if host.is_joined}
     hosts = list(joined.values())
-    excluded = rank_assignment.left_out(hosts, config.least, config.most)
+    excluded = rank_assignment.left_out(hosts, state.counts, config.most)
     fit = {link: host for link, host in joined.items() if host.launcher not in excluded}
     newest = max((host.joined_at for host in hosts), default=state.since)
     has_waited = state.has_begun or (config.may_change and at >= newest + config.elastic_timeout_s)
-    if state.expected and config.may_change:
-        # Hosts that have lost their coordinator find the next one within its heartbeat timeout.
-        has_waited = len(hosts) >= state.expected or at >= state.expected_until
+    if state.is_adopted and config.may_change and not state.has_begun:
+        # They find this coordinator within the heartbeat timeout of the lost one.
+        is_late = at >= state.since + config.heartbeat_timeout_s
+        has_waited = len(hosts) >= state.expected or is_late
     if _are_back(state, at) and len(fit) >= (config.least if has_waited else config.most):
         return _send_roster(state, fit, excluded, at)
     who, until, limit_s = _wait(state)
@@ -519,9 +494,6 @@ def _form(state: State, at: float) -> State:
         what = f"{who} did not come within {limit_s:g} s"
         failure = Failure("", "; ".join((what, *state.remarks)), RendezvousError.exit_code)
         return _end(state, "", failure, at)
-    if who != state.told and at >= state.told_at + _TELL_S:
-        state = state.send(_news(state, at), *joined)
-        return state._replace(told=who, told_at=at)
     return state
 
 
@@ -541,34 +513,19 @@ def _send_roster(
     state = state._replace(
         hosts=hosts,
         has_begun=True,
-        expected=0,
         blames=(),
         has_started=False,
         left_out=frozenset(excluded),
     )
     placed = sorted(state.placed, key=lambda link: hosts[link].order)
-    entries = tuple(_entry(hosts[link]) for link in placed)
+    entries = tuple(hosts[link].entry for link in placed)
     told = state.config.told
     roster = RosterMessage(
         state.generation, state.restarts, entries, told, state.remarks, state.session
     )
     standing = [link for link, host in hosts.items() if host.place is None]
     state = state.send(roster, *placed)._replace(roster=roster)
-    return state.send(_news(state, at, stands_by=True), *standing).enter(PREPARING, at)
-
-
-def _entry(host: Host) -> messages.Entry:
-    request = host.request
-    return messages.Entry(
-        host.launcher,
-        request.host or host.address,
-        request.hostname,
-        request.ports,
-        request.groups,
-        request.master_port,
-        request.attempt,
-        request.checkpoints,
-    )
+    return state.send(_news(state, stands_by=True), *standing).enter(PREPARING, at)
 
 
 def _growth(state: State, at: float) -> Blame | None:
@@ -601,10 +558,7 @@ def _conclude(state: State, at: float) -> State:
     if blame.launcher:
         counts[blame.where] = counts.get(blame.where, 0) + 1
     verdict = Verdict(state.generation, blame.launcher, failure, is_final=False)
-    hosts = {
-        link: host._replace(place=None, stage="", failure_count=counts.get(host.where, 0))
-        for link, host in state.hosts.items()
-    }
+    hosts = {link: host._replace(place=None, stage="") for link, host in state.hosts.items()}
     state = state.send(verdict, *placed)._replace(
         hosts=hosts,
         generation=max(state.generation + 1, state.next_generation),

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from fleetrun.run.events import Failure
 from fleetrun.run.loop import Loop, Waiting, nothing
@@ -22,12 +22,21 @@ from fleetrun.session.codec import Codec
 from fleetrun.session.config import RendezvousConfig, differences
 from fleetrun.session.connecting import Dialer, Listener, PortTaken, endpoint
 from fleetrun.session.fence import Fence
-from fleetrun.session.messages import JoinRequest, Missing, RosterMessage, Verdict
+from fleetrun.session.messages import (
+    DONE,
+    FAILED,
+    READY,
+    STOPPED,
+    JoinRequest,
+    Missing,
+    RosterMessage,
+    Verdict,
+)
 from fleetrun.session.serving import LocalLink, Server, SessionClock
-from fleetrun.session.wire import HUNG_UP, Connection, Key, Wire, ignore
+from fleetrun.session.wire import Connection, Wire, ignore, job_key
 
-# The most lines about refused callers, and about launchers that do not match.
-_MOST_REFUSED, _MOST_REMARKS = 32, 64
+# The most lines about refused callers and launchers that do not match.
+_MOST_REMARKS = 64
 # How long the delivery of the end of a rendezvous may take.
 _FLUSH_S = 2.0
 _NAME_BYTES = 8
@@ -36,13 +45,6 @@ CODEC = Codec(
     *(messages.FromMember | messages.FromCoordinator).__args__,
     *(exchange.FromMember | exchange.FromCoordinator).__args__,
 )
-
-
-class GuardLink(Protocol):
-    """What goes on when the launcher cannot."""
-
-    def kill_at(self, at: float | None) -> None:
-        """Kill the ranks at AT, unless another moment is named before."""
 
 
 class SessionHandler:
@@ -60,8 +62,8 @@ class SessionHandler:
     def run(self) -> None:
         """Start the ranks."""
 
-    def stop(self, failure: Failure, *, is_fenced: bool = False) -> None:
-        """Stop the ranks, or kill them if IS_FENCED, and answer by `stopped`."""
+    def stop(self, failure: Failure) -> None:
+        """Stop the ranks, and answer by `stopped`."""
 
     def stand_by(self) -> None:
         """Wait for a place while the job runs without this host."""
@@ -108,11 +110,6 @@ TRANSPORT = Transport()
 class Session:
     """A launcher's part in the session: LAUNCHER is its unique name, HOST its name for people."""
 
-    # Whether another coordinator can be found when this one is lost.
-    may_follow = False
-    # Whether another launcher can coordinate the job when this one leaves.
-    may_hand_over = False
-
     def __init__(
         self,
         endpoint: RendezvousEndpoint,
@@ -128,18 +125,15 @@ class Session:
         self.hearers: dict[type, Callable[[int, Any], None]] = {}
         self._endpoint, self._log, self._transport = endpoint, log, transport
         self._clock = SessionClock(transport.now)
-        self._key = Key(endpoint.job_id, endpoint.token)
-        self._wire = Wire(self._key, CODEC, self._clock, endpoint.source)
+        key = job_key(endpoint.job_id, endpoint.token)
+        self._wire = Wire(key, CODEC, self._clock, endpoint.source)
         self._fence = Fence(
             self._clock,
             endpoint.config,
             send=self._say,
             stop=self._end_ranks,
             lose=self._lose_silent,
-            guard=self._set_guard,
         )
-        self._kill_at: float | None = None
-        self._guard_link: GuardLink | None = None
         # Who coordinates, for people.
         self._coordinator = endpoint.host
         self._server: Server | None = None
@@ -151,7 +145,6 @@ class Session:
         # What it has asked for a place with, until it has one.
         self._join: messages.Join | None = None
         self._missing: Missing | None = None
-        self._missing_at = 0.0
         self.roster: RosterMessage | None = None
         # The last generation that has started here.
         self._last: messages.LastRun | None = None
@@ -163,11 +156,8 @@ class Session:
         self._loss: Failure | None = None
         self._is_done = self._is_done_held = False
         # A stop that came before ranks could be stopped.
-        self._due: tuple[Failure, bool] | None = None
-        # The config that was adopted, remarks that were printed, and who was refused.
-        self._obeyed: RendezvousConfig | None = None
+        self._due: Failure | None = None
         self._printed: set[str] = set()
-        self._refused: set[str] = set()
 
     # Beginning and end --------------------------------------------------------------------------
 
@@ -213,7 +203,9 @@ class Session:
             self._endpoint.port,
             self._wire,
             opened=self._take,
-            refused=self._caller_refused,
+            refused=lambda address, why: self.shown(
+                f"A connection from {address} was refused: {why}"
+            ),
             allowed=self._endpoint.allowed,
         )
         listener.prepare()
@@ -227,9 +219,9 @@ class Session:
         """Coordinate the job; the others reach this host as HOST."""
         assert self._listener is not None
         self._hang_up()
-        name = os.urandom(_NAME_BYTES).hex() if self._last is None else self._last.session
-        state = coordinator.begin(
-            self.config, name, self._clock.now(), knows_callers=self._endpoint.knows_callers
+        session = os.urandom(_NAME_BYTES).hex() if self._last is None else self._last.session
+        state = coordinator.State(
+            self.config, session, self._clock.now(), self._endpoint.knows_callers
         )
         self._server = Server(
             self._clock,
@@ -289,7 +281,7 @@ class Session:
         """Neither call nor have a connection."""
         self._disconnect()
         if self._dialer is not None:
-            self._dialer.hang_up()
+            self._dialer.close()
         self._dialer = self._connection = None
 
     def move(self, waiting: Waiting) -> None:
@@ -300,18 +292,12 @@ class Session:
         """Let HANDLER carry out what is decided from now on."""
         self.handler = handler
         if self._due is not None and handler.has_ranks:
-            (failure, is_fenced), self._due = self._due, None
-            self._clock.soon("due", partial(handler.stop, failure, is_fenced=is_fenced))
+            failure, self._due = self._due, None
+            self._clock.soon("due", partial(handler.stop, failure))
 
-    def guard(self, link: GuardLink) -> None:
-        """Let LINK kill the ranks when this launcher cannot."""
-        self._guard_link = link
-        link.kill_at(self._kill_at)
-
-    def _set_guard(self, at: float | None) -> None:
-        self._kill_at = at
-        if self._guard_link is not None:
-            self._guard_link.kill_at(at)
+    def guard(self, kill_at: Callable[[float | None], None]) -> None:
+        """Let KILL_AT kill the ranks at a moment, or None, when this launcher cannot."""
+        self._fence.guard(kill_at)
 
     @property
     def is_busy(self) -> bool:
@@ -349,7 +335,10 @@ class Session:
         self._is_closed = self._has_left = True
         if self._listener is not None:
             self._listener.close()
+        connection = self._connection
         self._hang_up()
+        if connection is not None:
+            connection.close()
         if self._server is not None:
             self._server.close()
         self._clock.clear()
@@ -358,7 +347,7 @@ class Session:
 
     def join(self, request: JoinRequest, failure: Failure | None = None) -> None:
         """Ask for a place in the next generation, or report in FAILURE why this host cannot."""
-        self._join = messages.Join(self.launcher, request, failure)
+        self._join = messages.Join(request._replace(launcher=self.launcher), failure)
         self._missing = self._own = None
         self._is_done = False
         if self._server is not None and self._listener is not None:
@@ -382,7 +371,7 @@ class Session:
     def planned(self, failure: Failure | None) -> None:
         """Answer `plan`."""
         if failure is None:
-            self._say(messages.HostReady(self._generation))
+            self._say(messages.Report(self._generation, READY))
         else:
             self.stopped(failure)
 
@@ -390,7 +379,7 @@ class Session:
         """Report that all essential ranks of this host have succeeded, unless that is held."""
         self._is_done = True
         if not self._is_done_held:
-            self._say(messages.Done(self._generation))
+            self._say(messages.Report(self._generation, DONE))
 
     def hold_done(self, *, is_held: bool) -> None:
         """Keep `done` back while what the ranks have done may still fail the job."""
@@ -404,7 +393,7 @@ class Session:
             # Ranks may have been killed meanwhile because this launcher stood still.
             self._own = self._cut_off() if self._fence.was_killed() else failure
             self._is_stopping = True
-            self._say(messages.Failed(self._generation, self._own))
+            self._say(messages.Report(self._generation, FAILED, self._own))
 
     def stopped(self, failure: Failure | None) -> None:
         """Report that no rank runs here any more, and the first failure here."""
@@ -415,7 +404,7 @@ class Session:
             own = self._cut_off()
         self._is_placed, self._own = False, own
         self._fence.stopped()
-        self._say(messages.Stopped(self._generation, own))
+        self._say(messages.Report(self._generation, STOPPED, own))
         if self._loss is not None:
             self._go_on_alone(self._loss)
 
@@ -454,16 +443,15 @@ class Session:
         """Show who is waited for."""
         self._obey(missing.config, missing.remarks)
         stands_by = missing.stands_by and not (self._missing and self._missing.stands_by)
-        self._missing, self._missing_at = missing, self._clock.now()
+        self._missing = missing
         if stands_by:
             self.handler.stand_by()
 
     def _obey(self, config: RendezvousConfig, remarks: Sequence[str]) -> None:
         """Adopt the job's config, and print once how it differs from what is asked for here."""
-        self._fence.obey(config)
-        if self._obeyed != config:
-            self._obeyed = config
+        if config != self.config:
             differing = ", ".join(differences(self._endpoint.config, config))
+            self._fence.obey(config)
             if differing:
                 who = f"{self._coordinator} coordinates the job"
                 self.shown(f"{who}, and its options apply: {differing}")
@@ -488,16 +476,16 @@ class Session:
         self._last = messages.LastRun(roster.session, roster.generation, roster.restarts, hosts)
         self.handler.run()
 
-    def _stop(self, failure: Failure, *, is_fenced: bool = False) -> None:
-        """Ask all ranks to end, or kill them."""
+    def _stop(self, failure: Failure) -> None:
+        """Ask all ranks to end."""
         if not self._fence.may_run:
             self.stopped(None)
-        elif is_fenced or not self._is_stopping:
+        elif not self._is_stopping:
             self._is_stopping = True
             if self.handler.has_ranks:
-                self.handler.stop(failure, is_fenced=is_fenced)
+                self.handler.stop(failure)
             else:
-                self._due = failure, is_fenced
+                self._due = failure
 
     def judge(self, verdict: Verdict) -> None:
         """End, or gather again."""
@@ -510,12 +498,12 @@ class Session:
 
     # Without the coordinator ----------------------------------------------------------------------
 
-    def _end_ranks(self, is_fenced: bool) -> None:  # noqa: FBT001 - as the fence calls it
-        """Ask the ranks to end as the coordinator is silent, and then kill them."""
+    def _end_ranks(self) -> None:
+        """Ask the ranks to end, as the coordinator is silent; the keeper kills the rest."""
         loss = self._cut_off()
-        if not is_fenced and not self._is_stopping:
-            self._say(messages.Failed(self._generation, loss))
-        self._stop(loss, is_fenced=is_fenced)
+        if not self._is_stopping:
+            self._say(messages.Report(self._generation, FAILED, loss))
+        self._stop(loss)
 
     def _lose_silent(self) -> None:
         self._disconnect()
@@ -571,7 +559,7 @@ class Session:
             failure.no_retry, restarts, self.config.max_restarts, is_departure=failure.is_departure
         )
         launcher, given_up = (self.launcher, loss.what) if is_own else ("", "")
-        if decision.is_final or not self.may_follow:
+        if decision.is_final or not self.config.has_store:
             self._judge_alone(failure, launcher, given_up)
         else:
             self.judge(Verdict(self._generation, launcher, failure, is_final=False))
@@ -623,25 +611,8 @@ class Session:
             return f"the coordinator at {where}"
         return "the other hosts" if self._missing is None else self._missing.who or "hosts"
 
-    def waits_until(self) -> float | None:
-        """Return when the coordinator's wait ends, if it waits."""
-        missing = self._missing
-        if not self.is_connected or missing is None or missing.stands_by:
-            return None
-        return self._missing_at + missing.left_s
-
     def shown(self, remark: str) -> None:
         """Print REMARK about the job's hosts, once."""
         if remark not in self._printed and len(self._printed) < _MOST_REMARKS:
             self._printed.add(remark)
             self._log(f"{remark}.")
-
-    def _caller_refused(self, address: str, why: str) -> None:
-        """Print that a connection was refused, once for each address."""
-        if address not in self._refused and len(self._refused) < _MOST_REFUSED:
-            self._refused.add(address)
-            how = "refused"
-            if why == HUNG_UP:
-                # Before it has proved itself, so it may be any launcher.
-                how, why = "closed there", "it has ended, or has another token or another --job_id"
-            self._log(f"A connection from {address} was {how}: {why}.")

@@ -19,11 +19,9 @@ from fleetrun.session import coordinator
 from fleetrun.session.codec import Codec, Malformed
 from fleetrun.session.connecting import EVERYWHERE, PortTaken, endpoint
 from fleetrun.session.driver import TRANSPORT, RendezvousEndpoint, Session, Transport
-from fleetrun.session.etcd import JobStore, StoreAddress, StoreAnswer
+from fleetrun.session.etcd import Client, JobStore, StoreAnswer
 from fleetrun.session.messages import JoinRequest, Name, Port, Verdict
-from fleetrun.session.serving import Server
 from fleetrun.session.wire import Connection, ignore
-from fleetrun.text import counted
 
 # Bounds of the timeout of a request to etcd, which is a fifth of the heartbeat timeout, so that
 # three members can be asked before the lease ends.
@@ -48,13 +46,11 @@ _CODEC = Codec(LeaseHolder)
 
 
 class ElectedSession(Session):
-    """A launcher's part in the session of a job in etcd at ENDPOINTS, over TLS if IS_SECURE.
+    """A launcher's part in the session of a job in etcd at MEMBERS, over TLS if IS_SECURE.
 
     `host` of POINT is the name of this host if the user has given one; else the others use the
-    address that leads to etcd, or one of OWN_ADDRESSES if that is a loopback address.
+    address that leads to etcd, or OWN_ADDRESS if that is a loopback address.
     """
-
-    may_follow = True
 
     def __init__(
         self,
@@ -63,19 +59,20 @@ class ElectedSession(Session):
         *,
         host: str,
         log: Callable[[str], None],
-        endpoints: Sequence[tuple[str, int]],
+        members: Sequence[tuple[str, int]],
         is_secure: bool = False,
-        own_addresses: Sequence[str] = (),
+        own_address: str = "",
         transport: Transport = TRANSPORT,
         store: Callable[..., JobStore] = JobStore,
     ) -> None:
         super().__init__(point, launcher, host=host, log=log, transport=transport)
-        self._own_addresses = own_addresses
-        self._where = " or ".join(endpoint(*server) for server in endpoints)
+        self._own_address = own_address
+        self._where = " or ".join(endpoint(*member) for member in members)
         timeout_s = min(self.config.heartbeat_timeout_s / 5, _MOST_TIMEOUT_S)
         timeout_s = max(timeout_s, _LEAST_TIMEOUT_S)
-        address = StoreAddress(tuple(endpoints), point.job_id, timeout_s, is_secure)
-        self._store = store(address, self._clock)
+        self._store = store(
+            Client(members, point.job_id, timeout_s, is_secure=is_secure), self._clock
+        )
         # Whether etcd has answered, and why it does not; whom it names.
         self._has_answered, self._trouble = False, ""
         self._leader: LeaseHolder | None = None
@@ -85,15 +82,8 @@ class ElectedSession(Session):
         self._until: float | None = None
         self._lease = 0
         self._is_needed = True
-        # It does not campaign before then; and until when the last request may take.
-        self._rests_until = self._leaves_until = 0.0
-        # The coordinator that was here, whose last messages are still sent.
-        self._former: Server | None = None
-
-    @property
-    def may_hand_over(self) -> bool:  # type: ignore[override]
-        """Whether another launcher can coordinate the job when this one leaves."""
-        return self.config.may_change
+        # Until when the last request may take.
+        self._leaves_until = 0.0
 
     def _timer(self, timer: str, at: float | None, call: Callable[[], None]) -> None:
         self._clock.timer((id(self), timer), at, call)
@@ -136,13 +126,12 @@ class ElectedSession(Session):
         try:
             leader: LeaseHolder | None = _CODEC.read(text.encode()) if text else None
         except (Malformed, UnicodeError):
-            self._trouble = "the value there is not from fleetrun"
+            self._trouble = "the value there is not from this version of fleetrun"
             return
         if leader is None or (leader.verdict is not None and not session):
             self._leader = None
             # Nothing runs here, and this host asks for a place.
-            has_asked = self._join is not None and self._join.failure is None
-            if has_asked and not self._is_placed and self._clock.now() >= self._rests_until:
+            if self._join is not None and self._join.failure is None and not self._is_placed:
                 self._campaign(revision, local)
         elif leader.verdict is not None:
             self._seek_no_more()
@@ -158,9 +147,8 @@ class ElectedSession(Session):
 
     def _campaign(self, revision: int, local: str) -> None:
         """Listen, and put this launcher's name into the key; LOCAL: our address towards etcd."""
-        host = self._endpoint.host or local
-        if not self._endpoint.host and local.startswith(_LOOPBACK) and self._own_addresses:
-            host = self._own_addresses[0]
+        is_loopback = local.startswith(_LOOPBACK) and self._own_address
+        host = self._endpoint.host or (self._own_address if is_loopback else local)
         is_address = host.replace(".", "").isdecimal() or ":" in host
         try:
             self._listen(self._endpoint.addresses or (host if is_address else EVERYWHERE,))
@@ -218,10 +206,10 @@ class ElectedSession(Session):
         if self._until is None:
             return
         self._trouble = answer.trouble
-        if answer.trouble or (not answer.value and not self._is_needed):
-            self._timer("renew", self._clock.now() + _AGAIN_S, self._renew)
-        elif answer.value:
+        if answer.value:
             self._renewed(answer.asked_at)
+        elif answer.trouble or not self._is_needed:
+            self._timer("renew", self._clock.now() + _AGAIN_S, self._renew)
         else:
             self._resign("etcd no longer accepts this coordinator")
 
@@ -236,21 +224,10 @@ class ElectedSession(Session):
             return
         state = server.state
         if state.phase == coordinator.ENDED and self._has_left:
-            verdict = state.verdict if state.has_begun else None
-            self._free_key(state.session, verdict, may_free=True)
+            self._free_key(state.session, state.verdict if state.has_begun else None)
         elif state.phase == coordinator.RUNNING:
             # Nobody can take over a job that never starts again.
             self._is_needed = config.may_change or config.max_restarts > 0
-        elif state.phase == coordinator.FORMING and state.generation and server.is_idle:
-            present, least = len(state.hosts), state.config.least
-            # The others need a moment to find this coordinator.
-            patient_until = max(state.since, state.not_before) + config.heartbeat_timeout_s / 2
-            if present < least and self._clock.now() >= patient_until:
-                # Let a launcher coordinate that may reach more hosts.
-                self._rests_until = self._clock.now() + config.heartbeat_timeout_s
-                self._store.ask(ignore, "revoke", self._lease)
-                reached = counted(present, "host")
-                self._resign(f"it reaches {reached}, and the job needs {least}")
 
     def _resign(self, why: str) -> None:
         """Stop coordinating: another launcher may, when the lease is over."""
@@ -270,23 +247,19 @@ class ElectedSession(Session):
         self._hang_up()
         if server is not None:
             server.finish()
-            self._former = server
 
-    def _free_key(self, session: str, verdict: Verdict | None, *, may_free: bool) -> None:
-        """Leave the key to another coordinator, or with a VERDICT, to hosts that were cut off.
-
-        Unless it MAY_FREE the key, ranks may still run until the lease is over.
-        """
+    def _free_key(self, session: str, verdict: Verdict | None) -> None:
+        """Leave the key to another coordinator, or with a VERDICT, to hosts that were cut off."""
         if self._until is None:
             return
         self._drop_lease()
         self._leaves_until = self._clock.now() + _LEAVE_S
-        if verdict is not None:
+        if verdict is None:
+            self._store.ask(ignore, "revoke", self._lease)
+        else:
             value = _CODEC.write(LeaseHolder(self.launcher, "", 1, session, verdict)).decode()
             remembered_s = math.ceil(self.config.rdzv_timeout_s + self.config.heartbeat_timeout_s)
             self._store.ask(ignore, "bury", self._lease, value, remembered_s)
-        elif may_free:
-            self._store.ask(ignore, "revoke", self._lease)
         # Wake the loop when that is over.
         self._timer("left", self._leaves_until, self._seek_no_more)
 
@@ -306,7 +279,11 @@ class ElectedSession(Session):
             self._has_left = True
             is_idle = server.is_idle
             self._serve_no_more()
-            self._free_key("", None, may_free=is_idle)
+            if is_idle:
+                self._free_key("", None)
+            else:
+                # Ranks may still run until the lease is over.
+                self._drop_lease()
             return
         super().quit(failure)
         self._stepped()
@@ -330,8 +307,6 @@ class ElectedSession(Session):
         self._drop_lease()
         self._timer("left", None, self._seek_no_more)
         self._store.close()
-        if self._former is not None:
-            self._former.close()
         super().close()
 
     def missing(self) -> str:

@@ -1,8 +1,8 @@
 """A client of etcd 3 over its JSON gateway; each request runs in a child process.
 
 The gateway is plain HTTP, so the standard library is enough; each request tries every member until
-one answers, beginning with the one that answered last. Over TLS the authority, and a certificate
-of our own, are named by the variables that etcdctl reads.
+one answers. Over TLS the authority, and a certificate of our own, are named by the variables that
+etcdctl reads.
 """
 
 from __future__ import annotations
@@ -13,36 +13,24 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from fleetrun.run.isolation import CallResult, IsolatedCall
+from fleetrun.run import isolation
+from fleetrun.run.isolation import CallResult
 from fleetrun.run.loop import Waiting, nothing
 from fleetrun.session.connecting import endpoint
 from fleetrun.session.wire import reason
 
-_AUTHORITY, _CERTIFICATE, _KEY = "ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY"
 # In bytes.
 _LONGEST = 1 << 20
 
 
 class EtcdError(Exception):
-    """No member of etcd has answered, or one rejects the request; the message says why."""
-
-
-class StoreAddress(NamedTuple):
-    """Where an etcd keeps job NAME: its members, asked in this order, over TLS if `is_secure`.
-
-    Each answer is awaited for `timeout_s` seconds.
-    """
-
-    endpoints: tuple[tuple[str, int], ...]
-    name: str
-    timeout_s: float
-    is_secure: bool = False
+    """No member of etcd has answered; the message says why."""
 
 
 class StoreAnswer(NamedTuple):
@@ -54,22 +42,28 @@ class StoreAnswer(NamedTuple):
 
 
 class Client:
-    """Asks the etcd at ADDRESS about a job; each method raises EtcdError if it cannot."""
+    """Asks the etcd of MEMBERS about the job JOB_ID; each method raises EtcdError if it cannot.
 
-    def __init__(self, address: StoreAddress) -> None:
-        # Another member comes first after one that does not answer.
-        self.endpoints = list(address.endpoints)
-        self._address = address
+    Each answer is awaited for TIMEOUT_S seconds.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[tuple[str, int]],
+        job_id: str,
+        timeout_s: float,
+        *,
+        is_secure: bool = False,
+    ) -> None:
+        self._members, self._timeout_s, self._is_secure = members, timeout_s, is_secure
         # Our address towards the member that has answered.
         self._local = ""
         # A job's name may contain any characters, and no job's key may lie within another's.
-        self._name = _coded(f"/fleetrun/{quote(address.name, safe='')}/coordinator")
-
-    # Requests -----------------------------------------------------------------------------------
+        self._key = _coded(f"/fleetrun/{quote(job_id, safe='')}/coordinator")
 
     def look(self) -> tuple[str, int, str]:
         """Return the value of the key and its revision (0: none), and our address towards etcd."""
-        entries = self._ask("/v3/kv/range", {"key": self._name}).get("kvs", [])
+        entries = self._ask("/v3/kv/range", {"key": self._key}).get("kvs", [])
         entry = entries[0] if entries else {}
         text = base64.b64decode(entry.get("value", "")).decode(errors="replace")
         return text, _number(entry, "mod_revision"), self._local
@@ -101,23 +95,23 @@ class Client:
         return _number(self._ask("/v3/lease/grant", {"TTL": ttl_s}), "ID")
 
     def _put(self, compare: dict[str, Any], value: str, lease: int) -> bool:
-        put = {"key": self._name, "value": _coded(value), "lease": lease}
+        put = {"key": self._key, "value": _coded(value), "lease": lease}
         request = {
-            "compare": [{"key": self._name, **compare}],
+            "compare": [{"key": self._key, **compare}],
             "success": [{"request_put": put}],
         }
         return bool(self._ask("/v3/kv/txn", request).get("succeeded"))
 
-    # Transport ----------------------------------------------------------------------------------
-
     def _ask(self, path: str, request: dict[str, Any]) -> dict[str, Any]:
         troubles: list[str] = []
-        for member in list(self.endpoints):
+        for member in self._members:
             try:
                 return self._post(member, path, json.dumps(request).encode())
             except (OSError, http.client.HTTPException, ValueError) as error:
-                troubles.append(f"{endpoint(*member)}: {self._reason(error)}")
-            self.endpoints.append(self.endpoints.pop(0))
+                # An untrusted certificate has such a message.
+                why = getattr(error, "verify_message", "")
+                why = why or (reason(error) if isinstance(error, ConnectionError) else str(error))
+            troubles.append(f"{endpoint(*member)}: {why or 'what listens there is not etcd'}")
         raise EtcdError("; ".join(troubles))
 
     def _post(self, member: tuple[str, int], path: str, body: bytes) -> dict[str, Any]:
@@ -131,51 +125,21 @@ class Client:
             return {}
         if answer.status != http.client.OK:
             shown = text[:200].decode(errors="replace").strip()
-            message = f"it answers {answer.status} to {path} ({shown})"
-            if answer.status in {http.client.UNAUTHORIZED, http.client.BAD_REQUEST}:
-                raise EtcdError(message)
-            raise http.client.HTTPException(message)
+            raise http.client.HTTPException(f"it answers {answer.status} to {path} ({shown})")
         document = json.loads(text)
         if not isinstance(document, dict):
-            raise http.client.BadStatusLine("no JSON object")
+            raise http.client.HTTPException
         return document
 
     def _connection(self, host: str, port: int) -> http.client.HTTPConnection:
-        """Return a connection to a member; raise EtcdError if a TLS file cannot be read."""
-        timeout_s = self._address.timeout_s
-        if not self._address.is_secure:
-            return http.client.HTTPConnection(host, port, timeout=timeout_s)
+        if not self._is_secure:
+            return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
         import ssl  # takes 20 ms
 
-        authority, certificate, key = (
-            os.environ.get(name) or None for name in (_AUTHORITY, _CERTIFICATE, _KEY)
-        )
-        setting = f"{_AUTHORITY}={authority}"
-        try:
-            context = ssl.create_default_context(cafile=authority)
-            if certificate is not None:
-                setting = f"{_CERTIFICATE}={certificate} with {_KEY}={key or ''}"
-                context.load_cert_chain(certificate, key)
-        except OSError as error:
-            raise EtcdError(f"{setting} cannot be used ({reason(error)})") from None
-        return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
-
-    def _reason(self, error: Exception) -> str:
-        doubt = getattr(error, "verify_message", "")
-        if doubt:
-            return f"its certificate is not trusted ({doubt}); set {_AUTHORITY} to its authority"
-        if isinstance(error, json.JSONDecodeError | http.client.BadStatusLine) and not isinstance(
-            error, http.client.RemoteDisconnected
-        ):
-            return "what listens there is not etcd"
-        # ssl.SSLError, which most launches need not load.
-        if isinstance(error, ConnectionResetError) or type(error).__module__ == "ssl":
-            # As a member does if only one side uses TLS.
-            hint = f"if it requires a client certificate, set {_CERTIFICATE} and {_KEY}"
-            if not self._address.is_secure:
-                hint = "for etcd with TLS give etcds://HOST:PORT"
-            return f"it closes the connection without an answer; {hint}"
-        return reason(error) if isinstance(error, OSError) else str(error)
+        context = ssl.create_default_context(cafile=os.environ.get("ETCDCTL_CACERT") or None)
+        if certificate := os.environ.get("ETCDCTL_CERT"):
+            context.load_cert_chain(certificate, os.environ.get("ETCDCTL_KEY") or None)
+        return http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=context)
 
 
 def _coded(text: str) -> str:
@@ -187,28 +151,23 @@ def _number(entry: dict[str, Any], key: str) -> int:
     return int(entry.get(key, 0))
 
 
-# From the loop ----------------------------------------------------------------------------------
-
-
-def answer(client: Client, method: str, values: tuple[object, ...]) -> tuple[Any, ...]:
-    """Return the result of CLIENT's METHOD, why there is none, and the members in order of use."""
-    value, trouble = None, ""
+def _answer(client: Client, method: str, values: tuple[object, ...]) -> tuple[Any, str]:
+    """Return the result of CLIENT's METHOD, or why there is none."""
     try:
-        value = getattr(client, method)(*values)
+        return getattr(client, method)(*values), ""
     except EtcdError as error:
-        trouble = str(error)
-    return value, trouble, tuple(client.endpoints)
+        return None, str(error)
 
 
 class JobStore:
-    """Asks the etcd at ADDRESS about a job, one request at a time."""
+    """Asks CLIENT from the loop of WAITING, one request at a time."""
 
-    def __init__(self, address: StoreAddress, waiting: Waiting) -> None:
-        self._address, self._waiting = address, waiting
+    def __init__(self, client: Client, waiting: Waiting) -> None:
+        self._client, self._waiting = client, waiting
         self._requests: deque[tuple[str, tuple[object, ...], Callable[[StoreAnswer], None]]] = (
             deque()
         )
-        self._call: IsolatedCall | None = None
+        self._abandon: Callable[[], object] = nothing
 
     @property
     def is_busy(self) -> bool:
@@ -223,35 +182,21 @@ class JobStore:
 
     def _begin(self) -> None:
         method, values, _ = self._requests[0]
-        # Taken before it is sent: a lease is renewed no earlier than this.
-        asked_at = time.monotonic()
-        client = Client(self._address)
-        try:
-            call = self._call = IsolatedCall(partial(answer, client, method, values))
-        except OSError as error:
-            why = f"no process can be started to ask etcd ({error.strerror})"
-            end = partial(self._answered, asked_at, CallResult(trouble=why))
-            self._waiting.timer((id(self), "failed"), asked_at, end)
-            return
-        call.watch(self._waiting, partial(self._answered, asked_at))
+        call = partial(_answer, self._client, method, values)
+        # The time is taken before it is sent: a lease is renewed no earlier than this.
+        done = partial(self._answered, time.monotonic())
+        self._abandon = isolation.ask(call, self._waiting, done)
 
     def _answered(self, asked_at: float, result: CallResult) -> None:
-        self._call = None
-        value, trouble = None, result.trouble
-        if not trouble:
-            answered: Any = result.value
-            value, trouble, members = answered
-            self._address = self._address._replace(endpoints=members)
+        self._abandon = nothing
+        answered: Any = result.value or (None, result.trouble)
         _, _, done = self._requests.popleft()
         if self._requests:
             self._begin()
-        done(StoreAnswer(asked_at, value, trouble))
+        done(StoreAnswer(asked_at, *answered))
 
     def close(self) -> None:
         """Stop; no callback follows."""
-        self._waiting.timer((id(self), "failed"), None, nothing)
         self._requests.clear()
-        call, self._call = self._call, None
-        if call is not None:
-            with suppress(OSError):
-                call.abandon()
+        self._abandon()
+        self._abandon = nothing

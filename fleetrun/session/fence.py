@@ -2,7 +2,8 @@
 
 Each answer to a heartbeat says how long ranks may run from the moment that this heartbeat was
 *sent*. Before that time is over they are dead, because then the others may start again without
-them. Times are this launcher's own, and monotonic.
+them: they are asked to end 1.5 margins before, and the keeper kills them half a margin before, even
+if this launcher stands still. Times are this launcher's own, and monotonic.
 """
 
 from __future__ import annotations
@@ -14,14 +15,13 @@ from fleetrun.run.loop import nothing
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.messages import Acknowledged, Heartbeat
 from fleetrun.session.serving import SessionClock
+from fleetrun.session.wire import ignore
 
 
 class Fence:
     """Sends heartbeats, and has ranks ended in time if they stay without an answer.
 
-    STOP asks ranks to end, or with True kills them; LOSE is called when the coordinator has given
-    up this host; GUARD gets the moment at which ranks are to be killed even if this launcher stands
-    still, or None.
+    STOP asks ranks to end; LOSE is called when the coordinator has given up this host.
     """
 
     def __init__(
@@ -30,19 +30,20 @@ class Fence:
         config: RendezvousConfig,
         *,
         send: Callable[[Heartbeat], None],
-        stop: Callable[[bool], None],
+        stop: Callable[[], None],
         lose: Callable[[], None],
-        guard: Callable[[float | None], None],
     ) -> None:
         # This launcher's own until it learns the coordinator's.
         self.config = config
         # Whether ranks may run here.
         self.may_run = False
         self._clock = clock
-        self._send, self._stop, self._lose, self._guard = send, stop, lose, guard
-        self._is_warned = self._is_connected = False
-        # When ranks must be dead, and when the coordinator has given up this host.
-        self._fence_at = self._end_at = 0.0
+        self._send, self._stop, self._lose = send, stop, lose
+        # Has the keeper kill the ranks at a moment (None: no longer).
+        self._guard: Callable[[float | None], None] = ignore
+        self._is_asked = self._is_connected = False
+        # Until when others do not start without this host, and when the coordinator gives it up.
+        self._safe_until = self._end_at = 0.0
         # When the next heartbeat is due, and how long this launcher has stood still.
         self._beat_at, self._stood_s = inf, 0.0
         # When each heartbeat without an answer was sent; the Join counts as number 0.
@@ -97,13 +98,26 @@ class Fence:
 
     # Ranks ----------------------------------------------------------------------------------------
 
+    @property
+    def _ask_at(self) -> float:
+        return self._safe_until - 1.5 * self.config.margin_s
+
+    @property
+    def _kill_at(self) -> float:
+        return self._safe_until - 0.5 * self.config.margin_s
+
     def start(self) -> bool:
         """Let ranks run; False: the others may have started again without this host by now."""
-        if self._clock.now() >= self._fence_at:
+        if self._clock.now() >= self._ask_at:
             return False
-        self.may_run, self._is_warned = True, False
+        self.may_run, self._is_asked = True, False
         self._promise(0.0, 0.0)
         return True
+
+    def guard(self, kill_at: Callable[[float | None], None]) -> None:
+        """Let KILL_AT have the ranks killed at a moment, or no longer (None)."""
+        self._guard = kill_at
+        kill_at(self._kill_at if self.may_run else None)
 
     def stopped(self) -> None:
         """Take note that no rank runs here any more."""
@@ -112,7 +126,7 @@ class Fence:
 
     def was_killed(self) -> bool:
         """Whether ranks were killed because this launcher stood still."""
-        return self.may_run and self._clock.now() >= self._guard_at and not self._is_warned
+        return self.may_run and self._clock.now() >= self._kill_at and not self._is_asked
 
     def stood_s(self) -> float:
         """Return how long this launcher has not been running, of late."""
@@ -120,21 +134,13 @@ class Fence:
 
     def _promise(self, sent_at: float, left_s: float) -> None:
         """Let ranks run for LEFT_S after SENT_AT; each such promise holds, whatever follows."""
-        end_at = sent_at + left_s
-        self._fence_at = max(self._fence_at, end_at - self.config.margin_s)
+        self._safe_until = max(self._safe_until, sent_at + left_s)
         # While nothing runs, a coordinator that is too busy to answer yet is waited for.
-        self._end_at = max(self._end_at, end_at, sent_at + self.config.heartbeat_timeout_s)
+        given_up_at = sent_at + self.config.heartbeat_timeout_s
+        self._end_at = max(self._end_at, self._safe_until, given_up_at)
         if self.may_run:
-            self._guard(self._guard_at)
-        self._look_at(self._warn_at if self.may_run else self._end_at)
-
-    @property
-    def _warn_at(self) -> float:
-        return self._fence_at - self.config.margin_s / 2
-
-    @property
-    def _guard_at(self) -> float:
-        return self._fence_at + self.config.margin_s / 2
+            self._guard(self._kill_at)
+        self._look_at(self._ask_at if self.may_run else self._end_at)
 
     def _look_at(self, at: float) -> None:
         self._clock.timer((id(self), "fence"), at, self._look)
@@ -142,16 +148,13 @@ class Fence:
     def _look(self) -> None:
         """End what has no promise beyond this moment."""
         now = self._clock.now()
-        if self.may_run and not self._is_warned and now >= self._warn_at:
-            self._is_warned = True
-            self._stop(False)  # noqa: FBT003 - not killed yet
-        if self.may_run and now >= self._fence_at:
-            self._stop(True)  # noqa: FBT003 - killed
-        if now >= self._end_at and self._is_connected:
+        if self.may_run and not self._is_asked and now >= self._ask_at:
+            self._is_asked = True
+            self._stop()
+        if now < self._end_at:
+            self._look_at(self._end_at)
+        elif self._is_connected:
             self._lose()
-        later = [at for at in (self._fence_at, self._end_at) if at > now]
-        if later:
-            self._look_at(later[0])
 
     def close(self) -> None:
         """End nothing any more: nothing runs here."""

@@ -10,14 +10,18 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 from fleetrun.errors import RendezvousError
 from fleetrun.model import Device
-from fleetrun.run.events import LONGEST_TEXT, Failure
+from fleetrun.run.events import Failure
 from fleetrun.session.config import RendezvousConfig
 
 # The exit codes of a job that was ended because a launcher was lost, and of one that cannot begin.
 LOST, UNMET = 1, RendezvousError.exit_code
+# What a host reports about a generation: it has planned it and can start; all its essential ranks
+# have succeeded; it has failed here, and the ranks are being stopped; none of them runs any more.
+STAGES = (READY, DONE, FAILED, STOPPED) = ("ready", "done", "failed", "stopped")
 # The name of a host (253 characters at most in DNS), a launcher or a job, which becomes part of
 # addresses, variables and file names.
 _NAME = re.compile(r"(?!-)[\w.:-]{0,255}", re.ASCII)
+_RUN_NAME = re.compile(r"(\w[\w.-]{1,200})?")
 _KIND = re.compile(r"\w{1,40}", re.ASCII)
 
 
@@ -30,23 +34,28 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
+def is_run_name(text: str) -> bool:
+    """Whether TEXT can be the name of a run, which becomes a folder's; or is empty.
+
+    >>> is_run_name("20261129-default-7"), is_run_name(".."), is_run_name("a/b")
+    (True, False, False)
+    """
+    return _RUN_NAME.fullmatch(text) is not None
+
+
 Name: TypeAlias = Annotated[str, is_name]
 Port: TypeAlias = Annotated[int, range(1, 1 << 16).__contains__]
 Count: TypeAlias = Annotated[int, range(1 << 63).__contains__]
 
 
-def _check_groups(groups: tuple[tuple[Device, ...], ...], ports: tuple[int, ...]) -> None:
-    """Raise ValueError unless GROUPS are devices of named kinds, one group for each of PORTS."""
-    if len(ports) != len(groups):
-        raise ValueError(f"{len(groups)} groups of devices, and {len(ports)} ports")
-    if not all(_KIND.fullmatch(device.kind) for group in groups for device in group):
-        raise ValueError("an invalid kind of devices")
+# Names of settings, and their values.
+Settings: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class JoinRequest(NamedTuple):
     """A host asks for a place, with a held port and a group of devices for each rank.
 
-    `settings` must be the same on all hosts; differences in `remarks` are reported.
+    `settings` must be the same on all hosts. In a roster they are empty, and `host` is never.
     """
 
     # Where other hosts' ranks reach it; empty: at the address that the coordinator sees.
@@ -59,20 +68,21 @@ class JoinRequest(NamedTuple):
     rank: Count | None = None
     # The port where ranks rendezvous, if it is separate.
     master_port: Port | None = None
-    settings: tuple[tuple[str, str], ...] = ()
-    remarks: tuple[tuple[str, str], ...] = ()
+    settings: Settings = ()
     # How often it has taken part before.
     attempt: Count = 0
     # Its newest, the newest first, each with why it is not whole; of --resume_from.
     checkpoints: tuple[tuple[str, str], ...] = ()
-    # Why it should stay out, as a sentence without a full stop; empty: it is healthy.
-    trouble: str = ""
+    # The launcher's own name, new for each process; and that of its run, if others share its logs.
+    launcher: Name = ""
+    run: Annotated[str, is_run_name] = ""
 
     def check(self) -> None:
         """Raise ValueError if no launcher can have sent it."""
-        _check_groups(self.groups, self.ports)
-        if len(self.trouble) > LONGEST_TEXT:
-            raise ValueError(self.trouble[:80])
+        if len(self.ports) != len(self.groups):
+            raise ValueError(f"{len(self.groups)} groups of devices, and {len(self.ports)} ports")
+        if not all(_KIND.fullmatch(device.kind) for group in self.groups for device in group):
+            raise ValueError("an invalid kind of devices")
 
     def named(self, address: str = "") -> str:
         """Return the host's name for people: as in the job's options, or `10.0.0.1 (node-1)`."""
@@ -94,37 +104,17 @@ class LastRun(NamedTuple):
 class Join(NamedTuple):
     """A launcher asks for a place in the next generation; with a failure, it only reports that."""
 
-    # The launcher's own name, new for each process.
-    launcher: Name
     request: JoinRequest
     failure: Failure | None = None
     last: LastRun | None = None
 
 
-class HostReady(NamedTuple):
-    """The host has planned the generation and can start."""
+class Report(NamedTuple):
+    """What has become of a generation on this host, with what went wrong here, if anything."""
 
     generation: int
-
-
-class Done(NamedTuple):
-    """All essential ranks of this host have succeeded."""
-
-    generation: int
-
-
-class Failed(NamedTuple):
-    """The generation has failed here; its ranks are being stopped."""
-
-    generation: int
-    failure: Failure
-
-
-class Stopped(NamedTuple):
-    """No rank of the generation runs here any more; `failure` is what went wrong here, if any."""
-
-    generation: int
-    failure: Failure | None
+    stage: Annotated[str, STAGES.__contains__]
+    failure: Failure | None = None
 
 
 class Heartbeat(NamedTuple):
@@ -153,25 +143,6 @@ class Missing(NamedTuple):
     remarks: tuple[str, ...] = ()
     # The job runs without the launcher, which may get a place later.
     stands_by: bool = False
-    # For how long the coordinator waits.
-    left_s: float = 0.0
-
-
-class Entry(NamedTuple):
-    """A host of the roster."""
-
-    launcher: Name
-    host: Name
-    hostname: Name
-    ports: tuple[Port, ...]
-    groups: tuple[tuple[Device, ...], ...]
-    master_port: Port | None = None
-    attempt: Count = 0
-    checkpoints: tuple[tuple[str, str], ...] = ()
-
-    def check(self) -> None:
-        """Raise ValueError if no coordinator can have sent it."""
-        _check_groups(self.groups, self.ports)
 
 
 class RosterMessage(NamedTuple):
@@ -180,7 +151,7 @@ class RosterMessage(NamedTuple):
     generation: int
     # How often the job was started again because it had failed.
     restarts: int
-    entries: tuple[Entry, ...]
+    entries: tuple[JoinRequest, ...]
     config: RendezvousConfig
     remarks: tuple[str, ...] = ()
     # Unique for each job, even if jobs of one name follow each other.
@@ -218,7 +189,7 @@ class Acknowledged(NamedTuple):
     left_s: Annotated[float, (0.0).__le__]
 
 
-FromMember: TypeAlias = Join | HostReady | Done | Failed | Stopped | Heartbeat | Leave
+FromMember: TypeAlias = Join | Report | Heartbeat | Leave
 FromCoordinator: TypeAlias = (
     Refused | Missing | RosterMessage | Start | Stop | Verdict | Acknowledged
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fleetrun.session.config import RendezvousConfig
-from fleetrun.session.messages import JoinRequest
+from fleetrun.session.messages import JoinRequest, Settings
 from fleetrun.text import counted, elided
 
 # The setting of jobs whose hosts are listed.
@@ -22,7 +22,6 @@ _SHOWN = 100
 class Host(NamedTuple):
     """A host with a connection to the coordinator."""
 
-    launcher: str
     request: JoinRequest
     address: str
     is_local: bool
@@ -35,8 +34,17 @@ class Host(NamedTuple):
     order: int = -1
     # What it has reported about this generation; empty: nothing yet.
     stage: str = ""
-    # How often the job has failed because of it.
-    failure_count: int = 0
+
+    @property
+    def launcher(self) -> str:
+        """The name of its launcher."""
+        return self.request.launcher
+
+    @property
+    def entry(self) -> JoinRequest:
+        """What the other hosts must know of it."""
+        host = self.request.host or self.address
+        return self.request._replace(host=host, settings=())
 
     @property
     def name(self) -> str:
@@ -64,22 +72,22 @@ def listed(names: Sequence[str], *, more: int = 0) -> str:
     return f"{', '.join(shown[:-1])} and {shown[-1]}" if shown else ""
 
 
-def left_out(hosts: Sequence[Host], least: int, most: int) -> dict[str, str]:
+def left_out(
+    hosts: Sequence[Host], counts: Mapping[tuple[str, str], int], most: int
+) -> dict[str, str]:
     """Return the launchers of HOSTS that stay out of the next generation, with reasons.
 
-    Unhealthy hosts do if LEAST others remain; hosts that have failed the job twice only if others
-    wait for a place among MOST. The coordinator's own host never does.
+    COUNTS says how often the job has failed because of each.
+
+    Hosts that have failed the job twice do if others wait for a place among MOST. The coordinator's
+    own host never does.
     """
     excluded: dict[str, str] = {}
     candidates = [host for host in hosts if not host.is_local]
-    for host in candidates:
-        if host.request.trouble and len(hosts) - len(excluded) > least:
-            excluded[host.launcher] = host.request.trouble
-    for host in sorted(candidates, key=lambda candidate: -candidate.failure_count):
-        if host.failure_count >= _MOST_FAILURES and len(hosts) - len(excluded) > most:
-            excluded.setdefault(
-                host.launcher, f"the job has failed {host.failure_count} times because of it"
-            )
+    for host in sorted(candidates, key=lambda candidate: -counts.get(candidate.where, 0)):
+        count = counts.get(host.where, 0)
+        if count >= _MOST_FAILURES and len(hosts) - len(excluded) > most:
+            excluded[host.launcher] = f"the job has failed {count} times because of it"
     return excluded
 
 
@@ -125,58 +133,39 @@ def _numbers(address: str) -> tuple[int, ...]:
 
 
 def missing(config: RendezvousConfig, hosts: Sequence[Host]) -> str:
-    """Return a text that names the missing hosts."""
+    """Return a text that names the missing hosts, by their names or ranks if those are known."""
+    ranks = {host.request.rank for host in hosts}
     if config.names and not config.may_change:
-        taken = {host.request.rank for host in hosts}
-        absent = [name for place, name in enumerate(config.names) if place not in taken]
-        return listed(absent)
-    lacking = config.least - len(hosts)
-    if lacking <= 0:
-        more = config.most - len(hosts)
-        if more <= 0:
-            return f"the ranks of lost hosts, which may still run ({_here(hosts)})"
-        return f"up to {counted(more, 'more host')} ({_here(hosts)})"
-    if hosts and all(host.request.rank is not None for host in hosts):
-        known = {host.request.rank for host in hosts}
-        absent = [f"rank {rank}" for rank in range(config.least) if rank not in known]
-        absentees = listed(absent[:lacking])
-    else:
-        absentees = counted(lacking, "host")
-    if not hosts:
-        return f"{absentees} of {config.least}"
-    return f"{absentees} of {config.least} ({_here(hosts)})"
-
-
-def _here(hosts: Sequence[Host]) -> str:
+        return listed([name for rank, name in enumerate(config.names) if rank not in ranks])
     # Called for each join, so names that are not shown are not made.
-    names = listed([host.name for host in hosts[:_NAMED]], more=max(0, len(hosts) - _NAMED))
-    return f"{names} {'are' if len(hosts) > 1 else 'is'} here"
+    here = [host.name for host in hosts[:_NAMED]]
+    more = max(0, len(hosts) - _NAMED)
+    joined = (
+        f" ({listed(here, more=more)} {'are' if len(hosts) > 1 else 'is'} here)" if here else ""
+    )
+    lacking = config.least - len(hosts)
+    if lacking > 0:
+        absentees = counted(lacking, "host")
+        if hosts and None not in ranks:
+            absent = [f"rank {rank}" for rank in range(config.least) if rank not in ranks]
+            absentees = listed(absent[:lacking])
+        return f"{absentees} of {config.least}{joined}"
+    if len(hosts) < config.most:
+        return f"up to {counted(config.most - len(hosts), 'more host')}{joined}"
+    return f"the ranks of lost hosts, which may still run{joined}"
 
 
-def differences(first: JoinRequest, second: JoinRequest, *, where: str) -> list[str]:
+def differences(first: Settings, second: Settings, where: str) -> list[str]:
     """Return sentences about the settings in which two hosts differ, with both values.
 
     WHERE is the host of FIRST.
     """
-    return _differences(dict(first.settings), dict(second.settings), where)
-
-
-def remarks(first: JoinRequest, second: JoinRequest, *, where: str) -> list[str]:
-    """Return sentences about the remarks in which two hosts differ."""
-    return _differences(dict(first.remarks), dict(second.remarks), where)
-
-
-def _differences(first: Mapping[str, str], second: Mapping[str, str], where: str) -> list[str]:
-    differing = []
-    for name in dict.fromkeys((*first, *second)):
-        value, other_value = first.get(name, ""), second.get(name, "")
+    known, other = dict(first), dict(second)
+    return [
+        f"{name} is {elided(other.get(name, ''), _SHOWN) or 'none'} there and "
+        f"{elided(known.get(name, ''), _SHOWN) or 'none'} on {where}"
+        for name in dict.fromkeys((*known, *other))
+        if known.get(name) != other.get(name)
         # Bounds are part of the config, which the coordinator sets.
-        is_settled = name == "--nnodes" and ":" in value + other_value
-        if first.get(name) == second.get(name) or is_settled:
-            continue
-        if name == LIST and sorted(value.split(",")) == sorted(other_value.split(",")):
-            differing.append(f"{name} has another order there than on {where}")
-            continue
-        shown = (elided(text, _SHOWN) or "none" for text in (other_value, value))
-        differing.append("{} is {} there and {} on {}".format(name, *shown, where))
-    return differing
+        and not (name == "--nnodes" and ":" in known.get(name, "") + other.get(name, ""))
+    ]

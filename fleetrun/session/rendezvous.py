@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from fleetrun.errors import (
     EnvironmentFault,
@@ -17,21 +16,19 @@ from fleetrun.errors import (
 from fleetrun.model import LaunchPlan
 from fleetrun.run.events import Failure
 from fleetrun.run.gathering import Answer, Gathering
-from fleetrun.run.isolation import CallResult, IsolatedCall
-from fleetrun.run.loop import Waiting
+from fleetrun.run.loop import Waiting, nothing
 from fleetrun.session.config import PREPARE_S
 from fleetrun.session.driver import Session, SessionHandler
-from fleetrun.session.messages import JoinRequest, RosterMessage, Verdict
+from fleetrun.session.local_host import LocalHost
+from fleetrun.session.messages import RosterMessage, Verdict
 from fleetrun.text import sentence
 
 # The coordinator reports first, as it knows which hosts are missing.
 _LATER_S, _LAST_S = 0.5, 1.0
 _FOR_EVER_S = 1e9
-# Drivers and network folders that are slower than this do not work.
-_HEALTH_S = 20.0
-# How long a host that cannot take part waits to tell the others, which may start seconds later; the
-# user is told earlier.
-_REPORT_S, _LOOK_S, _SAY_S = 10.0, 0.05, 1.0
+# How long a host that cannot take part waits to tell the others, which may start seconds later; one
+# that no host waits for, a moment.
+_REPORT_S, _STRANGER_S, _LOOK_S = 10.0, 1.0, 0.05
 # The exit code of shells for SIGTERM.
 _INTERRUPTED = 143
 # The exit codes of jobs that a host cannot start or has left before the start.
@@ -40,21 +37,8 @@ _EARLY = (UsageError.exit_code, EnvironmentFault.exit_code, _INTERRUPTED)
 _LONGEST = 8000
 
 
-class Settled(Protocol):
-    """Called when the first rendezvous is over."""
-
-    def __call__(self, *, has_begun: bool) -> None:
-        """HAS_BEGUN: the job begins; otherwise there will be none."""
-
-
 class Rendezvous(Gathering, SessionHandler):
-    """Plans each generation together with the other hosts.
-
-    OFFER returns this host's request for an attempt, PLAN the plan for a roster. If OFFER fails,
-    the host joins with BARE to report why. REDACT masks secrets. SETTLED is called at the end of
-    the first rendezvous. HEALTH returns what is wrong with this host before each later one, and
-    runs in a child process. HINT says why hosts may never come.
-    """
+    """Plans each generation together with the other hosts, by OWN host. REDACT masks secrets."""
 
     is_shared = True
     # The coordinator's host sets how long the session waits.
@@ -63,22 +47,14 @@ class Rendezvous(Gathering, SessionHandler):
     def __init__(
         self,
         session: Session,
+        own: LocalHost,
         *,
-        offer: Callable[[int], JoinRequest],
-        bare: JoinRequest,
-        plan: Callable[[RosterMessage], LaunchPlan],
         redact: Callable[[str], str],
         log: Callable[[str], None],
-        settled: Settled = lambda **_: None,
-        health: Callable[[], str] = str,
-        hint: str = "",
     ) -> None:
-        self._session = session
-        self._offer, self._bare, self._make = offer, bare, plan
+        self._session, self._own = session, own
         self._redact, self._log = redact, log
-        self._settled, self._health = settled, health
-        self._hint = f" {hint}" if hint else ""
-        self._call: IsolatedCall | None = None
+        self._hint = f" {own.hint}" if own.hint else ""
         self._attempt = 0
         # Why this host cannot take part, and whether it is there only to say so.
         self._fault: FleetrunError | None = None
@@ -105,46 +81,22 @@ class Rendezvous(Gathering, SessionHandler):
     # Joining --------------------------------------------------------------------------------------
 
     def _join_next(self) -> None:
-        """Join a generation, after a check of this host if it may stay out."""
-        config, self._planned = self._session.config, None
-        longest_s, is_checked = config.rdzv_timeout_s, self._attempt > 0 and config.may_change
-        if is_checked:
-            # As long as the coordinator waits for others, and a little more; a lost one's lease has
-            # to end first.
-            others_s = config.elastic_timeout_s + 3 * config.heartbeat_timeout_s + _LAST_S
-            longest_s = max(longest_s, others_s)
-        self._wait(longest_s)
-        self._abandon()
-        if not is_checked:
-            self._join("")
-            return
+        """Join a generation."""
+        config, self._planned, seconds = self._session.config, None, 0.0
+        if self._attempt and config.may_change:
+            # As long as the coordinator waits for others, and a little more; a lost one's lease
+            # has to end first.
+            seconds = config.elastic_timeout_s + 3 * config.heartbeat_timeout_s + _LAST_S
+        self._wait(max(config.rdzv_timeout_s, seconds))
         try:
-            call = self._call = IsolatedCall(self._health)
-        except OSError as error:
-            self._join(f"it can start no process ({error.strerror})")
-        else:
-            call.watch(self._waiting, self._checked, _HEALTH_S, callee="its GPUs or its disk")
-
-    def _checked(self, answer: CallResult) -> None:
-        self._call = None
-        self._join(answer.trouble or str(answer.value))
-
-    def _abandon(self) -> None:
-        call, self._call = self._call, None
-        if call is not None:
-            call.abandon()
-
-    def _join(self, trouble: str) -> None:
-        """Join the generation; TROUBLE is why this host should stay out."""
-        try:
-            offer = self._offer(self._attempt)
+            offer = self._own.offer(self._attempt)
         except FleetrunError as error:
             # Report it, so that the others do not wait for this host.
             self._fault = error
-            self._tell_late(error)
-            self._session.join(self._bare, self._failure(error))
+            self._tell(error)
+            self._session.join(self._own.bare, self._failure(error))
         else:
-            self._session.join(offer._replace(trouble=self._redact(trouble)[:_LONGEST]))
+            self._session.join(offer)
 
     def _wait(self, seconds: float) -> None:
         """Give up after SECONDS, and a moment."""
@@ -166,45 +118,45 @@ class Rendezvous(Gathering, SessionHandler):
 
     def progress(self, left_s: float) -> str:
         """Return a line about who is awaited, and for how long."""
-        if self._until is None or self._is_telling:
+        if self._until is None:
             return ""
-        until = self._session.waits_until() or self._until
-        left_s = max(0.0, min(until, self._until) - time.monotonic())
+        left_s = max(0.0, self._until - time.monotonic())
+        if self._is_telling:
+            why = "This host cannot take part, for a reason that follows"
+            return f"{why}. Telling the other hosts, for up to {left_s:.0f} s."
         return f"Waiting up to {left_s:.0f} s for {self.missing()}.{self._hint}"
 
     # For the session ------------------------------------------------------------------------------
 
     def obey(self) -> None:
         """Wait as long as the coordinator does."""
-        if self._until is not None and not self._attempt:
+        if self._until is not None and not self._attempt and not self._is_telling:
             self._wait(self._session.config.rdzv_timeout_s)
 
     def stand_by(self) -> None:
         """Wait while the job runs."""
         self._until = None
-        self._waiting.timer("unanswered", None, self._unanswered)
+        self._waiting.timer("unanswered", None, nothing)
         self._log(f"This host waits for {self.missing()}.")
 
     def plan(self, roster: RosterMessage) -> None:
         """Plan for ROSTER, and report whether that is possible."""
         self._wait(PREPARE_S)
-        fault = self._fault
-        if fault is None:
-            try:
-                self._planned = self._make(roster)
-                # If it cannot start here, it must not start anywhere.
-                self.prepare(self._planned, self._attempt)
-            except FleetrunError as error:
-                fault = error
-        if fault is None:
+        try:
+            if self._fault is not None:
+                raise self._fault
+            self._planned = self._own.plan(roster)
+            # If it cannot start here, it must not start anywhere.
+            self.prepare(self._planned, self._attempt)
+        except FleetrunError as error:
+            self._fault = error
+            failure = self._failure(error)
+            # An elastic job goes on without this host, which ends when the others have stopped.
+            is_departure = self.may_change and not self._session.serves
+            no_retry = "" if is_departure else failure.what
+            self._session.planned(failure._replace(is_departure=is_departure, no_retry=no_retry))
+        else:
             self._session.planned(None)
-            return
-        self._fault = fault
-        failure = self._failure(fault)
-        # An elastic job goes on without this host, which ends when the others have stopped.
-        is_departure = self.may_change and not self._session.serves
-        no_retry = "" if is_departure else failure.what
-        self._session.planned(failure._replace(is_departure=is_departure, no_retry=no_retry))
 
     def run(self) -> None:
         """Answer with the plan: all hosts are ready."""
@@ -215,7 +167,7 @@ class Rendezvous(Gathering, SessionHandler):
     def conclude(self, verdict: Verdict) -> None:
         """Answer that there is no plan, or join the next generation."""
         if self._is_telling and self._session.serves:
-            # See _report: the others have yet to come.
+            # The others have yet to come.
             return
         failure, error = verdict.failure, self._fault
         if not verdict.is_final and error is None and not self._is_over:
@@ -230,7 +182,7 @@ class Rendezvous(Gathering, SessionHandler):
             error = self._error_of(failure)
         if self._session.serves and not self._attempt and error.exit_code in _EARLY:
             # A host that starts a moment later would find nobody and wait for --rdzv_timeout.
-            self._tell_late(error)
+            self._tell(error)
         else:
             self._refuse(error)
 
@@ -251,41 +203,29 @@ class Rendezvous(Gathering, SessionHandler):
 
     # The end --------------------------------------------------------------------------------------
 
-    def _tell_late(self, fault: FleetrunError) -> None:
+    def _tell(self, fault: FleetrunError) -> None:
         """End with FAULT once all hosts have heard it, also those that join later."""
         self._is_telling = True
-        now = time.monotonic()
-        if isinstance(fault, StrangerFault):
-            # Nobody waits for it, unless it is listed with an address that it does not know.
-            self._report(fault, now + _SAY_S)
-            return
-        self._waiting.timer("say", now + _SAY_S, self._say_fault)
-        self._report(fault, now + _REPORT_S)
+        # Nobody waits for a stranger, unless it is listed with an address that it does not know.
+        seconds = _STRANGER_S if isinstance(fault, StrangerFault) else _REPORT_S
+        self._until = time.monotonic() + seconds
+        self._look(fault, self._until)
 
-    def _say_fault(self) -> None:
-        """Say that the others are still being told; what is wrong follows."""
-        if not self._is_over:
-            self._log(
-                "This host cannot take part, for a reason that follows. Telling the other hosts, "
-                f"for up to {_REPORT_S - _SAY_S:g} s more."
-            )
-
-    def _report(self, fault: FleetrunError, until: float) -> None:
+    def _look(self, fault: FleetrunError, until: float) -> None:
         now = time.monotonic()
         if self._session.has_told_all or now >= until:
             self._refuse(fault)
         else:
-            self._waiting.timer("report", now + _LOOK_S, partial(self._report, fault, until))
+            self._waiting.timer("unanswered", now + _LOOK_S, partial(self._look, fault, until))
 
     def cancel(self) -> None:
         """Leave the session."""
         if self._is_over:
             return
         self._is_over = True
-        self._abandon()
         # An elastic job that has begun goes on without this host.
         is_departure = self.may_change and self._attempt > 0
-        failure = Failure(self._bare.named(), "interrupted", _INTERRUPTED)
+        failure = Failure(self._own.bare.named(), "interrupted", _INTERRUPTED)
         self._quit(failure._replace(is_departure=is_departure))
         if not self._attempt:
             self._session.flush()
@@ -297,14 +237,7 @@ class Rendezvous(Gathering, SessionHandler):
         # An elastic job goes on without a host that cannot take part.
         is_departure = error is self._fault and self.may_change
         self._quit(failure._replace(is_departure=is_departure))
-
-        def reply() -> None:
-            if not self._attempt and not self._is_over:
-                self._session.flush()
-            self._reply(error)
-
-        # Not from within the session, which still has to send that.
-        self._waiting.timer("unanswered", time.monotonic(), reply)
+        self._reply(error)
 
     def _quit(self, failure: Failure) -> None:
         self.withdraw()
@@ -312,17 +245,21 @@ class Rendezvous(Gathering, SessionHandler):
         self._session.quit(failure)
 
     def _reply(self, planned: LaunchPlan | FleetrunError) -> None:
+        """Answer from the loop: not from within the session, which still has to send."""
         if not self._is_over:
             self._is_over = True
-            self._abandon()
-            # From the loop, as the caller takes an answer only there.
-            self._waiting.timer("unanswered", None, self._unanswered)
-            self._waiting.timer("answer", time.monotonic(), lambda: self._answer(planned))
+            self._waiting.timer("unanswered", None, nothing)
+            self._waiting.timer("answer", time.monotonic(), partial(self._reply_now, planned))
+
+    def _reply_now(self, planned: LaunchPlan | FleetrunError) -> None:
+        if isinstance(planned, FleetrunError) and not self._attempt:
+            self._session.flush()
+        self._answer(planned)
 
     def _settle(self, *, has_begun: bool) -> None:
         if not self._attempt:
-            self._settled(has_begun=has_begun)
+            self._own.settle(has_begun=has_begun)
 
     def _failure(self, fault: FleetrunError) -> Failure:
         what = self._redact(str(fault))[:_LONGEST].rstrip(".")
-        return Failure(self._bare.named(), what, fault.exit_code)
+        return Failure(self._own.bare.named(), what, fault.exit_code)

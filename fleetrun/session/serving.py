@@ -159,14 +159,12 @@ class Server:
 
     def _feed(self, event: coordinator.Event) -> None:
         self.state, actions = coordinator.step(self.state, event)
-        for action in actions:
-            match action:
-                case coordinator.Send(links=numbers, message=message):
-                    for number in numbers:
-                        if number in self._links:
-                            self._links[number].send(message)
-                case coordinator.HangUp(link=number):
+        for numbers, message in actions:
+            for number in numbers:
+                if message is None:
                     self._hang_up(number)
+                elif number in self._links:
+                    self._links[number].send(message)
         self._stepped()
 
     def _hang_up(self, number: int) -> None:

@@ -1,36 +1,31 @@
 """Whether hosts of a job share a log folder, as on clusters with NFS.
 
-Before it joins, each launcher puts a file with an unguessable name into its log folder. A host that
-finds the first host's file in its own folder shares that folder.
+Before it joins, each launcher puts an empty file with an unguessable name into its log folder. A
+host that finds the first host's file in its own folder shares that folder.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
 
 from fleetrun.model import SharedLogs
-from fleetrun.rundir import names, reading
-from fleetrun.rundir.folder import SHARED, Closing
-
-# Job name, time and pid, as the planner writes them; never a path.
-_RUN_NAME = re.compile(r"\w[\w.-]{1,200}")
-_LONGEST = 1000
+from fleetrun.rundir import names
+from fleetrun.rundir.folder import SHARED
+from fleetrun.session.messages import JoinRequest
 
 
 class LogFolder:
-    """The log folder PATH of LAUNCHER, whose own run would be called RUN."""
+    """The log folder PATH of LAUNCHER."""
 
-    def __init__(self, path: str, launcher: str, run: str) -> None:
-        self._path, self._launcher, self._run = path, launcher, run
-        self._has_made_folder = self._has_looked = False
-        # The shared run and its first host's launcher; empty: none.
-        self._shared = self._first = ""
-        self._own = ""
-        # The folders of the hosts that share it, by launcher, for the first host.
+    def __init__(self, path: str, launcher: str) -> None:
+        self._path, self._launcher = path, launcher
+        self._has_made_folder = False
+        # The first host when the job began, and the folders of the hosts that share its own, by
+        # launcher; the first host knows all, and any other one its own.
+        self._first: JoinRequest | None = None
         self._folders: dict[str, str] = {}
 
     def _marker(self, launcher: str) -> str:
@@ -44,61 +39,51 @@ class LogFolder:
                 os.makedirs(self._path)
                 self._has_made_folder = True
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            with Closing(fd := os.open(self._marker(self._launcher), flags, SHARED)):
-                os.write(fd, os.fsencode(self._run))
+            os.close(os.open(self._marker(self._launcher), flags, SHARED))
 
-    def look(
-        self, launchers: Sequence[str], generation: int, attempts: Sequence[int] = ()
-    ) -> SharedLogs | None:
-        """Return which of LAUNCHERS, in rank order, share the first's folder; None if we do not.
+    def look(self, entries: Sequence[JoinRequest], generation: int) -> SharedLogs | None:
+        """Return which of the hosts ENTRIES, in rank order, share the first's folder with us.
 
-        ATTEMPTS are the numbers of this generation as each of them counts. The first result holds
-        for the whole job, as files stay where they are.
+        None: we share no folder. The first result holds for the whole job, as files stay where
+        they are.
         """
-        is_first = not self._has_looked
-        if is_first:
-            self._has_looked, self._first = True, launchers[0]
-        if self._first == self._launcher:
-            for launcher in launchers:
-                if launcher not in self._folders and launcher != self._launcher:
-                    self._add(launcher, names.node_folder(launchers.index(launcher), generation))
-            if is_first and self._folders:
-                self._shared = self._run
-        elif is_first and _RUN_NAME.fullmatch(run := self._read(self._first)):
-            self._shared = run
-            self._own = names.node_folder(launchers.index(self._launcher), generation)
-        if not self._shared:
+        is_new, first = self._first is None, self._first or entries[0]
+        self._first = first
+        is_first = first.launcher == self._launcher
+        for node_rank, entry in enumerate(entries):
+            # The first host looks for all others, also later ones; each of those once for its own.
+            is_due = is_first or (is_new and entry.launcher == self._launcher)
+            is_other = entry.launcher not in (first.launcher, *self._folders)
+            if is_due and is_other and self._has(entry.launcher if is_first else first.launcher):
+                self._folders[entry.launcher] = names.node_folder(node_rank, generation)
+        if not self._folders:
             return None
-        known = {rank: self._folders.get(member) for rank, member in enumerate(launchers)}
+        known = {rank: self._folders.get(entry.launcher) for rank, entry in enumerate(entries)}
         return SharedLogs(
-            run_name=self._shared,
-            marker=names.marker(self._first),
-            folders={rank: folder for rank, folder in known.items() if folder},
-            attempts=dict(enumerate(attempts)),
-            own=self._own,
+            run_name=first.run,
+            marker=names.marker(first.launcher),
+            folders={rank: folder for rank, folder in known.items() if folder and is_first},
+            attempts={rank: entry.attempt for rank, entry in enumerate(entries)},
+            own=self._folders.get(self._launcher, ""),
         )
 
-    def _add(self, launcher: str, folder: str) -> None:
-        if self._read(launcher):
-            self._folders[launcher] = folder
-
-    def _read(self, launcher: str) -> str:
-        """Return what LAUNCHER has written here as our user; empty: nothing."""
+    def _has(self, launcher: str) -> bool:
+        """Whether LAUNCHER has put its file here as our user: on NFS, that of our own file."""
         with suppress(OSError):
-            # On NFS, which maps users, ours is that of our own file.
-            user = os.stat(self._marker(self._launcher), follow_symlinks=False).st_uid
-            with Closing(fd := os.open(self._marker(launcher), reading.READING)):
-                status = os.fstat(fd)
-                if status.st_uid == user and stat.S_ISREG(status.st_mode):
-                    return os.fsdecode(os.read(fd, _LONGEST))
-        return ""
+            own, other = (
+                os.stat(self._marker(name), follow_symlinks=False)
+                for name in (self._launcher, launcher)
+            )
+            return own.st_uid == other.st_uid and stat.S_ISREG(other.st_mode)
+        return False
 
     def settle(self, *, has_begun: bool) -> None:
         """Remove our file, which all have seen; the first host's stays for newcomers.
 
         If the job has not begun, leave no trace.
         """
-        if not has_begun or not self._folders:
+        is_first = self._first is not None and self._first.launcher == self._launcher
+        if not (has_begun and is_first and self._folders):
             with suppress(OSError):
                 os.unlink(self._marker(self._launcher))
         if not has_begun and self._has_made_folder:

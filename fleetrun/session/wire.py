@@ -1,9 +1,9 @@
 """An authenticated connection between two launchers: messages in and out, a line each.
 
-Both ends first send a greeting with a nonce, then a proof that they know the key of the job: an
-HMAC over both nonces and the role, so that none fits another connection or the other end. Each
-later line is `HMAC JSON`, by a key of this connection, over its direction, number and JSON, so that
-a relay can neither add nor repeat lines.
+Both ends first send a nonce, then a proof that they know the key of the job: an HMAC over both
+nonces and the role, so that none fits another connection or the other end. Each later line is
+`HMAC JSON`, by a key of this connection, over its direction, number and JSON, so that a relay can
+neither add nor repeat lines.
 """
 
 from __future__ import annotations
@@ -19,21 +19,18 @@ from typing import Any, NamedTuple
 
 from fleetrun.run.loop import READABLE, WRITABLE, Waiting
 from fleetrun.rundir.variables import TOKEN
-from fleetrun.session.codec import Codec, Malformed, dump, load
+from fleetrun.session.codec import Codec, Malformed
 
 # The version of lines and messages; another one cannot take part.
-WIRE_VERSION = 9
-# In bytes, like all that follow; each line before the proof is shorter.
-_LONGEST_GREETING = 512
-# Callers send joins and failures with last lines; listeners also send rosters.
-LONGEST_FROM_CALLER, _LONGEST_FROM_LISTENER = 1 << 18, 1 << 24
+WIRE_VERSION = 11
+# In bytes, like all that follow; each line before the messages is shorter.
+_LONGEST_GREETING, _LONGEST = 128, 1 << 24
 # A peer that leaves this much unread counts as lost; several rosters fit.
 MOST_UNSENT = 1 << 25
 _PIECE = 1 << 16
-_NONCE_BYTES = 16
 # In hexadecimal digits; an HMAC-SHA256 is truncated to the least that RFC 2104 allows.
 _MAC_DIGITS = 32
-_CALLER, _LISTENER = "caller", "listener"
+_CALLER, _LISTENER = b"caller", b"listener"
 # How long unsent messages may take to leave after `finish`.
 _FLUSH_S = 2.0
 # By default the kernel doubles the pause after each loss, so that it would stay silent for seconds
@@ -45,82 +42,54 @@ _TUNING = (
     (16, 1),
     (44, 1000),
 )
-# Why a connection was lost that the other end has closed.
+# Why a connection was lost that the other end has closed, and one that was never proved.
 HUNG_UP = "hung up"
-# How much of what another program sends is quoted.
-_SHOWN = 24
-
-
-class Untrusted(Exception):
-    """The other end cannot be trusted; the message says why, and is safe to print."""
+STRANGER = (
+    "it is no fleetrun of this job, or has another version of fleetrun, another --job_id or "
+    f"another token ({TOKEN})"
+)
 
 
 def _hmac(key: bytes, text: bytes) -> bytes:
-    return hmac.digest(key, text, "sha256")
+    return hmac.digest(key, text, "sha256").hex().encode()
 
 
-class Key:
-    """The key of the job JOB_ID: derived from TOKEN, or without one from the name alone.
+def job_key(job_id: str, token: str | None = None) -> bytes:
+    """Return the key of the job JOB_ID: derived from TOKEN, or without one from the name alone.
 
     Without a token it keeps jobs apart, but anyone who knows the name can connect.
     """
-
-    def __init__(self, job_id: str, token: str | None = None) -> None:
-        self.has_token = bool(token)
-        self.secret = _hmac(os.fsencode(token or ""), b"fleetrun session\0" + job_id.encode())
-
-    def greeting(self, nonce: bytes) -> bytes:
-        """Return the first line of either end."""
-        values = {"fleetrun": WIRE_VERSION, "nonce": nonce.hex(), "token": self.has_token}
-        return dump(values)
-
-    def check(self, greeting: bytes) -> bytes:
-        """Return the nonce in the other end's GREETING; raise Untrusted or Malformed."""
-        values = load(greeting)
-        version, has_token = values.get("fleetrun"), values.get("token")
-        if type(version) is not int or type(has_token) is not bool:
-            raise Malformed("no greeting")
-        if version != WIRE_VERSION:
-            raise Untrusted(
-                f"its fleetrun speaks version {version} of the session's wire, and this one "
-                f"{WIRE_VERSION}: install the same fleetrun on every host"
-            )
-        if has_token != self.has_token:
-            peer, own = ("a", "none") if has_token else ("no", "one")
-            raise Untrusted(
-                f"its fleetrun has {peer} token ({TOKEN}), and this one has {own}: "
-                "set the same on every host"
-            )
-        return _bytes(values.get("nonce"), _NONCE_BYTES)
+    purpose = f"fleetrun session {WIRE_VERSION} {job_id}"
+    return _hmac(os.fsencode(token or ""), purpose.encode())
 
 
 class Seal:
     """The HMAC of the lines of one direction, each with its number."""
 
-    def __init__(self, key: bytes, sender: str) -> None:
-        self._key, self._sender, self._number = key, sender.encode(), 0
+    def __init__(self, key: bytes, sender: bytes) -> None:
+        self._key, self._sender, self._number = key, sender, 0
 
     def _mac(self, payload: bytes) -> bytes:
         number = self._number.to_bytes(8, "big")
         self._number += 1
-        return _hmac(self._key, self._sender + number + payload).hex()[:_MAC_DIGITS].encode()
+        return _hmac(self._key, self._sender + number + payload)[:_MAC_DIGITS]
 
     def put(self, payload: bytes) -> bytes:
         """Return the next line, which has PAYLOAD."""
         return self._mac(payload) + b" " + payload
 
     def take(self, line: bytes) -> bytes:
-        """Return the payload of LINE, or raise Untrusted: it is not the next one."""
+        """Return the payload of LINE, or raise Malformed: it is not the next one."""
         mac, _, payload = line.partition(b" ")
         if not hmac.compare_digest(mac, self._mac(payload)):
-            raise Untrusted("the message was altered in transit")
+            raise Malformed("a message that was altered in transit")
         return payload
 
 
 class Wire(NamedTuple):
     """What the connections of a session have in common: its key, its messages, and the loop."""
 
-    key: Key
+    key: bytes
     codec: Codec
     waiting: Waiting
     # The address of this host that the listeners expect; empty: any.
@@ -153,7 +122,7 @@ class Connection:
         self._codec, self._key = wire.codec, wire.key
         self._ready = ready
         self._roles = (_CALLER, _LISTENER) if is_caller else (_LISTENER, _CALLER)
-        self._nonce, self._nonces = os.urandom(_NONCE_BYTES), b""
+        self._nonce, self._nonces = os.urandom(16).hex().encode(), b""
         # For outgoing and incoming lines, once both ends have proved themselves.
         self._seals: tuple[Seal, Seal] | None = None
         self._received = bytearray()
@@ -165,7 +134,7 @@ class Connection:
             with suppress(OSError):
                 link.setsockopt(socket.IPPROTO_TCP, option, value)
         self._watch()
-        self._push(self._key.greeting(self._nonce))
+        self._push(self._nonce)
 
     # For its user -------------------------------------------------------------------------------
 
@@ -195,7 +164,7 @@ class Connection:
         """Close, and report why."""
         if self.is_open:
             self.close()
-            self.lost(why)
+            self.lost(why if self._seals else STRANGER)
 
     # Inside -------------------------------------------------------------------------------------
 
@@ -260,15 +229,13 @@ class Connection:
             self._read_lines(searched)
         except Malformed as error:
             self.lose(f"sent {error}")
-        except Untrusted as error:
-            self.lose(str(error))
 
     def _read_lines(self, searched: int) -> None:
         """Take what is complete; before SEARCHED there is no end of a line."""
         while self.is_open:
-            end, longest = self._received.find(b"\n", searched), self._longest
+            end = self._received.find(b"\n", searched)
+            longest = _LONGEST if self._seals else _LONGEST_GREETING
             if (len(self._received) if end < 0 else end) > longest:
-                self._check_greeting(self._received)
                 raise Malformed(f"a line of more than {longest} bytes")
             if end < 0:
                 return
@@ -278,57 +245,24 @@ class Connection:
             if self._seals is not None:
                 self.heard(self._codec.read(self._seals[1].take(line)))
             else:
-                self._check_greeting(line)
                 self._take(line)
 
-    @property
-    def _longest(self) -> int:
-        if self._seals is None:
-            return _LONGEST_GREETING
-        is_caller = self._roles[0] == _CALLER
-        return _MAC_DIGITS + (_LONGEST_FROM_LISTENER if is_caller else LONGEST_FROM_CALLER)
-
-    def _check_greeting(self, line: bytes | bytearray) -> None:
-        """Raise Malformed with what another program has sent, such as HTTP or ssh's banner."""
-        begin = bytes(line[:_SHOWN]).split(b"\r")[0]
-        if self._seals is not None or begin.startswith(b"{"):
-            return
-        if begin and begin.isascii() and begin.decode().isprintable():
-            raise Malformed(
-                f"{begin.decode()!r}, which no launcher sends: another program uses that port"
-            )
-        raise Malformed("no greeting")
-
     def _take(self, line: bytes) -> None:
-        """Take the greeting, and then the proof, of the other end."""
+        """Take the nonce, and then the proof, of the other end."""
         ours, theirs = self._roles
         if not self._nonces:
-            nonces = (self._nonce, self._key.check(line))
-            self._nonces = b"".join(nonces if ours == _CALLER else nonces[::-1])
-            self._push(dump({"proof": self._proof(ours).hex()}))
+            nonces = (self._nonce, line)
+            self._nonces = b" ".join(nonces if ours == _CALLER else nonces[::-1])
+            self._push(self._proof(ours))
             return
-        if not hmac.compare_digest(_bytes(load(line).get("proof"), 32), self._proof(theirs)):
-            other = "another token or another --job_id"
-            raise Untrusted(
-                f"its fleetrun has {other if self._key.has_token else 'another --job_id'}"
-            )
-        key = _hmac(self._key.secret, b"lines\0" + self._nonces)
+        if not hmac.compare_digest(line, self._proof(theirs)):
+            raise Malformed("no proof")
+        key = _hmac(self._key, b"lines " + self._nonces)
         self._seals = Seal(key, ours), Seal(key, theirs)
         self._ready(self)
 
-    def _proof(self, role: str) -> bytes:
-        return _hmac(self._key.secret, b"proof\0" + role.encode() + b"\0" + self._nonces)
-
-
-def _bytes(value: object, length: int) -> bytes:
-    """Return the LENGTH bytes that VALUE has in hexadecimal."""
-    try:
-        decoded = bytes.fromhex(str(value))
-    except ValueError:
-        decoded = b""
-    if len(decoded) != length:
-        raise Malformed("no greeting")
-    return decoded
+    def _proof(self, role: bytes) -> bytes:
+        return _hmac(self._key, b"proof " + role + b" " + self._nonces)
 
 
 def reason(error: OSError) -> str:

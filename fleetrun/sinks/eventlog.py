@@ -119,8 +119,6 @@ class EventLog(Sink):
             case StrategyReport(verdicts=verdicts):
                 fields = _fields(happening, "silent", "ranks_equal")
                 return "strategy_report", fields | {"verdicts": [v._asdict() for v in verdicts]}
-            case StopRequested(is_fenced=True):
-                return "fenced", {}
             case StopRequested(attempt=attempt, failure=failure):
                 fields = {"attempt": attempt, "is_final": False}
                 return "peer_failed", _failure(failure) | fields

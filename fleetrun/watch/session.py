@@ -57,7 +57,7 @@ class JobSession(Source, SessionHandler):
         self._session = session
         # Before any rank starts.
         assert job.keeper is not None
-        session.guard(job.keeper)
+        session.guard(job.keeper.kill_at)
         self._folder, self._gather_logs = job.folder, job.request.gather_logs
         self._sender: LogSender | None = None
         self._receiver: LogReceiver | None = None
@@ -197,7 +197,7 @@ class JobSession(Source, SessionHandler):
                 what = f"interrupted by {signal_name(signum)}"
                 code = 128 + signum
                 # A scheduler removes a host by TERM; removing the coordinator's ends the job.
-                stays = self._session.serves and not self._session.may_hand_over
+                stays = self._session.serves and not self._session.config.has_store
                 is_departure = may_change and signum in {TERM, KILL} and not stays
                 is_final = not is_departure and signum != KILL
                 no_retry = (no_retry or what) if is_final else ""
@@ -235,14 +235,10 @@ class JobSession(Source, SessionHandler):
 
     # Incoming -------------------------------------------------------------------------------------
 
-    def stop(self, failure: Failure, *, is_fenced: bool = False) -> None:
-        """Stop the ranks, or kill them if the others may start again without them."""
-        if is_fenced:
-            self._log("Cut off from the other hosts: killing the ranks here.")
-        else:
-            self._stopped_for = failure.what
-        now = time.monotonic()
-        self.declare(StopRequested(self._complete(failure), now, self._attempt, is_fenced))
+    def stop(self, failure: Failure) -> None:
+        """Stop the ranks."""
+        self._stopped_for = failure.what
+        self.declare(StopRequested(self._complete(failure), time.monotonic(), self._attempt))
 
     def stand_by(self) -> None:
         """Do nothing: ranks run here."""

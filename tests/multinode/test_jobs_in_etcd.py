@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import sys
 from contextlib import ExitStack
@@ -178,25 +177,6 @@ def test_a_coordinator_whose_launcher_is_killed_is_followed_before_its_lease_end
     assert not [line for line in hosts[0].processes() if "etcd --name" not in line]
     for host in hosts[1:]:
         assert "The job goes on with 2 hosts" in host.output
-
-
-@pytest.mark.skipif(not shutil.which("nft"), reason="there is no nft (Debian: nftables)")
-def test_a_coordinator_that_reaches_etcd_and_no_other_host_gives_way(
-    four_hosts: Network, etcd: Etcd, tmp_path: Path
-) -> None:
-    job, hosts = begun(four_hosts, etcd, tmp_path, "--nnodes=2:3")
-    first, *others = hosts
-    apart = ", ".join(host.ip for host in others)
-    first.filter(f"in ip saddr {{ {apart} }} drop", f"out ip daddr {{ {apart} }} drop")
-    assert job.wait_for(1, 2) == ["node-2", "node-3"]
-    assert "it reaches 1 host, and the job needs 2" in first.output
-    assert not [line for line in first.processes() if line.startswith("sh rank.sh")]
-    # It joins again as soon as it reaches them.
-    first.run("nft", "delete table ip lab")
-    job.signal(others[0], signal.SIGTERM)
-    job.wait_for(2, 2)
-    job.let_go()
-    assert [job.end(host) for host in hosts] == [0, 128 + signal.SIGTERM, 0]
 
 
 @pytest.mark.slow

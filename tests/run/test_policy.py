@@ -179,7 +179,6 @@ EVENTS: dict[str, Event] = {
     "session lost": LOST._replace(source=policy.SESSION),
     "done": DONE,
     "stop": StopRequested(ELSEWHERE, 1.0),
-    "fence": StopRequested(ELSEWHERE, 1.0, is_fenced=True),
     "verdict": JobVerdict(ELSEWHERE, 1.0),
     "verdict here": HERE,
     "verdict here, no use": HERE._replace(given_up="no use"),
@@ -335,7 +334,6 @@ CASES = (
     Case("elsewhere", "*", "stop; 0=TERM; verdict", 7, "TERM", "server 1", has_peers=True),
     Case("first of all hosts", "**", "0=3; 1=TERM; verdict here", 3, "TERM", has_peers=True),
     Case("a victim here", "*", "0=1; verdict", 7, has_peers=True),
-    Case("who is cut off is killed", "*", "fence", None, "KILL", has_peers=True),
     Case(
         "without a session nothing is waited for",
         "*",
@@ -561,7 +559,7 @@ def hear(job: Job, dice: Dice) -> None:
     elif dice.roll(2):
         job.feed(DONE._replace(at=job.now, attempt=attempt))
     else:
-        job.feed(StopRequested(ELSEWHERE, job.now, attempt, is_fenced=dice.roll(3) == 2))
+        job.feed(StopRequested(ELSEWHERE, job.now, attempt))
 
 
 def end(job: Job) -> None:

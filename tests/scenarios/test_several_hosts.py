@@ -89,18 +89,6 @@ def test_success_is_agreed(tmp_path: Path) -> None:
     assert codes(job.finish()) == [0, 0]
 
 
-@pytest.mark.parametrize(("token", "is_warned"), [("x", True), ("x" * 32, False)])
-def test_a_token_that_can_be_found_by_trying_is_warned_of(
-    tmp_path: Path, token: str, is_warned: bool
-) -> None:
-    job = by_ips(tmp_path, "exit 0")
-    job.launchers = [command.start(env={"FLEETRUN_TOKEN": token}) for command in job.commands]
-    ended = job.finish()
-    assert codes(ended) == [0, 0]
-    for end in ended:
-        assert ("FLEETRUN_TOKEN has fewer than 16 characters" in end.stderr) is is_warned
-
-
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_failure_has_one_verdict_with_its_last_lines(tmp_path: Path, place: int) -> None:
     fail = f"[ $R = {place} ] || exec sleep 60; echo last words; exit 7"

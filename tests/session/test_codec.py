@@ -52,8 +52,8 @@ def test_a_field_that_is_replaced_fits_or_is_malformed(
     message: Hello | End, data: st.DataObject
 ) -> None:
     values = json.loads(CODEC.write(message))
-    name = data.draw(st.sampled_from(sorted(values)))
-    values[name] = data.draw(anything)
+    fields = values[1]
+    fields[data.draw(st.integers(0, len(fields) - 1))] = data.draw(anything)
     try:
         read = CODEC.read(json.dumps(values).encode())
     except Malformed:
@@ -65,23 +65,20 @@ def test_a_field_that_is_replaced_fits_or_is_malformed(
 @pytest.mark.parametrize(
     ("payload", "why"),
     [
-        (b"[" * 100_000, "no JSON"),
-        (b'{"a":' * 100_000, "no JSON"),
-        (b'{"is":"End","code":' + b"9" * 200_000 + b"}", "no JSON"),
-        (b'{"is":"End","code":1e999}', "must be"),
-        (b'{"is":"End","code":NaN}', "must be"),
-        (b'{"is":"End","code":Infinity}', "must be"),
-        (b'{"is":"End","code":true}', "must be"),
-        (b'{"is":"End","code":1.0}', "must be"),
-        (b'{"is":"End"}', "other fields"),
-        (b'{"is":"End","code":1,"more":1}', "other fields"),
-        (b'{"is":"End","code":256}', "an exit code that no process has"),
-        (b'{"is":"End","code":-1}', "an exit code that no process has"),
-        (b'{"is":["End"],"code":1}', "an unknown message"),
-        (b'{"code":1}', "an unknown message"),
-        (b"\xff\xfe", "no JSON"),
-        (b"", "no JSON"),
-        (b"1", "no JSON object"),
+        (b"[" * 100_000, "no message"),
+        (b'["End",[' + b"9" * 200_000 + b"]]", "no message"),
+        (b'["End",[1e999]]', "must be"),
+        (b'["End",[NaN]]', "must be"),
+        (b'["End",[true]]', "must be"),
+        (b'["End",[1.0]]', "must be"),
+        (b'["End",[]]', "other fields"),
+        (b'["End",[1,1]]', "other fields"),
+        (b'["End",[256]]', "an exit code that no process has"),
+        (b'["End",1]', "must be"),
+        (b'[["End"],[1]]', "no message"),
+        (b'{"code":1}', "no message"),
+        (b"\xff\xfe", "no message"),
+        (b"", "no message"),
     ],
 )
 def test_malformed_says_what_is_wrong(payload: bytes, why: str) -> None:
@@ -89,18 +86,12 @@ def test_malformed_says_what_is_wrong(payload: bytes, why: str) -> None:
         CODEC.read(payload)
 
 
-@given(st.text(st.characters(codec="utf-8"), max_size=50))
-def test_a_text_is_written_so_that_no_terminal_acts_on_it(text: str) -> None:
+@given(st.text(max_size=50))
+def test_a_text_is_read_so_that_no_terminal_acts_on_it(text: str) -> None:
     read = CODEC.read(CODEC.write(Hello(text, lines=text)))
     assert read.host.isprintable()
     assert read.lines.replace("\n", "").isprintable()
     assert (read.host == text) == text.isprintable()
-
-
-def test_half_a_character_is_escaped_and_never_read() -> None:
-    assert CODEC.read(CODEC.write(Hello("n\udc80"))) == Hello("n\\x80")
-    with pytest.raises(Malformed, match="control characters"):
-        CODEC.read(CODEC.write(Hello("here")).replace(b"here", b"\\udc80"))
 
 
 def test_a_text_has_a_longest_length() -> None:

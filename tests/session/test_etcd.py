@@ -10,7 +10,7 @@ import etcds
 import ports
 import pytest
 
-from fleetrun.session.etcd import Client, EtcdError, StoreAddress
+from fleetrun.session.etcd import Client, EtcdError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, in
 @pytest.fixture
 def client() -> Callable[..., Client]:
     """Return a factory of clients of some members."""
-    return lambda *members, name="job": Client(StoreAddress(members, name, TIMEOUT_S))
+    return lambda *members, name="job": Client(members, name, TIMEOUT_S)
 
 
 def test_one_of_two_becomes_the_coordinator_and_only_it_writes(
@@ -41,9 +41,7 @@ def test_one_of_two_becomes_the_coordinator_and_only_it_writes(
 ) -> None:
     nobody = ("127.0.0.1", ports.free(1)[0])
     first, second = (client(*m, name="one/job") for m in ((nobody, endpoint), (endpoint,)))
-    # The member that answers is asked first from then on.
     assert first.look() == ("", 0, "127.0.0.1")
-    assert first.endpoints == [endpoint, nobody]
     lease = first.campaign("first", 60, 0)
     assert lease is not None
     assert second.campaign("second", 60, 0) is None
@@ -70,7 +68,7 @@ def test_who_is_not_there_or_no_etcd_is_named(client: Callable[..., Client]) -> 
     with socket.create_server(("127.0.0.1", 0)) as server:
         caller = threading.Thread(target=_greet, args=(server,))
         caller.start()
-        with pytest.raises(EtcdError, match="what listens there is not etcd"):
+        with pytest.raises(EtcdError, match=r"SSH-2\.0"):
             client(server.getsockname()).look()
         caller.join()
 
@@ -96,20 +94,19 @@ def test_an_etcd_that_wants_tls_is_asked_with_the_certificates_of_etcdctl(
         host, _, port = where.rpartition(":")
 
         def client(*, is_secure: bool = True) -> Client:
-            address = StoreAddress(((host, int(port)),), "job", TIMEOUT_S, is_secure)
-            return Client(address)
+            return Client(((host, int(port)),), "job", TIMEOUT_S, is_secure=is_secure)
 
         monkeypatch.delenv("ETCDCTL_CACERT", raising=False)
-        with pytest.raises(EtcdError, match="for etcd with TLS give etcds://"):
+        with pytest.raises(EtcdError, match=r"without response|reset"):
             client(is_secure=False).look()
-        with pytest.raises(EtcdError, match=r"its certificate is not trusted .*self.signed"):
+        with pytest.raises(EtcdError, match=r"self.signed"):
             client().look()
         monkeypatch.setenv("ETCDCTL_CACERT", str(tmp_path / "nothing"))
-        with pytest.raises(EtcdError, match=r"nothing cannot be used .no such file"):
+        with pytest.raises(EtcdError, match=r"No such file"):
             client().look()
         monkeypatch.setenv("ETCDCTL_CACERT", str(authority))
         # It also asks the client for a certificate.
-        with pytest.raises(EtcdError, match=r"requires a client certificate, set ETCDCTL_CERT"):
+        with pytest.raises(EtcdError, match=r"certificate required|reset|without response|EOF"):
             client().look()
         monkeypatch.setenv("ETCDCTL_CERT", str(certificate))
         monkeypatch.setenv("ETCDCTL_KEY", str(key))

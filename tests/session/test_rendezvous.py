@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-import pytest
-from wire import turn_until
-
 from fleetrun.errors import EnvironmentFault
 from fleetrun.run.events import Failure
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.driver import CODEC
-from fleetrun.session.messages import JoinRequest, Leave, RosterMessage, Stopped, Verdict
+from fleetrun.session.messages import STOPPED, JoinRequest, Leave, Report, RosterMessage, Verdict
 from fleetrun.session.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
@@ -20,6 +17,7 @@ if TYPE_CHECKING:
     from fleetrun.model import LaunchPlan
     from fleetrun.run.loop import Loop
     from fleetrun.session.driver import Session
+    from fleetrun.session.local_host import LocalHost
 
 BARE = JoinRequest("10.0.0.1", "node-1", 7, (), ())
 ROSTER = RosterMessage(0, 0, (), RendezvousConfig(2, 2))
@@ -32,7 +30,6 @@ class RecordedSession:
         self.config = config
         self.failures: list[Failure | None] = []
         self.planned = self.quit = self.failures.append
-        self.troubles: list[str] = []
         self.remarks: list[str] = []
         self.shown = self.remarks.append
         self.launcher = "this one"
@@ -44,12 +41,28 @@ class RecordedSession:
     def attend(self, handler: object) -> None:
         """Decide nothing."""
 
-    def join(self, request: JoinRequest, _fault: Failure | None = None) -> None:
-        """Take note."""
-        self.troubles.append(request.trouble)
+    def join(self, _request: JoinRequest, _fault: Failure | None = None) -> None:
+        """Take note of nothing."""
 
     def flush(self) -> None:
         """Write nothing."""
+
+
+class OwnHost:
+    """A host that plans by PLAN."""
+
+    bare = BARE
+    hint = ""
+
+    def __init__(self, plan: Callable[[RosterMessage], LaunchPlan]) -> None:
+        self.plan = plan
+
+    def offer(self, _attempt: int) -> JoinRequest:
+        """Bring nothing."""
+        return BARE
+
+    def settle(self, *, has_begun: bool) -> None:
+        """Leave everything."""
 
 
 def nothing_planned(_: RosterMessage) -> LaunchPlan:
@@ -62,32 +75,19 @@ def begun(
     loop: Loop,
     plan: Callable[[RosterMessage], LaunchPlan] = nothing_planned,
     *,
-    offer: Callable[[int], JoinRequest] = lambda _: BARE,
     answers: list[object] | None = None,
     attempt: int = 0,
 ) -> Rendezvous:
     """Let a host with an empty request join SESSION."""
+    own = cast("LocalHost", OwnHost(plan))
     rendezvous = Rendezvous(
         cast("Session", session),
-        offer=offer,
-        bare=BARE,
-        plan=plan,
+        own,
         redact=lambda text: text.replace("hunter2", "***"),
         log=session.remarks.append,
-        health=lambda: "its disk is full",
     )
     rendezvous.begin(attempt, loop, ([] if answers is None else answers).append)
     return rendezvous
-
-
-@pytest.mark.parametrize("attempt", [0, 1])
-def test_a_host_is_checked_before_each_restart_of_a_job_that_may_go_on_without_it(
-    attempt: int, loop: Loop
-) -> None:
-    session = RecordedSession(RendezvousConfig(1, 2))
-    begun(session, loop, attempt=attempt)
-    turn_until(loop, lambda: session.troubles)
-    assert session.troubles == [["", "its disk is full"][attempt]]
 
 
 def test_a_fault_of_any_length_can_be_read_by_the_others(loop: Loop) -> None:
@@ -99,7 +99,7 @@ def test_a_fault_of_any_length_can_be_read_by_the_others(loop: Loop) -> None:
     (failure,) = session.failures
     assert failure is not None
     assert failure.what.startswith("None of node, node,")
-    for message in (Stopped(0, failure), Leave(failure)):
+    for message in (Report(0, STOPPED, failure), Leave(failure)):
         assert CODEC.read(CODEC.write(message)) == message
 
 

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from fleetrun.rundir import names
+from fleetrun.session.messages import JoinRequest
 from fleetrun.session.sharing import LogFolder
 
 if TYPE_CHECKING:
@@ -16,18 +17,25 @@ LAUNCHERS = [f"{number:016x}" for number in range(4)]
 
 def folders(*paths: Path) -> list[LogFolder]:
     made = [
-        LogFolder(str(path), launcher, f"2026-default-{number}")
-        for number, (path, launcher) in enumerate(zip(paths, LAUNCHERS, strict=False))
+        LogFolder(str(path), launcher) for path, launcher in zip(paths, LAUNCHERS, strict=False)
     ]
     for folder in made:
         folder.announce()
     return made
 
 
+def entries(*numbers: int) -> tuple[JoinRequest, ...]:
+    """Return a roster's hosts with these NUMBERS."""
+    return tuple(
+        JoinRequest("", "node", 1, (), (), launcher=LAUNCHERS[n], run=f"2026-default-{n}")
+        for n in numbers
+    )
+
+
 def test_hosts_with_folders_of_their_own_keep_them(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     made = folders(tmp_path / "a", tmp_path / "b", tmp_path / "file")
-    assert [folder.look(LAUNCHERS[:3], 0) for folder in made] == [None, None, None]
+    assert [folder.look(entries(0, 1, 2), 0) for folder in made] == [None, None, None]
     for folder in made:
         folder.settle(has_begun=True)
     assert not list(tmp_path.rglob(".host-*"))
@@ -38,12 +46,12 @@ def test_folders_keep_their_names_when_ranks_change_and_newcomers_get_others(
 ) -> None:
     first, second, third = folders(*[tmp_path] * 3)
     for folder in (first, second, third):
-        folder.look(LAUNCHERS[:3], 0)
+        folder.look(entries(0, 1, 2), 0)
         folder.settle(has_begun=True)
     # The second host is lost, the third takes its place, and another one joins.
-    newcomer = LogFolder(str(tmp_path), LAUNCHERS[3], "2026-default-3")
+    newcomer = LogFolder(str(tmp_path), LAUNCHERS[3])
     newcomer.announce()
-    now = [LAUNCHERS[0], LAUNCHERS[2], LAUNCHERS[3]]
+    now = entries(0, 2, 3)
     told, same, new = (folder.look(now, 1) for folder in (first, third, newcomer))
     assert told is not None
     assert told.folders == {1: "node2", 2: "node2.1"}
@@ -59,20 +67,12 @@ def test_a_job_that_does_not_begin_leaves_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "deep" / "log").exists()
 
 
-def test_what_a_first_host_writes_is_never_a_path_nor_a_link_followed(tmp_path: Path) -> None:
-    (victim := tmp_path / "victim").write_text("2026-default-9")
-    log = tmp_path / "log"
-    log.mkdir()
-    marker = log / names.marker(LAUNCHERS[0])
-    marker.symlink_to(victim)
-    _, second = folders(log, log)
-    assert victim.read_text() == "2026-default-9"
-    assert second.look(LAUNCHERS[:2], 0) is None
-    marker.unlink()
-    for bad in ("../../etc", "", "a/b", "..", "x" * 500, "a\nb"):
-        marker.write_text(bad)
-        again = LogFolder(str(log), LAUNCHERS[1], "2026-default-1")
-        assert again.look(LAUNCHERS[:2], 0) is None
+def test_what_a_first_host_puts_there_is_no_link_nor_pipe(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("")
+    marker = tmp_path / names.marker(LAUNCHERS[0])
+    marker.symlink_to(tmp_path / "victim")
+    _, second = folders(tmp_path, tmp_path)
+    assert second.look(entries(0, 1), 0) is None
     marker.unlink()
     os.mkfifo(marker)
-    assert LogFolder(str(log), LAUNCHERS[1], "2026-default-1").look(LAUNCHERS[:2], 0) is None
+    assert LogFolder(str(tmp_path), LAUNCHERS[1]).look(entries(0, 1), 0) is None
