@@ -56,6 +56,8 @@ COMMANDS = {
 
 # Gone since 1.0, by their names with underscores; also as lines of a config file.
 GONE = {
+    "pattern": "print `step 120 loss 0.5`, or write the step to $FLEETRUN_HEARTBEAT.",
+    "apply": "pipe what `fleetrun submit k8s` prints into `kubectl create -f -`.",
     "banner": "leave it out: launch.txt has the settings; --quiet prints no banner.",
     "elastic_pre_hook": "run the command before fleetrun, or at the start of the script.",
     "exclude": "name the hosts to use in --hosts, or in a file for --hostfile.",
@@ -69,6 +71,9 @@ GONE = {
     "scaling": "launch with other numbers of devices, and compare the runs with `fleetrun report`.",
     "ui": "run `fleetrun top` or `fleetrun ui` in another terminal.",
     "ship": "copy the folder to the hosts first, as by `rsync -a ./ HOST:$PWD/`.",
+    "toleration": "add it to what `fleetrun submit k8s` prints, or use --kueue.",
+    "node_selector": "add it to what `fleetrun submit k8s` prints, or use --kueue.",
+    "volcano": "use --kueue, or add Volcano's PodGroup to what `fleetrun submit k8s` prints.",
     "install": "put `fleetrun exec` before the command.",
     "uninstall": "remove fleetrun-exec.pth from the site-packages of that environment.",
 }

@@ -74,18 +74,8 @@ command = parser.LaunchCommand(
     callback=click.pass_obj(_doctor),
     params=[
         parser.option("json", types.FLAG, "Print the findings as one JSON object."),
-        parser.option(
-            "allreduce",
-            types.FLAG,
-            "Let two ranks (or one on each host) sum arrays of several sizes: checks the sums "
-            "and measures the bandwidth. Takes as long as importing Paddle.",
-        ),
-        parser.option(
-            "wait",
-            types.seconds(0),
-            "How long to wait for the other hosts of the job.",
-            default="10",
-            metavar="SECONDS",
-        ),
+        # It takes as long as importing Paddle.
+        parser.option("allreduce", types.FLAG, "Let ranks sum arrays, and measure the bandwidth."),
+        parser.option("wait", types.seconds(0), "How long to wait for other hosts.", default="10"),
     ],
 )

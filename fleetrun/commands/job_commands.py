@@ -20,7 +20,7 @@ from fleetrun.commands import tables
 from fleetrun.commands.logs import collectives
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.host import jobs
-from fleetrun.host.jobs import JobRecords, RunningJob
+from fleetrun.host.jobs import RunningJob
 from fleetrun.printing import put, remark
 from fleetrun.run import jobprocesses
 from fleetrun.rundir import eventfile, lockfile, names, reading, runs
@@ -63,37 +63,25 @@ def selected(word: str | None, running: Sequence[RunningJob], command: str) -> R
     COMMAND, unless there is exactly one.
     """
     if word is None:
-        here = os.getcwd()
         running = [job for job in running if job.launcher is not None]
-        matches = [job for job in running if jobs.about(job).cwd == here]
+        matches = [job for job in running if jobs.about(job).cwd == os.getcwd()]
+        none = f"{command}: no job of yours runs in this folder; name one that runs elsewhere"
     else:
         matches = [*jobs.named(running, word)]
+        none = ""
     if len(matches) == 1:
         return matches[0]
+    listed = ", ".join(
+        (job.name if job.launcher is None else f"{job.launcher} ({names.job_name(job.name)})")
+        + ("" if matches else f" in {jobs.about(job).cwd or 'an unknown folder'}")
+        for job in matches or running
+    )
     if matches:
-        listed = ", ".join(map(_numbered, matches))
         raise UsageError(f"{command}: {len(matches)} jobs match; name one by its number: {listed}.")
-    if word is None and running:
-        places = (jobs.about(job).cwd or "an unknown folder" for job in running)
-        listed = ", ".join(
-            f"{_numbered(job)} in {place}" for job, place in zip(running, places, strict=True)
-        )
-        raise UsageError(
-            f"{command}: no job of yours runs in this folder; name one that runs elsewhere: "
-            f"{listed}."
-        )
+    if none and running:
+        raise UsageError(f"{none}: {listed}.")
     name = "job of yours" if word is None else f"job {word}"
     raise UsageError(f"{command}: no {name} runs on this host; `fleetrun ps` lists what does.")
-
-
-def _numbered(job: RunningJob) -> str:
-    """Return the process id of JOB and its name, or the run directory's name without a launcher."""
-    return job.name if job.launcher is None else f"{job.launcher} ({names.job_name(job.name)})"
-
-
-def name_of(run: str, *, is_known: bool) -> str:
-    """Return the job name of RUN, the name of a run directory; RUN itself if it is not known."""
-    return names.job_name(run) if is_known else run
 
 
 # -- ps ------------------------------------------------------------------------------------------
@@ -103,19 +91,14 @@ def _ps(words: tuple[str, ...], *, is_json: bool) -> int:
     """Print the jobs that WORDS name, or all."""
     running = jobs.find()
     wanted = [job for word in words for job in jobs.named(running, word)]
-    chosen = [job for job in running if not words or job in wanted]
-    records = [record(job, jobs.about(job)) for job in chosen]
+    records = [record(job) for job in running if not words or job in wanted]
     if is_json:
-        put("".join(json.dumps(job) + "\n" for job in records))
-    else:
-        put(_table(records) if records else "No job of yours runs on this host.\n")
-    return 0
-
-
-def _table(records: Sequence[Mapping[str, Any]]) -> str:
+        return put("".join(json.dumps(job) + "\n" for job in records))
+    if not records:
+        return put("No job of yours runs on this host.\n")
     rows = [row(job, time.time()) for job in records]
     whole = range(HEADS.index("FOLDER"))
-    return tables.layout(rows, heads=HEADS, whole=whole, width=tables.width()) + "\n"
+    return put(tables.layout(rows, heads=HEADS, whole=whole, width=tables.width()) + "\n")
 
 
 def row(job: Mapping[str, Any], now: float) -> list[str]:
@@ -127,7 +110,7 @@ def row(job: Mapping[str, Any], now: float) -> list[str]:
     nodes = len(job["nodes"])
     cells = (
         "killed" if job["pid"] is None else str(job["pid"]),
-        name_of(job["name"], is_known=bool(job["job"] or job["pid"])),
+        names.job_name(job["name"]) if job["job"] or job["pid"] else job["name"],
         "-" if job["started"] is None else format_duration(now - job["started"], is_short=True),
         processes,
         f"{job['node_rank'] + 1} of {nodes}" if nodes > 1 else "-",
@@ -137,8 +120,9 @@ def row(job: Mapping[str, Any], now: float) -> list[str]:
     return [visible(cell) for cell in cells]
 
 
-def record(job: RunningJob, about: JobRecords) -> dict[str, Any]:
+def record(job: RunningJob) -> dict[str, Any]:
     """Return the record of JOB for other programs."""
+    about = jobs.about(job)
     return {
         "job": about.job_id,
         "name": job.name,
@@ -189,17 +173,18 @@ def stop(word: str | None, *, is_now: bool, is_all: bool) -> int:
         if pidfd is not None:
             _terminate(pidfd)
     for job, pidfd in zip(chosen, pidfds, strict=True):
+        pause_s = _AGAIN_S if is_now else None
         # A second signal makes a launcher kill at once; two pending signals would be one.
-        while (
-            pidfd is not None
-            and not select.select([pidfd], [], [], _AGAIN_S if is_now else None)[0]
-        ):
+        while pidfd is not None and not select.select([pidfd], [], [], pause_s)[0]:
             _terminate(pidfd)
-        if job.launcher is None and not _sweep(job):
+        if job.launcher is None and not jobprocesses.kill_all(f"{JOB}={job.name}", _SWEEP_S):
             raise EnvironmentFault(
                 f"stop: processes of {job.name} cannot be killed; look at `ps -e`."
             )
-        _remark_end(job)
+        end = jobs.end(job)
+        name = names.job_name(job.name) if jobs.about(job).job_id else job.name
+        pid = "" if job.launcher is None else f" (process {job.launcher})"
+        remark(f"{name}{pid} has ended: {end[1] if end else 'its launcher had been killed.'}")
     if not chosen:
         remark("no job of yours runs on this host.")
     return 0
@@ -223,17 +208,6 @@ def _launcher_of(job: RunningJob) -> int | None:
 def _terminate(pidfd: int) -> None:
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-
-
-def _sweep(job: RunningJob) -> bool:
-    """Kill what JOB's killed keeper and supervisor have left; return whether it worked."""
-    return jobprocesses.kill_all(f"{JOB}={job.name}", _SWEEP_S)
-
-
-def _remark_end(job: RunningJob) -> None:
-    name, end = name_of(job.name, is_known=bool(jobs.about(job).job_id)), jobs.end(job)
-    pid = "" if job.launcher is None else f" (process {job.launcher})"
-    remark(f"{name}{pid} has ended: {end[1] if end else 'its launcher had been killed.'}")
 
 
 # -- attach --------------------------------------------------------------------------------------
@@ -286,13 +260,7 @@ attach = click.Command(
     callback=_attach,
     params=[
         click.Argument(["word"], required=False, metavar="[JOB]", shell_complete=_complete),
-        parser.option(
-            "lines",
-            types.number(minimum=0),
-            "Number of earlier lines to show.",
-            metavar="N",
-            default="100",
-        ),
+        parser.option("lines", types.number(minimum=0), "Earlier lines to show.", default="100"),
     ],
 )
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
+from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem
@@ -12,10 +11,10 @@ from fleetrun.cli import parser, types
 from fleetrun.cli.types import among
 from fleetrun.commands import tables
 from fleetrun.model import VARIABLE_SECTIONS
-from fleetrun.printing import AUTO, is_colored_stream, message_prefix, put, remark
+from fleetrun.printing import put, remark
 from fleetrun.rundir import secrets
 from fleetrun.strategy import explanation, fields, load
-from fleetrun.text import visible, visible_lines
+from fleetrun.text import counted, visible, visible_lines
 
 _HOW_TO = """
 fleetrun --strategy NAME train.py     apply one; repeatable, later ones win
@@ -80,25 +79,19 @@ def _show(name: str) -> int:
 
 def _shown(name: str) -> str:
     """Return the text of the preset or file NAME, or a page about the field NAME."""
-    if name in load.PRESETS:
-        return _text(load.preset_path(name))
     section, dot, rest = name.partition(".")
     word = rest if dot and section in fields.FIELD_SECTIONS else name
     known = fields.by_name(fields.STRATEGY).get(word)
-    matches = [field for field in fields.TABLE if _has_part(field, word)] if not known else [known]
-    if not matches:
-        return _text(load.find(name))
+    matches = [
+        field
+        for field in fields.TABLE
+        if field is known
+        or (not known and any(word in (k.name, f"{field.name}.{k.name}") for k in field.keys))
+    ]
+    if name in load.PRESETS or not matches:
+        return Path(load.find(name)).read_text(encoding="utf-8")
     presets = {preset: load.read(preset) for preset in load.PRESETS}
     return "\n".join(explanation.page(field, presets) for field in matches)
-
-
-def _has_part(field: fields.Field, word: str) -> bool:
-    return any(word in (key.name, f"{field.name}.{key.name}") for key in field.keys)
-
-
-def _text(path: str) -> str:
-    with open(path, encoding="utf-8") as file:
-        return file.read()
 
 
 @command.command("validate", help="Check strategy files; the exit code is 2 if there is an error.")
@@ -106,19 +99,16 @@ def _text(path: str) -> str:
 def _validate(files: tuple[str, ...]) -> int:
     """Print the errors of all FILES."""
     worst = 0
-    is_coloured = is_colored_stream(AUTO, os.environ, sys.stderr)
     for name in files:
         layer, faults = load.checked(name)
         for fault in faults:
-            prefix = message_prefix(is_coloured=is_coloured, is_fault=True)
-            print(f"{prefix}{visible(str(fault))}", file=sys.stderr)
+            remark(str(fault))
             worst = fault.exit_code
         if layer is None or faults:
             continue
         for note in load.combine([layer]).notes:
             remark(note)
-        count = len(layer.settings)
-        print(f"{visible(name)}: valid, {count} {'setting' if count == 1 else 'settings'}.")
+        put(f"{visible(name)}: valid, {counted(len(layer.settings), 'setting')}.\n")
     return worst
 
 
@@ -126,17 +116,12 @@ def _explain(name: str, *, paddle: str | None, graph: str | None, device: str | 
     """Print the outcome of each field of NAME, places with the same outcome in one row."""
     layer = load.read(name)
     # Raises what a launch would raise.
-    notes = load.combine([layer]).notes
+    notes = [*load.combine([layer]).notes]
     if not layer.settings:
         return put(f"{visible(name)} sets nothing.\n")
-    graphs, paddles, devices = (
-        [word] if word else several
-        for word, several in (
-            (graph, fields.GRAPHS),
-            (paddle, fields.PADDLES),
-            (device, fields.DEVICES),
-        )
-    )
+    graphs = [graph] if graph else fields.GRAPHS
+    paddles = [paddle] if paddle else fields.PADDLES
+    devices = [device] if device else fields.DEVICES
     places = [(p, g, d) for g in graphs for p in paddles for d in devices]
     rows: list[tuple[str, ...]] = []
     seen = set()
@@ -150,20 +135,19 @@ def _explain(name: str, *, paddle: str | None, graph: str | None, device: str | 
             # A field with parts has a single verdict.
             seen.add((setting.section, field))
             is_off = setting.value is False and not dot
-            outcomes = explanation.outcomes(
-                fields.find(setting.section, field), places, is_off=is_off
-            )
+            known = fields.find(setting.section, field)
             title = field if dot else f"{field}: {explanation.written(setting.value)}"
-            for (status, reason), where in outcomes.items():
+            for (status, reason), where in explanation.outcomes(
+                known, places, is_off=is_off
+            ).items():
                 rows.append((title, status, where, reason))
                 title = ""
-    heads = ("field", "status", "where", "why")
-    general = [
-        *([fields.LEGACY_IR] if {"3.3.1", "static"} <= {*paddles, *graphs} else []),
-        *([fields.GPUS] if "gpu" in devices else []),
-    ]
-    remarks = "".join(f"\nnote: {note}" for note in (*general, *notes))
-    table = tables.layout(rows, heads=heads, width=tables.width())
+    if "gpu" in devices:
+        notes.insert(0, fields.GPUS)
+    if "3.3.1" in paddles and "static" in graphs:
+        notes.insert(0, fields.LEGACY_IR)
+    table = tables.layout(rows, heads=("field", "status", "where", "why"), width=tables.width())
+    remarks = "".join(f"\nnote: {note}" for note in notes)
     return put(visible_lines(f"{table}\n{remarks}".rstrip("\n") + "\n"))
 
 

@@ -19,18 +19,10 @@ from fleetrun.model import FieldVerdict
 from fleetrun.run import libc
 from fleetrun.rundir import eventfile, names, reading, runs
 from fleetrun.rundir.strategyfiles import EFFECTIVE, IN_EFFECT, NO_WORD, SECTIONS
-from fleetrun.text import counted
 
 # Fewer timed updates are meaningless.
 FEWEST_TIMED = 3
-# A field whose name begins so changes what is computed, not only how.
-CHANGES_RESULTS = (
-    *("gradient_merge", "amp", "fp16_allreduce", "bf16_allreduce", "dgc", "lars", "lamb"),
-    *("localsgd", "adaptive_localsgd", "sync_batch_norm", "asp"),
-)
-TIMEOUT = parser.option(
-    "timeout", types.seconds(1), "Time limit of a run.", default="600", metavar="SECONDS"
-)
+TIMEOUT = parser.option("timeout", types.seconds(1), "Time limit of a run.", default="600")
 # Options that tune and verify set themselves, or that measure nothing.
 _TAKEN = {
     "log_dir": "the logs of every run are kept under --out",
@@ -40,59 +32,46 @@ _TAKEN = {
 # The seconds that a launcher has to stop.
 _GRACE_S = 60.0
 _LONGEST_FAULT = 300
-_MERGE = "gradient_merge_configs"
 
 
 class TrialOutcome(NamedTuple):
     """What a launch has shown; `fault` says why it does not count."""
 
-    fault: str
-    # The time of each update on the last rank here, and the last loss of a rank.
-    at: Mapping[int, float]
-    loss: float | None
+    fault: str = ""
+    folder: str = ""
+    # How many updates it made, and updates a second: of those that are timed, and of their halves.
+    updates: int = 0
+    speeds: tuple[float, ...] = ()
     # The peak of the process that held most.
-    peak_bytes: int | None
-    # By field; the worst one where ranks disagree.
-    verdicts: Mapping[str, FieldVerdict]
+    peak_bytes: int = 0
+    # By field of the strategy; the worst one where ranks disagree.
+    verdicts: Mapping[str, FieldVerdict] = {}
 
-    def speeds(self, skipped: int) -> tuple[float, ...]:
-        """Return updates a second after the SKIPPED ones, and of each half; empty if too few.
-
-        >>> TrialOutcome("", {1: 9, 2: 10.0, 3: 11.0, 4: 12.5}, None, None, {}).speeds(1)
-        (0.8, 1.0, 0.6666666666666666)
-        """
-        timed = [number for number in sorted(self.at) if number > skipped]
-        middle = len(timed) // 2
-        if len(timed) < FEWEST_TIMED:
-            return ()
-        spans = [(part[0], part[-1]) for part in (timed, timed[: middle + 1], timed[middle:])]
-        took_s = [self.at[end] - self.at[begin] for begin, end in spans]
-        if min(took_s) <= 0:
-            return ()
-        return tuple((end - begin) / s for (begin, end), s in zip(spans, took_s, strict=True))
-
-    @property
-    def micro_steps(self) -> int:
-        """The backward passes of an update, where gradients were seen to be merged."""
-        merge = self.verdicts.get(_MERGE)
-        if merge is None or merge.status not in IN_EFFECT:
-            return 1
-        steps = [word.partition("=")[2] for word in merge.in_effect.split() if "k_steps" in word]
-        return int(steps[0]) if steps and steps[0].isdigit() else 1
-
-    def idle(self, key: str) -> FieldVerdict | None:
-        """Return the verdict of the field KEY of a strategy if it is known to change nothing."""
+    def idle(self, key: str) -> str:
+        """Return the status of the field KEY if it is known to change nothing."""
         section, dot, name = key.partition(".")
         field = name.partition(".")[0] if dot and section in SECTIONS else section
         verdict = self.verdicts.get(field)
-        return None if verdict is None or verdict.status in {EFFECTIVE, NO_WORD} else verdict
+        is_idle = verdict is not None and verdict.status not in {EFFECTIVE, NO_WORD}
+        return verdict.status.replace("_", " ") if verdict is not None and is_idle else ""
 
 
-def too_short(at: Mapping[int, float]) -> str:
-    """Return why a launch that has succeeded with the updates AT could not be timed."""
-    if not at:
-        return "it succeeded, but no update was seen (does it train with Paddle?)"
-    return f"it succeeded after {counted(len(at), 'update')}, too few to time"
+def speeds(at: Mapping[int, float], skipped: int) -> tuple[float, ...]:
+    """Return updates a second by the time AT of each after the SKIPPED ones, and of each half.
+
+    It is empty if there are too few.
+
+    >>> speeds({1: 9, 2: 10.0, 3: 11.0, 4: 12.5}, 1)
+    (0.8, 1.0, 0.6666666666666666)
+    """
+    timed = [number for number in sorted(at) if number > skipped]
+    middle = len(timed) // 2
+    if len(timed) < FEWEST_TIMED:
+        return ()
+    spans = [(part[0], part[-1]) for part in (timed, timed[: middle + 1], timed[middle:])]
+    if any(at[end] <= at[begin] for begin, end in spans):
+        return ()
+    return tuple((end - begin) / (at[end] - at[begin]) for begin, end in spans)
 
 
 def overlap(first: Sequence[float], other: Sequence[float]) -> bool:
@@ -179,14 +158,19 @@ def new_folder(*parts: str) -> Path:
     return folder
 
 
-def outcome(code: int | None, folder: Path, run_dir: Path, timeout_s: float) -> TrialOutcome:
+def outcome(
+    code: int | None, folder: Path, run_dir: Path, timeout_s: float, skipped: int
+) -> TrialOutcome:
     """Return what the launch in RUN_DIR has shown, which ended with CODE; its output is in FOLDER.
 
-    CODE is None if it was stopped after TIMEOUT_S.
+    CODE is None if it was stopped after TIMEOUT_S. The SKIPPED updates are not timed.
     """
     hosts = runs.hosts(runs.read(str(run_dir.resolve())))
     # Each host has its own clock.
-    at, loss = _updates(hosts[0])
+    at: dict[int, float] = {}
+    for path in Path(hosts[0].path).glob(names.rank_records("*")):
+        for update in hosts[0].updates(path.name.split(".")[1]):
+            at[update.number] = max(at.get(update.number, update.at), update.at)
     events = hosts[0].events
     peaks = [reading.whole(event.more.get("peak_bytes")) or 0 for event in events]
     fault = ""
@@ -194,36 +178,28 @@ def outcome(code: int | None, folder: Path, run_dir: Path, timeout_s: float) -> 
         fault = f"it was stopped after {timeout_s:g} s"
     elif code:
         fault = _fault(folder, hosts, code)
+    elif not at:
+        fault = "it succeeded, but no update was seen (does it train with Paddle?)"
     verdicts: dict[str, FieldVerdict] = {}
     reports = [event for event in events if event.event == "strategy_report"]
     for verdict in eventfile.verdicts(reports[-1]) if reports else ():
         if verdict.name not in verdicts or verdicts[verdict.name].status in IN_EFFECT:
             verdicts[verdict.name] = verdict
-    return TrialOutcome(fault, at, loss, max(peaks, default=0) or None, verdicts)
-
-
-def _updates(run: runs.Run) -> tuple[dict[int, float], float | None]:
-    """Return the time of each update of RUN on its last rank, and the last loss of a rank."""
-    at: dict[int, float] = {}
-    loss = None
-    for path in sorted(Path(run.path).glob(names.rank_records("*"))):
-        for update in run.updates(path.name.split(".")[1]):
-            at[update.number] = max(at.get(update.number, update.at), update.at)
-            loss = update.loss if update.loss is not None else loss
-    return at, loss
+    timed, peak = speeds(at, skipped), max(peaks, default=0)
+    return TrialOutcome(fault, str(folder), max(at, default=0), timed, peak, verdicts)
 
 
 def _fault(folder: Path, hosts: Sequence[runs.Run], code: int) -> str:
     """Return why a run failed, in one line; its output is in FOLDER."""
     reports = [report for run in hosts if (report := run.report()) is not None]
     culprit = next((report.culprit for report in reports if report.culprit), None)
-    parts = [hosts[0].verdict] if hosts[0].verdict and hosts[0].exit_code else []
     if culprit is not None:
-        words = [line for line in culprit.last_words if line.strip()]
-        parts += [f"{culprit.class_}: {culprit.message}"] if culprit.class_ else words[-1:]
-    if not parts:
+        last = f"{culprit.class_}: {culprit.message}" if culprit.class_ else ""
+        words = [hosts[0].verdict, last or "".join(culprit.last_words[-1:])]
+    elif hosts[0].exit_code:
+        words = [hosts[0].verdict]
+    else:
         output = (folder / "output.txt").read_text(errors="replace").split("\n")
-        parts = [line for line in output if line.strip()][-1:] or [f"it exited with {code}"]
-        if hosts[0].verdict:
-            parts.insert(0, f"it exited with {code}, although a training succeeded")
-    return " ".join(": ".join(parts).split())[:_LONGEST_FAULT]
+        although = ", although a training succeeded" if hosts[0].verdict else ""
+        words = [f"it exited with {code}{although}", *[x for x in output if x.strip()][-1:]]
+    return " ".join(": ".join(filter(None, words)).split())[:_LONGEST_FAULT]

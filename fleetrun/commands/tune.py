@@ -4,60 +4,43 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import click
-import yaml
 
 from fleetrun.cli import parser, types
 from fleetrun.cli.options import FieldValues
 from fleetrun.commands import tables, trials
+from fleetrun.commands.trials import TrialOutcome
 from fleetrun.errors import UsageError
 from fleetrun.host import probe
 from fleetrun.printing import put, say, tell
 from fleetrun.rundir import names, secrets
-from fleetrun.rundir.strategyfiles import NO_DIFFERENCE
 from fleetrun.rundir.variables import STOP_AFTER
 from fleetrun.strategy import load
 from fleetrun.text import counted
 
-BEST, RESULTS = "best.yaml", "tune.json"
+RESULTS = "tune.json"
+# An update of merged gradients is worth several, so the speeds of these cannot be compared.
+_MERGE = "gradient_merge"
 
-
-class Candidate(NamedTuple):
-    """One combination: the varied fields and their values, as text."""
-
-    values: tuple[tuple[str, str], ...]
-
-    def __str__(self) -> str:
-        """As it would be typed."""
-        return " ".join(f"{key}={value}" for key, value in self.values)
-
-
-class Trial(NamedTuple):
-    """One run of a candidate; `fault` says why it does not count."""
-
-    # Backward passes a second, of the whole run and of its halves: an update of merged gradients
-    # is worth several.
-    steps_per_s: tuple[float, ...] = ()
-    loss: float | None = None
-    peak_bytes: int = 0
-    fault: str = ""
-    # A sentence about each varied field that changes nothing, and about a loss that is no number.
-    remarks: Mapping[str, str] = {}
-    folder: str = ""
+# The varied fields of a candidate and their values, as text.
+Candidate = tuple[tuple[str, str], ...]
 
 
 class Result(NamedTuple):
     """All runs of a candidate."""
 
     candidate: Candidate
-    trials: tuple[Trial, ...]
-    remarks: tuple[str, ...] = ()
+    trials: tuple[TrialOutcome, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The candidate as it would be typed."""
+        return " ".join(f"{key}={value}" for key, value in self.candidate)
 
     @property
     def fault(self) -> str:
@@ -67,28 +50,31 @@ class Result(NamedTuple):
     @property
     def speed(self) -> float:
         """The median of its runs in steps a second."""
-        return 0.0 if self.fault else median(trial.steps_per_s[0] for trial in self.trials)
+        return 0.0 if self.fault else median(trial.speeds[0] for trial in self.trials)
 
     @property
     def speeds(self) -> list[float]:
         """The speeds of its runs and of the halves of each: the range within which it varies."""
-        return [speed for trial in self.trials for speed in trial.steps_per_s]
+        return [speed for trial in self.trials for speed in trial.speeds]
+
+    @property
+    def idle(self) -> dict[str, str]:
+        """The status of each varied field that changes nothing."""
+        known = {key: self.trials[0].idle(key) for key, _ in self.candidate if self.trials}
+        return {key: status for key, status in known.items() if status}
 
     def is_alike(self, other: Result) -> bool:
         """Whether no difference to OTHER was measured, or none is possible."""
-        differing = dict(set(self.candidate.values) ^ set(other.candidate.values)).keys()
-        is_equal = all(differing <= trial.remarks.keys() for trial in (*self.trials, *other.trials))
+        differing = dict(set(self.candidate) ^ set(other.candidate)).keys()
+        is_equal = differing <= self.idle.keys() & other.idle.keys()
         return is_equal or trials.overlap(self.speeds, other.speeds)
 
 
-# -- candidates ------------------------------------------------------------------------------------
-
-
-def grid(varied: Iterable[str]) -> tuple[Candidate, ...]:
+def grid(varied: Iterable[str]) -> list[Candidate]:
     """Return every combination of the values in texts such as `a=1,2`.
 
-    >>> [str(candidate) for candidate in grid(["a=1,2", "b=x,y"])]
-    ['a=1 b=x', 'a=1 b=y', 'a=2 b=x', 'a=2 b=y']
+    >>> grid(["amp=1,0", "nccl_comm_num=2"])
+    [(('amp', '1'), ('nccl_comm_num', '2')), (('amp', '0'), ('nccl_comm_num', '2'))]
     """
     axes: dict[str, list[tuple[str, str]]] = {}
     for text in varied:
@@ -101,55 +87,40 @@ def grid(varied: Iterable[str]) -> tuple[Candidate, ...]:
             )
         if key in axes:
             raise UsageError(f"--vary={text}: {key} is varied twice.")
+        if key.startswith(_MERGE):
+            raise UsageError(
+                f"--vary={text}: it changes how many batches an update has, and so the results; "
+                "give it to the launch instead."
+            )
         axes[key] = [(key, value) for value in values]
+        for value in values:
+            load.parse_set(f"{key}={value}")
     if not axes:
         raise UsageError(
             "nothing to tune: give at least one --vary, as in --vary nccl_comm_num=1,2."
         )
-    return tuple(Candidate(values) for values in itertools.product(*axes.values()))
+    return list(itertools.product(*axes.values()))
 
 
-# -- runs ------------------------------------------------------------------------------------------
-
-
-def _train(candidate: Candidate, launch: parser.Launch, folder: Path, own: Any) -> Trial:  # noqa: ANN401 - click's
-    """Launch CANDIDATE in FOLDER, and return what it has shown."""
+def _train(
+    candidate: Candidate, launch: parser.Launch, folder: Path, own: Mapping[str, Any]
+) -> TrialOutcome:
+    """Launch CANDIDATE in FOLDER with the options OWN, and return what it has shown."""
     words = [f"{setting.typed}={setting.raw}" for setting in launch.options]
-    words += [f"--set={key}={value}" for key, value in candidate.values]
+    words += [f"--set={key}={value}" for key, value in candidate]
     environ = {STOP_AFTER: str(own["steps"])}
     code = trials.launch(words, launch.script, environ, folder, own["timeout"])
-    shown = trials.outcome(code, folder, folder / "log" / names.LATEST, own["timeout"])
-    speeds = shown.speeds(own["warmup"])
-    if shown.fault or not speeds:
-        return Trial(fault=shown.fault or trials.too_short(shown.at), folder=str(folder))
-    remarks = {}
-    if shown.loss is not None and not math.isfinite(shown.loss):
-        remarks["loss"] = f"its loss is {shown.loss:g}"
-    for key, _ in candidate.values:
-        verdict = shown.idle(key)
-        if verdict is not None:
-            is_moot = verdict.status == NO_DIFFERENCE
-            how = "makes no difference" if is_moot else f"is not in effect: {verdict.status}"
-            remarks[key] = f"{key} {how}" + (f" ({verdict.why})" if verdict.why else "")
-    return Trial(
-        tuple(speed * shown.micro_steps for speed in speeds),
-        loss=shown.loss,
-        peak_bytes=shown.peak_bytes or 0,
-        remarks=remarks,
-        folder=str(folder),
-    )
+    run_dir = folder / "log" / names.LATEST
+    shown = trials.outcome(code, folder, run_dir, own["timeout"], own["warmup"])
+    if shown.fault or shown.speeds:
+        return shown
+    fault = f"it succeeded after {counted(shown.updates, 'update')}, too few to time"
+    return shown._replace(fault=fault)
 
 
-def ranked(done: Mapping[Candidate, Sequence[Trial]]) -> list[Result]:
-    """Return the results of the trials DONE with remarks, the fastest first, failed ones last."""
-    results = [
-        Result(
-            candidate,
-            tuple(several),
-            tuple(dict.fromkeys(text for trial in several for text in trial.remarks.values())),
-        )
-        for candidate, several in done.items()
-    ]
+def ranked(done: Iterable[tuple[Candidate, Sequence[TrialOutcome]]]) -> list[Result]:
+    """Return the results of the trials DONE, the fastest first, failed ones last."""
+    results = [Result(candidate, tuple(several)) for candidate, several in done]
     return sorted(results, key=lambda result: (bool(result.fault), -result.speed))
 
 
@@ -159,101 +130,51 @@ def leaders(results: Sequence[Result]) -> list[Result]:
     return [result for result in working if result.is_alike(working[0])]
 
 
-# -- what is shown and written ---------------------------------------------------------------------
-
-
-def table(results: Sequence[Result], width: int = 0) -> str:
-    """Return the ranking, within WIDTH columns if not 0; draws have the first place."""
+def text(results: Sequence[Result]) -> str:
+    """Return the ranking, draws in the first place, and which candidate is the fastest."""
     rows: list[tuple[str, ...]] = []
     first = leaders(results)
     for place, result in enumerate(results, 1):
         if result.fault:
-            rows.append(("-", "failed", "", "", f"{result.candidate}: {result.fault}"))
+            rows.append(("-", "failed", "", "", f"{result.name}: {result.fault}"))
             continue
         between = f"{min(result.speeds):.2f}-{max(result.speeds):.2f}"
-        peak = max(trial.peak_bytes for trial in result.trials)
-        row = (
-            "1" if result in first else str(place),
-            f"{result.speed:.2f}",
-            between,
-            f"{peak / 2**20:.0f} MiB" if peak else "",
-            str(result.candidate),
-        )
-        rows += [row, *(("", "", "", "", f"  {remark}") for remark in result.remarks)]
+        peak = f"{max(trial.peak_bytes for trial in result.trials) / 2**20:.0f} MiB"
+        number = "1" if result in first else str(place)
+        rows.append((number, f"{result.speed:.2f}", between, peak, result.name))
+        rows += [("", "", "", "", f"  {key}: {status}") for key, status in result.idle.items()]
     heads = ("", "steps/s", "between", "peak", "candidate")
-    return tables.layout(rows, heads=heads, numbers=4, width=width)
-
-
-def conclusion(out: str, results: Sequence[Result]) -> str:
-    """Return which candidate is the fastest, if that was measured."""
-    first = leaders(results)
+    table = tables.layout(rows, heads=heads, numbers=4, width=tables.width())
     if not first:
-        return "No candidate works, so there is nothing to choose."
+        return f"{table}\nNo candidate works, so there is nothing to choose."
     if len(first) == 1:
-        remarks = "".join(f"\nOf the first: {remark}." for remark in first[0].remarks)
-        return (
-            f"Fastest: {first[0].candidate}. Add --strategy={out}/{BEST} to your launch.{remarks}"
-        )
-    listed = "; ".join(str(result.candidate) for result in first)
+        words = " ".join(f"--set {key}={value}" for key, value in first[0].candidate)
+        return f"{table}\nFastest: {first[0].name}. Add {words} to your launch."
+    listed = "; ".join(result.name for result in first)
     return (
-        f"No difference measured: {listed}. There is no {BEST} of a draw; give more --steps and "
-        "--repeats, or choose by another measure."
+        f"{table}\nNo difference measured: {listed}. Give more --steps and --repeats, "
+        "or choose by another measure."
     )
 
 
-def strategy_text(best: Result) -> str:
-    """Return a strategy file that sets the values of BEST.
-
-    >>> values = (("amp_configs.incr_ratio", "4"), ("FLAGS_x", "1"), ("nccl_comm_num", "auto"))
-    >>> print(strategy_text(Result(Candidate(values), (Trial((2.0,)),))), end="")
-    # fleetrun tune: 2.00 steps/s, the median of 1 run.
-    strategy:
-      amp_configs:
-        incr_ratio: 4.0
-      nccl_comm_num: auto
-    flags:
-      FLAGS_x: '1'
-    """
-    content: dict[str, dict[str, Any]] = {}
-    for key, text in best.candidate.values:
-        setting = load.parse_set(f"{key}={text}")
-        configs, dot, part = setting.name.partition(".")
-        home = content.setdefault(setting.section, {})
-        home = home.setdefault(configs, {}) if dot else home
-        home[part or configs] = (
-            list(setting.value) if isinstance(setting.value, tuple) else setting.value
-        )
-    how = f"{best.speed:.2f} steps/s, the median of {counted(len(best.trials), 'run')}"
-    return f"# fleetrun tune: {how}.\n" + yaml.safe_dump(content, sort_keys=False)
-
-
-def document(launch: parser.Launch, own: Mapping[str, Any], results: Sequence[Result]) -> str:
-    """Return RESULTS of tuning LAUNCH with the options OWN as JSON."""
+def document(launch: parser.Launch, results: Sequence[Result]) -> str:
+    """Return RESULTS of tuning LAUNCH as JSON."""
     first = leaders(results)
     words = [f"{setting.typed}={setting.raw}" for setting in launch.options]
     content = {
-        "schema": 2,
+        "schema": 3,
         "launch": secrets.conceal([*words, *launch.script]),
-        **{name: own[name] for name in ("steps", "warmup", "repeats")},
-        "best": dict(first[0].candidate.values) if len(first) == 1 else None,
-        "draw": [dict(result.candidate.values) for result in first] if len(first) > 1 else [],
+        "best": dict(first[0].candidate) if len(first) == 1 else None,
+        "draw": [dict(result.candidate) for result in first] if len(first) > 1 else [],
         "candidates": [
             {
-                "values": dict(result.candidate.values),
+                "values": dict(result.candidate),
                 "steps_per_s": result.speed or None,
                 "between": [min(result.speeds), max(result.speeds)] if result.speeds else None,
                 "peak_bytes": max(trial.peak_bytes for trial in result.trials) or None,
                 "fault": result.fault or None,
-                "remarks": list(result.remarks),
-                "trials": [
-                    {
-                        "steps_per_s": trial.steps_per_s[0] if trial.steps_per_s else None,
-                        # A loss may be NaN, which is no JSON.
-                        "loss": None if trial.loss is None else repr(trial.loss),
-                        "folder": trial.folder,
-                    }
-                    for trial in result.trials
-                ],
+                "idle": result.idle,
+                "folders": [trial.folder for trial in result.trials],
             }
             for result in results
         ],
@@ -261,8 +182,9 @@ def document(launch: parser.Launch, own: Mapping[str, Any], results: Sequence[Re
     return json.dumps(content, indent=1) + "\n"
 
 
-def _candidates(launch: parser.Launch, own: Mapping[str, Any]) -> tuple[Candidate, ...]:
-    """Return the candidates for LAUNCH and the options OWN; UsageError if it cannot be tuned."""
+def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - click's
+    """Return 0, or 1 if no candidate works; UsageError if it cannot be tuned."""
+    probe.current_folder()
     trials.refuse_taken(launch, "tune")
     for setting in launch.options:
         if setting.name in {"hosts", "hostfile"}:
@@ -280,42 +202,25 @@ def _candidates(launch: parser.Launch, own: Mapping[str, Any]) -> tuple[Candidat
             f"--steps={own['steps']} leaves too few updates after --warmup={own['warmup']}: "
             f"give at least {fewest}."
         )
-    candidates = grid(own["vary"])
-    for key, value in dict.fromkeys(pair for tried in candidates for pair in tried.values):
-        load.parse_set(f"{key}={value}")
-    return candidates
-
-
-def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - click's
-    """Return 0, or 1 if no candidate works; UsageError if it cannot be tuned."""
-    probe.current_folder()
-    candidates = _candidates(launch, own)
     log = tell if own["json"] else say
-    done: dict[Candidate, list[Trial]] = {candidate: [] for candidate in candidates}
+    done: dict[Candidate, list[TrialOutcome]] = {candidate: [] for candidate in grid(own["vary"])}
     with trials.held_folder(own["out"]):
-        log(f"fleetrun tune: {len(candidates)} candidates; everything is kept in {own['out']}")
+        log(f"fleetrun tune: {len(done)} candidates; everything is kept in {own['out']}")
         for repeat in range(own["repeats"]):
-            for place, candidate in enumerate(candidates):
-                if any(trial.fault for trial in done[candidate]):
+            for place, (candidate, several) in enumerate(done.items()):
+                if any(trial.fault for trial in several):
                     continue
                 folder = trials.new_folder(own["out"], "trials", f"{place:03}-{repeat}")
-                trial = _train(candidate, launch, folder, own)
-                done[candidate].append(trial)
-                log(f"  {candidate}: {trial.fault or f'{trial.steps_per_s[0]:.2f} steps/s'}")
-        results = ranked(done)
-        first = leaders(results)
-        results_text = document(launch, own, results)
+                several.append(trial := _train(candidate, launch, folder, own))
+                shown = trial.fault or f"{trial.speeds[0]:.2f} steps/s"
+                log(f"  {Result(candidate).name}: {shown}")
+        results = ranked(done.items())
+        results_text = document(launch, results)
         Path(own["out"], RESULTS).write_text(results_text, encoding="utf-8")
-        best = Path(own["out"], BEST)
-        # That of an earlier tuning.
-        best.unlink(missing_ok=True)
-        if len(first) == 1:
-            best.write_text(strategy_text(first[0]), encoding="utf-8")
-    log(table(results, tables.width()))
-    log(conclusion(own["out"], results))
+    log(text(results))
     if own["json"]:
         put(results_text)
-    return 0 if first else 1
+    return 0 if leaders(results) else 1
 
 
 command = parser.LaunchCommand(
@@ -327,33 +232,13 @@ command = parser.LaunchCommand(
     callback=click.pass_obj(_tune),
     params=[
         parser.option(
-            "vary",
-            FieldValues(),
-            "A field of the strategy and the values to try (repeatable), as for --set.",
-            metavar="KEY=A,B,...",
+            "vary", FieldValues(), "A field and values (repeatable).", metavar="KEY=A,B,..."
         ),
-        parser.option(
-            "steps", types.number(minimum=2), "Number of updates of a run.", default="30"
-        ),
-        parser.option(
-            "warmup",
-            types.number(minimum=0),
-            "Number of first updates of each run that are not timed.",
-            default="5",
-        ),
-        parser.option(
-            "repeats", types.number(minimum=1), "Runs of each candidate, in turns.", default="2"
-        ),
+        parser.option("steps", types.number(minimum=2), "Updates of a run.", default="30"),
+        parser.option("warmup", types.number(minimum=0), "First updates, not timed.", default="5"),
+        parser.option("repeats", types.number(minimum=1), "Runs of each, in turns.", default="2"),
         trials.TIMEOUT,
-        parser.option(
-            "out",
-            types.FOLDER,
-            "Output folder: best.yaml, tune.json, trials/.",
-            default="tune",
-            metavar="DIR",
-        ),
-        parser.option(
-            "json", types.FLAG, "Print tune.json at the end, and everything else on standard error."
-        ),
+        parser.option("out", types.FOLDER, "Output: tune.json, trials/.", default="tune"),
+        parser.option("json", types.FLAG, "Print tune.json, and all else on standard error."),
     ],
 )

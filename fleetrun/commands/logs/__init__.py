@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+import time
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,60 +23,39 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-def _logs(
-    run: tuple[str, ...],
-    *,
-    log_dir: str,
-    color: str,
-    rank: str | None,
-    attempt: int | None,
-    since: str | None,
-    grep: str | None,
-    follow: bool,
-    failed: bool,
-    raw: bool,
-    lists_runs: bool,
-    has_collectives: bool,
-) -> int:
+def _logs(run: tuple[str, ...], *, log_dir: str, color: str, follow: bool, **own: Any) -> int:  # noqa: ANN401 - click's
     """Show the requested logs; UsageError if there are none."""
-    if lists_runs:
+    if own["runs"]:
         if run:
             raise UsageError(f"--runs lists all runs of --log_dir: leave {run[0]} out.")
         return put(visible_lines(listed(log_dir)))
-    since_s = None if since is None else choose.since(since, datetime.now().astimezone())
-    pattern = None if grep is None else choose.pattern(grep)
-    chosen = choose.find_runs(run, log_dir)
-    if has_collectives:
-        ranks = None if rank is None else choose.processes(rank)
-        return put(collectives.text(chosen, ranks))
+    rank, attempt, since, grep = (own[name] for name in ("rank", "attempt", "since", "grep"))
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    pick = partial(choose.find_logs, rank=rank, attempt=attempt, failed=failed)
     log_filter = show.LogFilter(
-        pattern=pattern,
-        since=since_s,
+        pattern=None if grep is None else choose.pattern(grep),
+        since=None if since is None else time.time() - since,
         is_coloured=is_color_wanted(color, os.environ, is_terminal=is_terminal),
         tells_attempt=attempt is None,
-        is_clean=is_terminal and not raw,
+        is_clean=is_terminal and not own["raw"],
     )
+    chosen = choose.find_runs(run, log_dir)
+    named = None if rank is None else choose.processes(rank)
+    if own["collectives"]:
+        return put(collectives.text(chosen, named))
     follows = follow and any(chosen_run.is_running for chosen_run in chosen)
-    is_prefixed = None
     if follows:
         # More attempts, and at the beginning more ranks, may come.
-        named = set() if rank is None else choose.processes(rank)
-        is_prefixed = len(named) != 1 and sum(chosen_run.processes for chosen_run in chosen) != 1
-    viewer = show.Viewer(chosen, pick, log_filter, is_prefixed=is_prefixed)
-    if not viewer.show(follows=follows) and not follows:
-        _explain_nothing(chosen, failed=failed)
-    return 0
-
-
-def _explain_nothing(chosen: Sequence[runs.Run], *, failed: bool) -> None:
-    """Print why there is nothing to show; raise EnvironmentFault if that is a fault."""
-    if failed and any(run.logs for run in chosen):
+        count = len(named) if named else sum(chosen_run.processes for chosen_run in chosen)
+        log_filter = log_filter._replace(is_prefixed=count != 1)
+    pick = partial(choose.find_logs, rank=rank, attempt=attempt, failed=own["failed"])
+    if show.show(chosen, pick, log_filter, follows=follows) or follows:
+        return 0
+    if own["failed"] and any(chosen_run.logs for chosen_run in chosen):
         remark(f"no rank of {chosen[0].name} has failed ({choose.state(chosen[0])}).")
-        return
+        return 0
     raise EnvironmentFault(
-        f"{chosen[0].path} has no logs: nothing was started, or {names.EVENTS} is gone."
+        f"{chosen[0].path} has no logs: nothing was started, or {names.EVENTS} is gone, or "
+        "another user's."
     )
 
 
@@ -118,32 +97,19 @@ command = click.Command(
     callback=_logs,
     params=[
         click.Argument(["run"], nargs=-1, metavar="[RUN]...", shell_complete=_runs),
-        click.Option(
-            ["-f", "--follow"], is_flag=True, help="Follow the output until the job ends."
-        ),
+        click.Option(["-f", "--follow"], is_flag=True, help="Follow it until the job ends."),
         parser.option("rank", types.FREE, "Only these: 0,3-5 or server.0.", metavar="LIST"),
-        click.Option(["--failed"], is_flag=True, help="Only the ranks that failed first."),
+        parser.option("failed", types.FLAG, "Only the ranks that failed first."),
         parser.option("attempt", types.number(minimum=0), "Only this attempt; the first is 0."),
-        parser.option(
-            "since",
-            types.FREE,
-            "Only output since then: 90s, 10m or 2h ago, or a time.",
-            metavar="TIME",
-        ),
-        parser.option(
-            "grep", types.FREE, "Only lines that match this regular expression.", metavar="PATTERN"
-        ),
+        parser.option("since", types.seconds(0), "Only the last 90s, 10m or 2h.", metavar="TIME"),
+        parser.option("grep", types.FREE, "Only lines that match this.", metavar="REGEX"),
         parser.log_dir(),
         parser.color("Whether to colour prefixes."),
-        click.Option(
-            ["--raw"], is_flag=True, help="Keep escape sequences, such as colours, on a terminal."
-        ),
-        click.Option(["--runs", "lists_runs"], is_flag=True, help="List the runs, newest first."),
-        click.Option(
-            ["--collectives", "has_collectives"],
-            is_flag=True,
-            help="Show the last collectives of the ranks instead, and who keeps whom waiting; "
-            "recorded with --flight_recorder or --hang_timeout.",
+        parser.option("raw", types.FLAG, "Keep escape sequences, such as colours, on a terminal."),
+        parser.option("runs", types.FLAG, "List the runs, newest first."),
+        # The records of --flight_recorder or --hang_timeout.
+        parser.option(
+            "collectives", types.FLAG, "Show the last collectives, and who waits for whom."
         ),
     ],
 )

@@ -11,7 +11,6 @@ from datetime import datetime
 from fleetrun.errors import EnvironmentFault
 from fleetrun.postmortem import flight
 from fleetrun.rundir import flightfile, names, rankfile, runs
-from fleetrun.rundir.flightfile import Collective, FlightRecord
 from fleetrun.text import sentence, visible_lines
 
 # The most collectives shown of each rank.
@@ -31,9 +30,7 @@ def text(chosen: Sequence[runs.Run], ranks: Container[str] | None) -> str:
             f"No collectives were recorded in {chosen[0].path}: launch with --flight_recorder or "
             "--hang_timeout."
         )
-    files = [
-        os.path.join(run.path, names.rank_records(str(rank))) for run in chosen for rank in records
-    ]
+    files = [run.file(names.rank_records(rank)) for run in chosen for rank in records]
     states = {
         log.rank: flight.RankState(has_ended=True)
         for run in chosen
@@ -52,29 +49,22 @@ def text(chosen: Sequence[runs.Run], ranks: Container[str] | None) -> str:
         for rank, record in sorted(records.items())
         if ranks is None or f"trainer.{rank}" in ranks
     ]
-    rows = [_row(record, collective, job) for record, collective in flight.table(shown, _MOST)]
+    rows = []
+    for record, call in flight.table(shown, _MOST):
+        issued_at, done_at = call.issued_at, call.done_at
+        state = "raised" if call.state == flightfile.RAISED else "open"
+        file, line, function = call.site or ("", 0, "")
+        row = (
+            datetime.fromtimestamp(issued_at).astimezone().strftime("%H:%M:%S.%f")[:-3],
+            str(record.rank),
+            f"{call.operation} {call.number}",
+            flight.of(call.channel, job).removeprefix("of "),
+            call.tensor,
+            state if done_at is None else f"{(done_at - issued_at) * 1e3:.1f} ms",
+            f"{os.path.basename(file)}:{line} ({function})" if call.site else "",
+        )
+        rows.append(row)
     heads = ("called", "rank", "operation", "of", "tensor", "took", "line")
     table = tables.layout(rows, heads=heads, width=tables.width(), whole=(0,))
     sentences = (f"{sentence(verdict.text)}.\n" for verdict in verdicts)
     return visible_lines("".join((*sentences, table, "\n")))
-
-
-def _row(record: FlightRecord, collective: Collective, job: flight.JobRanks) -> list[str]:
-    issued_at, done_at = collective.issued_at, collective.done_at
-    state = "raised" if collective.state == flightfile.RAISED else "open"
-    return [
-        datetime.fromtimestamp(issued_at).astimezone().strftime("%H:%M:%S.%f")[:-3],
-        str(record.rank),
-        f"{collective.operation} {collective.number}",
-        flight.of(collective.channel, job).removeprefix("of "),
-        collective.tensor,
-        state if done_at is None else f"{(done_at - issued_at) * 1e3:.1f} ms",
-        _line(collective.site),
-    ]
-
-
-def _line(site: tuple[str, int, str] | None) -> str:
-    if site is None:
-        return ""
-    file, line, function = site
-    return f"{os.path.basename(file)}:{line} ({function})"

@@ -12,8 +12,7 @@ import click
 from fleetrun.cli import parser, types
 from fleetrun.commands.logs import choose
 from fleetrun.commands.pages import rundata
-from fleetrun.commands.pages.page import page
-from fleetrun.commands.pages.server import ADDRESS, PageServer
+from fleetrun.commands.pages.server import ADDRESS, PageServer, page
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.printing import put
 from fleetrun.rundir import names
@@ -50,10 +49,9 @@ def _report(run: tuple[str, ...], log_dir: str, out: str | None) -> int:
 report = click.Command(
     "report",
     help="Write one HTML file about a run, which opens without a network: the timeline of "
-    "processes, why it ended, losses and steps that ranks printed, memory, the strategy in "
-    "effect, versions and settings, links to the logs. RUN is as for `fleetrun logs`; two runs "
-    "are compared side by side. The file is report.html in the folder of the run, or for two "
-    "runs in the current folder.",
+    "processes, why it ended, losses, steps, memory, the strategy in effect, versions, settings, "
+    "links to the logs. RUN is as for `fleetrun logs`; two runs are compared side by side. The "
+    "file is report.html in the folder of the run, or for two runs in the current folder.",
     callback=_report,
     params=[
         click.Argument(["run"], nargs=-1, metavar="[RUN [RUN]]"),
@@ -88,19 +86,14 @@ def _ui(log_dir: str, port: int) -> int:
 
 ui = click.Command(
     "ui",
-    help="Serve a live page about the runs in the log folder and the jobs that run on this host, "
-    "for the browser of this machine: ranks over time, loss, steps, merged logs, why a run ended, "
-    "stacks, and two runs side by side. It prints an address with a token, listens on 127.0.0.1 "
-    "only, and ends with Ctrl-C.",
+    help="Serve a live page about the runs in the log folder for the browser of this machine: "
+    "ranks over time, loss, steps, merged logs, why a run ended, and two runs side by side. It "
+    "prints an address with a token, listens on 127.0.0.1 only, and ends with Ctrl-C.",
     callback=_ui,
     params=[
         parser.log_dir(),
         parser.option(
-            "port",
-            types.number(minimum=0, maximum=65535),
-            "The port to listen on; 0: any that is free.",
-            default="0",
-            metavar="PORT",
+            "port", types.number(minimum=0, maximum=65535), "0: a free one.", default="0"
         ),
     ],
 )

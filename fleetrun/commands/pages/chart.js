@@ -8,8 +8,6 @@ const COLORS = { "": ["#3b7dd8", "#e08a1e", "#2e9e5b", "#9a5fd0", "#159aa5", "#7
   B: ["#c2690c", "#e9973f", "#f3bd82", "#b8321f", "#e0705f", "#a8820a", "#d6b447", "#8c5a3c"] };
 const SHADES = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
 
-const SMALL = { GiB: ["MiB", 1024], s: ["ms", 1000] };
-
 const number = value => String(Number(value.toPrecision(4)));
 const time = seconds => seconds < 120 ? number(seconds) + " s" : seconds < 7200
   ? Math.floor(seconds / 60) + " min " + Math.floor(seconds % 60) + " s" : Math.floor(seconds / 3600) + " h " + Math.floor(seconds % 3600 / 60) + " min";
@@ -84,25 +82,8 @@ function lanes(box, chart) {
     bar.append(drawing("title", {}, tip));
     svg.append(bar);
   }
-  for (const [at, what, text] of chart.moments) {
-    const mark = drawing("path", { class: "moment", d: `M${x(at)} ${TOP - 6}l5 5-5 5-5-5z` });
-    mark.append(drawing("title", {}, what + ": " + text));
-    svg.append(mark);
-  }
   legend(box, Object.entries(KINDS).filter(([kind]) => chart.spans.some(span => span[3] === kind)).map(([kind, color]) => [say(kind), color]));
   box.append(svg);
-}
-
-// From this many losses on, their moving average says more than they do.
-const MANY = 60;
-
-// The moving average of VALUES over NEAR of them on both sides; null where a value is.
-function smoothed(values, near) {
-  return values.map((value, at) => {
-    if (value === null) return null;
-    const around = values.slice(Math.max(0, at - near), at + near + 1).filter(other => other !== null);
-    return around.reduce((sum, other) => sum + other, 0) / around.length;
-  });
 }
 
 function lines(box, chart) {
@@ -116,20 +97,16 @@ function lines(box, chart) {
   const path = (line, numbers) => numbers.map((value, at) => value === null ? "" :
     (at && numbers[at - 1] !== null ? "L" : "M") + number(x(line.x[at])) + " " + number(y(value))).join("");
   const fails = line => chart.culprits.includes(line.name.replace(/, attempt .*/, ""));
-  const nearOf = line => chart.isSmooth && line.y.length >= MANY ? Math.floor(line.y.length / 50) : 0;
   // The lines of failed ranks lie above the others.
   const entries = [...chart.lines].sort((first, other) => fails(first) - fails(other)).map(line => {
     const isCulprit = fails(line);
     const color = isCulprit ? BAD : COLORS[line.side][used[line.side]++ % 8];
     const kind = "line" + (isCulprit ? " culprit" : "");
-    const near = nearOf(line), shown = near ? smoothed(line.y, near) : line.y;
-    if (near) svg.append(drawing("path", { class: kind + " faint", stroke: color, d: path(line, line.y) }));
-    svg.append(drawing("path", { class: kind, stroke: color, "data-name": line.name, d: path(line, shown) }));
+    svg.append(drawing("path", { class: kind, stroke: color, "data-name": line.name, d: path(line, line.y) }));
     return [(isCulprit ? "▶ " : "") + line.name, color];
   });
   legend(box, entries);
-  const near = Math.max(...chart.lines.map(nearOf));
-  const said = element("p", near ? say("Faint: as printed; bold: the mean of {} values around each.", 2 * near + 1) : "", { class: "reading" });
+  const said = element("p", "", { class: "reading" });
   svg.addEventListener("mousemove", event => {
     const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse()).x;
     const nearest = chart.lines.map(line => [line, line.x.reduce((best, value, place) =>
@@ -157,9 +134,6 @@ function maps(box, chart, chosen, onChoice, onRow) {
   }
   box.append(tabs);
   const values = new Float32Array(Uint8Array.from(atob(shown.values), letter => letter.charCodeAt(0)).buffer);
-  // Small values in a small unit have few digits.
-  const [unit, times] = SMALL[shown.unit] && !values.some(value => value >= 1) ? SMALL[shown.unit] : [shown.unit, 1];
-  values.forEach((value, place) => { values[place] = value * times; });
   const [wide, high] = [shown.at.length, shown.rows.length], known = values.filter(value => !Number.isNaN(value)).sort();
   // A few values far above the others would leave these in one colour.
   const [low, middle, top] = [0, 0.5, 0.99].map(share => known[Math.floor((known.length - 1) * share)]);
@@ -180,7 +154,7 @@ function maps(box, chart, chosen, onChoice, onRow) {
   names(svg, chart, shown.rows, lane);
   const bar = element("div", "", { class: "colors" }), scale = drawing("svg", { viewBox: "0 0 100 6", preserveAspectRatio: "none" });
   for (let at = 0; at < 100; at++) scale.append(drawing("rect", { x: at, width: 1.1, height: 6, fill: `rgb(${shade(at / 99).join()})` }));
-  bar.append(number(low) + " " + unit, scale, isLog ? say("{} (logarithmic)", number(top) + " " + unit) : number(top) + " " + unit);
+  bar.append(number(low) + " " + shown.unit, scale, isLog ? say("{} (logarithmic)", number(top) + " " + shown.unit) : number(top) + " " + shown.unit);
   const said = element("p", outliers(shown.rows, values, wide), { class: "reading" });
   const cell = event => {
     const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
@@ -190,7 +164,7 @@ function maps(box, chart, chosen, onChoice, onRow) {
   svg.addEventListener("mousemove", event => {
     const [row, column] = cell(event), value = values[row * wide + column];
     const read = shown.rows[row] + ", " + time(shown.at[column]) + ": " +
-      (Number.isNaN(value) ? say("not measured") : number(value) + " " + unit);
+      (Number.isNaN(value) ? say("not measured") : number(value) + " " + shown.unit);
     said.textContent = onRow ? say("{}; a click shows its log", read) : read;
   });
   if (onRow) svg.addEventListener("click", event => onRow(shown.rows[cell(event)[0]]));

@@ -46,13 +46,6 @@ function cause(run) {
   return run.cause.length ? card("Cause", "cause", box) : [];
 }
 
-function moments(run) {
-  if (!run.moments.length) return [];
-  const rows = run.moments.slice(0, 200).map(([at, what, text]) => [[at.toFixed(1) + " s", what, text]]);
-  const more = run.moments.length > 200 ? [element("p", say("and {} more, in events.jsonl", run.moments.length - 200))] : [];
-  return card("Events", "events", table([say("at"), say("what"), ""], rows), ...more);
-}
-
 // The parts of the page about RUN whose charts begin with LETTER: what happened, and where it came from.
 function sections(run, letter, ...ofMaps) {
   const common = { span: run.span, culprits: run.culprits }, top = element("div"), bottom = element("div");
@@ -63,10 +56,9 @@ function sections(run, letter, ...ofMaps) {
   };
   top.append(...heading(run), ...cause(run));
   if (run.spans.length) add("Processes", "processes", lanes, run);
-  top.append(...moments(run));
   if (run.maps.length) add("Ranks over time", "maps", maps, run);
   for (const [name, title] of [["loss", "Loss"], ["steps", "Steps"]])
-    if (run.lines[name].length) add(title, name, lines, { isSmooth: name === "loss", lines: run.lines[name].map(line => ({ ...line, side: "" })) });
+    if (run.lines[name].length) add(title, name, lines, { lines: run.lines[name].map(line => ({ ...line, side: "" })) });
   const heads = ["field", "asked", "in effect", "", "why"].map(head => say(head));
   const fields = run.strategy.map(([name, asked, effect, status, why]) =>
     [[name, asked, effect, say(status.replace("_", " ")), why], { class: status }]);
@@ -98,7 +90,7 @@ function comparison(runs) {
     const both = runs.flatMap((run, at) => run.lines[name].map(line => ({ ...line, name: "AB"[at] + ": " + line.name, side: "AB"[at] })));
     if (!both.length) continue;
     const [head, drawn] = card(title, "both-" + name);
-    lines(drawn, { span, culprits: [], lines: both, isSmooth: name === "loss" });
+    lines(drawn, { span, culprits: [], lines: both });
     box.append(head, drawn);
   }
   return box;

@@ -1,24 +1,24 @@
-"""What a run has printed and used over time: curves of losses and steps, heat maps of ranks."""
+"""What a run has printed and used over time: lines of losses and steps, heat maps of ranks."""
 
 from __future__ import annotations
 
 import base64
-import os
 import re
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from fleetrun.rundir import flightfile, metricsfile, names, outputtimes, progress, reading
+from fleetrun.commands.logs.show import LogFilter, LogStream
+from fleetrun.rundir import flightfile, metricsfile, names, outputtimes, progress
+from fleetrun.rundir.metricsfile import MetricsRecord
 from fleetrun.rundir.runs import LogRecord, Run
 
 # A chart of fewer says nothing that a number does not say.
 FEWEST_POINTS = 3
-# The logs that are searched for steps and losses, and the bytes read at the end of each.
-_MOST_LOGS, MOST_BYTES = 8, 16 << 20
-# The most points of a curve.
-_MOST_POINTS = 2000
+# The logs that are searched for steps and losses, and the most points of a curve.
+_MOST_LOGS, _MOST_POINTS = 8, 2000
 # The moments of a map, and its cells, all of which a browser gets.
 _LEAST_MOMENTS, _MOST_MOMENTS, _MOST_VALUES = 16, 240, 1 << 16
 # The columns of the map of collectives, and the ranks whose collectives are read.
@@ -27,22 +27,6 @@ COLLECTIVES = "Time in collectives"
 _STEP = "Step time"
 # The titles of the maps in their order, and their units.
 _UNITS = {_STEP: "s", "CPU use": "% of one", "Memory": "GiB", "GPU use": "%", "GPU memory": "GiB"}
-
-# Returns what a run's host has measured, thinned out.
-Measured = Callable[[Run], Sequence[metricsfile.MetricsRecord]]
-
-
-def metrics_reader(run: Run) -> metricsfile.MetricsReader:
-    """Return a reader of the measurements of RUN's host, thinned out."""
-    # A launcher that was killed at once has left no plan.
-    ranks = max(run.processes, 1) * (1 if run.plan is None else len(run.plan.nodes))
-    most = max(_LEAST_MOMENTS, min(_MOST_MOMENTS, _MOST_VALUES // ranks))
-    return run.metrics(most)
-
-
-def measured(run: Run) -> Sequence[metricsfile.MetricsRecord]:
-    """Return the measurements of RUN's host so far."""
-    return metrics_reader(run).read()
 
 
 def order(label: str) -> tuple[str, int]:
@@ -69,130 +53,88 @@ class Curve(NamedTuple):
     at: Sequence[float]
     losses: Sequence[float | None]
     has_steps: bool = True
-    # Tokens, samples or images a second, as last printed; empty if never.
-    throughput: str = ""
 
 
-def curves(
-    job_runs: Sequence[Run], began: float, measured: Measured, most_bytes: int
-) -> list[Curve]:
-    """Return the printed steps and losses of failed ranks and the first others.
-
-    If no steps were printed, those of heartbeats in metrics.jsonl count.
-    """
+def curves(job_runs: Sequence[Run], began: float, most_bytes: int) -> list[Curve]:
+    """Return what failed ranks and others printed in the last MOST_BYTES of their logs."""
     logs = [(run, log) for run in job_runs for log in run.logs]
     logs.sort(key=lambda pair: (not pair[1].has_failed, order(pair[1].label), pair[1].attempt))
-    times = {
-        run.path: outputtimes.Reader(run.file(names.OUTPUT_TIMES)).read()
-        for run, _ in logs[:_MOST_LOGS]
-    }
-    printed = [_printed(log, times[run.path], began, most_bytes) for run, log in logs[:_MOST_LOGS]]
+    readers = {run.path: outputtimes.Reader(run.file(names.OUTPUT_TIMES)) for run in job_runs}
+    printed = [_curve(log, readers[run.path], began, most_bytes) for run, log in logs[:_MOST_LOGS]]
     known = [curve for curve in printed if curve is not None]
-    if not any(curve.has_steps for curve in known):
-        known += _heartbeats(job_runs, began, measured)
     return sorted(known, key=lambda curve: order(curve.label))
 
 
-def _printed(
-    log: LogRecord, times: Mapping[str, outputtimes.LogTimes], began: float, most_bytes: int
+def _curve(
+    log: LogRecord, reader: outputtimes.Reader, began: float, most_bytes: int
 ) -> Curve | None:
-    """Return the curve of one log; None without steps and losses, or without their times."""
+    """Return the curve of one log; None without steps and losses."""
     points: dict[int, tuple[float, float | None]] = {}
-    has_steps, throughput = False, ""
+    has_steps = False
     for path in log.paths:
-        noted = times.get(os.path.basename(path))
-        if noted is None or noted.cuts or not noted.at_ms:
+        try:
+            log_filter = LogFilter(most_bytes=most_bytes)
+            stream = LogStream(path, reader, log_filter, prefix=b"", is_raw=False)
+        except OSError:
             continue
-        look = 0
-        for offset, line in _lines(path, most_bytes):
-            reported = progress.printed(line)
-            throughput = reported.throughput or throughput
-            if reported.step is None and reported.loss is None:
-                continue
-            while look < len(noted.offsets) - 1 and noted.offsets[look] < offset:
-                look += 1
-            has_steps = has_steps or reported.step is not None
-            step = len(points) + 1 if reported.step is None else reported.step
-            points[step] = round(noted.at_ms[look] / 1000 - began, 3), reported.loss
+        for at_ms, _, text in stream.news(0, is_alone=False):
+            for line in re.split(rb"[\r\n]+", text):
+                told = progress.printed(line)
+                if told.step is None and told.loss is None:
+                    continue
+                has_steps = has_steps or told.step is not None
+                step = len(points) + 1 if told.step is None else told.step
+                points[step] = round(at_ms / 1000 - began, 3), told.loss
+        stream.file.close()
     if not points:
         return None
     # Keep the last one, as people look for it.
     steps = sorted(points)
     steps = [*steps[: -1 : max(1, len(steps) // _MOST_POINTS)], steps[-1]]
     at, losses = zip(*map(points.__getitem__, steps), strict=True)
-    return Curve(_label(log.label, log.attempt), steps, at, losses, has_steps, throughput)
-
-
-def _label(label: str, attempt: int) -> str:
-    return f"{label}, attempt {attempt}" if attempt else label
-
-
-def _lines(path: str, most: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of the last MOST bytes of the log PATH, each with the offset of its end."""
-    text = reading.content(path, most, from_end=True) or b""
-    end = max(0, reading.size(path) - len(text))
-    for line in re.split(rb"(?<=[\r\n])", text):
-        end += len(line)
-        yield end, line
-
-
-def _heartbeats(job_runs: Sequence[Run], began: float, measured: Measured) -> Iterator[Curve]:
-    """Yield the steps that the first ranks reported to metrics.jsonl, as a strategy has them do."""
-    steps_of: dict[str, dict[int, float]] = {}
-    for record in (record for run in job_runs for record in measured(run)):
-        for usage in record.ranks:
-            if usage.step is not None:
-                label = _label(names.label_of(usage.process), record.attempt)
-                at = record.time if usage.step_at is None else usage.step_at
-                steps_of.setdefault(label, {}).setdefault(usage.step, round(at - began, 3))
-    for label in sorted(steps_of, key=order)[:_MOST_LOGS]:
-        steps = steps_of[label]
-        yield Curve(label, [*steps], [*steps.values()], [None] * len(steps))
-
-
-def speeds(job_runs: Sequence[Run], curves: Sequence[Curve]) -> list[float]:
-    """Return the steps per second of ranks, by the times in their heartbeats or else by CURVES."""
-    newest = {(run.path, log.process): (run, log) for run in job_runs for log in run.logs}
-    beats = [run.heartbeat(log) for run, log in newest.values()]
-    beaten = [progress.steps_per_second(beat.points) for beat in beats if beat is not None]
-    printed = [
-        progress.steps_per_second(tuple(zip(curve.at, curve.steps, strict=True)))
-        for curve in curves
-        if curve.has_steps
-    ]
-    known = [speed for speed in beaten if speed is not None]
-    return known or [speed for speed in printed if speed is not None]
+    label = f"{log.label}, attempt {log.attempt}" if log.attempt else log.label
+    return Curve(label, steps, at, losses, has_steps)
 
 
 def lines(curves: Sequence[Curve], name: str) -> Iterator[dict[str, Any]]:
     """Yield the lines of a chart of the losses or steps of CURVES, those that say something."""
     for curve in curves:
-        values: Sequence[float | None] = curve.steps
+        values: Sequence[float | None] = curve.steps if curve.has_steps else ()
         if name == "loss":
             # Gaps in place of infinities and NaN.
             finite = float("inf")
             values = [None if x is None or not abs(x) < finite else x for x in curve.losses]
-        known = sum(value is not None for value in values)
-        if known < FEWEST_POINTS or not (name == "loss" or curve.has_steps):
-            continue
-        yield {"name": curve.label, "x": curve.at, "y": values}
+        if sum(value is not None for value in values) >= FEWEST_POINTS:
+            yield {"name": curve.label, "x": curve.at, "y": values}
 
 
 # -- heat maps -------------------------------------------------------------------------------------
 
 
-def usage(job_runs: Sequence[Run], began: float, measured: Measured) -> Iterator[dict[str, Any]]:
+@lru_cache
+def _reader(path: str, most: int) -> metricsfile.MetricsReader:
+    """Return the reader of the file PATH, which a live page asks again and again."""
+    return metricsfile.MetricsReader(path, most)
+
+
+def usage(job_runs: Sequence[Run], began: float) -> Iterator[dict[str, Any]]:
     """Yield the maps of what ranks and GPUs used, and how long steps took, by metrics.jsonl."""
-    samples = [(run, measured(run)) for run in job_runs]
     # Hosts sample at different times, so samples within one interval are one moment.
-    width_s = max((_interval_s(records) for _, records in samples), default=1.0)
+    width_s = 1.0
+    samples: list[tuple[str, str, float, float | None]] = []
+    for run in job_runs:
+        # A launcher that was killed at once has left no plan.
+        ranks = max(run.processes, 1) * (1 if run.plan is None else len(run.plan.nodes))
+        most = max(_LEAST_MOMENTS, min(_MOST_MOMENTS, _MOST_VALUES // ranks))
+        records = _reader(run.file(names.METRICS), most).read()
+        intervals = sorted(after.time - before.time for before, after in pairwise(records))
+        width_s = max([width_s, *intervals[len(intervals) // 2 :][:1]])
+        samples += _measurements(records, run.host if len(job_runs) > 1 else "")
     # By title and row: the value at each moment.
     rows: dict[str, dict[str, dict[int, float]]] = {title: {} for title in _UNITS}
-    for run, records in samples:
-        host = run.host if len(job_runs) > 1 else ""
-        for title, row, at, value in _measurements(records, host):
-            if value is not None:
-                rows[title].setdefault(row, {})[int((at - began) // width_s)] = value
+    for title, row, at, value in samples:
+        if value is not None:
+            rows[title].setdefault(row, {})[int((at - began) // width_s)] = value
     for title, values_of in rows.items():
         moments = sorted({at for values in values_of.values() for at in values})
         if len(moments) < FEWEST_POINTS:
@@ -203,7 +145,7 @@ def usage(job_runs: Sequence[Run], began: float, measured: Measured) -> Iterator
 
 
 def _measurements(
-    records: Sequence[metricsfile.MetricsRecord], host: str
+    records: Sequence[MetricsRecord], host: str
 ) -> Iterator[tuple[str, str, float, float | None]]:
     """Yield the title, row, time and value of each measurement in RECORDS of HOST."""
     # When a rank was first seen at its last step; an unfinished step takes at least until now.
@@ -227,12 +169,6 @@ def _measurements(
             yield "GPU memory", label, record.time, None if used is None else used / (1 << 30)
 
 
-def _interval_s(records: Sequence[metricsfile.MetricsRecord]) -> float:
-    """Return the median interval between RECORDS in seconds."""
-    intervals = sorted(after.time - before.time for before, after in pairwise(records))
-    return max(intervals[len(intervals) // 2] if intervals else 1.0, 1.0)
-
-
 def in_collectives(job_runs: Sequence[Run], began: float, last: float) -> Iterator[dict[str, Any]]:
     """Yield the map of the share of time that ranks spent in blocking collectives.
 
@@ -241,8 +177,7 @@ def in_collectives(job_runs: Sequence[Run], began: float, last: float) -> Iterat
     """
     spans: dict[str, list[tuple[float, float]]] = {}
     for run in job_runs:
-        records = run.collectives()
-        for rank, record in [*records.items()][:_MOST_RANKS]:
+        for rank, record in [*run.collectives().items()][:_MOST_RANKS]:
             for collective in record.collectives:
                 if collective.state == flightfile.BLOCKING or collective.is_open:
                     issued = collective.issued_at
@@ -275,8 +210,6 @@ def _map(
     cells: Sequence[Sequence[float]],
 ) -> dict[str, Any]:
     """Return a heat map, whose numbers are 32-bit floats in base64, row by row; NaN: unknown."""
-    numbers = array("f")
-    for row in cells:
-        numbers.extend(row)
+    numbers = array("f", [value for row in cells for value in row])
     packed = base64.b64encode(numbers.tobytes()).decode()
     return {"title": title, "unit": unit, "rows": rows, "at": at, "values": packed}

@@ -1,4 +1,4 @@
-"""The web server of `fleetrun ui`, and its access control.
+"""The pages as one file, and the web server of `fleetrun ui` with its access control.
 
 Everything about a run needs the token, in a header that no page of another origin can send: there
 are no cookies and no CORS headers. A request for another host name than this machine's was led here
@@ -7,18 +7,27 @@ by foreign DNS (rebinding), and gets nothing at all.
 
 from __future__ import annotations
 
+import html
 import json
+import os
 import re
 import resource
 import secrets
 import sys
+import threading
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from socketserver import ThreadingTCPServer
+from string import Template
 from urllib.parse import parse_qsl
 
-from fleetrun.commands.pages.page import SCRIPTS, part
-from fleetrun.commands.pages.views import Views
+from fleetrun.commands.logs import choose, show
+from fleetrun.commands.pages import rundata
 from fleetrun.errors import FleetrunError
+from fleetrun.rundir import lockfile, names, runs
+from fleetrun.text import visible, visible_lines
 
 # Unreachable from other machines.
 ADDRESS = "127.0.0.1"
@@ -34,11 +43,33 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
+_SCRIPTS = ("words.js", "chart.js", "page.js")
 _TEXT, _SCRIPT = "text/plain", "text/javascript"
 # They need no token, as they are about no run.
 _FILES = {"ui.html": "text/html", "page.css": "text/css", "ui.js": _SCRIPT}
-_FILES |= dict.fromkeys(SCRIPTS, _SCRIPT)
-_RUN = re.compile(r"/api/runs(?:/(?P<key>\w+)(?P<what>/logs|/stacks)?)?")
+_FILES |= dict.fromkeys(_SCRIPTS, _SCRIPT)
+_RUN = re.compile(r"/api/runs(?:/(?P<key>\w+)(?P<logs>/logs)?)?")
+_MOST_RUNS = 200
+# The bytes of each log that are searched for steps and losses.
+_MOST_SEARCHED = 2 << 20
+# The bytes of logs that are shown, and read unless a pattern is given.
+_MOST_SHOWN, _LEAST_OF_EACH = 256 << 10, 4 << 10
+
+
+def _part(name: str) -> str:
+    """Return the file NAME, a part of the page."""
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+def page(stories: Sequence[rundata.Document]) -> str:
+    """Return the page of one run or two as one file."""
+    # No text may end the script.
+    data = json.dumps(stories, allow_nan=False).replace("<", "\\u003c")
+    return Template(_part("page.html")).substitute(
+        title=html.escape(", ".join(f"{run['title']}: {run['verdict']}" for run in stories)),
+        style=_part("page.css"),
+        script="".join(map(_part, _SCRIPTS)) + f"show({data});",
+    )
 
 
 class PageServer(ThreadingTCPServer):
@@ -54,13 +85,75 @@ class PageServer(ThreadingTCPServer):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self.token = secrets.token_urlsafe(32)
-        self.views = Views(log_dir)
+        self._log_dir = log_dir
+        # By the keys in addresses, so that no path from a request is ever opened.
+        self._paths: dict[str, str] = {}
+        self._reader = runs.RunReader()
+        # Threads answer requests.
+        self._lock = threading.Lock()
         super().__init__((ADDRESS, port), _PageRequest)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore that a browser has gone; report anything else."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+    def content(self, key: str | None, query: Mapping[str, str], *, is_logs: bool) -> object:
+        """Return the runs, or the run KEY or its logs; KeyError if it was never listed."""
+        with self._lock:
+            if key is None or key not in self._paths:
+                listed = self._listed()
+            if key is None:
+                return listed
+            hosts = runs.hosts(self._reader.read(self._paths[key]), self._reader.read)
+            if is_logs:
+                return _logs(hosts, query)
+            return rundata.read(hosts, most_bytes=_MOST_SEARCHED)
+
+    def _listed(self) -> list[dict[str, object]]:
+        """Return the runs in the log folder, newest first."""
+        rows: list[dict[str, object]] = []
+        for path in map(os.path.realpath, lockfile.listed(self._log_dir)[:_MOST_RUNS]):
+            key = sha256(os.fsencode(path)).hexdigest()[:16]
+            self._paths[key] = path
+            run = self._reader.read(path)
+            row: dict[str, object] = {
+                "key": key,
+                "name": visible(run.name),
+                "job": visible(names.job_name(run.name)),
+                "began": run.started_at,
+                "processes": max(run.processes, len({log.process for log in run.logs})),
+                "state": visible(choose.state(run)),
+                "is_running": run.is_running,
+                "exit_code": run.exit_code,
+            }
+            rows.append(row)
+        return rows
+
+
+def _logs(hosts: Sequence[runs.Run], query: Mapping[str, str]) -> dict[str, object]:
+    """Return the last lines of the logs of HOSTS, merged and filtered by the parameters QUERY."""
+    pattern = choose.pattern(query["grep"], "grep") if query.get("grep") else None
+
+    def pick(chosen: Sequence[runs.Run]) -> list[runs.LogRecord]:
+        rank, failed = query.get("rank") or None, "failed" in query
+        logs = choose.find_logs(chosen, rank=rank, attempt=None, failed=failed)
+        return [log for log in logs if os.path.exists(log.path)]
+
+    count = len(pick(hosts))
+    most = None if pattern else max(_MOST_SHOWN // max(count, 1), _LEAST_OF_EACH)
+    log_filter = show.LogFilter(pattern=pattern, is_clean=True, is_prefixed=True, most_bytes=most)
+    shown = bytearray()
+
+    def keep(piece: bytes) -> None:
+        shown.extend(piece)
+        del shown[: -2 * _MOST_SHOWN]
+
+    show.show(hosts, pick, log_filter, out=keep)
+    is_cut = len(shown) > _MOST_SHOWN
+    text = bytes(shown[-_MOST_SHOWN:]).decode(errors="replace")
+    text = text.partition("\n")[2] if is_cut else text
+    return {"text": visible_lines(text), "is_cut": is_cut, "count": count}
 
 
 class _PageRequest(BaseHTTPRequestHandler):
@@ -70,13 +163,15 @@ class _PageRequest(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        """Answer a GET request."""
-        self._send(*self._answer())
-
-    def do_POST(self) -> None:
-        """Answer a POST request, whose body is not read."""
-        self.close_connection = True
-        self._send(*self._answer())
+        """Answer a GET request; there are no others."""
+        status, kind, text = self._answer()
+        body = text.encode(errors="replace")
+        self.send_response(status)
+        headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
+        for name, value in {**headers, **_HEADERS}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         """Log nothing."""
@@ -85,48 +180,25 @@ class _PageRequest(BaseHTTPRequestHandler):
         """Return the status, type and text of the answer."""
         path, _, query = self.path.partition("?")
         name, match = path[1:] or "ui.html", _RUN.fullmatch(path)
-        if refusal := self._refusal(is_file=name in _FILES):
-            return refusal
+        host, colon, port = self.headers.get("Host", "").rpartition(":")
+        if (host if colon else port) not in _NAMES:
+            return 421, _TEXT, "fleetrun ui answers to 127.0.0.1 and localhost only."
         if name in _FILES:
-            return 200, _FILES[name], part(name)
+            return 200, _FILES[name], _part(name)
+        given = self.headers.get("Authorization", "").encode()
+        if not secrets.compare_digest(given, f"Bearer {self.server.token}".encode()):
+            return 401, _TEXT, "This needs the token that fleetrun ui has printed."
         if match is None:
             return 404, _TEXT, "There is no such page."
+        return self._content(match["key"], dict(parse_qsl(query)), is_logs=bool(match["logs"]))
+
+    def _content(
+        self, key: str | None, query: Mapping[str, str], *, is_logs: bool
+    ) -> tuple[int, str, str]:
         try:
-            content = self._content(match["key"], match["what"], dict(parse_qsl(query)))
+            content = self.server.content(key, query, is_logs=is_logs)
         except KeyError:
             return 404, _TEXT, "There is no such run any more."
         except FleetrunError as error:
             return 400, _TEXT, str(error)
         return 200, "application/json", json.dumps(content, allow_nan=False)
-
-    def _refusal(self, *, is_file: bool) -> tuple[int, str, str] | None:
-        """Return the answer that refuses the request; None if it may be answered."""
-        host, colon, port = self.headers.get("Host", "").rpartition(":")
-        if (host if colon else port) not in _NAMES:
-            return 421, _TEXT, "fleetrun ui answers to 127.0.0.1 and localhost only."
-        given = self.headers.get("Authorization", "").encode()
-        if is_file or secrets.compare_digest(given, f"Bearer {self.server.token}".encode()):
-            return None
-        return 401, _TEXT, "This needs the token that fleetrun ui has printed."
-
-    def _content(self, key: str | None, what: str | None, query: dict[str, str]) -> object:
-        views = self.server.views
-        if key is None:
-            return views.listed()
-        match self.command, what:
-            case "POST", "/stacks":
-                return views.take_stacks(key)
-            case _, "/stacks":
-                return views.stacks(key)
-            case _, "/logs":
-                return views.logs(key, query)
-        return views.run(key, query.get("seen", ""))
-
-    def _send(self, status: int, kind: str, text: str) -> None:
-        body = text.encode(errors="replace")
-        self.send_response(status)
-        headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
-        for name, value in {**headers, **_HEADERS}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)

@@ -3,7 +3,7 @@
 const PAUSE_MS = 2000;
 const byId = id => document.getElementById(id);
 const address = () => new URLSearchParams(location.hash.slice(1));
-let runs = [], version = "", shown = {}, run = null, takenAt = "", isRunning = false;
+let runs = [], shown = {}, run = null;
 
 // The address with CHANGES, in which null takes a word away.
 function led(changes) {
@@ -13,8 +13,8 @@ function led(changes) {
   return "#" + words;
 }
 
-async function ask(path, method = "GET") {
-  const answer = await fetch(path, { method, headers: { Authorization: "Bearer " + address().get("token") } });
+async function ask(path) {
+  const answer = await fetch(path, { headers: { Authorization: "Bearer " + address().get("token") } });
   if (!answer.ok) throw new Error(await answer.text());
   return answer.json();
 }
@@ -50,21 +50,19 @@ function listRuns() {
         href: led({ beside: run.key === other ? null : run.key }) }));
     return row;
   });
-  const elsewhere = runs.findIndex(run => !run.is_here);
-  if (elsewhere >= 0) rows.splice(elsewhere, 0, element("h2", say("Elsewhere on this host")));
   byId("runs").replaceChildren(element("h1", "fleetrun"), ...rows);
   if (!rows.length) byId("runs").append(element("p", say("There is no run yet.")));
 }
 
-// Logs and stacks --------------------------------------------------------------------------------
+// Logs -------------------------------------------------------------------------------------------
 
 let logsKey = "";
 
 async function showLogs(run) {
   const words = new URLSearchParams();
   for (const name of ["rank", "grep", "failed"]) if (address().get(name)) words.set(name, address().get(name));
-  const key = run + version + words;
-  if (key === logsKey) return;
+  const key = run + words + isAlive(run);
+  if (key === logsKey && !isAlive(run)) return;
   logsKey = key;
   const box = byId("logs"), follows = box.scrollTop + box.clientHeight >= box.scrollHeight - 4;
   try {
@@ -84,59 +82,25 @@ byId("search").addEventListener("submit", event => {
   location.hash = led({ rank: form.rank.value, grep: form.grep.value, failed: form.failed.checked ? "1" : null });
 });
 
-async function showStacks(run) {
-  const { stacks, collectives } = await ask("api/runs/" + run + "/stacks");
-  byId("collectives").hidden = !collectives;
-  byId("collectives").textContent = collectives;
-  const key = JSON.stringify(stacks);
-  if (key === takenAt) return;
-  takenAt = key;
-  // Ranks that stand alike are shown once: heads and addresses of threads tell nothing apart.
-  const alike = new Map();
-  for (const stack of stacks) {
-    const body = stack.text.replace(/^#.*$/gm, "").replace(/0x[0-9a-f]+/g, "");
-    alike.set(body, [...(alike.get(body) || []), stack]);
-  }
-  const groups = [...alike.values()].sort((first, other) => first.length - other.length);
-  byId("stacks").replaceChildren(...groups.map(group => {
-    const box = element("details");
-    const who = group.map(stack => stack.label).slice(0, 8).join(", ");
-    box.append(element("summary", group.length > 8 ? say("{} and {} more", who, group.length - 8) : who), element("pre", group[0].text));
-    box.open = groups.length <= 2;
-    return box;
-  }));
-  if (!stacks.length) byId("stacks").textContent = say("No stacks yet: a hang (--hang_timeout) or the button takes them.");
-}
-
-byId("take").addEventListener("click", async () => {
-  try {
-    await ask("api/runs/" + address().get("run") + "/stacks", "POST");
-    byId("taken").textContent = say("Requested; they will appear here.");
-  } catch (error) {
-    byId("taken").textContent = error.message;
-  }
-});
-
 // What goes on -----------------------------------------------------------------------------------
+
+const isAlive = key => runs.some(row => row.key === key && row.is_running);
 
 async function showRun() {
   const [key, other] = [address().get("run"), address().get("beside")];
   if (key !== shown.key) byId("run").hidden = true;
-  if (key !== shown.key || other !== shown.other) [shown, version, takenAt] = [{ key, other }, "", ""];
   if (!key) return;
-  const found = await ask("api/runs/" + key + "?seen=" + version);
-  if (key !== address().get("run")) return;
-  isRunning = found.is_running;
-  byId("take").hidden = !isRunning;
-  if (found.run) {
+  // What has ended is asked for once more, and then stays.
+  if (key !== shown.key || other !== shown.other || shown.isAlive) {
+    const isNowAlive = isAlive(key), found = await ask("api/runs/" + key);
+    if (key !== address().get("run")) return;
+    [shown, run] = [{ key, other, isAlive: isNowAlive }, found];
     byId("run").hidden = false;
-    [run, version] = [found.run, found.version];
     drawRun();
     document.title = run.title + ": " + ending(run);
-    byId("beside").replaceChildren(...(other ? [comparison([run, (await ask("api/runs/" + other)).run])] : []));
+    byId("beside").replaceChildren(...(other ? [comparison([run, await ask("api/runs/" + other)])] : []));
   }
   await showLogs(key);
-  await showStacks(key);
 }
 
 let isBusy = false, isWanted = false;

@@ -2,11 +2,11 @@
 const CHINESE = {
   "running": "运行中", "its launcher was killed": "启动器被杀死", "all processes finished": "所有进程已完成",
   "{} (exit code {})": "{}（退出码 {}）", "duration": "时长", "processes": "进程", "hosts": "节点", "attempts": "尝试",
-  "steps per second": "步/秒", "last throughput": "最近吞吐量", "last loss": "最近 loss",
+  "steps per second": "步/秒", "last loss": "最近 loss",
   "peak memory of a process": "单进程内存峰值", "Cause": "失败原因", "Its log": "其日志", "Its standard error": "其标准错误",
-  "Loss": "Loss", "Steps": "Step", "Events": "事件", "and {} more, in events.jsonl": "另有 {} 条，见 events.jsonl",
-  "at": "时间", "Faint: as printed; bold: the mean of {} values around each.": "细线：打印的值；粗线：每个值周围 {} 个值的平均。",
-  "{} (logarithmic)": "{}（对数）", "buckets of gradients": "梯度的 bucket", "what": "事件", "Processes": "进程",
+  "Loss": "Loss", "Steps": "Step",
+
+  "{} (logarithmic)": "{}（对数）", "Processes": "进程",
   "Strategy": "策略", "field": "字段", "asked": "要求", "in effect": "实际", "why": "依据", "effective": "生效",
   "no difference": "无差别", "no effect": "未生效", "refused": "已拒绝", "script": "由脚本设置", "no word": "无证据",
   "Where it came from": "来源", "run": "运行", "command": "命令", "folder": "目录", "Logs": "日志", "What differs": "差异",
@@ -14,14 +14,11 @@ const CHINESE = {
   "stopped with it": "随之停止", "end unknown": "结束情况未知", "CPU use": "CPU 使用率", "Memory": "内存",
   "GPU use": "GPU 利用率", "GPU memory": "显存", "Step time": "每步耗时", "Time in collectives": "集合通信耗时",
   "1 process": "1 个进程", "{} processes": "{} 个进程", "compare": "对比", "leave out": "取消对比",
-  "Elsewhere on this host": "本机其他目录", "There is no run yet.": "还没有运行记录。", "Ranks over time": "各 rank 随时间的变化",
+  "There is no run yet.": "还没有运行记录。", "Ranks over time": "各 rank 随时间的变化",
   "not measured": "未测量", "{}; a click shows its log": "{}；点击查看其日志",
   "Highest on average: {}; median {}.": "平均值最高：{}；中位数 {}。", "ranks": "rank", "lines matching": "匹配的行",
   "all: 0,3-5": "全部：0,3-5", "regular expression": "正则表达式", "only the rank that failed first": "仅最先失败的",
   "Search": "搜索", "logs: {}": "日志：{}", "logs: {}; the last lines of them": "日志：{}；仅末尾部分",
-  "Stacks and collectives": "调用栈与集合通信", "Take the stacks of all ranks now": "立即获取所有 rank 的调用栈",
-  "Requested; they will appear here.": "已请求，结果将显示在这里。", "{} and {} more": "{}，另有 {} 个",
-  "No stacks yet: a hang (--hang_timeout) or the button takes them.": "还没有调用栈：挂死时（--hang_timeout）或点击按钮时获取。",
   "fleetrun ui does not answer: it has ended or was restarted.": "fleetrun ui 没有响应：它已结束，或已重新启动。",
 };
 const isChinese = navigator.language.startsWith("zh");

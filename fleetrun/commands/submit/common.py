@@ -12,7 +12,6 @@ import click
 from fleetrun.cli import argv, configfile, parser, types
 from fleetrun.cli.options import find
 from fleetrun.errors import UsageError
-from fleetrun.printing import remark
 from fleetrun.rundir import secrets
 
 # Launch options that the queue decides.
@@ -38,15 +37,20 @@ class QueueCommand(click.Command):
         return super().parse_args(ctx, args)
 
 
-def word(text: str) -> str:
-    """Return TEXT if it is one word; else ValueError."""
-    if not text.isprintable() or text.split() != [text]:
-        raise ValueError("give one word without blanks.")
-    return text
+def matching(pattern: str, expected: str) -> Callable[[str], str]:
+    """Return a reader of texts that PATTERN matches completely; its error says EXPECTED."""
+
+    def read(text: str) -> str:
+        if re.fullmatch(pattern, text, re.DOTALL) is None:
+            raise ValueError(f"{expected}.")
+        return text
+
+    return read
 
 
+_word = matching(r"\S+", "give one word without blanks")
 # A single word, and several of them.
-WORD, WORDS = types.read_as(word, is_free=True), types.Type("texts", word, is_free=True)
+WORD, WORDS = types.read_as(_word, is_free=True), types.Type("texts", _word, is_free=True)
 
 
 def option(name: str, kind: types.Type, metavar: str, text: str, **more: Any) -> click.Option:  # noqa: ANN401 - those of parser.option
@@ -59,6 +63,13 @@ def command_line() -> click.Argument:
 
     It also sets the defaults of the other options from `submit:` of the launch's config file.
     """
+
+    def with_site(
+        ctx: click.Context, _param: click.Parameter, words: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        ctx.default_map = site(configfile.here(argv.scan(words).given), ctx.command)
+        return words
+
     return click.Argument(
         ["words"],
         nargs=-1,
@@ -66,18 +77,8 @@ def command_line() -> click.Argument:
         metavar=parser.LAUNCH,
         # Before options get their defaults.
         is_eager=True,
-        callback=_with_site,
+        callback=with_site,
     )
-
-
-def _with_site(
-    ctx: click.Context,
-    _param: click.Parameter,
-    words: tuple[str, ...],
-) -> tuple[str, ...]:
-    """Return WORDS, with the site's settings as defaults of the context."""
-    ctx.default_map = site(configfile.here(argv.scan(words).given), ctx.command)
-    return words
 
 
 def launch(words: Sequence[str], command: str, *, most: int | None = None) -> argv.ParsedCommand:
@@ -116,17 +117,6 @@ def name(parsed: argv.ParsedCommand) -> str:
     return os.path.splitext(script)[0] or "fleetrun"
 
 
-def matching(pattern: str, expected: str) -> Callable[[str], str]:
-    """Return a reader of texts that PATTERN matches completely; its error says EXPECTED."""
-
-    def read(text: str) -> str:
-        if re.fullmatch(pattern, text, re.DOTALL) is None:
-            raise ValueError(f"{expected}.")
-        return text
-
-    return read
-
-
 def site(path: str | None, command: click.Command) -> dict[str, str | list[str]]:
     """Return the settings for COMMAND in the file at PATH, under `submit:` and its name.
 
@@ -146,9 +136,3 @@ def site(path: str | None, command: click.Command) -> dict[str, str | list[str]]
 def shown(words: Sequence[str]) -> tuple[str, ...]:
     """Return WORDS with the values of secrets concealed."""
     return secrets.conceal(words)
-
-
-def remark_on_secrets(words: Sequence[str]) -> None:
-    """Print a remark if `shown` has concealed a part of WORDS."""
-    if shown(words) != tuple(words):
-        remark("secret values are shown as ***; without --dry-run they are submitted.")

@@ -1,21 +1,17 @@
-"""`fleetrun submit k8s`: prints or creates a JobSet with one pod for each host."""
+"""`fleetrun submit k8s`: prints a JobSet with one pod for each host."""
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import click
 import yaml
 
 from fleetrun.cli import types
 from fleetrun.commands.submit import common
-from fleetrun.commands.submit.common import WORD, WORDS, option
-from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.commands.submit.common import WORD, option
+from fleetrun.errors import UsageError
 from fleetrun.printing import put
 from fleetrun.rundir.variables import TOKEN, new_token
 
@@ -33,7 +29,7 @@ _EXPANDED = re.compile(r"\$(?=[$(])")
 
 
 def documents(given: Mapping[str, Any]) -> tuple[Document, ...]:
-    """Return the resources of the job with the options GIVEN: its JobSet, and what that needs."""
+    """Return the JobSet of the job with the options GIVEN, and the Secret that it needs."""
     name, nodes = given["name"], given["nodes"]
     labels = {"app.kubernetes.io/name": "fleetrun", "app.kubernetes.io/instance": name}
     metadata = {"name": name, "labels": labels, "namespace": given["namespace"]}
@@ -76,14 +72,7 @@ def documents(given: Mapping[str, Any]) -> tuple[Document, ...]:
         "metadata": {**metadata, "name": f"{name}-token"},
         "stringData": {"token": given["token"]},
     }
-    gang = {
-        "apiVersion": "scheduling.volcano.sh/v1beta1",
-        "kind": "PodGroup",
-        "metadata": metadata,
-        "spec": {"minMember": nodes, "queue": given["volcano"]},
-    }
-    resources = (job_set, secret, gang) if given["volcano"] else (job_set, secret)
-    return tuple(map(_without_none, resources))
+    return _without_none(job_set), _without_none(secret)
 
 
 def _pod(given: Mapping[str, Any], labels: Mapping[str, str]) -> Document:
@@ -122,13 +111,9 @@ def _pod(given: Mapping[str, Any], labels: Mapping[str, str]) -> Document:
         "volumeMounts": mounts,
         "resources": {"limits": limits},
     }
-    in_gang = {"scheduling.k8s.io/group-name": name} if given["volcano"] else None
     return {
-        "metadata": {"labels": dict(labels), "annotations": in_gang},
+        "metadata": {"labels": dict(labels)},
         "spec": {
-            "nodeSelector": dict(pair.split("=", 1) for pair in given["node_selector"]) or None,
-            "tolerations": list(map(_toleration, given["toleration"])) or None,
-            "schedulerName": "volcano" if given["volcano"] else None,
             "containers": [container],
             "terminationGracePeriodSeconds": _GRACE_S,
             "volumes": volumes,
@@ -138,78 +123,22 @@ def _pod(given: Mapping[str, Any], labels: Mapping[str, str]) -> Document:
     }
 
 
-def _toleration(text: str) -> Document:
-    """Return the toleration for a taint.
-
-    >>> _toleration("nvidia.com/gpu:NoSchedule")
-    {'key': 'nvidia.com/gpu', 'operator': 'Exists', 'value': None, 'effect': 'NoSchedule'}
-    """
-    taint, _, effect = text.partition(":")
-    key, has_value, value = taint.partition("=")
-    operator = "Equal" if has_value else "Exists"
-    return {"key": key, "operator": operator, "value": value or None, "effect": effect or None}
-
-
 def _without_none(node: Any) -> Any:  # noqa: ANN401 - YAML
     """Return a copy of NODE without the fields that are None."""
     if isinstance(node, list):
         return list(map(_without_none, node))
-    if not isinstance(node, dict):
-        return node
-    return {key: _without_none(value) for key, value in node.items() if value is not None}
+    if isinstance(node, dict):
+        return {key: _without_none(value) for key, value in node.items() if value is not None}
+    return node
 
 
-def text(resources: Sequence[Document]) -> str:
-    """Return RESOURCES as one YAML file."""
-    return yaml.safe_dump_all(resources, sort_keys=False, width=100)
-
-
-def apply(resources: Sequence[Document]) -> int:
-    """Create RESOURCES with kubectl, the JobSet that owns the others first; return its exit code.
-
-    Deleting the JobSet then deletes them, too. Its pods wait for the secret.
-    """
-    if shutil.which("kubectl") is None:
-        raise EnvironmentFault(
-            f"{WHAT}: there is no kubectl on this host; without --apply the resources are printed."
-        )
-    job_set, *needed = resources
-    done = _kubectl("create", [job_set], "-o", "json")
-    if done.returncode:
-        return done.returncode
-    name = job_set["metadata"]["name"]
-    put(f"jobset/{name} created\n")
-    owner = {field: job_set[field] for field in ("apiVersion", "kind")}
-    owner |= {"name": name, "uid": json.loads(done.stdout)["metadata"]["uid"]}
-    for resource in needed:
-        resource["metadata"]["ownerReferences"] = [owner]
-    done = _kubectl("create", needed)
-    put(done.stdout)
-    if done.returncode:
-        _kubectl("delete", [job_set], "--wait=false")
-    return done.returncode
-
-
-def _kubectl(
-    verb: str, resources: Sequence[Document], *options: str
-) -> subprocess.CompletedProcess[str]:
-    command = ["kubectl", verb, "-f", "-", *options]
-    return subprocess.run(
-        command, input=text(resources), stdout=subprocess.PIPE, text=True, check=False
-    )
-
-
-def _run(words: tuple[str, ...], *, is_applied: bool, dry_run: bool, **given: Any) -> int:  # noqa: ANN401 - click's
+def _run(words: tuple[str, ...], *, dry_run: bool, **given: Any) -> int:  # noqa: ANN401, ARG001 - click's, and it is always dry
     parsed = common.launch(words, WHAT)
     if common.shown(parsed.words) != parsed.words:
         raise UsageError(
             f"{WHAT}: a word after -- is a secret, which everyone who can see the job could read: "
             "let the script take it from a variable of the image or of a Secret."
         )
-    if is_applied and dry_run:
-        raise UsageError(f"{WHAT}: --apply and --dry-run: give one of them.")
-    if given["kueue"] and given["volcano"]:
-        raise UsageError(f"{WHAT}: --kueue and --volcano: give one of them.")
     if given["image"] is None:
         raise UsageError(
             f"{WHAT}: give --image NAME, one that has Paddle, fleetrun and the script."
@@ -218,19 +147,18 @@ def _run(words: tuple[str, ...], *, is_applied: bool, dry_run: bool, **given: An
     ttl = None if given["ttl"] is None else int(given["ttl"])
     own = {"name": name, "ttl": ttl, "words": parsed.words, "token": new_token()}
     resources = documents({**given, **own})
-    return apply(resources) if is_applied else put(text(resources))
+    return put(yaml.safe_dump_all(resources, sort_keys=False, width=100))
 
 
-_LABELS, _ALIASES = "Use only nodes with this label (repeatable).", ("node-selector",)
-_label = common.matching("[^=]+=.*", "give a label, as pool=a100")
-_claim = common.matching(r"[^=]+=/[^:\0]*", "give CLAIM=/PATH")
+_is_claim = common.matching(r"[^=]+=/[^:\0]*", "give CLAIM=/PATH")
+_claim = types.Type("texts", _is_claim, is_free=True)
 command = common.QueueCommand(
     "k8s",
-    short_help="Print the resources of a job, or create them.",
+    short_help="Print the resources of a job.",
     help="Print a JobSet that runs the job with one pod for each host, and a Secret with its "
-    "token, or create them with kubectl, which checks them. ARGUMENTS are those of a launch "
-    "without hosts: `fleetrun submit k8s --image NAME --nodes 4 --gpus 8 -- train.py`. Put the "
-    "options that never change at your site into fleetrun.yaml under `submit: k8s:`.",
+    "token, for `kubectl create -f -`, which checks them. ARGUMENTS are those of a launch without "
+    "hosts: `fleetrun submit k8s --image NAME --nodes 4 --gpus 8 -- train.py`. Put the options "
+    "that never change at your site into fleetrun.yaml under `submit: k8s:`.",
     callback=_run,
     params=[
         option("nodes", types.number(minimum=1), "N", "Number of pods.", default="1"),
@@ -241,30 +169,13 @@ command = common.QueueCommand(
         option("memory", WORD, "QUANTITY", "Memory per pod."),
         option("namespace", WORD, "NAME", "Kubernetes namespace."),
         option("kueue", WORD, "QUEUE", "Kueue queue."),
-        option("volcano", WORD, "QUEUE", "Volcano queue; all pods start together."),
         option("env", types.VARIABLE, "NAME=VALUE", "Variable of the pods (repeatable)."),
-        option(
-            "volume",
-            types.Type("texts", _claim, is_free=True),
-            "CLAIM=/PATH",
-            "Mount this claim (repeatable).",
-        ),
-        option("toleration", WORDS, "KEY[=VALUE][:EFFECT]", "Tolerate this taint (repeatable)."),
-        option(
-            "node_selector",
-            types.Type("texts", _label, is_free=True),
-            "KEY=VALUE",
-            _LABELS,
-            aliases=_ALIASES,
-        ),
+        option("volume", _claim, "CLAIM=/PATH", "Mount this claim (repeatable)."),
         option("shm", WORD, "QUANTITY", "Size of /dev/shm, for data loaders.", default="16Gi"),
         option("retries", types.number(minimum=0), "N", "Retries after a failure.", default="0"),
         option("ttl", types.seconds(0), "SECONDS", "Delete the job this long after its end."),
         option("python", WORD, "PATH", "Python in the image.", default="python"),
-        option("dry_run", types.FLAG, "", "Print the resources (the default).", in_file=False),
-        click.Option(
-            ["--apply", "is_applied"], is_flag=True, help="Create the resources with kubectl."
-        ),
+        option("dry_run", types.FLAG, "", "Print the resources (always).", in_file=False),
         common.command_line(),
     ],
 )

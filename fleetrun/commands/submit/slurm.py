@@ -17,7 +17,7 @@ from fleetrun.commands.submit import common
 from fleetrun.commands.submit.common import WORD, WORDS, option
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import probe, scripts
-from fleetrun.printing import put
+from fleetrun.printing import put, remark
 from fleetrun.rundir.variables import with_token
 
 WHAT = "submit slurm"
@@ -87,7 +87,8 @@ def _run(words: tuple[str, ...], *, dry_run: bool, **given: Any) -> int:  # noqa
     parsed = common.launch(words, WHAT, most=given["nodes"])
     given["name"] = given["name"] or parser.value(_NAME, common.name(parsed))
     if dry_run:
-        common.remark_on_secrets(parsed.words)
+        if common.shown(parsed.words) != parsed.words:
+            remark("secret values are shown as ***; without --dry-run they are submitted.")
         return put(script(given, common.shown(parsed.words), probe.current_folder()))
     if shutil.which("sbatch") is None:
         raise EnvironmentFault(
@@ -105,12 +106,7 @@ def _run(words: tuple[str, ...], *, dry_run: bool, **given: Any) -> int:  # noqa
 
 
 _NAME = option("name", WORD, "NAME", "Job name.  [default: the script]")
-_SIGNAL = (
-    "Send a signal this many seconds before the time limit: TERM ends the ranks within --grace, "
-    "USR1 is passed on to them."
-)
-_NO_KILL = "Keep the job if a host is lost; with --nnodes=MIN:N after --, it continues."
-_line = common.matching(r"[^\n\r]*", "give one line of shell")
+_line = types.Type("texts", common.matching(r"[^\n\r]*", "give one line of shell"), is_free=True)
 command = common.QueueCommand(
     "slurm",
     help="Write a batch script and submit it with sbatch. ARGUMENTS are those of a launch "
@@ -129,15 +125,12 @@ command = common.QueueCommand(
         option("account", WORD, "NAME", "Account to charge."),
         option("module", WORDS, "NAME", "Load this environment module (repeatable)."),
         option("sbatch", WORDS, "OPTION[=VALUE]", "Pass this option to sbatch (repeatable)."),
-        option(
-            "setup",
-            types.Type("texts", _line, is_free=True),
-            "LINE",
-            "Run this line before (repeatable).",
-        ),
-        option("signal", WORD, "SIGNAL@SECONDS", _SIGNAL),
+        option("setup", _line, "LINE", "Run this line before (repeatable)."),
+        # TERM ends the ranks within --grace, USR1 is passed on to them.
+        option("signal", WORD, "SIGNAL@SECONDS", "Send it so long before the time limit."),
         option("requeue", types.FLAG, "", "Requeue the job after preemption."),
-        option("no_kill", types.FLAG, "", _NO_KILL),
+        # With --nnodes=MIN:N after -- the job continues.
+        option("no_kill", types.FLAG, "", "Keep the job if a host is lost."),
         option("python", WORD, "PATH", "Python on the hosts.  [default: this one]"),
         option("dry_run", types.FLAG, "", "Print the script without submitting it.", in_file=False),
         common.command_line(),

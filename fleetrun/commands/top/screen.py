@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from rich.console import Group, RenderableType
@@ -11,14 +11,37 @@ from rich.table import Table
 from rich.text import Text
 
 from fleetrun.commands.top.sample import RankRow, Snapshot
-from fleetrun.commands.top.view import HELP, KEYS, RANKS, View, ordered
-from fleetrun.plan.kinds import label
 from fleetrun.text import counted, elided, format_duration, format_size, visible
 
 _GAP = 2
 # The last line of a log is omitted if it would be narrower.
 _NARROWEST_LINE = 12
 _GOOD, _BAD, _WARN, _DIM = "green", "bold red", "yellow", "dim"
+# What a screen says below the rows, and what `?` shows.
+_FOOTER = "q quit  ? keys"
+KEYS = """\
+arrows, PgUp, PgDn move through the ranks (also k, j, b, space)
+Esc                back to the ranks that need attention
+?                  these keys
+q                  quit
+
+`fleetrun logs --rank=N` shows a rank's output, `fleetrun stacks` what all ranks do."""
+
+
+class View(NamedTuple):
+    """What keys have chosen: the first row to show (None: those that need attention), or help."""
+
+    first: int | None = None
+    shows_keys: bool = False
+
+
+def after(view: View, key: str, snapshot: Snapshot, page: int) -> View:
+    """Return VIEW of SNAPSHOT after KEY was pressed; PAGE is the number of lines of a page."""
+    moves = {"k": -1, "j": 1, "b": -page, " ": page}
+    if key in moves:
+        last = max(len(snapshot.rows) - 1, 0)
+        return View(min(max((view.first or 0) + moves[key], 0), last))
+    return View(view.first, shows_keys=not view.shows_keys) if key == "?" else View()
 
 
 class TopColumn(NamedTuple):
@@ -29,107 +52,83 @@ class TopColumn(NamedTuple):
     order: int
     cell: Callable[[RankRow], str]
     is_right: bool = True
-    # Shown from the moment on that any rank has a value; the others always.
-    is_optional: bool = False
 
 
 _COLUMNS = (
     TopColumn("rank", 6, 0, lambda row: row.label.removeprefix("rank ")),
     TopColumn("state", 11, 1, lambda row: row.state, is_right=False),
-    TopColumn("place", 14, 15, lambda row: row.place, is_right=False, is_optional=True),
+    TopColumn("place", 14, 15, lambda row: row.place, is_right=False),
     TopColumn("host", 15, 10, lambda row: row.host, is_right=False),
     TopColumn("device", 8, 9, lambda row: row.device, is_right=False),
     TopColumn("pid", 7, 11, lambda row: _number(row.pid)),
-    TopColumn("cpu%", 5, 3, lambda row: _number(row.cpu_percent)),
-    TopColumn("mem", 5, 4, lambda row: _size(row.memory_bytes)),
-    TopColumn("gpu%", 4, 5, lambda row: _number(row.gpu_percent)),
-    TopColumn("gmem", 5, 6, lambda row: _size(row.gpu_memory_bytes)),
-    TopColumn("watt", 5, 14, lambda row: _number(row.power_w)),
+    TopColumn("cpu%", 5, 3, lambda row: _number(row.use and row.use.cpu_percent)),
+    TopColumn("mem", 5, 4, lambda row: _size([row.use and row.use.memory_bytes])),
+    TopColumn("gpu%", 4, 5, lambda row: _number(_sum(gpu.use_percent for gpu in row.gpus))),
+    TopColumn("gmem", 5, 6, lambda row: _size(gpu.memory_used_bytes for gpu in row.gpus)),
+    TopColumn("watt", 5, 14, lambda row: _number(_sum(gpu.power_w for gpu in row.gpus))),
     TopColumn("step", 8, 2, lambda row: _number(row.step)),
     TopColumn("step/s", 6, 7, lambda row: _rate(row.steps_per_s)),
     TopColumn("loss", 9, 8, lambda row: "" if row.loss is None else f"{row.loss:.4g}"),
-    TopColumn(
-        "throughput", 16, 13, lambda row: visible(row.throughput), is_right=False, is_optional=True
-    ),
-    TopColumn("waits in", 32, 2, lambda row: row.waits, is_right=False, is_optional=True),
 )
-OPTIONAL = tuple(column for column in _COLUMNS if column.is_optional)
 
 
-def optional(rows: Sequence[RankRow], before: frozenset[str] = frozenset()) -> frozenset[str]:
-    """Return the heads of the optional columns of ROWS, and those that were shown BEFORE."""
-    return before | {column.head for column in OPTIONAL if any(map(column.cell, rows))}
-
-
-def frame(
-    snapshot: Snapshot, width: int, height: int | None, view: View, shown: frozenset[str]
-) -> RenderableType:
+def frame(snapshot: Snapshot, width: int, height: int | None, view: View) -> RenderableType:
     """Return SNAPSHOT as chosen by VIEW for WIDTH columns (0: no limit), at most HEIGHT lines.
 
-    SHOWN are the optional columns. None as HEIGHT: all rows.
+    None as HEIGHT: all rows, and no keys below them.
     """
-    if view.what == HELP:
-        keys = Table(box=None, show_header=False, padding=(0, _GAP, 0, 0))
-        for pressed, what in KEYS:
-            keys.add_row(Text(pressed), Text(what))
-        return keys
+    if view.shows_keys:
+        return Text(KEYS)
     parts: list[RenderableType] = [_headline(snapshot, width), _counts(snapshot)]
     if snapshot.notice and not snapshot.verdict:
         parts.append(_line(snapshot.notice, _WARN))
-    # Without the heads, the verdict and the count of hidden rows.
-    room = None if height is None else max(1, height - len(parts) - 2 - bool(snapshot.verdict))
-    rows, hidden = _visible_rows(ordered(snapshot.rows, view), room, view)
-    parts.append(_table(rows, columns(snapshot, width, shown), width, view))
+    # Without the heads, the keys, the verdict and the count of hidden rows.
+    room = None if height is None else max(1, height - len(parts) - 3 - bool(snapshot.verdict))
+    rows, hidden = _visible_rows(snapshot.rows, room, view)
+    parts.append(_table(rows, columns(snapshot, width), width))
     if hidden:
         parts.append(_line(f"and {len(hidden)} more: {_described(hidden)}", _DIM))
     if snapshot.verdict:
         code = "" if snapshot.exit_code is None else f" (exit code {snapshot.exit_code})"
         parts.append(_line(f"{snapshot.verdict}{code}", _BAD if snapshot.exit_code != 0 else _GOOD))
+    if height is not None:
+        parts.append(_line(_FOOTER, _DIM))
     return Group(*parts)
 
 
-def columns(snapshot: Snapshot, width: int, shown: frozenset[str]) -> list[TopColumn]:
+def columns(snapshot: Snapshot, width: int) -> list[TopColumn]:
     """Return the columns for WIDTH: the same at each look at a job, whatever is known already."""
     has_gpus = any(row.device.startswith("gpu") for row in snapshot.rows)
-    telling = [
+    has_places = any(row.place for row in snapshot.rows)
+    fitting = [
         column
         for column in _COLUMNS
-        if (column.head in shown if column.is_optional else True)
-        and (has_gpus or column.head not in {"gpu%", "gmem", "watt"})
+        if (has_gpus or column.head not in {"gpu%", "gmem", "watt"})
         and (snapshot.hosts > 1 or column.head != "host")
+        and (has_places or column.head != "place")
     ]
-    left = width + _GAP
-    kept = set()
-    for column in sorted(telling, key=lambda column: column.order):
-        left -= column.width + _GAP
-        if width and left < 0:
-            break
-        kept.add(column.head)
-    return [column for column in telling if column.head in kept]
+    while width and sum(column.width + _GAP for column in fitting) > width + _GAP:
+        fitting.remove(max(fitting, key=lambda column: column.order))
+    return fitting
 
 
 def _visible_rows(
     rows: Sequence[RankRow], room: int | None, view: View
 ) -> tuple[list[RankRow], list[RankRow]]:
-    """Return as many ROWS as fit into ROOM, and the others.
-
-    They are around the selected one; if VIEW chooses nothing, those that need attention.
-    """
+    """Return as many ROWS as fit into ROOM from where VIEW is, and the others."""
     size = len(rows) if room is None else room
-    if view == View():
+    first = min(view.first or 0, max(len(rows) - size, 0))
+    places = {*range(first, first + size)}
+    if view.first is None:
         needed = sorted(range(len(rows)), key=lambda place: (not rows[place].is_odd, place))
         places = {*needed[:size]}
-    else:
-        at = next((place for place, row in enumerate(rows) if row.label == view.selected), 0)
-        begin = min(max(0, at - size // 2), max(0, len(rows) - size))
-        places = {*range(begin, begin + size)}
     return (
         [row for place, row in enumerate(rows) if place in places],
         [row for place, row in enumerate(rows) if place not in places],
     )
 
 
-def _table(rows: Sequence[RankRow], shown: Sequence[TopColumn], width: int, view: View) -> Table:
+def _table(rows: Sequence[RankRow], shown: Sequence[TopColumn], width: int) -> Table:
     table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style=_DIM)
     for column in shown:
         table.add_column(
@@ -144,31 +143,12 @@ def _table(rows: Sequence[RankRow], shown: Sequence[TopColumn], width: int, view
     if has_line:
         table.add_column("last line", width=room if width else None, no_wrap=True, style=_DIM)
     for row in rows:
+        style = _BAD if row.is_odd else _GOOD if row.state == "running" else ""
         cells = [
-            Text(column.cell(row), _style(row) if column.head == "state" else "")
-            for column in shown
+            Text(column.cell(row), style if column.head == "state" else "") for column in shown
         ]
-        cells += [_line(row.line, _DIM)] * has_line
-        is_chosen = view.selected and row.label == view.selected
-        table.add_row(*cells, style="reverse" if is_chosen else None)
+        table.add_row(*cells, *([_line(row.line, _DIM)] * has_line))
     return table
-
-
-def text_of(lines: Sequence[str], title: str, height: int) -> Group:
-    """Return the last of a rank's output LINES below a TITLE."""
-    return Group(
-        _line(title, "bold"), *(_line(line.expandtabs()) for line in lines[-(height - 1) :])
-    )
-
-
-def footer(view: View) -> Text:
-    """Return the line that lists the keys."""
-    if view.is_typing:
-        return _line(f"filter: {view.words}_  (Enter keeps it, Esc drops it)", _DIM)
-    if view.what != RANKS:
-        return _line("arrows another rank  l log  t stacks  q back", _DIM)
-    words = f"[{view.words}]" if view.words else ""
-    return _line(f"q quit  ? keys  l log  t stacks  s sort[{view.order}]  /{words} filter", _DIM)
 
 
 def _line(text: str, style: str = "") -> Text:
@@ -177,17 +157,14 @@ def _line(text: str, style: str = "") -> Text:
 
 
 def _headline(snapshot: Snapshot, width: int) -> Text:
-    style = {"running": _GOOD, "over": "bold"}.get(snapshot.phase, _WARN)
-    line = _line(snapshot.job, "bold").append(f"  {snapshot.phase}", style)
-    line.append(f"  {format_duration(snapshot.seconds, is_short=True)}", "not bold")
+    line = _line(snapshot.job, "bold")
+    line.append(f"  {snapshot.phase}", _GOOD if snapshot.phase == "running" else _WARN)
+    more = f"  {format_duration(snapshot.seconds, is_short=True)}"
     if snapshot.max_restarts or snapshot.attempt:
-        restarts = f"  restarts {snapshot.attempt} of {snapshot.max_restarts or 0}"
-        line.append(restarts, _WARN if snapshot.attempt else "not bold")
+        more += f"  restarts {snapshot.attempt} of {snapshot.max_restarts or 0}"
     if snapshot.hosts > 1:
-        line.append(f"  {snapshot.hosts} hosts", "not bold")
-    if snapshot.eta_s is not None:
-        eta = format_duration(snapshot.eta_s, is_short=True)
-        line.append(f"  ETA {eta}", "not bold")
+        more += f"  {snapshot.hosts} hosts"
+    line.append(more, "not bold")
     run = visible(snapshot.run)
     # The end of a path says more than its beginning.
     run = elided(run, max(width - line.cell_len - 2, 0)) if width else run
@@ -197,13 +174,7 @@ def _headline(snapshot: Snapshot, width: int) -> Text:
 def _counts(snapshot: Snapshot) -> Text:
     if not snapshot.rows:
         return _line("no process has been started yet", _DIM)
-    count = counted(len(snapshot.rows), "process")
-    line = _line(f"{count}: {_described(snapshot.rows)}")
-    # Only their vendors' tools can read them.
-    unread = sorted({row.device.partition(":")[0] for row in snapshot.rows} - {"", "cpu", "gpu"})
-    if unread:
-        line.append(f"; use of {' and '.join(f'{label(kind)}s' for kind in unread)} is not known")
-    return line
+    return _line(f"{counted(len(snapshot.rows), 'process')}: {_described(snapshot.rows)}")
 
 
 def _described(rows: Sequence[RankRow]) -> str:
@@ -213,19 +184,18 @@ def _described(rows: Sequence[RankRow]) -> str:
     return ", ".join(f"{count} {state}" for state, count in counts.most_common())
 
 
-def _style(row: RankRow) -> str:
-    """Return the style of ROW's state."""
-    if row.is_odd:
-        return _BAD if row.state.startswith(("failed", "exit", "lost")) else _WARN
-    return _GOOD if row.state == "running" else ""
-
-
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.0f}"
 
 
-def _size(value: float | None) -> str:
-    return "" if value is None else format_size(value, is_short=True)
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _size(values: Iterable[float | None]) -> str:
+    size = _sum(values)
+    return "" if size is None else format_size(size, is_short=True)
 
 
 def _rate(value: float | None) -> str:

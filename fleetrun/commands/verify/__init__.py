@@ -47,30 +47,28 @@ def _train_all(spec: VerifySpec) -> list[VerifyRun]:
     Where they differ, plain Paddle runs again, which shows its noise; and if it is equal to itself,
     once more with gradients moved by rounding, as sums in another order are not a mistake.
     """
-    done: list[VerifyRun] = []
     strategy, plain = Kind(spec.name, has_strategy=True), Kind("plain Paddle")
     moved = Kind("plain Paddle, gradients moved by rounding", moves=True)
-
-    def train(kind: Kind) -> None:
+    kinds = [plain, strategy] * spec.repeats
+    done: list[VerifyRun] = []
+    while kinds:
+        kind = kinds.pop(0)
         number = sum(run.kind == kind for run in done) + 1
         word = "moved" if kind.moves else "strategy" if kind.has_strategy else "plain"
         run = training_runs.run(spec, kind, f"{word}-{number}")
         done.append(run)
-        speed = f"{run.speeds[0]:.4g} updates/s" if run.speeds else "too short to time"
+        speed = f"{run.shown.speeds[0]:.4g} updates/s" if run.shown.speeds else "too short to time"
         say(f"  {kind.name} {number}: {run.fault or speed}")
-
-    for kind in [plain, strategy] * spec.repeats:
-        train(kind)
-        if done[-1].fault:
-            return done
-    # Where verify runs on each host, ranks may differ on another one, which waits for us.
-    is_spread = any(run.ranks > len({key.rank for key in run.values}) for run in done)
-    for kind in (plain, moved):
-        outcome = verification.judge(done)
-        if not is_spread and (outcome.noisy or not outcome.diverging):
+        if run.fault or kind.moves:
             break
-        if kind is moved or spec.repeats == 1:
-            train(kind)
+        if kinds:
+            continue
+        # Where verify runs on each host, ranks may differ on another one, which waits for us.
+        is_spread = any(run.ranks > len({key.rank for key in run.values}) for run in done)
+        outcome = verification.judge(done)
+        if is_spread or (outcome.diverging and not outcome.noisy):
+            has_noise = sum(run.kind == plain for run in done) > 1
+            kinds.append(moved if has_noise else plain)
     return done
 
 
@@ -124,26 +122,11 @@ command = parser.LaunchCommand(
     "[ARGUMENTS]...",
     callback=click.pass_obj(_verify),
     params=[
-        parser.option(
-            "updates",
-            types.number(minimum=4),
-            "Updates of each run: the first half is compared one by one, the second half is "
-            "timed, and the last one is compared, too.",
-            default="20",
-        ),
-        parser.option(
-            "repeats",
-            types.number(minimum=1),
-            "Runs of each kind, in turns; from two on, their speeds are compared.",
-            default="1",
-        ),
+        # The first half is compared one by one, the second half is timed.
+        parser.option("updates", types.number(minimum=4), "Updates of each run.", default="20"),
+        # From two on, speeds are compared.
+        parser.option("repeats", types.number(minimum=1), "Runs of each, in turns.", default="1"),
         trials.TIMEOUT,
-        parser.option(
-            "out",
-            types.FOLDER,
-            "Where everything goes: verify.json, runs/.",
-            default="verify",
-            metavar="DIR",
-        ),
+        parser.option("out", types.FOLDER, "Output: verify.json, runs/.", default="verify"),
     ],
 )

@@ -54,9 +54,9 @@ def fault(first: Values, other: Values) -> str:
     """Return why two runs cannot be compared; empty if they can."""
     if {key.rank for key in first} != {key.rank for key in other}:
         return "other ranks have trained"
-    for key in sorted(first.keys() ^ other.keys()):
-        return f"rank {key.rank} has not made the same updates"
-    for key in sorted(first):
+    for key in sorted(first.keys() | other.keys()):
+        if key not in first or key not in other:
+            return f"rank {key.rank} has not made the same updates"
         if first[key].size != other[key].size:
             return f"rank {key.rank} trains parameters of other sizes"
     return ""
@@ -64,18 +64,20 @@ def fault(first: Values, other: Values) -> str:
 
 def apart(first: Values, other: Values) -> dict[ValueKey, float]:
     """Return by how much the values in both runs differ; 0 if it is not known where."""
-    return {
-        key: _apart(value, other[key])
-        for key, value in first.items()
-        if key in other and other[key].checksum != value.checksum and other[key].size == value.size
-    }
+    distances = {}
+    for key, mine in first.items():
+        yours = other.get(key)
+        if yours is not None and yours.checksum != mine.checksum and yours.size == mine.size:
+            pairs = zip((mine.largest, *mine.values), (yours.largest, *yours.values), strict=True)
+            distances[key] = max(_distance(*pair) for pair in pairs)
+    return distances
 
 
 def beyond(
     first: Values,
     pairs: Iterable[Mapping[ValueKey, float]],
     noise: Sequence[Mapping[ValueKey, float]],
-) -> list[Difference]:
+) -> tuple[Difference, ...]:
     """Return what of the differences PAIRS to FIRST is more than rounding and NOISE, in order."""
     limits = _allowed(first, noise)
     differing = [
@@ -84,7 +86,7 @@ def beyond(
         for key, by in pair.items()
         if not by <= limits[key]
     ]
-    return sorted(differing, key=lambda difference: difference.key)
+    return tuple(sorted(differing, key=lambda difference: difference.key))
 
 
 def _allowed(first: Values, noise: Sequence[Mapping[ValueKey, float]]) -> dict[ValueKey, float]:
@@ -105,12 +107,6 @@ def _allowed(first: Values, noise: Sequence[Mapping[ValueKey, float]]) -> dict[V
         rounding = _ULPS_PER_UPDATE * key.update * _UNITS.get(value.dtype, 0.0) * value.largest
         limits[key] = max(rounding, _NOISE * max(until[key], medians[key.update]))
     return limits
-
-
-def _apart(first: Value, other: Value) -> float:
-    """Return the largest known difference; 0 if only elements differ whose values are not known."""
-    pairs = zip((first.largest, *first.values), (other.largest, *other.values), strict=True)
-    return max(_distance(mine, yours) for mine, yours in pairs)
 
 
 def _distance(first: float, other: float) -> float:

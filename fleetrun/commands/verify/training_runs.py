@@ -6,15 +6,13 @@ import base64
 import json
 import os
 from array import array
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from fleetrun.commands import trials
+from fleetrun.commands.trials import TrialOutcome
 from fleetrun.commands.verify.differences import Value, ValueKey, Values
-from fleetrun.model import FieldVerdict
 from fleetrun.rundir import names, rankfile, reading, variables
 from fleetrun.rundir.rankfile import RankAxes
 
@@ -60,20 +58,13 @@ class VerifyRun(NamedTuple):
     """The outcome of a run; `fault` says why it does not count."""
 
     kind: Kind
-    folder: str
-    fault: str = ""
-    values: Values = MappingProxyType({})
+    fault: str
+    shown: TrialOutcome
+    values: Values
     # All ranks of the job; those of hosts on which verify was typed, too, have snapshots there.
-    ranks: int = 0
-    updates: int = 0
-    # Updates a second of the second half, and of the two parts of it.
-    speeds: tuple[float, ...] = ()
-    peak_bytes: int = 0
-    device_bytes: int = 0
-    axes: RankAxes | None = None
-    verdicts: Mapping[str, FieldVerdict] = MappingProxyType({})
-    # Fields of the strategy that are known to change nothing.
-    idle: frozenset[str] = frozenset()
+    ranks: int
+    device_bytes: int
+    axes: RankAxes | None
 
 
 def run(spec: VerifySpec, kind: Kind, name: str) -> VerifyRun:
@@ -92,49 +83,33 @@ def run(spec: VerifySpec, kind: Kind, name: str) -> VerifyRun:
     if not kind.has_strategy:
         environ[variables.STRATEGY] = ""
     code = trials.launch(words, spec.script, environ, folder, spec.timeout_s)
-    done, paths = _with_snapshots(snapshots, VerifyRun(kind, str(folder)))
+    values: dict[ValueKey, Value] = {}
+    # The records of ranks, and the number of the first optimizer of each launch.
+    records: dict[str, None] = {}
+    launches: dict[str, int] = {}
+    count = device_bytes = 0
+    for path in sorted(snapshots.glob("*.jsonl"), key=lambda item: int(item.stem)):
+        for line in reading.lines(str(path)):
+            record = reading.text(line.get("records"))
+            records[record] = None
+            first = launches.setdefault(os.path.dirname(record), len(launches) * _NEXT_LAUNCH)
+            with suppress(KeyError, ValueError, TypeError):
+                key = ValueKey(line["update"], int(path.stem), first + line["optimizer"])
+                rows = zip(*(line[column] for column in _COLUMNS), strict=True)
+                for at, (*row, elements) in enumerate(rows):
+                    numbers = array("d", base64.b64decode(elements))
+                    values[key._replace(at=at)] = Value._make((*row, numbers))
+            count = max(count, reading.whole(line.get("ranks")) or 0)
+            device_bytes = max(device_bytes, reading.whole(line.get("device_bytes")) or 0)
     # A command below `fleetrun exec` may have its own log folder.
-    run_dir = Path(paths[0]).parent if paths else folder / "log" / names.LATEST
-    shown = trials.outcome(code, folder, run_dir, spec.timeout_s)
-    ranks = sorted({key.rank for key in done.values})
-    fault = shown.fault or ("" if ranks else trials.too_short({}))
-    if not fault and spec.is_by_ssh and len(ranks) < done.ranks:
+    run_dir = Path(next(iter(records))).parent if records else folder / "log" / names.LATEST
+    shown = trials.outcome(code, folder, run_dir, spec.timeout_s, spec.snapshots)
+    ranks, fault = {key.rank for key in values}, shown.fault
+    if not fault and not ranks:
+        fault = "it succeeded, but no update was seen (does it train with Paddle?)"
+    elif not fault and spec.is_by_ssh and len(ranks) < count:
         fault = (
-            f"{len(ranks)} of {done.ranks} ranks have left snapshots in {snapshots}: give an --out "
+            f"{len(ranks)} of {count} ranks have left snapshots in {snapshots}: give an --out "
             "that is one folder on all hosts"
         )
-    return done._replace(
-        fault=fault,
-        updates=max(shown.at, default=0),
-        speeds=shown.speeds(spec.snapshots),
-        peak_bytes=shown.peak_bytes or 0,
-        axes=rankfile.topology(paths),
-        verdicts=shown.verdicts,
-        idle=frozenset(name for name in spec.fields if shown.idle(name)),
-    )
-
-
-def _with_snapshots(folder: Path, done: VerifyRun) -> tuple[VerifyRun, list[str]]:
-    """Return DONE with the snapshots in FOLDER, and the paths of the ranks' records."""
-    values: dict[ValueKey, Value] = {}
-    paths: list[str] = []
-    launches: dict[str, int] = {}
-    ranks = device_bytes = 0
-    for path in sorted(folder.glob("*.jsonl"), key=lambda item: int(item.stem)):
-        for line in reading.lines(str(path)):
-            paths.append(reading.text(line.get("records")))
-            run_dir = os.path.dirname(paths[-1])
-            first = launches.setdefault(run_dir, len(launches) * _NEXT_LAUNCH)
-            with suppress(KeyError, ValueError, TypeError):
-                optimizer = first + line["optimizer"]
-                rows = zip(*(line[column] for column in _COLUMNS), strict=True)
-                values |= {
-                    ValueKey(line["update"], int(path.stem), optimizer, at): Value._make(
-                        (*row, array("d", base64.b64decode(elements)))
-                    )
-                    for at, (*row, elements) in enumerate(rows)
-                }
-            ranks = max(ranks, reading.whole(line.get("ranks")) or 0)
-            device_bytes = max(device_bytes, reading.whole(line.get("device_bytes")) or 0)
-    done = done._replace(values=values, ranks=ranks, device_bytes=device_bytes)
-    return done, list(dict.fromkeys(filter(None, paths)))
+    return VerifyRun(kind, fault, shown, values, count, device_bytes, rankfile.topology(records))

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from textwrap import indent
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fleetrun.commands import tables, trials
 from fleetrun.commands.verify import differences
 from fleetrun.commands.verify.differences import Difference, ValueKey
 from fleetrun.commands.verify.training_runs import VerifyRun, VerifySpec
 from fleetrun.rundir import secrets
-from fleetrun.rundir.strategyfiles import IN_EFFECT
 from fleetrun.text import counted
 
 _Pairs = tuple[Mapping[ValueKey, float], ...]
@@ -54,33 +52,31 @@ class Verification(NamedTuple):
 
 def judge(done: Sequence[VerifyRun]) -> Verification:
     """Return what the runs DONE have shown, the first of which is one of plain Paddle."""
+    first = done[0].values
+    moved = [run for run in done if run.kind.moves and not run.fault]
     unmoved = [run for run in done if not run.kind.moves]
     plain, strategy = (
         tuple(run for run in unmoved if run.kind.has_strategy == kind) for kind in (False, True)
     )
-    first = plain[0].values
-    faults, strategy_faults = (
-        [run.fault or differences.fault(first, run.values) for run in several]
-        for several in (plain, strategy)
+    fault, strategy_fault = (
+        next(filter(None, (run.fault or differences.fault(first, run.values) for run in runs)), "")
+        for runs in (plain, strategy)
     )
-    if any(faults):
-        return Verification(fault=f"{plain[0].kind.name}: {next(filter(None, faults))}")
-    moved = [run for run in done if run.kind.moves and not run.fault]
+    if fault:
+        return Verification(fault=f"{plain[0].kind.name}: {fault}")
     strategy_pairs, plain_pairs, moved_pairs = (
-        tuple(differences.apart(first, run.values) for run in several)
-        for several in (strategy, plain[1:], moved)
+        tuple(differences.apart(first, run.values) for run in runs)
+        for runs in (strategy, plain[1:], moved)
     )
-    diverging = differences.beyond(first, strategy_pairs, (*plain_pairs, *moved_pairs))
-    noisy = differences.beyond(first, plain_pairs, ())
     return Verification(
         plain,
         strategy,
-        strategy_fault=next(filter(None, strategy_faults), ""),
+        strategy_fault=strategy_fault,
         plain_pairs=plain_pairs,
         strategy_pairs=strategy_pairs,
         moved_pairs=moved_pairs,
-        diverging=tuple(diverging),
-        noisy=tuple(noisy),
+        diverging=differences.beyond(first, strategy_pairs, (*plain_pairs, *moved_pairs)),
+        noisy=differences.beyond(first, plain_pairs, ()),
     )
 
 
@@ -89,14 +85,14 @@ def text(spec: VerifySpec, result: Verification) -> str:
     if result.fault:
         return f"The runs cannot be compared: {result.fault}."
     if result.strategy_fault:
-        fault = result.strategy_fault.rstrip(".")
         first = "".join(f" Both diverge at {_where(result, d)}." for d in result.diverging[:1])
+        fault = result.strategy_fault.rstrip(".")
         return f"Not equal: plain Paddle trains, and with {spec.name} {fault}.{first}"
-    lines = [*_noise(result), *_comparison(spec, result)]
+    lines = [*_sentences(spec, result)]
     figures = tables.layout(list(_figures(spec, result)))
     rows = [
         (field.name, field.asked, field.in_effect or "-", field.status.replace("_", " "), field.why)
-        for field in result.strategy[0].verdicts.values()
+        for field in result.strategy[0].shown.verdicts.values()
     ]
     heads = ("field", "asked", "in effect", "status", "why")
     fields = tables.layout(rows, heads=heads, width=max(tables.width() - 2, 0)) if rows else ""
@@ -104,8 +100,9 @@ def text(spec: VerifySpec, result: Verification) -> str:
     return "\n".join(lines)
 
 
-def _noise(result: Verification) -> Iterator[str]:
-    """Yield where plain Paddle is not equal to itself."""
+def _sentences(spec: VerifySpec, result: Verification) -> Iterator[str]:
+    """Yield whether plain Paddle is equal to itself, and the strategy to it."""
+    plain = result.plain[0]
     if result.noisy:
         why = (
             "they begin with different weights (seed the script, and resume from no checkpoint)."
@@ -114,10 +111,6 @@ def _noise(result: Verification) -> Iterator[str]:
             "differences than these are visible."
         )
         yield f"Even two runs of plain Paddle differ: {_where(result, result.noisy[0])}; {why}"
-
-
-def _comparison(spec: VerifySpec, result: Verification) -> Iterator[str]:
-    plain = result.plain[0]
     if result.starts_differ:
         yield "The runs cannot be compared: those that begin with different weights always differ."
         return
@@ -127,18 +120,14 @@ def _comparison(spec: VerifySpec, result: Verification) -> Iterator[str]:
             f"Not equal: {spec.name} and plain Paddle diverge at update {first.key.update}: "
             f"{_where(result, first)}. Noise and rounding come to {first.allowed:.3g}."
         )
-        changing = [name for name in spec.fields if name.startswith(trials.CHANGES_RESULTS)]
-        if changing:
-            yield f"{', '.join(changing)}: changes the computation on purpose."
         return
     unknown = [key for pair in result.strategy_pairs for key, by in pair.items() if not by]
     if unknown:
         count = len({(key.rank, plain.values[key].name) for key in unknown})
-        verb = "differs" if count == 1 else "differ"
         yield (
-            f"{counted(count, 'parameter')} {verb} only in elements whose values are not "
-            f"recorded: {plain.values[unknown[0]].name} of {_rank(result, unknown[0].rank)} after "
-            f"update {unknown[0].update}, for example. Whether that is rounding is not known."
+            f"{counted(count, 'parameter')} {'differs' if count == 1 else 'differ'} only in "
+            f"elements whose values are not recorded: {plain.values[unknown[0]].name} of "
+            f"{_rank(result, unknown[0].rank)}, for example. Whether that is rounding is not known."
         )
     how = "to the last bit"
     if any(result.strategy_pairs):
@@ -150,55 +139,43 @@ def _comparison(spec: VerifySpec, result: Verification) -> Iterator[str]:
 
 def _figures(spec: VerifySpec, result: Verification) -> Iterator[tuple[str, str]]:
     values = result.plain[0].values
-    made = min(run.updates for run in (*result.plain, *result.strategy))
+    made = min(run.shown.updates for run in (*result.plain, *result.strategy))
     compared = sorted({key.update for key in values if key.update})
     timed = f"timed: {spec.snapshots + 1} to {made}" if made > spec.snapshots else "none timed"
     short = f"; the script ended after {made}" if made < spec.updates else ""
     yield "updates compared", f"{', '.join(map(str, compared))}; {timed}{short}"
-    is_whole = all(len(value.values) == value.size for value in values.values())
-    how = "all elements" if is_whole else "the checksums of all elements, and some elements"
-    count = len({key[2:] for key in values})
-    yield "parameters", f"{count} on {counted(len({key.rank for key in values}), 'rank')}, {how}"
     for what, pairs in (
         ("plain Paddle again", result.plain_pairs),
         ("moved by rounding", result.moved_pairs),
         (spec.name, result.strategy_pairs),
     ):
-        if not pairs:
-            continue
-        shown = "not at all"
-        for key, value, by, _ in _largest(result, pairs):
-            shown = f"{by:.3g} ({value.name}, rank {key.rank}, update {key.update})"
-        yield f"apart: {what}", shown
+        apart = max(((by, key) for pair in pairs for key, by in pair.items()), default=None)
+        if apart is not None:
+            by, key = apart
+            place = f"{values[key].name}, rank {key.rank}, update {key.update}"
+            yield f"apart: {what}", f"{by:.3g} ({place})"
+        elif pairs:
+            yield f"apart: {what}", "not at all"
     yield "speed", _speed(spec, result)
-    for what, field in (("memory", "peak_bytes"), ("memory of the GPU", "device_bytes")):
-        of_plain, of_strategy = (
-            max(getattr(run, field) for run in several)
-            for several in (result.plain, result.strategy)
-        )
-        if of_plain and of_strategy:
-            own, theirs = (f"{size / 2**20:.0f} MiB" for size in (of_strategy, of_plain))
-            yield what, f"{own} at most in a process of {spec.name}, {theirs} of plain Paddle"
-
-
-def _largest(result: Verification, pairs: _Pairs) -> list[Difference]:
-    """Return the parameter that differs most in PAIRS; empty if none differs."""
-    values = result.plain[0].values if result.plain else {}
-    apart = ((by, key) for pair in pairs for key, by in pair.items())
-    return [Difference(key, values[key], by) for by, key in sorted(apart, reverse=True)[:1]]
+    both = (result.strategy, result.plain)
+    peaks = [max(run.shown.peak_bytes for run in several) >> 20 for several in both]
+    on_devices = [max(run.device_bytes for run in several) >> 20 for several in both]
+    for what, (own, theirs) in (("memory", peaks), ("memory of the GPU", on_devices)):
+        if own and theirs:
+            yield what, f"at most {own} MiB in a process of {spec.name}, {theirs} of plain Paddle"
 
 
 def _speed(spec: VerifySpec, result: Verification) -> str:
     """Return how much faster the strategy is, if that was measured."""
     plain, strategy = (
-        [speed for run in several for speed in run.speeds]
+        [speed for run in several for speed in run.shown.speeds]
         for several in (result.plain, result.strategy)
     )
     if not plain or not strategy:
         return "too few updates to time: give more --updates"
     own, others = (f"{min(speeds):.4g} to {max(speeds):.4g}" for speeds in (strategy, plain))
     of_each = f"{own} updates/s, plain Paddle {others}"
-    if result.strategy[0].idle == set(spec.fields):
+    if all(map(result.strategy[0].shown.idle, spec.fields)):
         return f"no difference measured, equal in effect: {of_each}"
     if spec.repeats == 1:
         return f"of one run each, which --repeats=2 compares: {of_each}"
@@ -225,36 +202,28 @@ def _rank(result: Verification, rank: int) -> str:
 
 def document(spec: VerifySpec, result: Verification, done: Sequence[VerifyRun]) -> str:
     """Return the results of the runs DONE as JSON."""
-
-    def row(of: Sequence[Difference]) -> dict[str, Any] | None:
-        if not of:
-            return None
-        key, value, apart, allowed = of[0]
-        # Infinity is no JSON.
-        apart_text, allowed_text = (x if math.isfinite(x) else str(x) for x in (apart, allowed))
-        place = {"update": key.update, "rank": key.rank, "parameter": value.name}
-        return {**place, "apart": apart_text, "allowed": allowed_text}
-
+    runs = [
+        {
+            "kind": run.kind.name,
+            "fault": run.fault or None,
+            "updates_per_s": run.shown.speeds[0] if run.shown.speeds else None,
+            "peak_bytes": run.shown.peak_bytes or None,
+            "device_bytes": run.device_bytes or None,
+            "folder": run.shown.folder,
+        }
+        for run in done
+    ]
+    first = result.diverging[0] if result.diverging else None
     content = {
-        "schema": 2,
+        "schema": 3,
         "launch": secrets.conceal([*spec.strategy, *spec.script]),
         "updates": spec.updates,
         "equal": result.is_equal,
         "fault": result.fault or result.strategy_fault or None,
-        "parts_at": row(result.diverging),
-        "plain_parts_at": row(result.noisy),
-        "largest": row(_largest(result, result.strategy_pairs)),
-        "runs": [
-            {
-                "kind": run.kind.name,
-                "fault": run.fault or None,
-                "updates_per_s": run.speeds[0] if run.speeds else None,
-                "peak_bytes": run.peak_bytes or None,
-                "device_bytes": run.device_bytes or None,
-                "in_effect": [k for k, v in run.verdicts.items() if v.status in IN_EFFECT],
-                "folder": run.folder,
-            }
-            for run in done
-        ],
+        # The first difference of all.
+        "update": first and first.key.update,
+        "rank": first and first.key.rank,
+        "parameter": first and first.value.name,
+        "runs": runs,
     }
     return json.dumps(content, indent=1) + "\n"

@@ -65,7 +65,7 @@ def test_lines_of_all_ranks_stand_in_the_order_in_which_they_came(tmp_path: Path
     assert shown(tmp_path, "--grep", "turn [12]") == "[rank 1] turn 1\n[rank 0] turn 2\n"
     # Relative to now, and with the whole of the first line.
     assert shown(tmp_path, "--since=1h") == expected
-    assert shown(tmp_path, "--since=2999-01-01") == ""
+    assert shown(tmp_path, "--since=0") == ""
     coloured = shown(tmp_path, "--color=always", "--grep=turn 0")
     assert coloured == "\x1b[36m[rank 0]\x1b[0m turn 0\n"
 

@@ -15,7 +15,7 @@ from commandline import Command, fleetrun
 from runfolders import big, ring
 
 from fleetrun.commands.pages import rundata, series
-from fleetrun.commands.pages.page import page
+from fleetrun.commands.pages.server import page
 from fleetrun.rundir import runs
 
 if TYPE_CHECKING:
@@ -184,9 +184,6 @@ def test_of_a_hang_a_map_shows_who_is_in_no_collective(tmp_path: Path) -> None:
         about = {"schema": 2, "time": 1e9 + 14, "monotonic": 14.0, "event": "hung"}
         file.write(json.dumps({**about, **more}) + "\n")
     told = story(run_dir)
-    assert told["moments"][-1][2] == (
-        "8.0 s without a sign of life; rank 1 never entered sum 2; rank 1: load (train.py:5)"
-    )
     (used,) = [used for used in told["maps"] if used["title"] == "Time in collectives"]
     assert (told["first"], used["rows"]) == (used["title"], ["rank 0", "rank 1", "rank 2"])
     # From the moment that all records reach back to, 2 s, to the end, 14 s.

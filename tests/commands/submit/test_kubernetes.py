@@ -1,8 +1,8 @@
-"""`fleetrun submit k8s` prints the JobSet that the options ask for, and creates it with kubectl."""
+"""`fleetrun submit k8s` prints the JobSet that the options ask for."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -13,14 +13,9 @@ from fleetrun.cli import app
 from fleetrun.cli.argv import split
 from fleetrun.commands.submit import kubernetes
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 OPTIONS = (
     *("--nodes=4", "--gpus=8", "--cpus=32", "--memory=256Gi", "--namespace=team", "--ttl=10m"),
     *("--env=A=1", "--env=B=a=b c", "--volume=data=/data", "--retries=2", "--kueue=team-queue"),
-    *("--node_selector=example.com/pool=a100", "--node-selector=zone="),
-    *("--toleration=nvidia.com/gpu:NoSchedule", "--toleration=team=ml:NoExecute"),
 )
 
 
@@ -47,11 +42,6 @@ def test_the_set_says_all_that_was_asked_for(capsys: pytest.CaptureFixture[str])
     job = job_of(job_set)
     assert job["completions"] == job["parallelism"] == 4
     pod = job["template"]["spec"]
-    assert pod["nodeSelector"] == {"example.com/pool": "a100", "zone": ""}
-    assert pod["tolerations"] == [
-        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
-        {"key": "team", "operator": "Equal", "value": "ml", "effect": "NoExecute"},
-    ]
     (container,) = pod["containers"]
     assert container["command"] == ["python", "-m", "fleetrun", "--tee", "my_train.py"]
     limits = {"nvidia.com/gpu": "8", "cpu": "32", "memory": "256Gi"}
@@ -83,15 +73,6 @@ def test_the_whole_set_is_tried_again_but_not_after_usage_errors(
     assert rules[1]["onExitCodes"]["values"] == [2, 3]
 
 
-def test_volcano_starts_all_pods_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--image=i", "--nodes=4", "--volcano=default", "--", "t.py")
-    job_set, _, group = printed(capsys, *words)
-    assert (group["kind"], group["spec"]) == ("PodGroup", {"minMember": 4, "queue": "default"})
-    template = job_of(job_set)["template"]
-    assert template["spec"]["schedulerName"] == "volcano"
-    assert template["metadata"]["annotations"] == {"scheduling.k8s.io/group-name": "t"}
-
-
 def expanded(text: str) -> str:
     """Expand an argument as Kubernetes does (third_party/forked/golang/expansion)."""
     expansion, at = "", 0
@@ -117,7 +98,7 @@ def test_words_arrive_as_they_were_given(args: list[str]) -> None:
     own = ["--name=train", "--image=i", "--", "train.py"]
     params = kubernetes.command.make_context("k8s", own).params
     resources = kubernetes.documents({**params, "token": "t", "words": words})
-    job_set, _ = yaml.safe_load_all(kubernetes.text(resources))
+    job_set, _ = yaml.safe_load_all(yaml.safe_dump_all(resources))
     command = job_of(job_set)["template"]["spec"]["containers"][0]["command"]
     assert [expanded(word) for word in command] == ["python", "-m", "fleetrun", *words]
     parsed = split(words)
@@ -132,10 +113,9 @@ def test_words_arrive_as_they_were_given(args: list[str]) -> None:
         (("--image=i",), "nothing to run"),
         (("--image=i", "--", "--ips=a,b", "t.py"), "--ips comes from the queue; leave it out"),
         (("--image=i", "--volume=data", "--", "t.py"), "--volume=data: give CLAIM=/PATH"),
-        (("--image=i", "--node_selector=a", "--", "t.py"), "--node_selector=a: give a label"),
         (("--image=i", "--kueue=a b", "--", "t.py"), "--kueue=a b: give one word"),
-        (("--image=i", "--kueue=a", "--volcano=b", "--", "t.py"), "give one of them"),
-        (("--image=i", "--apply", "--dry-run", "--", "t.py"), "give one of them"),
+        (("--image=i", "--volcano=b", "--", "t.py"), "--volcano is gone: use --kueue, or add"),
+        (("--image=i", "--apply", "--", "t.py"), "--apply is gone: pipe what"),
         (("--image=i", "--", "t.py", "--password=hunter2"), "a word after -- is a secret"),
         (("--image=i", "--", "--nporc=2", "t.py"), "no such option: --nporc"),
     ],
@@ -148,42 +128,3 @@ def test_what_cannot_be_is_one_sentence(
     assert (out, err.count("\n")) == ("", 1)
     assert problem in err
     assert "hunter2" not in err
-
-
-KUBECTL = """#!/bin/sh
-number=$(/bin/cat {folder}/number 2>/dev/null || echo 0)
-echo $((number + 1)) >{folder}/number
-echo "$@" >{folder}/words.$number
-/bin/cat >{folder}/file.$number
-[ $number != "$FAIL" ] || exit 4
-case "$*" in *json*) echo '{{"metadata": {{"uid": "7-8-9"}}}}' ;; *) echo created ;; esac
-"""
-
-
-@pytest.mark.parametrize("fail", ["none", "0", "1"])
-def test_what_a_job_needs_belongs_to_it_and_goes_with_it(
-    fail: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kubectl = tmp_path / "kubectl"
-    kubectl.write_text(KUBECTL.format(folder=tmp_path))
-    kubectl.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("FAIL", fail)
-    code = app.main(["submit", "k8s", "--image=i", "--apply", "--", "t.py"], environ={})
-    calls = [
-        (tmp_path / f"words.{number}").read_text().strip()
-        for number in range(int((tmp_path / "number").read_text()))
-    ]
-    assert calls[0] == "create -f - -o json"
-    if fail == "0":
-        assert (code, calls[1:]) == (4, [])
-        return
-    (secret,) = yaml.safe_load_all((tmp_path / "file.1").read_text())
-    owner = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "t"}
-    assert secret["metadata"]["ownerReferences"] == [{**owner, "uid": "7-8-9"}]
-    if fail == "none":
-        assert (code, calls[1:]) == (0, ["create -f -"])
-        assert capsys.readouterr().out == "jobset/t created\ncreated\n"
-    else:
-        # A set that cannot have what it needs is not left.
-        assert (code, calls[1:]) == (4, ["create -f -", "delete -f - --wait=false"])

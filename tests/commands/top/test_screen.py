@@ -1,4 +1,4 @@
-"""The screen of top: what fits, what is dropped first, and that no line overflows."""
+"""The screen of top: what fits, what is dropped first, and which ranks lag."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from fleetrun.commands.top import screen
+from fleetrun.commands.top import sample, screen
 from fleetrun.commands.top.sample import RankRow, Snapshot
-from fleetrun.commands.top.view import View, after, keys, ordered
+from fleetrun.commands.top.screen import View, after
+from fleetrun.rundir.metricsfile import GpuUsage, RankUse
 
 GIB = 1024**3
 
 
 def a_row(rank: int, state: str = "running", **more: object) -> RankRow:
+    use = RankUse("", rank, 1, "R", 1.0, 99.6, 3 * GIB, 1, 1, 0, 0, None, None)
+    gpu = GpuUsage(rank, "", "H", 87.0, 40 * GIB, 80 * GIB, 412.4, 60.0)
     row = RankRow(
         label=f"rank {rank}",
         rank=rank,
@@ -21,11 +24,8 @@ def a_row(rank: int, state: str = "running", **more: object) -> RankRow:
         host="10.0.0.1",
         device=f"gpu:{rank}",
         pid=4000 + rank,
-        cpu_percent=99.6,
-        memory_bytes=3 * GIB,
-        gpu_percent=87.0,
-        gpu_memory_bytes=40 * GIB,
-        power_w=412.4,
+        use=use,
+        gpus=(gpu,),
         step=120,
         steps_per_s=3.456,
         loss=0.123456,
@@ -47,8 +47,7 @@ def shown(
 ) -> list[str]:
     console = Console(width=width or 1000, color_system=None)
     with console.capture() as captured:
-        optional = screen.optional(snapshot.rows)
-        console.print(screen.frame(snapshot, width, height, view, optional))
+        console.print(screen.frame(snapshot, width, height, view))
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
@@ -72,8 +71,8 @@ def test_rows_that_do_not_fit_are_counted_and_odd_ones_are_shown() -> None:
     rows[60] = a_row(60, "done")
     lines = shown(a_snapshot(*rows), 80, 10)
     assert len(lines) == 10
-    assert [line.split()[0] for line in lines[3:9]] == ["0", "1", "2", "3", "4", "50"]
-    assert lines[9] == "and 58 more: 57 running, 1 done"
+    assert [line.split()[0] for line in lines[3:8]] == ["0", "1", "2", "3", "50"]
+    assert lines[8:] == ["and 59 more: 58 running, 1 done", "q quit  ? keys"]
     assert lines[1] == "64 processes: 62 running, 1 stopped, 1 done"
 
 
@@ -98,58 +97,46 @@ def test_a_log_cannot_write_on_the_screen() -> None:
     ),
     st.integers(1, 200),
     st.integers(6, 20),
-    st.lists(st.sampled_from([*"slt/?qj", "enter", "up", "page down", "escape"])),
+    st.lists(st.sampled_from([*"?jxk b"])),
 )
 def test_no_line_runs_over_whatever_is_pressed(
     rows: list[RankRow], width: int, height: int, pressed: list[str]
 ) -> None:
     view = View()
-    for key in pressed:
-        view = after(view, key, rows, 5)
-    console = Console(width=width, color_system=None)
     snapshot = a_snapshot(*rows, notice="seen", hosts=2)
-    picture = screen.frame(snapshot, width, height, view, screen.optional(rows))
-    lines = console.render_lines(picture, pad=False)
-    assert view.what == "help" or len(lines) <= height
+    for key in pressed:
+        view = after(view, key, snapshot, 5)
+    console = Console(width=width, color_system=None)
+    lines = console.render_lines(screen.frame(snapshot, width, height, view), pad=False)
+    assert view.shows_keys or len(lines) <= height
     assert all(sum(segment.cell_length for segment in line) <= width for line in lines)
 
 
-def cluster(ranks: int) -> Snapshot:
-    """Make a job on hosts of eight GPUs, of which rank 9's is half idle."""
-    rows = [
-        a_row(rank, host=f"node{rank // 8}", gpu_percent=40.0 if rank == 9 else 87.0)
-        for rank in range(ranks)
-    ]
-    return a_snapshot(*rows, hosts=ranks // 8)
+def test_keys_move() -> None:
+    snapshot = a_snapshot(*map(a_row, range(256)))
+
+    def pressed(*keys: str) -> list[str]:
+        view = View()
+        for key in keys:
+            view = after(view, key, snapshot, 10)
+        return shown(snapshot, 200, 24, view)
+
+    assert pressed(*"jjj k")[3].split()[0] == "12"
+    assert pressed(*" " * 40)[-3].split()[0] == "255"
+    assert "these keys" in "\n".join(pressed("j", "?"))
+    assert pressed("j", "?", "?")[3].split()[0] == "1"
+    assert pressed("j", "\x1b") == pressed()
 
 
-def pressed(snapshot: Snapshot, typed: bytes) -> View:
-    view = View()
-    for key in keys(typed):
-        view = after(view, key, snapshot.rows, 10)
-    return view
+def test_columns_stay_at_80_and_at_160_columns() -> None:
+    known, unknown = a_row(0), RankRow("rank 0", 0, "running", "10.0.0.1", "gpu:0")
+    for width, count in ((80, 9), (160, 13)):
+        names = [heads(shown(a_snapshot(row), width)) for row in (known, unknown)]
+        assert names[0] == names[1]
+        assert len(names[0]) == count
 
 
-def test_keys_sort_filter_and_choose() -> None:
-    snapshot = cluster(256)
-    by_gpu = shown(snapshot, 200, 24, pressed(snapshot, b"ssskk"))
-    assert by_gpu[3].split()[0] == "0"
-    odd = snapshot.rows[100]._replace(state="behind 40s", is_odd=True)
-    rows = [odd if row.rank == 100 else row for row in snapshot.rows]
-    assert [row.rank for row in ordered(rows, pressed(snapshot, b"/odd\r"))] == [100]
-    filtered = pressed(snapshot, b"/NODE3 x\x7f\x7f\r")
-    assert [row.rank for row in ordered(rows, filtered)] == [*range(24, 32), *range(240, 256)]
-    assert after(filtered, "escape", rows, 5) == View()
-    # Typed letters are text, not keys; unfinished text is shown.
-    assert screen.footer(pressed(snapshot, b"/sq")).plain.startswith("filter: sq_")
-    # The window follows the row.
-    lines = shown(snapshot, 200, 24, pressed(snapshot, b"j" + b"\x1b[6~" * 20))
-    assert "200" in [line.split()[0] for line in lines[3:]]
-    assert pressed(snapshot, b"jjk").selected == "rank 0"
-    assert pressed(snapshot, b"jl").what == "log"
-    assert pressed(snapshot, b"jlq").what == "ranks"
-    assert pressed(snapshot, b"q").is_over
-    assert after(View(), "t", rows, 5).selected == "rank 100"
-    # Columns without values are passed over.
-    bare = a_snapshot(a_row(0, gpu_percent=None, gpu_memory_bytes=None))
-    assert [pressed(bare, b"s" * times).order for times in (2, 3)] == ["mem", "step"]
+def test_the_slowest_ranks_are_marked() -> None:
+    rows = [a_row(0, "silent 30s", step=120), a_row(1, "silent 30s", step=100), a_row(2, step=110)]
+    compared = [(row.state, row.is_odd) for row in sample.compared(rows)]
+    assert compared == [("waits 30s", False), ("behind 30s", True), ("running", False)]

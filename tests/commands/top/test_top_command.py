@@ -85,6 +85,9 @@ def test_a_job_is_shown_until_its_verdict(tmp_path: Path, terminal: Terminal) ->
         until(terminal.shows(b"step/s"))
         until(terminal.shows(b"2 running"))
         until(terminal.shows(b"loss 0."))
+        terminal.type(b"?")
+        until(terminal.shows(b"these keys"))
+        terminal.type(b"?")
         resize(terminal, 10, 30)
         terminal.shown = b""
         until(terminal.shows(b"running"))
@@ -98,27 +101,6 @@ def test_a_job_is_shown_until_its_verdict(tmp_path: Path, terminal: Terminal) ->
     assert b"exit 7" in below
     assert b"the end" in below
     assert terminal.settings() == before
-
-
-def test_keys_show_a_ranks_log_and_its_stacks_and_the_time_that_is_left(
-    tmp_path: Path, terminal: Terminal
-) -> None:
-    job = Command.python(tmp_path, TRAIN.replace("{step} loss", "{step}/100000 loss"))
-    with watched(job, terminal) as viewer:
-        until(terminal.shows(b"ETA "))
-        terminal.shown = b""
-        terminal.type(b"jj\r")
-        until(terminal.shows(b"log of rank 1: "))
-        until(terminal.shows(b"/100000 loss 0."))
-        terminal.shown = b""
-        terminal.type(b"t")
-        until(terminal.shows(b"most recent call first"))
-        assert b"stacks of rank 1: " in terminal.shown
-        terminal.shown = b""
-        terminal.type(b"q/RANK 1\r")
-        until(terminal.shows(b"/[RANK 1] filter"))
-        terminal.type(b"q")
-        assert terminal.end(viewer) == 0
 
 
 def last_screen(terminal: Terminal) -> bytes:
@@ -180,8 +162,7 @@ def test_a_launcher_that_was_killed_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--pattern=("], "--pattern=(: this is not a regular expression"),
-        (["--pattern=loss"], "--pattern=loss: it has no group (?P<step>...) or (?P<loss>...)."),
+        (["--pattern=x"], "top: --pattern is gone: print `step 120 loss 0.5`, or write the step"),
         (["--interval=0"], "--interval=0: give a number of seconds, 0.2 or more, or"),
         (["nothing"], "no such run: nothing"),
     ],

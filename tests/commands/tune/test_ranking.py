@@ -1,4 +1,4 @@
-"""What tune makes of its runs: draws, remarks about losses, and what it refuses before any."""
+"""What tune makes of its runs: draws, fields without effect, and what it refuses before any."""
 
 from __future__ import annotations
 
@@ -6,47 +6,51 @@ import pytest
 
 from fleetrun.cli import parser
 from fleetrun.commands import tune
-from fleetrun.commands.tune import Candidate, Trial
+from fleetrun.commands.trials import TrialOutcome
 from fleetrun.errors import UsageError
+from fleetrun.model import FieldVerdict
 
 
-def a_candidate(value: object, field: str = "a") -> Candidate:
-    return Candidate(((field, str(value)),))
+def a_trial(*speeds: float, **fields: str) -> TrialOutcome:
+    """Return a run of these speeds, with the statuses of FIELDS."""
+    verdicts = {name: FieldVerdict(name, "", "", status) for name, status in fields.items()}
+    return TrialOutcome(speeds=speeds, verdicts=verdicts)
 
 
 def raced(**runs: list[float]) -> list[str]:
     """Return the leaders of candidates with these speeds of runs."""
-    done = {a_candidate(name): [Trial((speed,)) for speed in runs[name]] for name in runs}
-    return [result.candidate.values[0][1] for result in tune.leaders(tune.ranked(done))]
+    done = {(("a", name),): [a_trial(speed) for speed in runs[name]] for name in runs}
+    return [result.candidate[0][1] for result in tune.leaders(tune.ranked(done.items()))]
 
 
 def test_candidates_whose_speeds_overlap_are_a_draw() -> None:
     assert raced(x=[9.0, 9.5], y=[1.0, 1.5]) == ["x"]
     assert raced(x=[9.0, 5.0], y=[8.0, 8.0]) == ["y", "x"]
-    halves = {a_candidate(1): [Trial((2.0, 1.5, 3.0))], a_candidate(2): [Trial((2.5, 2.4, 2.6))]}
-    assert len(tune.leaders(tune.ranked(halves))) == 2
+    halves = {(("a", "1"),): [a_trial(2.0, 1.5, 3.0)], (("a", "2"),): [a_trial(2.5, 2.4, 2.6)]}
+    assert len(tune.leaders(tune.ranked(halves.items()))) == 2
 
 
 def test_candidates_that_are_equal_in_effect_are_a_draw() -> None:
-    remarks = {"a": "a is not in effect: no_effect"}
-    results = tune.ranked({a_candidate(n): [Trial((float(n),), remarks=remarks)] for n in (1, 2)})
-    assert tune.conclusion("x", results).startswith("No difference measured: a=2; a=1.")
+    done = {(("a", str(n)),): [a_trial(float(n), a="no_effect")] for n in (1, 2)}
+    assert "\nNo difference measured: a=2; a=1." in tune.text(tune.ranked(done.items()))
     # Another field, which has an effect, tells them apart.
-    pairs = {n: Candidate((("a", "1"), ("b", str(n)))) for n in (1, 2)}
-    results = tune.ranked({pairs[n]: [Trial((float(n),), remarks=remarks)] for n in (1, 2)})
-    assert [str(result.candidate) for result in tune.leaders(results)] == ["a=1 b=2"]
-    assert "\nOf the first: a is not in effect: no_effect." in tune.conclusion("x", results)
+    pairs = {(("a", "1"), ("b", str(n))): [a_trial(float(n), a="no_effect")] for n in (1, 2)}
+    results = tune.ranked(pairs.items())
+    assert [result.name for result in tune.leaders(results)] == ["a=1 b=2"]
+    assert "  a: no effect" in tune.text(results)
+    assert "Add --set a=1 --set b=2 to your launch." in tune.text(results)
 
 
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
         (["train.py"], "nothing to tune"),
-        (["--vary=a=1"], "no script to tune"),
+        (["--vary=nccl_comm_num=1"], "no script to tune"),
         (["--vary"], "--vary needs a value"),
         (["--vary=a", "t.py"], "--vary=a: give a field"),
         (["--vary=a=1,,2", "t.py"], "give a field"),
-        (["--vary=a=1", "--vary=a=2", "t.py"], "a is varied twice"),
+        (["--vary=amp=1", "--vary=amp=0", "t.py"], "amp is varied twice"),
+        (["--vary=gradient_merge=1,0", "t.py"], "it changes how many batches an update has"),
         (["--vary=a=1", "--steps=6", "t.py"], "give at least 8"),
         (["--vary=a=1", "--repeats=0", "t.py"], "--repeats=0: give a whole number, 1 or more."),
         (["--vary=a=1", "--dry-run", "t.py"], "tune takes no --dry-run"),

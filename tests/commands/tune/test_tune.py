@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import yaml
 from checkout import environ
 from commandline import fleetrun, started
 from processes import MARKER, Job, assert_no_survivors
@@ -63,24 +62,19 @@ def test_the_fastest_that_works_is_chosen_and_everything_is_kept(tmp_path: Path)
     assert first.split()[:3] == ["1", "4.00", "4.00-4.00"]
     assert "failed" in done.stdout
     assert "MemoryError: 64 MB are too many" in done.stdout
-    assert "Fastest: fuse_grad_size_in_MB=4. Add --strategy=best/best.yaml to" in done.stdout
-    chosen = yaml.safe_load((tmp_path / "best" / "best.yaml").read_text())
-    assert chosen == {"strategy": {"fuse_grad_size_in_MB": 4}}
+    assert "Add --set fuse_grad_size_in_MB=4 to your launch." in done.stdout
     kept = json.loads((tmp_path / "best" / "tune.json").read_text())
     assert kept["best"] == {"fuse_grad_size_in_MB": "4"}
     assert kept["candidates"][0]["peak_bytes"] > 1_000_000
 
 
 def test_nothing_is_chosen_of_a_draw(tmp_path: Path) -> None:
-    (tmp_path / "tune").mkdir()
-    (tmp_path / "tune" / "best.yaml").write_text("strategy: {}\n")
     noisy = SCRIPT.replace("number / size", "number**1.2")
     options = "--vary=fuse_grad_size_in_MB=4,8", "--steps=10", "--warmup=2"
     done = tune(tmp_path, *options, script=noisy)
     assert done.returncode == 0, done.stderr
     assert "No difference measured: fuse_grad_size_in_MB=" in done.stdout
     assert "Fastest" not in done.stdout
-    assert not (tmp_path / "tune" / "best.yaml").exists()
     kept = json.loads((tmp_path / "tune" / "tune.json").read_text())
     assert (kept["best"], [drawn["fuse_grad_size_in_MB"] for drawn in kept["draw"]]) == (
         None,
