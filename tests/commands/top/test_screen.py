@@ -96,7 +96,7 @@ def test_a_log_cannot_write_on_the_screen() -> None:
         max_size=12,
     ),
     st.integers(1, 200),
-    st.integers(6, 20),
+    st.integers(7, 20),
     st.lists(st.sampled_from([*"?jxk b"])),
 )
 def test_no_line_runs_over_whatever_is_pressed(
