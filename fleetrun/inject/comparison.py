@@ -2,8 +2,10 @@
 
 First every rank sends one checksum of its parameters of each kind. Only if copies differ does each
 parameter get one, and those that differ are compared one by one. Differences by rounding are
-allowed: kernels differ between devices. Parameters that no gradient trains are left out, such as
-running statistics, which each rank computes from its own data.
+allowed: kernels differ between devices. Two sorts of parameters are left out: those that no
+gradient trains, such as running statistics, which each rank computes from its own data; and tables
+with sparse gradients. Adam on CPUs reads one number past the list of their rows with gradients, and
+updates that row as well if there is one (seen with 2.6.2 and 3.3.1, in one process, too).
 
 Whatever the result, all ranks run the same collectives in the same order.
 """
@@ -24,17 +26,14 @@ TRAINED, SPARSE = 1, 2
 _MOST_NAMES = 4
 # The difference that one update may cause, in units in the last place.
 _ULPS_PER_UPDATE = 4
-# This many rows of a table with sparse gradients, or one in this many, may differ. Adam on CPUs
-# reads one number past the list of rows with gradients (seen with 2.6.2 and 3.3.1, in one process,
-# too). If that number, such as the size of the next block of memory, is a valid row, Adam updates
-# that row.
-_FEW, _ONE_IN = 8, 100_000
 # Sent by a rank that could not compute its numbers.
 FAILED = -1
 # The name of this check in remarks.
 WHAT = "the comparison of ranks"
-# A rank's result: equal to the last bit, within rounding, or neither.
+# A rank's result for a parameter: equal to the last bit, within rounding, or neither.
 _EXACT, _ROUNDED, _APART = range(3)
+_UNTRAINED = "no gradient trains it, as with running statistics"
+_TABLE = "it has sparse gradients, whose updates by Paddle may differ in single rows"
 
 
 class Differences(NamedTuple):
@@ -48,9 +47,8 @@ class Differences(NamedTuple):
     # Where this rank's copies differ by more than rounding, and whether those of any rank do.
     difference: str = ""
     is_any_apart: bool = False
-    # Tables that differ in a few rows, with a sentence; and parameters that differ untrained.
-    tables: Mapping[str, str] = {}
-    untrained: Sequence[str] = ()
+    # By the reason: the parameters that differ and were left out.
+    left_out: Mapping[str, Sequence[str]] = {}
 
 
 class OwnSums(NamedTuple):
@@ -136,9 +134,12 @@ class _Copied(NamedTuple):
     sums: dict[int, int]
     seen: int
 
-    def is_few(self, rows: int, shape: Sequence[int]) -> bool:
-        """Whether ROWS are few enough to differ by Paddle's updates of sparse tables."""
-        return not rows or (self.seen & SPARSE > 0 and rows <= _most_few(_rows(shape)))
+    @property
+    def why_not(self) -> str:
+        """Why copies may differ; empty if they must not."""
+        if not self.seen & TRAINED:
+            return _UNTRAINED
+        return _TABLE if self.seen & SPARSE else ""
 
 
 def _compare_each(
@@ -149,58 +150,33 @@ def _compare_each(
     outcome: Differences,
 ) -> Differences:
     """Compare the parameters one by one; LONGEST is the largest number of them on any rank."""
-    untrained = []
-    state = _EXACT
-    apart = [0] * longest
+    left_out: dict[str, list[str]] = {}
+    states = [_EXACT] * longest
     for index, (name, copy) in enumerate(copied.items()):
         if len({*copy.sums.values()}) == 1:
             continue
-        if not copy.seen & TRAINED:
-            untrained.append(name)
+        if copy.why_not:
+            left_out.setdefault(copy.why_not, []).append(name)
             continue
         array = checksums.as_array(copy.part.value)
-        apart[index] = ranks.apart(copy.part.kind, copy.sums, array, ulps)
-        is_few = copy.is_few(apart[index], array.shape)
-        state = max(state, _ROUNDED if is_few else _APART)
-    states, *columns = zip(*ranks.gather([state, *apart]))
-    tables = {}
+        is_apart = ranks.are_apart(copy.part.kind, copy.sums, array, ulps)
+        states[index] = _APART if is_apart else _ROUNDED
+    table = ranks.gather(states)
     difference = ""
-    for (name, copy), column in zip(copied.items(), columns):
-        rows = {rank: column[ranks.ranks.index(rank)] for rank in copy.sums}
-        most = max(rows.values())
-        if not most or difference:
-            continue
-        shape = list(checksums.as_array(copy.part.value).shape)
-        is_few = copy.is_few(most, shape)
-        bad = [rank for rank, apart_rows in rows.items() if apart_rows]
-        where = f"{most} of {_rows(shape)} rows of " if is_few else ""
-        differ = _these_ranks(bad, reference(copy.sums), len(rows))
-        text = f"{differ} in {where}the parameter {name} of shape {shape}"
-        if is_few:
-            tables[name] = text
-        else:
-            difference = text
+    for index, (name, copy) in enumerate(copied.items()):
+        bad = [rank for rank in copy.sums if table[ranks.ranks.index(rank)][index] == _APART]
+        if bad:
+            differ = _these_ranks(bad, reference(copy.sums), len(copy.sums))
+            shape = list(checksums.as_array(copy.part.value).shape)
+            difference = f"{differ} in the parameter {name} of shape {shape}"
+            break
     return outcome._replace(
-        parameters=outcome.parameters - len(untrained),
-        is_exact=state == _EXACT,
+        parameters=outcome.parameters - sum(map(len, left_out.values())),
+        is_exact=max(states, default=_EXACT) == _EXACT,
         difference=difference,
-        is_any_apart=max(states) == _APART,
-        tables=tables,
-        untrained=untrained,
+        is_any_apart=any(_APART in row for row in table),
+        left_out=left_out,
     )
-
-
-def _rows(shape: Sequence[int]) -> int:
-    return shape[0] if shape else 1
-
-
-def _most_few(size: int) -> int:
-    """Return how many of SIZE rows count as few.
-
-    >>> [_most_few(size) for size in (80, 600, 10_000, 9_000_000)]
-    [0, 6, 8, 90]
-    """
-    return min(max(_FEW, size // _ONE_IN), size // 100)
 
 
 def _these_ranks(bad: Sequence[int], first: int, size: int) -> str:

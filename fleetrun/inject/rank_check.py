@@ -1,7 +1,7 @@
 """Compares the parameters of the ranks, which must stay equal in data-parallel training.
 
 Ranks that differ end the job if a strategy sums the gradients. Differences after Paddle's own
-reducer are a remark, and so are a few rows of a table with sparse gradients.
+reducer are a remark, and so are those of tables with sparse gradients.
 """
 
 from __future__ import annotations
@@ -96,8 +96,6 @@ class _Check:
         self._late: dict[int, int] = {}
         # Models and programs that are no longer compared.
         self._done: weakref.WeakSet[Any] = weakref.WeakSet()
-        # Tables that differ in a few rows.
-        self._tables: set[str] = set()
 
     def before_update(self, optimizer: Any) -> None:
         """Record which parameters have gradients: an optimizer may clear them in its step."""
@@ -221,20 +219,13 @@ class _Check:
             self._proof.compared_after = count
             if self._proof.ranks_equal is None:
                 self._proof.ranks_equal = True
-            self._report_rest(outcome, count)
+            self._report_rest(outcome)
 
-    def _report_rest(self, outcome: Differences, count: int) -> None:
+    def _report_rest(self, outcome: Differences) -> None:
         """Note the tolerated differences in OUTCOME."""
-        for table, differ in outcome.tables.items():
-            if table not in self._tables:
-                self._tables.add(table)
-                why = "which Paddle's own updates of sparse tables can cause"
-                self._proof.note(f"after update {count} {differ}, {why}")
-        if outcome.untrained:
-            self._proof.note(
-                f"the ranks differ in {comparison.listed(outcome.untrained)}, which was not"
-                " compared: no gradient trains it, as with running statistics"
-            )
+        for why, names in outcome.left_out.items():
+            listed = comparison.listed(names)
+            self._proof.note(f"the ranks differ in {listed}, which was not compared: {why}")
         if not outcome.is_exact and not outcome.difference:
             self._proof.note("the ranks are equal within rounding, not to the last bit")
 

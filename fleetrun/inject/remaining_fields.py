@@ -20,7 +20,6 @@ from . import (
     updates,
 )
 from .buckets import FUSION
-from .dygraph import fused_buffers
 from .dygraph.compression import DTYPES
 from .dygraph.step_sums import PADDLES_SUMS
 from .evidence import EFFECTIVE, NO_DIFFERENCE, NO_EFFECT, NO_WORD, REFUSED, SCRIPT
@@ -204,7 +203,7 @@ class _RemainingFields:
                 ),
             ]
         )
-        text = "; ".join([text, *idle]) + fused_buffers.described()
+        text = "; ".join([text, *idle])
         if name in misfits:
             self._proof.field(name, NO_EFFECT, reason=misfits[name])
         elif idle and not in_effect and not scripts:

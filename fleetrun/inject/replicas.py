@@ -97,16 +97,16 @@ class GroupRanks:
         """Return a value for each rank, equal for ranks that hold the same parameters."""
         return [None] * len(self.ranks)
 
-    def apart(self, _kind: int, sums: Mapping[int, int], array: Any, ulps: float) -> int:
-        """Return how many rows of ARRAY, this rank's, differ by more than rounding; see `_apart`.
+    def are_apart(self, _kind: int, sums: Mapping[int, int], array: Any, ulps: float) -> bool:
+        """Whether ARRAY, this rank's copy, differs from others by more than rounding.
 
-        SUMS are the checksums of the copies by rank.
+        SUMS are the checksums of the copies by rank, ULPS as in `_are_apart`.
         """
         paddle = self._paddle
         with paddle.no_grad():
             first = paddle.to_tensor(array)
             paddle.distributed.broadcast(first, src=reference(sums), group=self._group)
-            return _apart(array, first.numpy(), ulps)
+            return _are_apart(array, first.numpy(), ulps)
 
 
 class HybridRanks(GroupRanks):
@@ -141,17 +141,17 @@ class HybridRanks(GroupRanks):
         """Return each rank's coordinates along the axes that split parameters of KIND."""
         return self._places[kind]
 
-    def apart(self, kind: int, sums: Mapping[int, int], array: Any, ulps: float) -> int:
-        """Return how many rows of ARRAY differ from those of any neighbour, as in `GroupRanks`."""
-        most = 0
+    def are_apart(self, kind: int, sums: Mapping[int, int], array: Any, ulps: float) -> bool:
+        """Whether ARRAY differs from that of any neighbour, as in `GroupRanks`."""
+        differs = False
         best = sums[reference(sums)]
         for line, split in self._lines:
             own = {rank: sums[rank] for rank in line.ranks} if not kind & split else {}
             if len({*own.values()}) > 1:
                 # The most frequent values are right.
                 first = next((rank for rank in own if own[rank] == best), line.ranks[0])
-                most = max(most, line.apart(kind, {first: own[first]}, array, ulps))
-        return most
+                differs |= line.are_apart(kind, {first: own[first]}, array, ulps)
+        return differs
 
 
 class StaticRanks:
@@ -181,8 +181,8 @@ class StaticRanks:
         """Return a value for each rank, equal for ranks that hold the same parameters."""
         return [None] * len(self.ranks)
 
-    def apart(self, _kind: int, sums: Mapping[int, int], array: Any, ulps: float) -> int:
-        """Return how many rows of ARRAY differ by more than rounding, as in `GroupRanks`."""
+    def are_apart(self, _kind: int, sums: Mapping[int, int], array: Any, ulps: float) -> bool:
+        """Whether ARRAY differs by more than rounding, as in `GroupRanks`."""
         import numpy as np
 
         self._values += 1
@@ -191,36 +191,28 @@ class StaticRanks:
         if self.rank == reference(sums):
             shared.set(key, array.tobytes())
         first = np.frombuffer(bytes(shared.get(key)), dtype=array.dtype).reshape(array.shape)
-        return _apart(array, first, ulps)
+        return _are_apart(array, first, ulps)
 
 
-def _apart(own: Any, first: Any, ulps: float) -> int:
-    """Return how many rows of OWN differ from those of FIRST by more than rounding.
+def _are_apart(own: Any, first: Any, ulps: float) -> bool:
+    """Whether OWN differs from FIRST by more than rounding.
 
     ULPS are the units in the last place of the largest value of FIRST that are rounding. OWN and
     FIRST are numpy arrays of one shape and dtype.
 
     >>> import numpy as np
     >>> first = np.array([1.0, np.nan, np.inf, 0.0], "float32")
-    >>> _apart(first + np.float32(1e-6), first, 10), _apart(first[::-1], first, 10)
-    (0, 4)
+    >>> _are_apart(first + np.float32(1e-6), first, 10), _are_apart(first[::-1], first, 10)
+    (False, True)
     """
     import numpy as np
 
     if own.tobytes() == first.tobytes():
-        return 0
-    if own.dtype.kind != "f":
-        own, first = (as_float32(array) for array in (own, first))
-        unit = 2.0**-8
-    else:
-        unit = float(np.finfo(own.dtype).eps)
-    own, first = own.astype("float64"), first.astype("float64")
+        return False
+    unit = float(np.finfo(own.dtype).eps) if own.dtype.kind == "f" else 2.0**-8
+    own, first = (as_float32(array).astype("float64") for array in (own, first))
     largest = float(np.max(np.abs(first), where=np.isfinite(first), initial=0.0))
-    with np.errstate(invalid="ignore"):
-        is_near = np.abs(own - first) <= ulps * unit * largest
-    is_same = (own == first) | (np.isnan(own) & np.isnan(first))
-    apart = np.atleast_1d(~(is_near | is_same))
-    return int(np.count_nonzero(apart.reshape(len(apart), -1).any(axis=1)))
+    return not np.allclose(own, first, rtol=0.0, atol=ulps * unit * largest, equal_nan=True)
 
 
 def as_float32(array: Any) -> Any:

@@ -9,7 +9,7 @@ from ..import_hooks import after_import
 from ..paddle_api import private_names
 from . import backward, fused_buffers, merge_hooks, multi_tensor, step_sums
 from .data_parallel import REDUCER_FIELDS, Reducers
-from .gradient_accumulation import GradientMerge
+from .merge import GradientMerge
 
 if TYPE_CHECKING:
     from ..evidence import Evidence
@@ -20,7 +20,7 @@ _DISTRIBUTED = "paddle.distributed"
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
     """Patch Paddle for the requested fields."""
-    fused_buffers.install(proof)
+    fused_buffers.install()
     hybrid_settings.watch()
     if any(name in spec.strategy for name in REDUCER_FIELDS):
         merge = GradientMerge(spec, proof)
@@ -64,7 +64,6 @@ def _install_reducers(
     """Patch the code that averages gradients: if MERGES, as MERGE says."""
     must_sync = merge.must_sync if merges else None
     reducers = Reducers(spec, proof, must_sync)
-    merge.count_calls = reducers.count_calls
     if merges:
         merge_hooks.install(merge)
     after_import(f"{_DISTRIBUTED}.parallel", reducers.patch)

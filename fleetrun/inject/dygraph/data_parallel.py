@@ -76,13 +76,6 @@ class Reducers:
         # Whether the script itself limits the last bucket of the model that is being made.
         self._script_limits_last = False
 
-    def count_calls(self) -> int:
-        """Return the number of allreduces of buckets so far, of all models."""
-        paddles = (getattr(model, "_reducer", None) for model in self._limits)
-        return communicators.calls() + sum(
-            reducer.calls for reducer in paddles if isinstance(reducer, PaddlesReducer)
-        )
-
     def patch(self, module: ModuleType) -> None:
         """Patch the module `paddle.distributed.parallel`."""
         cls = module.DataParallel

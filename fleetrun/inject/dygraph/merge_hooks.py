@@ -4,131 +4,137 @@ from __future__ import annotations
 
 import atexit
 import functools
-from collections.abc import Callable
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import updates
 from ..import_hooks import after_import, in_place_of, watch_method
 from ..paddle_api import tensors
 from . import backward
-from .gradient_accumulation import GradientMerge, count_write, refuse
+from .merge import unwrap
+from .merge_round import count_write, keep_whole, refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from .merge import GradientMerge
+
+_SHARDED = "paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage"
 
 
 def install(merge: GradientMerge) -> None:
     """Patch Paddle's classes."""
-    after_import("paddle.optimizer", lambda module: _optimizers(module, merge))
-    after_import("paddle.optimizer.lr", lambda module: _schedulers(module, merge))
-    after_import("paddle.amp.grad_scaler", lambda module: _scalers(module, merge))
-    after_import("paddle.nn.utils", lambda module: _clips(module, merge))
-    # Tensors have no module of their own to wait for.
-    after_import("paddle.nn.layer.layers", lambda _: _tensors(merge))
+    for name, patch in {
+        "paddle.optimizer": _optimizers,
+        "paddle.optimizer.lr": _schedulers,
+        "paddle.amp.grad_scaler": _scalers,
+        "paddle.nn.utils": _clips,
+        # Tensors have no module of their own to wait for.
+        "paddle.nn.layer.layers": _tensors,
+        f"{updates.DYGRAPH}.hybrid_parallel_optimizer": _hybrid,
+        f"{updates.DYGRAPH}.dygraph_sharding_optimizer": _stage_1,
+    }.items():
+        after_import(name, functools.partial(patch, merge))
+    for number in (2, 3):
+        after_import(
+            f"{_SHARDED}{number}", functools.partial(_refuse_stage, f"GroupShardedStage{number}")
+        )
     backward.listen_last(merge)
     atexit.register(merge.report_end)
 
 
-def _optimizers(module: ModuleType, merge: GradientMerge) -> None:
-    def step(step: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-        update = functools.partial(step, self, *args, **kwargs)
-        if updates.is_model_average(type(self)):
-            return merge.average(updates.parameters_of(self), update)
-        current = merge.of(self)
-        return update() if current is None else merge.step(current, update)
+def _step(
+    merge: GradientMerge, step: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Merge, or call STEP of the optimizer SELF."""
+    update = functools.partial(step, self, *args, **kwargs)
+    if updates.is_model_average(type(self)):
+        owners = merge.owners(updates.parameters_of(self))
+        return update() if all(owner.is_updated for owner in owners) else None
+    current = merge.of(self)
+    return update() if current is None else merge.step(current, update)
 
-    def minimize(minimize: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = step(minimize, self, *args, **kwargs)
-        return ([], []) if result is None else result
 
-    def refuse_closures(*_: Any, **__: Any) -> None:
-        refuse("LBFGS runs several backwards in one step")
+def _minimize(
+    merge: GradientMerge, minimize: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
+) -> Any:
+    result = _step(merge, minimize, self, *args, **kwargs)
+    return ([], []) if result is None else result
 
+
+def _refuse_closures(*_: Any, **__: Any) -> None:
+    refuse("LBFGS runs several backwards in one step")
+
+
+def _optimizers(merge: GradientMerge, module: ModuleType) -> None:
     def wrap(kind: Any) -> None:
-        for method in (step, minimize):
-            name = method.__name__
+        for name, method in (("step", _step), ("minimize", _minimize)):
             if name in vars(kind):
-                # Its `step` takes a closure.
-                in_place_of(kind, name)(refuse_closures if kind.__name__ == "LBFGS" else method)
+                # The `step` of LBFGS takes a closure.
+                is_lbfgs = kind.__name__ == "LBFGS"
+                replaced = _refuse_closures if is_lbfgs else functools.partial(method, merge)
+                in_place_of(kind, name)(replaced)
         # Known before the first backward, which then need not be reduced; and not every class calls
         # the `__init__` of its base.
         if "__init__" in vars(kind):
             watch_method(kind, "__init__", after=merge.of)
 
     updates.wrap_subclasses(module.Optimizer, wrap)
-    _sharing(merge, step, minimize)
 
 
-def _sharing(merge: GradientMerge, step: Callable[..., Any], minimize: Callable[..., Any]) -> None:
-    """Patch the code that shares a model among ranks and averages gradients before a step."""
+def _hybrid(merge: GradientMerge, module: ModuleType) -> None:
+    kind: Any = module.HybridParallelOptimizer
+    in_place_of(kind, "minimize")(functools.partial(_minimize, merge))
+    # Trainers average gradients themselves, in what they read of them, and call `_step`.
+    for name in ("step", "_step"):
+        in_place_of(kind, name)(functools.partial(_step, merge))
 
-    def outermost(module: ModuleType) -> None:
-        kind: Any = module.HybridParallelOptimizer
-        in_place_of(kind, "step")(step)
-        in_place_of(kind, "minimize")(minimize)
-        # Trainers average gradients themselves, in what they read of them, and call this.
-        in_place_of(kind, "_step")(step)
+    @in_place_of(kind, "__init__")
+    def __init__(init: Any, self: Any, optimizer: Any, hcg: Any, strategy: Any) -> None:
+        init(self, optimizer, hcg, strategy)
+        configs = strategy.hybrid_configs["pp_configs"]
+        for name in ("dp_comm_overlap", "sharding_comm_overlap"):
+            if hcg.get_pipe_parallel_world_size() > 1 and getattr(configs, name):
+                refuse(
+                    f"pp_configs.{name} sends gradients in each train_batch, where"
+                    " pipeline_configs.accumulate_steps merges"
+                )
 
-        @in_place_of(kind, "__init__")
-        def __init__(init: Any, self: Any, optimizer: Any, hcg: Any, strategy: Any) -> None:
-            init(self, optimizer, hcg, strategy)
-            if hcg.get_pipe_parallel_world_size() > 1:
-                _note_pipeline(merge, strategy.hybrid_configs["pp_configs"])
 
-    def stage_1(module: ModuleType) -> None:
-        for name in ("DygraphShardingOptimizer", "DygraphShardingOptimizerV2"):
-            if hasattr(module, name):
-                in_place_of(getattr(module, name), "__init__")(functools.partial(_stage_1, merge))
+def _stage_1(_merge: GradientMerge, module: ModuleType) -> None:
+    def init_share(init: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        # OPTIMIZER will have only its share, but the gradients of all are merged.
+        keep_whole(unwrap(optimizer))
+        init(self, optimizer, *args, **kwargs)
+        if self.comm_overlap:
+            refuse(
+                "sharding_configs.comm_overlap sends gradients in each backward, where"
+                " sharding_configs.accumulate_steps merges"
+            )
 
-    after_import(f"{updates.DYGRAPH}.hybrid_parallel_optimizer", outermost)
-    after_import(f"{updates.DYGRAPH}.dygraph_sharding_optimizer", stage_1)
-    for number in (2, 3):
-        name = f"GroupShardedStage{number}"
-        after_import(
-            f"paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage{number}",
-            functools.partial(_refuse_stage, name),
-        )
+    for name in ("DygraphShardingOptimizer", "DygraphShardingOptimizerV2"):
+        if hasattr(module, name):
+            in_place_of(getattr(module, name), "__init__")(init_share)
 
 
 def _refuse_stage(name: str, module: ModuleType) -> None:
-    """Refuse the sharded model NAME: stage 2 or 3."""
-
     @in_place_of(getattr(module, name), "__init__")
     def __init__(*_: Any, **__: Any) -> None:
         refuse(f"{name} reduces gradients in each backward")
 
 
-def _note_pipeline(merge: GradientMerge, configs: Any) -> None:
-    merge.hint = "; pipeline_configs.accumulate_steps does the same within train_batch"
-    for name in ("dp_comm_overlap", "sharding_comm_overlap"):
-        if getattr(configs, name):
-            merge.give_up(
-                f"pp_configs.{name} sends gradients in each train_batch:"
-                " pipeline_configs.accumulate_steps merges there"
-            )
+def _schedulers(merge: GradientMerge, module: ModuleType) -> None:
+    """Advance a scheduler that is stepped with its optimizer once per update.
 
+    One that is stepped once in several steps (per epoch) advances whenever the script steps it.
+    """
 
-def _stage_1(
-    merge: GradientMerge, init: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any
-) -> None:
-    """Initialize an optimizer SELF that updates this rank's share of the parameters."""
-    # OPTIMIZER will have only its share, but the gradients of all are merged.
-    merge.keep_whole(optimizer)
-    init(self, optimizer, *args, **kwargs)
-    if self.comm_overlap:
-        merge.give_up(
-            f"{type(self).__name__} with sharding_configs.comm_overlap sends gradients in each"
-            " backward: sharding_configs.accumulate_steps merges there"
-        )
-
-
-def _schedulers(module: ModuleType, merge: GradientMerge) -> None:
     def schedule(step: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
         for current in merge.all():
-            if getattr(current.optimizer(), "_learning_rate", None) is not self:
-                continue
-            together = current.steps_unscheduled == 1
-            current.steps_unscheduled = 0
-            if together and not current.is_updated and kwargs.get("epoch") is None:
-                return None
+            if getattr(current.optimizer(), "_learning_rate", None) is self:
+                together, current.steps_unscheduled = current.steps_unscheduled == 1, 0
+                if together and not current.is_updated and kwargs.get("epoch") is None:
+                    return None
         return step(self, *args, **kwargs)
 
     def wrap(kind: Any) -> None:
@@ -138,23 +144,22 @@ def _schedulers(module: ModuleType, merge: GradientMerge) -> None:
     updates.wrap_subclasses(module.LRScheduler, wrap)
 
 
-def _scalers(module: ModuleType, merge: GradientMerge) -> None:
-    # The scalers with a merged step since their last `update`, and those with a real step: an
-    # `update` after merged steps only is skipped, too.
-    merged_scalers: set[int] = set()
-    stepped_scalers: set[int] = set()
+def _scalers(merge: GradientMerge, module: ModuleType) -> None:
+    """Unscale, look for infinities and update the scale at the last step of a round only."""
+    # By the id of a scaler: whether a step since its last `update` has been a last one.
+    stepped: dict[int, bool] = {}
 
     def step(
-        skipped: Any, step: Callable[..., Any], self: Any, optimizer: Any, *args: Any, **kwargs: Any
+        merged: Any, step: Callable[..., Any], self: Any, optimizer: Any, *args: Any, **kwargs: Any
     ) -> Any:
         current = merge.of(optimizer)
         if current is None:
             return step(self, optimizer, *args, **kwargs)
-        if not current.is_last:
+        is_last = current.is_last
+        stepped[id(self)] = is_last or stepped.get(id(self), False)
+        if not is_last:
             merge.step(current, lambda: None)
-            merged_scalers.add(id(self))
-            return skipped
-        stepped_scalers.add(id(self))
+            return merged
         result = step(self, optimizer, *args, **kwargs)
         if current.merged:
             # It has found an infinity: the round is lost, as a large batch would be.
@@ -168,46 +173,37 @@ def _scalers(module: ModuleType, merge: GradientMerge) -> None:
     @in_place_of(module.AmpScaler, "_unscale")
     def unscale(unscale: Callable[..., Any], self: Any, optimizer: Any) -> Any:
         current = merge.of(optimizer)
-        if current is None:
-            return unscale(self, optimizer)
-        if not current.is_last:
-            return None
-        result = unscale(self, optimizer)
-        current.see()
-        return result
+        return unscale(self, optimizer) if current is None or current.is_last else None
 
     @in_place_of(module.GradScaler, "update")
     def update(update: Callable[..., Any], self: Any) -> Any:
-        is_merged = id(self) in merged_scalers and id(self) not in stepped_scalers
-        merged_scalers.discard(id(self))
-        stepped_scalers.discard(id(self))
-        return None if is_merged else update(self)
+        return update(self) if stepped.pop(id(self), True) else None
 
 
-def _clips(module: ModuleType, merge: GradientMerge) -> None:
-    def merged(clip: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
+def _clips(merge: GradientMerge, module: ModuleType) -> None:
+    """Clip the gradients of the last micro-step only; in the others the norm is 0."""
+
+    def clip(clip: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
         import paddle
 
         several = [parameters] if isinstance(parameters, paddle.Tensor) else list(parameters)
-        result = clip(several, *args, **kwargs)
-        for current in merge.owners(several):
-            current.see()
-        return result
+        if all(owner.is_last for owner in merge.owners(several)):
+            return clip(several, *args, **kwargs)
+        return paddle.to_tensor(0.0)
 
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         if hasattr(module, name):
-            in_place_of(module, name)(merged)
+            in_place_of(module, name)(clip)
 
 
-def _tensors(merge: GradientMerge) -> None:
-    """Patch what clears a gradient, and what writes tensors without a new in-place version."""
+def _tensors(merge: GradientMerge, _module: ModuleType) -> None:
+    """Patch what clears a gradient, and what writes one without a new in-place version."""
     kind = tensors.tensor_class()
-    clear = kind.clear_gradient
     gradient = kind.grad
 
     # Optimizers and layers clear gradients by it, too.
-    @functools.wraps(clear)
-    def clear_gradient(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @in_place_of(kind, "clear_gradient")
+    def clear_gradient(clear: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
         for owner in merge.owners_of(self):
             owner.clear(id(self))
         return clear(self, *args, **kwargs)
@@ -218,16 +214,11 @@ def _tensors(merge: GradientMerge) -> None:
         gradient.__set__(self, value)
         count_write(self._grad_ivar())
 
-    def counted(write: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(write)
-        def writing(self: Any, *args: Any, **options: Any) -> Any:
-            result = write(self, *args, **options)
-            count_write(self)
-            return result
+    def write(write: Callable[..., Any], self: Any, *args: Any, **options: Any) -> Any:
+        result = write(self, *args, **options)
+        count_write(self)
+        return result
 
-        return writing
-
-    kind.clear_gradient = clear_gradient
     kind.grad = property(gradient.__get__, assign, doc=gradient.__doc__)
-    kind.set_value = counted(kind.set_value)
-    kind.copy_ = counted(kind.copy_)
+    for name in ("set_value", "copy_"):
+        in_place_of(kind, name)(write)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from .. import buckets
 from ..paddle_api import tensors
 from . import backward
-from .gradient_accumulation import SPARSE, refuse
+from .merge_round import SPARSE, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,0 +1,178 @@
+"""Merges the gradients of several micro-steps into one update, for all optimizers of a process.
+
+A round is `k_steps` calls of `optimizer.step()` (or `minimize`, or the same through GradScaler).
+All calls but the last update nothing, and the models send nothing. What cannot equal the larger
+batch ends the job with one sentence, before an update. A partial round is dropped, and the report
+says so.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from .. import border, settings, updates
+from ..evidence import EFFECTIVE, NO_EFFECT, SCRIPT, Evidence, plural
+from .merge_round import MergeRound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ..spec import StrategySpec
+
+_FIELDS = ("gradient_merge", "gradient_merge_configs")
+
+
+class GradientMerge:
+    """The rounds of all optimizers of this process; notified of every backward."""
+
+    def __init__(self, spec: StrategySpec, proof: Evidence) -> None:
+        self._spec = spec
+        self._proof = proof
+        # By the id of the optimizer; and of the parameters, the newest last: a script may replace
+        # its optimizer.
+        self._rounds: dict[int, MergeRound] = {}
+        self._owners: dict[int, list[MergeRound]] = {}
+        self._owned: list[tuple[int, int]] = []
+        # All steps of all optimizers, merged or updating.
+        self._steps = 0
+
+    def of(self, optimizer: Any) -> MergeRound | None:
+        """Return the round of OPTIMIZER, Paddle's or fleet's; None if it does not merge."""
+        import paddle
+
+        optimizer = unwrap(optimizer)
+        merges = paddle.in_dynamic_mode() and getattr(optimizer, "_parameter_list", None)
+        if not merges or updates.is_model_average(type(optimizer)):
+            return None
+        current = self._rounds.get(id(optimizer))
+        if current is None:
+            spec = settings.effective_spec()
+            current = MergeRound(optimizer, spec.merge_steps, averages=spec.merge_averages)
+            self._rounds[id(optimizer)] = current
+            weakref.finalize(optimizer, self._rounds.pop, id(optimizer), None).atexit = False
+        return current
+
+    def all(self) -> list[MergeRound]:
+        """Return the rounds of all optimizers that live."""
+        return list(self._rounds.values())
+
+    def _refresh(self) -> None:
+        """Adopt what the script sets after its optimizer: settings, and parameters."""
+        if not self._steps:
+            spec = settings.effective_spec()
+            for current in self.all():
+                current.steps, current.averages = spec.merge_steps, spec.merge_averages
+        owned = [(id(current), len(current.parameters)) for current in self.all()]
+        if owned != self._owned:
+            self._owned, self._owners = owned, {}
+            for current in self.all():
+                for parameter in current.parameters:
+                    self._owners.setdefault(id(parameter), []).append(current)
+
+    def owners(self, parameters: Iterable[Any]) -> list[MergeRound]:
+        """Return the newest rounds of PARAMETERS, each once."""
+        newest = [self.owners_of(parameter)[-1:] for parameter in parameters]
+        return list({id(owner): owner for owners in newest for owner in owners}.values())
+
+    def owners_of(self, parameter: Any) -> Sequence[MergeRound]:
+        """Return all rounds of PARAMETER."""
+        return self._owners.get(id(parameter), ())
+
+    def must_sync(self, parameters: Sequence[Any]) -> bool:
+        """Whether this backward must average the gradients of PARAMETERS over the ranks.
+
+        Not if a later step of the round will use all of them. A parameter without a known optimizer
+        may be used at any time. Averaging once too often does no harm.
+        """
+        self._refresh()
+        owners = map(self.owners_of, parameters)
+        return any(not several or any(owner.is_last for owner in several) for several in owners)
+
+    def step(self, current: MergeRound, update: Callable[[], Any]) -> Any:
+        """Merge the gradients of CURRENT, or call UPDATE if its round is complete.
+
+        Raises RuntimeError if the gradients cannot be merged.
+        """
+        import paddle
+
+        if current.is_updating:
+            return update()
+        self._refresh()
+        self._steps += 1
+        with paddle.no_grad():
+            current.check_step()
+            if not current.is_last:
+                current.merge()
+                return None
+        self._report(current)
+        current.is_updating = True
+        try:
+            result = update()
+        finally:
+            current.is_updating = False
+        current.start_round()
+        for other in self.all():
+            other.forget_weights()
+        return result
+
+    def begin(self) -> None:
+        """Prepare the gradients for a backward."""
+        self._refresh()
+        self._call(MergeRound.begin)
+
+    def finish(self) -> None:
+        """Remember the gradients of a backward."""
+        self._call(MergeRound.finish)
+
+    # A backward that has raised is over, too.
+    abandon = finish
+
+    def _call(self, method: Callable[[MergeRound], None]) -> None:
+        import paddle
+
+        with paddle.no_grad():
+            for current in self.all():
+                if not current.is_updating:
+                    method(current)
+
+    @border.watching("the count of merged micro-steps")
+    def _report(self, current: MergeRound) -> None:
+        self._proof.graph = "dygraph"
+        if settings.script_does("gradient_merge"):
+            return
+        steps = self._proof.counts["merged_steps"] = current.merged + 1
+        status, reason = EFFECTIVE, ""
+        if steps == 1:
+            status, reason = NO_EFFECT, "one micro-step makes an update"
+        self._set(status, reason, f"{plural(steps, 'micro-step')} made one update")
+
+    def _set(self, status: str, reason: str, evidence: str = "") -> None:
+        for name in _FIELDS:
+            if self._spec.get(name) is None:
+                continue
+            if settings.script_wins(name):
+                status, reason = SCRIPT, "the script sets it itself"
+            value = None if status == NO_EFFECT else settings.effective(name)
+            self._proof.field(name, status, in_effect=value, reason=reason, evidence=evidence)
+
+    @border.watching("the count of merged micro-steps")
+    def report_end(self) -> None:
+        """Note the micro-steps that were dropped in partial rounds."""
+        if not (self._steps or self._proof.updates or self._proof.status(_FIELDS[0])):
+            self._set(NO_EFFECT, "no optimizer of Paddle's has stepped")
+        count = max((current.merged for current in self.all()), default=0)
+        if count:
+            were = "was" if count == 1 else "were"
+            self._proof.note(f"{plural(count, 'micro-step')} of a partial round {were} dropped")
+        self._proof.write()
+
+
+def unwrap(optimizer: Any) -> Any:
+    """Return the optimizer inside the wrappers of fleet and LookAhead."""
+    while True:
+        parts = getattr(optimizer, "__dict__", {})
+        inner = parts.get("_inner_opt", parts.get("inner_optimizer"))
+        if inner is None:
+            return optimizer
+        optimizer = inner

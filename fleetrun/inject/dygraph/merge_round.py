@@ -1,0 +1,283 @@
+"""The gradients that one optimizer merges from several micro-steps into one update.
+
+A step that is not the last of a round adds the gradients to sums beside `parameter.grad`. The first
+backward of the last micro-step finds these sums in the gradients, so its reduction averages the
+whole round. They are divided by the number of steps when it has ended.
+
+Gradients must come to a step as the last backward has left them, or cleared: everything else that a
+script may do to them (noise, signs, several losses combined) is refused at the first step that is
+not the last. So what a cleared gradient has held does not count.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from .. import checksums, updates
+from ..check_schedule import is_due
+from ..paddle_api import tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+# The attribute of an optimizer that updates only its share: all parameters that have gradients.
+_WHOLE = "_fleetrun_whole"
+# By address: the writes that leave no other trace.
+_writes: Counter[int] = Counter()
+
+CHANGED = (
+    "the script changes gradients by hand between a backward and a step, or combines those of"
+    " several backwards (Paddle's clipping and GradScaler may change them)"
+)
+NO_BACKWARD = "the script computes gradients without backward, as with paddle.grad"
+NOT_CLEARED = "the script does not clear the gradients of the step before"
+CLEARED_LAST = (
+    "the script clears some gradients of the last micro-step of an update, and steps without them"
+)
+SPARSE = "a gradient is sparse: create embeddings with sparse=False"
+OTHER_WEIGHTS = (
+    "the script writes weights between the backwards of one update, or between a backward and its"
+    " step, as SAM or an optimizer of its own do (if it clips them after each step: clip them"
+    " before the first one, too)"
+)
+
+
+def refuse(reason: str) -> None:
+    """Raise RuntimeError: the gradients cannot be merged for REASON."""
+    raise RuntimeError(
+        f"fleetrun: gradient_merge: {reason}: this cannot be merged; use the strategy without"
+        " gradient_merge."
+    )
+
+
+class MergeRound:
+    """The gradients that OPTIMIZER has merged since its last update."""
+
+    def __init__(self, optimizer: Any, steps: int, *, averages: bool) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        self.steps, self.averages = steps, averages
+        # Micro-steps since the last update; and the sums of their gradients, by parameter.
+        self.merged = 0
+        self._kept: dict[int, Any] = {}
+        # The states of gradients that nobody has cleared since, as the last backward left them; and
+        # of those that the last step has used.
+        self._left: dict[int, tuple[int, ...]] = {}
+        self._used: set[int] = set()
+        # The ids of parameters whose gradients have arrived in the last backward, and ever.
+        self._arrived: set[int] = set()
+        self._trained: set[int] = set()
+        self._hooked: set[int] = set()
+        # In the last micro-step: the ids of parameters whose gradients contain the kept sums, and
+        # whether all are divided.
+        self._put_back: set[int] = set()
+        self._is_divided = False
+        # The number of this round, and the checksums of weights at its first backward.
+        self._round = 1
+        self._weights: dict[int, int] = {}
+        # A backward runs, or an update, whose steps are parts of it: what is cleared is not
+        # cleared by the script.
+        self.is_updating = self._is_in_backward = False
+        # For schedulers: the steps since a scheduler's last step, and whether the last one updated.
+        self.steps_unscheduled = 0
+        self.is_updated = True
+        self._watch(self.parameters)
+
+    @property
+    def parameters(self) -> list[Any]:
+        """The parameters whose gradients are merged, whichever rank updates them."""
+        optimizer = self.optimizer()
+        if optimizer is None:
+            return []
+        whole = optimizer.__dict__.get(_WHOLE)
+        return updates.parameters_of(optimizer) if whole is None else list(whole)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the next step updates the parameters."""
+        return self.merged + 1 >= self.steps
+
+    def _check_weights(self, parameters: Sequence[Any]) -> None:
+        """Raise RuntimeError if trained weights have changed since the round's first backward.
+
+        They are looked at in rounds 1, 2, 4, ... 1024, 2048, and so on. Between two backwards a
+        script may change them for a while, as where it evaluates with averages.
+        """
+        trained = [parameter for parameter in parameters if id(parameter) in self._trained]
+        if not trained or not is_due("auto", self._round):
+            return
+        sums = dict(zip(map(id, trained), checksums.of_values(trained)))
+        if any(self._weights.get(key, total) != total for key, total in sums.items()):
+            refuse(OTHER_WEIGHTS)
+        self._weights = sums
+
+    def forget_weights(self) -> None:
+        """Forget the weights, which may change before the round's first gradients."""
+        if not self.merged:
+            self._weights = {}
+
+    def _watch(self, parameters: Iterable[Any]) -> None:
+        """Record the gradients of PARAMETERS that are trained by now."""
+        for parameter in parameters:
+            if tensors.is_trained(parameter) and id(parameter) not in self._hooked:
+                self._hooked.add(id(parameter))
+                # A C function costs less than one of ours; and it must not hold this object.
+                tensors.on_gradient(parameter, functools.partial(self._arrived.add, id(parameter)))
+
+    def begin(self) -> None:
+        """Prepare the gradients for a backward.
+
+        Raises RuntimeError if the script has changed those of an earlier one of this micro-step.
+        """
+        parameters = self.parameters
+        self._watch(parameters)
+        self._is_in_backward = True
+        self._check_left(parameters)
+        self._used &= {id(param) for param in parameters if not is_zero(gradient_of(param))}
+        self._arrived.clear()
+        if self.is_last and self.merged:
+            self._scale(parameters, undo=True)
+            for parameter in parameters:
+                kept = self._kept.get(id(parameter))
+                if kept is not None and id(parameter) not in self._put_back:
+                    _add_to_gradient(parameter, kept, is_cleared=id(parameter) not in self._left)
+                    self._put_back.add(id(parameter))
+
+    def finish(self) -> None:
+        """Remember the gradients after a backward that has ended, or raised.
+
+        Raises RuntimeError if the script has written weights since the round's first backward.
+        """
+        self._is_in_backward = False
+        parameters = self.parameters
+        if self.is_last:
+            self._scale(parameters)
+        if not self._arrived:
+            return
+        self._trained |= self._arrived
+        self._check_weights(parameters)
+        keys = self._arrived.union(self._left)
+        self._left = {id(param): _state(param) for param in parameters if id(param) in keys}
+
+    def _scale(self, parameters: Sequence[Any], *, undo: bool = False) -> None:
+        """Divide the sums of the round by the number of steps, or undo that."""
+        if not self.averages or self.steps == 1 or self._is_divided is not undo:
+            return
+        self._is_divided = not undo
+        # Perhaps some are other ranks' alone.
+        for gradient in filter(None.__ne__, map(gradient_of, parameters)):
+            if gradient.is_selected_rows():
+                refuse(SPARSE)
+            gradient.scale_(float(self.steps) if undo else 1.0 / self.steps)
+
+    def clear(self, key: int) -> None:
+        """Forget the gradient of the parameter KEY (an id), which the script clears."""
+        if not (self.is_updating or self._is_in_backward):
+            self._used.discard(key)
+            self._put_back.discard(key)
+            self._left.pop(key, None)
+
+    def _check_left(self, parameters: Sequence[Any]) -> None:
+        """Raise RuntimeError if the script has changed what the last backward has left."""
+        for parameter in parameters:
+            left = self._left.get(id(parameter))
+            if left is not None and left != _state(parameter):
+                if not is_zero(gradient_of(parameter)):
+                    refuse(CHANGED)
+                self.clear(id(parameter))
+
+    def check_step(self) -> None:
+        """Raise RuntimeError if this step cannot be merged."""
+        parameters = self.parameters
+        self._check_weights(parameters)
+        if self._used:
+            refuse(NOT_CLEARED)
+        if not self.is_last:
+            self._check_left(parameters)
+        elif self.merged and self._kept.keys() - self._put_back:
+            refuse(CLEARED_LAST if self._left else NO_BACKWARD)
+        # Those of the last micro-step may be other ranks' alone.
+        if not (self.is_last and self._left):
+            others = (gradient_of(item) for item in parameters if id(item) not in self._left)
+            if not all(map(is_zero, others)):
+                refuse(NO_BACKWARD)
+
+    def merge(self) -> None:
+        """Add the gradients of a step that updates nothing to the sums."""
+        for parameter in self.parameters:
+            key, gradient = id(parameter), gradient_of(parameter)
+            # A hook may have removed it.
+            if key not in self._left or gradient is None:
+                continue
+            if gradient.is_selected_rows():
+                refuse(SPARSE)
+            kept = self._kept.get(key)
+            self._kept[key] = gradient.clone() if kept is None else kept.add_(gradient)
+        self.merged += 1
+        self.is_updated = False
+        self._end_micro_step()
+
+    def start_round(self) -> None:
+        """Reset after an update."""
+        self.merged, self._kept = 0, {}
+        self._round += 1
+        self.forget_weights()
+        self.is_updated = True
+        self._end_micro_step()
+
+    def _end_micro_step(self) -> None:
+        self.steps_unscheduled += 1
+        self._used |= self._left.keys()
+        self._left = {}
+        self._put_back.clear()
+        self._is_divided = False
+
+
+def keep_whole(optimizer: Any) -> None:
+    """Merge the gradients of all parameters of OPTIMIZER, which is about to get its share."""
+    optimizer.__dict__[_WHOLE] = updates.parameters_of(optimizer)
+
+
+def gradient_of(parameter: Any) -> Any:
+    """Return the gradient of PARAMETER, which mixed precision may keep in `main_grad`, or None."""
+    gradient = getattr(parameter, "main_grad", None)
+    # Not `grad`, which is None while a parameter is frozen.
+    return parameter._grad_ivar() if gradient is None else gradient
+
+
+def is_zero(gradient: Any) -> bool:
+    """Whether GRADIENT is None, or has zeros only."""
+    return gradient is None or not bool((gradient != 0).any())
+
+
+def count_write(tensor: Any) -> None:
+    """Count that TENSOR was written by a method that leaves no other trace."""
+    if tensor is not None and tensor._is_initialized():
+        _writes[tensor.data_ptr()] += 1
+
+
+def _state(parameter: Any) -> tuple[int, ...]:
+    """Return a state of the gradient of PARAMETER that changes when it is written.
+
+    Empty without a dense gradient.
+    """
+    gradient = gradient_of(parameter)
+    if gradient is None or gradient.is_selected_rows():
+        return ()
+    address = gradient.data_ptr()
+    return gradient.inplace_version, address, _writes.get(address, 0)
+
+
+def _add_to_gradient(parameter: Any, kept: Any, *, is_cleared: bool) -> None:
+    """Add KEPT to the gradient of PARAMETER, to which the next backward adds."""
+    import paddle
+
+    gradient = gradient_of(parameter)
+    if gradient is None or gradient.dtype != kept.dtype:
+        tensors.set_gradient(parameter, kept.clone() if is_cleared else kept + gradient)
+    else:
+        # In place: it may be part of a buffer.
+        paddle.assign(kept if is_cleared else kept + gradient, gradient)
+    tensors.keep_memory(parameter)
