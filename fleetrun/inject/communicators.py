@@ -172,19 +172,3 @@ def _groups(ranks: Sequence[int], size: int) -> list[Any]:
         next((group for group in map(new_group, hierarchy.groups) if group), None) for _ in range(2)
     )
     return [reducing, new_group(hierarchy.leaders), broadcasting]
-
-
-def drop(ranks: Sequence[int], size: int | None) -> None:
-    """Free the communicators of RANKS in groups of SIZE, which were only measured.
-
-    Only Paddle 3 on GPUs can free their memory, hundreds of megabytes.
-    """
-    for communicator in _communicators.pop((tuple(ranks), size or 0), []):
-        for group in communicator.groups:
-            if hasattr(group, "shutdown"):
-                group.shutdown()
-
-
-def calls() -> int:
-    """Return the number of allreduces of buckets so far, of all models."""
-    return sum(communicator.calls for made in _communicators.values() for communicator in made)

@@ -69,12 +69,9 @@ def _resolved(setting: FieldSetting, ranks: HostTopology) -> FieldSetting:
             value = 1 if ranks.nnodes == 1 else 2
             reason = f"{value} on {hosts}"
         case "use_hierarchical_allreduce":
-            if ranks.nnodes > 1 and ranks.group > 1:
-                reason = f"auto: measured at the start, because {hosts} have several ranks each"
-                return setting._replace(reason=reason)
             value, reason = False, f"off with {hosts}"
-            if ranks.nnodes > 1:
-                reason += ", because no group size divides the ranks of every host"
+            if ranks.nnodes > 1 and ranks.group > 1:
+                reason += ": `fleetrun tune --vary` measures what two levels gain"
         case "hierarchical_allreduce_inter_nranks":
             value, reason = _group(ranks)
         case _:

@@ -70,7 +70,7 @@ sync_nccl_allreduce = true  Wait for each allreduce before the next one is sent.
   false static 3.3.1 gpu: untested: {only_a_gpu}its flag is for GPUs
 use_hierarchical_allreduce = false  Reduce within each group, allreduce among the groups' leaders,
     and broadcast.
-  auto: on if measured to be faster, with several hosts of several ranks each
+  auto: off; `fleetrun tune` measures both
   dygraph: effective: {ours}, in two levels
   static 3.3.1 gpu: refused: {one_communicator}: groups would wait for each other forever
   static 2.6.2 gpu: untested: {only_a_gpu}{rewrites}, in two levels on the computation's stream

@@ -27,8 +27,8 @@ def resolved(ranks: tuple[int, ...], *sets: str) -> dict[str, tuple[object, str]
         (
             (8, 8),
             "use_hierarchical_allreduce",
-            "auto",
-            "auto: measured at the start, because 2 hosts have several ranks each",
+            False,
+            "auto: off with 2 hosts: `fleetrun tune --vary` measures what two levels gain",
         ),
         ((8, 8), "hierarchical_allreduce_inter_nranks", 8, "auto: the 8 ranks of each host"),
         ((4, 2), "hierarchical_allreduce_inter_nranks", 2, "auto: hosts have 4, 2 ranks"),

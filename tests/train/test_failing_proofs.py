@@ -170,7 +170,7 @@ def test_all_that_watches_static_graphs_may_fail(version: str, tmp_path: Path) -
             "the ranks are no longer compared: rank 1 could not take part",
         ),
         (
-            "dygraph.gradient_check._signs",
+            "dygraph.gradient_check._projection",
             "the check of averaged gradients",
             "averaged gradients are no longer checked: a rank could not",
         ),
@@ -202,18 +202,17 @@ def test_ranks_do_not_wait_for_one_whose_check_fails(
 def test_a_strict_strategy_ends_for_no_proof_that_fails(tmp_path: Path) -> None:
     argv = ["-m", "fleetrun", "--nproc_per_node=2", "--strategy_strict"]
     argv += [f"--set={name}={value}" for name, value in BUCKETS.items()]
-    for number, where in enumerate(("dygraph.levels.plural", "dygraph.reducer_report.plural")):
-        done = run(
-            PYTHONS["3.3.1"],
-            [*argv, MODELS / "failing.py"],
-            tmp_path,
-            OUTPUT=str(tmp_path / "report"),
-            FAULT=json.dumps({"where": where}),
-        )
-        assert done.returncode == 0, done.stdout
-        # Where the report itself fails, the table has no evidence: that is no failure.
-        assert ("no word" in done.stdout) is bool(number), done.stdout
-        assert done.stdout.count("has failed and is skipped") >= number
+    done = run(
+        PYTHONS["3.3.1"],
+        [*argv, MODELS / "failing.py"],
+        tmp_path,
+        OUTPUT=str(tmp_path / "report"),
+        FAULT=json.dumps({"where": "dygraph.reducer_report.plural"}),
+    )
+    assert done.returncode == 0, done.stdout
+    # Where the report itself fails, the table has no evidence: that is no failure.
+    assert "no word" in done.stdout, done.stdout
+    assert "has failed and is skipped" in done.stdout
 
 
 # Faults of a single rank that the others would wait for.

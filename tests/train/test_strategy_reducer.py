@@ -71,10 +71,7 @@ def test_odd_backwards_are_averaged_right_or_refused(
         text = "had a gradient on every rank at first" if is_ours else "find_unused_parameters"
         assert text in stopped["left_out"]
         assert ("" if is_ours else "has been ready before") in stopped["twice"]
-        # The weight of a layer of Paddle's, which Paddle's reducer misreads.
-        text = "" if is_ours else "The ranks no longer train the same model: after update 8 "
-        assert text in stopped["turned"]
-        assert any(stopped[name] for name in ("twice", "turned")) is not is_ours
+        assert bool(stopped["twice"]) is not is_ours
 
 
 # Paddle's own reducer raises ValueError in the first backward after the cast.
@@ -121,7 +118,7 @@ def test_paddles_reducer_stays_where_fields_ask_for_its_own_values(tmp_path: Pat
         "fuse_grad_size_in_MB": "auto",
         "nccl_comm_num": 1,
         "sync_nccl_allreduce": False,
-        "use_hierarchical_allreduce": "auto",
+        "use_hierarchical_allreduce": False,
     }
     for name, more, is_paddles in (
         ("paddles", {}, True),
@@ -144,28 +141,6 @@ def test_paddles_reducer_stays_where_fields_ask_for_its_own_values(tmp_path: Pat
     (field,) = evidence(tmp_path / "last")["fields"]
     assert field["status"] == "effective"
     assert "Paddle: 1" in field["evidence"]
-
-
-def test_auto_sums_in_two_levels_where_these_are_measured_to_be_faster(tmp_path: Path) -> None:
-    asked = {"use_hierarchical_allreduce": "auto", "fuse_grad_size_in_num": 2}
-    folder = tmp_path / "ours"
-    ranks = train_as_alone("3.3.1", "levels.py", tmp_path, asked, nranks=4, hosts=2)
-    for rank, report in enumerate(ranks):
-        leads = rank % 2 == 0
-        for name in ("two", "known"):
-            # Two buckets in each of three steps.
-            assert report[name]["seen"] == {"two": 6, **({"leaders": 6} if leads else {})}
-        # Paddle's own reducer, which sends in one level, averages this one.
-        assert report["one"]["seen"] == {}
-        # Two levels take two communicators of a rank's group and one of the leaders.
-        assert [model["made"] for model in report.values()] == [3 + leads] * 3
-        assert [model["freed"] for model in report.values()] == [0, 0, 2 + leads]
-    for rank in range(4):
-        proof = evidence(folder, rank)
-        fields = {field["name"]: field for field in proof["fields"]}
-        assert fields["use_hierarchical_allreduce"]["reason"] == (
-            "auto: measured: two levels take 20 ms for 2 allreduces of 0.000153 MB, one takes 4 ms"
-        )
 
 
 def test_steps_make_few_calls_in_python_beside_those_of_paddle_alone(

@@ -6,7 +6,6 @@ cannot do and the model allows that.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import sys
@@ -17,14 +16,14 @@ from .. import buckets, communicators, paddle_api, settings
 from ..buckets import BucketLimits
 from ..import_hooks import in_place_of
 from ..paddle_api import private_names, tensors
-from . import compression, levels
+from . import compression
 from .gradient_check import GradientCheck
 from .paddles_reducer import PaddlesReducer, averaged, choose_groups, sparse_parameters
 from .reducer import Reducer, ReducerSetup
-from .reducer_report import ReducerReport
+from .reducer_report import HIERARCHY, ReducerReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
     from ..evidence import Evidence
@@ -35,7 +34,7 @@ REDUCER_FIELDS = (
     *buckets.FUSION,
     "nccl_comm_num",
     "sync_nccl_allreduce",
-    levels.FIELD,
+    HIERARCHY[0],
     "gradient_merge",
     *compression.DTYPES,
 )
@@ -82,7 +81,7 @@ class Reducers:
         signature = inspect.signature(cls.__init__)
         in_place_of(cls, "__init__")(functools.partial(self._make_model, signature))
         in_place_of(cls, "init_reducer")(self._init_reducer)
-        cls.no_sync = _announcing(cls.no_sync)
+        in_place_of(cls, "forward")(_forward)
 
     def _make_model(
         self, signature: inspect.Signature, init: Callable[..., None], *args: Any, **kwargs: Any
@@ -113,23 +112,15 @@ class Reducers:
         # As Paddle's own `init_reducer` does.
         model.group_indices = groups[::-1]
         sizes = list(map(tensors.nbytes, trained))
-        nbytes = [sum(sizes[index] for index in group) for group in groups]
         self._report.add(model, self._paddles_bytes(model, trained, sparse))
         ranks, place = list(model.group.ranks), trained[0].place
         for other in shared:
             if isinstance(other._reducer, Reducer):
                 self._hand_over(other, _SHARED)
-        obstacle = _obstacle(sparse, shared)
-        if obstacle:
-            size = None
-            has_levels = settings.effective(levels.FIELD) is True
-        else:
-            size, self._report.why_levels = levels.choose(ranks, nbytes, self._spec.topology, place)
-            has_levels = size is not None
+        size = self._group_size(ranks)
         # Paddle's knows nothing of merged gradients that earlier micro-steps alone have computed.
-        needs_ours = self._must_sync is not None or self._needs_ours(
-            len(groups), sizes, has_levels=has_levels
-        )
+        needs_ours = self._must_sync is not None or self._needs_ours(len(groups), sizes, size)
+        obstacle = "the model has sparse gradients" if sparse else _SHARED if shared else ""
         if obstacle or not needs_ours:
             self._hand_over(model, obstacle if needs_ours else "")
             return
@@ -159,12 +150,22 @@ class Reducers:
         # The script's limits of this model apply where the strategy sets none.
         return lambda total: buckets.limits(total, BucketLimits(nbytes, last_bytes=last_bytes))
 
-    def _needs_ours(self, groups: int, sizes: Sequence[int], *, has_levels: bool) -> bool:
+    def _group_size(self, ranks: Sequence[int]) -> int | None:
+        """Return how many of RANKS sum among themselves first; None: all sum at once."""
+        if not settings.effective(HIERARCHY[0]):
+            return None
+        topology = self._spec.topology
+        unit = topology.ranks_per_group or topology.ranks_per_node
+        asked = int(settings.effective(HIERARCHY[1]) or 0)
+        size = asked or communicators.ranks_together(ranks, unit)
+        return size if 1 < size < len(ranks) else None
+
+    def _needs_ours(self, groups: int, sizes: Sequence[int], group_size: int | None) -> bool:
         """Whether the strategy asks for what Paddle's reducer cannot do with so many GROUPS.
 
-        SIZES are the bytes of gradients.
+        SIZES are the bytes of gradients, GROUP_SIZE is that of ranks.
         """
-        if has_levels or compression.asked():
+        if group_size is not None or compression.asked():
             return True
         if groups == 1:
             return False
@@ -208,16 +209,6 @@ class Reducers:
         return [sum(sizes[index] for index in group) for group in groups]
 
 
-def _obstacle(sparse: set[int], shared: Sequence[Any]) -> str:
-    """Return why our reducer cannot average the gradients of a model; empty if it can.
-
-    SPARSE are its parameters with sparse gradients, SHARED the models with which it shares some.
-    """
-    if sparse:
-        return "the model has sparse gradients"
-    return _SHARED if shared else ""
-
-
 def _caller() -> str:
     """Return the name of the module that makes the model, skipping frames of this package."""
     # `inspect` is slow.
@@ -227,27 +218,15 @@ def _caller() -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def _announcing(no_sync: Callable[..., Any]) -> Callable[..., Any]:
-    """Notify the model's reducer of each forward with gradients under NO_SYNC.
+def _forward(forward: Callable[..., Any], model: Any, *inputs: Any, **options: Any) -> Any:
+    """Notify the model's reducer of a forward with gradients under `no_sync`.
 
     Paddle notifies it of the others. As in Paddle, the forward counts, not the backward.
     """
+    import paddle
 
-    def disarm(model: Any, _inputs: Any) -> None:
-        import paddle
-
-        reducer = getattr(model, "_reducer", None)
-        if isinstance(reducer, (Reducer, PaddlesReducer)) and paddle.is_grad_enabled():
-            reducer.disarm()
-
-    @contextlib.contextmanager
-    def announced(model: Any) -> Iterator[None]:
-        # Other forwards cost what Paddle's do.
-        hook = model.register_forward_pre_hook(disarm)
-        try:
-            with no_sync(model):
-                yield
-        finally:
-            hook.remove()
-
-    return announced
+    reducer = getattr(model, "_reducer", None)
+    is_ours = isinstance(reducer, (Reducer, PaddlesReducer))
+    if is_ours and not model.grad_need_sync and paddle.is_grad_enabled():
+        reducer.disarm()
+    return forward(model, *inputs, **options)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import border
 from ..check_schedule import NEVER
+from ..paddle_api import tensors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 # The backwards that are checked. From the second on, buckets are sent during the backward.
 _CHECKED = 2
-# Elements that are projected at a time, with the same signs in each block.
-_BLOCK = 1 << 20
+# The parity of a place's multiple modulo a prime is its sign.
+_STEP, _PRIME = 40503, 65521
 # The rounding error allowed in a projection, in standard deviations; no training reaches it.
 _DEVIATIONS = 32.0
 # Units in the last place at 1, and the smallest number that is kept. Paddle 2 and 3 name dtypes
@@ -35,8 +36,6 @@ _EPSILON = {
 }
 _SMALLEST: dict[str, float] = {"float16": 2.0**-24, "fp16": 2.0**-24}
 _watching = border.watching("the check of averaged gradients")
-# By place.
-_known_signs: dict[str, Any] = {}
 
 
 class GradientCheck:
@@ -134,27 +133,13 @@ def agree(expected: float, actual: float, allowed: float) -> bool:
 def _projection(flat: Any) -> Any:
     """Return the sum of FLAT's elements with random signs, that of their squares, and their number.
 
-    In fp64; the shape is [3].
+    In fp64; the shape is [3]. The signs are the same on all ranks.
     """
     import paddle
 
-    with paddle.no_grad():
-        signs = _signs(flat.place)
-        elements = flat.flatten()
-        total = paddle.to_tensor([0.0, 0.0, flat.size], dtype="float64", place=flat.place)
-        for start in range(0, elements.shape[0], _BLOCK):
-            block = elements[start : start + _BLOCK].astype("float64")
-            sums = [(block * signs[: block.shape[0]]).sum(), (block * block).sum()]
-            total += paddle.stack([*sums, paddle.zeros([], "float64")])
-        return total
-
-
-def _signs(place: Any) -> Any:
-    """Return `_BLOCK` signs at PLACE, 1 or -1 in fp64; the same on all ranks."""
-    import numpy as np
-    import paddle
-
-    if str(place) not in _known_signs:
-        signs = np.random.RandomState(0).randint(0, 2, _BLOCK) * 2.0 - 1.0
-        _known_signs[str(place)] = paddle.to_tensor(signs, place=place)
-    return _known_signs[str(place)]
+    with paddle.no_grad(), tensors.made_at(flat.place):
+        elements = flat.flatten().astype("float64")
+        places = paddle.arange(elements.shape[0], dtype="int64")
+        signs = (places * _STEP % _PRIME % 2 * 2 - 1).astype("float64")
+        sums = [(elements * signs).sum(), (elements * elements).sum()]
+        return paddle.stack([*sums, paddle.full([], elements.shape[0], "float64")])

@@ -14,7 +14,6 @@ from ..buckets import FUSION, MEBIBYTE, describe_auto, fuses
 from ..communicators import is_synchronous
 from ..evidence import EFFECTIVE, NO_DIFFERENCE, NO_EFFECT, REFUSED, SCRIPT, plural
 from ..paddle_api import tensors
-from . import levels
 from .compression import DTYPES
 
 if TYPE_CHECKING:
@@ -26,11 +25,11 @@ if TYPE_CHECKING:
     from .paddles_reducer import PaddlesReducer
     from .reducer import Reducer
 
-_HIERARCHY = (levels.FIELD, levels.SIZE)
+HIERARCHY = ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks")
 # The backwards of each model that are counted: the second one shows the steady state.
 _COUNTED_BACKWARDS = 2
 _watching = border.watching("the count of allreduces")
-_ALL = (*FUSION, "nccl_comm_num", "sync_nccl_allreduce", *_HIERARCHY, *DTYPES)
+_ALL = (*FUSION, "nccl_comm_num", "sync_nccl_allreduce", *HIERARCHY, *DTYPES)
 
 
 class ModelRow(NamedTuple):
@@ -67,8 +66,6 @@ class ReducerReport:
         self._proof = proof
         # Rows are dropped with their models.
         self._rows: weakref.WeakKeyDictionary[Any, ModelRow] = weakref.WeakKeyDictionary()
-        # Why allreduces have one level or two, with `auto`.
-        self.why_levels = ""
 
     @_watching
     def single_rank(self) -> None:
@@ -139,7 +136,7 @@ class ReducerReport:
         why = next((row.why for row in rows if row.why), "")
         why = why and f"Paddle's own reducer averages here: {why}"
         self._report_overlap(ours, why)
-        for name in _HIERARCHY:
+        for name in HIERARCHY:
             self._report_hierarchy(name, rows[0].nranks, hierarchy, why)
         self._report_compression(ours, why)
         self._proof.write()
@@ -201,23 +198,15 @@ class ReducerReport:
     def _report_hierarchy(
         self, name: str, nranks: int, hierarchy: Hierarchy | None, why: str
     ) -> None:
-        switch = self._spec.get(levels.FIELD)
-        reason = why_not = ""
-        used: Any = None
-        evidence = "every allreduce is among all ranks"
         if hierarchy is not None:
             groups = ", ".join(str(list(group)) for group in hierarchy.groups)
-            evidence = f"groups {groups}; leaders {list(hierarchy.leaders)}"
-        elif name != levels.FIELD or switch not in (False, levels.AUTO):
-            size = int(settings.effective(levels.SIZE) or self._spec.topology.ranks_per_node)
-            why_not = why or self.why_levels or settings.one_level(size, nranks)
-            why_not = why_not if switch else f"{levels.FIELD} is not on"
-            evidence = ""
-        if name == levels.FIELD and settings.effective(name) == levels.AUTO:
-            used, reason = hierarchy is not None, f"auto: {why or self.why_levels}"
-        self._set(
-            name, evidence, is_moot=hierarchy is None, why_not=why_not, used=used, reason=reason
-        )
+            self._set(name, f"groups {groups}; leaders {list(hierarchy.leaders)}")
+        elif not settings.effective(HIERARCHY[0]):
+            why_not = f"{HIERARCHY[0]} is not on" if name == HIERARCHY[1] else ""
+            self._set(name, "every allreduce is among all ranks", is_moot=True, why_not=why_not)
+        else:
+            size = int(settings.effective(HIERARCHY[1]) or self._spec.topology.ranks_per_node)
+            self._set(name, "", why_not=why or settings.one_level(size, nranks))
 
     def _report_compression(self, ours: Sequence[Reducer], why: str) -> None:
         used = next(filter(None, (reducer.setup.compression for reducer in ours)), None)

@@ -77,7 +77,7 @@ REDUCER CHECK: _dygraph_place_guard
 STATIC: Variable Block._find_var_recursive Block._insert_op_without_sync Block._remove_op
     Block._rename_var Program._sync_with_cpp Operator._block_attr_id
 [paddle.distributed.parallel]
-REDUCER: DataParallel.init_reducer DataParallel.no_sync
+REDUCER: DataParallel.init_reducer DataParallel.forward
 [paddle.distributed.collective]
 REDUCER GROUPS: _new_process_group_impl
 REDUCER: _get_global_env _default_store _default_backend

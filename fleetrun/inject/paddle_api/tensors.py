@@ -22,11 +22,6 @@ def nbytes(tensor: Any) -> int:
     return int(tensor.size) * int(tensor.element_size())
 
 
-def states(tensors: Sequence[Any]) -> list[tuple[int, int]]:
-    """Return the in-place version and the address of each tensor: they change if it is written."""
-    return [(tensor.inplace_version, tensor.data_ptr()) for tensor in tensors]
-
-
 def is_trained(parameter: Any) -> bool:
     """Whether PARAMETER gets gradients of its own; the output of an operator gets none."""
     return not parameter.stop_gradient and bool(parameter.is_leaf)
@@ -37,18 +32,16 @@ def on_gradient(parameter: Any, hook: Callable[..., None]) -> None:
     parameter._register_backward_hook(hook)
 
 
-def make_contiguous(parameters: Sequence[Any]) -> list[Any]:
-    """Make gradients of PARAMETERS contiguous before they are accumulated; return the hooks."""
+def make_contiguous(parameters: Sequence[Any]) -> None:
+    """Make gradients of PARAMETERS contiguous before they are accumulated.
+
+    A vector's is strided only by a script's own hook.
+    """
     # A C function costs less than one of ours.
     contiguous = tensor_class().contiguous
-    return [parameter.register_hook(contiguous) for parameter in maybe_strided(parameters)]
-
-
-def maybe_strided(parameters: Sequence[Any]) -> list[Any]:
-    """Return those of PARAMETERS whose gradients may be strided; vectors only by scripts' hooks."""
-    if not _are_views_strided():
-        return []
-    return [parameter for parameter in parameters if parameter.ndim > 1]
+    for parameter in parameters if _are_views_strided() else ():
+        if parameter.ndim > 1:
+            parameter.register_hook(contiguous)
 
 
 def _are_views_strided() -> bool:

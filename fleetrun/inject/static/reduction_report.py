@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings
 from ..buckets import COUNTS, MEBIBYTE, describe_auto, fuses
-from ..evidence import NO_DIFFERENCE, plural
+from ..evidence import plural
 from . import program, settings_view
 from .cpu import channels, gloo
 from .rings import has_communicator_for_each_ring
@@ -120,16 +120,7 @@ def _report_rings(proof: Evidence, ranks: int) -> None:
         ),
         in_effect=turns,
     )
-    requested_levels = settings.effective("use_hierarchical_allreduce")
-    if requested_levels == "auto":
-        proof.field(
-            "use_hierarchical_allreduce",
-            NO_DIFFERENCE,
-            in_effect=False,
-            evidence="every allreduce is among all ranks",
-            reason="auto: off in static graphs: only dynamic ones measure what two levels gain",
-        )
-    elif requested_levels:
+    if settings.effective("use_hierarchical_allreduce"):
         groups = proof.counts.get("groups")
         for name in ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks"):
             settings.report(

@@ -38,12 +38,8 @@ def rings() -> int:
 
 
 def group_size(ranks: int) -> int:
-    """Return how many ranks reduce among themselves first; 1 with one level only.
-
-    `auto` means one level, too: programs are written before anything can be measured, and not all
-    GPUs can run two levels.
-    """
-    if settings.effective("use_hierarchical_allreduce") in (None, False, "auto"):
+    """Return how many ranks reduce among themselves first; 1 with one level only."""
+    if not settings.effective("use_hierarchical_allreduce"):
         return 1
     size = asked_group_size()
     return size if 1 < size < ranks else 1

@@ -66,10 +66,6 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "streams": {"strategy": {"calc_comm_same_stream": True, "sync_nccl_allreduce": True}},
     "sync_batch_norm": {"strategy": {"sync_batch_norm": True}},
     "groups on GPUs": {"strategy": {"fuse_grad_size_in_num": 2, **LEVELS}, "gpu": True},
-    "levels to be measured on GPUs": {
-        "strategy": {"fuse_grad_size_in_num": 2, "use_hierarchical_allreduce": "auto"},
-        "gpu": True,
-    },
     "communicators on GPUs": {
         "strategy": {"nccl_comm_num": 2, "fuse_grad_size_in_num": 2},
         "gpu": True,
