@@ -139,7 +139,7 @@ class Reducers:
         model._reducer = Reducer(
             model,
             setup,
-            on_reduced=functools.partial(self._report.reduced, weakref.ref(model)),
+            on_reduced=functools.partial(self._report.uses, weakref.ref(model)),
             must_sync=self._must_sync,
         )
 
@@ -185,11 +185,12 @@ class Reducers:
 
     def _hand_over(self, model: Any, why: str) -> None:
         """Let Paddle's reducer average the gradients of MODEL; WHY, if the strategy needs ours."""
-        self._report.hand_over(model, why)
+        if why:
+            self._report.hand_over(why)
         model._reducer = PaddlesReducer(
             model,
             self._limits[model],
-            on_made=functools.partial(self._report.built, weakref.ref(model)),
+            on_made=functools.partial(self._report.uses, weakref.ref(model)),
             must_sync=self._must_sync,
         )
 
@@ -226,7 +227,10 @@ def _forward(forward: Callable[..., Any], model: Any, *inputs: Any, **options: A
     import paddle
 
     reducer = getattr(model, "_reducer", None)
-    is_ours = isinstance(reducer, (Reducer, PaddlesReducer))
-    if is_ours and not model.grad_need_sync and paddle.is_grad_enabled():
+    if (
+        isinstance(reducer, (Reducer, PaddlesReducer))
+        and not model.grad_need_sync
+        and paddle.is_grad_enabled()
+    ):
         reducer.disarm()
     return forward(model, *inputs, **options)

@@ -128,6 +128,11 @@ class Reducer:
             _awaiting.add(self)
 
     @property
+    def bucket_bytes(self) -> list[int]:
+        """The bytes of each bucket, in the order of sending."""
+        return [bucket.nbytes for bucket in self.buckets]
+
+    @property
     def will_send_early(self) -> bool:
         """Whether the next backward sends buckets before its end."""
         overlaps = self.setup.overlaps and len(self.buckets) > 1

@@ -15,14 +15,13 @@ from ..communicators import is_synchronous
 from ..evidence import EFFECTIVE, NO_DIFFERENCE, NO_EFFECT, REFUSED, SCRIPT, plural
 from ..paddle_api import tensors
 from .compression import DTYPES
+from .paddles_reducer import PaddlesReducer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from ..communicators import Hierarchy
     from ..evidence import Evidence
     from ..spec import StrategySpec
-    from .paddles_reducer import PaddlesReducer
     from .reducer import Reducer
 
 HIERARCHY = ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks")
@@ -35,27 +34,13 @@ _ALL = (*FUSION, "nccl_comm_num", "sync_nccl_allreduce", *HIERARCHY, *DTYPES)
 class ModelRow(NamedTuple):
     """How the gradients of one model are sent."""
 
-    # The bytes of each bucket of Paddle's reducer without a strategy.
+    # The bytes of each bucket of Paddle's reducer without a strategy; and those that are sent.
     paddles_bytes: Sequence[int]
+    bucket_bytes: Sequence[int]
+    gradients: int
     nranks: int
-    # The reducer: Paddle's if IS_BUILT; and why, if the strategy needs ours.
-    reducer: Any = None
-    is_built: bool = False
-    why: str = ""
-
-    @property
-    def bucket_bytes(self) -> list[int]:
-        """The bytes of each bucket, in the order of sending."""
-        if self.is_built:
-            return list(self.reducer.bucket_bytes)
-        return [bucket.nbytes for bucket in self.reducer.buckets]
-
-    @property
-    def gradients(self) -> int:
-        """The number of gradients that are sent."""
-        if self.is_built:
-            return sum(map(tensors.is_trained, self.reducer.parameters))
-        return sum(len(bucket.parameters) for bucket in self.reducer.buckets)
+    # fleetrun's reducer; None: Paddle's averages.
+    ours: Reducer | None
 
 
 class ReducerReport:
@@ -64,8 +49,13 @@ class ReducerReport:
     def __init__(self, spec: StrategySpec, proof: Evidence) -> None:
         self._spec = spec
         self._proof = proof
-        # Rows are dropped with their models.
+        # They are dropped with their models.
+        self._paddles_bytes: weakref.WeakKeyDictionary[Any, Sequence[int]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._rows: weakref.WeakKeyDictionary[Any, ModelRow] = weakref.WeakKeyDictionary()
+        # Why Paddle's reducer averages a model although the strategy needs fleetrun's.
+        self._why = ""
 
     @_watching
     def single_rank(self) -> None:
@@ -77,43 +67,43 @@ class ReducerReport:
 
     def add(self, model: Any, paddles_bytes: Sequence[int]) -> None:
         """Report MODEL from now on, for which Paddle alone has buckets of PADDLES_BYTES."""
-        self._rows[model] = ModelRow(paddles_bytes, len(model.group.ranks))
+        self._paddles_bytes[model] = paddles_bytes
 
     @_watching
-    def hand_over(self, model: Any, why: str) -> None:
-        """Record that Paddle's reducer averages MODEL; WHY, if the strategy needs ours."""
-        self._rows[model] = self._rows[model]._replace(reducer=None, is_built=True, why=why)
-        if why:
-            self._proof.note(f"Paddle's own reducer averages the gradients of a model: {why}")
+    def hand_over(self, why: str) -> None:
+        """Record WHY Paddle's reducer averages a model although the strategy needs ours."""
+        self._why = f"Paddle's own reducer averages here: {why}"
+        self._proof.note(f"Paddle's own reducer averages the gradients of a model: {why}")
 
     @_watching
-    def built(self, reference: weakref.ref[Any], reducer: PaddlesReducer) -> None:
-        """Report the buckets of the model REFERENCE, which Paddle's REDUCER begins to average."""
+    def uses(self, reference: weakref.ref[Any], reducer: Reducer | PaddlesReducer) -> None:
+        """Report that REDUCER averages the model REFERENCE, as it begins to or just has."""
         model: Any = reference()
-        self._rows[model] = self._rows[model]._replace(reducer=reducer)
-        self._report()
+        ours = None if isinstance(reducer, PaddlesReducer) else reducer
+        if ours is not None:
+            if ours.backwards > _COUNTED_BACKWARDS:
+                return
+            # In its first backward it sends nothing before the end.
+            self._proof.awaits_backward = ours.backwards == 1 and ours.will_send_early
+        self._rows[model] = ModelRow(
+            self._paddles_bytes[model],
+            tuple(reducer.bucket_bytes),
+            sum(map(tensors.is_trained, reducer.parameters)),
+            len(model.group.ranks),
+            ours,
+        )
+        self._report([row for row in self._rows.values() if row.bucket_bytes])
 
-    @_watching
-    def reduced(self, reference: weakref.ref[Any], reducer: Reducer) -> None:
-        """Count the work of our REDUCER in the backward that has just ended."""
-        if reducer.backwards > _COUNTED_BACKWARDS:
+    def _report(self, rows: Sequence[ModelRow]) -> None:
+        if not rows:
             return
-        model: Any = reference()
-        self._rows[model] = self._rows[model]._replace(reducer=reducer)
-        # In its first backward it sends nothing before the end.
-        self._proof.awaits_backward = reducer.backwards == 1 and reducer.will_send_early
-        self._report()
-
-    def _report(self) -> None:
-        rows = [row for row in self._rows.values() if row.reducer is not None]
-        rows = [row for row in rows if row.bucket_bytes]
-        ours = [row.reducer for row in rows if not row.is_built]
+        ours = [row.ours for row in rows if row.ours is not None]
         hierarchy = next(filter(None, (reducer.setup.hierarchy for reducer in ours)), None)
         counts: dict[str, Any] = {
             "gradients": sum(row.gradients for row in rows),
             "allreduces_before": sum(len(row.paddles_bytes) for row in rows),
             "allreduces": sum(
-                len(row.bucket_bytes) if row.is_built else sum(row.reducer.calls) for row in rows
+                len(row.bucket_bytes) if row.ours is None else sum(row.ours.calls) for row in rows
             ),
             # An allreduce that is waited for at once overlaps with nothing.
             "early": sum(reducer.early for reducer in ours if reducer.setup.overlaps),
@@ -123,99 +113,87 @@ class ReducerReport:
         }
         self._proof.graph = "dygraph"
         self._proof.counts.update(counts)
+        self._report_fusion(rows, counts)
+        beside = self._report_overlap(ours, counts)
+        self._report_communicators(counts, beside)
+        self._report_hierarchy(counts["groups"], rows[0].nranks)
+        self._report_compression(ours)
+        self._proof.write()
+
+    def _report_fusion(self, rows: Sequence[ModelRow], counts: Mapping[str, Any]) -> None:
+        """Report the fields of buckets."""
         fused = (
             f"{plural(counts['gradients'], 'gradient')} in"
             f" {plural(counts['allreduces'], 'allreduce')}"
             f" (Paddle: {counts['allreduces_before']});"
             f" largest {max(counts['bucket_bytes']) / MEBIBYTE:.3g} MB"
         )
-        if len(ours) < len(rows):
+        if any(row.ours is None for row in rows):
             fused += "; as built: Paddle's own reducer sends them, which cannot be observed"
         are_paddles = all(sorted(row.paddles_bytes) == sorted(row.bucket_bytes) for row in rows)
-        self._report_fusion(fused, max(sum(row.bucket_bytes) for row in rows), are_paddles)
-        why = next((row.why for row in rows if row.why), "")
-        why = why and f"Paddle's own reducer averages here: {why}"
-        self._report_overlap(ours, why)
-        for name in HIERARCHY:
-            self._report_hierarchy(name, rows[0].nranks, hierarchy, why)
-        self._report_compression(ours, why)
-        self._proof.write()
-
-    def _report_fusion(self, evidence: str, largest: int, are_paddles: bool) -> None:  # noqa: FBT001
-        """Report the fields of buckets; LARGEST has the bytes of the largest model."""
         for name in FUSION:
-            why_not = ""
-            if name != FUSION[0] and not fuses():
-                why_not = "fuse_all_reduce_ops is off"
-            used = reason = None
-            if name == "fuse_grad_size_in_MB" and settings.effective(name) == "auto":
-                # Each model has a limit of its own.
-                used, reason = describe_auto(largest)
-            self._set(
-                name, evidence, is_moot=are_paddles, why_not=why_not, used=used, reason=reason or ""
-            )
+            is_off = name != FUSION[0] and not fuses()
+            used, reason = None, ""
+            if settings.effective(name) == "auto":
+                # Each model has a limit of its own; this is that of the largest.
+                used, reason = describe_auto(max(sum(row.bucket_bytes) for row in rows))
+            why_not = "fuse_all_reduce_ops is off" * is_off
+            self._set(name, fused, is_moot=are_paddles, why_not=why_not, used=used, reason=reason)
 
-    def _report_overlap(self, ours: Sequence[Reducer], why: str) -> None:
-        """Report the communicators that were used, and what ran during the backward."""
-        counts = self._proof.counts
+    def _report_overlap(self, ours: Sequence[Reducer], counts: Mapping[str, Any]) -> str:
+        """Report what ran during the backward; return that."""
         overlaps = settings.overlaps()
+        never_waits = not ours and not is_synchronous()
         if not ours:
-            waits = "and waits for each" if is_synchronous() else "and never waits"
-            beside = f"Paddle's own reducer sends them during the backward pass, {waits}"
+            waits = "never waits" if never_waits else "waits for each"
+            beside = f"Paddle's own reducer sends them during the backward pass, and {waits}"
         elif overlaps:
             beside = (
                 f"{counts['early']} of {plural(counts['allreduces'], 'allreduce')} went out before"
                 " the last gradient was ready"
             )
             why_late = next((reducer.why_late for reducer in ours if reducer.why_late), "")
-            if why_late:
-                beside += f"; others at the end: {why_late}"
+            beside += f"; others at the end: {why_late}" * bool(why_late)
         else:
             beside = "each allreduce was waited for at once"
-        never_waits = not ours and not is_synchronous() and not overlaps
-        self._set(
-            "sync_nccl_allreduce",
-            beside,
-            is_moot=not ours or counts["allreduces"] == 1 or (overlaps and not counts["early"]),
-            why_not="Paddle's own reducer, which averages here, never waits" * never_waits,
-        )
-        number = counts["communicators"]
+        is_moot = not ours or counts["allreduces"] == 1 or (overlaps and not counts["early"])
+        why_not = "Paddle's own reducer, which averages here, never waits"
+        why_not *= never_waits and not overlaps
+        self._set("sync_nccl_allreduce", beside, is_moot=is_moot, why_not=why_not)
+        return beside
+
+    def _report_communicators(self, counts: Mapping[str, Any], beside: str) -> None:
+        number, name = counts["communicators"], "nccl_comm_num"
         evidence = f"{plural(number, 'communicator')}{' in turn' * (number > 1)}; {beside}"
-        reason = ""
-        if number < int(settings.effective("nccl_comm_num", 1)):
-            are = "is" if counts["allreduces"] == 1 else "are"
-            few = f"there {are} only {plural(counts['allreduces'], 'allreduce')} to share"
-            reason = why or few
-        self._set(
-            "nccl_comm_num",
-            evidence,
-            is_moot=number == 1,
-            why_not=reason if number == 1 else "",
-            used=number if reason else None,
-            reason=reason,
-        )
+        if number >= int(settings.effective(name, 1)):
+            self._set(name, evidence, is_moot=number == 1)
+            return
+        are = "is" if counts["allreduces"] == 1 else "are"
+        few = f"there {are} only {plural(counts['allreduces'], 'allreduce')} to share"
+        reason = self._why or few
+        why_not = reason * (number == 1)
+        self._set(name, evidence, why_not=why_not, used=number, reason=reason)
 
-    def _report_hierarchy(
-        self, name: str, nranks: int, hierarchy: Hierarchy | None, why: str
-    ) -> None:
-        if hierarchy is not None:
-            groups = ", ".join(str(list(group)) for group in hierarchy.groups)
-            self._set(name, f"groups {groups}; leaders {list(hierarchy.leaders)}")
-        elif not settings.effective(HIERARCHY[0]):
-            why_not = f"{HIERARCHY[0]} is not on" if name == HIERARCHY[1] else ""
-            self._set(name, "every allreduce is among all ranks", is_moot=True, why_not=why_not)
-        else:
-            size = int(settings.effective(HIERARCHY[1]) or self._spec.topology.ranks_per_node)
-            self._set(name, "", why_not=why or settings.one_level(size, nranks))
+    def _report_hierarchy(self, groups: Sequence[Sequence[int]], nranks: int) -> None:
+        switch, group_size = HIERARCHY
+        evidence, why_not = "every allreduce is among all ranks", ""
+        if groups:
+            evidence = (
+                f"groups {', '.join(map(str, groups))}; leaders {[group[0] for group in groups]}"
+            )
+        elif settings.effective(switch):
+            size = int(settings.effective(group_size) or self._spec.topology.ranks_per_node)
+            why_not = self._why or settings.one_level(size, nranks)
+        self._set(switch, evidence, is_moot=not groups, why_not=why_not)
+        if not groups:
+            why_not = why_not or f"{switch} is not on"
+        self._set(group_size, evidence, why_not=why_not)
 
-    def _report_compression(self, ours: Sequence[Reducer], why: str) -> None:
+    def _report_compression(self, ours: Sequence[Reducer]) -> None:
         used = next(filter(None, (reducer.setup.compression for reducer in ours)), None)
-        for name in DTYPES:
-            if not self._spec.get(name):
-                continue
+        for name in filter(settings.effective, DTYPES):
             if used is None:
-                if settings.effective(name):
-                    self._set(name, "", why_not=why)
+                self._set(name, "", why_not=self._why)
             elif name != used.field:
                 self._set(name, "", why_not=f"{used.field} is on, too")
             elif used.failure:

@@ -215,14 +215,6 @@ def test_groups_on_gpus_keep_to_the_stream_of_the_computation_or_are_refused(bui
     assert built.report(name)["use_calc_stream"] == [True] * 9
 
 
-def test_levels_that_cannot_be_measured_are_one(built: Built) -> None:
-    name = "levels to be measured on GPUs"
-    assert built.main(name)[built.allreduce] == 3
-    assert not {"reduce", "c_reduce_sum", "broadcast", "c_broadcast"} & built.main(name).keys()
-    status, reason = built.outcome(name, "use_hierarchical_allreduce")
-    assert (status, reason[:26]) == ("no_difference", "auto: off in static graphs")
-
-
 def test_communicators_on_gpus_are_as_many_as_paddle_really_has(built: Built) -> None:
     status, text = built.outcome("communicators on GPUs", "nccl_comm_num")
     if built.version == "3.3.1":
