@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from . import border, checksums, topology
-from .replicas import KINDS, GroupRanks, Part, StaticRanks, reference
+from .replicas import KINDS, Part, Ranks, reference
 
 # Bits: gradients train the parameter; its gradients are sparse.
 TRAINED, SPARSE = 1, 2
@@ -79,9 +79,7 @@ def own_sums(find: Callable[[], Mapping[str, Part]], seen: Callable[[Part], int]
     return OwnSums(parts, sums, [*map(seen, parts.values())])
 
 
-def compare(
-    own: OwnSums, rows: list[list[int]], ranks: GroupRanks | StaticRanks, updates: int
-) -> Differences:
+def compare(own: OwnSums, rows: list[list[int]], ranks: Ranks, updates: int) -> Differences:
     """Compare the parameters of this rank, OWN, with their copies on RANKS after UPDATES updates.
 
     ROWS are the `numbers` of all RANKS.
@@ -144,7 +142,7 @@ class _Copied(NamedTuple):
 
 def _compare_each(
     copied: dict[str, _Copied],
-    ranks: GroupRanks | StaticRanks,
+    ranks: Ranks,
     ulps: float,
     longest: int,
     outcome: Differences,
@@ -159,7 +157,7 @@ def _compare_each(
             left_out.setdefault(copy.why_not, []).append(name)
             continue
         array = checksums.as_array(copy.part.value)
-        is_apart = ranks.are_apart(copy.part.kind, copy.sums, array, ulps)
+        is_apart = ranks.are_apart(index, copy.sums, array, ulps)
         states[index] = _APART if is_apart else _ROUNDED
     table = ranks.gather(states)
     difference = ""

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-import weakref
 from typing import Any
 
 from . import updates
-from .replicas import Part, StaticRanks, is_on_mesh
-
-# By optimizer, and by mesh and the axes that split the parameters: the ranks that compare.
-_known: weakref.WeakKeyDictionary[Any, dict[str, StaticRanks]] = weakref.WeakKeyDictionary()
+from .replicas import Part, Ranks, is_on_mesh
 
 
 def are_used(optimizer: Any) -> bool:
@@ -18,21 +14,19 @@ def are_used(optimizer: Any) -> bool:
     return any(map(is_on_mesh, updates.parameters_of(optimizer)))
 
 
-def copies(optimizer: Any) -> dict[StaticRanks, dict[str, Part]]:
-    """Return the parts that OPTIMIZER updates and other ranks hold, by these ranks.
+def copies(optimizer: Any) -> list[tuple[Ranks, dict[str, Part]]]:
+    """Return the parts that OPTIMIZER updates and other ranks hold, each with these ranks.
 
     In the same order on all ranks.
     """
-    parts: dict[str, dict[str, Part]] = {}
-    known = _known.setdefault(optimizer, {})
+    by_key: dict[str, tuple[Ranks, dict[str, Part]]] = {}
     for parameter in updates.parameters_of(optimizer):
-        if not (parameter.trainable and is_on_mesh(parameter)):
-            continue
-        key, ranks = _peers(parameter)
-        if len(ranks) > 1:
-            known.setdefault(key, StaticRanks(ranks, f"{len(_known)}/{key}/{ranks[0]}"))
-            parts.setdefault(key, {})[parameter.name] = Part(parameter)
-    return {known[key]: parts[key] for key in sorted(parts)}
+        if parameter.trainable and is_on_mesh(parameter):
+            key, ranks = _peers(parameter)
+            if len(ranks) > 1:
+                _, parts = by_key.setdefault(key, (Ranks(ranks), {}))
+                parts[parameter.name] = Part(parameter)
+    return [by_key[key] for key in sorted(by_key)]
 
 
 def _peers(parameter: Any) -> tuple[str, list[int]]:

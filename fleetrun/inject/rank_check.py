@@ -6,7 +6,6 @@ reducer are a remark, and so are those of tables with sparse gradients.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Mapping
@@ -22,13 +21,13 @@ from . import (
     updates,
 )
 from .check_schedule import NEVER, is_due
-from .comparison import FAILED, SPARSE, TRAINED, WHAT, Differences, OwnSums
+from .comparison import FAILED, SPARSE, TRAINED, WHAT, Differences
 from .dygraph.paddles_reducer import PaddlesReducer
 from .dygraph.reducer import Reducer
 from .evidence import Evidence
 from .import_hooks import after_import, watch_method
-from .paddle_api import private_names, tensors
-from .replicas import KINDS, GroupRanks, Part, StaticRanks, world_size
+from .paddle_api import private_names
+from .replicas import KINDS, Part, Ranks, world_size
 from .spec import StrategySpec
 from .static import program as programs
 from .static.cpu import channels
@@ -63,7 +62,7 @@ def barrier(source: Any) -> None:
         return
     if hasattr(source, "global_block"):
         if _has_allreduces(source):
-            StaticRanks().gather([])
+            Ranks().gather([])
     elif paddle.distributed.is_initialized():
         paddle.distributed.barrier()
 
@@ -73,7 +72,7 @@ class _Compared(NamedTuple):
 
     trained: Any
     find: Callable[[], Mapping[str, Part]]
-    ranks: GroupRanks | StaticRanks
+    ranks: Ranks
 
 
 class _Check:
@@ -149,7 +148,7 @@ class _Check:
         """Return the parameters that OPTIMIZER updates, in the same order on every rank."""
         own = {id(parameter) for parameter in _of_optimizer(optimizer)}
         models = [
-            _Compared(model, functools.partial(_parameters, model), GroupRanks(model.group))
+            _Compared(model, functools.partial(_parameters, model), Ranks(model.group.ranks))
             for model in sorted(self.models, key=lambda model: str(model.full_name()))
             if any(id(parameter) in own for parameter in model.parameters())
         ]
@@ -165,8 +164,8 @@ class _Check:
                 *(_Compared(layer, weights, sharing) for layer, sharing, weights in shared),
             ]
         return [
-            _Compared(sharing, parts.copy, sharing)
-            for sharing, parts in process_meshes.copies(optimizer).items()
+            _Compared(optimizer, parts.copy, ranks)
+            for ranks, parts in process_meshes.copies(optimizer)
         ]
 
     def _compare_program(self, program: Any, count: int) -> None:
@@ -176,7 +175,7 @@ class _Check:
             self._proof.note("the ranks were not compared: the program has no allreduce")
         else:
             # Running statistics are not among the variables.
-            row = _Compared(program, functools.partial(variables_of, program), StaticRanks())
+            row = _Compared(program, functools.partial(variables_of, program), Ranks())
             self._compare(row, count, lambda _: TRAINED)
 
     def _compare(self, row: _Compared, count: int, seen: Callable[[Part], int]) -> None:
@@ -185,13 +184,11 @@ class _Check:
         if trained in self._done or self._every == NEVER:
             return
         own = comparison.own_sums(find, seen)
-        with _made_with(own):
-            numbers = [FAILED] * (2 * len(KINDS)) if own is None else own.numbers
-            gathered = ranks.gather(numbers)
-            failed = [rank for rank, row in zip(ranks.ranks, gathered) if row[0] == FAILED]
-            outcome = None
-            if not failed and own is not None:
-                outcome = comparison.compare(own, gathered, ranks, count)
+        gathered = ranks.gather([FAILED] * (2 * len(KINDS)) if own is None else own.numbers)
+        failed = [rank for rank, row in zip(ranks.ranks, gathered) if row[0] == FAILED]
+        outcome = None
+        if not failed and own is not None:
+            outcome = comparison.compare(own, gathered, ranks, count)
         if failed:
             # A rank that compared alone would wait for the others forever.
             self._every = NEVER
@@ -267,15 +264,6 @@ def _of_optimizer(optimizer: Any) -> list[Any]:
     return next(filter(None, candidates), []) + hybrid_models.whole_parameters(
         updates.wrapper_of(optimizer)
     )
-
-
-def _made_with(own: OwnSums | None) -> contextlib.AbstractContextManager[None]:
-    """Create tensors on the device of the parameters of which OWN has checksums."""
-    values = [part.value for part in own.parts.values()] if own is not None else []
-    # Those of static programs, which ranks compare through the store, are not eager tensors.
-    if not values or not hasattr(values[0], "place"):
-        return contextlib.nullcontext()
-    return tensors.made_at(values[0].place)
 
 
 def _parameters(model: Any) -> dict[str, Part]:

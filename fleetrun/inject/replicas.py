@@ -1,17 +1,14 @@
-"""The ranks that hold copies of the same parameters, and where the copies differ.
-
-`GroupRanks` and `HybridRanks` (dynamic graphs) exchange values by collectives, `StaticRanks`
-(static graphs and process meshes) through the job's TCP store. All of `ranks` must compare
-together.
-"""
+"""The ranks that hold copies of the same parameters, and whether the copies differ."""
 
 from __future__ import annotations
 
+import json
 import os
+import zlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import store, topology
+from . import store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,8 +26,12 @@ _SPLITS = {
     "dense_sharding": SLICED,
     "model": DISTRIBUTED,
 }
-# The axes with a group in fleet.
-_LINES = ("data", "sharding", "sep", "model")
+# The most blocks of a parameter that are compared where checksums differ.
+_BLOCKS = 4096
+
+
+# By the ranks: how often these have gathered.
+_gathers: Counter[tuple[int, ...]] = Counter()
 
 
 class Part(NamedTuple):
@@ -68,151 +69,112 @@ def reference(sums: Mapping[int, int]) -> int:
     return next(rank for rank, value in sums.items() if value == most)
 
 
-class GroupRanks:
-    """The ranks of GROUP (None: of the job), which all hold copies of the same parameters."""
+class Ranks:
+    """RANKS (None: all of the job) that hold copies of the same parameters, or parts of them.
 
-    def __init__(self, group: Any = None) -> None:
-        import paddle
-
-        self._paddle: Any = paddle
-        self._group = group
-        group_ranks = None if group is None else getattr(group, "ranks", None)
-        self.rank = int(paddle.distributed.get_rank())
-        self.ranks = (
-            list(group_ranks) if group_ranks else list(range(paddle.distributed.get_world_size()))
-        )
-
-    def gather(self, numbers: list[int]) -> list[list[int]]:
-        """Return the NUMBERS (int64) of every rank, in the order of `ranks`."""
-        paddle = self._paddle
-        with paddle.no_grad():
-            own = paddle.to_tensor(numbers, dtype="int64")
-            # With a gather to a list, Paddle frees the tensor that the device writes to too early.
-            rows = paddle.empty([len(self.ranks) * len(numbers)], dtype="int64")
-            paddle.distributed.stream.all_gather(rows, own, group=self._group)
-            gathered: list[list[int]] = rows.numpy().reshape(len(self.ranks), -1).tolist()
-            return gathered
-
-    def places(self, _kind: int) -> list[object]:
-        """Return a value for each rank, equal for ranks that hold the same parameters."""
-        return [None] * len(self.ranks)
-
-    def are_apart(self, _kind: int, sums: Mapping[int, int], array: Any, ulps: float) -> bool:
-        """Whether ARRAY, this rank's copy, differs from others by more than rounding.
-
-        SUMS are the checksums of the copies by rank, ULPS as in `_are_apart`.
-        """
-        paddle = self._paddle
-        with paddle.no_grad():
-            first = paddle.to_tensor(array)
-            paddle.distributed.broadcast(first, src=reference(sums), group=self._group)
-            return _are_apart(array, first.numpy(), ulps)
-
-
-class HybridRanks(GroupRanks):
-    """All ranks of a job that fleet has set up, each of which holds a part of the model.
-
-    Ranks with the same coordinates along the axes that split parameters hold the same ones.
+    PLACES has a value for each rank by the kind of parameters, equal for ranks with the same ones;
+    None: all have the same. They exchange values through the job's TCP store, and all compare
+    together, in the same order.
     """
 
-    def __init__(self, fleet_groups: Any) -> None:
-        super().__init__()
-        axes = fleet_groups.topology()
-        names = axes.get_hybrid_group_names()
-        self._places: dict[int, list[object]] = {
-            kind: [
-                tuple(
-                    place
-                    for name, place in zip(names, axes.get_coord(rank))
-                    if name not in _SPLITS or kind & _SPLITS[name]
-                )
-                for rank in self.ranks
-            ]
-            for kind in KINDS
-        }
-        # The groups along each axis, and the kinds that it splits.
-        self._lines = [
-            (GroupRanks(getattr(fleet_groups, f"get_{axis}_parallel_group")()), _SPLITS[axis])
-            for axis in _LINES
-            if topology.sizes().get(topology.AXES[axis], 1) > 1
-        ]
-
-    def places(self, kind: int) -> list[object]:
-        """Return each rank's coordinates along the axes that split parameters of KIND."""
-        return self._places[kind]
-
-    def are_apart(self, kind: int, sums: Mapping[int, int], array: Any, ulps: float) -> bool:
-        """Whether ARRAY differs from that of any neighbour, as in `GroupRanks`."""
-        differs = False
-        best = sums[reference(sums)]
-        for line, split in self._lines:
-            own = {rank: sums[rank] for rank in line.ranks} if not kind & split else {}
-            if len({*own.values()}) > 1:
-                # The most frequent values are right.
-                first = next((rank for rank in own if own[rank] == best), line.ranks[0])
-                differs |= line.are_apart(kind, {first: own[first]}, array, ulps)
-        return differs
-
-
-class StaticRanks:
-    """RANKS (None: all) that run the same program, or hold the same parameters KEY."""
-
-    # Several programs may be compared, each after its own first update: keys must be unique.
-    _instances = 0
-
-    def __init__(self, ranks: Sequence[int] | None = None, key: str = "") -> None:
-        if not key:
-            StaticRanks._instances += 1
-            key = str(StaticRanks._instances)
-        self._key = f"fleetrun/check/{key}"
-        self._gathers = 0
-        self._values = 0
+    def __init__(
+        self, ranks: Sequence[int] | None = None, places: Mapping[int, list[object]] | None = None
+    ) -> None:
         self.rank = int(os.environ["PADDLE_TRAINER_ID"])
         self.ranks = list(range(world_size()) if ranks is None else ranks)
+        self._places = places
+        digest = zlib.crc32(json.dumps(self.ranks).encode())
+        self._name = f"fleetrun/check/{self.ranks[0]}/{len(self.ranks)}/{digest}"
+
+    @property
+    def _key(self) -> str:
+        return f"{self._name}/{_gathers[tuple(self.ranks)]}"
 
     def gather(self, numbers: list[Any]) -> list[list[Any]]:
         """Return the NUMBERS of every rank, in the order of `ranks`."""
-        self._gathers += 1
-        key = f"{self._key}/{self._gathers}"
-        rows: list[list[Any]] = store.all_gather(key, numbers, self.rank, self.ranks)
+        _gathers[tuple(self.ranks)] += 1
+        rows: list[list[Any]] = store.all_gather(self._key, numbers, self.rank, self.ranks)
         return rows
 
-    def places(self, _kind: int) -> list[object]:
-        """Return a value for each rank, equal for ranks that hold the same parameters."""
-        return [None] * len(self.ranks)
+    def places(self, kind: int) -> list[object]:
+        """Return a value for each rank, equal for ranks that hold the same parameters of KIND."""
+        return [None] * len(self.ranks) if self._places is None else self._places[kind]
 
-    def are_apart(self, _kind: int, sums: Mapping[int, int], array: Any, ulps: float) -> bool:
-        """Whether ARRAY differs by more than rounding, as in `GroupRanks`."""
+    def are_apart(self, index: int, sums: Mapping[int, int], array: Any, ulps: float) -> bool:
+        """Whether ARRAY, this rank's copy, differs from the others by more than rounding.
+
+        SUMS are the checksums of the copies by rank, ULPS as in `_are_apart`. The store keeps what
+        it gets, so sums of blocks are compared. All ranks with copies know the parameter by INDEX.
+        """
         import numpy as np
 
-        self._values += 1
-        key = f"{self._key}/values/{self._values}"
+        first = reference(sums)
+        key = f"{self._key}/{index}/{first}"
         shared = store.job_store()
-        if self.rank == reference(sums):
-            shared.set(key, array.tobytes())
-        first = np.frombuffer(bytes(shared.get(key)), dtype=array.dtype).reshape(array.shape)
-        return _are_apart(array, first, ulps)
+        blocks = _blocks(array)
+        if self.rank == first:
+            shared.set(key, blocks.tobytes())
+        others = np.frombuffer(bytes(shared.get(key)), dtype=blocks.dtype)
+        return _are_apart(blocks, others, ulps * _unit(array.dtype), array.size)
 
 
-def _are_apart(own: Any, first: Any, ulps: float) -> bool:
-    """Whether OWN differs from FIRST by more than rounding.
+def hybrid_ranks(fleet_groups: Any) -> Ranks:
+    """Return all ranks of a job that fleet has set up, each of which holds a part of the model.
 
-    ULPS are the units in the last place of the largest value of FIRST that are rounding. OWN and
-    FIRST are numpy arrays of one shape and dtype.
+    Ranks with the same coordinates along the axes that split parameters hold the same ones.
+    """
+    axes = fleet_groups.topology()
+    names = axes.get_hybrid_group_names()
+    coordinates = [axes.get_coord(rank) for rank in range(world_size())]
+    return Ranks(
+        places={
+            kind: [
+                tuple(
+                    place
+                    for name, place in zip(names, own)
+                    if name not in _SPLITS or kind & _SPLITS[name]
+                )
+                for own in coordinates
+            ]
+            for kind in KINDS
+        }
+    )
+
+
+def _blocks(array: Any) -> Any:
+    """Return the largest absolute value of ARRAY and the sums of at most `_BLOCKS` blocks, fp64."""
+    import numpy as np
+
+    values = as_float32(array).astype("float64").reshape(-1)
+    largest = np.max(np.abs(values), where=np.isfinite(values), initial=0.0)
+    size = max(1, -(-len(values) // _BLOCKS))
+    starts = np.arange(0, len(values), size)
+    return np.concatenate([[largest], np.add.reduceat(values, starts)])
+
+
+def _unit(dtype: Any) -> float:
+    """Return one unit in the last place at 1 of numpy's DTYPE; bfloat16 is uint16 there."""
+    import numpy as np
+
+    return float(np.finfo(dtype).eps) if dtype.kind == "f" else 2.0**-8
+
+
+def _are_apart(own: Any, first: Any, rounding: float, size: int) -> bool:
+    """Whether the blocks OWN differ from FIRST by more than rounding; both are as from `_blocks`.
+
+    ROUNDING is that of one of the SIZE elements, relative to the largest.
 
     >>> import numpy as np
     >>> first = np.array([1.0, np.nan, np.inf, 0.0], "float32")
-    >>> _are_apart(first + np.float32(1e-6), first, 10), _are_apart(first[::-1], first, 10)
+    >>> def apart(own):
+    ...     return _are_apart(_blocks(own), _blocks(first), 1e-6, 4)
+    >>> apart(first + np.float32(1e-7)), apart(first[::-1])
     (False, True)
     """
     import numpy as np
 
-    if own.tobytes() == first.tobytes():
-        return False
-    unit = float(np.finfo(own.dtype).eps) if own.dtype.kind == "f" else 2.0**-8
-    own, first = (as_float32(array).astype("float64") for array in (own, first))
-    largest = float(np.max(np.abs(first), where=np.isfinite(first), initial=0.0))
-    return not np.allclose(own, first, rtol=0.0, atol=ulps * unit * largest, equal_nan=True)
+    allowed = rounding * first[0] * max(1, -(-size // _BLOCKS))
+    return not np.allclose(own[1:], first[1:], rtol=0.0, atol=allowed, equal_nan=True)
 
 
 def as_float32(array: Any) -> Any:

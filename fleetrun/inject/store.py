@@ -26,7 +26,11 @@ def all_gather(key: str, value: Any, rank: int, ranks: Sequence[int]) -> list[An
     """
     store = job_store()
     store.set(f"{key}/{rank}", json.dumps(value))
-    values = [json.loads(bytes(store.get(f"{key}/{peer}"))) for peer in ranks]
+    # The first one puts them together: a thousand ranks need not read a million values.
+    if rank == ranks[0]:
+        texts = [bytes(store.get(f"{key}/{peer}")).decode() for peer in ranks]
+        store.set(key, f"[{', '.join(texts)}]")
+    values: list[Any] = json.loads(bytes(store.get(key)))
     store.set(f"{key}/{rank}/done", "1")
     if rank == 0:
         # The store ends with rank 0, so that rank stays until all others have read.

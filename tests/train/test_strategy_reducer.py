@@ -152,5 +152,5 @@ def test_steps_make_few_calls_in_python_beside_those_of_paddle_alone(
     plain = train(python, "calls.py", tmp_path / "plain", None, more=more)
     ours = train(python, "calls.py", tmp_path / "ours", asked, check_ranks="auto", more=more)
     for without, with_strategy in zip(plain, ours, strict=True):
-        # However many parameters there are; here 200.
-        assert 0 < with_strategy - without <= 70
+        # Two for each of 100 matrices, whose gradients are made contiguous, and few more.
+        assert 0 < with_strategy - without <= 270

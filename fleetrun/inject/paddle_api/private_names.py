@@ -67,8 +67,7 @@ BACKWARD MERGE CHECK: eager.Tensor.inplace_version
 REDUCER MERGE FUSED: eager.Tensor.is_selected_rows
 REDUCER MERGE CHECK: eager.Tensor.grad
 MERGE: eager.Tensor.clear_gradient eager.Tensor._is_initialized
-CHECK: ProcessGroup.all_gather_into_tensor
-REDUCER STATIC_CPU: create_or_get_global_tcp_store
+REDUCER STATIC_CPU CHECK: create_or_get_global_tcp_store
 REDUCER GROUPS: TCPStore
 STATIC: get_pass
 STATIC_CPU: CommContextManager.create_gloo_comm_context ProcessGroupGloo.create
