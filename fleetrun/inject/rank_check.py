@@ -93,8 +93,8 @@ class _Check:
         # By the id of an optimizer whose parameters are whole only after the next forward: the due
         # update.
         self._late: dict[int, int] = {}
-        # Models and programs that are no longer compared.
-        self._done: weakref.WeakSet[Any] = weakref.WeakSet()
+        # By the model, program or optimizer: the ranks that no longer compare it.
+        self._done: weakref.WeakKeyDictionary[Any, list[list[int]]] = weakref.WeakKeyDictionary()
 
     def before_update(self, optimizer: Any) -> None:
         """Record which parameters have gradients: an optimizer may clear them in its step."""
@@ -181,7 +181,7 @@ class _Check:
     def _compare(self, row: _Compared, count: int, seen: Callable[[Part], int]) -> None:
         """Compare the parameters of ROW after COUNT updates."""
         trained, find, ranks = row
-        if trained in self._done or self._every == NEVER:
+        if self._every == NEVER or ranks.ranks in self._done.get(trained, ()):
             return
         own = comparison.own_sums(find, seen)
         gathered = ranks.gather([FAILED] * (2 * len(KINDS)) if own is None else own.numbers)
@@ -196,6 +196,9 @@ class _Check:
                 f"the ranks are no longer compared: rank {failed[0]} could not take part"
             )
         elif outcome is not None:
+            if outcome.is_any_apart:
+                # Reported once.
+                self._done.setdefault(trained, []).append(ranks.ranks)
             self._report(trained, outcome, count)
 
     def _report(self, trained: Any, outcome: Differences, count: int) -> None:
@@ -206,9 +209,6 @@ class _Check:
         counts = self._proof.counts
         for key, number in zip(_COUNTED, (outcome.ranks, outcome.parameters)):
             counts[key] = max(number, counts.get(key, 0))
-        if outcome.is_any_apart:
-            # Reported once.
-            self._done.add(trained)
         if outcome.difference:
             self._report_difference(trained, outcome.difference, count)
         elif outcome.ranks and updates.count():
