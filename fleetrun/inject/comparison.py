@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from . import border, checksums, topology
-from .replicas import KINDS, Part, Ranks, reference
+from .replicas import KINDS, Part, ComparedRanks, reference
 
 # Bits: gradients train the parameter; its gradients are sparse.
 TRAINED, SPARSE = 1, 2
@@ -79,7 +79,7 @@ def own_sums(find: Callable[[], Mapping[str, Part]], seen: Callable[[Part], int]
     return OwnSums(parts, sums, [*map(seen, parts.values())])
 
 
-def compare(own: OwnSums, rows: list[list[int]], ranks: Ranks, updates: int) -> Differences:
+def compare(own: OwnSums, rows: list[list[int]], ranks: ComparedRanks, updates: int) -> Differences:
     """Compare the parameters of this rank, OWN, with their copies on RANKS after UPDATES updates.
 
     ROWS are the `numbers` of all RANKS.
@@ -142,7 +142,7 @@ class _Copied(NamedTuple):
 
 def _compare_each(
     copied: dict[str, _Copied],
-    ranks: Ranks,
+    ranks: ComparedRanks,
     ulps: float,
     longest: int,
     outcome: Differences,

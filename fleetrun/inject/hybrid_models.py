@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import topology, updates
 from .import_hooks import after_import, watch_method
-from .replicas import DISTRIBUTED, SLICED, Part, Ranks, hybrid_ranks
+from .replicas import DISTRIBUTED, SLICED, Part, ComparedRanks, hybrid_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ def _patch(name: str, module: ModuleType) -> None:
     watch_method(getattr(module, name), "__init__", after=_models.add)
 
 
-def ranks_of(wrapper: Any) -> Ranks | None:
+def ranks_of(wrapper: Any) -> ComparedRanks | None:
     """Return the ranks that step WRAPPER, an optimizer, at the same time; None if unknown."""
     fleet_groups = topology.groups()
     group = getattr(_sliced(wrapper) or wrapper, "_group", None)
@@ -50,7 +50,7 @@ def ranks_of(wrapper: Any) -> Ranks | None:
         is_fleets = fleet_groups is not None and (
             list(fleet_groups.get_sharding_parallel_group().ranks) == list(group.ranks)
         )
-        return _hybrid(fleet_groups) if is_fleets else Ranks(group.ranks)
+        return _hybrid(fleet_groups) if is_fleets else ComparedRanks(group.ranks)
     is_fleets = any(
         updates.own_attribute(optimizer, "_hcg") for optimizer in updates.chain(wrapper)
     )
@@ -96,7 +96,7 @@ def whole_parameters(wrapper: Any) -> list[Any]:
     return []
 
 
-def shared_weights(wrapper: Any) -> list[tuple[Any, Ranks, Callable[[], dict[str, Part]]]]:
+def shared_weights(wrapper: Any) -> list[tuple[Any, ComparedRanks, Callable[[], dict[str, Part]]]]:
     """Return (owner, ranks, weights) of the weights that only some ranks share.
 
     Stages of a pipeline share layers, and groups share parameters of their colour.
@@ -117,7 +117,7 @@ def shared_weights(wrapper: Any) -> list[tuple[Any, Ranks, Callable[[], dict[str
                 for name, weight in shared_by_name.items()
             }
             if all(id(part.parameter) in own for part in weights.values()):
-                shares.append((layer, Ranks(shared["group"].ranks), weights.copy))
+                shares.append((layer, ComparedRanks(shared["group"].ranks), weights.copy))
     colored: dict[tuple[str, int], tuple[Any, dict[str, Part]]] = {}
     for parameter in whole_parameters(wrapper):
         group = _own_group(parameter)
@@ -127,7 +127,7 @@ def shared_weights(wrapper: Any) -> list[tuple[Any, Ranks, Callable[[], dict[str
             colored.setdefault(key, (group, {}))[1][name] = Part(parameter)
     for key in sorted(colored):
         group, weights = colored[key]
-        shares.append((group, Ranks(group.ranks), weights.copy))
+        shares.append((group, ComparedRanks(group.ranks), weights.copy))
     return shares
 
 
@@ -137,7 +137,7 @@ def _sliced(wrapper: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=1)
-def _hybrid(known: Any) -> Ranks:
+def _hybrid(known: Any) -> ComparedRanks:
     return hybrid_ranks(known)
 
 

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from . import updates
-from .replicas import Part, Ranks, is_on_mesh
+from .replicas import Part, ComparedRanks, is_on_mesh
 
 
 def are_used(optimizer: Any) -> bool:
@@ -14,17 +14,17 @@ def are_used(optimizer: Any) -> bool:
     return any(map(is_on_mesh, updates.parameters_of(optimizer)))
 
 
-def copies(optimizer: Any) -> list[tuple[Ranks, dict[str, Part]]]:
+def copies(optimizer: Any) -> list[tuple[ComparedRanks, dict[str, Part]]]:
     """Return the parts that OPTIMIZER updates and other ranks hold, each with these ranks.
 
     In the same order on all ranks.
     """
-    by_key: dict[str, tuple[Ranks, dict[str, Part]]] = {}
+    by_key: dict[str, tuple[ComparedRanks, dict[str, Part]]] = {}
     for parameter in updates.parameters_of(optimizer):
         if parameter.trainable and is_on_mesh(parameter):
             key, ranks = _peers(parameter)
             if len(ranks) > 1:
-                _, parts = by_key.setdefault(key, (Ranks(ranks), {}))
+                _, parts = by_key.setdefault(key, (ComparedRanks(ranks), {}))
                 parts[parameter.name] = Part(parameter)
     return [by_key[key] for key in sorted(by_key)]
 

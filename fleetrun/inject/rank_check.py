@@ -1,6 +1,6 @@
 """Compares the parameters of the ranks, which must stay equal in data-parallel training.
 
-Ranks that differ end the job if a strategy sums the gradients. Differences after Paddle's own
+ComparedRanks that differ end the job if a strategy sums the gradients. Differences after Paddle's own
 reducer are a remark, and so are those of tables with sparse gradients.
 """
 
@@ -27,7 +27,7 @@ from .dygraph.reducer import Reducer
 from .evidence import Evidence
 from .import_hooks import after_import, watch_method
 from .paddle_api import private_names
-from .replicas import KINDS, Part, Ranks, world_size
+from .replicas import KINDS, Part, ComparedRanks, world_size
 from .spec import StrategySpec
 from .static import program as programs
 from .static.cpu import channels
@@ -50,7 +50,7 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
     hybrid_models.watch()
     updates.before_update(check.before_update, WHAT)
     updates.on_update(check.after_update, WHAT)
-    # Ranks that have skipped an update still compare with those that have not.
+    # ComparedRanks that have skipped an update still compare with those that have not.
     updates.on_skipped(check.after_update, WHAT)
 
 
@@ -62,7 +62,7 @@ def barrier(source: Any) -> None:
         return
     if hasattr(source, "global_block"):
         if _has_allreduces(source):
-            Ranks().gather([])
+            ComparedRanks().gather([])
     elif paddle.distributed.is_initialized():
         paddle.distributed.barrier()
 
@@ -72,7 +72,7 @@ class _Compared(NamedTuple):
 
     trained: Any
     find: Callable[[], Mapping[str, Part]]
-    ranks: Ranks
+    ranks: ComparedRanks
 
 
 class _Check:
@@ -148,7 +148,9 @@ class _Check:
         """Return the parameters that OPTIMIZER updates, in the same order on every rank."""
         own = {id(parameter) for parameter in _of_optimizer(optimizer)}
         models = [
-            _Compared(model, functools.partial(_parameters, model), Ranks(model.group.ranks))
+            _Compared(
+                model, functools.partial(_parameters, model), ComparedRanks(model.group.ranks)
+            )
             for model in sorted(self.models, key=lambda model: str(model.full_name()))
             if any(id(parameter) in own for parameter in model.parameters())
         ]
@@ -175,7 +177,7 @@ class _Check:
             self._proof.note("the ranks were not compared: the program has no allreduce")
         else:
             # Running statistics are not among the variables.
-            row = _Compared(program, functools.partial(variables_of, program), Ranks())
+            row = _Compared(program, functools.partial(variables_of, program), ComparedRanks())
             self._compare(row, count, lambda _: TRAINED)
 
     def _compare(self, row: _Compared, count: int, seen: Callable[[Part], int]) -> None:

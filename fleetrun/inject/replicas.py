@@ -69,7 +69,7 @@ def reference(sums: Mapping[int, int]) -> int:
     return next(rank for rank, value in sums.items() if value == most)
 
 
-class Ranks:
+class ComparedRanks:
     """RANKS (None: all of the job) that hold copies of the same parameters, or parts of them.
 
     PLACES has a value for each rank by the kind of parameters, equal for ranks with the same ones;
@@ -118,15 +118,15 @@ class Ranks:
         return _are_apart(blocks, others, ulps * _unit(array.dtype), array.size)
 
 
-def hybrid_ranks(fleet_groups: Any) -> Ranks:
+def hybrid_ranks(fleet_groups: Any) -> ComparedRanks:
     """Return all ranks of a job that fleet has set up, each of which holds a part of the model.
 
-    Ranks with the same coordinates along the axes that split parameters hold the same ones.
+    ComparedRanks with the same coordinates along the axes that split parameters hold the same ones.
     """
     axes = fleet_groups.topology()
     names = axes.get_hybrid_group_names()
     coordinates = [axes.get_coord(rank) for rank in range(world_size())]
-    return Ranks(
+    return ComparedRanks(
         places={
             kind: [
                 tuple(
