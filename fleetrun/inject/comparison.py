@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from . import border, checksums, topology
-from .replicas import KINDS, Part, ComparedRanks, reference
+from .replicas import KINDS, ComparedRanks, Part, reference
 
 # Bits: gradients train the parameter; its gradients are sparse.
 TRAINED, SPARSE = 1, 2

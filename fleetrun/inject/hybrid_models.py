@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import topology, updates
 from .import_hooks import after_import, watch_method
-from .replicas import DISTRIBUTED, SLICED, Part, ComparedRanks, hybrid_ranks
+from .replicas import DISTRIBUTED, SLICED, ComparedRanks, Part, hybrid_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from . import updates
-from .replicas import Part, ComparedRanks, is_on_mesh
+from .replicas import ComparedRanks, Part, is_on_mesh
 
 
 def are_used(optimizer: Any) -> bool:

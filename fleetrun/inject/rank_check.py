@@ -1,6 +1,6 @@
 """Compares the parameters of the ranks, which must stay equal in data-parallel training.
 
-ComparedRanks that differ end the job if a strategy sums the gradients. Differences after Paddle's own
+Ranks that differ end the job if a strategy sums the gradients. Differences after Paddle's own
 reducer are a remark, and so are those of tables with sparse gradients.
 """
 
@@ -27,7 +27,7 @@ from .dygraph.reducer import Reducer
 from .evidence import Evidence
 from .import_hooks import after_import, watch_method
 from .paddle_api import private_names
-from .replicas import KINDS, Part, ComparedRanks, world_size
+from .replicas import KINDS, ComparedRanks, Part, world_size
 from .spec import StrategySpec
 from .static import program as programs
 from .static.cpu import channels
@@ -50,7 +50,7 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
     hybrid_models.watch()
     updates.before_update(check.before_update, WHAT)
     updates.on_update(check.after_update, WHAT)
-    # ComparedRanks that have skipped an update still compare with those that have not.
+    # Ranks that have skipped an update still compare with those that have not.
     updates.on_skipped(check.after_update, WHAT)
 
 

@@ -121,7 +121,7 @@ class ComparedRanks:
 def hybrid_ranks(fleet_groups: Any) -> ComparedRanks:
     """Return all ranks of a job that fleet has set up, each of which holds a part of the model.
 
-    ComparedRanks with the same coordinates along the axes that split parameters hold the same ones.
+    Ranks with the same coordinates along the axes that split parameters hold the same ones.
     """
     axes = fleet_groups.topology()
     names = axes.get_hybrid_group_names()
