@@ -135,7 +135,9 @@ class MergeRound:
         self._watch(parameters)
         self._is_in_backward = True
         self._check_left(parameters)
-        self._used &= {id(param) for param in parameters if not is_zero(gradient_of(param))}
+        # Those that the script has set to zero without Paddle's methods are cleared, too.
+        used = [param for param in parameters if id(param) in self._used]
+        self._used = {id(param) for param in used if not is_zero(gradient_of(param))}
         self._arrived.clear()
         if self.is_last and self.merged:
             self._scale(parameters, undo=True)
