@@ -139,7 +139,13 @@ def _projection(flat: Any) -> Any:
 
     with paddle.no_grad(), tensors.made_at(flat.place):
         elements = flat.flatten().astype("float64")
-        places = paddle.arange(elements.shape[0], dtype="int64")
-        signs = (places * _STEP % _PRIME % 2 * 2 - 1).astype("float64")
-        sums = [(elements * signs).sum(), (elements * elements).sum()]
+        sums = [(elements * _signs(elements.shape[0])).sum(), (elements * elements).sum()]
         return paddle.stack([*sums, paddle.full([], elements.shape[0], "float64")])
+
+
+def _signs(size: int) -> Any:
+    """Return SIZE signs, 1 or -1 in fp64."""
+    import paddle
+
+    places = paddle.arange(size, dtype="int64")
+    return (places * _STEP % _PRIME % 2 * 2 - 1).astype("float64")

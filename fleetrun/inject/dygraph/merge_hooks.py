@@ -101,7 +101,7 @@ def _hybrid(merge: GradientMerge, module: ModuleType) -> None:
                 )
 
 
-def _stage_1(_merge: GradientMerge, module: ModuleType) -> None:
+def _stage_1(merge: GradientMerge, module: ModuleType) -> None:
     def init_share(init: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         # OPTIMIZER will have only its share, but the gradients of all are merged.
         keep_whole(unwrap(optimizer))
@@ -112,9 +112,16 @@ def _stage_1(_merge: GradientMerge, module: ModuleType) -> None:
                 " sharding_configs.accumulate_steps merges"
             )
 
+    # Trainers call it themselves before each `_step`.
+    def reduce_gradients(reduce: Any, self: Any, parameter_list: Any, *args: Any) -> None:
+        parameters = list(parameter_list)
+        if merge.must_sync(parameters):
+            reduce(self, parameters, *args)
+
     for name in ("DygraphShardingOptimizer", "DygraphShardingOptimizerV2"):
         if hasattr(module, name):
             in_place_of(getattr(module, name), "__init__")(init_share)
+            in_place_of(getattr(module, name), "reduce_gradients")(reduce_gradients)
 
 
 def _refuse_stage(name: str, module: ModuleType) -> None:
