@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
 from collections import Counter
@@ -26,10 +27,10 @@ _SPLITS = {
     "dense_sharding": SLICED,
     "model": DISTRIBUTED,
 }
-# The most blocks of a parameter that are compared where checksums differ.
+# The most blocks of a parameter that are compared where checksums differ; with so many rows, blocks
+# are of rows.
 _BLOCKS = 4096
-
-
+_MANY_ROWS = 512
 # By the ranks: how often these have gathered.
 _gathers: Counter[tuple[int, ...]] = Counter()
 
@@ -100,11 +101,12 @@ class ComparedRanks:
         """Return a value for each rank, equal for ranks that hold the same parameters of KIND."""
         return [None] * len(self.ranks) if self._places is None else self._places[kind]
 
-    def are_apart(self, index: int, sums: Mapping[int, int], array: Any, ulps: float) -> bool:
-        """Whether ARRAY, this rank's copy, differs from the others by more than rounding.
+    def apart(self, index: int, sums: Mapping[int, int], array: Any, ulps: float) -> int:
+        """Return how many blocks of ARRAY differ from those of the others by more than rounding.
 
-        SUMS are the checksums of the copies by rank, ULPS as in `_are_apart`. The store keeps what
-        it gets, so sums of blocks are compared. All ranks with copies know the parameter by INDEX.
+        ARRAY is this rank's copy, SUMS are the checksums of the copies by rank, ULPS is the
+        rounding of an element in units in the last place of the largest. The store keeps what it
+        gets, so sums of blocks are compared. All ranks with copies know the parameter by INDEX.
         """
         import numpy as np
 
@@ -115,7 +117,7 @@ class ComparedRanks:
         if self.rank == first:
             shared.set(key, blocks.tobytes())
         others = np.frombuffer(bytes(shared.get(key)), dtype=blocks.dtype)
-        return _are_apart(blocks, others, ulps * _unit(array.dtype), array.size)
+        return _apart(blocks, others, ulps * _unit(array.dtype), _block_size(array.shape))
 
 
 def hybrid_ranks(fleet_groups: Any) -> ComparedRanks:
@@ -141,15 +143,28 @@ def hybrid_ranks(fleet_groups: Any) -> ComparedRanks:
     )
 
 
+def _block_size(shape: Sequence[int]) -> int:
+    """Return the number of elements in each block of an array: whole rows, if there are many.
+
+    >>> [_block_size(shape) for shape in ((1000, 8), (1_000_000, 8), (2, 100_000), (9,))]
+    [8, 1960, 49, 1]
+    """
+    rows = shape[0] if len(shape) > 1 and shape[0] >= _MANY_ROWS else math.prod(shape)
+    return math.prod(shape) // rows * -(-rows // _BLOCKS)
+
+
 def _blocks(array: Any) -> Any:
-    """Return the largest absolute value of ARRAY and the sums of at most `_BLOCKS` blocks, fp64."""
+    """Return the largest absolute value of ARRAY, and the sum of each block, in fp64.
+
+    Summed with random signs, so that what rounding has added cancels out.
+    """
     import numpy as np
 
     values = as_float32(array).astype("float64").reshape(-1)
     largest = np.max(np.abs(values), where=np.isfinite(values), initial=0.0)
-    size = max(1, -(-len(values) // _BLOCKS))
-    starts = np.arange(0, len(values), size)
-    return np.concatenate([[largest], np.add.reduceat(values, starts)])
+    signs = np.arange(values.size) * 40503 % 65521 % 2 * 2 - 1
+    starts = np.arange(0, values.size, _block_size(array.shape))
+    return np.concatenate([[largest], np.add.reduceat(values * signs, starts)])
 
 
 def _unit(dtype: Any) -> float:
@@ -159,22 +174,23 @@ def _unit(dtype: Any) -> float:
     return float(np.finfo(dtype).eps) if dtype.kind == "f" else 2.0**-8
 
 
-def _are_apart(own: Any, first: Any, rounding: float, size: int) -> bool:
-    """Whether the blocks OWN differ from FIRST by more than rounding; both are as from `_blocks`.
+def _apart(own: Any, first: Any, rounding: float, block: int) -> int:
+    """Return how many blocks of OWN differ from FIRST by more than rounding; see `_blocks`.
 
-    ROUNDING is that of one of the SIZE elements, relative to the largest.
+    ROUNDING is that of one of the elements, of which a BLOCK has so many, relative to the largest.
 
     >>> import numpy as np
     >>> first = np.array([1.0, np.nan, np.inf, 0.0], "float32")
     >>> def apart(own):
-    ...     return _are_apart(_blocks(own), _blocks(first), 1e-6, 4)
+    ...     return _apart(_blocks(own), _blocks(first), 1e-6, 1)
     >>> apart(first + np.float32(1e-7)), apart(first[::-1])
-    (False, True)
+    (0, 4)
     """
     import numpy as np
 
-    allowed = rounding * first[0] * max(1, -(-size // _BLOCKS))
-    return not np.allclose(own[1:], first[1:], rtol=0.0, atol=allowed, equal_nan=True)
+    allowed = rounding * first[0] * min(block, 4 * math.sqrt(block))
+    is_near = np.isclose(own[1:], first[1:], rtol=0.0, atol=allowed, equal_nan=True)
+    return int(np.count_nonzero(~is_near))
 
 
 def as_float32(array: Any) -> Any:

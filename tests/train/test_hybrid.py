@@ -45,24 +45,30 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
         {"reduce": 2, "all_reduce": 2},
     ),
     "split sharding": (
-        {"sharding": 2, "sharding_configs": {"split_param": True}},
+        {"sharding": 2, "main_grad": True, "sharding_configs": {"split_param": True}},
         {"reduce_scatter": 1, "all_reduce": 2},
     ),
     # Paddle itself overlaps with backward here.
     "overlapping sharding": (
-        {"sharding": 2, "sharding_configs": {"comm_overlap": True}},
+        {"sharding": 2, "main_grad": True, "sharding_configs": {"comm_overlap": True}},
         {"reduce": 2, "all_reduce": 2},
     ),
     "overlapping split sharding": (
-        {"sharding": 2, "sharding_configs": {"split_param": True, "comm_overlap": True}},
+        {
+            "sharding": 2,
+            "main_grad": True,
+            "sharding_configs": {"split_param": True, "comm_overlap": True},
+        },
         {"reduce_scatter": 1, "all_reduce": 2},
     ),
-    "overlapping dp x pp": (
-        {"dp": 2, "pp": 2, "accumulate": 2, "pp_configs": {"dp_comm_overlap": True}},
-        {"all_reduce": 1},
-    ),
     "overlapping sharding x pp": (
-        {"sharding": 2, "pp": 2, "accumulate": 2, "pp_configs": {"sharding_comm_overlap": True}},
+        {
+            "sharding": 2,
+            "pp": 2,
+            "accumulate": 2,
+            "main_grad": True,
+            "pp_configs": {"sharding_comm_overlap": True},
+        },
         {"reduce": 2, "all_reduce": 2},
     ),
     "stage 2": ({"sharding": 2, "stage": 2}, {"all_reduce": 2}),
@@ -113,9 +119,6 @@ SHORT = [
     ("npu", "dp x mp", "small"),
     ("npu", "split sharding", "merged"),
 ]
-# Plain Paddle trains these with zeros from the second update on, or stops: clear_grad detaches the
-# gradients from its buffers; fleetrun puts them back.
-REPAIRED = ("split sharding", *(name for name in LAYOUTS if name.startswith("overlapping ")))
 UPDATES = 3
 PYTHON = PYTHONS["3.3.1"]
 
@@ -138,8 +141,6 @@ def test_a_hybrid_job_trains_as_one_process(
 ) -> None:
     layout, sent = LAYOUTS[name]
     asked = resolved(STRATEGIES[strategy])
-    if name in REPAIRED and asked is None:
-        asked = {}
     expected = TOLD[name][strategy == "merged"]
     if expected == "merged":
         layout = {**layout, "merge": 2}
@@ -154,7 +155,7 @@ def test_a_hybrid_job_trains_as_one_process(
     more = {**_told(layout), "ALONE": str(tmp_path / "alone" / "report.0")}
     with on_device if place == "npu" else devices.on(""):
         if expected == "refused":
-            with pytest.raises(AssertionError, match=r"GroupShardedStage\d reduces gradients in"):
+            with pytest.raises(AssertionError, match=r"in each (backward|train_batch)"):
                 train(*(python, "hybrid.py", tmp_path / "ours", asked, 1), nranks=nranks, more=more)
             return
         ranks = train(*(python, "hybrid.py", tmp_path / "ours", asked), nranks=nranks, more=more)
@@ -202,6 +203,13 @@ def test_gradients_that_a_trainer_averages_itself_are_merged(
     )
 
 
+def test_gradients_that_paddle_takes_out_of_its_buffers_end_the_job(tmp_path: Path) -> None:
+    layout = {**LAYOUTS["split sharding"][0], "main_grad": False}
+    text = "is not in the buffer that Paddle sends.*Keep gradients in main_grad"
+    with devices.on("npu"), pytest.raises(AssertionError, match=text):
+        train(PYTHON, "hybrid.py", tmp_path / "ours", {}, more=_told(layout))
+
+
 def resolved(asked: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return the strategy that the launcher resolves ASKED to on one host."""
     on_one_host = {"nccl_comm_num": 1, "use_hierarchical_allreduce": False}
@@ -240,7 +248,7 @@ def assert_sent(
 
 def test_all_ranks_skip_an_update_with_infinite_gradients(tmp_path: Path) -> None:
     # The second update is skipped.
-    layout = {**LAYOUTS["split sharding"][0], "infinite": 2}
+    layout = {**LAYOUTS["fused sharding"][0], "infinite": 2}
     more = _told(layout)
     train(*(PYTHON, "hybrid.py", tmp_path / "alone", None), nranks=1, more=more)
     more |= {"ALONE": str(tmp_path / "alone" / "report.0")}

@@ -71,7 +71,10 @@ def test_odd_backwards_are_averaged_right_or_refused(
         text = "had a gradient on every rank at first" if is_ours else "find_unused_parameters"
         assert text in stopped["left_out"]
         assert ("" if is_ours else "has been ready before") in stopped["twice"]
-        assert bool(stopped["twice"]) is not is_ours
+        # The weight of a layer of Paddle's, which Paddle's reducer misreads.
+        text = "" if is_ours else "The ranks no longer train the same model: after update 8 "
+        assert text in stopped["turned"]
+        assert any(stopped[name] for name in ("twice", "turned")) is not is_ours
 
 
 # Paddle's own reducer raises ValueError in the first backward after the cast.
@@ -152,5 +155,5 @@ def test_steps_make_few_calls_in_python_beside_those_of_paddle_alone(
     plain = train(python, "calls.py", tmp_path / "plain", None, more=more)
     ours = train(python, "calls.py", tmp_path / "ours", asked, check_ranks="auto", more=more)
     for without, with_strategy in zip(plain, ours, strict=True):
-        # Two for each of 100 matrices, whose gradients are made contiguous, and few more.
-        assert 0 < with_strategy - without <= 270
+        # However many parameters there are; here 200.
+        assert 0 < with_strategy - without <= 70

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # The most sets of trained parameters and dtypes between which a script may change.
 _MOST_SETS = 8
+_PADDLES_LAYERS = "paddle.nn."
 _CRASHES = (
     "fleetrun: Paddle crashes on sparse gradients in a backward under no_sync: create embeddings"
     " with sparse=False."
@@ -77,6 +78,31 @@ def choose_groups(
     return [[order[place] for place in group] for group in packed]
 
 
+def _of_scripts_layers(model: Any) -> set[int]:
+    """Return the ids of parameters of layers that are not Paddle's, which may use them in any way.
+
+    The gradient of a weight that is used transposed has the transposed layout.
+    """
+    return {
+        id(parameter)
+        for layer in model.sublayers()
+        if not type(layer).__module__.startswith(_PADDLES_LAYERS)
+        or getattr(layer.forward, "__func__", None) is not type(layer).forward
+        for parameter in layer.parameters(include_sublayers=False)
+    }
+
+
+def _look(key: int, strided: dict[int, bool]) -> Callable[[Any], Any]:
+    """Return a hook that records in STRIDED, by KEY, whether gradients are, and makes them not."""
+
+    def hook(gradient: Any) -> Any:
+        is_strided = not gradient.is_contiguous()
+        strided[key] = is_strided or strided.get(key, False)
+        return gradient.contiguous() if is_strided else None
+
+    return hook
+
+
 class PaddlesReducer:
     """Paddle's reducers of one MODEL: one for each set of trained parameters and dtypes.
 
@@ -98,8 +124,11 @@ class PaddlesReducer:
         self._must_sync = must_sync
         self.parameters = averaged(model)
         self._sparse = sparse_parameters(model)
-        # The ids of parameters whose gradients are made contiguous, or are sparse.
+        # By the id of a parameter whose first gradient is still to come: a hook that looks at it.
+        self._looking: dict[int, Any] = {}
         self._hooked: set[int] = set(self._sparse)
+        # Whether the first gradient of a parameter was strided, by its id.
+        self._strided: dict[int, bool] = {}
         self._made: dict[tuple[Any, ...], Any] = {}
         self._states: list[Any] = []
         self._current: Any = None
@@ -161,6 +190,8 @@ class PaddlesReducer:
 
         To average an average changes nothing.
         """
+        if self._strided:
+            self._look_no_more()
         has_nested = self._is_reached and backward.nested != self._nested and not self._is_local
         if not (self._is_extra or has_nested):
             return
@@ -172,6 +203,14 @@ class PaddlesReducer:
         with paddle.no_grad(), tensors.made_at(self.parameters[0].place):
             # Not as patched for optimizers that average when they step.
             getattr(sum_all, "__wrapped__", sum_all)(self.parameters, model.group)
+
+    def _look_no_more(self) -> None:
+        """Make only those gradients contiguous that were strided at first: hooks cost time."""
+        for parameter in self.parameters:
+            if id(parameter) in self._strided:
+                self._looking.pop(id(parameter)).remove()
+                if self._strided.pop(id(parameter)):
+                    tensors.make_contiguous([parameter])
 
     def abandon(self) -> None:
         """Remember that a backward of this model has raised."""
@@ -228,9 +267,16 @@ class PaddlesReducer:
         for parameter in trained:
             # Its hooks in C++, which Paddle cannot remove, refer to it without holding it.
             weakref.finalize(parameter, _let_go, made).atexit = False
-        fresh = [param for param in trained if id(param) not in self._hooked]
-        self._hooked.update(map(id, fresh))
-        tensors.make_contiguous(fresh)
+        scripts = _of_scripts_layers(model)
+        for parameter in tensors.maybe_strided(trained):
+            key = id(parameter)
+            if key in self._hooked:
+                continue
+            self._hooked.add(key)
+            if key in scripts:
+                tensors.make_contiguous([parameter])
+            else:
+                self._looking[key] = parameter.register_hook(_look(key, self._strided))
         # Likely the first and the last gradient of a backward.
         for parameter in (trained[0], trained[-1]):
             if id(parameter) not in self._watched:

@@ -33,15 +33,18 @@ def on_gradient(parameter: Any, hook: Callable[..., None]) -> None:
 
 
 def make_contiguous(parameters: Sequence[Any]) -> None:
-    """Make gradients of PARAMETERS contiguous before they are accumulated.
-
-    A vector's is strided only by a script's own hook.
-    """
+    """Make gradients of PARAMETERS contiguous before they are accumulated."""
     # A C function costs less than one of ours.
     contiguous = tensor_class().contiguous
-    for parameter in parameters if _are_views_strided() else ():
-        if parameter.ndim > 1:
-            parameter.register_hook(contiguous)
+    for parameter in maybe_strided(parameters):
+        parameter.register_hook(contiguous)
+
+
+def maybe_strided(parameters: Sequence[Any]) -> list[Any]:
+    """Return those of PARAMETERS whose gradients may be strided; vectors only by scripts' hooks."""
+    if not _are_views_strided():
+        return []
+    return [parameter for parameter in parameters if parameter.ndim > 1]
 
 
 def _are_views_strided() -> bool:

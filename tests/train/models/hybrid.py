@@ -73,18 +73,26 @@ def fill(made: list[Any], mp_rank: int | None) -> dict[str, Any]:
     return drawn
 
 
-def optimizer_of(parameters: Any) -> Any:
+def optimizer_of(net: Any) -> Any:
     clip = nn.ClipGradByGlobalNorm(0.5) if os.environ.get("CLIP", "1") == "1" else None
+    parameters = net.parameters()
     if os.environ.get("SGD"):
         return paddle.optimizer.SGD(0.1, parameters=parameters, grad_clip=clip)
-    return paddle.optimizer.AdamW(0.02, parameters=parameters, grad_clip=clip, weight_decay=0.01)
+    options = {"grad_clip": clip, "weight_decay": 0.01}
+    optimizer: Any = paddle.optimizer.AdamW(0.02, parameters=parameters, **options)
+    if world > 1 and layout.get("main_grad"):
+        # The layer is used for its hooks only.
+        mixed: Any = fleet_.utils.mix_precision_utils
+        mixed.MixPrecisionLayer(net)
+        optimizer = mixed.MixPrecisionOptimizer(optimizer)
+    return optimizer
 
 
 def alone() -> dict[str, Any]:
     """Train the whole model on all data."""
     made = layers(parallel=False)
     net = nn.Sequential(*made)
-    parameters, optimizer = fill(made, None), optimizer_of(net.parameters())
+    parameters, optimizer = fill(made, None), optimizer_of(net)
     skipped = {-(-layout.get("infinite", 0) // STEPS)}
     for number, rows in enumerate(DATA, 1):
         (loss_of(net(paddle.to_tensor(rows))) / STEPS).backward()
@@ -134,14 +142,15 @@ def distributed(net: Any, hcg: Any) -> tuple[Any, Any, Any]:
         if degree["dp"] > 1:
             groups["dp_group"] = hcg.get_data_parallel_group()
         model, optimizer, scaler = sharded(
-            *(net, optimizer_of(net.parameters()), level),
+            *(net, optimizer_of(net), level),
             scaler=scaler,
             segment_size=layout.get("segment", 16),
             **groups,
         )
     else:
+        optimizer = optimizer_of(net)
         model = fleet_.distributed_model(net)
-        optimizer = fleet_.distributed_optimizer(optimizer_of(net.parameters()))
+        optimizer = fleet_.distributed_optimizer(optimizer)
         scaler = scaler and fleet_.distributed_scaler(scaler)
     return model, optimizer, scaler
 
@@ -210,7 +219,7 @@ def pipeline(rows: list[Any], mp_rank: int) -> dict[str, Any]:
     kept = {id(layer) for layer in model.sublayers()}
     parameters = fill([layer if id(layer) in kept else None for layer in made], mp_rank)
     parallel = fleet_.distributed_model(model)
-    optimizer = fleet_.distributed_optimizer(optimizer_of(model.parameters()))
+    optimizer = fleet_.distributed_optimizer(optimizer_of(model))
     for first in range(0, len(rows), ACCUMULATE):
         batch = paddle.to_tensor(np.concatenate(rows[first : first + ACCUMULATE]))
         parallel.train_batch([batch, batch], optimizer)
