@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 
 _TIMES = "the record of updates"
+# The second backward of a model may show more than the first.
+_WRITTEN_UPDATES = 2
 
 
 def install(_spec: StrategySpec, proof: Evidence) -> None:
@@ -39,8 +41,7 @@ def install(_spec: StrategySpec, proof: Evidence) -> None:
     if verification is not None:
         snapshots.install(verification, proof)
     heartbeats.install(proof.claim)
-    # The second backward of a model may show more.
-    updates.on_update(functools.partial(_write, proof), WHAT, last=2)
+    updates.on_update(functools.partial(_write, proof), WHAT)
     if stops:
         updates.on_update(functools.partial(_stop, proof, int(last)), "the stop after N updates")
 
@@ -85,9 +86,10 @@ class _UpdateTimes:
         rank_records.append(self._path, rank_records.UPDATE, record)
 
 
-def _write(proof: Evidence, _source: Any, _number: int) -> None:
-    proof.claim()
-    proof.write()
+def _write(proof: Evidence, _source: Any, number: int) -> None:
+    if number <= _WRITTEN_UPDATES:
+        proof.claim()
+        proof.write()
 
 
 def _stop(proof: Evidence, last: int, source: Any, number: int) -> None:

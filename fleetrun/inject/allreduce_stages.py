@@ -1,11 +1,10 @@
-"""The stages of an allreduce, and how the stages of several allreduces overlap.
+"""The stages of an allreduce, and how they run beside the computation.
 
 A flat allreduce is one stage. A hierarchical one is three: reduce to the leader of each group,
 allreduce among the leaders, broadcast in each group. Each stage has its own communicator and takes
-one tensor after the other, in the same order on all ranks. So no two ranks can deadlock, and a
-tensor is in its second stage while the next one is in its first.
+one tensor after the other, in the same order on all ranks. So no two ranks can deadlock.
 
-gloo's collectives block, so a thread runs each stage. NCCL's run on the device.
+gloo's collectives block, so a thread runs them. NCCL's run on the device.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     # Begins a collective on a tensor, and returns Paddle's task.
     Stage = Callable[[Any], Any]
-    _Works = queue.SimpleQueue["ThreadWork | None"]
 
 # How long a rank waits at exit for its pending allreduces, in seconds. Ranks may wait for each
 # other: rank 0 gives up first, which fails the allreduces of the others. The launcher kills after
@@ -105,85 +103,62 @@ class DeviceStages:
 
 
 class ThreadWork:
-    """A sum of TENSOR over the ranks; threads run its stages one after the other."""
+    """A sum of TENSOR over the ranks by STAGES, which a thread makes."""
 
-    def __init__(self, tensor: Any) -> None:
-        self._tensor = tensor
-        self._done = threading.Lock()
-        self._done.acquire()
+    def __init__(self, stages: Sequence[Stage], tensor: Any) -> None:
+        self._stages, self._tensor = stages, tensor
+        self._done = threading.Event()
         self._error: BaseException | None = None
 
-    def run(self, stage: Stage) -> None:
-        """Run STAGE in the calling thread, unless one before it has failed."""
-        if self._error is not None:
-            return
+    def run(self) -> None:
+        """Run all stages in the calling thread."""
         try:
-            stage(self._tensor).wait()
+            run(self._stages, self._tensor)
         except BaseException as error:  # raised by `wait`
             self._error = error
-
-    def finish(self) -> None:
-        """Release the waiting thread; there are no more stages."""
-        self._done.release()
+        self._done.set()
 
     def wait(self) -> None:
-        """Wait for the last stage; raise the error of the first stage that failed."""
-        self._done.acquire()
+        """Wait for the last stage; raise the error of the stage that failed."""
+        self._done.wait()
         if self._error is not None:
             raise self._error
 
 
 class ThreadStages:
-    """A daemon thread for each of STAGES; works go through them in the order of `submit`."""
+    """A daemon thread that sums tensors by STAGES, in the order of `submit`."""
 
     def __init__(self, stages: Sequence[Stage]) -> None:
-        works: list[_Works] = [queue.SimpleQueue() for _ in stages]
-        self._works = works
+        self._stages = stages
+        self._works: queue.SimpleQueue[ThreadWork | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        # The threads must not hold this object, which would then never be deleted.
-        self._threads = [
-            threading.Thread(target=_serve, args=(stage, *queues, self._stopping), daemon=True)
-            for stage, *queues in zip(stages, works, [*works[1:], None])
-        ]
-        for thread in self._threads:
-            thread.start()
+        # The thread must not hold this object, which would then never be deleted.
+        self._thread = threading.Thread(
+            target=_serve, args=(self._works, self._stopping), daemon=True
+        )
+        self._thread.start()
 
     def submit(self, tensor: Any) -> ThreadWork:
         """Sum TENSOR in place over the ranks after those submitted before it."""
-        work = ThreadWork(tensor)
-        self._works[0].put(work)
+        work = ThreadWork(self._stages, tensor)
+        self._works.put(work)
         return work
 
     def stop(self, timeout_s: float) -> None:
-        """Start no further stage; wait at most TIMEOUT_S for those under way."""
-        deadline = time.monotonic() + timeout_s
+        """Start no further sum; wait at most TIMEOUT_S for the one under way."""
         self._stopping.set()
-        for works in self._works:
-            works.put(None)
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        self._works.put(None)
+        self._thread.join(max(0.0, timeout_s))
+
+
+def _serve(works: queue.SimpleQueue[ThreadWork | None], stopping: threading.Event) -> None:
+    while (work := works.get()) is not None and not stopping.is_set():
+        work.run()
+        # It must not hold the tensor until the next one comes.
+        del work
 
 
 _stopped_at_exit: weakref.WeakSet[ThreadStages] = weakref.WeakSet()
-
-
-def _serve(
-    stage: Stage, works: _Works, next_works: _Works | None, stopping: threading.Event
-) -> None:
-    """Run STAGE of each of WORKS, then pass it to NEXT_WORKS, if there is another stage."""
-    while not stopping.is_set():
-        work = works.get()
-        if work is not None:
-            if stopping.is_set():
-                return
-            work.run(stage)
-        if next_works is not None:
-            next_works.put(work)
-        elif work is not None:
-            work.finish()
-        if work is None:
-            return
-        del work
 
 
 def stop_at_exit(threads: ThreadStages) -> None:
@@ -198,4 +173,4 @@ def _stop_all() -> None:
     is_rank_0 = os.environ.get("PADDLE_TRAINER_ID", "0") == "0"
     deadline = time.monotonic() + (_EXIT_WAIT_RANK_0_S if is_rank_0 else _EXIT_WAIT_S)
     for threads in list(_stopped_at_exit):
-        threads.stop(max(0.0, deadline - time.monotonic()))
+        threads.stop(deadline - time.monotonic())

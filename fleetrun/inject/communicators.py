@@ -6,10 +6,7 @@ ProcessGroup until the process ends, so communicators are kept, too, and all mod
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import itertools
-import math
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -45,19 +42,6 @@ def split_ranks(ranks: Sequence[int], size: int) -> Hierarchy:
     """
     groups = tuple(tuple(ranks[start : start + size]) for start in range(0, len(ranks), size))
     return Hierarchy(groups, tuple(group[0] for group in groups))
-
-
-def ranks_together(ranks: Sequence[int], unit: int) -> int:
-    """Return the size of groups of RANKS that keeps ranks of the same unit together.
-
-    A unit is UNIT consecutive ranks of the job. A model's RANKS may be some of the job's: every
-    second one if two ranks share a model.
-
-    >>> ranks_together([0, 1, 2, 3], 2), ranks_together([1, 3, 5, 7], 4), ranks_together([0, 4], 4)
-    (2, 2, 1)
-    """
-    units = [len(list(same)) for _, same in itertools.groupby(ranks, lambda rank: rank // unit)]
-    return functools.reduce(math.gcd, units)
 
 
 def _collective() -> Any:

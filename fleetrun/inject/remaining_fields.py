@@ -67,7 +67,7 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
     remaining = _RemainingFields(spec, proof)
     if paddle_api.has(private_names.ARGUMENTS):
         after_import("paddle.distributed.parallel", remaining.patch)
-    updates.on_update(remaining.after_first_update, _WHAT, last=1)
+    updates.on_update(remaining.after_update, _WHAT)
 
 
 class _RemainingFields:
@@ -101,8 +101,10 @@ class _RemainingFields:
             self._models += 1
             self._finds_unused |= bool(getattr(model, "find_unused_parameters", False))
 
-    def after_first_update(self, source: Any, _number: int) -> None:
-        """Report all remaining fields."""
+    def after_update(self, source: Any, number: int) -> None:
+        """Report all remaining fields after the first update."""
+        if number > 1:
+            return
         self._has_meshes = process_meshes.are_used(source)
         for name, value in self._spec.fields().items():
             self._report(name, value)

@@ -50,20 +50,21 @@ _STAGE3 = "paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3"
 _FOUND = ("_cache_found_inf", "_cache_founf_inf")
 _before: list[Callable[[Any], None]] = []
 _after: list[UpdateCallback] = []
-# With the last update after which each is called.
-_ending: list[tuple[int, UpdateCallback]] = []
 _skipped: list[UpdateCallback] = []
 _count = 0
 # By the id of an optimizer or program: its updates so far, with those that a scaler has skipped.
-# A WeakKeyDictionary takes 7,000 instructions more in each step.
 _numbers: dict[int, int] = {}
-# A patched call is under way. The outermost one is the update.
-_is_running = False
-# The first optimizer in the outermost call that updates, and the outermost optimizer or wrapper.
-_updating: Any = None
-_outermost: Any = None
+# The outermost patched call that is under way.
+_call: _Call | None = None
 # By the id of an optimizer: the wrapper through which it was last stepped, if it was ever.
 _wrappers: dict[int, weakref.ref[Any]] = {}
+
+
+class _Call:
+    """A call that updates: its outermost optimizer or wrapper, and the first optimizer in it."""
+
+    outermost: Any = None
+    optimizer: Any = None
 
 
 def install(_spec: StrategySpec, proof: Evidence) -> None:
@@ -100,15 +101,9 @@ def watch() -> None:
     after_import(_STAGE3, _patch_stage3)
 
 
-def on_update(callback: UpdateCallback, what: str, *, last: int | None = None) -> None:
-    """Call CALLBACK after every update, in the order of registration; WHAT names it in remarks.
-
-    LAST: up to the update of this number.
-    """
-    callback = border.watching(what)(callback)
-    _after.append(callback)
-    if last is not None:
-        _ending.append((last, callback))
+def on_update(callback: UpdateCallback, what: str) -> None:
+    """Call CALLBACK after every update, in the order of registration; WHAT names it in remarks."""
+    _after.append(border.watching(what)(callback))
 
 
 def before_update(callback: Callable[[Any], None], what: str) -> None:
@@ -132,10 +127,9 @@ def number_of(source: Any) -> int:
 
 
 def _advance(source: Any) -> None:
-    number = _numbers.get(id(source))
-    if number is None:
+    if id(source) not in _numbers:
         weakref.finalize(source, _numbers.pop, id(source), None)
-    _numbers[id(source)] = (number or 0) + 1
+    _numbers[id(source)] = number_of(source) + 1
 
 
 def record(source: Any) -> None:
@@ -145,9 +139,6 @@ def record(source: Any) -> None:
     _advance(source)
     for callback in tuple(_after):
         callback(source, _count)
-    for entry in [entry for entry in _ending if entry[0] <= _count] if _ending else ():
-        _ending.remove(entry)
-        _after.remove(entry[1])
 
 
 def wrap_subclasses(base: Any, wrap: Callable[[Any], None]) -> None:
@@ -247,30 +238,27 @@ def _record_methods(kind: Any, *, is_optimizer: bool) -> None:
 def _recorded(method: Callable[..., Any], *, is_optimizer: bool) -> Callable[..., Any]:
     @functools.wraps(method)
     def update(owner: Any, *args: Any, **options: Any) -> Any:
-        global _is_running, _outermost, _updating
-        if _updating is not None or not (is_optimizer or _outermost is None):
-            # Part of an update.
-            return method(owner, *args, **options)
-        if _outermost is None and (is_optimizer or not _is_scaler(owner)):
-            _outermost = owner
-        if is_optimizer and _is_dynamic():
-            _updating = owner
-            if _outermost is not owner or id(owner) in _wrappers:
-                _wrappers[id(owner)] = weakref.ref(_outermost)
+        global _call
+        is_outermost = _call is None
+        call = _call = _call or _Call()
+        if call.outermost is None and (is_optimizer or not _is_scaler(owner)):
+            call.outermost = owner
+        if is_optimizer and call.optimizer is None and _is_dynamic():
+            call.optimizer = owner
+            if call.outermost is not owner or id(owner) in _wrappers:
+                _wrappers[id(owner)] = weakref.ref(call.outermost)
             for prepare in _before:
                 prepare(owner)
-        if _is_running:
+        if not is_outermost:
             return method(owner, *args, **options)
-        _is_running, source = True, None
         try:
             result = method(owner, *args, **options)
-            source = _updating
         finally:
-            _is_running, _updating, _outermost = False, None, None
+            _call = None
         if not is_optimizer and _is_skipped(owner):
-            _record_skipped(source or [*chain(args[0])][-1])
-        elif source is not None:
-            record(source)
+            _record_skipped(call.optimizer or [*chain(args[0])][-1])
+        elif call.optimizer is not None:
+            record(call.optimizer)
         return result
 
     return update

@@ -110,14 +110,13 @@ SAID = {
     "Paddle's own": ("no_effect", "sends the gradients itself"),
     "nothing to send": ("no_effect", "sums no gradients among ranks"),
     "merged": ("effective", "2 micro-steps made one update"),
-    "not merged": ("no_effect", "accumulate_steps merges there"),
 }
 # What runs without --long: where (a Paddle on CPUs, or a device), the layout, the strategy.
 SHORT = [
+    ("2.6.2", "dp x sep", "merged"),
     ("2.6.2", "sharding", "merged"),
-    ("npu", "stage 2", "merged"),
     ("npu", "dp x mp", "small"),
-    ("npu", "split sharding", "merged"),
+    ("npu", "split sharding", "small"),
 ]
 UPDATES = 3
 PYTHON = PYTHONS["3.3.1"]
@@ -155,7 +154,7 @@ def test_a_hybrid_job_trains_as_one_process(
     more = {**_told(layout), "ALONE": str(tmp_path / "alone" / "report.0")}
     with on_device if place == "npu" else devices.on(""):
         if expected == "refused":
-            with pytest.raises(AssertionError, match=r"in each (backward|train_batch)"):
+            with pytest.raises(AssertionError, match="gradient_merge: .* this cannot be merged"):
                 train(*(python, "hybrid.py", tmp_path / "ours", asked, 1), nranks=nranks, more=more)
             return
         ranks = train(*(python, "hybrid.py", tmp_path / "ours", asked), nranks=nranks, more=more)
@@ -180,17 +179,12 @@ def test_a_hybrid_job_trains_as_one_process(
         assert_sent(sent, ranks[0]["group"], witness, place, is_most=True)
 
 
-@pytest.mark.parametrize(
-    ("version", "axis"),
-    [("3.3.1", "sharding"), pytest.param("2.6.2", "dp", marks=pytest.mark.long)],
-)
-def test_gradients_that_a_trainer_averages_itself_are_merged(
-    version: str, axis: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("version", ["3.3.1", pytest.param("2.6.2", marks=pytest.mark.long)])
+def test_gradients_that_a_trainer_averages_itself_are_merged(version: str, tmp_path: Path) -> None:
     python = PYTHONS[version]
     alone = _told({"merge": 2})
     train(python, "hybrid.py", tmp_path / "alone", None, nranks=1, more=alone)
-    layout = {axis: 2, "merge": 2, "by_hand": True}
+    layout = {"dp": 2, "merge": 2, "by_hand": True}
     more = {**_told(layout), "ALONE": str(tmp_path / "alone" / "report.0")}
     ranks = train(python, "hybrid.py", tmp_path / "ours", MERGED, nranks=2, more=more)
     assert [report["updates"] for report in ranks] == [UPDATES] * 2

@@ -155,9 +155,8 @@ class Reducers:
         if not settings.effective(HIERARCHY[0]):
             return None
         topology = self._spec.topology
-        unit = topology.ranks_per_group or topology.ranks_per_node
-        asked = int(settings.effective(HIERARCHY[1]) or 0)
-        size = asked or communicators.ranks_together(ranks, unit)
+        together = topology.ranks_per_group or topology.ranks_per_node
+        size = int(settings.effective(HIERARCHY[1]) or together)
         return size if 1 < size < len(ranks) else None
 
     def _needs_ours(self, groups: int, sizes: Sequence[int], group_size: int | None) -> bool:

@@ -16,8 +16,6 @@ from ..check_schedule import NEVER
 from ..paddle_api import tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ..evidence import Evidence
 
 # The backwards that are checked. From the second on, buckets are sent during the backward.
@@ -26,15 +24,10 @@ _CHECKED = 2
 _STEP, _PRIME = 40503, 65521
 # The rounding error allowed in a projection, in standard deviations; no training reaches it.
 _DEVIATIONS = 32.0
-# Units in the last place at 1, and the smallest number that is kept. Paddle 2 and 3 name dtypes
-# differently.
-_EPSILON = {
-    **dict.fromkeys(("float64", "fp64"), 2.0**-52),
-    **dict.fromkeys(("float32", "fp32"), 2.0**-23),
-    **dict.fromkeys(("float16", "fp16"), 2.0**-10),
-    **dict.fromkeys(("bfloat16", "bf16"), 2.0**-7),
-}
-_SMALLEST: dict[str, float] = {"float16": 2.0**-24, "fp16": 2.0**-24}
+# Units in the last place at 1, and the smallest number that is kept, by the first letters of a
+# dtype's name and its bits.
+_UNITS = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "b16": 2.0**-7}
+_SMALLEST = {"f16": 2.0**-24}
 _watching = border.watching("the check of averaged gradients")
 
 
@@ -61,7 +54,8 @@ class GradientCheck:
     def sent(self, flat: Any, dtype: str) -> None:
         """Project the bucket FLAT, this rank's share of an average that is summed as DTYPE."""
         if self._left:
-            self._dtypes.append(dtype.rpartition(".")[2].lower())
+            name = dtype.rpartition(".")[2].lower()
+            self._dtypes.append(name[0] + name[-2:])
             self._before.append(_projection(flat))
 
     def received(self, flat: Any) -> None:
@@ -86,7 +80,7 @@ class GradientCheck:
         has_failed = any(item is None for item in (*self._before, *self._after))
         with paddle.no_grad():
             zeros = paddle.zeros([3], "float64")
-            rows = [zeros + 1.0] * len(self._dtypes) if has_failed else self._before
+            rows = [zeros] * len(self._dtypes) if has_failed else self._before
             sums = paddle.stack([*rows, zeros + float(has_failed)])
             self._group.all_reduce(sums, ReduceOp.SUM, True).wait()
             *expected, (failed, *_) = sums.numpy().tolist()
@@ -94,24 +88,20 @@ class GradientCheck:
             self._left = 0
             self._proof.note("averaged gradients are no longer checked: a rank could not")
             return
-        averaged = paddle.stack(self._after).numpy().tolist()
-        for number, (before, after) in enumerate(zip(expected, averaged)):
-            self._compare(number, before, after)
+        for number, (total, squares, size) in enumerate(expected):
+            dtype = self._dtypes[number]
+            rounding = _UNITS[dtype] * math.sqrt(squares)
+            rounding += _SMALLEST.get(dtype, 0.0) * math.sqrt(size / self._nranks)
+            average = float(self._after[number].numpy()[0])
+            if not agree(total, average, self._nranks**1.5 * _DEVIATIONS * rounding):
+                self._disprove(
+                    f"the allreduce of bucket {number} did not return the average of the ranks'"
+                    f" gradients: a random projection of it is {average:.9g}, not {total:.9g}"
+                )
         counts = self._proof.counts
         counts["gradients_checked"] = counts.get("gradients_checked", 0) + 1
 
-    def _compare(self, number: int, before: Sequence[float], after: Sequence[float]) -> None:
-        """Raise Disproved if the sums BEFORE and AFTER the allreduce of a bucket do not agree."""
-        expected, squares, size = before
-        dtype = self._dtypes[number]
-        smallest = _SMALLEST.get(dtype, 0.0) * math.sqrt(size / self._nranks)
-        allowed = self._nranks**1.5 * _DEVIATIONS
-        if agree(expected, after[0], allowed * (_EPSILON[dtype] * math.sqrt(squares) + smallest)):
-            return
-        text = (
-            f"the allreduce of bucket {number} did not return the average of the ranks' gradients:"
-            f" a random projection of it is {after[0]:.9g}, not {expected:.9g}"
-        )
+    def _disprove(self, text: str) -> None:
         self._proof.note(f"{text}.")
         self._proof.claim()
         self._proof.write()

@@ -29,13 +29,9 @@ class GradientMerge:
     def __init__(self, spec: StrategySpec, proof: Evidence) -> None:
         self._spec = spec
         self._proof = proof
-        # By the id of the optimizer; and of the parameters, the newest last: a script may replace
-        # its optimizer.
+        # By the id of the optimizer, in the order of creation: a script may replace its optimizer.
         self._rounds: dict[int, MergeRound] = {}
-        self._owners: dict[int, list[MergeRound]] = {}
-        self._owned: list[tuple[int, int]] = []
-        # All steps of all optimizers, merged or updating.
-        self._steps = 0
+        self._has_stepped = False
 
     def of(self, optimizer: Any) -> MergeRound | None:
         """Return the round of OPTIMIZER, Paddle's or fleet's; None if it does not merge."""
@@ -47,37 +43,31 @@ class GradientMerge:
             return None
         current = self._rounds.get(id(optimizer))
         if current is None:
-            spec = settings.effective_spec()
-            current = MergeRound(optimizer, spec.merge_steps, averages=spec.merge_averages)
-            self._rounds[id(optimizer)] = current
+            current = self._rounds[id(optimizer)] = MergeRound(optimizer)
             weakref.finalize(optimizer, self._rounds.pop, id(optimizer), None).atexit = False
+            self._adopt_settings()
         return current
 
     def all(self) -> list[MergeRound]:
         """Return the rounds of all optimizers that live."""
         return list(self._rounds.values())
 
-    def _refresh(self) -> None:
-        """Adopt what the script sets after its optimizer: settings, and parameters."""
-        if not self._steps:
-            spec = settings.effective_spec()
-            for current in self.all():
-                current.steps, current.averages = spec.merge_steps, spec.merge_averages
-        owned = [(id(current), len(current.parameters)) for current in self.all()]
-        if owned != self._owned:
-            self._owned, self._owners = owned, {}
-            for current in self.all():
-                for parameter in current.parameters:
-                    self._owners.setdefault(id(parameter), []).append(current)
+    def _adopt_settings(self) -> None:
+        """Adopt what the script sets, also after it has made its optimizer."""
+        if self._has_stepped:
+            return
+        spec = settings.effective_spec()
+        for current in self.all():
+            current.steps, current.averages = spec.merge_steps, spec.merge_averages
 
     def owners(self, parameters: Iterable[Any]) -> list[MergeRound]:
         """Return the newest rounds of PARAMETERS, each once."""
         newest = [self.owners_of(parameter)[-1:] for parameter in parameters]
         return list({id(owner): owner for owners in newest for owner in owners}.values())
 
-    def owners_of(self, parameter: Any) -> Sequence[MergeRound]:
-        """Return all rounds of PARAMETER."""
-        return self._owners.get(id(parameter), ())
+    def owners_of(self, parameter: Any) -> list[MergeRound]:
+        """Return all rounds of PARAMETER, the newest last."""
+        return [current for current in self.all() if id(parameter) in current.ids]
 
     def must_sync(self, parameters: Sequence[Any]) -> bool:
         """Whether this backward must average the gradients of PARAMETERS over the ranks.
@@ -85,7 +75,7 @@ class GradientMerge:
         Not if a later step of the round will use all of them. A parameter without a known optimizer
         may be used at any time. Averaging once too often does no harm.
         """
-        self._refresh()
+        self._adopt_settings()
         owners = map(self.owners_of, parameters)
         return any(not several or any(owner.is_last for owner in several) for several in owners)
 
@@ -98,8 +88,8 @@ class GradientMerge:
 
         if current.is_updating:
             return update()
-        self._refresh()
-        self._steps += 1
+        self._adopt_settings()
+        self._has_stepped = True
         with paddle.no_grad():
             current.check_step()
             if not current.is_last:
@@ -118,7 +108,7 @@ class GradientMerge:
 
     def begin(self) -> None:
         """Prepare the gradients for a backward."""
-        self._refresh()
+        self._adopt_settings()
         self._call(MergeRound.begin)
 
     def finish(self) -> None:
@@ -159,7 +149,7 @@ class GradientMerge:
     @border.watching("the count of merged micro-steps")
     def report_end(self) -> None:
         """Note the micro-steps that were dropped in partial rounds."""
-        if not (self._steps or self._proof.updates or self._proof.status(_FIELDS[0])):
+        if not (self._has_stepped or self._proof.updates or self._proof.status(_FIELDS[0])):
             self._set(NO_EFFECT, "no optimizer of Paddle's has stepped")
         count = max((current.merged for current in self.all()), default=0)
         if count:

@@ -11,7 +11,7 @@ from ..import_hooks import after_import, in_place_of, watch_method
 from ..paddle_api import tensors
 from . import backward
 from .merge import unwrap
-from .merge_round import count_write, keep_whole, refuse
+from .merge_round import refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,6 @@ def install(merge: GradientMerge) -> None:
         # Tensors have no module of their own to wait for.
         "paddle.nn.layer.layers": _tensors,
         f"{updates.DYGRAPH}.hybrid_parallel_optimizer": _hybrid,
-        f"{updates.DYGRAPH}.dygraph_sharding_optimizer": _stage_1,
     }.items():
         after_import(name, functools.partial(patch, merge))
     for number in (2, 3):
@@ -92,36 +91,10 @@ def _hybrid(merge: GradientMerge, module: ModuleType) -> None:
     @in_place_of(kind, "__init__")
     def __init__(init: Any, self: Any, optimizer: Any, hcg: Any, strategy: Any) -> None:
         init(self, optimizer, hcg, strategy)
-        configs = strategy.hybrid_configs["pp_configs"]
-        for name in ("dp_comm_overlap", "sharding_comm_overlap"):
-            if hcg.get_pipe_parallel_world_size() > 1 and getattr(configs, name):
-                refuse(
-                    f"pp_configs.{name} sends gradients in each train_batch, where"
-                    " pipeline_configs.accumulate_steps merges"
-                )
-
-
-def _stage_1(merge: GradientMerge, module: ModuleType) -> None:
-    def init_share(init: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        # OPTIMIZER will have only its share, but the gradients of all are merged.
-        keep_whole(unwrap(optimizer))
-        init(self, optimizer, *args, **kwargs)
-        if self.comm_overlap:
-            refuse(
-                "sharding_configs.comm_overlap sends gradients in each backward, where"
-                " sharding_configs.accumulate_steps merges"
-            )
-
-    # Trainers call it themselves before each `_step`.
-    def reduce_gradients(reduce: Any, self: Any, parameter_list: Any, *args: Any) -> None:
-        parameters = list(parameter_list)
-        if merge.must_sync(parameters):
-            reduce(self, parameters, *args)
-
-    for name in ("DygraphShardingOptimizer", "DygraphShardingOptimizerV2"):
-        if hasattr(module, name):
-            in_place_of(getattr(module, name), "__init__")(init_share)
-            in_place_of(getattr(module, name), "reduce_gradients")(reduce_gradients)
+        if hcg.get_pipe_parallel_world_size() > 1:
+            refuse("a pipeline merges by pipeline_configs.accumulate_steps")
+        if hcg.get_sharding_parallel_world_size() > 1:
+            refuse("optimizers of sharding reduce and update shares of the parameters")
 
 
 def _refuse_stage(name: str, module: ModuleType) -> None:
@@ -204,28 +177,19 @@ def _clips(merge: GradientMerge, module: ModuleType) -> None:
 
 
 def _tensors(merge: GradientMerge, _module: ModuleType) -> None:
-    """Patch what clears a gradient, and what writes one without a new in-place version."""
+    """Patch what clears a gradient."""
     kind = tensors.tensor_class()
     gradient = kind.grad
 
+    def clear(parameter: Any) -> None:
+        for owner in merge.owners_of(parameter):
+            owner.clear(id(parameter))
+
+    def assign(parameter: Any, value: Any) -> None:
+        if value is None:
+            clear(parameter)
+        gradient.__set__(parameter, value)
+
     # Optimizers and layers clear gradients by it, too.
-    @in_place_of(kind, "clear_gradient")
-    def clear_gradient(clear: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-        for owner in merge.owners_of(self):
-            owner.clear(id(self))
-        return clear(self, *args, **kwargs)
-
-    def assign(self: Any, value: Any) -> None:
-        for owner in merge.owners_of(self) if value is None else ():
-            owner.clear(id(self))
-        gradient.__set__(self, value)
-        count_write(self._grad_ivar())
-
-    def write(write: Callable[..., Any], self: Any, *args: Any, **options: Any) -> Any:
-        result = write(self, *args, **options)
-        count_write(self)
-        return result
-
+    watch_method(kind, "clear_gradient", before=clear)
     kind.grad = property(gradient.__get__, assign, doc=gradient.__doc__)
-    for name in ("set_value", "copy_"):
-        in_place_of(kind, name)(write)

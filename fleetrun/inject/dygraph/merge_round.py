@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from .. import checksums, updates
@@ -22,11 +21,6 @@ from ..paddle_api import tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-# The attribute of an optimizer that updates only its share: all parameters that have gradients.
-_WHOLE = "_fleetrun_whole"
-# By address: the writes that leave no other trace.
-_writes: Counter[int] = Counter()
 
 CHANGED = (
     "the script changes gradients by hand between a backward and a step, or combines those of"
@@ -56,9 +50,9 @@ def refuse(reason: str) -> None:
 class MergeRound:
     """The gradients that OPTIMIZER has merged since its last update."""
 
-    def __init__(self, optimizer: Any, steps: int, *, averages: bool) -> None:
+    def __init__(self, optimizer: Any) -> None:
         self.optimizer = weakref.ref(optimizer)
-        self.steps, self.averages = steps, averages
+        self.steps, self.averages = 1, True
         # Micro-steps since the last update; and the sums of their gradients, by parameter.
         self.merged = 0
         self._kept: dict[int, Any] = {}
@@ -66,7 +60,9 @@ class MergeRound:
         # of those that the last step has used.
         self._left: dict[int, tuple[int, ...]] = {}
         self._used: set[int] = set()
-        # The ids of parameters whose gradients have arrived in the last backward, and ever.
+        # The ids of all parameters, and of those whose gradients have arrived in the last backward,
+        # and ever.
+        self.ids: set[int] = set()
         self._arrived: set[int] = set()
         self._trained: set[int] = set()
         self._hooked: set[int] = set()
@@ -75,10 +71,9 @@ class MergeRound:
         self._put_back: set[int] = set()
         self._is_divided = False
         # The number of this round, and the checksums of weights at its first backward.
-        self._round = 1
+        self._number = 1
         self._weights: dict[int, int] = {}
-        # A backward runs, or an update, whose steps are parts of it: what is cleared is not
-        # cleared by the script.
+        # A backward or an update runs: what it clears is not cleared by the script.
         self.is_updating = self._is_in_backward = False
         # For schedulers: the steps since a scheduler's last step, and whether the last one updated.
         self.steps_unscheduled = 0
@@ -87,26 +82,27 @@ class MergeRound:
 
     @property
     def parameters(self) -> list[Any]:
-        """The parameters whose gradients are merged, whichever rank updates them."""
+        """The parameters whose gradients are merged."""
         optimizer = self.optimizer()
-        if optimizer is None:
-            return []
-        whole = optimizer.__dict__.get(_WHOLE)
-        return updates.parameters_of(optimizer) if whole is None else list(whole)
+        return [] if optimizer is None else updates.parameters_of(optimizer)
 
     @property
     def is_last(self) -> bool:
         """Whether the next step updates the parameters."""
         return self.merged + 1 >= self.steps
 
+    @property
+    def _is_exact(self) -> bool:
+        """Whether this round compares values: Paddle's methods may write without a trace."""
+        return is_due("auto", self._number)
+
     def _check_weights(self, parameters: Sequence[Any]) -> None:
         """Raise RuntimeError if trained weights have changed since the round's first backward.
 
-        They are looked at in rounds 1, 2, 4, ... 1024, 2048, and so on. Between two backwards a
-        script may change them for a while, as where it evaluates with averages.
+        Between two backwards a script may change them for a while, as where it evaluates averages.
         """
         trained = [parameter for parameter in parameters if id(parameter) in self._trained]
-        if not trained or not is_due("auto", self._round):
+        if not trained or not self._is_exact:
             return
         sums = dict(zip(map(id, trained), checksums.of_values(trained)))
         if any(self._weights.get(key, total) != total for key, total in sums.items()):
@@ -120,6 +116,7 @@ class MergeRound:
 
     def _watch(self, parameters: Iterable[Any]) -> None:
         """Record the gradients of PARAMETERS that are trained by now."""
+        self.ids = set(map(id, parameters))
         for parameter in parameters:
             if tensors.is_trained(parameter) and id(parameter) not in self._hooked:
                 self._hooked.add(id(parameter))
@@ -156,19 +153,17 @@ class MergeRound:
         parameters = self.parameters
         if self.is_last:
             self._scale(parameters)
-        if not self._arrived:
-            return
-        self._trained |= self._arrived
-        self._check_weights(parameters)
-        keys = self._arrived.union(self._left)
-        self._left = {id(param): _state(param) for param in parameters if id(param) in keys}
+        if self._arrived:
+            self._trained |= self._arrived
+            self._check_weights(parameters)
+            keys = self._arrived.union(self._left)
+            self._left = self._states([param for param in parameters if id(param) in keys])
 
     def _scale(self, parameters: Sequence[Any], *, undo: bool = False) -> None:
         """Divide the sums of the round by the number of steps, or undo that."""
         if not self.averages or self.steps == 1 or self._is_divided is not undo:
             return
         self._is_divided = not undo
-        # Perhaps some are other ranks' alone.
         for gradient in filter(None.__ne__, map(gradient_of, parameters)):
             if gradient.is_selected_rows():
                 refuse(SPARSE)
@@ -181,11 +176,27 @@ class MergeRound:
             self._put_back.discard(key)
             self._left.pop(key, None)
 
+    def _states(self, parameters: Sequence[Any]) -> dict[int, tuple[int, ...]]:
+        """Return, by parameter, what changes when its gradient is written; empty if not dense."""
+        dense = {
+            id(parameter): gradient
+            for parameter, gradient in zip(parameters, map(gradient_of, parameters))
+            if gradient is not None and not gradient.is_selected_rows()
+        }
+        sums = [0] * len(dense)
+        if dense and self._is_exact:
+            sums = checksums.of_values([*dense.values()])
+        states: dict[int, tuple[int, ...]] = {id(parameter): () for parameter in parameters}
+        for (key, gradient), total in zip(dense.items(), sums):
+            states[key] = (gradient.inplace_version, gradient.data_ptr(), total)
+        return states
+
     def _check_left(self, parameters: Sequence[Any]) -> None:
         """Raise RuntimeError if the script has changed what the last backward has left."""
-        for parameter in parameters:
-            left = self._left.get(id(parameter))
-            if left is not None and left != _state(parameter):
+        left = [parameter for parameter in parameters if id(parameter) in self._left]
+        states = self._states(left)
+        for parameter in left:
+            if self._left[id(parameter)] != states[id(parameter)]:
                 if not is_zero(gradient_of(parameter)):
                     refuse(CHANGED)
                 self.clear(id(parameter))
@@ -224,7 +235,7 @@ class MergeRound:
     def start_round(self) -> None:
         """Reset after an update."""
         self.merged, self._kept = 0, {}
-        self._round += 1
+        self._number += 1
         self.forget_weights()
         self.is_updated = True
         self._end_micro_step()
@@ -235,11 +246,6 @@ class MergeRound:
         self._left = {}
         self._put_back.clear()
         self._is_divided = False
-
-
-def keep_whole(optimizer: Any) -> None:
-    """Merge the gradients of all parameters of OPTIMIZER, which is about to get its share."""
-    optimizer.__dict__[_WHOLE] = updates.parameters_of(optimizer)
 
 
 def gradient_of(parameter: Any) -> Any:
@@ -254,24 +260,6 @@ def is_zero(gradient: Any) -> bool:
     return gradient is None or not bool((gradient != 0).any())
 
 
-def count_write(tensor: Any) -> None:
-    """Count that TENSOR was written by a method that leaves no other trace."""
-    if tensor is not None and tensor._is_initialized():
-        _writes[tensor.data_ptr()] += 1
-
-
-def _state(parameter: Any) -> tuple[int, ...]:
-    """Return a state of the gradient of PARAMETER that changes when it is written.
-
-    Empty without a dense gradient.
-    """
-    gradient = gradient_of(parameter)
-    if gradient is None or gradient.is_selected_rows():
-        return ()
-    address = gradient.data_ptr()
-    return gradient.inplace_version, address, _writes.get(address, 0)
-
-
 def _add_to_gradient(parameter: Any, kept: Any, *, is_cleared: bool) -> None:
     """Add KEPT to the gradient of PARAMETER, to which the next backward adds."""
     import paddle
@@ -280,6 +268,6 @@ def _add_to_gradient(parameter: Any, kept: Any, *, is_cleared: bool) -> None:
     if gradient is None or gradient.dtype != kept.dtype:
         tensors.set_gradient(parameter, kept.clone() if is_cleared else kept + gradient)
     else:
-        # In place: it may be part of a buffer.
+        # In place: it may be in `main_grad`.
         paddle.assign(kept if is_cleared else kept + gradient, gradient)
     tensors.keep_memory(parameter)

@@ -1,14 +1,13 @@
 """Sizes the buckets of gradients that Paddle sums when a hybrid-parallel optimizer steps.
 
-There, Paddle sums the gradients of data parallelism in parts of 128 MB. Their size, and that of the
-buffers of sharding, are arguments of Paddle's own; nothing else about these sums can be chosen.
+There, Paddle sums the gradients of data parallelism in parts of 128 MB. Their size is an argument
+of Paddle's own; nothing else about these sums can be chosen.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import sys
 from typing import TYPE_CHECKING, Any
 
 from .. import buckets, settings
@@ -25,11 +24,23 @@ if TYPE_CHECKING:
 # Paddle's limit of a bucket.
 _PADDLES_BYTES = 128 * buckets.MEBIBYTE
 _FIELD = "fuse_grad_size_in_MB"
-_UTILITIES = "paddle.distributed.fleet.utils.hybrid_parallel_util"
-_SHARDING = "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer"
-# The settings with which sharding stage 1 uses buffers, and the setting of a buffer's size.
-_FUSED = ("comm_overlap", "tensor_fusion")
-_BUFFERS = "comm_buffer_size_MB"
+_FLEET = "paddle.distributed.fleet"
+# By module: what sends gradients itself once the method has prepared it, and how.
+_SENDERS = {
+    "meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer": (
+        ("DygraphShardingOptimizer", "__init__", "one by one or in its buffers"),
+        ("DygraphShardingOptimizerV2", "__init__", "in its buffers"),
+    ),
+    "meta_parallel.sharding.group_sharded_stage2": (
+        ("GroupShardedStage2", "__init__", "in each backward"),
+    ),
+    "meta_parallel.sharding.group_sharded_stage3": (
+        ("GroupShardedStage3", "__init__", "in each backward"),
+    ),
+    "meta_parallel.pipeline_parallel": (
+        ("PipelineParallel", "fused_gradient", "in each backward"),
+    ),
+}
 # By a name of Paddle's: how that sends gradients itself.
 PADDLES_SUMS: dict[str, str] = {}
 
@@ -39,24 +50,22 @@ def install(must_sync: Callable[[Sequence[Any]], bool] | None, proof: Evidence) 
 
     MUST_SYNC says whether a script that averages some gradients itself may do so now.
     """
-    after_import(_UTILITIES, lambda module: _size_parts(module, must_sync, proof))
-    after_import(_SHARDING, lambda module: _size_buffers(module, proof))
-    parallel = "paddle.distributed.fleet.meta_parallel"
-    for place, name, method in (
-        ("sharding.group_sharded_stage2", "GroupShardedStage2", "__init__"),
-        ("sharding.group_sharded_stage3", "GroupShardedStage3", "__init__"),
-        ("pipeline_parallel", "PipelineParallel", "fused_gradient"),
-    ):
-        after_import(f"{parallel}.{place}", functools.partial(_note_sums, name, method))
+    after_import(
+        f"{_FLEET}.utils.hybrid_parallel_util", lambda module: _size_parts(module, must_sync, proof)
+    )
+    for name in _SENDERS:
+        after_import(f"{_FLEET}.{name}", functools.partial(_note_senders, name))
 
 
-def _note_sums(name: str, method: str, module: ModuleType) -> None:
-    """Note that the class NAME sends gradients itself once its METHOD has prepared it."""
+def _note_senders(name: str, module: ModuleType) -> None:
+    for kind, method, how in _SENDERS[name]:
+        if hasattr(module, kind):
+            note = functools.partial(_note, kind, how)
+            watch_method(getattr(module, kind), method, after=note)
 
-    def note(_model: Any) -> None:
-        PADDLES_SUMS[name] = "in each backward"
 
-    watch_method(getattr(module, name), method, after=note)
+def _note(kind: str, how: str, _sender: Any) -> None:
+    PADDLES_SUMS[kind] = how
 
 
 def _size_parts(
@@ -74,48 +83,12 @@ def _size_parts(
         if must_sync is not None and not must_sync(parameters):
             return
         PADDLES_SUMS["Paddle"] = f"when the optimizer steps, where {_FIELD} alone has an effect"
-        nbytes = _limit_bytes(parameters)
-        if nbytes and bucket_size == _PADDLES_BYTES:
-            bucket_size = nbytes
-            _report(proof, nbytes / buckets.MEBIBYTE, "bucket_size when the optimizer steps")
+        size = settings.effective(_FIELD)
+        if size == "auto":
+            size = buckets.describe_auto(sum(map(tensors.nbytes, parameters)))[0]
+        if size and bucket_size == _PADDLES_BYTES:
+            bucket_size = math.ceil(float(size) * buckets.MEBIBYTE)
+            if proof.status(_FIELD) is None:
+                evidence = "by Paddle's own bucket_size when the optimizer steps"
+                proof.field(_FIELD, EFFECTIVE, in_effect=size, evidence=evidence)
         fuse(parameters, group, bucket_size, scale)
-
-
-def _size_buffers(module: ModuleType, proof: Evidence) -> None:
-    """Give the buffers of sharding optimizers the limit of a bucket."""
-    for name in ("DygraphShardingOptimizer", "DygraphShardingOptimizerV2"):
-        kind: Any = getattr(module, name, None)
-        if kind is not None:
-            in_place_of(kind, "__init__")(functools.partial(_init_sized, name, proof))
-
-
-def _init_sized(
-    name: str, proof: Evidence, init: Callable[..., None], self: Any, optimizer: Any, *more: Any
-) -> None:
-    fleet: Any = sys.modules["paddle.distributed.fleet"]
-    # Fleet's own copy of the script's strategy.
-    configs = fleet.fleet._user_defined_strategy.strategy.hybrid_configs.sharding_configs
-    has_buffers = name.endswith("V2") or any(getattr(configs, field) for field in _FUSED)
-    has_field = has_buffers and _BUFFERS in configs.DESCRIPTOR.fields_by_name
-    nbytes = _limit_bytes(optimizer._parameter_list) if has_field else 0
-    size = 0 if has_field and configs.HasField(_BUFFERS) else math.ceil(nbytes / buckets.MEBIBYTE)
-    if size:
-        setattr(configs, _BUFFERS, size)
-    init(self, optimizer, *more)
-    where = f"in buffers of sharding_configs.{_BUFFERS}" if has_field else "in buffers"
-    PADDLES_SUMS[name] = where if has_buffers else "one by one"
-    if size:
-        _report(proof, size, f"sharding_configs.{_BUFFERS} ({name})")
-
-
-def _limit_bytes(parameters: Iterable[Any]) -> int:
-    """Return the requested limit of a bucket of PARAMETERS, in bytes; 0 if there is none."""
-    size = settings.effective(_FIELD)
-    if size == "auto":
-        return math.ceil(buckets.auto_limit_bytes(sum(map(tensors.nbytes, parameters))))
-    return math.ceil(float(size or 0) * buckets.MEBIBYTE)
-
-
-def _report(proof: Evidence, size: float, argument: str) -> None:
-    if proof.status(_FIELD) is None:
-        proof.field(_FIELD, EFFECTIVE, in_effect=size, evidence=f"by Paddle's own {argument}")

@@ -199,11 +199,8 @@ def step_by_hand(optimizer: Any) -> None:
     """Average the gradients and update as PaddleNLP's and PaddleFormers' Trainers do."""
     hcg = fleet_.get_hybrid_communicate_group()
     own = list(optimizer._inner_opt._parameter_list)
-    if degree["sharding"] > 1:
-        optimizer._inner_opt.reduce_gradients(own, hcg)
-    if degree["dp"] > 1:
-        utilities: Any = fleet_.utils.hybrid_parallel_util
-        utilities.fused_allreduce_gradients(own, hcg)
+    utilities: Any = fleet_.utils.hybrid_parallel_util
+    utilities.fused_allreduce_gradients(own, hcg)
     optimizer._step(own)
 
 
