@@ -154,7 +154,7 @@ def test_a_hybrid_job_trains_as_one_process(
     more = {**_told(layout), "ALONE": str(tmp_path / "alone" / "report.0")}
     with on_device if place == "npu" else devices.on(""):
         if expected == "refused":
-            with pytest.raises(AssertionError, match="gradient_merge: .* this cannot be merged"):
+            with pytest.raises(AssertionError, match=r"gradient_merge: .* this cannot be merged"):
                 train(*(python, "hybrid.py", tmp_path / "ours", asked, 1), nranks=nranks, more=more)
             return
         ranks = train(*(python, "hybrid.py", tmp_path / "ours", asked), nranks=nranks, more=more)

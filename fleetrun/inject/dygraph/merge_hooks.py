@@ -10,7 +10,6 @@ from .. import updates
 from ..import_hooks import after_import, in_place_of, watch_method
 from ..paddle_api import tensors
 from . import backward
-from .merge import unwrap
 from .merge_round import refuse
 
 if TYPE_CHECKING:
