@@ -56,8 +56,6 @@ class Evidence:
         # `dygraph` or `static`, once something was trained.
         self.graph = ""
         self.updates = 0
-        # While there are no updates: the backwards.
-        self.backwards = 0
         # The next backward shows more, for which the table waits: it is printed once.
         self.awaits_backward = False
         # The watching functions that have failed.
@@ -168,7 +166,6 @@ class Evidence:
             # The count of updates itself may have failed.
             "complete": self.updates > self.awaits_backward or bool(self.failures),
             "updates": self.updates,
-            "backwards": self.backwards,
             "fields": [self._if_updated(field) for field in self._fields.values()],
             "counts": self.counts,
             "disagreements": self._disagreements,

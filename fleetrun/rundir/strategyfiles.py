@@ -67,8 +67,6 @@ class RankEvidence(NamedTuple):
     failures: tuple[str, ...] = ()
     # Changes to the training that could not be installed.
     unapplied: tuple[str, ...] = ()
-    # Before the first update: the number of backwards.
-    backwards: int = 0
 
     @property
     def tells(self) -> bool:

@@ -92,12 +92,7 @@ class _Trainer:
             return f"has no strategy: {self.evidence.unapplied[0]}"
         if not self.has_ended:
             return "has made no optimizer update yet"
-        count = self.evidence.backwards
-        ran = (
-            f"ran backward {'once' if count == 1 else f'{count} times'}, and no update by Paddle's"
-        )
-        did = f"{ran} optimizers" if count else "imported Paddle and made no optimizer update"
-        return f"{did}, so nothing could be counted"
+        return "imported Paddle and made no optimizer update, so nothing could be counted"
 
 
 class Proof(Source):

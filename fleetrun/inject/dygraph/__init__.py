@@ -15,57 +15,22 @@ if TYPE_CHECKING:
     from ..evidence import Evidence
     from ..spec import StrategySpec
 
-_DISTRIBUTED = "paddle.distributed"
-
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
     """Patch Paddle for the requested fields."""
     fused_buffers.install()
     hybrid_settings.watch()
     if any(name in spec.strategy for name in REDUCER_FIELDS):
-        merge = GradientMerge(spec, proof)
         merges = spec.merge_steps > 1 and paddle_api.has(private_names.MERGE)
         if paddle_api.has(private_names.REDUCER):
-            _install_reducers(spec, proof, merge, merges=merges)
+            must_sync = None
+            if merges:
+                merge = GradientMerge(spec, proof)
+                merge_hooks.install(merge)
+                must_sync = merge.must_sync
+            reducers = Reducers(spec, proof, must_sync)
+            after_import("paddle.distributed.parallel", reducers.patch)
+            step_sums.install(must_sync, proof)
+            after_import("paddle.base.core", backward.patch)
     if spec.builds(multi_tensor.FIELD) and paddle_api.has(private_names.FUSED):
         multi_tensor.install(proof)
-    if paddle_api.has(private_names.BACKWARD):
-        _backwards.append(_BackwardCount(proof))
-        after_import("paddle.base.core", backward.patch)
-        backward.listen(_backwards[0])
-
-
-class _BackwardCount:
-    """Counts backwards until an update is seen: a script may train without Paddle's optimizers."""
-
-    def __init__(self, proof: Evidence) -> None:
-        self._proof = proof
-
-    def begin(self) -> None:
-        """Do nothing."""
-
-    # A backward that has raised counts, too.
-    abandon = begin
-
-    def finish(self) -> None:
-        """Count a backward."""
-        if self._proof.updates:
-            backward.ignore(self)
-        self._proof.backwards += 1
-
-
-# `backward` does not hold it.
-_backwards: list[_BackwardCount] = []
-
-
-def _install_reducers(
-    spec: StrategySpec, proof: Evidence, merge: GradientMerge, *, merges: bool
-) -> None:
-    """Patch the code that averages gradients: if MERGES, as MERGE says."""
-    must_sync = merge.must_sync if merges else None
-    reducers = Reducers(spec, proof, must_sync)
-    if merges:
-        merge_hooks.install(merge)
-    after_import(f"{_DISTRIBUTED}.parallel", reducers.patch)
-    step_sums.install(must_sync, proof)
-    after_import("paddle.base.core", backward.patch)

@@ -46,11 +46,6 @@ def listen(listener: BackwardListener) -> None:
     _listeners.append(weakref.ref(listener, _listeners.remove))
 
 
-def ignore(listener: BackwardListener) -> None:
-    """Stop notifying LISTENER."""
-    _listeners.remove(weakref.ref(listener))
-
-
 def listen_last(listener: BackwardListener) -> None:
     """Notify LISTENER after all others."""
     _last_listeners.append(listener)

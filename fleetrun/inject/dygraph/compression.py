@@ -28,60 +28,43 @@ def asked() -> str:
 
 
 class Compression(NamedTuple):
-    """How the buckets of a model are compressed; FAILURE says why they are not, nevertheless."""
+    """The field that compresses buckets in float32; FAILURE says why it does not, nevertheless."""
 
     field: str
     failure: str = ""
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> str:
         """The dtype in which buckets are sent."""
-        return DTYPES[self.field]
-
-    def compresses(self, flat: Any) -> bool:
-        """Whether the bucket FLAT is cast: not if it already has 16 bits."""
-        import paddle
-
-        return not self.failure and bool(flat.dtype == paddle.float32)
-
-    def has_sent(self, flat: Any) -> bool:
-        """Whether FLAT has the dtype in which buckets are sent."""
-        import paddle
-
-        return bool(flat.dtype == getattr(paddle, self.dtype))
+        return "float32" if self.failure else DTYPES[self.field]
 
 
 def choose(
     communicator: Communicator, ranks: Sequence[int], own: int, place: Any
 ) -> Compression | None:
     """Return the requested compression after a self-test on all RANKS; this rank is OWN."""
+    import paddle
+
     field = asked()
     if not field:
         return None
-    is_right = _sums_right(DTYPES[field], communicator, len(ranks), ranks.index(own), place)
+    # One rank contributes each value, so sums are exact.
+    expected = [(index % _EIGHTHS + 1) / 8 for index in range(len(ranks) * _EIGHTHS)]
+    place_of_own = ranks.index(own)
+    contributed = [
+        value * (index % len(ranks) == place_of_own) for index, value in enumerate(expected)
+    ]
+    tensor = paddle.to_tensor(contributed, dtype="float32", place=place).cast(DTYPES[field])
+    try:
+        communicator.all_reduce(tensor, overlaps=False)
+        is_right = tensor.cast("float32").numpy().tolist() == expected
+    except Exception:
+        # A backend without this dtype raises before it sends anything.
+        is_right = False
+    communicator.calls -= 1
     # All or none: ranks that send different sizes hang.
     if communicator.sum_integers([is_right], place)[0] == len(ranks):
         return Compression(field)
     return Compression(
         field, f"this Paddle's communication sums {DTYPES[field]} wrongly: self-tested"
     )
-
-
-def _sums_right(
-    dtype: Any, communicator: Communicator, nranks: int, number: int, place: Any
-) -> bool:
-    """Whether COMMUNICATOR sums DTYPE right; one rank contributes each value: sums are exact."""
-    import paddle
-
-    expected = [(index % _EIGHTHS + 1) / 8 for index in range(nranks * _EIGHTHS)]
-    own = [value if index % nranks == number else 0.0 for index, value in enumerate(expected)]
-    with paddle.no_grad():
-        tensor = paddle.to_tensor(own, dtype="float32", place=place).cast(dtype)
-        try:
-            communicator.all_reduce(tensor, overlaps=False)
-        except Exception:
-            # A backend without this dtype raises before it sends anything.
-            return False
-        finally:
-            communicator.calls -= 1
-        return bool(tensor.cast("float32").numpy().tolist() == expected)

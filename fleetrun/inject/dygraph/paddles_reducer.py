@@ -132,9 +132,8 @@ class PaddlesReducer:
         self._made: dict[tuple[Any, ...], Any] = {}
         self._states: list[Any] = []
         self._current: Any = None
-        # The bytes of each bucket, in the order of sending, and the allreduces so far.
+        # The bytes of each bucket, in the order of sending.
         self.bucket_bytes: list[int] = []
-        self.calls = 0
         # A forward awaits its backward; the gradients of the last one are to stay local.
         self._is_awaited = self._is_local = False
         # The running backward has reached the model, and Paddle's does not average it; a backward
@@ -167,7 +166,6 @@ class PaddlesReducer:
             return
         self._current.prepare_for_backward(outputs)
         self._is_awaited = True
-        self.calls += len(self.bucket_bytes)
 
     def disarm(self) -> None:
         """Leave the gradients of the next forward, under `no_sync`, as they are on each rank.

@@ -57,6 +57,8 @@ class Bucket:
         # What is summed, and the pending work.
         self.flat: Any = None
         self.work: Work | None = None
+        # Whether it is sent in 16 bits.
+        self.is_cast = False
         # The number of gradients of the model that were ready when it was sent.
         self.gradients_before = 0
 
@@ -284,7 +286,6 @@ class Reducer:
 
         number, self._next = self._next, self._next + 1
         bucket.gradients_before = len(self._arrived)
-        compression = self.setup.compression
         with tensors.made_at(self._place), paddle.no_grad():
             flats = [
                 paddle.zeros([size], parameter.dtype) if gradient is None else gradient.flatten()
@@ -298,10 +299,10 @@ class Reducer:
             flat = paddle.concat(flats)
             # Paddle divides before it sums, too.
             flat.scale_(1.0 / self._nranks)
-            if compression is not None and not compression.compresses(flat):
-                compression = None
-            self.setup.check.sent(flat, compression.dtype if compression else str(flat.dtype))
-            bucket.flat = flat.cast(compression.dtype) if compression else flat
+            compression = self.setup.compression
+            bucket.is_cast = compression is not None and flat.dtype == paddle.float32
+            bucket.flat = flat.cast(compression.dtype) if bucket.is_cast else flat
+            self.setup.check.sent(flat, str(bucket.flat.dtype))
         communicators = self.setup.communicators
         # A thread would not help the only allreduce.
         overlaps = self.setup.overlaps and len(self.buckets) > 1
@@ -314,7 +315,7 @@ class Reducer:
         import paddle
 
         flat, bucket.flat, bucket.work = bucket.flat, None, None
-        if self.setup.compression is not None and self.setup.compression.has_sent(flat):
+        if bucket.is_cast:
             flat = flat.cast("float32")
         self.setup.check.received(flat)
         parts = paddle.split(flat, bucket.sizes) if len(bucket.sizes) > 1 else [flat]

@@ -18,7 +18,6 @@ TESTED = ("2.6.2", "3.3.1")
 COUNTING = "updates are not counted, so it is unknown what took effect"
 STRATEGY = "fleet gets only the script's strategy"
 GROUPS = "all groups share Paddle's store"
-BACKWARD = "updates by optimizers other than Paddle's are not detected"
 REDUCER = "Paddle's own reducer averages the gradients"
 MERGE = "each step updates the parameters"
 FUSED = "Paddle updates the parameters in its own way"
@@ -31,7 +30,6 @@ ARGUMENTS = "DataParallel gets only the script's arguments"
 
 # A capability also fails with those that it builds on.
 BUILDS_ON = {
-    BACKWARD: (COUNTING,),
     MERGE: (COUNTING, REDUCER),
     STATIC_CPU: (STATIC,),
     CHECK: (COUNTING,),
@@ -55,18 +53,17 @@ class PrivateName(NamedTuple):
 # Below each [module] its names, as `CAPABILITIES: path ...`. Indented lines continue a row.
 _TEXT = """
 [paddle.base.core]
-BACKWARD REDUCER MERGE LOSSES: eager.run_backward
-BACKWARD REDUCER: eager._add_backward_final_hook eager.get_all_grads
+REDUCER MERGE LOSSES: eager.run_backward
+REDUCER: eager._add_backward_final_hook eager.get_all_grads
 REDUCER MERGE: eager.Tensor._register_backward_hook
 REDUCER: eager.Tensor._grad_ivar eager.Tensor._set_grad_ivar eager.Tensor._unset_fake_empty
     eager.Tensor._share_buffer_to eager.Tensor.is_contiguous eager.Tensor.contiguous
     eager_assign_group_by_size EagerReducer EagerReducer.prepare_for_backward ReduceOp.SUM
     ProcessGroup.all_reduce ProcessGroup.reduce ProcessGroup.broadcast
-BACKWARD REDUCER MERGE CHECK: eager.Tensor.data_ptr
-BACKWARD MERGE CHECK: eager.Tensor.inplace_version
+MERGE: eager.Tensor.data_ptr eager.Tensor.inplace_version
 REDUCER MERGE FUSED: eager.Tensor.is_selected_rows
 REDUCER MERGE CHECK: eager.Tensor.grad
-MERGE: eager.Tensor.clear_gradient eager.Tensor._is_initialized
+MERGE: eager.Tensor.clear_gradient
 REDUCER STATIC_CPU CHECK: create_or_get_global_tcp_store
 REDUCER GROUPS: TCPStore
 STATIC: get_pass
