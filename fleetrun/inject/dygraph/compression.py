@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # The dtype of each field; the first enabled field counts. bfloat16 has the range of float32,
 # float16 has more digits.
-DTYPES = {"bf16_allreduce": "bfloat16", "fp16_allreduce": "float16"}
+DTYPES: dict[str, Any] = {"bf16_allreduce": "bfloat16", "fp16_allreduce": "float16"}
 # Values of the self-test for each rank: eighths, which both dtypes hold.
 _EIGHTHS = 7
 
@@ -34,7 +34,7 @@ class Compression(NamedTuple):
     failure: str = ""
 
     @property
-    def dtype(self) -> str:
+    def dtype(self) -> Any:
         """The dtype in which buckets are sent."""
         return "float32" if self.failure else DTYPES[self.field]
 

@@ -300,8 +300,10 @@ class Reducer:
             # Paddle divides before it sums, too.
             flat.scale_(1.0 / self._nranks)
             compression = self.setup.compression
+            bucket.flat = flat
             bucket.is_cast = compression is not None and flat.dtype == paddle.float32
-            bucket.flat = flat.cast(compression.dtype) if bucket.is_cast else flat
+            if compression is not None and bucket.is_cast:
+                bucket.flat = flat.cast(compression.dtype)
             self.setup.check.sent(flat, str(bucket.flat.dtype))
         communicators = self.setup.communicators
         # A thread would not help the only allreduce.
