@@ -240,14 +240,22 @@ def assert_sent(
         assert least <= counted[key] <= number * UPDATES, counted
 
 
-def test_all_ranks_skip_an_update_with_infinite_gradients(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("layout", "strategy"),
+    [
+        ({**LAYOUTS["fused sharding"][0], "infinite": 2}, "small"),
+        ({"dp": 2, "merge": 2, "infinite": 3}, "merged"),
+    ],
+)
+def test_all_ranks_skip_an_update_with_infinite_gradients(
+    layout: dict[str, Any], strategy: str, tmp_path: Path
+) -> None:
     # The second update is skipped.
-    layout = {**LAYOUTS["fused sharding"][0], "infinite": 2}
     more = _told(layout)
     train(*(PYTHON, "hybrid.py", tmp_path / "alone", None), nranks=1, more=more)
     more |= {"ALONE": str(tmp_path / "alone" / "report.0")}
     with devices.on("npu"):
-        ranks = train(PYTHON, "hybrid.py", tmp_path / "ours", STRATEGIES["small"], more=more)
+        ranks = train(PYTHON, "hybrid.py", tmp_path / "ours", STRATEGIES[strategy], more=more)
     for rank, report in enumerate(ranks):
         assert report["apart"] < 2e-6
         assert report["updates"] == UPDATES - 1

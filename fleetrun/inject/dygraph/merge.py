@@ -45,7 +45,7 @@ class GradientMerge:
         if current is None:
             current = self._rounds[id(optimizer)] = MergeRound(optimizer)
             weakref.finalize(optimizer, self._rounds.pop, id(optimizer), None).atexit = False
-            self._adopt_settings()
+            current.adopt(settings.effective_spec())
         return current
 
     def all(self) -> list[MergeRound]:
@@ -53,12 +53,11 @@ class GradientMerge:
         return list(self._rounds.values())
 
     def _adopt_settings(self) -> None:
-        """Adopt what the script sets, also after it has made its optimizer."""
-        if self._has_stepped:
-            return
-        spec = settings.effective_spec()
-        for current in self.all():
-            current.steps, current.averages = spec.merge_steps, spec.merge_averages
+        """Adopt what the script sets after it has made its optimizers."""
+        if not self._has_stepped:
+            spec = settings.effective_spec()
+            for current in self.all():
+                current.adopt(spec)
 
     def owners(self, parameters: Iterable[Any]) -> list[MergeRound]:
         """Return the newest rounds of PARAMETERS, each once."""

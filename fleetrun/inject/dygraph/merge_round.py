@@ -22,6 +22,8 @@ from ..paddle_api import tensors
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from ..spec import StrategySpec
+
 CHANGED = (
     "the script changes gradients by hand between a backward and a step, or combines those of"
     " several backwards (Paddle's clipping and GradScaler may change them)"
@@ -52,6 +54,7 @@ class MergeRound:
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = weakref.ref(optimizer)
+        # As `adopt` sets them.
         self.steps, self.averages = 1, True
         # Micro-steps since the last update; and the sums of their gradients, by parameter.
         self.merged = 0
@@ -79,6 +82,10 @@ class MergeRound:
         self.steps_unscheduled = 0
         self.is_updated = True
         self._watch(self.parameters)
+
+    def adopt(self, spec: StrategySpec) -> None:
+        """Merge as SPEC says."""
+        self.steps, self.averages = spec.merge_steps, spec.merge_averages
 
     @property
     def parameters(self) -> list[Any]:
