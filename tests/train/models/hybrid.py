@@ -78,7 +78,7 @@ def optimizer_of(net: Any) -> Any:
     parameters = net.parameters()
     if os.environ.get("SGD"):
         return paddle.optimizer.SGD(0.1, parameters=parameters, grad_clip=clip)
-    options = {"grad_clip": clip, "weight_decay": 0.01}
+    options: dict[str, Any] = {"grad_clip": clip, "weight_decay": 0.01}
     optimizer: Any = paddle.optimizer.AdamW(0.02, parameters=parameters, **options)
     if world > 1 and layout.get("main_grad"):
         # The layer is used for its hooks only.
