@@ -65,7 +65,6 @@ class HeadRun:
             )
         os.close(self._events)
         os.close(self._lock)
-        self._folder.close()
 
     def _note(self, event: str, **fields: eventfile.Value) -> None:
         eventfile.append(self._events, event, time.monotonic(), fields)

@@ -38,7 +38,7 @@ class Background(Sink):
     def prepare(self) -> None:
         """Move the console into the run directory; open descriptors stay valid."""
         try:
-            os.rename(self._console, names.CONSOLE, dst_dir_fd=self._folder.fd)
+            os.rename(self._console, os.path.join(self._folder.path, names.CONSOLE))
         except OSError as error:
             raise EnvironmentFault(
                 f"The console cannot be kept in {self._folder.path} ({error.strerror}): make room "

@@ -170,7 +170,7 @@ def claim(plan: LaunchPlan, attempt: int, folder: Folder) -> None:
     """
     if attempt:
         # It may have been removed since the first attempt.
-        folder.revive()
+        os.makedirs(folder.path, exist_ok=True)
     for path, text in plan.files.items():
         folder.write(os.path.basename(path), text)
     for spec in plan.processes:

@@ -1,4 +1,4 @@
-"""The run directory as an open folder, whatever its path becomes; no link in it is followed."""
+"""The run directory, where files are created whole; no link in it is followed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from fleetrun.rundir import secrets
 # Files about a launch are readable by the owner alone; the output of ranks follows the umask.
 PRIVATE = 0o600
 SHARED = 0o666
-
-_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 def closed(path: str) -> str | None:
@@ -43,28 +40,14 @@ class Closing:
 
 
 class Folder:
-    """One folder at PATH, opened when it is first used."""
+    """The folder at PATH."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._fd = -1
-
-    @property
-    def fd(self) -> int:
-        """The folder's descriptor; raises OSError if there is no such folder."""
-        if self._fd < 0:
-            self._fd = os.open(self.path, _OPEN | os.O_NOFOLLOW)
-        return self._fd
-
-    def revive(self) -> None:
-        """Create the folder again if it was removed."""
-        if os.fstat(self.fd).st_nlink == 0:
-            os.makedirs(self.path, exist_ok=True)
-            self.close()
 
     def open(self, name: str, flags: int, mode: int = PRIVATE) -> int:
         """Open the file NAME of the folder, never through a link."""
-        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=self.fd)
+        return os.open(os.path.join(self.path, name), flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
 
     def append(self, name: str, mode: int = PRIVATE) -> int:
         """Open NAME for appending; do not wait for the reader of a pipe."""
@@ -72,16 +55,16 @@ class Folder:
 
     def write(self, name: str, text: str, mode: int = PRIVATE) -> None:
         """Write TEXT to the file NAME atomically: all of it, or nothing on a full disk."""
-        draft = f"{name}.new"
+        path = os.path.join(self.path, name)
         # A killed launcher may have left one.
         with suppress(FileNotFoundError):
-            os.unlink(draft, dir_fd=self.fd)
+            os.unlink(f"{path}.new")
         try:
-            _fill(self.open(draft, _CREATE, mode), text)
-            os.replace(draft, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+            _fill(self.open(f"{name}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), text)
+            os.replace(f"{path}.new", path)
         except OSError:
             with suppress(OSError):
-                os.unlink(draft, dir_fd=self.fd)
+                os.unlink(f"{path}.new")
             raise
 
     def write_json(self, name: str, document: object, redact: Callable[[str], str] = str) -> None:
@@ -92,17 +75,6 @@ class Folder:
     def add(self, name: str, text: str) -> None:
         """Append TEXT to the file NAME."""
         _fill(self.append(name), text)
-
-    def close(self) -> None:
-        """Close the folder; the next use opens it again."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __del__(self) -> None:
-        # Descriptors are scarce; free that of a folder nobody uses.
-        with suppress(OSError):
-            self.close()
 
 
 def _fill(fd: int, text: str) -> None:

@@ -169,13 +169,9 @@ class LogReceiver:
         name = names.log_name(names.error_log(log) if part.is_error_log else log, part.attempt)
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         flags |= os.O_APPEND if key in self._offsets else os.O_EXCL
-        with suppress(FileExistsError):
-            os.mkdir(names.GATHERED, dir_fd=self._folder.fd)
-        in_folder = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        with (
-            Closing(folder := os.open(names.GATHERED, in_folder, dir_fd=self._folder.fd)),
-            Closing(fd := os.open(name, flags, 0o666, dir_fd=folder)),
-        ):
+        folder = os.path.join(self._folder.path, names.GATHERED)
+        os.makedirs(folder, exist_ok=True)
+        with Closing(fd := os.open(os.path.join(folder, name), flags, 0o666)):
             if part.offset and key not in self._offsets:
                 write_all(fd, names.shortened(part.size, part.size - part.offset))
             write_all(fd, data)
