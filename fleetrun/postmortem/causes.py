@@ -18,11 +18,7 @@ class KnownFailure(NamedTuple):
     may_retry: bool = True
 
 
-SHARED_MEMORY = "shared-memory"
-_SHARED_MEMORY = (
-    "Shared memory ran out{}: give the container a larger /dev/shm (docker run --shm-size=8g) or "
-    "use fewer DataLoader workers."
-)
+SHARED_MEMORY, DISK_FULL = "shared-memory", "disk-full"
 
 # To add a failure, add a row: the marks are plain text as in the log, the sentence says what
 # happened and what to do. The first row that matches is used.
@@ -95,14 +91,8 @@ KNOWN_FAILURES = (
             "Access to an undefined portion of a memory object",
         ),
         # The signal is the same for both.
-        _SHARED_MEMORY.format(", unless a mapped file was truncated"),
-    ),
-    KnownFailure(
-        "shared-memory-full",
-        ("No space left on device",),
-        _SHARED_MEMORY.format(""),
-        # Semaphores of multiprocessing are files there; the error does not say so.
-        places=("multiprocessing/synchronize.py", "multiprocessing/heap.py", "'/dev/shm/"),
+        "Shared memory ran out, unless a mapped file was truncated: give the container a larger "
+        "/dev/shm (docker run --shm-size=8g) or use fewer DataLoader workers.",
     ),
     KnownFailure(
         "interface",
@@ -143,9 +133,11 @@ KNOWN_FAILURES = (
         "such as a debugger's or TensorBoard's, must differ from rank to rank.",
     ),
     KnownFailure(
-        "disk-full",
+        DISK_FULL,
         ("No space left on device", "[Errno 28]", "Disk quota exceeded"),
-        "The disk is full: free space for checkpoints and logs (df -h).",
+        # Semaphores of multiprocessing are files in /dev/shm; the error does not say so.
+        "The disk is full, or /dev/shm if multiprocessing is in the traceback: free space for "
+        "checkpoints and logs (df -h), or give the container more (docker run --shm-size=8g).",
     ),
     KnownFailure(
         "host-memory",

@@ -92,7 +92,8 @@ def _of_culprit(
             how = causes.meaning(signum)
             evidence.append(f"Process {pid}, which it had started, was killed by {how}.")
             evidence += kernelfacts.of_signal(pid, signum, before)
-    if name.startswith(causes.SHARED_MEMORY) and exited.status.signum != signal.SIGBUS:
+    is_of_memory = name in {causes.SHARED_MEMORY, causes.DISK_FULL}
+    if is_of_memory and exited.status.signum != signal.SIGBUS:
         evidence += kernelfacts.shared_memory()
     evidence += early
     ends = [other for other in outcome.exits if other.process == exited.process]

@@ -6,7 +6,6 @@ import os
 
 from fleetrun.run.events import Finished, Happening
 from fleetrun.run.observers import ObservedJob, Sink
-from fleetrun.rundir import names
 from fleetrun.rundir.variables import PROFILE
 
 
@@ -20,18 +19,13 @@ class ProfileSink(Sink):
         """Report at the end."""
         if not isinstance(happening, Finished):
             return
-        paths = {
-            names.label(spec): spec.env[PROFILE].partition(":")[2]
-            for spec in self._job.plan.processes
-            if PROFILE in spec.env
-        }
-        silent = [label for label, path in paths.items() if not os.path.exists(path)]
-        if len(silent) < len(paths):
-            path = next(path for label, path in paths.items() if label not in silent)
-            others = " and others" if len(paths) - len(silent) > 1 else ""
-            self._job.log(f"Profile: open {path}{others} in https://ui.perfetto.dev.")
-        if silent:
-            self._job.log(
-                f"Profile: no trace of {names.listed(silent)}: the requested steps were not run, "
-                "or not in Python with Paddle."
-            )
+        plan = self._job.plan
+        paths = [
+            spec.env[PROFILE].partition(":")[2] for spec in plan.processes if PROFILE in spec.env
+        ]
+        made = list(filter(os.path.exists, paths))
+        what = "there is none: the requested steps were not run, or not in Python with Paddle"
+        if made:
+            others = f" and {len(made) - 1} others" if len(made) > 1 else ""
+            what = f"open {made[0]}{others} in https://ui.perfetto.dev"
+        self._job.log(f"Profile: {what}.")

@@ -55,15 +55,6 @@ TEXTS = (
     ),
     ("shared-memory", "Fatal Python error: Bus error"),
     (
-        "shared-memory-full",
-        (
-            '  File "/usr/lib/python3.11/multiprocessing/synchronize.py", line 57, in __init__\n'
-            "    sl = self._semlock = _multiprocessing.SemLock(\n"
-            "OSError: [Errno 28] No space left on device"
-        ),
-    ),
-    ("shared-memory-full", "OSError: [Errno 28] No space left on device: '/dev/shm/cache'"),
-    (
         "disk-full",
         (
             '  File "/usr/lib/python3.11/multiprocessing/process.py", line 314, in _bootstrap\n'
