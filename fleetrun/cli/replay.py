@@ -17,7 +17,7 @@ from typing import NamedTuple
 from fleetrun import __version__
 from fleetrun.cli import argv, configfile
 from fleetrun.cli.argv import ParsedCommand
-from fleetrun.cli.options import BY_SPELLING, find
+from fleetrun.cli.options import find
 from fleetrun.engines import detect
 from fleetrun.errors import UsageError
 from fleetrun.model import Layer
@@ -44,14 +44,10 @@ def replay(parsed: ParsedCommand, environ: Mapping[str, str]) -> Replay:
     path = [given.raw for given in parsed.given if given.name == "from_manifest"][-1]
     if not path.strip():
         raise UsageError("--from-manifest needs a value: give FILE, a manifest.json.")
-    recorded = manifestfile.read(path, BY_SPELLING.__contains__)
-    words = _words(recorded, parsed)
+    recorded = manifestfile.read(path)
     named = configfile.named(parsed.given)
-    lines = () if named else recorded.config
     config = configfile.read(named) if named else None
-    if recorded.config_path is not None and not named:
-        given = [find(name).given(raw, name, source, name) for name, raw, source in lines]
-        config = configfile.Config(recorded.config_path, tuple(given))
+    words = _words(recorded, () if named else recorded.config, parsed)
     strategies = [item.raw.split(",") for item in parsed.given if item.name == "strategy"]
     anew = {name.strip() for names in strategies for name in names}
     layers = {layer.name: layer for layer in recorded.layers if layer.name not in anew}
@@ -68,7 +64,6 @@ def replay(parsed: ParsedCommand, environ: Mapping[str, str]) -> Replay:
                 word if word != HIDDEN else f"{flag} {word}"
                 for flag, word in pairwise(["", *words])
             ),
-            *(f"{source}: {raw}" for _, raw, source in lines),
             *(
                 f"{name}: {row.name}={row.value}"
                 for name in layers
@@ -107,9 +102,9 @@ def _refuse_secrets(path: str, parsed: ParsedCommand, texts: Iterable[str]) -> N
         )
 
 
-def _words(recorded: Manifest, parsed: ParsedCommand) -> list[str]:
-    """Return the command line of RECORDED followed by PARSED's options, or its script."""
-    command = list(recorded.command)
+def _words(recorded: Manifest, config: Sequence[str], parsed: ParsedCommand) -> list[str]:
+    """Return CONFIG and the command of RECORDED followed by PARSED's options, or its script."""
+    command = [*config, *recorded.command]
     then = argv.scan(command)
     start = len(command) if then.script_at is None else then.script_at
     both = (*then.given, *parsed.given)

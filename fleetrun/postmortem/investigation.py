@@ -15,7 +15,16 @@ from fleetrun.postmortem import causes, failures, flight, kernelfacts, lastlines
 from fleetrun.postmortem.kernelfacts import Baseline
 from fleetrun.run import policy
 from fleetrun.run.events import HUNG, Exited, Failure, Hung, Outcome, Recovered, signal_name
-from fleetrun.rundir import flightfile, heartbeat, names, rankfile, reportfile, variables
+from fleetrun.rundir import (
+    eventfile,
+    flightfile,
+    heartbeat,
+    names,
+    rankfile,
+    reading,
+    reportfile,
+    variables,
+)
 from fleetrun.rundir.folder import Folder
 from fleetrun.rundir.rankfile import ErrorReport
 from fleetrun.rundir.reportfile import ProcessEnd, ReportRecord, RestartRecord
@@ -27,6 +36,9 @@ _STOPPED_BY = frozenset((2, 9, 15))
 _CRASHES = frozenset((signal.SIGABRT, signal.SIGSEGV))
 _EARLY = (
     "This rank lost a peer that had ended early: all ranks must make the same number of updates."
+)
+_STOPPED = (
+    "This rank lost a peer that was stopped: by SIGSTOP, Ctrl-Z, a debugger, or a batch system."
 )
 # The most processes to list that had ended before. A process closes its connections a while before
 # its exit is noticed: on a busy machine, Python and Paddle take that long to end.
@@ -85,6 +97,7 @@ def _of_culprit(
     name = known.name if known else ""
     is_crash = known is None and exited.status.signum in _CRASHES
     early = _early_ends(plan, outcome, failed_at) if name in causes.LOST or is_crash else []
+    stopped = _still_stopped(plan, failed_at) if name in causes.LOST else []
     evidence = [*kernelfacts.of(exited, before)]
     report = error if error and error.children else rankfile.exit_under_way(spec)
     for pid, signum in report.children if report else ():
@@ -95,7 +108,7 @@ def _of_culprit(
     is_of_memory = name in {causes.SHARED_MEMORY, causes.DISK_FULL}
     if is_of_memory and exited.status.signum != signal.SIGBUS:
         evidence += kernelfacts.shared_memory()
-    evidence += early
+    evidence += [*early, *stopped]
     ends = [other for other in outcome.exits if other.process == exited.process]
     if any(other.status != exited.status for other in ends):
         evidence.append(
@@ -122,7 +135,7 @@ def _of_culprit(
         log=log,
         last_words=tuple(words),
         known=name or None,
-        remedy=_EARLY if early else known.sentence if known else "",
+        remedy=_STOPPED if stopped else _EARLY if early else known.sentence if known else "",
         peak_bytes=exited.peak_bytes,
     )
     return Investigation(culprit, source, tuple(evidence), _victims(plan, outcome, exited))
@@ -143,6 +156,21 @@ def _early_ends(plan: LaunchPlan, outcome: Outcome, failed_at: float) -> list[st
                 f"{names.log_paths(plan, spec, ended.attempt)[0]}."
             )
     return facts[:_MOST_EARLY]
+
+
+def _still_stopped(plan: LaunchPlan, failed_at: float) -> list[str]:
+    """Return which ranks were stopped when the culprit lost its peer, and since when."""
+    since: dict[str, float] = {}
+    for event in eventfile.read(names.run_path(plan, names.EVENTS)):
+        who = ", ".join(reading.texts(event.more.get("who")))
+        if event.more.get("what") == "stopped" and event.monotonic <= failed_at:
+            since[who] = event.monotonic
+        elif event.more.get("what") == "continued" or event.event == "restarting":
+            since.pop(who, None)
+    return [
+        f"{sentence(who)} was stopped (T) {failed_at - at:.1f} s before and did not go on."
+        for who, at in since.items()
+    ]
 
 
 def _victims(plan: LaunchPlan, outcome: Outcome, culprit: Exited) -> tuple[Victim, ...]:

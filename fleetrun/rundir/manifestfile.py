@@ -30,9 +30,8 @@ class Manifest(NamedTuple):
     cwd: str
     python: str
     fleetrun: str
-    # The path of the first config file, if any, and the option, value and source of all lines.
-    config_path: str | None
-    config: tuple[tuple[str, str, str], ...]
+    # The lines of config files, as words.
+    config: tuple[str, ...]
     # The presets and files of the strategy.
     layers: tuple[Layer, ...]
     # The names of all variables of the launcher, and the values of those that may be kept.
@@ -114,20 +113,19 @@ def of_launch(
     return plain
 
 
-def _config(request: Request) -> dict[str, object] | None:
-    """Return the lines of the config files that took effect."""
-    paths = [
-        setting.value
+def _config(request: Request) -> list[str]:
+    """Return the lines of the config files that took effect as words of a command line."""
+    files = tuple(
+        f"{setting.value}:"
         for setting in request.settings
         if setting.name in {"config", "user_config"} and setting.source != "default"
-    ]
-    lines = []
+    )
+    words = []
     for name, value, source in request.settings:
-        if source.startswith(tuple(f"{path}:" for path in paths)):
-            option, dot, key = name.partition(".")
-            text = f"{key}={value}" if dot else value
-            lines.append({"option": option, "value": text, "source": source})
-    return {"path": paths[0], "lines": lines} if paths else None
+        option, dot, key = name.partition(".")
+        if files and source.startswith(files):
+            words.append(f"--{option}={key}={value}" if dot else f"--{option}={value}")
+    return words
 
 
 def _strategies(request: Request) -> list[dict[str, Any]]:
@@ -142,11 +140,8 @@ def _strategies(request: Request) -> list[dict[str, Any]]:
     return layers
 
 
-def read(path: str, is_option: Callable[[str], bool]) -> Manifest:
-    """Read the file at PATH; UsageError if it is not a manifest.
-
-    IS_OPTION tells whether an option has a name.
-    """
+def read(path: str) -> Manifest:
+    """Read the file at PATH; UsageError if it is not a manifest."""
     try:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
@@ -161,13 +156,7 @@ def read(path: str, is_option: Callable[[str], bool]) -> Manifest:
             f"{path}: this manifest has schema {document['schema']!r}, and fleetrun {__version__} "
             f"reads {SCHEMA}."
         )
-    config, environment, versions = (
-        reading.mapping(document.get(key)) for key in ("config", "environment", "versions")
-    )
-    lines = [
-        (reading.text(line.get("option")), reading.text(line.get("value")), str(line.get("source")))
-        for line in reading.mappings(config.get("lines"))
-    ]
+    environment, versions = (reading.mapping(document.get(k)) for k in ("environment", "versions"))
     strategies = reading.mappings(document.get("strategies"))
     try:
         layers = tuple(
@@ -177,15 +166,14 @@ def read(path: str, is_option: Callable[[str], bool]) -> Manifest:
     except (KeyError, TypeError, ValueError):
         _refuse(path, "something is wrong in its strategies")
     command = reading.texts(document.get("command"))
-    if not command or not all(is_option(option) for option, *_ in lines):
-        _refuse(path, "something is missing or wrong in it")
+    if not command:
+        _refuse(path, "it has no command")
     return Manifest(
         command=command,
         cwd=reading.text(document.get("cwd")),
         python=reading.text(document.get("python")),
         fleetrun=reading.text(versions.get("fleetrun")),
-        config_path=config.get("path"),
-        config=tuple(lines),
+        config=reading.texts(document.get("config")),
         layers=layers,
         names=reading.texts(environment.get("names")),
         values=reading.mapping(environment.get("values")),

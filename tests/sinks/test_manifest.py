@@ -112,7 +112,7 @@ def test_s73_a_manifest_says_where_a_result_came_from(tmp_path: Path) -> None:
         "NCCL_DEBUG": "INFO",
     }
     assert {"name": "gpus", "value": "0,1", "source": "command line"} in document["settings"]
-    assert document["config"] is None
+    assert document["config"] == []
 
 
 def test_s70_a_manifest_holds_no_secret(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_s70_a_manifest_holds_no_secret(tmp_path: Path) -> None:
     assert document["environment"]["names"] == sorted(environ)
     assert document["environment"]["values"] == {}
     assert document["command"][-3:] == ["--password=***", "--api-key", "***"]
-    assert [line["value"] for line in document["config"]["lines"]] == ["night", "DB_PASSWORD=***"]
+    assert document["config"] == ["--job_id=night", "--env=DB_PASSWORD=***"]
 
 
 # -- git --
