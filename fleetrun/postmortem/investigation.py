@@ -163,9 +163,11 @@ def _still_stopped(plan: LaunchPlan, failed_at: float) -> list[str]:
     since: dict[str, float] = {}
     for event in eventfile.read(names.run_path(plan, names.EVENTS)):
         who = ", ".join(reading.texts(event.more.get("who")))
-        if event.more.get("what") == "stopped" and event.monotonic <= failed_at:
+        if event.event == "restarting":
+            since.clear()
+        elif event.more.get("what") == "stopped" and event.monotonic <= failed_at:
             since[who] = event.monotonic
-        elif event.more.get("what") == "continued" or event.event == "restarting":
+        elif event.more.get("what") == "continued":
             since.pop(who, None)
     return [
         f"{sentence(who)} was stopped (T) {failed_at - at:.1f} s before and did not go on."

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.run import proc
@@ -37,7 +37,9 @@ class Collection:
         self._waiting = waiting
         self._done = done
         self._texts = dict.fromkeys(sorted(pids), "")
-        self._open = len(pids)
+        # The processes that are still to be asked, and the answers that may be incomplete.
+        self._todo: dict[int, list[proc.Stat]] = {}
+        self._answers: dict[int, _Answer] = {}
         families = proc.families(proc.all_processes(), pids.values())
         self._families = {process: families[pid] for process, pid in pids.items()}
 
@@ -46,7 +48,7 @@ class Collection:
         for process, family in self._families.items():
             pythons = [member for member in family if proc.is_python(member.pid)]
             if pythons and pythons[0].state not in "Tt":
-                self._ask(process, pythons[:_MOST_CHILDREN])
+                self._todo[process] = pythons[:_MOST_CHILDREN]
                 continue
             # The state of the processes: for a shell, say, it is better than nothing.
             why = "it is stopped and cannot answer" if pythons else "no Python runs here"
@@ -54,44 +56,38 @@ class Collection:
                 f"# process {member.pid}: {proc.command(member.pid)}: {proc.state_of(member.pid)}\n"
                 for member in family[:_MOST_CHILDREN]
             )
-            self._answered()
+        self._look()
 
     def cancel(self) -> None:
         """Stop collecting; `done` will not be called."""
         self.is_over = True
+        self._waiting.timer(("stacks", id(self)), None, self._look)
+        while self._answers:
+            self._answers.popitem()[1].take()
 
-    def _answered(self) -> None:
-        self._open -= 1
-        if not self._open and not self.is_over:
+    def _look(self) -> None:
+        """Take what is complete, and ask the next process of these ranks."""
+        for process, pythons in list(self._todo.items()):
+            answer = self._answers.get(process)
+            if answer is not None and answer.is_growing():
+                continue
+            if answer is not None:
+                self._texts[process] += self._answers.pop(process).take()
+            # One at a time, as forked children share the file.
+            while pythons and process not in self._answers:
+                member = pythons.pop(0)
+                self._texts[process] += f"# process {member.pid}: {proc.command(member.pid)}\n"
+                try:
+                    self._answers[process] = _Answer(member)
+                except OSError as error:
+                    self._texts[process] += f"# it cannot be asked: {error.strerror}\n"
+            if process not in self._answers:
+                del self._todo[process]
+        if self._todo:
+            self._waiting.timer(("stacks", id(self)), time.monotonic() + _LOOK_S, self._look)
+        else:
             self.is_over = True
             self._done(self._texts)
-
-    def _ask(self, process: int, pythons: Sequence[proc.Stat]) -> None:
-        """Ask PYTHONS; one at a time, as forked children share the file."""
-        for place, member in enumerate(pythons, start=1):
-            self._texts[process] += f"# process {member.pid}: {proc.command(member.pid)}\n"
-            try:
-                answer = _Answer(member)
-            except OSError as error:
-                self._texts[process] += f"# it cannot be asked: {error.strerror}\n"
-                continue
-            self._await(process, answer, pythons[place:])
-            return
-        self._answered()
-
-    def _await(self, process: int, answer: _Answer, others: Sequence[proc.Stat]) -> None:
-        """Take ANSWER once it is complete, and go on with OTHERS."""
-
-        def look() -> None:
-            if self.is_over:
-                os.close(answer.fd)
-            elif answer.is_growing():
-                self._await(process, answer, others)
-            else:
-                self._texts[process] += answer.take()
-                self._ask(process, others)
-
-        self._waiting.timer(("stacks of", process), time.monotonic() + _LOOK_S, look)
 
 
 class _Answer:
@@ -100,27 +96,22 @@ class _Answer:
     def __init__(self, member: proc.Stat) -> None:
         memory = proc.descriptor(member.pid, MEMORY)
         if memory is None or not proc.catches(member.pid, STACK_SIGNAL):
-            raise OSError(
-                errno.ENOENT, "it ignores PYTHONPATH (python -I, -E, -S), or has closed its files"
-            )
+            why = "it ignores PYTHONPATH (python -I, -E, -S), or has closed its files"
+            raise OSError(errno.ENOENT, why)
         self._pid = member.pid
-        self.fd = os.open(memory, os.O_RDONLY | os.O_CLOEXEC)
-        self._begin = self._size = os.fstat(self.fd).st_size
+        self._begin = self._size = os.stat(memory).st_size
         self._until = time.monotonic() + _ANSWER_S
-        try:
-            proc.send(member, STACK_SIGNAL)
-        except OSError:
-            os.close(self.fd)
-            raise
+        proc.send(member, STACK_SIGNAL)
+        self._fd = os.open(memory, os.O_RDONLY | os.O_CLOEXEC)
 
     def is_growing(self) -> bool:
         """Whether it may be incomplete: it has grown since the last call, or not begun."""
-        before, self._size = self._size, os.fstat(self.fd).st_size
+        before, self._size = self._size, os.fstat(self._fd).st_size
         return not self._begin < self._size == before and time.monotonic() < self._until
 
     def take(self) -> str:
         """Return it, and close the file."""
-        text = os.pread(self.fd, self._size - self._begin, self._begin).decode(errors="replace")
-        os.close(self.fd)
+        text = os.pread(self._fd, self._size - self._begin, self._begin).decode(errors="replace")
+        os.close(self._fd)
         late = f"# it did not answer within {_ANSWER_S:g} s: {proc.state_of(self._pid)}\n"
         return text or late
