@@ -36,17 +36,6 @@ KNOWN_FAILURES = (
         "(nvidia-smi shows who holds it).",
     ),
     KnownFailure(
-        "gpu-id",
-        (
-            "Device id must be less than GPU count",
-            "CUDA error(101)",
-            "CUDA error(100)",
-        ),
-        "The GPU assigned to this rank does not exist here: compare --gpus and "
-        "CUDA_VISIBLE_DEVICES with nvidia-smi -L.",
-        may_retry=False,
-    ),
-    KnownFailure(
         "cpu-build",
         (
             "is not compiled with CUDA",
@@ -64,15 +53,15 @@ KNOWN_FAILURES = (
             "The third-party dynamic library (",
             "CUDA error(35)",
             "no kernel image is available for execution",
+            "Device id must be less than GPU count",
+            "CUDA error(10",
             # CUDA cannot start.
-            "CUDA error(802)",
-            "CUDA error(803)",
-            "CUDA error(804)",
+            "CUDA error(80",
             "Cannot use GPU because there is no GPU detected",
         ),
         "The NVIDIA driver or a library is missing or older than this Paddle needs, a mask hides "
-        "the GPUs, or they are of another kind: `fleetrun doctor` starts CUDA and says what it "
-        "lacks.",
+        "the rank's GPU, or it is of another kind: `fleetrun doctor` starts CUDA and says what it "
+        "lacks; compare --gpus and CUDA_VISIBLE_DEVICES with nvidia-smi -L.",
         may_retry=False,
     ),
     KnownFailure(

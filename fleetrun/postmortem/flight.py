@@ -435,12 +435,9 @@ def _unfinished(
     waiting_there = f"wait{'s' * (len(ranks) == 1)} there{_at_site(first)} since {_since(first)}"
     if all(job.state(rank).has_ended for rank in ranks):
         waiting_there = "ended before it was done"
-    reason = "no rank is missing, so the network or a device holds it up"
-    if first.operation == "backward":
-        reason = (
-            "no rank is missing, but its collectives, which are not recorded one by one, may differ"
-        )
     text = f"all its ranks have entered {named(first, job)}, and {who(ranks, job)} {waiting_there}"
+    differ = ", or the collectives of this backward differ" * (first.operation == "backward")
+    reason = f"no rank is missing, so the network or a device holds it up{differ}"
     return (FlightFinding(UNFINISHED, (), f"{text}: {reason}"),)
 
 

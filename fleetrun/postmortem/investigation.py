@@ -62,8 +62,6 @@ class Investigation(NamedTuple):
     source: str = ""
     evidence: tuple[str, ...] = ()
     victims: tuple[Victim, ...] = ()
-    # The ranks' places in fleet's topology; None: unknown.
-    topology: rankfile.RankAxes | None = None
 
 
 def investigate(plan: LaunchPlan, outcome: Outcome, before: Baseline) -> Investigation:
@@ -79,8 +77,7 @@ def investigate(plan: LaunchPlan, outcome: Outcome, before: Baseline) -> Investi
         evidence += plan.suspects
     if isinstance(cause, Failure):
         evidence += _collectives(plan, outcome, cause)
-    topology = rankfile.topology(map(rankfile.path_of, plan.processes))
-    return Investigation(evidence=tuple(evidence), topology=topology)
+    return Investigation(evidence=tuple(evidence))
 
 
 def _of_culprit(

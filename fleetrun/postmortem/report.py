@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
-from fleetrun.model import RankSpec
 from fleetrun.postmortem import causes
-from fleetrun.postmortem.investigation import Investigation, Victim, devices_of
+from fleetrun.postmortem.investigation import Investigation, Victim
 from fleetrun.run.children import Leftover
 from fleetrun.run.events import (
     Exited,
@@ -19,15 +18,13 @@ from fleetrun.run.events import (
     SourceFailed,
     StrategyRejected,
 )
-from fleetrun.rundir.names import listed, spec_label
+from fleetrun.rundir.names import listed
 from fleetrun.rundir.reportfile import ProcessEnd
 from fleetrun.rundir.secrets import conceal
 from fleetrun.text import sentence, visible
 
 # The most places of a hung job that are listed.
 _PLACES = 8
-# The most ranks of one place whose devices are named.
-_DEVICES = 4
 # The most ineffective fields to list.
 _FAULTS = 12
 # The most processes left running that are named, and the most characters of each.
@@ -45,12 +42,8 @@ def verdict(
     findings: Investigation,
     labels: Sequence[str],
     shown: AbstractSet[int],
-    ranks: Sequence[RankSpec] = (),
 ) -> str:
-    """Return the report; the output of the processes in SHOWN is on the console already.
-
-    RANKS are those of all hosts.
-    """
+    """Return the report; the output of the processes in SHOWN is on the console already."""
     lines = [f"{sentence(outcome.describe())}."]
     match outcome.cause:
         case Exited() as exited:
@@ -60,8 +53,7 @@ def verdict(
                 lines = _culprit(exited, findings.culprit, findings, is_shown=is_shown)
                 lines += _others(findings.victims)
         case Hung() as hang:
-            lines = _hang(hang, {spec_label(rank): _where(rank, findings) for rank in ranks})
-            lines += findings.evidence
+            lines = [*_hang(hang), *findings.evidence]
         case StrategyRejected() as rejected:
             lines = _rejected(rejected)
         case Failure() as elsewhere:
@@ -133,14 +125,8 @@ def _attempts(outcome: Outcome, labels: Sequence[str], reported: Sequence[str]) 
     return lines
 
 
-def _where(rank: RankSpec, findings: Investigation) -> str:
-    """Return RANK's place in fleet's topology, and its devices."""
-    place = findings.topology.place(rank.rank) if findings.topology is not None else ""
-    return ", ".join(filter(None, (place, devices_of(rank))))
-
-
-def _hang(hang: Hung, devices: Mapping[str, str]) -> list[str]:
-    """Describe where the ranks stand, with their DEVICES, odd ones first."""
+def _hang(hang: Hung) -> list[str]:
+    """Describe where the ranks stand, odd ones first."""
     missed = _MISSED.get(hang.sign, _MISSED["life"])
     lines = [f"The job hung: for {hang.seconds:.0f} s {missed}."]
     lines += [f"    {sentence(text)}." for _, text in hang.collectives]
@@ -156,9 +142,7 @@ def _hang(hang: Hung, devices: Mapping[str, str]) -> list[str]:
         standing.sort(key=lambda label: (len(label), label))
         stand = "stands" if len(standing) == 1 else "stand"
         alone = ", unlike the rest" if is_alone else ""
-        held = [devices[label] for label in standing if devices.get(label)]
-        on = f" ({', '.join(held)})" if 0 < len(held) <= _DEVICES else ""
-        lines.append(f"    {sentence(listed(standing))}{on} {stand} in {where}{alone}.")
+        lines.append(f"    {sentence(listed(standing))} {stand} in {where}{alone}.")
     if len(together) > _PLACES:
         lines.append(f"    The others stand in {len(together) - _PLACES} more places.")
     return [*lines, f"All stacks are in {hang.stacks}."]

@@ -145,10 +145,9 @@ class Supervisor:
             shown = [i for i in range(len(self._labels)) if self._observers.shows(i)]
             findings = self._investigate(self._outcome)
 
-            ranks = self._plan.ranks if self._has_plan else ()
             from fleetrun.postmortem import report  # only after a failure
 
-            text = report.verdict(self._outcome, findings, self._labels, frozenset(shown), ranks)
+            text = report.verdict(self._outcome, findings, self._labels, frozenset(shown))
             self._show(text)
             for index in self._outcome.stuck:
                 self._log_kernel_state(index)

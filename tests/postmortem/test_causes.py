@@ -16,14 +16,14 @@ TEXTS = (
         ),
     ),
     (
-        "gpu-id",
+        "gpu-driver",
         (
             "InvalidArgumentError: Device id must be less than GPU count, but received id is: 9. "
             "GPU count is: 8."
         ),
     ),
     (
-        "gpu-id",
+        "gpu-driver",
         (
             "OSError: (External) CUDA error(101), invalid device ordinal.\n"
             "  [Hint: 'cudaErrorInvalidDevice'.]"

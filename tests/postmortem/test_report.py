@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetrun.model import Device, Endpoint, ExitStatus, RankSpec
+from fleetrun.model import ExitStatus
 from fleetrun.postmortem import causes, lastlines, report
 from fleetrun.postmortem.investigation import Investigation, Victim
 from fleetrun.run.events import Exited, Failure, Hung, Outcome
@@ -138,20 +138,6 @@ def test_ranks_of_a_hung_job_that_read_as_in_one_place_are_in_one_line() -> None
     assert f"Ranks 0, 2, 10 stand in {where}.\n    Rank 1 stands in {where}, unlike" in verdict
 
 
-def test_a_hung_job_names_the_devices_of_few_ranks() -> None:
-    where = (
-        (("rank 1",), "wait (net.py:7)"),
-        (("rank 0", "rank 2"), "step (train.py:9)"),
-        (tuple(f"rank {n}" for n in range(3, 9)), "save (net.py:8)"),
-    )
-    hung = Hung(8.0, 1.0, where, ("rank 1",), "/stacks")
-    held = [(Device("mlu", f"{n + 4}", n),) for n in range(9)]
-    ranks = [RankSpec("TRAINER", n, n, 0, held[n], Endpoint("h", 1)) for n in range(9)]
-    verdict = report.verdict(Outcome(hung), Investigation(), [], frozenset(), ranks)
-    assert "Rank 1 (MLU 5) stands in wait (net.py:7), unlike the rest.\n" in verdict
-    assert "Ranks 0, 2 (MLU 4, MLU 6) stand in step (train.py:9)." in verdict
-    assert "Ranks 3-8 stand in save (net.py:8)." in verdict
-    assert "Rank 1 stands in" in report.verdict(Outcome(hung), Investigation(), [], frozenset())
-    # In a circle, all are at fault.
-    circle = hung._replace(places=where[:1])
+def test_in_a_circle_all_are_at_fault() -> None:
+    circle = Hung(8.0, 1.0, ((("rank 1",), "wait (net.py:7)"),), ("rank 1",), "/stacks")
     assert "unlike" not in report.verdict(Outcome(circle), Investigation(), [], frozenset())
