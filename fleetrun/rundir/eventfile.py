@@ -23,15 +23,15 @@ SCHEMA = 2
 class EventRecord(NamedTuple):
     """One line; `more` has the fields of only this kind of event."""
 
-    event: str
+    event: str = ""
     # Wall clock and monotonic time, in seconds.
-    time: float
-    monotonic: float
+    time: float = 0.0
+    monotonic: float = 0.0
     # For a line about a process: its name, its rank, and the attempt, counted from 0.
-    process: str
-    rank: int | None
-    attempt: int
-    more: Mapping[str, Any]
+    process: str = ""
+    rank: int | None = None
+    attempt: int = 0
+    more: Mapping[str, Any] = {}
 
 
 _COMMON = frozenset(("schema", *EventRecord._fields))

@@ -129,4 +129,12 @@ def newest(path: str) -> MetricsRecord | None:
 def parse(line: bytes) -> MetricsRecord | None:
     """Return the record in LINE, if it is one."""
     document = reading.parse(line) or {}
-    return reading.record(MetricsRecord, document) if document.get("schema") == SCHEMA else None
+    if document.get("schema") != SCHEMA:
+        return None
+    return reading.record(
+        MetricsRecord,
+        document,
+        system=reading.record(System, document["system"]),
+        ranks=tuple(reading.record(RankUse, use) for use in document["ranks"]),
+        gpus=tuple(reading.record(GpuUsage, gpu) for gpu in document["gpus"]),
+    )

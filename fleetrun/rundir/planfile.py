@@ -85,5 +85,12 @@ def read(path: str) -> PlanRecord | None:
     document = reading.document(path)
     if document is None or document.get("schema") != SCHEMA:
         return None
-    rules = reading.mapping(document.get("rules"))
-    return reading.record(PlanRecord, {**document, "max_restarts": rules.get("max_restarts")})
+    return reading.record(
+        PlanRecord,
+        document,
+        processes=tuple(
+            reading.record(ProcessRecord, process)
+            for process in reading.mappings(document.get("processes"))
+        ),
+        max_restarts=reading.mapping(document.get("rules")).get("max_restarts", 0),
+    )

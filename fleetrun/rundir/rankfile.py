@@ -3,7 +3,8 @@
 `inject/site/rank_records.py` appends to it.
 """
 
-# No `from __future__ import annotations`: `reading.record` goes by the annotations.
+from __future__ import annotations
+
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -136,7 +137,12 @@ def restart_of(spec: ProcessSpec) -> int:
 def error(path: str, kind: str = EXCEPTION, restart: int = 0) -> ErrorReport | None:
     """Return the last exception, or sys.exit, of attempt RESTART in the file PATH."""
     record = last(path, kind, restart) if path else None
-    return None if record is None else reading.record(ErrorReport, record, path=path)
+    if record is None:
+        return None
+    children = (
+        reading.record(KilledChild, child) for child in reading.mappings(record.get("children"))
+    )
+    return reading.record(ErrorReport, record, path=path, children=tuple(children))
 
 
 def exception(spec: ProcessSpec) -> ErrorReport | None:

@@ -1,16 +1,14 @@
-"""Tolerant readers for files that other processes write, some of them while they die.
+"""Readers for files that other processes write, some of them while they die.
 
-Nothing here raises because of a file's content; unexpected content counts as missing. Callers skip
-unknown keys.
+A file that is missing or a line that is no JSON object is skipped; a key may be missing.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
 Record = TypeVar("Record", bound=tuple[object, ...])
 
@@ -74,12 +72,22 @@ def size(path: str) -> int:
 
 
 def parse(text: bytes | None) -> dict[str, Any] | None:
-    """Return the JSON object in TEXT; None if it is not one."""
+    """Return the JSON object in TEXT, whose texts can be printed; None if it is not one."""
+    text = text or b""
     try:
-        document = json.loads(text or b"")
+        document = json.loads(text, object_hook=_printable if rb"\ud" in text else None)
     except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
+
+
+def _printable(value: Any) -> Any:  # noqa: ANN401 - JSON
+    """Escape halves of characters, such as those of names that are no UTF-8."""
+    if isinstance(value, dict):
+        return {key: _printable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return list(map(_printable, value))
+    return text(value) if isinstance(value, str) else value
 
 
 def document(path: str) -> dict[str, Any] | None:
@@ -155,56 +163,16 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - JSON
 
 
 def record(kind: type[Record], document: Mapping[str, Any], /, **given: object) -> Record:
-    """Return a KIND from the object DOCUMENT, each field read by its annotation, as `plain` has it.
+    """Return a KIND from the object DOCUMENT, as `plain` has it; keys of no field are ignored.
 
-    A missing or malformed field gets its default, or an empty value. GIVEN fields are taken as they
-    are.
+    A field that is null or missing gets its default, or None. GIVEN fields are taken as they are.
     """
-    fields = {
-        name: default if (value := read(document.get(name.rstrip("_")))) is None else value
-        for name, read, default in _fields(kind)
-        if name not in given
-    }
     make: Any = kind
-    result: Record = make(**fields, **given)
+    values = {name: _frozen(document.get(name.rstrip("_"))) for name in make._fields}
+    known = {name: value for name, value in values.items() if value is not None}
+    result: Record = make(**{**values, **make._field_defaults, **known, **given})
     return result
 
 
-_Reader = Callable[[object], Any]
-_SCALARS: dict[object, tuple[_Reader, object]] = {
-    str: (lambda value: None if value is None else text(value), ""),
-    int: (whole, 0),
-    float: (real, 0.0),
-    bool: (lambda value: value if isinstance(value, bool) else None, False),
-    Any: (lambda value: value, None),
-}
-
-
-@cache
-def _fields(kind: type[tuple[object, ...]]) -> tuple[tuple[str, _Reader, object], ...]:
-    """Return the name of each field of KIND, what reads it, and its default."""
-    defaults: Mapping[str, object] = getattr(kind, "_field_defaults")  # noqa: B009 - a NamedTuple has it
-    readers = {name: _reader(hint) for name, hint in get_type_hints(kind).items()}
-    return tuple((name, read, defaults.get(name, no)) for name, (read, no) in readers.items())
-
-
-def _reader(annotation: Any) -> tuple[_Reader, object]:  # noqa: ANN401 - a type
-    """Return what reads a value as ANNOTATION, null if it is none, and what stands for null."""
-    if annotation in _SCALARS:
-        return _SCALARS[annotation]
-    arguments, origin = get_args(annotation), get_origin(annotation)
-    if type(None) in arguments:
-        return _reader(arguments[0])[0], None
-    if origin is tuple:
-        read = _reader(arguments[0])[0]
-
-        def read_items(value: object) -> tuple[object, ...] | None:
-            if not isinstance(value, list):
-                return None
-            return tuple([known for item in value if (known := read(item)) is not None])
-
-        return read_items, ()
-    if origin is Mapping:
-        return lambda value: value if isinstance(value, dict) else None, {}
-    kind: type[tuple[object, ...]] = annotation
-    return lambda value: record(kind, value) if isinstance(value, dict) else None, record(kind, {})
+def _frozen(value: object) -> object:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

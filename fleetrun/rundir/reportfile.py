@@ -78,5 +78,14 @@ def write(folder: Folder, report: ReportRecord, redact: Callable[[str], str] = s
 def read(path: str) -> ReportRecord | None:
     """Return the readable content of the file PATH; None if it is not a report."""
     document = reading.document(path) or {}
-    is_report = document.get("schema") == SCHEMA
-    return reading.record(ReportRecord, document) if is_report else None
+    if document.get("schema") != SCHEMA:
+        return None
+    culprit, victims = document.get("culprit"), reading.mappings(document.get("victims"))
+    restarts = reading.mappings(document.get("restarts"))
+    return reading.record(
+        ReportRecord,
+        document,
+        culprit=reading.record(ProcessEnd, culprit) if culprit else None,
+        victims=tuple(reading.record(ProcessEnd, victim) for victim in victims),
+        restarts=tuple(reading.record(RestartRecord, restart) for restart in restarts),
+    )

@@ -71,25 +71,20 @@ class Run(NamedTuple):
     # None: it has not been written yet.
     plan: planfile.PlanRecord | None
     logs: tuple[LogRecord, ...]
-    job_id: str
-    node_rank: int
-    launcher_pid: int | None
+    job_id: str = ""
+    node_rank: int = 0
+    launcher_pid: int | None = None
     # How many processes each attempt has here; 0: not known yet.
-    processes: int
-    started_at: float | None
+    processes: int = 0
+    started_at: float | None = None
     # None: it runs, or its launcher was killed.
-    finished_at: float | None
-    exit_code: int | None
-    verdict: str
-    attempt: int
-    # The generation of the first attempt: more than 0 on a host that joined later.
-    joined_in: int = 0
+    finished_at: float | None = None
+    exit_code: int | None = None
+    verdict: str = ""
+    attempt: int = 0
+    # The job's number of the last attempt: more than that of a host that joined later.
+    generation: int = 0
     events: tuple[EventRecord, ...] = ()
-
-    @property
-    def generation(self) -> int:
-        """The job's number of the last attempt, by which its ranks know it."""
-        return self.joined_in + self.attempt
 
     @property
     def name(self) -> str:
@@ -176,16 +171,13 @@ def read(path: str) -> Run:
             case "started":
                 log, errors = (_path(path, event.more.get(key)) for key in ("log", "error_log"))
                 logs[key] = LogRecord(
-                    *(log, event.process, event.rank, event.attempt),
-                    reading.whole(event.more.get("pid")),
+                    *(log, event.process, event.rank, event.attempt, event.more.get("pid")),
                     event.time,
                     error_path=errors,
                 )
             case "exited" if key in logs:
-                code, signal = event.more.get("code"), reading.text(event.more.get("signal"))
-                logs[key] = logs[key]._replace(
-                    ended_at=event.time, code=reading.whole(code), signal=signal
-                )
+                code, signal = event.more.get("code"), event.more.get("signal") or ""
+                logs[key] = logs[key]._replace(ended_at=event.time, code=code, signal=signal)
             case "root_cause":
                 for name in reading.texts(event.more.get("failed")):
                     if failed_log := logs.get((name, event.attempt)):
@@ -202,7 +194,7 @@ def read(path: str) -> Run:
         started_at=launched.time if launched else None,
         finished_at=finished.time if finished else None,
         attempt=attempt,
-        joined_in=reading.whole(reported.get("generation")) or 0,
+        generation=reported.get("generation", 0) + attempt,
         events=events,
     )
 
