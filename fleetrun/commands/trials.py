@@ -17,7 +17,7 @@ from fleetrun.cli import parser, types
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import FieldVerdict
 from fleetrun.run import libc
-from fleetrun.rundir import eventfile, names, reading, runs
+from fleetrun.rundir import eventfile, names, runs
 from fleetrun.rundir.strategyfiles import EFFECTIVE, IN_EFFECT, NO_WORD, SECTIONS
 
 # Fewer timed updates are meaningless.
@@ -172,7 +172,7 @@ def outcome(
         for update in hosts[0].updates(path.name.split(".")[1]):
             at[update.number] = max(at.get(update.number, update.at), update.at)
     events = hosts[0].events
-    peaks = [reading.whole(event.more.get("peak_bytes")) or 0 for event in events]
+    peaks = [event.more.get("peak_bytes") or 0 for event in events]
     fault = ""
     if code is None:
         fault = f"it was stopped after {timeout_s:g} s"

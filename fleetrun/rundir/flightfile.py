@@ -210,6 +210,7 @@ def _collective(
 def _list(text: bytes) -> list[Any]:
     """Return the list in TEXT; nothing if it is none, as in a line that is being written."""
     try:
-        return list(reading.items(json.loads(text or b"0")))
+        entry = json.loads(text)
     except ValueError:
         return []
+    return entry if isinstance(entry, list) else []

@@ -6,6 +6,7 @@ A file that is missing or a line that is no JSON object is skipped; a key may be
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
@@ -75,10 +76,12 @@ def parse(text: bytes | None) -> dict[str, Any] | None:
     """Return the JSON object in TEXT, whose texts can be printed; None if it is not one."""
     text = text or b""
     try:
-        document = json.loads(text, object_hook=_printable if rb"\ud" in text else None)
+        document = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return document if isinstance(document, dict) else None
+    if not isinstance(document, dict):
+        return None
+    return _printable(document) if rb"\ud" in text else document
 
 
 def _printable(value: Any) -> Any:  # noqa: ANN401 - JSON
@@ -114,35 +117,19 @@ def text(value: object) -> str:
     return "" if value is None else str(value).encode(errors="backslashreplace").decode()
 
 
-def whole(value: object) -> int | None:
-    """Return VALUE if it is a whole number."""
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def real(value: object) -> float | None:
-    """Return VALUE if it is a finite number."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and abs(value) < 1e308 else None  # type: ignore[arg-type]
-
-
 def mapping(value: object) -> dict[str, Any]:
     """Return VALUE if it is an object; else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
-def items(value: object) -> list[Any]:
-    """Return VALUE if it is a list; else an empty one."""
-    return value if isinstance(value, list) else []
-
-
-def mappings(value: object) -> list[dict[str, Any]]:
+def mappings(value: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - JSON
     """Return the objects of a list."""
-    return [item for item in items(value) if isinstance(item, dict)]
+    return [item for item in value or () if isinstance(item, dict)]
 
 
-def texts(value: object) -> tuple[str, ...]:
+def texts(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - JSON
     """Return the elements of a list as texts."""
-    return tuple(map(text, items(value)))
+    return tuple(map(text, value or ()))
 
 
 # Records -----------------------------------------------------------------------------------------
@@ -154,7 +141,7 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - JSON
     The key of a field `class_` is `class`.
     """
     if isinstance(value, float):
-        return real(value)
+        return value if math.isfinite(value) else None
     if hasattr(value, "_asdict"):
         return {key.rstrip("_"): plain(item) for key, item in value._asdict().items()}
     if isinstance(value, Mapping):

@@ -89,7 +89,7 @@ def _numbers(
     points += [tuple(zip(c.at, c.steps, strict=True)) for c in curves if c.has_steps and not points]
     speeds = sorted(filter(None, map(progress.steps_per_second, points)))
     final = [loss for curve in curves for loss in curve.losses[-1:] if loss is not None]
-    peaks = [reading.whole(event.more.get("peak_bytes")) or 0 for event in events]
+    peaks = [event.more.get("peak_bytes") or 0 for event in events]
     hosts = 1 if job_runs[0].plan is None else len(job_runs[0].plan.nodes)
     attempts = max(run.attempt for run in job_runs) + 1
     figures = [

@@ -99,8 +99,8 @@ def run(spec: VerifySpec, kind: Kind, name: str) -> VerifyRun:
                 for at, (*row, elements) in enumerate(rows):
                     numbers = array("d", base64.b64decode(elements))
                     values[key._replace(at=at)] = Value._make((*row, numbers))
-            count = max(count, reading.whole(line.get("ranks")) or 0)
-            device_bytes = max(device_bytes, reading.whole(line.get("device_bytes")) or 0)
+            count = max(count, line.get("ranks") or 0)
+            device_bytes = max(device_bytes, line.get("device_bytes") or 0)
     # A command below `fleetrun exec` may have its own log folder.
     run_dir = Path(next(iter(records))).parent if records else folder / "log" / names.LATEST
     shown = trials.outcome(code, folder, run_dir, spec.timeout_s, spec.snapshots)
