@@ -90,8 +90,6 @@ def _examined(plan: LaunchPlan, exited: Exited, step: int | None, *, with_log: b
         in_one_line = lastlines.in_one_line(error.class_, error.message, error.stack.split("\n"))
     elif exit_report is not None:
         failed_at, code = moment(exit_report, exited.at), exit_report.code
-    elif exited.status.signum is None:
-        in_one_line = lastlines.last_exception(words)
     known = causes.recognise("\n".join(words))
     no_retry = known.sentence if known and not known.may_retry else ""
     if exited.status.code in _SHELL_REFUSALS:

@@ -70,13 +70,13 @@ def investigate(plan: LaunchPlan, outcome: Outcome, before: Baseline) -> Investi
     if isinstance(cause, Exited):
         return _of_culprit(plan, outcome, cause, before)
     evidence: list[str] = []
-    if isinstance(cause, Hung) or (
-        isinstance(cause, Failure)
-        and (cause.is_victim or _name_of(cause.words) in causes.OF_NETWORK)
-    ):
-        evidence += plan.suspects
     if isinstance(cause, Failure):
+        known = causes.recognise(cause.words)
+        is_of_network = known is not None and known.name in causes.OF_NETWORK
+        evidence += plan.suspects if cause.is_victim or is_of_network else ()
         evidence += _collectives(plan, outcome, cause)
+    elif isinstance(cause, Hung):
+        evidence += plan.suspects
     return Investigation(evidence=tuple(evidence))
 
 
@@ -193,12 +193,6 @@ def _victims(plan: LaunchPlan, outcome: Outcome, culprit: Exited) -> tuple[Victi
         after_s = max(exited.at - policy.failed_at(culprit), 0.0)
         victims.append(Victim(exited, after_s, how))
     return tuple(victims)
-
-
-def _name_of(words: str) -> str:
-    """Return the name of the known failure that WORDS, the end of a log, show."""
-    known = causes.recognise(words)
-    return known.name if known else ""
 
 
 def _collectives(plan: LaunchPlan, outcome: Outcome, cause: Exited | Failure) -> list[str]:

@@ -75,21 +75,6 @@ def last_lines(text: str) -> list[str]:
     return [line for line in lines[-_PLAIN_LINES:] if line or len(lines) > 1]
 
 
-def last_exception(lines: Sequence[str]) -> str:
-    """Return the exception of the traceback that LINES begin with, in one line; empty: none.
-
-    >>> last_exception(["Traceback (most recent call last):",
-    ...                 '  File "/job/a.py", line 3, in load', "OSError: no", "disk"])
-    'OSError: no (a.py:3)'
-    """
-    if not lines or not lines[0].startswith(_TRACEBACK):
-        return ""
-    begin = max(at for at, line in enumerate(lines) if line.startswith(_TRACEBACK)) + 1
-    summary = next((line for line in lines[begin:] if line and not line.startswith(" ")), "")
-    kind, _, message = summary.partition(": ")
-    return in_one_line(kind, message, lines)
-
-
 def in_one_line(kind: str, message: str, stack: Sequence[str]) -> str:
     r"""Return an exception of class KIND with MESSAGE, and the user's line of the last traceback.
 

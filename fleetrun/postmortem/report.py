@@ -83,18 +83,13 @@ def _elsewhere(failure: Failure) -> list[str]:
 
 
 def left_running(left: Sequence[Leftover]) -> str:
-    """Return which processes were killed after a success, as a sentence; or nothing.
-
-    >>> from fleetrun.run.children import Leftover
-    >>> left_running([Leftover(7, ("serve", "--password=hush"))])
-    'The job is done; processes that it had left running were ended: pid 7 (serve --password=***).'
-    """
-    # multiprocessing's resource tracker ends by itself.
-    # One that needs several blows is listed with each.
+    """Return which processes were killed after a success, as a sentence; or nothing."""
     parts = []
+    # One that needs several blows is listed with each.
     for pid, words in dict.fromkeys(left):
         # A process title, or a shell's script, has several words in one argument.
         line = visible(" ".join(conceal(" ".join(words).split())))
+        # multiprocessing's resource tracker ends by itself.
         if words and "resource_tracker" not in line:
             parts.append(f"pid {pid} ({line[:_LINE]}{'…' if len(line) > _LINE else ''})")
     if len(parts) > _LEFT:

@@ -95,11 +95,3 @@ def append_whole(fd: int, data: bytes) -> None:
     if (written := os.write(fd, data)) < len(data):
         os.ftruncate(fd, os.fstat(fd).st_size - written)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def point(path: str, target: str) -> None:
-    """Atomically make PATH a link to TARGET, whatever had that name."""
-    folder, name = os.path.split(path)
-    draft = os.path.join(folder, f".{name}.{os.getpid()}")
-    os.symlink(target, draft)
-    os.replace(draft, path)

@@ -40,8 +40,6 @@ LOGS = {
     "HETER_TRAINER": "heterlog",
     "COORDINATOR": "coordinatorlog",
 }
-# With those of separate standard error files.
-LOG_NAMES = (*LOGS.values(), *[log.removesuffix("log") + "err" for log in LOGS.values()])
 # The files of a rank, by `rank_name`.
 rank_records = "rank.{}.jsonl".format
 trace = "trace.{}.json".format

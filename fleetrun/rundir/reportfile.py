@@ -1,13 +1,11 @@
-"""`report.json`, what is known about a job that failed or was restarted, for programs; schema 1.
+"""`report.json`, about a job that failed or was restarted, and `hosts.json`, how hosts ended.
 
-`schema`, `outcome`, `exit_code`, `attempts`, `time`, and where a process is to blame `culprit`,
-`victims` and `evidence`; `earlier` has what ended the attempts before, `restarts` how long it took
-until they ran again. Nothing of any environment is in it. Keys may be added.
+Both have schema 1 and are for programs; keys may be added. Nothing of any environment is in them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from fleetrun.rundir import names, reading
@@ -57,7 +55,7 @@ class RestartRecord(NamedTuple):
 
 
 class ReportRecord(NamedTuple):
-    """All of the file; `evidence` and `earlier` are sentences."""
+    """A job; `evidence` and `earlier`, what ended the attempts before, are sentences."""
 
     outcome: str = ""
     exit_code: int | None = None
@@ -68,6 +66,22 @@ class ReportRecord(NamedTuple):
     evidence: tuple[str, ...] = ()
     earlier: tuple[str, ...] = ()
     restarts: tuple[RestartRecord, ...] = ()
+
+
+class HostEnd(NamedTuple):
+    """The end of one host; `what` is a sentence without its full stop."""
+
+    node_rank: int
+    host: str
+    hostname: str
+    # The number of its ranks.
+    ranks: int
+    what: str
+    exit_code: int
+    # Whether the verdict is about it.
+    is_first: bool = False
+    # Whether it failed because another had.
+    is_victim: bool = False
 
 
 def write(folder: Folder, report: ReportRecord, redact: Callable[[str], str] = str) -> None:
@@ -89,3 +103,11 @@ def read(path: str) -> ReportRecord | None:
         victims=tuple(reading.record(ProcessEnd, victim) for victim in victims),
         restarts=tuple(reading.record(RestartRecord, restart) for restart in restarts),
     )
+
+
+def write_hosts(
+    folder: Folder, hosts: Sequence[HostEnd], redact: Callable[[str], str] = str
+) -> None:
+    """Write the ends of HOSTS, by node rank, into FOLDER atomically; OSError if that fails."""
+    document = {"schema": SCHEMA, "hosts": reading.plain(hosts)}
+    folder.write_json(names.HOSTS, document, redact)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fleetrun.rundir import (
     eventfile,
@@ -126,10 +126,6 @@ class Run(NamedTuple):
         """Return the axes of its ranks, as the first rank has recorded them."""
         ranks = sorted({log.rank for log in self.logs if log.rank is not None})
         return rankfile.topology(self.file(names.rank_records(rank)) for rank in ranks)
-
-    def evidence(self, rank: int | str = 0) -> dict[str, Any] | None:
-        """Return the last evidence of RANK about its strategy."""
-        return rankfile.evidence(self.path, str(rank))
 
     def updates(self, rank: int | str) -> Iterator[Update]:
         """Yield the updates that RANK has recorded."""

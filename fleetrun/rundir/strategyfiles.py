@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fleetrun.model import FieldVerdict
-from fleetrun.rundir import rankfile, reading
+from fleetrun.rundir import reading
 
 # The schema of the requested strategy.
 DOCUMENT_SCHEMA = 1
 SECTIONS = ("strategy", "build_strategy", "execution_strategy")
-_PAIRS = ("reasons", "environment")
 EFFECTIVE, NO_WORD = "effective", "no_word"
 # In effect, but the job trains the same without it.
 NO_DIFFERENCE = "no_difference"
@@ -77,35 +76,35 @@ class RankEvidence(NamedTuple):
 def parse_document(text: str) -> StrategyDocument:
     """Return the request in TEXT, the content of `strategy.json`; empty if it is not one."""
     document = reading.parse(text.encode(errors="surrogateescape")) or {}
-    known = {name: reading.mapping(document.get(name)) for name in (*SECTIONS, *_PAIRS)}
-    fields = [(name, as_text(value)) for key in SECTIONS for name, value in known[key].items()]
+    sections = [document.get(section) or {} for section in SECTIONS]
+    environment = document.get("environment") or {}
     return reading.record(
         StrategyDocument,
         document,
-        fields=tuple(fields),
+        fields=tuple((name, as_text(value)) for own in sections for name, value in own.items()),
         is_strict=document.get("strict") is True,
-        reasons=tuple((name, reading.text(why)) for name, why in known["reasons"].items()),
-        environment=tuple(f"{k}={reading.text(v)}" for k, v in known["environment"].items()),
+        reasons=tuple((document.get("reasons") or {}).items()),
+        environment=tuple(f"{name}={value}" for name, value in environment.items()),
     )
 
 
 def parse_evidence(record: Mapping[str, Any] | None) -> RankEvidence | None:
     """Return the evidence in a rank's RECORD; None if it has none."""
-    if record is None or record.get("schema") != rankfile.SCHEMA:
+    if record is None:
         return None
-    counts = reading.record(GradientCounts, reading.mapping(record.get("counts")))
-    paddle, graph, device = (reading.text(record.get(key)) for key in ("paddle", "graph", "device"))
+    counts = reading.record(GradientCounts, record.get("counts") or {})
+    paddle, graph, device = (record.get(key) or "" for key in ("paddle", "graph", "device"))
     where = f"Paddle {paddle}" if paddle else "", " on ".join(filter(None, (graph, device)))
     conflicts = [
         tuple(as_text(entry.get(key)) for key in ("name", "script", "strategy", "used"))
-        for entry in reading.mappings(record.get("disagreements"))
+        for entry in record.get("disagreements") or ()
     ]
     return reading.record(
         RankEvidence,
         record,
         is_complete=record.get("complete") is True,
         where=", ".join(filter(None, where)),
-        fields=tuple(map(_field, reading.mappings(record.get("fields")))),
+        fields=tuple(map(_field, record.get("fields") or ())),
         disagreements=tuple(
             f"The script sets {name} to {script}, the strategy to {strategy}: {used} is used."
             for name, script, strategy, used in conflicts
@@ -115,14 +114,13 @@ def parse_evidence(record: Mapping[str, Any] | None) -> RankEvidence | None:
 
 
 def _field(entry: Mapping[str, Any]) -> FieldVerdict:
-    status = reading.text(entry.get("status"))
-    whys = filter(None, (reading.text(entry.get(key)) for key in ("evidence", "reason")))
+    whys = filter(None, (entry.get("evidence"), entry.get("reason")))
     return FieldVerdict(
-        name=reading.text(entry.get("name")),
+        name=entry["name"],
         asked=as_text(entry.get("asked")),
         in_effect=as_text(entry.get("in_effect")),
         # An unknown word counts as none.
-        status=status if status in STATUSES else NO_WORD,
+        status=status if (status := entry.get("status")) in STATUSES else NO_WORD,
         why=_ONE.sub(r"1 \1", ". ".join(why.rstrip(".") for why in whys)),
     )
 

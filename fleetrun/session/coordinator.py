@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 from fleetrun.errors import RendezvousError
 from fleetrun.run.events import Failure
 from fleetrun.run.policy import decide
-from fleetrun.rundir.hostsfile import HostEnd
+from fleetrun.rundir.reportfile import HostEnd
 from fleetrun.rundir.variables import TOKEN
 from fleetrun.session import messages, rank_assignment
 from fleetrun.session.config import PREPARE_S, RendezvousConfig

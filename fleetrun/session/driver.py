@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from fleetrun.run.events import Failure
 from fleetrun.run.loop import Loop, Waiting, nothing
 from fleetrun.run.policy import decide
-from fleetrun.rundir.hostsfile import HostEnd
+from fleetrun.rundir.reportfile import HostEnd
 from fleetrun.session import coordinator, exchange, messages
 from fleetrun.session.codec import Codec
 from fleetrun.session.config import RendezvousConfig, differences

@@ -18,9 +18,8 @@ from fleetrun.rundir import names, outputtimes
 from fleetrun.rundir.folder import append_whole
 from fleetrun.sinks.rotate import Cut
 
-_PACE_S = 0.1
-# After each check that finds nothing new the pause is longer, up to this.
-_SLOWER, _QUIET_PACE_S = 1.1, 0.5
+# How often logs are checked, after a check that finds nothing new.
+_PACE_S, _QUIET_PACE_S = 0.1, 0.3
 # With very many logs, checks are so rare that they take at most 0.5 % of a core.
 _REST = 200
 # Each time the file grows by this much, checks become half as frequent.
@@ -42,7 +41,6 @@ class OutputTimes(Sink):
         self._job = job
         self._fd = -1
         self._size = 0
-        self._pace_s = _PACE_S
         # The logs of this attempt: descendants of a process may still write when it has ended.
         self._logs: dict[str, _WatchedLog] = {}
 
@@ -74,10 +72,9 @@ class OutputTimes(Sink):
 
     def _look(self) -> None:
         begin = time.monotonic()
-        has_grown = self._note()
+        pace_s = _PACE_S if self._note() else _QUIET_PACE_S
         took_s = time.monotonic() - begin
-        self._pace_s = _PACE_S if has_grown else min(_SLOWER * self._pace_s, _QUIET_PACE_S)
-        pace_s = max(self._pace_s, took_s * _REST) * 2 ** (self._size // _LENGTHY)
+        pace_s = max(pace_s, took_s * _REST) * 2 ** (self._size // _LENGTHY)
         self._waiting.timer("look", begin + pace_s, self._look)
 
     def _note(self) -> bool:

@@ -16,7 +16,7 @@ from fleetrun.run.events import Gathered, Happening, Started
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Sink
 from fleetrun.rundir import lockfile, names, planfile, reading
-from fleetrun.rundir.folder import SHARED, point
+from fleetrun.rundir.folder import SHARED
 
 # Longer than hosts wait for each other, unless the timeout was raised.
 _MARKED_S = 86400.0
@@ -133,7 +133,10 @@ class RunDirectory(Sink):
                     number += 1
                     spare = f"{path}.old.{number}"
                 os.rename(path, spare)
-            point(path, f"{self._own}/{file}" if file else self._own)
+            # At once, whatever had that name.
+            draft = os.path.join(self._log_dir, f".{name}.{os.getpid()}")
+            os.symlink(f"{self._own}/{file}" if file else self._own, draft)
+            os.replace(draft, path)
         except OSError as error:
             # Only once: a full disk, or one without links, affects every rank.
             if not self._has_complained:

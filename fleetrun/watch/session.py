@@ -28,7 +28,7 @@ from fleetrun.run.events import (
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Source
 from fleetrun.run.policy import FORWARDED, KILL, SESSION, TERM
-from fleetrun.rundir import hostsfile, names
+from fleetrun.rundir import names, reportfile
 from fleetrun.session.driver import Session, SessionHandler
 from fleetrun.session.exchange import Dismissed
 from fleetrun.session.messages import Verdict
@@ -136,7 +136,7 @@ class JobSession(Source, SessionHandler):
         is_departure = failure is not None and failure.is_departure
         if self._session.serves:
             try:
-                hostsfile.write(self._folder, self._session.host_ends(), self._redact)
+                reportfile.write_hosts(self._folder, self._session.host_ends(), self._redact)
             except OSError as error:
                 self._log(f"{names.HOSTS} could not be written ({error.strerror}).")
             self._session.quit(failure)

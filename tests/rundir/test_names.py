@@ -11,7 +11,6 @@ from commandline import Command
 
 from fleetrun.rundir import (
     eventfile,
-    hostsfile,
     manifestfile,
     metricsfile,
     names,
@@ -74,7 +73,7 @@ def test_the_schemas_of_the_table_are_those_of_the_writers() -> None:
         names.METRICS: metricsfile.SCHEMA,
         names.MANIFEST: manifestfile.SCHEMA,
         names.REPORT: reportfile.SCHEMA,
-        names.HOSTS: hostsfile.SCHEMA,
+        names.HOSTS: reportfile.SCHEMA,
         names.STRATEGY: strategyfiles.DOCUMENT_SCHEMA,
         names.rank_records("{rank}"): rankfile.SCHEMA,
     }
