@@ -98,7 +98,7 @@ def interface(job: CheckedJob, here: Sequence[Interface] | None = None) -> Itera
     if hosts.is_loopback(job.members[job.roster.me].host):
         return
     check, user = "interface", "NCCL" if job.is_nccl else "gloo"
-    variable = communication.variable(is_nccl=job.is_nccl)
+    variable = communication.NCCL if job.is_nccl else communication.GLOO
     option = "--nccl SOCKET_IFNAME" if job.is_nccl else f"--env {variable}"
     known = {up.name: up for up in (interfaces() if here is None else here) if up.addresses}
     named = job.variables.get(variable, "")

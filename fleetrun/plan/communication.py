@@ -15,7 +15,7 @@ _NCCL_PREFERS = "ib"
 
 _LOOPBACK = "lo"
 
-_NCCL, _GLOO = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
+NCCL, GLOO = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
 
 
 def variables(request: Request, facts: Facts, share: Share, roster: Roster) -> dict[str, str]:
@@ -25,12 +25,12 @@ def variables(request: Request, facts: Facts, share: Share, roster: Roster) -> d
     own_interface = _own_interface(facts, roster) if several else _LOOPBACK
     if own_interface is not None:
         # By default gloo uses the address that our host name resolves to.
-        env[_GLOO] = own_interface
+        env[GLOO] = own_interface
     if share.kind == "gpu":
         env["NCCL_DEBUG"] = "WARN"
         sockets = _nccl_sockets(request, facts, own_interface) if several else None
         if sockets is not None:
-            env[_NCCL] = sockets
+            env[NCCL] = sockets
         if not facts.hcas and not facts.rdma:
             env["NCCL_IB_DISABLE"] = "1"
         elif several and facts.hcas:
@@ -38,23 +38,12 @@ def variables(request: Request, facts: Facts, share: Share, roster: Roster) -> d
     return env
 
 
-def variable(*, is_nccl: bool) -> str:
-    """Return the variable that names the interface of NCCL, or of gloo."""
-    return _NCCL if is_nccl else _GLOO
-
-
-def named(request: Request, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which the user has named interfaces for ranks, and their sources."""
-    of_strategy = () if request.strategy is None else request.strategy.variables
-    names = _NCCL, _GLOO
-    sources = {name: " (of the strategy)" for name in names if name in of_strategy}
-    sources |= {name: " (exported)" for name in names if environ.get(name)}
-    for setting in request.settings:
-        option, _, name = setting.name.partition(".")
-        if option in {"env", "nccl"} and name in names:
-            is_typed = setting.source == "command line"
-            sources[name] = "" if is_typed else f" (from {setting.source})"
-    return sources
+def named(request: Request, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the variables by which the user has named interfaces for ranks."""
+    variables = {} if request.strategy is None else request.strategy.variables
+    chosen = {f"NCCL_{name.removeprefix('NCCL_')}" for name, _ in request.nccl}
+    chosen |= {name for name, _ in request.env} | {*variables}
+    return tuple(name for name in (NCCL, GLOO) if name in chosen or environ.get(name))
 
 
 def suspects(
@@ -67,19 +56,17 @@ def suspects(
     own = tuple(dict.fromkeys(address.interface for address in facts.addresses))
     is_far = len(roster.members) > 1 and not hosts.is_loopback(roster.members[roster.me].host)
     sentences = []
-    for name, source in named(request, facts.environ).items():
+    for name in named(request, facts.environ):
         value = env.get(name, facts.environ.get(name, ""))
-        usable = nccls(value, own) if name == _NCCL else tuple({value}.intersection(own))
+        usable = nccls(value, own) if name == NCCL else tuple({value}.intersection(own))
         if value and own and not usable:
             wrong = f"this host has no interface {value} with an address"
         elif is_far and usable == (_LOOPBACK,):
             wrong = "no other host comes by the loopback"
         else:
             continue
-        others = [interface for interface in own if interface != _LOOPBACK or not is_far]
-        sentences.append(
-            f"{name}={value}{source}: {wrong}; leave it out, or name {' or '.join(others)}."
-        )
+        others = " or ".join(name for name in own if name != _LOOPBACK or not is_far)
+        sentences.append(f"{name}={value}: {wrong}; leave it out, or name {others}.")
     return tuple(sentences)
 
 
@@ -114,7 +101,7 @@ def _own_interface(facts: Facts, roster: Roster) -> str | None:
     return next((name for name in known if name not in {None, _LOOPBACK}), None)
 
 
-def _interface_of(host: str, facts: Facts) -> str | None:
+def _interface_of(host: str | None, facts: Facts) -> str | None:
     """Return the interface that has the address HOST, if it is one of ours."""
     return next((address.interface for address in facts.addresses if address.ip == host), None)
 
@@ -126,21 +113,19 @@ def _nccl_sockets(request: Request, facts: Facts, own_interface: str | None) -> 
     faster.
     """
     names = tuple(dict.fromkeys(address.interface for address in facts.addresses))
-    named = None if request.host is None else _interface_of(request.host, facts)
+    named = _interface_of(request.host, facts)
     if facts.network is not None:
         named = facts.network.interface
     named = own_interface if named == _LOOPBACK else named
-    if named is not None:
-        return _exactly((named,), set(names))
-    if facts.hcas or any(name.startswith(_NCCL_PREFERS) for name in names):
-        return None
     choice = [name for name in names if not name.startswith(_NCCL_AVOIDS)]
     good = [name for name in choice if name == own_interface or name not in facts.dead_ends]
-    if not good:
-        return None if own_interface is None else _exactly((own_interface,), set(names))
-    if good == choice:
+    has_rdma = facts.hcas or any(name.startswith(_NCCL_PREFERS) for name in names)
+    if named is None and (has_rdma or (good and good == choice)):
         return None
-    return "^=" + ",".join(name for name in names if name not in good)
+    if named is None and good:
+        return "^=" + ",".join(name for name in names if name not in good)
+    named = named or own_interface
+    return None if named is None else _exactly((named,), set(names))
 
 
 def _exactly(names: tuple[str, ...], among: set[str]) -> str:

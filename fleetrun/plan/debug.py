@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Facts, LaunchPlan, RankSpec, Request
 from fleetrun.plan import command, origin
+from fleetrun.plan.layout import LAST_PORT
 
 # debugpy's own port is that of rank 0.
 FIRST_PORT = 5678
-_LAST_PORT = 65535
 _LOOPBACK = "127.0.0.1"
 _LISTEN = ("-m", "debugpy", "--listen")
 # Timeouts during debugging: a week.
@@ -38,9 +38,6 @@ def debugging(
             f"{option}: {request.script.target} is a program; a debugger can hold scripts that end "
             "in .py, and modules (-m)."
         )
-    notes: list[str] = []
-    if request.hang_timeout_s:
-        notes.append(f"--hang_timeout={request.hang_timeout_s:g} is suspended by {option}.")
     held = [spec for spec in specs if spec.is_among(request.debug)]
     if held and not facts.has_debugpy:
         raise EnvironmentFault(
@@ -48,24 +45,18 @@ def debugging(
         )
     taken = facts.used_ports | {spec.endpoint.port for spec in specs}
     before: dict[int, tuple[str, ...]] = {}
-    places = []
     for spec in held:
-        first = FIRST_PORT + spec.rank
-        port = next((port for port in range(first, _LAST_PORT + 1) if port not in taken), None)
-        if port is None:
-            raise EnvironmentFault(
-                f"No port from {first} on is free for the debugger of rank {spec.rank}."
-            )
+        free = (port for port in range(FIRST_PORT + spec.rank, LAST_PORT) if port not in taken)
+        port = next(free)
         taken |= {port}
-        endpoint = f"{_LOOPBACK}:{port}"
         # A debugger cannot stop in Python's frozen modules, and would print a warning.
-        before[spec.rank] = ("-X", "frozen_modules=off", *_LISTEN, endpoint, "--wait-for-client")
-        places.append(f"{spec.rank} at {endpoint}")
-    if places:
-        subject = "Rank" if len(places) == 1 else "Ranks"
-        how = "attach with debugpy, as VS Code's Remote Attach does"
-        notes.insert(0, f"{subject} waiting for a debugger ({how}): {', '.join(places)}.")
-    return before, tuple(notes)
+        words = ("-X", "frozen_modules=off", *_LISTEN, f"{_LOOPBACK}:{port}", "--wait-for-client")
+        before[spec.rank] = words
+    if not before:
+        return {}, ()
+    places = ", ".join(f"{rank} at {words[-2]}" for rank, words in before.items())
+    how = "attach with debugpy, as VS Code's Remote Attach does"
+    return before, (f"Ranks waiting for a debugger ({how}): {places}.",)
 
 
 def ports(plan: LaunchPlan) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from fleetrun.model import Facts, RankSpec, Request, Roster, Strategy
 from fleetrun.plan import communication, debug, devices, kinds, masks
 from fleetrun.plan.devices import Share
 from fleetrun.plan.layout import Layout
-from fleetrun.rundir import names, secrets
+from fleetrun.rundir import names
 from fleetrun.rundir.variables import (
     EXEC_OPTIONS,
     FLIGHT_RECORDER,
@@ -26,7 +26,6 @@ from fleetrun.rundir.variables import (
     STRATEGY_FILE,
     TOKEN,
 )
-from fleetrun.text import parse_bool
 
 # The folder with the `sitecustomize` that every Python of a rank runs first; see its docstring.
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -85,17 +84,16 @@ def is_identity(name: str) -> bool:
     return name in IDENTITY or name.startswith(kinds.SELECTED)
 
 
-_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-_NO_PROXIES = ("no_proxy", "NO_PROXY")
-
-
 MEMORY_FRACTION = "FLAGS_fraction_of_gpu_memory_to_use"
 # By default Paddle allocates memory as needed, and does not read the fraction.
 ALLOCATOR, BY_FRACTION = "FLAGS_allocator_strategy", "naive_best_fit"
-_GROWING = frozenset(("auto_growth", "thread_local"))
-# With these Paddle frees memory early, and relies on the device to wait for work that uses it.
-# cudaFree and hipFree do; Ascend's aclrtFree "does not synchronize", as CANN's documentation says.
-_FREEING = ("FLAGS_free_idle_chunk", "FLAGS_free_when_no_cache_hit")
+
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+_NO_PROXIES = ("no_proxy", "NO_PROXY")
+# Of the launch that has started this one as a rank of its own.
+_OF_OUTER_RANK = (STRATEGY_FILE, PROFILE, REPORT_UPDATES, FLIGHT_RECORDER)
+# A process with the token may join the job, or end it.
+_PRIVATE = (TOKEN, EXEC_OPTIONS, PYTHON)
 
 
 class Environment(NamedTuple):
@@ -122,112 +120,59 @@ def variables(
 ) -> Environment:
     """Return the environment of this host's processes of LAYOUT.
 
-    In order of precedence: --env, --nccl, the rank's identity, what the user exported, the
-    strategy's variables, our defaults.
+    In order of precedence: --env, --nccl, the rank's identity, what the user exported, options with
+    a variable of their own, the strategy's variables, our defaults.
     """
-    strategy_variables = {} if strategy is None else strategy.variables
-    defaults, notes = _defaults(request, facts, share, roster, run_dir)
-    # An option on the command line takes precedence over a file.
-    typed = {MEMORY_FRACTION} if request.gpu_memory_fraction is not None else set[str]()
-    defaults |= {
-        name: str(setting.value)
-        for name, setting in strategy_variables.items()
-        if name not in typed
-    }
-    proxies = _proxies(facts, roster)
+    of_strategy = {} if strategy is None else strategy.variables
+    defaults = _defaults(request, facts, share, roster, run_dir)
+    defaults |= {name: str(setting.value) for name, setting in of_strategy.items()}
+    if request.gpu_memory_fraction is not None:
+        defaults |= {
+            MEMORY_FRACTION: f"{request.gpu_memory_fraction:g}",
+            ALLOCATOR: BY_FRACTION,
+        }
     shared = {name: value for name, value in defaults.items() if name not in facts.environ}
-    shared |= proxies | _launch(request, facts, roster, run_dir)
-    shared |= {**layout.job, **_plugins(facts, share)}
+    shared |= _proxies(facts, roster) | _launch(request, facts, roster, run_dir) | layout.job
+    shared |= _plugins(facts, share)
     chosen = _chosen(request)
     shared |= chosen
-    _check_allocator(request, facts, shared)
-    strategy_path = strategy_variables.get("PYTHONPATH")
-    path = facts.environ.get(
-        "PYTHONPATH", None if strategy_path is None else str(strategy_path.value)
-    )
-    shared["PYTHONPATH"] = with_island(chosen.get("PYTHONPATH", path))
-    chosen.pop("PYTHONPATH", None)
+    path = chosen.pop("PYTHONPATH", facts.environ.get("PYTHONPATH", defaults.get("PYTHONPATH")))
+    shared["PYTHONPATH"] = with_island(path)
     environments = [
         {
             **shared,
             **process.identity,
             **_own_mask(facts, share, process.spec),
-            **_files(process.spec, run_dir),
+            **_files(request, process.spec, run_dir),
             **({} if strategy is None else {STRATEGY_FILE: f"{run_dir}/{names.STRATEGY}"}),
-            **_profile(request, process.spec, run_dir),
-            **_flight_recorder(request, process.spec, run_dir),
             **chosen,
         }
         for process in layout.processes
     ]
     # The identity from another job's launcher.
-    foreign = tuple(
+    foreign = [
         name for name in sorted(facts.environ) if is_identity(name) and name not in roster.inherited
-    )
-    # This launch has no strategy, but the rank that started it has one.
-    foreign += tuple(
-        name
-        for name in (STRATEGY_FILE, PROFILE, REPORT_UPDATES, FLIGHT_RECORDER)
-        if name in facts.environ
-    )
-    # Paddle's launcher reads an empty mask as none, CUDA as one that hides all GPUs.
-    hiding = tuple(name for name in kinds.masks(share.kind) if facts.environ.get(name) == "all")
-    # Other roles have other variables.
-    unset = tuple(
-        tuple(name for name in (*foreign, *hiding) if name not in env) for env in environments
-    )
-    removed = tuple(name for name in foreign if all(name in names for names in unset))
+    ]
+    foreign += [name for name in _OF_OUTER_RANK if name in facts.environ]
+    private = [name for name in _PRIVATE if name in facts.environ]
     if share.backend != "xccl" and kinds.XCCL in facts.environ:
         # Paddle 2.6 would look for FLAGS_selected_* of that kind, and find device 0 for each rank.
-        unset = tuple((*names, kinds.XCCL) for names in unset)
-    # A process with the token may join the job, or end it.
-    private = tuple(name for name in (TOKEN, EXEC_OPTIONS, PYTHON) if name in facts.environ)
-    if private:
-        unset = tuple((*names, *private) for names in unset)
-    came_to = {
-        name: (environments[0] if environments else shared).get(name, facts.environ.get(name, ""))
-        for name in strategy_variables
-    }
-    suspects = communication.suspects(request, facts, roster, shared)
-    notes = (*notes, *suspects, *_removed(removed), *_outvoted(strategy, came_to))
-    if share.backend == "xccl":
-        notes += _freeing({**facts.environ, **shared})
-    return Environment(tuple(environments), unset, notes, came_to, suspects)
-
-
-def _outvoted(strategy: Strategy | None, came_to: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the variables of STRATEGY that are overridden, and by what."""
-    if strategy is None:
-        return ()
-    return tuple(
-        f"{_shown(setting.name, came_to[setting.name])} overrides "
-        f"{_shown(setting.name, str(setting.value))} of {setting.source}."
-        for setting in strategy.settings
-        if setting.name in came_to
-        and came_to[setting.name] != setting.value
-        and not (
-            setting.name == "PYTHONPATH" and came_to[setting.name].endswith(f":{setting.value}")
-        )
+        private.append(kinds.XCCL)
+    # Paddle's launcher reads an empty mask as none, CUDA as one that hides all GPUs.
+    private += [name for name in kinds.masks(share.kind) if facts.environ.get(name) == "all"]
+    unset = tuple(
+        tuple(name for name in (*foreign, *private) if name not in env) for env in environments
     )
-
-
-def _shown(name: str, value: str) -> str:
-    return f"{name}={secrets.redact(name, value)}"
-
-
-def _profile(request: Request, spec: RankSpec, run_dir: str) -> dict[str, str]:
-    """Return the variables for the steps that this rank records; none if it records none."""
-    ranks, _, steps = (request.profile or "").partition(":")
-    if not spec.is_among(ranks):
-        return {}
-    return {PROFILE: f"{steps}:{run_dir}/{names.trace(names.rank_name(spec))}"}
-
-
-def _flight_recorder(request: Request, spec: RankSpec, run_dir: str) -> dict[str, str]:
-    """Return the variable for the collectives of this rank; none if it records none."""
-    if not spec.is_trainer or not (request.flight_recorder or request.hang_timeout_s):
-        return {}
-    return {FLIGHT_RECORDER: f"{run_dir}/{names.collectives(names.rank_name(spec))}"}
+    removed = [name for name in foreign if all(name in names for names in unset)]
+    suspects = communication.suspects(request, facts, roster, shared)
+    notes = suspects
+    if removed:
+        verb = "says" if len(removed) == 1 else "say"
+        told = f"{', '.join(removed)} {verb} who a process is in another job"
+        notes = (*notes, f"{told}: removed for the ranks.")
+    first = environments[0] if environments else shared
+    came_to = {name: first.get(name, facts.environ.get(name, "")) for name in of_strategy}
+    return Environment(tuple(environments), unset, notes, came_to, suspects)
 
 
 def _launch(request: Request, facts: Facts, roster: Roster, run_dir: str) -> dict[str, str]:
@@ -262,13 +207,19 @@ def _plugins(facts: Facts, share: Share) -> dict[str, str]:
     return env
 
 
-def _files(spec: RankSpec, run_dir: str) -> dict[str, str]:
-    """Return the variables with the paths of this rank's records and heartbeat."""
+def _files(request: Request, spec: RankSpec, run_dir: str) -> dict[str, str]:
+    """Return the variables with the paths of what this rank writes: records, heartbeat, ..."""
     name = names.rank_name(spec)
-    return {
+    env = {
         RECORDS: f"{run_dir}/{names.rank_records(name)}",
         HEARTBEAT: f"{run_dir}/{names.heartbeat(name)}",
     }
+    ranks, _, steps = (request.profile or "").partition(":")
+    if spec.is_among(ranks):
+        env[PROFILE] = f"{steps}:{run_dir}/{names.trace(name)}"
+    if spec.is_trainer and (request.flight_recorder or request.hang_timeout_s):
+        env[FLIGHT_RECORDER] = f"{run_dir}/{names.collectives(name)}"
+    return env
 
 
 def with_island(path: str | None) -> str:
@@ -284,8 +235,8 @@ def with_island(path: str | None) -> str:
 
 def _defaults(
     request: Request, facts: Facts, share: Share, roster: Roster, run_dir: str
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the defaults that are not exported, and remarks on exports that override an option."""
+) -> dict[str, str]:
+    """Return the variables that hold unless the user exports them."""
     defaults = {
         "PADDLE_WITH_GLOO": "0",
         "PADDLE_GLOO_RENDEZVOUS": "3",
@@ -301,60 +252,24 @@ def _defaults(
     if is_cuda and any(device.id.isdecimal() for group in share.groups for device in group):
         # CUDA would number the fastest GPU first, unlike the driver, whose numbers we use.
         defaults[devices.ORDER] = devices.DRIVERS_ORDER
-    defaults |= communication.variables(request, facts, share, roster)
-    notes: tuple[str, ...] = ()
-    if request.gpu_memory_fraction is not None:
-        name = MEMORY_FRACTION
-        defaults[name] = f"{request.gpu_memory_fraction:g}"
-        defaults[ALLOCATOR] = BY_FRACTION
-        if facts.environ.get(name, defaults[name]) != defaults[name]:
-            exported = f"{name}={facts.environ[name]}"
-            notes = (f"{exported} overrides --gpu_memory_fraction={defaults[name]}.",)
-        if share.kind == "cpu":
-            notes = ("--gpu_memory_fraction does nothing on the CPU.",)
-    return defaults, notes
-
-
-def _check_allocator(request: Request, facts: Facts, shared: Mapping[str, str]) -> None:
-    """Raise UsageError if --gpu_memory_fraction is used with an allocator that ignores it."""
-    allocator = shared.get(ALLOCATOR, facts.environ.get(ALLOCATOR))
-    if request.gpu_memory_fraction is not None and allocator in _GROWING:
-        raise UsageError(
-            f"--gpu_memory_fraction={request.gpu_memory_fraction:g} has no effect with "
-            f"{ALLOCATOR}={allocator}, which allocates memory on demand: leave one of them out."
-        )
-
-
-def _freeing(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Warn of flags of ENVIRON that let Paddle free memory which a plug-in's device still uses."""
-    return tuple(
-        f"{name}={environ[name]}: on a device whose runtime does not wait when memory is freed "
-        "(Ascend's does not), Paddle then frees memory that kernels and collectives still use: "
-        "results may be wrong, and ranks may hang."
-        for name in _FREEING
-        if parse_bool(environ.get(name))
-    )
+    return defaults | communication.variables(request, facts, share, roster)
 
 
 def _proxies(facts: Facts, roster: Roster) -> dict[str, str]:
     """Exempt the peers from the user's proxies, which otherwise remain for the script."""
     if not any(facts.environ.get(name) for name in _PROXIES):
         return {}
-    entries: list[str] = []
-    for name in _NO_PROXIES:
-        entries += [entry.strip() for entry in facts.environ.get(name, "").split(",")]
-    entries += ["127.0.0.1", "localhost"]
-    entries += [member.host for member in roster.members]
-    value = ",".join(dict.fromkeys(filter(None, entries)))
+    entries = [
+        entry.strip() for name in _NO_PROXIES for entry in facts.environ.get(name, "").split(",")
+    ]
+    entries += ["127.0.0.1", "localhost", *(member.host for member in roster.members)]
     # Programs read one or the other, so both contain all names.
-    return dict.fromkeys(_NO_PROXIES, value)
+    return dict.fromkeys(_NO_PROXIES, ",".join(dict.fromkeys(filter(None, entries))))
 
 
 def _chosen(request: Request) -> dict[str, str]:
     """Return the variables of --nccl and --env, checked."""
-    chosen: dict[str, str] = {}
-    for key, value in request.nccl:
-        chosen[key if key.startswith("NCCL_") else f"NCCL_{key}"] = value
+    chosen = {f"NCCL_{key.removeprefix('NCCL_')}": value for key, value in request.nccl}
     chosen |= dict(request.env)
     if TOKEN in chosen:
         raise UsageError(
@@ -364,11 +279,3 @@ def _chosen(request: Request) -> dict[str, str]:
         if "\0" in value:
             raise UsageError(f"{name} contains a NUL character, which variables cannot contain.")
     return chosen
-
-
-def _removed(unset: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a line that names the removed variables of another job."""
-    if not unset:
-        return ()
-    verb = "says" if len(unset) == 1 else "say"
-    return (f"{', '.join(unset)} {verb} who a process is in another job: removed for the ranks.",)

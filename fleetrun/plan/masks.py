@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Device, Facts
 from fleetrun.plan import kinds
 from fleetrun.plan.kinds import label
-from fleetrun.text import counted, parse_range, without_slips
+from fleetrun.text import counted, parse_range
 
 # On AMD GPUs this one takes precedence over CUDA's, which HIP reads, too.
 HIP_MASK = "HIP_VISIBLE_DEVICES"
@@ -21,7 +20,7 @@ ROCR_MASK = "ROCR_VISIBLE_DEVICES"
 LONGEST_RANGE = 4096
 
 # Values that hide all devices.
-_HIDING = r"(?i)|-.*|none|void|NoDev\w*"
+_HIDING = re.compile(r"(?i)|-.*|none|void|NoDev\w*")
 
 
 class Visible(NamedTuple):
@@ -35,6 +34,14 @@ class Visible(NamedTuple):
     numbers: tuple[str, ...] = ()
 
 
+class _Behind(NamedTuple):
+    """A device behind an entry of a mask, or one of its instances (MIG)."""
+
+    id: str
+    number: str
+    uuids: tuple[str, ...]
+
+
 def visible(facts: Facts, kind: str) -> tuple[Visible, str]:
     """Return the devices of KIND that a process would see, or no devices and the reason."""
     if kind in facts.paddle_counts:
@@ -42,15 +49,15 @@ def visible(facts: Facts, kind: str) -> tuple[Visible, str]:
     count = facts.device_counts.get(kind, 0)
     name, text = _mask(facts, kind)
     if not count:
-        return Visible((), name), facts.absent.get(kind, f"this host has no {label(kind)} driver")
+        why = facts.absent.get(kind, f"this host has no {label(kind)} driver")
+        return Visible((), name), f"{name}={text} is set, but {why}" if text else why
     if name is None or text == "all":
         name, entries = None, tuple(map(str, range(count)))
     else:
-        _check_numbers(name, text, kind)
         entries = listed(text)
-        if not entries:
+        if not entries and _HIDING.fullmatch(text.partition(",")[0]):
             return Visible((), name), f"{name}={text} hides all {count} {label(kind)}s"
-        _check_mask(name, entries, facts, kind)
+        _check(name, text, facts, kind)
     behind = [device for entry in entries for device in _behind(entry, facts, kind)]
     if any(is_instance(device.id) for device in behind):
         # With MIG instances, CUDA's numbers differ from the driver's.
@@ -65,10 +72,6 @@ def visible(facts: Facts, kind: str) -> tuple[Visible, str]:
     ), ""
 
 
-def _hides_all(text: str) -> bool:
-    return re.fullmatch(_HIDING, text) is not None
-
-
 def _seen(facts: Facts, kind: str) -> tuple[Visible, str]:
     """Return the devices of a plug-in's KIND; Paddle has counted those behind the mask."""
     count = facts.paddle_counts[kind]
@@ -77,7 +80,7 @@ def _seen(facts: Facts, kind: str) -> tuple[Visible, str]:
         name, ids = None, tuple(map(str, range(count)))
     else:
         ids = listed(text)
-        if not ids and (not count or _hides_all(text)):
+        if not ids and (not count or _HIDING.fullmatch(text)):
             return Visible((), name), f"{name}={text} hides all {label(kind)}s"
     if not count:
         return Visible((), name), facts.absent[kind]
@@ -97,14 +100,6 @@ def _seen(facts: Facts, kind: str) -> tuple[Visible, str]:
     return Visible(devices, name, tuple((entry,) for entry in ids), numbers), ""
 
 
-class _Behind(NamedTuple):
-    """A device behind an entry of a mask, or one of its instances (MIG)."""
-
-    id: str
-    number: str
-    uuids: tuple[str, ...]
-
-
 def _behind(entry: str, facts: Facts, kind: str) -> list[_Behind]:
     """Return the device that ENTRY names, or its instances if it is partitioned (MIG)."""
     gpus = facts.gpus if kind == "gpu" else ()
@@ -121,7 +116,7 @@ def _behind(entry: str, facts: Facts, kind: str) -> list[_Behind]:
 
 def is_uuid(text: str) -> bool:
     """Whether TEXT may be a vendor's UUID, or the beginning of one."""
-    return text.find("-") > 0 and not text.strip("-").isdigit()
+    return text.find("-") > 0 and not text.replace("-", "").isdigit()
 
 
 def is_instance(device: str) -> bool:
@@ -129,27 +124,13 @@ def is_instance(device: str) -> bool:
     return device.startswith("MIG-")
 
 
-def check_characters(environ: Mapping[str, str]) -> None:
-    """Raise an error for a mask with full-width characters, which drivers take for no device.
-
-    >>> check_characters({"CUDA_VISIBLE_DEVICES": "0,1"})
-    """
-    for name, text in environ.items():
-        if not text.isascii() and kinds.is_mask(name) and without_slips(text) != text:
-            raise EnvironmentFault(
-                f"{name}={text}: it has full-width characters: write {without_slips(text)}."
-            )
-
-
 def _mask(facts: Facts, kind: str) -> tuple[str | None, str]:
     """Return the variable that limits KIND on this host, and its value."""
     names = kinds.masks(kind)
     if kind == "gpu" and facts.is_rocm:
         names = (HIP_MASK, *names)
-    for name in names:
-        if name in facts.environ:
-            return name, facts.environ[name].strip()
-    return None, ""
+    name = next((name for name in names if name in facts.environ), None)
+    return name, "" if name is None else facts.environ[name].strip()
 
 
 def variable(facts: Facts, kind: str) -> str:
@@ -177,22 +158,21 @@ def listed(text: str) -> tuple[str, ...]:
     return tuple(entries)
 
 
-def _check_numbers(name: str, text: str, kind: str) -> None:
-    """Raise an error if a built-in KIND's driver would read only an entry's first digits."""
-    for entry in (piece.strip() for piece in text.split(",")):
-        if kind in kinds.BUILT_IN and entry[:1].isdigit() and not entry.isdigit():
+def _check(name: str, text: str, facts: Facts, kind: str) -> None:
+    """Raise an error for a mask that the driver would misread, truncate or refuse."""
+    count, gpus = facts.device_counts[kind], facts.gpus if kind == "gpu" else ()
+    ids = [part.uuid for gpu in gpus for part in (gpu, *gpu.instances)]
+    for piece in text.split(","):
+        entry = piece.strip()
+        is_number = entry.isascii() and entry.isdigit()
+        is_known = is_number or is_uuid(entry) or _HIDING.fullmatch(entry)
+        if kind in kinds.BUILT_IN and not is_known:
             raise EnvironmentFault(
                 f"{name}={text}: {entry} is not a number, and drivers interpret it differently; "
                 "list the numbers of devices, as 4,5,6,7."
             )
-
-
-def _check_mask(name: str, entries: tuple[str, ...], facts: Facts, kind: str) -> None:
-    """Raise an error for a mask that the driver would truncate or refuse."""
+    entries = listed(text)
     shown = f"{name}={','.join(entries)}"
-    count = facts.device_counts[kind]
-    gpus = facts.gpus if kind == "gpu" else ()
-    ids = [part.uuid for gpu in gpus for part in (gpu, *gpu.instances)]
     for entry in entries:
         if entries.count(entry) > 1:
             raise EnvironmentFault(f"{shown} names {entry} twice; name each device once.")

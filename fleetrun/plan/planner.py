@@ -19,8 +19,6 @@ from fleetrun.model import (
     Request,
     Roster,
     Rules,
-    Strategy,
-    Task,
 )
 from fleetrun.plan import (
     affinity,
@@ -41,6 +39,11 @@ from fleetrun.strategy import document, resolve
 _CHECKPOINT = "{checkpoint}"
 # File names end at 255 bytes; time, process id and node need some of them.
 _LONGEST_JOB = 100
+# Options that name ranks, before a colon if more follows.
+_OF_RANKS = ("tee", "stdin", "debug", "wrap", "profile")
+
+_Variables = tuple[Mapping[str, str], ...]
+_Masks = Sequence[tuple[int, ...]]
 
 
 def places(request: Request) -> ModeHosts:
@@ -48,15 +51,9 @@ def places(request: Request) -> ModeHosts:
     return modes.BY_WORD[request.run_mode].rules.places(request)
 
 
-def mode(request: Request) -> str:
-    """Return the name of REQUEST's mode, for code that must not import modes."""
-    return request.run_mode
-
-
 def share(request: Request, facts: Facts) -> Share:
     """Distribute this host's devices over its ranks."""
-    mode = modes.BY_WORD[request.run_mode]
-    return devices.share(request, facts, takes_all=mode.is_uniform)
+    return devices.share(request, facts, takes_all=modes.BY_WORD[request.run_mode].is_uniform)
 
 
 def slots(request: Request, facts: Facts, share: Share) -> Slots:
@@ -67,40 +64,34 @@ def slots(request: Request, facts: Facts, share: Share) -> Slots:
 
 def first_port(request: Request) -> int:
     """Return the first port for hosts that cannot consult each other."""
-    nothing = devices.Share("cpu", ((),), "gloo")
+    nothing = Share("cpu", ((),), "gloo")
     return modes.BY_WORD[request.run_mode].rules.slots(request, nothing).first_port
 
 
 def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> LaunchPlan:
     """Decide everything that the launcher on host ROSTER.me will do."""
-    _check_free(request, roster)
+    _check_hosts(request, roster)
     request = _resuming(request, facts)
-    _check_readable(roster)
     log_dir = os.path.abspath(os.path.join(facts.cwd, request.log_dir))
     run_dir = f"{log_dir}/{names.RUNS}/{_run_folder(request, facts, roster)}"
     mode = modes.BY_WORD[request.run_mode]
     layout = mode.rules.layout(request, facts, share, roster)
     # In an elastic job some ranks may join later or leave.
     if roster.assigned is None and roster.first_me is None:
-        _check_ranks(request, "tee", (request.tee or "").split(","), layout)
-        _check_ranks(request, "stdin", (request.stdin or "",), layout)
-        _check_ranks(request, "debug", (request.debug or "").split(","), layout)
-        for name in ("wrap", "profile"):
-            ranks_of = (getattr(request, name) or "").partition(":")[0].split(",")
-            _check_ranks(request, name, ranks_of, layout)
-    strategy = _strategy(request, layout)
+        _check_ranks(request, layout)
+    strategy, topology = request.strategy, resolve.topology(layout.ranks)
+    if strategy is not None:
+        strategy = resolve.resolve(strategy, topology)
     env = environment.variables(
-        request,
-        facts,
-        share,
-        roster,
-        layout=layout,
-        run_dir=run_dir,
-        strategy=strategy,
+        request, facts, share, roster, layout=layout, run_dir=run_dir, strategy=strategy
     )
-    local_ranks = [process.spec for process in layout.processes]
-    commands, debug_notes = _commands(request, facts, local_ranks)
-    variables, masks, notes = _bound(request, facts, local_ranks, env.ranks)
+    files = {}
+    if strategy is not None:
+        text = document.text(strategy, topology, env.of_strategy)
+        files[f"{run_dir}/{names.STRATEGY}"] = text
+    specs = [process.spec for process in layout.processes]
+    commands, debug_notes = _commands(request, facts, specs)
+    variables, masks = _bound(request, facts, specs, env.ranks)
     logs = [
         process.log if roster.shared_logs is None else names.shared_log(process.spec)
         for process in layout.processes
@@ -136,7 +127,7 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
         cwd=facts.cwd,
         log_dir=log_dir,
         run_dir=run_dir,
-        files=_files(env, strategy, layout, run_dir),
+        files=files,
         notes=(
             *request.notes,
             *filter(None, (facts.taken_command,)),
@@ -146,7 +137,6 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
             *env.notes,
             *_lacking(request, facts),
             *layout.notes,
-            *notes,
             *debug_notes,
         ),
         suspects=env.suspects,
@@ -155,6 +145,22 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
         shared_logs=roster.shared_logs,
         checkpoints=facts.checkpoints,
     )
+
+
+def _check_hosts(request: Request, roster: Roster) -> None:
+    """Raise an error if hosts would count their own free GPUs, or Paddle cannot read an address."""
+    is_counted = isinstance(request.nproc_per_node, int)
+    if len(roster.members) > 1 and request.devices == free_gpus.FREE and not is_counted:
+        raise UsageError(
+            f"{origin.option(request, 'devices')}: hosts may have different numbers of free GPUs, "
+            "and each must have the same number of ranks; add --nproc_per_node."
+        )
+    unread = next((member.host for member in roster.members if ":" in member.host), None)
+    if unread is not None:
+        raise EnvironmentFault(
+            f"Ranks would have the address {unread}, and {hosts.NO_IPV6}: give the hosts' IPv4 "
+            "addresses, or with --master their network, --network=10.0.0.0/16."
+        )
 
 
 def _resuming(request: Request, facts: Facts) -> Request:
@@ -194,26 +200,6 @@ def with_checkpoint(args: tuple[str, ...], path: str | None) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _check_readable(roster: Roster) -> None:
-    """Raise EnvironmentFault if Paddle could not parse the ranks' endpoints."""
-    unread = [member.host for member in roster.members if ":" in member.host]
-    if unread:
-        raise EnvironmentFault(
-            f"Ranks would have the address {unread[0]}, and {hosts.NO_IPV6}: give the hosts' IPv4 "
-            "addresses, or with --master their network, --network=10.0.0.0/16."
-        )
-
-
-def _check_free(request: Request, roster: Roster) -> None:
-    """Raise an error if several hosts would each count their own free GPUs."""
-    counted = isinstance(request.nproc_per_node, int)
-    if len(roster.members) > 1 and request.devices == free_gpus.FREE and not counted:
-        raise UsageError(
-            f"{origin.option(request, 'devices')}: hosts may have different numbers of free GPUs, "
-            "and each must have the same number of ranks; add --nproc_per_node."
-        )
-
-
 def _lacking(request: Request, facts: Facts) -> tuple[str, ...]:
     """Warn or refuse if this host's Paddle lacks what the mode needs."""
     feature, version = modes.BY_WORD[request.run_mode].feature, facts.paddle_lacking
@@ -233,12 +219,13 @@ def _commands(
     request: Request, facts: Facts, specs: Sequence[RankSpec]
 ) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
     """Return the command of each of SPECS, and remarks."""
-    before, notes = debug.debugging(request, facts, specs)
-    debuggers = [before.get(spec.rank, ()) if spec.is_trainer else () for spec in specs]
-    commands = [command.argv(request, facts, debugger) for debugger in debuggers]
+    debuggers, notes = debug.debugging(request, facts, specs)
+    commands = [
+        command.argv(request, facts, debuggers.get(spec.rank, ()) if spec.is_trainer else ())
+        for spec in specs
+    ]
     if request.wrap is None:
         return commands, notes
-
     ranks, _, text = request.wrap.partition(": ")
     words = shlex.split(text)
     if facts.wrap_fault is not None and any(spec.is_among(ranks) for spec in specs):
@@ -249,70 +236,43 @@ def _commands(
     ], notes
 
 
-def _check_ranks(request: Request, option: str, words: Sequence[str], layout: Layout) -> None:
-    """Raise an error if OPTION names ranks of trainers that the job does not have."""
+def _check_ranks(request: Request, layout: Layout) -> None:
+    """Raise UsageError if an option names ranks of trainers that the job does not have."""
     existing = [spec.rank for spec in layout.ranks if spec.is_trainer]
-    missing = [word for word in words if word.isdigit() and int(word) not in existing]
-    if missing and existing:
-        have = "only rank 0" if len(existing) == 1 else f"ranks {existing[0]}-{existing[-1]}"
-        raise UsageError(
-            f"{origin.option(request, option)}: there is no rank {missing[0]}; the job has {have}."
-        )
-
-
-def _strategy(request: Request, layout: Layout) -> Strategy | None:
-    """Return the request's strategy resolved for the trainers of LAYOUT."""
-    if request.strategy is None:
-        return None
-
-    return resolve.resolve(request.strategy, resolve.topology(layout.ranks))
-
-
-def _files(
-    env: environment.Environment, strategy: Strategy | None, layout: Layout, run_dir: str
-) -> Mapping[str, str]:
-    """Return the file with STRATEGY for the training processes, if there is one."""
-    if strategy is None:
-        return {}
-
-    text = document.text(strategy, resolve.topology(layout.ranks), env.of_strategy)
-    return {f"{run_dir}/{names.STRATEGY}": text}
+    for name in _OF_RANKS:
+        words = (getattr(request, name) or "").partition(":")[0].split(",")
+        missing = [word for word in words if word.isdigit() and int(word) not in existing]
+        if missing and existing:
+            have = "only rank 0" if len(existing) == 1 else f"ranks {existing[0]}-{existing[-1]}"
+            raise UsageError(
+                f"{origin.option(request, name)}: there is no rank {missing[0]}; the job has "
+                f"{have}."
+            )
 
 
 def _bound(
-    request: Request,
-    facts: Facts,
-    ranks: Sequence[RankSpec],
-    variables: tuple[Mapping[str, str], ...],
-) -> tuple[tuple[Mapping[str, str], ...], tuple[tuple[int, ...], ...], tuple[str, ...]]:
-    """Return VARIABLES with the number of threads, the CPUs of each of RANKS, and remarks."""
+    request: Request, facts: Facts, specs: Sequence[RankSpec], variables: _Variables
+) -> tuple[_Variables, _Masks]:
+    """Return VARIABLES with the number of threads, and the CPUs of each of SPECS."""
     if facts.tasks:
+        # The engine's own variables, but for those of devices.
         variables = tuple(
-            {**_of_task(task), **env} for task, env in zip(facts.tasks, variables, strict=True)
+            {key: text for key, text in task.env.items() if not key.endswith("_DEVICES")} | {**env}
+            for task, env in zip(facts.tasks, variables, strict=True)
         )
-    if facts.processors is None:
-        masks = tuple(task.cpus for task in facts.tasks)
-        return variables, masks if len(set(masks)) > 1 else ((),) * len(ranks), ()
-
-    processors, notes = facts.processors, tuple[str, ...]()
-    if processors.near and not devices.is_drivers_order(request, facts.environ):
-        # By UUID they are still identified.
+    processors = facts.processors
+    if processors is None:
+        masks = [task.cpus for task in facts.tasks]
+        return variables, masks if len(set(masks)) > 1 else [()] * len(specs)
+    if not devices.is_drivers_order(request, facts.environ):
+        # CUDA's numbers are not the driver's; by UUID GPUs are still identified.
         near = {name: node for name, node in processors.near.items() if not name.isdecimal()}
         processors = processors._replace(near=near)
-        notes = (
-            f"{devices.ORDER} numbers GPUs unlike the driver, so the CPUs near them are unknown.",
-        )
-    binding = affinity.bind(request.bind, processors, [spec.devices for spec in ranks])
-    threaded = tuple(
-        affinity.with_threads(env, threads, facts.environ)
-        for env, threads in zip(variables, binding.threads, strict=True)
-    )
-    return threaded, binding.masks, (*notes, *binding.notes)
-
-
-def _of_task(task: Task) -> Mapping[str, str]:
-    """Return the variables of TASK that its rank gets, without those for devices."""
-    return {name: value for name, value in task.env.items() if not name.endswith("_DEVICES")}
+    masks, threads = affinity.bind(request.bind, processors, [spec.devices for spec in specs])
+    return tuple(
+        affinity.with_threads(env, count, facts.environ)
+        for env, count in zip(variables, threads, strict=True)
+    ), masks
 
 
 def _run_folder(request: Request, facts: Facts, roster: Roster) -> str:
@@ -320,15 +280,11 @@ def _run_folder(request: Request, facts: Facts, roster: Roster) -> str:
     shared = roster.shared_logs
     if shared is not None:
         return f"{shared.run_name}/{shared.own}" if shared.own else shared.run_name
-    if roster.first_me is not None:
-        # The name stays while the host's place changes.
-        return f"{_own_name(request, facts)}-node{roster.first_me}"
-    node = f"-node{roster.me}" if len(roster.members) > 1 else ""
-    return _own_name(request, facts) + node
-
-
-def _own_name(request: Request, facts: Facts) -> str:
-    return run_name(request, facts.started_utc, facts.pid)
+    name = run_name(request, facts.started_utc, facts.pid)
+    # The name stays while the host's place changes.
+    me = roster.me if roster.first_me is None else roster.first_me
+    is_alone = len(roster.members) == 1 and roster.first_me is None
+    return name if is_alone else f"{name}-node{me}"
 
 
 def run_name(request: Request, started_utc: str, pid: int) -> str:

@@ -168,7 +168,7 @@ def _settings(request: Request, facts: Facts, slots: Slots, engine: SelectedEngi
     is_fixed = engine.hosts and ":" not in request.nnodes
     settings = {
         "--nnodes": str(len(engine.hosts)) if is_fixed else request.nnodes,
-        "--run_mode": planner.mode(request),
+        "--run_mode": request.run_mode,
         "the strategy": "" if request.strategy is None else request.strategy.digest,
         "--gather_logs": request.gather_logs or "",
     }

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from plans import a_request, a_roster, gpus, some_facts
 
 from fleetrun.model import Device, LaunchPlan, Processors
-from fleetrun.plan import affinity, planner
+from fleetrun.plan import planner
 from fleetrun.plan.affinity import bind
 from fleetrun.plan.devices import Share
 from fleetrun.text import format_ranges
@@ -47,26 +47,19 @@ def cpus_of(machine: Processors) -> list[int]:
 def test_s79_masks_are_disjoint_and_within_what_we_may_use(
     machine: Processors, ranks: int, how: str
 ) -> None:
-    binding = bind(how, machine, [NO_DEVICE] * ranks)
+    masks, threads = bind(how, machine, [NO_DEVICE] * ranks)
     allowed = cpus_of(machine)
-    assert len(binding.masks) == len(binding.threads) == ranks
-    assert all(mask and set(mask) <= set(allowed) for mask in binding.masks)
-    assert all(list(mask) == sorted(set(mask)) for mask in binding.masks)
-    used = [cpu for mask in binding.masks for cpu in mask]
+    assert len(masks) == len(threads) == ranks
+    assert all(mask and set(mask) <= set(allowed) for mask in masks)
+    assert all(list(mask) == sorted(set(mask)) for mask in masks)
+    used = [cpu for mask in masks for cpu in mask]
     if ranks <= len(allowed):
         assert len(used) == len(set(used))
-        assert binding.threads == tuple(len(mask) for mask in binding.masks)
+        assert threads == [len(mask) for mask in masks]
         if how == "cores":
             assert set(used) == set(allowed)
-            assert binding.notes == ()
     else:
-        assert binding.notes
-        assert all(threads in {1, len(mask)} for mask, threads in _zipped(binding))
-    assert bind(how, machine, [NO_DEVICE] * ranks) == binding
-
-
-def _zipped(binding: affinity.Binding) -> list[tuple[tuple[int, ...], int]]:
-    return list(zip(binding.masks, binding.threads, strict=True))
+        assert all(count in {1, len(mask)} for mask, count in zip(masks, threads, strict=True))
 
 
 @given(machines(), st.lists(st.integers(0, 3), min_size=1, max_size=12), st.booleans())
@@ -78,41 +71,39 @@ def test_masks_near_devices_are_disjoint_where_they_can_be(
     near = {str(index): node for index, node in enumerate(nodes)}
     groups = [gpus(index) for index in range(len(nodes))]
     how = "numa" if is_numa else "cores"
-    binding = bind(how, machine._replace(near=near), groups)
+    masks, _ = bind(how, machine._replace(near=near), groups)
     allowed = cpus_of(machine)
-    used = [cpu for mask in binding.masks for cpu in mask]
-    assert all(binding.masks)
+    used = [cpu for mask in masks for cpu in mask]
+    assert all(masks)
     assert set(used) <= set(allowed)
     if not is_numa and len(nodes) <= len(allowed):
         assert len(used) == len(set(used))
 
 
 @pytest.mark.parametrize(
-    ("device", "near", "why"),
+    ("device", "near"),
     [
-        (Device("gpu", "7", 0), {}, "the NUMA node of each device is not known"),
-        (Device("npu", "0", 0), {"0": 1}, "the NUMA node of each device is not known"),
-        (Device("gpu", "0", 0), {"0": 5}, "NUMA node 5 has none of those we may use"),
+        (Device("gpu", "7", 0), {}),
+        (Device("npu", "0", 0), {"0": 1}),
+        (Device("gpu", "0", 0), {"0": 5}),
     ],
 )
 def test_where_nearness_will_not_do_ranks_get_their_turn(
-    device: Device, near: dict[str, int], why: str
+    device: Device, near: dict[str, int]
 ) -> None:
-    binding = bind("cores", TWO_NODES._replace(near=near), [(device,), (device,)])
-    assert [format_ranges(mask, ",") for mask in binding.masks] == ["0-3,8-11", "4-7,12-15"]
-    assert binding.notes == (f"--bind=cores shares the CPUs out in the order of ranks: {why}.",)
+    masks, _ = bind("cores", TWO_NODES._replace(near=near), [(device,), (device,)])
+    assert [format_ranges(mask, ",") for mask in masks] == ["0-3,8-11", "4-7,12-15"]
+
+
+def test_ranks_run_near_their_gpus() -> None:
+    masks, _ = bind("cores", TWO_NODES, [gpus(0), (Device("gpu", "GPU-ab", 1),)])
+    assert [format_ranges(mask, ",") for mask in masks] == ["4-7,12-15", "0-3,8-11"]
 
 
 def test_a_crowded_node_is_shared_with_numa_and_left_with_cores() -> None:
     machine = Processors(((0,), (1,), (2,), (3,)), (0, 1, 1, 1), {"0": 0, "1": 0})
-    shared = bind("numa", machine, [gpus(0), gpus(1)])
-    assert (shared.masks, shared.threads) == (((0,), (0,)), (1, 1))
-    assert shared.notes[0] == (
-        "--bind=numa: 2 processes share 1 CPU of NUMA node 0, too few for one each."
-    )
-    dealt = bind("cores", machine, [gpus(0), gpus(1)])
-    assert dealt.masks == ((0, 1), (2, 3))
-    assert "near the devices there are too few" in dealt.notes[0]
+    assert bind("numa", machine, [gpus(0), gpus(1)]) == ([(0,), (0,)], [1, 1])
+    assert bind("cores", machine, [gpus(0), gpus(1)])[0] == [(0, 1), (2, 3)]
 
 
 def made(how: str, **fields: object) -> LaunchPlan:

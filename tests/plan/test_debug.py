@@ -39,11 +39,9 @@ def test_a_rank_waits_for_debugpy_where_it_runs_and_the_others_are_patient() -> 
     assert listening(here) == ["", ""]
     assert listening(there) == ["", "127.0.0.1:5681"]
     assert there.processes[1].argv[-4:] == ("--wait-for-client", "train.py", "--lr", "0.1")
-    assert there.notes[0].startswith("Rank waiting for a debugger (attach with debugpy,")
+    assert there.notes[0].startswith("Ranks waiting for a debugger (attach with debugpy,")
     assert there.notes[0].endswith(": 3 at 127.0.0.1:5681.")
-    suspended = "--hang_timeout=60 is suspended by --debug=3."
-    assert here.notes == (suspended,)
-    assert there.notes[1:] == (suspended,)
+    assert here.notes == ()
     for process in (*here.processes, *there.processes):
         assert debug.VARIABLES.items() <= process.env.items()
 
@@ -63,12 +61,6 @@ def test_a_rank_waits_for_debugpy_where_it_runs_and_the_others_are_patient() -> 
             some_facts(),
             EnvironmentFault,
             "--debug=0: debugpy is not installed; `",
-        ),
-        (
-            {"debug": "0"},
-            WITH_DEBUGPY._replace(used_ports=frozenset(range(5678, 65536))),
-            EnvironmentFault,
-            "No port from 5678 on is free for the debugger of rank 0.",
         ),
     ],
 )

@@ -47,10 +47,9 @@ def test_as_many_free_ones_are_taken_as_there_are_processes(wanted: int) -> None
         (
             host(FULL, HELD),
             None,
-            r"0 of 2 GPUs are free; `nvidia-smi` shows.*; --gpus=0,1 uses them",
+            r"0 of 2 GPUs are free, and 1 wanted; `nvidia-smi` shows.*; --gpus=all uses them",
         ),
-        (host(FULL), None, r"0 of 1 GPUs are free.*; --gpus=0 uses it anyway"),
-        (host(FULL, FREE), 2, r"1 of 2 GPUs is free \(1\), and 2 are requested; `nvidia-smi`"),
+        (host(FULL, FREE), 2, r"1 of 2 GPUs are free \(1\), and 2 wanted; `nvidia-smi`"),
         (host(FREE, UNKNOWN), None, r"the driver does not tell whether GPU 1 is free"),
         (some_facts(2), None, r"the driver does not tell whether GPU 0 is free"),
     ],
@@ -65,17 +64,6 @@ def test_free_stands_alone_and_for_gpus() -> None:
         share(a_request(devices="free,0"), host(FREE))
     with pytest.raises(UsageError, match="which NPUs are free is not known"):
         share(a_request(devices="free"), some_facts(device_counts={"npu": 2}))
-
-
-def test_a_gpu_that_others_fill_is_named_before_the_start() -> None:
-    shared = share(a_request(devices="0,1,2"), host(FULL, FREE, FILLED, HELD))
-    remedy = "; --gpus=free takes free ones."
-    by = ", by pid 7 (python train.py), pid 9"
-    assert shared.notes == (
-        f"GPU 0 is in use: 60.0 of 80.0 GiB are taken{by}{remedy}",
-        f"GPU 2 is in use: 9.0 of 80.0 GiB are taken{remedy}",
-    )
-    assert share(a_request(nproc_per_node="cpu"), host(FULL)).notes == ()
 
 
 def test_an_instance_is_used_by_itself() -> None:
