@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from ipaddress import AddressValueError, IPv6Address
+from ipaddress import IPv4Address, IPv6Address
 
 from fleetrun.errors import EnvironmentFault, StrangerFault, UsageError
 from fleetrun.model import Endpoint, Facts, Request
@@ -51,19 +51,23 @@ def listed(request: Request) -> tuple[str, ...]:
         if name in known:
             raise UsageError(f"{option} names {name} twice; name each host once.")
         known.add(name)
-    if len(names) > 1:
-        near = [name for name in names if is_loopback(name)]
-        if near and len(near) < len(names):
-            raise UsageError(
-                f"{option}: {near[0]} is a loopback address, which other hosts cannot reach. "
-                "Give the one by which they reach this host."
-            )
-        if bounds(request.nnodes)[1] not in {1, len(names)}:
-            raise UsageError(
-                f"{origin.option(request, 'nnodes')} disagrees with {option}, "
-                f"which names {len(names)} hosts; leave --nnodes out."
-            )
+    check_reachable(names, option)
+    if len(names) > 1 and bounds(request.nnodes)[1] not in {1, len(names)}:
+        raise UsageError(
+            f"{origin.option(request, 'nnodes')} disagrees with {option}, which names "
+            f"{len(names)} hosts; leave --nnodes out."
+        )
     return names
+
+
+def check_reachable(names: Sequence[str], option: str) -> None:
+    """Raise UsageError if OPTION lists a loopback address among the hosts NAMES."""
+    near = [name for name in names if is_loopback(name)]
+    if near and len(near) < len(names):
+        raise UsageError(
+            f"{option}: {near[0]} is a loopback address, which other hosts cannot reach; give the "
+            "one by which they reach this host."
+        )
 
 
 def meeting_point(text: str) -> Endpoint | None:
@@ -140,9 +144,10 @@ def is_address(name: str) -> bool:
     >>> is_address("10.0.0.1"), is_address("10.0.0"), is_address("node1")
     (True, False, False)
     """
-    parts = name.split(".")
-    octets = [part for part in parts if is_digits(part) and int(part) < 256]
-    return len(parts) == len(octets) == 4  # IPv4
+    try:
+        return bool(IPv4Address(name))
+    except ValueError:
+        return False
 
 
 def is_host(name: str) -> bool:
@@ -167,14 +172,10 @@ def is_ipv6(text: str) -> bool:
     >>> is_ipv6("fd00::1"), is_ipv6("node1:6100"), is_ipv6("10.0.0.1")
     (True, False, False)
     """
-    if text.count(":") < 2:  # as few as in ::1
-        return False
-
     try:
-        IPv6Address(text)
-    except AddressValueError:
+        return bool(IPv6Address(text))
+    except ValueError:
         return False
-    return True
 
 
 def is_own(name: str, facts: Facts) -> bool:
@@ -200,12 +201,12 @@ def hint(names: Sequence[str], request: Request, facts: Facts) -> str:
     if names:
         is_cloud = in_paddlecloud(facts.environ)
         source = "$PADDLE_TRAINERS" if is_cloud else origin.source(request, "ips")
-        is_exported = source.removeprefix("$") in ENDPOINTS
-        # Hosts whose lists begin with different hosts never meet.
-        advice = "its first one must be the same on every host"
-        if is_exported:
-            advice = "unset it, or give --nnodes=1, if this host trains alone"
-        return f"The hosts are those of {source}: {advice}." if source else ""
+        if not source:
+            return ""
+        return (
+            f"The hosts are those of {source}, whose first one must be the same on every host; "
+            "where this host trains alone, --nnodes=1 ignores it."
+        )
     point = meets_at(request)
     is_here = point is not None and is_loopback(point.host)
     if not is_here or store_endpoints(request.master or "") is not None:
@@ -228,9 +229,10 @@ def place(
 
     A dry run works on any machine: one that is not listed plans as the first host.
     """
-    own_indexes = own_places(names, facts)
+    own = own_places(names, facts)
     notes: tuple[str, ...] = ()
     option = " and ".join(origin.option(request, name) for name in options or ("ips",))
+    host = origin.option(request, "host")
     given = [
         index
         for index, name in enumerate(names)
@@ -239,28 +241,29 @@ def place(
     ]
     if given:
         me = given[0]
-        if own_indexes and me not in own_indexes and not dry:
+        if own and me not in own and not dry:
             raise UsageError(
-                f"{origin.option(request, 'host')} is another host of {option}, where this one is "
-                f"{names[own_indexes[0]]}: give each host its own --host, or none."
+                f"{host} is another host of {option}, where this one is {names[own[0]]}: give each "
+                "host its own --host, or none."
             )
-        if me not in own_indexes:
-            trusted = f"{origin.option(request, 'host')} is trusted, although this host has"
-            notes = (f"{trusted} {own_addresses(facts)}.",)
-    elif request.host is not None and not _from_environment(request, "host"):
-        raise UsageError(f"{origin.option(request, 'host')} is not one of {option}.")
-    elif len(own_indexes) == 1:
-        me = own_indexes[0]
-    elif own_indexes:
-        both = " and ".join(names[index] for index in own_indexes)
+        if me not in own:
+            notes = (f"{host} is trusted, although this host has {own_addresses(facts)}.",)
+    # A variable such as $POD_IP may be set for another purpose.
+    elif request.host is not None and not origin.source(request, "host").startswith("$"):
+        raise UsageError(f"{host} is not one of {option}.")
+    elif len(own) == 1:
+        me = own[0]
+    elif own:
+        both = " and ".join(names[index] for index in own)
         raise EnvironmentFault(f"{option}: {both} are all this host; say which one with --host.")
     elif dry:
         return 0, (f"none of {option} is this host: shown as {names[0]} would see it.",)
     else:
+        lost = [name for name in names if facts.resolved.get(name) == ()]
+        unknown = f" {', '.join(lost)} cannot be resolved." if lost else ""
         raise StrangerFault(
-            f"{option}: none of them is this host, which has {own_addresses(facts)}."
-            f"{_unresolved(names, facts)} Run this on the hosts named, or say which one this is "
-            "with --host."
+            f"{option}: none of them is this host, which has {own_addresses(facts)}.{unknown} Run "
+            "this on the hosts named, or say which one this is with --host."
         )
     if request.rank not in {None, -1, me}:
         raise UsageError(
@@ -268,13 +271,6 @@ def place(
             f"({names[me]}) has place {me}; leave --rank out."
         )
     return me, notes
-
-
-def _from_environment(request: Request, name: str) -> bool:
-    """Return whether an option came from a variable, which may be set for another purpose."""
-    return any(
-        setting.name == name and setting.source.startswith("$") for setting in request.settings
-    )
 
 
 def own_addresses(facts: Facts) -> str:
@@ -285,9 +281,3 @@ def own_addresses(facts: Facts) -> str:
         if not is_loopback(address.ip) and ":" not in address.ip
     ]
     return ", ".join(addresses) or "no address but loopback"
-
-
-def _unresolved(names: Sequence[str], facts: Facts) -> str:
-    """Return a sentence with the NAMES that cannot be resolved."""
-    lost = [name for name in names if facts.resolved.get(name) == ()]
-    return f" {', '.join(lost)} cannot be resolved." if lost else ""

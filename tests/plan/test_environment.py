@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from plans import a_request, a_roster, planned, some_facts
+from plans import a_request, a_roster, some_facts
 
 import fleetrun
-from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.errors import UsageError
 from fleetrun.model import (
     Endpoint,
     Facts,
-    FieldSetting,
     Member,
     Request,
     Roster,

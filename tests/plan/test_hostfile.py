@@ -31,7 +31,7 @@ def test_a_file_lists_a_host_a_line() -> None:
         ("a slots=0", r"^hosts:1: 0 is not a number of slots"),
         ("a slots=", r"^hosts:1: nothing is not a number of slots"),
         ("a slots=99999", r"^hosts:1: 99999 is not a number of slots"),
-        ("a slots=1 slots=2", r"^hosts:1: slots=2: write one `NAME slots=N` a line"),
+        ("a slots=1 slots=2", r"^hosts:1: slots=1 slots=2: write one `NAME slots=N` a line"),
         ("\na max_slots=4", r"^hosts:2: max_slots=4: write one"),
         ("a 4", r"^hosts:1: 4: write one"),
         ("a slots=1\n# b\na slots=1", r"^hosts:3: a is named twice"),
