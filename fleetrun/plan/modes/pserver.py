@@ -36,6 +36,7 @@ _COMPUTES = (TRAINER, HETER)
 # Paddle sets both to the same value, whatever the kind of device.
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES")
 _GLOO = ("0", "1", "2")
+_HETER_MODES = ("ps-heter", "heter")
 
 
 class Ranks(NamedTuple):
@@ -81,10 +82,10 @@ def slots(request: Request, share: Share) -> Slots:
     before: Counter[tuple[str, str | None]] = Counter()
     equipped: list[Slot] = []
     for slot in slots_of_job.slots:
-        groups = share.groups if slot.role in _COMPUTES else ()
+        groups = share.groups if slot.role in _COMPUTES else ((),)
         place = before[slot.role, slot.host]
         before[slot.role, slot.host] += 1
-        equipped.append(slot._replace(devices=groups[place % len(groups)] if groups else ()))
+        equipped.append(slot._replace(devices=groups[place % len(groups)]))
     return slots_of_job._replace(slots=tuple(equipped))
 
 
@@ -93,27 +94,39 @@ def layout(request: Request, facts: Facts, share: Share, roster: Roster) -> Layo
     if roster.assigned is not None:
         return _assigned(roster.assigned, facts, share, roster)
     job_roles = roles.roles(request)
-    roles.check_stages(request, job_roles)
+    if request.run_mode in _HETER_MODES and job_roles.stages == 1:
+        raise UsageError(
+            f"{origin.option(request, 'run_mode')} needs heterogeneous trainers: give "
+            "--heter_worker_num or --heter_workers."
+        )
     all_ranks = ranks(job_roles.slots, roster)
     gloo = with_gloo(request, facts.environ, all_ranks)
     processes = tuple(
-        LocalProcess(
+        _process(
             spec,
-            name=name(spec),
-            log=log(spec),
-            identity=variables(
+            variables(
                 job_roles, all_ranks, spec, kind=share.kind, gloo=gloo, environ=facts.environ
             ),
-            essential=is_essential(spec),
-            awaits=awaited(spec, all_ranks),
+            essential=spec.role == TRAINER,
+            awaits=_awaited(spec, all_ranks),
         )
         for spec in all_ranks.ranks
         if spec.node_rank == roster.me
     )
-    return Layout(
-        all_ranks.ranks,
-        processes,
-        notes=roles.supplied(request),
+    return Layout(all_ranks.ranks, processes)
+
+
+def _process(
+    spec: RankSpec,
+    identity: Mapping[str, str],
+    *,
+    essential: bool = True,
+    awaits: tuple[tuple[Endpoint, ...], ...] = (),
+) -> LocalProcess:
+    """Return the process of SPEC; like Paddle, each host counts the logs of each role from 0."""
+    name = f"{NAMES[spec.role]}.{spec.rank}"
+    return LocalProcess(
+        spec, name, f"{names.LOGS[spec.role]}.{spec.local_rank}", identity, essential, awaits
     )
 
 
@@ -126,12 +139,7 @@ def _assigned(assigned: Assigned, facts: Facts, share: Share, roster: Roster) ->
     identity = {} if not devices and role in _COMPUTES else _devices(spec, share.kind, {})
     # Older and newer Paddles use either name.
     identity["PADDLE_ROLE"] = facts.environ.get("PADDLE_ROLE") or role
-    return Layout((spec,), (LocalProcess(spec, name(spec), log(spec), identity),))
-
-
-def name(spec: RankSpec) -> str:
-    """Return the name of SPEC's process, such as `server.1`."""
-    return f"{NAMES[spec.role]}.{spec.rank}"
+    return Layout((spec,), (_process(spec, identity),))
 
 
 def ranks(slots: Slots, roster: Roster) -> Ranks:
@@ -173,17 +181,7 @@ def _placed(slots: Slots, roster: Roster) -> list[tuple[int, Slot, Endpoint, tup
     return placed
 
 
-def is_essential(spec: RankSpec) -> bool:
-    """Whether the job waits for SPEC to finish before it stops the others."""
-    return spec.role == TRAINER
-
-
-def log(spec: RankSpec) -> str:
-    """Return the name of SPEC's log; like Paddle, each host counts each role from 0."""
-    return f"{names.LOGS[spec.role]}.{spec.local_rank}"
-
-
-def awaited(spec: RankSpec, all_ranks: Ranks) -> tuple[tuple[Endpoint, ...], ...]:
+def _awaited(spec: RankSpec, all_ranks: Ranks) -> tuple[tuple[Endpoint, ...], ...]:
     """Return the endpoints that must listen before SPEC starts: any one of each group.
 
     With gloo the first server does not listen before the trainers have met at its other port.

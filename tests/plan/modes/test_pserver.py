@@ -26,7 +26,7 @@ from fleetrun.model import (
 from fleetrun.plan import layout
 from fleetrun.plan.devices import Share
 from fleetrun.plan.modes import pserver
-from fleetrun.plan.modes.roles import MEETING, Roles, roles, supplied
+from fleetrun.plan.modes.roles import MEETING, Roles, roles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -133,34 +133,22 @@ def test_lists_keep_their_ports_and_the_rest_counts_from_6170() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "slots", "noted"),
+    ("wanted", "slots"),
     [
-        ({"run_mode": "ps"}, {"PSERVER": 1, "TRAINER": 1}, ["--server_num", "--trainer_num"]),
-        ({"server_num": 2}, {"PSERVER": 2, "TRAINER": 1}, ["--trainer_num"]),
-        ({"trainer_num": 2}, {"PSERVER": 1, "TRAINER": 2}, ["--server_num"]),
-        ({"servers": ("h:1", "h:2")}, {"PSERVER": 2, "TRAINER": 1}, ["--trainer_num"]),
-        ({"trainers": ("h:1", "h:2")}, {"PSERVER": 1, "TRAINER": 2}, ["--server_num"]),
-        ({"trainers": ("h", "b")}, {"PSERVER": 1, "TRAINER": 2}, ["--server_num"]),
-        ({"servers": ("h:1", "b:1")}, {"PSERVER": 2, "TRAINER": 1}, ["--trainer_num"]),
-        (
-            {"heter_worker_num": "2"},
-            {"PSERVER": 1, "TRAINER": 1, "HETER_TRAINER": 2},
-            ["--server_num", "--trainer_num"],
-        ),
-        ({"server_num": 1, "trainer_num": 1}, {"PSERVER": 1, "TRAINER": 1}, []),
+        ({"run_mode": "ps"}, {"PSERVER": 1, "TRAINER": 1}),
+        ({"server_num": 2}, {"PSERVER": 2, "TRAINER": 1}),
+        ({"servers": ("h:1", "h:2")}, {"PSERVER": 2, "TRAINER": 1}),
+        ({"trainers": ("h", "b")}, {"PSERVER": 1, "TRAINER": 2}),
+        ({"servers": ("h:1", "b:1")}, {"PSERVER": 2, "TRAINER": 1}),
+        ({"heter_worker_num": "2"}, {"PSERVER": 1, "TRAINER": 1, "HETER_TRAINER": 2}),
     ],
 )
-def test_the_side_that_nobody_counts_is_one(
-    wanted: dict[str, Any], slots: dict[str, int], noted: list[str]
-) -> None:
-    request = job(**wanted)
-    slotted = roles(request).slots
+def test_the_side_that_nobody_counts_is_one(wanted: dict[str, Any], slots: dict[str, int]) -> None:
+    slotted = roles(job(**wanted)).slots
     counted = Counter(slot.role for slot in slotted.slots if slot.role != MEETING)
     assert counted == slots
     # On several hosts it is on the first one, whichever side that is.
     assert slotted.hosts in {(), ("h",), ("h", "b")}
-    notes = supplied(request)
-    assert [option for note in notes for option in note.split() if option[:2] == "--"] == noted
 
 
 # -- what is refused -----------------------------------------------------------------------------
@@ -169,8 +157,8 @@ def test_the_side_that_nobody_counts_is_one(
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        ({"server_num": 1, "trainer_num": 0}, "--trainer_num=0: such a job needs trainers"),
-        ({"server_num": 0, "run_mode": "ps"}, "--server_num=0: such a job needs parameter servers"),
+        ({"server_num": 1, "trainer_num": 0}, "--trainer_num=0: give a number, 1"),
+        ({"server_num": 0, "run_mode": "ps"}, "--server_num=0: give a number, 1"),
         ({"server_num": -1, "trainer_num": 1}, "--server_num=-1: give a number"),
         (
             {"server_num": 2, "servers": ("127.0.0.1:1",), "trainer_num": 1},
@@ -181,7 +169,7 @@ def test_the_side_that_nobody_counts_is_one(
         ({"servers": ("h:0",), "trainers": ("h:2",)}, "`h:0` is not HOST:PORT"),
         ({"servers": ("h:x",), "trainers": ("h:2",)}, "`h:x` is not HOST:PORT"),
         ({"servers": ("::1",), "trainers": ("h:2",)}, "Paddle reads no IPv6"),
-        ({"servers": ("2",), "trainers": ("2",)}, "--servers=2: a number is no host; to start so"),
+        ({"servers": ("2",), "trainers": ("2",)}, "--servers=2: `2` is not HOST:PORT"),
         ({"servers": ("h:65536",), "trainers": ("h:2",)}, "from 1 to 65535"),
         ({"servers": ("a:1", "b:1"), "trainer_num": 2}, "list them with --trainers"),
         ({"trainers": ("a:1", "b:1"), "server_num": 1}, "list them with --servers"),
@@ -209,11 +197,11 @@ def test_the_side_that_nobody_counts_is_one(
                 "heter_worker_num": "1;1",
                 "heter_devices": "gpu",
             },
-            "names 1, and there are 2 stages",
+            "for each of the 2 stages",
         ),
         (
             {"server_num": 1, "trainer_num": 1, "heter_worker_num": "1", "heter_devices": "tpu"},
-            "`tpu` is not one of cpu, gpu, xpu",
+            "--heter_devices=tpu: name one of cpu, gpu, xpu",
         ),
         ({"server_num": 9, "trainer_num": 9, "start_port": 65530}, "give a lower --start_port"),
     ],
@@ -222,7 +210,7 @@ def test_what_does_not_fit_together_is_refused(wanted: dict[str, Any], says: str
     request = job(**wanted)
     with pytest.raises(UsageError, match=re.escape(says)) as caught:
         layout.ports(roles(request).slots, request.start_port)
-    assert str(caught.value).endswith((".", '"1;2".'))
+    assert str(caught.value).endswith(".")
 
 
 # -- what each is told ---------------------------------------------------------------------------
