@@ -18,9 +18,6 @@ from fleetrun.text import format_size
 # Importing Paddle takes a busy host half a minute; longer means a hang.
 _ALLREDUCE_S = 180.0
 _LAST_LINES = 3
-# A smaller share of the link's bandwidth is a fault and not protocol overhead: gloo sums on one CPU
-# and copies twice.
-_SHARE = 0.05
 # Even a loaded host needs less for 1 KiB; delayed acknowledgements cost 40 ms.
 _LATENCY_S = 0.02
 
@@ -128,18 +125,10 @@ def judge(measured: Measurement) -> Finding:
             "nvidia-smi -q -d ECC; --nccl P2P_DISABLE=1  # is the sum right then?",
         )
     first, best = measured.rows[0], max(measured.rows, key=measured.bandwidth)
-    reached = measured.bandwidth(best)
-    # The ranks measure it with sockets, which NCCL need not use.
-    link = None if backend == "nccl" else measured.link
     seen = (
         f"right over {backend}: {first.seconds * 1e6:.0f} us for {format_size(first.nbytes)}, "
-        f"{rate(reached)} at {format_size(best.nbytes)}"
+        f"{rate(measured.bandwidth(best))} at {format_size(best.nbytes)}"
     )
-    if link is not None:
-        seen += f"; the link carries {rate(link)}"
-    if link is not None and reached < _SHARE * link:
-        means = "something other than the link holds the ranks up"
-        return warning(check, seen, means, "top; fleetrun --bind=numa  # does another load it?")
     if first.seconds > _LATENCY_S:
         means = "every small allreduce waits that long: --strategy=comm_fusion makes them few"
         return warning(check, seen, means, "ping -c 20 <host>; top  # a busy host or a slow way?")

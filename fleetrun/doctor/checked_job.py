@@ -131,8 +131,6 @@ def check(job: CheckedJob) -> Iterator[Finding]:
     count = counted(len(job.plan.ranks), "process")
     on_hosts = f" on {len(job.members)} hosts" if job.has_peers else ""
     yield ok("job", f"{count}{on_hosts}, {job.ranks} here")
-    for note in job.facts.notes:
-        yield warning("job", note, "it changes what the job uses", "fleetrun --dry-run")
     yield from plugins(job.facts.paddle_counts, job.facts.absent)
 
 
@@ -143,18 +141,10 @@ def plugins(counts: Mapping[str, int], absent: Mapping[str, str]) -> Iterator[Fi
             seen = f"{count} of Paddle's kind {kind}; ranks talk to each other by xccl"
             yield ok(f"{kinds.label(kind)}s", seen)
     for kind, why in absent.items():
-        if kind == "gpu":
-            continue
-        means, label = "ranks do not use them", f"{kinds.label(kind)}s"
-        vendor = kinds.VENDORS.get(kind, kinds.Vendor())
-        if kind in counts:
-            masks = ", ".join(kinds.masks(kind))
-            driver = f"ls /dev/{vendor.file}*" if vendor.file else "look at the vendor's driver"
-            fix = f"{driver}  # are they there, may this user open them, does {masks} hide them?"
-            yield warning(label, why, means, fix)
-        elif kind in kinds.VENDORS:
-            package = vendor.package or f"the plug-in for {label}"
-            yield warning(label, why, means, f"pip install {package}  # of Paddle's own version")
-        else:
-            fix = f"install the plug-in for this Paddle's version, or unset {kinds.ROOT}"
-            yield warning("plug-ins", why, means, fix)
+        if kind != "gpu":
+            vendor = kinds.VENDORS.get(kind, kinds.Vendor())
+            fix = f"pip install {vendor.package or 'the plug-in'}  # of Paddle's own version"
+            if kind in counts:
+                masks = ", ".join(kinds.masks(kind))
+                fix = f"ls /dev/{vendor.file}*  # are they there, and does {masks} hide them?"
+            yield warning(f"{kinds.label(kind)}s", why, "ranks do not use them", fix)

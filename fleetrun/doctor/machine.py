@@ -1,12 +1,10 @@
-"""Checks of disk space, limits, memory, CPUs, clock and libraries of this host."""
+"""Checks of disk space, limits, memory and CPUs of this host."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import tempfile
-import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -14,7 +12,7 @@ import psutil
 
 from fleetrun.doctor.checked_job import CheckedJob
 from fleetrun.doctor.findings import Finding, error, ok, warning
-from fleetrun.host import addresses, files
+from fleetrun.host import files
 from fleetrun.run import proc
 from fleetrun.text import counted, format_size
 
@@ -28,8 +26,6 @@ _FILES_PER_RANK = 256
 _THREADS_PER_RANK, _BASE_THREADS = 64, 128
 # A rank of Paddle's CPU build takes 400 MiB after the import.
 _MEMORY_PER_RANK = 512 * _MIB
-# The kernel's own delays do not explain more.
-_CLOCK_S = 1.0
 # More than file systems reserve for small files, and cheap on a network file system.
 _TRIED_BYTES = 65536
 # Without a limit, memory.limit_in_bytes is near 2**63.
@@ -81,18 +77,6 @@ def _space(check: str, folder: str, full: str, tight: str, fix: str) -> Finding:
     return warning(check, seen, tight, fix) if free < _TIGHT else ok(check, seen)
 
 
-def openmp(_job: CheckedJob, library: str = "libgomp.so.1") -> Iterator[Finding]:
-    """Check GCC's OpenMP library, which Paddle needs."""
-    try:
-        ctypes.CDLL(library)
-    except OSError as failure:
-        seen, means = f"{library} cannot be loaded ({failure})", "`import paddle` fails without it"
-        fix = "apt-get install libgomp1  # or dnf install libgomp"
-        yield error("OpenMP", seen, means, fix)
-    else:
-        yield ok("OpenMP", f"{library} can be loaded")
-
-
 def open_files(job: CheckedJob) -> Iterator[Finding]:
     """Check the limit of open files, which ranks inherit."""
     check, (soft, hard) = "open files", _limits(resource.RLIMIT_NOFILE)
@@ -121,19 +105,15 @@ def processes(job: CheckedJob, root: str = "/") -> Iterator[Finding]:
         return
     soft, hard = _limits(resource.RLIMIT_NPROC)
     # It does not hold root.
-    if os.geteuid() and soft != float("inf"):
-        rows = [process.info for process in psutil.process_iter(["uids", "num_threads"])]
-        own = [row for row in rows if row["uids"] and row["uids"].real == os.getuid()]
-        threads = sum(row["num_threads"] or 0 for row in own)
-        if soft - threads < needed:
-            seen = f"`ulimit -u` is {_shown(soft)} (at most {_shown(hard)}), and {threads} run"
-            yield warning(check, seen, means, "ulimit -u unlimited")
-            return
-    yield ok(check, f"room for the {needed} threads that {who} may have")
+    if os.geteuid() and soft < needed:
+        seen = f"`ulimit -u` is {_shown(soft)} (at most {_shown(hard)})"
+        yield warning(check, seen, means, "ulimit -u unlimited")
+    else:
+        yield ok(check, f"room for the {needed} threads that {who} may have")
 
 
-def memory_limits(_job: CheckedJob, root: str = "/") -> Iterator[Finding]:
-    """Check the limits of address space and locked memory."""
+def address_space(_job: CheckedJob) -> Iterator[Finding]:
+    """Check the limit of address space."""
     virtual, _ = _limits(resource.RLIMIT_AS)
     if virtual != float("inf"):
         yield warning(
@@ -141,14 +121,6 @@ def memory_limits(_job: CheckedJob, root: str = "/") -> Iterator[Finding]:
             f"`ulimit -v` is {format_size(virtual)}",
             "CUDA reserves more address space than a GPU has memory; ranks may die silently",
             "ulimit -v unlimited",
-        )
-    locked, _ = _limits(resource.RLIMIT_MEMLOCK)
-    if locked < _GIB and addresses.rdma_ports(root):
-        yield warning(
-            "locked memory",
-            f"`ulimit -l` is {format_size(locked)}",
-            "InfiniBand needs memory that stays where it is: NCCL fails, or uses slow sockets",
-            "ulimit -l unlimited  # in Docker --ulimit memlock=-1",
         )
 
 
@@ -174,8 +146,6 @@ def memory(job: CheckedJob, root: str = "/") -> Iterator[Finding]:
         free = max(group.memory - group.memory_used, 0)
         most = format_size(group.memory)
         seen = f"the control group has {most}, of which {format_size(free)} is free"
-    if group.kills:
-        seen += f"; the kernel has killed {group.kills} of its processes"
     fix = "docker run --memory=...  # or memory.max; or fewer ranks: --nproc_per_node"
     needed = job.ranks * _MEMORY_PER_RANK
     if free < needed:
@@ -183,49 +153,8 @@ def memory(job: CheckedJob, root: str = "/") -> Iterator[Finding]:
             f"{counted(job.ranks, 'rank')} may take {format_size(needed)} before they load anything"
         )
         yield warning("memory", seen, means, fix)
-    elif group.kills:
-        yield warning("memory", seen, "the memory of the control group has been too small", fix)
     else:
         yield ok("memory", seen)
-
-
-def cpus(job: CheckedJob, root: str = "/") -> Iterator[Finding]:
-    """Check the number of CPUs that may be used."""
-    group, usable = control_group(root), float(len(os.sched_getaffinity(0)))
-    seen = f"{usable:g} may be used"
-    if group.cpus is not None and group.cpus < usable:
-        usable = group.cpus
-        seen += f", {usable:g} of them at a time (control group)"
-    if usable < job.ranks:
-        means = f"{counted(job.ranks, 'rank')} share them, so each is slow"
-        fix = "docker run --cpus=...  # or cpu.max, taskset; or fewer ranks: --nproc_per_node"
-        yield warning("CPUs", seen, means, fix)
-    else:
-        yield ok("CPUs", seen)
-
-
-def clock(job: CheckedJob) -> Iterator[Finding]:
-    """Compare our clock with that of the file system of the logs."""
-    folder = _folder(job)
-    try:
-        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-            before = time.time()
-            file.write(b"\0")
-            stamp, after = os.fstat(file.fileno()).st_mtime, time.time()
-    except OSError:
-        return  # that is a finding of its own
-    # File systems count time in steps of some milliseconds.
-    ahead_s = max(before - stamp, 0.0) - max(stamp - after, 0.0)
-    if abs(ahead_s) <= _CLOCK_S:
-        yield ok("clock", f"that of the file system of {folder} is synchronised with ours")
-        return
-    side = "ahead of" if ahead_s > 0 else "behind"
-    yield warning(
-        "clock",
-        f"ours is {abs(ahead_s):.1f} s {side} that of the file system of {folder}",
-        "times in logs contradict each other, and what is new may look old",
-        "chronyc tracking; chronyc makestep  # or timedatectl set-ntp true",
-    )
 
 
 class ControlGroup(NamedTuple):
@@ -233,35 +162,26 @@ class ControlGroup(NamedTuple):
 
     memory: int | None = None
     memory_used: int = 0
-    # 1.5 is one and a half CPUs.
-    cpus: float | None = None
     processes: int | None = None
     processes_used: int = 0
-    # How many of its processes the out-of-memory killer has killed.
-    kills: int = 0
 
 
 def control_group(root: str = "/") -> ControlGroup:
     """Return the limits of our control group, in either version."""
-    memory, processes = list[tuple[int, int]](), list[tuple[int, int]]()
-    cpus, kills = list[float](), 0
+    memory: list[tuple[int, int]] = []
+    processes: list[tuple[int, int]] = []
     for folder in proc.cgroups(root=root):
-
-        def numbers(name: str, folder: str = folder) -> list[int]:
-            """Return the numbers in a file of the group; `max` and -1 stand for no limit."""
-            words = files.text(os.path.join(folder, name)).split()
-            return [int(word) for word in words] if all(map(str.isdigit, words)) else []
-
-        for name, used in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        for limits, limit_name, used_name in (
+            (memory, "memory.max", "memory.current"),
+            (memory, "memory.limit_in_bytes", "memory.usage_in_bytes"),
+            (processes, "pids.max", "pids.current"),
         ):
-            memory += [(limit, sum(numbers(used))) for limit in numbers(name) if limit < _UNLIMITED]
-        processes += [(limit, sum(numbers("pids.current"))) for limit in numbers("pids.max")]
-        quota = numbers("cpu.max") or [*numbers("cpu.cfs_quota_us"), *numbers("cpu.cfs_period_us")]
-        cpus += [quota[0] / quota[1]] if len(quota) == 2 and all(quota) else []  # of a period
-        for events in ("memory.events", "memory.oom_control"):
-            kills = max(kills, proc.counts(os.path.join(folder, events)).get("oom_kill", 0))
-    limit, used_bytes = min(memory, key=lambda pair: pair[0] - pair[1], default=(None, 0))
+            limit, used = (
+                files.text(os.path.join(folder, name)).strip() for name in (limit_name, used_name)
+            )
+            # `max` stands for no limit.
+            if limit.isdigit() and int(limit) < _UNLIMITED:
+                limits.append((int(limit), int(used or 0)))
+    least, used_bytes = min(memory, key=lambda pair: pair[0] - pair[1], default=(None, 0))
     most, running = min(processes, key=lambda pair: pair[0] - pair[1], default=(None, 0))
-    return ControlGroup(limit, used_bytes, min(cpus, default=None), most, running, kills)
+    return ControlGroup(least, used_bytes, most, running)

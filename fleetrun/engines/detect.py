@@ -3,7 +3,8 @@
 Pure: it receives the variables, and a function that reads the files they name.
 """
 
-# No `from __future__ import annotations` here, for the reason given in model.py.
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,54 +21,47 @@ _DIGITS = 6
 # first host.
 _NO_STEPS = ("4294967290", "4294967291", "4294967292")
 
+_Names = tuple[str, ...]
+
 
 class ClusterRow(NamedTuple):
     """One engine: it applies if all MARKS are set; of other fields, the first set variable counts.
 
-    `source` is the page that documents the variables.
+    `hosts` has the names of all hosts with their format: hostlist, words, counted (name, slots,
+    ...), or file (a name at the start of each line).
     """
 
     engine: str
-    marks: tuple[str, ...]
-    source: str
-    # The names of all hosts, and their format: hostlist, words, counted (name, slots, ...), file (a
-    # name at the start of each line) or commas.
+    marks: _Names
     hosts: tuple[tuple[str, str], ...] = ()
     # The number of hosts, and the index of this one, from 0.
-    nnodes: tuple[str, ...] = ()
-    node: tuple[str, ...] = ()
-    # The processes that the engine has started: in all, on this host, and the index of ours.
-    tasks: tuple[str, ...] = ()
-    tasks_here: tuple[str, ...] = ()
-    rank: tuple[str, ...] = ()
-    # Those on each host, as in `4(x2),1`; and the index of ours on this host.
-    tasks_each: tuple[str, ...] = ()
-    local: tuple[str, ...] = ()
-    # What all tasks of a run share and no other run has.
-    run: tuple[str, ...] = ()
-    # What all tasks of a run know and nobody else can: the job's token.
-    token: tuple[str, ...] = ()
-    # Whether it starts a single process.
-    is_alone: bool = False
-    # Whether fleetrun then starts the others itself (remote/srun.py).
-    can_spread: bool = False
-    # The job's number, which separates its ports from those of other jobs on the host.
-    job: tuple[str, ...] = ()
-    # That of the step within the job: steps may share a host, too.
-    step: tuple[str, ...] = ()
+    nnodes: _Names = ()
+    node: _Names = ()
+    # The processes that the engine has started: in all, on this host, on each as in `4(x2),1`; and
+    # the index of ours in all, and on this host.
+    tasks: _Names = ()
+    tasks_here: _Names = ()
+    tasks_each: _Names = ()
+    rank: _Names = ()
+    local: _Names = ()
+    # What all tasks of a run share and no other run has; and what nobody else can know.
+    run: _Names = ()
+    token: _Names = ()
+    # The numbers of job and step, which separate its ports from those of others on the host.
+    job: _Names = ()
+    step: _Names = ()
     # How to start one fleetrun on each host; empty if every host has one anyway.
     spread: str = ""
-    # The module that reads its variables; "": this one.
-    reader: str = ""
+    # Whether it has started a single process, so that fleetrun starts the others (remote/srun.py).
+    is_alone: bool = False
 
 
 # The first row that applies has started this launcher; a later one may name the hosts.
 TABLE = (
+    # docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html, 4 and 5 alike
     ClusterRow(
         "Open MPI",
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        # 4 and 5 alike; neither names the hosts.
-        "docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html",
         tasks=("OMPI_COMM_WORLD_SIZE",),
         tasks_here=("OMPI_COMM_WORLD_LOCAL_SIZE",),
         rank=("OMPI_COMM_WORLD_RANK",),
@@ -77,74 +71,53 @@ TABLE = (
         token=("OMPI_MCA_orte_precondition_transports",),
         spread="mpirun -N 1 fleetrun ...",
     ),
+    # Hydra's proxy sets them, that of Intel MPI, too (mpich, src/pm/hydra, pmip_cb.c).
     ClusterRow(
         "MPICH",
         ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
-        # Hydra, that of Intel MPI too, sets them in its proxy (src/pm/hydra, pmip_cb.c).
-        "github.com/pmodels/mpich/blob/main/doc/wiki/how_to/Using_the_Hydra_Process_Manager.md",
         tasks=("PMI_SIZE",),
         tasks_here=("MPI_LOCALNRANKS",),
         rank=("PMI_RANK",),
         local=("MPI_LOCALRANKID",),
         spread="mpirun -ppn 1 fleetrun ...",
     ),
+    # slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
     ClusterRow(
         "Slurm",
         ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NODEID"),
-        "slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES",
         hosts=(("SLURM_STEP_NODELIST", "hostlist"), ("SLURM_JOB_NODELIST", "hostlist")),
         nnodes=("SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES"),
         node=("SLURM_NODEID",),
         tasks=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
-        rank=("SLURM_PROCID",),
         tasks_each=("SLURM_STEP_TASKS_PER_NODE",),
+        rank=("SLURM_PROCID",),
         local=("SLURM_LOCALID",),
         run=("SLURM_JOB_ID", "SLURM_STEP_ID"),
         job=("SLURM_JOB_ID",),
         step=("SLURM_STEP_ID",),
         spread="srun --ntasks-per-node=1 fleetrun ...",
     ),
+    # salloc's shell and sbatch's script: one process, on the first host or on none.
     ClusterRow(
         "Slurm",
         ("SLURM_JOB_ID", "SLURM_JOB_NODELIST"),
-        # salloc's shell and sbatch's script: one process, on the first host or on none.
-        "slurm.schedmd.com/sbatch.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES",
         hosts=(("SLURM_JOB_NODELIST", "hostlist"),),
         nnodes=("SLURM_JOB_NUM_NODES",),
-        is_alone=True,
-        can_spread=True,
         job=("SLURM_JOB_ID",),
         spread="srun --ntasks-per-node=1 fleetrun ...",
+        is_alone=True,
     ),
+    # An Indexed Job (kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode); who
+    # writes it says where the pods meet.
     ClusterRow(
         "Kubernetes",
         ("KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"),
-        # An Indexed Job; who writes it says where the pods meet.
-        "kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode",
         node=("JOB_COMPLETION_INDEX",),
     ),
-    ClusterRow(
-        "PaddleCloud",
-        ("PADDLE_TRAINERS", "PADDLE_TRAINER_ID", "POD_IP"),
-        # Its PaddleJob.
-        "github.com/PaddleFlow/paddle-operator/blob/main/docs/en/Paddle-ENV.md",
-        hosts=(("PADDLE_TRAINERS", "commas"),),
-        node=("PADDLE_TRAINER_ID",),
-        reader="fleetrun.engines.paddlecloud",
-    ),
-    ClusterRow(
-        "Kubeflow",
-        ("PADDLE_MASTER", "PADDLE_NNODES", "PADDLE_JOB_ID"),
-        # Its PaddleJob: PADDLE_MASTER says where to meet, nothing gives the place.
-        "github.com/kubeflow/training-operator/blob/v1.8-branch/pkg/controller.v1/paddlepaddle/"
-        "envvar.go",
-        nnodes=("PADDLE_NNODES",),
-        reader="fleetrun.options",
-    ),
+    # ibm.com/docs/en/spectrum-lsf/10.1.0?topic=variables-environment-set-job-execution
     ClusterRow(
         "LSF",
         ("LSB_JOBID", "LSB_MCPU_HOSTS"),
-        "ibm.com/docs/en/spectrum-lsf/10.1.0?topic=variables-environment-set-job-execution",
         hosts=(
             ("LSB_DJOB_HOSTFILE", "file"),
             ("LSB_MCPU_HOSTS", "counted"),
@@ -153,24 +126,13 @@ TABLE = (
         job=("LSB_JOBID",),
         spread="blaunch -z HOSTS fleetrun ...",
     ),
+    # OpenPBS, PBS Professional and Torque: qsub(1B), "Environment Variables".
     ClusterRow(
         "PBS",
         ("PBS_JOBID", "PBS_NODEFILE"),
-        # OpenPBS, PBS Professional and Torque: qsub(1B), "Environment Variables".
-        "github.com/openpbs/openpbs/blob/master/doc/man1/qsub.1B",
         hosts=(("PBS_NODEFILE", "file"),),
         job=("PBS_JOBID",),
         spread="pbsdsh -- fleetrun ...",
-    ),
-    ClusterRow(
-        "Grid Engine",
-        ("JOB_ID", "PE_HOSTFILE"),
-        # sge_pe(5), "pe_hostfile": host, slots, queue, processors.
-        "manpages.debian.org/testing/gridengine-common/sge_pe.5.en.html",
-        hosts=(("PE_HOSTFILE", "file"),),
-        nnodes=("NHOSTS",),
-        job=("JOB_ID",),
-        spread="qrsh -inherit HOST fleetrun ...",
     ),
 )
 
@@ -179,15 +141,7 @@ MPIS = ("Open MPI", "MPICH")
 
 # All variables that are read.
 VARIABLES = frozenset(
-    name
-    for row in TABLE
-    for names in (
-        row.marks,
-        tuple(name for name, _ in row.hosts),
-        *(row.nnodes, row.node, row.tasks, row.tasks_here, row.tasks_each, row.rank, row.local),
-        *(row.run, row.token, row.job, row.step),
-    )
-    for name in names
+    name for row in TABLE for names in (row.marks, dict(row.hosts), *row[3:-2]) for name in names
 )
 
 
@@ -241,28 +195,18 @@ class Detected(NamedTuple):
     # The variables of hosts, nnodes, node, launchers, here and job.
     sources: Mapping[str, SourcedValue] = {}
 
-    def contradiction(self, first: str, second: str) -> EnvironmentFault:
-        """Return the fault that the variables of two fields disagree."""
-        return EnvironmentFault(
-            f"{self.sources[first]}, but {self.sources[second]}: {self.engine}'s variables "
-            "contradict each other."
-        )
-
 
 def rows(environ: Mapping[str, str]) -> tuple[ClusterRow, ...]:
     """Return the engines that ENVIRON names; the first has started us."""
     # A rank belongs to a job that is already known.
     if environ.get(JOB):
         return ()
-    fitting = tuple(row for row in TABLE if _fits(row, environ))
-    return () if fitting and fitting[0].reader else fitting
-
-
-def _fits(row: ClusterRow, environ: Mapping[str, str]) -> bool:
-    """Whether this launcher runs under the cluster of ROW."""
-    if not all(environ.get(name, "").strip() for name in row.marks):
-        return False
-    return "SLURM_STEP_ID" not in row.marks or environ["SLURM_STEP_ID"] not in _NO_STEPS
+    no_step = environ.get("SLURM_STEP_ID") in _NO_STEPS
+    return tuple(
+        row
+        for row in TABLE
+        if all(environ.get(name, "").strip() for name in row.marks) and not (row.step and no_step)
+    )
 
 
 def _first(environ: Mapping[str, str], names: Sequence[str]) -> SourcedValue | None:
@@ -278,46 +222,41 @@ def read(
 
     Raises EnvironmentFault if a variable is malformed or contradicts another.
     """
-    first = rows[0]
+    row = rows[0]
     # Below an mpirun the hosts see different steps, or none.
-    step = _first(environ, first.step)
+    step = _first(environ, row.step)
     sources: dict[str, SourcedValue] = {}
     facts = Detected(
-        first.engine,
-        spread=first.spread,
-        can_spread=first.can_spread,
+        row.engine,
+        spread=row.spread,
+        can_spread=row.is_alone,
         step=step.number() if step else 0,
         sources=sources,
     )
     # mpirun names no hosts, but may run in an allocation of an engine that does.
-    for row in rows if first.tasks and not first.hosts else rows[:1]:
-        job = _first(environ, row.job)
+    for other in rows if row.tasks and not row.hosts else rows[:1]:
+        job = _first(environ, other.job)
         if job is not None:
             sources.setdefault("job", job)
-        for name, form in row.hosts:
+        for name, form in other.hosts:
             listed = _first(environ, (name,))
             if listed is not None and not facts.hosts:
-                facts = facts._replace(hosts=_names(listed, form, text))
-                facts = facts._replace(nnodes=len(facts.hosts))
+                names = _names(listed, form, text)
+                facts = facts._replace(hosts=names, nnodes=len(names))
                 sources |= {"hosts": listed, "nnodes": listed}
-    nnodes, node = _first(environ, first.nnodes), _first(environ, first.node)
+    nnodes, node = _first(environ, row.nnodes), _first(environ, row.node)
     if nnodes is not None:
         sources["nnodes"] = nnodes
-        if facts.hosts and nnodes.number(1) != len(facts.hosts):
-            raise facts.contradiction("nnodes", "hosts")
-        facts = facts._replace(nnodes=nnodes.number(1))
+        facts = facts._replace(nnodes=len(facts.hosts) or nnodes.number(1))
     if node is not None:
         sources["node"] = node
         facts = facts._replace(node=node.number())
-    return _checked(_with_launchers(_checked(facts), first, environ, sources))
-
-
-def _checked(facts: Detected) -> Detected:
-    """Return FACTS if their indexes are within their numbers."""
+    facts = _with_launchers(facts, row, environ, sources)
     if facts.node is not None and facts.nnodes is not None and facts.node >= facts.nnodes:
-        raise facts.contradiction("node", "nnodes")
-    if facts.local is not None and facts.here is not None and facts.local >= facts.here:
-        raise facts.contradiction("local", "here")
+        raise EnvironmentFault(
+            f"{sources['node']}, but {sources['nnodes']}: {facts.engine}'s variables contradict "
+            "each other."
+        )
     return facts
 
 
@@ -350,13 +289,11 @@ def _with_launchers(
     if tasks is None:
         return facts
     total = tasks.number(1)
-    facts = facts._replace(launchers=total)
     sources["launchers"] = tasks
-    if here is not None:
-        facts = facts._replace(here=here.number(1))
-    per_host = _first(environ, row.tasks_each)
-    if per_host is not None and facts.node is not None:
-        here, facts = per_host, facts._replace(here=_here(per_host, facts.node))
+    facts = facts._replace(launchers=total, here=None if here is None else here.number(1))
+    each = _first(environ, row.tasks_each)
+    if each is not None and facts.node is not None:
+        here, facts = each, facts._replace(here=_here(each, facts.node))
     if here is not None:
         sources["here"] = here
     rank, local = _first(environ, row.rank), _first(environ, row.local)
@@ -386,7 +323,7 @@ def _here(per_host: SourcedValue, node: int) -> int:
         if node < repeated:
             return per_host._replace(value=count).number(1)
         node -= repeated
-    raise EnvironmentFault(f"{per_host} has no number for each host, which its engine would write.")
+    raise EnvironmentFault(f"{per_host} has no number for each host.")
 
 
 def has_tasks(facts: Detected) -> bool:
@@ -414,8 +351,6 @@ def unspread(facts: Detected) -> str | None:
         f"there, or one for each rank: `{facts.spread}`. With --nnodes=1 each is a job of its own."
     )
 
-
-# -- what a manifest records ----------------------------------------------------------------------
 
 # Variables that affect how a launch is planned, or how its ranks communicate and compute. The
 # manifest has their values, and only the names of all others.

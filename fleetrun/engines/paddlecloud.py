@@ -90,44 +90,35 @@ class Cloud(NamedTuple):
     # The number of ports of each host, and the first one; or every endpoint, host by host.
     ports_num: int
     port: int | None
-    endpoints: tuple[Endpoint, ...] = ()
+    endpoints: tuple[int, ...] = ()
 
 
 def read(environ: Mapping[str, str]) -> Cloud:
     """Return what the variables say, checked."""
 
-    def number(name: str) -> int:
-        text = environ[name].strip()
-        if not is_digits(text):
+    def number(name: str, text: str, most: int = hosts.LAST_PORT) -> int:
+        if not is_digits(text.strip()) or int(text) > most:
             raise EnvironmentFault(
-                f"{name}={text} is not a number; it comes from PaddleCloud. "
-                "Unset PADDLE_TRAINERS to do without PaddleCloud."
+                f"{name}={environ[name]}: {text} is not a number up to {most}; it comes from "
+                "PaddleCloud. Unset PADDLE_TRAINERS to do without PaddleCloud."
             )
         return int(text)
 
     names = tuple(name.strip() for name in environ["PADDLE_TRAINERS"].split(","))
-    me, ports_num = number("PADDLE_TRAINER_ID"), number("TRAINER_PORTS_NUM")
-    if me >= len(names):
-        raise EnvironmentFault(
-            f"PADDLE_TRAINER_ID={me}, but PADDLE_TRAINERS={environ['PADDLE_TRAINERS']} names "
-            f"{len(names)} hosts, 0-{len(names) - 1}."
-        )
-    endpoints = []
+    me = number("PADDLE_TRAINER_ID", environ["PADDLE_TRAINER_ID"], len(names) - 1)
+    ports_num = number("TRAINER_PORTS_NUM", environ["TRAINER_PORTS_NUM"])
     text = environ.get("DISTRIBUTED_TRAINER_ENDPOINTS", "")
-    for piece in text.split(",") if text else ():
-        host, _, port = piece.strip().rpartition(":")
-        if not (host and is_digits(port)):
-            raise EnvironmentFault(
-                f"DISTRIBUTED_TRAINER_ENDPOINTS={text}: {piece} is not HOST:PORT."
-            )
-        endpoints.append(Endpoint(host, int(port)))
+    endpoints = tuple(
+        number("DISTRIBUTED_TRAINER_ENDPOINTS", piece.rpartition(":")[2])
+        for piece in (text.split(",") if text else ())
+    )
     if text and len(endpoints) != len(names) * ports_num:
         raise EnvironmentFault(
             f"DISTRIBUTED_TRAINER_ENDPOINTS names {len(endpoints)} endpoints, but PADDLE_TRAINERS "
             f"and TRAINER_PORTS_NUM make {len(names) * ports_num}."
         )
-    first = number("PADDLE_PORT") if environ.get("PADDLE_PORT") else None
-    return Cloud(names, me, ports_num, first, tuple(endpoints))
+    port = environ.get("PADDLE_PORT")
+    return Cloud(names, me, ports_num, number("PADDLE_PORT", port) if port else None, endpoints)
 
 
 def ports(cloud: Cloud, request: Request, slots: Slots) -> tuple[tuple[int | None, ...], ...]:
@@ -140,7 +131,7 @@ def ports(cloud: Cloud, request: Request, slots: Slots) -> tuple[tuple[int | Non
                 f"{cloud.ports_num} endpoints for each host."
             )
         return tuple(
-            tuple(endpoint.port for endpoint in cloud.endpoints[first : first + ranks])
+            cloud.endpoints[first : first + ranks]
             for first in range(0, len(cloud.endpoints), cloud.ports_num)
         )
     usable = cloud.port if cloud.ports_num >= ranks else None
@@ -156,19 +147,15 @@ def role_of(environ: Mapping[str, str]) -> tuple[Assigned, Endpoint]:
             f"TRAINING_ROLE={role} is not one of {', '.join(_ROLES)}; it comes from the cluster. "
             "Unset it to do without, and give --server_num and --trainer_num."
         )
-    listed = [piece.strip() for piece in environ.get(_ROLES[role], "").split(",") if piece.strip()]
+    listed = [piece.strip() for piece in environ.get(_ROLES[role], "").split(",")]
     host = environ.get("POD_IP", "").strip() or "127.0.0.1"
     port = environ.get("PADDLE_PORT", "").strip()
     own, rank = f"{host}:{port}", environ.get("PADDLE_TRAINER_ID", "").strip()
-    if role == SERVER and own not in listed:
+    if (role == SERVER and own not in listed) or (role == TRAINER and not is_digits(rank)):
         raise EnvironmentFault(
-            f"POD_IP={environ.get('POD_IP', '')} and PADDLE_PORT={port} are not a server in "
-            f"PADDLE_PSERVERS_IP_PORT_LIST={','.join(listed)}; a server must know which one it is."
-        )
-    if role == TRAINER and not is_digits(rank):
-        raise EnvironmentFault(
-            f"PADDLE_TRAINER_ID={rank} is not a number; the cluster says that this is a trainer, "
-            "and a trainer must know which it is."
+            f"TRAINING_ROLE={role} with POD_IP={host}, PADDLE_PORT={port} and "
+            f"PADDLE_TRAINER_ID={rank}: a server must be one of {_ROLES[SERVER]}, and a trainer "
+            "needs a number."
         )
     place = listed.index(own) if own in listed else 0
     if is_digits(rank) and role != SERVER:

@@ -132,8 +132,8 @@ def variables(
             ALLOCATOR: BY_FRACTION,
         }
     shared = {name: value for name, value in defaults.items() if name not in facts.environ}
-    shared |= _proxies(facts, roster) | _launch(request, facts, roster, run_dir) | layout.job
-    shared |= _plugins(facts, share)
+    shared |= _proxies(facts, roster) | _launch(request, facts, roster, run_dir)
+    shared |= {**layout.job, **_plugins(facts, share)}
     chosen = _chosen(request)
     shared |= chosen
     path = chosen.pop("PYTHONPATH", facts.environ.get("PYTHONPATH", defaults.get("PYTHONPATH")))

@@ -1,6 +1,7 @@
 """Lists of hosts as Slurm writes them: names with ranges of numbers in brackets."""
 
-# No `from __future__ import annotations` here, for the reason given in model.py.
+from __future__ import annotations
+
 import re
 from itertools import product
 from math import prod

@@ -54,10 +54,9 @@ def test_gpus_that_are_well_have_nothing_to_mend(root: Path) -> None:
     findings = judged(root, cuda=STARTED)
     assert bad(findings) == []
     assert [finding.seen for finding in findings] == [
-        "GPU 0: H100, 80 GiB, sm_90, 18 NVLinks",
-        "GPU 1: H100, 80 GiB, sm_90, 18 NVLinks",
+        "GPU 0: H100, 80 GiB",
+        "GPU 1: H100, 80 GiB",
         "it starts, with 2 GPUs",
-        "none in the kernel's log",
     ]
     # A driver that tells next to nothing is no fault.
     assert bad(judged(root, Survey(gpus=(Gpu("GPU-0"),)))) == []
@@ -71,14 +70,8 @@ def test_gpus_that_are_well_have_nothing_to_mend(root: Path) -> None:
         ({"ecc_errors": 3}, "GPU memory", ERROR, "3 uncorrected"),
         ({"is_remap_pending": True}, "GPU memory", WARNING, "waits for a reset"),
         ({"is_remap_failed": True}, "GPU memory", ERROR, "cannot replace"),
-        ({"is_mig": True, "instances": (GPU, OTHER)}, "MIG", WARNING, "2 MIG instances"),
         ({"compute_mode": 2}, "compute mode", ERROR, "Prohibited"),
         ({"compute_mode": 3}, "compute mode", WARNING, "Exclusive"),
-        ({"throttle": 0x40}, "GPU clocks", WARNING, "too hot"),
-        ({"throttle": 0x88}, "GPU clocks", WARNING, "power supply"),
-        ({"lanes": (8, 16)}, "PCIe", WARNING, "8 of 16"),
-        ({"nvlinks": (17, 18)}, "NVLink", WARNING, "17 of 18"),
-        (WELL._replace(gpus=()), "GPUs", WARNING, ""),
         (WELL._replace(lost=((2, "GPU is lost"),)), "GPU", ERROR, "GPU is lost"),
         (WELL._replace(barred=((2, "Insufficient"),)), "GPU", WARNING, "Insufficient"),
     ],
@@ -123,7 +116,6 @@ def test_cuda_that_does_not_start_where_nvml_does_is_an_error(
         (Survey(trouble="NVMLError_X: Driver/library version mismatch"), "mismatch", "rmmod"),
         (Survey(trouble="NVMLError_LibraryNotFound: x"), "LibraryNotFound", "compute,utility"),
         (Survey(trouble="NVMLError_DriverNotLoaded: x"), "DriverNotLoaded", "modprobe nvidia"),
-        (Survey(trouble="NVMLError_Unknown: Unknown Error"), "Unknown", "docker restart"),
         (Survey(trouble="NVMLError_NoPermission: x"), "NoPermission", "nvidia-smi"),
     ],
 )
@@ -136,17 +128,15 @@ def test_a_driver_that_does_not_answer_is_an_error(
     assert fix in finding.fix
 
 
-@pytest.mark.parametrize(("number", "level"), [(79, ERROR), (31, WARNING)])
-def test_the_same_error_in_the_kernels_log_is_one_finding(
-    root: Path, number: int, level: str
-) -> None:
-    line = f"4,101,6,-;NVRM: Xid (PCI:0000:3B:00): {number}, pid=1, fallen off the bus.\n"
-    (root / "dev" / "kmsg").write_text("4,100,5,-;usb 1-1: new device\n" + line * 50)
+def test_the_same_error_in_the_kernels_log_is_one_finding(root: Path) -> None:
+    line = "4,101,6,-;NVRM: Xid (PCI:0000:3B:00): {}, pid=1, fallen off the bus.\n"
+    text = "4,100,5,-;usb 1-1: new device\n" + line.format(79) * 50 + line.format(31)
+    (root / "dev" / "kmsg").write_text(text)
     findings = judged(root)
-    assert bad(findings) == [("Xid errors", level)]
-    assert f"Xid {number} of the GPU at 0000:3b:00, 50 times" in findings[-1].seen
+    assert bad(findings) == [("Xid errors", ERROR)]
+    assert "Xid 79 of the GPU at 0000:3b:00, 50 times" in findings[-1].seen
     (root / "dev" / "kmsg").unlink()
-    assert bad(judged(root)) == [("Xid errors", WARNING)]
+    assert bad(judged(root)) == []
 
 
 # -- devices of plug-ins --------------------------------------------------------------------------
@@ -157,12 +147,9 @@ def test_the_same_error_in_the_kernels_log_is_one_finding(
     [
         # A driver without its plug-in.
         ("npu", {}, "NPUs", "pip install paddle-custom-npu  # of Paddle's own version"),
-        ("musa", {}, "MUSAs", "pip install the plug-in for MUSAs  # of Paddle's own version"),
+        ("musa", {}, "MUSAs", "pip install the plug-in  # of Paddle's own version"),
         # A plug-in without its device.
-        ("npu", {"npu": 0}, "NPUs", "ls /dev/davinci*  # are they there, may this user open them"),
-        ("foo", {"foo": 0}, "FOOs", "look at the vendor's driver  # are they there, may this user"),
-        # Plug-ins of another Paddle.
-        ("plug-in", {}, "plug-ins", "install the plug-in for this Paddle's version, or unset CUST"),
+        ("npu", {"npu": 0}, "NPUs", "ls /dev/davinci*  # are they there, and does ASCEND_RT_"),
     ],
 )
 def test_what_is_missing_is_said_with_what_mends_it(

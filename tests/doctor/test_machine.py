@@ -43,18 +43,13 @@ def root(tmp_path: Path) -> Path:
     [
         ("-Sn 64", "open_files(job)", [WARNING]),
         ("-n 256", "open_files(job)", [ERROR]),
-        ("-v 8000000", "memory_limits(job)", [WARNING]),
-        ("-l 64", "memory_limits(job, root)", [WARNING]),
-        ("-l 64", "memory_limits(job, '/nowhere')", []),
+        ("-v 8000000", "address_space(job)", [WARNING]),
     ],
 )
-def test_limits_are_those_that_ranks_inherit(
-    tmp_path: Path, limit: str, check: str, levels: list[str]
-) -> None:
-    (tmp_path / "sys/class/infiniband/mlx5_0/ports/1").mkdir(parents=True)
+def test_limits_are_those_that_ranks_inherit(limit: str, check: str, levels: list[str]) -> None:
     code = (
         "from fleetrun.doctor import machine\nfrom fleetrun.doctor.checked_job import CheckedJob\n"
-        f"from fleetrun.model import Request, Script\nroot = {str(tmp_path)!r}\n"
+        "from fleetrun.model import Request, Script\n"
         "job = CheckedJob(Request(Script('file', 'train.py', ())), {})\n"
         f"print([finding.level for finding in machine.{check}])"
     )
@@ -74,10 +69,7 @@ def test_limits_are_those_that_ranks_inherit(
         ({"pids__max": "100", "pids__current": "90"}, machine.processes, WARNING),
         ({"pids__max": "100000", "pids__current": "5"}, machine.processes, OK),
         ({"memory__max": str(GIB), "memory__current": str(GIB)}, machine.memory, WARNING),
-        ({"memory__max": str(64 * GIB), "memory__events": "oom_kill 2"}, machine.memory, WARNING),
         ({"memory__max": str(64 * GIB)}, machine.memory, OK),
-        ({"cpu__max": "50000 100000"}, machine.cpus, WARNING),
-        ({}, machine.cpus, OK),
     ],
 )
 def test_what_is_not_enough_is_a_warning(
@@ -96,35 +88,30 @@ def test_what_is_not_enough_is_a_warning(
         (
             "0::/job/step",
             {
-                "": {"memory__max": "max", "cpu__max": "max 100000", "pids__max": "max"},
+                "": {"memory__max": "max", "pids__max": "max"},
                 "job": {
                     "memory__max": "1000000",
                     "memory__current": "900000",
-                    "cpu__max": "150000 100000",
                     "pids__max": "500",
                     "pids__current": "490",
-                    "memory__events": "low 0\noom 2\noom_kill 2",
                 },
                 "job/step": {
                     "memory__max": "2000000",
                     "memory__current": "5",
-                    "cpu__max": "max 100000",
                 },
             },
-            ControlGroup(1000000, 900000, 1.5, 500, 490, 2),
+            ControlGroup(1000000, 900000, 500, 490),
         ),
         # In a container the path of version 1 is the one outside, and the top is ours.
         (
-            "4:memory:/outside\n3:cpu,cpuacct:/outside",
+            "4:memory:/outside",
             {
                 "memory": {
                     "memory__limit_in_bytes": "1000",
                     "memory__usage_in_bytes": "10",
-                    "memory__oom_control": "oom_kill_disable 0\noom_kill 1",
                 },
-                "cpu,cpuacct": {"cpu__cfs_quota_us": "50000", "cpu__cfs_period_us": "100000"},
             },
-            ControlGroup(1000, 10, 0.5, kills=1),
+            ControlGroup(1000, 10),
         ),
     ],
 )

@@ -41,7 +41,6 @@ def script(folder: Path, text: str) -> Path:
     ("first", "second", "level", "seen"),
     [
         (OURS, "", OK, "a/bin/fleetrun, version "),
-        (OURS, "echo", WARNING, "there are 2: a shell starts "),
         (PADDLES, OURS, ERROR, "the first is Paddle's own: "),
         ("", OURS, WARNING, "b/bin/fleetrun is of another environment than this one"),
         ("", "", WARNING, "there is none"),
@@ -94,17 +93,16 @@ def test_what_is_wrong_with_paddle_is_the_one_finding(
 
 
 @pytest.mark.parametrize(
-    ("built", "driver", "level"),
-    [("12.6", (12, 8), OK), ("12.9", (12, 8), WARNING), ("13.0", (12, 8), ERROR)],
+    ("built", "driver", "levels"),
+    [("12.6", (12, 8), []), ("12.9", (12, 8), []), ("13.0", (12, 8), [ERROR])],
 )
 def test_paddles_cuda_is_held_against_the_driver(
-    built: str, driver: tuple[int, int], level: str
+    built: str, driver: tuple[int, int], levels: list[str]
 ) -> None:
     job = a_job(paddle=FOR_GPUS._replace(cuda=built), driver=GPUS._replace(cuda=driver))
     findings = list(software.paddle(job))
-    assert [finding.level for finding in findings if finding.check == "driver for Paddle"] == [
-        level
-    ]
+    own = [finding.level for finding in findings if finding.check == "driver for Paddle"]
+    assert own == levels
 
 
 # -- Paddle on the GPUs ---------------------------------------------------------------------------
@@ -137,13 +135,12 @@ WELL = Measurement("gloo", 2, ROWS, link=3e9)
 @pytest.mark.parametrize(
     ("measured", "level", "seen"),
     [
-        (WELL, OK, "1.34 GB/s at 64 MiB; the link carries 3 GB/s"),
+        (WELL, OK, "1.34 GB/s at 64 MiB"),
         (WELL._replace(link=None), OK, "200 us for 1 KiB"),
         (WELL._replace(backend="nccl", link=100e9), OK, "right over nccl"),
         (WELL._replace(rows=()), OK, "rank 0's host"),
         (WELL._replace(trouble="exit code 1"), ERROR, "exit code 1"),
         (WELL._replace(rows=(ROWS[0], ROWS[1]._replace(is_right=False))), ERROR, "64 MiB"),
-        (WELL._replace(link=100e9), WARNING, "the link carries 100 GB/s"),
         (WELL._replace(rows=(ROWS[0]._replace(seconds=0.04), ROWS[1])), WARNING, "40000 us"),
     ],
 )
