@@ -134,8 +134,7 @@ def as_json(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> 
         "mode": first.mode,
         "engine": first.engine,
         "generation": first.generation,
-        "script": request.script._asdict()
-        | {"args": list(secrets.conceal(request.script.args))},
+        "script": request.script._asdict() | {"args": list(secrets.conceal(request.script.args))},
         "settings": [
             setting._asdict() | {"value": _setting_value(setting)} for setting in request.settings
         ],
