@@ -291,9 +291,9 @@ def _with_launchers(
     total = tasks.number(1)
     sources["launchers"] = tasks
     facts = facts._replace(launchers=total, here=None if here is None else here.number(1))
-    each = _first(environ, row.tasks_each)
-    if each is not None and facts.node is not None:
-        here, facts = each, facts._replace(here=_here(each, facts.node))
+    per_host = _first(environ, row.tasks_each)
+    if per_host is not None and facts.node is not None:
+        here, facts = per_host, facts._replace(here=_here(per_host, facts.node))
     if here is not None:
         sources["here"] = here
     rank, local = _first(environ, row.rank), _first(environ, row.local)
