@@ -527,9 +527,7 @@ def _strategy(
                 chosen.ignore(name, "no strategy is requested")
         return None, (Setting("strategy", "None", DEFAULT),)
     requested_names = load.names(given)
-    unplaced = load.requested(requested_names, sets, layers)
-    chosen.notes.extend(unplaced.notes)
-    strategy = unplaced.strategy._replace(
+    strategy = load.requested(requested_names, sets, layers)._replace(
         mode=chosen.word("strategy_mode"),
         is_strict=chosen["strategy_strict"] is True,
         check_ranks=check if isinstance(check, int | str) else "auto",

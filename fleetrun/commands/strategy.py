@@ -90,8 +90,7 @@ def _shown(name: str) -> str:
     ]
     if name in load.PRESETS or not matches:
         return Path(load.find(name)).read_text(encoding="utf-8")
-    presets = {preset: load.read(preset) for preset in load.PRESETS}
-    return "\n".join(explanation.page(field, presets) for field in matches)
+    return "\n".join(map(explanation.page, matches))
 
 
 @command.command("validate", help="Check strategy files; the exit code is 2 if there is an error.")
@@ -106,8 +105,6 @@ def _validate(files: tuple[str, ...]) -> int:
             worst = fault.exit_code
         if layer is None or faults:
             continue
-        for note in load.combine([layer]).notes:
-            remark(note)
         put(f"{visible(name)}: valid, {counted(len(layer.settings), 'setting')}.\n")
     return worst
 
@@ -115,8 +112,6 @@ def _validate(files: tuple[str, ...]) -> int:
 def _explain(name: str, *, paddle: str | None, graph: str | None, device: str | None) -> int:
     """Print the outcome of each field of NAME, places with the same outcome in one row."""
     layer = load.read(name)
-    # Raises what a launch would raise.
-    notes = [*load.combine([layer]).notes]
     if not layer.settings:
         return put(f"{visible(name)} sets nothing.\n")
     graphs = [graph] if graph else fields.GRAPHS
@@ -142,10 +137,8 @@ def _explain(name: str, *, paddle: str | None, graph: str | None, device: str | 
             ).items():
                 rows.append((title, status, where, reason))
                 title = ""
-    if "gpu" in devices:
-        notes.insert(0, fields.GPUS)
-    if "3.3.1" in paddles and "static" in graphs:
-        notes.insert(0, fields.LEGACY_IR)
+    notes = [fields.LEGACY_IR] if "3.3.1" in paddles and "static" in graphs else []
+    notes += [fields.GPUS] if "gpu" in devices else []
     table = tables.layout(rows, heads=("field", "status", "where", "why"), width=tables.width())
     remarks = "".join(f"\nnote: {note}" for note in notes)
     return put(visible_lines(f"{table}\n{remarks}".rstrip("\n") + "\n"))

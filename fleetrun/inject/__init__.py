@@ -7,7 +7,6 @@ library, and, inside functions, numpy and Paddle; the syntax is Python 3.8's.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
 import sys
@@ -33,7 +32,7 @@ from . import (
     trainers,
     updates,
 )
-from .evidence import NO_EFFECT, Evidence
+from .evidence import Evidence
 from .paddle_api import private_names
 from .spec import StrategySpec, read_spec
 from .static import program_runs
@@ -119,36 +118,17 @@ def _install_all(spec: StrategySpec, proof: Evidence) -> None:
     settings.reset(spec, proof)
     paddle_api.check_names()
     for part, capability in _PARTS:
-        if not capability or paddle_api.has(capability):
-            _install(part, spec, proof)
+        if capability and not paddle_api.has(capability):
+            continue
+        try:
+            part.install(spec, proof)
+        except Exception as error:
+            text = f"{part.__name__.rpartition('.')[2]} could not be installed: {error!r}"
+            _note_failure(proof, text, part.__name__)
     if paddle_api.remark():
         _report(proof, paddle_api.remark())
     if spec.topology.nranks > 1:
         proof.unapplied += filter(None, map(paddle_api.lack, private_names.COMMUNICATING))
-    reason = paddle_api.refusal(private_names.COUNTING) or paddle_api.refusal(private_names.STATIC)
-    if reason:
-        watching = border.watching("the report of fields")
-        atexit.register(watching(_report_uncounted), spec, proof, reason)
-
-
-def _report_uncounted(spec: StrategySpec, proof: Evidence, reason: str) -> None:
-    """Give each field a row if updates cannot be counted in this Paddle, for REASON."""
-    if proof.updates:
-        return
-    for name in spec.fields():
-        if proof.status(name) is None:
-            proof.field(name, NO_EFFECT, reason=reason)
-    if proof.graph:
-        # The process trains, although no update was counted.
-        proof.claim()
-
-
-def _install(part: ModuleType, spec: StrategySpec, proof: Evidence) -> None:
-    try:
-        part.install(spec, proof)
-    except Exception as error:
-        text = f"{part.__name__.rpartition('.')[2]} could not be installed: {error!r}"
-        _note_failure(proof, text, part.__name__)
 
 
 def _note_failure(proof: Evidence, text: str, module: str) -> None:
@@ -160,15 +140,11 @@ def _note_failure(proof: Evidence, text: str, module: str) -> None:
     _report(proof, text)
 
 
-def _report(proof: Evidence, text: str) -> None:
-    proof.note(text)
-    _print(text)
-
-
 def _remark(proof: Evidence, text: str) -> None:
     proof.failures.append(text)
     _report(proof, text)
 
 
-def _print(text: str) -> None:
+def _report(proof: Evidence, text: str) -> None:
+    proof.note(text)
     print(f"fleetrun: {text}", file=sys.stderr)

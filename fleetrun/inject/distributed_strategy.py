@@ -1,9 +1,8 @@
-"""Sets the strategy in Paddle's DistributedStrategy, and records what the script sets there."""
+"""Sets the strategy in Paddle's DistributedStrategy, and finds what the script sets there."""
 
 from __future__ import annotations
 
 import copy
-import functools
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
     from .spec import StrategySpec
 
 _FLEET = "paddle.distributed.fleet"
-# The attribute of a DistributedStrategy with the fields that the script has set, and the keys of
-# dictionaries. Copies of the strategy inherit it.
-_SCRIPT_FIELDS = "_fleetrun_script_fields"
 # Attributes that are not named like their field.
 _ATTRIBUTES = {
     "fuse_grad_size_in_TFLOPS": "_fuse_grad_size_in_TFLOPS",
@@ -30,17 +26,19 @@ _ATTRIBUTES = {
 }
 # Fields that only fleetrun implements: Paddle's are missing or wrong.
 _OURS = ("fp16_allreduce", "bf16_allreduce")
-_NAMES = {attribute: name for name, attribute in _ATTRIBUTES.items()}
 # The fields that could not be put into a DistributedStrategy, and why.
 misfits: dict[str, str] = {}
 
 
 def install(spec: StrategySpec, _proof: Evidence) -> None:
-    """Put the strategy into every DistributedStrategy, and record what the script sets."""
+    """Put the strategy into every DistributedStrategy, and find what the script sets."""
     injection = _Injection(spec)
     after_import(f"{_FLEET}.base.distributed_strategy", injection.patch_strategies)
     after_import(f"{_FLEET}.fleet", injection.patch_fleet)
-    after_import(f"{_FLEET}.optimizer", injection.patch_optimizers)
+    after_import(
+        f"{_FLEET}.optimizer",
+        lambda module: injection.take_of(module, "_dygraph_distributed_optimizer", 1),
+    )
 
 
 class _Injection:
@@ -51,74 +49,78 @@ class _Injection:
         self._module: Any = None
 
     def patch_strategies(self, module: ModuleType) -> None:
-        """Give every new DistributedStrategy our values, and record what the script assigns."""
+        """Give every new DistributedStrategy our values."""
         self._module = module
         kind: Any = module.DistributedStrategy
-        assign = kind.__setattr__
+        watch_method(kind, "__init__", after=self.place)
+        whole = kind.build_strategy
 
-        def begin(strategy: Any) -> None:
-            self.place(strategy)
-            strategy.__dict__[_SCRIPT_FIELDS] = {}
+        def assign(strategy: Any, build: Any) -> None:
+            """Assign BUILD; Paddle copies all fields of it, also those left at their defaults."""
+            from paddle.static import BuildStrategy
 
-        @functools.wraps(assign)
-        def __setattr__(strategy: Any, name: str, value: Any) -> None:
-            set_fields = strategy.__dict__.get(_SCRIPT_FIELDS)
-            if set_fields is None or name.startswith("_Distributed") or _is_paddles():
-                assign(strategy, name, value)
-                return
-            self._assign(strategy, set_fields, name, value, assign)
+            whole.fset(strategy, build)
+            fresh: Any = BuildStrategy()
+            for name, value in self._spec.build_strategy.items():
+                if name in _build_fields(strategy) and getattr(build, name) == getattr(fresh, name):
+                    setattr(strategy.strategy.build_strategy, name, value)
 
-        @in_place_of(kind, "load_from_prototxt")
-        def load_from_prototxt(load: Callable[..., None], strategy: Any, pb_file: str) -> None:
-            names = [*self._spec.strategy, *self._spec.build_strategy]
-            before = {name: _value(strategy, name) for name in names}
-            load(strategy, pb_file)
-            set_fields = strategy.__dict__.setdefault(_SCRIPT_FIELDS, {})
-            for name, value in before.items():
-                loaded = _value(strategy, name)
-                if loaded != value:
-                    parts = loaded if isinstance(loaded, dict) else {}
-                    set_fields[name] = {key for key in parts if parts[key] != value.get(key)}
+        kind.build_strategy = property(whole.fget, assign)
 
-        watch_method(kind, "__init__", after=begin)
-        kind.__setattr__ = __setattr__
+        @in_place_of(kind, "__setattr__")
+        def __setattr__(assign: Callable[..., None], strategy: Any, name: str, value: Any) -> None:
+            ours = self._spec.get(name)
+            if isinstance(value, dict) and isinstance(ours, dict):
+                message = getattr(strategy.strategy, name)
+                for key in value.keys() & ours.keys():
+                    # Paddle appends to lists, but the script means to replace ours.
+                    if isinstance(ours[key], list) and ours[key] == list(getattr(message, key)):
+                        message.ClearField(key)
+            assign(strategy, name, value)
+            if name == "a_sync" and "a_sync_configs" in self._spec.strategy:
+                # Paddle has reset them.
+                self._place_field(strategy, f"{name}_configs", self._spec.get(f"{name}_configs"))
 
     def patch_fleet(self, module: ModuleType) -> None:
         """Take over the strategy that the script passes to fleet."""
         kind: Any = module.Fleet
         init = kind.init
-        self._take_of(kind, "init", 3)
+        self.take_of(kind, "init", 3)
         # Its methods are functions of the package, too.
         package: Any = sys.modules[_FLEET]
         if getattr(package.init, "__func__", None) is init:
             package.init = types.MethodType(kind.init, package.init.__self__)
-        self._take_of(kind, "distributed_optimizer", 2)
+        self.take_of(kind, "distributed_optimizer", 2)
 
-    def patch_optimizers(self, module: ModuleType) -> None:
-        """Take over the strategy in dynamic graphs, too."""
-        self._take_of(module, "_dygraph_distributed_optimizer", 1)
-
-    def _take_of(self, owner: Any, name: str, place: int) -> None:
+    def take_of(self, owner: Any, name: str, place: int) -> None:
         """Take over `strategy`, the argument at index PLACE of the function NAME of OWNER."""
 
         @in_place_of(owner, name)
         def taking(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
             if len(args) > place:
-                args = (*args[:place], self.take(args[place]), *args[place + 1 :])
+                args = (*args[:place], self._take(args[place]), *args[place + 1 :])
             elif "strategy" in options:
-                options["strategy"] = self.take(options["strategy"])
+                options["strategy"] = self._take(options["strategy"])
             return function(*args, **options)
 
-    def take(self, strategy: Any) -> Any:
-        """Record what the script has set in STRATEGY; return the strategy to pass to fleet."""
-        if strategy is None or _SCRIPT_FIELDS not in getattr(strategy, "__dict__", {}):
+    def _take(self, strategy: Any) -> Any:
+        """Record what the script has set in STRATEGY; return the strategy to pass to fleet.
+
+        The script has set what differs from a new strategy with our values.
+        """
+        if not isinstance(strategy, self._module.DistributedStrategy):
             return strategy
-        for name, keys in strategy.__dict__[_SCRIPT_FIELDS].items():
-            value = _value(strategy, name)
-            if isinstance(value, dict) and keys:
+        placed = self._module.DistributedStrategy()
+        names = [field.name for field in strategy.strategy.DESCRIPTOR.fields]
+        for name in dict.fromkeys([*names, *self._spec.strategy, *self._spec.build_strategy]):
+            value, ours = _value(strategy, name), _value(placed, name)
+            if isinstance(value, dict) and isinstance(ours, dict):
                 # In Paddle's order: all ranks report the same text.
-                value = {key: item for key, item in value.items() if key in keys}
-            settings.set_by_script(name, value)
+                changed = {key: item for key, item in value.items() if item != ours.get(key)}
+                if changed:
+                    settings.set_by_script(name, changed)
+            elif value != ours and isinstance(value, (bool, int, float, str)):
+                settings.set_by_script(name, value)
         if self._spec.mode != "override":
             return strategy
         strategy = copy.deepcopy(strategy)
@@ -154,64 +156,16 @@ class _Injection:
                 # Less than 1 MB is for our own reducer; Paddle's takes whole megabytes.
                 value = type(now)(value) or type(now)(value > 0)
             if isinstance(value, dict):
-                _clear_lists(strategy, attribute, value)
+                message: Any = getattr(strategy.strategy, attribute, None)
                 # Paddle's setter changes its argument, and does not support nested sections.
-                value = _without_nested(getattr(strategy.strategy, attribute, None), name, value)
-            kind.__dict__[attribute].fset(strategy, value)
+                value = _without_nested(message, name, value)
+                for key, item in value.items():
+                    if isinstance(item, (list, tuple)):
+                        # Paddle appends to lists.
+                        message.ClearField(key)
+            getattr(kind, attribute).fset(strategy, value)
         except Exception as error:
             misfits[name] = f"this Paddle rejects it: {error}"
-
-    def _assign(
-        self,
-        strategy: Any,
-        set_fields: dict[str, set[str]],
-        name: str,
-        value: Any,
-        assign: Callable[..., None],
-    ) -> None:
-        """Assign as the script does, and add the fields to SET_FIELDS."""
-        if name == "build_strategy":
-            assign(strategy, name, value)
-            set_fields.update({field: set() for field in self._set_in(strategy, value)})
-            return
-        field = _NAMES.get(name, name)
-        if isinstance(value, dict):
-            if field not in set_fields:
-                # Paddle appends to lists, but the script means to replace ours.
-                _clear_lists(strategy, name, value)
-            assign(strategy, name, value)
-            set_fields.setdefault(field, set()).update(value)
-            return
-        assign(strategy, name, value)
-        set_fields[field] = set()
-        if name == "a_sync" and "a_sync_configs" in self._spec.strategy:
-            # See `place`. Paddle has reset what the script had set before.
-            set_fields.pop("a_sync_configs", None)
-            self._place_field(strategy, "a_sync_configs", self._spec.strategy["a_sync_configs"])
-
-    def _set_in(self, strategy: Any, build: Any) -> list[str]:
-        """Return the fields that the script has set in its BuildStrategy; set ours in the others.
-
-        Paddle copies all fields of it, also those that the script has left at their defaults.
-        """
-        from paddle.static import BuildStrategy
-
-        fresh: Any = BuildStrategy()
-        set_fields = []
-        for name, value in self._spec.build_strategy.items():
-            if name not in _build_fields(strategy):
-                continue
-            if getattr(build, name) in (value, getattr(fresh, name)):
-                setattr(strategy.strategy.build_strategy, name, value)
-            else:
-                set_fields.append(name)
-        return set_fields
-
-
-def _is_paddles() -> bool:
-    """Whether the caller's caller is Paddle itself, which assigns to strategies, too."""
-    frame = sys._getframe(2)
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "paddle"
 
 
 def _build_fields(strategy: Any) -> set[str]:
@@ -223,7 +177,7 @@ def _value(strategy: Any, name: str) -> Any:
     if name in _build_fields(strategy):
         return getattr(strategy.strategy.build_strategy, name)
     # Assigned by its documented name, which Paddle may take for a new attribute without effect.
-    if name in strategy.__dict__:
+    if name in strategy.__dict__ and name != "strategy":
         return strategy.__dict__[name]
     return getattr(strategy, _ATTRIBUTES.get(name, name), None)
 
@@ -242,15 +196,3 @@ def _without_nested(message: Any, field: str, values: dict[str, Any]) -> dict[st
         else:
             plain[path] = value
     return plain
-
-
-def _clear_lists(strategy: Any, attribute: str, values: dict[str, Any]) -> None:
-    """Empty the lists of ATTRIBUTE that VALUES will set: Paddle appends to them."""
-    message: Any = getattr(strategy.strategy, attribute, None)
-    for key, value in values.items():
-        if message is not None and isinstance(value, (list, tuple)):
-            try:
-                message.ClearField(key)
-            except ValueError:
-                # No such key: Paddle raises its own error.
-                return

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from . import topology, updates
 from .import_hooks import after_import, watch_method
-from .replicas import DISTRIBUTED, SLICED, ComparedRanks, Part, hybrid_ranks
+from .replicas import DISTRIBUTED, SLICED, ComparedRanks, Part, world_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
     from types import ModuleType
 
 _PARALLEL = "paddle.distributed.fleet.meta_parallel"
@@ -22,6 +22,15 @@ _MODELS = {
     f"{_PARALLEL}.sharding.group_sharded_stage2": "GroupShardedStage2",
     f"{_PARALLEL}.sharding.group_sharded_stage3": "GroupShardedStage3",
     "paddle.incubate.distributed.models.moe.moe_layer": "MoELayer",
+}
+# By axis of fleet's topology: the kinds that it splits. Other axes, such as `pipe`, split all.
+_SPLITS = {
+    "data": 0,
+    "sep": 0,
+    "sharding": SLICED,
+    "moe_sharding": SLICED,
+    "dense_sharding": SLICED,
+    "model": DISTRIBUTED,
 }
 # The prefixes that wrappers add to the names of a script's model.
 _PREFIXES = ("_layers.", "_layer.")
@@ -42,24 +51,57 @@ def _patch(name: str, module: ModuleType) -> None:
     watch_method(getattr(module, name), "__init__", after=_models.add)
 
 
-def ranks_of(wrapper: Any) -> ComparedRanks | None:
-    """Return the ranks that step WRAPPER, an optimizer, at the same time; None if unknown."""
-    fleet_groups = topology.groups()
-    group = getattr(_sliced(wrapper) or wrapper, "_group", None)
-    if group is not None:
-        is_fleets = fleet_groups is not None and (
-            list(fleet_groups.get_sharding_parallel_group().ranks) == list(group.ranks)
-        )
-        return _hybrid(fleet_groups) if is_fleets else ComparedRanks(group.ranks)
-    is_fleets = any(
-        updates.own_attribute(optimizer, "_hcg") for optimizer in updates.chain(wrapper)
-    )
-    return _hybrid(fleet_groups) if is_fleets and fleet_groups is not None else None
-
-
 def is_late(wrapper: Any) -> bool:
     """Whether the parameters are only whole after the next forward of the model."""
     return any(getattr(wrapper, name, False) for name in _LATE)
+
+
+def copies(wrapper: Any) -> Iterator[tuple[ComparedRanks, dict[str, Part]]]:
+    """Yield the ranks that hold copies of parameters that WRAPPER updates, and these by name.
+
+    In the same order on all ranks; nothing if WRAPPER is no optimizer of fleet's or of sharding.
+    """
+    fleet_groups = topology.groups()
+    group = getattr(_sliced(wrapper) or wrapper, "_group", None)
+    is_fleets = any(
+        updates.own_attribute(optimizer, "_hcg") for optimizer in updates.chain(wrapper)
+    )
+    if group is not None:
+        sharding = None if fleet_groups is None else fleet_groups.get_sharding_parallel_group()
+        is_fleets = sharding is not None and list(sharding.ranks) == list(group.ranks)
+    if is_fleets and fleet_groups is not None:
+        ranks_of = functools.partial(_peers, fleet_groups)
+    elif group is not None:
+        ranks_of = functools.partial(_unsplit, group)
+    else:
+        return
+    parts = parts_of(wrapper)
+    for kind in range(4):
+        own = {name: part for name, part in parts.items() if part.kind == kind}
+        ranks = ranks_of(kind)
+        if len(ranks) > 1:
+            # Also if there are none of this kind: the other ranks would wait.
+            yield ComparedRanks(ranks), own
+    yield from _shared_weights(wrapper)
+
+
+def _unsplit(group: Any, kind: int) -> list[int]:
+    return [] if kind & SLICED else list(group.ranks)
+
+
+def _peers(fleet_groups: Any, kind: int) -> list[int]:
+    """Return the ranks with this rank's coordinates along the axes that split KIND."""
+    axes = fleet_groups.topology()
+    names = axes.get_hybrid_group_names()
+    splitting = [
+        index for index, name in enumerate(names) if name not in _SPLITS or kind & _SPLITS[name]
+    ]
+    own = axes.get_coord(fleet_groups.get_global_rank())
+    return [
+        rank
+        for rank in range(world_size())
+        if all(axes.get_coord(rank)[index] == own[index] for index in splitting)
+    ]
 
 
 def parts_of(wrapper: Any) -> dict[str, Part]:
@@ -79,8 +121,7 @@ def parts_of(wrapper: Any) -> dict[str, Part]:
         if whole is not None and id(parameter) not in whole:
             kind |= SLICED
         parts[names.get(id(parameter), parameter.name)] = Part(parameter, kind)
-    # Grouped by kind, in the same order on all ranks that hold copies.
-    return dict(sorted(parts.items(), key=lambda entry: entry[1].kind))
+    return parts
 
 
 def whole_parameters(wrapper: Any) -> list[Any]:
@@ -96,28 +137,26 @@ def whole_parameters(wrapper: Any) -> list[Any]:
     return []
 
 
-def shared_weights(wrapper: Any) -> list[tuple[Any, ComparedRanks, Callable[[], dict[str, Part]]]]:
-    """Return (owner, ranks, weights) of the weights that only some ranks share.
+def _shared_weights(wrapper: Any) -> Iterator[tuple[ComparedRanks, dict[str, Part]]]:
+    """Yield the weights that only some ranks share.
 
     Stages of a pipeline share layers, and groups share parameters of their colour.
     """
     own = {id(parameter) for parameter in whole_parameters(wrapper)}
     model_names = _names()
-    shares = []
     for model in _models:
         for key, shared in sorted(getattr(model, "shared_comm", {}).items()):
             names = shared["weight_attr"]
-            layer = shared["layer"]
-            shared_by_name = {
-                name: getattr(layer, name)
+            weights = {
+                name: getattr(shared["layer"], name)
                 for name in ([names] if isinstance(names, str) else names)
             }
-            weights = {
+            parts = {
                 model_names.get(id(weight), f"{key}.{name}"): Part(weight)
-                for name, weight in shared_by_name.items()
+                for name, weight in weights.items()
             }
-            if all(id(part.parameter) in own for part in weights.values()):
-                shares.append((layer, ComparedRanks(shared["group"].ranks), weights.copy))
+            if all(id(weight) in own for weight in weights.values()):
+                yield ComparedRanks(shared["group"].ranks), parts
     colored: dict[tuple[str, int], tuple[Any, dict[str, Part]]] = {}
     for parameter in whole_parameters(wrapper):
         group = _own_group(parameter)
@@ -126,19 +165,13 @@ def shared_weights(wrapper: Any) -> list[tuple[Any, ComparedRanks, Callable[[], 
             name = model_names.get(id(parameter)) or parameter.name
             colored.setdefault(key, (group, {}))[1][name] = Part(parameter)
     for key in sorted(colored):
-        group, weights = colored[key]
-        shares.append((group, ComparedRanks(group.ranks), weights.copy))
-    return shares
+        group, parts = colored[key]
+        yield ComparedRanks(group.ranks), parts
 
 
 def _sliced(wrapper: Any) -> Any:
     """Return the GroupShardedStage3 whose parameters WRAPPER updates, or None."""
     return getattr(getattr(wrapper, "update_slice", None), "__self__", None)
-
-
-@functools.lru_cache(maxsize=1)
-def _hybrid(known: Any) -> ComparedRanks:
-    return hybrid_ranks(known)
 
 
 def _names() -> dict[int, str]:

@@ -6,28 +6,19 @@ reducer are a remark, and so are a few rows of a table with sparse gradients.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from . import (
-    border,
-    comparison,
-    hybrid_models,
-    paddle_api,
-    process_meshes,
-    settings,
-    updates,
-)
+from . import border, comparison, hybrid_models, paddle_api, process_meshes, settings, updates
 from .check_schedule import NEVER, is_due
-from .comparison import FAILED, SPARSE, TRAINED, WHAT, Differences
+from .comparison import SPARSE, TRAINED, WHAT, Comparison
 from .dygraph.paddles_reducer import PaddlesReducer
 from .dygraph.reducer import Reducer
 from .evidence import Evidence
 from .import_hooks import after_import, watch_method
 from .paddle_api import private_names
-from .replicas import KINDS, ComparedRanks, Part, world_size
+from .replicas import ComparedRanks, Part, world_size
 from .spec import StrategySpec
 from .static import program as programs
 from .static.cpu import channels
@@ -35,7 +26,6 @@ from .static.cpu import channels
 # With these fields ranks differ between exchanges.
 _LOCAL = ("localsgd", "adaptive_localsgd", "a_sync")
 _ALLREDUCES = {"all_reduce", "c_allreduce_sum", "c_allreduce_avg"}
-_COUNTED = ("ranks_compared", "parameters_compared")
 
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
@@ -68,10 +58,10 @@ def barrier(source: Any) -> None:
 
 
 class _Compared(NamedTuple):
-    """What is compared: its trainer (a model, program or optimizer), parameters and ranks."""
+    """What is compared: its owner (a model, program or optimizer), parameters and ranks."""
 
-    trained: Any
-    find: Callable[[], Mapping[str, Part]]
+    owner: Any
+    parts: Mapping[str, Part]
     ranks: ComparedRanks
 
 
@@ -93,8 +83,8 @@ class _Check:
         # By the id of an optimizer whose parameters are whole only after the next forward: the due
         # update.
         self._late: dict[int, int] = {}
-        # By the model, program or optimizer: the ranks that no longer compare it.
-        self._done: weakref.WeakKeyDictionary[Any, list[list[int]]] = weakref.WeakKeyDictionary()
+        # By owner: the parameters and ranks that are no longer compared.
+        self._done: weakref.WeakKeyDictionary[Any, set[object]] = weakref.WeakKeyDictionary()
 
     def before_update(self, optimizer: Any) -> None:
         """Record which parameters have gradients: an optimizer may clear them in its step."""
@@ -103,17 +93,14 @@ class _Check:
             self._compare_trained(optimizer, late)
         if is_due(self._every, updates.number_of(optimizer) + 1):
             for parameter in _of_optimizer(optimizer):
-                self._record_gradient(parameter)
-
-    def _record_gradient(self, parameter: Any) -> None:
-        # Group sharding updates slices that it names `slice@` and the parameter's name.
-        name = parameter.name.rpartition("@")[2]
-        gradient = parameter.grad
-        # Mixed precision may keep it beside the parameter.
-        if gradient is not None or getattr(parameter, "main_grad", None) is not None:
-            self._had_gradient.add(name)
-        if gradient is not None and gradient.is_selected_rows():
-            self._sparse.add(name)
+                # Group sharding updates slices that it names `slice@` and the parameter's name.
+                name = parameter.name.rpartition("@")[2]
+                gradient = parameter.grad
+                # Mixed precision may keep it beside the parameter.
+                if gradient is not None or getattr(parameter, "main_grad", None) is not None:
+                    self._had_gradient.add(name)
+                if gradient is not None and gradient.is_selected_rows():
+                    self._sparse.add(name)
 
     def _seen(self, part: Part) -> int:
         """Return the bits of PART that `comparison` knows."""
@@ -134,41 +121,29 @@ class _Check:
 
     def _compare_trained(self, source: Any, count: int) -> None:
         """Compare the parameters that the optimizer SOURCE trains, after COUNT updates."""
-        compared = self._trained_by(source)
-        for row in compared:
+        rows = self._trained_by(source)
+        for row in rows:
             self._compare(row, count, self._seen)
-        if compared and self._proof.counts.get("ranks_compared"):
-            return
-        if compared or process_meshes.are_used(source):
-            self._proof.note("the ranks were not compared: no two of them hold the same parameters")
-        elif not self.models:
-            self._proof.note("the ranks were not compared: there is no data-parallel model")
+        if not self._proof.counts.get("ranks_compared"):
+            why = "there is no data-parallel model"
+            if rows or process_meshes.are_used(source):
+                why = "no two of them hold the same parameters"
+            if rows or not self.models:
+                self._proof.note(f"the ranks were not compared: {why}")
 
     def _trained_by(self, optimizer: Any) -> list[_Compared]:
         """Return the parameters that OPTIMIZER updates, in the same order on every rank."""
         own = {id(parameter) for parameter in _of_optimizer(optimizer)}
         models = [
-            _Compared(
-                model, functools.partial(_parameters, model), ComparedRanks(model.group.ranks)
-            )
+            _Compared(model, _parameters(model), ComparedRanks(model.group and model.group.ranks))
             for model in sorted(self.models, key=lambda model: str(model.full_name()))
             if any(id(parameter) in own for parameter in model.parameters())
         ]
         if models:
             return models
-        wrapper = updates.wrapper_of(optimizer)
-        ranks = hybrid_models.ranks_of(wrapper)
-        if ranks is not None:
-            find = functools.partial(hybrid_models.parts_of, wrapper)
-            shared = hybrid_models.shared_weights(wrapper)
-            return [
-                _Compared(optimizer, find, ranks),
-                *(_Compared(layer, weights, sharing) for layer, sharing, weights in shared),
-            ]
-        return [
-            _Compared(optimizer, parts.copy, ranks)
-            for ranks, parts in process_meshes.copies(optimizer)
-        ]
+        copies = [*hybrid_models.copies(updates.wrapper_of(optimizer))]
+        copies += process_meshes.copies(optimizer)
+        return [_Compared(optimizer, parts, ranks) for ranks, parts in copies]
 
     def _compare_program(self, program: Any, count: int) -> None:
         if any(settings.effective(name) for name in _LOCAL):
@@ -176,65 +151,61 @@ class _Check:
         elif not _has_allreduces(program):
             self._proof.note("the ranks were not compared: the program has no allreduce")
         else:
-            # Running statistics are not among the variables.
-            row = _Compared(program, functools.partial(variables_of, program), ComparedRanks())
+            row = _Compared(program, variables_of(program), ComparedRanks())
             self._compare(row, count, lambda _: TRAINED)
 
     def _compare(self, row: _Compared, count: int, seen: Callable[[Part], int]) -> None:
-        """Compare the parameters of ROW after COUNT updates."""
-        trained, find, ranks = row
-        if self._every == NEVER or ranks.ranks in self._done.get(trained, ()):
-            return
-        own = comparison.own_sums(find, seen)
-        gathered = ranks.gather([FAILED] * (2 * len(KINDS)) if own is None else own.numbers)
-        failed = [rank for rank, row in zip(ranks.ranks, gathered) if row[0] == FAILED]
-        outcome = None
-        if not failed and own is not None:
-            outcome = comparison.compare(own, gathered, ranks, count)
-        if failed:
-            # A rank that compared alone would wait for the others forever.
-            self._every = NEVER
-            self._proof.note(
-                f"the ranks are no longer compared: rank {failed[0]} could not take part"
-            )
-        elif outcome is not None:
-            if outcome.is_any_apart:
-                # Reported once.
-                self._done.setdefault(trained, []).append(ranks.ranks)
-            self._report(trained, outcome, count)
-
-    def _report(self, trained: Any, outcome: Differences, count: int) -> None:
-        """Report the OUTCOME of a comparison after COUNT updates.
+        """Compare the parameters of ROW after COUNT updates.
 
         Raises Disproved if the copies differ, unless Paddle alone has summed the gradients.
         """
+        key, done = (tuple(row.parts), row.ranks.ranks), self._done.setdefault(row.owner, set())
+        if key in done:
+            return
+        outcome = comparison.compare(row.parts, seen, row.ranks, count)
         counts = self._proof.counts
-        for key, number in zip(_COUNTED, (outcome.ranks, outcome.parameters)):
-            counts[key] = max(number, counts.get(key, 0))
-        if outcome.difference:
-            self._report_difference(trained, outcome.difference, count)
-        elif outcome.ranks and updates.count():
-            # Where a scaler has skipped all updates, nothing was trained that could differ.
-            self._proof.compared_after = count
-            if self._proof.ranks_equal is None:
-                self._proof.ranks_equal = True
-            self._report_rest(outcome)
+        sizes = {"parameters_compared": outcome.parameters}
+        sizes["ranks_compared"] = len(row.ranks.ranks) if outcome.parameters else 0
+        counts.update({name: max(most, counts.get(name, 0)) for name, most in sizes.items()})
+        if outcome.failed is not None:
+            # A rank that compared alone would wait for the others forever.
+            done.add(key)
+            rank = outcome.failed
+            self._proof.note(f"the ranks are no longer compared: rank {rank} could not take part")
+        elif outcome.difference:
+            # Reported once.
+            done.add(key)
+            self._report_difference(row.owner, outcome.difference, count)
+        else:
+            self._report_equal(outcome, count)
 
-    def _report_rest(self, outcome: Differences) -> None:
-        """Note the tolerated differences in OUTCOME."""
-        for why, names in outcome.tolerated.items():
-            self._proof.note(f"the ranks differ in {comparison.listed(names)}, {why}")
-        if not outcome.is_exact and not outcome.difference:
+    def _report_equal(self, outcome: Comparison, count: int) -> None:
+        """Report ranks that are equal, and the tolerated differences in OUTCOME."""
+        # Where a scaler has skipped all updates, nothing was trained that could differ.
+        if not outcome.parameters or not updates.count():
+            return
+        self._proof.compared_after = count
+        if self._proof.ranks_equal is None:
+            self._proof.ranks_equal = True
+        for names, why in (
+            (
+                outcome.untrained,
+                "which was not compared: no gradient trains it, as with running statistics",
+            ),
+            (
+                outcome.tables,
+                "in a few rows, which Paddle's own updates of sparse tables can cause",
+            ),
+        ):
+            if names:
+                self._proof.note(f"the ranks differ in {comparison.listed(names)}, {why}")
+        if not outcome.is_exact:
             self._proof.note("the ranks are equal within rounding, not to the last bit")
 
-    def _report_difference(self, trained: Any, difference: str, count: int) -> None:
-        """Report the DIFFERENCE of the ranks that train TRAINED.
-
-        Raises Disproved unless Paddle alone has summed the gradients.
-        """
+    def _report_difference(self, owner: Any, difference: str, count: int) -> None:
         self._proof.ranks_equal, self._proof.compared_after = False, count
         text = f"after update {count} {difference}"
-        is_ours = self._changes_sums(trained)
+        is_ours = self._changes_sums(owner)
         goes_on = ": Paddle alone sums its gradients, as without fleetrun, so the job goes on"
         self._proof.note(text + ("." if is_ours else goes_on))
         self._proof.claim()
@@ -245,11 +216,11 @@ class _Check:
                 " --check_ranks=-1 disables this check."
             )
 
-    def _changes_sums(self, trained: Any) -> bool:
-        """Whether fleetrun changes how the gradients of TRAINED are summed."""
-        if not hasattr(trained, "global_block"):
-            return isinstance(getattr(trained, "_reducer", None), (Reducer, PaddlesReducer))
-        operators = programs.operators(trained)
+    def _changes_sums(self, owner: Any) -> bool:
+        """Whether fleetrun changes how the gradients of OWNER are summed."""
+        if not hasattr(owner, "global_block"):
+            return isinstance(getattr(owner, "_reducer", None), (Reducer, PaddlesReducer))
+        operators = programs.operators(owner)
         return self._changes_programs or any(map(channels.channel_of, operators))
 
 
@@ -280,11 +251,10 @@ def _parameters(model: Any) -> dict[str, Part]:
 
 
 def variables_of(program: Any) -> dict[str, Part]:
-    """Return by name the parameters of PROGRAM that all ranks hold."""
+    """Return by name the parameters of PROGRAM that all ranks hold, without statistics."""
     import paddle
 
     scope = paddle.static.global_scope()
-    # Running statistics differ between ranks.
     statistics = programs.written_by_forward(program)
     return {
         parameter.name: Part(scope.find_var(parameter.name).get_tensor())

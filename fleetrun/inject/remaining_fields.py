@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from . import (
     distributed_strategy,
-    hybrid_settings,
     paddle_api,
     parameter_servers,
     process_meshes,
@@ -55,11 +54,8 @@ _IN_DYNAMIC_GRAPHS = {
     "gradient_merge": private_names.MERGE,
     "fuse_all_optimizer_ops": private_names.FUSED,
 }
-# The `_configs` fields without a switch.
-_WITHOUT_SWITCH = ("gradient_scale_configs", "hybrid_configs")
 _NO_STEPS = "no steps were merged: gradient_merge_configs.k_steps sets how many make one update"
 _WHAT = "the report of fields"
-_ONLY_STATIC = "Paddle has it for static graphs only"
 
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
@@ -70,6 +66,13 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
     updates.on_update(remaining.after_update, _WHAT)
 
 
+def _lacks(path: str, degrees: Mapping[str, int]) -> str:
+    """Return why a job with DEGREES does not read the nested setting PATH; empty if it does."""
+    section = path.rpartition(".")[0]
+    degree = f"{section.removesuffix('_configs')}_degree" if section else ""
+    return f"{path} needs a {degree} of 2 or more" if degrees.get(degree) == 1 else ""
+
+
 class _RemainingFields:
     def __init__(self, spec: StrategySpec, proof: Evidence) -> None:
         self._spec = spec
@@ -78,8 +81,6 @@ class _RemainingFields:
         # Whether Paddle looks for unused parameters of a model.
         self._finds_unused = False
         self._has_meshes = False
-        # The counted status of fields whose script value is in effect.
-        self._counted: dict[str, str | None] = {}
 
     def patch(self, module: ModuleType) -> None:
         """Patch DataParallel: arguments that the script leaves out get the strategy's values."""
@@ -106,21 +107,28 @@ class _RemainingFields:
         if number > 1:
             return
         self._has_meshes = process_meshes.are_used(source)
+        # The statuses of switches as counted, before the script is named.
+        counted = {name: self._proof.status(name) for name in self._spec.fields()}
         for name, value in self._spec.fields().items():
             self._report(name, value)
-        # A `_configs` field has the status of its switch.
         for name in self._spec.strategy:
-            self._report_configs(name)
+            if not name.endswith("_configs") or self._proof.status(name) is not None:
+                continue
+            if name == "hybrid_configs":
+                self._report_hybrid(name)
+            else:
+                switch = name[: -len("_configs")]
+                status = counted.get(switch) or self._proof.status(switch)
+                self._report_configs(name, switch, status)
 
     def _report(self, name: str, value: Any) -> None:
         proof = self._proof
         known = proof.known(name, value)
         if settings.script_wins(name):
-            self._counted[name] = status = proof.status(name)
-            if status is None:
-                proof.field(name, SCRIPT)
             does = settings.script_does(name)
             value = None if does else settings.effective(name)
+            if proof.status(name) is None:
+                proof.field(name, SCRIPT)
             reason = does or "the script sets it itself"
             proof.put(name, status=SCRIPT, in_effect=value, reason=reason)
         elif proof.status(name) is not None:
@@ -139,77 +147,59 @@ class _RemainingFields:
         """Report NAME, which nothing has counted: it has no effect, or the count has failed."""
         obstacle = self._obstacle_to(name)
         known = self._proof.known(name, settings.effective(name))
-        if obstacle or known.get("status") == NO_EFFECT or not self._proof.failures:
-            self._proof.field(name, NO_EFFECT, reason=obstacle or self._reason(name, known))
-        else:
+        if not obstacle and known.get("status") != NO_EFFECT and self._proof.failures:
             self._proof.field(name, NO_WORD, reason="the check of its effect has failed")
+            return
+        is_known = known.get("status") == NO_EFFECT
+        reason = obstacle or known.get("unseen") or (known["reason"] if is_known else "")
+        self._proof.field(
+            name, NO_EFFECT, reason=str(reason or f"it changed nothing that this {self._job} uses")
+        )
 
-    def _report_configs(self, name: str) -> None:
-        if not name.endswith("_configs") or self._proof.status(name) is not None:
-            return
-        if name in _WITHOUT_SWITCH:
-            self._report_without_switch(name)
-            return
-        switch = name[: -len("_configs")]
-        status = self._counted.get(switch, self._proof.status(switch))
+    @property
+    def _job(self) -> str:
+        return "model" if self._proof.graph == "dygraph" else "program"
+
+    def _report_configs(self, name: str, switch: str, status: str | None) -> None:
+        """Report the field NAME, the details of SWITCH, as that, which has STATUS."""
         if settings.script_does(switch):
             self._proof.field(name, SCRIPT, reason=f"as {switch}")
-        elif not settings.is_on(switch):
-            script_wins = settings.script_wins(switch)
-            reason = f"the script switches {switch} off" if script_wins else f"{switch} is not on"
-            self._proof.field(name, NO_EFFECT, reason=reason)
+        elif switch != "gradient_scale" and not settings.is_on(switch):
+            self._proof.field(name, NO_EFFECT, reason=f"{switch} is not on")
         elif status is None:
             # Only the script has enabled it, and its effect was not counted.
-            known = self._proof.known(switch, settings.effective(switch))
-            reason = self._obstacle_to(switch) or self._reason(switch, known)
-            self._proof.field(name, NO_EFFECT, reason=reason)
+            self._report_unseen(name)
+        elif status in {EFFECTIVE, NO_DIFFERENCE}:
+            value = settings.effective(name)
+            self._proof.field(name, status, in_effect=value, evidence=f"as {switch}")
         else:
-            is_in_effect = status in {EFFECTIVE, NO_DIFFERENCE}
-            effect = settings.effective(name) if is_in_effect else None
-            why = {"evidence" if is_in_effect else "reason": f"as {switch}"}
-            self._proof.field(name, status, in_effect=effect, **why)
+            self._proof.field(name, status, reason=f"as {switch}")
 
-    def _report_without_switch(self, name: str) -> None:
-        is_dynamic = self._proof.graph == "dygraph"
-        sizes = topology.sizes() if name == "hybrid_configs" and is_dynamic else {}
+    def _report_hybrid(self, name: str) -> None:
+        """Report the field NAME of degrees and nested settings, as fleet has used it."""
+        sizes = topology.sizes() if self._proof.graph == "dygraph" else {}
         degrees = {f"{axis}_degree": size for axis, size in sizes.items()}
         value = settings.effective(name)
-        if degrees and all(value[key] in {degrees[key], -1} for key in degrees if key in value):
-            self._report_nested(name, value, degrees)
-        else:
+        if not degrees or any(
+            value[key] not in {degrees[key], -1} for key in degrees if key in value
+        ):
             self._report_unseen(name)
-
-    def _report_nested(self, name: str, value: Any, degrees: Mapping[str, int]) -> None:
-        """Report the field NAME, whose VALUE is in effect except perhaps for settings in it."""
-        message = getattr(topology.used_strategy(), name, None)
+            return
+        requested = self._spec.get(name)
         misfits = distributed_strategy.misfits
-        scripts, idle, in_effect = [], [], []
-        for path, requested in self._spec.get(name).items():
-            is_default = requested is False
-            obstacle = misfits.get(f"{name}.{path}") or hybrid_settings.obstacle(
-                path, degrees, is_default=is_default
-            )
-            if obstacle:
-                idle.append(obstacle)
-            elif path in degrees or hybrid_settings.used(message, path) == requested:
-                in_effect.append(path)
-            else:
-                scripts.append(path)
-        text = "fleet has " + ", ".join(
-            [
-                *(f"{key} {degree}" for key, degree in degrees.items()),
-                *(
-                    hybrid_settings.described(message, path)
-                    for path in (*in_effect, *scripts)
-                    if path not in degrees
-                ),
-            ]
-        )
-        text = "; ".join([text, *idle])
-        if name in misfits:
-            self._proof.field(name, NO_EFFECT, reason=misfits[name])
-        elif idle and not in_effect and not scripts:
-            self._proof.field(name, NO_EFFECT, reason="; ".join(idle))
+        idle = {path: misfits.get(f"{name}.{path}") or _lacks(path, degrees) for path in requested}
+        obstacles = [*filter(None, idle.values())]
+        used = {
+            path: topology.used_setting(name, path)
+            for path in requested
+            if path not in degrees and not idle[path]
+        }
+        counted = ", ".join(f"{path} {setting}" for path, setting in {**degrees, **used}.items())
+        text = "; ".join([f"fleet has {counted}", *obstacles])
+        scripts = [path for path, setting in used.items() if setting != requested[path]]
+        if name in misfits or len(obstacles) == len(requested):
+            reason = misfits.get(name) or "; ".join(obstacles)
+            self._proof.field(name, NO_EFFECT, reason=reason)
         elif scripts:
             reason = f"the script sets {', '.join(scripts)} itself"
             self._proof.field(name, SCRIPT, in_effect=value, reason=reason, evidence=text)
@@ -222,34 +212,22 @@ class _RemainingFields:
         missing = paddle_api.refusal(self._capability(name, is_dynamic=is_dynamic))
         if missing or name in distributed_strategy.misfits:
             return missing or distributed_strategy.misfits[name]
-        if name == "gradient_merge" and is_dynamic:
-            return _NO_STEPS if self._spec.get(name) else _ONLY_STATIC
         if name not in _COMMUNICATION:
-            return ""
+            is_merging = name == "gradient_merge" and is_dynamic
+            idle = _NO_STEPS if self._spec.get(name) else "Paddle has it for static graphs only"
+            return idle if is_merging else ""
         if self._spec.topology.nranks == 1:
             return "a single rank has nothing to reduce"
         if parameter_servers.are_used():
             return "with parameter servers, ranks do not reduce gradients among themselves"
-        return self._who_sends(is_dynamic=is_dynamic)
-
-    def _reason(self, name: str, known: Mapping[str, Any]) -> str:
-        """Return why NAME has no effect; KNOWN is the launcher's outcome for this Paddle."""
-        if "unseen" in known:
-            return str(known["unseen"])
-        if known.get("status") == NO_EFFECT:
-            return str(known["reason"])
-        if name in self._spec.build_strategy:
-            return "it changed nothing in this program"
-        where = "dynamic" if self._proof.graph == "dygraph" else "static"
-        return f"nothing in Paddle's {where} graphs is known to read it"
-
-    def _who_sends(self, *, is_dynamic: bool) -> str:
-        """Return why fleetrun does not send the gradients; empty if it does."""
         senders = [
             f"{sender} sends the gradients itself, {how}" for sender, how in PADDLES_SUMS.items()
         ]
-        if senders or self._models or not is_dynamic:
-            return next(iter(senders), "")
+        has_model = self._models or not is_dynamic
+        return next(iter(senders), "") or ("" if has_model else self._without_model())
+
+    def _without_model(self) -> str:
+        """Return why no model of this job is averaged by DataParallel."""
         shared_axes = {axis: size for axis, size in topology.sizes().items() if size > 1}
         if shared_axes and not {*shared_axes} & {*_SUMMED}:
             layout = " x ".join(f"{axis} {size}" for axis, size in shared_axes.items())

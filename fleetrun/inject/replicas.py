@@ -1,4 +1,4 @@
-"""The ranks that hold copies of the same parameters, and whether the copies differ."""
+"""The ranks that hold copies of the same parameters, and how far the copies differ."""
 
 from __future__ import annotations
 
@@ -17,22 +17,12 @@ if TYPE_CHECKING:
 # The bits of a parameter's kind: ranks of a model-parallel group hold different parts of it; ranks
 # split its values between updates.
 DISTRIBUTED, SLICED = 1, 2
-KINDS = range(4)
-# By axis of fleet's topology: the kinds that it splits. Other axes, such as `pipe`, split all.
-_SPLITS = {
-    "data": 0,
-    "sep": 0,
-    "sharding": SLICED,
-    "moe_sharding": SLICED,
-    "dense_sharding": SLICED,
-    "model": DISTRIBUTED,
-}
 # The most blocks of a parameter that are compared where checksums differ; with so many rows, blocks
 # are of rows.
 _BLOCKS = 4096
 _MANY_ROWS = 512
-# By the ranks: how often these have gathered.
-_gathers: Counter[tuple[int, ...]] = Counter()
+# By the ranks: how often these have exchanged something.
+_exchanges: Counter[tuple[int, ...]] = Counter()
 
 
 class Part(NamedTuple):
@@ -71,76 +61,43 @@ def reference(sums: Mapping[int, int]) -> int:
 
 
 class ComparedRanks:
-    """RANKS (None: all of the job) that hold copies of the same parameters, or parts of them.
+    """RANKS (None: all of the job) that hold copies of the same parameters.
 
-    PLACES has a value for each rank by the kind of parameters, equal for ranks with the same ones;
-    None: all have the same. They exchange values through the job's TCP store, and all compare
-    together, in the same order.
+    They exchange values through the job's TCP store, all together and in the same order.
     """
 
-    def __init__(
-        self, ranks: Sequence[int] | None = None, places: Mapping[int, list[object]] | None = None
-    ) -> None:
-        self.rank = int(os.environ["PADDLE_TRAINER_ID"])
-        self.ranks = list(range(world_size()) if ranks is None else ranks)
-        self._places = places
-        digest = zlib.crc32(json.dumps(self.ranks).encode())
-        self._name = f"fleetrun/check/{self.ranks[0]}/{len(self.ranks)}/{digest}"
+    def __init__(self, ranks: Sequence[int] | None = None) -> None:
+        self._rank = int(os.environ["PADDLE_TRAINER_ID"])
+        self.ranks = tuple(range(world_size()) if ranks is None else map(int, ranks))
 
-    @property
     def _key(self) -> str:
-        return f"{self._name}/{_gathers[tuple(self.ranks)]}"
+        """Return a new key, the same on all of the ranks."""
+        _exchanges[self.ranks] += 1
+        digest = zlib.crc32(json.dumps(self.ranks).encode())
+        name = f"{self.ranks[0]}/{len(self.ranks)}/{digest}"
+        return f"fleetrun/check/{name}/{_exchanges[self.ranks]}"
 
     def gather(self, numbers: list[Any]) -> list[list[Any]]:
         """Return the NUMBERS of every rank, in the order of `ranks`."""
-        _gathers[tuple(self.ranks)] += 1
-        rows: list[list[Any]] = store.all_gather(self._key, numbers, self.rank, self.ranks)
+        rows: list[list[Any]] = store.all_gather(self._key(), numbers, self._rank, self.ranks)
         return rows
 
-    def places(self, kind: int) -> list[object]:
-        """Return a value for each rank, equal for ranks that hold the same parameters of KIND."""
-        return [None] * len(self.ranks) if self._places is None else self._places[kind]
-
-    def apart(self, index: int, sums: Mapping[int, int], array: Any, ulps: float) -> int:
+    def apart(self, sums: Mapping[int, int], array: Any, ulps: float) -> int:
         """Return how many blocks of ARRAY differ from those of the others by more than rounding.
 
         ARRAY is this rank's copy, SUMS are the checksums of the copies by rank, ULPS is the
         rounding of an element in units in the last place of the largest. The store keeps what it
-        gets, so sums of blocks are compared. All ranks with copies know the parameter by INDEX.
+        gets, so sums of blocks are compared.
         """
         import numpy as np
 
-        first = reference(sums)
-        key = f"{self._key}/{index}/{first}"
-        shared = store.job_store()
-        blocks = _blocks(array)
-        if self.rank == first:
+        key, shared, blocks = self._key(), store.job_store(), _blocks(array)
+        if self._rank == reference(sums):
             shared.set(key, blocks.tobytes())
         others = np.frombuffer(bytes(shared.get(key)), dtype=blocks.dtype)
-        return _apart(blocks, others, ulps * _unit(array.dtype), _block_size(array.shape))
-
-
-def hybrid_ranks(fleet_groups: Any) -> ComparedRanks:
-    """Return all ranks of a job that fleet has set up, each of which holds a part of the model.
-
-    Ranks with the same coordinates along the axes that split parameters hold the same ones.
-    """
-    axes = fleet_groups.topology()
-    names = axes.get_hybrid_group_names()
-    coordinates = [axes.get_coord(rank) for rank in range(world_size())]
-    return ComparedRanks(
-        places={
-            kind: [
-                tuple(
-                    place
-                    for name, place in zip(names, own)
-                    if name not in _SPLITS or kind & _SPLITS[name]
-                )
-                for own in coordinates
-            ]
-            for kind in KINDS
-        }
-    )
+        # bfloat16 is uint16 in numpy.
+        unit = float(np.finfo(array.dtype).eps) if array.dtype.kind == "f" else 2.0**-8
+        return _apart(blocks, others, ulps * unit, _block_size(array.shape))
 
 
 def _block_size(shape: Sequence[int]) -> int:
@@ -165,13 +122,6 @@ def _blocks(array: Any) -> Any:
     signs = np.arange(values.size) * 40503 % 65521 % 2 * 2 - 1
     starts = np.arange(0, values.size, _block_size(array.shape))
     return np.concatenate([[largest], np.add.reduceat(values * signs, starts)])
-
-
-def _unit(dtype: Any) -> float:
-    """Return one unit in the last place at 1 of numpy's DTYPE; bfloat16 is uint16 there."""
-    import numpy as np
-
-    return float(np.finfo(dtype).eps) if dtype.kind == "f" else 2.0**-8
 
 
 def _apart(own: Any, first: Any, rounding: float, block: int) -> int:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import array
 import base64
-import gc
 import json
+import math
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -72,7 +72,6 @@ class _Snapshots:
         # By the index of an optimizer or program: the update of the last snapshot.
         self._sources: dict[int, Any] = {}
         self._last: dict[int, int] = {}
-        self._names: dict[int, str] = {}
 
     def before_update(self, optimizer: Any) -> None:
         """Write the parameters as they are before an update."""
@@ -107,11 +106,7 @@ class _Snapshots:
         if hasattr(source, "global_block"):
             parts = rank_check.variables_of(source)
         else:
-            # Layers may be added later.
-            if place not in self._names:
-                self._names |= _names()
-                self._names[place] = ""
-            parts = self._held(source)
+            parts = _held(source)
         values, sums = _read([part.value for part in parts.values()])
         record = {
             "update": number,
@@ -130,34 +125,19 @@ class _Snapshots:
         with open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
-    def _held(self, optimizer: Any) -> dict[str, Part]:
-        """Return by name the parameters that OPTIMIZER updates, with their kinds."""
-        wrapper = updates.wrapper_of(optimizer)
-        shared = {id(part.parameter): part for part in hybrid_models.parts_of(wrapper).values()}
-        held: dict[str, Part] = {}
-        for parameter in hybrid_models.whole_parameters(wrapper) or updates.parameters_of(
-            optimizer
-        ):
-            if not parameter.trainable:
-                continue
-            part = shared.get(id(parameter), Part(parameter, _OWN))
-            name = self._names.get(id(parameter)) or parameter.name
-            held[name if name not in held else parameter.name] = part
-        return held
 
-
-def _names() -> dict[int, str]:
-    """Return the names of parameters in the largest model that has them, by id."""
-    import paddle
-
-    base: Any = paddle.nn.Layer
-    by_id: dict[int, str] = {}
-    layers = [item for item in gc.get_objects() if issubclass(type(item), base)]
-    named = [[*layer.named_parameters()] for layer in layers if hasattr(layer, "training")]
-    for parameters in sorted(named, key=len):
-        for name, parameter in parameters:
-            by_id[id(parameter)] = hybrid_models.plain_name(name)
-    return by_id
+def _held(optimizer: Any) -> dict[str, Part]:
+    """Return by name the parameters that OPTIMIZER updates, with their kinds."""
+    wrapper = updates.wrapper_of(optimizer)
+    shared = {
+        id(part.parameter): (name, part) for name, part in hybrid_models.parts_of(wrapper).items()
+    }
+    parameters = hybrid_models.whole_parameters(wrapper) or updates.parameters_of(optimizer)
+    return dict(
+        shared.get(id(parameter), (str(parameter.name), Part(parameter, _OWN)))
+        for parameter in parameters
+        if parameter.trainable
+    )
 
 
 def _read(values: list[Any]) -> tuple[list[tuple[int, float, Any]], list[int]]:
@@ -166,7 +146,7 @@ def _read(values: list[Any]) -> tuple[list[tuple[int, float, Any]], list[int]]:
 
     # Values of static programs are not eager tensors.
     shapes = [value.shape if hasattr(value, "flatten") else value.shape() for value in values]
-    sizes = [int(np.prod(shape)) for shape in shapes]
+    sizes = [math.prod(shape) for shape in shapes]
     share = min(1.0, _MOST_VALUES / max(1, sum(sizes)))
     rows, sums = [], []
     for value, size in zip(values, sizes):

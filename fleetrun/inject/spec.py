@@ -22,9 +22,9 @@ class Topology(NamedTuple):
 class StrategySpec(NamedTuple):
     """The requested fields by section; others are absent."""
 
-    strategy: Mapping[str, Any]
-    build_strategy: Mapping[str, Any]
-    execution_strategy: Mapping[str, Any]
+    strategy: Mapping[str, Any] = {}
+    build_strategy: Mapping[str, Any] = {}
+    execution_strategy: Mapping[str, Any] = {}
     # `defaults`: the script's own values win. `override`: these do.
     mode: str = "defaults"
     # `auto`: compare the ranks less and less often. 0: after updates 1 and 3. N: also after every N
@@ -84,13 +84,5 @@ def read_spec(path: str) -> StrategySpec:
     """
     with open(path, encoding="utf-8") as file:
         values = json.load(file)
-    return StrategySpec(
-        strategy=values.get("strategy", {}),
-        build_strategy=values.get("build_strategy", {}),
-        execution_strategy=values.get("execution_strategy", {}),
-        mode=values.get("mode", "defaults"),
-        check_ranks=values.get("check_ranks", 0),
-        reasons=values.get("reasons", {}),
-        verdicts=values.get("verdicts", {}),
-        topology=Topology(**values.get("topology", {})),
-    )
+    known = {name: values[name] for name in StrategySpec._fields if name in values}
+    return StrategySpec(**{**known, "topology": Topology(**values.get("topology", {}))})

@@ -52,11 +52,14 @@ def groups() -> Any:
     return getattr(getattr(package, "fleet", None), "_hcg", None)
 
 
-def used_strategy() -> Any:
-    """Return the message of the strategy that fleet uses; None without fleet."""
+def used_setting(field: str, path: str) -> Any:
+    """Return the setting PATH, as `mp_configs.sync_grad`, of FIELD in the strategy of fleet."""
     package: Any = sys.modules.get("paddle.distributed.fleet")
     strategy = getattr(getattr(package, "fleet", None), "_user_defined_strategy", None)
-    return getattr(strategy, "strategy", None)
+    value = getattr(getattr(strategy, "strategy", None), field, None)
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value
 
 
 def sizes() -> dict[str, int]:

@@ -96,12 +96,6 @@ def _of_culprit(
     early = _early_ends(plan, outcome, failed_at) if name in causes.LOST or is_crash else []
     stopped = _still_stopped(plan, failed_at) if name in causes.LOST else []
     evidence = [*kernelfacts.of(exited, before)]
-    report = error if error and error.children else rankfile.exit_under_way(spec)
-    for pid, signum in report.children if report else ():
-        if pid is not None and signum is not None:
-            how = causes.meaning(signum)
-            evidence.append(f"Process {pid}, which it had started, was killed by {how}.")
-            evidence += kernelfacts.of_signal(pid, signum, before)
     is_of_memory = name in {causes.SHARED_MEMORY, causes.DISK_FULL}
     if is_of_memory and exited.status.signum != signal.SIGBUS:
         evidence += kernelfacts.shared_memory()

@@ -20,13 +20,6 @@ TOPOLOGY = "topology"
 _AXES = ("dp", "mp", "pp", "sharding", "sep")
 
 
-class KilledChild(NamedTuple):
-    """A process that a rank had started, and the signal that killed it."""
-
-    pid: int | None = None
-    signum: int | None = None
-
-
 class ErrorReport(NamedTuple):
     """The exception that ended a rank."""
 
@@ -45,7 +38,6 @@ class ErrorReport(NamedTuple):
     monotonic: float | None = None
     # The exit code of a failing sys.exit.
     code: int | None = None
-    children: tuple[KilledChild, ...] = ()
     # The file that contains this.
     path: str = ""
 
@@ -137,12 +129,7 @@ def restart_of(spec: ProcessSpec) -> int:
 def error(path: str, kind: str = EXCEPTION, restart: int = 0) -> ErrorReport | None:
     """Return the last exception, or sys.exit, of attempt RESTART in the file PATH."""
     record = last(path, kind, restart) if path else None
-    if record is None:
-        return None
-    children = (
-        reading.record(KilledChild, child) for child in reading.mappings(record.get("children"))
-    )
-    return reading.record(ErrorReport, record, path=path, children=tuple(children))
+    return None if record is None else reading.record(ErrorReport, record, path=path)
 
 
 def exception(spec: ProcessSpec) -> ErrorReport | None:

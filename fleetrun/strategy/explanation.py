@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from fleetrun.model import FieldValue, Layer
+from fleetrun.model import FieldValue
 from fleetrun.strategy import fields
 from fleetrun.strategy.fields import Field
 
 Place = tuple[str, str, str]
 
-_DOCS = "https://www.paddlepaddle.org.cn/documentation/docs/en/"
-LINKS = {
-    fields.STRATEGY: f"{_DOCS}api/paddle/distributed/fleet/DistributedStrategy_en.html",
-    fields.BUILD: f"{_DOCS}api/paddle/static/BuildStrategy_en.html",
-    fields.EXECUTION: f"{_DOCS}api/paddle/static/ExecutionStrategy_en.html",
-}
 EVIDENCE = (
     "On CPUs it was measured with both Paddles (tests/train/test_verdicts.py measures it again).",
     fields.GPUS,
@@ -24,11 +18,8 @@ EVIDENCE = (
 )
 
 
-def page(field: Field, presets: Mapping[str, Layer]) -> str:
-    """Return the meaning of FIELD, where it takes effect, the evidence, and how to set it.
-
-    PRESETS are all presets; those that set the field are listed.
-    """
+def page(field: Field) -> str:
+    """Return the meaning of FIELD, where it takes effect, the evidence, and how to set it."""
     lines = [f"{field.section}:", *(f"  {line}" for line in listed(field, ""))]
     if field.aliases:
         lines.append(f"      Also written {', '.join(field.aliases)}.")
@@ -40,12 +31,8 @@ def page(field: Field, presets: Mapping[str, Layer]) -> str:
         off = comes_to(field, places, is_off=True)
         lines += [f"  {line}" for line in off]
     lines += ["", "Evidence", *(f"  {line}" for line in EVIDENCE)]
-    using = _using(field, presets)
-    if using:
-        lines += ["", "Presets that set it", *(f"  {line}" for line in using)]
     name = ".".join([field.name, *(key.name for key in field.keys[:1])])
     lines += ["", f"Set it: in a strategy file, or by fleetrun --set {name}=VALUE train.py"]
-    lines += ["", "See also", f"  {LINKS[field.section]}"]
     return "\n".join(lines) + "\n"
 
 
@@ -100,20 +87,6 @@ def outcomes(
     if len(places_of) == 1 and len(places) > 1:
         return dict.fromkeys(places_of, "everywhere")
     return {outcome: ", ".join(where) for outcome, where in places_of.items()}
-
-
-def _using(field: Field, presets: Mapping[str, Layer]) -> list[str]:
-    """Return the PRESETS that set FIELD or parts of it, with the values."""
-    using = []
-    for name, layer in presets.items():
-        settings = [
-            f"{setting.name}: {written(setting.value)}"
-            for setting in layer.settings
-            if setting.section == field.section and setting.name.partition(".")[0] == field.name
-        ]
-        if settings:
-            using.append(f"{name} ({', '.join(settings)})")
-    return using
 
 
 def written(value: FieldValue) -> str:

@@ -51,13 +51,6 @@ class NamedStrategy(NamedTuple):
     given: Given
 
 
-class UnplacedStrategy(NamedTuple):
-    """A strategy before the hosts and ranks are known, with remarks."""
-
-    strategy: Strategy
-    notes: tuple[str, ...]
-
-
 def names(raw_options: Iterable[Given]) -> list[NamedStrategy]:
     """Return the names in RAW_OPTIONS, separated by commas, or by colons in a variable."""
     named = []
@@ -69,7 +62,7 @@ def names(raw_options: Iterable[Given]) -> list[NamedStrategy]:
 
 def requested(
     requests: Iterable[NamedStrategy], sets: Iterable[Given], known: Mapping[str, Layer]
-) -> UnplacedStrategy:
+) -> Strategy:
     """Combine REQUESTS and SETS; a layer that is already KNOWN is not read again."""
     layers = [known.get(request.name) or _read(request) for request in requests]
     return combine(layers, [_set(option) for option in sets])
@@ -210,15 +203,14 @@ def parse_set(text: str) -> FieldSetting:
     return _setting(section, name, value, where)._replace(source=SET)
 
 
-def combine(layers: Sequence[Layer], sets: Sequence[FieldSetting] = ()) -> UnplacedStrategy:
+def combine(layers: Sequence[Layer], sets: Sequence[FieldSetting] = ()) -> Strategy:
     """Combine LAYERS part by part; later ones override earlier ones, and SETS override all."""
     last: dict[tuple[str, str], FieldSetting] = {}
     for setting in (*(setting for layer in layers for setting in layer.settings), *sets):
         last[setting.section, setting.name] = setting
     settings = tuple(last.values())
     sources = [layer.name for layer in layers] + [SET] * bool(sets)
-    asked = Strategy(tuple(sources), settings, digest(settings), layers=tuple(layers))
-    return UnplacedStrategy(asked, tuple(_remarks(last)))
+    return Strategy(tuple(sources), settings, digest(settings), layers=tuple(layers))
 
 
 def digest(settings: Iterable[FieldSetting]) -> str:
@@ -227,21 +219,6 @@ def digest(settings: Iterable[FieldSetting]) -> str:
 
     lines = sorted(f"{setting.section}.{setting.name}={setting.value!r}" for setting in settings)
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:16]
-
-
-def _remarks(last: Mapping[tuple[str, str], FieldSetting]) -> Iterator[str]:
-    """Remark on the configs of features that are not enabled."""
-    reported = set[str]()
-    for section, dotted in last:
-        configs, dot, _ = dotted.partition(".")
-        name = configs.removesuffix("_configs")
-        if not dot or configs in reported or (section, name) in last or name == configs:
-            continue
-        if name not in fields.by_name(section):
-            continue
-        reported.add(configs)
-        where = last[section, dotted].source
-        yield f"{where}: {configs} is set without {name}, which only the script can still enable."
 
 
 # -- a file ----------------------------------------------------------------------------------------

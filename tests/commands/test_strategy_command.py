@@ -60,9 +60,7 @@ def test_show_says_what_a_field_comes_to_why_that_is_known_and_how_it_is_written
     assert "auto: 1 on one host, 2 on several." in out
     assert "  effective: fleetrun sends the gradients itself, over communicators in turn\n" in out
     assert "GPU" in out.partition("Evidence")[2]
-    assert "\n  overlap (nccl_comm_num: " in out
     assert "fleetrun --set nccl_comm_num=VALUE train.py" in out
-    assert "DistributedStrategy_en.html" in out
     assert "If it is false" in strategy(capsys, "show", "sync_nccl_allreduce").out
 
 
@@ -131,7 +129,6 @@ def test_explain_sorts_the_places_by_what_happens_there(
     assert [row[0] for row in rows].count("amp_configs") == 1
     assert "MY_TOKEN: ***" in [row[0] for row in rows]
     assert "note: Paddle 3.3.1 supports static strategies only in its older" in out
-    assert "note: a.yaml:1: amp_configs is set without amp" in out
 
 
 @pytest.mark.parametrize(

@@ -87,10 +87,8 @@ def seen(folder: Path) -> FlightRecord:
 
 
 def test_the_writer_and_the_reader_have_one_layout() -> None:
-    names = (
-        "MAGIC HEADER_BYTES TABLE_BYTES SLOT_BYTES SLOTS FAILED ENDED BLOCKING ASYNCHRONOUS RAISED"
-    )
-    for name in (*names.split(), "NEW_GROUP"):
+    names = "MAGIC HEADER_BYTES TABLE_BYTES SLOT_BYTES SLOTS FAILED BLOCKING ASYNCHRONOUS RAISED"
+    for name in names.split():
         assert getattr(flight_recorder, name) == getattr(flightfile, name), name
     for name in ("HEADER", "SLOT"):
         assert getattr(flight_recorder, name).format == getattr(flightfile, name).format, name
@@ -118,7 +116,7 @@ def test_each_collective_is_there_while_it_runs_and_after(
     assert first.done_at is not None
     assert 0 <= first.done_at - first.issued_at < 60
     assert first.site == (__file__[-100:], line, sys._getframe().f_code.co_name[:40])
-    assert (highest.operation, highest.shape, highest.nbytes) == ("all_reduce (max)", (), 4)
+    assert (highest.operation, highest.shape, highest.nbytes) == ("all_reduce", (), 4)
     assert (sent.operation, sent.sequence, sent.root) == ("broadcast", 3, 6)
     assert received.channel == CollectiveChannel((4, 6), 1, "recv", 4, 6)
     assert (received.sequence, received.root) == (1, -1)
@@ -212,7 +210,7 @@ def test_a_backward_of_paddles_own_reducer_is_seen_from_its_begin_to_its_end(
 
     def run_backward(fails: bool) -> None:
         begun = [call.state for call in seen(tmp_path).collectives if call.is_open]
-        assert begun in ([], [BLOCKING])
+        assert begun in ([], [BLOCKING], [BLOCKING] * 2)
         if fails:
             raise RuntimeError("peer lost")
 
@@ -233,16 +231,16 @@ def test_a_backward_of_paddles_own_reducer_is_seen_from_its_begin_to_its_end(
     with pytest.raises(RuntimeError, match="peer lost"):
         core.eager.run_backward(True)
     other = EagerReducer([Tensor(5)], [], [], group, [], False)
-    other.prepare_for_backward([])
-    reducer.prepare_for_backward([])
+    for forward in (other, reducer, other):
+        forward.prepare_for_backward([])
     core.eager.run_backward(False)
-    first, second, both = seen(tmp_path).collectives
+    first, second, *both = seen(tmp_path).collectives
     # It counts among the calls of its group.
     assert first.channel == second.channel == CollectiveChannel((4, 6))
     assert (first.operation, first.sequence, first.is_open) == ("backward", 1, False)
     assert (second.sequence, second.state) == (2, RAISED)
-    assert [call.tensor for call in (first, both)] == ["float32 [9]", "float32 [14]"]
-    assert {call.state for call in (first, both)} == {state}
+    assert [call.tensor for call in (first, *both)] == ["float32 [9]", "float32 [5]", "float32 [9]"]
+    assert {call.state for call in (first, *both)} == {state}
 
 
 def test_a_forked_process_leaves_the_record_alone(tmp_path: Path) -> None:
@@ -255,27 +253,6 @@ def test_a_forked_process_leaves_the_record_alone(tmp_path: Path) -> None:
         group.broadcast_on_calc_stream(Tensor(2), 0)
         os._exit(0)
     os.waitpid(child, 0)
-    made.end_script()
     record = seen(tmp_path)
     assert [call.operation for call in record.collectives] == ["all_reduce"]
-    assert (record.has_failed, record.has_ended) == (False, True)
-
-
-@pytest.mark.parametrize("end", ["", "raise SystemExit", "1 / 0"])
-def test_the_record_says_that_the_script_has_ended_without_an_error(
-    tmp_path: Path, end: str
-) -> None:
-    code = f"""
-import atexit, sys
-sys.path[:0] = {[str(Path(__file__).parents[level]) for level in range(3)]!r}
-from pathlib import Path
-import test_flight_recorder as ours
-folder = Path({str(tmp_path)!r})
-group = ours.process_group()
-made = ours.recorder(folder, group)
-atexit.register(lambda: print(ours.seen(folder).has_ended))
-{end}
-"""
-    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
-    assert ended.stdout == b"False\n"
-    assert seen(tmp_path).has_ended == (ended.returncode == 0)
+    assert not record.has_failed

@@ -33,8 +33,7 @@ def test_presets_are_all_files_of_the_folder_but_the_example_of_options() -> Non
 @pytest.mark.parametrize("name", load.PRESETS)
 def test_a_preset_can_be_used_and_says_what_it_is_for(name: str) -> None:
     asked = load.combine([load.read(name)])
-    assert asked.strategy.settings
-    assert asked.notes == ()
+    assert asked.settings
     assert (CONFIGS / f"{name}.yaml").read_text().startswith("# ")
 
 
@@ -171,10 +170,8 @@ def test_later_layers_win_part_by_part_and_set_wins_over_all() -> None:
     )
     second = layer("b", "strategy: {gradient_merge_configs: {k_steps: 3}, nccl_comm_num: 2}")
     asked = load.combine([first, second], [load.parse_set("nccl_comm_num=1")])
-    assert asked.strategy.sources == ("a", "b", "--set")
-    assert [
-        (setting.name, setting.value, setting.source) for setting in asked.strategy.settings
-    ] == [
+    assert asked.sources == ("a", "b", "--set")
+    assert [(setting.name, setting.value, setting.source) for setting in asked.settings] == [
         ("gradient_merge", True, "a:1"),
         ("gradient_merge_configs.k_steps", 3, "b:1"),
         ("gradient_merge_configs.avg", False, "a:1"),

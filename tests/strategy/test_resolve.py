@@ -13,7 +13,7 @@ from fleetrun.strategy.resolve import HostTopology
 
 def resolved(ranks: tuple[int, ...], *sets: str) -> dict[str, tuple[object, str]]:
     """Resolve the strategy of SETS for hosts with RANKS."""
-    asked = load.combine([], [load.parse_set(text) for text in sets]).strategy
+    asked = load.combine([], [load.parse_set(text) for text in sets])
     resolved = resolve.resolve(asked, HostTopology(ranks))
     return {setting.name: (setting.value, setting.reason) for setting in resolved.settings}
 
@@ -56,7 +56,7 @@ def test_a_preset_has_nothing_left_to_decide_but_what_only_the_training_can_meas
     ranks: list[int],
 ) -> None:
     for name in ("recommended", "overlap", "hierarchical_allreduce"):
-        asked = load.combine([load.read(name)]).strategy
+        asked = load.combine([load.read(name)])
         settled = resolve.resolve(asked, HostTopology(tuple(ranks)))
         assert [k.name for k in settled.settings if k.value == "auto"] == ["fuse_grad_size_in_MB"]
         assert resolve.resolve(settled, HostTopology(tuple(ranks))).settings == tuple(

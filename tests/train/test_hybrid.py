@@ -264,23 +264,17 @@ def test_all_ranks_skip_an_update_with_infinite_gradients(
 
 # Name: the layout, the settings, and their reported outcome.
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
-    "of layers": (
-        {"mp": 2, "is_data": False},
-        {"mp_configs.mp_async_allreduce": True, "mp_configs.mp_skip_c_identity": True},
-        "effective",
-        "mp_configs.mp_async_allreduce True (2 layers), mp_configs.mp_skip_c_identity True (2",
-    ),
     "without what they need": (
         {"mp": 2},
-        {"mp_configs.mp_skip_c_identity": True, "pp_configs.overlap_p2p_comm": True},
+        {"pp_configs.overlap_p2p_comm": True},
         "no_effect",
-        "mp_configs.mp_skip_c_identity needs a layer that uses it; pp_configs.overlap_p2p",
+        "pp_configs.overlap_p2p_comm needs a pp_degree of 2 or more",
     ),
     "the script's": (
         {"mp": 2, "mp_configs": {"sync_param": False}},
         {"mp_configs.sync_param": True, "mp_configs.sync_grad": True},
         "script",
-        "mp_configs.sync_grad True, mp_configs.sync_param False",
+        "mp_configs.sync_param False, mp_configs.sync_grad True",
     ),
     # This one runs on 2.6.2, which lacks mp's kernels for CPUs.
     "of a newer Paddle": (

@@ -132,8 +132,10 @@ def fault(
     ):
         return f"the notes are {notes}"
     fields = {field["name"]: field for field in result["proof"]["fields"]}
-    is_merged = fields["gradient_merge"]["status"] == "effective"
-    if not is_merged and not fields["gradient_merge"]["reason"].startswith("in this Paddle "):
+    # Where updates cannot be counted, there is no row.
+    merging = fields.get("gradient_merge", {"status": "", "reason": "in this Paddle "})
+    is_merged = merging["status"] == "effective"
+    if not is_merged and not merging["reason"].startswith("in this Paddle "):
         return f"the table says {fields}"
     if is_static and not any(STRATEGY in note for note in notes):
         # Paddle merges by itself; where programs cannot be read, nothing has counted that.

@@ -9,67 +9,40 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
     from typing import Any
 
 # The package above this folder, under a unique name.
 _INJECT = "_fleetrun_inject"
 
 
-def finders(beside: "Callable[[str], Any]", requests: "Sequence[str]") -> "list[Any]":
-    """Return the finders for a rank that begins to import Paddle.
+def prepare(beside: "Callable[[str], Any]", requests: "Sequence[str]") -> None:
+    """Add finders that change Paddle once it is imported.
 
     BESIDE loads a module of this folder. Each of the variables REQUESTS requests a change.
     """
-    active: "list[Any]" = []
     if _is_one_of_several() or any(map(os.environ.get, requests)):
-        active.append(_PaddleFinder(beside, requests))
-    if "faulthandler" in sys.modules and sys.modules["faulthandler"].is_enabled():
-        active.append(_CrashHandlerFinder())
-    return active
-
-
-class _PaddleFinder:
-    """Loads the package `inject` when Paddle is imported; finds no module itself."""
-
-    def __init__(self, beside: "Callable[[str], Any]", requests: "Sequence[str]") -> None:
-        self._beside = beside
-        self._requests = requests
-
-    def find_spec(
-        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
-    ) -> "ModuleSpec | None":
-        """Return the spec from `inject` if it has callbacks after Paddle's import, else None."""
-        if name != "paddle":
-            return None
-        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
         try:
-            _change_paddle(self._requests)
-            # Python iterates over the old list, without the finder that `inject` has just added.
-            for finder in sys.meta_path:
-                if type(finder).__module__ == _INJECT + ".import_hooks":
-                    return finder.find_spec(name, path, target)
+            _change_paddle(requests)
         except Exception as error:
             failure = "the strategy cannot be applied"
             if not os.environ.get("FLEETRUN_STRATEGY_FILE"):
                 failure = "updates and gloo groups of this rank stay as Paddle has them"
             failure = "%s: %r" % (failure, error)
             sys.stderr.write("fleetrun: %s\n" % failure)
-            _record_unapplied(self._beside, failure)
-        return None
+            _record_unapplied(beside, failure)
+    if "faulthandler" in sys.modules and sys.modules["faulthandler"].is_enabled():
+        sys.meta_path.insert(0, _CrashHandlerFinder())
 
 
 def _record_unapplied(beside: "Callable[[str], Any]", failure: str) -> None:
     """Tell the launcher: ranks that can apply the strategy would wait for this one."""
     path = os.environ.get("FLEETRUN_RECORDS")
-    if not (path and os.environ.get("FLEETRUN_STRATEGY_FILE")):
-        return
-    records = beside("rank_records")
-    try:
-        records.append(path, records.STRATEGY, {"complete": False, "unapplied": [failure]})
-    except OSError:  # training goes on without
-        pass
+    if path and os.environ.get("FLEETRUN_STRATEGY_FILE"):
+        records = beside("rank_records")
+        try:
+            records.append(path, records.STRATEGY, {"complete": False, "unapplied": [failure]})
+        except OSError:  # training goes on without
+            pass
 
 
 def _change_paddle(requests: "Sequence[str]") -> None:
@@ -85,18 +58,17 @@ def _change_paddle(requests: "Sequence[str]") -> None:
     module = util.module_from_spec(spec)
     sys.modules[_INJECT] = module
     strategy = os.environ.get("FLEETRUN_STRATEGY_FILE", "")
-    if _is_over_gloo() and not strategy:
-        # The rest of the package takes a while to load.
-        import_module(_INJECT + ".gloo_stores").arm(
-            lambda text: sys.stderr.write("fleetrun: %s\n" % text)
-        )
+    # The rest of the package takes a while to load.
     if _is_one_of_several():
+        if os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo" and not strategy:
+            import_module(_INJECT + ".gloo_stores").arm(
+                lambda text: sys.stderr.write("fleetrun: %s\n" % text)
+            )
         import_module(_INJECT + ".store_wait").arm()
-    is_armed = any(map(os.environ.get, requests))
-    if is_armed:
+    if any(map(os.environ.get, requests)):
         spec.loader.exec_module(module)
         module.arm(strategy)
-    elif _is_one_of_several():
+    else:
         # With any launch, failures name the coordinates of ranks.
         import_module(_INJECT + ".topology").arm()
 
@@ -107,11 +79,6 @@ def _is_one_of_several() -> bool:
     return ranks.isdigit() and int(ranks) > 1
 
 
-def _is_over_gloo() -> bool:
-    """Whether this is one of several ranks whose collectives are gloo's."""
-    return _is_one_of_several() and os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo"
-
-
 class _CrashHandlerFinder:
     """Restores faulthandler once Paddle has replaced it by its own crash handlers.
 
@@ -120,11 +87,9 @@ class _CrashHandlerFinder:
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Find nothing."""
-        if name[:7] != "paddle.":
-            return
-        # `fluid` before Paddle 2.5. It installs the handlers when its import ends.
-        base = sys.modules.get("paddle.base") or sys.modules.get("paddle.fluid")
-        if base is None or getattr(base.__spec__, "_initializing", False):
+        # Paddle installs its handlers when the import of `base` ends.
+        base = sys.modules.get("paddle.base")
+        if name[:7] != "paddle." or base is None or getattr(base.__spec__, "_initializing", False):
             return
         # A new list: Python is iterating over the old one.
         sys.meta_path = [finder for finder in sys.meta_path if finder is not self]

@@ -6,11 +6,10 @@ imports late.
 
 import os
 import sys
-import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     # Appends a record: path, kind and fields.
@@ -22,46 +21,26 @@ _MOST = 256 * 1024
 _FRAMES = 1000
 # The most recorded failing exits that the script has caught.
 _MOST_EXITS = 100
-# A child that was killed longer ago has nothing to do with the failure.
-_LATELY_S = 60.0
-_MOST_CHILDREN = 4
-_SIGTERM = 15
 _reported: "list[BaseException]" = []
 _caught: "list[None]" = []
 
 
-def report(
-    append: "Append",
-    path: str,
-    error: BaseException,
-    is_shown: bool,  # noqa: FBT001 - plain syntax
-    killed: "Sequence[tuple[float, int, int]]",
-) -> None:
-    """Append ERROR, which ends this process, to PATH; IS_SHOWN: the excepthook is called for it.
-
-    KILLED: the children that signals have killed: when, process and signal.
-    """
+def report(append: "Append", path: str, error: BaseException, *, is_shown: bool) -> None:
+    """Append ERROR, which ends this process, to PATH; IS_SHOWN: the excepthook is called for it."""
     # A script may call the hook to print an exception, and continue.
     if is_shown and _is_called_by_the_script():
         return
     is_known = any(error is other for other in _reported)
     _reported[:] = [error]
     if not is_known and _is_main(path):
-        record = dict(_describe(error), children=_killed_children(killed))
-        append(path, "exception", record)
+        append(path, "exception", _describe(error))
 
 
-def note_exit(
-    append: "Append",
-    path: str,
-    error: SystemExit,
-    code: int,
-    killed: "Sequence[tuple[float, int, int]]",
-) -> None:
+def note_exit(append: "Append", path: str, error: SystemExit, code: int) -> None:
     """Record that ERROR ends the rank with CODE."""
     # A script that catches them again and again must not fill the disk.
     if len(_caught) < _MOST_EXITS and _is_main(path):
-        append(path, "exit", {"code": code, "children": _killed_children(killed)})
+        append(path, "exit", {"code": code})
         vars(error)["fleetrun"] = _Mark(append, path)
 
 
@@ -123,30 +102,3 @@ def _describe(error: BaseException) -> "dict[str, str]":
         "message": message[:_MOST],
         "stack": stack,
     }
-
-
-def _killed_children(known: "Sequence[tuple[float, int, int]]") -> "list[dict[str, int]]":
-    """Return the ids and signals of the child processes that signals have killed lately.
-
-    KNOWN: when, which and by what signal, of those that have been waited for.
-    """
-    since = time.monotonic() - _LATELY_S
-    killed = {pid: signum for at, pid, signum in known if at >= since}
-    killed.update(_zombies())
-    # An executor that has lost a worker terminates the others.
-    causes = {pid: signum for pid, signum in killed.items() if signum != _SIGTERM} or killed
-    return [{"pid": pid, "signum": signum} for pid, signum in causes.items()][:_MOST_CHILDREN]
-
-
-def _zombies() -> "Iterator[tuple[int, int]]":
-    """Yield the children that a signal has killed and nobody has waited for, with the signal."""
-    for thread in os.listdir("/proc/self/task"):
-        try:
-            with open("/proc/self/task/%s/children" % thread) as file:
-                children = file.read().split()
-            for pid in map(int, children):
-                ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-                if ended is not None and ended.si_code in (os.CLD_KILLED, os.CLD_DUMPED):
-                    yield pid, ended.si_status
-        except OSError:
-            continue

@@ -29,9 +29,6 @@ _FOR_PADDLE = (
     "FLEETRUN_FLIGHT_RECORDER",
     "FLEETRUN_VERIFY",
 )
-# The last children that signals have killed: when, process and signal.
-_killed: "list[tuple[float, int, int]]" = []
-_MOST_KILLED = 16
 
 
 def _beside(name: str) -> "Any":
@@ -80,7 +77,7 @@ def _report_exceptions(path: str) -> None:
             is_quiet = isinstance(error, (KeyboardInterrupt, SystemExit, type(None)))
             if not is_quiet and os.getpid() == pid:
                 append = _beside("rank_records").append
-                _beside("rank_failures").report(append, path, error, is_shown, _killed)
+                _beside("rank_failures").report(append, path, error, is_shown=is_shown)
         except Exception:
             pass
 
@@ -111,30 +108,13 @@ def _note_exits(path: str) -> None:
                 code = 0 if code is None else code & 255 if isinstance(code, int) else 1
                 if code and os.getpid() == pid and get_ident() == main:
                     append = _beside("rank_records").append
-                    _beside("rank_failures").note_exit(append, path, error, code, _killed)
+                    _beside("rank_failures").note_exit(append, path, error, code)
             except Exception:  # the exit goes on
                 pass
             raise
 
     exit.__doc__ = leave.__doc__
     sys.exit = exit
-
-
-def _note_killed_children() -> None:
-    """Note which children signals have killed: an exception that follows may not name them."""
-    from time import monotonic
-
-    wait = os.waitpid
-
-    def waitpid(pid: int, options: int) -> "tuple[int, int]":
-        ended, status = wait(pid, options)
-        if ended and os.WIFSIGNALED(status):
-            _killed.append((monotonic(), ended, os.WTERMSIG(status)))
-            del _killed[:-_MOST_KILLED]
-        return ended, status
-
-    waitpid.__doc__ = wait.__doc__
-    os.waitpid = waitpid
 
 
 def _show_stacks_on(signum: int) -> None:
@@ -157,22 +137,21 @@ def _await_paddle() -> None:
     def find_spec(
         name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
-        if name != "paddle" and name[:7] != "paddle.":
+        if name != "paddle":
             return None
+        # A new list, into which finders are inserted: Python is iterating over the old one.
         sys.meta_path = [other for other in sys.meta_path if other is not finder]
         try:
-            finders = _beside("paddle_import").finders(_beside, _FOR_PADDLE)
+            _beside("paddle_import").prepare(_beside, _FOR_PADDLE)
         except Exception as error:  # fleetrun has been removed
             sys.stderr.write("fleetrun: nothing is changed in Paddle: %r\n" % error)
             if os.environ.get("FLEETRUN_STRATEGY_FILE"):
                 # Ranks that can apply the strategy would wait for this one.
                 raise
             return None
-        # A new list: Python is iterating over the old one.
-        sys.meta_path = finders + sys.meta_path
-        for other in finders:
-            spec: "ModuleSpec | None" = other.find_spec(name, path, target)
-            if spec is not None:
+        for other in sys.meta_path:
+            if type(other).__module__ == "_fleetrun_inject.import_hooks":
+                spec: "ModuleSpec | None" = other.find_spec(name, path, target)
                 return spec
         return None
 
@@ -182,20 +161,16 @@ def _await_paddle() -> None:
     sys.meta_path.insert(0, finder)
 
 
-def _replace_launchers() -> None:
-    """Make this Python run fleetrun where it would start Paddle's launcher."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    sys.path.insert(0, os.path.join(root, "entrance"))
-    import _fleetrun_entrance  # type: ignore[import-not-found]
-
-    _fleetrun_entrance.begin()
-
-
 def _begin() -> None:
     variable = os.environ.get
     try:
         if variable("FLEETRUN_EXEC"):
-            _replace_launchers()
+            root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+            sys.path.insert(0, os.path.join(root, "entrance"))
+            import _fleetrun_entrance  # type: ignore[import-not-found]
+
+            # It runs fleetrun where this Python would start Paddle's launcher.
+            _fleetrun_entrance.begin()
     except Exception:  # the command goes on without
         pass
     try:
@@ -203,7 +178,6 @@ def _begin() -> None:
         if path:
             _report_exceptions(path)
             _note_exits(path)
-            _note_killed_children()
         signum = variable("FLEETRUN_STACK_SIGNAL")
         if signum:
             _show_stacks_on(int(signum))

@@ -20,8 +20,6 @@ from . import (
     fuse_operators,
     fused_optimizer,
     gradient_merge,
-    legacy_ops,
-    local_sgd,
     program,
     refusals,
     settings_view,
@@ -60,42 +58,35 @@ def _rewrite(module: Any, proof: Evidence) -> None:
     """Run our passes after each `minimize` of a static program."""
     minimized: weakref.WeakSet[Any] = weakref.WeakSet()
 
+    def refuse(text: str, cause: Exception | None = None) -> None:
+        if text:
+            proof.note(text)
+            proof.write()
+            raise RuntimeError(text) from cause
+
     @in_place_of(module.Fleet, "_minimize_impl")
     def _minimize_impl(minimize: Any, self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
         paddle: Any = sys.modules["paddle"]
         if paddle.in_dynamic_mode():
             return minimize(self, loss, *args, **kwargs)
-        unsupported = refusals.before(self.worker_num(), is_second=loss.block.program in minimized)
-        if unsupported:
-            raise _refusal(unsupported, proof)
+        is_second = loss.block.program in minimized
+        refuse(refusals.before(self.worker_num(), is_second=is_second))
         newer = refusals.needs_older_programs()
         startup = args[0] if args else kwargs.get("startup_program")
         startup = startup or paddle.static.default_startup_program()
         try:
-            with legacy_ops.functions():
-                result = minimize(self, loss, *args, **kwargs)
+            result = minimize(self, loss, *args, **kwargs)
         except Exception as error:
-            text = newer or refusals.explain(error, proof)
-            if not text:
-                raise
-            raise _refusal(text, proof) from error
+            refuse(newer or refusals.explain(error, proof), error)
+            raise
         if newer:
             # A Paddle that we do not know supports it; our passes do not.
             proof.note(newer)
             return result
-        main = loss.block.program
-        unsupported = refusals.only_for_gpus(main, proof)
-        if unsupported:
-            raise _refusal(unsupported, proof)
-        minimized.add(main)
-        _run_passes(self, main, startup, proof)
+        refuse(refusals.only_for_gpus(loss.block.program, proof))
+        minimized.add(loss.block.program)
+        _run_passes(self, loss.block.program, startup, proof)
         return result
-
-
-def _refusal(text: str, proof: Evidence) -> RuntimeError:
-    proof.note(text)
-    proof.write()
-    return RuntimeError(text)
 
 
 def _run_passes(fleet: Any, main: Any, startup: Any, proof: Evidence) -> None:
@@ -104,12 +95,11 @@ def _run_passes(fleet: Any, main: Any, startup: Any, proof: Evidence) -> None:
         program.remove(main, gloo.STREAMS)
         program.remove(startup, gloo.STREAMS)
     gradient_merge.settle(main, startup)
-    ranks = fleet.worker_num()
-    before = len(program.reductions(main))
-    if settings.effective("localsgd") and len(main.blocks) > 1:
-        local_sgd.run(main, ranks)
+    ranks, before = fleet.worker_num(), len(program.reductions(main))
     if ranks > 1 and settings_view.rewrites():
         fuse_allreduce.run(main, startup, fleet, proof)
     collective_order.keep(main)
-    merges = fused_optimizer.run(main) if settings_view.fuses_optimizers() else ""
-    counting.expect(main, before=before, ranks=ranks, merges=merges)
+    fuses = settings.effective("fuse_all_optimizer_ops")
+    counting.expect(
+        main, before=before, ranks=ranks, merges=fused_optimizer.run(main) if fuses else ""
+    )

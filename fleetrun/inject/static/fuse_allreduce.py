@@ -13,6 +13,7 @@ from .. import settings
 from ..buckets import pack
 from . import program, rings, settings_view
 from .cpu import channels, gloo
+from .program import Reduction
 
 if TYPE_CHECKING:
     from ..evidence import Evidence
@@ -23,8 +24,6 @@ FUSED = "fleetrun_bucket"
 def run(main: Any, startup: Any, fleet: Any, proof: Evidence) -> None:
     """Rewrite the allreduces of MAIN as the strategy requests."""
     reductions = program.reductions(main)
-    if not reductions:
-        return
     for reduction in reductions:
         kind = str(reduction.block._find_var_recursive(reduction.variable).type)
         if "SELECTED_ROWS" in kind and gloo.is_used():
@@ -34,104 +33,86 @@ def run(main: Any, startup: Any, fleet: Any, proof: Evidence) -> None:
             )
             proof.note(text)
             raise RuntimeError(text)
-    communicators = rings.open_rings(startup, fleet, proof)
-    turn = 0
-    for block in main.blocks:
-        in_block = [reduction for reduction in reductions if reduction.block is block]
-        turn = _pack_block(block, in_block, communicators, turn)
-    main._sync_with_cpp()
+    if reductions:
+        opened = rings.open_rings(startup, fleet)
+        for block in main.blocks:
+            own = [reduction for reduction in reductions if reduction.block is block]
+            _pack_block(block, own, opened)
+        main._sync_with_cpp()
 
 
-def _pack_block(
-    block: Any,
-    reductions: list[program.Reduction],
-    communicators: list[rings.BucketRings],
-    turn: int,
-) -> int:
-    """Pack the REDUCTIONS of BLOCK; return TURN, the buckets so far, plus the new ones."""
-    dense = []
-    for reduction in reductions:
-        size = program.bytes_of(block, reduction.variable)
-        if size is not None:
-            dense.append((reduction, size))
-    sizes = [size for _, size in dense]
-    kinds = [str(block._find_var_recursive(member.variable).dtype) for member, _ in dense]
-    places = pack(sizes, kinds, settings_view.bucket_limits(sum(sizes)))
+def _pack_block(block: Any, reductions: list[Reduction], opened: list[rings.BucketRing]) -> None:
+    """Pack the REDUCTIONS of BLOCK; its buckets use the rings OPENED in turn."""
+    buckets = _buckets(block, reductions)
+    by_end = {bucket[-1].place: number for number, bucket in enumerate(buckets)}
+    tokens = [None, *(channels.make_token(block) for _ in buckets)] if opened[0].channel else []
+    packed = [member for bucket in buckets for member in bucket]
+    # Backwards, so that earlier indexes stay valid.
+    for reduction in sorted(packed, key=lambda member: -member.place):
+        place, op_role, kind = reduction.place, program.role(reduction.op), reduction.op.type
+        block._remove_op(place, sync=False)
+        if place not in by_end:
+            continue
+        number = by_end[place]
+        ring = opened[number % len(opened)]
+        names = [member.variable for member in buckets[number]]
+        gradients = [block._find_var_recursive(name) for name in names]
+        if ring.channel is None:
+            _insert(block, place, gradients, ring.ring, kind, op_role)
+            continue
+        span = (place, _first_reader(block, place, names) if settings.overlaps() else place)
+        passed = (tokens[number], tokens[number + 1])
+        channels.insert(block, span, gradients, ring.channel, tokens=passed, op_role=op_role)
+
+
+def _buckets(block: Any, reductions: list[Reduction]) -> list[list[Reduction]]:
+    """Return the dense ones of REDUCTIONS in buckets, in the order of their last members."""
+    sizes = {member.place: program.bytes_of(block, member.variable) for member in reductions}
+    dense = [member for member in reductions if sizes[member.place] is not None]
+    own = [sizes[member.place] or 0 for member in dense]
+    kinds = [str(block._find_var_recursive(member.variable).dtype) for member in dense]
     buckets = []
-    for place in places:
-        members = [dense[i][0] for i in place]
-        buckets += _split_where_read(block, members)
-    buckets.sort(key=lambda bucket: bucket[-1].place)
-    by_end = {bucket[-1].place: (bucket, turn + n) for n, bucket in enumerate(buckets)}
-    tokens = (
-        [None, *(channels.make_token(block) for _ in buckets)] if communicators[0].channel else []
-    )
-    for reduction in sorted((member for member, _ in dense), key=lambda member: -member.place):
-        op_role = program.role(reduction.op)
-        original = reduction.op.type
-        block._remove_op(reduction.place, sync=False)
-        if reduction.place in by_end:
-            bucket, number = by_end[reduction.place]
-            communicator = communicators[number % len(communicators)]
-            names = [member.variable for member in bucket]
-            if communicator.channel is None:
-                _insert(block, reduction.place, names, communicator, original, op_role)
-                continue
-            reader = _first_reader(block, reduction.place, names)
-            span = (reduction.place, reader if settings.overlaps() else reduction.place)
-            gradients = [block._find_var_recursive(name) for name in names]
-            passed = (tokens[number - turn], tokens[number - turn + 1])
-            channels.insert(
-                block, span, gradients, communicator.channel, tokens=passed, op_role=op_role
-            )
-    return turn + len(buckets)
+    for places in pack(own, kinds, settings_view.bucket_limits(sum(own))):
+        buckets += _split_where_read(block, [dense[place] for place in places])
+    return sorted(buckets, key=lambda bucket: bucket[-1].place)
+
+
+def _touches(op: Any, names: list[str]) -> bool:
+    return not {*op.input_arg_names, *op.output_arg_names}.isdisjoint(names)
 
 
 def _first_reader(block: Any, start: int, names: list[str]) -> int:
     """Return the index of the first operator from START on that may touch one of NAMES."""
     for index, op in enumerate(block.ops[start:], start):
         # An operator with a block of its own may read anything.
-        if op.has_attr("sub_block") or not {*op.input_arg_names, *op.output_arg_names}.isdisjoint(
-            names
-        ):
+        if op.has_attr("sub_block") or _touches(op, names):
             return index
     return len(block.ops)
 
 
-def _split_where_read(
-    block: Any, members: list[program.Reduction]
-) -> list[list[program.Reduction]]:
+def _split_where_read(block: Any, members: list[Reduction]) -> list[list[Reduction]]:
     """Remove members that are touched before the bucket is full, and reduce them alone."""
     last = members[-1].place
     indexes = {member.place for member in members}
-    alone: list[program.Reduction] = []
-    together: list[program.Reduction] = []
+    alone: list[Reduction] = []
+    together: list[Reduction] = []
     for member in members:
         between = (
             op
             for index, op in enumerate(block.ops[member.place + 1 : last], member.place + 1)
             if index not in indexes
         )
-        touched = any(
-            member.variable in op.input_arg_names or member.variable in op.output_arg_names
-            for op in between
-        )
+        touched = any(_touches(op, [member.variable]) for op in between)
         (alone if touched else together).append(member)
     return [*([member] for member in alone), *([together] if together else [])]
 
 
 def _insert(  # noqa: PLR0917 - one place calls it
-    block: Any,
-    index: int,
-    names: list[str],
-    communicator: rings.BucketRings,
-    allreduce: str,
-    op_role: int,
+    block: Any, index: int, gradients: list[Any], ring: int, allreduce: str, op_role: int
 ) -> None:
-    """Put one allreduce of the gradients NAMES at INDEX."""
+    """Put one allreduce of GRADIENTS at INDEX."""
     from paddle.utils import unique_name
 
-    gradients = [block._find_var_recursive(name) for name in names]
     carried = gradients[0]
     ops: list[dict[str, Any]] = []
     if len(gradients) > 1:
@@ -149,7 +130,7 @@ def _insert(  # noqa: PLR0917 - one place calls it
                 "attrs": {"copy_data": True, "use_align": True, "dtype": carried.dtype},
             }
         )
-    ops += rings.reduce_over(communicator, carried, allreduce)
+    ops.append(rings.allreduce(carried, allreduce, ring))
     if len(gradients) > 1:
         # The executor orders by names, and no other operator tells it that the sum is in these.
         ops += [

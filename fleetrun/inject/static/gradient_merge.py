@@ -1,14 +1,12 @@
 """Completes Paddle's gradient merge of static graphs, so that it equals a larger batch.
 
-* A scheduler of the learning rate that is stepped with each run advances once per update; one that
-  is stepped once in several runs (per epoch) advances whenever the script says so.
-* Paddle counts the runs of all programs in one variable: each program gets a counter of its own.
-* A loss may be minimized for some parameters only, which Paddle refuses by an assertion.
+A scheduler of the learning rate that is stepped with each run advances once per update; one that is
+stepped once in several runs (per epoch) advances whenever the script says so. Paddle counts the
+runs of all programs in one variable: each program gets a counter of its own.
 """
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _COUNTERS = ("gradient_merge_step", "gradient_merge_k", "gradient_merge_zero")
+_TWO_PROGRAMS = (
+    "gradient_merge: two programs update the same parameters in turn, each by gradients that are"
+    " merged while the other changes these parameters: use the strategy without gradient_merge, or"
+    " minimize each loss for parameters of its own."
+)
 
 
 class _SinceStep:
@@ -30,87 +33,55 @@ class _SinceStep:
         self.is_updated = True
 
 
-_TWO_PROGRAMS = (
-    "gradient_merge: two programs update the same parameters in turn, each by gradients that are"
-    " merged while the other changes these parameters: use the strategy without gradient_merge, or"
-    " minimize each loss for parameters of its own."
-)
 # The names of the parameters that each merging program updates.
 _merging: weakref.WeakKeyDictionary[Any, frozenset[str]] = weakref.WeakKeyDictionary()
-# The programs whose round is incomplete, each with the id of its scope; and those whose parameters
-# another program has changed meanwhile.
+# The programs whose round is incomplete, each with the id of its scope.
 _incomplete: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-_changed: weakref.WeakSet[Any] = weakref.WeakSet()
 _since_step: weakref.WeakKeyDictionary[Any, _SinceStep] = weakref.WeakKeyDictionary()
 
 
 def install() -> None:
-    """Patch the schedulers and Paddle's gradient merge once they are imported."""
+    """Patch the schedulers once they are imported."""
     program_runs.on_run(_ran)
     after_import("paddle.optimizer.lr", _watch)
-    after_import("paddle.incubate.optimizer.gradient_merge", _take_parameters)
-
-
-def _take_parameters(module: Any) -> None:
-    """Let a loss be minimized for some parameters only, such as one model of a GAN."""
-    signature = inspect.signature(module.GradientMergeOptimizer.backward)
-
-    # Optimizers take the same parameters in this order, under other names.
-    def backward(self: Any, *args: Any, **options: Any) -> Any:
-        bound = signature.bind(self, *args, **options)
-        bound.apply_defaults()
-        return self.inner_optimizer.backward(*bound.args[1:])
-
-    module.GradientMergeOptimizer.backward = backward
-
-
-def _ran(main: Any, is_updated: bool) -> None:  # noqa: FBT001 - a callback
-    """Record that MAIN ran, and whether it updated its parameters."""
-    if main in _merging:
-        _follow_round(main, is_updated=is_updated)
-    scheduler = getattr(main, "lr_scheduler", None)
-    if scheduler is not None and settings.effective_spec().merge_steps > 1:
-        since = _since_step.setdefault(scheduler, _SinceStep())
-        since.runs += 1
-        since.is_updated = is_updated
-
-
-def _follow_round(main: Any, *, is_updated: bool) -> None:
-    """Record the run of MAIN, which merges.
-
-    Raises Disproved if another program has changed its parameters since its round began.
-    """
-    import paddle
-
-    if main in _changed:
-        raise border.Disproved(_TWO_PROGRAMS)
-    # Programs of other scopes may have parameters of the same names.
-    scope = id(paddle.static.global_scope())
-    if not is_updated:
-        _incomplete[main] = scope
-        return
-    _incomplete.pop(main, None)
-    _changed.update(
-        other
-        for other, other_scope in _incomplete.items()
-        if other_scope == scope and not _merging[main].isdisjoint(_merging[other])
-    )
 
 
 def settle(main: Any, startup: Any) -> None:
     """Give MAIN a counter of its own if it merges."""
-    block = main.global_block()
-    if not block.has_var(_COUNTERS[0]):
+    if not main.global_block().has_var(_COUNTERS[0]):
         return
-    _merging[main] = frozenset(name for op in program.updates(main) for name in op.input("Param"))
     from paddle.utils import unique_name
 
+    _merging[main] = frozenset(name for op in program.updates(main) for name in op.input("Param"))
     for name in _COUNTERS:
         # The generator may start over for each program.
         own = unique_name.generate(f"{name}_{id(main)}")
         for renamed in (main, startup):
             renamed.global_block()._rename_var(name, own)
             renamed._sync_with_cpp()
+
+
+def _ran(main: Any, is_updated: bool) -> None:  # noqa: FBT001 - a callback
+    """Record that MAIN ran, and whether it updated its parameters.
+
+    Raises Disproved if another program is in a round for the same parameters.
+    """
+    import paddle
+
+    if main in _merging:
+        # Programs of other scopes may have parameters of the same names.
+        scope = id(paddle.static.global_scope())
+        _incomplete.pop(main, None)
+        for other, other_scope in _incomplete.items():
+            if other_scope == scope and not _merging[main].isdisjoint(_merging[other]):
+                raise border.Disproved(_TWO_PROGRAMS)
+        if not is_updated:
+            _incomplete[main] = scope
+    scheduler = getattr(main, "lr_scheduler", None)
+    if scheduler is not None and settings.effective_spec().merge_steps > 1:
+        since = _since_step.setdefault(scheduler, _SinceStep())
+        since.runs += 1
+        since.is_updated = is_updated
 
 
 def _watch(module: Any) -> None:

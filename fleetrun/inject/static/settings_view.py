@@ -9,7 +9,6 @@ _COMMUNICATION = (
     # Static graphs have no last bucket of its own size.
     *FUSION[:-1],
     "nccl_comm_num",
-    "use_hierarchical_allreduce",
     "sync_nccl_allreduce",
     "gradient_merge",
     # With it Paddle omits the operators that order the collectives; gloo has no streams.
@@ -30,27 +29,3 @@ def rewrites() -> bool:
 def bucket_limits(gradient_bytes: int) -> BucketLimits:
     """Return the limits of the allreduces for GRADIENT_BYTES."""
     return BucketLimits(*limits(gradient_bytes, _PADDLES_LIMITS)[:2])
-
-
-def rings() -> int:
-    """Return the number of communicators that the allreduces use in turn."""
-    return max(1, int(settings.effective("nccl_comm_num", default=1)))
-
-
-def group_size(ranks: int) -> int:
-    """Return how many ranks reduce among themselves first; 1 with one level only."""
-    if not settings.effective("use_hierarchical_allreduce"):
-        return 1
-    size = asked_group_size()
-    return size if 1 < size < ranks else 1
-
-
-def asked_group_size() -> int:
-    """Return the requested size of groups."""
-    topology = settings.effective_spec().topology
-    return int(settings.effective("hierarchical_allreduce_inter_nranks") or topology.ranks_per_node)
-
-
-def fuses_optimizers() -> bool:
-    """Whether the updates of several parameters become one operator."""
-    return bool(settings.effective("fuse_all_optimizer_ops"))

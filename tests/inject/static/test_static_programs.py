@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.train
 
-LEVELS = {"use_hierarchical_allreduce": True, "hierarchical_allreduce_inter_nranks": 2}
 MERGE = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 3}}
 # A network of three layers has six gradients.
 SCENARIOS: dict[str, dict[str, Any]] = {
@@ -28,7 +27,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "build_strategy": {"fuse_all_optimizer_ops": True, "enable_auto_fusion": True},
         "optimizer": "Momentum",
     },
-    "channels": {"strategy": {"fuse_grad_size_in_num": 2, "nccl_comm_num": 2, **LEVELS}},
+    "channels": {"strategy": {"fuse_grad_size_in_num": 2, "nccl_comm_num": 2}},
     "stepped with each run": {"strategy": MERGE, "optimizer": "scheduled", "runs": 8},
     "stepped each fourth run": {
         "strategy": MERGE,
@@ -65,7 +64,6 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     },
     "streams": {"strategy": {"calc_comm_same_stream": True, "sync_nccl_allreduce": True}},
     "sync_batch_norm": {"strategy": {"sync_batch_norm": True}},
-    "groups on GPUs": {"strategy": {"fuse_grad_size_in_num": 2, **LEVELS}, "gpu": True},
     "communicators on GPUs": {
         "strategy": {"nccl_comm_num": 2, "fuse_grad_size_in_num": 2},
         "gpu": True,
@@ -152,11 +150,8 @@ def test_several_communicators_carry_buckets_while_backward_goes_on(built: Built
     assert order[second:third].count("matmul_v2_grad") == 1
     assert len(waits) == 3
     assert order[waits[0] :] == ["py_func", "sgd", "sgd"] * 3
-    # Each bucket has three collectives: reduce in a group, sum among leaders, broadcast.
-    rings = "[100, 101, 102, 105, 106, 107]"
-    evidence = f"3 allreduces in turn over 2 communicators (rings {rings})"
+    evidence = "3 allreduces over 2 communicators"
     assert built.outcome("channels", "nccl_comm_num") == ("effective", evidence)
-    assert "[[0, 1], [2, 3]]" in built.outcome("channels", "use_hierarchical_allreduce")[1]
 
 
 def test_rates_advance_with_updates_or_when_the_script_says_so(built: Built) -> None:
@@ -203,18 +198,6 @@ def test_a_second_loss_in_a_program_is_refused_as_paddle_crashes_there(
     assert "can minimize one loss of a static program only" in built.error(name)
 
 
-def test_groups_on_gpus_keep_to_the_stream_of_the_computation_or_are_refused(built: Built) -> None:
-    name = "groups on GPUs"
-    if built.version == "3.3.1":
-        assert "all rings of an older static program over the first" in built.error(name)
-        assert built.outcome(name, "use_hierarchical_allreduce")[0] == "refused"
-        return
-    # Three buckets: to the leader, among leaders, and back.
-    order = [kind for kind in built.order(name) if kind[:2] == "c_" and "sync" not in kind]
-    assert order == ["c_reduce_sum", "c_allreduce_sum", "c_broadcast"] * 3
-    assert built.report(name)["use_calc_stream"] == [True] * 9
-
-
 def test_communicators_on_gpus_are_as_many_as_paddle_really_has(built: Built) -> None:
     status, text = built.outcome("communicators on GPUs", "nccl_comm_num")
     if built.version == "3.3.1":
@@ -235,7 +218,11 @@ def test_allreduces_are_in_the_same_order_on_all_ranks(built: Built, name: str) 
         assert [after, before] in outcome["depends"]
 
 
-def test_amp_without_casts_is_no_effect(built: Built) -> None:
+def test_amp_without_casts_is_no_effect_where_paddle_can_build_it(built: Built) -> None:
+    if built.version == "3.3.1":
+        assert "amp: Paddle 3.3.1 cannot build this" in built.error("amp")
+        assert built.outcome("amp", "amp")[0] == "refused"
+        return
     assert built.outcome("amp", "amp")[0] == "no_effect"
     assert "cast" not in built.main("amp")
     assert built.main("amp")["check_finite_and_unscale"] == 6

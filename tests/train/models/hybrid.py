@@ -174,8 +174,7 @@ def together() -> tuple[dict[str, Any], int]:
     for number, batch in enumerate(rows, 1):
         # The sums over sep are not averaged.
         # Paddle's asynchronous allreduce of mp needs the gradient of each layer's input.
-        is_data = layout.get("is_data", True)
-        output = model(paddle.to_tensor(batch, stop_gradient=is_data))
+        output = model(paddle.to_tensor(batch))
         loss = loss_of(output) / ACCUMULATE / degree["sep"]
         if number == layout.get("infinite") and rank == world - 1:
             loss = loss * float("inf")

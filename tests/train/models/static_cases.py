@@ -29,15 +29,10 @@ static: Any = paddle.static
 fleet: Any = paddle.distributed.fleet
 wanted = json.loads(sys.argv[1])
 MERGED, BATCH = wanted.get("merged", 1), 4
-# For LocalSGD: the steps between averages.
-LOCAL = wanted.get("local", 0)
-UPDATES = 4 if LOCAL else 2
+UPDATES = 2
 NORM = 0.1
-# Cases without a twin: BatchNorm's statistics are those of each batch, and Paddle 3.3.1 cannot clip
-# in older programs.
+# BatchNorm's statistics are those of each batch, and clipping is done by the norm of the mean.
 BY_HAND = ("norm", "clip")
-# Two programs of the same parameters: each updates half of them, or all.
-TURNS = ("halves", "shared")
 ALLREDUCES = ("c_allreduce_sum", "all_reduce")
 # The calls of each gloo communicator that is made here, and its number of ranks.
 calls: dict[str, int] = {}
@@ -116,21 +111,14 @@ def network(case: str) -> Any:
     return paddle.mean(nn.functional.square_error_cost(nn.Linear(8, 1)(hidden), y))
 
 
-def program(
-    case: str, *, is_shared: bool, name: str = "", is_second: bool = False
-) -> tuple[Any, Any, Any, Any]:
+def program(case: str, *, is_shared: bool) -> tuple[Any, Any, Any, Any]:
     """Build CASE, with fleet if IS_SHARED; return its programs, loss and optimizer."""
     main, startup = static.Program(), static.Program()
     method = optimizer(case) if is_shared else replacement(case)
-    with static.program_guard(main, startup), paddle.utils.unique_name.guard(name):
+    with static.program_guard(main, startup), paddle.utils.unique_name.guard():
         loss = network(case)
         shared = fleet.distributed_optimizer(method) if is_shared else method
-        if case == "halves":
-            # Like the models of a GAN: each program updates some of the parameters.
-            half = [parameter.name for parameter in main.all_parameters()][:4]
-            chosen: tuple[Any, ...] = (None, set(half)) if is_second else (half, None)
-            shared.minimize(loss, startup, *chosen)
-        elif is_shared:
+        if is_shared:
             shared.minimize(loss, startup)
             if case == "losses":
                 shared.minimize(loss * 2, startup)
@@ -199,32 +187,6 @@ def descend(main: Any, update: int, *, clips: bool) -> None:
         tensor.set((old - 0.05 * step).astype("float32"), core.CPUPlace())
 
 
-def part_ways(main: Any, startup: Any, first: dict[str, Any]) -> dict[str, Any]:
-    """Train MAIN from FIRST as each rank; average after the first step and every LOCAL steps."""
-    scopes = [static.Scope() for _ in range(ranks)]
-    for scope in scopes:
-        with static.scope_guard(scope):
-            executor.run(startup)
-            put(first)
-    for update in range(UPDATES):
-        made = []
-        for scope, part in zip(scopes, data(update)[0], strict=True):
-            with static.scope_guard(scope):
-                executor.run(main, feed=part)
-                made.append(values(main))
-        if update % LOCAL == 0:
-            for scope in scopes:
-                with static.scope_guard(scope):
-                    put({name: np.mean([weights[name] for weights in made], 0) for name in first})
-    return values_in(scopes[rank], main)
-
-
-def values_in(scope: Any, main: Any) -> dict[str, Any]:
-    """Return the parameters of MAIN that SCOPE has."""
-    with static.scope_guard(scope):
-        return values(main)
-
-
 def put(arrays: dict[str, Any]) -> None:
     """Set parameters."""
     for name, array in arrays.items():
@@ -253,51 +215,36 @@ def count(main: Any) -> dict[str, Any]:
     return {"ops": ops, "sizes": sizes, "order": order}
 
 
-def learn(case: str, main: Any, twin: Any, loss: Any, method: Any) -> None:
-    """Train MAIN on this rank's batches, and TWIN, if any, in turn with it."""
-    for update in range(UPDATES):
-        for run in data(update):
-            executor.run(main, feed=run[rank], fetch_list=[loss])
-            if twin is not None and case != "halves":
-                executor.run(twin, feed=run[rank])
-            schedule(method)
-        for run in data(update) if case == "halves" else ():
-            executor.run(twin, feed=run[rank])
-
-
 def train(case: str) -> dict[str, Any]:
     """Train CASE; return what was counted, its parameters, and what they should be."""
     main, startup, loss, method = program(case, is_shared=True)
     before = dict(calls)
-    twin = start_twin = None
-    if case == "pair":
-        # Its parameters have names of their own.
-        twin, start_twin = program("sgd", is_shared=True, name="twin")[:2]
-    elif case in TURNS:
-        twin, start_twin = program(case, is_shared=True, is_second=True)[:2]
+    other, start_other = program(case, is_shared=True)[:2] if case == "shared" else (None, None)
     with static.scope_guard(static.Scope()):
         executor.run(startup)
-        if start_twin is not None:
-            executor.run(start_twin)
+        if start_other is not None:
+            executor.run(start_other)
         first = beginning(main)
         put(first)
-        learn(case, main, twin, loss, method)
+        for update in range(UPDATES):
+            for run in data(update):
+                executor.run(main, feed=run[rank], fetch_list=[loss])
+                if other is not None:
+                    executor.run(other, feed=run[rank])
+                schedule(method)
         made = values(main)
     after = {name: number - before.get(name, 0) for name, number in calls.items()}
     plain, startup, loss, method = program(case, is_shared=False)
     with static.scope_guard(static.Scope()):
         executor.run(startup)
         put(beginning(plain))
-        other = program(case, is_shared=False, is_second=True)[0] if case == "halves" else None
-        for update in range(0 if LOCAL else UPDATES):
+        for update in range(UPDATES):
             if case in BY_HAND:
                 descend(plain, update, clips=case == "clip")
             else:
                 executor.run(plain, feed=whole(update), fetch_list=[loss])
                 schedule(method)
-            if other is not None:
-                executor.run(other, feed=whole(update))
-        right = part_ways(plain, startup, values(plain)) if LOCAL else values(plain)
+        right = values(plain)
     if not set(made) <= set(right):
         raise LookupError(f"{sorted(made)} are not in {sorted(right)}")
     return {

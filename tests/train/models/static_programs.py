@@ -66,11 +66,6 @@ def count(main: Any) -> dict[str, Any]:
         blocks.append({})
         for op in block.ops:
             blocks[-1][op.type] = blocks[-1].get(op.type, 0) + 1
-    streams = [
-        op.attr("use_calc_stream")
-        for op in main.global_block().ops
-        if op.type in {"c_reduce_sum", "c_allreduce_sum", "c_broadcast"}
-    ]
     ops = main.global_block().ops
     return {
         "blocks": blocks,
@@ -78,7 +73,6 @@ def count(main: Any) -> dict[str, Any]:
             [op.input(entry)[0] for entry in ("X", "Dep")] for op in ops if op.type == "depend"
         ],
         "summed": [op.input_arg_names[0] for op in ops if op.type == "all_reduce"],
-        "use_calc_stream": streams,
         "order": [[op.type for op in block.ops] for block in main.blocks],
     }
 
@@ -116,9 +110,8 @@ def build(scenario: dict[str, Any], folder: Path) -> dict[str, Any]:
             fleet.distributed_optimizer(method).minimize(loss, startup)
             if other is not None:
                 fleet.distributed_optimizer(optimizer("SGD")).minimize(other, startup)
-        watcher = counting.Watcher(spec, proof)
-        watcher.look(main, main)
-        rates = run(watcher, main, method, scenario)
+        counting.report(main, main, spec, proof)
+        rates = run(proof, main, method, scenario)
         if not rates:
             updates.record(main)
     except Exception as error:  # the test reads it
@@ -126,12 +119,7 @@ def build(scenario: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {"error": "", "rates": rates, **count(main), **proof._record()}
 
 
-def run(
-    watcher: counting.Watcher,
-    main: Any,
-    method: Any,
-    scenario: dict[str, Any],
-) -> list[float]:
+def run(proof: evidence.Evidence, main: Any, method: Any, scenario: dict[str, Any]) -> list[float]:
     """Pretend that MAIN has run as often as SCENARIO says; return the learning rates."""
     rates = []
     for step in range(scenario.get("runs", 0)):
@@ -139,7 +127,7 @@ def run(
         program_runs.count(main)
         if (step + 1) % scenario.get("schedule_every", 1) == 0:
             method._learning_rate.step()
-    watcher.end()
+    counting.note_dropped(proof)
     return rates
 
 

@@ -2,47 +2,40 @@
 
 Paddle's CPU kernels take the communicator from the device, so all operators use the same one,
 whatever their ring id (seen in 2.6.2 and 3.3.1: ranks waited for ranks outside their ring). Instead
-two `py_func` operators per bucket are inserted. The first hands the gradients to the threads of a
+two `py_func` operators per bucket are inserted. The first hands the gradients to the thread of a
 channel, and backward goes on. The second waits for the sums; it stands before the first reader
 of a gradient of the bucket.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ... import allreduce_stages, communicators, flight_recorder, gloo_stores, store
+from ... import allreduce_stages, flight_recorder, gloo_stores, store
 from ...allreduce_stages import ThreadStages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...allreduce_stages import Stage, Work
+    from ...allreduce_stages import Work
 
 OPERATOR = "py_func"
 _TOKEN = "fleetrun_token"  # noqa: S105 - it orders operators
-# The open channels, by the number of ranks, the size of groups and the channel's own number.
-_channels: dict[tuple[int, int, int], Channel] = {}
-# All ranks have the same counts. Fleetrun's rings of static graphs begin at 100, Paddle's own at 0.
-_numbers = itertools.count(100)
+# Fleetrun's rings of static graphs begin here, Paddle's own at 0.
+_FIRST = 100
+_channels: list[Channel] = []
 # The first operators of buckets, by Paddle's number for their functions.
 _starts: dict[int, StartOperator] = {}
 
 
-class Channel:
-    """The communicators of the stages of allreduces, and the threads that run them in order."""
+class Channel(NamedTuple):
+    """The communicator RING of all ranks, and the thread that sums over it, in order."""
 
-    def __init__(self, stages: Sequence[Stage], rings: tuple[int, ...]) -> None:
-        self.rings = rings
-        # Not stopped at exit: a rank that fails must not wait for unresponsive ranks.
-        self._threads = ThreadStages(stages)
-
-    def begin(self, tensor: Any) -> Work:
-        """Let the threads sum TENSOR over the ranks."""
-        return self._threads.submit(tensor)
+    ring: int
+    # Not stopped at exit: a rank that fails must not wait for unresponsive ranks.
+    threads: ThreadStages
 
 
 class StartOperator(NamedTuple):
@@ -52,44 +45,23 @@ class StartOperator(NamedTuple):
     gradients: int
 
 
-def open_channels(rank: int, ranks: int, *, size: int, number: int) -> list[Channel]:
-    """Connect RANKS by NUMBER channels: in groups of SIZE and among their leaders if above 1.
+def open_channels(rank: int, ranks: int, number: int) -> list[Channel]:
+    """Connect RANKS by NUMBER channels.
 
     A collective call: all ranks must make it, and connect their communicators in the same order.
     """
-    levels = communicators.split_ranks(range(ranks), size if size > 1 else ranks)
-    for channel in range(number):
-        if (ranks, size, channel) in _channels:
-            continue
-        _channels[ranks, size, channel] = _open_channel(rank, levels)
-    return [_channels[ranks, size, channel] for channel in range(number)]
+    for ring in range(_FIRST + len(_channels), _FIRST + number):
+        group = _connect(rank, ranks, ring)
+        _channels.append(Channel(ring, ThreadStages(allreduce_stages.flat(group))))
+    return _channels[:number]
 
 
-def _open_channel(rank: int, levels: communicators.Hierarchy) -> Channel:
-    top = next(_numbers)
-    # All ranks number all groups, also those that they are not in.
-    numbered = [(next(_numbers), next(_numbers), group) for group in levels.groups]
-    first, last, group = next(entry for entry in numbered if rank in entry[2])
-    reducing = _connect(rank, group, first)
-    if len(levels.groups) == 1:
-        return Channel(allreduce_stages.flat(reducing), (first,))
-    rings = (first, last, top) if rank in levels.leaders else (first, last)
-    leaders = _connect(rank, levels.leaders, top)
-    broadcasting = _connect(rank, group, last)
-    return Channel(allreduce_stages.hierarchical(reducing, leaders, broadcasting), rings)
-
-
-def _connect(rank: int, ranks: Sequence[int], number: int) -> Any:
-    if len(ranks) < 2 or rank not in ranks:  # alone
-        return None
+def _connect(rank: int, ranks: int, ring: int) -> Any:
     from paddle.base import core
 
-    is_leader = rank == ranks[0]
-    with gloo_stores.new_store(
-        store.job_store(), number, size=len(ranks), is_leader=is_leader
-    ) as own:
-        group = core.ProcessGroupGloo.create(own, ranks.index(rank), len(ranks), number)
-    flight_recorder.add_group(group, ranks)
+    with gloo_stores.new_store(store.job_store(), ring, size=ranks, is_leader=rank == 0) as own:
+        group = core.ProcessGroupGloo.create(own, rank, ranks, ring)
+    flight_recorder.add_group(group, range(ranks))
     return group
 
 
@@ -178,14 +150,19 @@ def _functions(channel: Channel, gradients: Sequence[Any]) -> tuple[int, int]:
     kind = paddle.base.data_feeder.convert_dtype(gradients[0].dtype)
     ends = np.cumsum([math.prod(gradient.shape) for gradient in gradients])
     carried = np.zeros(ends[-1], dtype=kind)
-    tensor = _sharing(carried)
+    # Creating a tensor needs the tracer of dynamic graphs; using it does not.
+    with paddle.base.dygraph.guard(paddle.CPUPlace()):
+        # It shares the memory of the array.
+        tensor = paddle.base.core.eager.Tensor(
+            carried, paddle.CPUPlace(), False, True, "fleetrun_carried", True
+        )
     under_way: list[Work] = []
 
     # Paddle inspects their parameter names, so they cannot be methods.
     def begin(*tensors: Any) -> Any:
         for part, value in zip(np.split(carried, ends[:-1]), tensors):
             part[:] = np.asarray(value).reshape(-1)
-        under_way.append(channel.begin(tensor))
+        under_way.append(channel.threads.submit(tensor))
         return np.zeros(1, "float32")
 
     def end(*tensors: Any) -> Any:
@@ -198,14 +175,3 @@ def _functions(channel: Channel, gradients: Sequence[Any]) -> tuple[int, int]:
     numbers = common.PyFuncRegistry(begin).id, common.PyFuncRegistry(end).id
     _starts[numbers[0]] = StartOperator(channel, len(gradients))
     return numbers
-
-
-def _sharing(array: Any) -> Any:
-    """Return a tensor that shares the memory of ARRAY."""
-    from paddle.base import core
-
-    paddle: Any = sys.modules["paddle"]
-    place = paddle.CPUPlace()
-    # Creating a tensor needs the tracer of dynamic graphs; using it does not.
-    with paddle.base.dygraph.guard(place):
-        return core.eager.Tensor(array, place, False, True, "fleetrun_carried", True)
