@@ -31,7 +31,6 @@ FILES = (
     File(names.MANIFEST, "launcher", "--from-manifest", 1, "Versions and settings, to repeat it."),
     File(names.REPORT, "launcher", "fleetrun tune", 1, "Why the job failed."),
     File(names.PAGE, "fleetrun report", "people", None, "The run as a page with charts."),
-    File(names.HOSTS, "launcher", "people", 1, "How each host ended (coordinator only)."),
     File(names.LAUNCH, "launcher", "people", None, "Tables of settings and environment."),
     File(names.CONSOLE, "launcher", "fleetrun attach", None, "The console of a --detach job."),
     File(names.ENDPOINTS, "launcher", "Paddle's users", None, "The trainers' endpoints."),

@@ -193,30 +193,6 @@ def own_places(names: Sequence[str], facts: Facts) -> list[int]:
     return [index for index, name in enumerate(names) if is_own(name, facts)]
 
 
-def hint(names: Sequence[str], request: Request, facts: Facts) -> str:
-    """Return why hosts may never come, as a sentence; empty: nothing suggests that.
-
-    NAMES are the hosts that are listed.
-    """
-    if names:
-        is_cloud = in_paddlecloud(facts.environ)
-        source = "$PADDLE_TRAINERS" if is_cloud else origin.source(request, "ips")
-        if not source:
-            return ""
-        return (
-            f"The hosts are those of {source}, whose first one must be the same on every host; "
-            "where this host trains alone, --nnodes=1 ignores it."
-        )
-    point = meets_at(request)
-    is_here = point is not None and is_loopback(point.host)
-    if not is_here or store_endpoints(request.master or "") is not None:
-        return ""
-    return (
-        f"{origin.option(request, 'master')} is each host itself: give the first host's address, "
-        "the same on every host."
-    )
-
-
 def place(
     names: Sequence[str],
     request: Request,

@@ -40,7 +40,7 @@ _IGNORED = (
 
 
 class TaskPlace(NamedTuple):
-    """The place of a task among the TASKS of its host; `name` is their socket's."""
+    """The place of a task among the `tasks` of its host; `name` is their socket's."""
 
     name: str
     number: int

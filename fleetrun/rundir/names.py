@@ -27,7 +27,6 @@ ENDPOINTS = "endpoints.log"
 GATHERED = "gathered"
 # The limit for each log, unless all is requested.
 GATHERED_BYTES = 64 * 1024
-HOSTS = "hosts.json"
 OUTPUT_TIMES = "output.times"
 METRICS = "metrics.jsonl"
 PAGE = "report.html"

@@ -1,11 +1,11 @@
-"""`report.json`, about a job that failed or was restarted, and `hosts.json`, how hosts ended.
+"""`report.json`, about a job that failed or was restarted.
 
 Both have schema 1 and are for programs; keys may be added. Nothing of any environment is in them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from fleetrun.rundir import names, reading
@@ -68,22 +68,6 @@ class ReportRecord(NamedTuple):
     restarts: tuple[RestartRecord, ...] = ()
 
 
-class HostEnd(NamedTuple):
-    """The end of one host; `what` is a sentence without its full stop."""
-
-    node_rank: int
-    host: str
-    hostname: str
-    # The number of its ranks.
-    ranks: int
-    what: str
-    exit_code: int
-    # Whether the verdict is about it.
-    is_first: bool = False
-    # Whether it failed because another had.
-    is_victim: bool = False
-
-
 def write(folder: Folder, report: ReportRecord, redact: Callable[[str], str] = str) -> None:
     """Write REPORT into FOLDER, whole or not at all; OSError if that fails."""
     folder.write_json(names.REPORT, {"schema": SCHEMA, **reading.plain(report)}, redact)
@@ -103,11 +87,3 @@ def read(path: str) -> ReportRecord | None:
         victims=tuple(reading.record(ProcessEnd, victim) for victim in victims),
         restarts=tuple(reading.record(RestartRecord, restart) for restart in restarts),
     )
-
-
-def write_hosts(
-    folder: Folder, hosts: Sequence[HostEnd], redact: Callable[[str], str] = str
-) -> None:
-    """Write the ends of HOSTS, by node rank, into FOLDER atomically; OSError if that fails."""
-    document = {"schema": SCHEMA, "hosts": reading.plain(hosts)}
-    folder.write_json(names.HOSTS, document, redact)

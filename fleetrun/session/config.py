@@ -21,8 +21,6 @@ class RendezvousConfig(NamedTuple):
 
     least: int
     most: int
-    # The hosts in the order of their ranks, if they are listed.
-    names: tuple[str, ...] = ()
     max_restarts: int = 0
     rdzv_timeout_s: float = DEFAULTS["rdzv_timeout_s"]
     heartbeat_timeout_s: float = DEFAULTS["heartbeat_timeout_s"]
@@ -41,13 +39,6 @@ class RendezvousConfig(NamedTuple):
         numbers = (self.max_restarts, self.spares, *seconds)
         if not 1 <= self.least <= self.most or not all(map(isfinite, numbers)) or min(numbers) < 0:
             raise ValueError(self)
-        if self.names:
-            raise ValueError("names of hosts, which no message has")
-
-    @property
-    def told(self) -> "RendezvousConfig":
-        """The config without names, which only the coordinator needs."""
-        return self._replace(names=())
 
     @property
     def rules(self) -> Rules:

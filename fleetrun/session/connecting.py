@@ -138,14 +138,10 @@ class Dialer:
     def _resolved(self, result: CallResult) -> None:
         self._drop = nothing
         resolved: Any = result.value or ()
-        is_own = self.host in {"localhost", os.uname().nodename}
-        # Some hosts resolve their own name to 127.0.1.1, and publish that.
-        self._addresses = tuple(at for at in resolved if is_own or not _is_loopback(at[1]))
-        if not self._addresses:
+        self._addresses = resolved
+        if not resolved:
             self.trouble = result.trouble or "the name cannot be resolved on this host"
-            if resolved:
-                self.trouble = f"the name resolves to {resolved[0][1][0]}, which is this host"
-        self._queue = list(self._addresses)
+        self._queue = list(resolved)
         self._next()
 
     def _next(self) -> None:

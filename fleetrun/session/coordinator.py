@@ -19,7 +19,6 @@ from typing import NamedTuple, TypeAlias
 from fleetrun.errors import RendezvousError
 from fleetrun.run.events import Failure
 from fleetrun.run.policy import decide
-from fleetrun.rundir.reportfile import HostEnd
 from fleetrun.rundir.variables import TOKEN
 from fleetrun.session import messages, rank_assignment
 from fleetrun.session.config import PREPARE_S, RendezvousConfig
@@ -96,6 +95,8 @@ class State(NamedTuple):
     since: float = 0.0
     # Whether only launchers of the job can call, by its token or from its hosts.
     knows_callers: bool = True
+    # The hosts in the order of their ranks, if they are listed.
+    names: tuple[str, ...] = ()
     phase: str = FORMING
     has_begun: bool = False
     # Whether it continues the session of a coordinator that was lost, whose other hosts may come.
@@ -119,8 +120,6 @@ class State(NamedTuple):
     left_out: frozenset[str] = frozenset()
     heard_end: frozenset[str] = frozenset()
     verdict: Verdict | None = None
-    # What the hosts of the last generation had reported at the end.
-    stages: Mapping[str, str] = {}
     remarks: tuple[str, ...] = ()
     # What hosts that wait were told last.
     told: str = ""
@@ -178,26 +177,6 @@ def step(state: State, event: Event) -> tuple[State, tuple[Send, ...]]:
             state = _tell(_look(_excuse(state, stood_s), at))
     state = _advance(state, event.at)
     return state._replace(actions=()), state.actions
-
-
-def host_ends(state: State) -> tuple[HostEnd, ...]:
-    """Return how the hosts of the generation that STATE is in, or ended with, have ended."""
-    failures = {blame.launcher: blame.failure for blame in state.blames}
-    verdict = state.verdict
-    is_well = verdict is not None and verdict.failure is None
-    outcomes = {DONE: ("its ranks succeeded", 0), STOPPED: ("its ranks were stopped", 0)}
-    ends = []
-    for node_rank, entry in enumerate(() if state.roster is None else state.roster.entries):
-        stage = DONE if is_well else state.stages.get(entry.launcher, "")
-        outcome, code = outcomes.get(stage, ("its end is unknown", 1))
-        failure = failures.get(entry.launcher)
-        if failure is not None:
-            outcome, code = failure.what, failure.exit_code
-        end = HostEnd(node_rank, entry.host, entry.hostname, len(entry.ports), outcome, code)
-        is_first = verdict is not None and verdict.launcher == entry.launcher
-        is_victim = failure is not None and failure.is_victim
-        ends.append(end._replace(is_first=is_first, is_victim=is_victim))
-    return tuple(ends)
 
 
 # Who may take part ------------------------------------------------------------------------------
@@ -380,16 +359,9 @@ def _excuse(state: State, stood_s: float) -> State:
     config, local = state.config, state.local
     if stood_s < config.fence_s or state.phase in {FORMING, ENDED} or local is None:
         return state
-    failure = Failure(local.name, stood_still(stood_s), LOST, is_departure=config.may_change)
+    what = f"fleetrun was stopped or without a processor for {stood_s:.0f} s, and counts as lost"
+    failure = Failure(local.name, what, LOST, is_departure=config.may_change)
     return state._replace(blames=(*state.blames, Blame("", ("", ""), failure)))
-
-
-def stood_still(seconds: float) -> str:
-    """Return the text for a launcher that was stopped for so long that it counts as lost."""
-    return (
-        f"fleetrun, which was not running for {seconds:.0f} s (stopped, or without a processor), "
-        "is considered lost"
-    )
 
 
 def _look(state: State, at: float) -> State:
@@ -447,7 +419,7 @@ def _wait(state: State) -> tuple[str, float, float]:
     is_waiting_for_more = state.has_begun and config.may_change and _are_back(state, newest)
     limit_s = config.elastic_timeout_s if is_waiting_for_more else config.rdzv_timeout_s
     began = max(state.since, state.not_before, newest if state.has_begun else 0.0)
-    return rank_assignment.missing(config, joined), began + limit_s, limit_s
+    return rank_assignment.missing(config, joined, state.names), began + limit_s, limit_s
 
 
 def _are_back(state: State, at: float) -> bool:
@@ -457,7 +429,7 @@ def _are_back(state: State, at: float) -> bool:
 
 def _news(state: State, *, stands_by: bool = False) -> Missing:
     """Return what hosts are told while they wait."""
-    config = state.config.told
+    config = state.config
     if stands_by:
         running = [host.name for host in state.placed.values()]
         where = f", which runs on {rank_assignment.listed(running)}" if running else ""
@@ -519,9 +491,8 @@ def _send_roster(
     )
     placed = sorted(state.placed, key=lambda link: hosts[link].order)
     entries = tuple(hosts[link].entry for link in placed)
-    told = state.config.told
     roster = RosterMessage(
-        state.generation, state.restarts, entries, told, state.remarks, state.session
+        state.generation, state.restarts, entries, state.config, state.remarks, state.session
     )
     standing = [link for link, host in hosts.items() if host.place is None]
     state = state.send(roster, *placed)._replace(roster=roster)
@@ -579,7 +550,6 @@ def _end(
     hosts = state.hosts.values()
     state = state._replace(
         verdict=verdict,
-        stages={host.launcher: host.stage for host in hosts},
         heard_end=frozenset(host.launcher for host in hosts),
     )
     return state.send(verdict, *state.hosts).enter(ENDED, at)

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from fleetrun.run.events import Failure
 from fleetrun.run.loop import Loop, Waiting, nothing
 from fleetrun.run.policy import decide
-from fleetrun.rundir.reportfile import HostEnd
 from fleetrun.session import coordinator, exchange, messages
 from fleetrun.session.codec import Codec
 from fleetrun.session.config import RendezvousConfig, differences
@@ -84,6 +83,8 @@ class RendezvousEndpoint(NamedTuple):
     job_id: str
     token: str | None = None
     addresses: tuple[str, ...] = ()
+    # The hosts in the order of their ranks, if they are listed.
+    names: tuple[str, ...] = ()
     # Whether another launcher on this very host may have been faster.
     may_be_second: bool = False
     # The addresses that may call, None: all; and which of them this host calls from, empty: any.
@@ -130,7 +131,7 @@ class Session:
         self._fence = Fence(
             self._clock,
             endpoint.config,
-            send=self._say,
+            send=self.to_coordinator,
             stop=self._end_ranks,
             lose=self._lose_silent,
         )
@@ -221,7 +222,11 @@ class Session:
         self._hang_up()
         session = os.urandom(_NAME_BYTES).hex() if self._last is None else self._last.session
         state = coordinator.State(
-            self.config, session, self._clock.now(), self._endpoint.knows_callers
+            self.config,
+            session,
+            self._clock.now(),
+            self._endpoint.knows_callers,
+            self._endpoint.names,
         )
         self._server = Server(
             self._clock,
@@ -313,7 +318,7 @@ class Session:
         if self._has_left:
             return
         self._has_left = True
-        self._say(messages.Leave(None if self._is_over else failure))
+        self.to_coordinator(messages.Leave(None if self._is_over else failure))
         self._disconnect()
         self._fence.close()
         if self._dialer is not None:
@@ -360,7 +365,8 @@ class Session:
             self._link.send(self._join._replace(last=self._last))
             self._fence.joined()
 
-    def _say(self, message: messages.FromMember) -> None:
+    def to_coordinator(self, message: messages.FromMember | exchange.FromMember) -> None:
+        """Send MESSAGE to the coordinator's launcher, which may be this one."""
         if self._link is not None:
             self._link.send(message)
 
@@ -371,7 +377,7 @@ class Session:
     def planned(self, failure: Failure | None) -> None:
         """Answer `plan`."""
         if failure is None:
-            self._say(messages.Report(self._generation, READY))
+            self.to_coordinator(messages.Report(self._generation, READY))
         else:
             self.stopped(failure)
 
@@ -379,7 +385,7 @@ class Session:
         """Report that all essential ranks of this host have succeeded, unless that is held."""
         self._is_done = True
         if not self._is_done_held:
-            self._say(messages.Report(self._generation, DONE))
+            self.to_coordinator(messages.Report(self._generation, DONE))
 
     def hold_done(self, *, is_held: bool) -> None:
         """Keep `done` back while what the ranks have done may still fail the job."""
@@ -393,7 +399,7 @@ class Session:
             # Ranks may have been killed meanwhile because this launcher stood still.
             self._own = self._cut_off() if self._fence.was_killed() else failure
             self._is_stopping = True
-            self._say(messages.Report(self._generation, FAILED, self._own))
+            self.to_coordinator(messages.Report(self._generation, FAILED, self._own))
 
     def stopped(self, failure: Failure | None) -> None:
         """Report that no rank runs here any more, and the first failure here."""
@@ -404,7 +410,7 @@ class Session:
             own = self._cut_off()
         self._is_placed, self._own = False, own
         self._fence.stopped()
-        self._say(messages.Report(self._generation, STOPPED, own))
+        self.to_coordinator(messages.Report(self._generation, STOPPED, own))
         if self._loss is not None:
             self._go_on_alone(self._loss)
 
@@ -502,7 +508,7 @@ class Session:
         """Ask the ranks to end, as the coordinator is silent; the keeper kills the rest."""
         loss = self._cut_off()
         if not self._is_stopping:
-            self._say(messages.Report(self._generation, FAILED, loss))
+            self.to_coordinator(messages.Report(self._generation, FAILED, loss))
         self._stop(loss)
 
     def _lose_silent(self) -> None:
@@ -517,9 +523,6 @@ class Session:
     def _cut_off(self) -> Failure:
         """Return the failure that the coordinator and this launcher have lost each other."""
         what = f"fleetrun was cut off from the coordinator ({self._coordinator})"
-        stood_s = self._fence.stood_s()
-        if stood_s > self.config.heartbeat_timeout_s / 2:
-            what = coordinator.stood_still(stood_s)
         return self._loss_of(self.host, what)
 
     def _loss_of(self, where: str, what: str) -> Failure:
@@ -566,11 +569,6 @@ class Session:
 
     # Beside the protocol ------------------------------------------------------------------------
 
-    def to_coordinator(self, message: exchange.FromMember) -> None:
-        """Send MESSAGE to the coordinator's launcher, which may be this one."""
-        if self._link is not None:
-            self._link.send(message)
-
     def to_member(self, node_rank: int, message: exchange.FromCoordinator) -> None:
         """Send MESSAGE to the launcher of a host, which may be this one; only the coordinator."""
         if self._server is not None:
@@ -582,10 +580,6 @@ class Session:
             return ()
         hosts = self._server.state.hosts.values()
         return tuple(sorted(h.place for h in hosts if h.place is not None and not h.is_local))
-
-    def host_ends(self) -> tuple[HostEnd, ...]:
-        """Return how the hosts of the last generation have ended, as far as is known here."""
-        return () if self._server is None else coordinator.host_ends(self._server.state)
 
     def _received(self, node_rank: int, message: Any) -> None:  # noqa: ANN401 - any message
         """Pass on a message outside the protocol, from the host NODE_RANK or the coordinator."""

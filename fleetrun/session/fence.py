@@ -9,7 +9,6 @@ if this launcher stands still. Times are this launcher's own, and monotonic.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
 
 from fleetrun.run.loop import nothing
 from fleetrun.session.config import RendezvousConfig
@@ -44,8 +43,6 @@ class Fence:
         self._is_asked = self._is_connected = False
         # Until when others do not start without this host, and when the coordinator gives it up.
         self._safe_until = self._end_at = 0.0
-        # When the next heartbeat is due, and how long this launcher has stood still.
-        self._beat_at, self._stood_s = inf, 0.0
         # When each heartbeat without an answer was sent; the Join counts as number 0.
         self._unanswered: dict[int, float] = {}
         self._number = 0
@@ -59,7 +56,7 @@ class Fence:
 
     def disconnect(self) -> None:
         """Beat no more; ranks that run are still killed in time."""
-        self._is_connected, self._beat_at = False, inf
+        self._is_connected = False
         self._clock.timer((id(self), "heartbeat"), None, nothing)
 
     def joined(self) -> None:
@@ -76,12 +73,11 @@ class Fence:
             self._beat_later()
 
     def _beat_later(self) -> None:
-        self._beat_at = self._clock.now() + self.config.heartbeat_s
-        self._clock.timer((id(self), "heartbeat"), self._beat_at, self.beat)
+        at = self._clock.now() + self.config.heartbeat_s
+        self._clock.timer((id(self), "heartbeat"), at, self.beat)
 
     def beat(self) -> None:
         """Send a heartbeat."""
-        self._stood_s = self.stood_s()
         self._number += 1
         self._unanswered[self._number] = self._clock.now()
         self._send(Heartbeat(self._number))
@@ -91,7 +87,6 @@ class Fence:
         """Take the answer to a heartbeat."""
         sent_at = self._unanswered.get(answer.number)
         if sent_at is not None:
-            self._stood_s = 0.0
             self._promise(sent_at, answer.left_s)
             later = {n: at for n, at in self._unanswered.items() if n > answer.number}
             self._unanswered = later
@@ -127,10 +122,6 @@ class Fence:
     def was_killed(self) -> bool:
         """Whether ranks were killed because this launcher stood still."""
         return self.may_run and self._clock.now() >= self._kill_at and not self._is_asked
-
-    def stood_s(self) -> float:
-        """Return how long this launcher has not been running, of late."""
-        return max(self._stood_s, self._clock.now() - self._beat_at)
 
     def _promise(self, sent_at: float, left_s: float) -> None:
         """Let ranks run for LEFT_S after SENT_AT; each such promise holds, whatever follows."""

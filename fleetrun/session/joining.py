@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fleetrun.engines import SelectedEngine, detect
+from fleetrun.engines import SelectedEngine
 from fleetrun.model import Facts, LaunchPlan, Request, Roster
 from fleetrun.plan import hosts, planner
 from fleetrun.plan.layout import Slots, session_port
@@ -14,11 +14,6 @@ from fleetrun.session.connecting import EVERYWHERE
 from fleetrun.session.driver import RendezvousEndpoint, Session
 from fleetrun.session.local_host import LocalHost
 from fleetrun.session.rendezvous import Rendezvous
-
-_CLOSED = (
-    f"{TOKEN} is not set: hosts that come after the job has begun cannot take part. For that, "
-    "set it to one value on all hosts before (`openssl rand -hex 32` makes one)."
-)
 
 
 def join(
@@ -40,11 +35,6 @@ def join(
     own = LocalHost(request, facts, engine, slots, assign=assign, plan=plan)
     first_port = planner.first_port(request) if slots is None else slots.first_port
     endpoint = _endpoint(request, facts, engine, first_port, own.place)
-    # Listed hosts may come back; if an engine starts the hosts, none joins late. No token is
-    # generated here: it would be masked, or end up in logs.
-    may_come_late = endpoint.config.may_change and not detect.rows(facts.environ)
-    if may_come_late and not endpoint.knows_callers and slots is not None:
-        log(_CLOSED)
     session = _session(request, facts, endpoint, own, log)
     return session, Rendezvous(session, own, redact=redact, log=log)
 
@@ -78,6 +68,7 @@ def _endpoint(
         request.job_id,
         token,
         addresses=(_listening_address(host, facts),) if is_ours else (),
+        names=engine.hosts if point is None else (),
         may_be_second=point is not None and not config.has_store,
         allowed=allowed,
         source=source,
@@ -93,7 +84,6 @@ def _config(request: Request, engine: SelectedEngine, *, is_listed: bool) -> Ren
     return RendezvousConfig(
         least,
         most,
-        names=engine.hosts if is_listed else (),
         max_restarts=request.max_restart,
         rdzv_timeout_s=request.rdzv_timeout_s,
         heartbeat_timeout_s=request.heartbeat_timeout_s,
@@ -140,8 +130,10 @@ def _listening_address(host: str, facts: Facts) -> str:
     if hosts.is_address(host) and (host in own or hosts.is_loopback(host)):
         return host
     addresses = facts.resolved.get(host, (host,))
-    # A name that has no other address; callers take that one.
-    return "::" if addresses and all(":" in ip for ip in addresses) else EVERYWHERE
+    if addresses and all(":" in ip for ip in addresses):
+        # A name that has no other address; callers take that one.
+        return "::"
+    return EVERYWHERE if facts.network is None else facts.network.ip
 
 
 def _addresses_of(names: tuple[str, ...], facts: Facts) -> frozenset[str] | None:

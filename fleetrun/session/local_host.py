@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,7 +23,7 @@ from fleetrun.session.sharing import LogFolder
 
 _UNPROTECTED = (
     f"{TOKEN} is not set: until all hosts had joined, anyone with the --job_id and the same "
-    "script could take part."
+    "script could take part, and no other host can afterwards."
 )
 _NAME_BYTES = 8
 # How much of a script is read.
@@ -49,7 +48,6 @@ class LocalHost:
         plan: Callable[[Roster], LaunchPlan],
     ) -> None:
         self.launcher = os.urandom(_NAME_BYTES).hex()
-        self.hint = hosts.hint(engine.hosts, request, facts)
         self._request, self._facts, self._engine, self._slots = request, facts, engine, slots
         self._assign, self._plan = assign, plan
         self._logs = LogFolder(os.path.join(facts.cwd, request.log_dir), self.launcher)
@@ -67,7 +65,7 @@ class LocalHost:
         is_listed = self.place is not None and bool(engine.hosts)
         self.bare = JoinRequest(
             host=engine.hosts[self.place or 0] if is_listed else (request.host or ""),
-            hostname=_plain(facts.hostname),
+            hostname=facts.hostname if is_name(facts.hostname) else "unnamed",
             pid=facts.pid,
             ports=(),
             groups=(),
@@ -126,6 +124,8 @@ class LocalHost:
         # What a host that comes later has found when it came may be out of date.
         former = [entry for entry in entries if entry.attempt] or entries
         port = first.ports[0] if first.master_port is None else first.master_port
+        # Listed hosts are known by their addresses.
+        is_closed = self._facts.environ.get(TOKEN) or self._engine.hosts
         return self._plan(
             self._local._replace(
                 members=tuple(Member(entry.host, entry.ports, entry.groups) for entry in entries),
@@ -135,14 +135,10 @@ class LocalHost:
                 generation=agreed.generation,
                 rules=agreed.config.rules,
                 checkpoints=tuple((entry.host, entry.checkpoints) for entry in former),
-                notes=(*self._local.notes, *self._notes()),
+                notes=(*self._local.notes, *([] if is_closed else [_UNPROTECTED])),
                 shared_logs=self._logs.look(entries, agreed.generation),
             )
         )
-
-    def _notes(self) -> tuple[str, ...]:
-        has_token = self._facts.environ.get(TOKEN)
-        return () if has_token or self._engine.hosts else (_UNPROTECTED,)
 
     def _check_own_address(self, agreed: RosterMessage, me: int) -> None:
         """Raise UsageError if --host gives this host the address of another one."""
@@ -202,15 +198,6 @@ def _digest(request: Request, facts: Facts) -> str:
 
 def _short(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:12]
-
-
-def _plain(hostname: str) -> str:
-    """Return HOSTNAME with the characters that other hosts accept; the kernel allows any.
-
-    >>> _plain("node-1.local"), _plain("my machine")
-    ('node-1.local', 'my-machine')
-    """
-    return hostname if is_name(hostname) else re.sub(r"[^\w.:-]|^-", "-", hostname)[:64].lstrip("-")
 
 
 def _comparable(text: str) -> str:

@@ -132,11 +132,11 @@ def _numbers(address: str) -> tuple[int, ...]:
     return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()
 
 
-def missing(config: RendezvousConfig, hosts: Sequence[Host]) -> str:
-    """Return a text that names the missing hosts, by their names or ranks if those are known."""
+def missing(config: RendezvousConfig, hosts: Sequence[Host], names: Sequence[str]) -> str:
+    """Return a text that names the missing hosts, by their NAMES or ranks if those are known."""
     ranks = {host.request.rank for host in hosts}
-    if config.names and not config.may_change:
-        return listed([name for rank, name in enumerate(config.names) if rank not in ranks])
+    if names and not config.may_change:
+        return listed([name for rank, name in enumerate(names) if rank not in ranks])
     # Called for each join, so names that are not shown are not made.
     here = [host.name for host in hosts[:_NAMED]]
     more = max(0, len(hosts) - _NAMED)

@@ -54,7 +54,6 @@ class Rendezvous(Gathering, SessionHandler):
     ) -> None:
         self._session, self._own = session, own
         self._redact, self._log = redact, log
-        self._hint = f" {own.hint}" if own.hint else ""
         self._attempt = 0
         # Why this host cannot take part, and whether it is there only to say so.
         self._fault: FleetrunError | None = None
@@ -108,7 +107,7 @@ class Rendezvous(Gathering, SessionHandler):
         if error is None:
             verb = "come" if self._session.is_connected else "answer"
             waited = f"{self._session.config.rdzv_timeout_s:g} s"
-            what = f"{self.missing()} did not {verb} within {waited}.{self._hint}"
+            what = f"{self.missing()} did not {verb} within {waited}."
             error = RendezvousError(sentence(what))
         self._refuse(error)
 
@@ -122,9 +121,10 @@ class Rendezvous(Gathering, SessionHandler):
             return ""
         left_s = max(0.0, self._until - time.monotonic())
         if self._is_telling:
-            why = "This host cannot take part, for a reason that follows"
-            return f"{why}. Telling the other hosts, for up to {left_s:.0f} s."
-        return f"Waiting up to {left_s:.0f} s for {self.missing()}.{self._hint}"
+            return (
+                f"Telling the other hosts for up to {left_s:.0f} s that this one cannot take part."
+            )
+        return f"Waiting up to {left_s:.0f} s for {self.missing()}."
 
     # For the session ------------------------------------------------------------------------------
 
@@ -194,10 +194,8 @@ class Rendezvous(Gathering, SessionHandler):
                 # The job did not need this host; otherwise it came too late.
                 error.exit_code = 0
             return error
-        is_missing = failure.exit_code == RendezvousError.exit_code
-        hint = self._hint if is_missing and not self._attempt else ""
         where = f" (on {failure.host})" if failure.host else ""
-        error = RendezvousError(sentence(f"{failure.what}{where}.{hint}"))
+        error = RendezvousError(sentence(f"{failure.what}{where}."))
         error.exit_code = failure.exit_code
         return error
 

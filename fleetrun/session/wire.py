@@ -12,7 +12,6 @@ import hmac
 import os
 import socket
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -25,8 +24,6 @@ from fleetrun.session.codec import Codec, Malformed
 WIRE_VERSION = 11
 # In bytes, like all that follow; each line before the messages is shorter.
 _LONGEST_GREETING, _LONGEST = 128, 1 << 24
-# A peer that leaves this much unread counts as lost; several rosters fit.
-MOST_UNSENT = 1 << 25
 _PIECE = 1 << 16
 # In hexadecimal digits; an HMAC-SHA256 is truncated to the least that RFC 2104 allows.
 _MAC_DIGITS = 32
@@ -125,9 +122,7 @@ class Connection:
         self._nonce, self._nonces = os.urandom(16).hex().encode(), b""
         # For outgoing and incoming lines, once both ends have proved themselves.
         self._seals: tuple[Seal, Seal] | None = None
-        self._received = bytearray()
-        self._unsent: deque[memoryview] = deque()
-        self._unsent_bytes = 0
+        self._received, self._unsent = bytearray(), bytearray()
         self._is_finishing = self._is_writing = False
         link.settimeout(0)
         for option, value in _TUNING:
@@ -174,31 +169,20 @@ class Connection:
         self._waiting.timer((id(self), timer), at, lambda: self.lose(why))
 
     def _push(self, line: bytes) -> None:
-        if not self.is_open or self._is_finishing:
-            return
-        self._unsent.append(memoryview(line + b"\n"))
-        self._unsent_bytes += len(line) + 1
-        if self._unsent_bytes > MOST_UNSENT:
-            self._later("later", 0.0, f"did not read {MOST_UNSENT} bytes that were sent")
-            return
-        self._flush()
+        if self.is_open and not self._is_finishing:
+            self._unsent += line + b"\n"
+            self._flush()
 
     def _flush(self) -> None:
-        while self._unsent:
-            part = self._unsent[0]
-            try:
-                sent = self._socket.send(part)
-            except (BlockingIOError, InterruptedError):
-                break
-            except OSError as error:
-                self._unsent.clear()
-                self._later("later", 0.0, reason(error))
-                break
-            self._unsent_bytes -= sent
-            if sent < len(part):
-                self._unsent[0] = part[sent:]
-            else:
-                self._unsent.popleft()
+        """Send as much as there is room for."""
+        try:
+            if self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            self._unsent.clear()
+            self._later("later", 0.0, reason(error))
         if self._is_finishing and not self._unsent:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)

@@ -28,7 +28,6 @@ from fleetrun.run.events import (
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Source
 from fleetrun.run.policy import FORWARDED, KILL, SESSION, TERM
-from fleetrun.rundir import names, reportfile
 from fleetrun.session.driver import Session, SessionHandler
 from fleetrun.session.exchange import Dismissed
 from fleetrun.session.messages import Verdict
@@ -135,10 +134,6 @@ class JobSession(Source, SessionHandler):
         # The others go on without a host that departs, once it is gone.
         is_departure = failure is not None and failure.is_departure
         if self._session.serves:
-            try:
-                reportfile.write_hosts(self._folder, self._session.host_ends(), self._redact)
-            except OSError as error:
-                self._log(f"{names.HOSTS} could not be written ({error.strerror}).")
             self._session.quit(failure)
             if self._receiver is not None and not is_departure:
                 self._receiver.begin()

@@ -204,15 +204,11 @@ def test_a_first_host_that_is_asked_to_end_leaves_the_job_to_the_others(
     assert job.wait_for(1, 2) == ["node-2", "node-3"]
     job.let_go()
     assert [job.end(host) for host in hosts] == [128 + signal.SIGTERM, 0, 0]
-    # The next coordinator has the logs of all ranks, and how each ended.
+    # The next coordinator has the logs of all ranks.
     (second,) = [host for host in hosts[1:] if COORDINATES in host.output]
-    (other,) = {*hosts[1:]} - {second}
     run = second.folder / "log" / "latest"
-    ends = json.loads((run / "hosts.json").read_text())["hosts"]
-    assert {end["hostname"] for end in ends} == {"node-2", "node-3"}
-    (rank,) = [n for n, end in enumerate(ends) if end["hostname"] == other.name]
-    gathered = "".join(log.read_text() for log in (run / "gathered").glob(f"workerlog.{rank}*"))
-    assert f"rank {rank} of 2" in gathered
+    gathered = "".join(log.read_text() for log in (run / "gathered").glob("workerlog.*"))
+    assert " of 2" in gathered
 
 
 SUM_UP = """

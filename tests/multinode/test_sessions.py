@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -125,11 +124,6 @@ def test_all_hosts_end_as_the_rank_that_failed_first(
     for rank in (1, 2, 3):
         log = (first / "gathered" / f"workerlog.{rank}").read_text()
         assert log == f"rank {rank} of 4 speaks\n"
-    ends = json.loads((first / "hosts.json").read_text())["hosts"]
-    assert [(end["host"], end["is_first"]) for end in ends] == [
-        (host.ip, host.ip == "10.88.0.3") for host in four_hosts.hosts
-    ]
-    assert ends[2]["what"] == "rank 2 exited with 7"
 
 
 def test_hosts_that_meet_may_come_in_any_order_and_by_name(

@@ -73,7 +73,6 @@ def test_the_schemas_of_the_table_are_those_of_the_writers() -> None:
         names.METRICS: metricsfile.SCHEMA,
         names.MANIFEST: manifestfile.SCHEMA,
         names.REPORT: reportfile.SCHEMA,
-        names.HOSTS: reportfile.SCHEMA,
         names.STRATEGY: strategyfiles.DOCUMENT_SCHEMA,
         names.rank_records("{rank}"): rankfile.SCHEMA,
     }

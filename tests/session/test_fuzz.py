@@ -82,7 +82,7 @@ def play(seed: int, *, has_store: bool = False) -> World:
 def is_own(host: Host) -> bool:
     """Whether HOST has concluded alone, as it lost the coordinator or was refused."""
     failure = None if host.verdict is None else host.verdict.failure
-    alone = ("cut off", "was lost", "refused", "not running")
+    alone = ("cut off", "was lost", "refused", "stopped or without")
     has_lost = failure is not None and any(word in failure.what for word in alone)
     return has_lost or (host.verdict is not None and bool(host.verdict.given_up))
 

@@ -52,7 +52,6 @@ class OwnHost:
     """A host that plans by PLAN."""
 
     bare = BARE
-    hint = ""
 
     def __init__(self, plan: Callable[[RosterMessage], LaunchPlan]) -> None:
         self.plan = plan
