@@ -91,21 +91,3 @@ def test_ranks_whose_scaler_skips_what_is_compared_prove_nothing(
     for proof in proofs(tmp_path / "ours"):
         assert proof["ranks_equal"] is (True if is_proved else None)
         assert proof["counts"]["skipped"] == (3 if moves else 4)
-
-
-def test_sums_that_are_equally_wrong_on_all_ranks_are_found(tmp_path: Path) -> None:
-    # The bias of the last layer is a bucket of its own.
-    asked = {"fuse_grad_size_in_num": 1, "nccl_comm_num": 2}
-    ways = {"WAYS": "right nan twice infinite one"}
-    ranks = train(
-        *(PYTHONS["3.3.1"], "wrong_sums.py", tmp_path / "ours", asked),
-        check_ranks="auto",
-        more=ways,
-    )
-    for rank in ranks:
-        assert (rank.pop("right"), rank.pop("nan")) == ("", "")
-        assert set(rank) == {"twice", "infinite", "one"}
-        for stopped in rank.values():
-            assert "did not return the average of the ranks' gradients" in stopped
-    proof = evidence(tmp_path / "ours")
-    assert proof["counts"]["gradients_checked"] == 4

@@ -17,7 +17,6 @@ from ..buckets import BucketLimits
 from ..import_hooks import in_place_of
 from ..paddle_api import private_names, tensors
 from . import compression
-from .gradient_check import GradientCheck
 from .paddles_reducer import PaddlesReducer, averaged, choose_groups, sparse_parameters
 from .reducer import Reducer, ReducerSetup
 from .reducer_report import HIERARCHY, ReducerReport
@@ -65,7 +64,6 @@ class Reducers:
         must_sync: Callable[[Sequence[Any]], bool] | None,
     ) -> None:
         self._spec = spec
-        self._proof = proof
         self._must_sync = must_sync
         self._report = ReducerReport(spec, proof)
         # The limits of each model's buckets; the models in the order of creation.
@@ -126,14 +124,12 @@ class Reducers:
             return
         number = max(1, min(int(settings.effective("nccl_comm_num", 1)), len(groups)))
         several = communicators.take(ranks, size, number)
-        group = model.group.process_group
         setup = ReducerSetup(
             limits,
             several,
             communicators.split_ranks(ranks, size) if size else None,
             settings.overlaps(),
             compression.choose(several[0], ranks, communicators.global_rank(), place),
-            GradientCheck(group, len(ranks), self._spec.check_ranks, self._proof),
         )
         # The attribute in which Paddle keeps its own.
         model._reducer = Reducer(

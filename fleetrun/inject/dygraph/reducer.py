@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ..buckets import BucketLimits
     from ..communicators import Communicator, Hierarchy
     from .compression import Compression
-    from .gradient_check import GradientCheck
 
 _NOT_PLAIN = "some rank did not compute every gradient once, row-major, in its first backward"
 _MAY_BE_UNUSED = "find_unused_parameters is on"
@@ -38,7 +37,6 @@ class ReducerSetup(NamedTuple):
     hierarchy: Hierarchy | None
     overlaps: bool
     compression: Compression | None
-    check: GradientCheck
 
 
 class Bucket:
@@ -179,7 +177,6 @@ class Reducer:
         self._sends_early = self.why_late == "" and not {*_awaiting} - {self}
         self._nested, self._next, self._is_repeated = backward.nested, 0, False
         self._arrived.clear()
-        self.setup.check.begin()
         for bucket in self.buckets:
             bucket.reset()
 
@@ -273,7 +270,6 @@ class Reducer:
             if bucket.work is not None:
                 bucket.work.wait()
             self._write(bucket, counts)
-        self.setup.check.finish()
         self.calls = [
             communicator.calls - calls for communicator, calls in zip(communicators, before)
         ]
@@ -304,7 +300,6 @@ class Reducer:
             bucket.is_cast = compression is not None and flat.dtype == paddle.float32
             if compression is not None and bucket.is_cast:
                 bucket.flat = flat.cast(compression.dtype)
-            self.setup.check.sent(flat, str(bucket.flat.dtype))
         communicators = self.setup.communicators
         # A thread would not help the only allreduce.
         overlaps = self.setup.overlaps and len(self.buckets) > 1
@@ -319,7 +314,6 @@ class Reducer:
         flat, bucket.flat, bucket.work = bucket.flat, None, None
         if bucket.is_cast:
             flat = flat.cast("float32")
-        self.setup.check.received(flat)
         parts = paddle.split(flat, bucket.sizes) if len(bucket.sizes) > 1 else [flat]
         gradients = tensors.gradients(bucket.parameters)
         for parameter, gradient, part in zip(bucket.parameters, gradients, parts):
