@@ -112,9 +112,8 @@ def test_a_strategy_is_right_and_in_effect_and_counted_as_by_the_witness(
                 is_moot = makes_no_difference(field, proof["counts"])
                 assert field["status"] == ("no_difference" if is_moot else "effective"), field
         assert (proof["ranks_equal"], proof["failures"]) == (True, [])
-        if device_strategies.sends_gradients(document):
-            if not devices.PLUGIN:
-                assert_witnessed(proof, devices.witnessed(witness, rank))
+        if device_strategies.sends_gradients(document) and not devices.PLUGIN:
+            assert_witnessed(proof, devices.witnessed(witness, rank))
 
 
 def test_sparse_gradients_are_not_merged_where_paddle_crashes(tmp_path: Path) -> None:
