@@ -148,7 +148,11 @@ class GradientMerge:
     @border.watching("the count of merged micro-steps")
     def report_end(self) -> None:
         """Note the micro-steps that were dropped in partial rounds."""
-        if not (self._has_stepped or self._proof.updates or self._proof.status(_FIELDS[0])):
+        import paddle
+
+        is_known = self._has_stepped or self._proof.updates or self._proof.status(_FIELDS[0])
+        # Where programs cannot be read, Paddle may merge in them.
+        if paddle.in_dynamic_mode() and not is_known:
             self._set(NO_EFFECT, "no optimizer of Paddle's has stepped")
         count = max((current.merged for current in self.all()), default=0)
         if count:
