@@ -186,7 +186,6 @@ class Request(NamedTuple):
     grace_s: float = 10.0
     # A shell command and a URL that are notified of the end of the job.
     on_end: str | None = None
-    webhook: str | None = None
     # Check the host before the first start.
     preflight: bool = False
     # 0: hangs are not detected.
@@ -200,7 +199,6 @@ class Request(NamedTuple):
     log_overwrite: bool = False
     log_keep: int = 20
     # tail, all; None: logs stay where they are.
-    gather_logs: str | None = None
     # 0: logs are not limited.
     log_max_bytes: int = 0
     # 0: nothing is measured.
@@ -500,8 +498,6 @@ class ProcessSpec(NamedTuple):
     rank: RankSpec | None = None
     # The only CPUs it may run on; none named: all that the launcher may use.
     cpus: tuple[int, ...] = ()
-    # Before it starts, one endpoint of each group must listen.
-    awaits: tuple[tuple[Endpoint, ...], ...] = ()
     error_log: str = ""
 
 

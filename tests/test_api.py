@@ -98,7 +98,6 @@ def test_what_is_no_launch_is_an_exception_and_nothing_is_printed(
         ({"grace": [1, 2]}, UsageError, r"grace=\[1, 2\]: give a number of seconds"),
         ({"master": True}, UsageError, "master=True: give HOST:PORT"),
         ({"gpus": [0]}, EnvironmentFault, "--gpus=0 requests devices, but"),
-        ({"webhook": "secret"}, UsageError, "give an address"),
         ({"cwd": "/nosuch"}, EnvironmentFault, r"in the folder /nosuch \(No such file"),
     )
     for given, kind, words in cases:

@@ -275,8 +275,6 @@ OPTIONS: tuple[Option, ...] = (
            "Shell command to run when the job has ended, successfully or not, with a JSON object "
            "on its standard input. It does not change the exit code and is stopped after 30 s. "
            "Only the first host runs it."),
-    Option("webhook", read_as(str.strip, is_free=True), "job", "URL",
-           "http or https URL to which the same JSON object is posted."),
     Option("preflight", FLAG, "job", "",
            "First check this host as `fleetrun doctor` does, or all hosts of the job. Start "
            "nothing if there is an error."),
@@ -289,10 +287,6 @@ OPTIONS: tuple[Option, ...] = (
            env=("PADDLE_LOG_OVERWRITE",), bare="true"),
     Option("log_keep", number(minimum=1), "job", "N",
            "Number of launch folders to keep in the log folder."),
-    Option("gather_logs", choice("tail", "all"), "job", "tail|all",
-           "Copy the logs of all hosts to the coordinator's host at the end, into "
-           "log/latest/gathered: the last 64 KiB of each, or all of it.",
-           bare="tail"),
     Option("log_max_size", read_as(log_size), "job", "SIZE",
            "Move the older part of a log to workerlog.N.1, .2, ... if it exceeds this size: 100M, "
            "2G. 0: never.",

@@ -195,7 +195,6 @@ def resolve(
         notes.extend(_inherited(environ, is_rank=is_rank))
     if nnodes == "1" and chosen.is_default("nnodes") and not is_by_ssh:
         notes.extend(_of_pytorch(environ))
-    _check_webhook(chosen)
     strategy, strategy_settings = _strategy(chosen, layers)
 
     is_ranked = chosen["rank"] not in (None, -1) and (nnodes != "1" or is_placed)
@@ -415,15 +414,6 @@ def _check_meeting(chosen: Choices) -> None:
 
 
 # -- devices and mode ----------------------------------------------------------------------------
-
-
-def _check_webhook(chosen: Choices) -> None:
-    """Raise UsageError if the webhook is no URL, without showing it."""
-    scheme, _, rest = chosen.word("webhook").partition("://")
-    if chosen["webhook"] and not (scheme in {"http", "https"} and rest):
-        # The option comes last: a word after its name is hidden like a password.
-        problem = "give an address that begins with https:// or http:// to"
-        raise UsageError(f"{problem} {chosen.given('webhook').typed}.")
 
 
 def _device_kind(chosen: Choices, env: Mapping[str, tuple[str, str]]) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from fleetrun.errors import UsageError
-from fleetrun.model import Device, Endpoint, RankSpec
+from fleetrun.model import Device, RankSpec
 
 LAST_PORT = 65535
 # Launchers of several hosts meet at the first of these, counted from the first port: no rank gets
@@ -103,7 +103,7 @@ def ports(
 
 
 class LocalProcess(NamedTuple):
-    """One process of this host: its log, whether the job waits for it, and its dependencies.
+    """One process of this host: its log, whether the job waits for it, and its identity.
 
     `identity` has the variables that identify the rank.
     """
@@ -113,7 +113,6 @@ class LocalProcess(NamedTuple):
     log: str
     identity: Mapping[str, str]
     essential: bool = True
-    awaits: tuple[tuple[Endpoint, ...], ...] = ()
 
 
 class Layout(NamedTuple):

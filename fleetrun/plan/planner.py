@@ -106,7 +106,6 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
             essential=process.essential,
             rank=process.spec,
             cpus=cpus,
-            awaits=process.awaits,
             error_log=names.error_log(log) if request.redirects else "",
         )
         for process, log, argv, own, unset, cpus in zip(

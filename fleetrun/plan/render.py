@@ -159,7 +159,6 @@ def as_json(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> 
 
 def _json_process(process: ProcessSpec) -> dict[str, object]:
     fields = process._asdict()
-    del fields["awaits"]
     fields["argv"] = list(secrets.conceal(process.argv))
     fields["env"] = {name: secrets.redact(name, value) for name, value in process.env.items()}
     fields["error_log"] = process.error_log or None

@@ -8,7 +8,6 @@ from collections.abc import Set as AbstractSet
 
 from fleetrun.postmortem import causes
 from fleetrun.postmortem.investigation import Investigation, Victim
-from fleetrun.run.children import Leftover
 from fleetrun.run.events import (
     Exited,
     Failure,
@@ -20,21 +19,12 @@ from fleetrun.run.events import (
 )
 from fleetrun.rundir.names import listed
 from fleetrun.rundir.reportfile import ProcessEnd
-from fleetrun.rundir.secrets import conceal
 from fleetrun.text import sentence, visible
 
 # The most places of a hung job that are listed.
 _PLACES = 8
 # The most ineffective fields to list.
 _FAULTS = 12
-# The most processes left running that are named, and the most characters of each.
-_LEFT = 5
-_LINE = 120
-# What was missing for so long, by the `sign` of `Hung`.
-_MISSED = {
-    "life": "there was no heartbeat, output, collective or disk use",
-    "steps": "no rank reported a new step",
-}
 
 
 def verdict(
@@ -75,27 +65,11 @@ def _elsewhere(failure: Failure) -> list[str]:
     # Control characters in the text of another host must not reach the terminal.
     summary = sentence(visible(failure.describe()))
     if failure.is_hang:
-        return [f"{summary}.", f"{visible(failure.host)} has the stacks of all ranks."]
+        return [f"{summary}.", f"{visible(failure.host)} tells where each rank stands."]
     if not failure.is_victim:
         summary = f"{summary}: the job failed there first"
     words = [f"    {visible(line)}" for line in failure.words.split("\n") if line]
     return [f"{summary}. Its log ends with", *words] if words else [f"{summary}."]
-
-
-def left_running(left: Sequence[Leftover]) -> str:
-    """Return which processes were killed after a success, as a sentence; or nothing."""
-    parts = []
-    # One that needs several blows is listed with each.
-    for pid, words in dict.fromkeys(left):
-        # A process title, or a shell's script, has several words in one argument.
-        line = visible(" ".join(conceal(" ".join(words).split())))
-        # multiprocessing's resource tracker ends by itself.
-        if words and "resource_tracker" not in line:
-            parts.append(f"pid {pid} ({line[:_LINE]}{'…' if len(line) > _LINE else ''})")
-    if len(parts) > _LEFT:
-        parts[_LEFT:] = [f"and {len(parts) - _LEFT} more"]
-    ended = "The job is done; processes that it had left running were ended"
-    return f"{ended}: {', '.join(parts)}." if parts else ""
 
 
 def _attempts(outcome: Outcome, labels: Sequence[str], reported: Sequence[str]) -> list[str]:
@@ -122,7 +96,7 @@ def _attempts(outcome: Outcome, labels: Sequence[str], reported: Sequence[str]) 
 
 def _hang(hang: Hung) -> list[str]:
     """Describe where the ranks stand, odd ones first."""
-    missed = _MISSED.get(hang.sign, _MISSED["life"])
+    missed = "there was no heartbeat, output, collective or disk use"
     lines = [f"The job hung: for {hang.seconds:.0f} s {missed}."]
     lines += [f"    {sentence(text)}." for _, text in hang.collectives]
     # Where all wait for each other, none is unlike the rest.

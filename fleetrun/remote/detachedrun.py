@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Request
 from fleetrun.plan import planner
-from fleetrun.run.background import Background
+from fleetrun.run.background import Background, no_console
 from fleetrun.run.events import signal_name
 from fleetrun.rundir import eventfile, lockfile, names
 
@@ -46,10 +45,7 @@ class HeadRun:
                 launcher_pid=os.getpid(),
             )
         except OSError as error:
-            raise EnvironmentFault(
-                f"The console cannot be kept in {self._log_dir} ({error.strerror}): make room or "
-                "choose another folder with --log_dir."
-            ) from None
+            raise no_console(self._log_dir, error) from None
         self._background.sink(self._folder, log, os.getpid()).prepare()
         self._background.announce()
 

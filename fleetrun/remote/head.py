@@ -22,7 +22,6 @@ from fleetrun.remote import ssh, sshjob
 from fleetrun.remote.detachedrun import HeadRun
 from fleetrun.remote.ssh import HostOrder, SshConnection
 from fleetrun.run import background
-from fleetrun.run.descriptors import FileLimit
 from fleetrun.run.loop import Loop
 from fleetrun.rundir.names import listed
 from fleetrun.rundir.variables import with_token
@@ -55,11 +54,7 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
     orders = [
         order._replace(words=sshjob.arguments(request, hosts, index)) for index in range(len(hosts))
     ]
-    files = FileLimit(len(hosts), per_process=ssh.FILES, label="hosts by ssh")
-    try:
-        return Head(request, hosts, words, orders, records).run()
-    finally:
-        files.restore()
+    return Head(request, hosts, words, orders, records).run()
 
 
 class Head:

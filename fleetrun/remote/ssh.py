@@ -35,9 +35,6 @@ _IMPORT = "from fleetrun.remote.hostside import run; run()"
 HOSTSIDE = f"import sys; sys.path[:] = filter(None, sys.path); {_IMPORT}"
 # The exit code of ssh's own faults, ssh(1), and those of shells that cannot start a program.
 SSH_FAULT, _NO_PROGRAM = 255, (126, 127)
-# How many files each needs here while it starts: both ends of two pipes, and of one of Python's;
-# and its pidfd.
-FILES = 7
 # Control characters: no shell greets with them.
 MARK = b"\x1e\x02fleetrun"
 STOP = b"stop\n"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from fleetrun.errors import EnvironmentFault, shell_code
-from fleetrun.run.descriptors import hold_standard
+from fleetrun.run.keeper import hold_standard
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import Sink
 from fleetrun.rundir import names
@@ -40,10 +40,7 @@ class Background(Sink):
         try:
             os.rename(self._console, os.path.join(self._folder.path, names.CONSOLE))
         except OSError as error:
-            raise EnvironmentFault(
-                f"The console cannot be kept in {self._folder.path} ({error.strerror}): make room "
-                "or choose another folder with --log_dir."
-            ) from None
+            raise no_console(self._folder.path, error) from None
 
     def open(self, waiting: Waiting) -> None:
         """Announce the job in the next turn, when all observers know of its processes."""
@@ -68,6 +65,14 @@ class Background(Sink):
             self._ready = -1
 
 
+def no_console(folder: str, error: OSError) -> EnvironmentFault:
+    """Return the fault that the console cannot be kept in FOLDER."""
+    return EnvironmentFault(
+        f"The console cannot be kept in {folder} ({error.strerror}): make room or choose another "
+        "folder with --log_dir."
+    )
+
+
 def begin(log_dir: str) -> Background | int:
     """Fork; return the Background in the child, whose console begins as a file in LOG_DIR.
 
@@ -80,10 +85,7 @@ def begin(log_dir: str) -> Background | int:
         os.makedirs(log_dir, exist_ok=True)
         file = os.open(console, flags, 0o600)
     except OSError as error:
-        raise EnvironmentFault(
-            f"The console cannot be written to {log_dir} ({error.strerror}): make room or choose "
-            "another folder with --log_dir."
-        ) from None
+        raise no_console(log_dir, error) from None
     read_fd, write_fd = os.pipe()
     child = os.fork()
     if child:

@@ -9,26 +9,11 @@ import os
 import signal
 import time
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple
 
-from fleetrun.run import libc, proc
+from fleetrun.run import libc
 
 # How often to look for more.
 _ROUND_S = 0.05
-
-
-class Leftover(NamedTuple):
-    """A process that outlived its rank and was killed."""
-
-    pid: int
-    argv: tuple[str, ...]
-
-
-class Swept(NamedTuple):
-    """The descendants that were found: `ended` were ended, `stuck` survived SIGKILL."""
-
-    stuck: tuple[int, ...]
-    ended: tuple[Leftover, ...]
 
 
 def become_subreaper() -> None:
@@ -42,14 +27,9 @@ def pids(parent: int | None = None) -> list[int]:
     The list is complete if the parent reaps none meanwhile.
     """
     task = f"{parent}/task/{parent}" if parent else "thread-self"
-    try:
-        # As bytes: the codec of a text file costs an import at the end of each launch.
-        with open(f"/proc/{task}/children", "rb", buffering=0) as file:
-            return list(map(int, file.readall().split()))
-    except FileNotFoundError:
-        # A kernel without CONFIG_PROC_CHILDREN.
-        number = b"%d" % (parent or os.getpid())
-        return [pid for pid in proc.pids() if proc.fields(pid)[1:2] == [number]]
+    # As bytes: the codec of a text file costs an import at the end of each launch.
+    with open(f"/proc/{task}/children", "rb", buffering=0) as file:
+        return list(map(int, file.readall().split()))
 
 
 def group(pid: int) -> int | None:
@@ -95,14 +75,14 @@ def sweep(
     grace_s: float = 0.0,
     stuck_s: float = 5.0,
     hurried_by: AbstractSet[int] = frozenset(),
-) -> Swept:
+) -> None:
     """End all descendants but SPARED children: TERM, and KILL after GRACE_S seconds.
 
     In rounds, until none is found: even one that has ended has handed its children to us. Gives up
     on those that KILL does not end in STUCK_S. One of the signals HURRIED_BY, which are blocked,
     ends the grace.
     """
-    ended: dict[int, Leftover] = {}
+    asked: set[int] = set()
     kill_at = time.monotonic() + grace_s
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     try:
@@ -112,13 +92,11 @@ def sweep(
                 continue
             now = time.monotonic()
             if now > kill_at + stuck_s:
-                return Swept(tuple(left), tuple(ended.values()))
+                return
             for pid in left:
-                if now >= kill_at or pid not in ended:
-                    left_over = Leftover(pid, proc.argv(pid))
-                    if send(pid, signal.SIGKILL if now >= kill_at else signal.SIGTERM):
-                        ended.setdefault(pid, left_over)
-                    else:
+                if now >= kill_at or pid not in asked:
+                    asked.add(pid)
+                    if not send(pid, signal.SIGKILL if now >= kill_at else signal.SIGTERM):
                         spared = spared | {pid}
             wait_s = kill_at - now if now < kill_at else _ROUND_S
             info = signal.sigtimedwait({signal.SIGCHLD, *hurried_by}, wait_s)
@@ -126,4 +104,3 @@ def sweep(
                 kill_at = min(kill_at, time.monotonic())
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return Swept((), tuple(left for left in ended.values() if left.argv))

@@ -26,11 +26,7 @@ STRATEGY_REJECTED = 5
 
 
 def signal_name(signum: int) -> str:
-    """Name a signal as people write it.
-
-    >>> signal_name(15), signal_name(11), signal_name(40)
-    ('SIGTERM', 'SIGSEGV', 'signal 40')
-    """
+    """Name a signal as people write it."""
     known = 1 <= signum <= len(_SIGNALS)
     return f"SIG{_SIGNALS[signum - 1]}" if known else f"signal {signum}"
 
@@ -52,11 +48,7 @@ class GatherFailed(NamedTuple):
     at: float
 
     def describe(self) -> str:
-        """Return one line of text.
-
-        >>> GatherFailed(1, "Port 6070 is taken.", 3, 9.0).describe()
-        'the job could not be started again: Port 6070 is taken'
-        """
+        """Return one line of text."""
         again = " again" if self.attempt else ""
         return f"the job could not be started{again}: {self.why.rstrip('.')}"
 
@@ -160,20 +152,11 @@ class Hung(NamedTuple):
     # The files with all stacks.
     stacks: str = ""
     exit_code: int = HUNG
-    # What was missing: any `life`; further `steps`, after some; or a change of `stacks`, although
-    # the processors were busy.
-    sign: str = "life"
     # From the ranks' collectives: the labels at fault, and a sentence without a full stop.
     collectives: tuple[tuple[tuple[str, ...], str], ...] = ()
 
     def describe(self) -> str:
-        """Return one line of text.
-
-        >>> Hung(30.0, at=99.0, odd=("rank 1",)).describe()
-        'the job hung for 30 s, rank 1 unlike the rest'
-        >>> Hung(30.0, 9.0, collectives=((("rank 1",), "rank 1 never entered ..."),)).describe()
-        'the job hung for 30 s: rank 1 never entered ...'
-        """
+        """Return one line of text."""
         where = f", {' and '.join(self.odd)} unlike the rest" if self.odd else ""
         if self.collectives:
             where = f": {self.collectives[0][1]}"
@@ -183,17 +166,6 @@ class Hung(NamedTuple):
         """Return why another attempt follows."""
         return self.describe()
 
-    def odd_place(self) -> str:
-        """Return where odd processes stand, unless their collectives tell more.
-
-        >>> places = (("rank 0",), "f (a.py:3)"), (("rank 2",), "g (a.py:9)")
-        >>> Hung(30.0, 9.0, places, odd=("rank 2",)).odd_place()
-        ': rank 2 in g (a.py:9)'
-        """
-        places = (place for place in self.places if set(place[0]) <= {*self.odd})
-        labels, where = next(places, ((), ""))
-        return f": {' and '.join(labels)} in {where}" if where and not self.collectives else ""
-
 
 class StacksRequested(NamedTuple):
     """The launcher was asked for the stacks of all processes."""
@@ -202,10 +174,9 @@ class StacksRequested(NamedTuple):
 
 
 class RunWarning(NamedTuple):
-    """An observation without consequences: `what` is its kind, `labels` the processes concerned.
+    """An observation without consequences: `labels` are the processes concerned.
 
-    `what` is one of stopped, continued, ended early, stacks, went on, ended, task lost,
-    checkpoint, desync.
+    `what` is stopped, continued, stacks, checkpoint or desync.
     """
 
     what: str
@@ -230,11 +201,7 @@ class Recovered(NamedTuple):
         return {"attempt": self.attempt, "seconds": round(self.seconds, 3), "why": self.why}
 
     def describe(self) -> str:
-        """Return one line of text.
-
-        >>> Recovered(1, 1.214, 12.0, "rank 1 exited with 7").describe()
-        'Attempt 1 runs: the restart took 1.21 s (rank 1 exited with 7)'
-        """
+        """Return one line of text."""
         return f"Attempt {self.attempt} runs: the restart took {self.seconds:.2f} s ({self.why})"
 
 
@@ -261,12 +228,7 @@ class StrategyRejected(NamedTuple):
     is_split: bool = False
 
     def describe(self) -> str:
-        """Return one line of text.
-
-        >>> faults = ("rank 0: nccl_comm_num is refused", "rank 1 left no evidence")
-        >>> StrategyRejected(faults, at=9.0).describe()
-        'the strategy is not in effect: rank 0: nccl_comm_num is refused, and 1 more'
-        """
+        """Return one line of text."""
         more = len(self.faults) - 1
         rest = f", and {more} more" if more > 0 else ""
         return f"the strategy is not in effect: {self.faults[0]}{rest}"
@@ -302,13 +264,7 @@ class Failure(NamedTuple):
                 raise ValueError(text[:80])
 
     def describe(self) -> str:
-        """Return one line of text.
-
-        >>> Failure("10.0.0.2", "server 1 exited with 7", 7).describe()
-        'server 1 exited with 7 on 10.0.0.2'
-        >>> Failure("10.0.0.2", "the job hung for 9 s", HUNG, is_hang=True).describe()
-        'the job hung for 9 s'
-        """
+        """Return one line of text."""
         return self.what if self.is_hang else f"{self.what} on {self.host}"
 
     def reason(self) -> str:
@@ -340,35 +296,23 @@ class JobVerdict(NamedTuple):
 
 
 class SourceFailed(NamedTuple):
-    """A source of events has failed, which ends the job if the source `is_required`.
-
-    `without` completes "the job goes on ..." or "the job cannot go on ...".
-    """
+    """A source of events has failed, which ends the job if the source `is_required`."""
 
     source: str
     why: str
-    without: str
     at: float
     is_required: bool = True
     exit_code: int = 1
 
     def describe(self) -> str:
-        """Return one line of text.
-
-        >>> SourceFailed("the strategy proof", "a bug", "without its proof", 9.0).describe()
-        'the strategy proof failed (a bug)'
-        """
+        """Return one line of text."""
         return f"{self.source} failed ({self.why})"
 
     def sentence(self) -> str:
-        """Return a sentence with the consequence.
-
-        >>> SourceFailed("the hang watch", "a bug", "without it", 9.0, False).sentence()
-        'The hang watch failed (a bug); the job goes on without it.'
-        """
+        """Return a sentence with the consequence."""
         text = self.describe()
-        consequence = ", and the job cannot go on" if self.is_required else "; the job goes on"
-        return f"{text[:1].upper()}{text[1:]}{consequence} {self.without}."
+        goes = ", and the job cannot go on" if self.is_required else "; the job goes on"
+        return f"{text[:1].upper()}{text[1:]}{goes} without it."
 
 
 # The failures after which another attempt may follow, and everything that may end a job.
@@ -401,12 +345,7 @@ class Outcome(NamedTuple):
         return self.cause.exit_code
 
     def describe(self) -> str:
-        """Return one line of text.
-
-        >>> from fleetrun.model import ExitStatus
-        >>> Outcome(Exited(1, "rank 1", ExitStatus(7), at=2.5)).describe()
-        'rank 1 exited with 7'
-        """
+        """Return one line of text."""
         if self.cause is None:
             return "all processes finished"
         if isinstance(self.cause, Interrupted):
@@ -428,10 +367,7 @@ class Finished(NamedTuple):
 
 
 class Spawn(NamedTuple):
-    """Start the plan's process of this index; answered by Started or Exited.
-
-    At once, unless it awaits endpoints: then when they listen, or the wait has timed out.
-    """
+    """Start the plan's process of this index; answered at once by Started or Exited."""
 
     process: int
     attempt: int

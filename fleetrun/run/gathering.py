@@ -71,8 +71,8 @@ class AtOnce(Gathering):
 class Round:
     """One round of GATHERING, for ATTEMPT; calls ANSWERED once, unless it is ended before.
 
-    An exception that GATHERING raises, now or in a callback of LOOP, counts as an answer; so does
-    a RendezvousError when its time is up.
+    What GATHERING raises, now or in a callback of LOOP, counts as an answer; so does a
+    RendezvousError when its time is up. LOG prints a line, PROGRESS one for a terminal.
     """
 
     def __init__(
@@ -80,26 +80,22 @@ class Round:
         gathering: Gathering,
         attempt: int,
         loop: Loop,
-        log: Callable[[str], None],
         answered: Callable[[LaunchPlan | Exception], None],
         *,
+        log: Callable[[str], None],
         progress: Callable[[str], None],
     ) -> None:
-        self._gathering, self._attempt = gathering, attempt
-        self._log, self._progress = log, progress
-        self._answered = answered
-        self._share = LoopShare(loop, self._shielded)
+        self._gathering, self._answered, self._log = gathering, answered, log
         self._answers: list[LaunchPlan | Exception] = []
         self._is_over = False
-
-    def begin(self) -> None:
-        """Begin to gather."""
         now = time.monotonic()
-        self._until = now + self._gathering.timeout_s
-        self._share.timer("round progress", now + _PROGRESS_S, partial(self._tell, self._progress))
+        self._until = now + gathering.timeout_s
+        self._share = LoopShare(loop, self._shielded)
+        self._share.timer("round progress", now + _PROGRESS_S, partial(self._tell, progress))
         self._share.timer("round timeout", self._until, self._give_up)
-        begin = self._gathering.begin
-        self._shielded(partial(begin, self._attempt, self._share, self._answers.append))
+        begin = partial(gathering.begin, attempt, self._share, self._answers.append)
+        # Not at once: the caller has to know the round first.
+        self._share.timer("round", now, begin)
 
     def _shielded(self, call: Callable[[], None]) -> None:
         try:
@@ -126,10 +122,9 @@ class Round:
 
     def end(self) -> None:
         """Stop waiting; cancel the gathering unless it has answered."""
-        if self._is_over:
-            return
-        self._is_over = True
-        self._share.clear()
-        if not self._answers:
-            with suppress(Exception):
-                self._gathering.cancel()
+        if not self._is_over:
+            self._is_over = True
+            self._share.clear()
+            if not self._answers:
+                with suppress(Exception):
+                    self._gathering.cancel()

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from fleetrun.run import libc, proc
+from fleetrun.run import libc
 from fleetrun.run.loop import Waiting, nothing, poll
 
 _CHUNK = 65536
@@ -40,8 +40,6 @@ class IsolatedCall:
     The result consists of values that marshal takes. Raises OSError if no child can be started.
     """
 
-    # Whether the child still runs although it was sent SIGKILL.
-    is_left = False
     _waiting: Waiting | None = None
 
     def __init__(self, call: Callable[[], object]) -> None:
@@ -123,20 +121,18 @@ class IsolatedCall:
             waiting.timer((IsolatedCall, self.pid), at, lambda: done(late()))
 
     def _late(self, callee: str, timeout_s: float) -> CallResult:
-        why = f"{callee} has not answered within {timeout_s:g} s ({self.abandon()})"
-        return CallResult(trouble=why, is_late=True)
+        self.abandon()
+        return CallResult(trouble=f"{callee} has not answered within {timeout_s:g} s", is_late=True)
 
-    def abandon(self) -> str:
-        """Kill the child; return the state that it was in, and whether it is left behind."""
-        standing = f"process {self.pid}, {proc.state_of(self.pid)}"
+    def abandon(self) -> None:
+        """Kill the child, which is left behind if the kernel holds it."""
         with suppress(OSError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self._end()
-        return f"{standing}, left behind as SIGKILL does not end it" if self.is_left else standing
 
     def _end(self) -> str:
         """Reap the child, which ends now unless the kernel holds it; return how it has ended."""
-        self.is_left = not poll(_END_S, self._pidfd)
+        poll(_END_S, self._pidfd)
         how = "has ended"
         # The supervisor, which reaps orphans, may have been faster.
         with suppress(ChildProcessError):

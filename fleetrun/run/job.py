@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from fleetrun import engines
 from fleetrun.engines import SelectedEngine, meeting
-from fleetrun.errors import FleetrunError, UsageError
+from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
 from fleetrun.host import addresses, checkpoints, nvml, probe
 from fleetrun.model import Facts, LaunchPlan, Request, Roster, Task
 from fleetrun.plan import brief, debug, devices, hosts, planner, render
@@ -20,7 +21,6 @@ from fleetrun.postmortem.ending import Ending, document
 from fleetrun.printing import error_columns, is_color_wanted, message_prefix, put
 from fleetrun.run import children
 from fleetrun.run.background import Background, begin
-from fleetrun.run.descriptors import FileLimit
 from fleetrun.run.events import Outcome
 from fleetrun.run.gathering import AtOnce, Gathering
 from fleetrun.run.isolation import IsolatedCall
@@ -38,12 +38,15 @@ from fleetrun.sinks.provenance import Provenance
 from fleetrun.sinks.rotate import Cut, Rotation
 from fleetrun.sinks.rundir import RunDirectory
 from fleetrun.text import visible
+from fleetrun.watch.flightrecords import FlightRecords
 from fleetrun.watch.resumption import Resumption
 from fleetrun.watch.watch import Watch
 
 if TYPE_CHECKING:
     from fleetrun.session.driver import Session  # only with other hosts
 
+# Files that the launcher opens for each process, its pidfd, a port and a log; and its other ones.
+_PER_PROCESS, _OWN_FILES = 3, 40
 # Begins to gather the hosts of a job.
 Begin: TypeAlias = Callable[["LaunchedJob"], "tuple[Gathering, Session | None]"]
 
@@ -71,7 +74,6 @@ def launch(
         background = begun
     keeper = keep() if is_real else None
     is_alone = _is_alone(request, engine)
-    most = hosts.bounds(request.nnodes)[1] + request.spares
     try:
         if request.preflight and is_real:
             from fleetrun.doctor import checkup
@@ -82,23 +84,26 @@ def launch(
             facts = facts._replace(pid=keeper.pid)
         share = planner.share(request, facts)
         slots = planner.slots(request, facts, share)
-        # Before ports are held, each of which is an open file; a dry run holds none.
-        count = 1 if is_alone else max(len(engine.hosts), most)
-        files = FileLimit(len(slots.slots), count) if is_real else None
+        most = 1 if is_alone else max(len(engine.hosts), hosts.bounds(request.nnodes)[1])
+        needed = len(slots.slots) * _PER_PROCESS + most + _OWN_FILES
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if is_real and resource.RLIM_INFINITY != allowed < needed:
+            raise EnvironmentFault(
+                f"{len(slots.slots)} processes on this host need {needed} open files, and "
+                f"{allowed} are allowed: run `ulimit -n {needed}` first."
+            )
     except FleetrunError as error:
         return tell(error, request, environ, engine, caller, keeper=keeper)
     attempts = _Attempts(request, facts, engine, share, slots)
     try:
-        if files is None:
+        if not is_real:
             return _show(attempts)
         if caller is not None and not is_alone:
             caller.gathering()
         job = LaunchedJob(request, environ, background, caller, keeper)
-        return job.run(attempts.alone if is_alone else attempts.join, files)
+        return job.run(attempts.alone if is_alone else attempts.join)
     finally:
         attempts.close()
-        if files is not None:
-            files.restore()
 
 
 class _Attempts:
@@ -264,14 +269,13 @@ class LaunchedJob(ObservedJob):
         self._session: Session | None = None
         self._ending: Ending | None = None
 
-    def run(self, begin: Begin, files: FileLimit | None = None) -> int:
+    def run(self, begin: Begin) -> int:
         """Start what BEGIN's gathering plans, watch it to its end, and return the exit code."""
         gathering, self._session = begin(self)
-        outcome = Supervisor(gathering, self, files).run()
-        is_told = self.request.on_end or self.request.webhook
+        outcome = Supervisor(gathering, self).run()
         # Only one host of the job notifies.
-        if self._ending is not None and self.plan.node_rank == 0 and is_told:
-            self._notify_others(self._ending)
+        if self._ending is not None and self.plan.node_rank == 0 and self.request.on_end:
+            self._notify(self.request.on_end, self._ending)
         return outcome.exit_code
 
     def observing(self) -> list[Sink]:  # noqa: C901 - one branch for each observer
@@ -310,12 +314,16 @@ class LaunchedJob(ObservedJob):
             from fleetrun.watch import proof  # only with a strategy
 
             if proof.find(self.plan) is not None:
-                observers.append(proof.Proof(self, session=session))
+                observers.append(proof.Proof(self))
         if session is not None:
             from fleetrun.watch.session import JobSession  # only with other hosts
 
             observers.append(JobSession(self, session))
-        observers.append(Watch(self, session=session, gpus=self._gpu_watch))
+        records = None
+        if request.flight_recorder or self.plan.rules.hang_timeout_s:
+            records = FlightRecords(self, session)
+            observers.append(records)
+        observers.append(Watch(self, session=session, records=records, gpus=self._gpu_watch))
         if request.resume_from is not None:
             observers.append(Resumption(self, request.resume_from))
         return observers
@@ -360,16 +368,15 @@ class LaunchedJob(ObservedJob):
         is_shown = not self.request.quiet and self.request.log_level in {"debug", "info"}
         return ending.line(self._ending) if is_shown else ""
 
-    def _notify_others(self, end: Ending) -> None:
-        """Notify --on_end and --webhook of the end of the job, without secrets."""
-        reported = secrets.everywhere(document(end, os.uname().nodename), self.redact)
-        command, url = self.request.on_end, self.request.webhook
-        # The sink is closed with the job.
-        log = _messages(self.request, self.environ).log
+    def _notify(self, command: str, end: Ending) -> None:
+        """Tell the COMMAND of --on_end of the end of the job, without secrets."""
         from fleetrun.run import notification
 
+        reported = secrets.everywhere(document(end, os.uname().nodename), self.redact)
+        # The sink is closed with the job.
+        log = _messages(self.request, self.environ).log
         try:
-            notification.notify(json.dumps(reported) + "\n", command=command, url=url, log=log)
+            notification.notify(command, json.dumps(reported) + "\n", log)
         except KeyboardInterrupt:
             # A signal ends the wait, and changes the exit code as little as a failure does.
             children.sweep(frozenset())

@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 
 from fleetrun.errors import EnvironmentFault, shell_code
-from fleetrun.run import children, descriptors, libc, proc
+from fleetrun.run import children, libc, proc
 from fleetrun.run.terminal import TerminalSettings
 
 # What the user asks for, and how a terminal stops a job.
@@ -132,6 +132,14 @@ class Keeper:
             os.kill(self.pid, _POKE)
 
 
+def hold_standard() -> None:
+    """Open closed standard descriptors on /dev/null, so that no other file gets their numbers."""
+    for fd in range(3):
+        if not os.path.exists(f"/proc/self/fd/{fd}"):
+            # This is the lowest free number, so open() returns it.
+            os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+
+
 def keep() -> Keeper:
     """Return in the supervisor, a new process; the caller's own process ends with its exit code.
 
@@ -146,7 +154,7 @@ def keep() -> Keeper:
         )
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
-    descriptors.hold_standard()
+    hold_standard()
     ignored = frozenset(s for s in REQUESTS | STOPS if signal.getsignal(s) == signal.SIG_IGN)
     # Ignored, it would reap our children; and who writes in the background is not stopped for it.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

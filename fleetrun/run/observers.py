@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -84,12 +85,11 @@ class Sink:
 class Source(Sink):
     """Observes a job and feeds the policy; its own failure is an event, too.
 
-    The failure of one that `is_required` ends the job with its `exit_code`. `without` completes
-    "the job cannot go on ..." and "the job goes on ...". It reports by `declare`, from `open` on.
+    The failure of one that `is_required` ends the job with its `exit_code`. It reports by
+    `declare`, from `open` on.
     """
 
     name = "a source"
-    without = "without it"
     is_required = False
     exit_code = 1
     declare: Callable[[Declared], None]
@@ -119,11 +119,8 @@ class ObservedJob:
         redact: Callable[[str], str] = str,
         keeper: Keeper | None = None,
     ) -> None:
-        self.request = request
-        self.environ = environ
-        self.log = log
-        self.show = show or log
-        self.progress = progress or log
+        self.request, self.environ = request, environ
+        self.log, self.show, self.progress = log, show or log, progress or log
         self.redact = redact
         # None: nothing is started.
         self.keeper = keeper
@@ -183,7 +180,6 @@ class Observers:
         # Those that are open, in their order.
         self._shares: dict[Sink, LoopShare] = {}
         self._warned: set[str] = set()
-        self._is_closing = False
 
     def prepare(self, plan: LaunchPlan) -> None:
         """Prepare all for the first PLAN; a FleetrunError means that nothing can be started."""
@@ -223,7 +219,6 @@ class Observers:
 
     def close(self) -> None:
         """Close all; the one that prints messages was opened first and is closed last."""
-        self._is_closing = True
         self._all(lambda observer: observer.close(), reversed(list(self._shares)))
 
     def is_busy(self) -> bool:
@@ -249,38 +244,17 @@ class Observers:
                 return
             share.clear()
             why = (error.strerror if isinstance(error, OSError) else "") or repr(error)
-            if not isinstance(observer, Source):
-                self._warn(observer, why)
-                return
-            # The other hosts must notice that this one no longer answers.
-            with suppress(Exception):
-                observer.close()
-            failed = SourceFailed(
-                observer.name,
-                why,
-                observer.without,
-                time.monotonic(),
-                is_required=observer.is_required,
-                exit_code=observer.exit_code,
-            )
-            if not failed.is_required:
-                self._job.log(failed.sentence())
-            self._declare(failed)
-
-    def _warn(self, sink: Sink, why: str) -> None:
-        """Warn that SINK has failed; one full disk that fails several sinks is one warning."""
-        if why not in self._warned:
-            self._warned.add(why)
-            name = _words(type(sink).__name__)
-            goes_on = "" if self._is_closing else "; the job goes on without it"
-            self._job.log(f"The {name} failed ({why}){goes_on}.")
-
-
-def _words(name: str) -> str:
-    """Return the NAME of a class as words.
-
-    >>> _words("RunDirectory"), _words("_EventLog")
-    ('run directory', 'event log')
-    """
-    letters = (f" {letter.lower()}" if letter.isupper() else letter for letter in name)
-    return "".join(letters).lstrip("_ ")
+            if isinstance(observer, Source):
+                # The other hosts must notice that this one no longer answers.
+                with suppress(Exception):
+                    observer.close()
+                is_required, code = observer.is_required, observer.exit_code
+                failed = SourceFailed(observer.name, why, time.monotonic(), is_required, code)
+                if not is_required:
+                    self._job.log(failed.sentence())
+                self._declare(failed)
+            elif why not in self._warned:
+                # One full disk that fails several sinks is one warning.
+                self._warned.add(why)
+                name = re.sub(r"\B(?=[A-Z])", " ", type(observer).__name__).lower().lstrip("_ ")
+                self._job.log(f"The {name} failed ({why}); the job goes on without it.")

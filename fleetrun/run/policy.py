@@ -1,8 +1,8 @@
 """The policy: what follows from each event. It decides, and touches nothing but its own state.
 
 The caller performs the actions that `Policy.step` returns. The answers to Spawn (Started, or Exited
-if it failed) and Examine (RootCauses) come before any other event, but for a process that awaits
-endpoints. Before an action that had to wait, the caller asks `is_current`.
+if it failed) and Examine (RootCauses) come before any other event. Before an action that had to
+wait, the caller asks `is_current`.
 """
 
 from __future__ import annotations

@@ -27,8 +27,7 @@ class Stat(NamedTuple):
     cpu_s: float
     started: int
     group: int = 0
-    # Page faults without those of reaped children, and the CPU time of reaped children.
-    faults: int = 0
+    # The CPU time of reaped children.
     reaped_s: float = 0.0
     threads: int = 0
     resident_pages: int = 0
@@ -94,41 +93,25 @@ def rows(pid: int | str, name: str) -> dict[str, str]:
 
 
 def open_files(pid: int) -> Iterator[tuple[str, str]]:
-    """Yield the path in /proc of each descriptor of PID, and its target.
-
-    Nothing for a process that has ended or belongs to another user.
-    """
-    folder = f"/proc/{pid}/fd"
-    try:
-        descriptors = os.listdir(folder)
-    except OSError:
-        return
-    for fd in descriptors:
-        # It may have been closed just now.
-        with suppress(OSError):
-            yield f"{folder}/{fd}", os.readlink(f"{folder}/{fd}")
+    """Yield the path in /proc of each descriptor of PID, and its target, as far as we may."""
+    with suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            path = f"/proc/{pid}/fd/{fd}"
+            # It may have been closed just now.
+            with suppress(OSError):
+                yield path, os.readlink(path)
 
 
 def fault() -> str:
-    """Return why /proc does not show this launcher's processes; empty if it does.
-
-    The /proc of another PID namespace shows them under other ids.
-    """
-    status = rows("self", "status")
-    # Kernels before 4.1 do not have this line.
-    numbers = status.get("NSpid", "").split()
-    if status and len(numbers) <= 1 and _is_self(b"%d" % os.getpid()):
-        return ""
-    if status or os.path.exists("/proc/version"):
-        return "/proc shows the processes of another PID namespace, and would mislead fleetrun"
-    return "/proc is not mounted, and without it processes cannot be supervised"
-
-
-def _is_self(number: bytes) -> bool:
+    """Return why /proc does not show this launcher's processes; empty if it does."""
     try:
-        return os.readlink(b"/proc/self") == number
+        own = os.readlink("/proc/self")
     except OSError:
-        return False
+        return "/proc is not mounted, and without it processes cannot be supervised"
+    # The /proc of another PID namespace shows our processes under other ids.
+    if own == str(os.getpid()) and len(rows("self", "status").get("NSpid", "").split()) <= 1:
+        return ""
+    return "/proc shows the processes of another PID namespace, and would mislead fleetrun"
 
 
 def state_of(pid: int) -> str:
@@ -163,7 +146,6 @@ def stat(pid: int | str) -> Stat | None:
         cpu_s=sum(map(int, words[11:15])) / _TICKS,
         started=int(words[19]),
         group=int(words[2]),
-        faults=int(words[7]) + int(words[9]),
         reaped_s=(int(words[13]) + int(words[14])) / _TICKS,
         threads=int(words[17]),
         resident_pages=int(words[21]),
@@ -225,22 +207,16 @@ def send(process: Stat, signum: int) -> None:
 
 
 class Io(NamedTuple):
-    """Bytes that a process has written to disks, read from disks, and moved in any way."""
+    """Bytes that a process has written to disks, and read from disks."""
 
     written: int
     fetched: int
-    moved: int
 
 
 def io(pid: int) -> Io | None:
     """Return what PID has read and written; None without permission."""
     counters = rows(pid, "io")
-    if not counters:
-        return None
-    written, fetched, read, wrote = (
-        int(counters[name]) for name in ("write_bytes", "read_bytes", "rchar", "wchar")
-    )
-    return Io(written, fetched, read + wrote)
+    return Io(int(counters["write_bytes"]), int(counters["read_bytes"])) if counters else None
 
 
 def reads_terminal(pid: int) -> bool:
@@ -262,15 +238,10 @@ def catches(pid: int, signum: int) -> bool:
     return bool(int(rows(pid, "status").get("SigCgt", "0"), 16) >> (signum - 1) & 1)
 
 
-def argv(pid: int) -> tuple[str, ...]:
-    """Return PID's command line; empty if it has ended."""
-    line = content(f"/proc/{pid}/cmdline").rstrip(b"\0").decode(errors="replace")
-    return tuple(line.split("\0")) if line else ()
-
-
 def command(pid: int) -> str:
-    """Return PID's command line without secrets."""
-    return " ".join(secrets.conceal(argv(pid)))
+    """Return PID's command line without secrets; empty if it has ended."""
+    line = content(f"/proc/{pid}/cmdline").rstrip(b"\0").decode(errors="replace")
+    return " ".join(secrets.conceal(line.split("\0"))) if line else ""
 
 
 def is_python(pid: int) -> bool:

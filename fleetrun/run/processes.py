@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 from fleetrun.model import ExitStatus, LaunchPlan, ProcessSpec
 from fleetrun.run import children, proc
-from fleetrun.run.children import Leftover
-from fleetrun.run.descriptors import FileLimit
 from fleetrun.rundir import names, variables
 from fleetrun.rundir.folder import SHARED, Folder, write_all
 
@@ -44,7 +42,6 @@ class Worker:
         # Known when it is reaped.
         self.peak_bytes: int | None = None
         self.has_core = False
-        self.left: tuple[Leftover, ...] = ()
         # Who has been asked to end by the last signal: pid and time of the start.
         self._signum = 0
         self._asked: set[tuple[int, int]] = set()
@@ -58,7 +55,7 @@ class Worker:
         """Send SIGNUM, a request to end, to all that no Python of the group has started.
 
         A DataLoader that loses a worker raises, and its process can no longer save. So whatever a
-        Python has started is asked when that has ended and this is called again, or by `ask_rest`.
+        Python has started is asked when that has ended and this is called again.
         """
         if signum != self._signum:
             self._signum = signum
@@ -70,10 +67,6 @@ class Worker:
     def ask_again(self) -> None:
         """Ask those that have not been asked, as the Python that has started them has ended."""
         self.ask(self._signum or signal.SIGTERM)
-
-    def ask_rest(self) -> None:
-        """Ask all that have not been asked: the process will soon be killed."""
-        self._ask(self._members())
 
     def notify(self, signum: int) -> None:
         """Send the notice SIGNUM to the process, and to no wrapper that it would end."""
@@ -95,7 +88,8 @@ class Worker:
         """Whether living processes of the group have outlived this one, which has ended."""
         if self.has_terminal:
             return bool(self._members())
-        return any(self._orphans())
+        others = [pid for pid in children.pids() if pid != self.pid]
+        return any(children.group(pid) == self.group and not children.reap(pid) for pid in others)
 
     def status(self) -> ExitStatus:
         """Return the exit status of a process that has ended, and leave it a zombie."""
@@ -106,22 +100,13 @@ class Worker:
             return ExitStatus(code=info.si_status)
         return ExitStatus(signum=info.si_status)
 
-    def reap(self, status: ExitStatus) -> None:
-        """Kill what is left of the group of a process that has ended with STATUS, and reap it."""
-        if not status.exit_code:
-            self.left = tuple(Leftover(pid, proc.argv(pid)) for pid in self._orphans())
+    def reap(self) -> None:
+        """Kill what is left of the group of a process that has ended, and reap it."""
         # The zombie still pins the group's id.
         self.signal(signal.SIGKILL)
         # The kernel counts in KiB.
         self.peak_bytes = os.wait4(self.pid, 0)[2].ru_maxrss * 1024
         os.close(self.pidfd)
-
-    def _orphans(self) -> list[int]:
-        """Return the living children of ours in the group, except this process."""
-        others = [pid for pid in children.pids() if pid != self.pid]
-        return [
-            pid for pid in others if children.group(pid) == self.group and not children.reap(pid)
-        ]
 
     def _members(self) -> list[proc.Stat]:
         """Return the living processes of the group, the oldest first."""
@@ -199,33 +184,41 @@ def spawn(
     default_signals: Collection[int],
     takes_stdin: bool,
     terminal_group: int | None,
-    files: FileLimit,
 ) -> Worker | SpawnRefusal:
-    """Start SPEC with its output appended to LOGS, files of FOLDER, and the user's limit of FILES.
+    """Start SPEC with its output appended to LOGS, files of FOLDER.
 
     It leads a session; one that reads the terminal joins TERMINAL_GROUP, the keeper's.
     """
+    place: dict[str, Any] = {"setsid": True}
+    if terminal_group is not None:
+        place = {"setpgroup": terminal_group}
+        # Ctrl-\ asks the launcher for stacks; it must not end who shares the terminal.
+        default_signals = set(default_signals) - {signal.SIGQUIT}
     fds: list[int] = []
-    log = ""
+    before = _move_to(spec.cpus)
     try:
-        for log in logs:
-            fds.append(_append(log, folder))
-        pid = _start(
-            spec,
-            env,
-            output=fds[0],
-            errors=fds[-1],
-            takes_stdin=takes_stdin,
-            default_signals=default_signals,
-            group=terminal_group,
-            files=files,
+        fds.extend(_append(log, folder) for log in logs)
+        # Not by dup2, for which a descriptor has to be within the limit.
+        actions: list[tuple[Any, ...]] = [
+            (os.POSIX_SPAWN_OPEN, 1 + stream, f"/proc/self/fd/{fds[-stream]}", _APPENDING, 0)
+            for stream in (0, 1)
+        ]
+        if not takes_stdin:
+            actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
+        pid = os.posix_spawnp(
+            *(spec.argv[0], spec.argv, env),
+            file_actions=actions,
+            setsigmask=(),
+            setsigdef=default_signals,
+            **place,
         )
     except (OSError, ValueError) as error:
         if len(fds) < len(logs) and isinstance(error, OSError):
-            why = f"its log {log} cannot be written ({error.strerror})."
+            why = f"its log {logs[len(fds)]} cannot be written ({error.strerror})."
             return SpawnRefusal(_NOT_RUNNABLE, why)
         return _refusal(spec, error)
     finally:
+        _move_to(before)
         for fd in fds:
             os.close(fd)
     try:
@@ -234,47 +227,6 @@ def spawn(
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         return _refusal(spec, error)
-
-
-def _start(
-    spec: ProcessSpec,
-    env: Mapping[bytes, bytes],
-    *,
-    output: int,
-    errors: int,
-    takes_stdin: bool,
-    default_signals: Collection[int],
-    group: int | None,
-    files: FileLimit,
-) -> int:
-    actions: list[tuple[Any, ...]] = [
-        # Not by dup2, for which a descriptor has to be within the limit.
-        (os.POSIX_SPAWN_OPEN, 1, f"/proc/self/fd/{output}", _APPENDING, 0),
-        (os.POSIX_SPAWN_OPEN, 2, f"/proc/self/fd/{errors}", _APPENDING, 0),
-    ]
-    if not takes_stdin:
-        actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
-    defaults = set(default_signals)
-    place: dict[str, Any] = {"setsid": True}
-    if group is not None:
-        place = {"setpgroup": group}
-        # Ctrl-\ asks the launcher for stacks; it must not end who shares the terminal.
-        defaults -= {signal.SIGQUIT}
-    before = _move_to(spec.cpus)
-    files.restore()
-    try:
-        return os.posix_spawnp(
-            spec.argv[0],
-            spec.argv,
-            env,
-            file_actions=actions,
-            setsigmask=(),
-            setsigdef=defaults,
-            **place,
-        )
-    finally:
-        files.lift()
-        _move_to(before)
 
 
 def _move_to(cpus: Collection[int]) -> Collection[int]:

@@ -12,9 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault, FleetrunError
-from fleetrun.model import Endpoint, LaunchPlan
+from fleetrun.model import LaunchPlan
 from fleetrun.postmortem import failures, kernelfacts
-from fleetrun.run import children, descriptors, policy, proc, processes, terminal
+from fleetrun.run import children, policy, proc, processes, terminal
 from fleetrun.run.events import (
     Action,
     Declared,
@@ -51,14 +51,11 @@ from fleetrun.rundir import names, variables
 
 if TYPE_CHECKING:
     from fleetrun.postmortem.investigation import Investigation
-    from fleetrun.run.readiness import Readiness
 
 # After this many seconds of waiting for ranks to end, print which ones.
 _SILENCE_S = 1.0
 # Requests to end: the rank gets them before what it has started.
 _POLITE = frozenset((policy.HUP, policy.INT, policy.TERM))
-# How long before the end of the grace the processes that ranks have started are asked to end.
-_REST_S = 1.0
 # A killed descendant that still exists after this waits for a device.
 _SWEEP_S = 5.0
 # Orphans are reaped this long after SIGCHLD, when the exits of ranks have been handled.
@@ -70,17 +67,13 @@ _GROUP_S = 0.02
 class Supervisor:
     """Runs JOB to its end, one generation after the other, with the plans of GATHERING."""
 
-    def __init__(
-        self, gathering: Gathering, job: ObservedJob, files: descriptors.FileLimit | None = None
-    ) -> None:
+    def __init__(self, gathering: Gathering, job: ObservedJob) -> None:
         self._gathering = gathering
         gathering.prepare, gathering.withdraw = self._prepare, self._withdraw
         # The plan that is ready to start.
         self._prepared: LaunchPlan | None = None
         assert job.keeper is not None
-        self._job, self._keeper = job, job.keeper
-        self._log, self._show, self._progress = job.log, job.show, job.progress
-        self._files = files or descriptors.FileLimit(1)
+        self._job, self._keeper, self._log = job, job.keeper, job.log
         # Signals that the terminal has also sent to the process that reads it.
         self._typed: set[int] = set()
         self._is_over = False
@@ -94,12 +87,9 @@ class Supervisor:
         self._todo: list[Action] = []
         self._is_performing = False
         self._workers: dict[int, processes.Worker] = {}
-        self._readiness: Readiness | None = None
         self._base_env = dict(os.environb)
         self._marker = ""
         self._outcome: Outcome | None = None
-        # Killed processes that ranks had left running when they succeeded.
-        self._left: list[children.Leftover] = []
         self._in_a_hurry = False
         # When the attempt before this one failed or was asked to end.
         self._failed_at: float | None = None
@@ -120,7 +110,6 @@ class Supervisor:
             # No process is left now, unless this launcher itself has failed.
             self._sweep()
             self._loop.close()
-            self._files.restore()
             self._keeper.release()
 
     def _supervise(self) -> Outcome:
@@ -142,17 +131,8 @@ class Supervisor:
         # The last output of the ranks comes before the launcher's last lines.
         self._deliver()
         if self._outcome.cause is not None:
-            shown = [i for i in range(len(self._labels)) if self._observers.shows(i)]
-            findings = self._investigate(self._outcome)
-
-            from fleetrun.postmortem import report  # only after a failure
-
-            text = report.verdict(self._outcome, findings, self._labels, frozenset(shown))
-            self._show(text)
-            for index in self._outcome.stuck:
-                self._log_kernel_state(index)
-            self._deliver()
-        elif self._job.restarts:
+            self._explain_end(self._outcome)
+        elif self._outcome.earlier:
             # It says what the attempts before have failed of.
             self._investigate(self._outcome)
         closing = self._job.closing(self._outcome, ended_at) if self._has_plan else ""
@@ -171,15 +151,10 @@ class Supervisor:
             self._feed(self._gathered(attempt, planned))
 
         self._round = Round(
-            self._gathering, attempt, self._loop, self._log, answered, progress=self._progress
+            *(self._gathering, attempt, self._loop, answered),
+            log=self._log,
+            progress=self._job.progress,
         )
-        self._round.begin()
-
-    def _no_plan(self, attempt: int, error: Exception) -> GatherFailed:
-        self._why_no_plan = error
-        code = error.exit_code if isinstance(error, FleetrunError) else FleetrunError.exit_code
-        why = str(error) if isinstance(error, FleetrunError) else repr(error)
-        return GatherFailed(attempt, why, code, time.monotonic())
 
     def _prepare(self, planned: LaunchPlan, attempt: int) -> None:
         """Prepare everything that the ranks of a generation need; FleetrunError if that fails."""
@@ -188,7 +163,13 @@ class Supervisor:
         try:
             self._stdin = self._job.stdin(planned)
             if not self._has_plan:
-                self._set_up(planned)
+                # What all generations share: the folder, the marker, the observers.
+                if not os.path.samefile(planned.cwd, "."):
+                    os.chdir(planned.cwd)
+                own = planned.processes[0].env.get(variables.JOB) if planned.processes else None
+                run = os.path.basename(planned.run_dir)
+                self._marker = own or f"{run}-{self._keeper.pid}"
+                self._observers.prepare(planned)
             processes.claim(planned, attempt, self._job.folder)
         except OSError as error:
             self._withdraw()
@@ -206,45 +187,49 @@ class Supervisor:
 
     def _gathered(self, attempt: int, planned: LaunchPlan | Exception) -> Gathered | GatherFailed:
         """Adopt the prepared plan: everything that depends on a plan is created again."""
+        if not isinstance(planned, Exception):
+            try:
+                if planned is not self._prepared:
+                    self._prepare(planned, attempt)
+            except FleetrunError as error:
+                planned = error
         if isinstance(planned, Exception):
-            return self._no_plan(attempt, planned)
-        try:
-            if planned is not self._prepared:
-                self._prepare(planned, attempt)
-        except FleetrunError as error:
-            return self._no_plan(attempt, error)
+            self._why_no_plan = planned
+            is_known = isinstance(planned, FleetrunError)
+            code = planned.exit_code if isinstance(planned, FleetrunError) else 1
+            why = str(planned) if is_known else repr(planned)
+            return GatherFailed(attempt, why, code, time.monotonic())
         self._plan, self._has_plan = planned, True
         self._labels = [names.label(spec) for spec in planned.processes]
         self._keeper.set_grace(planned.rules.grace_s)
         return Gathered(attempt, planned, time.monotonic())
 
-    def _set_up(self, plan: LaunchPlan) -> None:
-        """Create what all generations share: the marker, the observers, the run directory."""
-        _enter(plan.cwd)
-        own = plan.processes[0].env.get(variables.JOB) if plan.processes else None
-        self._marker = own or f"{os.path.basename(plan.run_dir)}-{self._keeper.pid}"
-        self._observers.prepare(plan)
-
     # The end ------------------------------------------------------------------------------------
 
-    def _log_kernel_state(self, index: int) -> None:
-        """Print the kernel state of a process that SIGKILL did not end."""
-        survivor = self._workers.get(index)
-        if survivor is not None:
-            name = f"{self._labels[index]}, pid {survivor.pid}"
-            self._log(f"{name}, is still there: {proc.state_of(survivor.pid)}.")
+    def _explain_end(self, outcome: Outcome) -> None:
+        """Print what went wrong, and the processes that SIGKILL did not end."""
+        from fleetrun.postmortem import report  # only after a failure
+
+        shown = frozenset(i for i in range(len(self._labels)) if self._observers.shows(i))
+        findings = self._investigate(outcome)
+        self._job.show(report.verdict(outcome, findings, self._labels, shown))
+        for index in outcome.stuck:
+            if (survivor := self._workers.get(index)) is not None:
+                name = f"{self._labels[index]}, pid {survivor.pid}"
+                self._log(f"{name}, is still there: {proc.state_of(survivor.pid)}.")
+        self._deliver()
 
     def _investigate(self, outcome: Outcome) -> Investigation:
         """Investigate what happened, and write it to report.json."""
         from fleetrun.postmortem import investigation  # only after a failure
 
+        result = investigation.Investigation()
         if not self._has_plan:
-            return investigation.Investigation()
+            return result
         try:
             result = investigation.investigate(self._plan, outcome, self._baseline)
         except Exception as error:  # noqa: BLE001 - the verdict must come, whatever /proc holds
             self._log(f"The cause could not be examined ({error!r}).")
-            result = investigation.Investigation()
         try:
             restarts, redact = tuple(self._job.restarts), self._job.redact
             investigation.write(
@@ -342,14 +327,13 @@ class Supervisor:
             at = time.monotonic() + _GROUP_S
             self._loop.timer(("group", ended.index), at, partial(self._on_exit, ended))
             return
-        ended.reap(status)
-        self._left += ended.left
+        ended.reap()
         at = time.monotonic()
         exited = Exited(
-            ended.index, self._labels[ended.index], status, at, ended.pid, ended.attempt
-        )
-        exited = exited._replace(
-            peak_bytes=ended.peak_bytes, has_core=ended.has_core, lived_s=at - ended.started_at
+            *(ended.index, self._labels[ended.index], status, at, ended.pid, ended.attempt),
+            peak_bytes=ended.peak_bytes,
+            has_core=ended.has_core,
+            lived_s=at - ended.started_at,
         )
         del self._workers[ended.index]
         if status.exit_code and self._state.phase == policy.RUNNING:
@@ -391,9 +375,6 @@ class Supervisor:
             self._failed_at = event.at
         if state.is_resting and state.attempt != attempt:
             self._log_next_attempt(event.at)
-        if state.phase != policy.RUNNING and self._readiness is not None:
-            self._readiness.stop()
-            self._readiness = None
         if phase == policy.GATHERING != state.phase:
             self._round.end()
         if state.deadline != deadline:
@@ -426,11 +407,8 @@ class Supervisor:
         match action:
             case Gather(attempt=attempt):
                 self._gather(attempt)
-            case Spawn(process=process):
-                if self._plan.processes[process].awaits:
-                    self._await(action)
-                else:
-                    self._feed(self._spawn(action))
+            case Spawn(process=process, attempt=attempt):
+                self._feed(self._spawn(process, attempt))
             case SignalAll(signum=signum, spared=spared):
                 self._signal_all(signum, spared)
                 self._observers.on_event(action)
@@ -440,18 +418,17 @@ class Supervisor:
             case HostStopped():
                 self._observers.on_event(action)
             case Sweep():
-                self._left += self._sweep().ended
-                self._log_leftovers()
+                self._sweep()
             case Finish(outcome=outcome):
                 self._outcome = outcome
             case _:  # pragma: no cover - there are no others
                 assert_never(action)
 
-    def _sweep(self) -> children.Swept:
+    def _sweep(self) -> None:
         """Kill everything that has outlived its rank, except ranks themselves and our helpers."""
         ranks = {rank.pid for rank in self._workers.values()}
         helpers = {pid for pid in children.pids() if self._is_helper(pid)}
-        return children.sweep(helpers | ranks, stuck_s=_SWEEP_S)
+        children.sweep(helpers | ranks, stuck_s=_SWEEP_S)
 
     def _is_helper(self, pid: int) -> bool:
         """Whether the child PID does not belong to the job, but asks a driver or measures it.
@@ -465,51 +442,7 @@ class Supervisor:
         marker = f"\0{variables.JOB}={self._marker}\0".encode()
         return is_near and marker not in b"\0" + proc.content(f"/proc/{pid}/environ")
 
-    def _log_leftovers(self) -> None:
-        """Print which processes were killed after a success: the user may want to keep them."""
-        is_well = self._state.phase == policy.FINISHED and self._state.cause is None
-        left, self._left = self._left, []
-        if not left or not is_well:
-            return
-
-        from fleetrun.postmortem import report  # only then
-
-        text = report.left_running(left)
-        if text:
-            self._log(text)
-            self._observers.on_event(RunWarning("ended", text, time.monotonic()))
-
-    def _await(self, action: Spawn) -> None:
-        """Start a process once the endpoints that it awaits listen."""
-        if self._readiness is None:
-            from fleetrun.run.readiness import Readiness  # only with servers
-
-            self._readiness = Readiness(
-                self._plan,
-                self._loop,
-                log=self._log,
-                progress=self._progress,
-                is_gone=self._is_gone,
-                ready=partial(self._on_ready, attempt=action.attempt),
-            )
-        self._readiness.begin(action.process)
-
-    def _is_gone(self, endpoint: Endpoint) -> bool:
-        """Whether the process of ENDPOINT, if it is here, has ended."""
-        own = {
-            spec.rank.endpoint: index
-            for index, spec in enumerate(self._plan.processes)
-            if spec.rank is not None
-        }
-        return endpoint in own and own[endpoint] not in self._workers
-
-    def _on_ready(self, process: int, attempt: int) -> None:
-        action = Spawn(process, attempt)
-        if self._state.is_current(action):
-            self._feed(self._spawn(action))
-
-    def _spawn(self, action: Spawn) -> Started | Exited:
-        index, attempt = action
+    def _spawn(self, index: int, attempt: int) -> Started | Exited:
         spec = self._plan.processes[index]
         has_stdin = index == self._stdin.process
         group = self._keeper.group
@@ -525,7 +458,6 @@ class Supervisor:
             # In a session of its own it could not read a terminal.
             takes_stdin=has_terminal or (has_stdin and not self._stdin.is_terminal),
             terminal_group=group if has_terminal else None,
-            files=self._files,
         )
         now = time.monotonic()
         if isinstance(started, processes.SpawnRefusal):
@@ -556,16 +488,6 @@ class Supervisor:
                 rank.ask(signum)
             else:
                 rank.signal(signum)
-        if self._state.phase == policy.STOPPING and signum in _POLITE:
-            # What ranks have started, such as workers of a DataLoader, may need a moment to end.
-            before_s = min(_REST_S, self._state.rules.grace_s / 10)
-            self._loop.timer("rest", self._state.kill_at - before_s, self._ask_rest)
-
-    def _ask_rest(self) -> None:
-        """Ask what the ranks have started: the grace is nearly over."""
-        if self._state.phase == policy.STOPPING:
-            for rank in self._workers.values():
-                rank.ask_rest()
 
     def _explain(self, signum: int) -> None:
         """Print what the launcher waits for."""
@@ -598,13 +520,7 @@ class Supervisor:
             left = self._state.kill_at - time.monotonic()
             why = "" if self._state.cause is None else f"{self._state.outcome().describe()}. "
             late = names.listed(self._alive())
-            self._progress(f"{why}Waiting up to {left:.0f} s for {late} to end.")
+            self._job.progress(f"{why}Waiting up to {left:.0f} s for {late} to end.")
 
     def _alive(self) -> list[str]:
         return [self._labels[index] for index in sorted(self._workers)]
-
-
-def _enter(folder: str) -> None:
-    """Change to the plan's working directory, which differs only in tests."""
-    if not os.path.samefile(folder, "."):
-        os.chdir(folder)

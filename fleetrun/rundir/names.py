@@ -24,9 +24,6 @@ REPORT = "report.json"
 LAUNCH = "launch.txt"
 CONSOLE = "console.log"
 ENDPOINTS = "endpoints.log"
-GATHERED = "gathered"
-# The limit for each log, unless all is requested.
-GATHERED_BYTES = 64 * 1024
 OUTPUT_TIMES = "output.times"
 METRICS = "metrics.jsonl"
 PAGE = "report.html"
@@ -152,11 +149,6 @@ def run_path(plan: LaunchPlan, name: str) -> str:
 def log_name(log: str, attempt: int) -> str:
     """Name the file for the output of an attempt of the process whose log is LOG."""
     return f"{log}.attempt{attempt}" if attempt else log
-
-
-def shortened(size: int, kept: int) -> bytes:
-    """Return the line before a log of SIZE bytes of which only the last KEPT bytes are left."""
-    return b"[fleetrun: of %d bytes the last %d]\n" % (size, kept)
 
 
 def log_paths(plan: LaunchPlan, spec: ProcessSpec, attempt: int) -> tuple[str, ...]:

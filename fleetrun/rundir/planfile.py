@@ -3,7 +3,7 @@
 `schema`, `job_id`, `mode`, `engine`, `generation`, `node_rank`, `nodes`, `cwd`, `rules`, `notes`,
 `env` (what all processes are given) and the `processes`: `name`, `rank` (null: none), `argv`, `env`
 (what only this one is given), `unset`, `cpus`, `devices` (as `gpu:0`), `log`, `error_log` (of
-standard error; null: it is in `log`), `essential`, `awaits` (groups of endpoints).
+standard error; null: it is in `log`), and `essential`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,6 @@ def write(folder: Folder, plan: LaunchPlan, redact: Callable[[str], str] = str) 
                 f"{device.kind}:{device.id}" for device in (spec.rank.devices if spec.rank else ())
             ],
             "error_log": spec.error_log or None,
-            "awaits": [[str(endpoint) for endpoint in group] for group in spec.awaits],
         }
         for spec in plan.processes
     ]

@@ -36,17 +36,6 @@ class StrategyDocument(NamedTuple):
     environment: tuple[str, ...] = ()
 
 
-class GradientCounts(NamedTuple):
-    """How a rank's gradients were sent; None: not reported."""
-
-    gradients: int | None = None
-    allreduces_before: int | None = None
-    allreduces: int | None = None
-    bucket_bytes: tuple[int, ...] = ()
-    communicators: int | None = None
-    groups: tuple[tuple[int, ...], ...] = ()
-
-
 class RankEvidence(NamedTuple):
     """The evidence of one rank."""
 
@@ -61,7 +50,6 @@ class RankEvidence(NamedTuple):
     ranks_equal: bool | None = None
     # After which update they were compared.
     compared_after: int | None = None
-    counts: GradientCounts | None = None
     # Functions that count, compare or report in the rank, and failed.
     failures: tuple[str, ...] = ()
     # Changes to the training that could not be installed.
@@ -92,7 +80,6 @@ def parse_evidence(record: Mapping[str, Any] | None) -> RankEvidence | None:
     """Return the evidence in a rank's RECORD; None if it has none."""
     if record is None:
         return None
-    counts = reading.record(GradientCounts, record.get("counts") or {})
     paddle, graph, device = (record.get(key) or "" for key in ("paddle", "graph", "device"))
     where = f"Paddle {paddle}" if paddle else "", " on ".join(filter(None, (graph, device)))
     conflicts = [
@@ -109,7 +96,6 @@ def parse_evidence(record: Mapping[str, Any] | None) -> RankEvidence | None:
             f"The script sets {name} to {script}, the strategy to {strategy}: {used} is used."
             for name, script, strategy, used in conflicts
         ),
-        counts=None if counts.allreduces is None else counts,
     )
 
 

@@ -42,7 +42,7 @@ _NAME_BYTES = 8
 # For all messages, in both directions.
 CODEC = Codec(
     *(messages.FromMember | messages.FromCoordinator).__args__,
-    *(exchange.FromMember | exchange.FromCoordinator).__args__,
+    *exchange.FromMember.__args__,
 )
 
 
@@ -155,7 +155,6 @@ class Session:
         # The failure here in this generation, and why there is no coordinator any more.
         self._own: Failure | None = None
         self._loss: Failure | None = None
-        self._is_done = self._is_done_held = False
         # A stop that came before ranks could be stopped.
         self._due: Failure | None = None
         self._printed: set[str] = set()
@@ -354,7 +353,6 @@ class Session:
         """Ask for a place in the next generation, or report in FAILURE why this host cannot."""
         self._join = messages.Join(request._replace(launcher=self.launcher), failure)
         self._missing = self._own = None
-        self._is_done = False
         if self._server is not None and self._listener is not None:
             # The coordinator's own host comes first, which the others must match.
             self._listener.open()
@@ -382,16 +380,8 @@ class Session:
             self.stopped(failure)
 
     def done(self) -> None:
-        """Report that all essential ranks of this host have succeeded, unless that is held."""
-        self._is_done = True
-        if not self._is_done_held:
-            self.to_coordinator(messages.Report(self._generation, DONE))
-
-    def hold_done(self, *, is_held: bool) -> None:
-        """Keep `done` back while what the ranks have done may still fail the job."""
-        self._is_done_held = is_held
-        if self._is_done and not is_held:
-            self.done()
+        """Report that all essential ranks of this host have succeeded."""
+        self.to_coordinator(messages.Report(self._generation, DONE))
 
     def failed(self, failure: Failure) -> None:
         """Report that the generation has failed here."""
@@ -437,8 +427,6 @@ class Session:
                 self._disconnect()
                 what = f"the coordinator refused this host: {why}"
                 self._judge_alone(Failure(self._coordinator, what, messages.UNMET))
-            case _ if isinstance(message, exchange.FromCoordinator):
-                self._received(0, message)
             case _:
                 pass
 
@@ -568,11 +556,6 @@ class Session:
             self.judge(Verdict(self._generation, launcher, failure, is_final=False))
 
     # Beside the protocol ------------------------------------------------------------------------
-
-    def to_member(self, node_rank: int, message: exchange.FromCoordinator) -> None:
-        """Send MESSAGE to the launcher of a host, which may be this one; only the coordinator."""
-        if self._server is not None:
-            self._server.send(node_rank, message)
 
     def connected(self) -> tuple[int, ...]:
         """Return the node ranks of the other hosts that the coordinator can reach."""

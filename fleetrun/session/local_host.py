@@ -166,7 +166,6 @@ def _settings(request: Request, facts: Facts, slots: Slots, engine: SelectedEngi
         "--nnodes": str(len(engine.hosts)) if is_fixed else request.nnodes,
         "--run_mode": request.run_mode,
         "the strategy": "" if request.strategy is None else request.strategy.digest,
-        "--gather_logs": request.gather_logs or "",
     }
     if is_python(request.script):
         settings["the script's digest"] = _digest(request, facts)

@@ -108,12 +108,6 @@ class Server:
         until = self._clock.now() + _JOIN_S
         self._clock.timer((id(self), number), until, partial(self._expect, number))
 
-    def send(self, node_rank: int, message: exchange.FromCoordinator) -> None:
-        """Send MESSAGE to a host of this generation, if it is there."""
-        for number, host in self.state.hosts.items():
-            if host.place == node_rank and number in self._links:
-                self._links[number].send(message)
-
     def finish(self) -> None:
         """End all connections once everything is sent."""
         for key in ("look", *self._links):

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-from functools import partial
 from typing import Any, cast
 
 from fleetrun.engines import detect
@@ -69,14 +68,20 @@ class Provenance(Sink):
         command = ("git", "-C", self._folder(), *_STATUS)
 
         def status() -> bytes:
-            # With the process that asks it, which may be abandoned, git ends, too.
-            end_with_us = partial(libc.prctl, libc.PR_SET_PDEATHSIG, signal.SIGKILL)
+            asker = os.getpid()
+
+            def end_with_asker() -> None:
+                # It may be abandoned, or killed already.
+                libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
+                if os.getppid() != asker:
+                    os._exit(1)
+
             return subprocess.run(
                 command,
                 env=environ,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                preexec_fn=end_with_us,
+                preexec_fn=end_with_asker,
                 check=False,
             ).stdout
 

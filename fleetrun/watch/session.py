@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from functools import partial
 
 from fleetrun.model import LaunchPlan
 from fleetrun.postmortem import investigation
@@ -29,17 +27,12 @@ from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Source
 from fleetrun.run.policy import FORWARDED, KILL, SESSION, TERM
 from fleetrun.session.driver import Session, SessionHandler
-from fleetrun.session.exchange import Dismissed
 from fleetrun.session.messages import Verdict
 from fleetrun.text import counted
-from fleetrun.watch.log_collection import ALL, LogReceiver, LogSender
 
 _REMARK_S = 5.0
-# How often to look whether the coordinator's host is still there.
-_STAY_S = 0.5
-# How many characters of a rank's last lines other hosts are told.
-_MOST_CHARACTERS = 8000
-_LONGEST = 2000
+# How many characters of a rank's last lines, and of a sentence, other hosts are told.
+_MOST_CHARACTERS, _LONGEST = 8000, 2000
 # The exit code with which a rank of Paddle's elastic jobs asks for a restart of all ranks.
 _START_AGAIN = 101
 
@@ -48,7 +41,6 @@ class JobSession(Source, SessionHandler):
     """Reports what happens here to the other hosts, and feeds the policy with their decisions."""
 
     name = SESSION
-    without = "without contact to the other hosts"
     is_required = True
     has_ranks = True
 
@@ -57,14 +49,12 @@ class JobSession(Source, SessionHandler):
         # Before any rank starts.
         assert job.keeper is not None
         session.guard(job.keeper.kill_at)
-        self._folder, self._gather_logs = job.folder, job.request.gather_logs
-        self._sender: LogSender | None = None
-        self._receiver: LogReceiver | None = None
-        # What to leave with when this host is dismissed.
-        self._leave_later: Callable[[], None] | None = None
         self._host = session.host
         self._log, self._redact = job.log, job.redact
         self._attempt = 0
+        self._is_over = False
+        # Why the session has stopped the ranks here.
+        self._stopped_for = ""
         self._take(job.plan)
 
     def _take(self, plan: LaunchPlan) -> None:
@@ -78,7 +68,6 @@ class JobSession(Source, SessionHandler):
         super().open(waiting)
         self._session.move(waiting)
         self._session.attend(self)
-        self._gather()
         self._look()
 
     def on_event(self, happening: Happening) -> None:
@@ -87,7 +76,6 @@ class JobSession(Source, SessionHandler):
             case Gathered(attempt=attempt, plan=plan) if attempt:
                 self._attempt = attempt
                 self._take(plan)
-                self._gather()
                 self._session.attend(self)
                 if self._session.config.may_change:
                     hosts = counted(len(plan.nodes), "host")
@@ -105,56 +93,10 @@ class JobSession(Source, SessionHandler):
                 failure = None if isinstance(cause, Failure) else self._failure(cause, no_retry)
                 self._session.stopped(failure)
             case Finished(outcome=outcome):
-                failed = outcome.cause
-                why = None if failed is None else self._failure(failed, "the launcher has ended")
-                self._finish(why)
+                failed, ends = outcome.cause, "the launcher has ended"
+                self._session.quit(None if failed is None else self._failure(failed, ends))
             case _:
                 pass
-
-    # Logs ---------------------------------------------------------------------------------------
-
-    def _gather(self) -> None:
-        """Prepare to receive logs on the coordinator's host, else to send those of this one."""
-        if self._gather_logs is None:
-            return
-        everything = self._gather_logs == ALL
-        if not self._session.serves and self._sender is None:
-            self._sender = LogSender(self._session, everything=everything)
-            self._session.hearers[Dismissed] = lambda *_: self._leave()
-        if self._session.serves and self._receiver is None:
-            self._receiver = LogReceiver(
-                self._session, self._folder, self._waiting, log=self._log, everything=everything
-            )
-        for part in (self._sender, self._receiver):
-            if part is not None:
-                part.take(self._plan, self._attempt)
-
-    def _finish(self, failure: Failure | None) -> None:
-        """Leave the session, with FAILURE if there is no verdict yet, when the logs are copied."""
-        # The others go on without a host that departs, once it is gone.
-        is_departure = failure is not None and failure.is_departure
-        if self._session.serves:
-            self._session.quit(failure)
-            if self._receiver is not None and not is_departure:
-                self._receiver.begin()
-        elif self._sender is not None and self._session.is_connected and not is_departure:
-            self._leave_later = partial(self._session.quit, failure)
-            self._stay()
-            self._sender.begin()
-        else:
-            self._session.quit(failure)
-
-    def _stay(self) -> None:
-        """Stay until this host is dismissed, or the coordinator's host is gone."""
-        if self._session.is_connected:
-            self._waiting.timer("stay", time.monotonic() + _STAY_S, self._stay)
-        else:
-            self._leave()
-
-    def _leave(self) -> None:
-        leave, self._leave_later = self._leave_later, None
-        if leave is not None:
-            leave()
 
     def _look(self) -> None:
         """Print that this host's trainers are done, if it waits for others."""
@@ -167,18 +109,12 @@ class JobSession(Source, SessionHandler):
         if not self._owed and not self._is_over:
             self._log("This host's trainers are done; waiting for those of the other hosts.")
 
-    _is_over = False
-    _stopped_for = ""
-
     def is_busy(self) -> bool:
         """Whether the last messages are not delivered yet, for a short time."""
-        is_receiving = self._receiver is not None and self._receiver.is_busy
-        return is_receiving or self._leave_later is not None or self._session.is_busy
+        return self._session.is_busy
 
     def close(self) -> None:
         """End all connections."""
-        if self._receiver is not None:
-            self._receiver.close()
         self._session.close()
 
     # Outgoing -------------------------------------------------------------------------------------
@@ -202,11 +138,13 @@ class JobSession(Source, SessionHandler):
                 is_victim = cause.is_victim
                 is_departure = may_change and code == _START_AGAIN
                 no_retry = no_retry or cause.no_retry or cause.fault
-                words = self._last_lines(cause) if not cause.fault else ""
+                if not cause.fault:
+                    lines, *_ = investigation.last_lines_of(self._plan, cause)
+                    words = "\n".join(lines)
             case Overdue(exited=exited):
                 return self._failure(exited, no_retry)
             case Hung():
-                what, code = f"{cause.describe()}{cause.odd_place()}", cause.exit_code
+                what, code = cause.describe(), cause.exit_code
             case Failure():
                 return cause
             case _:
@@ -223,10 +161,6 @@ class JobSession(Source, SessionHandler):
             is_hang=isinstance(cause, Hung),
             why=self._redact(why)[:_LONGEST],
         )
-
-    def _last_lines(self, exited: Exited) -> str:
-        words, *_ = investigation.last_lines_of(self._plan, exited)
-        return "\n".join(words)
 
     # Incoming -------------------------------------------------------------------------------------
 
@@ -249,14 +183,10 @@ class JobSession(Source, SessionHandler):
             and failure.what != self._stopped_for
         )
         elsewhere = None if is_here or failure is None else self._complete(failure)
+        now = time.monotonic()
         self.declare(
             JobVerdict(
-                elsewhere,
-                time.monotonic(),
-                self._attempt,
-                verdict.is_final,
-                verdict.given_up,
-                is_here,
+                *(elsewhere, now, self._attempt, verdict.is_final, verdict.given_up, is_here)
             )
         )
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 
 from fleetrun.model import FieldVerdict
 from fleetrun.run.events import StrategyReport
@@ -17,11 +16,10 @@ from fleetrun.rundir.strategyfiles import (
     IN_EFFECT,
     NO_DIFFERENCE,
     NO_WORD,
-    GradientCounts,
     RankEvidence,
     StrategyDocument,
 )
-from fleetrun.text import format_size, sentence, wrapped
+from fleetrun.text import sentence, wrapped
 
 # Each status as a cell of the table, and in a sentence about a field.
 _STATUSES = {
@@ -35,11 +33,8 @@ _STATUSES = {
 _CONFIGS = "_configs"
 # With less room than this, the evidence gets lines of its own.
 _NARROWEST = 32
-# Longer values are cut in the table; where room is scarce, at less.
-_LONGEST_VALUE = 36
-_SHORTEST_VALUE = 8
-# At most this many groups are listed.
-_GROUPS = 8
+# Longer values are cut.
+_LONGEST_VALUE = 24
 _GAP = "  "
 _WIDEST = 120
 
@@ -118,11 +113,7 @@ def faults(
 
 
 def _as_sentence(verdict: FieldVerdict) -> str:
-    """Return the status of a field as a sentence without its full stop.
-
-    >>> _as_sentence(FieldVerdict("dgc", "true", "", "refused", "Paddle has none."))
-    'dgc is refused: Paddle has none'
-    """
+    """Return the status of a field as a sentence without its full stop."""
     # Not what was counted, which tells nothing where there is no effect.
     why = f": {verdict.why.rstrip('.')}" if verdict.why else ""
     return f"{verdict.name} {_STATUSES[verdict.status][1]}{why}"
@@ -153,9 +144,7 @@ def table(
         else:
             value = words.get(verdict.name, verdict.asked)
             main[verdict.name] = verdict._replace(asked=value)
-    counts = next((evidence.counts for evidence in seen if evidence.counts), None)
     remarks = [
-        *(_counted(counts, where) if counts else ()),
         *differences,
         *(f"{sentence(who)} {silence[who]}." for who in judged.silent),
         *_by_rank(
@@ -186,36 +175,28 @@ def _rows(shown: Sequence[FieldVerdict], room: int) -> list[str]:
         return []
     rows = [("field", "asked", "in effect", "status")]
     for row in shown:
-        asked, in_effect = (
-            _cut(value or "-", _LONGEST_VALUE) for value in (row.asked, row.in_effect)
-        )
-        rows.append((row.name, asked, in_effect, _STATUSES.get(row.status, (row.status,))[0]))
-    widths = _widths(rows)
-    beside = room - sum(widths) - len(_GAP) * 4
-    if beside < _NARROWEST:
-        scarce = room - widths[0] - widths[3] - len(_GAP) * 3
-        longest = max(scarce // 2, _SHORTEST_VALUE)
-        rows = [(row[0], _cut(row[1], longest), _cut(row[2], longest), row[3]) for row in rows]
-        widths = _widths(rows)
+        status, _ = _STATUSES.get(row.status, (row.status, ""))
+        rows.append((row.name, _cut(row.asked), _cut(row.in_effect), status))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines: list[str] = []
     for values, why in zip(rows, ["why", *_once([row.why for row in shown])], strict=True):
         line = "".join(f"{cell:<{space}}{_GAP}" for cell, space in zip(values, widths, strict=True))
+        beside = room - len(line)
         if beside >= _NARROWEST:
             first, *more = wrapped(why, beside) or [""]
             lines += [f"{line}{first}".rstrip(), *(" " * len(line) + part for part in more)]
         else:
-            lines.append(line.rstrip())
-            if lines[1:]:
-                lines += [f"    {part}" for part in wrapped(why, room - 4)]
+            below = wrapped(why, room - 4) if lines else []
+            lines += [line.rstrip(), *(f"    {part}" for part in below)]
     return lines
 
 
-def _once(whys: Sequence[str]) -> list[str]:
-    """Return WHYS, the later ones without the parts that stood before.
+def _cut(value: str) -> str:
+    return f"{value[: _LONGEST_VALUE - 1]}…" if len(value) > _LONGEST_VALUE else value or "-"
 
-    >>> _once(["6 allreduces; largest 1 MB", "6 allreduces; largest 1 MB", "6 allreduces; 1 MB"])
-    ['6 allreduces; largest 1 MB', 'as above', 'as above; 1 MB']
-    """
+
+def _once(whys: Sequence[str]) -> list[str]:
+    """Return WHYS, the later ones without the parts that stood before."""
     before: set[str] = set()
     shorter = []
     for why in whys:
@@ -224,47 +205,6 @@ def _once(whys: Sequence[str]) -> list[str]:
         shorter.append("; ".join([*(["as above"] if len(new) < len(parts) else []), *new]))
         before.update(part for part in parts if part)
     return shorter
-
-
-def _widths(rows: Sequence[tuple[str, ...]]) -> list[int]:
-    return [max(map(len, column)) for column in zip(*rows, strict=True)]
-
-
-def _cut(value: str, longest: int) -> str:
-    return value if len(value) <= longest else f"{value[: longest - 1]}…"
-
-
-def _counted(counts: GradientCounts, where: str) -> list[str]:
-    """Return lines about how the gradients were sent.
-
-    >>> from fleetrun.rundir.strategyfiles import GradientCounts
-    >>> counts = GradientCounts(161, 161, 6, (16777216, 16777216, 8388608), 2, ((0, 1), (2, 3)))
-    >>> for line in _counted(counts, "Paddle 2.6.2, static on cpu"):
-    ...     print(line)
-    Allreduces: 161 → 6, of 161 gradients.
-    Bytes per bucket: 2 x 16 MiB, 8 MiB.
-    Communicators: 2. Groups: 0-1, 2-3.
-    """
-    before = "" if counts.allreduces_before is None else f"{counts.allreduces_before} → "
-    # Without a strategy, a dynamic graph has Paddle's own buckets.
-    versus = " (without the strategy → with it)" if before and "dygraph" in where else ""
-    gradients = "" if counts.gradients is None else f", of {counts.gradients} gradients"
-    lines = [f"Allreduces: {before}{counts.allreduces}{versus}{gradients}."]
-    runs = [(size, len(list(run))) for size, run in groupby(map(format_size, counts.bucket_bytes))]
-    if runs:
-        sizes = (size if number == 1 else f"{number} x {size}" for size, number in runs)
-        lines.append(f"Bytes per bucket: {', '.join(sizes)}.")
-    last = [] if counts.communicators is None else [f"Communicators: {counts.communicators}."]
-    if counts.groups:
-        groups = [_ranks(group) for group in counts.groups[:_GROUPS]]
-        groups += ["…"] if len(counts.groups) > _GROUPS else []
-        last.append(f"Groups: {', '.join(groups)}.")
-    return [*lines, *([" ".join(last)] if last else [])]
-
-
-def _ranks(group: Sequence[int]) -> str:
-    text = listed([f"rank {number}" for number in group])
-    return text.partition(" ")[2].replace(", ", "+")
 
 
 def _difference(verdict: FieldVerdict, main: FieldVerdict) -> str:

@@ -28,22 +28,17 @@ from fleetrun.run.isolation import CallResult, IsolatedCall
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Source
 from fleetrun.run.policy import TEARDOWN_S
-from fleetrun.run.proc import Io, Stat
+from fleetrun.run.proc import Stat
 from fleetrun.rundir import flightfile, heartbeat, names, reading, variables
 from fleetrun.rundir.rankfile import ErrorReport
 from fleetrun.text import sentence
 from fleetrun.watch.flightrecords import FlightRecords
-from fleetrun.watch.silence import GpuLoad, Sample, SilenceClock
+from fleetrun.watch.silence import Sample, SilenceClock, works
 
 if TYPE_CHECKING:
     # Only with --hang_timeout, or with other hosts.
     from fleetrun.session.driver import Session
     from fleetrun.watch.hang_judge import HangJudge
-
-# What Paddle prints while ranks wait: for the server of its store, and of what is not done.
-_WAITING = b"retry to connect", b"] find timeout ", b"] find last group comm task:"
-# A rank that writes more than this between two looks is not waiting.
-_MOST_READ = 65536
 
 
 class _Rank:
@@ -55,32 +50,18 @@ class _Rank:
         self._heartbeat = spec.env.get(variables.HEARTBEAT, "")
         self._ring = spec.env.get(variables.FLIGHT_RECORDER, "")
         self._since_ns = since_ns
-        self._sizes = dict.fromkeys(names.log_paths(plan, spec, started.attempt), 0)
-        # The bytes of log lines that only report waiting.
-        self._idle_bytes = 0
-
-    def output(self) -> int:
-        """Return a number that changes with its output, except lines that only report waiting."""
-        for log, before in self._sizes.items():
-            size = self._sizes[log] = reading.size(log)
-            if before < size <= before + _MOST_READ and _only_waits(log, before, size):
-                self._idle_bytes += size - before
-        return sum(self._sizes.values()) - self._idle_bytes
+        self._logs = names.log_paths(plan, spec, started.attempt)
 
     def sample(self, family: Sequence[Stat]) -> Sample:
         """Return its sample; FAMILY are its processes."""
-        beat = heartbeat.beat(self._heartbeat, self._since_ns)
-        step = heartbeat.read(self._heartbeat) if beat else None
         totals = [total for total in (proc.io(member.pid) for member in family) if total]
         return Sample(
-            beat,
-            is_scripts=beat > 0 and (step is None or step.is_scripts),
-            output=self.output(),
+            beat=heartbeat.beat(self._heartbeat, self._since_ns),
+            output=sum(map(reading.size, self._logs)),
             calls=flightfile.issued(self._ring),
-            io=Io(*map(sum, zip(*totals, strict=True))) if totals else Io(0, 0, 0),
-            faults=sum(member.faults for member in family),
+            written=sum(total.written for total in totals),
+            fetched=sum(total.fetched for total in totals),
             cpu_s=sum(member.cpu_s for member in family),
-            other_s=sum(it.cpu_s for it in family if not proc.is_python(it.pid)),
             is_held=any(it.pid == self.pid and it.state in "Tt" for it in family)
             or any(proc.reads_terminal(member.pid) for member in family),
         )
@@ -93,29 +74,23 @@ class Watch(Source):
     """
 
     name = "watching the ranks"
-    without = "without reporting stopped ranks"
 
     def __init__(
         self,
         job: ObservedJob,
         *,
         session: Session | None = None,
+        records: FlightRecords | None = None,
         gpus: Callable[[], Callable[[], IsolatedCall] | None] = lambda: None,
         driver_s: float = 10.0,
         pace_s: float = 5.0,
-        window_s: float = 30.0,
     ) -> None:
-        self._job = job
+        self._job, self._session, self._records = job, session, records
         # While a debugger holds a rank, the others wait for it.
         self._has_debugger = job.request.debug is not None
         self._timeout_s = 0.0 if self._has_debugger else job.plan.rules.hang_timeout_s
-        if self._timeout_s:
-            self.without = "without detecting hangs: --hang_timeout no longer has an effect"
-        self._session = session
-        self._gpus, self._driver_s = gpus, driver_s
-        self._pace_s, self._window_s = pace_s, window_s
+        self._gpus, self._driver_s, self._pace_s = gpus, driver_s, pace_s
         self._judge: HangJudge | None = None
-        self._records: FlightRecords | None = None
         self._ranks: dict[int, _Rank] = {}
         self._silence = SilenceClock(self._timeout_s)
         self._question: IsolatedCall | None = None
@@ -132,10 +107,8 @@ class Watch(Source):
         self._ask_gpus = self._gpus()
         # The signs of life of ranks that should end.
         self._overdue: SilenceClock | None = None
-        # When processes of this attempt exited with 0: any other exit ends it.
-        self._ended: dict[int, float] = {}
-        self._is_ending = self._has_said_ended = False
         self._stopped: frozenset[int] = frozenset()
+        self._is_ending = False
         self._silence.end(time.monotonic())
 
     # The supervisor's side ------------------------------------------------------------------------
@@ -145,54 +118,32 @@ class Watch(Source):
         super().open(waiting)
         now = time.monotonic()
         waiting.timer("ranks", now + self._pace_s, self._look)
-        if self._timeout_s or self._job.request.flight_recorder:
-            period_s = min(self._timeout_s / 4 or self._pace_s, self._pace_s)
-            self._records = FlightRecords(self._job, self._session)
-            self._records.open(waiting, period_s=period_s, declare=self.declare)
-        if self._timeout_s:
+        if self._records is not None and self._timeout_s:
             from fleetrun.watch.hang_judge import HangJudge  # loads the session
 
-            self._judge = HangJudge(
-                self._job, self._session, records=self._records, declare=self.declare
-            )
-            first_s = min(self._silence.period_s, self._pace_s)
-            waiting.timer("hang", now + first_s, self._look_for_hang)
+            self._judge = HangJudge(self._job, self._session, self._records, self.declare)
+            waiting.timer("hang", now + self._silence.period_s, self._look_for_hang)
 
     def on_event(self, happening: Happening) -> None:
         """Track which processes run, and which were asked to end."""
         match happening:
             case Gathered(attempt=attempt) if attempt:
+                self.close()
                 self._begin()
-                for part in (self._judge, self._records):
-                    if part is not None:
-                        part.restart()
                 self._since_ns = heartbeat.file_clock_ns()
             case Started(process=process):
                 self._is_ending = False
                 self._ranks[process] = _Rank(self._job.plan, happening, self._since_ns)
-            case Exited():
-                self._forget(happening)
-            case SignalAll() if happening.ends_ranks and not self._is_ending:
-                if self._records is not None:
-                    # Before the coordinator's host hears that this one ended.
-                    self._records.send()
+            case Exited(process=process):
+                self._ranks.pop(process, None)
+            case SignalAll() if happening.ends_ranks:
                 self.close()
             case Finished():
                 self.close()
             case StacksRequested():
-                self._write_stacks("fleetrun was asked for its stack", self._say_where)
+                self._take_stacks(self._answer)
             case _:
                 pass
-
-    def _forget(self, exited: Exited) -> None:
-        self._ranks.pop(exited.process, None)
-        if not exited.status.exit_code:
-            self._ended[exited.process] = exited.at
-        if not self._ranks and not self._is_ending and self._records is not None:
-            # Others may fail because these have ended.
-            self._records.send()
-            # A device may pair calls that differ, so that the job goes on.
-            self._records.look()
 
     def close(self) -> None:
         """Ask and report nothing more."""
@@ -200,29 +151,24 @@ class Watch(Source):
         if self._judge is not None:
             self._judge.restart()
         if self._question is not None:
-            question, self._question = self._question, None
-            how = question.abandon()
-            if question.is_left:
-                self._job.log(f"The NVIDIA driver does not answer ({how}).")
+            self._question.abandon()
+            self._question = None
         if self._collection is not None:
             self._collection.cancel()
             self._collection = None
 
-    def _notice(self, kind: str, text: str, processes: Sequence[int]) -> None:
+    def _notice(self, kind: str, text: str, *processes: int) -> None:
         self._job.log(sentence(text))
         labels = tuple(self._labels[process] for process in processes)
         self.declare(RunWarning(kind, text, time.monotonic(), labels))
 
-    # Ranks that are stopped, have ended, or should have ------------------------------------------
+    # Ranks that are stopped, or should have ended -------------------------------------------------
 
     def _look(self) -> None:
-        now = time.monotonic()
-        self._waiting.timer("ranks", now + self._pace_s, self._look)
-        if self._is_ending:
-            return
-        self._end_overdue(is_silent=False)
-        self._report_stopped()
-        self._report_ended(now)
+        self._waiting.timer("ranks", time.monotonic() + self._pace_s, self._look)
+        if not self._is_ending:
+            self._end_overdue(is_silent=False)
+            self._report_stopped()
 
     def _report_stopped(self) -> None:
         """Report once that a process is stopped, and once that it continues."""
@@ -233,29 +179,10 @@ class Watch(Source):
             pid = self._ranks[process].pid
             why = f"is stopped (T); `kill -CONT {pid}` lets it go on"
             why = "is held by a debugger (t)" if states[process] == "t" else why
-            self._notice("stopped", f"{self._labels[process]}, pid {pid}, {why}.", (process,))
+            self._notice("stopped", f"{self._labels[process]}, pid {pid}, {why}.", process)
         for process in sorted((self._stopped - stopped) & self._ranks.keys()):
-            self._notice("continued", f"{self._labels[process]} goes on.", (process,))
+            self._notice("continued", f"{self._labels[process]} goes on.", process)
         self._stopped = stopped
-
-    def _report_ended(self, now: float) -> None:
-        """Report once that ranks ended a while ago, and that others still run."""
-        trainers = self._job.plan.trainers.values()
-        ended = {process: at for process, at in self._ended.items() if process in trainers}
-        first = min(ended.values(), default=now)
-        if self._has_debugger or self._has_said_ended or now - first < self._window_s:
-            return
-        self._has_said_ended = True
-        running = [self._labels[process] for process in self._ranks if process in trainers]
-        who = names.listed([self._labels[process] for process in ended])
-        others = names.listed(running) if running else "ranks on other hosts"
-        at = time.strftime("%H:%M:%S", time.localtime(time.time() - (now - first)))
-        text = (
-            f"{who} exited with 0{', the first' if len(ended) > 1 else ''} at {at}, and {others} "
-            f"still {'runs' if len(running) == 1 else 'run'} {now - first:.0f} s later: do they "
-            f"wait for {'them' if len(ended) > 1 else 'it'}?"
-        )
-        self._notice("ended early", text, sorted(ended))
 
     def _end_overdue(self, *, is_silent: bool) -> None:
         """Declare the failure of a rank that has raised and does not end, if there is one.
@@ -307,14 +234,13 @@ class Watch(Source):
             f"{sentence(label)} {what} {now - at:.0f} s ago and has not ended; the job ends."
         )
         status = ExitStatus(code=report.code or 1)
-        exited = Exited(process, label, status, now, rank.pid, rank.attempt)
-        self.declare(
-            Overdue(
-                exited._replace(
-                    also_failed=frozenset(reports), failed_at=at, raised=status.exit_code
-                )
-            )
+        exited = Exited(
+            *(process, label, status, now, rank.pid, rank.attempt),
+            also_failed=frozenset(reports),
+            failed_at=at,
+            raised=status.exit_code,
         )
+        self.declare(Overdue(exited))
 
     # Hangs ----------------------------------------------------------------------------------------
 
@@ -333,27 +259,17 @@ class Watch(Source):
         self._waiting.timer("hang", now + silence.period_s, self._look_for_hang)
         if self._question is not None or self._collection is not None:
             silence.ignore(now)
-            return
-        if self._is_ending or not self._ranks:
+        elif self._is_ending or not self._ranks:
             silence.end(now)
             if not self._is_ending:
                 self._report(None)
-            return
-        self._report_stopped()
-        silence.see(self._sample(), now)
-        if silence.is_hang(now):
-            self._unless_a_gpu_works(self._suspect)
-        elif silence.wants_stacks(now):
-            self._take_stacks(self._see_stacks)
         else:
-            self._report(0.0)
-
-    def _see_stacks(self, texts: Mapping[int, str]) -> None:
-        """Compare the stacks of all ranks with those that were taken before."""
-        if texts.keys() == self._ranks.keys():
-            dumps = map(stack_groups.of_processes, texts.values())
-            stacks = {pid: stack for dump in dumps for pid, stack in dump.items()}
-            self._silence.see_stacks(stacks, time.monotonic())
+            self._report_stopped()
+            silence.see(self._sample(), now)
+            if silence.is_hang(now):
+                self._unless_a_gpu_works(self._suspect)
+            else:
+                self._report(0.0)
 
     def _suspect(self) -> None:
         """Report that the ranks here are silent, unless one has raised and should have ended."""
@@ -366,13 +282,14 @@ class Watch(Source):
             return
 
         def taken(texts: dict[int, str]) -> None:
-            self._see_stacks(texts)
             now = time.monotonic()
             self._silence.see(self._sample(), now)
-            if self._silence.is_hang(now):
+            stacks = [stack_groups.of_processes(text) for text in texts.values()]
+            if self._silence.is_hang(now) and self._silence.still(stacks, now):
+                self._write_stacks(f"nothing has happened for {seconds:.0f} s", texts)
                 self._report(seconds, {n: stack_groups.main_thread(it) for n, it in texts.items()})
 
-        self._write_stacks(f"nothing has happened for {seconds:.0f} s", taken)
+        self._take_stacks(taken)
 
     def _report(
         self,
@@ -380,12 +297,11 @@ class Watch(Source):
         stacks: Mapping[int, Sequence[tuple[str, str, int]]] | None = None,
     ) -> None:
         if self._judge is not None:
-            sign = "steps" if self._silence.has_beats else "life"
-            self._judge.report(seconds, stacks or {}, sign=sign, ended=self._ended)
+            self._judge.report(seconds, stacks or {})
 
     def _unless_a_gpu_works(self, then: Callable[[], None]) -> None:
         """Call THEN unless the ranks have a GPU that works; the driver may be what hangs."""
-        if self._silence.has_promises or self._ask_gpus is None or self._is_driver_stuck:
+        if self._ask_gpus is None or self._is_driver_stuck:
             then()
             return
         try:
@@ -400,9 +316,9 @@ class Watch(Source):
             if answer.is_late:
                 self._is_driver_stuck = True
                 self._job.log(f"Whether a GPU computes is not known: {answer.trouble}.")
-            reported = cast("Mapping[str, tuple[int, int, int]]", answer.value or {})
-            loads = {uuid: GpuLoad(*load) for uuid, load in reported.items()}
-            if not answer.is_late and self._silence.see_gpus(loads, time.monotonic()):
+            loads = cast("Mapping[str, tuple[int, int, int]]", answer.value or {})
+            if any(works(kernels, memory) for kernels, memory, _ in loads.values()):
+                self._silence.end(time.monotonic())
                 self._report(0.0)
             else:
                 then()
@@ -427,34 +343,24 @@ class Watch(Source):
             self._collection = Collection(pids, self._waiting, done)
             self._collection.begin()
 
-    def _write_stacks(self, reason: str, then: Callable[[dict[int, str]], None]) -> None:
-        """Write all stacks to files, with their REASON, and call THEN with them."""
+    def _write_stacks(self, reason: str, texts: Mapping[int, str]) -> None:
+        """Write all stacks to files, with their REASON."""
+        when = time.strftime("%Y-%m-%d %H:%M:%S")
+        for process, text in texts.items():
+            head = f"# {when} {self._labels[process]}: {reason}\n"
+            try:
+                self._job.folder.add(self._stacks_name(process), f"{head}{text}\n")
+            except OSError as error:
+                self._job.log(f"Stacks cannot be written ({error.strerror}).")
+                return
 
-        def done(texts: dict[int, str]) -> None:
-            when = time.strftime("%Y-%m-%d %H:%M:%S")
-            for process, text in texts.items():
-                head = f"# {when} {self._labels[process]}: {reason}\n"
-                try:
-                    self._job.folder.add(self._stacks_name(process), f"{head}{text}\n")
-                except OSError as error:
-                    self._job.log(f"Stacks cannot be written ({error.strerror}).")
-                    break
-            then(texts)
-
-        self._take_stacks(done)
-
-    def _say_where(self, texts: dict[int, str]) -> None:
-        """Name the files as a shell would."""
+    def _answer(self, texts: dict[int, str]) -> None:
+        """Write the stacks that were asked for, and name their files as a shell would."""
+        self._write_stacks("fleetrun was asked for its stack", texts)
         name = names.stacks("*") if len(texts) > 1 else self._stacks_name(next(iter(texts)))
         where = names.run_path(self._job.plan, name)
-        self._notice("stacks", f"the stacks of {len(texts)} processes are in {where}.", ())
+        self._notice("stacks", f"the stacks of {len(texts)} processes are in {where}.")
 
     def _stacks_name(self, process: int) -> str:
         spec = self._job.plan.processes[process]
         return names.stacks(str(process) if spec.rank is None else names.rank_name(spec.rank))
-
-
-def _only_waits(log: str, begin: int, end: int) -> bool:
-    """Whether LOG from BEGIN to END only reports waiting for a connection."""
-    written = [line for line in reading.piece(log, begin, end - begin).splitlines() if line.strip()]
-    return bool(written) and all(any(mark in line.lower() for mark in _WAITING) for line in written)

@@ -86,7 +86,6 @@ VALUES = {
     # A config file needs quotes around a colon and a space.
     "wrap": ("0:nice", "1:nice"),
     "profile": ("0:3-7", "1:2-2"),
-    "webhook": ("http://a", "https://b"),
     "log_max_size": ("100M", "2G"),
 }
 

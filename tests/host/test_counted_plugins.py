@@ -77,6 +77,6 @@ def test_a_plugin_that_hangs_is_a_fault_in_time(
 ) -> None:
     monkeypatch.setattr(plugin_devices, "_REMARK_S", 0.05)
     printed: list[str] = []
-    with pytest.raises(EnvironmentFault, match=r"has not answered within 0\.2 s \(process \d+"):
+    with pytest.raises(EnvironmentFault, match=r"has not answered within 0\.2 s"):
         read(root, "mlu 2", environ={"FAKE_PADDLE_SLEEP": "600"}, timeout_s=0.2, log=printed.append)
     assert printed == ["Waiting up to 0.2 s for Paddle's plug-ins to count their devices."]

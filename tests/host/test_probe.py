@@ -103,9 +103,7 @@ def test_a_driver_that_never_answers_is_a_sentence_in_time(root: Path) -> None:
     with pytest.raises(EnvironmentFault) as caught:
         read(root, FakeNvml(init=hang), timeout_s=0.2)
     sentence = str(caught.value)
-    assert re.search(
-        r"driver is stuck: it has not answered within 0.2 s \(process \d+, state", sentence
-    )
+    assert re.search(r"driver is stuck: it has not answered within 0.2 s", sentence)
     assert "CUDA_VISIBLE_DEVICES" in sentence
     assert "--nproc_per_node=cpu" in sentence
     assert set(mine()) <= set(before)

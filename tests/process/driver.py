@@ -68,7 +68,6 @@ class BrokenSource(Source):
     """Fails during the run, when a rank makes the file `break`."""
 
     name = "the session with the other hosts"
-    without = "without contact to the other hosts"
     is_required = True
 
     def __init__(self, folder: str) -> None:

@@ -56,7 +56,7 @@ def test_an_elastic_job_goes_on_without_a_launcher_that_is_killed(tmp_path: Path
 
 
 def test_a_newcomer_makes_an_elastic_job_start_again_with_it(tmp_path: Path) -> None:
-    job = Meeting(tmp_path, SPEAK, "--nnodes=1:2", "--gather_logs", *quick(), HASTY)
+    job = Meeting(tmp_path, SPEAK, "--nnodes=1:2", *quick(), HASTY)
     job.start()
     wait_for(tmp_path, 0, hosts=1)
     job.start()
@@ -65,7 +65,7 @@ def test_a_newcomer_makes_an_elastic_job_start_again_with_it(tmp_path: Path) -> 
     assert job.ends() == [0, 0]
     assert WAITS in job.output(1)
     # The second attempt of the job is the newcomer's first.
-    log = tmp_path / "host0" / "log" / "latest" / "gathered" / "workerlog.1.attempt1"
+    log = tmp_path / "host1" / "log" / "latest" / "workerlog.0"
     assert log.read_text() == "rank 1 speaks\n"
 
 

@@ -290,29 +290,6 @@ def commands() -> bytes:
     return lines
 
 
-def until_it_is(command: str) -> str:
-    """Return a shell's wait until its last background child has become COMMAND."""
-    now = r"""$(tr '\0' ' ' <"/proc/$!/cmdline")"""
-    return f"until [ \"{now}\" = '{command} ' ]; do :; done"
-
-
-def test_what_a_job_that_ended_well_has_left_running_is_named_when_it_is_ended(
-    tmp_path: Path,
-) -> None:
-    daemon = "setsid sh -c 'touch up; sleep 60.25; : --password=hush' & until [ -e up ]; do :; done"
-    # Bare machines have no pgrep.
-    done = Driven(
-        tmp_path,
-        f"({daemon}); exit 0",
-        f"sleep 60.5 & {until_it_is('sleep 60.5')}; exit 0",
-    ).run()
-    assert done.code == 0
-    assert "processes that it had left running were ended: pid " in done.stderr
-    assert "sleep 60.25; : --password=***)" in done.stderr
-    assert "(sleep 60.5)" in done.stderr
-    assert "hush" not in done.stderr
-
-
 def test_s31_nohup_survives_the_terminal(tmp_path: Path) -> None:
     job = Driven(tmp_path, "touch ready0; until [ -e go ]; do sleep 0.01; done")
     launcher = job.start_until("ready0", prefix=["nohup"])

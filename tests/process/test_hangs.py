@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import sys
@@ -76,26 +75,6 @@ def test_s61_a_hang_may_be_followed_by_another_attempt(tmp_path: Path) -> None:
     assert ended.code == 0
     assert [event["attempt"] for event in job.events() if event["event"] == "started"][2:] == [1, 1]
     assert "in load_batch" in stacks(job, 1)
-
-
-@pytest.mark.parametrize(
-    "wait",
-    [
-        "import threading; threading.Event().wait()",
-        "while not os.path.exists('never'): time.sleep(0.01)",
-        "import queue; queue.Queue().get()",
-    ],
-    ids=["event", "polling", "queue"],
-)
-def test_a_rank_that_has_ended_is_the_first_line_of_a_hang(tmp_path: Path, wait: str) -> None:
-    code = f"if rank == 2: sys.exit()\nprint('up', flush=True)\n{wait}"
-    ended = Command.python(tmp_path, code, "--hang_timeout=0.8", ranks=3).run(env=NO_SPY)
-    assert ended.code == 124
-    _, first, second, *_ = ended.stderr.splitlines()
-    assert re.fullmatch(
-        r"    Rank 2 has ended: it exited with 0 at [\d:]+; the others may wait for it\.", first
-    )
-    assert second.startswith("    Ranks 0-1 stand in ")
 
 
 def started(job: Command) -> dict[int, int]:

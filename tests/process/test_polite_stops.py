@@ -116,18 +116,3 @@ def test_a_killed_launcher_stops_ranks_before_their_children(tmp_path: Path) -> 
     with launcher:
         command.kill(launcher)
     assert (tmp_path / f"saved{int(signal.SIGTERM)}").exists()
-
-
-def test_children_are_asked_before_a_stubborn_rank_is_killed(tmp_path: Path) -> None:
-    code = """
-import signal, subprocess
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-script = "trap 'touch asked; exit' TERM; touch ready; while :; do sleep 0.05; done"
-child = subprocess.Popen(["env", "--default-signal=TERM", "sh", "-c", script])
-time.sleep(600)
-"""
-    command = Command.python(tmp_path, code, "--grace=4", ranks=1)
-    launcher = command.start_until("ready")
-    launcher.terminate()
-    assert command.finish(launcher).code == 143
-    assert (tmp_path / "asked").exists()

@@ -16,7 +16,7 @@ def test_a_job_whose_session_fails_ends_with_a_sentence(tmp_path: Path) -> None:
     assert done.code == 1
     assert (
         "The session with the other hosts failed (KeyError('no such message')), and the job "
-        "cannot go on without contact to the other hosts."
+        "cannot go on without it."
     ) in done.stderr
     (failed,) = [event for event in job.events() if event["event"] == "source_failed"]
     assert (failed["source"], failed["is_required"]) == ("the session with the other hosts", True)

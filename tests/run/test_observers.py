@@ -42,7 +42,6 @@ class _Spring(Source):
     """Declares what a test sets, and fails where the test says."""
 
     name = "the spring"
-    without = "without water"
 
     def __init__(self, fails: str = "", *, is_required: bool = True) -> None:
         self.fails = fails
@@ -130,7 +129,7 @@ def test_wherever_a_source_fails_it_is_an_event(room: _Room, place: str) -> None
     assert (failed.source, failed.is_required, failed.exit_code) == ("the spring", True, 1)
     assert failed.why == f"RuntimeError('{place}')"
     assert failed.sentence() == (
-        f"The spring failed (RuntimeError('{place}')), and the job cannot go on without water."
+        f"The spring failed (RuntimeError('{place}')), and the job cannot go on without it."
     )
     assert room.remarks == []
     # Its connected clients notice.

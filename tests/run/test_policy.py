@@ -171,7 +171,7 @@ ELSEWHERE = Failure("10.0.0.2", "server 1 exited with 7", 7)
 DONE = JobVerdict(None, 1.0)
 HERE = JobVerdict(None, 1.0, is_here=True)
 STRATEGY_REJECTED = StrategyRejected(("rank 0: nccl_comm_num has no effect",), 3.0)
-LOST = SourceFailed("the session", "a bug", "without word of the others", 3.0)
+LOST = SourceFailed("the session", "a bug", 3.0)
 EVENTS: dict[str, Event] = {
     "refuted": STRATEGY_REJECTED,
     "lost": LOST,

@@ -15,7 +15,7 @@ from fleetrun.inject.spec import StrategySpec
 from fleetrun.model import FieldVerdict
 from fleetrun.postmortem import stackdumps
 from fleetrun.rundir import names, rankfile, strategyfiles, variables
-from fleetrun.rundir.strategyfiles import GradientCounts, RankEvidence
+from fleetrun.rundir.strategyfiles import RankEvidence
 
 if TYPE_CHECKING:
     import pytest
@@ -69,14 +69,6 @@ def test_all_evidence_of_a_rank_is_read(tmp_path: Path) -> None:
     proof.note("A remark.")
     proof.failures.append("A count has failed.")
     proof.graph, proof.updates, proof.ranks_equal, proof.compared_after = "dygraph", 1, True, 3
-    proof.counts |= {
-        "gradients": 4,
-        "allreduces_before": 4,
-        "allreduces": 2,
-        "bucket_bytes": [8, 8],
-        "communicators": 1,
-        "groups": [[0, 1]],
-    }
     proof.claim()
     proof.write()
     assert strategyfiles.parse_evidence(rankfile.evidence(str(tmp_path), "0")) == RankEvidence(
@@ -87,7 +79,6 @@ def test_all_evidence_of_a_rank_is_read(tmp_path: Path) -> None:
         disagreements=("The script sets dgc to false, the strategy to true: false is used.",),
         ranks_equal=True,
         compared_after=3,
-        counts=GradientCounts(4, 4, 2, (8, 8), 1, ((0, 1),)),
         failures=("A count has failed.",),
     )
 

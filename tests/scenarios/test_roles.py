@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import uuid
 from typing import TYPE_CHECKING
@@ -77,38 +76,6 @@ def test_s14_a_dead_server_ends_the_job_at_once_and_is_named(tmp_path: Path) -> 
     assert done.code == 137
     assert done.stderr.startswith("fleetrun: server 1 was killed by SIGKILL")
     assert "serverlog.1" in done.stderr
-
-
-def test_trainers_start_when_all_servers_listen(tmp_path: Path) -> None:
-    late = "[ $N = 1 ] && until [ -e go ]; do sleep 0.01; done"
-    job = roles(tmp_path, server=f"{late}; {SERVE}", trainer="ls serving0 serving1")
-    launcher = job.start_until("serving0")
-
-    def started() -> list[str]:
-        return [event["process"] for event in job.events() if event["event"] == "started"]
-
-    # A server may be faster than the launcher's first event about it.
-    until(lambda: len(started()) > 1)
-    assert started() == ["server.0", "server.1"]
-    done = job.release(launcher)
-    assert (done.code, done.out) == (0, b"serving0\nserving1\n")
-
-
-def test_s35_a_signal_while_trainers_wait_starts_none(tmp_path: Path) -> None:
-    job = roles(tmp_path, server=f"touch up$N; {IDLE}", trainer="touch trained")
-    launcher = job.start_until("up0", "up1")
-    launcher.send_signal(signal.SIGTERM)
-    done = job.finish(launcher)
-    assert done.code == 143
-    assert not (tmp_path / "trained").exists()
-
-
-def test_a_server_that_fails_before_it_listens_ends_the_wait(tmp_path: Path) -> None:
-    job = roles(tmp_path, server=f"[ $N = 1 ] && exit 5; {IDLE}", trainer="touch trained")
-    done = job.run()
-    assert done.code == 5
-    assert done.stderr.startswith("fleetrun: server 1 exited with 5")
-    assert not (tmp_path / "trained").exists()
 
 
 def test_s52_s55_a_restart_starts_servers_anew_before_trainers(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def all_kinds(plan: LaunchPlan) -> list[Happening]:
         JobVerdict(None, 1.9),
         HostStopped(0, killed, ""),
         JobVerdict(Failure("10.0.0.2", "server 1 exited with 7", 7), 1.9),
-        SourceFailed("the session", "a bug", "without it", 1.9),
+        SourceFailed("the session", "a bug", 1.9),
         killed,
         Exited(1, "server 0", ExitStatus(code=127), 2.0, fault="there is no program."),
         Overdue(killed),

@@ -12,7 +12,7 @@ from timers import Timers
 
 from fleetrun.inject.flight_recorder import OPERATIONS, FlightRecorder
 from fleetrun.postmortem import investigation, kernelfacts
-from fleetrun.run.events import Failure, Outcome
+from fleetrun.run.events import Failure, Gathered, Outcome
 from fleetrun.session import codec
 from fleetrun.session.exchange import PackedCollectives
 from fleetrun.watch.flightrecords import FlightRecords
@@ -84,7 +84,8 @@ def test_ranks_of_two_hosts_that_differ_are_named_once(
         log=lambda text: remarks.append(SITE.sub("", text)),
     )
     for host, own_timers in zip(hosts, timers, strict=True):
-        host.open(own_timers, period_s=1.0, declare=declared.append)
+        host.declare = declared.append  # type: ignore[assignment]
+        host.open(own_timers)
     # A host's report on another host's rank, or on another generation, is ignored.
     other = 1 - coordinator
     packed = codec.pack((tmp_path / f"node{other}/collectives.{other}").read_bytes())
@@ -102,7 +103,7 @@ def test_ranks_of_two_hosts_that_differ_are_named_once(
     assert (tmp_path / f"node{coordinator}/collectives.{other}").exists()
     (finding,) = hosts[0].verdict({})
     assert SITE.sub("", finding.text) == f"r{TEXT}"
-    hosts[0].restart()
+    hosts[0].on_event(Gathered(1, plans.plan(), 0.0))
     assert hosts[0].verdict({}) == ()
 
 
@@ -111,7 +112,8 @@ def test_what_failed_on_another_host_is_explained_by_the_records_of_all(
 ) -> None:
     operations = "all_reduce", "broadcast"
     hosts, _ = two_hosts(tmp_path, operations, monkeypatch, log=lambda _: None)
-    hosts[0].open(Timers(), period_s=1.0, declare=lambda _: None)
+    hosts[0].declare = lambda _: None
+    hosts[0].open(Timers())
     ring = str(tmp_path / "node0/collectives.0")
     env = {"FLEETRUN_FLIGHT_RECORDER": ring}
     plan = plans.plan(hosts=("a", "b"), per_node=1, cwd=str(tmp_path), run_dir="node0", env=env)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import plans
 
+from fleetrun.watch.flightrecords import FlightRecords
 from fleetrun.watch.hang_judge import HangJudge
 
 if TYPE_CHECKING:
@@ -36,10 +36,6 @@ class Wire:
         """Deliver MESSAGE at once."""
         self._job.wires[0].hearers[type(message)](self._node_rank, message)
 
-    def to_member(self, node_rank: int, message: object) -> None:
-        """Deliver MESSAGE at once."""
-        self._job.wires[node_rank].hearers[type(message)](0, message)
-
 
 class Job:
     """Two hosts of two ranks."""
@@ -49,13 +45,12 @@ class Job:
         self.wires = [Wire(self, 0), Wire(self, 1)]
         self.declared: list[Hung] = []
         self.stacks = {0: WAITING, 1: WAITING, 2: WAITING, 3: LOADING}
-        # How long ago a rank has exited with 0.
-        self.ended: dict[int, float] = {}
         self.hosts = [
             HangJudge(
-                plans.job(plan(folder, node)),
+                job := plans.job(plan(folder, node)),
                 wire,  # type: ignore[arg-type]
-                declare=self.declared.append,
+                FlightRecords(job, None),
+                self.declared.append,
             )
             for node, wire in enumerate(self.wires)
         ]
@@ -66,9 +61,6 @@ class Job:
         self.hosts[node].report(
             seconds,
             {rank % 2: self.stacks[rank] for rank in own if rank in self.stacks},
-            ended={
-                rank % 2: time.monotonic() - self.ended[rank] for rank in own if rank in self.ended
-            },
         )
 
     def hang(self) -> Hung:
@@ -90,20 +82,6 @@ def test_hosts_that_wait_for_one_that_stands_still_are_not_the_cause(tmp_path: P
     # Text of another host is shown without control characters.
     assert hung.places[0] == (("rank 3",), r"load\x1b[1m (train.py:6)")
     assert hung.seconds >= 30.0
-    stacks = (tmp_path / "stacks.3.txt").read_text()
-    assert stacks.startswith("# rank 3 on 10.0.0.2")
-    assert r"line 6 in load\x1b[1m" in stacks
-    # Its own host has written those.
-    assert not (tmp_path / "stacks.0.txt").exists()
-
-
-def test_one_that_stands_elsewhere_is_told_beside_those_that_have_ended(tmp_path: Path) -> None:
-    job = Job(tmp_path)
-    job.stacks = {1: WAITING, 3: LOADING, 2: WAITING}
-    job.ended = {0: 60.0}
-    hung = job.hang()
-    assert hung.describe().startswith("the job hung for 30 s: rank 0 has ended: it exited with 0")
-    assert hung.odd == ("rank 3",)
 
 
 def test_a_host_that_works_lets_the_others_wait(tmp_path: Path) -> None:

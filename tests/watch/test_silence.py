@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fleetrun.run.proc import Io
-from fleetrun.watch.silence import GpuLoad, Sample, SilenceClock
+from fleetrun.watch.silence import Sample, SilenceClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,10 +38,8 @@ def test_s61_silence_of_all_is_a_hang() -> None:
         {"beat": 3},
         {"calls": 1},
         {"is_held": True},
-        {"io": Io(4096, 0, 0)},
-        {"io": Io(0, 1 << 20, 0)},
-        {"io": Io(0, 0, 1 << 20)},
-        {"faults": 10_000},
+        {"written": 4096},
+        {"fetched": 1 << 20},
         {"cpu_s": 1.5},
     ],
 )
@@ -57,17 +54,14 @@ def test_s62_any_sign_of_one_rank_is_life(sign: dict[str, Any]) -> None:
     [
         # It wakes up now and then to keep its connection alive.
         (lambda n: {"cpu_s": n * 0.05}, True),
-        # It computes before its first collective; then it may spin, and another program does not.
+        # It computes before its first collective; then it may spin.
         (lambda n: {"cpu_s": n * 5.0}, False),
         (lambda n: {"calls": 1, "cpu_s": n * 5.0}, True),
-        (lambda n: {"calls": 1, "cpu_s": n * 5.0, "other_s": n * 4.0}, False),
-        # With heartbeats it spins, logs, and sends, or writes a checkpoint.
+        # With heartbeats it spins, logs, and sends, or writes a checkpoint, or evaluates.
         (lambda n: {"beat": 1, "cpu_s": n * 5.0}, True),
-        (lambda n: {"beat": 1, "output": n * 50, "io": Io(n * 4096, 0, 0)}, True),
-        (lambda n: {"beat": 1, "io": Io(n * 10_000_000, 0, 0)}, False),
-        (lambda n: {"beat": 1, "calls": n}, True),
-        # fleetrun reports the updates, and the rank evaluates.
-        (lambda n: {"beat": 1, "is_scripts": False, "calls": n}, False),
+        (lambda n: {"beat": 1, "output": n * 50, "written": n * 4096}, True),
+        (lambda n: {"beat": 1, "written": n * 10_000_000}, False),
+        (lambda n: {"beat": 1, "calls": n}, False),
     ],
 )
 def test_what_goes_on_is_life_or_none(
@@ -77,30 +71,15 @@ def test_what_goes_on_is_life_or_none(
     assert clock.is_hang(30.0) is is_hang
 
 
-def spun(stacks: Callable[[int], object]) -> SilenceClock:
-    """Return a clock over a rank that is busy after its first collective, with STACKS."""
-    clock = SilenceClock(20.0)
-    for n in range(12):
-        clock.see({0: QUIET._replace(calls=1, cpu_s=n * 5.0)}, n * 5.0)
-        if clock.wants_stacks(n * 5.0):
-            clock.see_stacks({7: stacks(n)}, n * 5.0)
-    return clock
-
-
 def test_busy_ranks_hang_unless_a_stack_moves() -> None:
-    assert spun(lambda _: "spin").is_hang(55.0)
-    assert not spun(lambda n: n % 3).is_hang(55.0)
-
-
-@pytest.mark.parametrize(
-    ("load", "is_life"), [((100, 0), False), ((0, 0), False), ((60, 0), True), ((100, 40), True)]
-)
-def test_a_gpu_that_works_is_life(load: tuple[int, int], *, is_life: bool) -> None:
-    clock = watched(*[{0: QUIET}] * 6)
-    assert clock.see_gpus({"GPU-a": GpuLoad(*load, 5)}, 25.0) is is_life
-    assert clock.is_hang(25.0) is not is_life
-    # Memory that grows is work, too.
-    assert clock.see_gpus({"GPU-a": GpuLoad(*load, 1 << 20)}, 26.0)
+    busy = [{0: QUIET._replace(calls=1, cpu_s=n * 5.0)} for n in range(6)]
+    clock = watched(*busy)
+    assert [clock.still("spin", 25.0) for _ in range(4)] == [False, False, False, True]
+    clock = watched(*busy)
+    assert not any(clock.still(stacks, 25.0) for stacks in ("forward", "backward"))
+    assert not clock.is_hang(25.0)
+    # Where nobody computes, one look is enough.
+    assert watched(*[{0: QUIET}] * 6).still("wait", 25.0)
 
 
 def test_a_launcher_that_was_stopped_begins_again() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import time
@@ -15,10 +14,11 @@ from nvmls import FakeNvml, hang
 from waiting import LONG_S
 
 from fleetrun.host import nvml
-from fleetrun.model import ExitStatus, Rules
-from fleetrun.run.events import Exited, Hung, RunWarning, Started
+from fleetrun.model import Rules
+from fleetrun.run.events import Hung, Started
 from fleetrun.run.loop import Loop
-from fleetrun.watch.watch import Watch, _Rank
+from fleetrun.watch.flightrecords import FlightRecords
+from fleetrun.watch.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,7 +52,8 @@ class Room:
         self.loop = Loop()
         plan = a_plan(folder, len(codes), rules=Rules(hang_timeout_s=hang_timeout_s))
         self.job = plans.job(plan, log=self.remarks.append)
-        self.watch = Watch(self.job, **watch)  # type: ignore[arg-type]
+        records = FlightRecords(self.job, None) if hang_timeout_s else None
+        self.watch = Watch(self.job, records=records, **watch)  # type: ignore[arg-type]
         for number in range(len(codes)):
             (folder / f"workerlog.{number}").touch()
         self.watch.declare = self.declared.append
@@ -96,24 +97,6 @@ def room(tmp_path: Path) -> Iterator[Callable[..., Room]]:
         meter.close()
 
 
-@pytest.mark.extended
-def test_a_rank_that_has_ended_for_long_while_others_run_is_told_once(
-    room: Callable[..., Room],
-) -> None:
-    here = room(IDLE, IDLE, IDLE, "", pace_s=0.1, window_s=0.5)
-    here.watch.on_event(Exited(3, "rank 3", ExitStatus(0), time.monotonic()))
-    here.until(lambda: here.declared)
-    here.turn_for(0.5)
-    (noticed,) = here.declared
-    assert isinstance(noticed, RunWarning)
-    assert (noticed.what, noticed.labels) == ("ended early", ("rank 3",))
-    assert re.fullmatch(
-        r"Rank 3 exited with 0 at [\d:]+, and ranks 0-2 still run \d s later: "
-        r"do they wait for it\?",
-        here.remarks[0],
-    )
-
-
 def test_s61_a_heartbeat_before_anybody_heard_of_the_start_counts(
     tmp_path: Path, room: Callable[..., Room]
 ) -> None:
@@ -132,26 +115,6 @@ def watched(folder: Path, **watch: object) -> Room:
     return Room(folder, IDLE, hang_timeout_s=0.2, **watch)  # type: ignore[arg-type]
 
 
-def test_what_a_rank_writes_to_either_stream_is_life(tmp_path: Path) -> None:
-    logs = [tmp_path / "workerlog.0", tmp_path / "workererr.0"]
-    plan = a_plan(tmp_path, 1)
-    spec = plan.processes[0]._replace(error_log="workererr.0")
-    rank = _Rank(plan._replace(processes=(spec,)), Started(0, "rank 0", 1, 0.0), 0)
-    seen = [rank.output()]
-    for log in logs:
-        log.write_text("")
-    seen.append(rank.output())
-    for log in logs:
-        log.write_text("line\n")
-        seen.append(rank.output())
-    # A rank that only waits for a connection, or for other ranks, is not alive.
-    waits = "line\nretry to connect\n"
-    for line in ("", "W1126 cc:1] Find timeout start but not finish task:group_key:\n\n"):
-        logs[1].write_text(waits + line)
-        seen.append(rank.output())
-    assert seen == [-2, 0, 5, 10, 10, 10]
-
-
 def test_a_driver_that_hangs_is_said_and_the_hang_declared(tmp_path: Path) -> None:
     with closing(
         watched(
@@ -161,6 +124,6 @@ def test_a_driver_that_hangs_is_said_and_the_hang_declared(tmp_path: Path) -> No
         )
     ) as here:
         here.until(lambda: here.declared)
-    why = "Whether a GPU computes is not known: the NVIDIA driver has not answered within 0.3 s ("
+    why = "Whether a GPU computes is not known: the NVIDIA driver has not answered within 0.3 s."
     assert here.remarks[0].startswith(why)
     assert isinstance(here.declared[0], Hung)

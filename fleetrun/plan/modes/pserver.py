@@ -108,7 +108,6 @@ def layout(request: Request, facts: Facts, share: Share, roster: Roster) -> Layo
                 job_roles, all_ranks, spec, kind=share.kind, gloo=gloo, environ=facts.environ
             ),
             essential=spec.role == TRAINER,
-            awaits=_awaited(spec, all_ranks),
         )
         for spec in all_ranks.ranks
         if spec.node_rank == roster.me
@@ -117,17 +116,12 @@ def layout(request: Request, facts: Facts, share: Share, roster: Roster) -> Layo
 
 
 def _process(
-    spec: RankSpec,
-    identity: Mapping[str, str],
-    *,
-    essential: bool = True,
-    awaits: tuple[tuple[Endpoint, ...], ...] = (),
+    spec: RankSpec, identity: Mapping[str, str], *, essential: bool = True
 ) -> LocalProcess:
     """Return the process of SPEC; like Paddle, each host counts the logs of each role from 0."""
     name = f"{NAMES[spec.role]}.{spec.rank}"
-    return LocalProcess(
-        spec, name, f"{names.LOGS[spec.role]}.{spec.local_rank}", identity, essential, awaits
-    )
+    log = f"{names.LOGS[spec.role]}.{spec.local_rank}"
+    return LocalProcess(spec, name, log, identity, essential)
 
 
 def _assigned(assigned: Assigned, facts: Facts, share: Share, roster: Roster) -> Layout:
@@ -179,17 +173,6 @@ def _placed(slots: Slots, roster: Roster) -> list[tuple[int, Slot, Endpoint, tup
         kinds = list(dict.fromkeys((slot.role, slot.stage) for slot in slots.slots))
         placed.sort(key=lambda entry: kinds.index((entry[1].role, entry[1].stage)))
     return placed
-
-
-def _awaited(spec: RankSpec, all_ranks: Ranks) -> tuple[tuple[Endpoint, ...], ...]:
-    """Return the endpoints that must listen before SPEC starts: any one of each group.
-
-    With gloo the first server does not listen before the trainers have met at its other port.
-    """
-    if spec.role == SERVER:
-        return ()
-    first, *others = all_ranks.endpoints(SERVER)
-    return ((first, all_ranks.meeting), *((endpoint,) for endpoint in others))
 
 
 def with_gloo(request: Request, environ: Mapping[str, str], all_ranks: Ranks) -> str:
