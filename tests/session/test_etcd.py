@@ -106,7 +106,7 @@ def test_an_etcd_that_wants_tls_is_asked_with_the_certificates_of_etcdctl(
             client().look()
         monkeypatch.setenv("ETCDCTL_CACERT", str(authority))
         # It also asks the client for a certificate.
-        with pytest.raises(EtcdError, match=r"certificate required|reset|without response|EOF"):
+        with pytest.raises(EtcdError, match=r"certificate|reset|without response|EOF"):
             client().look()
         monkeypatch.setenv("ETCDCTL_CERT", str(certificate))
         monkeypatch.setenv("ETCDCTL_KEY", str(key))
