@@ -288,19 +288,12 @@ class Gpu(NamedTuple):
     users: tuple[tuple[int, str], ...] = ()
     instances: "tuple[Gpu, ...]" = ()
     is_mig: bool = False
-    # Only a check-up reads what follows. As in 9.0.
-    capability: tuple[int, int] | None = None
-    # Uncorrected ECC errors since the driver was loaded.
+    # Only a check-up reads what follows. Uncorrected ECC errors since the driver was loaded.
     ecc_errors: int | None = None
     is_remap_pending: bool = False
     is_remap_failed: bool = False
-    # Bits of NVML's clocks event (throttle) reasons.
-    throttle: int = 0
     # NVML_COMPUTEMODE_*: 0 is the default.
     compute_mode: int = 0
-    # PCIe lanes in use and the most that GPU and slot support; NVLinks that are up, and all.
-    lanes: tuple[int, int] | None = None
-    nvlinks: tuple[int, int] | None = None
 
     @property
     def parts(self) -> "tuple[Gpu, ...]":

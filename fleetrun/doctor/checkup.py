@@ -32,7 +32,6 @@ CHECKS = (
     checked_job.check,
     gpus.check,
     software.command,
-    software.python,
     software.paddle,
     gpu_check.check,
     machine.shared_memory,
@@ -43,7 +42,6 @@ CHECKS = (
     machine.memory,
     network.host_names,
     network.interface,
-    network.rdma,
     network.ports,
     peers.check,
 )

@@ -1,4 +1,4 @@
-"""Checks of host names, the interface between ranks, RDMA ports and the job's ports."""
+"""Checks of host names, the interface between ranks and the job's ports."""
 
 from __future__ import annotations
 
@@ -76,22 +76,6 @@ def interface(job: CheckedJob, here: Mapping[str, str] | None = None) -> Iterato
         yield warning("interface", f"ranks use {name} ({here[name]})", means, fix)
     else:
         yield ok("interface", f"ranks use {name} ({here[name]})")
-
-
-def rdma(job: CheckedJob, root: str = "/") -> Iterator[Finding]:
-    """Check each port of the InfiniBand and RoCE devices."""
-    for device, port, state, rate in addresses.rdma_ports(root):
-        name = f"{device} port {port}"
-        if "ACTIVE" in state:
-            yield ok("InfiniBand", f"{name} is active, {rate or 'rate unknown'}")
-            continue
-        user, option = ("NCCL", "; --nccl IB_HCA=...") if job.is_nccl else ("traffic", "")
-        yield warning(
-            "InfiniBand",
-            f"{name} is in the state {state or 'unknown'}",
-            f"{user} takes another, slower path, or waits for it",
-            f"ibstat {device}  # cable, switch, subnet manager{option}",
-        )
 
 
 def ports(job: CheckedJob) -> Iterator[Finding]:

@@ -1,9 +1,8 @@
-"""Checks of the programs on PATH, our Python and the installed Paddle, by their files."""
+"""Checks of the programs on PATH and the installed Paddle, by their files."""
 
 from __future__ import annotations
 
 import os
-import platform
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
@@ -54,21 +53,6 @@ def _commands(path: str) -> list[str]:
         if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
             paths.setdefault(os.path.realpath(candidate), candidate)
     return list(paths.values())
-
-
-def python(job: CheckedJob, prefix: str = sys.prefix) -> Iterator[Finding]:
-    """Check that the activated environment is ours, PREFIX."""
-    seen = f"{sys.executable}, {platform.python_version()}"
-    activated = job.environ.get("VIRTUAL_ENV", "") or job.environ.get("CONDA_PREFIX", "")
-    if not activated or activated.rstrip("/") == prefix.rstrip("/"):
-        yield ok("Python", seen)
-        return
-    yield warning(
-        "Python",
-        f"{seen}, although {activated} is activated",
-        "ranks run on the Python of fleetrun, without what is installed in the other",
-        f"{activated}/bin/python -m pip install FOLDER  # of fleetrun; use that one",
-    )
 
 
 def paddle(job: CheckedJob, path: Sequence[str] | None = None) -> Iterator[Finding]:

@@ -22,12 +22,7 @@ class EngineFactory(Protocol):
 
     @abstractmethod
     def assign(
-        self,
-        engine: SelectedEngine,
-        held: Ports,
-        request: Request,
-        facts: Facts,
-        slots: Slots,
+        self, engine: SelectedEngine, held: Ports, request: Request, facts: Facts, slots: Slots
     ) -> Roster:
         """Return the hosts with a port for each of SLOTS, once they are HELD, and our index."""
 

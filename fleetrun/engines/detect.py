@@ -27,8 +27,8 @@ _Names = tuple[str, ...]
 class ClusterRow(NamedTuple):
     """One engine: it applies if all MARKS are set; of other fields, the first set variable counts.
 
-    `hosts` has the names of all hosts with their format: hostlist, words, counted (name, slots,
-    ...), or file (a name at the start of each line).
+    `hosts` has the names of all hosts with their format: hostlist, counted (name, slots, ...), or
+    file (a name at the start of each line).
     """
 
     engine: str
@@ -118,11 +118,7 @@ TABLE = (
     ClusterRow(
         "LSF",
         ("LSB_JOBID", "LSB_MCPU_HOSTS"),
-        hosts=(
-            ("LSB_DJOB_HOSTFILE", "file"),
-            ("LSB_MCPU_HOSTS", "counted"),
-            ("LSB_HOSTS", "words"),
-        ),
+        hosts=(("LSB_MCPU_HOSTS", "counted"),),
         job=("LSB_JOBID",),
         spread="blaunch -z HOSTS fleetrun ...",
     ),
@@ -268,8 +264,7 @@ def _names(value: SourcedValue, form: str, text: Callable[[str], str]) -> tuple[
         elif form == "hostlist":
             names = list(hostlist.expand(value.value))
         else:
-            words = value.value.replace(",", " ").split()
-            names = words[::2] if form == "counted" else words
+            names = value.value.split()[::2]
     except OSError as error:
         raise EnvironmentFault(f"{value} cannot be read ({error.strerror}).") from None
     except ValueError as error:

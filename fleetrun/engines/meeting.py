@@ -19,7 +19,7 @@ from fleetrun.rundir.variables import TOKEN
 
 NAME = "master"
 # Options that are this host's own.
-_OWN = ("master", "host", "rank")
+_OWN = ("master", "nnodes", "host", "rank")
 _APART = 20011
 
 
@@ -49,25 +49,17 @@ def at_this_host(request: Request) -> Request:
 
 def invitation(request: Request) -> str:
     """Return the command for the other hosts of REQUEST."""
-    named = [
-        given for given in request.given if given.source == COMMAND_LINE and given.name not in _OWN
-    ]
     is_command = os.path.basename(sys.argv[0]) == "fleetrun"
     own = ["fleetrun"] if is_command else [os.path.basename(sys.executable), "-m", "fleetrun"]
-    words = [*own, f"--master={request.master}"]
-    if not any(given.name == "nnodes" for given in named):
-        words.append(f"--nnodes={request.nnodes}")
+    words = [*own, f"--master={request.master}", f"--nnodes={request.nnodes}"]
     words += [
-        given.typed if given.raw == "true" else f"{given.typed}={given.raw}" for given in named
+        given.typed if given.raw == "true" else f"{given.typed}={given.raw}"
+        for given in request.given
+        if given.source == COMMAND_LINE and given.name not in _OWN
     ]
-    shown = secrets.conceal((*words, *request.script.words))
-    line = " ".join(map(shlex.quote, shown))
-    notes = [f"with the same {TOKEN}"] if os.environ.get(TOKEN) else []
-    notes += ["with what *** stands for"] if secrets.HIDDEN in line else []
-    conditions = f", {' and '.join(notes)}" if notes else ""
-    return (
-        f"This host is the first of {request.nnodes}. Run this on the others{conditions}:\n{line}"
-    )
+    line = shlex.join(secrets.conceal((*words, *request.script.words)))
+    same = f" with the same {TOKEN}" if os.environ.get(TOKEN) else ""
+    return f"This host is the first of {request.nnodes}. Run this on the others{same}:\n{line}"
 
 
 def assign(
@@ -87,18 +79,14 @@ def assign(
 
 def _guessed(alone_here: Roster, request: Request) -> Roster:
     """Return the roster of a dry run: all hosts, with placeholders for what the meeting decides."""
-    least, most = hosts.bounds(request.nnodes)
-    decided = f"the meeting at {request.master} decides the hosts' addresses and ports"
+    _, most = hosts.bounds(request.nnodes)
     me = min(request.rank or 0, most - 1)
     (own,) = alone_here.members
     members = [own._replace(host=f"HOST-{place}") for place in range(most)]
     members[me] = own._replace(host=own.host or f"HOST-{me}")
-    is_placed = request.rank is not None
-    stands_for = "HOST-N stands for the address of host N, and ports may differ."
-    notes = [f"a dry run meets nobody, and {decided}: {stands_for}"]
-    if not is_placed:
-        notes.append("The meeting also decides this host's place; it is shown as host 0 (--rank).")
-    if least < most:
-        notes.append(f"The job starts with {least} to {most} hosts; {most} are shown.")
+    note = (
+        f"a dry run meets nobody: the meeting at {request.master} decides how many hosts there "
+        "are, their addresses, ports and places; HOST-N stands for the address of host N."
+    )
     master = Endpoint(members[0].host, alone_here.master.port)
-    return alone_here._replace(members=tuple(members), me=me, master=master, notes=tuple(notes))
+    return alone_here._replace(members=tuple(members), me=me, master=master, notes=(note,))

@@ -111,21 +111,18 @@ class Ports:
 class GuessedPorts(Ports):
     """Ports for a dry run: numbers that look free, without opening anything."""
 
-    _given: frozenset[int] = frozenset()
-
-    def free(self, count: int) -> tuple[int, ...]:
-        """Return COUNT ports that seem to be unused."""
-        self._given |= tcp.used()
-        return super().free(count)
+    def __init__(self, pid: int, ephemeral: tuple[int, int] | None = None) -> None:
+        super().__init__(pid, ephemeral)
+        self._given = set(tcp.used())
 
     def _is_free(self, port: int) -> bool:
         is_free = port not in self._given
-        self._given |= {port}
+        self._given.add(port)
         return is_free
 
     def take(self, ports: Sequence[int], address: str | None = None) -> None:  # noqa: ARG002
         """Remember PORTS; the launch will find out whether they can be used."""
-        self._given |= {*ports}
+        self._given.update(ports)
 
     def hold(self, ports: Sequence[int]) -> frozenset[int]:
         """Return those of PORTS that are in use."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from fleetrun.engines import SelectedEngine
 from fleetrun.engines.ports import Ports
-from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Endpoint, Facts, Member, Request, Roster
 from fleetrun.plan import hosts, layout
 from fleetrun.plan.layout import ModeHosts, Slots
@@ -50,7 +49,6 @@ def roster(
         )
         for name, row in zip(names, rows, strict=True)
     )
-    _check_distinct(members)
     # Several "hosts" on loopback are this one, trying out: each has an address to itself.
     address = names[me] if all(hosts.is_loopback(name) for name in names) else None
     held.take(members[me].ports, address)
@@ -58,16 +56,3 @@ def roster(
     first = members[0].ports
     master = Endpoint(names[0], first[-1] + 1 if slots.master == "own" else first[0])
     return Roster(members, me, master, engine=NAME)
-
-
-def _check_distinct(members: Sequence[Member]) -> None:
-    """Raise UsageError when two ranks would have the same endpoint."""
-    endpoints: set[tuple[str, int]] = set()
-    for member in members:
-        for port in member.ports:
-            if (member.host, port) in endpoints:
-                raise EnvironmentFault(
-                    f"Two ranks would have the endpoint {member.host}:{port}; "
-                    "name each host and port once."
-                )
-            endpoints.add((member.host, port))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import _socket  # `socket` takes 40 ms to import, this one 1
 import ipaddress
 import os
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Sequence
 from contextlib import closing, suppress
 
 from fleetrun.errors import EnvironmentFault, UsageError
@@ -36,17 +36,17 @@ def with_network(facts: Facts, names: Sequence[str], request: Request, root: str
     own_addresses = addresses()
     facts = facts._replace(addresses=own_addresses, dead_ends=dead_ends(own_addresses, root))
     if request.network is not None:
-        facts = facts._replace(
-            network=chosen(request.network, own_addresses, origin.option(request, "network"))
-        )
+        option = origin.option(request, "network")
+        facts = facts._replace(network=chosen(request.network, own_addresses, option))
+    peers = [name for name in names if not hosts.is_own(name, facts)]
     if facts.hostname in names:
         # Our own name is listed, so only the first peer is looked up, for the route.
-        peers = [name for name in names if name != facts.hostname][:1]
-    else:
-        peers = [name for name in names if not hosts.is_own(name, facts)]
+        peers = peers[:1]
     resolved = {name: resolve(name) for name in peers if not hosts.is_address(name)}
     facts = facts._replace(resolved=resolved)
-    _check_readable(request, resolved)
+    for name, ips in resolved.items():
+        if ips and ":" in ips[0]:
+            _check_readable(request, name, ips[0])
     for name in peers:
         if not hosts.is_own(name, facts):
             targets = resolved.get(name, (name,))
@@ -54,21 +54,18 @@ def with_network(facts: Facts, names: Sequence[str], request: Request, root: str
     return facts
 
 
-def _check_readable(request: Request, resolved: Mapping[str, Sequence[str]]) -> None:
-    """Raise UsageError if ranks would get a name that RESOLVED has only IPv6 addresses for."""
+def _check_readable(request: Request, name: str, ip: str) -> None:
+    """Raise UsageError if ranks would get NAME, whose address IP is one of IPv6."""
     point = hosts.meets_at(request)
-    for name, ips in resolved.items():
-        if not ips or ":" not in ips[0]:
-            continue
-        if point is None or name != point.host or name == request.host:
-            option = f"{origin.option(request, 'host')}: " if name == request.host else ""
-            raise UsageError(
-                f"{option}{name} is {ips[0]} alone, and {hosts.NO_IPV6}: give the IPv4 address."
-            )
-        is_store = hosts.store_endpoints(request.master or "") is not None
-        if request.network is None and request.host is None and not is_store:
-            option = origin.option(request, "master")
-            raise UsageError(f"{option}: {name} is {ips[0]}; {hosts.NO_IPV6_MASTER}")
+    if point is None or name != point.host or name == request.host:
+        option = f"{origin.option(request, 'host')}: " if name == request.host else ""
+        raise UsageError(
+            f"{option}{name} is {ip} alone, and {hosts.NO_IPV6}: give an IPv4 address."
+        )
+    is_store = hosts.store_endpoints(request.master or "") is not None
+    if request.network is None and request.host is None and not is_store:
+        option = origin.option(request, "master")
+        raise UsageError(f"{option}: {name} is {ip}; {hosts.NO_IPV6_MASTER}")
 
 
 def with_members(facts: Facts, roster: Roster) -> Facts:
@@ -82,26 +79,26 @@ def with_members(facts: Facts, roster: Roster) -> Facts:
 
 
 def chosen(network: str, own_addresses: Sequence[Address], option: str) -> Address:
-    """Return the first of OWN_ADDRESSES in NETWORK, an interface or a CIDR range.
+    """Return the first IPv4 address of OWN_ADDRESSES in NETWORK, an interface or a CIDR range.
 
-    Only IPv4, as Paddle cannot parse IPv6. OPTION is the option that gave NETWORK, for messages.
-    Raises UsageError if NETWORK is neither, EnvironmentFault if we have no such address.
+    OPTION is the option that gave NETWORK. Raises UsageError if NETWORK is neither,
+    EnvironmentFault if we have no such address.
     """
     candidates = [address for address in own_addresses if address.interface == network]
     if not candidates and any(letter in network for letter in "./:"):
-        candidates = _within(network, own_addresses, option)
-    candidates = [address for address in candidates if not address.ip.startswith(_LINK_LOCAL)]
-    if not candidates:
-        shown = ", ".join(f"{address.interface} ({address.ip})" for address in own_addresses)
-        raise EnvironmentFault(
-            f"{option}: this host has no address there, only {shown}; name an interface, or its "
-            "network as 10.0.0.0/16."
-        )
+        try:
+            subnet = ipaddress.ip_network(network, strict=False)
+        except ValueError:
+            raise UsageError(
+                f"{option} is neither an interface nor a network; write eth1, or 10.0.0.0/16."
+            ) from None
+        candidates = [own for own in own_addresses if ipaddress.ip_address(own.ip) in subnet]
     readable = [address for address in candidates if ":" not in address.ip]
     if not readable:
+        shown = ", ".join(f"{address.interface} ({address.ip})" for address in own_addresses)
         raise EnvironmentFault(
-            f"{option}: this host has only {candidates[0].ip} there ({candidates[0].interface}), "
-            f"and {hosts.NO_IPV6}; name a network of IPv4."
+            f"{option}: this host has no IPv4 address there, only {shown}; name an interface, or "
+            "its network as 10.0.0.0/16."
         )
     return readable[0]
 
@@ -118,7 +115,7 @@ def own(request: Request) -> str:
         return chosen(request.network, own_addresses, origin.option(request, "network")).ip
     useless = dead_ends(own_addresses, "/")
     reachable = [
-        address
+        address.ip
         for address in own_addresses
         if ":" not in address.ip
         and not hosts.is_loopback(address.ip)
@@ -129,17 +126,7 @@ def own(request: Request) -> str:
             "This host has no address that other hosts could reach: give one with --host."
         )
     outwards = _source_to(_ELSEWHERE)
-    return next((address.ip for address in reachable if address.ip == outwards), reachable[0].ip)
-
-
-def _within(network: str, own_addresses: Sequence[Address], option: str) -> list[Address]:
-    try:
-        subnet = ipaddress.ip_network(network, strict=False)
-    except ValueError:
-        raise UsageError(
-            f"{option} is neither an interface nor a network; write eth1, or 10.0.0.0/16."
-        ) from None
-    return [address for address in own_addresses if ipaddress.ip_address(address.ip) in subnet]
+    return outwards if outwards in reachable else reachable[0]
 
 
 def addresses() -> tuple[Address, ...]:
@@ -161,7 +148,7 @@ def addresses() -> tuple[Address, ...]:
     return tuple(
         # The label of an address, `eth0:1`, is no interface.
         Address(name.partition(":")[0], entry.address.partition("%")[0])
-        for family in (_socket.AF_INET, _socket.AF_INET6)
+        for family in (socket.AF_INET, socket.AF_INET6)
         for name, entries in listed.items()
         for entry in entries
         if entry.family == family
@@ -170,12 +157,10 @@ def addresses() -> tuple[Address, ...]:
 
 def dead_ends(own_addresses: Sequence[Address], root: str) -> frozenset[str]:
     """Return the interfaces of OWN_ADDRESSES that lead to no other host."""
-    reachable = {
-        address.interface for address in own_addresses if not address.ip.startswith(_LINK_LOCAL)
-    }
+    reachable = {own.interface for own in own_addresses if not own.ip.startswith(_LINK_LOCAL)}
     return frozenset(
         name
-        for name in {address.interface for address in own_addresses}
+        for name in {own.interface for own in own_addresses}
         if name not in reachable or name.startswith(_INTERNAL) or _is_cut_off(name, root)
     )
 
@@ -183,38 +168,32 @@ def dead_ends(own_addresses: Sequence[Address], root: str) -> frozenset[str]:
 def _is_cut_off(name: str, root: str) -> bool:
     """Whether the interface NAME has no link, or is a bridge to which nothing is attached."""
     folder = os.path.join(root, "sys/class/net", name)
-    if files.text(os.path.join(folder, "operstate")).strip() in _NO_LINK:
-        return True
     ports = os.path.join(folder, "brif")
-    return os.path.isdir(ports) and not files.names(ports)
+    has_no_link = files.text(os.path.join(folder, "operstate")).strip() in _NO_LINK
+    return has_no_link or (os.path.isdir(ports) and not files.names(ports))
 
 
 def resolve(name: str) -> tuple[str, ...]:
     """Return the IPv4 addresses of a host, else those of IPv6; none if the name is unknown."""
-    # For text, Python would import a codec, which takes 20 ms.
-    query = name.encode() if name.isascii() else name
-    for family in (_socket.AF_INET, _socket.AF_INET6):
-        with suppress(OSError):
-            entries = _socket.getaddrinfo(query, None, family, _socket.SOCK_STREAM)
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError, UnicodeError):
+            entries = socket.getaddrinfo(name, None, family, socket.SOCK_STREAM)
             return tuple(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in entries))
     return ()
 
 
 def interface_to(targets: Sequence[str], own_addresses: Sequence[Address]) -> str | None:
     """Return the interface of the route to the first reachable one of TARGETS; never `lo`."""
-    for target in targets:
-        source = _source_to(target)
-        if source is None or hosts.is_loopback(source):
-            continue
-        interface = next((own.interface for own in own_addresses if own.ip == source), None)
-        # A routing daemon may announce an address on `lo`; packets leave by another interface.
-        return None if interface == _LOOPBACK else interface
-    return None
+    sources = (_source_to(target) for target in targets)
+    source = next((ip for ip in sources if ip is not None and not hosts.is_loopback(ip)), None)
+    interface = next((own.interface for own in own_addresses if own.ip == source), None)
+    # A routing daemon may announce an address on `lo`; packets leave by another interface.
+    return None if interface == _LOOPBACK else interface
 
 
 def _source_to(target: str) -> str | None:
     """Return the address from which the kernel would send to TARGET; None if there is no route."""
-    with closing(_socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)) as probe:
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
         try:
             # Connecting a datagram socket sends nothing; the kernel only looks up the route.
             probe.connect((target, 9))
@@ -223,22 +202,13 @@ def _source_to(target: str) -> str | None:
             return None
 
 
-def rdma_ports(root: str) -> list[tuple[str, str, str, str]]:
-    """Return each port of the InfiniBand and RoCE devices: device, port, state and rate."""
-    folder = os.path.join(root, "sys/class/infiniband")
-    rows = []
-    for device in files.names(folder):
-        ports = os.path.join(folder, device, "ports")
-        for port in files.names(ports):
-            state, rate = (
-                files.text(os.path.join(ports, port, name)).strip() for name in ("state", "rate")
-            )
-            rows.append((device, port, state, rate))
-    return rows
-
-
 def rdma(root: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the InfiniBand and RoCE devices with an active port, and all of them."""
-    names = files.names(os.path.join(root, "sys/class/infiniband"))
-    active = dict.fromkeys(name for name, _, state, _ in rdma_ports(root) if "ACTIVE" in state)
-    return tuple(active), tuple(names)
+    folder = os.path.join(root, "sys/class/infiniband")
+    names, active = files.names(folder), []
+    for name in names:
+        ports = os.path.join(folder, name, "ports")
+        states = [files.text(os.path.join(ports, port, "state")) for port in files.names(ports)]
+        if any("ACTIVE" in state for state in states):
+            active.append(name)
+    return tuple(active), names

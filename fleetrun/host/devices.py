@@ -19,7 +19,6 @@ _NVIDIA = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
 # AMD's compute driver lists its nodes here; the processors are among them.
 _AMD, _NODES = "sys/class/kfd", "sys/class/kfd/kfd/topology/nodes"
 _RENDER = re.compile(r"^drm_render_minor (\d+)$", re.MULTILINE)
-_MASK = "CUDA_VISIBLE_DEVICES"
 _DIGITS = "0123456789"
 
 
@@ -51,9 +50,6 @@ def assumed(text: str) -> dict[str, int]:
     return {kind: count for kind, count in counts.items() if count}
 
 
-# -- NVIDIA's GPUs --------------------------------------------------------------------------------
-
-
 def ask_driver(
     request: Request, root: str, nvml: Callable[[], Library] | None
 ) -> DriverQuery | None:
@@ -69,17 +65,11 @@ def _may_use_gpus(request: Request) -> bool:
 def with_gpus(facts: Facts, survey: Survey, root: str) -> Facts:
     """Complete FACTS with the GPUs of SURVEY or, if it failed, with their device files."""
     if survey.is_stuck:
-        mask = facts.environ.get(_MASK, "all").strip()
-        if mask == "all":
-            raise EnvironmentFault(
-                f"The NVIDIA driver is stuck: {survey.trouble}. Look at `nvidia-smi` and `dmesg`; "
-                f"often only a reboot helps. To start without asking it, name the GPUs in {_MASK}, "
-                "or train on the CPU with --nproc_per_node=cpu."
-            )
-        note = f"The NVIDIA driver is stuck: {survey.trouble}; {_MASK}={mask} is believed."
-        return _noted(facts, _files(root, "nvidia") or len(mask.split(",")), note)
+        raise EnvironmentFault(
+            f"The NVIDIA driver is stuck: {survey.trouble}. Look at `nvidia-smi` and `dmesg`; "
+            "often only a reboot helps. --nproc_per_node=cpu trains on the CPU."
+        )
     if survey.trouble:
-        # Driver and library disagree; the device files still give the number.
         count = _files(root, "nvidia")
         if not count:
             # A container without GPUs still shows the driver of its machine.
@@ -108,9 +98,6 @@ def _noted(facts: Facts, gpus: int, note: str) -> Facts:
     return facts._replace(device_counts={"gpu": gpus, **facts.device_counts}, notes=notes)
 
 
-# -- AMD's GPUs, as the kernel shows them to ROCm -------------------------------------------------
-
-
 def with_amd(facts: Facts, request: Request, root: str, path: Sequence[str]) -> Facts:
     """Complete FACTS with AMD's GPUs if a Paddle on PATH is built for them or they are named.
 
@@ -127,11 +114,7 @@ def with_amd(facts: Facts, request: Request, root: str, path: Sequence[str]) -> 
     if is_named or (paddle is not None and paddle.hip):
         counts = {"gpu": count, **facts.device_counts}
         return facts._replace(device_counts=counts, is_rocm=True)
-    why = (
-        f"{count} AMD GPU{'s are' if count > 1 else ' is'} here, and the Paddle of this Python is "
-        "not built for ROCm (--nproc_per_node=gpu uses them with another one)"
-    )
-    return facts._replace(absent={**facts.absent, "gpu": why})
+    return facts
 
 
 def _amd(root: str) -> int:

@@ -79,15 +79,18 @@ def about(job: RunningJob) -> JobRecords:
     # The plan is written a moment after the start, and never by the head of a job by ssh.
     shown = running(job)[:1] or (() if job.launcher is None else (job.launcher,))
     run = runs.read(job.run_dir)
-    plan = run.plan
+    cwd = ""
+    with suppress(OSError):
+        cwd = "" if job.launcher is None else os.readlink(f"/proc/{job.launcher}/cwd")
     records = JobRecords(
         job_id=run.job_id,
         argv=tuple(map(proc.command, shown)),
-        cwd=_folder(job.launcher),
+        cwd=cwd,
         started=run.started_at,
         wanted=run.processes,
         attempt=run.attempt,
     )
+    plan = run.plan
     if plan is None:
         return records
     return records._replace(
@@ -98,13 +101,6 @@ def about(job: RunningJob) -> JobRecords:
         cwd=plan.cwd,
         argv=plan.processes[0].argv if plan.processes else (),
     )
-
-
-def _folder(pid: int | None) -> str:
-    try:
-        return "" if pid is None else os.readlink(f"/proc/{pid}/cwd")
-    except OSError:
-        return ""
 
 
 def end(job: RunningJob) -> tuple[int, str] | None:

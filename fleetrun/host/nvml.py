@@ -14,7 +14,6 @@ from fleetrun.run.isolation import IsolatedCall
 REMARK_S = 5.0
 # NVML_MEMORY_ERROR_TYPE_UNCORRECTED and NVML_VOLATILE_ECC (nvml.h).
 _UNCORRECTED, _VOLATILE = 1, 0
-_MOST_NVLINKS = 18
 # The reason for a GPU that CUDA cannot use.
 _UNDIVIDED = "it is in MIG mode without an instance: nvidia-smi mig -cgi"
 
@@ -166,25 +165,13 @@ def _thoroughly(lib: Library, handle: object, gpu: Gpu) -> Gpu:
         return ask(lib, name, handle, *words)
 
     remapped = query("nvmlDeviceGetRemappedRows")
-    lanes, most = query("nvmlDeviceGetCurrPcieLinkWidth"), query("nvmlDeviceGetMaxPcieLinkWidth")
-    states = [query("nvmlDeviceGetNvLinkState", link) for link in range(_MOST_NVLINKS)]
-    links = [state for state in states if state is not None]
-    reasons = query("nvmlDeviceGetCurrentClocksEventReasons")
-    if reasons is None:
-        # As older drivers call it.
-        reasons = query("nvmlDeviceGetCurrentClocksThrottleReasons")
-    capability = query("nvmlDeviceGetCudaComputeCapability")
     pending = remapped[2] if remapped else query("nvmlDeviceGetRetiredPagesPendingStatus")
     return gpu._replace(
         name=query("nvmlDeviceGetName") or "GPU",
-        capability=capability and (int(capability[0]), int(capability[1])),
         ecc_errors=query("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
         is_remap_pending=bool(pending),
         is_remap_failed=bool(remapped and remapped[3]),
-        throttle=reasons or 0,
         compute_mode=query("nvmlDeviceGetComputeMode") or 0,
-        lanes=None if lanes is None or most is None else (lanes, most),
-        nvlinks=(sum(map(bool, links)), len(links)) if links else None,
     )
 
 
@@ -204,22 +191,15 @@ def _wants_instances(lib: Library, handle: object) -> bool:
     return mode is not None and mode[0] == 1
 
 
-def _running(lib: Any, handle: object) -> Sequence[Any]:  # noqa: ANN401 - two versions
-    """Return the processes that compute on a GPU; none if the driver does not tell.
-
-    pynvml asks in the way of new drivers, and raises other errors than NVMLError with those before
-    510.
-    """
+def _running(lib: Library, handle: object) -> Sequence[Any]:
+    """Return the processes that compute on a GPU; none if the driver does not tell."""
     for name in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2"):
         try:
-            processes: Sequence[Any] = getattr(lib, name)(handle)
-        except (lib.NVMLError, AttributeError):  # noqa: PERF203 - of two
-            break
-        except Exception as error:
+            return ask(lib, name, handle) or ()
+        except Exception as error:  # noqa: PERF203 - of two
+            # A driver before 510, which pynvml asks in the way of new ones.
             if type(error).__name__ != "NVMLLibraryMismatchError":
                 raise
-        else:
-            return processes
     return ()
 
 

@@ -25,8 +25,6 @@ class InstalledPaddle(NamedTuple):
     cudnn: str = ""
     nccl: str = ""
     hip: str = ""
-    # Old ones do not say it.
-    has_xpus: bool = True
 
 
 def find(path: Sequence[str]) -> InstalledPaddle | None:
@@ -37,8 +35,6 @@ def find(path: Sequence[str]) -> InstalledPaddle | None:
         if text:
             told = dict(_SETTING.findall(text))
             has = {name: "" if value in {"False", "0"} else value for name, value in told.items()}
-            # Since Paddle 3 `xpu_xre_version`.
-            xpu = told.get("xpu_xre_version", told.get("xpu_version"))
             return InstalledPaddle(
                 version=told.get("full_version", "?"),
                 folder=root,
@@ -46,7 +42,6 @@ def find(path: Sequence[str]) -> InstalledPaddle | None:
                 cudnn=has.get("cudnn_version", ""),
                 nccl=has.get("nccl_version", ""),
                 hip=has.get("hip_version", ""),
-                has_xpus=xpu != "False",
             )
     return None
 

@@ -12,20 +12,17 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, cast
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.host import files, scripts
+from fleetrun.host import files
 from fleetrun.model import Facts, Request
-from fleetrun.plan import command, environment, kinds, origin
+from fleetrun.plan import environment, kinds, origin
 from fleetrun.plan.kinds import label
 from fleetrun.run.isolation import IsolatedCall
-from fleetrun.text import counted
 
 _CHECKER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "inject", "device_check.py")
 # After this many seconds, a line says what the launch waits for.
 _REMARK_S = 10.0
 # Paddle looks for plug-ins in this folder beside its own.
 _FOLDER = "paddle_custom_device"
-# A longer first line does not name an interpreter.
-_FIRST_LINE = 256
 # The kind that stands for plug-ins without devices.
 _NONE = "plug-in"
 
@@ -46,12 +43,12 @@ def find(request: Request, facts: Facts) -> Signs:
     """Look for signs on this host, of which FACTS have the device files."""
     shared = {**facts.environ, **dict(request.env)}
     environ = {name: text for name, text in shared.items() if not environment.is_identity(name)}
-    python = _ranks_python(request, facts, environ)
-    folders = [os.path.join(folder, _FOLDER) for folder in _packages(python)]
+    folders = [os.path.join(folder, _FOLDER) for folder in _packages(facts.python)]
     if kinds.ROOT in environ:
         folders = [environ[kinds.ROOT]]
-    root = next((folder for folder in folders if _libraries(folder)), "")
-    return Signs(python, environ, root, facts.device_counts)
+    libraries = ((folder, name) for folder in folders for name in files.names(folder))
+    root = next((folder for folder, name in libraries if ".so" in name), "")
+    return Signs(facts.python, environ, root, facts.device_counts)
 
 
 def is_worth_asking(request: Request, signs: Signs) -> bool:
@@ -72,11 +69,6 @@ def _is_named(request: Request) -> bool:
     return kind in kinds.VENDORS or origin.is_given(request, "device_kind")
 
 
-def _libraries(folder: str) -> list[str]:
-    """Return the plug-ins in FOLDER."""
-    return [os.path.join(folder, name) for name in files.names(folder) if ".so" in name]
-
-
 def _packages(python: str) -> list[str]:
     """Return the folders with PYTHON's packages."""
     if python == sys.executable:
@@ -88,37 +80,6 @@ def _packages(python: str) -> list[str]:
         for name in versions
         for package in ("site-packages", "dist-packages")
     ]
-
-
-def _ranks_python(request: Request, facts: Facts, environ: Mapping[str, str]) -> str:
-    """Return the Python that runs the ranks, as far as their command tells."""
-    if command.is_python(request.script):
-        return facts.python
-    program = facts.program or request.script.target
-    # A shell script most likely says `python`.
-    named = [program, _interpreter(os.path.join(facts.cwd, program))]
-    pythons = [name for name in named if os.path.basename(name).startswith("python")]
-    for name in pythons or ("python", "python3"):
-        python = scripts.which(name, facts.cwd, environ)
-        if python is not None:
-            return python
-    return facts.python
-
-
-def _interpreter(path: str) -> str:
-    """Return the interpreter in the first line of the script PATH; empty if there is none."""
-    try:
-        with open(path, "rb") as file:
-            first = file.readline(_FIRST_LINE).decode(errors="replace")
-    except OSError:
-        return ""
-    words = first[2:].split() if first.startswith("#!") else []
-    if words and os.path.basename(words[0]) == "env":
-        words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
-    return words[0] if words else ""
-
-
-# -- Paddle's answer ------------------------------------------------------------------------------
 
 
 def _ask(signs: Signs, log: Callable[[str], None], timeout_s: float) -> tuple[str, dict[str, int]]:
@@ -172,16 +133,12 @@ def with_devices(
     for name, count in counts.items():
         if not count:
             absent[name] = f"{paddle} has a plug-in for {label(name)}s, and sees none"
-    for name, count in signs.files.items():
-        if name not in counts and name not in kinds.BUILT_IN:
-            package = kinds.VENDORS[name].package
+    wanted = [name for name in signs.files if name not in kinds.BUILT_IN]
+    for name in (*wanted, *([kind] if _is_named(request) else [])):
+        if name not in counts:
+            package = kinds.VENDORS.get(name, kinds.Vendor()).package
             install = f" (pip install {package})" if package else ""
-            has = f"this host has {counted(count, label(name))}"
-            absent[name] = f"{has}, and {paddle} has no plug-in for {label(name)}s{install}"
-    if kind not in counts and _is_named(request):
-        known = ", ".join(f"{label(name)}s" for name in counts)
-        has = f" (it has {known})" if known else ""
-        absent.setdefault(kind, f"{paddle} has no plug-in for {label(kind)}s{has}")
+            absent[name] = f"{paddle} has no plug-in for {label(name)}s{install}"
     if not counts and signs.root:
         absent.setdefault(_NONE, f"{paddle} gets no device from the plug-ins in {signs.root}")
     return facts._replace(

@@ -20,7 +20,7 @@ from fleetrun.host import (
 )
 from fleetrun.host.nvml import Library
 from fleetrun.model import Facts, Request
-from fleetrun.plan import communication, hosts, kinds, modes
+from fleetrun.plan import communication, hosts, modes
 from fleetrun.rundir import installed
 from fleetrun.rundir.variables import ASSUME_DEVICES, PYTHON
 from fleetrun.text import visible
@@ -77,7 +77,10 @@ def read(
         facts = facts._replace(hcas=hcas, rdma=rdma)
     if request.bind != "none":
         facts = facts._replace(processors=processors.read(root, facts.gpus))
-    return facts if request.debug is None else _with_debuggers(facts)
+    if request.debug is not None:
+        has_debugpy = find_spec("debugpy") is not None
+        facts = facts._replace(has_debugpy=has_debugpy, used_ports=tcp.used())
+    return facts
 
 
 def reach(request: Request, environ: Mapping[str, str], names: Sequence[str] = ()) -> Facts:
@@ -129,14 +132,6 @@ def _with_network(request: Request, facts: Facts, names: Sequence[str], root: st
     return addresses.with_network(facts, names, request, root)
 
 
-def _with_debuggers(facts: Facts) -> Facts:
-    """Complete FACTS with what a debugger could use."""
-    return facts._replace(
-        has_debugpy=find_spec("debugpy") is not None,
-        used_ports=tcp.used(),
-    )
-
-
 def _here(root: str) -> str:
     """Return the current folder; raises EnvironmentFault if processes cannot be supervised."""
     if not os.path.isdir(os.path.join(root, "proc/self/fd")):
@@ -144,8 +139,6 @@ def _here(root: str) -> str:
             "/proc is not mounted, and without it processes cannot be supervised: "
             "`mount -t proc proc /proc`."
         )
-    if not os.path.exists(os.devnull):
-        raise EnvironmentFault(f"{os.devnull} is missing, which programs expect: `mount` a /dev.")
     return current_folder()
 
 
@@ -167,14 +160,6 @@ def _with_plugins(
     signs = plugins.find(request, facts)
     if plugins.is_worth_asking(request, signs):
         facts = plugins.with_devices(facts, request, signs, log=log, timeout_s=timeout_s)
-    if "xpu" in facts.device_counts and signs.python == sys.executable:
-        paddle = paddles.find(sys.path)
-        if paddle is not None and not paddle.has_xpus:
-            counts = {kind: count for kind, count in facts.device_counts.items() if kind != "xpu"}
-            package = kinds.VENDORS["xpu"].package
-            why = f"XPUs are here, and the Paddle of {facts.python} is not built for them"
-            absent = {**facts.absent, "xpu": f"{why} ({package})"}
-            facts = facts._replace(device_counts=counts, absent=absent)
     return facts._replace(has_plugins=signs.root != "" or bool(facts.paddle_counts))
 
 

@@ -14,8 +14,6 @@ from fleetrun.rundir.folder import closed
 from fleetrun.text import closest
 
 _OPTION_FILES = (".yaml", ".yml")
-# A folder of a million samples is not compared with a misspelt name.
-_MOST = 10_000
 # Two letters changed places in `tarin.py`. Names that are less alike are other words.
 _ALIKE = 0.7
 
@@ -26,10 +24,12 @@ def find(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
         return None
     target = script.target
     path = os.path.join(cwd, target)
-    _check_kind(target, path, cwd)
+    _check_kind(target, path)
     interpreted = target.endswith(command.ENDINGS)
     if not interpreted and "/" not in target:
-        return _find_program(target, cwd, environ)
+        program = which(target, cwd, environ)
+        if program is not None:
+            return program
     shut = None if os.access(path, os.R_OK) else closed(path)
     if shut is not None:
         raise EnvironmentFault(
@@ -39,8 +39,14 @@ def find(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
     if not os.path.exists(path):
         if os.path.islink(path):
             raise EnvironmentFault(f"{target} is a link to {os.readlink(path)}, which is missing.")
-        fault, kind = (EnvironmentFault, "script") if interpreted else (MissingProgram, "program")
-        raise fault(f"There is no {kind} {target} in {cwd}{_meant(target, cwd, '.')}")
+        meant = nearby(target, cwd)
+        hint = f"; did you mean {meant}?" if meant else "."
+        if interpreted:
+            raise EnvironmentFault(f"There is no script {target} in {cwd}{hint}")
+        where = cwd if "/" in target else f"$PATH, nor a file of that name in {cwd}"
+        otherwise = "; a Python script ends in .py, a module needs -m."
+        hint = otherwise if meant is None and "/" not in target else hint
+        raise MissingProgram(f"There is no program {target} in {where}{hint}")
     if interpreted and not os.access(path, os.R_OK):
         raise EnvironmentFault(
             f"This user may not read the script {target}: run `chmod u+r {target}`, or ask its "
@@ -51,28 +57,24 @@ def find(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
             f"{target} is not executable: run `chmod +x {target}`, or start it with the program "
             f"that reads it, as in `fleetrun bash {target}`."
         )
-    return target
+    return target if interpreted or "/" in target else f"./{target}"
 
 
-def _check_kind(target: str, path: str, cwd: str) -> None:
+def _check_kind(target: str, path: str) -> None:
     """Raise EnvironmentFault if TARGET is a folder, or a file that is known to be no program."""
     if os.path.isdir(path):
-        scripts = [name for name in files.names(path) if name.endswith(".py")]
         meant = "name the script in it."
-        if target.isidentifier() and "__main__.py" in scripts:
+        if target.isidentifier() and os.path.exists(os.path.join(path, "__main__.py")):
             meant = f"-m {target} runs a package."
-        elif len(scripts) == 1:
-            meant = f"did you mean {os.path.normpath(os.path.join(target, scripts[0]))}?"
-        raise EnvironmentFault(f"{target} is a folder, not a script (looked in {cwd}); {meant}")
-    if not os.path.isfile(path):
-        return
-    if target.endswith(".ipynb"):
+        raise EnvironmentFault(f"{target} is a folder, not a script; {meant}")
+    if target.endswith(".ipynb") and os.path.isfile(path):
         script = f"{target.removesuffix('.ipynb')}.py"
         raise EnvironmentFault(
             f"{target} is a notebook, not a script: run `jupyter nbconvert --to script {target}`, "
             f"then `fleetrun {script}`."
         )
-    if target.endswith(_OPTION_FILES) and not os.access(path, os.X_OK):
+    is_file = os.path.isfile(path) and not os.access(path, os.X_OK)
+    if target.endswith(_OPTION_FILES) and is_file:
         raise EnvironmentFault(
             f"{target} is a YAML file, not a script: --config={target} reads options from it, and "
             f"--strategy={target} a strategy."
@@ -84,11 +86,8 @@ def wrap_fault(wrap: str, cwd: str, environ: Mapping[str, str]) -> str | None:
     name = shlex.split(wrap.partition(": ")[2])[0]
     if which(name, cwd, environ) is not None:
         return None
-    if "/" not in name:
-        return f"there is no program {name} in $PATH; install it, or give its path."
-    if not os.path.exists(os.path.join(cwd, name)):
-        return f"there is no program {name} in {cwd}."
-    return f"{name} is not executable (`chmod +x {name}`)."
+    where = "that may be run" if "/" in name else "in $PATH; install it, or give its path"
+    return f"there is no program {name} {where}."
 
 
 def which(name: str, cwd: str, environ: Mapping[str, str]) -> str | None:
@@ -101,31 +100,6 @@ def which(name: str, cwd: str, environ: Mapping[str, str]) -> str | None:
     return None
 
 
-def _find_program(name: str, cwd: str, environ: Mapping[str, str]) -> str:
-    """Return the program called NAME, which is in $PATH or in the folder CWD."""
-    program = which(name, cwd, environ)
-    if program is not None:
-        return program
-    here = os.path.join(cwd, name)
-    if os.path.isfile(here):
-        if os.access(here, os.X_OK):
-            return f"./{name}"
-        raise NotExecutable(
-            f"{name} is in this folder but not executable: run `chmod +x {name}`, or start it "
-            f"with the program that reads it, as in `fleetrun bash {name}`."
-        )
-    hint = _meant(name, cwd, "; a Python script ends in .py, a module needs -m.")
-    raise MissingProgram(
-        f"There is no program {name} in $PATH, nor a file of that name in {cwd}{hint}"
-    )
-
-
-def _meant(target: str, cwd: str, otherwise: str) -> str:
-    """End a sentence with the existing file whose name is nearly TARGET, or with OTHERWISE."""
-    meant = nearby(target, cwd)
-    return otherwise if meant is None else f"; did you mean {meant}?"
-
-
 def nearby(target: str, cwd: str) -> str | None:
     """Return the file whose name is nearly that of TARGET, in the same folder, if there is one."""
     folder, slash, name = target.rpartition("/")
@@ -134,7 +108,7 @@ def nearby(target: str, cwd: str) -> str | None:
     # Most often it is the ending that was left out; if there is one, all have it.
     known = {
         os.path.splitext(entry)[0]: entry
-        for entry in files.names(here)[:_MOST]
+        for entry in files.names(here)
         if entry.lower().endswith(ending) and os.path.isfile(os.path.join(here, entry))
     }
     close = closest(stem, known, _ALIKE)

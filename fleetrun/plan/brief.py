@@ -37,8 +37,8 @@ def _what(request: Request, plan: LaunchPlan) -> str:
     """Return the processes of the job that start here."""
     place = "this host"
     if len(plan.nodes) > 1:
-        host = plan.nodes[plan.node_rank]
-        place = f"{host} (node rank {plan.node_rank} of {len(plan.nodes)} nodes)"
+        nodes = f"node rank {plan.node_rank} of {len(plan.nodes)} nodes"
+        place = f"{plan.nodes[plan.node_rank]} ({nodes})"
     job = "" if request.job_id == UNNAMED_JOB else f", job {request.job_id},"
     return f"starting {request.script.target}{job} on {place}: {_who(plan)}"
 
@@ -51,19 +51,16 @@ def _who(plan: LaunchPlan) -> str:
     groups: dict[str, list[int]] = {}
     for process in plan.processes:
         role, _, number = process.name.rpartition(".")
-        groups.setdefault(role or process.name, []).append(
-            process.rank.rank if process.rank is not None else int(number or 0)
-        )
-    if not groups:
-        return "nothing"
-    only_ranks = set(groups) == {_TRAINER}
-    parts = []
-    for role, numbers in groups.items():
-        name = "rank" if only_ranks else role
-        parts.append(f"{name}{'s' if len(numbers) > 1 else ''} {format_ranges(numbers)}")
-    if only_ranks:
-        parts[0] += f" of {len(plan.ranks)}"
-    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+        groups.setdefault(role, []).append(int(number))
+    if set(groups) == {_TRAINER}:
+        groups = {"rank": groups[_TRAINER]}
+    parts = [
+        f"{role}{'s' if len(numbers) > 1 else ''} {format_ranges(numbers)}"
+        for role, numbers in groups.items()
+    ]
+    if "rank" in groups:
+        return f"{parts[0]} of {len(plan.ranks)}"
+    return " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:]))) or "nothing"
 
 
 def _devices(request: Request, plan: LaunchPlan) -> str:

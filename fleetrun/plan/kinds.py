@@ -22,13 +22,9 @@ BUILT_IN = ("gpu", "xpu")
 GENERAL = ("gpus", "npus", "xpus")
 
 # Variables of container tools, which runtimes do not read.
-_CONTAINERS = (
-    "ASCEND_VISIBLE_DEVICES",
-    "ENFLAME_VISIBLE_DEVICES",
-    "HABANA_VISIBLE_DEVICES",
-    "IX_VISIBLE_DEVICES",
-    "MTHREADS_VISIBLE_DEVICES",
-    "NVIDIA_VISIBLE_DEVICES",
+_CONTAINERS = tuple(
+    f"{vendor}_VISIBLE_DEVICES"
+    for vendor in ("ASCEND", "ENFLAME", "HABANA", "IX", "MTHREADS", "NVIDIA")
 )
 
 # Other names: Paddle's builds for ROCm call a DCU a GPU.
@@ -47,34 +43,29 @@ class Vendor(NamedTuple):
     package: str = ""
 
 
-# Masks and files are those of each vendor's runtime and driver, as documented and tested in
-# PaddleCustomDevice (backends/<kind>), FastDeploy and the vendors' container toolkits. All take
-# numbers, and read a mask up to the first entry that names no device; exceptions are noted below.
+# As documented and tested in PaddleCustomDevice (backends/<kind>), FastDeploy and the vendors'
+# container toolkits. All take numbers, and read a mask up to the first entry that names no device.
 VENDORS = {
-    # Paddle's own launcher reads both (launch/context/device.py of 3.3.1): numbers.
+    # Paddle's own launcher reads both (launch/context/device.py of 3.3.1).
     "xpu": Vendor(masks=("XPULINK_VISIBLE_DEVICES",), file="xpu", package="paddlepaddle-xpu"),
-    # Huawei Ascend: its runtime reads ASCEND_RT_VISIBLE_DEVICES alone: numbers in ascending order,
-    # to the first other character, blanks included (hiascend.com, envref_07_0028).
+    # Huawei Ascend reads this one alone, numbers in ascending order (hiascend.com, envref_07_0028).
     "npu": Vendor(("ASCEND_RT_VISIBLE_DEVICES",), "davinci", "paddle-custom-npu"),
-    # Cambricon: CNRT reads MLU_VISIBLE_DEVICES, after CN_VISIBLE_DEVICES: numbers, or whole UUIDs
-    # (Cambricon's plug-in for torch, which keeps to CNRT).
+    # Cambricon; numbers, or whole UUIDs.
     "mlu": Vendor(file="cambricon_dev", package="paddle-custom-mlu"),
-    # Enflame: TopsRider's runtime reads TOPS_VISIBLE_DEVICES: numbers, or UUIDs, or beginnings of
-    # them: GCU-..., of instances MIG-... and DRS-... (torch_gcu, Enflame's device plug-in).
+    # Enflame; also UUIDs, or beginnings of them: GCU-..., of instances MIG-... and DRS-...
     "gcu": Vendor(("TOPS_VISIBLE_DEVICES",), "gcu", "paddle-custom-gcu"),
-    # Tecorigin: the plug-in's own tests set SDAA_VISIBLE_DEVICES.
+    # Tecorigin.
     "sdaa": Vendor(file="tcaicard", package="paddle-sdaa"),
-    # Iluvatar CoreX reads CUDA's variable.
+    # Iluvatar CoreX.
     "iluvatar_gpu": Vendor(("CUDA_VISIBLE_DEVICES",), "iluvatar", "paddle-iluvatar-gpu"),
-    # MetaX: MACA reads its own before CUDA's; it has no numbered files.
+    # MetaX has no numbered files.
     "metax_gpu": Vendor(
         ("MACA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), package="paddle-metax-gpu"
     ),
-    # Moore Threads: the driver reads MUSA_VISIBLE_DEVICES, -1 hides all (README of Paddle's fork).
+    # Moore Threads; -1 hides all.
     "musa": Vendor(file="mtgpu."),
-    # Intel Gaudi: Habana's runtime reads HABANA_VISIBLE_MODULES (docs.habana.ai, Multiple Workloads
-    # on a Single Docker). The plug-in reads neither and takes numbers for those of modules
-    # (backends/intel_hpu/runtime). Its files /dev/accel/* are also those of other accelerators.
+    # Intel Gaudi. The plug-in takes numbers for those of modules; its files /dev/accel/* are also
+    # those of other accelerators.
     "intel_hpu": Vendor(("HABANA_VISIBLE_MODULES",), package="paddle-intel-hpu"),
 }
 

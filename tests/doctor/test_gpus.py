@@ -24,11 +24,7 @@ GPU = Gpu(
     name="H100",
     total_bytes=80 * GIB,
     used_bytes=GIB // 2,
-    capability=(9, 0),
     ecc_errors=0,
-    throttle=0x4,
-    lanes=(16, 16),
-    nvlinks=(18, 18),
 )
 OTHER = GPU._replace(number=1, uuid="GPU-1")
 WELL = Survey(gpus=(GPU, OTHER), driver="550.54.14", cuda=(12, 4))

@@ -95,10 +95,9 @@ def test_an_mpi_in_an_allocation_has_the_hosts_of_the_allocation() -> None:
     "environ",
     [
         {"LSB_JOBID": "5", "LSB_MCPU_HOSTS": "n1 2 n2 2", "LSB_HOSTS": "n1 n1 n2 n2"},
-        {"LSB_JOBID": "5", "LSB_MCPU_HOSTS": "x 1", "LSB_DJOB_HOSTFILE": "/lsf"},
         {"PBS_JOBID": "5.server", "PBS_NODEFILE": "/pbs"},
     ],
-    ids=["lsf", "lsf-file", "pbs"],
+    ids=["lsf", "pbs"],
 )
 def test_batch_systems_list_each_host_once(environ: dict[str, str]) -> None:
     detected = read(environ)

@@ -39,8 +39,6 @@ def home(tmp_path: Path) -> Path:
     [
         ("cuda_version = '12.6'\ncudnn_version = 'False'\nnccl_version = '0'", {"cuda": "12.6"}),
         ("hip_version = '5.7'", {"hip": "5.7"}),
-        ("hip_version = None\nxpu_version = 'False'", {"has_xpus": False}),
-        ("xpu_xre_version = '5.0'", {}),
     ],
 )
 def test_a_paddle_says_what_it_is_built_for(

@@ -104,7 +104,6 @@ def test_a_driver_that_never_answers_is_a_sentence_in_time(root: Path) -> None:
         read(root, FakeNvml(init=hang), timeout_s=0.2)
     sentence = str(caught.value)
     assert re.search(r"driver is stuck: it has not answered within 0.2 s", sentence)
-    assert "CUDA_VISIBLE_DEVICES" in sentence
     assert "--nproc_per_node=cpu" in sentence
     assert set(mine()) <= set(before)
 
@@ -220,7 +219,7 @@ def test_scripts_are_found_where_they_are(
         ("link.py", r"^link\.py is a link to away\.py, which is missing\.$"),
         ("./folder.py", r"folder\.py is a folder"),
         ("./plain.sh", r"run `chmod \+x \./plain\.sh`, or start .* `fleetrun bash \./plain\.sh`"),
-        ("plain.sh", r"in this folder but not executable: run `chmod \+x plain\.sh`"),
+        ("plain.sh", r"plain.sh is not executable: run `chmod \+x plain\.sh`"),
     ],
 )
 def test_what_cannot_be_run_is_a_fault(root: Path, target: str, message: str) -> None:
@@ -263,7 +262,7 @@ def test_a_network_is_an_interface_or_addresses(word: str, expected: Address) ->
 def test_a_network_that_is_not_here_is_a_fault_that_lists_what_is() -> None:
     with pytest.raises(EnvironmentFault, match=r"only lo \(127.0.0.1\), eth0 \(10.0.0.1\)"):
         addresses.chosen("eth9", OURS, "--network=eth9")
-    with pytest.raises(EnvironmentFault, match="no address there"):
+    with pytest.raises(EnvironmentFault, match="no IPv4 address there"):
         addresses.chosen("192.168.0.0/16", OURS, "--network=192.168.0.0/16")
     with pytest.raises(UsageError, match="neither an interface nor a network"):
         addresses.chosen("10.0.0.0/99", OURS, "--network=10.0.0.0/99")

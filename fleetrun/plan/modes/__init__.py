@@ -60,15 +60,8 @@ MODES = (
         ("ps", "ps-heter", "heter"),
         "fleetrun.plan.modes.pserver",
         options=(
-            "server_num",
-            "servers",
-            "trainer_num",
-            "trainers",
-            "heter_worker_num",
-            "heter_workers",
-            "heter_devices",
-            "coordinator_num",
-            "coordinators",
+            *("server_num", "servers", "trainer_num", "trainers", "heter_worker_num"),
+            *("heter_workers", "heter_devices", "coordinator_num", "coordinators"),
         ),
         # Kubernetes and PaddleCloud start one process per node, and set its role by these.
         variables=("TRAINING_ROLE", "PADDLE_PSERVERS_IP_PORT_LIST"),
