@@ -307,13 +307,12 @@ class Gpu(NamedTuple):
 
 
 class Checkpoints(NamedTuple):
-    """The newest whole checkpoint and when it was written; newer ones are not whole: each why.
+    """The newest whole checkpoint; newer ones are not whole: each why.
 
     `has_folder` is false if there is no folder to look in, whose name may be mistyped.
     """
 
     newest: str | None = None
-    written_ns: int = 0
     partial: tuple[tuple[str, str], ...] = ()
     has_folder: bool = True
 

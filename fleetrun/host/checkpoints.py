@@ -10,7 +10,6 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from itertools import islice
 
 from fleetrun.errors import EnvironmentFault
@@ -44,10 +43,9 @@ def find(folder: str) -> Checkpoints:
     for name, why in _newest_first(folder):
         path = os.path.abspath(os.path.join(folder, name))
         if not why:
-            with suppress(OSError):
-                return Checkpoints(path, _written_ns(path), tuple(partial))
-        partial.append((path, why or "it is gone"))
-    return Checkpoints(None, 0, tuple(partial), has_folder=os.path.isdir(folder))
+            return Checkpoints(path, tuple(partial))
+        partial.append((path, why))
+    return Checkpoints(None, tuple(partial), has_folder=os.path.isdir(folder))
 
 
 def listed(folder: str) -> tuple[tuple[str, str], ...]:
@@ -76,8 +74,8 @@ def agreed(folder: str, listings: Sequence[HostListing]) -> Checkpoints:
                 f"{path}, from which the other hosts resume, is not complete on this one ({why}): "
                 "copy it here, or share the folder of --resume_from."
             )
-        return Checkpoints(path, _written_ns(path), tuple(partial))
-    return Checkpoints(None, 0, tuple(partial))
+        return Checkpoints(path, tuple(partial))
+    return Checkpoints(None, tuple(partial))
 
 
 def _newest_first(folder: str) -> Iterator[tuple[str, str]]:
@@ -107,12 +105,6 @@ def _newest_first(folder: str) -> Iterator[tuple[str, str]]:
 def _age(name: str) -> tuple[int, str]:
     match = _NUMBERED.fullmatch(name)
     return int(match[1]) if match else -1, name
-
-
-def _written_ns(path: str) -> int:
-    """Return when something was last written into the checkpoint PATH, by the clock of files."""
-    inside = (f"{path}/{name}" for name in _files(path)) if os.path.isdir(path) else ()
-    return max(os.stat(file).st_mtime_ns for file in (path, *inside))
 
 
 def _files(path: str) -> Iterable[str]:

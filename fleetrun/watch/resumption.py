@@ -32,7 +32,7 @@ def _given(checkpoints: Checkpoints, folder: str) -> str:
     """Report from which checkpoint ranks resume.
 
     >>> from fleetrun.model import Checkpoints
-    >>> _given(Checkpoints("out/checkpoint-7", 1, (("out/checkpoint-8", "it is empty"),)), "out")
+    >>> _given(Checkpoints("out/checkpoint-7", (("out/checkpoint-8", "it is empty"),)), "out")
     'Resuming from out/checkpoint-7. Incomplete, and ignored: out/checkpoint-8 (it is empty).'
     >>> _given(Checkpoints(has_folder=False), "out")
     'Starting from scratch: there is no folder out yet.'
