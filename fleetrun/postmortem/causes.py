@@ -219,12 +219,7 @@ SIGNAL_MEANINGS = {
 
 
 def recognise(text: str) -> KnownFailure | None:
-    """Return the known failure that the end of a log shows.
-
-    >>> recognise("OSError: [Errno 98] Address already in use").name
-    'address-in-use'
-    >>> recognise("all is well")
-    """
+    """Return the known failure that the end of a log shows."""
     for known in KNOWN_FAILURES:
         is_there = not known.places or any(place in text for place in known.places)
         if is_there and any(mark in text for mark in known.marks):
@@ -239,11 +234,7 @@ def is_of_victim(text: str) -> bool:
 
 
 def meaning(signum: int) -> str:
-    """Return the name of a signal and its usual meaning.
-
-    >>> meaning(9)
-    "SIGKILL (killed from outside, usually by the kernel's out-of-memory killer)"
-    """
+    """Return the name of a signal and its usual meaning."""
     try:
         name = Signals(signum).name
     except ValueError:

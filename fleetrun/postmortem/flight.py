@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fleetrun.rundir.flightfile import (
@@ -113,8 +113,8 @@ def verdict(
     awaited = _awaited_alone(waits)
     if awaited:
         late = [rank for rank in awaited if not may_wait(known[rank], job)]
-        missing = tuple(_describe_missing([rank], waits, job) for rank in late[:_MOST])
-        return missing or (_unknown(awaited, waits, known, job),)
+        missing = tuple(_describe_missing(rank, waits, job) for rank in late[:_MOST])
+        return missing or (_unknown(awaited, known, job),)
     cycle = _find_cycle(waits)
     if cycle:
         return (_describe_cycle(cycle, job),)
@@ -168,12 +168,6 @@ def may_wait(record: FlightRecord, job: JobRanks) -> bool:
     """Whether the rank of RECORD may wait in a collective that is not recorded."""
     state = job.state(record.rank)
     return bool(record.unrecorded) and not (state.has_ended or state.is_outside_paddle)
-
-
-def table(records: Iterable[FlightRecord], most: int) -> list[tuple[FlightRecord, Collective]]:
-    """Return the newest collectives of all RECORDS, at most MOST of each, in order of issue."""
-    rows = [(record, collective) for record in records for collective in record.collectives[-most:]]
-    return sorted(rows, key=lambda row: (row[1].issued_at, row[0].rank))
 
 
 # Who waits for whom -------------------------------------------------------------------------------
@@ -360,14 +354,9 @@ def _describe_desync(calls: Mapping[int, Collective], job: JobRanks) -> FlightFi
     return FlightFinding(DESYNC, tuple(sorted(odd)), text)
 
 
-def _describe_missing(
-    ranks: Sequence[int], waits: Sequence[Wait], job: JobRanks, *, reserve: str = ""
-) -> FlightFinding:
-    """Describe the collective that RANKS never entered, and the ranks that wait there.
-
-    RESERVE is said of them first.
-    """
-    first, waiting_ranks = _oldest([wait for wait in waits if ranks[0] in wait.missing])
+def _describe_missing(rank: int, waits: Sequence[Wait], job: JobRanks) -> FlightFinding:
+    """Describe the collective that RANK never entered, and the ranks that wait there."""
+    first, waiting_ranks = _oldest([wait for wait in waits if rank in wait.missing])
     channel = first.channel
     if channel.is_pair:
         opposite = _OTHER[channel.operation]
@@ -379,27 +368,24 @@ def _describe_missing(
         if len(waiting_ranks) == 1:
             others = f"{who(waiting_ranks, job)} waits"
         waiter = f"; {others} there{_at_site(first)} since {_since(first)}"
-    text = f"{who(ranks, job)} {reserve}never {action}{waiter}"
+    text = f"{who([rank], job)} never {action}{waiter}"
     # The one that waits would be meant.
-    it = "it" if len(waiting_ranks) > 1 else f"rank {ranks[0]}"
-    state = job.state(ranks[0]) if len(ranks) == 1 else RankState()
+    it = "it" if len(waiting_ranks) > 1 else f"rank {rank}"
+    state = job.state(rank)
     if state.has_ended:
         text = f"{text}; {it} has ended"
     elif state.place:
         text = f"{text}; {it} stands in {state.place}"
-    return FlightFinding(MISSING, tuple(ranks), text)
+    return FlightFinding(MISSING, (rank,), text)
 
 
 def _unknown(
-    ranks: Sequence[int], waits: Sequence[Wait], records: Mapping[int, FlightRecord], job: JobRanks
+    ranks: Sequence[int], records: Mapping[int, FlightRecord], job: JobRanks
 ) -> FlightFinding:
-    """Describe the oldest collective that any of RANKS never entered; blame nobody."""
-    awaiting = [wait for wait in waits if any(rank in wait.missing for rank in ranks)]
-    first = min(awaiting, key=lambda wait: (wait.call.issued_at, wait.rank))
-    late = [rank for rank in sorted(ranks) if rank in first.missing]
-    unrecorded = " and ".join(sorted({what for rank in late for what in records[rank].unrecorded}))
-    reserve = f"may wait elsewhere, as collectives of {unrecorded} are not recorded, and "
-    return FlightFinding(UNKNOWN, (), _describe_missing(late, awaiting, job, reserve=reserve).text)
+    """Say that RANKS, which others await, may themselves wait somewhere; blame nobody."""
+    what = " and ".join(sorted({what for rank in ranks for what in records[rank].unrecorded}))
+    text = f"{who(sorted(ranks), job)} may wait in collectives of {what}, which are not recorded"
+    return FlightFinding(UNKNOWN, (), text)
 
 
 def _describe_cycle(cycle: Sequence[Wait], job: JobRanks) -> FlightFinding:

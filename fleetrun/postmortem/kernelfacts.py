@@ -92,11 +92,7 @@ def of_signal(pid: int | None, signum: int, before: Baseline) -> list[str]:
 
 
 def about(log: Iterable[bytes], pid: int, since: float) -> list[str]:
-    """Return the lines of LOG, in the form of /dev/kmsg, about the end of PID.
-
-    >>> about([b"6,1,2000000,-;python[7]: segfault at 0 ip 1 error 4 in lib.so[2]"], 7, since=1.0)
-    ['python[7]: segfault at 0 ip 1 error 4 in lib.so[2]']
-    """
+    """Return the lines of LOG, in the form of /dev/kmsg, about the end of PID."""
     lines = []
     marks = (f"Killed process {pid} ", f"[{pid}]: segfault", f"[{pid}] trap ", f"[{pid}]: bad ")
     for record in log:

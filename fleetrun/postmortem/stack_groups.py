@@ -76,12 +76,7 @@ class StackComparison(NamedTuple):
 
 
 def of_processes(dump: str) -> dict[int, tuple[Stack, ...]]:
-    r"""Return the stacks of all threads in a DUMP, by process; nothing of those without any.
-
-    >>> of_processes('# process 7: python\n# it cannot be asked\n# process 9: python\nThread 0x1 '
-    ...              '(most recent call first):\n  File "b.py", line 4 in g\n')
-    {9: ((Frame(function='g', file='b.py', line=4),),)}
-    """
+    """Return the stacks of all threads in a DUMP, by process; nothing of those without any."""
     threads: dict[int, list[list[Frame]]] = {}
     current: list[list[Frame]] = []
     for line in dump.splitlines():

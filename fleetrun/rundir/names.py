@@ -52,11 +52,7 @@ def is_marker(name: str) -> bool:
 
 
 def node_folder(node_rank: int, generation: int = 0) -> str:
-    """Name the folder of a host, not the first, that came in GENERATION in a shared run directory.
-
-    >>> node_folder(3), node_folder(3, generation=2)
-    ('node3', 'node3.2')
-    """
+    """Name the folder of a later host, which came in GENERATION, in a shared run directory."""
     return f"node{node_rank}.{generation}" if generation else f"node{node_rank}"
 
 
@@ -92,11 +88,7 @@ def shared_log(spec: RankSpec) -> str:
 
 
 def error_log(log: str) -> str:
-    """Name the file for standard error where LOG is that for standard output.
-
-    >>> error_log("workerlog.3")
-    'workererr.3'
-    """
+    """Name the file for standard error where LOG is that for standard output."""
     return log.replace("log.", "err.")
 
 
@@ -117,11 +109,7 @@ def spec_label(spec: RankSpec) -> str:
 
 
 def label_of(name: str) -> str:
-    """Name a process by its NAME in plans and events as users think of it.
-
-    >>> label_of("trainer.3"), label_of("server.0")
-    ('rank 3', 'server 0')
-    """
+    """Name a process by its NAME in plans and events as users think of it."""
     return name.replace("trainer.", "rank ").replace(".", " ", 1)
 
 

@@ -70,11 +70,7 @@ class RankAxes(NamedTuple):
         return places
 
     def place(self, rank: int) -> str:
-        """Return RANK's coordinates as text; empty if `dp` is the only axis.
-
-        >>> RankAxes((("dp", 2), ("pp", 1), ("sharding", 1), ("mp", 2))).place(3)
-        'dp 1, mp 1'
-        """
+        """Return RANK's coordinates as text; empty if `dp` is the only axis."""
         places = self.places(rank)
         known = [*(name for name in _AXES if name in places), *sorted({*places} - {*_AXES})]
         return "" if known == ["dp"] else ", ".join(f"{name} {places[name]}" for name in known)

@@ -99,11 +99,9 @@ class Feed:
             lines = list(filter(self._pattern.search, lines))
         return b"".join(prefix + line + b"\n" for line in lines)
 
-    def follow(self, cut: Cut) -> int:
-        """Continue behind CUT; return how many bytes can never be shown."""
-        lost = max(0, cut.length - self._offset)
+    def follow(self, cut: Cut) -> None:
+        """Continue behind CUT; what was not shown before it never is."""
         self._offset = max(0, self._offset - cut.length)
-        return lost
 
     def close(self) -> None:
         """Close the file."""
@@ -128,7 +126,6 @@ class Console(Sink):
         self._is_quiet = True
         self._is_last = False
         self._is_done = False
-        self._has_lost = False
 
     # The supervisor's side ----------------------------------------------------------------------
 
@@ -185,13 +182,9 @@ class Console(Sink):
 
     def follow(self, cut: Cut) -> None:
         """Continue a log that has been cut to nothing."""
-        lost = sum(feed.follow(cut) for feed in self._feeds if feed.path == cut.log)
-        if lost and not self._has_lost:
-            self._has_lost = True
-            self._job.log(
-                "Standard output is read more slowly than --log_max_size removes old logs: some "
-                f"lines are not shown, the first of them from {cut.log}."
-            )
+        for feed in self._feeds:
+            if feed.path == cut.log:
+                feed.follow(cut)
 
     def _begin(self, attempt: int) -> None:
         """Choose which processes of a generation are shown."""

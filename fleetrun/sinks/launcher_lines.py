@@ -64,7 +64,7 @@ class Messages(Sink):
         self._writer.open(waiting)
         if self.preface is not None:
             preface = self.preface().encode(errors="backslashreplace")
-            self._writer.put(preface, is_first=True)
+            self._writer.put(preface)
 
     def on_event(self, happening: Happening) -> None:
         """Note the end of the job: from now on, lines wait only up to the timeout."""

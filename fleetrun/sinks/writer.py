@@ -69,12 +69,9 @@ class Writer:
         self._waiting, self._drained = waiting, drained
         self.flush()
 
-    def put(self, data: bytes, *, is_first: bool = False) -> None:
-        """Write DATA, after what was put before unless it IS_FIRST."""
-        if is_first:
-            self._queue.appendleft(data)
-        else:
-            self._queue.append(data)
+    def put(self, data: bytes) -> None:
+        """Write DATA after what was put before."""
+        self._queue.append(data)
         self.flush()
 
     def flush(self) -> None:

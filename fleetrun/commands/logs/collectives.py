@@ -50,7 +50,8 @@ def text(chosen: Sequence[runs.Run], ranks: Container[str] | None) -> str:
         if ranks is None or f"trainer.{rank}" in ranks
     ]
     rows = []
-    for record, call in flight.table(shown, _MOST):
+    newest = [(record, call) for record in shown for call in record.collectives[-_MOST:]]
+    for record, call in sorted(newest, key=lambda row: (row[1].issued_at, row[0].rank)):
         issued_at, done_at = call.issued_at, call.done_at
         state = "raised" if call.state == flightfile.RAISED else "open"
         file, line, function = call.site or ("", 0, "")

@@ -43,7 +43,11 @@ class Metrics(Sink):
         """
         if self._port is None:
             return
-        _check_library()
+        if find_spec("prometheus_client") is None:
+            raise EnvironmentFault(
+                "--metrics_port needs prometheus-client, which is not installed here: "
+                f"{sys.executable} -m pip install prometheus-client."
+            )
         tried = _socket.socket()
         tried.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
         try:
@@ -121,12 +125,3 @@ class Metrics(Sink):
             os.waitpid(self._pid, os.WNOHANG)
         os.close(self._pidfd)
         self._pidfd = -1
-
-
-def _check_library() -> None:
-    """Raise EnvironmentFault if prometheus-client is not installed."""
-    if find_spec("prometheus_client") is None:
-        raise EnvironmentFault(
-            "--metrics_port needs prometheus-client, which is not installed here: "
-            f"{sys.executable} -m pip install prometheus-client."
-        )
