@@ -21,7 +21,6 @@ from fleetrun.rundir import (
     heartbeat,
     names,
     rankfile,
-    reading,
     reportfile,
     variables,
 )
@@ -153,7 +152,7 @@ def _still_stopped(plan: LaunchPlan, failed_at: float) -> list[str]:
     """Return which ranks were stopped when the culprit lost its peer, and since when."""
     since: dict[str, float] = {}
     for event in eventfile.read(names.run_path(plan, names.EVENTS)):
-        who = ", ".join(reading.texts(event.more.get("who")))
+        who = ", ".join(event.more.get("who") or ())
         if event.event == "restarting":
             since.clear()
         elif event.more.get("what") == "stopped" and event.monotonic <= failed_at:

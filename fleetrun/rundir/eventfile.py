@@ -57,5 +57,5 @@ def read(path: str) -> Iterator[EventRecord]:
 
 def verdicts(report: EventRecord) -> tuple[FieldVerdict, ...]:
     """Return the verdicts in a line `strategy_report`."""
-    entries = reading.mappings(report.more.get("verdicts"))
+    entries = report.more.get("verdicts") or ()
     return tuple(reading.record(FieldVerdict, entry) for entry in entries)

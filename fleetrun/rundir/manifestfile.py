@@ -156,28 +156,22 @@ def read(path: str) -> Manifest:
             f"{path}: this manifest has schema {document['schema']!r}, and fleetrun {__version__} "
             f"reads {SCHEMA}."
         )
-    environment, versions = (reading.mapping(document.get(k)) for k in ("environment", "versions"))
-    strategies = reading.mappings(document.get("strategies"))
     try:
-        layers = tuple(
-            Layer(str(layer["name"]), tuple(map(_setting, layer["settings"])))
-            for layer in strategies
+        return Manifest(
+            command=tuple(document["command"]),
+            cwd=document["cwd"],
+            python=document["python"],
+            fleetrun=document["versions"]["fleetrun"],
+            config=tuple(document["config"]),
+            layers=tuple(
+                Layer(layer["name"], tuple(map(_setting, layer["settings"])))
+                for layer in document["strategies"]
+            ),
+            names=tuple(document["environment"]["names"]),
+            values=document["environment"]["values"],
         )
     except (KeyError, TypeError, ValueError):
-        _refuse(path, "something is wrong in its strategies")
-    command = reading.texts(document.get("command"))
-    if not command:
-        _refuse(path, "it has no command")
-    return Manifest(
-        command=command,
-        cwd=reading.text(document.get("cwd")),
-        python=reading.text(document.get("python")),
-        fleetrun=reading.text(versions.get("fleetrun")),
-        config=reading.texts(document.get("config")),
-        layers=layers,
-        names=reading.texts(environment.get("names")),
-        values=reading.mapping(environment.get("values")),
-    )
+        _refuse(path, "something is missing or wrong in it")
 
 
 def _setting(row: list[Any]) -> FieldSetting:

@@ -88,8 +88,7 @@ def read(path: str) -> PlanRecord | None:
         PlanRecord,
         document,
         processes=tuple(
-            reading.record(ProcessRecord, process)
-            for process in reading.mappings(document.get("processes"))
+            reading.record(ProcessRecord, process) for process in document.get("processes") or ()
         ),
-        max_restarts=reading.mapping(document.get("rules")).get("max_restarts", 0),
+        max_restarts=(document.get("rules") or {}).get("max_restarts", 0),
     )

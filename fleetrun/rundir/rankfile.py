@@ -16,8 +16,6 @@ SCHEMA = 1
 # The kinds of records.
 EXCEPTION, EXIT, STRATEGY, UPDATE = "exception", "exit", "strategy", "update"
 TOPOLOGY = "topology"
-# The order in which axes are named; others follow.
-_AXES = ("dp", "mp", "pp", "sharding", "sep")
 
 
 class ErrorReport(NamedTuple):
@@ -71,9 +69,9 @@ class RankAxes(NamedTuple):
 
     def place(self, rank: int) -> str:
         """Return RANK's coordinates as text; empty if `dp` is the only axis."""
-        places = self.places(rank)
-        known = [*(name for name in _AXES if name in places), *sorted({*places} - {*_AXES})]
-        return "" if known == ["dp"] else ", ".join(f"{name} {places[name]}" for name in known)
+        places = dict(reversed(self.places(rank).items()))
+        known = [f"{name} {place}" for name, place in places.items()]
+        return "" if [*places] == ["dp"] else ", ".join(known)
 
     def axis_of(self, ranks: Sequence[int]) -> str:
         """Return the one axis along which RANKS lie; empty if there is none.
@@ -92,7 +90,7 @@ def topology(paths: Iterable[str]) -> RankAxes | None:
     """Return the first topology in the files PATHS."""
     for path in filter(None, paths):
         for record in records(path, TOPOLOGY):
-            axes = reading.mapping(record.get("axes")).items()
+            axes = (record.get("axes") or {}).items()
             if all(isinstance(axis_size, int) and axis_size > 0 for _, axis_size in axes):
                 return RankAxes(tuple(axes))
     return None

@@ -117,21 +117,6 @@ def text(value: object) -> str:
     return "" if value is None else str(value).encode(errors="backslashreplace").decode()
 
 
-def mapping(value: object) -> dict[str, Any]:
-    """Return VALUE if it is an object; else an empty one."""
-    return value if isinstance(value, dict) else {}
-
-
-def mappings(value: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - JSON
-    """Return the objects of a list."""
-    return [item for item in value or () if isinstance(item, dict)]
-
-
-def texts(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - JSON
-    """Return the elements of a list as texts."""
-    return tuple(map(text, value or ()))
-
-
 # Records -----------------------------------------------------------------------------------------
 
 

@@ -78,8 +78,8 @@ def read(path: str) -> ReportRecord | None:
     document = reading.document(path) or {}
     if document.get("schema") != SCHEMA:
         return None
-    culprit, victims = document.get("culprit"), reading.mappings(document.get("victims"))
-    restarts = reading.mappings(document.get("restarts"))
+    culprit, victims = document.get("culprit"), (document.get("victims") or ())
+    restarts = document.get("restarts") or ()
     return reading.record(
         ReportRecord,
         document,

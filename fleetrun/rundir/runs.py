@@ -175,7 +175,7 @@ def read(path: str) -> Run:
                 code, signal = event.more.get("code"), event.more.get("signal") or ""
                 logs[key] = logs[key]._replace(ended_at=event.time, code=code, signal=signal)
             case "root_cause":
-                for name in reading.texts(event.more.get("failed")):
+                for name in event.more.get("failed") or ():
                     if failed_log := logs.get((name, event.attempt)):
                         logs[name, event.attempt] = failed_log._replace(has_failed=True)
             case _:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from fleetrun.model import Strategy
-from fleetrun.rundir import reading, secrets
+from fleetrun.rundir import secrets
 from fleetrun.rundir.strategyfiles import DOCUMENT_SCHEMA
 from fleetrun.strategy import fields
 from fleetrun.strategy.resolve import HostTopology
@@ -54,7 +55,7 @@ def nested(strategy: Strategy, section: str) -> dict[str, object]:
     return settings
 
 
-def known(requested: Mapping[str, object]) -> dict[str, dict[str, list[dict[str, object]]]]:
+def known(requested: Mapping[str, Any]) -> dict[str, dict[str, list[dict[str, object]]]]:
     """Return the outcomes of all fields REQUESTED, by section, and of the switches of configs.
 
     The training process, which does not have the table, takes from them what it cannot measure.
@@ -65,7 +66,7 @@ def known(requested: Mapping[str, object]) -> dict[str, dict[str, list[dict[str,
     [{'status': 'no_difference', 'reason': 'off, the same as if not set'}]
     """
     table = fields.by_name(fields.STRATEGY)
-    sections = [reading.mapping(requested.get(section)) for section in fields.FIELD_SECTIONS]
+    sections = [requested.get(section) or {} for section in fields.FIELD_SECTIONS]
     names = [name for section in sections for name in section]
     names += [name.removesuffix("_configs") for name in names]
     outcomes: dict[str, dict[str, list[dict[str, object]]]] = {}

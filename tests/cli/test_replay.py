@@ -158,7 +158,7 @@ def test_what_had_a_secret_must_be_typed_again(folder: Path) -> None:
         ("[]", "is not a manifest: it has no schema"),
         ("{}", "is not a manifest: it has no schema"),
         ('{"schema": 2}', "this manifest has schema 2, and fleetrun"),
-        ('{"schema": 1}', "it has no command"),
+        ('{"schema": 1}', "something is missing or wrong in it"),
     ],
 )
 def test_what_is_no_manifest_is_one_sentence(folder: Path, text: str, sentence: str) -> None:

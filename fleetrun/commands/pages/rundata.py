@@ -48,8 +48,8 @@ def read(
     curves = series.curves(job_runs, began, most_bytes)
     culprits = [log.label for _, log in logs if log.has_failed]
     for event in events:
-        for entry in reading.mappings(event.more.get("collectives")):
-            culprits += reading.texts(entry.get("who"))
+        for entry in event.more.get("collectives") or ():
+            culprits += entry.get("who") or ()
     at = datetime.fromtimestamp(began, timezone.utc).strftime("%Y-%m-%d %H:%M")
     return {
         "verdict": visible(verdict),
@@ -176,15 +176,15 @@ def _strategy(events: Sequence[EventRecord]) -> list[tuple[str, ...]]:
 
 def _facts(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the origin of the run by MANIFEST: versions, git, command, settings."""
-    git = reading.mapping(manifest.get("git"))
+    git = manifest.get("git") or {}
     facts = [
-        ("command", " ".join(("fleetrun", *reading.texts(manifest.get("command"))))),
+        ("command", " ".join(("fleetrun", *(manifest.get("command") or ())))),
         ("folder", manifest.get("cwd")),
-        *reading.mapping(manifest.get("versions")).items(),
+        *(manifest.get("versions") or {}).items(),
         ("git", f"{reading.text(git.get('commit'))}{' and changes' if git.get('dirty') else ''}"),
         *(
             (f"--{reading.text(setting.get('name'))}", setting.get("value"))
-            for setting in reading.mappings(manifest.get("settings"))
+            for setting in manifest.get("settings") or ()
             if setting.get("source") != "default"
         ),
     ]
