@@ -209,9 +209,7 @@ OF_NETWORK = LOST | {"interface"}
 SIGNAL_MEANINGS = {
     "SIGABRT": "the program aborted itself, often after a failed check in C++ code",
     "SIGBUS": "a mapped file lost its memory, usually because /dev/shm is too small",
-    "SIGHUP": "the terminal or the ssh connection was closed",
     "SIGILL": "the program uses instructions that this processor does not support",
-    "SIGINT": "interrupted, as by Ctrl-C",
     "SIGKILL": "killed from outside, usually by the kernel's out-of-memory killer",
     "SIGSEGV": "native code accessed invalid memory",
     "SIGTERM": "asked to stop",

@@ -37,7 +37,7 @@ _LAST = 5
 def raised(spec: ProcessSpec) -> ErrorReport | None:
     """Return the exception, or failing sys.exit, that will end the process of SPEC, now alive."""
     # A wrapper may have survived the exception of its child.
-    return next((record for record in reports(spec) if _is_alive(record)), None)
+    return next((record for record in reports(spec) if os.path.exists(f"/proc/{record.pid}")), None)
 
 
 def has_failed(plan: LaunchPlan, index: int, exited: Exited) -> bool:
@@ -46,7 +46,7 @@ def has_failed(plan: LaunchPlan, index: int, exited: Exited) -> bool:
     One that a wrapper may have survived counts if EXITED has lost a peer.
     """
     records = list(reports(plan.processes[index]))
-    return any(map(_is_alive, records)) or (
+    return any(os.path.exists(f"/proc/{record.pid}") for record in records) or (
         any(exited.at - moment(record, exited.at) < _WRAPPER_S for record in records)
         and bool(_examined(plan, exited, None, with_log=True).is_victim)
     )
@@ -57,10 +57,6 @@ def reports(spec: ProcessSpec) -> Iterator[ErrorReport]:
     for record in (rankfile.exception(spec), rankfile.exit_under_way(spec)):
         if record is not None and record.pid:
             yield record
-
-
-def _is_alive(record: ErrorReport) -> bool:
-    return os.path.exists(f"/proc/{record.pid}")
 
 
 def examine(plan: LaunchPlan, exits: tuple[Exited, ...]) -> tuple[Exited, ...]:

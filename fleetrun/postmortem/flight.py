@@ -41,16 +41,13 @@ _FROM_ALL = frozenset(("gather", "reduce"))
 LATE_S = 2.0
 # An asynchronous collective that a rank finds open this long after its call keeps it waiting.
 _SETTLED_S = 0.5
-# The most findings of one kind.
-_MOST = 4
 
 
 class FlightFinding(NamedTuple):
-    """A finding: RANKS are the cause; none if no rank is."""
+    """A finding, a sentence without its end: RANKS are the cause; none if no rank is."""
 
     kind: str
     ranks: tuple[int, ...]
-    # A sentence without its end.
     text: str
 
 
@@ -113,7 +110,7 @@ def verdict(
     awaited = _awaited_alone(waits)
     if awaited:
         late = [rank for rank in awaited if not may_wait(known[rank], job)]
-        missing = tuple(_describe_missing(rank, waits, job) for rank in late[:_MOST])
+        missing = tuple(_describe_missing(rank, waits, job) for rank in late[:4])
         return missing or (_unknown(awaited, known, job),)
     cycle = _find_cycle(waits)
     if cycle:

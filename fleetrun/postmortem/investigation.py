@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from fleetrun.cli.argv import refused
-from fleetrun.model import LaunchPlan, RankSpec
+from fleetrun.model import LaunchPlan
 from fleetrun.plan.kinds import label
 from fleetrun.postmortem import causes, failures, flight, kernelfacts, lastlines
 from fleetrun.postmortem.kernelfacts import Baseline
@@ -113,10 +113,12 @@ def _of_culprit(
         )
     evidence += _collectives(plan, outcome, exited)
     error = error or ErrorReport()
+    devices = spec.rank.devices if spec.rank is not None else ()
+    ids = ", ".join(device.id for device in devices)
     culprit = ProcessEnd(
         **_end(plan, exited),
         host=os.uname().nodename,
-        devices="" if spec.rank is None else devices_of(spec.rank),
+        devices=f"{label(devices[0].kind)} {ids}" if ids else "",
         time=round(time.time() - (time.monotonic() - failed_at), 6),
         after_s=round(failed_at - before.at, 3),
         class_=error.class_,
@@ -235,12 +237,6 @@ def last_lines_of(
         reported = error.text.strip("\n").rstrip().split("\n")
         return lastlines.shorten(reported), log, error.path, error
     return words, log, log, error
-
-
-def devices_of(rank: RankSpec) -> str:
-    """Name the devices of RANK; nothing: it has none."""
-    ids = ", ".join(device.id for device in rank.devices)
-    return f"{label(rank.devices[0].kind)} {ids}" if ids else ""
 
 
 # For programs ------------------------------------------------------------------------------------

@@ -1,9 +1,6 @@
-"""`plan.json`: the plan, without secrets; schema 1.
+"""`plan.json`: the plan of this host, without secrets; schema 1.
 
-`schema`, `job_id`, `mode`, `engine`, `generation`, `node_rank`, `nodes`, `cwd`, `rules`, `notes`,
-`env` (what all processes are given) and the `processes`: `name`, `rank` (null: none), `argv`, `env`
-(what only this one is given), `unset`, `cpus`, `devices` (as `gpu:0`), `log`, `error_log` (of
-standard error; null: it is in `log`), and `essential`.
+`env` is what all processes are given, and that of a process what only this one is given.
 """
 
 from __future__ import annotations

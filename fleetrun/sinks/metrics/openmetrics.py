@@ -84,30 +84,24 @@ def families(run: Run, record: MetricsRecord) -> Iterator[Any]:
     base = [run.job_id, record.host]
     info.add_metric(base, {"run": run.name})
     yield info
-    for of, rows, labels in (
-        ("", _JOB, []),
-        ("host_", _HOST, []),
-        ("rank_", _RANK, ["process", "rank"]),
-        ("gpu_", _GPU, ["gpu", "uuid", "name", "ranks"]),
-    ):
+    uses = [((use.process, "" if use.rank is None else str(use.rank)), use) for use in record.ranks]
+    gpus = [
+        ((str(gpu.number), gpu.uuid, gpu.name, ",".join(map(str, gpu.ranks))), gpu)
+        for gpu in record.gpus
+    ]
+    tables: tuple[tuple[str, Any, tuple[str, ...], Any], ...] = (
+        ("", _JOB, (), [((), record)]),
+        ("host_", _HOST, (), [((), record.system)]),
+        ("rank_", _RANK, ("process", "rank"), uses),
+        ("gpu_", _GPU, ("gpu", "uuid", "name", "ranks"), gpus),
+    )
+    for of, rows, labels, entries in tables:
         for row in rows:
             name = f"fleetrun_{of}{row.name}"
             family = families_of[row.kind](name, row.help, labels=["job", "host", *labels])
-            for values, entry in _entries(record, of):
+            for values, entry in entries:
                 value = getattr(entry, row.field)
                 if value is not None:
                     is_ratio = row.name.endswith("_ratio")
                     family.add_metric([*base, *values], value / 100 if is_ratio else value)
             yield family
-
-
-def _entries(record: MetricsRecord, of: str) -> Iterator[tuple[list[str], Any]]:
-    """Yield what RECORD has OF ranks, GPUs, the host or the job, with the values of its labels."""
-    if of == "rank_":
-        for use in record.ranks:
-            yield [use.process, "" if use.rank is None else str(use.rank)], use
-    elif of == "gpu_":
-        for gpu in record.gpus:
-            yield [str(gpu.number), gpu.uuid, gpu.name, ",".join(map(str, gpu.ranks))], gpu
-    else:
-        yield [], record.system if of else record
