@@ -212,7 +212,6 @@ SIGNAL_MEANINGS = {
     "SIGILL": "the program uses instructions that this processor does not support",
     "SIGKILL": "killed from outside, usually by the kernel's out-of-memory killer",
     "SIGSEGV": "native code accessed invalid memory",
-    "SIGTERM": "asked to stop",
 }
 
 

@@ -27,13 +27,13 @@ class Ending(NamedTuple):
 def line(ending: Ending) -> str:
     """Return the line with which a launch closes."""
     outcome = ending.outcome
-    word = "Stopped" if isinstance(outcome.cause, Interrupted) else "Failed"
-    word = "Done" if outcome.cause is None else word
+    failed = "Stopped" if isinstance(outcome.cause, Interrupted) else "Failed"
     steps = "" if ending.steps is None else f" and {counted(ending.steps, 'step')}"
     attempts = f", {outcome.attempts} attempts" if outcome.attempts > 1 else ""
     if ending.restarts:
         attempts += f" ({sum(restart.seconds for restart in ending.restarts):.1f} s to restart)"
     took = format_duration(ending.seconds)
+    word = "Done" if outcome.cause is None else failed
     return f"{word} after {took}{steps}{attempts} (exit code {outcome.exit_code})."
 
 

@@ -35,8 +35,6 @@ _OTHER = {"send": "recv", "recv": "send"}
 _SAME_SIZE = frozenset(
     ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "scatter", "gather")
 ) | {"backward"}
-# Collectives whose root receives from all others.
-_FROM_ALL = frozenset(("gather", "reduce"))
 # In a running job, a collective that is open for longer is reported.
 LATE_S = 2.0
 # An asynchronous collective that a rank finds open this long after its call keeps it waiting.
@@ -244,7 +242,8 @@ def _is_needed(rank: int, call: Collective, absent: Sequence[int]) -> bool:
     if operation == "send":
         # A buffer may have taken it.
         return False
-    if operation in _FROM_ALL:
+    if operation in {"gather", "reduce"}:
+        # Its root receives from all others.
         return rank == call.root and bool(absent)
     return call.root in absent if call.root >= 0 else bool(absent)
 

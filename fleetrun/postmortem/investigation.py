@@ -29,7 +29,6 @@ from fleetrun.rundir.rankfile import ErrorReport
 from fleetrun.rundir.reportfile import ProcessEnd, ReportRecord, RestartRecord
 from fleetrun.text import counted, sentence
 
-# The signals that stop ranks.
 _STOPPED_BY = frozenset((2, 9, 15))
 # How Paddle's reducer crashes when a peer is lost, and the remedy.
 _CRASHES = frozenset((signal.SIGABRT, signal.SIGSEGV))
@@ -39,9 +38,8 @@ _EARLY = (
 _STOPPED = (
     "This rank lost a peer that was stopped: by SIGSTOP, Ctrl-Z, a debugger, or a batch system."
 )
-# The most processes to list that had ended before. A process closes its connections a while before
-# its exit is noticed: on a busy machine, Python and Paddle take that long to end.
-_MOST_EARLY = 4
+# A process closes its connections a while before its exit is noticed: on a busy machine, Python and
+# Paddle take that long to end.
 _SEEN_S = 0.5
 
 
@@ -147,7 +145,7 @@ def _early_ends(plan: LaunchPlan, outcome: Outcome, failed_at: float) -> list[st
                 f"{max(failed_at - ended.at, 0.0):.1f} s before; its log is "
                 f"{names.log_paths(plan, spec, ended.attempt)[0]}."
             )
-    return facts[:_MOST_EARLY]
+    return facts[:4]
 
 
 def _still_stopped(plan: LaunchPlan, failed_at: float) -> list[str]:

@@ -22,9 +22,8 @@ _MEMORY = (
 )
 # A limit of about this size means none (the kernel rounds it to pages).
 _NO_LIMIT = 1 << 60
-# One record of the kernel's log is never longer.
+# The longest record of the kernel's log.
 _RECORD = 8192
-_MOST_RECORDS = 20_000
 
 
 class Baseline(NamedTuple):
@@ -110,7 +109,7 @@ def records(path: str = "/dev/kmsg") -> Iterator[bytes]:
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     # BlockingIOError: the end, for now.
     with open(fd, "rb", buffering=0), suppress(BlockingIOError):
-        for _ in range(_MOST_RECORDS):
+        for _ in range(20_000):
             # The oldest records may be overwritten while we read; continue with the next.
             with suppress(BrokenPipeError):
                 record = os.read(fd, _RECORD)

@@ -43,7 +43,6 @@ def of(logs: Sequence[str]) -> tuple[list[str], str]:
     Standard error, the last of LOGS, is preferred unless only standard output explains more.
     """
     candidates = [(last_lines(tail(log)), log) for log in reversed(logs)]
-    # Of equals, the first.
     return max(candidates, key=lambda candidate: (explains(candidate[0]), bool(candidate[0])))
 
 

@@ -122,8 +122,10 @@ def _rejected(rejected: StrategyRejected) -> list[str]:
     lines = ["The strategy is not in effect as asked, and --strategy_strict requires it:"]
     if rejected.is_split:
         lines = ["Some ranks apply the strategy and others cannot: they would wait for each other."]
-    more = [f"{len(rejected.faults) - _FAULTS} more faults"][: len(rejected.faults) > _FAULTS]
-    return lines + [f"    {sentence(fault)}." for fault in (*rejected.faults[:_FAULTS], *more)]
+    lines += [f"    {sentence(fault)}." for fault in rejected.faults[:_FAULTS]]
+    if len(rejected.faults) > _FAULTS:
+        lines.append(f"    {len(rejected.faults) - _FAULTS} more faults.")
+    return lines
 
 
 def _culprit(

@@ -57,7 +57,6 @@ class Writer:
             except OSError:
                 # Another user's terminal (su), or a pipe whose reader is gone.
                 self._is_careful = True
-        # A file is written through FD itself: position and append mode are shared with others.
 
     @property
     def is_busy(self) -> bool:
