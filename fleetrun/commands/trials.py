@@ -17,7 +17,7 @@ from fleetrun.cli import parser, types
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import FieldVerdict
 from fleetrun.run import libc
-from fleetrun.rundir import eventfile, names, runs
+from fleetrun.rundir import eventfile, names, rankfile, runs
 from fleetrun.rundir.strategyfiles import EFFECTIVE, IN_EFFECT, NO_WORD, SECTIONS
 
 # Fewer timed updates are meaningless.
@@ -169,7 +169,7 @@ def outcome(
     # Each host has its own clock.
     at: dict[int, float] = {}
     for path in Path(hosts[0].path).glob(names.rank_records("*")):
-        for update in hosts[0].updates(path.name.split(".")[1]):
+        for update in rankfile.updates(str(path)):
             at[update.number] = max(at.get(update.number, update.at), update.at)
     events = hosts[0].events
     peaks = [event.more.get("peak_bytes") or 0 for event in events]

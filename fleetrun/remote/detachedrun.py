@@ -12,6 +12,7 @@ from fleetrun.plan import planner
 from fleetrun.run.background import Background, no_console
 from fleetrun.run.events import signal_name
 from fleetrun.rundir import eventfile, lockfile, names
+from fleetrun.rundir.folder import Folder
 
 
 class HeadRun:
@@ -32,7 +33,9 @@ class HeadRun:
         Raises EnvironmentFault if the console cannot be written.
         """
         try:
-            self._folder, self._lock = lockfile.begin(self._log_dir, self._name)
+            self._folder = Folder(os.path.join(self._log_dir, names.RUNS, self._name))
+            os.makedirs(self._folder.path)
+            self._lock = lockfile.hold(self._folder, os.getpid())
             self._events = self._folder.append(names.EVENTS)
             self._note(
                 "launched",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fleetrun.rundir import names, reading
@@ -122,13 +122,6 @@ def in_folder(run_dir: str, restart: int) -> dict[int, FlightRecord]:
             if record is not None:
                 record_of[int(rank)] = record._replace(rank=int(rank))
     return dict(sorted(record_of.items()))
-
-
-def ranks_in(records: Iterable[FlightRecord]) -> int:
-    """Return how many ranks the job of RECORDS has: the group of all is the largest."""
-    return max(
-        (max(last.ranks, default=-1) + 1 for record in records for last in record.last), default=0
-    )
 
 
 def issued(path: str) -> int:

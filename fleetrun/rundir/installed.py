@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from shlex import quote
 from typing import NamedTuple
@@ -41,11 +40,6 @@ def paddles(path: Iterable[str]) -> Iterator[Package]:
     """Yield the packages in the folders of PATH that contain a Paddle."""
     names = packages(path, "paddlepaddle")
     return (package for package in names if f"{package.name}-".startswith("paddlepaddle-"))
-
-
-def paddle() -> Package | None:
-    """Return the package of this Python's Paddle."""
-    return next(paddles(sys.path), None)
 
 
 def taken_command(prefix: str) -> str | None:

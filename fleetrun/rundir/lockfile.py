@@ -22,18 +22,6 @@ def launcher_of(run_dir: str) -> int | None:
             return None
 
 
-def begin(log_dir: str, name: str) -> tuple[Folder, int]:
-    """Create the run directory NAME in LOG_DIR; return it and its lock, which we hold.
-
-    Raises FileExistsError if it exists.
-    """
-    runs = os.path.join(log_dir, names.RUNS)
-    os.makedirs(runs, exist_ok=True)
-    folder = Folder(os.path.join(runs, name))
-    os.mkdir(folder.path)
-    return folder, hold(folder, os.getpid())
-
-
 def hold(folder: Folder, launcher: int) -> int:
     """Create, hold and return the lock of FOLDER for LAUNCHER; raises FileExistsError."""
     lock = folder.open(names.LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL)

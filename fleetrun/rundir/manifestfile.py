@@ -56,7 +56,7 @@ def of_launch(
     no repository, or git has not answered yet.
     """
     system = os.uname()
-    package = installed.paddle()
+    package = next(installed.paddles(sys.path), None)
     driver = reading.content("/sys/module/nvidia/version") or b""
     cpus = {spec.rank: spec.cpus for spec in plan.processes if spec.rank is not None}
     document = {

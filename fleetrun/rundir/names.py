@@ -46,11 +46,6 @@ stacks = "stacks.{}.txt".format
 marker = ".host-{}".format
 
 
-def is_marker(name: str) -> bool:
-    """Whether NAME is one of `marker`."""
-    return re.fullmatch(r"\.host-[0-9a-f]{16}", name) is not None
-
-
 def node_folder(node_rank: int, generation: int = 0) -> str:
     """Name the folder of a later host, which came in GENERATION, in a shared run directory."""
     return f"node{node_rank}.{generation}" if generation else f"node{node_rank}"

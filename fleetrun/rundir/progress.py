@@ -6,16 +6,12 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fleetrun.rundir import reading
-
 _FLOAT = rb"(?i:[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|[-+]?nan|[-+]?inf)"
 _STEP = re.compile(
     rb"(?i)(?<![a-z])(?:global[_ ]?step|step|iter(?:ation)?|batch)"
     rb"(?:[ \[\]:=#_]|\bid\b){0,4}(?P<step>\d{1,12})(?![.\d])"
 )
 _LOSS = re.compile(rb"(?i)(?<![a-z])loss(?:[ \]:=,'\"]|\bis\b){1,6}(?P<loss>%b)" % _FLOAT)
-# The number of bytes to read at the end of a log.
-_TAIL = 8192
 
 
 class Progress(NamedTuple):
@@ -50,12 +46,6 @@ def printed(text: bytes, pattern: re.Pattern[bytes] | None = None) -> Progress:
         if seen.step is not None and seen.loss is not None:
             break
     return seen
-
-
-def tail(paths: Sequence[str]) -> bytes:
-    """Return the end of the log in the files PATHS; what was written last comes last."""
-    ordered = sorted(paths, key=reading.written_at)
-    return b"\n".join(reading.content(path, _TAIL, from_end=True) or b"" for path in ordered)
 
 
 def steps_per_second(points: Sequence[tuple[float, int]]) -> float | None:

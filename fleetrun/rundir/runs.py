@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 from fleetrun.rundir import (
@@ -25,8 +25,11 @@ from fleetrun.rundir.flightfile import FlightRecord
 from fleetrun.rundir.heartbeat import ReportedStep
 from fleetrun.rundir.metricsfile import MetricsReader, MetricsRecord
 from fleetrun.rundir.progress import Progress
-from fleetrun.rundir.rankfile import RankAxes, Update
+from fleetrun.rundir.rankfile import RankAxes
 from fleetrun.rundir.reportfile import ReportRecord
+
+# The number of bytes to read at the end of a log.
+_TAIL = 8192
 
 
 class LogRecord(NamedTuple):
@@ -52,11 +55,6 @@ class LogRecord(NamedTuple):
     def label(self) -> str:
         """The user's name of the process: `rank 3`."""
         return names.label_of(self.process)
-
-    @property
-    def file_key(self) -> str:
-        """The key in the names of the process's files: its rank, or such as `server.0`."""
-        return self.process.removeprefix("trainer.")
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -127,13 +125,10 @@ class Run(NamedTuple):
         ranks = sorted({log.rank for log in self.logs if log.rank is not None})
         return rankfile.topology(self.file(names.rank_records(rank)) for rank in ranks)
 
-    def updates(self, rank: int | str) -> Iterator[Update]:
-        """Yield the updates that RANK has recorded."""
-        return rankfile.updates(self.file(names.rank_records(rank)))
-
     def heartbeat_path(self, log: LogRecord) -> str:
         """Return the path of the heartbeat of LOG's process."""
-        return self.file(names.heartbeat(log.file_key))
+        # By the rank, or such as `server.0`.
+        return self.file(names.heartbeat(log.process.removeprefix("trainer.")))
 
     def heartbeat(self, log: LogRecord) -> ReportedStep | None:
         """Return the heartbeat of LOG's process, if there is one of this attempt."""
@@ -142,7 +137,10 @@ class Run(NamedTuple):
 
     def progress(self, log: LogRecord, pattern: re.Pattern[bytes] | None = None) -> Progress:
         """Return the progress of LOG's process, by its heartbeat and the end of LOG."""
-        printed = progress.printed(progress.tail(log.paths), pattern)
+        # What was written last comes last.
+        paths = sorted(log.paths, key=reading.written_at)
+        ends = [reading.content(path, _TAIL, from_end=True) or b"" for path in paths]
+        printed = progress.printed(b"\n".join(ends), pattern)
         beat = self.heartbeat(log)
         if beat is None or not beat.points:
             return printed

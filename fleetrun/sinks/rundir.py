@@ -186,7 +186,7 @@ class RunDirectory(Sink):
             path = os.path.join(self._log_dir, name)
             # Another launch in this folder may do the same at the same moment.
             with suppress(OSError):
-                if names.is_marker(name):
+                if name.startswith(names.marker("")):
                     if os.stat(path).st_mtime + _MARKED_S < time.time():
                         os.unlink(path)
                 elif os.path.islink(path):

@@ -37,7 +37,10 @@ def text(chosen: Sequence[runs.Run], ranks: Container[str] | None) -> str:
         for log in run.logs
         if log.rank is not None and log.ended_at is not None and not log.signal
     }
-    job = flight.JobRanks(flightfile.ranks_in(records.values()), rankfile.topology(files), states)
+    # The group of all is the largest.
+    groups = [channel.ranks for record in records.values() for channel in record.last]
+    world_size = max((max(group, default=-1) + 1 for group in groups), default=0)
+    job = flight.JobRanks(world_size, rankfile.topology(files), states)
     is_over = not any(run.is_running for run in chosen)
     # Of a run that went well nobody waits, whatever was not yet seen to be done.
     has_succeeded = all(run.exit_code == 0 for run in chosen)
