@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-from functools import lru_cache
 from typing import NamedTuple
 
 from fleetrun.rundir import reading
@@ -91,32 +90,12 @@ def append(path: str, record: MetricsRecord) -> int:
         return os.fstat(fd).st_size
 
 
-class MetricsReader:
-    """Reads the file PATH, which may still grow, and keeps at most MOST lines, spread evenly."""
-
-    def __init__(self, path: str, most: int) -> None:
-        self._file = reading.GrowingFile(path)
-        self._most = max(most, 2)
-        # One of this many lines is kept, and how many there were. Parsing one takes milliseconds
-        # with a thousand ranks, so that is done once, and only of those that are kept.
-        self._every, self._count = 1, 0
-        self._kept: list[bytes] = []
-        self._newest = b""
-        self._parse = lru_cache(maxsize=self._most + 1)(parse)
-
-    def read(self) -> tuple[MetricsRecord, ...]:
-        """Return the lines that are kept so far, and the newest one."""
-        while text := self._file.read():
-            for line in text.split(b"\n")[:-1]:
-                if self._count % self._every == 0:
-                    self._kept.append(line)
-                if len(self._kept) >= self._most:
-                    self._kept = self._kept[::2]
-                    self._every *= 2
-                self._newest = line
-                self._count += 1
-        lines = dict.fromkeys((*self._kept, self._newest))
-        return tuple([record for line in lines if (record := self._parse(line)) is not None])
+def spread(path: str, most: int) -> tuple[MetricsRecord, ...]:
+    """Return at most MOST lines of the file PATH, evenly spread, and the newest one."""
+    lines = reading.piece(path, 0, reading.size(path)).split(b"\n")[:-1]
+    # Parsing one takes milliseconds with a thousand ranks.
+    chosen = dict.fromkeys((*lines[:: len(lines) // most + 1], *lines[-1:]))
+    return tuple(record for line in chosen if (record := parse(line)) is not None)
 
 
 def newest(path: str) -> MetricsRecord | None:

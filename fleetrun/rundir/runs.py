@@ -23,7 +23,7 @@ from fleetrun.rundir import (
 from fleetrun.rundir.eventfile import EventRecord
 from fleetrun.rundir.flightfile import FlightRecord
 from fleetrun.rundir.heartbeat import ReportedStep
-from fleetrun.rundir.metricsfile import MetricsReader, MetricsRecord
+from fleetrun.rundir.metricsfile import MetricsRecord
 from fleetrun.rundir.progress import Progress
 from fleetrun.rundir.rankfile import RankAxes
 from fleetrun.rundir.reportfile import ReportRecord
@@ -107,10 +107,6 @@ class Run(NamedTuple):
     def report(self) -> ReportRecord | None:
         """Return what is known about its failure, if it has failed."""
         return reportfile.read(self.file(names.REPORT))
-
-    def metrics(self, most: int) -> MetricsReader:
-        """Return a reader of what its host used, which keeps at most MOST records."""
-        return MetricsReader(self.file(names.METRICS), most)
 
     def newest_metrics(self) -> MetricsRecord | None:
         """Return what its host used last, if that was measured."""

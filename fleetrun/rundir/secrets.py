@@ -27,10 +27,9 @@ _HARMLESS = re.compile(
     r"_(?:FILES?|PATHS?|DIR|NAME|LENGTH|LEN|SIZE|COUNT|TIMEOUT|TYPE|IDS?)_$(?<!ACCESS_KEY_ID_)"
     r"|_(?:MAX|NEW|NEXT|PAD|UNK|EOS|BOS|SEP|CLS|MASK)_TOKEN_$"
 )
-# Before the @ of an address; in a value of its own, a password may contain quotes.
-_LOGIN, _LOGIN_IN_WORD = (
-    re.compile(rf"://([^{end}@/?#]*:(?:(?!://)[^{end}])*|(?<!ssh://)(?<!sftp://)[^{end}@/?#]+)@")
-    for end in (r"\s\"'<>,;", r"\s,;")
+# Before the @ of an address; a password may contain slashes and quotes.
+_LOGIN = re.compile(
+    r"://([^\s,;@/?#]*:(?:(?!://)[^\s,;])*|(?<!ssh://)(?<!sftp://)[^\s\"'<>,;@/?#]+)@"
 )
 # Private keys, keys of services by their prefixes, and addresses whose last part is a secret.
 _SHAPES = (
@@ -97,7 +96,7 @@ def _masked(text: str, masked: list[str], *, is_word: bool = False) -> str:
         masked.append(match[1])
         return f"{text[match.start() : begin]}{HIDDEN}{text[end : match.end()]}"
 
-    for pattern in (_LOGIN_IN_WORD if is_word else _LOGIN, *_SHAPES):
+    for pattern in (_LOGIN, *_SHAPES):
         text = pattern.sub(hide, text)
     parts, done = [], 0
     for named in _NAME.finditer(text):

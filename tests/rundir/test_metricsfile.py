@@ -19,7 +19,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     record = a_record()._replace(ranks=(nan, a_record().ranks[1]))
     assert metricsfile.append(str(path), a_record()) == path.stat().st_size
     metricsfile.append(str(path), record)
-    first, second = metricsfile.MetricsReader(str(path), 8).read()
+    first, second = metricsfile.spread(str(path), 8)
     assert first == a_record()
     assert metricsfile.newest(str(path)) == second
     with path.open("a") as file:
@@ -30,21 +30,13 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert second.ranks[0].loss is None
 
 
-def test_of_a_file_that_grows_lines_are_kept_that_are_spread_evenly(tmp_path: Path) -> None:
+def test_of_many_lines_some_are_read_that_are_spread_evenly(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    reader = metricsfile.MetricsReader(str(path), 8)
-    seen: list[list[float]] = []
     for number in range(100):
         metricsfile.append(str(path), a_record()._replace(time=float(number)))
-        if number % 7 == 0:
-            seen.append([record.time for record in reader.read()])
-    # At once is as bit by bit, and the newest is always there.
-    whole = [record.time for record in metricsfile.MetricsReader(str(path), 8).read()]
-    assert (
-        whole == [record.time for record in reader.read()] == [*map(float, range(0, 100, 16)), 99.0]
-    )
-    assert seen[:3] == [[0.0], [*map(float, range(0, 8, 2)), 7.0], [0.0, 4.0, 8.0, 12.0, 14.0]]
-    assert metricsfile.MetricsReader(str(tmp_path / "none"), 8).read() == ()
+    told = [record.time for record in metricsfile.spread(str(path), 8)]
+    assert told == [*map(float, range(0, 100, 13)), 99.0]
+    assert metricsfile.spread(str(tmp_path / "none"), 8) == ()
 
 
 def test_no_link_is_followed(tmp_path: Path) -> None:

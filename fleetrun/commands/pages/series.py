@@ -6,7 +6,6 @@ import base64
 import re
 from array import array
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -111,12 +110,6 @@ def lines(curves: Sequence[Curve], name: str) -> Iterator[dict[str, Any]]:
 # -- heat maps -------------------------------------------------------------------------------------
 
 
-@lru_cache
-def _reader(path: str, most: int) -> metricsfile.MetricsReader:
-    """Return the reader of the file PATH, which a live page asks again and again."""
-    return metricsfile.MetricsReader(path, most)
-
-
 def usage(job_runs: Sequence[Run], began: float) -> Iterator[dict[str, Any]]:
     """Yield the maps of what ranks and GPUs used, and how long steps took, by metrics.jsonl."""
     # Hosts sample at different times, so samples within one interval are one moment.
@@ -126,7 +119,7 @@ def usage(job_runs: Sequence[Run], began: float) -> Iterator[dict[str, Any]]:
         # A launcher that was killed at once has left no plan.
         ranks = max(run.processes, 1) * (1 if run.plan is None else len(run.plan.nodes))
         most = max(_LEAST_MOMENTS, min(_MOST_MOMENTS, _MOST_VALUES // ranks))
-        records = _reader(run.file(names.METRICS), most).read()
+        records = metricsfile.spread(run.file(names.METRICS), most)
         intervals = sorted(after.time - before.time for before, after in pairwise(records))
         width_s = max([width_s, *intervals[len(intervals) // 2 :][:1]])
         samples += _measurements(records, run.host if len(job_runs) > 1 else "")

@@ -41,7 +41,7 @@ OFTEN = "--metrics_period=0.2"
 
 def records(job: Command) -> list[metricsfile.MetricsRecord]:
     path = str(job.folder / "log" / "latest" / names.METRICS)
-    return list(metricsfile.MetricsReader(path, 100_000).read())
+    return list(metricsfile.spread(path, 100_000))
 
 
 def scrape(port: int) -> dict[str, dict[str, float]]:
