@@ -57,6 +57,7 @@ COMMANDS = {
 # Gone since 1.0, by their names with underscores; also as lines of a config file.
 GONE = {
     "pattern": "print `step 120 loss 0.5`, or write the step to the rank's heartbeat file.",
+    "lines": "leave it out: `fleetrun attach` shows the last 8 KiB, `fleetrun logs` everything.",
     "apply": "pipe what `fleetrun submit k8s` prints into `kubectl create -f -`.",
     "banner": "leave it out: launch.txt has the settings; --quiet prints no banner.",
     "elastic_pre_hook": "run the command before fleetrun, or at the start of the script.",

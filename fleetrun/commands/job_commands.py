@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fleetrun.cli import parser, types
 from fleetrun.cli.types import among
 from fleetrun.commands import tables
 from fleetrun.commands.logs import collectives
@@ -36,12 +35,9 @@ _STACKS_ANSWER_S = 120.0
 # Processes of a killed launcher are gone within this time.
 _SWEEP_S = 30.0
 _AGAIN_S = 0.1
-_CHUNK, _MOST_SHOWN = 1 << 16, 1 << 20
+_CHUNK, _MOST_SHOWN = 1 << 16, 8 << 10
 # The exit code of `attach` for a job whose launcher was killed.
 _LOST = 137
-
-
-# -- which job -----------------------------------------------------------------------------------
 
 
 def _complete(
@@ -84,10 +80,10 @@ def selected(word: str | None, running: Sequence[RunningJob], command: str) -> R
     raise UsageError(f"{command}: no {name} runs on this host; `fleetrun ps` lists what does.")
 
 
-# -- ps ------------------------------------------------------------------------------------------
-
-
-def _ps(words: tuple[str, ...], *, is_json: bool) -> int:
+@click.command("ps", help="List your jobs on this host. JOB is a process id or a name.")
+@click.option("--json", "is_json", is_flag=True, help="Print one JSON object per line.")
+@click.argument("words", nargs=-1, metavar="[JOB]...", shell_complete=_complete)
+def ps(words: tuple[str, ...], *, is_json: bool) -> int:
     """Print the jobs that WORDS name, or all."""
     running = jobs.find()
     wanted = [job for word in words for job in jobs.named(running, word)]
@@ -137,20 +133,6 @@ def record(job: RunningJob) -> dict[str, Any]:
         "folder": about.cwd,
         "run_dir": job.run_dir,
     }
-
-
-ps = click.Command(
-    "ps",
-    help="List your jobs on this host. JOB is a process id or a name.",
-    callback=_ps,
-    params=[
-        click.Option(["--json", "is_json"], is_flag=True, help="Print one JSON object per line."),
-        click.Argument(["words"], nargs=-1, metavar="[JOB]...", shell_complete=_complete),
-    ],
-)
-
-
-# -- stop ----------------------------------------------------------------------------------------
 
 
 @click.command(
@@ -210,10 +192,14 @@ def _terminate(pidfd: int) -> None:
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
 
 
-# -- attach --------------------------------------------------------------------------------------
-
-
-def _attach(word: str | None, *, lines: int) -> int:
+@click.command(
+    "attach",
+    help="Show the console of a job started with --detach until it ends, and return its exit "
+    "code. Ctrl-C leaves the job running. JOB is a process id or name from `fleetrun ps`; without "
+    "it, the job of this folder.",
+)
+@_JOB
+def attach(word: str | None) -> int:
     """Copy the console of the job that WORD names until it ends; return its exit code."""
     job = selected(word, jobs.find(), "attach")
     pidfd = _launcher_of(job)
@@ -229,7 +215,9 @@ def _attach(word: str | None, *, lines: int) -> int:
             "follows the output of its ranks."
         )
     with open(console, "rb", buffering=0) as file:
-        file.seek(last(file.fileno(), lines))
+        # From a whole line on.
+        if file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST_SHOWN)):
+            file.readline()
         has_ended = False
         while True:
             while part := file.read(_CHUNK):
@@ -241,31 +229,6 @@ def _attach(word: str | None, *, lines: int) -> int:
             has_ended = bool(select.select([pidfd], [], [], _AGAIN_S)[0])
     end = jobs.end(job)
     return _LOST if end is None else end[0]
-
-
-def last(fd: int, lines: int) -> int:
-    """Return the offset of the last LINES lines of the file FD, within its last megabyte."""
-    size = os.fstat(fd).st_size
-    begin = max(0, size - _MOST_SHOWN)
-    # The last one has no end yet, and may be empty.
-    kept = os.pread(fd, size - begin, begin).split(b"\n")[-lines - 1 :]
-    return size - len(b"\n".join(kept))
-
-
-attach = click.Command(
-    "attach",
-    help="Show the console of a job started with --detach until it ends, and return its exit "
-    "code. Ctrl-C leaves the job running. JOB is a process id or name from `fleetrun ps`; without "
-    "it, the job of this folder.",
-    callback=_attach,
-    params=[
-        click.Argument(["word"], required=False, metavar="[JOB]", shell_complete=_complete),
-        parser.option("lines", types.number(minimum=0), "Earlier lines to show.", default="100"),
-    ],
-)
-
-
-# -- stacks --------------------------------------------------------------------------------------
 
 
 @click.command(

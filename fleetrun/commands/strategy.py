@@ -21,23 +21,13 @@ fleetrun --strategy NAME train.py     apply one; repeatable, later ones win
 fleetrun strategy show NAME           show its contents
 fleetrun strategy list --fields       list every field
 """
-_SECTIONS = """
-Sections flags (FLAGS_*), nccl (NCCL_*) and env set environment variables of all ranks.
-Details of a field, with an example: fleetrun strategy show FIELD
-"""
-
-
-def _presets(
-    _ctx: click.Context, _param: click.Parameter, incomplete: str
-) -> list[CompletionItem[str]]:
-    return [CompletionItem(incomplete, type="file"), *among(load.PRESETS, incomplete)]
 
 
 def _names(
-    ctx: click.Context, param: click.Parameter, incomplete: str
+    _ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    names = (field.name for field in fields.TABLE if field.name not in load.PRESETS)
-    return _presets(ctx, param, incomplete) + among((*names, *VARIABLE_SECTIONS), incomplete)
+    names = dict.fromkeys((*load.PRESETS, *(field.name for field in fields.TABLE)))
+    return [CompletionItem(incomplete, type="file"), *among(names, incomplete)]
 
 
 @click.group("strategy", cls=parser.CommandGroup, no_args_is_help=False)
@@ -46,39 +36,25 @@ def command() -> None:
 
 
 @command.command("list", help="List the presets, or all fields.")
-@click.option(
-    "--fields", "is_fields", is_flag=True, help="Show every field with its type, range and default."
-)
+@click.option("--fields", "is_fields", is_flag=True, help="Show every field, type and default.")
 def _list(*, is_fields: bool) -> int:
     width = tables.width()
     if not is_fields:
-        presets = tables.layout(
-            list(load.PRESETS.items()), heads=("preset", "purpose"), width=width
-        )
-        return put(f"{presets}\n{_HOW_TO}")
-    rows = []
+        rows = [*load.PRESETS.items()]
+        return put(f"{tables.layout(rows, heads=('preset', 'purpose'), width=width)}\n{_HOW_TO}")
+    about = []
     for field in fields.TABLE:
         # As it is written for --set.
         section = "" if field.section == fields.STRATEGY else f"{field.section}."
-        rows.append((section + field.name, explanation.kind(field), explanation.describe(field)))
-        rows += [(f"  {k.name}", explanation.kind(k), explanation.describe(k)) for k in field.keys]
+        about.append((section + field.name, explanation.kind(field), explanation.describe(field)))
+        about += [(f"  {k.name}", explanation.kind(k), explanation.describe(k)) for k in field.keys]
     heads = ("field", "value", "meaning")
-    return put(f"{tables.layout(rows, heads=heads, width=width)}\n{_SECTIONS}")
+    return put(f"{tables.layout(about, heads=heads, width=width)}\n")
 
 
 @command.command("show", help="Show a preset file, or all about one field.")
 @click.argument("name", metavar="PRESET|FIELD", shell_complete=_names)
 def _show(name: str) -> int:
-    # A preset's text alone, so that it can be saved as a file.
-    put(visible_lines(_shown(name)))
-    # amp and gradient_merge are fields, too.
-    if name in load.PRESETS and name in fields.by_name(fields.STRATEGY):
-        remark(f"{name} is a field, too: `fleetrun strategy show strategy.{name}`.")
-    return 0
-
-
-def _shown(name: str) -> str:
-    """Return the text of the preset or file NAME, or a page about the field NAME."""
     section, dot, rest = name.partition(".")
     word = rest if dot and section in fields.FIELD_SECTIONS else name
     known = fields.by_name(fields.STRATEGY).get(word)
@@ -88,13 +64,14 @@ def _shown(name: str) -> str:
         if field is known
         or (not known and any(word in (k.name, f"{field.name}.{k.name}") for k in field.keys))
     ]
+    # A preset's text alone, so that it can be saved as a file; amp is a field, too.
     if name in load.PRESETS or not matches:
-        return Path(load.find(name)).read_text(encoding="utf-8")
-    return "\n".join(map(explanation.page, matches))
+        return put(visible_lines(Path(load.find(name)).read_text(encoding="utf-8")))
+    return put(visible_lines("\n".join(map(explanation.page, matches))))
 
 
 @command.command("validate", help="Check strategy files; the exit code is 2 if there is an error.")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", shell_complete=_presets)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", shell_complete=_names)
 def _validate(files: tuple[str, ...]) -> int:
     """Print the errors of all FILES."""
     worst = 0
@@ -150,7 +127,7 @@ command.add_command(
         help="Predict for each field whether it takes effect, without a run.",
         callback=_explain,
         params=[
-            click.Argument(["name"], metavar="FILE|NAME", shell_complete=_presets),
+            click.Argument(["name"], metavar="FILE|NAME", shell_complete=_names),
             parser.option("paddle", types.choice(*fields.PADDLES), "With this Paddle only."),
             parser.option("graph", types.choice(*fields.GRAPHS), "In these graphs only."),
             parser.option("device", types.choice(*fields.DEVICES), "On this device only."),

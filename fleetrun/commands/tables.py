@@ -31,8 +31,7 @@ def layout(
 ) -> str:
     """Return ROWS in columns under HEADS, wrapped within WIDTH columns; 0: no limit.
 
-    The first NUMBERS columns are right-aligned, and other columns than WHOLE are wrapped first. No
-    line ends in blanks.
+    The first NUMBERS columns are right-aligned, and other columns than WHOLE are wrapped first.
 
     >>> print(layout([["1", "a b"], ["10", "[c]"]], heads=["n", "what"], numbers=1))
      n  what
@@ -41,8 +40,9 @@ def layout(
     """
     table = Table(box=None, show_header=bool(heads), padding=(0, 2, 0, 0), header_style="")
     for place in range(max(map(len, (heads, *rows)))):
+        head = heads[place] if heads else ""
         table.add_column(
-            heads[place] if heads else "",
+            head,
             justify="right" if place < numbers else "left",
             overflow="fold",
             no_wrap=place in whole,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fleetrun.cli import parser, types
-from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.errors import EnvironmentFault
 from fleetrun.model import FieldVerdict
 from fleetrun.run import libc
 from fleetrun.rundir import eventfile, names, rankfile, runs
@@ -23,14 +23,6 @@ from fleetrun.rundir.strategyfiles import EFFECTIVE, IN_EFFECT, NO_WORD, SECTION
 # Fewer timed updates are meaningless.
 FEWEST_TIMED = 3
 TIMEOUT = parser.option("timeout", types.seconds(1), "Time limit of a run.", default="600")
-# Options that tune and verify set themselves, or that measure nothing.
-_TAKEN = {
-    "log_dir": "the logs of every run are kept under --out",
-    "dry_run": "there is nothing to measure then",
-    "from_manifest": "give the launch's own options",
-}
-# The seconds that a launcher has to stop.
-_GRACE_S = 60.0
 _LONGEST_FAULT = 300
 
 
@@ -83,14 +75,6 @@ def overlap(first: Sequence[float], other: Sequence[float]) -> bool:
     return min(first) <= max(other) and min(other) <= max(first)
 
 
-def refuse_taken(launch: parser.Launch, command: str) -> None:
-    """Refuse options of LAUNCH that COMMAND, which launches several times, sets itself."""
-    for setting in launch.options:
-        if setting.name in _TAKEN:
-            why = _TAKEN[setting.name]
-            raise UsageError(f"{command} takes no {setting.typed}: {why}.")
-
-
 @contextmanager
 def held_folder(folder: str) -> Iterator[None]:
     """Create FOLDER and hold it, as another command would delete what this one has there.
@@ -141,13 +125,8 @@ def launch(
             return None
         finally:
             # Also on Ctrl-C: the ranks end before this process.
-            if process.poll() is None:
-                process.terminate()
-                try:
-                    process.wait(_GRACE_S)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+            process.terminate()
+            process.wait()
 
 
 def new_folder(*parts: str) -> Path:

@@ -185,11 +185,10 @@ def document(launch: parser.Launch, results: Sequence[Result]) -> str:
 def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - click's
     """Return 0, or 1 if no candidate works; UsageError if it cannot be tuned."""
     probe.current_folder()
-    trials.refuse_taken(launch, "tune")
     for setting in launch.options:
-        if setting.name in {"hosts", "hostfile"}:
+        if setting.name in {"hosts", "hostfile", "dry_run"}:
             raise UsageError(
-                f"tune takes no {setting.typed}: it measures on this host; start the job on "
+                f"tune takes no {setting.typed}: it launches on this host; start the job on "
                 "several hosts with each strategy, and compare them with `fleetrun report`."
             )
     if not launch.script:

@@ -35,7 +35,6 @@ def _logs(run: tuple[str, ...], *, log_dir: str, color: str, follow: bool, **own
         pattern=None if grep is None else choose.pattern(grep),
         since=None if since is None else time.time() - since,
         is_coloured=is_color_wanted(color, os.environ, is_terminal=is_terminal),
-        tells_attempt=attempt is None,
         is_clean=is_terminal and not own["raw"],
     )
     chosen = choose.find_runs(run, log_dir)

@@ -83,10 +83,6 @@ def find_logs(
                 f"--rank={rank}: there is no {names.label_of(missing[0])}; the job has {existing}."
             )
         logs = [log for log in logs if log.process in requested]
-    attempts = sorted({log.attempt for log in logs})
-    if attempt is not None and attempts and attempt not in attempts:
-        existing = "only attempt 0" if len(attempts) == 1 else f"attempts 0-{attempts[-1]}"
-        raise UsageError(f"--attempt={attempt}: there is no such attempt; the job has {existing}.")
     return [
         log
         for log in logs

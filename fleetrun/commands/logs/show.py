@@ -46,8 +46,6 @@ class LogFilter(NamedTuple):
     is_coloured: bool = False
     # Whether each line begins with its rank; None: if there are several logs.
     is_prefixed: bool | None = None
-    # Whether the prefix shows the attempt.
-    tells_attempt: bool = True
     # Whether control sequences (colours, titles, cursor moves, bells) are removed.
     is_clean: bool = False
 
@@ -153,9 +151,8 @@ def show(
     log_filter: LogFilter,
     *,
     follows: bool = False,
-    out: Callable[[bytes], None] = write,
 ) -> int:
-    """Write the logs that CHOOSE selects of the runs CHOSEN to OUT; return how many there are.
+    """Print the logs that CHOOSE selects of the runs CHOSEN; return how many there are.
 
     FOLLOWS: also what comes until the launchers have ended, of files that appear, too.
     """
@@ -184,9 +181,9 @@ def show(
         for _, _, text in merge(*(s.news(n, is_alone=is_alone) for n, s in enumerate(known))):
             waiting += text
             if len(waiting) >= _CHUNK:
-                out(bytes(waiting))
+                write(bytes(waiting))
                 waiting.clear()
-        out(bytes(waiting) + b"".join(stream.rest() for stream in known if is_over))
+        write(bytes(waiting) + b"".join(stream.rest() for stream in known if is_over))
         if not is_over:
             time.sleep(_PACE_S)
     for stream in known:
@@ -198,7 +195,7 @@ def _opened(
     log: runs.LogRecord, path: str, of: str, reader: outputtimes.Reader, log_filter: LogFilter
 ) -> LogStream | None:
     """Return the stream of the file PATH of LOG; None, with a remark, if it is unreadable."""
-    attempt = f", attempt {log.attempt}" if log.attempt and log_filter.tells_attempt else ""
+    attempt = f", attempt {log.attempt}" if log.attempt else ""
     prefix = f"[{log.label}{of}{attempt}]"
     if log_filter.is_coloured:
         prefix = f"\x1b[{_COLORS[(log.rank or 0) % len(_COLORS)]}m{prefix}\x1b[0m"

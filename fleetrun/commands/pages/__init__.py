@@ -19,13 +19,10 @@ from fleetrun.rundir import names
 from fleetrun.rundir.folder import PRIVATE
 from fleetrun.text import visible
 
-_SIDE_BY_SIDE = 2
-_NICE = 10
-
 
 def _report(run: tuple[str, ...], log_dir: str, out: str | None) -> int:
     """Write the page; UsageError if a run is missing."""
-    if len(run) > _SIDE_BY_SIDE:
+    if len(run) > 2:  # beside each other
         raise UsageError("report: give one run, or two to compare.")
     # The hosts of a job are one run.
     chosen = [choose.find_runs([word], log_dir) for word in run] or [choose.find_runs([], log_dir)]
@@ -79,7 +76,7 @@ def _ui(log_dir: str, port: int) -> int:
             "Ctrl-C ends it.\n"
         )
         # Jobs on this host go first.
-        os.nice(_NICE)
+        os.nice(10)
         server.serve_forever()
     return 0
 
@@ -92,8 +89,6 @@ ui = click.Command(
     callback=_ui,
     params=[
         parser.log_dir(),
-        parser.option(
-            "port", types.number(minimum=0, maximum=65535), "0: a free one.", default="0"
-        ),
+        parser.option("port", types.number(minimum=0, maximum=65535), "0: any.", default="0"),
     ],
 )

@@ -123,7 +123,7 @@ function shade(share) {
 }
 
 // What ranks and GPUs used over time, a tab for each quantity.
-function maps(box, chart, chosen, onChoice, onRow) {
+function maps(box, chart, chosen, onChoice) {
   const shown = chart.maps.find(map => map.title === chosen) || chart.maps.find(map => map.title === chart.first) || chart.maps[0];
   box.replaceChildren();
   const tabs = element("div", "", { class: "bar", role: "tablist" });
@@ -163,11 +163,9 @@ function maps(box, chart, chosen, onChoice, onRow) {
   };
   svg.addEventListener("mousemove", event => {
     const [row, column] = cell(event), value = values[row * wide + column];
-    const read = shown.rows[row] + ", " + time(shown.at[column]) + ": " +
+    said.textContent = shown.rows[row] + ", " + time(shown.at[column]) + ": " +
       (Number.isNaN(value) ? say("not measured") : number(value) + " " + shown.unit);
-    said.textContent = onRow ? say("{}; a click shows its log", read) : read;
   });
-  if (onRow) svg.addEventListener("click", event => onRow(shown.rows[cell(event)[0]]));
   box.append(bar, svg, said);
 }
 

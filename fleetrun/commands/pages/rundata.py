@@ -50,6 +50,8 @@ def read(
     for event in events:
         for entry in event.more.get("collectives") or ():
             culprits += entry.get("who") or ()
+    reports = [event for event in events if event.event == "strategy_report"]
+    verdicts = eventfile.verdicts(reports[-1]) if reports else ()
     at = datetime.fromtimestamp(began, timezone.utc).strftime("%Y-%m-%d %H:%M")
     return {
         "verdict": visible(verdict),
@@ -66,7 +68,8 @@ def read(
         # The map to open.
         "first": series.COLLECTIVES if any(event.event == "hung" for event in events) else "",
         "lines": {name: [*series.lines(curves, name)] for name in ("loss", "steps")},
-        "strategy": _strategy(events),
+        # The requested fields, and what of them was in effect.
+        "strategy": [(v.name, v.asked, v.in_effect, v.status, v.why) for v in verdicts],
         "facts": [("run", first.name), *_facts(reading.document(first.file(names.MANIFEST)) or {})],
         "logs": [
             (f"{log.label}{stream}{f', attempt {log.attempt}' if log.attempt else ''}", link(path))
@@ -163,15 +166,6 @@ def _processes(
         times = round(log.started_at - began, 3), round(end - began, 3)
         spans.append((rows.setdefault(title, len(rows)), *times, kind, tip))
     return {"rows": list(rows), "spans": spans}
-
-
-def _strategy(events: Sequence[EventRecord]) -> list[tuple[str, ...]]:
-    """Return the requested fields of the strategy, and what of them was in effect."""
-    reports = [event for event in events if event.event == "strategy_report"]
-    return [
-        (field.name, field.asked, field.in_effect, field.status, field.why)
-        for field in (eventfile.verdicts(reports[-1]) if reports else ())
-    ]
 
 
 def _facts(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:

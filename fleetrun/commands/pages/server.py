@@ -11,23 +11,20 @@ import html
 import json
 import os
 import re
-import resource
 import secrets
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingTCPServer
 from string import Template
-from urllib.parse import parse_qsl
 
-from fleetrun.commands.logs import choose, show
+from fleetrun.commands.logs import choose
 from fleetrun.commands.pages import rundata
-from fleetrun.errors import FleetrunError
 from fleetrun.rundir import lockfile, names, runs
-from fleetrun.text import visible, visible_lines
+from fleetrun.text import visible
 
 # Unreachable from other machines.
 ADDRESS = "127.0.0.1"
@@ -48,12 +45,10 @@ _TEXT, _SCRIPT = "text/plain", "text/javascript"
 # They need no token, as they are about no run.
 _FILES = {"ui.html": "text/html", "page.css": "text/css", "ui.js": _SCRIPT}
 _FILES |= dict.fromkeys(_SCRIPTS, _SCRIPT)
-_RUN = re.compile(r"/api/runs(?:/(?P<key>\w+)(?P<logs>/logs)?)?")
+_RUN = re.compile(r"/api/runs(?:/(?P<key>\w+))?")
 _MOST_RUNS = 200
 # The bytes of each log that are searched for steps and losses.
 _MOST_SEARCHED = 2 << 20
-# The bytes of logs that are shown, and read unless a pattern is given.
-_MOST_SHOWN, _LEAST_OF_EACH = 256 << 10, 4 << 10
 
 
 def _part(name: str) -> str:
@@ -81,9 +76,6 @@ class PageServer(ThreadingTCPServer):
     block_on_close = False
 
     def __init__(self, port: int, log_dir: str) -> None:
-        # Every merged log is an open file, and there may be thousands.
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self.token = secrets.token_urlsafe(32)
         self._log_dir = log_dir
         # By the keys in addresses, so that no path from a request is ever opened.
@@ -98,16 +90,14 @@ class PageServer(ThreadingTCPServer):
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
-    def content(self, key: str | None, query: Mapping[str, str], *, is_logs: bool) -> object:
-        """Return the runs, or the run KEY or its logs; KeyError if it was never listed."""
+    def content(self, key: str | None) -> object:
+        """Return the runs, or the run KEY; KeyError if it was never listed."""
         with self._lock:
             if key is None or key not in self._paths:
                 listed = self._listed()
             if key is None:
                 return listed
             hosts = runs.hosts(self._reader.read(self._paths[key]), self._reader.read)
-            if is_logs:
-                return _logs(hosts, query)
             return rundata.read(hosts, most_bytes=_MOST_SEARCHED)
 
     def _listed(self) -> list[dict[str, object]]:
@@ -129,31 +119,6 @@ class PageServer(ThreadingTCPServer):
             }
             rows.append(row)
         return rows
-
-
-def _logs(hosts: Sequence[runs.Run], query: Mapping[str, str]) -> dict[str, object]:
-    """Return the last lines of the logs of HOSTS, merged and filtered by the parameters QUERY."""
-    pattern = choose.pattern(query["grep"], "grep") if query.get("grep") else None
-
-    def pick(chosen: Sequence[runs.Run]) -> list[runs.LogRecord]:
-        rank, failed = query.get("rank") or None, "failed" in query
-        logs = choose.find_logs(chosen, rank=rank, attempt=None, failed=failed)
-        return [log for log in logs if os.path.exists(log.path)]
-
-    count = len(pick(hosts))
-    most = None if pattern else max(_MOST_SHOWN // max(count, 1), _LEAST_OF_EACH)
-    log_filter = show.LogFilter(pattern=pattern, is_clean=True, is_prefixed=True, most_bytes=most)
-    shown = bytearray()
-
-    def keep(piece: bytes) -> None:
-        shown.extend(piece)
-        del shown[: -2 * _MOST_SHOWN]
-
-    show.show(hosts, pick, log_filter, out=keep)
-    is_cut = len(shown) > _MOST_SHOWN
-    text = bytes(shown[-_MOST_SHOWN:]).decode(errors="replace")
-    text = text.partition("\n")[2] if is_cut else text
-    return {"text": visible_lines(text), "is_cut": is_cut, "count": count}
 
 
 class _PageRequest(BaseHTTPRequestHandler):
@@ -178,8 +143,7 @@ class _PageRequest(BaseHTTPRequestHandler):
 
     def _answer(self) -> tuple[int, str, str]:
         """Return the status, type and text of the answer."""
-        path, _, query = self.path.partition("?")
-        name, match = path[1:] or "ui.html", _RUN.fullmatch(path)
+        name, match = self.path[1:] or "ui.html", _RUN.fullmatch(self.path)
         host, colon, port = self.headers.get("Host", "").rpartition(":")
         if (host if colon else port) not in _NAMES:
             return 421, _TEXT, "fleetrun ui answers to 127.0.0.1 and localhost only."
@@ -190,15 +154,8 @@ class _PageRequest(BaseHTTPRequestHandler):
             return 401, _TEXT, "This needs the token that fleetrun ui has printed."
         if match is None:
             return 404, _TEXT, "There is no such page."
-        return self._content(match["key"], dict(parse_qsl(query)), is_logs=bool(match["logs"]))
-
-    def _content(
-        self, key: str | None, query: Mapping[str, str], *, is_logs: bool
-    ) -> tuple[int, str, str]:
         try:
-            content = self.server.content(key, query, is_logs=is_logs)
+            content = self.server.content(match["key"])
         except KeyError:
             return 404, _TEXT, "There is no such run any more."
-        except FleetrunError as error:
-            return 400, _TEXT, str(error)
         return 200, "application/json", json.dumps(content, allow_nan=False)

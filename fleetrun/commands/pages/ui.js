@@ -19,13 +19,10 @@ async function ask(path) {
   return answer.json();
 }
 
-// A choice of a map is in the address, and a click on a rank shows its log.
+// A choice of a map is in the address.
 function drawRun() {
   if (!run) return;
-  const [top, bottom] = sections(run, "A", address().get("map"), title => { location.hash = led({ map: title }); }, label => {
-    const rank = label.startsWith("rank ") ? label.slice(5) : /^[a-z]+ \d+$/.test(label) ? label.replace(" ", ".") : "";
-    if (rank) location.hash = led({ rank });
-  });
+  const [top, bottom] = sections(run, "A", address().get("map"), title => { location.hash = led({ map: title }); });
   byId("top").replaceChildren(top);
   byId("origin").replaceChildren(bottom);
 }
@@ -54,34 +51,6 @@ function listRuns() {
   if (!rows.length) byId("runs").append(element("p", say("There is no run yet.")));
 }
 
-// Logs -------------------------------------------------------------------------------------------
-
-let logsKey = "";
-
-async function showLogs(run) {
-  const words = new URLSearchParams();
-  for (const name of ["rank", "grep", "failed"]) if (address().get(name)) words.set(name, address().get(name));
-  const key = run + words + isAlive(run);
-  if (key === logsKey && !isAlive(run)) return;
-  logsKey = key;
-  const box = byId("logs"), follows = box.scrollTop + box.clientHeight >= box.scrollHeight - 4;
-  try {
-    const found = await ask("api/runs/" + run + "/logs?" + words);
-    box.textContent = found.text;
-    byId("found").textContent = say(found.is_cut ? "logs: {}; the last lines of them" : "logs: {}", found.count);
-  } catch (error) {
-    box.textContent = "";
-    byId("found").textContent = error.message;
-  }
-  if (follows) box.scrollTop = box.scrollHeight;
-}
-
-byId("search").addEventListener("submit", event => {
-  event.preventDefault();
-  const form = event.target.elements;
-  location.hash = led({ rank: form.rank.value, grep: form.grep.value, failed: form.failed.checked ? "1" : null });
-});
-
 // What goes on -----------------------------------------------------------------------------------
 
 const isAlive = key => runs.some(row => row.key === key && row.is_running);
@@ -100,7 +69,6 @@ async function showRun() {
     document.title = run.title + ": " + ending(run);
     byId("beside").replaceChildren(...(other ? [comparison([run, await ask("api/runs/" + other)])] : []));
   }
-  await showLogs(key);
 }
 
 let isBusy = false, isWanted = false;
@@ -127,18 +95,13 @@ async function look() {
   look.timer = setTimeout(look, document.hidden ? 10 * pause : pause);
 }
 
-// What the address says of the forms and the map needs no answer, and what somebody types is left alone.
+// What the address says of the map needs no answer.
 function follow() {
-  const form = byId("search").elements;
-  for (const name of ["rank", "grep"]) form[name].value = address().get(name) || "";
-  form.failed.checked = address().has("failed");
   drawRun();
   look();
 }
 
 addEventListener("hashchange", follow);
 document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
-for (const place of document.querySelectorAll("main h2, main button, label span")) place.textContent = say(place.textContent);
-for (const field of document.querySelectorAll("[placeholder]")) field.placeholder = say(field.placeholder);
 document.documentElement.lang = isChinese ? "zh-CN" : "en";
 follow();

@@ -15,10 +15,8 @@ const CHINESE = {
   "GPU use": "GPU 利用率", "GPU memory": "显存", "Step time": "每步耗时", "Time in collectives": "集合通信耗时",
   "1 process": "1 个进程", "{} processes": "{} 个进程", "compare": "对比", "leave out": "取消对比",
   "There is no run yet.": "还没有运行记录。", "Ranks over time": "各 rank 随时间的变化",
-  "not measured": "未测量", "{}; a click shows its log": "{}；点击查看其日志",
-  "Highest on average: {}; median {}.": "平均值最高：{}；中位数 {}。", "ranks": "rank", "lines matching": "匹配的行",
-  "all: 0,3-5": "全部：0,3-5", "regular expression": "正则表达式", "only the rank that failed first": "仅最先失败的",
-  "Search": "搜索", "logs: {}": "日志：{}", "logs: {}; the last lines of them": "日志：{}；仅末尾部分",
+  "not measured": "未测量",
+  "Highest on average: {}; median {}.": "平均值最高：{}；中位数 {}。",
   "fleetrun ui does not answer: it has ended or was restarted.": "fleetrun ui 没有响应：它已结束，或已重新启动。",
 };
 const isChinese = navigator.language.startsWith("zh");

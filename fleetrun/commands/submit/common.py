@@ -22,18 +22,18 @@ _OURS = (
 
 
 class QueueCommand(click.Command):
-    """A command whose own options stand before `--`, and nothing else."""
+    """A command whose own options stand before `--`, with defaults from the site's settings."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse ARGS; UsageError for a word before `--` that belongs to no option."""
-        if "--" in args:
-            head, _, _ = self.make_parser(ctx).parse_args(args[: args.index("--")])
-            stray = head.get("words")
-            if isinstance(stray, tuple) and stray:
-                raise UsageError(
-                    f"submit {self.name}: before --, {stray[0]} belongs to no option; a value is "
-                    "one word (--time=10h), and the launch stands after --."
-                )
+        at = args.index("--") if "--" in args else len(args)
+        stray = self.make_parser(ctx).parse_args(args[:at])[0].get("words")
+        if at < len(args) and isinstance(stray, tuple) and stray:
+            raise UsageError(
+                f"submit {self.name}: before --, {stray[0]} belongs to no option; a value is one "
+                "word (--time=10h), and the launch stands after --."
+            )
+        ctx.default_map = site(configfile.here(argv.scan(args[at + 1 :]).given), self)
         return super().parse_args(ctx, args)
 
 
@@ -58,27 +58,8 @@ def option(name: str, kind: types.Type, metavar: str, text: str, **more: Any) ->
     return parser.option(name, kind, text, metavar=metavar, **more)
 
 
-def command_line() -> click.Argument:
-    """Return the argument for the words after `--`: the `fleetrun` command on each host.
-
-    It also sets the defaults of the other options from `submit:` of the launch's config file.
-    """
-
-    def with_site(
-        ctx: click.Context, _param: click.Parameter, words: tuple[str, ...]
-    ) -> tuple[str, ...]:
-        ctx.default_map = site(configfile.here(argv.scan(words).given), ctx.command)
-        return words
-
-    return click.Argument(
-        ["words"],
-        nargs=-1,
-        type=click.UNPROCESSED,
-        metavar=parser.LAUNCH,
-        # Before options get their defaults.
-        is_eager=True,
-        callback=with_site,
-    )
+# The words after `--`: the `fleetrun` command on each host.
+COMMAND_LINE = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar=parser.LAUNCH)
 
 
 def launch(words: Sequence[str], command: str, *, most: int | None = None) -> argv.ParsedCommand:

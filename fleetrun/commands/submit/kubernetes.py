@@ -35,48 +35,40 @@ def documents(given: Mapping[str, Any]) -> tuple[Document, ...]:
     metadata = {"name": name, "labels": labels, "namespace": given["namespace"]}
     queue = {"kueue.x-k8s.io/queue-name": given["kueue"]} if given["kueue"] else {}
     disrupted = {"type": "DisruptionTarget", "status": "True"}
+    rules = [
+        # Preempted, drained, evicted: no failure of the job.
+        {"action": "Ignore", "onPodConditions": [disrupted]},
+        # What another attempt cannot fix: usage, and a host that is not as it should be.
+        {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [2, 3]}},
+    ]
     job = {
         "completionMode": "Indexed",
         "completions": nodes,
         "parallelism": nodes,
         # A host that fails ends the job on all hosts, so the whole set begins again, or nothing.
         "backoffLimit": 0,
-        "podFailurePolicy": {
-            "rules": [
-                # Preempted, drained, evicted: no failure of the job.
-                {"action": "Ignore", "onPodConditions": [disrupted]},
-                # What another attempt cannot fix: usage, and a host that is not as it should be.
-                {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [2, 3]}},
-            ]
-        },
-        "template": _pod(given, labels),
+        "podFailurePolicy": {"rules": rules},
+        "template": {"metadata": {"labels": dict(labels)}, "spec": _pod(given)},
     }
     final = {"name": "final", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
-    job_set = {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": {**metadata, "labels": {**labels, **queue}},
-        "spec": {
-            # Kueue lets it begin when there is room for all pods.
-            "suspend": True if queue else None,
-            "ttlSecondsAfterFinished": given["ttl"],
-            "failurePolicy": {"maxRestarts": given["retries"], "rules": [final]},
-            # Hosts look for each other before they are ready.
-            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-            "replicatedJobs": [{"name": _HOST, "replicas": 1, "template": {"spec": job}}],
-        },
+    spec = {
+        # Kueue lets it begin when there is room for all pods.
+        "suspend": True if queue else None,
+        "ttlSecondsAfterFinished": given["ttl"],
+        "failurePolicy": {"maxRestarts": given["retries"], "rules": [final]},
+        # Hosts look for each other before they are ready.
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+        "replicatedJobs": [{"name": _HOST, "replicas": 1, "template": {"spec": job}}],
     }
-    secret = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {**metadata, "name": f"{name}-token"},
-        "stringData": {"token": given["token"]},
-    }
+    job_set = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "spec": spec}
+    job_set["metadata"] = {**metadata, "labels": {**labels, **queue}}
+    secret = {"apiVersion": "v1", "kind": "Secret", "stringData": {"token": given["token"]}}
+    secret["metadata"] = {**metadata, "name": f"{name}-token"}
     return _without_none(job_set), _without_none(secret)
 
 
-def _pod(given: Mapping[str, Any], labels: Mapping[str, str]) -> Document:
-    """Return the template of a pod, which is a host of the job."""
+def _pod(given: Mapping[str, Any]) -> Document:
+    """Return a pod, which is a host of the job."""
     name = given["name"]
     variables = {
         "PADDLE_MASTER": f"{name}-{_HOST}-0-0.{name}:{_PORT}",
@@ -84,42 +76,35 @@ def _pod(given: Mapping[str, Any], labels: Mapping[str, str]) -> Document:
         "PADDLE_JOB_ID": name,
         **dict(pair.split("=", 1) for pair in given["env"]),
     }
-    amounts = {
-        "nvidia.com/gpu": str(given["gpus"] or ""),
-        "cpu": given["cpus"],
-        "memory": given["memory"],
-    }
-    limits = {resource: amount for resource, amount in amounts.items() if amount}
-    shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": given["shm"]}}
-    volumes, mounts = [shm], [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108 - it is one
+    gpus = str(given["gpus"]) if given["gpus"] else None
+    limits = {"nvidia.com/gpu": gpus, "cpu": given["cpus"], "memory": given["memory"]}
+    volumes = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": given["shm"]}}]
+    mounts = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108 - it is one
     for number, pair in enumerate(given["volume"]):
         claim, path = pair.split("=", 1)
         volume = {"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": claim}}
         volumes.append(volume)
         mounts.append({"name": f"volume-{number}", "mountPath": path})
+    secret = {"secretKeyRef": {"name": f"{name}-token", "key": "token"}}
     words = (given["python"], "-m", "fleetrun", *given["words"])
-    secret = {"name": f"{name}-token", "key": "token"}
     container = {
         "name": "paddle",
         "image": given["image"],
         "command": [_EXPANDED.sub("$$", word) for word in words],
         "env": [
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-            {"name": TOKEN, "valueFrom": {"secretKeyRef": secret}},
+            {"name": TOKEN, "valueFrom": secret},
             *({"name": key, "value": value} for key, value in variables.items()),
         ],
         "volumeMounts": mounts,
         "resources": {"limits": limits},
     }
     return {
-        "metadata": {"labels": dict(labels)},
-        "spec": {
-            "containers": [container],
-            "terminationGracePeriodSeconds": _GRACE_S,
-            "volumes": volumes,
-            # With a failure policy, pods are never restarted in place.
-            "restartPolicy": "Never",
-        },
+        "containers": [container],
+        "terminationGracePeriodSeconds": _GRACE_S,
+        "volumes": volumes,
+        # With a failure policy, pods are never restarted in place.
+        "restartPolicy": "Never",
     }
 
 
@@ -176,6 +161,6 @@ command = common.QueueCommand(
         option("ttl", types.seconds(0), "SECONDS", "Delete the job this long after its end."),
         option("python", WORD, "PATH", "Python in the image.", default="python"),
         option("dry_run", types.FLAG, "", "Print the resources (always).", in_file=False),
-        common.command_line(),
+        common.COMMAND_LINE,
     ],
 )

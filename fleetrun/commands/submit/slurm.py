@@ -44,23 +44,14 @@ case "$code $(scontrol show job "$SLURM_JOB_ID")" in
 esac
 exit "$code"
 """
-# sbatch's names of the options.
-_DIRECTIVES = {
-    "name": "job-name",
-    "nodes": "nodes",
-    "gpus": "gpus-per-node",
-    "cpus": "cpus-per-task",
-    "memory": "mem",
-    "time": "time",
-    "partition": "partition",
-    "account": "account",
-    "signal": "signal",
-}
+_DIRECTIVES = ("name", "nodes", "gpus", "cpus", "memory", "time", "partition", "account", "signal")
+# sbatch's names of those that it calls otherwise.
+_NAMES = {"name": "job-name", "gpus": "gpus-per-node", "cpus": "cpus-per-task", "memory": "mem"}
 
 
 def script(given: Mapping[str, Any], words: Sequence[str], folder: str) -> str:
     """Return the script that runs `fleetrun WORDS` in FOLDER, by the options GIVEN."""
-    directives = [f"{flag}={given[name]}" for name, flag in _DIRECTIVES.items() if given[name]]
+    directives = [f"{_NAMES.get(n, n)}={given[n]}" for n in _DIRECTIVES if given[n]]
     # A requeued job appends to the same file.
     directives += ["requeue", "open-mode=append"] if given["requeue"] else ["no-requeue"]
     directives += ["no-kill"] if given["no_kill"] else []
@@ -133,6 +124,6 @@ command = common.QueueCommand(
         option("no_kill", types.FLAG, "", "Keep the job if a host is lost."),
         option("python", WORD, "PATH", "Python on the hosts.  [default: this one]"),
         option("dry_run", types.FLAG, "", "Print the script without submitting it.", in_file=False),
-        common.command_line(),
+        common.COMMAND_LINE,
     ],
 )

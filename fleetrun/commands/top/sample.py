@@ -177,9 +177,8 @@ def _state(
 ) -> tuple[str, bool]:
     """Return the state of a process in one or two words, and whether it is odd."""
     if log.ended_at is not None:
-        if log.signal:
-            return ("failed" if log.has_failed else "ended", log.has_failed)
-        return (f"exit {log.code}", log.has_failed) if log.code else ("done", False)
+        how = f"exit {log.code}" if log.code else "failed" if log.has_failed else "ended"
+        return ("done", False) if log.code == 0 and not log.signal else (how, log.has_failed)
     if not is_alive or is_stopped:
         return ("stopped" if is_alive else "lost"), True
     if quiet_s >= _SILENT_S:

@@ -79,7 +79,8 @@ def frame(snapshot: Snapshot, width: int, height: int | None, view: View) -> Ren
     """
     if view.shows_keys:
         return Text(KEYS)
-    parts: list[RenderableType] = [_headline(snapshot, width), _counts(snapshot)]
+    counts = f"{counted(len(snapshot.rows), 'process')}: {_described(snapshot.rows)}"
+    parts: list[RenderableType] = [_headline(snapshot, width), _line(counts)]
     if snapshot.notice and not snapshot.verdict:
         parts.append(_line(snapshot.notice, _WARN))
     # Without the heads, the keys, the verdict and the count of hidden rows.
@@ -169,12 +170,6 @@ def _headline(snapshot: Snapshot, width: int) -> Text:
     # The end of a path says more than its beginning.
     run = elided(run, max(width - line.cell_len - 2, 0)) if width else run
     return line.append(f"  {run}", "not bold dim")
-
-
-def _counts(snapshot: Snapshot) -> Text:
-    if not snapshot.rows:
-        return _line("no process has been started yet", _DIM)
-    return _line(f"{counted(len(snapshot.rows), 'process')}: {_described(snapshot.rows)}")
 
 
 def _described(rows: Sequence[RankRow]) -> str:

@@ -11,11 +11,11 @@ from fleetrun.cli import parser, types
 from fleetrun.cli.options import find
 from fleetrun.commands import trials
 from fleetrun.commands.verify import training_runs, verification
-from fleetrun.commands.verify.training_runs import Kind, VerifyRun, VerifySpec
+from fleetrun.commands.verify.training_runs import MOVED, PLAIN, STRATEGY, VerifyRun, VerifySpec
 from fleetrun.errors import UsageError
 from fleetrun.host import probe
 from fleetrun.printing import say
-from fleetrun.rundir.variables import STRATEGY
+from fleetrun.rundir import variables
 from fleetrun.strategy import load
 
 _EXEC = "exec"
@@ -47,19 +47,18 @@ def _train_all(spec: VerifySpec) -> list[VerifyRun]:
     Where they differ, plain Paddle runs again, which shows its noise; and if it is equal to itself,
     once more with gradients moved by rounding, as sums in another order are not a mistake.
     """
-    strategy, plain = Kind(spec.name, has_strategy=True), Kind("plain Paddle")
-    moved = Kind("plain Paddle, gradients moved by rounding", moves=True)
-    kinds = [plain, strategy] * spec.repeats
+    kinds = [PLAIN, STRATEGY] * spec.repeats
     done: list[VerifyRun] = []
     while kinds:
         kind = kinds.pop(0)
-        number = sum(run.kind == kind for run in done) + 1
-        word = "moved" if kind.moves else "strategy" if kind.has_strategy else "plain"
-        run = training_runs.run(spec, kind, f"{word}-{number}")
+        number = 1 + sum(run.kind == kind for run in done)
+        run = training_runs.run(spec, kind, f"{kind}-{number}")
         done.append(run)
         speed = f"{run.shown.speeds[0]:.4g} updates/s" if run.shown.speeds else "too short to time"
-        say(f"  {kind.name} {number}: {run.fault or speed}")
-        if run.fault or kind.moves:
+        name = spec.name if kind == STRATEGY else "plain Paddle"
+        name += ", gradients moved by rounding" if kind == MOVED else ""
+        say(f"  {name} {number}: {run.fault or speed}")
+        if run.fault or kind == MOVED:
             break
         if kinds:
             continue
@@ -67,14 +66,13 @@ def _train_all(spec: VerifySpec) -> list[VerifyRun]:
         is_spread = any(run.ranks > len({key.rank for key in run.values}) for run in done)
         outcome = verification.judge(done)
         if is_spread or (outcome.diverging and not outcome.noisy):
-            has_noise = sum(run.kind == plain for run in done) > 1
-            kinds.append(moved if has_noise else plain)
+            has_noise = sum(run.kind == PLAIN for run in done) > 1
+            kinds.append(MOVED if has_noise else PLAIN)
     return done
 
 
 def _spec(launch: parser.Launch) -> VerifySpec:
     """Return the request of LAUNCH; UsageError if it cannot be verified."""
-    trials.refuse_taken(launch, "verify")
     environ = dict(os.environ)
     script = launch.script
     if not script:
@@ -90,7 +88,10 @@ def _spec(launch: parser.Launch) -> VerifySpec:
     strategy = request.strategy
     if strategy is None or not strategy.settings:
         raise UsageError("nothing to verify: give --strategy, or --set.")
-    if parser.launch_request([*plain, "train.py"], {**environ, STRATEGY: ""}).strategy is not None:
+    if (
+        parser.launch_request([*plain, "train.py"], {**environ, variables.STRATEGY: ""}).strategy
+        is not None
+    ):
         raise UsageError(
             "the config file sets single fields of a strategy, so nothing is plain Paddle: give "
             "them as --set, or as --strategy=FILE."

@@ -79,34 +79,24 @@ def beyond(
     noise: Sequence[Mapping[ValueKey, float]],
 ) -> tuple[Difference, ...]:
     """Return what of the differences PAIRS to FIRST is more than rounding and NOISE, in order."""
-    limits = _allowed(first, noise)
-    differing = [
-        Difference(key, first[key], by, limits[key])
-        for pair in pairs
-        for key, by in pair.items()
-        if not by <= limits[key]
-    ]
-    return tuple(sorted(differing, key=lambda difference: difference.key))
-
-
-def _allowed(first: Values, noise: Sequence[Mapping[ValueKey, float]]) -> dict[ValueKey, float]:
-    """Return how much each value of FIRST may differ, by rounding and the NOISE of equal runs."""
+    # How much a value has differed in equal runs so far.
     most: dict[tuple[int, ...], float] = defaultdict(float)
-    until = {}
+    until, all_of = {}, defaultdict(list)
     for key in sorted(first):
         place = key[1:]
         most[place] = max(most[place], *(pair.get(key, 0.0) for pair in noise), 0.0)
         until[key] = most[place]
+        all_of[key.update].append(most[place])
     # Some parameters are alike by chance, so that the median of all counts for each.
-    typical = defaultdict(list)
-    for key, noisy in until.items():
-        typical[key.update].append(noisy)
-    medians = {update: median_low(all_of) for update, all_of in typical.items()}
-    limits = {}
-    for key, value in first.items():
+    typical = {update: median_low(noisy) for update, noisy in all_of.items()}
+    differing = []
+    for key, by in (item for pair in pairs for item in pair.items()):
+        value = first[key]
         rounding = _ULPS_PER_UPDATE * key.update * _UNITS.get(value.dtype, 0.0) * value.largest
-        limits[key] = max(rounding, _NOISE * max(until[key], medians[key.update]))
-    return limits
+        allowed = max(rounding, _NOISE * max(until[key], typical[key.update]))
+        if not by <= allowed:
+            differing.append(Difference(key, value, by, allowed))
+    return tuple(sorted(differing, key=lambda difference: difference.key))
 
 
 def _distance(first: float, other: float) -> float:

@@ -46,48 +46,44 @@ class VerifySpec(NamedTuple):
         return self.updates // 2
 
 
-class Kind(NamedTuple):
-    """How a run trains; `moves`: the last places of its gradients are changed."""
-
-    name: str
-    has_strategy: bool = False
-    moves: bool = False
+# How a run trains; MOVED: as plain Paddle, with the last places of gradients changed.
+PLAIN, STRATEGY, MOVED = "plain", "strategy", "moved"
 
 
 class VerifyRun(NamedTuple):
     """The outcome of a run; `fault` says why it does not count."""
 
-    kind: Kind
+    # PLAIN, STRATEGY or MOVED.
+    kind: str
     fault: str
     shown: TrialOutcome
     values: Values
     # All ranks of the job; those of hosts on which verify was typed, too, have snapshots there.
     ranks: int
-    device_bytes: int
     axes: RankAxes | None
 
 
-def run(spec: VerifySpec, kind: Kind, name: str) -> VerifyRun:
+def run(spec: VerifySpec, kind: str, name: str) -> VerifyRun:
     """Launch SPEC as a run of KIND in the folder NAME, and return its outcome."""
     folder = trials.new_folder(spec.out, "runs", name)
     snapshots = folder / "snapshots"
     snapshots.mkdir()
-    words = ["exec"] * spec.is_exec + [*(spec.strategy if kind.has_strategy else spec.plain)]
+    words = ["exec"] * spec.is_exec + [*(spec.strategy if kind == STRATEGY else spec.plain)]
     request = {
         "path": str(snapshots),
         "updates": spec.updates,
         "snapshots": spec.snapshots,
-        "moves": kind.moves,
+        "moves": kind == MOVED,
     }
     environ = {variables.STOP_AFTER: str(spec.updates), variables.VERIFY: json.dumps(request)}
-    if not kind.has_strategy:
+    if kind != STRATEGY:
         environ[variables.STRATEGY] = ""
     code = trials.launch(words, spec.script, environ, folder, spec.timeout_s)
     values: dict[ValueKey, Value] = {}
     # The records of ranks, and the number of the first optimizer of each launch.
     records: dict[str, None] = {}
     launches: dict[str, int] = {}
-    count = device_bytes = 0
+    count = 0
     for path in sorted(snapshots.glob("*.jsonl"), key=lambda item: int(item.stem)):
         for line in reading.lines(str(path)):
             record = reading.text(line.get("records"))
@@ -100,7 +96,6 @@ def run(spec: VerifySpec, kind: Kind, name: str) -> VerifyRun:
                     numbers = array("d", base64.b64decode(elements))
                     values[key._replace(at=at)] = Value._make((*row, numbers))
             count = max(count, line.get("ranks") or 0)
-            device_bytes = max(device_bytes, line.get("device_bytes") or 0)
     # A command below `fleetrun exec` may have its own log folder.
     run_dir = Path(next(iter(records))).parent if records else folder / "log" / names.LATEST
     shown = trials.outcome(code, folder, run_dir, spec.timeout_s, spec.snapshots)
@@ -112,4 +107,4 @@ def run(spec: VerifySpec, kind: Kind, name: str) -> VerifyRun:
             f"{len(ranks)} of {count} ranks have left snapshots in {snapshots}: give an --out "
             "that is one folder on all hosts"
         )
-    return VerifyRun(kind, fault, shown, values, count, device_bytes, rankfile.topology(records))
+    return VerifyRun(kind, fault, shown, values, count, rankfile.topology(records))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from fleetrun.commands import tables, trials
 from fleetrun.commands.verify import differences
 from fleetrun.commands.verify.differences import Difference, ValueKey
-from fleetrun.commands.verify.training_runs import VerifyRun, VerifySpec
+from fleetrun.commands.verify.training_runs import MOVED, PLAIN, STRATEGY, VerifyRun, VerifySpec
 from fleetrun.rundir import secrets
 from fleetrun.text import counted
 
@@ -53,17 +53,15 @@ class Verification(NamedTuple):
 def judge(done: Sequence[VerifyRun]) -> Verification:
     """Return what the runs DONE have shown, the first of which is one of plain Paddle."""
     first = done[0].values
-    moved = [run for run in done if run.kind.moves and not run.fault]
-    unmoved = [run for run in done if not run.kind.moves]
-    plain, strategy = (
-        tuple(run for run in unmoved if run.kind.has_strategy == kind) for kind in (False, True)
-    )
+    plain = tuple(run for run in done if run.kind == PLAIN)
+    strategy = tuple(run for run in done if run.kind == STRATEGY)
+    moved = [run for run in done if run.kind == MOVED and not run.fault]
     fault, strategy_fault = (
         next(filter(None, (run.fault or differences.fault(first, run.values) for run in runs)), "")
         for runs in (plain, strategy)
     )
     if fault:
-        return Verification(fault=f"{plain[0].kind.name}: {fault}")
+        return Verification(fault=f"plain Paddle: {fault}")
     strategy_pairs, plain_pairs, moved_pairs = (
         tuple(differences.apart(first, run.values) for run in runs)
         for runs in (strategy, plain[1:], moved)
@@ -121,17 +119,11 @@ def _sentences(spec: VerifySpec, result: Verification) -> Iterator[str]:
             f"{_where(result, first)}. Noise and rounding come to {first.allowed:.3g}."
         )
         return
-    unknown = [key for pair in result.strategy_pairs for key, by in pair.items() if not by]
-    if unknown:
-        count = len({(key.rank, plain.values[key].name) for key in unknown})
-        yield (
-            f"{counted(count, 'parameter')} {'differs' if count == 1 else 'differ'} only in "
-            f"elements whose values are not recorded: {plain.values[unknown[0]].name} of "
-            f"{_rank(result, unknown[0].rank)}, for example. Whether that is rounding is not known."
-        )
     how = "to the last bit"
     if any(result.strategy_pairs):
         how = "within the noise of two plain runs" if result.noisy else "within rounding"
+    if any(not by for pair in result.strategy_pairs for by in pair.values()):
+        how += " as far as elements are recorded (others differ)"
     count = len({key.rank for key in plain.values})
     ranks = f"{count} of {plain.ranks} ranks" if plain.ranks > count else counted(count, "rank")
     yield f"Equal: the weights are those of plain Paddle {how}, on {ranks}."
@@ -157,12 +149,12 @@ def _figures(spec: VerifySpec, result: Verification) -> Iterator[tuple[str, str]
         elif pairs:
             yield f"apart: {what}", "not at all"
     yield "speed", _speed(spec, result)
-    both = (result.strategy, result.plain)
-    peaks = [max(run.shown.peak_bytes for run in several) >> 20 for several in both]
-    on_devices = [max(run.device_bytes for run in several) >> 20 for several in both]
-    for what, (own, theirs) in (("memory", peaks), ("memory of the GPU", on_devices)):
-        if own and theirs:
-            yield what, f"at most {own} MiB in a process of {spec.name}, {theirs} of plain Paddle"
+    own, theirs = (
+        max(run.shown.peak_bytes for run in several) >> 20
+        for several in (result.strategy, result.plain)
+    )
+    if own and theirs:
+        yield "memory", f"at most {own} MiB in a process of {spec.name}, {theirs} of plain Paddle"
 
 
 def _speed(spec: VerifySpec, result: Verification) -> str:
@@ -204,11 +196,10 @@ def document(spec: VerifySpec, result: Verification, done: Sequence[VerifyRun]) 
     """Return the results of the runs DONE as JSON."""
     runs = [
         {
-            "kind": run.kind.name,
+            "kind": run.kind,
             "fault": run.fault or None,
             "updates_per_s": run.shown.speeds[0] if run.shown.speeds else None,
             "peak_bytes": run.shown.peak_bytes or None,
-            "device_bytes": run.device_bytes or None,
             "folder": run.shown.folder,
         }
         for run in done

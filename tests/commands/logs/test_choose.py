@@ -33,22 +33,18 @@ def chosen(rank: str | None = None, attempt: int | None = None, *, failed: bool 
 
 
 @pytest.mark.parametrize(
-    ("rank", "attempt", "problem"),
+    ("rank", "problem"),
     [
-        ("2", None, "--rank=2: there is no rank 2; the job has ranks 0-1 and server 0."),
-        ("server.1", None, "there is no server 1"),
-        ("x", None, "--rank=x: give ranks as 0,3-5"),
-        ("3-1", None, "--rank=3-1: give ranks"),
-        (",", None, "--rank needs a value"),
-        (None, 2, "--attempt=2: there is no such attempt; the job has attempts 0-1."),
-        ("server.0", 1, "--attempt=1: there is no such attempt; the job has only attempt 0."),
+        ("2", "--rank=2: there is no rank 2; the job has ranks 0-1 and server 0."),
+        ("server.1", "there is no server 1"),
+        ("x", "--rank=x: give ranks as 0,3-5"),
+        ("3-1", "--rank=3-1: give ranks"),
+        (",", "--rank needs a value"),
     ],
 )
-def test_what_is_not_there_is_a_sentence(
-    rank: str | None, attempt: int | None, problem: str
-) -> None:
+def test_what_is_not_there_is_a_sentence(rank: str, problem: str) -> None:
     with pytest.raises(UsageError) as caught:
-        chosen(rank, attempt)
+        chosen(rank)
     assert problem in str(caught.value)
 
 

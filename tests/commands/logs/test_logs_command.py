@@ -93,8 +93,8 @@ until [ -e said0 ]; do sleep 0.01; done
     assert sorted(merged[2:]) == ["[rank 0, attempt 1] attempt 1", "[rank 1, attempt 1] attempt 1"]
     assert shown(tmp_path, "--failed") == "attempt 0\n"
     assert sorted(shown(tmp_path, "--attempt=1").splitlines()) == [
-        "[rank 0] attempt 1",
-        "[rank 1] attempt 1",
+        "[rank 0, attempt 1] attempt 1",
+        "[rank 1, attempt 1] attempt 1",
     ]
     assert "there is no rank 2; the job has ranks 0-1" in logs(tmp_path, "--rank=2").stderr
 
