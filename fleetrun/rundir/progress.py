@@ -9,9 +9,9 @@ from typing import NamedTuple
 _FLOAT = rb"(?i:[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|[-+]?nan|[-+]?inf)"
 _STEP = re.compile(
     rb"(?i)(?<![a-z])(?:global[_ ]?step|step|iter(?:ation)?|batch)"
-    rb"(?:[ \[\]:=#_]|\bid\b){0,4}(?P<step>\d{1,12})(?![.\d])"
+    rb"(?:[ \[\]:=#_]|\bid\b){0,4}(\d{1,12})(?![.\d])"
 )
-_LOSS = re.compile(rb"(?i)(?<![a-z])loss(?:[ \]:=,'\"]|\bis\b){1,6}(?P<loss>%b)" % _FLOAT)
+_LOSS = re.compile(rb"(?i)(?<![a-z])loss(?:[ \]:=,'\"]|\bis\b){1,6}(%b)" % _FLOAT)
 
 
 class Progress(NamedTuple):
@@ -24,25 +24,20 @@ class Progress(NamedTuple):
     step_at: float | None = None
 
 
-def printed(text: bytes, pattern: re.Pattern[bytes] | None = None) -> Progress:
+def printed(text: bytes) -> Progress:
     r"""Return the last line, step and loss in TEXT, the end of a log.
-
-    PATTERN has a group `step` or `loss`, or both, for scripts that print them in another way.
 
     >>> printed(b"epoch 1 step: 120/500, loss: 0.5\nsaved\n")
     Progress(step=120, loss=0.5, line='saved', step_at=None)
     """
-    own = {} if pattern is None else pattern.groupindex
-    of_step = pattern if pattern is not None and "step" in own else _STEP
-    of_loss = pattern if pattern is not None and "loss" in own else _LOSS
     seen = Progress()
     for line in reversed([line for line in re.split(rb"[\r\n]+", text) if line.strip()]):
         seen = seen if seen.line else seen._replace(line=line.decode(errors="replace").strip())
-        step, loss = of_step.search(line), of_loss.search(line)
-        if seen.step is None and step is not None and step["step"].isdigit():
-            seen = seen._replace(step=int(step["step"]))
-        if seen.loss is None and loss is not None and re.fullmatch(_FLOAT, loss["loss"]):
-            seen = seen._replace(loss=float(loss["loss"]))
+        step, loss = _STEP.search(line), _LOSS.search(line)
+        if seen.step is None and step is not None:
+            seen = seen._replace(step=int(step[1]))
+        if seen.loss is None and loss is not None:
+            seen = seen._replace(loss=float(loss[1]))
         if seen.step is not None and seen.loss is not None:
             break
     return seen

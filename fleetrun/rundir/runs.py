@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -131,12 +130,12 @@ class Run(NamedTuple):
         path = self.heartbeat_path(log)
         return heartbeat.read(path) if reading.written_at(path) >= log.started_at else None
 
-    def progress(self, log: LogRecord, pattern: re.Pattern[bytes] | None = None) -> Progress:
+    def progress(self, log: LogRecord) -> Progress:
         """Return the progress of LOG's process, by its heartbeat and the end of LOG."""
         # What was written last comes last.
         paths = sorted(log.paths, key=reading.written_at)
         ends = [reading.content(path, _TAIL, from_end=True) or b"" for path in paths]
-        printed = progress.printed(b"\n".join(ends), pattern)
+        printed = progress.printed(b"\n".join(ends))
         beat = self.heartbeat(log)
         if beat is None or not beat.points:
             return printed

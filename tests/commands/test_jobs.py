@@ -183,14 +183,3 @@ def test_a_job_is_meant_by_its_number_its_name_or_the_beginning_of_that(
     word: str, meant: int
 ) -> None:
     assert job_commands.selected(word, JOBS, "stop") == JOBS[meant]
-
-
-def test_a_script_may_have_the_name_of_a_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A bare machine has no ps.
-    (tmp_path / "ps").symlink_to("/bin/true")
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    done = fleetrun("--dry-run", "--", "ps", "-e")
-    assert done.returncode == 0, done.stderr
-    assert "/ps -e" in done.stdout

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,14 +39,6 @@ def test_what_scripts_print_is_understood(
 def test_the_last_of_each_counts_and_bars_are_lines() -> None:
     seen = progress.printed(b"step 1 loss 2\nstep 2\n 10%\r 20%\r")
     assert seen == progress.Progress(2, 2.0, "20%")
-
-
-def test_another_pattern_may_be_given() -> None:
-    pattern = re.compile(rb"it(?P<step>\d+) L(?P<loss>\S+)")
-    assert progress.printed(b"it5 L0.25\n", pattern) == progress.Progress(5, 0.25, "it5 L0.25")
-    assert progress.printed(b"itX L\n", pattern) == progress.Progress(None, None, "itX L")
-    only_step = re.compile(rb"it(?P<step>\d+)")
-    assert progress.printed(b"it5 loss 1\n", only_step) == progress.Progress(5, 1.0, "it5 loss 1")
 
 
 @given(st.binary())

@@ -150,15 +150,6 @@ def test_in_a_pipe_it_is_one_table(tmp_path: Path) -> None:
     assert "\x1b[32mall processes finished (exit code 0)" in over.stdout
 
 
-def test_a_launcher_that_was_killed_is_told(tmp_path: Path) -> None:
-    with running(Command.python(tmp_path, TRAIN), code=-signal.SIGKILL) as launcher:
-        launcher.kill()
-    lines = top(tmp_path).stdout.splitlines()
-    # The supervisor below it has stopped the job.
-    assert [line.split()[1] for line in lines[-3:-1]] == ["ended", "ended"]
-    assert lines[-1] == "interrupted by SIGKILL (exit code 137)"
-
-
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
