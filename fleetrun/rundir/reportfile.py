@@ -1,6 +1,6 @@
 """`report.json`, about a job that failed or was restarted.
 
-Both have schema 1 and are for programs; keys may be added. Nothing of any environment is in them.
+It has schema 1 and is for programs; keys may be added. Nothing of any environment is in it.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class ElectedSession(Session):
         self._store = store(
             Client(members, point.job_id, timeout_s, is_secure=is_secure), self._clock
         )
-        # Whether etcd has answered, and why it does not; whom it names.
-        self._has_answered, self._trouble = False, ""
+        # Why etcd does not answer, and whom it names.
+        self._trouble = ""
         self._leader: LeaseHolder | None = None
         self._is_seeking = self._is_asking = False
         # When the lease of this launcher ends; None: it does not coordinate. Whether that still
@@ -120,7 +120,6 @@ class ElectedSession(Session):
         self._look_later()
         if answer.trouble:
             return
-        self._has_answered = True
         text, revision, local = answer.value
         session = "" if self.roster is None else self.roster.session
         try:
@@ -315,5 +314,4 @@ class ElectedSession(Session):
             return super().missing()
         if self._trouble:
             return f"etcd ({self._trouble})"
-        etcd = f"etcd at {self._where}"
-        return f"a coordinator that {etcd} knows" if self._has_answered else etcd
+        return f"a coordinator that etcd at {self._where} knows"
