@@ -32,10 +32,11 @@ def check(job: CheckedJob) -> Iterator[Finding]:
     if job.log is not None:
         job.log(f"Connecting to the other hosts for up to {job.timeout_s:g} s.")
     targets = [(host.host, port) for host in others for port in host.ports]
-    with ExitStack() as stack, ThreadPoolExecutor(_AT_ONCE) as pool:
+    own_ports = job.members[me].ports
+    with ExitStack() as stack, ThreadPoolExecutor(_AT_ONCE + len(own_ports)) as pool:
         answers = [
             pool.submit(_accept, stack.enter_context(server), len(others), until)
-            for port in job.members[me].ports
+            for port in own_ports
             if (server := _listening(port)) is not None
         ]
         outcomes = dict(

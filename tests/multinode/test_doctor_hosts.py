@@ -38,7 +38,7 @@ def test_hosts_meet_on_every_port_of_the_job(two_hosts: Pair) -> None:
     for mine, other in zip(findings, ("10.88.0.2", "10.88.0.1"), strict=True):
         assert of(mine, "connection") == [("ok", f"{other} answers on 2 of 2 ports")]
         ((_, taken),) = of(mine, "interface")
-        assert taken.startswith("the route to the other hosts is eth0 (")
+        assert taken.startswith("ranks use eth0 (")
 
 
 def test_a_port_behind_a_firewall_is_an_error_where_it_is_wanted(two_hosts: Pair) -> None:
