@@ -28,21 +28,16 @@ def run() -> None:
     except OSError:
         # The reader is gone; main has handled that.
         pass
-    if _is_watched():
-        # Coverage and profilers write their data when the interpreter exits.
+    # Coverage and profilers write their data when the interpreter exits. Else everybody who waits
+    # for the exit code would wait 10 ms for that: the job is over and its files are closed.
+    monitoring = getattr(sys, "monitoring", None)  # since Python 3.12
+    if (
+        sys.gettrace()
+        or sys.getprofile()
+        or (monitoring and any(map(monitoring.get_tool, range(6))))
+    ):
         sys.exit(code)
-    # Finalizing the interpreter takes 10 ms and more, for which everybody waiting for the exit code
-    # would wait. Nothing is left to finalize: the job is over and its files are closed.
     os._exit(code)
-
-
-def _is_watched() -> bool:
-    """Whether this process is traced or profiled: by coverage, cProfile or a debugger."""
-    # Since Python 3.12 tools may use this instead.
-    monitoring = getattr(sys, "monitoring", None)
-    if monitoring is not None and any(monitoring.get_tool(tool) for tool in range(6)):
-        return True
-    return sys.gettrace() is not None or sys.getprofile() is not None
 
 
 if __name__ == "__main__":

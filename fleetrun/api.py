@@ -24,7 +24,7 @@ from os import PathLike
 from typing import IO, Any, Literal, NamedTuple, NoReturn, TextIO, overload
 
 from fleetrun import errors
-from fleetrun.cli import argv
+from fleetrun.cli import elsewhere
 from fleetrun.cli.option import Option
 from fleetrun.cli.options import BY_SPELLING
 from fleetrun.cli.types import BOOL, FLAG
@@ -92,7 +92,7 @@ class Job:
 
     def __exit__(self, *_: object) -> None:
         """Stop the job if it still runs."""
-        self._stop_and_wait(signal.SIGTERM)
+        self.stop_and_wait(signal.SIGTERM)
 
     def poll(self) -> LaunchResult | None:
         """Return the outcome of the job; None while it runs. Raises the same as `wait`."""
@@ -114,17 +114,6 @@ class Job:
         if not self._beginning.result():
             self.wait()
 
-    def run(self) -> LaunchResult:
-        """Wait for the end; an interruption ends the job first."""
-        try:
-            return self.wait()
-        except errors.FleetrunError:
-            raise
-        except BaseException as error:
-            interrupted = isinstance(error, KeyboardInterrupt)
-            self._stop_and_wait(signal.SIGINT if interrupted else signal.SIGTERM)
-            raise
-
     def stop(self, *, now: bool = False) -> None:
         """Ask the job to stop, as `fleetrun stop` does; NOW: kill it without --grace."""
         self._signal(signal.SIGTERM)
@@ -133,15 +122,12 @@ class Job:
             self._signal(signal.SIGTERM)
             time.sleep(_AGAIN_S)
 
-    def _stop_and_wait(self, signum: int) -> None:
-        """Ask the job to stop, and wait for its end; a second interrupt kills it."""
-        self._signal(signum)
+    def stop_and_wait(self, signum: int) -> None:
+        """Ask the job to stop, and wait for its end; each interrupt asks again, the first kills."""
         while not self._end.done():
-            with suppress(errors.FleetrunError):
-                try:
-                    self.wait()
-                except KeyboardInterrupt:
-                    self._signal(signum)
+            self._signal(signum)
+            with suppress(FleetrunError, KeyboardInterrupt):
+                self.wait()
 
     def _signal(self, signum: int) -> None:
         with suppress(ProcessLookupError):
@@ -225,72 +211,61 @@ def launch(
     problem = errors.unfit(sys.platform, tuple(sys.version_info[:3]))
     if problem is not None or not sys.executable:
         raise EnvironmentFault(problem or "it is not known which Python runs here.")
-    job = _start([*_words(given), "--", *_script(script, args)], cwd)
+    if isinstance(args, str | bytes) or not hasattr(args, "__iter__"):
+        raise UsageError(f'args={args!r}: give a list, such as ["--epochs", 3].')
+    job = _start([*_words(given), "--", os.fspath(script), *map(_text, args)], cwd)
     if not wait:
         job.await_begin()
         return job
-    result = job.run()
+    try:
+        result = job.wait()
+    except BaseException as error:
+        job.stop_and_wait(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+        raise
     if check and result.exit_code:
         raise errors.JobError(result.verdict, result.exit_code, result.run_dir)
     return result
 
 
-# What is typed on a command line ------------------------------------------------------------------
-
-
 def _words(given: Mapping[str, OptionValue]) -> Iterable[str]:
-    """Yield the words of the options GIVEN; UsageError for an unknown one."""
-    known = BY_SPELLING
+    r"""Yield the words of the options GIVEN; UsageError for an unknown one.
+
+    >>> list(_words({"env": {"A": 1, "B": True}, "gpus": [0, 1], "tee": True, "quiet": False}))
+    ['--env=A=1', '--env=B=true', '--gpus=0,1', '--tee=all', '--quiet=false']
+    """
     for name, value in given.items():
         if name in _NOT_HERE:
             raise UsageError(f"fleetrun.launch has no {name}: {_NOT_HERE[name]}")
-        if name not in known:
-            raise UsageError(f"no such option: {name}{argv.suggest(name, known, prefix='')}")
-        if value is not None:
-            yield from _option(known[name], name, value)
-
-
-def _option(row: Option, name: str, value: OptionValue) -> Iterable[str]:
-    r"""Yield the words of the option NAME with VALUE.
-
-    >>> list(_option(BY_SPELLING["env"], "env", {"A": 1, "B": True}))
-    ['--env=A=1', '--env=B=true']
-    >>> list(_option(BY_SPELLING["gpus"], "gpus", [0, 1]))
-    ['--gpus=0,1']
-    >>> list(_option(BY_SPELLING["tee"], "tee", True))
-    ['--tee=all']
-    """
-    if isinstance(value, Mapping):
-        if not row.is_pair:
+        row = BY_SPELLING.get(name)
+        if row is None:
+            ending = elsewhere.suggest(name, BY_SPELLING, prefix="")
+            raise UsageError(f"no such option: {name}{ending}")
+        texts = _texts(row, value)
+        if texts is None:
             raise UsageError(f"{name}={value!r}: {row.wanted}")
-        for key, item in value.items():
-            yield f"--{name}={key}={_text(item)}"
-    elif isinstance(value, bool) and row.kind not in {BOOL, FLAG}:
-        if value and row.bare is None:
-            raise UsageError(f"{name}=True: {row.wanted}")
-        if value:
-            yield f"--{name}={row.bare}"
-    elif isinstance(value, str | int | float | os.PathLike):
-        yield f"--{name}={_text(value)}"
-    elif row.is_pair and value is not None:
-        yield from (f"--{name}={_text(item)}" for item in value)
-    elif row.kind.name == "list" and value is not None:
-        yield f"--{name}={','.join(map(_text, value))}"
-    else:
-        raise UsageError(f"{name}={value!r}: {row.wanted}")
+        yield from (f"--{name}={text}" for text in texts)
+
+
+def _texts(row: Option, value: OptionValue) -> Iterable[str] | None:
+    """Return the values to write after the option ROW for VALUE; None if it takes none such."""
+    match value:
+        case None:
+            return ()
+        case bool() if row.kind not in {BOOL, FLAG}:
+            return [row.bare] if value and row.bare else None if value else ()
+        case str() | int() | float() | os.PathLike():
+            return [_text(value)]
+        case Mapping() if row.is_pair:
+            return [f"{key}={_text(item)}" for key, item in value.items()]
+        case list() | tuple() if row.is_repeatable or row.kind.name == "list":
+            return map(_text, value) if row.is_repeatable else [",".join(map(_text, value))]
+    return None
 
 
 def _text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
-
-
-def _script(script: Script, args: Sequence[Argument]) -> list[str]:
-    """Return the words of SCRIPT and its ARGS."""
-    if isinstance(args, str | bytes) or not hasattr(args, "__iter__"):
-        raise UsageError(f'args={args!r}: give a list, such as ["--epochs", 3].')
-    return [os.fspath(script), *map(_text, args)]
 
 
 # The process --------------------------------------------------------------------------------------

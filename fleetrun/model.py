@@ -146,14 +146,17 @@ class Strategy(NamedTuple):
 
 
 class Request(NamedTuple):
-    """The user's request, typed, after CLI > environment > file > default."""
+    """The user's request, typed, after CLI > environment > file > default.
+
+    `cli/options.py` says what each option means; None and 0: it was not requested. Ranks are `all`,
+    or numbers with commas.
+    """
 
     script: Script
     devices: str | None = None
     device_kind: str | None = None
     nproc_per_node: int | str | None = None
     oversubscribe: bool = False
-    # Whether each rank sees only its own devices.
     virtual_local_rank: bool = False
     ips: tuple[str, ...] = ()
     host: str | None = None
@@ -164,10 +167,8 @@ class Request(NamedTuple):
     rdzv_timeout_s: float = 600.0
     heartbeat_timeout_s: float = 10.0
     elastic_timeout_s: float = 30.0
-    # Spare hosts, in addition to nnodes.
     spares: int = 0
     start_port: int | None = None
-    # Hosts to start the job on by ssh, as they were written, and by which command.
     hosts: str | None = None
     hostfile: str | None = None
     ssh: str = "ssh"
@@ -178,47 +179,30 @@ class Request(NamedTuple):
     env: tuple[tuple[str, str], ...] = ()
     nccl: tuple[tuple[str, str], ...] = ()
     gpu_memory_fraction: float | None = None
-    # cores, numa or none.
     bind: str = "none"
     max_restart: int = 0
-    # A folder; the newest whole checkpoint in it stands for {checkpoint} among the arguments.
     resume_from: str | None = None
     grace_s: float = 10.0
-    # A shell command and a URL that are notified of the end of the job.
     on_end: str | None = None
-    # Check the host before the first start.
     preflight: bool = False
-    # 0: hangs are not detected.
     hang_timeout_s: float = 0.0
-    # Whether ranks record their collectives, without that, too.
     flight_recorder: bool = False
     log_dir: str = "log"
     log_level: str = "info"
-    # Whether standard error has a file of its own.
     redirects: bool = False
     log_overwrite: bool = False
     log_keep: int = 20
-    # tail, all; None: logs stay where they are.
-    # 0: logs are not limited.
     log_max_bytes: int = 0
-    # 0: nothing is measured.
     metrics_period_s: float = 5.0
     metrics_port: int | None = None
     tee: str | None = None
-    # A regular expression of the lines that the console shows; None: all.
     log_filter: str | None = None
-    # The rank that reads our standard input, or `none`; None: the one that is shown.
     stdin: str | None = None
-    # The ranks that wait for a debugger: all, or numbers with commas.
     debug: str | None = None
-    # The wrapper of these ranks' commands: ranks as above, a colon, and a shell command.
     wrap: str | None = None
-    # Ranks, as above, and the steps that they record: `0,2:3-7`.
     profile: str | None = None
     quiet: bool = False
-    # Whether the launcher continues in the background.
     detach: bool = False
-    # auto, always or never.
     color: str = "auto"
     dry_run: str | None = None
     # Jobs with parameter servers: how many of each role, or their endpoints; `;` between stages.

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from itertools import takewhile
 from typing import TextIO
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.text import visible, visible_lines
 
-AUTO, ALWAYS, NEVER = _CHOICES = ("auto", "always", "never")
+AUTO, ALWAYS, NEVER = "auto", "always", "never"
 NAME = "fleetrun: "
 _BOLD, _FAULT, _END = "\x1b[1m", "\x1b[1;31m", "\x1b[0m"
 
@@ -43,22 +42,6 @@ def is_color_wanted(choice: str, environ: Mapping[str, str], *, is_terminal: boo
     return (
         is_terminal and not environ.get("NO_COLOR") and environ.get("TERM", "") not in {"", "dumb"}
     )
-
-
-def color_choice(words: Sequence[str]) -> str:
-    """Return the value of the last --color before the script, even if the command line is invalid.
-
-    >>> color_choice(["--gpus", "0", "--color=never", "train.py"]), color_choice(["--color", "-h"])
-    ('never', 'always')
-    >>> color_choice(["train.py", "--color=never"]), color_choice(["--color=pink"])
-    ('auto', 'auto')
-    """
-    chosen = AUTO
-    for word in takewhile(lambda word: word != "--" and not word.endswith(".py"), words):
-        name, equals, value = word.partition("=")
-        if name == "--color":
-            chosen = ALWAYS if not equals else value if value in _CHOICES else AUTO
-    return chosen
 
 
 def message_prefix(*, is_coloured: bool, is_fault: bool = False) -> str:

@@ -1,7 +1,4 @@
-"""Reads typed values from text and writes them; text that any terminal can show; slips and typos.
-
-Pure: booleans, numbers, sizes, durations and ranges; escapes and widths; likely intended names.
-"""
+"""Reads typed values from text and writes them; text that any terminal can show; likely names."""
 
 from __future__ import annotations
 
@@ -70,17 +67,7 @@ def number_in_words(
 
 # -- sizes, durations, ranges ---------------------------------------------------------------------
 
-_UNITS_S = {
-    word: seconds
-    for words, seconds in (
-        ("d day days", 86400),
-        ("h hr hrs hour hours", 3600),
-        ("m min mins minute minutes", 60),
-        ("s sec secs second seconds", 1),
-        ("ms", 0.001),
-    )
-    for word in words.split()
-}
+_UNITS_S = {"d": 86400, "h": 3600, "min": 60, "m": 60, "s": 1, "ms": 0.001}
 # More digits are a typing error.
 _MOST_DIGITS, _RANGE_DIGITS = 12, 9
 _DIGITS = rf"\d{{1,{_MOST_DIGITS}}}(?:\.\d{{0,{_MOST_DIGITS}}})?"
@@ -152,8 +139,8 @@ def format_duration(seconds: float, *, is_short: bool = False) -> str:
 def parse_duration(text: str) -> float | None:
     """Return the seconds of TEXT; None if invalid. A plain number is seconds.
 
-    >>> [parse_duration(text) for text in ("90", "1h30m", "1.5 min", "2 hours", "soon")]
-    [90.0, 5400.0, 90.0, 7200.0, None]
+    >>> [parse_duration(text) for text in ("90", "1h30m", "1.5 min", "soon")]
+    [90.0, 5400.0, 90.0, None]
     """
     word = text.strip().lower()
     if re.fullmatch(_DURATION, word, re.ASCII):
@@ -218,7 +205,6 @@ def parse_range(text: str) -> range | None:
 
 # -- what a terminal can show ---------------------------------------------------------------------
 
-_DOTS = "..."
 # A line may end after blanks, and before or after a character of two columns, together with its
 # opening brackets and punctuation.
 _WIDE = "\u2e80-\u9fff\uff00-\uffef\u3001-\u303f"
@@ -308,78 +294,32 @@ def elided(text: str, room: int) -> str:
     """
     if display_width(text) <= room:
         return text
-    kept = room - len(_DOTS)
-    # The end of a path says more than its beginning.
-    tail = _fitting(text[::-1], kept - kept // 2)[::-1]
-    return f"{_fitting(text, kept - display_width(tail))}{_DOTS}{tail}"
+    begin, end = len(text) // 2, len(text) // 2
+    while text[:begin] + text[end:] and display_width(text[:begin] + text[end:]) > room - 3:
+        # From both sides of the middle in turns.
+        begin, end = (begin - 1, end) if len(text) - end <= begin else (begin, end + 1)
+    return f"{text[:begin]}...{text[end:]}"
 
 
-def _fitting(text: str, room: int) -> str:
-    """Return the longest beginning of TEXT that takes at most ROOM columns."""
-    length, taken = 0, 0
-    for char in text:
-        taken += display_width(char)
-        if taken > room:
-            break
-        length += 1
-    return text[:length]
+# -- likely names ---------------------------------------------------------------------------------
 
-
-# -- slips of keyboards and shells ----------------------------------------------------------------
-
-# Typographic dashes, the minus, and those of Chinese and Japanese keyboards. By number: names would
-# import unicodedata when this is compiled, and a Ctrl-C in that moment becomes a SyntaxError.
-LONG_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\u30fc\ufe58\ufe63\uff0d"
-_BLANKS = "\u00a0\u2002\u2003\u2009\u202f\u3000"
+# Full-width characters, typographic dashes, and odd blanks.
 _PLAIN: dict[int, int | str] = {
     **{code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)},
-    **dict.fromkeys(map(ord, LONG_DASHES), "-"),
-    **dict.fromkeys(map(ord, _BLANKS), " "),
-    **dict.fromkeys((0x200B, 0xFEFF), ""),
+    **dict.fromkeys((*range(0x2010, 0x2016), 0x2212), "-"),
+    **dict.fromkeys((0xA0, 0x3000), " "),
     0x3001: ",",
     0x3002: ".",
 }
-_CARRIAGE_RETURN = (
-    "it ends in a carriage return, as lines of Windows do: remove them from the file with the "
-    "command line, as in `sed -i 's/\\r$//' run.sh`."
-)
-_LONE_BLANK = (
-    "a lone blank is a word of the command line: remove the blank after the backslash that ends a "
-    "line."
-)
 
 
 def without_slips(text: str) -> str:
-    """Return TEXT with ASCII characters in place of full-width ones, long dashes and odd blanks.
+    """Return TEXT with ASCII characters in place of those of a Chinese keyboard.
 
     >>> without_slips("\uff10\uff0c\uff11"), without_slips("\u2014\u2014gpus"), without_slips("0-3")
     ('0,1', '--gpus', '0-3')
     """
     return text if text.isascii() else text.translate(_PLAIN)
-
-
-def option_without_slips(word: str) -> str:
-    """Return WORD, which begins with a dash of any kind, as an option is written.
-
-    >>> option_without_slips("\u2014gpus"), option_without_slips("\uff0d\uff0dgpus\uff1d\uff10")
-    ('--gpus', '--gpus=0')
-    """
-    name = without_slips(word).lstrip("-")
-    return f"--{name}" if len(name) > 1 else f"-{name}"
-
-
-def blank_fault(word: str) -> str | None:
-    r"""Return what is wrong with WORD if it is a blank, or ends in a carriage return; or None.
-
-    >>> blank_fault("train.py\r")[:32], blank_fault(" ")[:12], *map(blank_fault, ("train.py", ""))
-    ('it ends in a carriage return, as', 'a lone blank', None, None)
-    """
-    if word.endswith("\r"):
-        return _CARRIAGE_RETURN
-    return _LONE_BLANK if word and not word.strip() else None
-
-
-# -- likely names ---------------------------------------------------------------------------------
 
 
 def closest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:

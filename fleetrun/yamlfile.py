@@ -32,8 +32,6 @@ def loading(text: str, path: str) -> Iterator[SafeLoader]:
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
     try:
-        if not text.isascii() and (wide := wide_colon(text, path)) is not None:
-            raise wide
         yield loader
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -47,21 +45,6 @@ def loading(text: str, path: str) -> Iterator[SafeLoader]:
         raise UsageError(f"{where}: this is not YAML: {problem}.") from None
     finally:
         loader.dispose()
-
-
-def wide_colon(text: str, path: str) -> UsageError | None:
-    r"""Return an error if a line of TEXT, found at PATH, has a full-width colon after its name.
-
-    >>> print(wide_colon("gpus: 0\nlog_dir\uff1aout\n", "my.yaml"))
-    my.yaml:2: the colon after log_dir is full-width: write `log_dir: ...`.
-    """
-    for number, line in enumerate(text.splitlines(), 1):
-        name, colon, _ = line.strip().partition("\uff1a")
-        if colon and name.replace("_", "").replace("-", "").isalnum():
-            return UsageError(
-                f"{path}:{number}: the colon after {name} is full-width: write `{name}: ...`."
-            )
-    return None
 
 
 def at(path: str, mark: Mark) -> str:

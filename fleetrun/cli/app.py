@@ -11,12 +11,13 @@ from contextlib import suppress
 from fleetrun import __version__
 from fleetrun.cli import configfile, parser, request
 from fleetrun.cli import help as help_page
-from fleetrun.cli.argv import ParsedCommand, refuse_mistaken, split
-from fleetrun.cli.options import find
+from fleetrun.cli.argv import ParsedCommand, split
+from fleetrun.cli.elsewhere import refuse_mistaken
+from fleetrun.cli.options import BY_SPELLING, find
 from fleetrun.engines import detect
 from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
 from fleetrun.model import Layer, Request
-from fleetrun.printing import color_choice, is_colored_stream, message_prefix, put
+from fleetrun.printing import AUTO, is_colored_stream, message_prefix, put
 from fleetrun.run.observers import Caller
 from fleetrun.rundir.secrets import Hider
 from fleetrun.rundir.variables import COMPLETE, EXEC_OPTIONS
@@ -57,7 +58,7 @@ def main(
         if caller is not None:
             caller.failed(error, hide(str(error)))
             return error.exit_code
-        is_coloured = is_colored_stream(color_choice(given), variables, sys.stderr)
+        is_coloured = is_colored_stream(AUTO, variables, sys.stderr)
         prefix = message_prefix(is_coloured=is_coloured, is_fault=True)
         for sentence in getattr(error, "sentences", (str(error),)):
             _complain(f"{prefix}{visible(hide(sentence))}")
@@ -120,7 +121,9 @@ def _launch(
         restored, layers = again.restored, again.layers
     else:
         file = configfile.find(parsed.given, environ)
-    refuse_mistaken(parsed, parser.COMMANDS)
+    assert parsed.script is not None
+    is_after_dashes = parsed.words[(parsed.script_at or 0) - 1] == "--"
+    refuse_mistaken(parsed.script, BY_SPELLING, parser.COMMANDS, is_after_dashes=is_after_dashes)
     listed = detect.rows(environ)
     engine: list[detect.Detected] = []
 
@@ -129,7 +132,7 @@ def _launch(
         return engine[0]
 
     made = request.resolve(parsed, environ, file, layers, detected if listed else None)
-    given = configfile.beside(file, parsed.given)
+    given = (*file.given, *parsed.given)
     made = made._replace(typed=parsed.words, given=given, restored=restored)
     if made.hosts or made.hostfile:
         from fleetrun.remote import head, sshjob  # only for jobs by ssh

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import yamlfile
 from fleetrun.cli import elsewhere
-from fleetrun.cli.argv import suggest
 from fleetrun.cli.option import Option
 from fleetrun.cli.options import BY_SPELLING
 from fleetrun.errors import UsageError
@@ -23,50 +22,39 @@ SUBMIT = "submit"
 
 
 class Config(NamedTuple):
-    """A config file: its path, and the options that it gives.
+    """The config file: its path (None: there is none), and the options that it gives.
 
     If the user has one, too, BENEATH is its path; the options include those that only it has.
     """
 
-    path: str | None
-    given: tuple[Given, ...]
+    path: str | None = None
+    given: tuple[Given, ...] = ()
     beneath: str | None = None
 
 
-def beside(config: Config | None, given: Sequence[Given]) -> tuple[Given, ...]:
-    """Return all that CONFIG and the command line give, which is GIVEN, the stronger last."""
-    return (*(config.given if config else ()), *given)
-
-
-def named(given: Iterable[Given]) -> str | None:
-    """Return the file that --config names in GIVEN."""
-    paths = [item.raw for item in given if item.name == "config" and item.raw]
-    return paths[-1] if paths else None
+NONE = Config()
 
 
 def here(given: Iterable[Given]) -> str | None:
     """Return the file that --config names in GIVEN, or else that of this folder, if it exists."""
-    return named(given) or (DEFAULT if os.path.exists(DEFAULT) else None)
+    named = [item.raw for item in given if item.name == "config"]
+    return named[-1] if named else DEFAULT if os.path.exists(DEFAULT) else None
 
 
-def find(given: Sequence[Given], environ: Mapping[str, str]) -> Config | None:
+def find(given: Sequence[Given], environ: Mapping[str, str]) -> Config:
     """Return the config file that GIVEN names, or the one here, on top of the user's."""
     path, own = here(given), of_user(environ)
     chosen = read(path).given if path else ()
-    if own is None:
-        return Config(path, chosen) if path else None
     settled = {item.name for item in chosen if not BY_SPELLING[item.name].is_pair}
-    added = [item for item in read(own).given if item.name not in settled]
+    added = [item for item in read(own).given if item.name not in settled] if own else []
     return Config(path, (*added, *chosen), own)
 
 
 def of_user(environ: Mapping[str, str]) -> str | None:
     """Return the user's own config file, if there is one."""
-    folder, home = environ.get("XDG_CONFIG_HOME", ""), environ.get("HOME", "")
-    if not folder.startswith("/"):
-        folder = f"{home}/.config" if home.startswith("/") else ""
+    folder = environ.get("XDG_CONFIG_HOME") or f"{environ.get('HOME', '')}/.config"
     path = f"{folder}/fleetrun/{DEFAULT}"
-    return path if folder and os.path.exists(path) else None
+    return path if path.startswith("/") and os.path.exists(path) else None
 
 
 def read(path: str) -> Config:
@@ -91,7 +79,7 @@ def _entries(path: str, options: Mapping[str, Option], *section: str) -> Iterato
         if option is None:
             elsewhere.refuse_gone(name, f"{where}: {typed}")
             of = f" of {section[-1]}" if section else ""
-            ending = suggest(typed, [name for name, row in options.items() if row.in_file], "")
+            ending = elsewhere.suggest(typed, options, "")
             raise UsageError(f"{where}: no such option{of}: {typed}{ending}")
         if not option.in_file:
             raise UsageError(f"{where}: {typed} belongs on the command line.")
@@ -101,11 +89,7 @@ def _entries(path: str, options: Mapping[str, Option], *section: str) -> Iterato
             given = option.given(raw, typed, f"{path}:{at}", name)
             if not option.reason:
                 option.read(given)
-            # Arguments and paths cannot hold NUL.
-            if "\0" in raw:
-                raise UsageError(f"{path}:{at}: {typed} contains a NUL character; remove it.")
-            if raw.strip():
-                yield given
+            yield given
 
 
 def _mapping(path: str, keys: Iterable[str]) -> Sequence[tuple[Node, Node]]:
@@ -141,5 +125,5 @@ def _values(option: Option, node: Node, where: str) -> Iterator[tuple[str, int]]
             yield text(item), item.start_mark.line + 1
     elif isinstance(node, SequenceNode) and option.kind.name == "list":
         yield ",".join(map(text, node.value)), line
-    elif text(node):
+    elif text(node).strip():
         yield text(node), line

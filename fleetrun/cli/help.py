@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import gettext
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
-
-import click
+from collections.abc import Callable, Mapping
 
 from fleetrun.cli.option import GROUPS, Option
 from fleetrun.cli.options import KNOWN
@@ -90,13 +87,8 @@ _WIDTH = 100
 
 
 def show(section: str, environ: Mapping[str, str]) -> int:
-    """Print SECTION of the help, in Chinese if the locale is; page all of it on a terminal."""
-    shown = text(section, translation(environ))
-    if section == "all" and sys.stdout is not None and sys.stdout.isatty():
-        os.environ.setdefault("LESS", "FRX")
-        click.echo_via_pager(shown)
-        return 0
-    return put(shown)
+    """Print SECTION of the help, in Chinese if the locale is."""
+    return put(text(section, translation(environ)))
 
 
 def translation(environ: Mapping[str, str]) -> Callable[[str], str]:
@@ -113,45 +105,28 @@ def text(section: str = "screen", translate: Callable[[str], str] = str) -> str:
     """Return the help: the screen, all, codes, or one of GROUPS."""
     if section == "screen":
         return f"{translate(INTRODUCTION)}\n{translate(MOST_USED)}"
-    formatter = click.HelpFormatter(max_width=_WIDTH)
-    if section == "all":
-        formatter.write(f"{translate(INTRODUCTION)}\n")
-    for name, group in GROUPS.items():
+    tables = {
+        name: (title, [row(option, translate) for option in KNOWN if option.group == name])
+        for name, title in GROUPS.items()
+    }
+    codes = [(code, translate(meaning)) for code, meaning in EXIT_CODES]
+    lines = [translate(INTRODUCTION)] if section == "all" else []
+    for name, (title, rows) in {**tables, "codes": ("Exit codes", codes)}.items():
         if section in {"all", name}:
-            members = [option for option in KNOWN if option.group == name]
-            if any(option.reason for option in members):
-                with formatter.section(translate(group)):
-                    # Listed only so that people find the name; these options have no effect.
-                    formatter.write_text(", ".join(option.flag for option in members))
-            else:
-                _write(formatter, translate(group), [row(option, translate) for option in members])
-    if section in {"all", "codes"}:
-        rows = [(code, translate(meaning)) for code, meaning in EXIT_CODES]
-        _write(formatter, translate("Exit codes"), rows)
-    formatter.write_paragraph()
+            lines.append(f"{translate(title)}:")
+            for term, meaning in rows:
+                lines += [f"  {term}", *(f"      {line}" for line in wrapped(meaning, _WIDTH - 6))]
+            lines.append("")
     for note in NOTES:
-        formatter.write_text(_lines(translate(note), formatter.width))
-    return formatter.getvalue()
+        lines += wrapped(translate(note), _WIDTH)
+    return "\n".join((*lines, ""))
 
 
 def row(option: Option, translate: Callable[[str], str] = str) -> tuple[str, str]:
     """Return OPTION's spelling and meaning for a help text."""
-    shown = [translate(option.help or "")]
+    shown = [translate(option.help or "")] if option.help else []
     if option.usual not in (None, "false"):
         shown.append(translate("[default: {}]").format(option.usual))
     if option.env:
         shown.append(f"[{', '.join(f'${name}' for name in option.env)}]")
     return ", ".join(option.opts) + option.value_shown, "  ".join(shown)
-
-
-def _write(formatter: click.HelpFormatter, title: str, rows: Sequence[tuple[str, str]]) -> None:
-    """Write ROWS of terms and their meanings as the section TITLE."""
-    # click's own width of the second column.
-    room = formatter.width - min(max(len(term) for term, _ in rows), 30) - 4
-    with formatter.section(title):
-        formatter.write_dl([(term, _lines(meaning, room)) for term, meaning in rows])
-
-
-def _lines(text: str, room: int) -> str:
-    """Break TEXT into lines for click, which does not know double-width characters."""
-    return "\n".join(("\b", *wrapped(text, room)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import click
 
@@ -43,7 +43,7 @@ class Option(click.Option):
         text: str,
         *,
         field: str = "",
-        env: tuple[str, ...] = (),
+        env: str = "",
         hidden: Iterable[str] = (),
         default: str | None = None,
         bare: str | None = None,
@@ -56,7 +56,7 @@ class Option(click.Option):
         self.field = field or self.label
         self.kind = kind
         self.group = group
-        self.env = env
+        self.env = env.split()
         self.bare = "true" if kind is FLAG else bare
         self.in_file = in_file
         self.reason = reason
@@ -96,6 +96,13 @@ class Option(click.Option):
         """What it takes, for an error message."""
         return self.kind.wanted or f"give {self.metavar or 'a value'}."
 
+    @property
+    def value_shown(self) -> str:
+        """Its value as help and pages write it after the option."""
+        if self.kind is FLAG:
+            return ""
+        return f"[={self.metavar}]" if self.bare is not None else f" {self.metavar}"
+
     def takes_next(self, word: str) -> bool:
         """Whether WORD, standing after the option, is its value and not the script.
 
@@ -108,7 +115,7 @@ class Option(click.Option):
 
     def switches_off(self, raw: str) -> bool:
         """Whether RAW says no to the option, as a variable exported once for all jobs does."""
-        return raw.strip().lower() in {*FALSE_WORDS, "", "-1", "none"}
+        return raw.strip().lower() in {*FALSE_WORDS, "-1", "none"}
 
     def given(self, raw: str, typed: str = "", source: str = "", spelling: str = "") -> Given:
         """Return the option as given: typed so, in SOURCE (the command line if empty).
@@ -116,8 +123,7 @@ class Option(click.Option):
         A ~ that begins a path becomes the home folder.
         """
         if self.kind.complete and "~" in raw:
-            paths = raw.split(",") if self.kind.name == "list" else [raw]
-            raw = ",".join(os.path.expanduser(path) for path in paths)
+            raw = ",".join(map(os.path.expanduser, raw.split(",")))
         is_variable = self.kind.name == "pairs"
         name, typed = self.label, typed or self.flag
         return Given(name, raw, typed, source or COMMAND_LINE, spelling or name, is_variable)
@@ -126,11 +132,8 @@ class Option(click.Option):
         self, environ: Mapping[str, str], ignored: Iterable[str] = ()
     ) -> list[Given]:
         """Return what the first of its variables in ENVIRON says, but for IGNORED ones."""
-        for name in self.env:
-            raw = environ.get(name, "")
-            if raw.strip() and name not in ignored:
-                return [self.given(raw, f"${name}", f"${name}")]
-        return []
+        names = [name for name in self.env if environ.get(name, "").strip() and name not in ignored]
+        return [self.given(environ[name], f"${name}", f"${name}") for name in names[:1]]
 
     def by_default(self) -> Given:
         """Return the option as nobody has given it."""
@@ -145,12 +148,16 @@ class Option(click.Option):
         except ValueError as error:
             raise UsageError(given.blame(str(error))) from None
 
-    @property
-    def value_shown(self) -> str:
-        """Its value as help and pages write it after the option."""
-        if self.kind is FLAG:
-            return ""
-        return f"[={self.metavar}]" if self.bare is not None else f" {self.metavar}"
+    def remarks(self, given: Given) -> Iterator[str]:
+        """Yield why GIVEN has no effect or a hole; UsageError if there is no such thing yet."""
+        if self.kind.name == "list" and not all(map(str.strip, given.raw.split(","))):
+            # With `--ips=$A,$B` and an unset variable, the job would be smaller than meant.
+            yield f"{given.typed}={given.raw} has an empty entry, which counts as not given."
+        if self.reason and not self.switches_off(given.raw):
+            if self.group == "later":
+                raise UsageError(given.blame(self.reason))
+            self.read(given)
+            yield f"{given.typed} has no effect: {self.reason}"
 
 
 def by_spelling(options: Iterable[Option]) -> dict[str, Option]:

@@ -21,6 +21,7 @@ from fleetrun.cli.types import (
     Type,
     among,
     choice,
+    host_count,
     job_name,
     log_size,
     number,
@@ -87,6 +88,15 @@ class FieldValues(Type):
         return among((*words, *auto), last, f"{key}={earlier}{comma}")
 
 
+def device_kind(text: str) -> str:
+    """Return the kind of devices TEXT, as Paddle spells it."""
+    kind = text.strip()
+    if not kinds.is_name(kind):
+        raise ValueError("give the name that Paddle has for it: npu, mlu, gpu.")
+    is_known = kind.lower() in {*kinds.BUILT_IN, *kinds.VENDORS, *kinds.SYNONYMS}
+    return kind.lower() if is_known else kind
+
+
 # As Python's logging and Paddle call them.
 _LEVELS = choice(
     *("debug", "info", "warning", "error"),
@@ -109,40 +119,33 @@ _KINDS = [
 # fmt: off
 OPTIONS: tuple[Option, ...] = (
     Option("devices gpus npus xpus selected_gpus selected_npus selected_xpus",
-           LIST,
-           "common", "LIST",
+           LIST, "common", "LIST",
            "Devices to use, one process each: 0,1 or 0-3 or all, or free for GPUs that nobody "
            "uses. If $CUDA_VISIBLE_DEVICES is set, it must contain them. Any kind's name works: "
-           "--mlus=0,1. Default: all visible devices.",
-           env=("PADDLE_DEVICES",),
-           hidden=_KINDS),
+           "--mlus=0,1. Default: all visible devices.", env="PADDLE_DEVICES", hidden=_KINDS),
     Option("nproc_per_node",
-           number(minimum=1, words=("auto", "gpu", "cpu")),
-           "common", "N|auto|gpu|cpu",
+           number(minimum=1, words=("auto", "gpu", "cpu")), "common", "N|auto|gpu|cpu",
            "Number of processes on this host; auto, gpu: one per GPU; cpu: one per core. Default: "
-           "one per device.",
-           env=("PADDLE_NPROC_PER_NODE",)),
+           "one per device.", env="PADDLE_NPROC_PER_NODE"),
     Option("ips cluster_node_ips", LIST, "common", "LIST",
            "Addresses of all hosts, in rank order. Run the same command on each.",
-           env=("PADDLE_IPS",)),
+           env="PADDLE_IPS"),
     Option("env", VARIABLE, "common", "KEY=VALUE",
            "Set a variable for every process (repeatable)."),
     Option("nccl", VARIABLE, "common", "KEY=VALUE",
            "Set an NCCL variable (repeatable); its name needs no NCCL_."),
     Option("config", FILE, "common", "FILE",
            "Read options from this YAML file instead of ./fleetrun.yaml. Options that it does not "
-           "set are read from ~/.config/fleetrun/fleetrun.yaml.",
-           in_file=False),
+           "set are read from ~/.config/fleetrun/fleetrun.yaml.", in_file=False),
     Option("log_dir", FOLDER, "common", "DIR",
            "Log folder: workerlog.N for process N, and one folder per launch.",
-           env=("PADDLE_LOG_DIR",)),
+           env="PADDLE_LOG_DIR"),
     Option("tee", RANKS, "common", "RANKS",
            "Show the output of these ranks on the console: all, 0,3 or 0-3. Default: rank 0.",
            bare="all"),
     Option("redirects", BOOL, "job", "BOOL",
            "Write the standard error of all ranks to separate files, workererr.N beside "
-           "workerlog.N. The console shows both.",
-           bare="true"),
+           "workerlog.N. The console shows both.", bare="true"),
     Option("log_filter", read_as(pattern, is_free=True), "job", "PATTERN",
            "On the console, show only lines that match this regular expression, of the ranks that "
            "--tee selects. Log files have all lines."),
@@ -154,101 +157,89 @@ OPTIONS: tuple[Option, ...] = (
     Option("strategy", _Strategies("list", FILES.read, complete="file"), "strategy", "NAME|FILE",
            "Apply this preset or YAML file to an unmodified script (repeatable, later ones win). "
            "Start with recommended; `fleetrun strategy list` shows all presets.",
-           env=(variables.STRATEGY,)),
+           env=variables.STRATEGY),
     Option("set", FieldValues(), "strategy", "KEY=VALUE",
            "Set one strategy field; overrides all files (repeatable): fuse_grad_size_in_MB=16, "
            "gradient_merge_configs.k_steps=4, flags.FLAGS_x=1."),
     Option("strategy_mode", choice("defaults", "override"), "strategy", "defaults|override",
            "Which setting wins if the script has its own: the script's (defaults) or the "
-           "strategy's (override).",
-           default="defaults"),
+           "strategy's (override).", default="defaults"),
     Option("strategy_strict", FLAG, "strategy", "",
            "Fail if any part of the strategy has no effect."),
     Option("check_ranks", number(minimum=-1, words=("auto",)), "strategy", "auto|N",
-           "When to compare the parameters of all ranks: after updates 1, 2, 4, ... 1024 and "
-           "then every 1024 (auto), after 1 and 3 (0), also after every N updates, or never "
-           "(-1). Ranks that differ under a strategy end the job. Default with a strategy: auto."),
-    Option("device_kind", Type("text", words=("cpu", "gpu", *kinds.VENDORS)), "devices", "KIND",
+           "When to compare the parameters of all ranks: after updates 1, 2, 4, ... 1024 and then "
+           "every 1024 (auto), after 1 and 3 (0), also after every N updates, or never (-1). Ranks "
+           "that differ under a strategy end the job. Default with a strategy: auto."),
+    Option("device_kind", read_as(device_kind, words=("cpu", "gpu", *kinds.VENDORS)), "devices",
+           "KIND",
            "Kind of device: gpu, xpu, one of Paddle's plug-ins (npu, mlu, gcu, ...), or cpu for "
-           "none. Default: the first kind that Paddle has on this host.",
-           env=(kinds.XCCL,)),
-    Option("backend", choice("auto", "nccl", "gloo", "bkcl", "heter", "xccl", "flagcx"),
-           "devices", "NAME",
-           "Communication backend of the processes.",
-           env=("PADDLE_DISTRI_BACKEND",)),
+           "none. Default: the first kind that Paddle has on this host.", env=kinds.XCCL),
+    Option("backend",
+           choice("auto", "nccl", "gloo", "bkcl", "heter", "xccl", "flagcx"), "devices", "NAME",
+           "Communication backend of the processes.", env="PADDLE_DISTRI_BACKEND"),
     Option("oversubscribe", FLAG, "devices", "",
            "Allow more processes than devices."),
     Option("virtual_local_rank", FLAG, "devices", "",
            "Show each process only its own devices, counted from 0. PADDLE_LOCAL_RANK remains its "
            "rank on this host."),
     Option("gpu_memory_fraction", number(is_whole=False, minimum=0, maximum=1), "devices", "0..1",
-           "Share of each GPU's memory that Paddle allocates at the start, with the allocator "
-           "that does so (FLAGS_allocator_strategy=naive_best_fit)."),
+           "Share of each GPU's memory that Paddle allocates at the start, with the allocator that "
+           "does so (FLAGS_allocator_strategy=naive_best_fit)."),
     Option("bind", choice("cores", "numa", "none"), "devices", "cores|numa|none",
            "Bind each process to CPUs of its own, near its GPU: cores divides all of them; numa "
            "keeps each process within one NUMA node."),
     Option("host node_ip", TEXT, "hosts", "IP",
-           "Address of this host, if --ips cannot be matched with its interfaces.",
-           env=("POD_IP",)),
+           "Address of this host, if --ips cannot be matched with its interfaces.", env="POD_IP"),
     Option("network", TEXT, "hosts", "IFACE|CIDR",
            "Network between the hosts: an interface (eth1) or its addresses (10.0.0.0/16). "
            "Default: the one that leads to the other hosts."),
     Option("start_port started_port", number(minimum=1, maximum=LAST_PORT), "hosts", "PORT",
            "Port of the first process; the others get the ports after it. Default: free ports on "
-           "one host, 6070 on several.",
-           env=("PADDLE_START_PORT", "FLAGS_START_PORT", "FLAGS_FIXED_PORT")),
-    Option("nnodes np", TEXT, "hosts", "N[:M]",
+           "one host, 6070 on several.", env="PADDLE_START_PORT FLAGS_START_PORT FLAGS_FIXED_PORT"),
+    Option("nnodes np", read_as(host_count), "hosts", "N[:M]",
            "Number of hosts. Follows from --ips; required with --master. With N:M the job is "
            "elastic: it continues when hosts are lost or arrive.",
-           env=("PADDLE_NNODES", "PADDLE_ELASTIC_NP")),
+           env="PADDLE_NNODES PADDLE_ELASTIC_NP"),
     Option("master elastic_server", TEXT, "hosts", "HOST:PORT",
-           "Where hosts meet if --ips does not name them: a host of the job and a free port on "
-           "it; or etcd://HOST:PORT[,HOST:PORT...], an etcd 3 that lets an elastic job lose any "
-           "host. Default: this host is the first and prints the command for the others.",
-           env=("PADDLE_MASTER", "PADDLE_ELASTIC_SERVER")),
+           "Where hosts meet if --ips does not name them: a host of the job and a free port on it; "
+           "or etcd://HOST:PORT[,HOST:PORT...], an etcd 3 that lets an elastic job lose any host. "
+           "Default: this host is the first and prints the command for the others.",
+           env="PADDLE_MASTER PADDLE_ELASTIC_SERVER"),
     Option("rdzv_timeout", seconds(0.1), "hosts", "SECONDS",
-           "How long to wait for all hosts.",
-           field="rdzv_timeout_s"),
+           "How long to wait for all hosts.", field="rdzv_timeout_s"),
     Option("elastic_timeout", seconds(0.1), "hosts", "SECONDS",
            "How long an elastic job waits for one more host: before it starts, before it restarts "
            "with new hosts, and if too few are left.",
-           field="elastic_timeout_s", env=("PADDLE_ELASTIC_TIMEOUT",)),
+           field="elastic_timeout_s", env="PADDLE_ELASTIC_TIMEOUT"),
     Option("spares", number(minimum=0), "hosts", "N",
            "Number of hosts beyond --nnodes that stand by and replace lost ones."),
     Option("heartbeat_timeout", seconds(1), "hosts", "SECONDS",
-           "Silence after which a host counts as lost. A host that is cut off from the others "
-           "ends its own processes before that.",
-           field="heartbeat_timeout_s"),
+           "Silence after which a host counts as lost. A host that is cut off from the others ends "
+           "its own processes before that.", field="heartbeat_timeout_s"),
     Option("rank", number(minimum=-1), "hosts", "N",
            "This host's position among the hosts, counted from 0. Follows from --ips.",
-           env=("PADDLE_RANK",)),
+           env="PADDLE_RANK"),
     Option("hosts", TEXT, "hosts", "HOST:N,HOST:N",
            "Start the job on these hosts by ssh, each with that many ranks. Run this on one host "
-           "only.",
-           in_file=False),
+           "only.", in_file=False),
     Option("hostfile", FILE, "hosts", "FILE",
-           "Like --hosts, from a file with one `HOST slots=N` per line.",
-           in_file=False),
+           "Like --hosts, from a file with one `HOST slots=N` per line.", in_file=False),
     Option("ssh", FREE, "hosts", "COMMAND",
            "The ssh command for --hosts and --hostfile, with its options."),
     Option("ssh_fanout", number(minimum=1), "hosts", "N",
            "Number of hosts to connect to at once."),
     Option("run_mode", choice("collective", "ps", "ps-heter", "heter", "rpc"), "job", "MODE",
-           "Kind of job. Options of parameter servers imply ps.",
-           env=("PADDLE_RUN_MODE",)),
+           "Kind of job. Options of parameter servers imply ps.", env="PADDLE_RUN_MODE"),
     Option("job_id", read_as(job_name, is_free=True), "job", "NAME",
-           "Name of the job.",
-           env=("PADDLE_JOB_ID", "PADDLE_ELASTIC_JOB_ID")),
+           "Name of the job.", env="PADDLE_JOB_ID PADDLE_ELASTIC_JOB_ID"),
     Option("grace", seconds(0), "job", "SECONDS",
-           "Time between asking processes to stop and killing them.",
-           field="grace_s"),
+           "Time between asking processes to stop and killing them.", field="grace_s"),
     Option("max_restart", number(minimum=0), "job", "N",
            "Restart all processes up to N times after a failure, with new ports; not after usage "
-           "or import errors, nor if the job makes no progress.",
-           env=("PADDLE_MAX_RESTART",)),
+           "or import errors, nor if the job makes no progress.", env="PADDLE_MAX_RESTART"),
     Option("resume_from", FOLDER, "job", "DIR",
-           "At each start, replace {checkpoint} in the script's arguments with the newest "
-           "complete checkpoint in this folder: a folder or file whose name ends with a number."),
+           "At each start, replace {checkpoint} in the script's arguments with the newest complete "
+           "checkpoint in this folder: a folder or file whose name ends with a number."),
     Option("stdin", read_as(reading_rank, words=("none",)), "job", "RANK|none",
            "The rank that reads the terminal or pipe, or none. Default: the rank that is shown."),
     Option("debug", RANKS, "job", "RANK|all",
@@ -269,8 +260,7 @@ OPTIONS: tuple[Option, ...] = (
            "ones. --hang_timeout includes it."),
     Option("detach", FLAG, "job", "",
            "Run the job in the background: `fleetrun attach` shows its console, `fleetrun ps` "
-           "lists it, `fleetrun stop` ends it.",
-           in_file=False),
+           "lists it, `fleetrun stop` ends it.", in_file=False),
     Option("on_end", FREE, "job", "COMMAND",
            "Shell command to run when the job has ended, successfully or not, with a JSON object "
            "on its standard input. It does not change the exit code and is stopped after 30 s. "
@@ -280,42 +270,34 @@ OPTIONS: tuple[Option, ...] = (
            "nothing if there is an error."),
     Option("log_level", _LEVELS, "job", "LEVEL",
            "Verbosity of fleetrun itself: debug, info, warning, error. Paddle's notset means "
-           "debug, critical means error.",
-           env=("PADDLE_LOG_LEVEL",)),
+           "debug, critical means error.", env="PADDLE_LOG_LEVEL"),
     Option("log_overwrite", BOOL, "job", "BOOL",
            "Overwrite log files instead of appending to them.",
-           env=("PADDLE_LOG_OVERWRITE",), bare="true"),
+           env="PADDLE_LOG_OVERWRITE", bare="true"),
     Option("log_keep", number(minimum=1), "job", "N",
            "Number of launch folders to keep in the log folder."),
     Option("log_max_size", read_as(log_size), "job", "SIZE",
            "Move the older part of a log to workerlog.N.1, .2, ... if it exceeds this size: 100M, "
-           "2G. 0: never.",
-           field="log_max_bytes", default="0"),
+           "2G. 0: never.", field="log_max_bytes", default="0"),
     Option("metrics_period", seconds(0), "job", "SECONDS",
-           "Interval at which resource use of the host, GPUs and ranks is written to "
-           "metrics.jsonl in the run directory. 0: never.",
-           field="metrics_period_s"),
+           "Interval at which resource use of the host, GPUs and ranks is written to metrics.jsonl "
+           "in the run directory. 0: never.", field="metrics_period_s"),
     Option("metrics_port", number(minimum=1, maximum=LAST_PORT), "job", "PORT",
            "Serve the metrics on this port of each host in OpenMetrics, for Prometheus. Needs "
            "prometheus-client."),
     Option("from_manifest", FILE, "job", "FILE",
            "Repeat the launch that wrote this manifest.json: same folder, environment and command "
-           "line. Options that you add take precedence.",
-           in_file=False),
+           "line. Options that you add take precedence.", in_file=False),
     Option("server_num", number(minimum=0), "servers", "N",
-           "Number of parameter servers on this host (or on each of --ips). Makes the job one "
-           "with parameter servers.",
-           env=("PADDLE_SERVER_NUM",)),
+           "Number of parameter servers on this host (or on each of --ips). Makes the job one with "
+           "parameter servers.", env="PADDLE_SERVER_NUM"),
     Option("trainer_num worker_num", number(minimum=0), "servers", "N",
-           "Number of trainers on this host (or on each of --ips).",
-           env=("PADDLE_TRAINER_NUM",)),
+           "Number of trainers on this host (or on each of --ips).", env="PADDLE_TRAINER_NUM"),
     Option("servers endpoints", LIST, "servers", "LIST",
            "Endpoints of all parameter servers, HOST:PORT or HOST. Run the same command on each "
-           "host.",
-           env=("PADDLE_SERVERS_ENDPOINTS",)),
+           "host.", env="PADDLE_SERVERS_ENDPOINTS"),
     Option("trainers workers", LIST, "servers", "LIST",
-           "Endpoints of all trainers.",
-           env=("PADDLE_TRAINERS_ENDPOINTS",)),
+           "Endpoints of all trainers.", env="PADDLE_TRAINERS_ENDPOINTS"),
     Option("heter_worker_num", TEXT, "servers", "N;N",
            'Number of heterogeneous trainers of each stage: 2 or "1;2".'),
     Option("heter_workers", TEXT, "servers", "LIST;LIST",
@@ -328,20 +310,17 @@ OPTIONS: tuple[Option, ...] = (
            "Endpoints of coordinators of federated learning."),
     Option("with_gloo", choice("0", "1", "2"), "servers", "0|1|2",
            "Whether trainers wait for each other: 0 no, 1 yes, 2 yes, and servers too. Default: 1 "
-           "if all trainers are on one host.",
-           env=("PADDLE_WITH_GLOO",)),
+           "if all trainers are on one host.", env="PADDLE_WITH_GLOO"),
     Option("http_port", number(minimum=1, maximum=LAST_PORT), "servers", "PORT",
            "Port on the first server where trainers meet for --with_gloo."),
     Option("version", FLAG, "about", "",
-           "Print the version.",
-           in_file=False),
+           "Print the version.", in_file=False),
     Option("color",
-           choice("auto", "always", "never", is_optional=True),
-           "about", "auto|always|never",
+           choice("auto", "always", "never", is_optional=True), "about", "auto|always|never",
            "Colour fleetrun's own lines. auto: on a terminal, unless $NO_COLOR is set.",
            bare="always"),
-    Option("help", choice("screen", "all", *GROUPS, "codes", is_optional=True),
-           "about", "all|SECTION",
+    Option("help",
+           choice("screen", "all", *GROUPS, "codes", is_optional=True), "about", "all|SECTION",
            "Print one screen (also -h), all of this text, or one section: common, strategy, "
            "devices, hosts, job, servers, about, paddle, later, codes.",
            bare="screen", in_file=False),
@@ -352,18 +331,16 @@ OPTIONS: tuple[Option, ...] = (
 # Options of Paddle's launchers that do nothing here: each is taken with a remark that says why.
 # Those that end with = have a value; the variables follow the name.
 _WITHOUT_EFFECT = {
-    "legacy": "there is one launcher, and it gives scripts what either of Paddle's does.",
-    "sort_ip PADDLE_SORT_IP": "hosts keep the order of --ips; without it, the others follow the "
-    "master by address.",
-    "enable_gpu_log": "metrics.jsonl in the run directory records GPU use, without nvidia-smi.",
+    "legacy": "there is one launcher, which gives scripts what either of Paddle's does.",
+    "sort_ip PADDLE_SORT_IP": "hosts keep the order of --ips.",
+    "enable_gpu_log": "metrics.jsonl in the run directory records GPU use.",
     "use_paddlecloud": "PaddleCloud's variables are always read if all of them are set.",
     "print_config": "the settings are in launch.txt of the run directory.",
     "use_env": "ranks always get PADDLE_LOCAL_RANK, and never an argument --local_rank.",
     "scale=": _FLEET_SIZE,
     "force": _FLEET_SIZE,
     "elastic_level= PADDLE_ELASTIC_LEVEL PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL": (
-        "--nnodes=MIN:MAX continues without lost hosts, and --max_restart restarts the job after "
-        "a failure."
+        "see --nnodes=MIN:MAX and --max_restart."
     ),
 }
 # Those that are refused with what to do instead.
@@ -379,10 +356,10 @@ _NOT_HERE = {
 
 def _unused(row: str, group: str, reason: str) -> Option:
     """Return the option of ROW, a key of the tables above."""
-    name, *env = row.split()
+    name, _, env = row.partition(" ")
     if name.endswith("="):
-        return Option(name[:-1], TEXT, group, "VALUE", "", env=tuple(env), reason=reason)
-    return Option(name, BOOL, group, "BOOL", "", env=tuple(env), bare="true", reason=reason)
+        return Option(name[:-1], TEXT, group, "VALUE", "", env=env, reason=reason)
+    return Option(name, BOOL, group, "BOOL", "", env=env, bare="true", reason=reason)
 
 
 UNUSED = tuple(

@@ -14,7 +14,7 @@ from fleetrun.cli.options import KNOWN
 from fleetrun.cli.types import Type
 from fleetrun.errors import UsageError
 from fleetrun.model import Given, Request
-from fleetrun.printing import ALWAYS, AUTO, NEVER, put
+from fleetrun.printing import ALWAYS, AUTO, NEVER
 from fleetrun.text import suggestion
 
 # The module of fleetrun.commands with the click command of each name.
@@ -39,15 +39,6 @@ COMMANDS = {
 LAUNCH = "-- ARGUMENTS..."
 # The settings of every command's context.
 SETTINGS = {"max_content_width": 100, "help_option_names": ["-h", "--help"]}
-
-
-class _Context(click.Context):
-    """A context that prints its help completely, or says why it cannot."""
-
-    def get_help(self) -> str:
-        """Print the help text and exit; click's own printing ignores a full disk."""
-        put(super().get_help() + "\n")
-        self.exit()
 
 
 def option(
@@ -89,7 +80,7 @@ def launch_request(command_line: Sequence[str], environ: Mapping[str, str]) -> R
     parsed = argv.split(list(command_line))
     file = configfile.find(parsed.given, environ)
     made = request.resolve(parsed, environ, file)
-    return made._replace(given=configfile.beside(file, parsed.given))
+    return made._replace(given=(*file.given, *parsed.given))
 
 
 class CommandGroup(click.Group):
@@ -124,22 +115,23 @@ class LaunchCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Let click parse our own options among ARGS, read as a launch's, and keep the rest."""
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
         own = {option.label: option for option in rows(self)}
         head = argv.scan(args, (*own.values(), *KNOWN))
         if head.asks("help"):
             return super().parse_args(ctx, ["--help"])
-        head.refuse_pending()
-        at = len(args) if head.script_at is None else head.script_at
-        start = at - 1 if args[at - 1 : at] == ["--"] and args[at:] else at
+        if head.pending is not None:
+            raise UsageError(f"{args[-1]} needs a value: {head.pending.wanted}")
+        start = len(args) if head.script_at is None else head.script_at
+        start -= args[start - 1 : start] == ["--"] and start > 0
         of_launch = tuple(given for given in head.given if given.name not in own)
         ctx.obj = Launch(of_launch, tuple(args[start:]))
         words = []
         for given in (given for given in head.given if given.name in own):
-            option = own[given.name]
-            if not option.is_flag:
-                words.append(f"{option.flag}={given.raw}")
-            elif option.read(given):
-                words.append(option.flag)
+            row = own[given.name]
+            if not row.is_flag or row.read(given):
+                words.append(row.flag if row.is_flag else f"{row.flag}={given.raw}")
         return super().parse_args(ctx, words)
 
 
@@ -148,9 +140,6 @@ def load(name: str) -> click.Command:
     module = import_module(f"fleetrun.commands.{COMMANDS[name]}")
     # A module with several commands names each.
     command: click.Command = getattr(module, "command", None) or getattr(module, name)
-    views = command.commands.values() if isinstance(command, click.Group) else ()
-    for loaded in (command, *views):
-        loaded.context_class = _Context
     return command
 
 

@@ -31,7 +31,7 @@ class Replay(NamedTuple):
 
     parsed: ParsedCommand
     environ: dict[str, str]
-    config: configfile.Config | None
+    config: configfile.Config
     cwd: str
     restored: tuple[tuple[str, str | None], ...]
     notes: tuple[str, ...]
@@ -42,12 +42,10 @@ class Replay(NamedTuple):
 def replay(parsed: ParsedCommand, environ: Mapping[str, str]) -> Replay:
     """Return the launch whose manifest PARSED names, with PARSED's own options."""
     path = [given.raw for given in parsed.given if given.name == "from_manifest"][-1]
-    if not path.strip():
-        raise UsageError("--from-manifest needs a value: give FILE, a manifest.json.")
     recorded = manifestfile.read(path)
-    named = configfile.named(parsed.given)
-    config = configfile.read(named) if named else None
-    words = _words(recorded, () if named else recorded.config, parsed)
+    is_named = parsed.asks("config")
+    config = configfile.read(configfile.here(parsed.given) or "") if is_named else configfile.NONE
+    words = _words(recorded, () if is_named else recorded.config, parsed)
     strategies = [item.raw.split(",") for item in parsed.given if item.name == "strategy"]
     anew = {name.strip() for names in strategies for name in names}
     layers = {layer.name: layer for layer in recorded.layers if layer.name not in anew}

@@ -25,15 +25,12 @@ Value = str | int | float | bool | tuple[str, ...] | None
 Reader = Callable[[str], Value]
 Item = CompletionItem[str]
 
-# The largest time or count.
-_MOST = 1e9
-LAST_PORT = 65535
-# The first two steps allocate, compile, and put buckets in order; all that are recorded are kept in
-# memory until the last.
-_PROFILED_STEPS, _MOST_PROFILED = "3-7", 1000
+# The largest time or count, and the last port.
+_MOST, LAST_PORT = 1e9, 65535
 # Enough for any host; keeps `--tee=0-9999999999` from filling the memory.
 _MOST_RANKS = 1 << 16
-_LEAST_LOG = 1024 * 1024
+# The first two steps allocate and compile; all that are recorded are kept in memory.
+_PROFILED_STEPS, _MOST_PROFILED = "3-7", 1000
 
 
 class Type(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
@@ -67,6 +64,9 @@ class Type(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
         """Return the value of TEXT; ValueError says what is allowed."""
         if not self._is_free and without_slips(text) != text:
             raise ValueError(f"it has full-width characters: write {without_slips(text)}.")
+        # Arguments and paths cannot hold it.
+        if "\0" in text:
+            raise ValueError("it contains a NUL character; remove it.")
         return self._read(text)
 
     def convert(
@@ -100,9 +100,6 @@ def read_as(read: Reader, *, words: tuple[str, ...] = (), is_free: bool = False)
     return Type("text", read, words=words, is_free=is_free)
 
 
-# -- plain values ---------------------------------------------------------------------------------
-
-
 def number(
     *,
     is_whole: bool = True,
@@ -121,12 +118,10 @@ def number(
 
     def read(text: str) -> Value:
         word = text.strip().lower()
-        if word in words:
-            return word
         value = parse_number(word, is_whole=is_whole, minimum=minimum, maximum=most)
-        if value is None:
+        if value is None and word not in words:
             raise ValueError(wanted)
-        return value
+        return word if value is None else value
 
     return Type("int" if is_whole else "float", read, wanted, words=words)
 
@@ -140,7 +135,7 @@ def seconds(minimum: float = 0) -> Type:
     wanted = f"give a number of seconds, {minimum:g} or more, or a time such as 90s, 30m or 1h30m."
 
     def read(text: str) -> Value:
-        value = parse_duration(text.strip())
+        value = parse_duration(text)
         if value is None or not minimum <= value <= _MOST:
             raise ValueError(wanted)
         return value
@@ -155,7 +150,7 @@ def choice(
 
     IS_OPTIONAL: a following word may be the value of an optional one.
     """
-    meant = {**dict(zip(words, words, strict=True)), **(synonyms or {})}
+    meant = {word: word for word in words} | dict(synonyms or {})
     wanted = f"give one of {', '.join(words)}."
 
     def read(text: str) -> Value:
@@ -163,10 +158,9 @@ def choice(
             raise ValueError(wanted)
         return meant[text.strip().lower()]
 
-    def fits(word: str) -> bool:
-        return is_optional and word in meant
-
-    return Type("choice", read, wanted, words=words, fits=fits)
+    return Type(
+        "choice", read, wanted, words=words, fits=lambda word: is_optional and word in meant
+    )
 
 
 def _boolean(text: str) -> bool:
@@ -184,12 +178,32 @@ _KEY_VALUE = "give KEY=VALUE, where KEY is letters, digits and underscores."
 
 
 def _variable(text: str) -> str:
-    key, equals, value = text.partition("=")
-    if not equals or not (key.isascii() and key.isidentifier()) or "\0" in value:
-        is_wide = without_slips(key) != key
-        wide = "the name, or the = after it, has full-width characters; " if is_wide else ""
-        raise ValueError(f"{wide}{_KEY_VALUE}")
+    key, equals, _ = text.partition("=")
+    if not equals or not (key.isascii() and key.isidentifier()):
+        raise ValueError(_KEY_VALUE)
     return text
+
+
+def ranks(text: str) -> str:
+    """Return ranks, ranges written out: all, or numbers with commas.
+
+    >>> ranks("0-2, 5")
+    '0,1,2,5'
+    """
+    if text.strip() == "all":
+        return "all"
+    numbers: dict[int, None] = {}
+    for part in _items(text) or [""]:
+        span = parse_range(part)
+        if span is None or span.stop > _MOST_RANKS:
+            raise ValueError("give all, or ranks such as 0,3 or 0-3.")
+        numbers |= dict.fromkeys(span)
+    return ",".join(map(str, numbers))
+
+
+def _is_rank_list(word: str) -> bool:
+    """Whether WORD, which follows an optional value, can only be ranks and not the script."""
+    return word == "all" or (word[:1].isdigit() and not word.strip("0123456789,-:"))
 
 
 BOOL = Type(
@@ -203,39 +217,22 @@ TEXT, FREE = Type("text", str.strip), Type("text", is_free=True)
 FILE, FOLDER = Type("text", complete="file"), Type("text", complete="dir")
 LIST, FILES = Type("list", _items), Type("list", _items, complete="file")
 VARIABLE = Type("pairs", _variable, _KEY_VALUE, is_free=True)
+RANKS = Type("list", ranks, words=("all",), fits=_is_rank_list)
 
 
 # -- values of their own kind ---------------------------------------------------------------------
 
 
-def is_rank_list(word: str) -> bool:
-    """Whether WORD can only be meant for --tee: all, or numbers, commas and ranges.
-
-    >>> is_rank_list("all"), is_rank_list("0,2-3"), is_rank_list("0:3"), is_rank_list("train.py")
-    (True, True, True, False)
-    """
-    return word == "all" or (word[:1].isdigit() and not word.strip("0123456789,-:"))
-
-
-def ranks(text: str) -> str:
-    """Return ranks, ranges written out: all, or numbers with commas.
-
-    >>> ranks("0-2, 5")
-    '0,1,2,5'
-    """
-    parts = text.replace(",", " ").split()
-    if parts == ["all"]:
-        return "all"
-    numbers: list[int] = []
-    for part in parts or [""]:
-        span = parse_range(part)
-        if span is None or span.stop > _MOST_RANKS:
-            raise ValueError("give all, or ranks such as 0,3 or 0-3.")
-        numbers.extend(span)
-    return ",".join(map(str, dict.fromkeys(numbers)))
-
-
-RANKS = Type("list", ranks, words=("all",), fits=is_rank_list)
+def host_count(text: str) -> str:
+    """Return a number of hosts, or a minimum and a maximum: `2` or `2:4`."""
+    low, colon, high = text.strip().partition(":")
+    # Python refuses to read numbers of thousands of digits.
+    is_count = all(is_digits(bound) and len(bound) < 10 for bound in (low, high if colon else low))
+    if not is_count or int(low) < 1:
+        raise ValueError("give a number of hosts, 1 or more.")
+    if colon and int(high) < int(low):
+        raise ValueError("give the smaller number of hosts first.")
+    return text.strip()
 
 
 def wrapper(text: str) -> str:
@@ -263,10 +260,8 @@ def profiled(text: str) -> str:
     numbers, colon, steps = text.partition(":")
     span = parse_range(steps if colon else _PROFILED_STEPS)
     if span is None or not span.start or len(span) > _MOST_PROFILED:
-        raise ValueError(
-            "give ranks and steps, such as 0,3:10-14; steps count from 1, and are at most "
-            f"{_MOST_PROFILED}."
-        )
+        wanted = "give ranks and steps, such as 0,3:10-14; steps count from 1, and are at most "
+        raise ValueError(f"{wanted}{_MOST_PROFILED}.")
     return f"{ranks(numbers)}:{span.start}-{span.stop - 1}"
 
 
@@ -287,7 +282,7 @@ def pattern(text: str) -> str:
 def log_size(text: str) -> int:
     """Return the bytes of TEXT."""
     size = parse_size(text)
-    if size is None or 0 < size < _LEAST_LOG:
+    if size is None or 0 < size < 1024 * 1024:
         raise ValueError("give 1M or more, as 100M or 2G, or 0 for no limit.")
     return size
 

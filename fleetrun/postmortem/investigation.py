@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from fleetrun.cli.argv import refused
 from fleetrun.model import LaunchPlan
 from fleetrun.plan.kinds import label
 from fleetrun.postmortem import causes, failures, flight, kernelfacts, lastlines
@@ -104,11 +103,6 @@ def _of_culprit(
             "code is what its exception gives."
         )
     evidence += plan.suspects if name in causes.OF_NETWORK else ()
-    option = refused(spec.argv[1:], "\n".join(words)) if name == "usage" else None
-    if option is not None:
-        evidence.append(
-            f"{option} is an option of fleetrun, too: it takes options only before the script."
-        )
     evidence += _collectives(plan, outcome, exited)
     error = error or ErrorReport()
     devices = spec.rank.devices if spec.rank is not None else ()

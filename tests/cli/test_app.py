@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from commandline import FLEETRUN
-from terminals import Terminal
 from waiting import LONG_S
 
 from fleetrun.cli import app
@@ -90,28 +88,6 @@ def test_color_without_a_value_never_eats_the_script() -> None:
     assert app.main(["--color", "never", "train.py"], environ={}, launch=launch) == 0
     assert [request.color for request in launch.requests] == ["always", "never"]
     assert {request.script.target for request in launch.requests} == {"train.py"}
-
-
-# -- the pager --
-
-
-def on_terminal(*words: str, **variables: str) -> str:
-    """Return what the command shows on a terminal."""
-    unset = ("NO_COLOR", "PAGER", "LESS", "TERM", "COLUMNS", "LINES")
-    environ = {name: value for name, value in os.environ.items() if name not in unset}
-    environ |= {"PYTHONPATH": str(ROOT), "TERM": "xterm", **variables}
-    terminal = Terminal()
-    terminal.end(terminal.start([*FLEETRUN, *words], environ, Path.cwd()))
-    os.close(terminal.ours)
-    os.close(terminal.theirs)
-    return terminal.shown.decode().replace("\r\n", "\n")
-
-
-@pytest.mark.parametrize("pager", ["sed s/^/paged:/", "no-such-pager", "cat"])
-def test_all_of_the_help_goes_through_the_pager_of_a_terminal(pager: str) -> None:
-    shown = on_terminal("--help=all", PAGER=pager, NO_COLOR="1")
-    assert "Usage: fleetrun" in shown
-    assert shown.startswith("paged:") == pager.startswith("sed")
 
 
 def test_s37_a_reader_that_has_seen_enough_of_the_help_hears_no_complaint() -> None:

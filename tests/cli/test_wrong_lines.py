@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NO_OPTION, NO_COMMAND = "no such option: ", "there is no command "
-AS_SCRIPT = "is taken as the script, because "
+AS_LIST = "is taken as the script: write lists with commas and without blanks, as in --gpus=0,1."
 NO_MODULE = "a module's name has no slash, blank or .py; leave -m out for a file."
 HYPHENS = "is taken as the script: write an option with two plain hyphens, and neither options nor"
 EQUALS = "ends at the space before ="
@@ -27,19 +27,19 @@ WRONG: list[tuple[str | Sequence[str], str]] = [
      ("no script to run: --nproc_per_node has taken train.py as its value; write "
      "--nproc_per_node=VALUE train.py.")),
     (["--gpus", "0 train.py"], "no script to run: --gpus has taken 0 train.py as its value; "),
-    (["--", ""], "the script name is empty; is a variable unset?"),
+    (["--", ""], "the name of the script or module is empty; is a variable unset?"),
     ("run_check x", "run_check is Paddle's check of its installation and takes nothing after it;"),
     ("-m", "-m needs a module: write `fleetrun [options] -m package.module`."),
-    (["-m", ""], "-m: the module's name is empty; is a variable unset?"),
+    (["-m", ""], "the name of the script or module is empty; is a variable unset?"),
     ("-m train.py", f"-m train.py: {NO_MODULE}"),
     ("-m ./train", f"-m ./train: {NO_MODULE}"),
     (["-m", "pkg.train --x"], f"-m pkg.train --x: {NO_MODULE}"),
     # Options that there are not.
-    ("--gpu=0 train.py", f"{NO_OPTION}--gpu; did you mean --gpus?"),
+    ("--gpu=0 train.py", f"{NO_OPTION}--gpu; did you mean --gpus, --gpu_memory_fraction?"),
     ("--nporc_per_node=4 train.py", f"{NO_OPTION}--nporc_per_node; did you mean --nproc_per_node?"),
     ("--cluter_node_ips=1 train.py", f"{NO_OPTION}--cluter_node_ips; did you mean --cluster_node"),
     ("--back-end=x train.py", f"{NO_OPTION}--back-end; did you mean --backend?"),
-    ("--log=x train.py", f"{NO_OPTION}--log; it could be --log_dir, --log_filter, --log_keep, "),
+    ("--log=x train.py", f"{NO_OPTION}--log; did you mean --log_dir, --log_filter, --log_"),
     ("--mlu=0 train.py", f"{NO_OPTION}--mlu; did you mean --mlus?"),
     ("--foo=1 train.py", f"{NO_OPTION}--foo; `fleetrun --help=all` lists them all."),
     ("--foos=x train.py", f"{NO_OPTION}--foos; `fleetrun --help=all` lists them all."),
@@ -86,8 +86,8 @@ WRONG: list[tuple[str | Sequence[str], str]] = [
     ("--strategy=amp --check_ranks=-2 train.py", "... give a whole number, -1 or more"),
     ("--strategy_mode=both train.py", "... give one of defaults, override."),
     # Blanks and quotation marks.
-    ("--gpus 0 1 2 train.py", f'"1" {AS_SCRIPT}--gpus ends at the space: write --gpus=0,1.'),
-    ("--ips 10.0.0.1 10.0.0.2 train.py", "... write --ips=10.0.0.1,10.0.0.2."),
+    ("--gpus 0 1 2 train.py", f'"1" {AS_LIST}'),
+    ("--ips 10.0.0.1 10.0.0.2 train.py", f'"10.0.0.2" {AS_LIST}'),
     ("--gpus = 0,1 train.py", f"--gpus {EQUALS}: write --gpus=VALUE."),
     ("--gpus =0 train.py", f"--gpus {EQUALS}0: write --gpus=0."),
     ("--quiet = true train.py", f"--quiet {EQUALS}: write --quiet=VALUE."),
@@ -96,18 +96,18 @@ WRONG: list[tuple[str | Sequence[str], str]] = [
     ("OMP_NUM_THREADS=1 train.py", "... write --env OMP_NUM_THREADS=1 for a variable of ranks."),
     ("'--gpus=0' train.py", f"... {HYPHENS}"),
     ("\u2013gpus=0 train.py", f"... {HYPHENS}"),
-    ("--gpus\uff1d0 train.py", "... write --gpus=0."),
+    ("--gpus\uff1d0 train.py", f"{NO_OPTION}--gpus\uff1d0; did you mean --gpus?"),
     (["train.py --lr 1"], f"... {HYPHENS}"),
-    (["--gpus=0", " ", "train.py"], '" ": a lone blank is a word of the command line: remove the '),
-    (["--gpus=0", "--quiet\r"], '"--quiet\\r": it ends in a carriage return, as lines of Windows'),
+    (["--gpus=0", " ", "train.py"], '" ": remove what follows the last character of a line'),
+    (["--gpus=0", "--quiet\r"], '"--quiet\\r": remove what follows the last character of a line'),
     # Commands.
-    ("doctr --json", f"{NO_COMMAND}doctr; did you mean `fleetrun doctor --json`?"),
-    ("submmit slurm", f"{NO_COMMAND}submmit; did you mean `fleetrun submit slurm`?"),
-    ("kill -9 4711", f"{NO_COMMAND}kill; did you mean `fleetrun stop 4711`? `fleetrun -- kill` ru"),
+    ("doctr --json", f"{NO_COMMAND}doctr; did you mean `fleetrun doctor`?"),
+    ("submmit slurm", f"{NO_COMMAND}submmit; did you mean `fleetrun submit`?"),
+    ("kill -9 4711", f"{NO_COMMAND}kill; did you mean `fleetrun stop`? `fleetrun -- kill` runs"),
     ("run train.py", f"{NO_COMMAND}run; did you mean `fleetrun train.py`?"),
-    ("--gpus=0 launch x.py", f"{NO_COMMAND}launch; did you mean `fleetrun x.py`?"),
-    ("help logs", f"{NO_COMMAND}help; did you mean `fleetrun logs --help`?"),
-    ("tail -f", f"{NO_COMMAND}tail; did you mean `fleetrun logs -f`? `fleetrun -- tail` runs"),
+    ("--gpus=0 launch x.py", f"{NO_COMMAND}launch; did you mean `fleetrun train.py`?"),
+    ("help logs", f"{NO_COMMAND}help; did you mean `fleetrun --help`?"),
+    ("tail -f", f"{NO_COMMAND}tail; did you mean `fleetrun logs`? `fleetrun -- tail` runs"),
     ("presets", f"{NO_COMMAND}presets; did you mean `fleetrun strategy list`?"),
     ("on a,b", "fleetrun on is gone: use `pdsh -w a,b COMMAND`, or clush."),
     ("top --foo", "top: no such option: --foo; see `fleetrun top --help`."),

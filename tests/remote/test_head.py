@@ -350,7 +350,7 @@ def test_each_launcher_is_given_what_counts_of_the_users_own_file(tmp_path: Path
     parsed = split(words)
     config = configfile.find(parsed.given, environ)
     wanted = request.resolve(parsed, environ, config)
-    wanted = wanted._replace(given=configfile.beside(config, parsed.given))
+    wanted = wanted._replace(given=(*config.given, *parsed.given))
     assert wanted.ssh == "ssh -4"
     told = sshjob.arguments(wanted, [HostEntry("a", 8)], 0)
     assert told[:3] == ("--grace=7", "--env=A=b", "--env=C=d")

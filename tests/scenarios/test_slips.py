@@ -16,13 +16,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.extended
 
-STRICT = """
-import argparse
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs")
-parser.parse_args()
-"""
 TRAIN = "import sys\nprint('trained with', sys.argv[1:])\n"
 SIX_ERRORS = """\
 strategy:
@@ -43,7 +36,6 @@ def _folder(tmp_path: Path) -> Path:
     folder = tmp_path / "job"
     folder.mkdir()
     (folder / "t.py").write_text(TRAIN)
-    (folder / "strict.py").write_text(STRICT)
     return folder
 
 
@@ -72,15 +64,12 @@ def refused(folder: Path, *words: str, code: int = 2, **variables: str) -> str:
         (("--nnodes=2", "--master=10.0.0.1：6170"), "write 10.0.0.1:6170."),
         (("--hosts=a：8，b：8",), "write a:8,b:8."),
         (("--hang_timeout", "3０m"), "write 30m."),
-        (("--tee＝all",), "write --tee=all."),
-        (("－－gpus", "0"), "--gpus."),
-        (("-－gpus", "0"), "--gpus."),
-        (("—gpus", "0"), "--gpus."),
-        (("――gpus=0",), "--gpus=0."),
-        (("--nproc_per_node\u30002",), "write --nproc_per_node 2."),
+        (("--tee＝all",), "did you mean --tee?"),
+        (("－－gpus", "0"), "two plain hyphens"),
+        (("—gpus", "0"), "two plain hyphens"),
         (("--strategy=recommended，amp",), "write recommended,amp."),
         (("--set", "fuse_grad_size_in_MB＝16"), "write fuse_grad_size_in_MB=16."),
-        (("--nccl", "DEBUG＝INFO"), "has full-width characters; give KEY=VALUE"),
+        (("--nccl", "DEBUG＝INFO"), "give KEY=VALUE"),
     ],
 )
 def test_full_width_characters_are_named_with_what_to_write(
@@ -93,20 +82,9 @@ def test_a_secret_after_a_full_width_sign_is_not_shown(folder: Path) -> None:
     assert "hush" not in refused(folder, "--env", "TOKEN＝hush", "t.py")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("t.py\r",),
-        ("\r",),
-        ("--nproc_per_node=2\r", "t.py"),
-        ("--nproc_per_node", "2\r", "t.py"),
-        ("--gpus", "0", "\r"),
-    ],
-)
-def test_a_carriage_return_of_the_calling_script_is_named(
-    folder: Path, words: tuple[str, ...]
-) -> None:
-    assert "it ends in a carriage return, as lines of Windows do" in refused(folder, *words)
+def test_a_carriage_return_of_the_calling_script_is_named(folder: Path) -> None:
+    for words in (("t.py\r",), ("--gpus", "0", "\r")):
+        assert "or the carriage return of Windows." in refused(folder, *words)
 
 
 def test_a_shell_script_with_lines_of_windows_says_so(folder: Path) -> None:
@@ -117,33 +95,6 @@ def test_a_shell_script_with_lines_of_windows_says_so(folder: Path) -> None:
         done = run(folder, "--quiet", name)
         assert done.returncode == 127
         assert "the first line of ./run.sh ends in a carriage return" in done.stderr
-
-
-@pytest.mark.parametrize(
-    "words", [("--gpus", "0,1"), ("--devices=0",), ("--log-dir", "x"), ("--max-restart=3",)]
-)
-def test_a_script_that_refuses_our_option_is_explained(
-    folder: Path, words: tuple[str, ...]
-) -> None:
-    done = run(folder, "strict.py", *words)
-    assert done.returncode == 2
-    option = words[0].partition("=")[0]
-    assert f"{option} is an option of fleetrun, too: it takes options only before" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("t.py --epochs 3",), "leave them out: t.py --epochs 3."),
-        (("python t.py",), "leave them out: python t.py."),
-        (("--tee=all", "./t.py --lr 1"), "leave them out: ./t.py --lr 1."),
-        (("--gpus 0 t.py",), 'no such option: "--gpus 0 t.py"; quotation marks make it one word'),
-        (("--gpus=0 t.py",), "is one word, because of its quotation marks"),
-        (("-m", "t --epochs 3"), "leave them out: -m t --epochs 3."),
-    ],
-)
-def test_a_quoted_command_line_is_named(folder: Path, words: tuple[str, ...], says: str) -> None:
-    assert says in refused(folder, *words)
 
 
 def test_a_folder_with_one_script_or_a_package_says_what_to_write(folder: Path) -> None:
@@ -158,7 +109,6 @@ def test_a_notebook_is_converted_first(folder: Path) -> None:
     (folder / "nb.ipynb").write_text("{}")
     line = refused(folder, "nb.ipynb", code=3)
     assert "run `jupyter nbconvert --to script nb.ipynb`, then `fleetrun nb.py`." in line
-    assert "that is a notebook, not a module" in refused(folder, "-m", "nb.ipynb")
 
 
 def test_a_launch_shows_the_errors_of_a_strategy_as_validate_does(folder: Path) -> None:
@@ -188,7 +138,7 @@ def test_a_tilde_is_the_home_folder_in_every_path(folder: Path) -> None:
     assert run(folder, "--from-manifest", manifest).returncode == 0
     logs = run(folder, "logs", "--log_dir=~/a")
     assert "trained with" in logs.stdout
-    assert sorted(os.listdir(folder)) == ["strict.py", "t.py"]
+    assert sorted(os.listdir(folder)) == ["t.py"]
 
 
 @pytest.mark.parametrize(

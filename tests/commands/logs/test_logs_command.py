@@ -275,5 +275,5 @@ def test_rotated_logs_are_shown_whole_also_while_they_are_cut(tmp_path: Path) ->
 def test_names_of_runs_are_completed(elsewhere: Path) -> None:
     assert Command(elsewhere, "true", ranks=1).run().code == 0
     [run] = (elsewhere / "log" / "runs").iterdir()
-    items = shells.candidates(["logs"], run.name[:4])
+    items = shells._of("zsh").get_completions(["logs"], run.name[:4])
     assert [item.value for item in items] == [run.name]
