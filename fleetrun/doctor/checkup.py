@@ -38,7 +38,6 @@ CHECKS = (
     machine.logs,
     machine.open_files,
     machine.processes,
-    machine.address_space,
     machine.memory,
     network.host_names,
     network.interface,
@@ -87,13 +86,11 @@ def preflight(request: Request, environ: Mapping[str, str]) -> None:
     results = examine(request, environ, timeout_s=_PREFLIGHT_S, log=remark(environ)).findings
     redact = secrets.of_launch(request, environ)
     grave = [finding for finding in results if finding.level == findings.ERROR]
-    shown = (
-        grave if request.quiet else [result for result in results if result.level != findings.OK]
-    )
+    shown = [*results] if not request.quiet else grave
     for finding in shown:
-        seen = finding.seen.removesuffix(".")
-        text = redact(f"{finding.check}: {seen}; {finding.means}; fix: {finding.fix}")
-        printing.remark(f"{finding.level}: {text}")
+        if finding.level != findings.OK:
+            text = f"{finding.check}: {finding.seen}; {finding.means}; fix: {finding.fix}"
+            printing.remark(f"{finding.level}: {redact(text)}")
     if grave:
         count = "one thing" if len(grave) == 1 else f"{len(grave)} things"
         raise EnvironmentFault(

@@ -115,8 +115,7 @@ def _silent(driver: Survey, cuda: CudaStart | None) -> Finding:
         ("health, use and order of the GPUs are not known", _LOOK),
     )
     # Ranks need CUDA, not NVML.
-    is_usable = cuda is not None and not cuda.code and not cuda.trouble and cuda.gpus > 0
-    finding = warning if is_usable else error
+    finding = warning if cuda is not None and cuda.gpus else error
     return finding("NVIDIA driver", f"NVML does not work: {driver.trouble}", means, fix)
 
 

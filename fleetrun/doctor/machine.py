@@ -112,18 +112,6 @@ def processes(job: CheckedJob, root: str = "/") -> Iterator[Finding]:
         yield ok(check, f"room for the {needed} threads that {who} may have")
 
 
-def address_space(_job: CheckedJob) -> Iterator[Finding]:
-    """Check the limit of address space."""
-    virtual, _ = _limits(resource.RLIMIT_AS)
-    if virtual != float("inf"):
-        yield warning(
-            "address space",
-            f"`ulimit -v` is {format_size(virtual)}",
-            "CUDA reserves more address space than a GPU has memory; ranks may die silently",
-            "ulimit -v unlimited",
-        )
-
-
 def _limits(which: int) -> tuple[float, float]:
     """Return the soft and the hard limit WHICH of this process; infinite without one."""
     soft, hard = (

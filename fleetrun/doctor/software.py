@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
@@ -20,13 +21,12 @@ _INSTALL = "scripts/setup  # or pip install paddlepaddle-gpu of a fitting CUDA"
 
 def command(job: CheckedJob, prefix: str = sys.prefix) -> Iterator[Finding]:
     """Check which `fleetrun` a shell starts; PREFIX is our environment."""
-    check, paths = "fleetrun on PATH", _commands(job.environ.get("PATH", os.defpath))
+    check, first = "fleetrun on PATH", shutil.which("fleetrun", path=job.environ.get("PATH"))
     ours = f'export PATH="{prefix}/bin:$PATH"  # or {sys.executable} -m fleetrun'
-    if not paths:
+    if first is None:
         fix = installed.mend(prefix) if installed.is_lost(prefix) else ours
         yield warning(check, "there is none", "scripts that call `fleetrun` fail", fix)
         return
-    first = paths[0]
     # The folder above bin, its environment.
     environment = os.path.dirname(os.path.dirname(os.path.abspath(first)))
     text = proc.content(first)
@@ -43,16 +43,6 @@ def command(job: CheckedJob, prefix: str = sys.prefix) -> Iterator[Finding]:
         yield warning(check, seen, "what was checked here is not what `fleetrun` starts", ours)
     else:
         yield ok(check, f"{first}, version {__version__}")
-
-
-def _commands(path: str) -> list[str]:
-    """Return each distinct fleetrun in the folders of PATH."""
-    paths: dict[str, str] = {}
-    for folder in path.split(os.pathsep):
-        candidate = os.path.join(folder, "fleetrun")
-        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
-            paths.setdefault(os.path.realpath(candidate), candidate)
-    return list(paths.values())
 
 
 def paddle(job: CheckedJob, path: Sequence[str] | None = None) -> Iterator[Finding]:

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from fleetrun.model import Device, Processors
 
-THREADS = "OMP_NUM_THREADS"
-
 Mask = tuple[int, ...]
 
 
@@ -36,19 +34,6 @@ def bind(
             masks[rank] = mask
             threads[rank] = len(mask) if len(tenants) <= sum(map(len, usable)) else 1
     return masks, threads
-
-
-def with_threads(
-    env: Mapping[str, str], threads: int, exported: Mapping[str, str]
-) -> Mapping[str, str]:
-    """Return ENV with one OpenMP thread per CPU, unless the user has set the number.
-
-    >>> with_threads({"A": "1"}, 4, {})
-    {'A': '1', 'OMP_NUM_THREADS': '4'}
-    """
-    if THREADS in env or THREADS in exported:
-        return env
-    return {**env, THREADS: str(threads)}
 
 
 def _near(group: Sequence[Device], near: Mapping[str, int]) -> int | None:

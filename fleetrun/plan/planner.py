@@ -36,7 +36,7 @@ from fleetrun.plan.layout import Layout, ModeHosts, Slots
 from fleetrun.rundir import names
 from fleetrun.strategy import document, resolve
 
-_CHECKPOINT = "{checkpoint}"
+_CHECKPOINT, _THREADS = "{checkpoint}", "OMP_NUM_THREADS"
 # File names end at 255 bytes; time, process id and node need some of them.
 _LONGEST_JOB = 100
 # Options that name ranks, before a colon if more follows.
@@ -268,10 +268,12 @@ def _bound(
         near = {name: node for name, node in processors.near.items() if not name.isdecimal()}
         processors = processors._replace(near=near)
     masks, threads = affinity.bind(request.bind, processors, [spec.devices for spec in specs])
-    return tuple(
-        affinity.with_threads(env, count, facts.environ)
-        for env, count in zip(variables, threads, strict=True)
-    ), masks
+    if _THREADS not in facts.environ:
+        # --env takes precedence.
+        variables = tuple(
+            {_THREADS: str(count)} | {**env} for env, count in zip(variables, threads, strict=True)
+        )
+    return variables, masks
 
 
 def _run_folder(request: Request, facts: Facts, roster: Roster) -> str:

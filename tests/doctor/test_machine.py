@@ -43,7 +43,6 @@ def root(tmp_path: Path) -> Path:
     [
         ("-Sn 64", "open_files(job)", [WARNING]),
         ("-n 256", "open_files(job)", [ERROR]),
-        ("-v 8000000", "address_space(job)", [WARNING]),
     ],
 )
 def test_limits_are_those_that_ranks_inherit(limit: str, check: str, levels: list[str]) -> None:

@@ -141,7 +141,6 @@ WELL = Measurement("gloo", 2, ROWS, link=3e9)
         (WELL._replace(rows=()), OK, "rank 0's host"),
         (WELL._replace(trouble="exit code 1"), ERROR, "exit code 1"),
         (WELL._replace(rows=(ROWS[0], ROWS[1]._replace(is_right=False))), ERROR, "64 MiB"),
-        (WELL._replace(rows=(ROWS[0]._replace(seconds=0.04), ROWS[1])), WARNING, "40000 us"),
     ],
 )
 def test_allreduces_are_judged(measured: Measurement, level: str, seen: str) -> None:
