@@ -243,8 +243,9 @@ def stacks(word: str | None) -> int:
     job = selected(word, [job for job in jobs.find() if job.launcher is not None], "stacks")
     run = job.run_dir
     before = _answers(run)
-    if not jobs.ask_for_stacks([run]):
-        raise EnvironmentFault(f"{job.name} has just ended.")
+    assert job.launcher is not None
+    with suppress(ProcessLookupError):
+        os.kill(job.launcher, signal.SIGQUIT)
     deadline = time.monotonic() + _STACKS_ANSWER_S
     while _answers(run) == before:
         if time.monotonic() > deadline or not lockfile.is_running(run):

@@ -7,8 +7,7 @@ FLEETRUN_JOB in their environment, which no child can remove. Either is enough t
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -107,22 +106,6 @@ def end(job: RunningJob) -> tuple[int, str] | None:
     """Return the exit code and the verdict with which JOB has ended; None if not recorded."""
     run = runs.read(job.run_dir)
     return None if run.exit_code is None else (run.exit_code, run.verdict)
-
-
-def ask_for_stacks(run_dirs: Iterable[str]) -> int:
-    """Ask the launchers of RUN_DIRS on this host for the stacks of their ranks; return how many."""
-    wanted = set(map(os.path.realpath, run_dirs))
-    launchers = [
-        job.launcher
-        for job in find()
-        if job.launcher is not None and os.path.realpath(job.run_dir) in wanted
-    ]
-    asked = 0
-    for pid in launchers:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGQUIT)
-            asked += 1
-    return asked
 
 
 def running(job: RunningJob) -> tuple[int, ...]:

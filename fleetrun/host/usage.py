@@ -18,16 +18,9 @@ class Usage(NamedTuple):
     state: str
     # Processor time since they began, in seconds.
     cpu_s: float
-    # Of the process alone, with all of its threads.
-    leader_s: float
     resident_bytes: int
     threads: int
-    pids: tuple[int, ...]
-
-    @property
-    def processes(self) -> int:
-        """How many they are."""
-        return len(self.pids)
+    processes: int
 
 
 def of(leaders: Iterable[int]) -> dict[int, Usage]:
@@ -41,10 +34,9 @@ def of(leaders: Iterable[int]) -> dict[int, Usage]:
         leader: Usage(
             state=own[leader].state,
             cpu_s=sum(process.cpu_s for process in members),
-            leader_s=own[leader].cpu_s - own[leader].reaped_s,
             resident_bytes=sum(process.resident_pages for process in members) * _PAGE,
             threads=sum(process.threads for process in members),
-            pids=tuple(process.pid for process in members),
+            processes=len(members),
         )
         for leader, members in proc.families(everybody, wanted).items()
         if leader in own
