@@ -127,10 +127,6 @@ class FlightRecorder:
         if self._memory is not None:
             _STATE.pack_into(self._memory, _STATE_AT, FAILED)
 
-    def leave(self) -> None:
-        """Stop recording in a forked child, as the ring belongs to its parent."""
-        self.is_on = False
-
     def add(self, process_group: Any, ranks: Sequence[int]) -> None:
         """Register the RANKS of a PROCESS_GROUP."""
         if not self.is_on or id(process_group) in self._groups:
@@ -193,27 +189,23 @@ class FlightRecorder:
                 self._channels[key] = channel, itertools.count(1)
         return self._channels[key]
 
-    def _mark(self, number: int, *, is_done: bool, state: int | None = None) -> None:
-        """Record that NUMBER, if it is still in the ring, is done, or that it is in STATE."""
+    def mark(self, number: int, state: int | None = None) -> None:
+        """Record that NUMBER, if it is still in the ring, is in STATE, and done unless RAISED."""
         if self._memory is None or not self.is_on:
             return
         at = _SLOTS_AT + number % SLOTS * SLOT_BYTES
         there, done, before = SLOT.unpack_from(self._memory, at)
         if there == number:
-            done = done or (time.time_ns() if is_done else 0)
+            done = done or (0 if state == RAISED else time.time_ns())
             SLOT.pack_into(self._memory, at, number, done, before if state is None else state)
 
     def end(self, number: int, process_group: Any, task: Any) -> None:
         """Record that the call NUMBER has returned TASK, which may still be running."""
         if task is None or self._groups[id(process_group)].is_blocking:
-            self._mark(number, is_done=True)
+            self.mark(number)
         else:
             self._pending.append((number, task))
             assert self._settling
-
-    def raised(self, number: int) -> None:
-        """Record that the call NUMBER has raised."""
-        self._mark(number, is_done=False, state=RAISED)
 
     def arm(self, reducer: int, process_group: Any, gradients: _Values) -> None:
         """Let the next backward sum GRADIENTS in PROCESS_GROUP, by REDUCER."""
@@ -227,7 +219,7 @@ class FlightRecorder:
     def end_backward(self, number: int, process_group: Any, _result: None) -> None:
         """Record that a backward has returned; what it gave to a device may still be running."""
         is_blocking = self._groups[id(process_group)].is_blocking
-        self._mark(number, is_done=True, state=None if is_blocking else ASYNCHRONOUS)
+        self.mark(number, None if is_blocking else ASYNCHRONOUS)
 
     def settle(self) -> None:
         """From another thread, record which tasks are done and when the others were still pending.
@@ -238,7 +230,7 @@ class FlightRecorder:
         if self._memory is not None and self.is_on:
             for number, task in tuple(self._pending):
                 if task.is_completed():
-                    self._mark(number, is_done=True)
+                    self.mark(number)
             _SETTLED.pack_into(self._memory, _SETTLED_AT, at_ns)
 
     @functools.cached_property
@@ -270,7 +262,9 @@ class FlightRecorder:
             code = frame.f_code
             file = code.co_filename
             if file not in self._is_library:
-                self._is_library[file] = file.startswith((_OURS, _paddles_folder())) or any(
+                # Paddle need not be among the installed packages.
+                ours = (_OURS, *getattr(sys.modules.get("paddle"), "__path__", ()))
+                self._is_library[file] = file.startswith(ours) or any(
                     part in file for part in _LIBRARIES
                 )
             if not self._is_library[file]:
@@ -289,7 +283,6 @@ def watch() -> None:
     path = os.environ.get(_VARIABLE)
     if path:
         _recorder = FlightRecorder(path)
-        os.register_at_fork(after_in_child=_recorder.leave)
         after_import("paddle.base.core", functools.partial(_patch_methods, _recorder))
         after_import("paddle.distributed.communication.group", _patch_groups)
 
@@ -323,7 +316,7 @@ def _recorded(
 
     END is called with the number, the group and the result.
     """
-    begin, end, raised = (watching(recorder, hook) for hook in (begin, end, recorder.raised))
+    begin, end, mark = (watching(recorder, hook) for hook in (begin, end, recorder.mark))
 
     @functools.wraps(call)
     def recorded(*args: Any, **options: Any) -> Any:
@@ -332,7 +325,7 @@ def _recorded(
             result = call(*args, **options)
         except BaseException:
             for number, _ in begun:
-                raised(number)
+                mark(number, RAISED)
             raise
         for number, group in begun:
             end(number, group, result)
@@ -402,7 +395,8 @@ def _mapped(path: str) -> mmap.mmap:
         # On a full disk a missing page would kill the rank when it is written.
         os.posix_fallocate(fd, 0, _SLOTS_AT + SLOTS * SLOT_BYTES)
         memory = mmap.mmap(fd, _SLOTS_AT + SLOTS * SLOT_BYTES)
-        restart, rank = (_number(f"PADDLE_{name}") for name in ("RESTART_COUNT", "TRAINER_ID"))
+        names = "PADDLE_RESTART_COUNT", "PADDLE_TRAINER_ID"
+        restart, rank = (int(os.environ.get(name) or 0) for name in names)
         HEADER.pack_into(memory, 0, MAGIC, RECORDING, os.getpid(), restart, rank, 0)
         os.replace(draft, path)
     except BaseException:
@@ -411,11 +405,6 @@ def _mapped(path: str) -> mmap.mmap:
     finally:
         os.close(fd)
     return memory
-
-
-def _paddles_folder() -> str:
-    """Return where Paddle's code is, which need not be among the installed packages."""
-    return os.path.join(sys.modules["paddle"].__path__[0], "") if "paddle" in sys.modules else _OURS
 
 
 def _runs(ranks: Sequence[int]) -> list[list[int]]:
@@ -427,8 +416,3 @@ def _runs(ranks: Sequence[int]) -> list[list[int]]:
         else:
             runs.append([rank, rank])
     return runs
-
-
-def _number(name: str) -> int:
-    value = os.environ.get(name, "")
-    return int(value) if value.isdigit() else 0

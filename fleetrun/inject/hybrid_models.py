@@ -82,7 +82,6 @@ def copies(wrapper: Any) -> Iterator[tuple[ComparedRanks, dict[str, Part]]]:
         if len(ranks) > 1:
             # Also if there are none of this kind: the other ranks would wait.
             yield ComparedRanks(ranks), own
-    yield from _shared_weights(wrapper)
 
 
 def _unsplit(group: Any, kind: int) -> list[int]:
@@ -135,38 +134,6 @@ def whole_parameters(wrapper: Any) -> list[Any]:
             if parameters:
                 return updates.flat(parameters)
     return []
-
-
-def _shared_weights(wrapper: Any) -> Iterator[tuple[ComparedRanks, dict[str, Part]]]:
-    """Yield the weights that only some ranks share.
-
-    Stages of a pipeline share layers, and groups share parameters of their colour.
-    """
-    own = {id(parameter) for parameter in whole_parameters(wrapper)}
-    model_names = _names()
-    for model in _models:
-        for key, shared in sorted(getattr(model, "shared_comm", {}).items()):
-            names = shared["weight_attr"]
-            weights = {
-                name: getattr(shared["layer"], name)
-                for name in ([names] if isinstance(names, str) else names)
-            }
-            parts = {
-                model_names.get(id(weight), f"{key}.{name}"): Part(weight)
-                for name, weight in weights.items()
-            }
-            if all(id(weight) in own for weight in weights.values()):
-                yield ComparedRanks(shared["group"].ranks), parts
-    colored: dict[tuple[str, int], tuple[Any, dict[str, Part]]] = {}
-    for parameter in whole_parameters(wrapper):
-        group = _own_group(parameter)
-        if parameter.trainable and group is not None and group.nranks > 1:
-            key = (str(parameter.color.get("color")), int(group.id))
-            name = model_names.get(id(parameter)) or parameter.name
-            colored.setdefault(key, (group, {}))[1][name] = Part(parameter)
-    for key in sorted(colored):
-        group, parts = colored[key]
-        yield ComparedRanks(group.ranks), parts
 
 
 def _sliced(wrapper: Any) -> Any:

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from . import border, comparison, hybrid_models, paddle_api, process_meshes, settings, updates
+from . import border, comparison, hybrid_models, paddle_api, settings, updates
 from .check_schedule import NEVER, is_due
 from .comparison import SPARSE, TRAINED, WHAT, Comparison
 from .dygraph.paddles_reducer import PaddlesReducer
@@ -80,17 +80,11 @@ class _Check:
         # Parameters that had a gradient before a compared update, and those whose is sparse.
         self._had_gradient: set[str] = set()
         self._sparse: set[str] = set()
-        # By the id of an optimizer whose parameters are whole only after the next forward: the due
-        # update.
-        self._late: dict[int, int] = {}
         # By owner: the parameters and ranks that are no longer compared.
         self._done: weakref.WeakKeyDictionary[Any, set[object]] = weakref.WeakKeyDictionary()
 
     def before_update(self, optimizer: Any) -> None:
         """Record which parameters have gradients: an optimizer may clear them in its step."""
-        late = self._late.pop(id(optimizer), 0) if self._late else 0
-        if late:
-            self._compare_trained(optimizer, late)
         if is_due(self._every, updates.number_of(optimizer) + 1):
             for parameter in _of_optimizer(optimizer):
                 # Group sharding updates slices that it names `slice@` and the parameter's name.
@@ -115,7 +109,7 @@ class _Check:
             if hasattr(source, "global_block"):
                 self._compare_program(source, count)
             elif hybrid_models.is_late(updates.wrapper_of(source)):
-                self._late[id(source)] = count
+                self._proof.note("the ranks were not compared: the next forward sends parameters")
             else:
                 self._compare_trained(source, count)
 
@@ -125,9 +119,11 @@ class _Check:
         for row in rows:
             self._compare(row, count, self._seen)
         if not self._proof.counts.get("ranks_compared"):
-            why = "there is no data-parallel model"
-            if rows or process_meshes.are_used(source):
-                why = "no two of them hold the same parameters"
+            why = (
+                "no two of them hold the same parameters"
+                if rows
+                else "there is no data-parallel model"
+            )
             if rows or not self.models:
                 self._proof.note(f"the ranks were not compared: {why}")
 
@@ -141,8 +137,7 @@ class _Check:
         ]
         if models:
             return models
-        copies = [*hybrid_models.copies(updates.wrapper_of(optimizer))]
-        copies += process_meshes.copies(optimizer)
+        copies = hybrid_models.copies(updates.wrapper_of(optimizer))
         return [_Compared(optimizer, parts, ranks) for ranks, parts in copies]
 
     def _compare_program(self, program: Any, count: int) -> None:

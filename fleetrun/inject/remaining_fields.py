@@ -13,7 +13,6 @@ from . import (
     distributed_strategy,
     paddle_api,
     parameter_servers,
-    process_meshes,
     settings,
     topology,
     updates,
@@ -80,7 +79,6 @@ class _RemainingFields:
         self._models = 0
         # Whether Paddle looks for unused parameters of a model.
         self._finds_unused = False
-        self._has_meshes = False
 
     def patch(self, module: ModuleType) -> None:
         """Patch DataParallel: arguments that the script leaves out get the strategy's values."""
@@ -102,11 +100,10 @@ class _RemainingFields:
             self._models += 1
             self._finds_unused |= bool(getattr(model, "find_unused_parameters", False))
 
-    def after_update(self, source: Any, number: int) -> None:
+    def after_update(self, _source: Any, number: int) -> None:
         """Report all remaining fields after the first update."""
         if number > 1:
             return
-        self._has_meshes = process_meshes.are_used(source)
         # The statuses of switches as counted, before the script is named.
         counted = {name: self._proof.status(name) for name in self._spec.fields()}
         for name, value in self._spec.fields().items():
@@ -232,8 +229,6 @@ class _RemainingFields:
         if shared_axes and not {*shared_axes} & {*_SUMMED}:
             layout = " x ".join(f"{axis} {size}" for axis, size in shared_axes.items())
             return f"the layout ({layout}) sums no gradients among ranks"
-        if self._has_meshes:
-            return "the operators of parameters on process meshes sum the gradients themselves"
         return "the script has no data-parallel model"
 
     def _capability(self, name: str, *, is_dynamic: bool) -> str:

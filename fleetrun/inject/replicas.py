@@ -33,15 +33,10 @@ class Part(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """The values that this rank holds."""
-        if is_on_mesh(self.parameter):
+        """The values that this rank holds; of a parameter on a process mesh its part."""
+        if hasattr(self.parameter, "_local_value") and self.parameter.is_dist():
             return self.parameter._local_value()
         return self.parameter.fw_storage if self.kind & SLICED else self.parameter
-
-
-def is_on_mesh(parameter: Any) -> bool:
-    """Whether PARAMETER is spread over a process mesh (auto parallel)."""
-    return hasattr(parameter, "_local_value") and bool(parameter.is_dist())
 
 
 def world_size() -> int:

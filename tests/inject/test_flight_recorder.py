@@ -241,18 +241,3 @@ def test_a_backward_of_paddles_own_reducer_is_seen_from_its_begin_to_its_end(
     assert (second.sequence, second.state) == (2, RAISED)
     assert [call.tensor for call in (first, *both)] == ["float32 [9]", "float32 [5]", "float32 [9]"]
     assert {call.state for call in (first, *both)} == {state}
-
-
-def test_a_forked_process_leaves_the_record_alone(tmp_path: Path) -> None:
-    group = process_group()
-    made = recorder(tmp_path, group)
-    group.all_reduce(Tensor(1), "ReduceOp.SUM", True)
-    child = os.fork()
-    if not child:
-        made.leave()
-        group.broadcast_on_calc_stream(Tensor(2), 0)
-        os._exit(0)
-    os.waitpid(child, 0)
-    record = seen(tmp_path)
-    assert [call.operation for call in record.collectives] == ["all_reduce"]
-    assert not record.has_failed

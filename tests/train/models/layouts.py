@@ -24,7 +24,6 @@ fleet: Any = paddle.distributed.fleet
 proof: Any = sys.modules["_fleetrun_inject.settings"]._proof
 counted: Any = sys.modules["_fleetrun_inject.updates"]
 hooked: set[str] = set()
-waiting: list[Any] = []
 spoiling: list[Any] = []
 
 
@@ -157,14 +156,7 @@ def distributed(net: Any, groups: Any, words: str) -> tuple[Any, Any]:
                 **options,
             )
             return model, optimizer
-    model, optimizer = fleet.distributed_model(net), fleet.distributed_optimizer(optimizer)
-    if "late" in words:
-        # Updated parameters are sent during the next forward.
-        inner: Any = optimizer._inner_opt
-        late = "_set_all_gather_overlap_forward" if "split" in words else "_set_broadcast_overlap"
-        is_late = True
-        getattr(inner, late)(is_late, net)
-    return model, optimizer
+    return fleet.distributed_model(net), fleet.distributed_optimizer(optimizer)
 
 
 def train(way: str) -> dict[str, Any]:
@@ -180,7 +172,7 @@ def train(way: str) -> dict[str, Any]:
         net = nn.Sequential(*(Block(degrees.get("mp", 1)) for _ in range(2)))
     model, optimizer = distributed(net, groups, words)
     if bad:
-        spoil_late(model, *bad.split(":"), waits="late" in words)
+        spoil_late(model, *bad.split(":"))
     notes, before = len(proof._notes), counted.count()
     data = groups.get_data_parallel_rank() * 2 + groups.get_sharding_parallel_rank()
     numbers = np.random.RandomState(data)
@@ -192,8 +184,6 @@ def train(way: str) -> dict[str, Any]:
         # Paddle cannot broadcast the input of an `mp` model between CPUs.
         forward = net if "mp" in degrees and x.place.is_cpu_place() else model
         loss = (forward(x) ** 2).mean()
-        while waiting:
-            waiting.pop()()
         loss.backward()
         optimizer.step()
         optimizer.clear_grad()
@@ -207,11 +197,8 @@ def train(way: str) -> dict[str, Any]:
     }
 
 
-def spoil_late(model: Any, bad_rank: str, name: str, *, waits: bool) -> None:
-    """Change the parameter of MODEL whose name ends in NAME once all ranks have sent theirs.
-
-    If WAITS, that is after the next forward.
-    """
+def spoil_late(model: Any, bad_rank: str, name: str) -> None:
+    """Change the parameter of MODEL whose name ends in NAME once all ranks have sent theirs."""
     counts: list[int] = []
 
     def spoil(_optimizer: Any, number: int) -> None:
@@ -221,10 +208,7 @@ def spoil_late(model: Any, bad_rank: str, name: str, *, waits: bool) -> None:
                 value for known, value in model.named_parameters() if known.endswith(name)
             ]
             parameter = getattr(parameters[0], "fw_storage", parameters[0])
-            if waits:
-                waiting.append(lambda: parameter.set_value(parameter.numpy() + 1e-2))
-            else:
-                parameter.set_value(parameter.numpy() + 1e-2)
+            parameter.set_value(parameter.numpy() + 1e-2)
 
     # This precedes the comparison after updates 1 and 3, with `auto` also 2.
     counted._after.insert(0, spoil)
