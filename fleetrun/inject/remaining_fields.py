@@ -149,13 +149,8 @@ class _RemainingFields:
             return
         is_known = known.get("status") == NO_EFFECT
         reason = obstacle or known.get("unseen") or (known["reason"] if is_known else "")
-        self._proof.field(
-            name, NO_EFFECT, reason=str(reason or f"it changed nothing that this {self._job} uses")
-        )
-
-    @property
-    def _job(self) -> str:
-        return "model" if self._proof.graph == "dygraph" else "program"
+        reason = reason or "it changed nothing that this job uses"
+        self._proof.field(name, NO_EFFECT, reason=str(reason))
 
     def _report_configs(self, name: str, switch: str, status: str | None) -> None:
         """Report the field NAME, the details of SWITCH, as that, which has STATUS."""
@@ -206,9 +201,11 @@ class _RemainingFields:
     def _obstacle_to(self, name: str) -> str:
         """Return what in this job or this Paddle prevents an effect of NAME; empty if nothing."""
         is_dynamic = self._proof.graph == "dygraph"
-        missing = paddle_api.refusal(self._capability(name, is_dynamic=is_dynamic))
-        if missing or name in distributed_strategy.misfits:
-            return missing or distributed_strategy.misfits[name]
+        needs = private_names.REDUCER if name in _COMMUNICATION else private_names.STRATEGY
+        needs = _IN_DYNAMIC_GRAPHS.get(name, needs) if is_dynamic else private_names.STATIC
+        missing = paddle_api.refusal(needs) or distributed_strategy.misfits.get(name, "")
+        if missing:
+            return missing
         if name not in _COMMUNICATION:
             is_merging = name == "gradient_merge" and is_dynamic
             idle = _NO_STEPS if self._spec.get(name) else "Paddle has it for static graphs only"
@@ -230,13 +227,3 @@ class _RemainingFields:
             layout = " x ".join(f"{axis} {size}" for axis, size in shared_axes.items())
             return f"the layout ({layout}) sums no gradients among ranks"
         return "the script has no data-parallel model"
-
-    def _capability(self, name: str, *, is_dynamic: bool) -> str:
-        """Return the capability of `paddle_api` that the field NAME needs."""
-        if is_dynamic and name in _IN_DYNAMIC_GRAPHS:
-            return _IN_DYNAMIC_GRAPHS[name]
-        if name in _COMMUNICATION:
-            return private_names.REDUCER if is_dynamic else private_names.STATIC
-        if not is_dynamic and (name == "gradient_merge" or name in self._spec.build_strategy):
-            return private_names.STATIC
-        return private_names.STRATEGY
