@@ -26,19 +26,6 @@ def closed(path: str) -> str | None:
     return None
 
 
-class Closing:
-    """A context at whose end the descriptor FD is closed."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
-
-
 class Folder:
     """The folder at PATH."""
 
@@ -79,8 +66,8 @@ class Folder:
 
 def _fill(fd: int, text: str) -> None:
     """Write all of TEXT to FD, and close it."""
-    with Closing(fd):
-        write_all(fd, text.encode(errors="surrogateescape"))
+    with open(fd, "wb") as file:
+        file.write(text.encode(errors="surrogateescape"))
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -12,7 +12,7 @@ import os
 from typing import NamedTuple
 
 from fleetrun.rundir import reading
-from fleetrun.rundir.folder import Closing, append_whole
+from fleetrun.rundir.folder import append_whole
 
 SCHEMA = 1
 # The longest line: a few hundred bytes for each of very many ranks.
@@ -85,9 +85,9 @@ def append(path: str, record: MetricsRecord) -> int:
     Raises OSError if that fails.
     """
     line = json.dumps({"schema": SCHEMA, **reading.plain(record)}).encode() + b"\n"
-    with Closing(fd := os.open(path, _OPEN, 0o600)):
-        append_whole(fd, line)
-        return os.fstat(fd).st_size
+    with open(os.open(path, _OPEN, 0o600), "ab", buffering=0) as file:
+        append_whole(file.fileno(), line)
+        return os.fstat(file.fileno()).st_size
 
 
 def spread(path: str, most: int) -> tuple[MetricsRecord, ...]:

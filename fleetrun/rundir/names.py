@@ -57,21 +57,13 @@ def is_node_folder(name: str) -> bool:
 
 
 def run_name(run_dir: str) -> str:
-    """Name a run by its directory: one of several hosts in a shared log folder by both folders.
-
-    >>> run_name("log/runs/20250102T030405Z-default-47"), run_name("log/runs/2025-x-47/node1")
-    ('20250102T030405Z-default-47', '2025-x-47/node1')
-    """
+    """Name a run by its directory: one of several hosts in a shared log folder by both folders."""
     above, name = os.path.split(run_dir)
     return f"{os.path.split(above)[1]}/{name}" if is_node_folder(name) else name
 
 
 def job_name(run: str) -> str:
-    """Return the job name of the RUN: its --job_id, or its script.
-
-    >>> job_name("20250102T030405Z-train-47"), job_name("2025-x-47/node1"), job_name("other")
-    ('train', 'x', 'other')
-    """
+    """Return the job name of the RUN: its --job_id, or its script."""
     # Start time, job name, launcher, and the node rank if there are several.
     match = re.fullmatch(r"[^-]+-(.*?)-\d+(-node\d+|-head|/.*)?", run)
     return run if match is None else match[1]
@@ -113,8 +105,6 @@ def listed(labels: Sequence[str]) -> str:
 
     >>> listed(["rank 0", "rank 2", "rank 3", "rank 4", "server 1", "server 0"])
     'ranks 0, 2-4, server 0 and server 1'
-    >>> listed(["rank 3"])
-    'rank 3'
     """
     numbers = [int(label[5:]) for label in labels if label.startswith("rank ")]
     words = [f"rank{'s' * (len(numbers) > 1)} {format_ranges(numbers)}"] if numbers else []

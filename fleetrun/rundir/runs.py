@@ -11,7 +11,6 @@ from fleetrun.rundir import (
     flightfile,
     heartbeat,
     lockfile,
-    metricsfile,
     names,
     planfile,
     progress,
@@ -22,7 +21,6 @@ from fleetrun.rundir import (
 from fleetrun.rundir.eventfile import EventRecord
 from fleetrun.rundir.flightfile import FlightRecord
 from fleetrun.rundir.heartbeat import ReportedStep
-from fleetrun.rundir.metricsfile import MetricsRecord
 from fleetrun.rundir.progress import Progress
 from fleetrun.rundir.rankfile import RankAxes
 from fleetrun.rundir.reportfile import ReportRecord
@@ -106,10 +104,6 @@ class Run(NamedTuple):
     def report(self) -> ReportRecord | None:
         """Return what is known about its failure, if it has failed."""
         return reportfile.read(self.file(names.REPORT))
-
-    def newest_metrics(self) -> MetricsRecord | None:
-        """Return what its host used last, if that was measured."""
-        return metricsfile.newest(self.file(names.METRICS))
 
     def collectives(self) -> dict[int, FlightRecord]:
         """Return the records of its last attempt's collectives, by rank of a trainer."""

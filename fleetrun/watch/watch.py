@@ -130,7 +130,8 @@ class Watch(Source):
             case Gathered(attempt=attempt) if attempt:
                 self.close()
                 self._begin()
-                self._since_ns = heartbeat.file_clock_ns()
+                # CLOCK_REALTIME_COARSE dates files; `time.time()` may be ahead of it.
+                self._since_ns = time.clock_gettime_ns(5)
             case Started(process=process):
                 self._is_ending = False
                 self._ranks[process] = _Rank(self._job.plan, happening, self._since_ns)
