@@ -15,17 +15,6 @@ PRIVATE = 0o600
 SHARED = 0o666
 
 
-def closed(path: str) -> str | None:
-    """Return the folder on the way to PATH that this user may not enter, if any."""
-    for route in (os.path.abspath(path), os.path.realpath(path)):
-        parts = route.split(os.sep)[1:-1]
-        for count in range(len(parts)):
-            folder = "/" + "/".join(parts[: count + 1])
-            if os.path.isdir(folder) and not os.access(folder, os.X_OK, effective_ids=True):
-                return folder
-    return None
-
-
 class Folder:
     """The folder at PATH."""
 

@@ -1,7 +1,4 @@
-"""`lock` marks a run directory with its launcher and its name; no schema.
-
-One line, `fleetrun PID NAME`. The launcher holds a flock on the file while it runs.
-"""
+"""`lock`, the line `fleetrun PID NAME`, on which the launcher of a run directory holds a flock."""
 
 from __future__ import annotations
 

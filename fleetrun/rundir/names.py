@@ -1,7 +1,4 @@
-"""The names of a launch's processes and of the files in its log folder.
-
-The log folder has `runs/`, with a run directory for each launch, and links into the latest one.
-"""
+"""The names of a launch's processes and of the files in its log folder."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from collections.abc import Sequence
 from fleetrun.model import LaunchPlan, ProcessSpec, RankSpec
 from fleetrun.text import format_ranges
 
-# In the log folder.
+# In the log folder: run directories, one for each launch, and links into the latest one.
 RUNS = "runs"
 LATEST = "latest"
 # In each run directory.
@@ -83,11 +80,6 @@ def rank_name(spec: RankSpec) -> str:
     """Name a rank in file names: trainers by their number alone."""
     role = "" if spec.is_trainer else spec.role.lower().removeprefix("p").removesuffix("_trainer")
     return f"{role}.{spec.rank}".lstrip(".")
-
-
-def label(spec: ProcessSpec) -> str:
-    """Name a process as users think of it: `rank 3`, `server 0`."""
-    return label_of(spec.name)
 
 
 def spec_label(spec: RankSpec) -> str:

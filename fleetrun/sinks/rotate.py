@@ -19,7 +19,7 @@ from typing import NamedTuple
 from fleetrun.run.events import Finished, Gathered, Happening, Started
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Sink
-from fleetrun.rundir.names import label
+from fleetrun.rundir.names import label_of
 
 _PACE_S = 1.0
 # The number of older parts of each log.
@@ -65,7 +65,7 @@ class Rotation(Sink):
     def _look(self) -> None:
         for process, logs in self._logs.items():
             for log in logs:
-                self._rotate(log, label(self._job.plan.processes[process]))
+                self._rotate(log, label_of(self._job.plan.processes[process].name))
         self._waiting.timer("look", time.monotonic() + _PACE_S, self._look)
 
     def _rotate(self, log: str, name: str) -> None:

@@ -103,7 +103,7 @@ class Watch(Source):
 
     def _begin(self) -> None:
         """Take over the processes of a generation."""
-        self._labels = [names.label(spec) for spec in self._job.plan.processes]
+        self._labels = [names.label_of(spec.name) for spec in self._job.plan.processes]
         self._ask_gpus = self._gpus()
         # The signs of life of ranks that should end.
         self._overdue: SilenceClock | None = None
