@@ -97,12 +97,9 @@ def test_a_shell_script_with_lines_of_windows_says_so(folder: Path) -> None:
         assert "the first line of ./run.sh ends in a carriage return" in done.stderr
 
 
-def test_a_folder_with_one_script_or_a_package_says_what_to_write(folder: Path) -> None:
+def test_a_folder_is_no_script(folder: Path) -> None:
     (folder / "single").mkdir()
-    (folder / "single" / "main.py").touch()
-    assert "did you mean single/main.py?" in refused(folder, "single", code=3)
-    (folder / "single" / "__main__.py").touch()
-    assert "-m single runs a package." in refused(folder, "single", code=3)
+    assert "single is a folder, not a script" in refused(folder, "single", code=3)
 
 
 def test_a_notebook_is_converted_first(folder: Path) -> None:
