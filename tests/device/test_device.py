@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from typing import TYPE_CHECKING, Any
 
 import devices
@@ -59,38 +58,9 @@ def test_collectives_of_three_late_ranks_are_right_and_witnessed(
         assert {(call.rank, call.ranks) for call in seen} == {(rank, 3)}
 
 
-def test_training_by_paddle_alone_is_as_on_the_cpu(tmp_path: Path) -> None:
-    (cpu,) = reports(tmp_path / "cpu", "training", 1)
-    with devices.on("npu", **LATE):
-        for nranks in (1, 2, 3):
-            for report in reports(tmp_path / str(nranks), "training", nranks):
-                assert report["place"].startswith("Place(npu:")
-                assert report["weights"] == pytest.approx(cpu["weights"], abs=1e-5)
-
-
 def test_who_does_not_wait_for_a_collective_misses_it(tmp_path: Path) -> None:
     # The first sum begins late. To free memory must not wait for the others, as a rank does.
     with devices.on("npu", delay_us=200_000, free="early"):
         ranks = reports(tmp_path, "unordered", 2)
     assert [report["waited"] for report in ranks] == [4, 4]
     assert [report["not waited"] for report in ranks] == [2, 3]
-
-
-@pytest.mark.parametrize(
-    ("fault", "codes"),
-    [
-        ("error@3:1", [-signal.SIGABRT, 1]),
-        ("die@3:1", [-signal.SIGABRT, -signal.SIGKILL]),
-        ("late@3:1", [0, 0]),
-        ("wrong@3:1", [0, 0]),
-    ],
-)
-def test_the_third_collective_of_a_rank_fails_as_ordered(
-    fault: str, codes: list[int], tmp_path: Path
-) -> None:
-    with devices.on("npu", fault=fault):
-        ended, outputs, results = run_program(tmp_path, "sums", 2)
-    assert ended == codes, outputs
-    if codes == [0, 0]:
-        assert results[0]["sums"] == [1, 3, 5, 7, 9]
-        assert (results[1] == results[0]) == fault.startswith("late")
