@@ -38,10 +38,11 @@ def examine(
     limit_s = timeout_s + (_ALLREDUCE_S if "--allreduce" in options else _START_S)
     program = ssh.words_of(request)
     order = HostOrder(current_folder(), sshjob.forwarded(environ), attended=False)
+    addresses = ssh.addresses(program, hosts)
 
     def ask(index: int) -> HostReport:
         host = hosts[index]
-        words = ("doctor", *options, *sshjob.arguments(request, hosts, index))
+        words = ("doctor", *options, *sshjob.arguments(request, host, addresses, index))
         try:
             done = subprocess.run(
                 ssh.command(program, host),

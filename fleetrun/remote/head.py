@@ -51,8 +51,10 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
         if isinstance(begun, int):
             return begun
         records = HeadRun(begun, request)
+    addresses = ssh.addresses(words, hosts)
     orders = [
-        order._replace(words=sshjob.arguments(request, hosts, index)) for index in range(len(hosts))
+        order._replace(words=sshjob.arguments(request, host, addresses, index))
+        for index, host in enumerate(hosts)
     ]
     return Head(request, hosts, words, orders, records).run()
 

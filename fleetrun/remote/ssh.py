@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -105,6 +106,30 @@ def why(code: int, last: str) -> str:
     if code == EnvironmentFault.exit_code:
         return last
     return f"ssh: {last.removeprefix('ssh: ') or f'it ended with exit code {code}'}"
+
+
+def addresses(words: Sequence[str], hosts: Sequence[HostEntry]) -> list[str]:
+    """Return the names by which HOSTS find each other: HostName of ssh's configuration."""
+
+    def address(host: HostEntry) -> str:
+        try:
+            done = subprocess.run(
+                [*words, "-G", host.target],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        except OSError:
+            return host.name
+        named = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+        return named.get("hostname", host.name)
+
+    # A program in the place of ssh has no such option.
+    if os.path.basename(words[0]) != "ssh":
+        return [host.name for host in hosts]
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        return list(pool.map(address, hosts))
 
 
 class SshConnection:

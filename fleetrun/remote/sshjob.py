@@ -88,18 +88,19 @@ def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def arguments(request: Request, hosts: Sequence[HostEntry], index: int) -> tuple[str, ...]:
-    """Return the arguments of the launcher on the host INDEX of HOSTS."""
+def arguments(
+    request: Request, host: HostEntry, addresses: Sequence[str], index: int
+) -> tuple[str, ...]:
+    """Return the arguments of the launcher on HOST, at INDEX of ADDRESSES."""
     typed = [given for given in request.given if given.source == COMMAND_LINE]
-    names, slots = [host.name for host in hosts], hosts[index].slots
     words = [*_of_user(request)]
-    if len(names) > 1:
-        words += [f"--ips={','.join(names)}", f"--host={names[index]}"]
-        needed = least(request, len(names))
-        if needed < len(names):
-            words.append(f"--nnodes={needed}:{len(names)}")
-    if slots is not None and "nproc_per_node" not in {given.name for given in typed}:
-        words.append(f"--nproc_per_node={slots}")
+    if len(addresses) > 1:
+        words += [f"--ips={','.join(addresses)}", f"--host={addresses[index]}"]
+        needed = least(request, len(addresses))
+        if needed < len(addresses):
+            words.append(f"--nnodes={needed}:{len(addresses)}")
+    if host.slots is not None and "nproc_per_node" not in {given.name for given in typed}:
+        words.append(f"--nproc_per_node={host.slots}")
     words += [f"{flag(given.spelling)}={given.raw}" for given in typed if given.name not in _OURS]
     return (*words, "--", *request.script.words)
 

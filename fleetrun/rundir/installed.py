@@ -1,4 +1,7 @@
-"""The installed Paddles, for which `importlib.metadata` takes 60 ms, and whose `fleetrun` is."""
+"""The installed Paddles, by folder names, and the owner of the `fleetrun` command.
+
+`importlib.metadata` takes 60 ms.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`lock`, the line `fleetrun PID NAME`, on which the launcher of a run directory holds a flock."""
+"""`lock` marks a run directory with its launcher and its name; no schema.
+
+One line, `fleetrun PID NAME`. The launcher holds a flock on the file while it runs.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 from contextlib import suppress
 
 from fleetrun.rundir import names, reading
-from fleetrun.rundir.folder import Folder
+from fleetrun.rundir.folder import Closing, Folder
 
 
 def launcher_of(run_dir: str) -> int | None:
@@ -32,13 +35,13 @@ def hold(folder: Folder, launcher: int) -> int:
 def is_running(path: str) -> bool:
     """Whether the launcher of the run directory PATH is alive."""
     try:
-        lock = open(os.path.join(path, names.LOCK), "rb")  # noqa: SIM115 - closed below
+        fd = os.open(os.path.join(path, names.LOCK), reading.READING)
     except OSError:
         return False
-    with lock:
+    with Closing(fd):
         try:
             # Shared, so that several may check at once; the launcher's is exclusive.
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True
     return False

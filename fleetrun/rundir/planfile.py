@@ -1,4 +1,7 @@
-"""`plan.json`: the plan of this host, without secrets."""
+"""`plan.json`: the plan of this host, without secrets; schema 1.
+
+`env` is what all processes are given, and that of a process what only this one is given.
+"""
 
 from __future__ import annotations
 

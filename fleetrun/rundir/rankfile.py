@@ -1,4 +1,7 @@
-"""Reads `rank.RANK.jsonl`, to which `inject/site/rank_records.py` appends a rank's records."""
+"""Reads `rank.RANK.jsonl`, the records of a rank, one per line.
+
+`inject/site/rank_records.py` appends to it.
+"""
 
 from __future__ import annotations
 

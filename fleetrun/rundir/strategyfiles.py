@@ -1,4 +1,7 @@
-"""Reads `strategy.json`, the request, and the evidence that `inject/evidence.py` writes."""
+"""Reads `strategy.json`, the requested strategy, and each rank's record of its outcome.
+
+Only a launch with a strategy loads this. `inject/evidence.py` writes the record.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +54,11 @@ class RankEvidence(NamedTuple):
     failures: tuple[str, ...] = ()
     # Changes to the training that could not be installed.
     unapplied: tuple[str, ...] = ()
+
+    @property
+    def tells(self) -> bool:
+        """Whether it says more than that Paddle was imported."""
+        return bool(self.is_complete or self.fields or self.notes)
 
 
 def parse_document(text: str) -> StrategyDocument:

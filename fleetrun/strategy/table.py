@@ -20,7 +20,6 @@ WORDS = {
     "ours": "fleetrun sends the gradients itself",
     "rewrites": "fleetrun rewrites the program itself",
     "passes": "Paddle rewrites the program",
-    "older_program": "Paddle 3.3.1 cannot build it in its older program representation",
     "static_only": "Paddle reads it for static programs only",
     "sharded": "Paddle reads it for sharded static programs only",
     "makes_nothing": "data parallel ignores it",
@@ -119,9 +118,9 @@ gradient_scale_configs:  How the gradient of the loss is scaled.
 amp = false  Compute in 16 bits where that is safe.
   dygraph cpu: no effect: Paddle's auto_cast does nothing on the CPU (unseen: {cast})
   dygraph: no effect: {cast}
-  static 3.3.1: refused: {older_program}
   static cpu: no effect: the loss is scaled, but everything is computed in 32 bits
   static 2.6.2: effective: {passes}
+  static: untested: {only_a_gpu}which operators run in 16 bits
 amp_configs:  How 16-bit numbers are used.
   .init_loss_scaling = 32768.0  The initial loss scaling factor.
   .incr_every_n_steps = 1000 steps  Finite steps before the factor grows.
@@ -160,14 +159,13 @@ lamb_configs:  How LAMB scales.
   .exclude_from_weight_decay = [texts]  Parameters whose names contain one of these are exempt.
 localsgd = false  Let ranks train independently for some steps, then average their parameters.
   dygraph: no effect: {static_only}
-  static 3.3.1: refused: {older_program}
-  static: no effect: the program still sums the gradients at each step
+  static: effective: for Momentum and SGD; fleetrun removes the allreduces of gradients that Paddle
+      leaves in
 localsgd_configs:  When parameters are averaged.
   .k_steps = 1 steps  The number of steps between two averages.
   .begin_step = 1 steps  The first step without averaging.
 adaptive_localsgd = false  The same, with an adaptive number of steps.
   dygraph: no effect: {static_only}
-  static 3.3.1: refused: {older_program}
   static: effective: for Momentum and SGD; {passes}
 adaptive_localsgd_configs:  How often parameters are averaged at first.
   .init_k_steps = 1 steps  The initial number of steps between two averages.

@@ -20,6 +20,8 @@ from . import (
     fuse_operators,
     fused_optimizer,
     gradient_merge,
+    legacy_ops,
+    local_sgd,
     program,
     refusals,
     settings_view,
@@ -75,7 +77,8 @@ def _rewrite(module: Any, proof: Evidence) -> None:
         startup = args[0] if args else kwargs.get("startup_program")
         startup = startup or paddle.static.default_startup_program()
         try:
-            result = minimize(self, loss, *args, **kwargs)
+            with legacy_ops.functions():
+                result = minimize(self, loss, *args, **kwargs)
         except Exception as error:
             refuse(newer or refusals.explain(error, proof), error)
             raise
@@ -96,6 +99,8 @@ def _run_passes(fleet: Any, main: Any, startup: Any, proof: Evidence) -> None:
         program.remove(startup, gloo.STREAMS)
     gradient_merge.settle(main, startup)
     ranks, before = fleet.worker_num(), len(program.reductions(main))
+    if settings.effective("localsgd") and len(main.blocks) > 1:
+        local_sgd.run(main, ranks)
     if ranks > 1 and settings_view.rewrites():
         fuse_allreduce.run(main, startup, fleet, proof)
     collective_order.keep(main)
