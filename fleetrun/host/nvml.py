@@ -209,11 +209,6 @@ def usable(lib: Library) -> list[object]:
     return [gpu for gpu in gpus if instances(lib, gpu) or not _wants_instances(lib, gpu)]
 
 
-def ask_loads(gpus: Sequence[str] | None, nvml: Callable[[], Library] = library) -> IsolatedCall:
-    """Ask for the load of GPUs; the answer's value is that of `loads`."""
-    return IsolatedCall(lambda: loads(nvml(), gpus))
-
-
 def loads(lib: Library, gpus: Sequence[str] | None) -> dict[str, tuple[int, int, int]]:
     """Return the load of each of GPUS as the fields of `GpuLoad`, as far as NVML tells.
 

@@ -12,7 +12,6 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import NamedTuple
 
 from fleetrun.run import libc
@@ -102,11 +101,10 @@ class IsolatedCall:
         self,
         waiting: Waiting,
         done: Callable[[CallResult], None],
-        timeout_s: float | None = None,
-        *,
-        callee: str = "it",
+        timeout_s: float | None,
+        callee: str,
     ) -> None:
-        """Call DONE with the result, or that CALLEE did not answer, from a callback of WAITING."""
+        """Do as `ask` says."""
         self._waiting = waiting
 
         def read() -> None:
@@ -116,9 +114,9 @@ class IsolatedCall:
 
         waiting.watch(self.fd, read)
         if timeout_s is not None:
-            late = partial(self._late, callee, timeout_s)
             at = time.monotonic() + timeout_s
-            waiting.timer((IsolatedCall, self.pid), at, lambda: done(late()))
+            key = IsolatedCall, self.pid
+            waiting.timer(key, at, lambda: done(self._late(callee, timeout_s)))
 
     def _late(self, callee: str, timeout_s: float) -> CallResult:
         self.abandon()
@@ -203,5 +201,5 @@ def ask(
         key = object()
         waiting.timer(key, time.monotonic(), lambda: done(result))
         return lambda: waiting.timer(key, None, nothing)
-    asked.watch(waiting, done, timeout_s, callee=callee)
+    asked.watch(waiting, done, timeout_s, callee)
     return asked.abandon

@@ -23,7 +23,6 @@ from fleetrun.run import children
 from fleetrun.run.background import Background, begin
 from fleetrun.run.events import Outcome
 from fleetrun.run.gathering import AtOnce, Gathering
-from fleetrun.run.isolation import IsolatedCall
 from fleetrun.run.keeper import Keeper, keep
 from fleetrun.run.observers import Caller, ObservedJob, Sink
 from fleetrun.run.supervisor import Supervisor
@@ -323,12 +322,12 @@ class LaunchedJob(ObservedJob):
         if request.flight_recorder or self.plan.rules.hang_timeout_s:
             records = FlightRecords(self, session)
             observers.append(records)
-        observers.append(Watch(self, session=session, records=records, gpus=self._gpu_watch))
+        observers.append(Watch(self, session=session, records=records, gpus=self._gpu_loads))
         if request.resume_from is not None:
             observers.append(Resumption(self, request.resume_from))
         return observers
 
-    def _gpu_watch(self) -> Callable[[], IsolatedCall] | None:
+    def _gpu_loads(self) -> Callable[[], object] | None:
         """Return a function that queries our GPUs' activity; None without GPUs."""
         gpus = tuple(
             device.id
@@ -337,14 +336,10 @@ class LaunchedJob(ObservedJob):
             for device in process.rank.devices
             if device.kind == "gpu"
         )
-
-        def ask() -> IsolatedCall:
-            # Numbers in another order than the driver's could mean any GPU.
-            is_drivers = devices.is_drivers_order(self.request, self.environ)
-            is_known = is_drivers or not any(map(str.isdecimal, gpus))
-            return nvml.ask_loads(gpus if is_known else None)
-
-        return ask if gpus else None
+        # Numbers in another order than the driver's could mean any GPU.
+        is_drivers = devices.is_drivers_order(self.request, self.environ)
+        is_known = is_drivers or not any(map(str.isdecimal, gpus))
+        return (lambda: nvml.loads(nvml.library(), gpus if is_known else None)) if gpus else None
 
     def _preface(self) -> str:
         """Return the first lines for the user: the banner and our remarks."""

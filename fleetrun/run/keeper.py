@@ -67,7 +67,7 @@ class Keeper:
         for signum in (REQUESTS | {signal.SIGTSTP}) - {signal.SIGQUIT}:
             # A scheduler that signals all processes of a job signals the keeper, too. Caught, not
             # ignored: ranks and helpers would inherit that.
-            signal.signal(signum, _do_nothing)
+            signal.signal(signum, lambda *_: None)
         for signum in (signal.SIGQUIT, signal.SIGTTIN, signal.SIGTTOU):
             signal.signal(signum, signal.SIG_IGN)
         if has_terminal:
@@ -286,7 +286,3 @@ class _Service:
                 is_near = child.session == os.getsid(self._pid)
                 if not is_near or child.group == os.getpgrp():
                     children.send(pid, signal.SIGKILL)
-
-
-def _do_nothing(*_: object) -> None:
-    """Do nothing: the keeper passes on what it hears."""

@@ -114,7 +114,7 @@ class Supervisor:
 
     def _supervise(self) -> Outcome:
         began = time.monotonic()
-        self._loop.watch(self._keeper.fd, self._on_keeper)
+        self._loop.watch(self._keeper.fd, lambda: self._take(self._keeper.read()))
         self._loop.watch(self._child_fd, self._on_child)
         self._todo += self._state.begin()
         self._perform_all()
@@ -246,9 +246,6 @@ class Supervisor:
 
     # What happens -------------------------------------------------------------------------------
 
-    def _on_keeper(self) -> None:
-        self._take(self._keeper.read())
-
     def _take(self, signals: Sequence[tuple[int, bool]]) -> None:
         """Handle SIGNALS that the keeper has passed on."""
         stops = []
@@ -354,9 +351,6 @@ class Supervisor:
             self._log(f"The cause could not be examined ({error!r}).")
         return RootCauses(exits, time.monotonic())
 
-    def _on_deadline(self) -> None:
-        self._feed(TimerExpired(time.monotonic()))
-
     def _declare(self, happening: Declared) -> None:
         """Notify the observers of what a source declares, and act on it."""
         if isinstance(happening, RunWarning | StrategyReport):
@@ -378,7 +372,9 @@ class Supervisor:
         if phase == policy.GATHERING != state.phase:
             self._round.end()
         if state.deadline != deadline:
-            self._loop.timer("policy", state.deadline, self._on_deadline)
+            self._loop.timer(
+                "policy", state.deadline, lambda: self._feed(TimerExpired(time.monotonic()))
+            )
         if isinstance(event, Gathered):
             # In the first generation; later ones find them open.
             self._observers.open(self._loop)

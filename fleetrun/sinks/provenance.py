@@ -10,14 +10,14 @@ import os
 import signal
 import subprocess
 import time
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Any, cast
 
 from fleetrun.engines import detect
 from fleetrun.plan import render
-from fleetrun.run import libc
+from fleetrun.run import isolation, libc
 from fleetrun.run.events import Gathered, Happening
-from fleetrun.run.isolation import CallResult, IsolatedCall
+from fleetrun.run.isolation import CallResult
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Sink
 from fleetrun.rundir import manifestfile, names
@@ -40,7 +40,7 @@ class Provenance(Sink):
     def __init__(self, job: ObservedJob) -> None:
         self._job = job
         self._plan = job.plan
-        self._question: IsolatedCall | None = None
+        self._abandon: Callable[[], object] | None = None
 
     def open(self, waiting: Waiting) -> None:
         """Write what is known, and ask git for the rest once the ranks have started."""
@@ -57,8 +57,8 @@ class Provenance(Sink):
     def close(self) -> None:
         """Wait no longer for git."""
         self._waiting.timer("git", None, self._ask)
-        if self._question is not None:
-            self._question.abandon()
+        if self._abandon is not None:
+            self._abandon()
 
     def _append(self, text: str) -> None:
         self._job.folder.add(names.LAUNCH, self._job.redact(text))
@@ -86,12 +86,10 @@ class Provenance(Sink):
             ).stdout
 
         # Without a process for git, the manifest has no commit.
-        with suppress(OSError):
-            self._question = IsolatedCall(status)
-            self._question.watch(self._waiting, self._on_answer, _GIT_S)
+        self._abandon = isolation.ask(status, self._waiting, self._on_answer, _GIT_S)
 
     def _on_answer(self, answer: CallResult) -> None:
-        self._question = None
+        self._abandon = None
         if answer.value is not None:
             commit = revision(cast("bytes", answer.value).decode(errors="replace"))
             if commit is not None:

@@ -160,7 +160,7 @@ def table(
     explained = {verdict.name for verdict in main.values() if "auto: " in verdict.why}
     remarks += [f"{name}: {why}" for name, why in asked.reasons if name not in explained]
     remarks += [f"Environment: {variable}" for variable in asked.environment]
-    remarks += notes(evidence_of)
+    remarks += _by_rank({who: it.notes for who, it in evidence_of.items() if it})
     room = width - len(_GAP)
     # The console puts its name before the first line.
     first, *more = wrapped(title, width - len("fleetrun: "))
@@ -215,11 +215,6 @@ def _difference(verdict: FieldVerdict, main: FieldVerdict) -> str:
         here, usual = verdict.in_effect or "-", main.in_effect or "-"
         return f"{who}: {verdict.name} is {here} there, not {usual}."
     return f"{who}: {_as_sentence(verdict)}."
-
-
-def notes(evidence_of: Evidence) -> list[str]:
-    """Return what the ranks have noted, each sentence once."""
-    return _by_rank({who: evidence.notes for who, evidence in evidence_of.items() if evidence})
 
 
 def _by_rank(sentences_of: Mapping[str, tuple[str, ...]]) -> list[str]:

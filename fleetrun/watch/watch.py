@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from fleetrun.model import ExitStatus, LaunchPlan
 from fleetrun.postmortem import failures, stack_groups
 from fleetrun.postmortem.stackdumps import Collection
-from fleetrun.run import proc
+from fleetrun.run import isolation, proc
 from fleetrun.run.events import (
     Exited,
     Finished,
@@ -24,7 +24,7 @@ from fleetrun.run.events import (
     StacksRequested,
     Started,
 )
-from fleetrun.run.isolation import CallResult, IsolatedCall
+from fleetrun.run.isolation import CallResult
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Source
 from fleetrun.run.policy import TEARDOWN_S
@@ -81,7 +81,7 @@ class Watch(Source):
         *,
         session: Session | None = None,
         records: FlightRecords | None = None,
-        gpus: Callable[[], Callable[[], IsolatedCall] | None] = lambda: None,
+        gpus: Callable[[], Callable[[], object] | None] = lambda: None,
         driver_s: float = 10.0,
         pace_s: float = 5.0,
     ) -> None:
@@ -93,7 +93,7 @@ class Watch(Source):
         self._judge: HangJudge | None = None
         self._ranks: dict[int, _Rank] = {}
         self._silence = SilenceClock(self._timeout_s)
-        self._question: IsolatedCall | None = None
+        self._abandon: Callable[[], object] | None = None
         self._is_driver_stuck = False
         self._collection: Collection | None = None
         # Older heartbeats belong to an earlier attempt. Not the time when a rank's start is
@@ -150,9 +150,9 @@ class Watch(Source):
         self._is_ending = True
         if self._judge is not None:
             self._judge.restart()
-        if self._question is not None:
-            self._question.abandon()
-            self._question = None
+        if self._abandon is not None:
+            self._abandon()
+            self._abandon = None
         if self._collection is not None:
             self._collection.cancel()
             self._collection = None
@@ -257,7 +257,7 @@ class Watch(Source):
     def _look_for_hang(self) -> None:
         now, silence = time.monotonic(), self._silence
         self._waiting.timer("hang", now + silence.period_s, self._look_for_hang)
-        if self._question is not None or self._collection is not None:
+        if self._abandon is not None or self._collection is not None:
             silence.ignore(now)
         elif self._is_ending or not self._ranks:
             silence.end(now)
@@ -304,15 +304,9 @@ class Watch(Source):
         if self._ask_gpus is None or self._is_driver_stuck:
             then()
             return
-        try:
-            question = self._question = self._ask_gpus()
-        except OSError as error:
-            self._job.log(f"Whether a GPU computes cannot be determined ({error.strerror}).")
-            then()
-            return
 
         def answered(answer: CallResult) -> None:
-            self._question = None
+            self._abandon = None
             if answer.is_late:
                 self._is_driver_stuck = True
                 self._job.log(f"Whether a GPU computes is not known: {answer.trouble}.")
@@ -323,7 +317,9 @@ class Watch(Source):
             else:
                 then()
 
-        question.watch(self._waiting, answered, self._driver_s, callee="the NVIDIA driver")
+        self._abandon = isolation.ask(
+            *(self._ask_gpus, self._waiting, answered, self._driver_s), callee="the NVIDIA driver"
+        )
 
     # Stacks ---------------------------------------------------------------------------------------
 
