@@ -10,7 +10,6 @@ from fleetrun.errors import EnvironmentFault, MissingProgram, NotExecutable
 from fleetrun.host import files
 from fleetrun.model import Script
 from fleetrun.plan import command
-from fleetrun.rundir.folder import closed
 from fleetrun.text import closest
 
 _OPTION_FILES = (".yaml", ".yml")
@@ -30,7 +29,7 @@ def find(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
         program = which(target, cwd, environ)
         if program is not None:
             return program
-    shut = None if os.access(path, os.R_OK) else closed(path)
+    shut = None if os.access(path, os.R_OK) else _closed(path)
     if shut is not None:
         raise EnvironmentFault(
             f"{target} cannot be reached: this user (uid {os.geteuid()}) may not enter the folder "
@@ -113,3 +112,14 @@ def nearby(target: str, cwd: str) -> str | None:
     }
     close = closest(stem, known, _ALIKE)
     return None if close is None else f"{folder}{slash}{known[close]}"
+
+
+def _closed(path: str) -> str | None:
+    """Return the folder on the way to PATH that this user may not enter, if any."""
+    for route in (os.path.abspath(path), os.path.realpath(path)):
+        parts = route.split(os.sep)[1:-1]
+        for count in range(len(parts)):
+            folder = "/" + "/".join(parts[: count + 1])
+            if os.path.isdir(folder) and not os.access(folder, os.X_OK, effective_ids=True):
+                return folder
+    return None

@@ -98,10 +98,7 @@ class Communicator:
     """
 
     def __init__(self, groups: Sequence[Any]) -> None:
-        self.groups = [group for group in groups if group is not None]
-        self._stages: Sequence[Stage] = (
-            hierarchical(*groups) if len(groups) > 1 else flat(*self.groups)
-        )
+        self._stages: Sequence[Stage] = hierarchical(*groups) if len(groups) > 1 else flat(*groups)
         # Runs the stages beside the computation, once that was asked for.
         self._beside: ThreadStages | DeviceStages | None = None
         # The allreduces of buckets so far.

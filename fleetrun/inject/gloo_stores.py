@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from .import_hooks import after_import
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from types import ModuleType
 
     from .evidence import Evidence
@@ -33,26 +33,20 @@ if TYPE_CHECKING:
 # How long Paddle's store waits for a key, and a leader for its group, in seconds.
 _TIMEOUT_S = 300
 _POLL_S = 0.002
-_report: Callable[[str], None] = print
+_MODULE = "paddle.distributed.collective"
 # The stores of groups that did not connect completely.
 _unfinished: list[Any] = []
 
 
-def install(spec: StrategySpec, proof: Evidence) -> None:
+def install(spec: StrategySpec, _proof: Evidence) -> None:
     """Give each gloo group that Paddle creates a store of its own."""
     if spec.topology.nranks > 1:
-        _begin(proof.note)
+        after_import(_MODULE, _patch)
 
 
-def arm(report: Callable[[str], None]) -> None:
-    """Do the same without a strategy, before Paddle is imported; REPORT takes a sentence."""
-    after_import("paddle", lambda _: _begin(report))
-
-
-def _begin(report: Callable[[str], None]) -> None:
-    global _report  # one Paddle
-    _report = report
-    after_import("paddle.distributed.collective", _patch)
+def arm() -> None:
+    """Do the same without a strategy, before Paddle is imported."""
+    after_import("paddle", lambda _: after_import(_MODULE, _patch))
 
 
 @contextlib.contextmanager
@@ -67,7 +61,7 @@ def new_store(shared: Any, name: int | str, *, size: int, is_leader: bool) -> It
     key = f"fleetrun/communicators/{name}"
     server = None
     if is_leader:
-        with held_end(_report) as (host, port):
+        with held_end() as (host, port):
             # It waits for one rank, itself. The address is published once it listens: a rank that
             # connects too early sleeps for seconds before it tries again.
             server = core.TCPStore(host, port, True, 1, _TIMEOUT_S)
@@ -87,30 +81,21 @@ def new_store(shared: Any, name: int | str, *, size: int, is_leader: bool) -> It
 
 
 @contextlib.contextmanager
-def held_end(report: Callable[[str], None]) -> Iterator[tuple[str, int]]:
+def held_end() -> Iterator[tuple[str, int]]:
     """Yield the host and a port where this rank can listen: the planned port, unless it is in use.
 
-    REPORT is called with a sentence if it is another port. The port is held in this context, but a
-    server with SO_REUSEADDR, such as Paddle's store, can listen on it.
-
-    Raises OSError if there is no free port.
+    The port is held in this context, but a server with SO_REUSEADDR, such as Paddle's store, can
+    listen on it. Raises OSError if there is no free port.
     """
-    host, _, port_text = os.environ.get("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:0").rpartition(":")
-    planned = int(port_text)
+    host, _, planned = os.environ.get("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:0").rpartition(":")
     # Bound and not listening: Paddle 3's store ends the process if it cannot bind.
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            holder.bind(("", planned))
+            holder.bind(("", int(planned)))
         except OSError:
             holder.bind(("", 0))
-        port = int(holder.getsockname()[1])
-        if planned and port != planned:
-            report(
-                f"port {planned}, planned for this rank, is already in use: the ranks of a group"
-                f" connect to port {port}, which a firewall may block"
-            )
-        yield host, port
+        yield host, int(holder.getsockname()[1])
 
 
 def _patch(module: ModuleType) -> None:

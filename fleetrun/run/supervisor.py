@@ -200,7 +200,7 @@ class Supervisor:
             why = str(planned) if is_known else repr(planned)
             return GatherFailed(attempt, why, code, time.monotonic())
         self._plan, self._has_plan = planned, True
-        self._labels = [names.label(spec) for spec in planned.processes]
+        self._labels = [names.label_of(spec.name) for spec in planned.processes]
         self._keeper.set_grace(planned.rules.grace_s)
         return Gathered(attempt, planned, time.monotonic())
 

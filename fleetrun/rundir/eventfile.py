@@ -1,7 +1,6 @@
-"""`events.jsonl` in the run directory: what happened, one JSON object a line.
+"""`events.jsonl`: what happened, as docs/reference.md has it.
 
-docs/reference.md has every event and its keys. Each line is written at once, so the file is valid
-up to its last line even if the launcher is killed; a last line without an end is none.
+Each line is written at once, so the file is valid even if the launcher is killed.
 """
 
 from __future__ import annotations

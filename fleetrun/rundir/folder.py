@@ -15,30 +15,6 @@ PRIVATE = 0o600
 SHARED = 0o666
 
 
-def closed(path: str) -> str | None:
-    """Return the folder on the way to PATH that this user may not enter, if any."""
-    for route in (os.path.abspath(path), os.path.realpath(path)):
-        parts = route.split(os.sep)[1:-1]
-        for count in range(len(parts)):
-            folder = "/" + "/".join(parts[: count + 1])
-            if os.path.isdir(folder) and not os.access(folder, os.X_OK, effective_ids=True):
-                return folder
-    return None
-
-
-class Closing:
-    """A context at whose end the descriptor FD is closed."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
-
-
 class Folder:
     """The folder at PATH."""
 
@@ -79,8 +55,8 @@ class Folder:
 
 def _fill(fd: int, text: str) -> None:
     """Write all of TEXT to FD, and close it."""
-    with Closing(fd):
-        write_all(fd, text.encode(errors="surrogateescape"))
+    with open(fd, "wb") as file:
+        file.write(text.encode(errors="surrogateescape"))
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -11,8 +10,6 @@ from fleetrun.rundir import reading
 
 _MOST = 128
 _WORDS = 6
-# Python does not name it.
-_CLOCK_REALTIME_COARSE = 5
 
 
 class ReportedStep(NamedTuple):
@@ -25,11 +22,6 @@ class ReportedStep(NamedTuple):
     points: tuple[tuple[float, int], ...]
     # Whether the script wrote it, and not our callback after an update.
     is_scripts: bool = True
-
-
-def file_clock_ns() -> int:
-    """Return the time by the clock that dates files, which `time.time()` may be ahead of."""
-    return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
 
 
 def read(path: str) -> ReportedStep | None:

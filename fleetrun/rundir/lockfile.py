@@ -1,7 +1,4 @@
-"""`lock` marks a run directory with its launcher and its name; no schema.
-
-One line, `fleetrun PID NAME`. The launcher holds a flock on the file while it runs.
-"""
+"""`lock`, the line `fleetrun PID NAME`, on which the launcher of a run directory holds a flock."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import os
 from contextlib import suppress
 
 from fleetrun.rundir import names, reading
-from fleetrun.rundir.folder import Closing, Folder
+from fleetrun.rundir.folder import Folder
 
 
 def launcher_of(run_dir: str) -> int | None:
@@ -35,13 +32,13 @@ def hold(folder: Folder, launcher: int) -> int:
 def is_running(path: str) -> bool:
     """Whether the launcher of the run directory PATH is alive."""
     try:
-        fd = os.open(os.path.join(path, names.LOCK), reading.READING)
+        lock = open(os.path.join(path, names.LOCK), "rb")  # noqa: SIM115 - closed below
     except OSError:
         return False
-    with Closing(fd):
+    with lock:
         try:
             # Shared, so that several may check at once; the launcher's is exclusive.
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True
     return False

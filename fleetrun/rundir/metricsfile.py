@@ -1,8 +1,7 @@
 """`metrics.jsonl`: what a host, its GPUs and its ranks used, one JSON object each few seconds.
 
-Schema 1: `time` (wall clock), `monotonic`, `host`, `attempt`, `system` (of the whole host), `ranks`
-and `gpus`. What is not known is null. What counts since the beginning (`_s`, read and written
-bytes) only grows, but for another attempt or boot.
+What is not known is null. What counts since the beginning (`_s`, bytes read and written) only
+grows, but for another attempt or boot.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import os
 from typing import NamedTuple
 
 from fleetrun.rundir import reading
-from fleetrun.rundir.folder import Closing, append_whole
+from fleetrun.rundir.folder import append_whole
 
 SCHEMA = 1
 # The longest line: a few hundred bytes for each of very many ranks.
@@ -80,14 +79,11 @@ class MetricsRecord(NamedTuple):
 
 
 def append(path: str, record: MetricsRecord) -> int:
-    """Append RECORD to the file PATH atomically, and return the file's length.
-
-    Raises OSError if that fails.
-    """
+    """Append RECORD to the file PATH atomically, and return its length; OSError if that fails."""
     line = json.dumps({"schema": SCHEMA, **reading.plain(record)}).encode() + b"\n"
-    with Closing(fd := os.open(path, _OPEN, 0o600)):
-        append_whole(fd, line)
-        return os.fstat(fd).st_size
+    with open(os.open(path, _OPEN, 0o600), "ab", buffering=0) as file:
+        append_whole(file.fileno(), line)
+        return os.fstat(file.fileno()).st_size
 
 
 def spread(path: str, most: int) -> tuple[MetricsRecord, ...]:

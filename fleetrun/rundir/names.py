@@ -1,7 +1,4 @@
-"""The names of a launch's processes and of the files in its log folder.
-
-The log folder has `runs/`, with a run directory for each launch, and links into the latest one.
-"""
+"""The names of a launch's processes and of the files in its log folder."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from collections.abc import Sequence
 from fleetrun.model import LaunchPlan, ProcessSpec, RankSpec
 from fleetrun.text import format_ranges
 
-# In the log folder.
+# In the log folder: run directories, one for each launch, and links into the latest one.
 RUNS = "runs"
 LATEST = "latest"
 # In each run directory.
@@ -57,21 +54,13 @@ def is_node_folder(name: str) -> bool:
 
 
 def run_name(run_dir: str) -> str:
-    """Name a run by its directory: one of several hosts in a shared log folder by both folders.
-
-    >>> run_name("log/runs/20250102T030405Z-default-47"), run_name("log/runs/2025-x-47/node1")
-    ('20250102T030405Z-default-47', '2025-x-47/node1')
-    """
+    """Name a run by its directory: one of several hosts in a shared log folder by both folders."""
     above, name = os.path.split(run_dir)
     return f"{os.path.split(above)[1]}/{name}" if is_node_folder(name) else name
 
 
 def job_name(run: str) -> str:
-    """Return the job name of the RUN: its --job_id, or its script.
-
-    >>> job_name("20250102T030405Z-train-47"), job_name("2025-x-47/node1"), job_name("other")
-    ('train', 'x', 'other')
-    """
+    """Return the job name of the RUN: its --job_id, or its script."""
     # Start time, job name, launcher, and the node rank if there are several.
     match = re.fullmatch(r"[^-]+-(.*?)-\d+(-node\d+|-head|/.*)?", run)
     return run if match is None else match[1]
@@ -93,11 +82,6 @@ def rank_name(spec: RankSpec) -> str:
     return f"{role}.{spec.rank}".lstrip(".")
 
 
-def label(spec: ProcessSpec) -> str:
-    """Name a process as users think of it: `rank 3`, `server 0`."""
-    return label_of(spec.name)
-
-
 def spec_label(spec: RankSpec) -> str:
     """Name a rank of any host as users think of it: `rank 3`, `server 0`."""
     return f"rank {spec.rank}" if spec.is_trainer else rank_name(spec).replace(".", " ")
@@ -113,8 +97,6 @@ def listed(labels: Sequence[str]) -> str:
 
     >>> listed(["rank 0", "rank 2", "rank 3", "rank 4", "server 1", "server 0"])
     'ranks 0, 2-4, server 0 and server 1'
-    >>> listed(["rank 3"])
-    'rank 3'
     """
     numbers = [int(label[5:]) for label in labels if label.startswith("rank ")]
     words = [f"rank{'s' * (len(numbers) > 1)} {format_ranges(numbers)}"] if numbers else []

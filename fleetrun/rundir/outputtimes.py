@@ -25,11 +25,7 @@ class LogTimes(NamedTuple):
     cuts: list[int]
 
     def offset_at(self, at_ms: float) -> int:
-        """Return the offset of the first byte written at AT_MS or later.
-
-        >>> LogTimes([1000, 2000], [10, 30], []).offset_at(1500)
-        10
-        """
+        """Return the offset of the first byte written at AT_MS or later."""
         before = bisect_left(self.at_ms, at_ms)
         return self.offsets[before - 1] if before else 0
 

@@ -1,7 +1,4 @@
-"""`plan.json`: the plan of this host, without secrets; schema 1.
-
-`env` is what all processes are given, and that of a process what only this one is given.
-"""
+"""`plan.json`: the plan of this host, without secrets."""
 
 from __future__ import annotations
 

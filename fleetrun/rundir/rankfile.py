@@ -1,7 +1,4 @@
-"""Reads `rank.RANK.jsonl`, the records of a rank, one per line.
-
-`inject/site/rank_records.py` appends to it.
-"""
+"""Reads `rank.RANK.jsonl`, to which `inject/site/rank_records.py` appends a rank's records."""
 
 from __future__ import annotations
 

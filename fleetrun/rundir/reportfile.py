@@ -15,10 +15,7 @@ SCHEMA = 1
 
 
 class ProcessEnd(NamedTuple):
-    """How a process ended: the culprit, or one that ended because of it (whose `how` says why).
-
-    By itself with `code`, or by the signal of this name; `fault`: why it could not be started.
-    """
+    """How a process ended: the culprit, or one that ended because of it (`how` says why)."""
 
     process: str = ""
     rank: int | None = None
@@ -26,6 +23,7 @@ class ProcessEnd(NamedTuple):
     attempt: int = 0
     code: int | None = None
     signal: str | None = None
+    # Why it could not be started.
     fault: str | None = None
     host: str = ""
     devices: str = ""

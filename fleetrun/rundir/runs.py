@@ -11,7 +11,6 @@ from fleetrun.rundir import (
     flightfile,
     heartbeat,
     lockfile,
-    metricsfile,
     names,
     planfile,
     progress,
@@ -22,7 +21,6 @@ from fleetrun.rundir import (
 from fleetrun.rundir.eventfile import EventRecord
 from fleetrun.rundir.flightfile import FlightRecord
 from fleetrun.rundir.heartbeat import ReportedStep
-from fleetrun.rundir.metricsfile import MetricsRecord
 from fleetrun.rundir.progress import Progress
 from fleetrun.rundir.rankfile import RankAxes
 from fleetrun.rundir.reportfile import ReportRecord
@@ -106,10 +104,6 @@ class Run(NamedTuple):
     def report(self) -> ReportRecord | None:
         """Return what is known about its failure, if it has failed."""
         return reportfile.read(self.file(names.REPORT))
-
-    def newest_metrics(self) -> MetricsRecord | None:
-        """Return what its host used last, if that was measured."""
-        return metricsfile.newest(self.file(names.METRICS))
 
     def collectives(self) -> dict[int, FlightRecord]:
         """Return the records of its last attempt's collectives, by rank of a trainer."""
@@ -219,10 +213,7 @@ def latest(log_dir: str) -> str | None:
 
 
 def find(word: str, log_dir: str) -> list[str]:
-    """Return the run directories that WORD may mean: a path, or part of the name of a launch.
-
-    The path may be that of a log folder, meaning its newest launch. Names are looked up in LOG_DIR.
-    """
+    """Return the run directories that WORD, a path or part of a name in LOG_DIR, may mean."""
     for path in (word, os.path.join(log_dir, names.RUNS, word)):
         if os.path.exists(os.path.join(path, names.LOCK)):
             return [os.path.realpath(path)]
@@ -232,10 +223,7 @@ def find(word: str, log_dir: str) -> list[str]:
 
 
 def hosts(run: Run, read: Callable[[str], Run] = read) -> list[Run]:
-    """Return RUN, and those of the job's other hosts with which it shares a run directory.
-
-    READ reads the launch in a folder, or remembers it.
-    """
+    """Return RUN, and those of the job's other hosts in its run directory, which READ reads."""
     above, name = os.path.split(run.path)
     whole = above if names.is_node_folder(name) else run.path
     folders = os.listdir(whole) if os.path.isdir(whole) else []

@@ -80,11 +80,7 @@ def mask(text: str) -> str:
 
 
 def redact(name: str, value: str) -> str:
-    """Show VALUE of the variable NAME without a secret and without user:password in an address.
-
-    >>> redact("HF_TOKEN", "abc"), redact("http_proxy", "http://me:pw@proxy:3128/")
-    ('***', 'http://***@proxy:3128/')
-    """
+    """Show VALUE of the variable NAME without a secret and without user:password in an address."""
     return HIDDEN if is_secret(name) else _masked(value, [], is_word=True)
 
 

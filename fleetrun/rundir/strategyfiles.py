@@ -1,7 +1,4 @@
-"""Reads `strategy.json`, the requested strategy, and each rank's record of its outcome.
-
-Only a launch with a strategy loads this. `inject/evidence.py` writes the record.
-"""
+"""Reads `strategy.json`, the request, and the evidence that `inject/evidence.py` writes."""
 
 from __future__ import annotations
 
@@ -54,11 +51,6 @@ class RankEvidence(NamedTuple):
     failures: tuple[str, ...] = ()
     # Changes to the training that could not be installed.
     unapplied: tuple[str, ...] = ()
-
-    @property
-    def tells(self) -> bool:
-        """Whether it says more than that Paddle was imported."""
-        return bool(self.is_complete or self.fields or self.notes)
 
 
 def parse_document(text: str) -> StrategyDocument:

@@ -14,7 +14,7 @@ import time
 from fleetrun.run.events import Finished, Gathered, Happening, Started
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Sink
-from fleetrun.rundir.names import label, log_paths
+from fleetrun.rundir.names import label_of, log_paths
 from fleetrun.sinks.rotate import Cut
 from fleetrun.sinks.writer import Writer
 
@@ -203,7 +203,7 @@ class Console(Sink):
         for log, stream in zip(logs, ("", " stderr"), strict=False):
             prefix = b"" if by_lines else None
             if len(self._shown) > 1:
-                prefix = f"[{label(spec)}{stream}] ".encode()
+                prefix = f"[{label_of(spec.name)}{stream}] ".encode()
             self._feeds.append(Feed(log, prefix, self._pattern))
         self._pump()
 
@@ -256,7 +256,6 @@ class Console(Sink):
         self._waiting.timer("pace", min((now + self._pace_s, *due)), self._pump)
 
     def _give_up(self, why: str) -> None:
-        """Stop showing output, and print where it is."""
         self._stop()
         if self._shown:
             logs = [log for logs in self._logs.values() for log in logs]

@@ -78,7 +78,6 @@ class OutputTimes(Sink):
         self._waiting.timer("look", begin + pace_s, self._look)
 
     def _note(self) -> bool:
-        """Record which logs have grown; return whether any has."""
         lines = []
         for path, log in self._logs.items():
             try:

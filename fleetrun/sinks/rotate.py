@@ -19,8 +19,7 @@ from typing import NamedTuple
 from fleetrun.run.events import Finished, Gathered, Happening, Started
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Sink
-from fleetrun.rundir.folder import Closing
-from fleetrun.rundir.names import label
+from fleetrun.rundir.names import label_of
 
 _PACE_S = 1.0
 # The number of older parts of each log.
@@ -66,7 +65,7 @@ class Rotation(Sink):
     def _look(self) -> None:
         for process, logs in self._logs.items():
             for log in logs:
-                self._rotate(log, label(self._job.plan.processes[process]))
+                self._rotate(log, label_of(self._job.plan.processes[process].name))
         self._waiting.timer("look", time.monotonic() + _PACE_S, self._look)
 
     def _rotate(self, log: str, name: str) -> None:
@@ -84,7 +83,8 @@ class Rotation(Sink):
 
     def _cut(self, log: str) -> None:
         """Cut LOG if it is too long and its rank is at the end of a line; raises OSError."""
-        with Closing(fd := os.open(log, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)):
+        with open(os.open(log, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), "rb+", 0) as file:
+            fd = file.fileno()
             if os.fstat(fd).st_size <= self._max_bytes:
                 return
             # A killed launcher may have left it, or another user put a link there.
@@ -105,9 +105,9 @@ class Rotation(Sink):
         """Copy the log FD to PATH, and show it; return its length, or 0 if it must not be cut."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         copied = 0
-        with Closing(copy := os.open(path, flags, 0o666)):
+        with open(os.open(path, flags, 0o666), "wb", 0) as copy:
             for _ in range(_TRIES):
-                while sent := os.sendfile(copy, fd, copied, self._max_bytes):
+                while sent := os.sendfile(copy.fileno(), fd, copied, self._max_bytes):
                     copied += sent
                 is_long = copied > _LONGEST * self._max_bytes
                 if not is_long and os.pread(fd, 1, copied - 1) not in {b"\n", b"\r"}:

@@ -206,7 +206,6 @@ class RunDirectory(Sink):
 
 
 def _is_over(path: str) -> bool:
-    """Whether no host runs the launch in PATH."""
     try:
         parts = [os.path.join(path, n) for n in os.listdir(path) if names.is_node_folder(n)]
     except OSError:

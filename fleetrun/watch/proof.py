@@ -95,7 +95,7 @@ class Proof(Source):
         self._pace_s = self._first_s
         # The gist of the last table: a change of it is news.
         self._shown: object = None
-        self._names = {n: names.label(plan.processes[n]) for n in plan.trainers.values()}
+        self._names = {n: names.label_of(plan.processes[n].name) for n in plan.trainers.values()}
         self._trainers = {
             process: _Trainer(rankfile.path_of(spec), rankfile.restart_of(spec))
             for process, spec in enumerate(plan.processes)
@@ -124,7 +124,10 @@ class Proof(Source):
             case Finished(outcome=outcome):
                 self.close()
                 evidence_of = self._evidence()
-                has_evidence = any(it is not None and it.tells for it in evidence_of.values())
+                has_evidence = any(
+                    it is not None and (it.is_complete or it.fields or it.notes)
+                    for it in evidence_of.values()
+                )
                 # Ranks that failed or were stopped had no time for evidence.
                 if has_evidence or (outcome.cause is None and self._trainers):
                     self._show()

@@ -103,7 +103,7 @@ class Watch(Source):
 
     def _begin(self) -> None:
         """Take over the processes of a generation."""
-        self._labels = [names.label(spec) for spec in self._job.plan.processes]
+        self._labels = [names.label_of(spec.name) for spec in self._job.plan.processes]
         self._ask_gpus = self._gpus()
         # The signs of life of ranks that should end.
         self._overdue: SilenceClock | None = None
@@ -130,7 +130,8 @@ class Watch(Source):
             case Gathered(attempt=attempt) if attempt:
                 self.close()
                 self._begin()
-                self._since_ns = heartbeat.file_clock_ns()
+                # CLOCK_REALTIME_COARSE dates files; `time.time()` may be ahead of it.
+                self._since_ns = time.clock_gettime_ns(5)
             case Started(process=process):
                 self._is_ending = False
                 self._ranks[process] = _Rank(self._job.plan, happening, self._since_ns)

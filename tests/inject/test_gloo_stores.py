@@ -28,24 +28,18 @@ def test_the_planned_port_is_held_for_a_store_and_for_nobody_else(
 ) -> None:
     (planned,) = ports.free(1)
     monkeypatch.setenv("PADDLE_CURRENT_ENDPOINT", f"127.0.0.1:{planned}")
-    remarks: list[str] = []
-    with held_end(remarks.append) as end:
+    with held_end() as end:
         assert end == ("127.0.0.1", planned)
         with pytest.raises(OSError, match="in use"):
             listen(planned, reuse=False)
         with listen(planned, reuse=True):
             pass
-    assert not remarks
 
 
-def test_another_port_is_told_where_the_script_listens_at_the_planned_one(
+def test_another_port_is_taken_where_the_script_listens_at_the_planned_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (planned,) = ports.free(1)
     monkeypatch.setenv("PADDLE_CURRENT_ENDPOINT", f"127.0.0.1:{planned}")
-    told: list[str] = []
-    with listen(planned, reuse=True), held_end(told.append) as (_, port):
+    with listen(planned, reuse=True), held_end() as (_, port):
         assert port != planned
-        (text,) = told
-        assert text.startswith(f"port {planned}, planned for this rank, is already in use")
-        assert f"connect to port {port}" in text

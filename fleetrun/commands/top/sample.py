@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fleetrun.rundir import names, progress, reading, runs
+from fleetrun.rundir import metricsfile, names, progress, reading, runs
 from fleetrun.rundir.metricsfile import GpuUsage, MetricsRecord, RankUse
 from fleetrun.text import format_duration
 
@@ -101,7 +101,7 @@ class Sampler:
         """Yield the row of each process of RUN, in its newest attempt."""
         logs = {log.process: log for log in run.logs}
         specs = {spec.name: spec for spec in run.plan.processes} if run.plan is not None else {}
-        measured = run.newest_metrics() if is_alive else None
+        measured = metricsfile.newest(run.file(names.METRICS)) if is_alive else None
         if measured is not None and measured.time < time.time() - _OLD_S:
             measured = None
         axes = run.axes()

@@ -61,9 +61,7 @@ def _change_paddle(requests: "Sequence[str]") -> None:
     # The rest of the package takes a while to load.
     if _is_one_of_several():
         if os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo" and not strategy:
-            import_module(_INJECT + ".gloo_stores").arm(
-                lambda text: sys.stderr.write("fleetrun: %s\n" % text)
-            )
+            import_module(_INJECT + ".gloo_stores").arm()
         import_module(_INJECT + ".store_wait").arm()
     if any(map(os.environ.get, requests)):
         spec.loader.exec_module(module)

@@ -104,7 +104,6 @@ class Metrics(Sink):
         self._waiting.watch(self._pidfd, self._on_end)
 
     def _on_end(self) -> None:
-        """Warn that metrics have ended; the job goes on."""
         self._forget()
         self._job.log(
             "The process that measures the job has ended; the job goes on without metrics."

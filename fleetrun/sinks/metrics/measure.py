@@ -106,7 +106,6 @@ class Meter:
         )
 
     def _gpu_uses(self) -> tuple[GpuUsage, ...]:
-        """Return the state of the job's GPUs."""
         ranks_of: dict[str, list[int]] = {}
         for process in self.run.plan.processes if self.run.plan is not None else ():
             for device in process.devices:
