@@ -126,8 +126,6 @@ def begin(degrees: dict[str, int], words: str) -> Any:
     """Initialise fleet with DEGREES; return its groups."""
     strategy = fleet.DistributedStrategy()
     configs: dict[str, Any] = {f"{axis}_degree": degrees.get(axis, 1) for axis in AXES}
-    if "split" in words:
-        strategy.hybrid_configs["sharding_configs"].split_param = True
     # Otherwise Paddle broadcasts biases and LayerNorms after each update and repairs the fault.
     strategy.hybrid_configs["mp_configs"].sync_param = "unsynced" not in words
     strategy.hybrid_configs = configs
