@@ -159,7 +159,9 @@ class Connection:
         """Close, and report why."""
         if self.is_open:
             self.close()
-            self.lost(why if self._seals else STRANGER)
+            # Whoever only looks whether the port is open is no stranger with another token.
+            has_looked = self._roles[0] == _LISTENER and why == HUNG_UP and not self._nonces
+            self.lost(why if self._seals or has_looked else STRANGER)
 
     # Inside -------------------------------------------------------------------------------------
 
