@@ -13,7 +13,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from . import border, paddle_api, settings, updates
-from .import_hooks import after_import, in_place_of
+from .import_hooks import after_import, in_place_of, watch_method
 from .paddle_api import private_names
 from .static import program as programs
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # Operators that send to servers, and operators of a synchronous trainer that wait for others.
 _SENDS = ("send", "distributed_push_sparse")
 _WAITS = ("send_barrier", "fetch_barrier")
+# The communicator's name for k_steps.
+_K_STEPS = "communicator_max_merge_var_num"
 
 
 def are_used() -> bool:
@@ -35,6 +37,23 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
     """Inspect each program that a trainer runs, if there are servers."""
     if are_used() and paddle_api.has(private_names.SERVERS):
         after_import("paddle.base.executor", lambda module: _patch(module, spec, proof))
+        if "a_sync_configs" in spec.strategy:
+            after_import(
+                "paddle.distributed.communicator",
+                lambda module: watch_method(module.Communicator, "start", after=_read),
+            )
+
+
+@border.watching("the settings of what exchanges with servers")
+def _read(communicator: Any) -> None:
+    """Report how often COMMUNICATOR, which has started, exchanges."""
+    steps = communicator.envs[_K_STEPS] if communicator.mode == "GEO" else None
+    settings.report(
+        "a_sync_configs",
+        holds=steps == str(settings.effective("a_sync_configs").get("k_steps", 0)),
+        evidence=f"geo, every {steps} steps",
+        reason="only geo mode, with k_steps above 0, reads it",
+    )
 
 
 def _patch(module: Any, spec: StrategySpec, proof: Evidence) -> None:

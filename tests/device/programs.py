@@ -69,6 +69,37 @@ def collectives() -> dict[str, Any]:
     return results
 
 
+def training() -> dict[str, Any]:
+    """Train a convolution and linear layers with plain Paddle and Adam."""
+    dist.init_parallel_env()
+    paddle.seed(5)
+    net = paddle.nn.Sequential(
+        *(paddle.nn.Conv2D(1, 4, 3), paddle.nn.BatchNorm2D(4), paddle.nn.ReLU()),
+        *(paddle.nn.Flatten(), paddle.nn.Linear(64, 32), paddle.nn.LayerNorm(32)),
+        *(paddle.nn.GELU(), paddle.nn.Linear(32, 4)),
+    )
+    # Statistics of a batch differ among ranks.
+    net[1].eval()
+    model = paddle.DataParallel(net) if world > 1 else net
+    optimizer = paddle.optimizer.Adam(0.01, parameters=net.parameters())
+    numbers = np.random.RandomState(3)
+    for _ in range(6):
+        images = numbers.randn(12, 1, 6, 6).astype("float32")
+        labels = numbers.randint(0, 4, 12)
+        images, labels = (np.split(every, world)[rank] for every in (images, labels))
+        guess = model(paddle.to_tensor(images))
+        loss = paddle.nn.functional.cross_entropy(guess, paddle.to_tensor(labels))
+        loss.backward()
+        optimizer.step()
+        optimizer.clear_grad()
+    return {
+        "place": str(net[0].weight.place),
+        "weights": [
+            value for parameter in net.parameters() for value in parameter.numpy().ravel().tolist()
+        ],
+    }
+
+
 def unordered() -> dict[str, Any]:
     """Add 1 to a sum of all ranks: after a wait, and without one while another rank is awaited."""
     dist.init_parallel_env()

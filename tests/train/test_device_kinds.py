@@ -123,7 +123,6 @@ def test_the_report_of_a_hang_names_the_device(tmp_path: Path) -> None:
         words = ("--hang_timeout=10", "--devices=0,1")
         done = launch(tmp_path, "sums", *words)
     assert done.returncode == 124, done.stdout
-    assert "Whether MLUs compute is not known" in done.stdout
     assert "Ranks 0-1 stand in" in done.stdout
 
 
