@@ -14,7 +14,7 @@ from fleetrun.cli.options import KNOWN
 from fleetrun.cli.types import Type
 from fleetrun.errors import UsageError
 from fleetrun.model import Given, Request
-from fleetrun.printing import ALWAYS, AUTO, NEVER
+from fleetrun.printing import ALWAYS, AUTO, NEVER, put
 from fleetrun.text import suggestion
 
 # The module of fleetrun.commands with the click command of each name.
@@ -39,6 +39,15 @@ COMMANDS = {
 LAUNCH = "-- ARGUMENTS..."
 # The settings of every command's context.
 SETTINGS = {"max_content_width": 100, "help_option_names": ["-h", "--help"]}
+
+
+class _Context(click.Context):
+    """A context that prints its help completely, or says why it cannot."""
+
+    def get_help(self) -> str:
+        """Print the help text and exit; click's own printing ignores a full disk."""
+        put(super().get_help() + "\n")
+        self.exit()
 
 
 def option(
@@ -140,6 +149,9 @@ def load(name: str) -> click.Command:
     module = import_module(f"fleetrun.commands.{COMMANDS[name]}")
     # A module with several commands names each.
     command: click.Command = getattr(module, "command", None) or getattr(module, name)
+    views = command.commands.values() if isinstance(command, click.Group) else ()
+    for loaded in (command, *views):
+        loaded.context_class = _Context
     return command
 
 

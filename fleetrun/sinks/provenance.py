@@ -7,22 +7,20 @@ processes. Only the owner may read the files (mode 0600).
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import time
-from collections.abc import Callable
-from typing import Any, cast
+from contextlib import suppress
+from typing import Any
 
 from fleetrun.engines import detect
 from fleetrun.plan import render
-from fleetrun.run import isolation, libc
 from fleetrun.run.events import Gathered, Happening
-from fleetrun.run.isolation import CallResult
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Sink
 from fleetrun.rundir import manifestfile, names
 
-_GIT_S = 20.0
+_GIT_S, _END_S = 20.0, 1.0
+_PIECE = 1 << 16
 # No locks, which would disturb the user's git; no programs from the repository's configuration; no
 # daemon. A folder owned by another user, as in containers, is allowed.
 _STATUS = (
@@ -40,7 +38,8 @@ class Provenance(Sink):
     def __init__(self, job: ObservedJob) -> None:
         self._job = job
         self._plan = job.plan
-        self._abandon: Callable[[], object] | None = None
+        self._git: subprocess.Popen[bytes] | None = None
+        self._answer = b""
 
     def open(self, waiting: Waiting) -> None:
         """Write what is known, and ask git for the rest once the ranks have started."""
@@ -55,45 +54,45 @@ class Provenance(Sink):
             self._append(render.attempt(happening.plan))
 
     def close(self) -> None:
-        """Wait no longer for git."""
+        """Wait no longer for git, which ends now unless the kernel holds it."""
         self._waiting.timer("git", None, self._ask)
-        if self._abandon is not None:
-            self._abandon()
+        git, self._git = self._git, None
+        if git is None or git.stdout is None:
+            return
+        self._waiting.unwatch(git.stdout.fileno())
+        git.stdout.close()
+        git.kill()
+        with suppress(subprocess.TimeoutExpired):
+            git.wait(_END_S)
 
     def _append(self, text: str) -> None:
         self._job.folder.add(names.LAUNCH, self._job.redact(text))
 
     def _ask(self) -> None:
         environ = {name: value for name, value in os.environ.items() if name not in _MISLEADING}
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         command = ("git", "-C", self._folder(), *_STATUS)
+        try:
+            git = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, **streams)
+        except OSError:
+            # Without git, the manifest has no commit.
+            return
+        assert git.stdout is not None
+        self._git = git
+        self._waiting.watch(git.stdout.fileno(), self._read)
+        self._waiting.timer("git", time.monotonic() + _GIT_S, self.close)
 
-        def status() -> bytes:
-            asker = os.getpid()
-
-            def end_with_asker() -> None:
-                # It may be abandoned, or killed already.
-                libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
-                if os.getppid() != asker:
-                    os._exit(1)
-
-            return subprocess.run(
-                command,
-                env=environ,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                preexec_fn=end_with_asker,
-                check=False,
-            ).stdout
-
-        # Without a process for git, the manifest has no commit.
-        self._abandon = isolation.ask(status, self._waiting, self._on_answer, _GIT_S)
-
-    def _on_answer(self, answer: CallResult) -> None:
-        self._abandon = None
-        if answer.value is not None:
-            commit = revision(cast("bytes", answer.value).decode(errors="replace"))
-            if commit is not None:
-                self._write({"folder": self._folder(), **commit})
+    def _read(self) -> None:
+        assert self._git is not None
+        assert self._git.stdout is not None
+        part = os.read(self._git.stdout.fileno(), _PIECE)
+        self._answer += part
+        if part:
+            return
+        self.close()
+        commit = revision(self._answer.decode(errors="replace"))
+        if commit is not None:
+            self._write({"folder": self._folder(), **commit})
 
     def _folder(self) -> str:
         """Return the script's folder; the current one for a module or a system program."""

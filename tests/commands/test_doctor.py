@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-HAS_FAKETIME = shutil.which("faketime") is not None
 ALONE = ("unshare", "--mount", "sh", "-ec")
 
 
@@ -113,15 +111,6 @@ def test_a_full_file_system_is_an_error(folder: str, check: str, tmp_path: Path)
     assert "No space left" in finding["seen"]
 
 
-@pytest.mark.skipif(not HAS_FAKETIME, reason="faketime is not installed")
-def test_a_clock_that_differs_from_the_disks_is_a_warning(tmp_path: Path) -> None:
-    prefix = ("faketime", "-f", "+3600s")
-    done = run(tmp_path, "--json", prefix=prefix, env={"NO_FAKE_STAT": "1"})
-    (finding,) = findings(done, "clock")
-    assert finding["level"] == "warning"
-    assert "s ahead of" in finding["seen"]
-
-
 @fakedriver.needed
 @pytest.mark.parametrize(
     ("env", "seen"),
@@ -137,7 +126,7 @@ def test_cuda_is_started_beside_nvml(tmp_path: Path, env: dict[str, str], seen: 
     (finding,) = findings(done, "CUDA")
     assert finding["seen"].startswith(seen)
     assert finding["level"] == ("error" if "FAKE_CUDA" in env else "ok")
-    assert findings(done, "GPU")[0]["seen"] == "GPU 0: Fake H100, 80 GiB, sm_90"
+    assert findings(done, "GPU")[0]["seen"] == "GPU 0: Fake H100, 80 GiB"
 
 
 @pytest.mark.skipif(not is_root(), reason="only root may mount")
