@@ -74,19 +74,6 @@ class Ports:
                 "another --start_port (the same on every host)."
             )
 
-    def hold(self, ports: Sequence[int]) -> frozenset[int]:
-        """Reserve PORTS of this host's loopback, or none of them; return those that others have."""
-        before, self._held = self._held, []
-        taken = frozenset(
-            port
-            for port in ports
-            if not (self._reserve(port, None) and _can_bind(port, "127.0.0.1", reuse=True))
-        )
-        if taken:
-            self.close()
-        self._held += before
-        return taken
-
     def close(self) -> None:
         """Release the ports that were held."""
         for held in self._held:
@@ -123,10 +110,6 @@ class GuessedPorts(Ports):
     def take(self, ports: Sequence[int], address: str | None = None) -> None:  # noqa: ARG002
         """Remember PORTS; the launch will find out whether they can be used."""
         self._given.update(ports)
-
-    def hold(self, ports: Sequence[int]) -> frozenset[int]:
-        """Return those of PORTS that are in use."""
-        return tcp.used().intersection(ports)
 
 
 def _can_bind(port: int, address: str | None, *, reuse: bool) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.model import Facts, LaunchPlan, RankSpec, Request
+from fleetrun.model import Facts, RankSpec, Request
 from fleetrun.plan import command, origin
 from fleetrun.plan.layout import LAST_PORT
 
@@ -57,14 +57,3 @@ def debugging(
     places = ", ".join(f"{rank} at {words[-2]}" for rank, words in before.items())
     how = "attach with debugpy, as VS Code's Remote Attach does"
     return before, (f"Ranks waiting for a debugger ({how}): {places}.",)
-
-
-def ports(plan: LaunchPlan) -> tuple[int, ...]:
-    """Return where the debuggers of PLAN will listen."""
-    count = len(_LISTEN)
-    return tuple(
-        int(argv[at + count].rpartition(":")[2])
-        for argv in (process.argv for process in plan.processes)
-        for at in range(len(argv) - count)
-        if argv[at : at + count] == _LISTEN
-    )

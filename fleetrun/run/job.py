@@ -13,7 +13,7 @@ from fleetrun.engines import SelectedEngine, meeting
 from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
 from fleetrun.host import addresses, checkpoints, nvml, probe
 from fleetrun.model import Facts, LaunchPlan, Request, Roster, Task
-from fleetrun.plan import brief, debug, devices, hosts, planner, render
+from fleetrun.plan import brief, devices, hosts, planner, render
 from fleetrun.plan.devices import Share
 from fleetrun.plan.layout import Slots
 from fleetrun.postmortem import ending
@@ -136,16 +136,7 @@ class _Attempts:
                 else checkpoints.agreed(folder, roster.checkpoints)
             )
             facts = facts._replace(checkpoints=listed)
-        plan = planner.plan(self.request, facts, self._share, roster)
-        if self.request.debug is None:
-            return plan
-
-        # Another job may have chosen the same ports at the same time.
-        taken = self._ports.hold(debug.ports(plan))
-        if not taken:
-            return plan
-        self._facts = self._facts._replace(used_ports=self._facts.used_ports | taken)
-        return self.plan(roster)
+        return planner.plan(self.request, facts, self._share, roster)
 
     def alone(self, _: LaunchedJob) -> tuple[Gathering, Session | None]:
         """Gather a job without other hosts."""

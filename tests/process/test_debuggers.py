@@ -13,7 +13,6 @@ from checkout import ROOT
 from commandline import Command
 from waiting import LONG_S, until
 
-from fleetrun.engines.ports import Ports
 from fleetrun.plan import debug
 
 if TYPE_CHECKING:
@@ -85,9 +84,7 @@ def test_an_editor_attaches_and_stops_the_rank_at_a_breakpoint(tmp_path: Path, f
     job.argv.append("x")
     endpoints = tmp_path / "endpoints"
     env = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "DEBUGPY_ADAPTER_ENDPOINTS": str(endpoints)}
-    with closing(Ports(os.getpid())) as another:
-        # The rank has a port, but does not listen yet; one of two launches was never reached.
-        until(lambda: not another.hold([debug.FIRST_PORT + 1]))
+    with socket.create_server(("127.0.0.1", debug.FIRST_PORT + 1)):
         launcher = job.start_until("passed0", env=env)
         # debugpy drops a connection that comes before it has noted that it listens.
         until(lambda: endpoints.exists() and endpoints.read_text().endswith("\n"))
