@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Request
 from fleetrun.plan import planner
-from fleetrun.run.background import Background, no_console
+from fleetrun.run.background import Background
 from fleetrun.run.events import signal_name
 from fleetrun.rundir import eventfile, lockfile, names
 from fleetrun.rundir.folder import Folder
@@ -47,9 +48,9 @@ class HeadRun:
                 processes=0,
                 launcher_pid=os.getpid(),
             )
+            self._background.sink(self._folder, log, os.getpid()).prepare()
         except OSError as error:
-            raise no_console(self._log_dir, error) from None
-        self._background.sink(self._folder, log, os.getpid()).prepare()
+            raise EnvironmentFault(names.unwritable(self._log_dir, error.strerror)) from None
         self._background.announce()
 
     def end(self, code: int, signum: int | None) -> None:

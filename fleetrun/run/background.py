@@ -37,10 +37,7 @@ class Background(Sink):
 
     def prepare(self) -> None:
         """Move the console into the run directory; open descriptors stay valid."""
-        try:
-            os.rename(self._console, os.path.join(self._folder.path, names.CONSOLE))
-        except OSError as error:
-            raise no_console(self._folder.path, error) from None
+        os.rename(self._console, os.path.join(self._folder.path, names.CONSOLE))
 
     def open(self, waiting: Waiting) -> None:
         """Announce the job in the next turn, when all observers know of its processes."""
@@ -65,14 +62,6 @@ class Background(Sink):
             self._ready = -1
 
 
-def no_console(folder: str, error: OSError) -> EnvironmentFault:
-    """Return the fault that the console cannot be kept in FOLDER."""
-    return EnvironmentFault(
-        f"The console cannot be kept in {folder} ({error.strerror}): make room or choose another "
-        "folder with --log_dir."
-    )
-
-
 def begin(log_dir: str) -> Background | int:
     """Fork; return the Background in the child, whose console begins as a file in LOG_DIR.
 
@@ -85,7 +74,7 @@ def begin(log_dir: str) -> Background | int:
         os.makedirs(log_dir, exist_ok=True)
         file = os.open(console, flags, 0o600)
     except OSError as error:
-        raise no_console(log_dir, error) from None
+        raise EnvironmentFault(names.unwritable(log_dir, error.strerror)) from None
     read_fd, write_fd = os.pipe()
     child = os.fork()
     if child:
