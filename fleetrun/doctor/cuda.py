@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import nvml
 from fleetrun.host.nvml import DriverQuery, Library, Survey
-from fleetrun.run import isolation
+from fleetrun.run.isolation import IsolatedCall
 
 # The driver may have to load first, which takes seconds if nothing keeps it loaded.
 TIMEOUT_S = 20.0
@@ -62,7 +62,7 @@ def start_cuda(lib: Callable[[], Any] = cuda_library, *, timeout_s: float = 20.0
             cuda.cuGetErrorName(code, ctypes.byref(name))
         return code, (name.value or b"").decode(), count.value
 
-    answer = isolation.answer("cuInit", start, timeout_s)
+    answer = IsolatedCall(start).result(timeout_s, callee="cuInit")
     if answer.trouble:
         return CudaStart(trouble=answer.trouble.removeprefix("OSError: "))
     return CudaStart(*cast("tuple[int, str, int]", answer.value))

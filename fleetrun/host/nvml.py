@@ -10,8 +10,6 @@ from fleetrun.model import Gpu
 from fleetrun.run import proc
 from fleetrun.run.isolation import IsolatedCall
 
-# After this many seconds, a line says what the launch waits for.
-REMARK_S = 5.0
 # NVML_MEMORY_ERROR_TYPE_UNCORRECTED and NVML_VOLATILE_ECC (nvml.h).
 _UNCORRECTED, _VOLATILE = 1, 0
 # The reason for a GPU that CUDA cannot use.
@@ -80,7 +78,7 @@ class DriverQuery:
     def result(self, log: Callable[[str], None] | None, *, timeout_s: float) -> Survey:
         """Return the answer; without one after TIMEOUT_S seconds, the survey is stuck."""
         what = "the NVIDIA driver to answer"
-        answer = self._question.result(timeout_s, log=log, awaited=what, log_after_s=REMARK_S)
+        answer = self._question.result(timeout_s, log=log, awaited=what)
         if answer.trouble:
             return Survey(trouble=answer.trouble, is_stuck=answer.is_late)
         surveyed = Survey(*cast("tuple[Any, ...]", answer.value))

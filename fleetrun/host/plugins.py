@@ -19,8 +19,6 @@ from fleetrun.plan.kinds import label
 from fleetrun.run.isolation import IsolatedCall
 
 _CHECKER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "inject", "device_check.py")
-# After this many seconds, a line says what the launch waits for.
-_REMARK_S = 10.0
 # Paddle looks for plug-ins in this folder beside its own.
 _FOLDER = "paddle_custom_device"
 # The kind that stands for plug-ins without devices.
@@ -95,9 +93,7 @@ def _ask(signs: Signs, log: Callable[[str], None], timeout_s: float) -> tuple[st
 
     awaited = "Paddle's plug-ins to count their devices"
     try:
-        answer = IsolatedCall(become).result(
-            timeout_s, log=log, awaited=awaited, log_after_s=_REMARK_S
-        )
+        answer = IsolatedCall(become).result(timeout_s, log=log, awaited=awaited)
     except OSError as error:
         raise EnvironmentFault(
             "Paddle cannot be asked for its devices: no process can be started "

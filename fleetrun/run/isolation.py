@@ -20,6 +20,8 @@ from fleetrun.run.loop import Waiting, nothing, poll
 _CHUNK = 65536
 # A child that SIGKILL can end is gone within this time, even on a busy host.
 _END_S = 1.0
+# After this time, the user is told what is awaited.
+_REMARK_S = 10.0
 # The child's end of the pipe.
 _PIPE = 3
 
@@ -79,14 +81,13 @@ class IsolatedCall:
         callee: str = "it",
         log: Callable[[str], None] | None = None,
         awaited: str = "",
-        log_after_s: float = 0.0,
     ) -> CallResult:
         """Return the result, or the trouble that CALLEE did not answer within TIMEOUT_S.
 
-        LOG_AFTER_S seconds after the start, LOG gets a line that names what is AWAITED.
+        If that takes long, LOG gets a line that names what is AWAITED.
         """
         answer = None
-        until = self._began + (timeout_s if log is None else min(log_after_s, timeout_s))
+        until = self._began + (timeout_s if log is None else min(_REMARK_S, timeout_s))
         while answer is None:
             if poll(until - time.monotonic(), self.fd):
                 answer = self._read()
@@ -143,14 +144,6 @@ class IsolatedCall:
         os.close(self._pidfd)
         os.close(self.fd)
         return how
-
-
-def answer(callee: str, call: Callable[[], object], timeout_s: float) -> CallResult:
-    """Return the result of CALL in a child, or that CALLEE did not answer within TIMEOUT_S."""
-    try:
-        return IsolatedCall(call).result(timeout_s, callee=callee)
-    except OSError as error:
-        return CallResult(trouble=f"no process can be started: {error.strerror}")
 
 
 def _be_child(call: Callable[[], object], write_fd: int) -> None:

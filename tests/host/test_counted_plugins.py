@@ -11,8 +11,8 @@ from fake_paddles import fake_paddle, plugins
 from plans import a_request
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.host import plugins as plugin_devices
 from fleetrun.host import probe
+from fleetrun.run import isolation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +72,7 @@ def test_a_plugin_that_crashes_is_a_fault(root: Path) -> None:
 def test_a_plugin_that_hangs_is_a_fault_in_time(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plugin_devices, "_REMARK_S", 0.05)
+    monkeypatch.setattr(isolation, "_REMARK_S", 0.05)
     printed: list[str] = []
     with pytest.raises(EnvironmentFault, match=r"has not answered within 0\.2 s"):
         read(root, "mlu 2", environ={"FAKE_PADDLE_SLEEP": "600"}, timeout_s=0.2, log=printed.append)
