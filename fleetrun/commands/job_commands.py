@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
+import psutil
 
 from fleetrun.cli.types import among
 from fleetrun.commands import tables
@@ -21,7 +22,6 @@ from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.host import jobs
 from fleetrun.host.jobs import RunningJob
 from fleetrun.printing import put, remark
-from fleetrun.run import jobprocesses
 from fleetrun.rundir import eventfile, lockfile, names, reading, runs
 from fleetrun.rundir.variables import JOB
 from fleetrun.text import format_duration, visible, visible_lines
@@ -34,7 +34,7 @@ HEADS = ("PID", "JOB", "FOR", "PROCESSES", "HOST", "FOLDER", "COMMAND")
 _STACKS_ANSWER_S = 120.0
 # Processes of a killed launcher are gone within this time.
 _SWEEP_S = 30.0
-_AGAIN_S = 0.1
+_AGAIN_S, _LOOK_S = 0.1, 0.005
 _CHUNK, _MOST_SHOWN = 1 << 16, 8 << 10
 # The exit code of `attach` for a job whose launcher was killed.
 _LOST = 137
@@ -159,7 +159,7 @@ def stop(word: str | None, *, is_now: bool, is_all: bool) -> int:
         # A second signal makes a launcher kill at once; two pending signals would be one.
         while pidfd is not None and not select.select([pidfd], [], [], pause_s)[0]:
             _terminate(pidfd)
-        if job.launcher is None and not jobprocesses.kill_all(f"{JOB}={job.name}", _SWEEP_S):
+        if job.launcher is None and not _kill_all(job.name, _SWEEP_S):
             raise EnvironmentFault(
                 f"stop: processes of {job.name} cannot be killed; look at `ps -e`."
             )
@@ -190,6 +190,28 @@ def _launcher_of(job: RunningJob) -> int | None:
 def _terminate(pidfd: int) -> None:
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+
+
+def _kill_all(name: str, seconds: float) -> bool:
+    """Kill the processes of the job NAME and their descendants, for at most SECONDS.
+
+    Return whether none is left.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        family: set[psutil.Process] = set()
+        for process in psutil.process_iter():
+            # Gone already, or another user's.
+            with suppress(psutil.Error):
+                if process.pid != os.getpid() and process.environ().get(JOB) == name:
+                    family |= {process, *process.children(recursive=True)}
+        if not family:
+            return True
+        for process in family:
+            with suppress(psutil.Error):
+                process.kill()
+        time.sleep(_LOOK_S)
+    return False
 
 
 @click.command(

@@ -94,7 +94,8 @@ class _Answer:
     """What MEMBER writes into its file when asked, which this does; OSError if it cannot be."""
 
     def __init__(self, member: proc.Stat) -> None:
-        memory = proc.descriptor(member.pid, MEMORY)
+        files = proc.open_files(member.pid)
+        memory = next((path for path, target in files if MEMORY in target), None)
         if memory is None or not proc.catches(member.pid, STACK_SIGNAL):
             why = "it ignores PYTHONPATH (python -I, -E, -S), or has closed its files"
             raise OSError(errno.ENOENT, why)

@@ -206,17 +206,10 @@ def send(process: Stat, signum: int) -> None:
         os.close(pidfd)
 
 
-class Io(NamedTuple):
-    """Bytes that a process has written to disks, and read from disks."""
-
-    written: int
-    fetched: int
-
-
-def io(pid: int) -> Io | None:
-    """Return what PID has read and written; None without permission."""
+def io(pid: int) -> tuple[int, int] | None:
+    """Return how many bytes PID has written to and read from disks; None without permission."""
     counters = rows(pid, "io")
-    return Io(int(counters["write_bytes"]), int(counters["read_bytes"])) if counters else None
+    return (int(counters["write_bytes"]), int(counters["read_bytes"])) if counters else None
 
 
 def reads_terminal(pid: int) -> bool:
@@ -250,8 +243,3 @@ def is_python(pid: int) -> bool:
         return "python" in os.path.basename(os.readlink(f"/proc/{pid}/exe"))
     except OSError:
         return False
-
-
-def descriptor(pid: int, name: str) -> str | None:
-    """Return the path in /proc of PID's open file whose name contains NAME."""
-    return next((path for path, target in open_files(pid) if name in target), None)

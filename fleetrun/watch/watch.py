@@ -59,8 +59,8 @@ class _Rank:
             beat=heartbeat.beat(self._heartbeat, self._since_ns),
             output=sum(map(reading.size, self._logs)),
             calls=flightfile.issued(self._ring),
-            written=sum(total.written for total in totals),
-            fetched=sum(total.fetched for total in totals),
+            written=sum(written for written, _ in totals),
+            fetched=sum(fetched for _, fetched in totals),
             cpu_s=sum(member.cpu_s for member in family),
             is_held=any(it.pid == self.pid and it.state in "Tt" for it in family)
             or any(proc.reads_terminal(member.pid) for member in family),

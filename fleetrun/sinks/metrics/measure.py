@@ -86,7 +86,7 @@ class Meter:
         pid = log.pid or 0
         before, self._before[pid] = self._before.get(pid), (now, used.cpu_s)
         percent = usage.percent(before, self._before[pid])
-        moved = proc.io(pid)
+        written, fetched = proc.io(pid) or (None, None)
         reported = self.run.progress(log)
         return RankUse(
             process=log.process,
@@ -98,8 +98,8 @@ class Meter:
             memory_bytes=used.resident_bytes,
             threads=used.threads,
             processes=used.processes,
-            read_bytes=None if moved is None else moved.fetched,
-            written_bytes=None if moved is None else moved.written,
+            read_bytes=fetched,
+            written_bytes=written,
             step=reported.step,
             loss=reported.loss,
             step_at=None if reported.step_at is None else round(reported.step_at, 3),
