@@ -28,8 +28,8 @@ from fleetrun.rundir import names, rankfile, reading, strategyfiles
 from fleetrun.rundir.strategyfiles import RankEvidence
 from fleetrun.watch import strategy_table
 
-# Pauses between two looks; a rank's first update takes seconds or minutes.
-_FIRST_S, _SLOWER, _SLOWEST_S = 0.3, 1.2, 2.0
+# How often to look for evidence.
+_PERIOD_S = 0.5
 
 
 def find(plan: LaunchPlan) -> str | None:
@@ -80,8 +80,8 @@ class Proof(Source):
     name = "the proof of the strategy"
     exit_code = STRATEGY_REJECTED
 
-    def __init__(self, job: ObservedJob, first_s: float = _FIRST_S) -> None:
-        self._job, self._first_s = job, first_s
+    def __init__(self, job: ObservedJob, period_s: float = _PERIOD_S) -> None:
+        self._job, self._period_s = job, period_s
         self._asked = strategyfiles.parse_document(find(job.plan) or "{}")
         self.is_required = self._asked.is_strict
         self._begin()
@@ -92,7 +92,6 @@ class Proof(Source):
         first = next((rank for rank in plan.ranks if rank.is_trainer), None)
         self._is_first = first is not None and first.node_rank == plan.node_rank
         self._is_ending = self._has_judged = self._is_split = False
-        self._pace_s = self._first_s
         # The gist of the last table: a change of it is news.
         self._shown: object = None
         self._names = {n: names.label_of(plan.processes[n].name) for n in plan.trainers.values()}
@@ -105,7 +104,7 @@ class Proof(Source):
     def open(self, waiting: Waiting) -> None:
         """Begin to look."""
         super().open(waiting)
-        self._look_later(self._first_s)
+        self._look_later()
 
     def on_event(self, happening: Happening) -> None:
         """Track the ranks, and judge when no more evidence can come."""
@@ -120,7 +119,7 @@ class Proof(Source):
                 self._is_ending = True
             case Gathered(attempt=attempt) if attempt:
                 self._begin()
-                self._look_later(self._first_s)
+                self._look_later()
             case Finished(outcome=outcome):
                 self.close()
                 evidence_of = self._evidence()
@@ -138,16 +137,15 @@ class Proof(Source):
         """Stop looking."""
         self._waiting.timer("evidence", None, self._look)
 
-    def _look_later(self, seconds: float) -> None:
+    def _look_later(self) -> None:
         if self._trainers:
-            self._waiting.timer("evidence", time.monotonic() + seconds, self._look)
+            self._waiting.timer("evidence", time.monotonic() + self._period_s, self._look)
 
     def _look(self) -> None:
         """Judge once all evidence is there, and again when all ranks have ended."""
         if self._is_ending:
             return
-        self._pace_s = min(self._pace_s * _SLOWER, _SLOWEST_S)
-        self._look_later(self._pace_s)
+        self._look_later()
         self._reject_split()
         trainers = self._trainers.values()
         if all(rank.is_settled for rank in trainers):

@@ -8,9 +8,6 @@ from fleetrun.model import Checkpoints
 from fleetrun.run.events import Gathered, Happening, RunWarning
 from fleetrun.run.observers import ObservedJob, Source
 
-# The most incomplete checkpoints that are named.
-_NAMED = 3
-
 
 class Resumption(Source):
     """Reports the checkpoints of JOB in FOLDER."""
@@ -41,7 +38,5 @@ def _given(checkpoints: Checkpoints, folder: str) -> str:
     text = f"Starting from scratch: there is no {what}."
     if checkpoints.newest is not None:
         text = f"Resuming from {checkpoints.newest}."
-    partial = [f"{path} ({why})" for path, why in checkpoints.partial[:_NAMED]]
-    if len(checkpoints.partial) > _NAMED:
-        partial.append(f"{len(checkpoints.partial) - _NAMED} more")
+    partial = [f"{path} ({why})" for path, why in checkpoints.partial]
     return f"{text} Incomplete, and ignored: {', '.join(partial)}." if partial else text

@@ -116,7 +116,7 @@ class Room:
         self.declared: list[Declared] = []
         self.loop = Loop()
         self.job = plans.job(self.plan, log=self.remarks.append, quiet=is_quiet)
-        self.proof = Proof(self.job, **{"first_s": 0.01, **proof})
+        self.proof = Proof(self.job, **{"period_s": 0.01, **proof})
         self.proof.declare = self.declared.append
         self.proof.open(self.loop)
 
