@@ -8,13 +8,14 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
 
-from fleetrun.errors import FleetrunError, RendezvousError
-from fleetrun.model import DEFAULTS, LaunchPlan
+from fleetrun.errors import FleetrunError
+from fleetrun.model import LaunchPlan
 from fleetrun.run.loop import Loop, LoopShare, Waiting
 
 Answer: TypeAlias = Callable[[LaunchPlan | FleetrunError], None]
 
-_PROGRESS_S = 1.0
+# When a terminal shows what is awaited, and how often that is logged afterwards.
+_FIRST_S, _PROGRESS_S = 1.0, 10.0
 
 
 class Gathering:
@@ -25,12 +26,8 @@ class Gathering:
     prepare: Callable[[LaunchPlan, int], None] = staticmethod(lambda *_: None)
     withdraw: Callable[[], None] = staticmethod(lambda: None)
 
-    # The job ends if there is no plan within this time.
-    timeout_s: float = DEFAULTS["rdzv_timeout_s"]
     # Whether other hosts take this launcher's silence for a loss.
     is_shared = False
-    # How often to log what it waits for; a terminal shows it once before that.
-    progress_s = 10.0
 
     @property
     def may_change(self) -> bool:
@@ -45,13 +42,9 @@ class Gathering:
         """
         raise NotImplementedError
 
-    def missing(self) -> str:
-        """Name what the answer waits for."""
-        return "the hosts of the job"
-
-    def progress(self, left_s: float) -> str:
-        """Return a line about what it waits for, up to LEFT_S seconds from now; empty: nothing."""
-        return f"Waiting up to {left_s:.0f} s for {self.missing()}."
+    def progress(self) -> str:
+        """Return a line about what it waits for; empty: nothing."""
+        return ""
 
     def cancel(self) -> None:
         """Stop; the answer is no longer needed."""
@@ -71,8 +64,8 @@ class AtOnce(Gathering):
 class Round:
     """One round of GATHERING, for ATTEMPT; calls ANSWERED once, unless it is ended before.
 
-    What GATHERING raises, now or in a callback of LOOP, counts as an answer; so does a
-    RendezvousError when its time is up. LOG prints a line, PROGRESS one for a terminal.
+    What GATHERING raises, now or in a callback of LOOP, counts as an answer. LOG prints a
+    line, PROGRESS one for a terminal.
     """
 
     def __init__(
@@ -89,10 +82,8 @@ class Round:
         self._answers: list[LaunchPlan | Exception] = []
         self._is_over = False
         now = time.monotonic()
-        self._until = now + gathering.timeout_s
         self._share = LoopShare(loop, self._shielded)
-        self._share.timer("round progress", now + _PROGRESS_S, partial(self._tell, progress))
-        self._share.timer("round timeout", self._until, self._give_up)
+        self._share.timer("round progress", now + _FIRST_S, partial(self._tell, progress))
         begin = partial(gathering.begin, attempt, self._share, self._answers.append)
         # Not at once: the caller has to know the round first.
         self._share.timer("round", now, begin)
@@ -107,18 +98,10 @@ class Round:
             self._answered(self._answers[0])
 
     def _tell(self, log: Callable[[str], None]) -> None:
-        now = time.monotonic()
-        progress = self._gathering.progress(self._until - now)
-        if progress:
+        if progress := self._gathering.progress():
             log(progress)
-        at = now + self._gathering.progress_s
+        at = time.monotonic() + _PROGRESS_S
         self._share.timer("round progress", at, partial(self._tell, self._log))
-
-    def _give_up(self) -> None:
-        why = f"{self._gathering.missing()} did not come within {self._gathering.timeout_s:g} s."
-        with suppress(Exception):
-            self._gathering.cancel()
-        self._answers.append(RendezvousError(why))
 
     def end(self) -> None:
         """Stop waiting; cancel the gathering unless it has answered."""

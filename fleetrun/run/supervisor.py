@@ -195,9 +195,9 @@ class Supervisor:
                 planned = error
         if isinstance(planned, Exception):
             self._why_no_plan = planned
-            is_known = isinstance(planned, FleetrunError)
-            code = planned.exit_code if isinstance(planned, FleetrunError) else 1
-            why = str(planned) if is_known else repr(planned)
+            code, why = 1, repr(planned)
+            if isinstance(planned, FleetrunError):
+                code, why = planned.exit_code, str(planned)
             return GatherFailed(attempt, why, code, time.monotonic())
         self._plan, self._has_plan = planned, True
         self._labels = [names.label_of(spec.name) for spec in planned.processes]

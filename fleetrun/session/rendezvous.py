@@ -25,7 +25,6 @@ from fleetrun.text import sentence
 
 # The coordinator reports first, as it knows which hosts are missing.
 _LATER_S, _LAST_S = 0.5, 1.0
-_FOR_EVER_S = 1e9
 # How long a host that cannot take part waits to tell the others, which may start seconds later; one
 # that no host waits for, a moment.
 _REPORT_S, _STRANGER_S, _LOOK_S = 10.0, 1.0, 0.05
@@ -41,8 +40,6 @@ class Rendezvous(Gathering, SessionHandler):
     """Plans each generation together with the other hosts, by OWN host. REDACT masks secrets."""
 
     is_shared = True
-    # The coordinator's host sets how long the session waits.
-    timeout_s = _FOR_EVER_S
 
     def __init__(
         self,
@@ -107,15 +104,11 @@ class Rendezvous(Gathering, SessionHandler):
         if error is None:
             verb = "come" if self._session.is_connected else "answer"
             waited = f"{self._session.config.rdzv_timeout_s:g} s"
-            what = f"{self.missing()} did not {verb} within {waited}."
+            what = f"{self._session.missing()} did not {verb} within {waited}."
             error = RendezvousError(sentence(what))
         self._refuse(error)
 
-    def missing(self) -> str:
-        """Return what is awaited."""
-        return self._session.missing()
-
-    def progress(self, left_s: float) -> str:
+    def progress(self) -> str:
         """Return a line about who is awaited, and for how long."""
         if self._until is None:
             return ""
@@ -124,7 +117,7 @@ class Rendezvous(Gathering, SessionHandler):
             return (
                 f"Telling the other hosts for up to {left_s:.0f} s that this one cannot take part."
             )
-        return f"Waiting up to {left_s:.0f} s for {self.missing()}."
+        return f"Waiting up to {left_s:.0f} s for {self._session.missing()}."
 
     # For the session ------------------------------------------------------------------------------
 
@@ -137,7 +130,7 @@ class Rendezvous(Gathering, SessionHandler):
         """Wait while the job runs."""
         self._until = None
         self._waiting.timer("unanswered", None, nothing)
-        self._log(f"This host waits for {self.missing()}.")
+        self._log(f"This host waits for {self._session.missing()}.")
 
     def plan(self, roster: RosterMessage) -> None:
         """Plan for ROSTER, and report whether that is possible."""
