@@ -30,7 +30,6 @@ from fleetrun.session.driver import Session, SessionHandler
 from fleetrun.session.messages import Verdict
 from fleetrun.text import counted
 
-_REMARK_S = 5.0
 # How many characters of a rank's last lines, and of a sentence, other hosts are told.
 _MOST_CHARACTERS, _LONGEST = 8000, 2000
 # The exit code with which a rank of Paddle's elastic jobs asks for a restart of all ranks.
@@ -52,7 +51,6 @@ class JobSession(Source, SessionHandler):
         self._host = session.host
         self._log, self._redact = job.log, job.redact
         self._attempt = 0
-        self._is_over = False
         # Why the session has stopped the ranks here.
         self._stopped_for = ""
         self._take(job.plan)
@@ -99,15 +97,8 @@ class JobSession(Source, SessionHandler):
                 pass
 
     def _look(self) -> None:
-        """Print that this host's trainers are done, if it waits for others."""
         if not self._owed:
             self._session.done()
-            if self._plan.processes:
-                self._waiting.timer("remark", time.monotonic() + _REMARK_S, self._remark)
-
-    def _remark(self) -> None:
-        if not self._owed and not self._is_over:
-            self._log("This host's trainers are done; waiting for those of the other hosts.")
 
     def is_busy(self) -> bool:
         """Whether the last messages are not delivered yet, for a short time."""
@@ -175,7 +166,6 @@ class JobSession(Source, SessionHandler):
     def conclude(self, verdict: Verdict) -> None:
         """Take the verdict that all hosts get."""
         failure = verdict.failure
-        self._is_over = self._is_over or failure is None
         # A failure for which the session stopped the ranks is not theirs.
         is_here = (
             failure is not None
