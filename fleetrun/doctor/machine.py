@@ -158,7 +158,7 @@ def control_group(root: str = "/") -> ControlGroup:
     """Return the limits of our control group, in either version."""
     memory: list[tuple[int, int]] = []
     processes: list[tuple[int, int]] = []
-    for folder in proc.cgroups(root=root):
+    for folder in proc.cgroups(root):
         for limits, limit_name, used_name in (
             (memory, "memory.max", "memory.current"),
             (memory, "memory.limit_in_bytes", "memory.usage_in_bytes"),

@@ -120,7 +120,7 @@ def records(path: str = "/dev/kmsg") -> Iterator[bytes]:
 
 def cgroup(root: str = "/") -> Cgroup | None:
     """Return the state of our cgroup, in version 2 or 1; None if none is visible."""
-    for folder in proc.cgroups(root=root, of=("", "memory")):
+    for folder in proc.cgroups(root):
         for events, limit in _MEMORY:
             oom_kills = proc.counts(f"{folder}/{events}").get("oom_kill")
             if oom_kills is not None:

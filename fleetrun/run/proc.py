@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import NamedTuple
@@ -62,19 +62,12 @@ def counts(path: str) -> dict[str, int]:
     }
 
 
-def cgroups(
-    pid: int | str = "self", root: str = "/", *, of: Container[str] | None = None
-) -> Iterator[str]:
-    """Yield the folders of PID's cgroups, innermost first, as far as they are visible.
-
-    In version 2, or with the controllers OF version 1, `""` being version 2; None: all.
-    """
+def cgroups(root: str = "/") -> Iterator[str]:
+    """Yield the folders of our cgroups, in versions 1 and 2, innermost first, as far as visible."""
     base = os.path.join(root, "sys/fs/cgroup")
-    own = content(os.path.join(root, f"proc/{pid}/cgroup")).decode(errors="replace")
+    own = content(os.path.join(root, "proc/self/cgroup")).decode(errors="replace")
     for line in own.splitlines():
         kinds, path = line.split(":", 2)[1:]
-        if of is not None and kinds not in of:
-            continue
         tops = [os.path.join(base, kinds)] if kinds else [base, os.path.join(base, "unified")]
         for top in tops:
             inner = path.strip("/")
