@@ -62,7 +62,10 @@ def start_cuda(lib: Callable[[], Any] = cuda_library, *, timeout_s: float = 20.0
             cuda.cuGetErrorName(code, ctypes.byref(name))
         return code, (name.value or b"").decode(), count.value
 
-    answer = IsolatedCall(start).result(timeout_s, callee="cuInit")
+    try:
+        answer = IsolatedCall(start).result(timeout_s, callee="cuInit")
+    except OSError as error:
+        return CudaStart(trouble=f"no process can be started: {error.strerror}")
     if answer.trouble:
         return CudaStart(trouble=answer.trouble.removeprefix("OSError: "))
     return CudaStart(*cast("tuple[int, str, int]", answer.value))
