@@ -14,14 +14,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from fleetrun.errors import EnvironmentFault
+from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.host.probe import current_folder
 from fleetrun.model import Request
 from fleetrun.plan.hostfile import HostEntry
 from fleetrun.remote import ssh, sshjob
-from fleetrun.remote.detachedrun import HeadRun
 from fleetrun.remote.ssh import HostOrder, SshConnection
-from fleetrun.run import background
 from fleetrun.run.loop import Loop
 from fleetrun.rundir.names import listed
 from fleetrun.rundir.variables import with_token
@@ -42,21 +40,20 @@ _MOST_LINES, _DRAIN_S = 4096, 2.0
 def launch(request: Request, environ: Mapping[str, str]) -> int:
     """Run the job of REQUEST on the hosts that it lists, and return its exit code."""
     hosts = sshjob.listed(request)
+    if request.detach:
+        raise UsageError(
+            "--detach cannot be used with --hosts or --hostfile: write `nohup fleetrun ... &`, or "
+            "start it on each host with --detach and --ips."
+        )
     words = ssh.words_of(request)
     # The token, which nobody has to set; ssh forwards it unseen.
     order = HostOrder(current_folder(), sshjob.forwarded(with_token(environ)))
-    records = None
-    if request.detach:
-        begun = background.begin(request.log_dir)
-        if isinstance(begun, int):
-            return begun
-        records = HeadRun(begun, request)
     addresses = ssh.addresses(words, hosts)
     orders = [
         order._replace(words=sshjob.arguments(request, host, addresses, index))
         for index, host in enumerate(hosts)
     ]
-    return Head(request, hosts, words, orders, records).run()
+    return Head(request, hosts, words, orders).run()
 
 
 class Head:
@@ -68,11 +65,10 @@ class Head:
         hosts: Sequence[HostEntry],
         words: Sequence[str],
         orders: Sequence[HostOrder],
-        records: HeadRun | None = None,
         *,
         closing_s: float = _CLOSING_S,
     ) -> None:
-        self._request, self._records, self._closing_s = request, records, closing_s
+        self._request, self._closing_s = request, closing_s
         self._loop = Loop()
         self._err = Writer(2, _MOST_LINES)
         self.connections = [
@@ -91,9 +87,9 @@ class Head:
         # Those that wait for a place (--ssh_fanout).
         self._queue = deque(self.connections)
         self._least = sshjob.least(request, len(hosts))
-        # The exit code of the job, once it is known, and the signal that has stopped it.
+        # The exit code of the job, once it is known.
         self._code: int | None = None
-        self._signum: int | None = None
+        self._is_interrupted = False
         # Whether we have ended the job, or a lost connection has, not a launcher.
         self._is_ours = False
         # Whether all hosts that the job needs have answered, or it does not start.
@@ -102,7 +98,10 @@ class Head:
     def run(self) -> int:
         """Run until all have ended, and return the exit code; signals are caught meanwhile."""
         read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        before = {number: signal.signal(number, _do_nothing) for number in _CAUGHT}
+        # nohup has SIGHUP ignored.
+        is_kept = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        caught = _CAUGHT[:-1] if is_kept else _CAUGHT
+        before = {number: signal.signal(number, _do_nothing) for number in caught}
         signal.set_wakeup_fd(write_fd)
         self._loop.watch(read_fd, lambda: self._interrupted(os.read(read_fd, 1)[0]))
         self._err.open(self._loop)
@@ -119,15 +118,11 @@ class Head:
             self._loop.unwatch(read_fd)
             os.close(read_fd)
             os.close(write_fd)
-        code = self._code or 0
-        if self._records is not None:
-            is_of_signal = self._signum is not None and code == 128 + self._signum
-            self._records.end(code, self._signum if is_of_signal else None)
         self._err.finish(_DRAIN_S)
         while self._err.is_busy:
             self._loop.turn()
         self._loop.close()
-        return code
+        return self._code or 0
 
     def _after(self, name: object, seconds: float, call: Callable[[], None]) -> None:
         self._loop.timer(name, time.monotonic() + seconds, call)
@@ -188,8 +183,6 @@ class Head:
             names = listed(list(faults))
             self.log(f"The job starts without {names}: {self._least} of its hosts are enough.")
         self._has_begun = True
-        if self._records is not None:
-            self._records.begin(self.log)
 
     # The end ------------------------------------------------------------------------------------
 
@@ -223,8 +216,8 @@ class Head:
         for remote in self.connections:
             remote.send(ssh.STOP)
         self._is_ours = True
-        if self._signum is None:
-            self._signum = number
+        if not self._is_interrupted:
+            self._is_interrupted = True
             self._hang_up_later()
 
     def _hang_up_later(self) -> None:

@@ -62,7 +62,7 @@ def run_name(run_dir: str) -> str:
 def job_name(run: str) -> str:
     """Return the job name of the RUN: its --job_id, or its script."""
     # Start time, job name, launcher, and the node rank if there are several.
-    match = re.fullmatch(r"[^-]+-(.*?)-\d+(-node\d+|-head|/.*)?", run)
+    match = re.fullmatch(r"[^-]+-(.*?)-\d+(-node\d+|/.*)?", run)
     return run if match is None else match[1]
 
 

@@ -126,6 +126,16 @@ def test_nothing_is_left_when_the_head_is_ended(tmp_path: Path, signum: int) -> 
     assert (tmp_path / "asked.1").exists()
 
 
+def test_by_nohup_it_goes_on_when_the_terminal_is_closed(tmp_path: Path) -> None:
+    command = by_ssh(tmp_path, "touch up.$R; until [ -e go ]; do sleep 0.1; done; exit 7")
+    command.argv.insert(0, "nohup")
+    process = command.start()
+    command.wait_for("up.0", "up.1")
+    process.send_signal(signal.SIGHUP)
+    (tmp_path / "go").touch()
+    assert command.finish(process).code == 7
+
+
 def test_asked_twice_the_head_lets_them_be_killed(tmp_path: Path) -> None:
     command = by_ssh(
         tmp_path,
@@ -376,6 +386,7 @@ def test_each_launcher_is_given_what_counts_of_the_users_own_file(tmp_path: Path
             ("--hosts=a,b", "--rank=1", "--dry-run"),
             "determines --rank itself: omit --rank, or --hosts (--host is the address",
         ),
+        (("--hosts=a", "--detach"), "--detach cannot be used with --hosts or --hostfile: write"),
         (("--hosts=a", "--ssh=ssh 'x"), "a quotation mark is not closed"),
         (("--hosts=a", "--ssh=nosuchssh"), "--ssh=nosuchssh: there is no such program here"),
     ],
