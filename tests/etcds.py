@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import shutil
-import ssl
 import subprocess
 from contextlib import contextmanager
 from functools import partial
@@ -28,27 +27,6 @@ def missing() -> str | None:
     return None if shutil.which("etcd") else "there is no etcd here (Debian: etcd-server)"
 
 
-def missing_tls() -> str | None:
-    """Return why this machine cannot run an etcd with TLS, or None."""
-    return missing() or (None if shutil.which("openssl") else "there is no openssl here")
-
-
-def certificates(folder: Path) -> tuple[Path, Path, Path]:
-    """Make a certificate of 127.0.0.1 that is its own authority; return that, it, and its key."""
-    certificate, key = folder / "own.pem", folder / "own.key"
-    kind = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1")
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", *kind, "-subj", "/CN=etcd"),
-            *("-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-keyout", str(key), "-out", str(certificate)),
-        ],
-        check=True,
-        stderr=subprocess.DEVNULL,
-    )
-    return certificate, certificate, key
-
-
 def _words(name: str, folder: Path, address: str, client: int, peer: int) -> list[str]:
     here = f"http://{address}:{client}"
     peers = f"http://{address}:{peer}"
@@ -62,20 +40,10 @@ def _words(name: str, folder: Path, address: str, client: int, peer: int) -> lis
 
 
 @contextmanager
-def one_member(folder: Path, tls: tuple[Path, Path, Path] | None = None) -> Iterator[str]:
-    """Start an etcd on this machine, and return its HOST:PORT.
-
-    With TLS, an authority, a certificate and its key, it takes only callers with a certificate.
-    """
+def one_member(folder: Path) -> Iterator[str]:
+    """Start an etcd on this machine, and return its HOST:PORT."""
     client, peer = ports.free(2)
     words = _words("only", folder, "127.0.0.1", client, peer)
-    if tls is not None:
-        words = [
-            word.replace(f"http://127.0.0.1:{client}", f"https://127.0.0.1:{client}")
-            for word in words
-        ]
-        words += ["--client-cert-auth", "--trusted-ca-file", str(tls[0])]
-        words += ["--cert-file", str(tls[1]), "--key-file", str(tls[2])]
     cluster = f"only=http://127.0.0.1:{peer}"
     with (folder / "etcd.log").open("wb") as log:
         member = subprocess.Popen(
@@ -85,20 +53,16 @@ def one_member(folder: Path, tls: tuple[Path, Path, Path] | None = None) -> Iter
             stderr=log,
         )
     try:
-        until(lambda: is_well("127.0.0.1", client, tls))
+        until(lambda: is_well("127.0.0.1", client))
         yield f"127.0.0.1:{client}"
     finally:
         member.kill()
         member.wait()
 
 
-def is_well(address: str, port: int, tls: tuple[Path, Path, Path] | None = None) -> bool:
+def is_well(address: str, port: int) -> bool:
     """Whether the member there has a leader."""
     link = http.client.HTTPConnection(address, port, timeout=1)
-    if tls is not None:
-        context = ssl.create_default_context(cafile=tls[0])
-        context.load_cert_chain(tls[1], tls[2])
-        link = http.client.HTTPSConnection(address, port, timeout=1, context=context)
     try:
         link.request("GET", "/health")
         return bool(json.loads(link.getresponse().read())["health"] == "true")

@@ -205,7 +205,7 @@ def _take_addresses(chosen: Choices) -> None:
     """Read Paddle's --elastic_server, which is an etcd; ignore IPv6 as this host's address."""
     master, host = chosen.given["master"], chosen.given["host"]
     is_server = "elastic_server" in f"{master.spelling} {master.source.lower()}"
-    if is_server and not master.raw.startswith(("etcd://", "etcds://")):
+    if is_server and not master.raw.startswith("etcd://"):
         chosen.take(master._replace(raw=f"etcd://{master.raw.strip()}"))
     # A container engine sets it for everything in the container.
     if hosts.is_ipv6((chosen["host"] or "").strip("[]")):
@@ -266,7 +266,7 @@ def _meet(chosen: Choices, environ: Mapping[str, str], nnodes: str, *, is_starte
         # Without the value, which may have a password.
         raise UsageError(
             f"{chosen.given['master'].typed}: give etcd://HOST:PORT[,HOST:PORT...], the members of "
-            "an etcd 3 without users; etcds:// with TLS."
+            "an etcd 3 without users and TLS."
         )
     if not master.startswith("etcd") and hosts.own_port(master) is None:
         if point is None or not point.host.strip("0.:"):

@@ -100,11 +100,9 @@ def store_endpoints(text: str) -> tuple[Endpoint, ...] | None:
 
     >>> store_endpoints("etcd://node1:2379,[fd00::1]:2379")[1], store_endpoints("node1:2379")
     (Endpoint(host='fd00::1', port=2379), None)
-
-    etcds:// means TLS.
     """
     scheme, mark, members = text.strip().partition("://")
-    if not mark or scheme not in {"etcd", "etcds"}:
+    if not mark or scheme != "etcd":
         return None
     parsed = [meeting_point(endpoint) for endpoint in members.rstrip("/").split(",")]
     known = tuple(endpoint for endpoint in parsed if endpoint is not None)

@@ -46,7 +46,7 @@ _CODEC = Codec(LeaseHolder)
 
 
 class ElectedSession(Session):
-    """A launcher's part in the session of a job in etcd at MEMBERS, over TLS if IS_SECURE.
+    """A launcher's part in the session of a job in etcd at MEMBERS.
 
     `host` of POINT is the name of this host if the user has given one; else the others use the
     address that leads to etcd, or OWN_ADDRESS if that is a loopback address.
@@ -60,7 +60,6 @@ class ElectedSession(Session):
         host: str,
         log: Callable[[str], None],
         members: Sequence[tuple[str, int]],
-        is_secure: bool = False,
         own_address: str = "",
         transport: Transport = TRANSPORT,
         store: Callable[..., JobStore] = JobStore,
@@ -70,9 +69,7 @@ class ElectedSession(Session):
         self._where = " or ".join(endpoint(*member) for member in members)
         timeout_s = min(self.config.heartbeat_timeout_s / 5, _MOST_TIMEOUT_S)
         timeout_s = max(timeout_s, _LEAST_TIMEOUT_S)
-        self._store = store(
-            Client(members, point.job_id, timeout_s, is_secure=is_secure), self._clock
-        )
+        self._store = store(Client(members, point.job_id, timeout_s), self._clock)
         # Why etcd does not answer, and whom it names.
         self._trouble = ""
         self._leader: LeaseHolder | None = None

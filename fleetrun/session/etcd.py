@@ -1,8 +1,7 @@
 """A client of etcd 3 over its JSON gateway; each request runs in a child process.
 
 The gateway is plain HTTP, so the standard library is enough; each request tries every member until
-one answers. Over TLS the authority, and a certificate of our own, are named by the variables that
-etcdctl reads.
+one answers.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -47,15 +45,8 @@ class Client:
     Each answer is awaited for TIMEOUT_S seconds.
     """
 
-    def __init__(
-        self,
-        members: Sequence[tuple[str, int]],
-        job_id: str,
-        timeout_s: float,
-        *,
-        is_secure: bool = False,
-    ) -> None:
-        self._members, self._timeout_s, self._is_secure = members, timeout_s, is_secure
+    def __init__(self, members: Sequence[tuple[str, int]], job_id: str, timeout_s: float) -> None:
+        self._members, self._timeout_s = members, timeout_s
         # Our address towards the member that has answered.
         self._local = ""
         # A job's name may contain any characters, and no job's key may lie within another's.
@@ -108,14 +99,13 @@ class Client:
             try:
                 return self._post(member, path, json.dumps(request).encode())
             except (OSError, http.client.HTTPException, ValueError) as error:
-                # An untrusted certificate has such a message.
-                why = getattr(error, "verify_message", "")
-                why = why or (reason(error) if isinstance(error, ConnectionError) else str(error))
+                why = reason(error) if isinstance(error, ConnectionError) else str(error)
             troubles.append(f"{endpoint(*member)}: {why or 'what listens there is not etcd'}")
         raise EtcdError("; ".join(troubles))
 
     def _post(self, member: tuple[str, int], path: str, body: bytes) -> dict[str, Any]:
-        with closing(self._connection(*member)) as link:
+        host, port = member
+        with closing(http.client.HTTPConnection(host, port, timeout=self._timeout_s)) as link:
             link.request("POST", path, body, {"Content-Type": "application/json"})
             self._local = str(link.sock.getsockname()[0])
             answer = link.getresponse()
@@ -130,16 +120,6 @@ class Client:
         if not isinstance(document, dict):
             raise http.client.HTTPException
         return document
-
-    def _connection(self, host: str, port: int) -> http.client.HTTPConnection:
-        if not self._is_secure:
-            return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
-        import ssl  # takes 20 ms
-
-        context = ssl.create_default_context(cafile=os.environ.get("ETCDCTL_CACERT") or None)
-        if certificate := os.environ.get("ETCDCTL_CERT"):
-            context.load_cert_chain(certificate, os.environ.get("ETCDCTL_KEY") or None)
-        return http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=context)
 
 
 def _coded(text: str) -> str:

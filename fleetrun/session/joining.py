@@ -117,7 +117,6 @@ def _session(
         host=host,
         log=log,
         members=[(point.host, point.port) for point in endpoints],
-        is_secure=(request.master or "").strip().startswith("etcds:"),
         own_address=others[0] if is_far and others else "",
     )
 

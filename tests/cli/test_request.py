@@ -260,7 +260,7 @@ MEANT: list[tuple[str, Mapping[str, str], Mapping[str, object], tuple[str, ...] 
     *((f"--nnodes=2 --master={master} --rank=1 --rdzv_timeout=5", {},
        {"nnodes": "2", "master": master, "rank": 1, "rdzv_timeout_s": 5.0,
         "heartbeat_timeout_s": 10.0}, ())
-      for master in ("a:1", "etcd://a:1,10.0.0.2:2379", "etcds://a:1", "http://10.0.0.1:6170")),
+      for master in ("a:1", "etcd://a:1,10.0.0.2:2379", "http://10.0.0.1:6170")),
     ("--nnodes=1 --master=127.0.0.1:6768", {}, {"master": "127.0.0.1:6768"},
      (f"--master {ONE_HOST}",)),
     ("", {"PADDLE_MASTER": "127.0.0.1:6768"}, {}, ()),
@@ -351,7 +351,7 @@ REFUSED: list[tuple[str, Mapping[str, str], str]] = [
     ("--nnodes=2:4 --ips=a", {}, "names 1 host"),
     ("--nnodes=2:4 --master=a:1 --run_mode=rpc", {}, "only collective jobs"),
     ("--nnodes=2 --master=etcd://a", {}, ETCD),
-    ("--nnodes=2 --master=etcds://a", {}, ETCD),
+    ("--nnodes=2 --master=etcds://a:1", {}, ETCD),
     ("--nnodes=2 --master=etcd://me:secret@a:1", {}, ETCD),
     ("--elastic_server=a --np=2", {}, "--elastic_server: give etcd://HOST:PORT"),
     ("--gpus=0 --device_kind=mlu", {},

@@ -14,7 +14,6 @@ from fleetrun.session.etcd import Client, EtcdError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 TIMEOUT_S = 60.0
@@ -81,34 +80,3 @@ def _greet(server: socket.socket) -> None:
         # Unread bytes would reset the connection.
         while link.recv(65536):
             pass
-
-
-def test_an_etcd_that_wants_tls_is_asked_with_the_certificates_of_etcdctl(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reason = etcds.missing_tls()
-    if reason is not None:
-        pytest.skip(reason)
-    authority, certificate, key = etcds.certificates(tmp_path)
-    with etcds.one_member(tmp_path, tls=(authority, certificate, key)) as where:
-        host, _, port = where.rpartition(":")
-
-        def client(*, is_secure: bool = True) -> Client:
-            return Client(((host, int(port)),), "job", TIMEOUT_S, is_secure=is_secure)
-
-        monkeypatch.delenv("ETCDCTL_CACERT", raising=False)
-        with pytest.raises(EtcdError, match=r"without response|reset"):
-            client(is_secure=False).look()
-        with pytest.raises(EtcdError, match=r"self.signed"):
-            client().look()
-        monkeypatch.setenv("ETCDCTL_CACERT", str(tmp_path / "nothing"))
-        with pytest.raises(EtcdError, match=r"No such file"):
-            client().look()
-        monkeypatch.setenv("ETCDCTL_CACERT", str(authority))
-        # It also asks the client for a certificate.
-        with pytest.raises(EtcdError, match=r"certificate|reset|without response|EOF"):
-            client().look()
-        monkeypatch.setenv("ETCDCTL_CERT", str(certificate))
-        monkeypatch.setenv("ETCDCTL_KEY", str(key))
-        assert client().campaign("me", 60, 0) is not None
-        assert client().look()[0] == "me"
