@@ -74,22 +74,3 @@ class RendezvousConfig(NamedTuple):
     def fence_s(self) -> float:
         """How long after its last acknowledged heartbeat a host kills its ranks."""
         return self.heartbeat_timeout_s - self.margin_s
-
-
-def differences(requested: RendezvousConfig, config: RendezvousConfig) -> list[str]:
-    """Return the options in which the REQUESTED config of a host differs from the job's CONFIG.
-
-    >>> differences(RendezvousConfig(2, 2), RendezvousConfig(2, 4, grace_s=5.0))
-    ['--nnodes=2:4 (here 2)', '--grace=5 (here 10)']
-    """
-    differing = []
-    bounds = [(known.least, known.most) for known in (config, requested)]
-    if bounds[0] != bounds[1]:
-        theirs, ours = (":".join(map(str, dict.fromkeys(pair))) for pair in bounds)
-        differing.append(f"--nnodes={theirs} (here {ours})")
-    for name in ("spares", "max_restarts", *(name for name in config._fields if name[-2:] == "_s")):
-        value, own = getattr(config, name), getattr(requested, name)
-        if value != own:
-            option = "max_restart" if name == "max_restarts" else name.removesuffix("_s")
-            differing.append(f"--{option}={value:g} (here {own:g})")
-    return differing

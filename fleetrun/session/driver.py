@@ -18,7 +18,7 @@ from fleetrun.run.loop import Loop, Waiting, nothing
 from fleetrun.run.policy import decide
 from fleetrun.session import coordinator, exchange, messages
 from fleetrun.session.codec import Codec
-from fleetrun.session.config import RendezvousConfig, differences
+from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.connecting import Dialer, Listener, PortTaken, endpoint
 from fleetrun.session.fence import Fence
 from fleetrun.session.messages import (
@@ -442,13 +442,14 @@ class Session:
             self.handler.stand_by()
 
     def _obey(self, config: RendezvousConfig, remarks: Sequence[str]) -> None:
-        """Adopt the job's config, and print once how it differs from what is asked for here."""
+        """Adopt the job's config, and print once that it differs from what is asked for here."""
         if config != self.config:
-            differing = ", ".join(differences(self._endpoint.config, config))
             self._fence.obey(config)
-            if differing:
-                who = f"{self._coordinator} coordinates the job"
-                self.shown(f"{who}, and its options apply: {differing}")
+            if config != self._endpoint.config:
+                self.shown(
+                    f"{self._coordinator} coordinates the job, and its --nnodes, --spares, "
+                    "--max_restart, --grace and timeouts apply, which differ from those here"
+                )
             self.handler.obey()
         for remark in remarks:
             self.shown(remark)

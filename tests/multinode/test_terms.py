@@ -44,7 +44,7 @@ def test_two_parts_of_a_job_never_train_at_once(four_hosts: Network) -> None:
     until((first.folder / "up.1").exists)
     assert ranks(second) == []
     four_hosts.heal(second)
-    assert "--heartbeat_timeout=4 (here 60)" in second.output
+    assert "and timeouts apply, which differ from those here" in second.output
     (first.folder / "done").touch()
     assert ends(launchers) == [0, 1]
 
@@ -65,5 +65,5 @@ def test_a_job_starts_again_as_often_as_its_coordinator_says(
     assert ends(launchers) == [7, 7]
     assert (second.folder / "up.1").exists()
     assert "Restart 1 of 1" in second.output
-    assert "--max_restart=1 (here 0), --grace=1 (here 60)" in second.output
-    assert "(here" not in first.output
+    assert "and timeouts apply, which differ from those here" in second.output
+    assert "differ from those here" not in first.output
