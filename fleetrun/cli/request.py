@@ -268,12 +268,9 @@ def _meet(chosen: Choices, environ: Mapping[str, str], nnodes: str, *, is_starte
             f"{chosen.given['master'].typed}: give etcd://HOST:PORT[,HOST:PORT...], the members of "
             "an etcd 3 without users and TLS."
         )
-    if not master.startswith("etcd") and hosts.own_port(master) is None:
-        if point is None or not point.host.strip("0.:"):
-            raise chosen.fault("master", _MEETING)
-        # The hosts' own addresses follow from the way to it, unless they are given.
-        if ":" in point.host and not (chosen["host"] or chosen["network"]):
-            raise chosen.fault("master", hosts.NO_IPV6_MASTER)
+    is_own = master.startswith("etcd") or hosts.own_port(master) is not None
+    if not is_own and (point is None or not point.host.strip("0.")):
+        raise chosen.fault("master", _MEETING)
     places = hosts.bounds(nnodes)[1] + chosen["spares"]
     if rank >= places:
         raise chosen.fault("rank", f"the job has {places} hosts, 0 to {places - 1}.")

@@ -46,26 +46,14 @@ def with_network(facts: Facts, names: Sequence[str], request: Request, root: str
     facts = facts._replace(resolved=resolved)
     for name, ips in resolved.items():
         if ips and ":" in ips[0]:
-            _check_readable(request, name, ips[0])
+            raise UsageError(
+                f"{name} is {ips[0]} alone, and {hosts.NO_IPV6}: give an IPv4 address."
+            )
     for name in peers:
         if not hosts.is_own(name, facts):
             targets = resolved.get(name, (name,))
             return facts._replace(peer_interface=interface_to(targets, facts.addresses))
     return facts
-
-
-def _check_readable(request: Request, name: str, ip: str) -> None:
-    """Raise UsageError if ranks would get NAME, whose address IP is one of IPv6."""
-    point = hosts.meets_at(request)
-    if point is None or name != point.host or name == request.host:
-        option = f"{origin.option(request, 'host')}: " if name == request.host else ""
-        raise UsageError(
-            f"{option}{name} is {ip} alone, and {hosts.NO_IPV6}: give an IPv4 address."
-        )
-    is_store = hosts.store_endpoints(request.master or "") is not None
-    if request.network is None and request.host is None and not is_store:
-        option = origin.option(request, "master")
-        raise UsageError(f"{option}: {name} is {ip}; {hosts.NO_IPV6_MASTER}")
 
 
 def with_members(facts: Facts, roster: Roster) -> Facts:

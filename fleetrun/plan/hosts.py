@@ -13,12 +13,6 @@ from fleetrun.text import is_digits
 LAST_PORT = 65535
 # Seen with 2.6.2 and 3.3.1: both split endpoints at their colons, and resolve names to IPv4 alone.
 NO_IPV6 = "Paddle reads no IPv6"
-
-# What a literal IPv6 address of the rendezvous, or a name that has no other, is answered.
-NO_IPV6_MASTER = (
-    f"{NO_IPV6}, and ranks get the address by which other hosts reach this one: give an IPv4 "
-    "address, or add --network=10.0.0.0/16, an IPv4 network."
-)
 # Paddle reads the hosts of a job from the first of these that is set.
 ENDPOINTS = ("DISTRIBUTED_TRAINER_ENDPOINTS", "PADDLE_TRAINER_ENDPOINTS")
 
@@ -74,14 +68,11 @@ def meeting_point(text: str) -> Endpoint | None:
     """Return the rendezvous address of --master; None if it is not HOST:PORT.
 
     >>> meeting_point("http://node1:6170"), meeting_point("[fd00::1]:6170"), meeting_point("node1")
-    (Endpoint(host='node1', port=6170), Endpoint(host='fd00::1', port=6170), None)
+    (Endpoint(host='node1', port=6170), None, None)
     """
     host, colon, port = text.strip().removeprefix("http://").rstrip("/").rpartition(":")
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     is_number = is_digits(port) and 1 <= int(port[:6]) <= LAST_PORT
-    # Without brackets the end of an IPv6 address is ambiguous.
-    is_known = is_host(bare) if bare == host else is_ipv6(bare)
-    return Endpoint(bare, int(port)) if colon and is_number and is_known else None
+    return Endpoint(host, int(port)) if colon and is_number and is_host(host) else None
 
 
 def own_port(master: str | None) -> int | None:
@@ -98,8 +89,8 @@ def own_port(master: str | None) -> int | None:
 def store_endpoints(text: str) -> tuple[Endpoint, ...] | None:
     """Return the members of the etcd in --master; None if there is none.
 
-    >>> store_endpoints("etcd://node1:2379,[fd00::1]:2379")[1], store_endpoints("node1:2379")
-    (Endpoint(host='fd00::1', port=2379), None)
+    >>> store_endpoints("etcd://node1:2379,10.0.0.2:2379")[1], store_endpoints("node1:2379")
+    (Endpoint(host='10.0.0.2', port=2379), None)
     """
     scheme, mark, members = text.strip().partition("://")
     if not mark or scheme != "etcd":

@@ -35,45 +35,18 @@ _CONNECT_S, _LOOKUP_S = 1.0, 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.02, 1.0, 1.3
 
 
-def resolve(host: str, flags: int = 0) -> tuple[tuple[int, tuple[object, ...]], ...]:
-    """Return family and socket name, without port, of each address of HOST. This blocks.
+def resolve(host: str, flags: int = 0) -> tuple[str, ...]:
+    """Return the IPv4 addresses of HOST. This blocks.
 
-    >>> resolve("127.0.0.1", socket.AI_NUMERICHOST)[0][1][0], resolve("?")
-    ('127.0.0.1', ())
+    >>> resolve("127.0.0.1", socket.AI_NUMERICHOST), resolve("?")
+    (('127.0.0.1',), ())
     """
     try:
         # As bytes: for text, Python would import a codec that takes 20 ms.
-        entries = socket.getaddrinfo(host.encode(), 0, 0, socket.SOCK_STREAM, 0, flags)
+        entries = socket.getaddrinfo(host.encode(), 0, socket.AF_INET, socket.SOCK_STREAM, 0, flags)
     except OSError:
         return ()
-    families = (socket.AF_INET, socket.AF_INET6)
-    resolved = [(int(entry[0]), tuple(entry[4])) for entry in entries if entry[0] in families]
-    return tuple(dict.fromkeys(resolved))
-
-
-def _is_loopback(name: tuple[object, ...]) -> bool:
-    address = plain_address(name)
-    return address.startswith("127.") or address == "::1"
-
-
-def plain_address(name: tuple[object, ...]) -> str:
-    """Return the IP address in a socket's NAME; IPv4 as such, even on a socket for both.
-
-    >>> plain_address(("::ffff:10.0.0.1", 80, 0, 0)), plain_address(("fe80::1%eth0", 80, 0, 2))
-    ('10.0.0.1', 'fe80::1')
-    """
-    address = str(name[0]).partition("%")[0]
-    is_mapped = address.startswith("::ffff:") and "." in address
-    return address[7:] if is_mapped else address
-
-
-def endpoint(host: str, port: int) -> str:
-    """Return HOST:PORT, with brackets around IPv6.
-
-    >>> endpoint("::1", 80), endpoint("node1", 80)
-    ('[::1]:80', 'node1:80')
-    """
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
 # Calling ------------------------------------------------------------------------------------------
@@ -103,7 +76,7 @@ class Dialer:
         self._pause_s = _FIRST_PAUSE_S
         # As resolved, and what of that is left to try in this round.
         self._literal = self._addresses = resolve(host, socket.AI_NUMERICHOST)
-        self._queue: list[tuple[int, tuple[object, ...]]] = []
+        self._queue: list[str] = []
         # How to give up what is under way.
         self._drop: Callable[[], object] = nothing
 
@@ -153,12 +126,12 @@ class Dialer:
             self._pause_s = min(self._pause_s * _GROWTH, _LONGEST_PAUSE_S)
             self._timer(pause_s, self._round)
             return
-        family, name = self._queue.pop(0)
+        address = self._queue.pop(0)
         kind = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
         try:
-            link = socket.socket(family, kind)
+            link = socket.socket(socket.AF_INET, kind)
         except OSError as error:
-            # A kernel without IPv6, or no file to spare.
+            # There is no file to spare.
             self._timer(0.0, partial(self._fail, reason(error)))
             return
 
@@ -168,9 +141,9 @@ class Dialer:
 
         self._drop = drop
         try:
-            if self._wire.source and family == socket.AF_INET and not _is_loopback(name):
+            if self._wire.source and not address.startswith("127."):
                 link.bind((self._wire.source, 0))
-            number = link.connect_ex((name[0], self.port, *name[2:]))
+            number = link.connect_ex((address, self.port))
         except OSError as error:
             number = error.errno or errno.EIO
         if number not in {0, errno.EINPROGRESS}:
@@ -193,9 +166,8 @@ class Dialer:
             self._refused(number)
             return
         self._waiting.unwatch(link.fileno())
-        address = plain_address(there)
         connection = Connection(
-            link, address, self._wire, is_caller=True, ready=self._ready, lost=self._fail
+            link, there[0], self._wire, is_caller=True, ready=self._ready, lost=self._fail
         )
         self._timer(_GREETING_S, partial(connection.lose, ""))
         self._drop = connection.close
@@ -296,7 +268,7 @@ class Listener:
 
     def _answer(self, server: socket.socket) -> None:
         try:
-            link, name = server.accept()
+            link, (address, _) = server.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError:
@@ -304,7 +276,6 @@ class Listener:
             self._drop_oldest()
             self._rest(_REST_S)
             return
-        address = plain_address(name)
         if self._allowed is not None and address not in self._allowed:
             link.close()
             self._refused(address, "it is not an address of this job's hosts")
@@ -341,13 +312,11 @@ class Listener:
 
 
 def _bound(address: str, port: int) -> socket.socket:
-    """Return a socket that listens at PORT of ADDRESS; `::` means IPv4, too."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    server = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    """Return a socket that listens at PORT of ADDRESS."""
+    kind = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+    server = socket.socket(socket.AF_INET, kind)
     try:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address != "::"))
         server.bind((address, port))
         server.listen(_MOST_PENDING)
     except OSError:

@@ -19,7 +19,7 @@ from fleetrun.run.policy import decide
 from fleetrun.session import coordinator, exchange, messages
 from fleetrun.session.codec import Codec
 from fleetrun.session.config import RendezvousConfig
-from fleetrun.session.connecting import Dialer, Listener, PortTaken, endpoint
+from fleetrun.session.connecting import Dialer, Listener, PortTaken
 from fleetrun.session.fence import Fence
 from fleetrun.session.messages import (
     DONE,
@@ -582,11 +582,10 @@ class Session:
     def missing(self) -> str:
         """Return what is awaited."""
         if not self.is_connected:
-            where = endpoint(self._coordinator, self._endpoint.port)
-            if self._dialer is not None and self._dialer.trouble:
-                where = endpoint(self._dialer.host, self._dialer.port)
-                return f"the coordinator ({where}: {self._dialer.trouble})"
-            return f"the coordinator at {where}"
+            dialer = self._dialer
+            if dialer is not None and dialer.trouble:
+                return f"the coordinator ({dialer.host}:{dialer.port}: {dialer.trouble})"
+            return f"the coordinator at {self._coordinator}:{self._endpoint.port}"
         return "the other hosts" if self._missing is None else self._missing.who or "hosts"
 
     def shown(self, remark: str) -> None:

@@ -17,7 +17,7 @@ from fleetrun.run.events import Failure
 from fleetrun.run.loop import Waiting
 from fleetrun.session import coordinator
 from fleetrun.session.codec import Codec, Malformed
-from fleetrun.session.connecting import EVERYWHERE, PortTaken, endpoint
+from fleetrun.session.connecting import EVERYWHERE, PortTaken
 from fleetrun.session.driver import TRANSPORT, RendezvousEndpoint, Session, Transport
 from fleetrun.session.etcd import Client, JobStore, StoreAnswer
 from fleetrun.session.messages import JoinRequest, Name, Port, Verdict
@@ -29,7 +29,6 @@ _LEAST_TIMEOUT_S, _MOST_TIMEOUT_S = 0.5, 2.0
 # The pause between two looks at the key, or attempts to renew the lease while etcd does not
 # answer, and how long the last request may take when the launcher ends.
 _AGAIN_S, _LEAVE_S = 0.5, 3.0
-_LOOPBACK = ("127.", "::1")
 
 
 class LeaseHolder(NamedTuple):
@@ -66,7 +65,7 @@ class ElectedSession(Session):
     ) -> None:
         super().__init__(point, launcher, host=host, log=log, transport=transport)
         self._own_address = own_address
-        self._where = " or ".join(endpoint(*member) for member in members)
+        self._where = " or ".join(f"{name}:{port}" for name, port in members)
         timeout_s = min(self.config.heartbeat_timeout_s / 5, _MOST_TIMEOUT_S)
         timeout_s = max(timeout_s, _LEAST_TIMEOUT_S)
         self._store = store(Client(members, point.job_id, timeout_s), self._clock)
@@ -143,9 +142,9 @@ class ElectedSession(Session):
 
     def _campaign(self, revision: int, local: str) -> None:
         """Listen, and put this launcher's name into the key; LOCAL: our address towards etcd."""
-        is_loopback = local.startswith(_LOOPBACK) and self._own_address
+        is_loopback = local.startswith("127.") and self._own_address
         host = self._endpoint.host or (self._own_address if is_loopback else local)
-        is_address = host.replace(".", "").isdecimal() or ":" in host
+        is_address = host.replace(".", "").isdecimal()
         try:
             self._listen(self._endpoint.addresses or (host if is_address else EVERYWHERE,))
         except EnvironmentFault as error:

@@ -20,7 +20,6 @@ from urllib.parse import quote
 from fleetrun.run import isolation
 from fleetrun.run.isolation import CallResult
 from fleetrun.run.loop import Waiting, nothing
-from fleetrun.session.connecting import endpoint
 from fleetrun.session.wire import reason
 
 # In bytes.
@@ -95,16 +94,15 @@ class Client:
 
     def _ask(self, path: str, request: dict[str, Any]) -> dict[str, Any]:
         troubles: list[str] = []
-        for member in self._members:
+        for host, port in self._members:
             try:
-                return self._post(member, path, json.dumps(request).encode())
+                return self._post(host, port, path, json.dumps(request).encode())
             except (OSError, http.client.HTTPException, ValueError) as error:
                 why = reason(error) if isinstance(error, ConnectionError) else str(error)
-            troubles.append(f"{endpoint(*member)}: {why or 'what listens there is not etcd'}")
+            troubles.append(f"{host}:{port}: {why or 'what listens there is not etcd'}")
         raise EtcdError("; ".join(troubles))
 
-    def _post(self, member: tuple[str, int], path: str, body: bytes) -> dict[str, Any]:
-        host, port = member
+    def _post(self, host: str, port: int, path: str, body: bytes) -> dict[str, Any]:
         with closing(http.client.HTTPConnection(host, port, timeout=self._timeout_s)) as link:
             link.request("POST", path, body, {"Content-Type": "application/json"})
             self._local = str(link.sock.getsockname()[0])

@@ -128,10 +128,6 @@ def _listening_address(host: str, facts: Facts) -> str:
         return "127.0.0.1"
     if hosts.is_address(host) and (host in own or hosts.is_loopback(host)):
         return host
-    addresses = facts.resolved.get(host, (host,))
-    if addresses and all(":" in ip for ip in addresses):
-        # A name that has no other address; callers take that one.
-        return "::"
     return EVERYWHERE if facts.network is None else facts.network.ip
 
 

@@ -256,7 +256,7 @@ MEANT: list[tuple[str, Mapping[str, str], Mapping[str, object], tuple[str, ...] 
           ("", {"PADDLE_ELASTIC_SERVER": "a:1", "PADDLE_ELASTIC_NP": "2:4",
                 "PADDLE_ELASTIC_JOB_ID": "bert"}))),
     ("--elastic_server=etcd://a:1 --np=2", {}, {"master": "etcd://a:1"}, ()),
-    # Where hosts meet; IPv6 where ranks get other addresses.
+    # Where hosts meet.
     *((f"--nnodes=2 --master={master} --rank=1 --rdzv_timeout=5", {},
        {"nnodes": "2", "master": master, "rank": 1, "rdzv_timeout_s": 5.0,
         "heartbeat_timeout_s": 10.0}, ())
@@ -264,9 +264,6 @@ MEANT: list[tuple[str, Mapping[str, str], Mapping[str, object], tuple[str, ...] 
     ("--nnodes=1 --master=127.0.0.1:6768", {}, {"master": "127.0.0.1:6768"},
      (f"--master {ONE_HOST}",)),
     ("", {"PADDLE_MASTER": "127.0.0.1:6768"}, {}, ()),
-    ("--nnodes=2 --master=[fd00::1]:6170 --host=10.0.0.1", {}, {"master": "[fd00::1]:6170"}, ()),
-    ("--nnodes=2 --master=[fd00::1]:6170 --network=eth1", {}, {"network": "eth1"}, ()),
-    ("--nnodes=2 --master=etcd://[fd00::1]:2379", {}, {"nnodes": "2"}, ()),
     ("", {"POD_IP": "fd00::7"}, {"host": None},
      ("$POD_IP=fd00::7 is ignored: Paddle reads no IPv6.",)),
     ("--host=fd00::1", {}, {"host": None}, ("--host=fd00::1 is ignored: Paddle reads no IPv6.",)),
@@ -342,7 +339,8 @@ REFUSED: list[tuple[str, Mapping[str, str], str]] = [
     ("--nnodes=2 --master=:many", {}, "--master=:many: give HOST:PORT"),
     ("--nnodes=2 --master=a", {}, "--master=a: give HOST:PORT"),
     ("--nnodes=2 --master=fd00::1:80", {}, "such as 10.0.0.1:6170."),
-    ("--nnodes=2 --master=[fd00::1]:80", {}, "Paddle reads no IPv6, and ranks get the address"),
+    ("--nnodes=2 --master=[fd00::1]:80", {}, "such as 10.0.0.1:6170."),
+    ("--nnodes=2 --master=etcd://[fd00::1]:2379", {}, ETCD),
     ("--nnodes=4:2 --master=a:1", {}, "give the smaller number of hosts first"),
     ("--nnodes=2 --master=a:1 --rank=2", {}, "--rank=2: the job has 2 hosts, 0 to 1."),
     ("--nnodes=2:3 --spares=1 --master=a:1 --rank=4", {}, "the job has 4 hosts, 0 to 3."),

@@ -61,12 +61,6 @@ def test_names_of_ipv6_alone_are_refused_at_once(six: Pair, words: Words) -> Non
         assert "Paddle reads no IPv6" in host.output
 
 
-def test_the_master_may_have_a_name_of_ipv6_alone_if_the_network_is_ipv4(six: Pair) -> None:
-    words = (*BY_NAME, "--network=10.88.0.0/24", QUICK)
-    assert ends(start(six, words)) == [0, 0], "\n".join(host.output for host in six)
-    assert "endpoints 10.88.0.1:" in six[0].output
-
-
 @pytest.mark.parametrize(
     ("option", "told"), [(FIRST, 1), (SECOND, 0)], ids=["of-the-first", "of-the-second"]
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import socket
 import time
@@ -13,9 +12,8 @@ import ports
 import pytest
 from wire import CODEC, End, Hello, turn_until
 
-from fleetrun.errors import EnvironmentFault
 from fleetrun.session.codec import Malformed
-from fleetrun.session.connecting import Dialer, Listener, endpoint
+from fleetrun.session.connecting import Dialer, Listener
 from fleetrun.session.wire import STRANGER, Connection, Seal, Wire, job_key
 
 if TYPE_CHECKING:
@@ -145,21 +143,6 @@ def test_lines_count_once_in_their_order_and_direction() -> None:
     for wrong in (sent[1], sent[3], sent[0][:-1] + b"2"):
         with pytest.raises(Malformed):
             Seal(b"key", b"caller").take(wrong)
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 here")
-def test_ipv6_is_an_address_like_others(net: Net) -> None:
-    try:
-        net.listen(address="::1")
-    except EnvironmentFault as fault:
-        pytest.skip(str(fault))
-    _, end = net.call("::1")
-    turn_until(net.loop, lambda: end.connections and net.server.connections)
-    assert net.server.connections[0].address == "::1"
-    assert endpoint("::1", 80) == "[::1]:80"
-
-
-# The port -----------------------------------------------------------------------------------------
 
 
 # Strangers ----------------------------------------------------------------------------------------
