@@ -22,32 +22,20 @@ def launch(
 ) -> int:
     """Launch REQUEST below the DETECTED engine, and return the exit code."""
     if detect.unspread(detected) is not None:
-        return _spread(request, detected)
+        # A launcher on each host, by srun.
+        if request.detach:
+            raise UsageError(
+                "--detach cannot be used in an allocation of several hosts: omit it, or submit "
+                "the job with `fleetrun submit slurm`."
+            )
+        return srun.run(request.typed, detected)
     if detected.engine in detect.MPIS:
         # If mpirun's daemons are killed, their children would go on.
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGTERM)
     if detected.token and not environ.get(TOKEN):
         environ = {**environ, TOKEN: detected.token}
-    if detect.has_tasks(detected):
-        return _with_tasks(request, environ, detected, caller)
-
-    return start(request, environ, caller=caller)
-
-
-def _spread(request: Request, detected: Detected) -> int:
-    """Start a launcher on each host."""
-    if request.detach:
-        raise UsageError(
-            "--detach cannot be used in an allocation of several hosts: omit it, or submit the "
-            "job with `fleetrun submit slurm`."
-        )
-    return srun.run(request.typed, detected)
-
-
-def _with_tasks(
-    request: Request, environ: Mapping[str, str], detected: Detected, caller: Caller | None
-) -> int:
-    """Lead the other tasks of this host, or follow its leader."""
+    if not detect.has_tasks(detected):
+        return start(request, environ, caller=caller)
     place_ = tasks.place(detected)
     own_task = tasks.mine(place_, environ)
     if place_.number:

@@ -181,16 +181,6 @@ def a_join(brings: JoinRequest | None = None, launcher: str = "stranger") -> Joi
 # Attackers that want to learn what a job expects -------------------------------------------------
 
 
-@pytest.mark.parametrize("token", [None, "another"])
-def test_who_does_not_know_the_token_is_not_even_heard(job: Job, token: str | None) -> None:
-    job.token = TOKEN
-    job.enter()
-    stranger = job.stranger(token)
-    turn_until(job.loop, lambda: stranger.trouble)
-    assert "token" in stranger.trouble
-    assert not stranger.links
-
-
 def test_a_host_that_comes_before_the_coordinators_own_must_be_alike_too(job: Job) -> None:
     job.launch()
     early = job.stranger()

@@ -52,11 +52,11 @@ class Net:
         self.dialers: list[Dialer] = []
         self.ends: list[Side] = [self.server]
 
-    def listen(self, *, key: bytes = KEY, address: str = HERE, **more: Any) -> Listener:
+    def listen(self, *, key: bytes = KEY, **more: Any) -> Listener:
         """Listen."""
         server = self.server
         listener = Listener(
-            (address,),
+            (HERE,),
             self.port,
             Wire(key, CODEC, self.loop),
             opened=server.opened,
@@ -68,10 +68,10 @@ class Net:
         self.listeners.append(listener)
         return listener
 
-    def call(self, host: str = HERE, *, key: bytes = KEY) -> tuple[Dialer, Side]:
+    def call(self, *, key: bytes = KEY) -> tuple[Dialer, Side]:
         """Call."""
         end = Side()
-        dialer = Dialer(host, self.port, Wire(key, CODEC, self.loop), opened=end.opened)
+        dialer = Dialer(HERE, self.port, Wire(key, CODEC, self.loop), opened=end.opened)
         dialer.begin()
         self.dialers.append(dialer)
         self.ends.append(end)
