@@ -44,11 +44,6 @@ _IDENTITY = (
     *("PADDLE_CURRENT_ENDPOINT", "PADDLE_RANK_IN_NODE", "PADDLE_GLOBAL_RANK"),
     *("PADDLE_LOCAL_RANK", "PADDLE_GLOBAL_SIZE", "PADDLE_LOCAL_SIZE"),
 )
-# PyTorchJob's and torchrun's number of hosts, this host's place, and the first host's address.
-_PYTORCHS = (
-    ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR"),
-    ("WORLD_SIZE", "RANK", "MASTER_ADDR"),
-)
 _MEETING = (
     "give HOST:PORT, the address of the job's first host and a free port on it, the same on every "
     "host, such as 10.0.0.1:6170."
@@ -138,8 +133,6 @@ def resolve(
     # With roles, the remark is made where they are known.
     if nnodes == "1" and not in_cloud and mode.is_uniform:
         notes += _left_behind(environ, inherited)
-    if nnodes == "1" and chosen.is_from("nnodes", DEFAULT) and not chosen["hosts"]:
-        notes += _of_pytorch(environ)
     if chosen.is_from("master", COMMAND_LINE) and nnodes == "1":
         why = "the job is on one host; for several, give all --nnodes=N"
         notes.append(f"{chosen.given['master'].typed} has no effect: {why}.")
@@ -359,23 +352,6 @@ def _strategy(
 
 
 # -- what other launchers have set ---------------------------------------------------------------
-
-
-def _of_pytorch(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield a warning if PyTorchJob's variables place this host among several."""
-    for count, rank, master in _PYTORCHS:
-        number, address = environ.get(count, "").strip(), environ.get(master, "").strip()
-        # Within a rank of such a job, which has $LOCAL_RANK, they count processes.
-        is_placed = address and environ.get(rank) and not environ.get("LOCAL_RANK")
-        if is_placed and is_digits(number) and int(number) > 1:
-            port = f"${master.removesuffix('ADDR')}PORT"
-            at = f"{'' if hosts.is_loopback(address) else f'${master}'}:{port}"
-            yield (
-                f"this host trains alone: ${count}={number}, ${rank} and ${master} are of PyTorch "
-                f"and do not count. For one job on {number} hosts write fleetrun "
-                f"--nnodes=${count} --rank=${rank} --master={at}; to train alone, --nnodes=1."
-            )
-            return
 
 
 def _left_behind(environ: Mapping[str, str], inherited: Sequence[str]) -> Iterator[str]:

@@ -136,31 +136,3 @@ def test_a_tilde_is_the_home_folder_in_every_path(folder: Path) -> None:
     logs = run(folder, "logs", "--log_dir=~/a")
     assert "trained with" in logs.stdout
     assert sorted(os.listdir(folder)) == ["t.py"]
-
-
-@pytest.mark.parametrize(
-    ("variables", "written"),
-    [
-        (
-            {"MASTER_ADDR": "job-0", "MASTER_PORT": "23456", "WORLD_SIZE": "4", "RANK": "1"},
-            "--nnodes=$WORLD_SIZE --rank=$RANK --master=$MASTER_ADDR:$MASTER_PORT",
-        ),
-        (
-            # Its first host, by older operators.
-            {"MASTER_ADDR": "localhost", "MASTER_PORT": "23456", "WORLD_SIZE": "4", "RANK": "0"},
-            "--nnodes=$WORLD_SIZE --rank=$RANK --master=:$MASTER_PORT",
-        ),
-        (
-            {"PET_MASTER_ADDR": "job-0", "PET_MASTER_PORT": "1", "PET_NODE_RANK": "1"}
-            | {"PET_NNODES": "4", "MASTER_ADDR": "job-0", "WORLD_SIZE": "8", "RANK": "1"},
-            "--nnodes=$PET_NNODES --rank=$PET_NODE_RANK --master=$PET_MASTER_ADDR:$PET_MASTER_PORT",
-        ),
-    ],
-)
-def test_variables_of_pytorchs_jobs_are_answered(
-    folder: Path, variables: dict[str, str], written: str
-) -> None:
-    done = run(folder, "--nproc_per_node=1", "t.py", **variables)
-    assert done.returncode == 0
-    assert "this host trains alone" in done.stderr
-    assert f"on 4 hosts write fleetrun {written};" in done.stderr
