@@ -6,7 +6,6 @@ children and event loop. The launcher ends its job when the caller is gone.
 
 from __future__ import annotations
 
-import codecs
 import concurrent.futures
 import fcntl
 import json
@@ -21,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from os import PathLike
-from typing import IO, Any, Literal, NamedTuple, NoReturn, TextIO, overload
+from typing import IO, Any, Literal, NamedTuple, NoReturn, overload
 
 from fleetrun import errors
 from fleetrun.cli import elsewhere
@@ -45,11 +44,8 @@ _NOT_HERE = {
     "version": "see fleetrun.__version__.",
 }
 _PACKAGES = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_CHUNK = 65536
 # The interval of signals to a launcher that must kill its job.
 _AGAIN_S = 0.1
-# How long to wait for a pipe that something holds open when the launcher is gone.
-_DRAIN_S = 2.0
 # fcntl(2); Python has no name for it.
 _F_SETSIG = 10
 
@@ -65,16 +61,8 @@ class LaunchResult(NamedTuple):
 class Job:
     """A running job: what `fleetrun.launch(..., wait=False)` returns."""
 
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        reports: IO[bytes],
-        lifeline: int,
-        outputs: Sequence[threading.Thread],
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], reports: IO[bytes], lifeline: int) -> None:
         self._process = process
-        # They copy what the launcher prints.
-        self._outputs = outputs
         # Becomes true when the ranks run or other hosts are waited for.
         self._beginning: Future[bool] = Future()
         self._end: Future[LaunchResult] = Future()
@@ -140,8 +128,6 @@ class Job:
                 self._take(json.loads(line))
         code = self._process.wait()
         os.close(lifeline)
-        for output in self._outputs:
-            output.join(_DRAIN_S)
         verdict = f"the launcher exited with {code}"
         if code < 0:
             verdict = f"the launcher was killed by {signal.Signals(-code).name}"
@@ -204,9 +190,9 @@ def launch(
         result.exit_code, result.verdict, result.run_dir
 
     A module is `launch("-m", ["pkg.train"])`. With wait=False it returns a Job as soon as the ranks
-    run or other hosts are waited for. Output goes where this program's own output goes. Raises
-    FleetrunError if the job cannot start, and with check=True also JobError if it fails. The job
-    ends when this program does.
+    run or other hosts are waited for. It prints to the file descriptors 1 and 2 of this process.
+    Raises FleetrunError if the job cannot start, and with check=True also JobError if it fails. The
+    job ends when this program does.
     """
     problem = errors.unfit(sys.platform, tuple(sys.version_info[:3]))
     if problem is not None or not sys.executable:
@@ -275,67 +261,35 @@ def _start(words: Sequence[str], cwd: Script | None) -> Job:
     """Start the launcher with WORDS in the folder CWD."""
     reports, report_to = os.pipe()
     lifeline, hold = os.pipe()
-    forwarded: list[tuple[int, TextIO]] = []
-    inherited_fds = [report_to, lifeline]
     code = (
         f"import sys; sys.path[:] = [{_PACKAGES!r}, *filter(None, sys.path)]; "
         "from fleetrun.api import run; run()"
     )
 
-    def output(stream: TextIO | None, own: IO[str] | None) -> int | None:
-        """Return the launcher's file descriptor in place of STREAM; None: it inherits ours."""
-        if stream is None:
-            return subprocess.DEVNULL
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         with suppress(OSError, ValueError):
             stream.flush()
-        if stream is own:
-            return None
-        read_fd, write_fd = os.pipe()
-        forwarded.append((read_fd, stream))
-        inherited_fds.append(write_fd)
-        return write_fd
-
     try:
-        out = output(sys.stdout, sys.__stdout__)
-        err = out if sys.stderr is sys.stdout else output(sys.stderr, sys.__stderr__)
         process = subprocess.Popen(
             [sys.executable, "-c", code, str(report_to), str(lifeline), *words],
             stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
+            stdout=None if sys.stdout else subprocess.DEVNULL,
+            stderr=None if sys.stderr else subprocess.DEVNULL,
             pass_fds=(report_to, lifeline),
             cwd=cwd,
             # Ctrl-C at a terminal is for this process, which passes it on.
             start_new_session=True,
         )
     except (OSError, ValueError) as error:
-        for fd in (reports, hold, *(fd for fd, _ in forwarded)):
+        for fd in (reports, hold):
             os.close(fd)
         where = f" in the folder {os.fspath(cwd)}" if cwd is not None else ""
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise EnvironmentFault(f"No launcher can be started{where} ({why}).") from None
     finally:
-        for fd in inherited_fds:
+        for fd in (report_to, lifeline):
             os.close(fd)
-    outputs = [threading.Thread(target=_forward, args=pair, daemon=True) for pair in forwarded]
-    for thread in outputs:
-        thread.start()
-    return Job(process, open(reports, "rb"), hold, outputs)
-
-
-def _forward(fd: int, stream: TextIO) -> None:
-    """Copy the pipe FD to STREAM, which has no file descriptor; discard what it does not take."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    with open(fd, "rb", buffering=0) as pipe:
-        is_open = True
-        while part := pipe.read(_CHUNK):
-            text = decoder.decode(part)
-            if is_open:
-                try:
-                    stream.write(text)
-                    stream.flush()
-                except (OSError, ValueError):
-                    is_open = False
+    return Job(process, open(reports, "rb"), hold)
 
 
 def _error(report: Mapping[str, Any]) -> FleetrunError:
