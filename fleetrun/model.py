@@ -20,8 +20,6 @@ class Setting(NamedTuple):
 
 
 COMMAND_LINE, DEFAULT = "command line", "default"
-# Not an option: the user's own file, which the file of --config overrides.
-USER_CONFIG = "user_config"
 # Paddle writes underscores; the options that are not like any of its own do not.
 _HYPHENATED = ("dry_run", "from_manifest", "no_kill")
 

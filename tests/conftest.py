@@ -45,9 +45,6 @@ for _signum, _usual in (
     if signal.getsignal(_signum) is signal.SIG_IGN:
         signal.signal(_signum, _usual)
 
-# No fleetrun.yaml of the user changes a test.
-os.environ["XDG_CONFIG_HOME"] = "/nonexistent"
-
 # Programs for ranks: they import Paddle.
 collect_ignore = ["train/models"]
 

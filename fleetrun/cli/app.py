@@ -120,7 +120,7 @@ def _launch(
         environ, file = again.environ, again.config
         restored, layers = again.restored, again.layers
     else:
-        file = configfile.find(parsed.given, environ)
+        file = configfile.find(parsed.given)
     assert parsed.script is not None
     is_after_dashes = parsed.words[(parsed.script_at or 0) - 1] == "--"
     refuse_mistaken(parsed.script, BY_SPELLING, parser.COMMANDS, is_after_dashes=is_after_dashes)

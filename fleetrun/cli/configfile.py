@@ -1,4 +1,4 @@
-"""The config file: options as `option: value` lines of YAML, with the user's own as defaults."""
+"""The config file: options as `option: value` lines of YAML, one a line."""
 
 from __future__ import annotations
 
@@ -22,14 +22,10 @@ SUBMIT = "submit"
 
 
 class Config(NamedTuple):
-    """The config file: its path (None: there is none), and the options that it gives.
-
-    If the user has one, too, BENEATH is its path; the options include those that only it has.
-    """
+    """The config file: its path (None: there is none), and the options that it gives."""
 
     path: str | None = None
     given: tuple[Given, ...] = ()
-    beneath: str | None = None
 
 
 NONE = Config()
@@ -41,20 +37,10 @@ def here(given: Iterable[Given]) -> str | None:
     return named[-1] if named else DEFAULT if os.path.exists(DEFAULT) else None
 
 
-def find(given: Sequence[Given], environ: Mapping[str, str]) -> Config:
-    """Return the config file that GIVEN names, or the one here, on top of the user's."""
-    path, own = here(given), of_user(environ)
-    chosen = read(path).given if path else ()
-    settled = {item.name for item in chosen if not BY_SPELLING[item.name].is_pair}
-    added = [item for item in read(own).given if item.name not in settled] if own else []
-    return Config(path, (*added, *chosen), own)
-
-
-def of_user(environ: Mapping[str, str]) -> str | None:
-    """Return the user's own config file, if there is one."""
-    folder = environ.get("XDG_CONFIG_HOME") or f"{environ.get('HOME', '')}/.config"
-    path = f"{folder}/fleetrun/{DEFAULT}"
-    return path if path.startswith("/") and os.path.exists(path) else None
+def find(given: Iterable[Given]) -> Config:
+    """Return the config file that GIVEN names, or the one here, if there is one."""
+    path = here(given)
+    return read(path) if path else NONE
 
 
 def read(path: str) -> Config:

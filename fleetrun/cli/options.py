@@ -135,8 +135,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("nccl", VARIABLE, "common", "KEY=VALUE",
            "Set an NCCL variable (repeatable); its name needs no NCCL_."),
     Option("config", FILE, "common", "FILE",
-           "Read options from this YAML file instead of ./fleetrun.yaml. Options that it does not "
-           "set are read from ~/.config/fleetrun/fleetrun.yaml.", in_file=False),
+           "Read options from this YAML file instead of ./fleetrun.yaml.", in_file=False),
     Option("log_dir", FOLDER, "common", "DIR",
            "Log folder: workerlog.N for process N, and one folder per launch.",
            env="PADDLE_LOG_DIR"),

@@ -87,7 +87,7 @@ def color(text: str) -> Option:
 def launch_request(command_line: Sequence[str], environ: Mapping[str, str]) -> Request:
     """Return the request of a launch's COMMAND_LINE, including the config file."""
     parsed = argv.split(list(command_line))
-    file = configfile.find(parsed.given, environ)
+    file = configfile.find(parsed.given)
     made = request.resolve(parsed, environ, file)
     return made._replace(given=(*file.given, *parsed.given))
 

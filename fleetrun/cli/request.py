@@ -15,7 +15,6 @@ from fleetrun.model import (
     COMMAND_LINE,
     DEFAULT,
     DEFAULTS,
-    USER_CONFIG,
     Given,
     Layer,
     Request,
@@ -161,7 +160,7 @@ def resolve(
         nccl=tuple((name, value) for name, (value, _) in nccl.items()),
         strategy=strategy,
         settings=(
-            *_config_settings(parsed, config),
+            _config_setting(parsed, config),
             *map(_setting, chosen.given.values()),
             *(_redacted(*pair) for pair in pairs),
             *strategy_settings,
@@ -377,12 +376,9 @@ def _redacted(name: str, value: str, source: str) -> Setting:
     return Setting(name, secrets.redact(name.rpartition(".")[2], value), source)
 
 
-def _config_settings(parsed: ParsedCommand, config: Config | None) -> Iterator[Setting]:
-    """Yield the settings that name the config files, and why they were read."""
+def _config_setting(parsed: ParsedCommand, config: Config | None) -> Setting:
+    """Return the setting that names the config file, and why it was read."""
     if config is None or config.path is None:
-        yield Setting("config", "None", DEFAULT)
-    else:
-        source = COMMAND_LINE if parsed.asks("config") else "current folder"
-        yield Setting("config", config.path, source)
-    if config is not None and config.beneath is not None:
-        yield Setting(USER_CONFIG, config.beneath, "this user")
+        return Setting("config", "None", DEFAULT)
+    source = COMMAND_LINE if parsed.asks("config") else "current folder"
+    return Setting("config", config.path, source)

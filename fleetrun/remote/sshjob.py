@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from fleetrun.engines import detect
 from fleetrun.errors import UsageError
-from fleetrun.model import COMMAND_LINE, USER_CONFIG, Request, flag
+from fleetrun.model import COMMAND_LINE, Request, flag
 from fleetrun.plan import hostfile, kinds, origin
 from fleetrun.plan.environment import is_identity
 from fleetrun.plan.hostfile import HostEntry
@@ -90,7 +90,7 @@ def arguments(
 ) -> tuple[str, ...]:
     """Return the arguments of the launcher on HOST, at INDEX of ADDRESSES."""
     typed = [given for given in request.given if given.source == COMMAND_LINE]
-    words = [*_of_user(request)]
+    words: list[str] = []
     if len(addresses) > 1:
         words += [f"--ips={','.join(addresses)}", f"--host={addresses[index]}"]
         needed = least(request, len(addresses))
@@ -100,13 +100,3 @@ def arguments(
         words.append(f"--nproc_per_node={host.slots}")
     words += [f"{flag(given.spelling)}={given.raw}" for given in typed if given.name not in _OURS]
     return (*words, "--", *request.script.words)
-
-
-def _of_user(request: Request) -> Iterable[str]:
-    """Yield the options from the user's own config file, which other hosts may lack."""
-    path = next((line.value for line in request.settings if line.name == USER_CONFIG), None)
-    in_effect = {line.source for line in request.settings}
-    for given in request.given:
-        is_own = path is not None and given.source.startswith(f"{path}:")
-        if is_own and given.source in in_effect and given.name not in _OURS:
-            yield f"{flag(given.spelling)}={given.raw}"

@@ -114,11 +114,11 @@ def of_launch(
 
 
 def _config(request: Request) -> list[str]:
-    """Return the lines of the config files that took effect as words of a command line."""
+    """Return the lines of the config file that took effect as words of a command line."""
     files = tuple(
         f"{setting.value}:"
         for setting in request.settings
-        if setting.name in {"config", "user_config"} and setting.source != "default"
+        if setting.name == "config" and setting.source != "default"
     )
     words = []
     for name, value, source in request.settings:

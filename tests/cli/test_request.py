@@ -517,37 +517,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         configfile.read(str(tmp_path / "latin.yaml"))
 
 
-def test_the_users_own_file_lies_beneath_that_of_the_folder(elsewhere: Path) -> None:
-    own = elsewhere / "home/.config/fleetrun/fleetrun.yaml"
-    own.parent.mkdir(parents=True)
-    own.write_text("grace: 1\nlog_keep: 2\nssh: ssh -4\nenv: {A: own, B: own}\n")
-    environ = {"HOME": str(elsewhere / "home"), "PADDLE_LOG_LEVEL": "debug"}
-
-    def resolved(*words: str) -> Request:
-        parsed = split([*words, "train.py"])
-        return request.resolve(parsed, environ, configfile.find(parsed.given, environ))
-
-    alone = resolved("--log_keep=4")
-    assert (alone.grace_s, alone.log_keep, alone.ssh) == (1.0, 4, "ssh -4")
-    assert setting(alone, "grace").source == f"{own}:1"
-    assert setting(alone, "config").source == "default"
-    assert setting(alone, "user_config") == Setting("user_config", str(own), "this user")
-
-    Path("fleetrun.yaml").write_text("grace: 3\nenv: {B: here}\n", encoding="utf-8")
-    both = resolved()
-    assert (both.grace_s, both.log_keep, both.env) == (3.0, 2, (("A", "own"), ("B", "here")))
-    assert setting(both, "config").value == "fleetrun.yaml"
-    assert setting(both, "env.A").source == f"{own}:4"
-    assert setting(resolved("--config=fleetrun.yaml"), "log_keep").value == "2"
-
-    environ["XDG_CONFIG_HOME"] = str(elsewhere)
-    assert configfile.of_user(environ) is None
-    del environ["XDG_CONFIG_HOME"]
-    own.write_text("grace: x\n")
-    with pytest.raises(UsageError, match=re.escape(f"{own}:1: grace=x: give a number")):
-        resolved()
-
-
 def test_the_example_file_shows_every_option_and_can_be_used(config_file: ConfigFile) -> None:
     text = EXAMPLE.read_text(encoding="utf-8")
     assert configfile.read(str(EXAMPLE)).given == ()

@@ -17,7 +17,7 @@ from processes import assert_no_survivors
 from sshd import HOSTS, by_instead, by_ssh, instead_of_ssh
 from waiting import LONG_S, until
 
-from fleetrun.cli import app, configfile, request
+from fleetrun.cli import app, request
 from fleetrun.cli.argv import split
 from fleetrun.plan.hostfile import HostEntry
 from fleetrun.remote import head, ssh, sshjob
@@ -353,23 +353,6 @@ def test_each_launcher_is_given_its_host_and_all_but_the_heads_own_options() -> 
     )
     alone = sshjob.arguments(a_request("--hosts=a:8", "t.py"), HostEntry("a", 2), ["a"], 0)
     assert alone == ("--nproc_per_node=2", "--", "t.py")
-
-
-def test_each_launcher_is_given_what_counts_of_the_users_own_file(tmp_path: Path) -> None:
-    """Its host may have another one, or none."""
-    (tmp_path / "fleetrun").mkdir()
-    own = tmp_path / "fleetrun" / "fleetrun.yaml"
-    own.write_text("grace: 7\nlog_keep: 3\nssh: ssh -4\nenv: {A: b, C: d}\n")
-    words = ("--hosts=a:8", "--log_keep=4", "--env=A=x", "t.py")
-    environ = {"XDG_CONFIG_HOME": str(tmp_path)}
-    parsed = split(words)
-    config = configfile.find(parsed.given, environ)
-    wanted = request.resolve(parsed, environ, config)
-    wanted = wanted._replace(given=(*config.given, *parsed.given))
-    assert wanted.ssh == "ssh -4"
-    told = sshjob.arguments(wanted, HostEntry("a", 8), ["a"], 0)
-    assert told[:3] == ("--grace=7", "--env=A=b", "--env=C=d")
-    assert request.resolve(split(told), {}).env == (("A", "x"), ("C", "d"))
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def _folder(tmp_path: Path) -> Path:
 
 def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     home = str(folder.parent / "home")
-    return fleetrun(*words, folder=folder, HOME=home, XDG_CONFIG_HOME="", **variables)
+    return fleetrun(*words, folder=folder, HOME=home, **variables)
 
 
 def refused(folder: Path, *words: str, code: int = 2, **variables: str) -> str:

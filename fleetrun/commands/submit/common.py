@@ -101,17 +101,13 @@ def name(parsed: argv.ParsedCommand) -> str:
 def site(path: str | None, command: click.Command) -> dict[str, str | list[str]]:
     """Return the settings for COMMAND in the file at PATH, under `submit:` and its name.
 
-    The user's own file fills in what is missing. Raises UsageError with file:line.
+    Raises UsageError with file:line.
     """
     rows = {row.label: row for row in parser.rows(command)}
-    settings: dict[str, str | list[str]] = {}
-    for file in filter(None, (configfile.of_user(os.environ), path)):
-        texts_of: dict[str, list[str]] = {}
-        for setting in configfile.of_command(file, str(command.name), rows):
-            texts_of.setdefault(setting.name, []).append(setting.raw)
-        for key, texts in texts_of.items():
-            settings[key] = texts if rows[key].is_repeatable else texts[-1]
-    return settings
+    texts_of: dict[str, list[str]] = {}
+    for setting in configfile.of_command(path, str(command.name), rows) if path else ():
+        texts_of.setdefault(setting.name, []).append(setting.raw)
+    return {key: texts if rows[key].is_repeatable else texts[-1] for key, texts in texts_of.items()}
 
 
 def shown(words: Sequence[str]) -> tuple[str, ...]:
