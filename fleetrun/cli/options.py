@@ -71,21 +71,12 @@ class FieldValues(Type):
     def shell_complete(
         self, ctx: click.Context | None, param: click.Parameter | None, incomplete: str
     ) -> list[Item]:
-        """Return fields, or the parts of those that have parts, as KEY=, or the values of one."""
+        """Return fields, or the parts of those that have parts, as KEY=."""
         del ctx, param
-        known: dict[str, fields.Field] = {}
+        known: list[str] = []
         for field in fields.TABLE:
-            parts = {f"{field.name}.{key.name}": key for key in field.keys}
-            known |= parts or {field.name: field}
-        key, equals, values = incomplete.partition("=")
-        if not equals:
-            return among([f"{name}=" for name in known], key)
-        if key not in known:
-            return []
-        earlier, comma, last = values.rpartition(",")
-        words = {"bool": ("true", "false"), "choice": known[key].words}.get(known[key].kind, ())
-        auto = (fields.AUTO,) if known[key].auto else ()
-        return among((*words, *auto), last, f"{key}={earlier}{comma}")
+            known += [f"{field.name}.{key.name}=" for key in field.keys] or [f"{field.name}="]
+        return among(known, incomplete)
 
 
 def device_kind(text: str) -> str:

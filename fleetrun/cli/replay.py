@@ -7,7 +7,6 @@ Secrets are not in it: what had one must be typed again.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -79,7 +78,7 @@ def replay(parsed: ParsedCommand, environ: Mapping[str, str]) -> Replay:
         config,
         recorded.cwd,
         tuple((name, restored.get(name)) for name in differing),
-        tuple(_notes(path, recorded, differing)),
+        tuple(_notes(path, recorded)),
         layers,
     )
 
@@ -111,13 +110,8 @@ def _words(recorded: Manifest, config: Sequence[str], parsed: ParsedCommand) -> 
     return [*given, "--", *(command[start:] if at is None else parsed.words[at:])]
 
 
-def _notes(path: str, recorded: Manifest, differing: Sequence[str]) -> Iterator[str]:
-    """Yield the differences between this launch and the one RECORDED in PATH."""
-    if differing:
-        names = ", ".join(f"${name}" for name in differing)
-        yield f"as in {path}, and not as in this shell: {names}."
-    if recorded.cwd != os.getcwd():
-        yield f"the folder is {recorded.cwd}, as in {path}."
+def _notes(path: str, recorded: Manifest) -> Iterator[str]:
+    """Yield which programs are not those of the launch RECORDED in PATH."""
     then = (recorded.python, f"fleetrun {recorded.fleetrun}")
     for before, now in zip(then, (sys.executable, f"fleetrun {__version__}"), strict=True):
         if before != now:

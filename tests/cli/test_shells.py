@@ -39,8 +39,6 @@ ROOT = Path(__file__).parents[2]
         (["completion", "zsh", ""], []),
         (["--strategy", "amp,ov"], [("file", "amp,ov"), ("plain", "amp,overlap")]),
         (["--set", "nccl_c"], [("plain", "nccl_comm_num=")]),
-        (["--set", "nccl_comm_num="], [("plain", "nccl_comm_num=auto")]),
-        (["--set", "no_such=t"], []),
         (["tune", "--va"], [("plain", "--vary")]),
         (["tune", "--vary", "nccl_c"], [("plain", "nccl_comm_num=")]),
         (["strategy", "l"], [("plain", "list")]),
