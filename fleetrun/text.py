@@ -181,16 +181,6 @@ def is_digits(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-def parse_numbers(text: str) -> tuple[int, ...]:
-    r"""Return the numbers of TEXT, as the kernel lists processors.
-
-    >>> parse_numbers("0-2,8\n"), parse_numbers("")
-    ((0, 1, 2, 8), ())
-    """
-    spans = map(parse_range, text.split(","))
-    return tuple(number for span in spans for number in span or ())
-
-
 def parse_range(text: str) -> range | None:
     """Return the numbers of TEXT, a number or a range; None if invalid or descending.
 

@@ -22,7 +22,6 @@ class InstalledPaddle(NamedTuple):
     version: str
     folder: str
     cuda: str = ""
-    cudnn: str = ""
     nccl: str = ""
     hip: str = ""
 
@@ -39,7 +38,6 @@ def find(path: Sequence[str]) -> InstalledPaddle | None:
                 version=told.get("full_version", "?"),
                 folder=root,
                 cuda=has.get("cuda_version", ""),
-                cudnn=has.get("cudnn_version", ""),
                 nccl=has.get("nccl_version", ""),
                 hip=has.get("hip_version", ""),
             )

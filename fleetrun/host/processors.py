@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fleetrun.host import files
 from fleetrun.model import Gpu, Processors
-from fleetrun.text import parse_numbers
+from fleetrun.text import parse_range
 
 
 def read(root: str, gpus: Sequence[Gpu]) -> Processors:
@@ -19,12 +19,12 @@ def read(root: str, gpus: Sequence[Gpu]) -> Processors:
     for name in files.names(os.path.join(base, "node")):
         if name.startswith("node") and name[4:].isdigit():
             listed = files.text(os.path.join(base, "node", name, "cpulist"))
-            node_of |= dict.fromkeys(parse_numbers(listed), int(name[4:]))
+            node_of |= dict.fromkeys(_numbers(listed), int(name[4:]))
     cores: list[tuple[int, ...]] = []
     left = set(allowed)
     for cpu in sorted(allowed):
         path = os.path.join(base, "cpu", f"cpu{cpu}", "topology/thread_siblings_list")
-        core = tuple(sorted({cpu, *parse_numbers(files.text(path))} & left))
+        core = tuple(sorted({cpu, *_numbers(files.text(path))} & left))
         if cpu in left:
             cores.append(core)
             left.difference_update(core)
@@ -38,3 +38,8 @@ def read(root: str, gpus: Sequence[Gpu]) -> Processors:
             parts = [part.uuid for part in gpu.instances]
             near |= dict.fromkeys((str(index), gpu.uuid, *parts), int(node))
     return Processors(tuple(cores), nodes, near)
+
+
+def _numbers(listed: str) -> set[int]:
+    """Return the numbers that the kernel has LISTED: `0-2,8`."""
+    return {number for span in listed.split(",") for number in parse_range(span) or ()}

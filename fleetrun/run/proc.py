@@ -27,8 +27,6 @@ class Stat(NamedTuple):
     cpu_s: float
     started: int
     group: int = 0
-    # The CPU time of reaped children.
-    reaped_s: float = 0.0
     threads: int = 0
     resident_pages: int = 0
 
@@ -139,7 +137,6 @@ def stat(pid: int | str) -> Stat | None:
         cpu_s=sum(map(int, words[11:15])) / _TICKS,
         started=int(words[19]),
         group=int(words[2]),
-        reaped_s=(int(words[13]) + int(words[14])) / _TICKS,
         threads=int(words[17]),
         resident_pages=int(words[21]),
     )
