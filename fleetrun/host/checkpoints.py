@@ -30,6 +30,8 @@ _DONE, _SCHEDULER = ".checkpoint_done", "scheduler.pdparams"
 _SAVES_OPTIMIZER = b"ignore_save_lr_and_optim\x94\x89"
 # What accompanies a model's weights, and is written before them.
 _COMPANIONS = (".json", ".txt", ".jinja")
+# A part of a model; the index that names all parts is written after them.
+_SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}(\.\w+)")
 _HEADER, _MOST = 8, 256 * 1024 * 1024
 # The most checkpoints that a host reports to the others, and characters of each reason.
 _MOST_LISTED, _LONGEST = 8, 120
@@ -139,6 +141,10 @@ def _missing(path: str, names: Sequence[str]) -> str:
             saves_optimizer = _SAVES_OPTIMIZER in file.read(_MOST)
         if saves_optimizer and _SCHEDULER not in names:
             return f"{_SCHEDULER} is missing"
+    for shard in filter(None, map(_SHARD.fullmatch, names)):
+        index = f"{shard[1]}{shard[2]}.index.json"
+        if index not in names:
+            return f"{index} is missing"
     with_metadata = {os.path.dirname(name) for name in names if name.endswith(".metadata")}
     with_parts = {os.path.dirname(name) for name in names if name.endswith(".distcp")}
     alone = sorted(with_parts - with_metadata)

@@ -94,6 +94,11 @@ def make(folder: Path, files: dict[str, bytes]) -> None:
         (MODEL, {"model_state.pdparams": PICKLED}, ""),
         (MODEL, {"weights.npy": b"x"}, ""),
         (SHARDS, {}, ""),
+        (
+            SHARDS,
+            {"model.safetensors.index.json": None},
+            "model.safetensors.index.json is missing",
+        ),
         # PaddleFormers writes the optimizer and its scheduler after trainer_state.
         (TRAINER, {"training_args.bin": SAVES_OPTIMIZER}, "scheduler.pdparams is missing"),
         (TRAINER, {"training_args.bin": SAVES_OPTIMIZER.replace(b"\x89", b"\x88")}, ""),
@@ -153,7 +158,7 @@ def test_files_and_other_names(tmp_path: Path) -> None:
 def test_hosts_agree_on_the_newest_that_is_whole_on_all(
     tmp_path: Path, listings: list[dict[str, str]], newest: str | None, partial: dict[str, str]
 ) -> None:
-    make(tmp_path / "step-2", {"model-00002-of-00002.pdparams": PICKLED})
+    make(tmp_path / "step-2", {"model.pdparams": PICKLED})
     told = [(f"host{place}", tuple(listing.items())) for place, listing in enumerate(listings)]
     agreed = checkpoints.agreed(str(tmp_path), told)
     assert agreed.newest == (None if newest is None else str(tmp_path / newest))
