@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Bus(NamedTuple):
     """The PCI address of a GPU."""
 
-    busId: str | bytes
+    busId: str
 
 
 class Load(NamedTuple):
@@ -76,7 +76,7 @@ class FakeNvml:
         broken: bool = False,
         init: Callable[[], None] = nothing,
         loads: Mapping[str, tuple[int, int]] | None = None,
-        buses: Mapping[str, str | bytes] | None = None,
+        buses: Mapping[str, str] | None = None,
         uses: Mapping[str, tuple[int, int, tuple[int, ...]]] | None = None,
         trouble: Mapping[int, FakeNvmlError] | None = None,
         whole: tuple[str, ...] = (),

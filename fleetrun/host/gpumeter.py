@@ -54,25 +54,13 @@ def read(lib: Library, gpus: Sequence[tuple[int, object]]) -> list[GpuUsage]:
     return uses
 
 
-def opened(lib: Library) -> list[tuple[int, object]]:
-    """Return the usable GPUs, numbered as in `fleetrun --gpus`.
-
-    The MIG instances of a divided GPU precede it and share its number.
-    """
-    return [
-        (number, part)
-        for number, gpu in enumerate(nvml.usable(lib))
-        for part in (*nvml.instances(lib, gpu).values(), gpu)
-    ]
-
-
 def main(period_s: float) -> None:
     """Write a line of JSON every PERIOD_S seconds until our parent ends or stops reading."""
     # Before asking the driver, which may hang.
     libc.prctl(libc.PR_SET_PDEATHSIG, 9)
     try:
         lib = nvml.library()
-        gpus = opened(lib)
+        gpus = nvml.opened(lib)
     except Exception:  # noqa: BLE001 - no driver, no library: there is nothing to tell
         return
     if not gpus:

@@ -51,11 +51,9 @@ def library() -> Library:
 def ask(lib: Library, name: str, *words: object) -> Any:  # noqa: ANN401 - pynvml has no types
     """Return the result of the function NAME; None if GPU, driver or pynvml do not support it."""
     try:
-        answer = getattr(lib, name)(*words)
-    except (lib.NVMLError, AttributeError):
+        return getattr(lib, name)(*words)
+    except Exception:  # noqa: BLE001 - pynvml's own; one of them, for old drivers, is no NVMLError
         return None
-    # Older versions of pynvml return bytes.
-    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
 
 
 class DriverQuery:
@@ -136,10 +134,9 @@ def _read(lib: Library, handle: object, index: int) -> Gpu:
     """Return a GPU with its instances."""
     parts = instances(lib, handle).items()
     pci = ask(lib, "nvmlDeviceGetPciInfo", handle)
-    bus = "" if pci is None else pci.busId
     return _part(lib, handle, ask(lib, "nvmlDeviceGetUUID", handle) or "")._replace(
         number=index,
-        bus=bus.decode() if isinstance(bus, bytes) else bus,
+        bus="" if pci is None else pci.busId,
         instances=tuple(_part(lib, part, uuid) for uuid, part in parts),
         is_mig=bool(parts) or _wants_instances(lib, handle),
     )
@@ -151,7 +148,8 @@ def _part(lib: Library, handle: object, uuid: str) -> Gpu:
     if memory is None:
         return Gpu(uuid)
     # The driver reports ids of the machine, which a container cannot see.
-    pids = sorted({process.pid for process in _running(lib, handle)})
+    running = ask(lib, "nvmlDeviceGetComputeRunningProcesses", handle) or ()
+    pids = sorted({process.pid for process in running})
     users = tuple((pid, proc.command(pid)) for pid in pids)
     return Gpu(uuid, used_bytes=int(memory.used), total_bytes=int(memory.total), users=users)
 
@@ -189,42 +187,24 @@ def _wants_instances(lib: Library, handle: object) -> bool:
     return mode is not None and mode[0] == 1
 
 
-def _running(lib: Library, handle: object) -> Sequence[Any]:
-    """Return the processes that compute on a GPU; none if the driver does not tell."""
-    for name in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2"):
-        try:
-            return ask(lib, name, handle) or ()
-        except Exception as error:  # noqa: PERF203 - of two
-            # A driver before 510, which pynvml asks in the way of new ones.
-            if type(error).__name__ != "NVMLLibraryMismatchError":
-                raise
-    return ()
+def opened(lib: Library) -> list[tuple[int, object]]:
+    """Return the usable GPUs, numbered as in `fleetrun --gpus`.
 
-
-def usable(lib: Library) -> list[object]:
-    """Open the driver, and return the GPUs in the order in which `survey` numbers them."""
-    gpus = handles(lib)[0].values()
-    return [gpu for gpu in gpus if instances(lib, gpu) or not _wants_instances(lib, gpu)]
-
-
-def loads(lib: Library, gpus: Sequence[str] | None) -> dict[str, tuple[int, int, int]]:
-    """Return the load of each of GPUS as the fields of `GpuLoad`, as far as NVML tells.
-
-    GPUS are numbers or UUIDs; None means all of this host. There are no percentages for a part of a
-    GPU, and nothing for a GPU that fell off the bus.
+    The MIG instances of a divided GPU precede it and share its number.
     """
-    numbered = usable(lib)
-    if gpus is None:
-        gpus = [str(index) for index in range(len(numbered))]
-    usage = {}
-    for gpu in gpus:
-        if not gpu.isdecimal():
-            handle = ask(lib, "nvmlDeviceGetHandleByUUID", gpu)
-        else:
-            handle = numbered[int(gpu)] if int(gpu) < len(numbered) else None
-        if handle is not None:
-            rates = ask(lib, "nvmlDeviceGetUtilizationRates", handle)
-            memory = ask(lib, "nvmlDeviceGetMemoryInfo", handle)
-            kernels, controller = (rates.gpu, rates.memory) if rates is not None else (0, 0)
-            usage[gpu] = kernels, controller, 0 if memory is None else memory.used
-    return usage
+    gpus = [(gpu, instances(lib, gpu).values()) for gpu in handles(lib)[0].values()]
+    usable = [(gpu, parts) for gpu, parts in gpus if parts or not _wants_instances(lib, gpu)]
+    return [(number, part) for number, (gpu, parts) in enumerate(usable) for part in (*parts, gpu)]
+
+
+def rates(lib: Library, gpus: Sequence[str] | None) -> list[tuple[int, int]]:
+    """Return the percentages of time that kernels, and their memory, were busy on each of GPUS.
+
+    GPUS are numbers or UUIDs; None means all of this host. There are none for a part of a GPU.
+    """
+    busy = [
+        ask(lib, "nvmlDeviceGetUtilizationRates", gpu)
+        for number, gpu in opened(lib)
+        if gpus is None or not {str(number), ask(lib, "nvmlDeviceGetUUID", gpu)}.isdisjoint(gpus)
+    ]
+    return [(rate.gpu, rate.memory) for rate in busy if rate is not None]

@@ -330,7 +330,7 @@ class LaunchedJob(ObservedJob):
         # Numbers in another order than the driver's could mean any GPU.
         is_drivers = devices.is_drivers_order(self.request, self.environ)
         is_known = is_drivers or not any(map(str.isdecimal, gpus))
-        return (lambda: nvml.loads(nvml.library(), gpus if is_known else None)) if gpus else None
+        return (lambda: nvml.rates(nvml.library(), gpus if is_known else None)) if gpus else None
 
     def _preface(self) -> str:
         """Return the first lines for the user: the banner and our remarks."""

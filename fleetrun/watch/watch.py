@@ -311,8 +311,8 @@ class Watch(Source):
             if answer.is_late:
                 self._is_driver_stuck = True
                 self._job.log(f"Whether a GPU computes is not known: {answer.trouble}.")
-            loads = cast("Mapping[str, tuple[int, int, int]]", answer.value or {})
-            if any(works(kernels, memory) for kernels, memory, _ in loads.values()):
+            rates = cast("list[tuple[int, int]]", answer.value or [])
+            if any(works(kernels, memory) for kernels, memory in rates):
                 self._silence.end(time.monotonic())
                 self._report(0.0)
             else:

@@ -82,8 +82,8 @@ int nvmlDeviceGetMemoryInfo(void *handle, Memory *memory) {
 }
 typedef struct { unsigned pid; unsigned long long used; unsigned instance, part; } Process;
 
-/* A driver before 510: pynvml wants _v3. Holders have pids that no process can have, from 5000000 on. */
-int nvmlDeviceGetComputeRunningProcesses_v2(void *handle, unsigned *count, Process *processes) {
+/* Holders have pids that no process can have, from 5000000 on. */
+int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, Process *processes) {
     unsigned holders = getenv("FAKE_HOLDERS") && handle == (void *)1 ? atoi(getenv("FAKE_HOLDERS")) : 0;
     unsigned room = *count;
     *count = holders;

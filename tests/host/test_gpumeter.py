@@ -25,7 +25,7 @@ def test_gpus_are_numbered_as_a_launch_numbers_them_and_instances_are_told_of() 
         uses={"MIG-1": (1, 9, ()), "MIG-2": (2, 9, ()), "b": (3, 20, ()), "c": (4, 80, ())},
         whole=("c",),
     )
-    measured = gpumeter.read(lib, gpumeter.opened(lib))
+    measured = gpumeter.read(lib, nvml.opened(lib))
     assert [(gpu.number, gpu.uuid, gpu.memory_used_bytes) for gpu in measured] == [
         (0, "MIG-1", 1),
         (0, "MIG-2", 2),

@@ -129,7 +129,7 @@ def test_the_real_nvml_has_what_we_use_of_it(root: Path) -> None:
 
     sources = [Path(str(module.__file__)).read_text() for module in (nvml, gpumeter)]
     used = {name for source in sources for name in re.findall(r"\bnvml[A-Z]\w+", source)}
-    assert len(used) > 20
+    assert "nvmlDeviceGetCount" in used
     assert [name for name in used if not hasattr(pynvml, name)] == []
     assert pynvml.NVML_TEMPERATURE_GPU == gpumeter._SENSOR
     # Here it finds no driver's library, or the GPUs that are really there.
@@ -297,7 +297,7 @@ def plugged(root: Path, **fields: object) -> Mapping[str, int]:
         device = root / "sys/bus/pci/devices" / bus
         device.mkdir(parents=True)
         (device / "numa_node").write_text(f"{node}\n")
-    buses: dict[str, str | bytes] = {"GPU-a": "00000000:3B:00.0", "GPU-b": b"00000001:86:00.0"}
+    buses = {"GPU-a": "00000000:3B:00.0", "GPU-b": "00000001:86:00.0"}
     lib = FakeNvml(("GPU-a", "MIG-1"), ("GPU-b",), ("GPU-c",), buses=buses)
     processors = read(root, lib, request=a_request(bind="cores")._replace(**fields)).processors  # type: ignore[arg-type]
     assert processors is not None

@@ -119,7 +119,7 @@ def test_a_driver_that_hangs_is_said_and_the_hang_declared(tmp_path: Path) -> No
     with closing(
         watched(
             tmp_path,
-            gpus=lambda: lambda: nvml.loads(FakeNvml(init=hang), ("0",)),
+            gpus=lambda: lambda: nvml.rates(FakeNvml(init=hang), ("0",)),
             driver_s=0.3,
         )
     ) as here:
