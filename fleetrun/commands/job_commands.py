@@ -60,7 +60,7 @@ def selected(word: str | None, running: Sequence[RunningJob], command: str) -> R
     """
     if word is None:
         running = [job for job in running if job.launcher is not None]
-        matches = [job for job in running if jobs.about(job).cwd == os.getcwd()]
+        matches = [job for job in running if jobs.folder(job) == os.getcwd()]
         none = f"{command}: no job of yours runs in this folder; name one that runs elsewhere"
     else:
         matches = [*jobs.named(running, word)]
@@ -69,7 +69,7 @@ def selected(word: str | None, running: Sequence[RunningJob], command: str) -> R
         return matches[0]
     listed = ", ".join(
         (job.name if job.launcher is None else f"{job.launcher} ({names.job_name(job.name)})")
-        + ("" if matches else f" in {jobs.about(job).cwd or 'an unknown folder'}")
+        + ("" if matches else f" in {jobs.folder(job) or 'an unknown folder'}")
         for job in matches or running
     )
     if matches:
@@ -118,19 +118,20 @@ def row(job: Mapping[str, Any], now: float) -> list[str]:
 
 def record(job: RunningJob) -> dict[str, Any]:
     """Return the record of JOB for other programs."""
-    about = jobs.about(job)
+    run = runs.read(job.run_dir)
+    plan = run.plan
     return {
-        "job": about.job_id,
+        "job": run.job_id,
         "name": job.name,
         "pid": job.launcher,
         "processes": jobs.running(job),
-        "wanted": about.wanted,
-        "attempt": about.attempt,
-        "started": about.started,
-        "nodes": about.nodes,
-        "node_rank": about.node_rank,
-        "command": about.argv,
-        "folder": about.cwd,
+        "wanted": run.processes,
+        "attempt": run.attempt,
+        "started": run.started_at,
+        "nodes": () if plan is None else plan.nodes,
+        "node_rank": run.node_rank,
+        "command": plan.processes[0].argv if plan is not None and plan.processes else (),
+        "folder": jobs.folder(job),
         "run_dir": job.run_dir,
     }
 
@@ -163,10 +164,10 @@ def stop(word: str | None, *, is_now: bool, is_all: bool) -> int:
             raise EnvironmentFault(
                 f"stop: processes of {job.name} cannot be killed; look at `ps -e`."
             )
-        end = jobs.end(job)
-        name = names.job_name(job.name) if jobs.about(job).job_id else job.name
+        run = runs.read(job.run_dir)
+        name = names.job_name(job.name) if run.job_id else job.name
         pid = "" if job.launcher is None else f" (process {job.launcher})"
-        remark(f"{name}{pid} has ended: {end[1] if end else 'its launcher had been killed.'}")
+        remark(f"{name}{pid} has ended: {run.verdict or 'its launcher had been killed.'}")
     if not chosen:
         remark("no job of yours runs on this host.")
     return 0
@@ -249,8 +250,8 @@ def attach(word: str | None) -> int:
                 break
             # Read what was written last, too.
             has_ended = bool(select.select([pidfd], [], [], _AGAIN_S)[0])
-    end = jobs.end(job)
-    return _LOST if end is None else end[0]
+    code = runs.read(job.run_dir).exit_code
+    return _LOST if code is None else code
 
 
 @click.command(

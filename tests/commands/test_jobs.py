@@ -177,7 +177,7 @@ JOBS = (
 
 
 @pytest.mark.parametrize(
-    ("word", "meant"), [("11", 0), ("20250102T000000Z-a-12", 1), ("20250103", 2)]
+    ("word", "meant"), [("11", 0), ("20250102T000000Z-a-12", 1), ("20250103T", 2)]
 )
 def test_a_job_is_meant_by_its_number_its_name_or_the_beginning_of_that(
     word: str, meant: int
