@@ -6,8 +6,7 @@ host, with its role and all endpoints in its variables.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 from fleetrun.engines import SelectedEngine, static
 from fleetrun.engines.ports import Ports
@@ -51,15 +50,13 @@ def find(request: Request, environ: Mapping[str, str], places: ModeHosts) -> tup
     As in Paddle they override --ips, unless PADDLE_LAUNCH_WITH_ARGS=1.
     """
     if places.has_roles:
-        if not places.is_open or not environ.get(_ROLES[SERVER], "").strip():
-            return None
-        if not environ.get("TRAINING_ROLE", "").strip():
-            return None
-        role_of(environ)
-        return ()
-    if request.ips and environ.get(_LAUNCH_WITH_ARGS) == "1":
+        has_role = environ.get("TRAINING_ROLE", "").strip()
+        has_list = environ.get(_ROLES[SERVER], "").strip()
+        return () if places.is_open and has_role and has_list else None
+    is_ignored = request.ips and environ.get(_LAUNCH_WITH_ARGS) == "1"
+    if is_ignored or not hosts.in_paddlecloud(environ):
         return None
-    return read(environ).names if hosts.in_paddlecloud(environ) else None
+    return tuple(name.strip() for name in environ["PADDLE_TRAINERS"].split(","))
 
 
 def assign(
@@ -71,72 +68,51 @@ def assign(
         member = Member(endpoint.host, (endpoint.port,), ((),))
         inherited = tuple(filter(is_identity, facts.environ))
         return Roster((member,), 0, endpoint, engine=NAME, inherited=inherited, assigned=assigned)
-    cloud = read(facts.environ)
-    roster = static.roster(held, cloud.names, cloud.me, ports(cloud, request, slots), slots)
+    names = engine.hosts
+    rows = ports(names, facts.environ, request, slots)
+    me = _number(facts.environ, "PADDLE_TRAINER_ID", len(names) - 1)
     listed = tuple(name.strip() for name in request.ips)
     notes: tuple[str, ...] = ()
-    if listed and listed != cloud.names:
+    if listed and listed != names:
         ignored = f"{origin.option(request, 'ips')} is ignored"
-        why = f"PADDLE_TRAINERS={','.join(cloud.names)} from PaddleCloud wins, as in Paddle"
+        why = f"PADDLE_TRAINERS={','.join(names)} from PaddleCloud wins, as in Paddle"
         notes = (f"{ignored}: {why}. Export {_LAUNCH_WITH_ARGS}=1 to use --ips.",)
-    return roster._replace(notes=notes, inherited=_KEPT)
+    return static.roster(held, names, me, rows, slots)._replace(notes=notes, inherited=_KEPT)
 
 
-class Cloud(NamedTuple):
-    """What PaddleCloud's variables say."""
-
-    names: tuple[str, ...]
-    me: int
-    # The number of ports of each host, and the first one; or every endpoint, host by host.
-    ports_num: int
-    port: int | None
-    endpoints: tuple[int, ...] = ()
-
-
-def read(environ: Mapping[str, str]) -> Cloud:
-    """Return what the variables say, checked."""
-
-    def number(name: str, text: str, most: int = hosts.LAST_PORT) -> int:
-        if not is_digits(text.strip()) or int(text) > most:
-            raise EnvironmentFault(
-                f"{name}={environ[name]}: {text} is not a number up to {most}; it comes from "
-                "PaddleCloud. Unset PADDLE_TRAINERS to do without PaddleCloud."
-            )
-        return int(text)
-
-    names = tuple(name.strip() for name in environ["PADDLE_TRAINERS"].split(","))
-    me = number("PADDLE_TRAINER_ID", environ["PADDLE_TRAINER_ID"], len(names) - 1)
-    ports_num = number("TRAINER_PORTS_NUM", environ["TRAINER_PORTS_NUM"])
+def ports(
+    names: Sequence[str], environ: Mapping[str, str], request: Request, slots: Slots
+) -> tuple[tuple[int | None, ...], ...]:
+    """Return the ports of each of the hosts NAMES, for SLOTS on each."""
+    ranks, ports_num = len(slots.slots), _number(environ, "TRAINER_PORTS_NUM")
     text = environ.get("DISTRIBUTED_TRAINER_ENDPOINTS", "")
-    endpoints = tuple(
-        number("DISTRIBUTED_TRAINER_ENDPOINTS", piece.rpartition(":")[2])
-        for piece in (text.split(",") if text else ())
-    )
-    if text and len(endpoints) != len(names) * ports_num:
-        raise EnvironmentFault(
-            f"DISTRIBUTED_TRAINER_ENDPOINTS names {len(endpoints)} endpoints, but PADDLE_TRAINERS "
-            f"and TRAINER_PORTS_NUM make {len(names) * ports_num}."
+    if text:
+        endpoints = [piece.rpartition(":")[2] for piece in text.split(",")]
+        numbers = [int(port) for port in endpoints if is_digits(port)]
+        is_whole = (
+            len(numbers) == len(names) * ports_num and max(numbers, default=0) <= hosts.LAST_PORT
         )
-    port = environ.get("PADDLE_PORT")
-    return Cloud(names, me, ports_num, number("PADDLE_PORT", port) if port else None, endpoints)
-
-
-def ports(cloud: Cloud, request: Request, slots: Slots) -> tuple[tuple[int | None, ...], ...]:
-    """Return the ports of each host in PaddleCloud, for SLOTS on each."""
-    ranks = len(slots.slots)
-    if cloud.endpoints:
-        if ranks > cloud.ports_num:
+        if not is_whole or ranks > ports_num:
             raise EnvironmentFault(
-                f"{ranks} ranks on this host, but DISTRIBUTED_TRAINER_ENDPOINTS has "
-                f"{cloud.ports_num} endpoints for each host."
+                f"DISTRIBUTED_TRAINER_ENDPOINTS={text} must have TRAINER_PORTS_NUM={ports_num} "
+                f"endpoints of each of the {len(names)} PADDLE_TRAINERS, for {ranks} ranks here."
             )
-        return tuple(
-            cloud.endpoints[first : first + ranks]
-            for first in range(0, len(cloud.endpoints), cloud.ports_num)
-        )
-    usable = cloud.port if cloud.ports_num >= ranks else None
+        starts = range(0, len(numbers), ports_num)
+        return tuple(tuple(numbers[start : start + ranks]) for start in starts)
+    has_port = environ.get("PADDLE_PORT") and ports_num >= ranks
+    usable = _number(environ, "PADDLE_PORT") if has_port else None
     first = request.start_port or usable or _FIRST_PORT
-    return layout.ports(slots, first, several=True) * len(cloud.names)
+    return layout.ports(slots, first, several=True) * len(names)
+
+
+def _number(environ: Mapping[str, str], name: str, most: int = hosts.LAST_PORT) -> int:
+    text = environ[name].strip()
+    if not is_digits(text) or int(text) > most:
+        raise EnvironmentFault(
+            f"{name}={text} is not a number up to {most}; it comes from PaddleCloud. Unset "
+            "PADDLE_TRAINERS to do without PaddleCloud."
+        )
+    return int(text)
 
 
 def role_of(environ: Mapping[str, str]) -> tuple[Assigned, Endpoint]:

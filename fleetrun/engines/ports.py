@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import _socket  # `socket` takes 40 ms to import, this one 1
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
+from itertools import islice
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import tcp
 
 # Where to look for free ports: above those of services, below Kubernetes' NodePorts (30000), and
 # above the kernel's default range for outgoing connections.
-_FIELDS = (range(10240, 30000), range(61000, 65536))
+_PORTS = (*range(10240, 30000), *range(61000, 65536))
 # Launches that start together have neighbouring process ids, which this prime sets far apart.
 _STRIDE = 7919
 
@@ -23,56 +24,40 @@ class Ports:
     A TCP socket held open would keep the worker from binding, so the reservation is an abstract
     Unix socket of the port's name, in this network namespace: the kernel allows one of each, and
     drops it with its owner.
-
-    EPHEMERAL is the range of outgoing connections, which is avoided; by default the kernel's.
     """
 
-    def __init__(self, pid: int, ephemeral: tuple[int, int] | None = None) -> None:
-        self._pid, self._ephemeral = pid, ephemeral
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
         self._held: list[_socket.socket] = []
 
     def free(self, count: int) -> tuple[int, ...]:
         """Return COUNT ports that nobody else uses."""
-        free = filter(self._is_free, self._candidates())
-        ports = tuple(port for _, port in zip(range(count), free, strict=False))
-        if len(ports) < count:
+        low, high = tcp.ephemeral()
+        # If all are in the kernel's range, those that it has not handed out are still free.
+        ports = [port for port in _PORTS if not low <= port <= high] or _PORTS
+        start = self._pid * _STRIDE % len(ports)
+        candidates = (*ports[start:], *ports[:start])
+        # Without SO_REUSEADDR: connections of others that linger do matter.
+        free = (port for port in candidates if self._reserve(port, None, reuse=False))
+        chosen = tuple(islice(free, count))
+        if len(chosen) < count:
             self.close()
             raise EnvironmentFault(
-                f"{count} free ports are needed, and this host has only {len(ports)} left outside "
+                f"{count} free ports are needed, and this host has only {len(chosen)} left outside "
                 "the range of outgoing connections (/proc/sys/net/ipv4/ip_local_port_range)."
             )
-        return ports
-
-    def _candidates(self) -> Iterator[int]:
-        """Yield every port worth trying, from a place that our pid decides."""
-        low, high = self._ephemeral or tcp.ephemeral()
-        ports = [port for field in _FIELDS for port in field if not low <= port <= high]
-        # If all are in the kernel's range, those that it has not handed out are still free.
-        ports = ports or [port for field in _FIELDS for port in field]
-        start = self._pid * _STRIDE % len(ports)
-        yield from ports[start:]
-        yield from ports[:start]
-
-    def _is_free(self, port: int) -> bool:
-        """Whether PORT is free; it is then not given out again."""
-        if not self._reserve(port, None):
-            return False
-        if not _can_bind(port, None, reuse=False):
-            self._held.pop().close()
-            return False
-        return True
+        return chosen
 
     def take(self, ports: Sequence[int], address: str | None = None) -> None:
         """Make sure that PORTS can be used, on ADDRESS or on all addresses."""
         for port in ports:
-            # With SO_REUSEADDR: connections of the last run that linger do not matter.
-            if self._reserve(port, address) and _can_bind(port, address, reuse=True):
-                continue
-            self.close()
-            raise EnvironmentFault(
-                f"Port {port} is taken by {tcp.holder(port) or tcp.STRANGER}. Stop it, or give "
-                "another --start_port (the same on every host)."
-            )
+            # Connections of the last run that linger do not matter.
+            if not self._reserve(port, address, reuse=True):
+                self.close()
+                raise EnvironmentFault(
+                    f"Port {port} is taken by {tcp.holder(port) or tcp.STRANGER}. Stop it, or give "
+                    "another --start_port (the same on every host)."
+                )
 
     def close(self) -> None:
         """Release the ports that were held."""
@@ -80,36 +65,33 @@ class Ports:
             held.close()
         self._held.clear()
 
-    def _reserve(self, port: int, address: str | None) -> bool:
-        """Reserve PORT among fleetruns; False when another has it."""
+    def _reserve(self, port: int, address: str | None, *, reuse: bool) -> bool:
+        """Reserve PORT among fleetruns; False if another, or another program, has it."""
         lock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
-        name = str(port) if address is None else f"{port}/{address}"
         try:
-            lock.bind(f"\0fleetrun/port/{name}")
-        except OSError as error:
+            lock.bind(f"\0fleetrun/port/{port}{f'/{address}' if address else ''}")
+            is_free = _can_bind(port, address, reuse=reuse)
+        except OSError:
+            is_free = False
+        if is_free:
+            self._held.append(lock)
+        else:
             lock.close()
-            if error.errno == errno.EADDRINUSE:
-                return False
-            raise EnvironmentFault(f"Port {port} cannot be reserved: {error.strerror}.") from None
-        self._held.append(lock)
-        return True
+        return is_free
 
 
 class GuessedPorts(Ports):
     """Ports for a dry run: numbers that look free, without opening anything."""
 
-    def __init__(self, pid: int, ephemeral: tuple[int, int] | None = None) -> None:
-        super().__init__(pid, ephemeral)
+    def __init__(self, pid: int) -> None:
+        super().__init__(pid)
         self._given = set(tcp.used())
 
-    def _is_free(self, port: int) -> bool:
-        is_free = port not in self._given
+    def _reserve(self, port: int, _address: str | None, *, reuse: bool) -> bool:
+        """Remember PORT; the launch will find out whether a requested one can be used."""
+        is_free = reuse or port not in self._given
         self._given.add(port)
         return is_free
-
-    def take(self, ports: Sequence[int], address: str | None = None) -> None:  # noqa: ARG002
-        """Remember PORTS; the launch will find out whether they can be used."""
-        self._given.update(ports)
 
 
 def _can_bind(port: int, address: str | None, *, reuse: bool) -> bool:

@@ -30,8 +30,6 @@ def named(request: Request, environ: Mapping[str, str]) -> tuple[str, ...] | Non
 
 
 def test_paddlecloud_names_the_hosts() -> None:
-    cloud = paddlecloud.read(CLOUD)
-    assert cloud == paddlecloud.Cloud(("10.0.0.1", "10.0.0.2"), me=1, ports_num=2, port=None)
     assert named(a_request(ips=("1.1.1.1",)), CLOUD) == ("10.0.0.1", "10.0.0.2")
 
 
@@ -58,17 +56,17 @@ def test_the_list_wins_over_paddlecloud_where_paddle_lets_it() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"PADDLE_TRAINER_ID": "x"}, "PADDLE_TRAINER_ID=x: x is not a number"),
-        ({"PADDLE_TRAINER_ID": "2"}, "PADDLE_TRAINER_ID=2: 2 is not a number up to 1;"),
-        ({"TRAINER_PORTS_NUM": "-1"}, "TRAINER_PORTS_NUM=-1: -1 is not a number"),
-        ({"PADDLE_PORT": "http"}, "PADDLE_PORT=http: http is not a number"),
-        ({"DISTRIBUTED_TRAINER_ENDPOINTS": "a:1,b:x"}, "a:1,b:x: x is not a number"),
-        ({"DISTRIBUTED_TRAINER_ENDPOINTS": "a:1,b:2"}, r"2 endpoints, but .* make 4"),
+        ({"PADDLE_TRAINER_ID": "x"}, "PADDLE_TRAINER_ID=x is not a number"),
+        ({"PADDLE_TRAINER_ID": "2"}, "PADDLE_TRAINER_ID=2 is not a number up to 1;"),
+        ({"TRAINER_PORTS_NUM": "-1"}, "TRAINER_PORTS_NUM=-1 is not a number"),
+        ({"PADDLE_PORT": "http"}, "PADDLE_PORT=http is not a number"),
+        ({"DISTRIBUTED_TRAINER_ENDPOINTS": "a:1,b:x"}, "a:1,b:x must have"),
+        ({"DISTRIBUTED_TRAINER_ENDPOINTS": "a:1,b:2"}, "must have TRAINER_PORTS_NUM=2 endpoints"),
     ],
 )
 def test_what_paddlecloud_says_is_checked(changed: dict[str, str], message: str) -> None:
     with pytest.raises(EnvironmentFault, match=message):
-        named(a_request(), {**CLOUD, **changed})
+        gathered(a_request(nproc_per_node=2), some_facts(environ={**CLOUD, **changed}))
 
 
 def test_paddlecloud_wins_over_the_list_and_says_so() -> None:
