@@ -39,9 +39,9 @@ class ClusterRow(NamedTuple):
     node: _Names = ()
     # The processes that the engine has started: in all, on this host, on each as in `4(x2),1`; and
     # the index of ours in all, and on this host.
-    tasks: _Names = ()
-    tasks_here: _Names = ()
-    tasks_each: _Names = ()
+    launchers: _Names = ()
+    here: _Names = ()
+    task_counts: _Names = ()
     rank: _Names = ()
     local: _Names = ()
     # What all tasks of a run share and no other run has; and what nobody else can know.
@@ -50,7 +50,7 @@ class ClusterRow(NamedTuple):
     # The numbers of job and step, which separate its ports from those of others on the host.
     job: _Names = ()
     step: _Names = ()
-    # How to start one fleetrun on each host; empty if every host has one anyway.
+    # How to start one fleetrun on each host, for engines that say how many they have started.
     spread: str = ""
     # Whether it has started a single process, so that fleetrun starts the others (remote/srun.py).
     is_alone: bool = False
@@ -62,8 +62,8 @@ TABLE = (
     ClusterRow(
         "Open MPI",
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        tasks=("OMPI_COMM_WORLD_SIZE",),
-        tasks_here=("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        launchers=("OMPI_COMM_WORLD_SIZE",),
+        here=("OMPI_COMM_WORLD_LOCAL_SIZE",),
         rank=("OMPI_COMM_WORLD_RANK",),
         local=("OMPI_COMM_WORLD_LOCAL_RANK",),
         run=("PMIX_NAMESPACE",),
@@ -75,8 +75,8 @@ TABLE = (
     ClusterRow(
         "MPICH",
         ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
-        tasks=("PMI_SIZE",),
-        tasks_here=("MPI_LOCALNRANKS",),
+        launchers=("PMI_SIZE",),
+        here=("MPI_LOCALNRANKS",),
         rank=("PMI_RANK",),
         local=("MPI_LOCALRANKID",),
         spread="mpirun -ppn 1 fleetrun ...",
@@ -88,8 +88,8 @@ TABLE = (
         hosts=(("SLURM_STEP_NODELIST", "hostlist"), ("SLURM_JOB_NODELIST", "hostlist")),
         nnodes=("SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES"),
         node=("SLURM_NODEID",),
-        tasks=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
-        tasks_each=("SLURM_STEP_TASKS_PER_NODE",),
+        launchers=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        task_counts=("SLURM_STEP_TASKS_PER_NODE",),
         rank=("SLURM_PROCID",),
         local=("SLURM_LOCALID",),
         run=("SLURM_JOB_ID", "SLURM_STEP_ID"),
@@ -120,7 +120,6 @@ TABLE = (
         ("LSB_JOBID", "LSB_MCPU_HOSTS"),
         hosts=(("LSB_MCPU_HOSTS", "counted"),),
         job=("LSB_JOBID",),
-        spread="blaunch -z HOSTS fleetrun ...",
     ),
     # OpenPBS, PBS Professional and Torque: qsub(1B), "Environment Variables".
     ClusterRow(
@@ -128,12 +127,14 @@ TABLE = (
         ("PBS_JOBID", "PBS_NODEFILE"),
         hosts=(("PBS_NODEFILE", "file"),),
         job=("PBS_JOBID",),
-        spread="pbsdsh -- fleetrun ...",
     ),
 )
 
 # Those whose daemons start the tasks, and end without notifying them.
 MPIS = ("Open MPI", "MPICH")
+
+# The fields that are numbers, with the least.
+_NUMBERS = {"nnodes": 1, "node": 0, "launchers": 1, "here": 1, "rank": 0, "local": 0, "step": 0}
 
 # All variables that are read.
 VARIABLES = frozenset(
@@ -148,14 +149,8 @@ class SourcedValue(NamedTuple):
     source: str
 
     def __str__(self) -> str:
-        """NAME=VALUE, a long value cut.
-
-        >>> str(SourcedValue("n[1-2]", "SLURM_JOB_NODELIST"))
-        'SLURM_JOB_NODELIST=n[1-2]'
-        """
-        most = 80
-        shown = self.value if len(self.value) <= most else f"{self.value[:most]}..."
-        return f"{self.source}={shown}"
+        """NAME=VALUE."""
+        return f"{self.source}={self.value}"
 
     def number(self, least: int = 0) -> int:
         """Return the value as a number; EnvironmentFault if it is not one from LEAST on."""
@@ -188,7 +183,7 @@ class Detected(NamedTuple):
     spread: str = ""
     can_spread: bool = False
     step: int = 0
-    # The variables of hosts, nnodes, node, launchers, here and job.
+    # The variables of these fields, and of the job.
     sources: Mapping[str, SourcedValue] = {}
 
 
@@ -220,40 +215,50 @@ def read(
     """
     row = rows[0]
     # Below an mpirun the hosts see different steps, or none.
-    step = _first(environ, row.step)
-    sources: dict[str, SourcedValue] = {}
-    facts = Detected(
-        row.engine,
-        spread=row.spread,
-        can_spread=row.is_alone,
-        step=step.number() if step else 0,
-        sources=sources,
-    )
+    named = {field: _first(environ, getattr(row, field)) for field in _NUMBERS}
+    sources = {field: value for field, value in named.items() if value is not None}
+    numbers = {field: value.number(_NUMBERS[field]) for field, value in sources.items()}
+    hosts: tuple[str, ...] = ()
     # mpirun names no hosts, but may run in an allocation of an engine that does.
-    for other in rows if row.tasks and not row.hosts else rows[:1]:
+    for other in rows if row.launchers and not row.hosts else rows[:1]:
         job = _first(environ, other.job)
         if job is not None:
             sources.setdefault("job", job)
         for name, form in other.hosts:
             listed = _first(environ, (name,))
-            if listed is not None and not facts.hosts:
-                names = _names(listed, form, text)
-                facts = facts._replace(hosts=names, nnodes=len(names))
-                sources |= {"hosts": listed, "nnodes": listed}
-    nnodes, node = _first(environ, row.nnodes), _first(environ, row.node)
-    if nnodes is not None:
-        sources["nnodes"] = nnodes
-        facts = facts._replace(nnodes=len(facts.hosts) or nnodes.number(1))
-    if node is not None:
-        sources["node"] = node
-        facts = facts._replace(node=node.number())
-    facts = _with_launchers(facts, row, environ, sources)
-    if facts.node is not None and facts.nnodes is not None and facts.node >= facts.nnodes:
+            if listed is not None and not hosts:
+                hosts = _names(listed, form, text)
+                sources = {"nnodes": listed, **sources, "hosts": listed}
+    nnodes, node = len(hosts) or numbers.get("nnodes"), numbers.get("node")
+    launchers, here = numbers.get("launchers"), numbers.get("here")
+    if row.is_alone:
+        launchers = here = 1
+    task_counts = _first(environ, row.task_counts)
+    if task_counts is not None and node is not None:
+        here, sources["here"] = _here(task_counts, node), task_counts
+    if nnodes is None and launchers is not None and here is not None and launchers % here == 0:
+        # No row names the hosts, but each has as many tasks as this one.
+        nnodes, sources["nnodes"] = launchers // here, sources["launchers"]
+        if here == 1 and "rank" in numbers:
+            node, sources["node"] = numbers["rank"], sources["rank"]
+    if node is not None and nnodes is not None and node >= nnodes:
         raise EnvironmentFault(
-            f"{sources['node']}, but {sources['nnodes']}: {facts.engine}'s variables contradict "
+            f"{sources['node']}, but {sources['nnodes']}: {row.engine}'s variables contradict "
             "each other."
         )
-    return facts
+    token = _first(environ, row.token)
+    has_token = token is not None and here is not None and here < (launchers or 0)
+    return Detected(
+        row.engine,
+        *(hosts, nnodes, node, launchers, here, numbers.get("local")),
+        run="/".join(environ.get(name, "") for name in row.run),
+        own=(*row.rank, *row.local),
+        token=token.value if token is not None and has_token else "",
+        spread=row.spread,
+        can_spread=row.is_alone,
+        step=numbers.get("step", 0),
+        sources=sources,
+    )
 
 
 def _names(value: SourcedValue, form: str, text: Callable[[str], str]) -> tuple[str, ...]:
@@ -272,42 +277,6 @@ def _names(value: SourcedValue, form: str, text: Callable[[str], str]) -> tuple[
     if not names:
         raise EnvironmentFault(f"{value} names no host.")
     return tuple(dict.fromkeys(names))
-
-
-def _with_launchers(
-    facts: Detected, row: ClusterRow, environ: Mapping[str, str], sources: dict[str, SourcedValue]
-) -> Detected:
-    """Add the number of processes that ROW's engine has started to FACTS, and to SOURCES."""
-    if row.is_alone:
-        return facts._replace(launchers=1, here=1)
-    tasks, here = _first(environ, row.tasks), _first(environ, row.tasks_here)
-    if tasks is None:
-        return facts
-    total = tasks.number(1)
-    sources["launchers"] = tasks
-    facts = facts._replace(launchers=total, here=None if here is None else here.number(1))
-    per_host = _first(environ, row.tasks_each)
-    if per_host is not None and facts.node is not None:
-        here, facts = per_host, facts._replace(here=_here(per_host, facts.node))
-    if here is not None:
-        sources["here"] = here
-    rank, local = _first(environ, row.rank), _first(environ, row.local)
-    if facts.nnodes is None and facts.here == 1 and rank is not None:
-        # No row names the hosts; if there is one launcher here, there is one on each host.
-        facts = facts._replace(nnodes=total, node=rank.number())
-        sources |= {"nnodes": tasks, "node": rank}
-    elif facts.nnodes is None and facts.here and total % facts.here == 0:
-        # Each host has as many as this one, but nothing gives the host's index.
-        facts = facts._replace(nnodes=total // facts.here)
-        sources["nnodes"] = tasks
-    if local is not None:
-        sources["local"] = local
-        run = "/".join(environ.get(name, "") for name in row.run)
-        facts = facts._replace(local=local.number(), run=run, own=(*row.rank, *row.local))
-        token = _first(environ, row.token)
-        if token is not None and facts.here is not None and facts.here < total:
-            facts = facts._replace(token=token.value)
-    return facts
 
 
 def _here(per_host: SourcedValue, node: int) -> int:
@@ -332,17 +301,18 @@ def has_tasks(facts: Detected) -> bool:
 
 def unspread(facts: Detected) -> str | None:
     """Return why there is not one fleetrun per host; None if there is."""
-    if facts.here is not None and facts.here > 1 and facts.nnodes is None:
-        started = f"{facts.here} fleetruns on this host ({facts.sources['here']})"
-    elif facts.launchers is None or facts.nnodes in {None, facts.launchers} or has_tasks(facts):
-        return None
+    if facts.nnodes is None:
+        started, hosts = facts.here, "this host"
+        is_spread = started in {None, 1}
     else:
-        source = facts.sources.get("launchers")
-        launchers = "one fleetrun" if facts.launchers == 1 else f"{facts.launchers} fleetruns"
-        hosts = f"{counted(facts.nnodes or 1, 'host')} ({facts.sources['nnodes']})"
-        started = f"{launchers}{f' ({source})' if source else ''} for {hosts}"
+        started, hosts = facts.launchers, counted(facts.nnodes, "host")
+        is_spread = started in {None, facts.nnodes} or has_tasks(facts)
+    if is_spread:
+        return None
+    known = [str(facts.sources[name]) for name in ("launchers", "nnodes") if name in facts.sources]
     return (
-        f"{facts.engine} has started {started}; wanted is one on each host, which starts the ranks "
+        f"{facts.engine} has started {counted(started or 1, 'fleetrun')} for {hosts} "
+        f"({', '.join(dict.fromkeys(known))}); wanted is one on each host, which starts the ranks "
         f"there, or one for each rank: `{facts.spread}`. With --nnodes=1 each is a job of its own."
     )
 

@@ -36,7 +36,7 @@ def test_a_script_or_shell_in_an_allocation_is_one_process_for_all_its_hosts(
     detected = read(BATCH if step is None else {**BATCH, "SLURM_STEP_ID": step})
     assert (detected.hosts, detected.launchers) == (("n1", "n2", "n3", "n4"), 1)
     assert detect.unspread(detected) == (
-        "Slurm has started one fleetrun for 4 hosts (SLURM_JOB_NUM_NODES=4); wanted is one on each "
+        "Slurm has started 1 fleetrun for 4 hosts (SLURM_JOB_NUM_NODES=4); wanted is one on each "
         "host, which starts the ranks there, or one for each rank: `srun --ntasks-per-node=1 "
         "fleetrun ...`. With --nnodes=1 each is a job of its own."
     )
