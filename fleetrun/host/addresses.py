@@ -19,8 +19,6 @@ _NO_LINK = ("down", "lowerlayerdown", "notpresent")
 # Bridges to this host's containers and virtual machines, and the ends of their cables.
 _INTERNAL = ("br-", "cali", "cni", "docker", "lxcbr", "lxdbr", "podman", "tap", "veth", "virbr")
 
-_LOOPBACK = "lo"
-
 # IPv6 addresses that are valid only on their own link.
 _LINK_LOCAL = "fe80:"
 
@@ -146,19 +144,14 @@ def addresses() -> tuple[Address, ...]:
 def dead_ends(own_addresses: Sequence[Address], root: str) -> frozenset[str]:
     """Return the interfaces of OWN_ADDRESSES that lead to no other host."""
     reachable = {own.interface for own in own_addresses if not own.ip.startswith(_LINK_LOCAL)}
+    folder = os.path.join(root, "sys/class/net")
     return frozenset(
         name
         for name in {own.interface for own in own_addresses}
-        if name not in reachable or name.startswith(_INTERNAL) or _is_cut_off(name, root)
+        if name not in reachable
+        or name.startswith(_INTERNAL)
+        or files.text(os.path.join(folder, name, "operstate")).strip() in _NO_LINK
     )
-
-
-def _is_cut_off(name: str, root: str) -> bool:
-    """Whether the interface NAME has no link, or is a bridge to which nothing is attached."""
-    folder = os.path.join(root, "sys/class/net", name)
-    ports = os.path.join(folder, "brif")
-    has_no_link = files.text(os.path.join(folder, "operstate")).strip() in _NO_LINK
-    return has_no_link or (os.path.isdir(ports) and not files.names(ports))
 
 
 def resolve(name: str) -> tuple[str, ...]:
@@ -176,7 +169,7 @@ def interface_to(targets: Sequence[str], own_addresses: Sequence[Address]) -> st
     source = next((ip for ip in sources if ip is not None and not hosts.is_loopback(ip)), None)
     interface = next((own.interface for own in own_addresses if own.ip == source), None)
     # A routing daemon may announce an address on `lo`; packets leave by another interface.
-    return None if interface == _LOOPBACK else interface
+    return None if interface == "lo" else interface
 
 
 def _source_to(target: str) -> str | None:
@@ -193,10 +186,10 @@ def _source_to(target: str) -> str | None:
 def rdma(root: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the InfiniBand and RoCE devices with an active port, and all of them."""
     folder = os.path.join(root, "sys/class/infiniband")
-    names, active = files.names(folder), []
-    for name in names:
+    names = files.names(folder)
+
+    def is_active(name: str) -> bool:
         ports = os.path.join(folder, name, "ports")
-        states = [files.text(os.path.join(ports, port, "state")) for port in files.names(ports)]
-        if any("ACTIVE" in state for state in states):
-            active.append(name)
-    return tuple(active), names
+        return any("ACTIVE" in files.text(f"{ports}/{port}/state") for port in files.names(ports))
+
+    return tuple(filter(is_active, names)), names

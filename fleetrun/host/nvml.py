@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Gpu
@@ -15,14 +15,9 @@ _UNCORRECTED, _VOLATILE = 1, 0
 # The reason for a GPU that CUDA cannot use.
 _UNDIVIDED = "it is in MIG mode without an instance: nvidia-smi mig -cgi"
 
+# pynvml, which has no types, and almost any function of which may be missing or fail.
+Library = Any
 _Numbered = tuple[tuple[int, str], ...]
-
-
-class Library(Protocol):
-    """pynvml, almost any function of which may be missing or fail."""
-
-    @property
-    def NVMLError(self) -> type[Exception]: ...
 
 
 class Survey(NamedTuple):
@@ -45,7 +40,7 @@ def library() -> Library:
     """Return the real NVML; only the child imports it, which takes 25 ms."""
     import pynvml
 
-    return cast("Library", pynvml)
+    return pynvml
 
 
 def ask(lib: Library, name: str, *words: object) -> Any:  # noqa: ANN401 - pynvml has no types
@@ -61,9 +56,7 @@ class DriverQuery:
 
     def __init__(self, nvml: Callable[[], Library] = library, *, is_thorough: bool = False) -> None:
         def call() -> object:
-            answer = survey(nvml(), is_thorough=is_thorough)
-            # Only plain values pass through the pipe.
-            return tuple(answer._replace(gpus=tuple(map(_plain, answer.gpus))))  # type: ignore[arg-type]
+            return _plain(survey(nvml(), is_thorough=is_thorough))
 
         try:
             self._question = IsolatedCall(call)
@@ -83,8 +76,9 @@ class DriverQuery:
         return surveyed._replace(gpus=tuple(map(_gpu, surveyed.gpus)))
 
 
-def _plain(gpu: Gpu) -> tuple[object, ...]:
-    return tuple(gpu._replace(instances=tuple(map(_plain, gpu.instances))))  # type: ignore[arg-type]
+def _plain(value: object) -> object:
+    """Return VALUE with plain tuples for named ones, as only these pass through the pipe."""
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
 
 
 def _gpu(fields: Sequence[Any]) -> Gpu:
@@ -111,7 +105,7 @@ def survey(lib: Library, *, is_thorough: bool = False) -> Survey:
     return surveyed._replace(driver=ask(lib, "nvmlSystemGetDriverVersion") or "?", cuda=cuda)
 
 
-def handles(lib: Any) -> tuple[dict[int, object], _Numbered, _Numbered]:  # noqa: ANN401 - as above
+def handles(lib: Library) -> tuple[dict[int, object], _Numbered, _Numbered]:
     """Open the driver, and return the GPUs, those that are barred, and those that are lost."""
     lib.nvmlInit()
     gpus: dict[int, object] = {}

@@ -137,10 +137,5 @@ def with_devices(
             absent[name] = f"{paddle} has no plug-in for {label(name)}s{install}"
     if not counts and signs.root:
         absent.setdefault(_NONE, f"{paddle} gets no device from the plug-ins in {signs.root}")
-    return facts._replace(
-        device_counts={
-            name: n for name, n in facts.device_counts.items() if name in kinds.BUILT_IN
-        },
-        paddle_counts=counts,
-        absent=absent,
-    )
+    built_in = {name: n for name, n in facts.device_counts.items() if name in kinds.BUILT_IN}
+    return facts._replace(device_counts=built_in, paddle_counts=counts, absent=absent)
