@@ -17,7 +17,6 @@ from typing import NamedTuple
 from fleetrun.rundir.flightfile import (
     ASYNCHRONOUS,
     BLOCKING,
-    NEW_GROUP,
     RAISED,
     Collective,
     CollectiveChannel,
@@ -26,9 +25,7 @@ from fleetrun.rundir.flightfile import (
 from fleetrun.rundir.rankfile import RankAxes
 from fleetrun.text import format_ranges
 
-# UNKNOWN: a rank is awaited that may itself wait for others, in collectives that are not recorded.
 DESYNC, MISSING, CYCLE, UNFINISHED = "desync", "missing", "cycle", "unfinished"
-UNKNOWN = "unknown"
 _WAY = {"send": "to", "recv": "from"}
 _OTHER = {"send": "recv", "recv": "send"}
 # Collectives in which all ranks must have tensors of one size.
@@ -55,8 +52,6 @@ class RankState(NamedTuple):
     # Where its main thread stands; empty: not known.
     place: str = ""
     has_ended: bool = False
-    # Whether that is known to be outside of Paddle, which may call collectives itself.
-    is_outside_paddle: bool = False
 
 
 class JobRanks(NamedTuple):
@@ -96,9 +91,6 @@ def verdict(
     Collectives issued after UNTIL may still be in progress.
     """
     known = {rank: record for rank, record in records.items() if not record.has_failed}
-    ended = {rank for rank, record in known.items() if record.has_ended}
-    states = {rank: job.state(rank)._replace(has_ended=True) for rank in ended}
-    job = job._replace(states={**job.states, **states})
     differing = desyncs(known, job)
     if differing:
         return differing
@@ -107,9 +99,7 @@ def verdict(
     waits = _waits(known, until)
     awaited = _awaited_alone(waits)
     if awaited:
-        late = [rank for rank in awaited if not may_wait(known[rank], job)]
-        missing = tuple(_describe_missing(rank, waits, job) for rank in late[:4])
-        return missing or (_unknown(awaited, known, job),)
+        return tuple(_describe_missing(rank, waits, job) for rank in awaited[:4])
     cycle = _find_cycle(waits)
     if cycle:
         return (_describe_cycle(cycle, job),)
@@ -157,12 +147,6 @@ def waiting(
         if wait.holds_up:
             waits.setdefault(wait.rank, (wait.call, wait.missing))
     return dict(sorted(waits.items()))
-
-
-def may_wait(record: FlightRecord, job: JobRanks) -> bool:
-    """Whether the rank of RECORD may wait in a collective that is not recorded."""
-    state = job.state(record.rank)
-    return bool(record.unrecorded) and not (state.has_ended or state.is_outside_paddle)
 
 
 # Who waits for whom -------------------------------------------------------------------------------
@@ -375,15 +359,6 @@ def _describe_missing(rank: int, waits: Sequence[Wait], job: JobRanks) -> Flight
     return FlightFinding(MISSING, (rank,), text)
 
 
-def _unknown(
-    ranks: Sequence[int], records: Mapping[int, FlightRecord], job: JobRanks
-) -> FlightFinding:
-    """Say that RANKS, which others await, may themselves wait somewhere; blame nobody."""
-    what = " and ".join(sorted({what for rank in ranks for what in records[rank].unrecorded}))
-    text = f"{who(sorted(ranks), job)} may wait in collectives of {what}, which are not recorded"
-    return FlightFinding(UNKNOWN, (), text)
-
-
 def _describe_cycle(cycle: Sequence[Wait], job: JobRanks) -> FlightFinding:
     """Describe the ranks of CYCLE, which wait for each other."""
     ranks = [wait.rank for wait in cycle]
@@ -431,7 +406,7 @@ def _oldest(waits: Sequence[Wait]) -> tuple[Collective, list[int]]:
 
 def named(call: Collective, job: JobRanks) -> str:
     """Name CALL by its number in its group."""
-    return f"{call.operation} {call.number} {of(call.channel, job)}"
+    return f"{call.operation} {call.sequence} {of(call.channel, job)}"
 
 
 def of(channel: CollectiveChannel, job: JobRanks) -> str:
@@ -444,8 +419,7 @@ def of(channel: CollectiveChannel, job: JobRanks) -> str:
     """
     if channel.is_pair:
         return f"from rank {channel.source} to rank {channel.target}"
-    is_numbered = channel.number > 1 and channel.operation != NEW_GROUP
-    number = f" (their group {channel.number})" if is_numbered else ""
+    number = f" (their group {channel.number})" if channel.number > 1 else ""
     if len(channel.ranks) == job.ranks:
         return f"of all ranks{number}"
     axis = job.axes.axis_of(channel.ranks) if job.axes is not None else ""

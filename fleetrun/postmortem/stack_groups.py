@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 # A rank with one of these functions on its stack waits for others.
@@ -15,11 +15,10 @@ fused_allreduce_gradients init_parallel_env init_rpc scatter send stream_synchro
 _MEETING = frozenset(_MEETINGS.split())
 # Parts of Paddle, which need not be among the installed packages, that call collectives and wait.
 _PARTS = "autograd base distributed framework hapi nn optimizer tensor"
-_PADDLE = tuple(f"/paddle/{part}/" for part in _PARTS.split())
 # Code that the user did not write; the last is ours in a checkout.
 _LIBRARIES = (
     *("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "/fleetrun/inject/"),
-    *_PADDLE,
+    *(f"/paddle/{part}/" for part in _PARTS.split()),
 )
 # Our wrappers of Paddle's calls, which are in every stack.
 _WRAPPERS = "flight_recorder border import_hooks store_wait gloo_stores"
@@ -98,16 +97,15 @@ def main_thread(dump: str) -> Stack:
     return next((stacks[-1] for stacks in of_processes(dump).values()), ())
 
 
-def compare(stacks: Mapping[int, Stack], waiting: Container[int] = ()) -> StackComparison:
+def compare(stacks: Mapping[int, Stack]) -> StackComparison:
     """Find the ranks that stand elsewhere than most.
 
-    They are those that do not wait where most do; else those on other lines than most. The ranks
-    WAITING may wait for others, whatever function they are in.
+    They are those that do not wait where most do; else those on other lines than most.
     """
     known = {rank: stack for rank, stack in stacks.items() if stack}
     places = _groups(known, lambda stack: stack)
     working = [place for place in places if not place.is_meeting]
-    at_work = [rank for place in working for rank in place.ranks if rank not in waiting]
+    at_work = [rank for place in working for rank in place.ranks]
     if 0 < 2 * len(at_work) <= len(known):
         return StackComparison(places, tuple(sorted(at_work)))
 
@@ -118,13 +116,6 @@ def compare(stacks: Mapping[int, Stack], waiting: Container[int] = ()) -> StackC
     *fewer, most = _groups(known, without_library_lines) or (StackGroup((), ()),)
     odd = [rank for group in fewer for rank in group.ranks]
     return StackComparison(places, tuple(sorted(odd)) if len(most.ranks) > len(odd) else ())
-
-
-def is_in_paddle(stack: Stack) -> bool:
-    """Whether Paddle itself runs, but not its loader of data, which calls no collectives."""
-    file = stack[0].file if stack else ""
-    is_paddle = "-packages/paddle/" in file or any(part in file for part in _PADDLE)
-    return is_paddle and "/paddle/io/" not in file
 
 
 def _groups(stacks: Mapping[int, Stack], key: Callable[[Stack], object]) -> tuple[StackGroup, ...]:

@@ -21,9 +21,8 @@ HEADER_BYTES = 64
 HEADS = struct.Struct("<512Q")
 TABLE_BYTES = 64 * 1024
 SLOT, SLOT_BYTES, SLOTS = struct.Struct("<QQI"), 320, 1024
-FAILED, ENDED = 1, 2
+FAILED = 1
 BLOCKING, ASYNCHRONOUS, RAISED = 0, 1, 2
-NEW_GROUP = "new_group"
 _TABLE_AT = HEADER_BYTES + HEADS.size
 _SLOTS_AT = _TABLE_AT + TABLE_BYTES
 # The size of a ring.
@@ -34,8 +33,7 @@ _NS = 1e9
 class CollectiveChannel(NamedTuple):
     """A sequence of collectives: those of a group, or the messages to one peer.
 
-    RANKS are those of the whole job; NUMBER, from 1, tells groups of the same ranks apart, and of a
-    new group the call that makes it.
+    RANKS are those of the whole job; NUMBER, from 1, tells groups of the same ranks apart.
     """
 
     ranks: tuple[int, ...]
@@ -75,12 +73,6 @@ class Collective(NamedTuple):
         return self.done_at is None and self.state != RAISED
 
     @property
-    def number(self) -> int:
-        """Its number among those like it, from 1; of a new group, that of the call of new_group."""
-        is_group = self.channel.operation == NEW_GROUP
-        return self.channel.number if is_group else self.sequence
-
-    @property
     def tensor(self) -> str:
         """The dtype and shape: `float32 [4, 2]`."""
         return f"{self.dtype} {list(self.shape)}" if self.dtype else ""
@@ -97,13 +89,9 @@ class FlightRecord(NamedTuple):
     last: Mapping[CollectiveChannel, int] = {}
     # Whether the recorder has failed, so that the rank may be anywhere.
     has_failed: bool = False
-    # Whether its script has ended without an error.
-    has_ended: bool = False
     # When the rank last looked which of its asynchronous collectives are done (wall clock); 0:
     # never.
     settled_at: float = 0.0
-    # What it has used that calls collectives without a record, such as auto parallel.
-    unrecorded: tuple[str, ...] = ()
 
 
 def read(path: str, restart: int) -> FlightRecord | None:
@@ -137,11 +125,8 @@ def parse(ring: bytes | None) -> FlightRecord | None:
     _, state, pid, restart, rank, settled = HEADER.unpack_from(ring)
     heads = HEADS.unpack_from(ring, HEADER_BYTES)
     channels: dict[int, CollectiveChannel] = {}
-    unrecorded = []
     for line in ring[_TABLE_AT:_SLOTS_AT].partition(b"\0")[0].split(b"\n"):
         match _list(line):
-            case ["unrecorded", str(what)]:
-                unrecorded.append(what)
             case ["channel", int(number), list(runs), int(made), str(operation), int(peer)]:
                 ranks = tuple(rank for first, last in runs for rank in range(first, last + 1))
                 pair = (-1, -1)
@@ -163,9 +148,7 @@ def parse(ring: bytes | None) -> FlightRecord | None:
         _in_order([call for _, call in slots]),
         {channel: heads[number] for number, channel in channels.items() if heads[number]},
         has_failed=state == FAILED,
-        has_ended=state == ENDED,
         settled_at=settled / _NS,
-        unrecorded=tuple(unrecorded),
     )
 
 

@@ -99,12 +99,6 @@ class FlightRecords(Source):
         """Return why the ranks hang according to their records; STATES is what else is known."""
         return flight.verdict({**self._received, **self._here()}, self._job_of(states))
 
-    def may_wait(self, states: Mapping[int, RankState]) -> set[int]:
-        """Return the ranks that may wait in collectives that are not recorded."""
-        job = self._job_of(states)
-        records = {**self._received, **self._here()}
-        return {n for n, it in records.items() if flight.may_wait(it._replace(rank=n), job)}
-
     def _paths(self) -> dict[int, tuple[str, int]]:
         """Return the file and the attempt of each rank of this host that records collectives."""
         return {

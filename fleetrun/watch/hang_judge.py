@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from fleetrun.postmortem import stack_groups
-from fleetrun.postmortem.flight import UNKNOWN, RankState
+from fleetrun.postmortem.flight import RankState
 from fleetrun.run.events import Hung
 from fleetrun.run.observers import ObservedJob
 from fleetrun.rundir import names
@@ -128,11 +128,7 @@ class HangJudge:
             }
         self._reported.clear()
         states = {
-            spec.rank: RankState(
-                place=_users(stacks.get(process, ())),
-                is_outside_paddle=bool(stacks.get(process))
-                and not stack_groups.is_in_paddle(stacks[process]),
-            )
+            spec.rank: RankState(place=_users(stacks.get(process, ())))
             for process, spec in enumerate(ranks)
             if spec.is_trainer
         }
@@ -140,14 +136,11 @@ class HangJudge:
         collectives = tuple(
             (tuple(f"rank {rank}" for rank in culprit.ranks), culprit.text) for culprit in culprits
         )
-        may_wait = self._records.may_wait(states)
-        waiting = {n for n, spec in enumerate(ranks) if spec.is_trainer and spec.rank in may_wait}
-        finding = stack_groups.compare(stacks, waiting)
+        finding = stack_groups.compare(stacks)
         # A rank that is late for a collective is better evidence than one that stands elsewhere.
-        # Records without a culprit blame the network, unless something is not recorded.
-        is_complete = any(culprit.kind != UNKNOWN for culprit in culprits)
+        # Records without a culprit blame the network.
         odd = tuple(names.spec_label(ranks[process]) for process in finding.odd)
-        odd = next((labels for labels, _ in collectives if labels or is_complete), odd)
+        odd = next((labels for labels, _ in collectives), odd)
         self._declare(
             Hung(
                 seconds=silent_s,

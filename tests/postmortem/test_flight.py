@@ -15,7 +15,6 @@ from fleetrun.postmortem.flight import (
     DESYNC,
     MISSING,
     UNFINISHED,
-    UNKNOWN,
     JobRanks,
     RankState,
 )
@@ -284,27 +283,6 @@ def test_who_skips_or_repeats_an_exchange_in_a_ring_is_named(
     # be one that its peer lacks.
     assert rank in finding.ranks
     assert finding.kind == CYCLE or change == "repeats" or finding.ranks == (rank,)
-
-
-@pytest.mark.parametrize("stands_outside", [True, False])
-def test_a_rank_that_may_wait_in_what_is_not_recorded_is_not_named(stands_outside: bool) -> None:
-    whole = CollectiveChannel((0, 1, 2))
-    scripts = {0: [], 1: [Call(whole, "all_reduce")], 2: []}
-    records = {
-        rank: record._replace(unrecorded=("auto parallel",))
-        for rank, record in play(scripts).items()
-    }
-    states = {0: RankState("train.py:7 (step)", is_outside_paddle=stands_outside)}
-    findings = flight.verdict(records, JobRanks(3, states=states))
-    if stands_outside:
-        (finding,) = findings
-        assert (finding.kind, finding.ranks) == (MISSING, (0,))
-        return
-    (finding,) = findings
-    assert (finding.kind, finding.ranks) == (UNKNOWN, ())
-    assert finding.text == (
-        "ranks 0, 2 may wait in collectives of auto parallel, which are not recorded"
-    )
 
 
 def test_the_verdict_reads_as_people_would_say_it() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetrun.postmortem.stack_groups import Frame, StackGroup, compare, is_in_paddle, main_thread
+from fleetrun.postmortem.stack_groups import Frame, StackGroup, compare, main_thread
 
 FAULTHANDLER = """\
 # process 7: python train.py
@@ -84,16 +84,6 @@ def test_lines_of_a_librarys_loop_make_nobody_odd() -> None:
     elsewhere = (WAIT[0]._replace(line=53), WAIT[1]._replace(line=12))
     finding = compare({0: WAIT, 1: again, 2: elsewhere})
     assert finding.odd == (2,)
-
-
-def test_who_may_wait_in_paddle_is_not_odd_beside_who_waits() -> None:
-    linear = (Frame("linear", "/x/site-packages/paddle/common.py", 3), *LOAD)
-    assert is_in_paddle(linear)
-    assert not is_in_paddle((Frame("next", "/x/site-packages/paddle/io/reader.py", 3), *LOAD))
-    assert not is_in_paddle(())
-    assert compare({0: linear, 1: WAIT}).odd == (0,)
-    assert compare({0: linear, 1: WAIT}, {0}).odd == ()
-    assert compare({0: linear, 1: linear, 2: WAIT}, {0, 1}).odd == (2,)
 
 
 def test_our_own_code_in_a_checkout_is_not_the_users() -> None:

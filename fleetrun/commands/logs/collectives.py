@@ -61,7 +61,7 @@ def text(chosen: Sequence[runs.Run], ranks: Container[str] | None) -> str:
         row = (
             datetime.fromtimestamp(issued_at).astimezone().strftime("%H:%M:%S.%f")[:-3],
             str(record.rank),
-            f"{call.operation} {call.number}",
+            f"{call.operation} {call.sequence}",
             flight.of(call.channel, job).removeprefix("of "),
             call.tensor,
             state if done_at is None else f"{(done_at - issued_at) * 1e3:.1f} ms",
