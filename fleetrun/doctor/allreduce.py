@@ -29,12 +29,11 @@ class Transfer(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """The allreduces of some ranks, and the bandwidth of a TCP connection beside gloo (B/s)."""
+    """The allreduces of some ranks."""
 
     backend: str
     ranks: int
     rows: tuple[Transfer, ...] = ()
-    link: float | None = None
     # Why there are no rows: the job's exit and its last words.
     trouble: str = ""
 
@@ -83,7 +82,7 @@ def measure(job: CheckedJob) -> Measurement:
             # Rank 0 is on another host.
             return planned
     rows = tuple(Transfer(*row) for row in told["rows"])
-    return Measurement(told["backend"], told["ranks"], rows, told["link"])
+    return Measurement(told["backend"], told["ranks"], rows)
 
 
 def _options(job: CheckedJob) -> Sequence[str]:

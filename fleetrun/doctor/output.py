@@ -73,15 +73,13 @@ def document(
     """Return FINDINGS of HOST as one JSON object.
 
     Its keys: schema, host, exit_code, findings (each with check, level, seen, means, mend), and
-    allreduce (null, or backend, ranks, link in B/s, and rows of bytes, seconds, bandwidth in B/s
-    and is_right).
+    allreduce (null, or backend, ranks, and rows of bytes, seconds, bandwidth in B/s and is_right).
     """
     allreduce = None
     if measured is not None and measured.rows:
         allreduce = {
             "backend": measured.backend,
             "ranks": measured.ranks,
-            "link": measured.link,
             "rows": [
                 {
                     "bytes": row.nbytes,

@@ -120,7 +120,6 @@ class _Snapshots:
             "sizes": [size for size, _, _ in values],
             "largest": [largest for _, largest, _ in values],
             "values": [base64.b64encode(elements.tobytes()).decode() for _, _, elements in values],
-            "device_bytes": _device_bytes(),
         }
         with open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
@@ -159,15 +158,6 @@ def _read(values: list[Any]) -> tuple[list[tuple[int, float, Any]], list[int]]:
         largest = float(np.abs(own).max()) if size else 0.0
         rows.append((size, largest, array.array("d", own[places].astype("float64").tobytes())))
     return rows, sums
-
-
-def _device_bytes() -> int | None:
-    """Return the peak memory of its GPU that Paddle held in this process; None on a CPU."""
-    import paddle
-
-    if not paddle.device.is_compiled_with_cuda() or not paddle.device.cuda.device_count():
-        return None
-    return int(paddle.device.cuda.max_memory_allocated())
 
 
 def _move_gradients(optimizer: Any) -> None:
