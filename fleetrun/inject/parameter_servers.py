@@ -26,6 +26,7 @@ _SENDS = ("send", "distributed_push_sparse")
 _WAITS = ("send_barrier", "fetch_barrier")
 # The communicator's name for k_steps.
 _K_STEPS = "communicator_max_merge_var_num"
+_watching = border.watching("the count of what is sent to servers")
 
 
 def are_used() -> bool:
@@ -44,7 +45,7 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
             )
 
 
-@border.watching("the settings of what exchanges with servers")
+@_watching
 def _read(communicator: Any) -> None:
     """Report how often COMMUNICATOR, which has started, exchanges."""
     steps = communicator.envs[_K_STEPS] if communicator.mode == "GEO" else None
@@ -61,7 +62,7 @@ def _patch(module: Any, spec: StrategySpec, proof: Evidence) -> None:
     # By program: whether it sends and leaves the updates to the servers.
     leaves: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
-    @border.watching("the count of what is sent to servers")
+    @_watching
     def inspect(program: Any) -> None:
         types = [op.type for op in programs.operators(program)]
         sends = {kind: types.count(kind) for kind in _SENDS if kind in types}
