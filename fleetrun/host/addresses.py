@@ -144,14 +144,19 @@ def addresses() -> tuple[Address, ...]:
 def dead_ends(own_addresses: Sequence[Address], root: str) -> frozenset[str]:
     """Return the interfaces of OWN_ADDRESSES that lead to no other host."""
     reachable = {own.interface for own in own_addresses if not own.ip.startswith(_LINK_LOCAL)}
-    folder = os.path.join(root, "sys/class/net")
     return frozenset(
         name
         for name in {own.interface for own in own_addresses}
-        if name not in reachable
-        or name.startswith(_INTERNAL)
-        or files.text(os.path.join(folder, name, "operstate")).strip() in _NO_LINK
+        if name not in reachable or name.startswith(_INTERNAL) or _is_cut_off(name, root)
     )
+
+
+def _is_cut_off(name: str, root: str) -> bool:
+    """Whether the interface NAME has no link, or is a bridge to which nothing is attached."""
+    folder = os.path.join(root, "sys/class/net", name)
+    ports = os.path.join(folder, "brif")
+    has_no_link = files.text(os.path.join(folder, "operstate")).strip() in _NO_LINK
+    return has_no_link or (os.path.isdir(ports) and not files.names(ports))
 
 
 def resolve(name: str) -> tuple[str, ...]:

@@ -20,6 +20,8 @@ _TRIAL = b"\n" * 4096
 _NOT_FOUND = ExitStatus(code=127)
 _NOT_RUNNABLE = ExitStatus(code=126)
 _APPENDING = os.O_WRONLY | os.O_APPEND
+# The longest first line that may name an interpreter; the kernel reads less.
+_LONGEST_LINE = 4096
 
 
 class SpawnRefusal(NamedTuple):
@@ -250,10 +252,13 @@ def _refusal(spec: ProcessSpec, error: OSError | ValueError) -> SpawnRefusal:
         return SpawnRefusal(_NOT_RUNNABLE, f"{error} in its command or environment.")
     why = _WHY.get(error.errno or 0, "{program}: {error}.")
     if error.errno == errno.ENOENT and os.path.exists(program):
-        why = (
-            "the interpreter named in the first line of {program} does not exist (or the line ends "
-            "in a carriage return of Windows)."
-        )
+        why = "the interpreter named in the first line of {program} does not exist."
+        with suppress(OSError), open(program, "rb") as file:
+            if file.readline(_LONGEST_LINE).endswith(b"\r\n"):
+                why = (
+                    "the first line of {program} ends in a carriage return, as lines of Windows "
+                    "do: run `sed -i 's/\\r$//' {program}`."
+                )
     status = _NOT_FOUND if error.errno == errno.ENOENT else _NOT_RUNNABLE
     return SpawnRefusal(status, why.format(program=program, error=error.strerror))
 

@@ -280,8 +280,11 @@ def test_interfaces_without_a_link_or_for_this_host_alone_are_dead_ends(root: Pa
         Address("eth3", "fe80::2"),
     ]
     own += [Address("eth0", "fe80::3"), Address("lo", "127.0.0.1")]
+    own += [Address("bare", "10.1.0.1"), Address("bridge", "10.2.0.1")]
+    (root / "sys/class/net/bare/brif").mkdir(parents=True)
+    (root / "sys/class/net/bridge/brif/eth0").mkdir(parents=True)
     interfaces = addresses.dead_ends(own, str(root))
-    assert interfaces == {"eth1", "eth2", "docker0", "veth1", "eth3"}
+    assert interfaces == {"eth1", "eth2", "docker0", "veth1", "eth3", "bare"}
 
 
 # -- ports ---------------------------------------------------------------------------------------

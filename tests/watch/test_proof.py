@@ -223,7 +223,7 @@ def test_eighty_columns_hold_the_table() -> None:
         "  use_hierarchical_allreduce           2          2          effective",
         "      groups [0, 1], [2, 3]; 1 allreduce among them",
         "  hierarchical_allreduce_inter_nranks  2          2          effective",
-        "      groups [0, 1], [2, 3]; 1 allreduce among them",
+        "      as above",
         "  gradient_merge_configs               k_steps=4  -          NO EFFECT",
         "      with gradient_merge",
         "  gradient_merge                       0          -          NO EFFECT",
