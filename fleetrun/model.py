@@ -226,6 +226,12 @@ class Request(NamedTuple):
     # Variables of the launcher that a manifest brings back; None: it was not set.
     restored: tuple[tuple[str, str | None], ...] = ()
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables of --nccl, whose names need no NCCL_, and of --env, which win."""
+        nccl = {f"NCCL_{name.removeprefix('NCCL_')}": value for name, value in self.nccl}
+        return nccl | dict(self.env)
+
 
 # The defaults, by the fields of the request.
 DEFAULTS: Mapping[str, Any] = Request._field_defaults

@@ -37,6 +37,11 @@ class ParsedCommand(NamedTuple):
         """Whether the option NAME was given."""
         return any(given.name == name for given in self.given)
 
+    def refuse_pending(self) -> None:
+        """Raise UsageError if the last option lacks its value."""
+        if self.pending is not None:
+            raise UsageError(f"{self.words[-1]} needs a value: {self.pending.wanted}")
+
 
 def split(words: Sequence[str]) -> ParsedCommand:
     """Split WORDS into options and script; UsageError for an unknown option before the script.
@@ -48,8 +53,7 @@ def split(words: Sequence[str]) -> ParsedCommand:
     Script(form='file', target='train.py', args=('--gpus=2', '--', ''))
     """
     parsed = scan(words)
-    if parsed.pending is not None:
-        raise UsageError(f"{words[-1]} needs a value: {parsed.pending.wanted}")
+    parsed.refuse_pending()
     if parsed.script_at is not None:
         script = _script(words[parsed.script_at :])
         misplaced = tuple(

@@ -130,8 +130,7 @@ class LaunchCommand(click.Command):
         head = argv.scan(args, (*own.values(), *KNOWN))
         if head.asks("help"):
             return super().parse_args(ctx, ["--help"])
-        if head.pending is not None:
-            raise UsageError(f"{args[-1]} needs a value: {head.pending.wanted}")
+        head.refuse_pending()
         start = len(args) if head.script_at is None else head.script_at
         start -= args[start - 1 : start] == ["--"] and start > 0
         of_launch = tuple(given for given in head.given if given.name not in own)
@@ -171,7 +170,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
 def _sentence(error: click.UsageError) -> str:
     """Return click's complaint about the command line in fleetrun's words."""
     context = error.ctx
-    where = "" if context is None else f"{context.command_path.removeprefix('fleetrun ')}: "
+    where = types.place(context)
     match error:
         case click.NoSuchOption() if context is not None:
             typed = error.option_name

@@ -43,7 +43,7 @@ def replay(parsed: ParsedCommand, environ: Mapping[str, str]) -> Replay:
     path = [given.raw for given in parsed.given if given.name == "from_manifest"][-1]
     recorded = manifestfile.read(path)
     is_named = parsed.asks("config")
-    config = configfile.read(configfile.here(parsed.given) or "") if is_named else configfile.NONE
+    config = configfile.find(parsed.given) if is_named else configfile.NONE
     words = _words(recorded, () if is_named else recorded.config, parsed)
     strategies = [item.raw.split(",") for item in parsed.given if item.name == "strategy"]
     anew = {name.strip() for names in strategies for name in names}

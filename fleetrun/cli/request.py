@@ -344,10 +344,7 @@ def _strategy(
         is_strict=chosen["strategy_strict"],
         check_ranks="auto" if check is None else check,
     )
-    return strategy, [
-        Setting(name, secrets.redact(name.rpartition(".")[2], value), source)
-        for name, value, source in load.settings(names, sets)
-    ]
+    return strategy, [_redacted(*setting) for setting in load.settings(names, sets)]
 
 
 # -- what other launchers have set ---------------------------------------------------------------

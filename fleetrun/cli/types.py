@@ -77,8 +77,7 @@ class Type(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
         try:
             return self.read(str(value))
         except ValueError as error:
-            where = "" if ctx is None else f"{ctx.command_path.removeprefix('fleetrun ')}: "
-            raise UsageError(f"{where}{value}: {error}") from None
+            raise UsageError(f"{place(ctx)}{value}: {error}") from None
 
     def shell_complete(
         self, ctx: click.Context | None, param: click.Parameter | None, incomplete: str
@@ -88,6 +87,11 @@ class Type(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
         if self.complete:
             return [CompletionItem(incomplete, type=self.complete)]
         return among(self.words, incomplete)
+
+
+def place(ctx: click.Context | None) -> str:
+    """Return the command of CTX, in which a mistake was made, as the beginning of a sentence."""
+    return "" if ctx is None else f"{ctx.command_path.removeprefix('fleetrun ')}: "
 
 
 def among(words: Iterable[str], incomplete: str, before: str = "") -> list[Item]:

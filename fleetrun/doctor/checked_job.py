@@ -70,8 +70,7 @@ class CheckedJob(NamedTuple):
     @property
     def variables(self) -> dict[str, str]:
         """The variables of its ranks that the user sets."""
-        nccl = {f"NCCL_{name.removeprefix('NCCL_')}": text for name, text in self.request.nccl}
-        return {**self.environ, **dict(self.request.env), **nccl}
+        return {**self.environ, **self.request.variables}
 
 
 def read(

@@ -40,9 +40,8 @@ def variables(request: Request, facts: Facts, share: Share, roster: Roster) -> d
 
 def named(request: Request, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the variables by which the user has named interfaces for ranks."""
-    variables = {} if request.strategy is None else request.strategy.variables
-    chosen = {f"NCCL_{name.removeprefix('NCCL_')}" for name, _ in request.nccl}
-    chosen |= {name for name, _ in request.env} | {*variables}
+    of_strategy = {} if request.strategy is None else request.strategy.variables
+    chosen = {*request.variables, *of_strategy}
     return tuple(name for name in (NCCL, GLOO) if name in chosen or environ.get(name))
 
 

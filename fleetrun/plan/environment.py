@@ -244,8 +244,7 @@ def _proxies(facts: Facts, roster: Roster) -> dict[str, str]:
 
 def _chosen(request: Request) -> dict[str, str]:
     """Return the variables of --nccl and --env, checked."""
-    chosen = {f"NCCL_{key.removeprefix('NCCL_')}": value for key, value in request.nccl}
-    chosen |= dict(request.env)
+    chosen = request.variables
     if TOKEN in chosen:
         raise UsageError(
             f"--env {TOKEN}: it is for the launchers alone, so no rank gets it; export it instead."
