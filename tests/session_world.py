@@ -145,7 +145,7 @@ class End:
         self.world, self.owner, self.other = world, owner, other
         self.address = f"10.0.0.{other.number}"
         self.heard: Callable[[Any], None] = _ignore
-        self.lost: Callable[[str], None] = _ignore
+        self.lost: Callable[[], None] = _nothing
         self.is_open = True
         self.peer: End
         self._is_finishing = False
@@ -185,7 +185,7 @@ class End:
             self.is_open = False
             if not self._is_finishing:
                 self._later(self.peer._end)
-            self.lost("hung up")
+            self.lost()
 
     def _later(self, call: Callable[[], None]) -> None:
         self._queue.append((self.world.now + self.world.delay(), call))

@@ -18,7 +18,8 @@ from fleetrun.host import tcp
 from fleetrun.run import isolation
 from fleetrun.run.isolation import CallResult
 from fleetrun.run.loop import WRITABLE, nothing
-from fleetrun.session.wire import Connection, Wire, reason
+from fleetrun.rundir.variables import TOKEN
+from fleetrun.session.wire import Connection, Wire
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call
 # A launcher greets as soon as it is connected; on a bad network it takes seconds.
@@ -33,6 +34,11 @@ _CONNECT_S, _LOOKUP_S = 1.0, 10.0
 # The pause between two rounds: hosts that start together find each other at once, and hundreds
 # that wait for one do not flood it. After the longest one the name is resolved again.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.02, 1.0, 1.3
+# Why there is no connection to an end that has not proved itself.
+STRANGER = (
+    "it is no fleetrun of this job, or has another version of fleetrun, another --job_id or "
+    f"another token ({TOKEN})"
+)
 
 
 def resolve(host: str, flags: int = 0) -> tuple[str, ...]:
@@ -47,6 +53,18 @@ def resolve(host: str, flags: int = 0) -> tuple[str, ...]:
     except OSError:
         return ()
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))
+
+
+def reason(error: OSError) -> str:
+    """Return the text of ERROR without Python's decoration.
+
+    >>> reason(ConnectionResetError(104, "Connection reset by peer"))
+    'connection reset by peer'
+    """
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    text = os.strerror(error.errno) if error.errno else str(error)
+    return text[:1].lower() + text[1:]
 
 
 # Calling ------------------------------------------------------------------------------------------
@@ -167,9 +185,14 @@ class Dialer:
             return
         self._waiting.unwatch(link.fileno())
         connection = Connection(
-            link, there[0], self._wire, is_caller=True, ready=self._ready, lost=self._fail
+            link,
+            there[0],
+            self._wire,
+            is_caller=True,
+            ready=self._ready,
+            lost=partial(self._fail, STRANGER),
         )
-        self._timer(_GREETING_S, partial(connection.lose, ""))
+        self._timer(_GREETING_S, connection.lose)
         self._drop = connection.close
 
     def _refused(self, number: int) -> None:
@@ -288,15 +311,15 @@ class Listener:
             self._wire,
             is_caller=False,
             ready=self._ready,
-            lost=lambda why: self._failed(caller, why),
+            lost=lambda: self._failed(caller),
         )
         self.pending.append(caller)
         at = time.monotonic() + self._greeting_s
-        self._waiting.timer((id(self), id(caller)), at, partial(caller.lose, ""))
+        self._waiting.timer((id(self), id(caller)), at, caller.lose)
 
     def _drop_oldest(self) -> None:
         if self.pending:
-            self.pending[0].lose("")
+            self.pending[0].lose()
 
     def _discard(self, caller: Connection) -> None:
         self.pending.remove(caller)
@@ -306,9 +329,10 @@ class Listener:
         self._discard(caller)
         self._opened(caller)
 
-    def _failed(self, caller: Connection, why: str) -> None:
+    def _failed(self, caller: Connection) -> None:
         self._discard(caller)
-        self._refused(caller.address, why)
+        # Whoever only looks whether the port is open is no stranger with another token.
+        self._refused(caller.address, "hung up" if caller.has_looked else STRANGER)
 
 
 def _bound(address: str, port: int) -> socket.socket:

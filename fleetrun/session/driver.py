@@ -278,7 +278,7 @@ class Session:
         link, self._link = self._link, None
         self._fence.disconnect()
         if link is not None:
-            link.heard = link.lost = ignore
+            link.heard, link.lost = ignore, nothing
             link.finish()
 
     def _hang_up(self) -> None:
@@ -504,7 +504,7 @@ class Session:
         self._disconnect()
         self._lose(self._cut_off())
 
-    def _lost(self, _why: str) -> None:
+    def _lost(self) -> None:
         self._link = None
         self._fence.disconnect()
         self._lose(self._loss_of(self._coordinator, "the coordinator of the job was lost"))

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from fleetrun.run import isolation
 from fleetrun.run.isolation import CallResult
 from fleetrun.run.loop import Waiting, nothing
-from fleetrun.session.wire import reason
+from fleetrun.session.connecting import reason
 
 # In bytes.
 _LONGEST = 1 << 20

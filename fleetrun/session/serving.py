@@ -8,7 +8,7 @@ from typing import Any
 
 from fleetrun.run.loop import LoopShare, nothing
 from fleetrun.session import coordinator, exchange, messages
-from fleetrun.session.wire import HUNG_UP, Connection, ignore
+from fleetrun.session.wire import Connection, ignore
 
 # A launcher joins as soon as it is connected; on a bad network that takes seconds.
 _JOIN_S = 10.0
@@ -32,7 +32,7 @@ class LocalLink:
     def __init__(self, clock: SessionClock, address: str, peer: LocalLink | None = None) -> None:
         self.address = address
         self.heard: Callable[[Any], None] = ignore
-        self.lost: Callable[[str], None] = ignore
+        self.lost: Callable[[], None] = nothing
         self.peer = peer or LocalLink(clock, address, self)
         self._clock = clock
         self._calls: list[Callable[[], None]] = []
@@ -46,8 +46,12 @@ class LocalLink:
     def finish(self) -> None:
         """Hang up after what was sent."""
         if self._is_open:
-            self._later(lambda: self.peer.lost(HUNG_UP))
+            self._later(self.peer.lose)
             self._is_open = False
+
+    def lose(self) -> None:
+        """Report that the other end has hung up."""
+        self.lost()
 
     def _later(self, call: Callable[[], None]) -> None:
         self._calls.append(call)
@@ -147,7 +151,7 @@ class Server:
         elif host is not None and host.place is not None:
             self._received(host.place, message)
 
-    def _lost(self, number: int, _why: str) -> None:
+    def _lost(self, number: int) -> None:
         self._links.pop(number, None)
         self._feed(coordinator.Broken(number, self._clock.now()))
 
@@ -164,5 +168,5 @@ class Server:
     def _hang_up(self, number: int) -> None:
         link = self._links.pop(number, None)
         if link is not None:
-            link.heard = link.lost = ignore
+            link.heard, link.lost = ignore, nothing
             link.finish()

@@ -17,7 +17,6 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from fleetrun.run.loop import READABLE, WRITABLE, Waiting
-from fleetrun.rundir.variables import TOKEN
 from fleetrun.session.codec import Codec, Malformed
 
 # The version of lines and messages; another one cannot take part.
@@ -38,12 +37,6 @@ _TUNING = (
     (socket.TCP_USER_TIMEOUT, 60_000),
     (16, 1),
     (44, 1000),
-)
-# Why a connection was lost that the other end has closed, and one that was never proved.
-HUNG_UP = "hung up"
-STRANGER = (
-    "it is no fleetrun of this job, or has another version of fleetrun, another --job_id or "
-    f"another token ({TOKEN})"
 )
 
 
@@ -97,8 +90,8 @@ class Connection:
     """Messages to and from the launcher at ADDRESS, over LINK.
 
     READY is called once both ends have proved themselves, and sets `heard`, which is called with
-    each message. LOST is called with a reason when there will be no more. Nothing blocks, and
-    neither is called from within `send`, `finish` or `close`.
+    each message. LOST is called when there will be no more. Nothing blocks, and neither is called
+    from within `send`, `finish` or `close`.
     """
 
     def __init__(
@@ -109,12 +102,14 @@ class Connection:
         *,
         is_caller: bool,
         ready: Callable[[Connection], None],
-        lost: Callable[[str], None],
+        lost: Callable[[], None],
     ) -> None:
         self.address = address
         self.heard: Callable[[Any], None] = ignore
         self.lost = lost
         self.is_open = True
+        # Whether the other end has hung up before it sent a line.
+        self.has_looked = False
         self._socket, self._waiting = link, wire.waiting
         self._codec, self._key = wire.codec, wire.key
         self._ready = ready
@@ -142,7 +137,7 @@ class Connection:
         """Send what is left and hang up; `lost` follows when the other end hangs up as well."""
         if self.is_open:
             self._is_finishing = True
-            self._later("flush", _FLUSH_S, HUNG_UP)
+            self._later("flush", _FLUSH_S)
             self._flush()
 
     def close(self) -> None:
@@ -155,20 +150,17 @@ class Connection:
             self._socket.close()
             self._unsent.clear()
 
-    def lose(self, why: str) -> None:
-        """Close, and report why."""
+    def lose(self) -> None:
+        """Close, and report it."""
         if self.is_open:
             self.close()
-            # Whoever only looks whether the port is open is no stranger with another token.
-            has_looked = self._roles[0] == _LISTENER and why == HUNG_UP and not self._nonces
-            self.lost(why if self._seals or has_looked else STRANGER)
+            self.lost()
 
     # Inside -------------------------------------------------------------------------------------
 
-    def _later(self, timer: str, seconds: float, why: str) -> None:
+    def _later(self, timer: str, seconds: float) -> None:
         """Report a loss from the loop, because `send` must not call its caller back."""
-        at = time.monotonic() + seconds
-        self._waiting.timer((id(self), timer), at, lambda: self.lose(why))
+        self._waiting.timer((id(self), timer), time.monotonic() + seconds, self.lose)
 
     def _push(self, line: bytes) -> None:
         if self.is_open and not self._is_finishing:
@@ -182,9 +174,9 @@ class Connection:
                 del self._unsent[: self._socket.send(self._unsent)]
         except (BlockingIOError, InterruptedError):
             pass
-        except OSError as error:
+        except OSError:
             self._unsent.clear()
-            self._later("later", 0.0, reason(error))
+            self._later("later", 0.0)
         if self._is_finishing and not self._unsent:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
@@ -203,18 +195,19 @@ class Connection:
             piece = self._socket.recv(_PIECE)
         except (BlockingIOError, InterruptedError):
             return
-        except OSError as error:
-            self.lose(reason(error))
+        except OSError:
+            self.lose()
             return
         if not piece:
-            self.lose(HUNG_UP)
+            self.has_looked = not self._nonces
+            self.lose()
             return
         searched = len(self._received)
         self._received += piece
         try:
             self._read_lines(searched)
-        except Malformed as error:
-            self.lose(f"sent {error}")
+        except Malformed:
+            self.lose()
 
     def _read_lines(self, searched: int) -> None:
         """Take what is complete; before SEARCHED there is no end of a line."""
@@ -249,18 +242,6 @@ class Connection:
 
     def _proof(self, role: bytes) -> bytes:
         return _hmac(self._key, b"proof " + role + b" " + self._nonces)
-
-
-def reason(error: OSError) -> str:
-    """Return the text of ERROR without Python's decoration.
-
-    >>> reason(ConnectionResetError(104, "Connection reset by peer"))
-    'connection reset by peer'
-    """
-    if isinstance(error, TimeoutError):
-        return "no answer"
-    text = os.strerror(error.errno) if error.errno else str(error)
-    return text[:1].lower() + text[1:]
 
 
 def ignore(_: object) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import socket
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -51,14 +52,14 @@ class Stranger:
     def __init__(self, loop: Loop, port: int, key: bytes) -> None:
         self.loop = loop
         self.heard: list[tuple[object, ...]] = []
-        self.lost: list[str] = []
+        self.lost: list[Connection] = []
         self.links: list[Connection] = []
         self._dialer = Dialer(HERE, port, Wire(key, CODEC, loop), opened=self._opened)
         self._dialer.begin()
 
     def _opened(self, link: Connection) -> None:
         link.heard = self.heard.append
-        link.lost = self.lost.append
+        link.lost = partial(self.lost.append, link)
         self.links.append(link)
 
     def say(self, *messages: tuple[object, ...]) -> Stranger:

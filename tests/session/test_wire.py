@@ -6,6 +6,7 @@ import random
 import socket
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ports
@@ -13,8 +14,8 @@ import pytest
 from wire import CODEC, End, Hello, turn_until
 
 from fleetrun.session.codec import Malformed
-from fleetrun.session.connecting import Dialer, Listener
-from fleetrun.session.wire import STRANGER, Connection, Seal, Wire, job_key
+from fleetrun.session.connecting import STRANGER, Dialer, Listener
+from fleetrun.session.wire import Connection, Seal, Wire, job_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,18 +27,18 @@ HERE = "127.0.0.1"
 
 
 class Side:
-    """One side of connections: the callers, their messages, and why they were lost."""
+    """One side of connections: the callers, their messages, and those that were lost."""
 
     def __init__(self) -> None:
         self.connections: list[Connection] = []
         self.heard: list[tuple[object, ...]] = []
-        self.lost: list[str] = []
+        self.lost: list[Connection] = []
         self.refused: list[tuple[str, str]] = []
 
     def opened(self, connection: Connection) -> None:
         """Take CONNECTION."""
         connection.heard = self.heard.append
-        connection.lost = self.lost.append
+        connection.lost = partial(self.lost.append, connection)
         self.connections.append(connection)
 
 
