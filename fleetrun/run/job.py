@@ -145,17 +145,17 @@ class _Attempts:
     def join(self, job: LaunchedJob) -> tuple[Gathering, Session | None]:
         """Gather the other hosts."""
         from fleetrun.session import joining
+        from fleetrun.session.local_host import LocalHost
 
-        session, gathering = joining.join(
+        own = LocalHost(
             self.request,
             self._facts,
             self._engine,
             self._slots,
             assign=self.assign,
             plan=self.plan,
-            log=job.log,
-            redact=job.redact,
         )
+        session, gathering = joining.join(own, log=job.log, redact=job.redact)
         return gathering, session
 
     def close(self) -> None:
@@ -201,16 +201,15 @@ def tell(
 
     def begin(job: LaunchedJob) -> tuple[Gathering, Session | None]:
         from fleetrun.session import joining
+        from fleetrun.session.local_host import LocalHost
 
         def fail(_: object) -> NoReturn:
             raise fault
 
-        log, redact = job.log, job.redact
         try:
             facts = probe.reach(request, environ, engine.hosts)._replace(pid=job.pid)
-            session, gathering = joining.join(
-                request, facts, engine, None, assign=fail, plan=fail, log=log, redact=redact
-            )
+            own = LocalHost(request, facts, engine, None, assign=fail, plan=fail)
+            session, gathering = joining.join(own, log=job.log, redact=job.redact)
         except FleetrunError:
             raise fault from None
         return gathering, session

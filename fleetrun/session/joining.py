@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fleetrun.engines import SelectedEngine
-from fleetrun.model import Facts, LaunchPlan, Request, Roster
+from fleetrun.model import Facts, Request
 from fleetrun.plan import hosts, planner
-from fleetrun.plan.layout import Slots, session_port
+from fleetrun.plan.layout import session_port
 from fleetrun.rundir.variables import TOKEN
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.connecting import EVERYWHERE
@@ -17,32 +17,20 @@ from fleetrun.session.rendezvous import Rendezvous
 
 
 def join(
-    request: Request,
-    facts: Facts,
-    engine: SelectedEngine,
-    slots: Slots | None,
-    *,
-    assign: Callable[[int], Roster],
-    plan: Callable[[Roster], LaunchPlan],
-    log: Callable[[str], None],
-    redact: Callable[[str], str],
+    own: LocalHost, *, log: Callable[[str], None], redact: Callable[[str], str]
 ) -> tuple[Session, Rendezvous]:
-    """Return the session of the job, and the gathering that joins it.
+    """Return the session of the job of OWN host, and the gathering that joins it.
 
-    SLOTS, ASSIGN and PLAN are as of `LocalHost`. REDACT masks secrets in what the other hosts are
-    told.
+    REDACT masks secrets in what the other hosts are told.
     """
-    own = LocalHost(request, facts, engine, slots, assign=assign, plan=plan)
-    first_port = planner.first_port(request) if slots is None else slots.first_port
-    endpoint = _endpoint(request, facts, engine, first_port, own.place)
-    session = _session(request, facts, endpoint, own, log)
+    session = _session(own, _endpoint(own), log)
     return session, Rendezvous(session, own, redact=redact, log=log)
 
 
-def _endpoint(
-    request: Request, facts: Facts, engine: SelectedEngine, first_port: int, place: int | None
-) -> RendezvousEndpoint:
+def _endpoint(own: LocalHost) -> RendezvousEndpoint:
     """Return the endpoint of the job."""
+    request, facts, engine, slots = own.request, own.facts, own.engine, own.slots
+    first_port = planner.first_port(request) if slots is None else slots.first_port
     point = hosts.meets_at(request) if not engine.hosts else None
     token = facts.environ.get(TOKEN) or None
     config = _config(request, engine, is_listed=point is None)
@@ -54,13 +42,13 @@ def _endpoint(
     elif point is not None:
         host, port, is_ours = point.host, point.port, hosts.is_own(point.host, facts)
     else:
-        host, is_ours = engine.hosts[0], place == 0
+        host, is_ours = engine.hosts[0], own.place == 0
         allowed = None if token else _addresses_of(engine.hosts, facts)
-        if allowed is not None and place is not None:
+        if allowed is not None and own.place is not None:
             # The kernel may call from another one, which the listed hosts would refuse.
-            name = engine.hosts[place]
-            own = {own.ip for own in facts.addresses if not hosts.is_loopback(own.ip)}
-            source = next((ip for ip in (name, *facts.resolved.get(name, ())) if ip in own), "")
+            name = engine.hosts[own.place]
+            ours = {address.ip for address in facts.addresses if not hosts.is_loopback(address.ip)}
+            source = next((ip for ip in (name, *facts.resolved.get(name, ())) if ip in ours), "")
     return RendezvousEndpoint(
         config,
         host,
@@ -95,22 +83,17 @@ def _config(request: Request, engine: SelectedEngine, *, is_listed: bool) -> Ren
     )
 
 
-def _session(
-    request: Request,
-    facts: Facts,
-    endpoint: RendezvousEndpoint,
-    own: LocalHost,
-    log: Callable[[str], None],
-) -> Session:
+def _session(own: LocalHost, endpoint: RendezvousEndpoint, log: Callable[[str], None]) -> Session:
     """Return the session, with a coordinator elected by etcd if --master names that."""
     host = own.bare.named()
     if not endpoint.config.has_store:
         return Session(endpoint, own.launcher, host=host, log=log)
     from fleetrun.session.elected import ElectedSession  # only with etcd
 
-    endpoints = hosts.store_endpoints(request.master or "") or ()
+    endpoints = hosts.store_endpoints(own.request.master or "") or ()
     is_far = not all(hosts.is_loopback(point.host) for point in endpoints)
-    others = [at.ip for at in facts.addresses if not hosts.is_loopback(at.ip) and ":" not in at.ip]
+    ours = [at.ip for at in own.facts.addresses]
+    others = [ip for ip in ours if not hosts.is_loopback(ip) and ":" not in ip]
     return ElectedSession(
         endpoint,
         own.launcher,

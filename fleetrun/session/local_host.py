@@ -48,7 +48,7 @@ class LocalHost:
         plan: Callable[[Roster], LaunchPlan],
     ) -> None:
         self.launcher = os.urandom(_NAME_BYTES).hex()
-        self._request, self._facts, self._engine, self._slots = request, facts, engine, slots
+        self.request, self.facts, self.engine, self.slots = request, facts, engine, slots
         self._assign, self._plan = assign, plan
         self._logs = LogFolder(os.path.join(facts.cwd, request.log_dir), self.launcher)
         # The own roster, or why there is none.
@@ -79,7 +79,7 @@ class LocalHost:
 
     def _known_place(self) -> int | None:
         """Return the place of a host that cannot take part, if that can be told."""
-        engine, request, facts = self._engine, self._request, self._facts
+        engine, request, facts = self.engine, self.request, self.facts
         trainer_id = facts.environ.get("PADDLE_TRAINER_ID", "")
         if not engine.hosts:
             return 0
@@ -101,8 +101,8 @@ class LocalHost:
             # Before anybody can look for it.
             self._logs.announce()
         assert self._local is not None
-        own, folder = self._local.members[self._local.me], self._request.resume_from
-        has_own_port = self._slots is not None and self._slots.master == "own"
+        own, folder = self._local.members[self._local.me], self.request.resume_from
+        has_own_port = self.slots is not None and self.slots.master == "own"
         return self.bare._replace(
             host=own.host,
             ports=own.ports,
@@ -125,7 +125,7 @@ class LocalHost:
         former = [entry for entry in entries if entry.attempt] or entries
         port = first.ports[0] if first.master_port is None else first.master_port
         # Listed hosts are known by their addresses.
-        is_closed = self._facts.environ.get(TOKEN) or self._engine.hosts
+        is_closed = self.facts.environ.get(TOKEN) or self.engine.hosts
         return self._plan(
             self._local._replace(
                 members=tuple(Member(entry.host, entry.ports, entry.groups) for entry in entries),
@@ -142,7 +142,7 @@ class LocalHost:
 
     def _check_own_address(self, agreed: RosterMessage, me: int) -> None:
         """Raise UsageError if --host gives this host the address of another one."""
-        request, facts = self._request, self._facts
+        request, facts = self.request, self.facts
         own, option = agreed.entries[me], origin.option(request, "host")
         if request.host is None or hosts.is_own(request.host, facts):
             return
