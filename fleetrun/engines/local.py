@@ -47,7 +47,7 @@ def assign(
 ) -> Roster:
     """Return this host alone, with free ports, or those from --start_port on."""
     host, notes = _host(engine, request, facts)
-    return alone(held, slots, request, host)._replace(engine=NAME, notes=notes)
+    return alone(held, slots, request, host)._replace(notes=notes)
 
 
 def _host(engine: SelectedEngine, request: Request, facts: Facts) -> tuple[str, tuple[str, ...]]:

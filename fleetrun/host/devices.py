@@ -17,7 +17,7 @@ from fleetrun.text import is_digits
 # Any of these means that an NVIDIA driver can be asked (/dev/dxg: under Windows).
 _NVIDIA = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
 # AMD's compute driver lists its nodes here; the processors are among them.
-_AMD, _NODES = "sys/class/kfd", "sys/class/kfd/kfd/topology/nodes"
+_NODES = "sys/class/kfd/kfd/topology/nodes"
 _RENDER = re.compile(r"^drm_render_minor (\d+)$", re.MULTILINE)
 _DIGITS = "0123456789"
 

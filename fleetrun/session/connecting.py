@@ -256,7 +256,7 @@ class Listener:
             self._free()
             use = "to which the other hosts' launchers connect,"
             if error.errno == errno.EADDRINUSE:
-                holder = tcp.holder(self._port) or "a process that only root can identify"
+                holder = tcp.holder(self._port) or tcp.STRANGER
                 raise PortTaken(
                     f"Port {self._port}, {use} is taken by {holder}. Stop it, or give another "
                     "port, the same on every host."

@@ -112,7 +112,6 @@ class State(NamedTuple):
     next_generation: int = 0
     # Whether ranks of this generation may run.
     has_started: bool = False
-    roster: RosterMessage | None = None
     blames: tuple[Blame, ...] = ()
     # How often the job has failed because of each host.
     counts: Mapping[tuple[str, str], int] = {}
@@ -495,7 +494,7 @@ def _send_roster(
         state.generation, state.restarts, entries, state.config, state.remarks, state.session
     )
     standing = [link for link, host in hosts.items() if host.place is None]
-    state = state.send(roster, *placed)._replace(roster=roster)
+    state = state.send(roster, *placed)
     return state.send(_news(state, stands_by=True), *standing).enter(PREPARING, at)
 
 
