@@ -14,9 +14,6 @@ from fleetrun.run.isolation import IsolatedCall
 
 # The driver may have to load first, which takes seconds if nothing keeps it loaded.
 TIMEOUT_S = 20.0
-FILES = ("dev/nvidiactl", "dev/dxg")
-# Also present in a container without GPUs.
-DRIVER = "proc/driver/nvidia/version"
 # Hides GPUs from CUDA; removed, as the question is whether CUDA starts at all.
 _MASK = "CUDA_VISIBLE_DEVICES"
 
@@ -38,7 +35,7 @@ def read_driver(
     load: Callable[[], Library] = nvml.library, *, root: str = "/", timeout_s: float = TIMEOUT_S
 ) -> Survey | None:
     """Return what NVIDIA's driver reports; None without one. One that hangs is not waited for."""
-    if not any(os.path.exists(os.path.join(root, path)) for path in (*FILES, DRIVER)):
+    if not nvml.has_driver(root):
         return None
     try:
         return DriverQuery(load, is_thorough=True).result(None, timeout_s=timeout_s)

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from fleetrun.doctor.checked_job import CheckedJob
-from fleetrun.doctor.cuda import FILES, CudaStart
+from fleetrun.doctor.cuda import CudaStart
 from fleetrun.doctor.findings import Finding, error, ok, warning
-from fleetrun.host.nvml import Survey
+from fleetrun.host.nvml import FILES, Survey
 from fleetrun.model import Gpu
 from fleetrun.postmortem import kernelfacts
 from fleetrun.text import counted, format_size

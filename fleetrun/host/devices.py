@@ -8,14 +8,12 @@ from collections.abc import Callable, Sequence
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.host import files, paddles
-from fleetrun.host.nvml import DriverQuery, Library, Survey, library
+from fleetrun.host.nvml import DriverQuery, Library, Survey, has_driver, library
 from fleetrun.model import Facts, Request
 from fleetrun.plan import kinds, masks
 from fleetrun.rundir.variables import ASSUME_DEVICES
 from fleetrun.text import is_digits
 
-# Any of these means that an NVIDIA driver can be asked (/dev/dxg: under Windows).
-_NVIDIA = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
 # AMD's compute driver lists its nodes here; the processors are among them.
 _NODES = "sys/class/kfd/kfd/topology/nodes"
 _RENDER = re.compile(r"^drm_render_minor (\d+)$", re.MULTILINE)
@@ -54,8 +52,8 @@ def ask_driver(
     request: Request, root: str, nvml: Callable[[], Library] | None
 ) -> DriverQuery | None:
     """Start a query to NVIDIA's driver, if it is here and REQUEST may want its GPUs."""
-    is_here = any(os.path.exists(os.path.join(root, path)) for path in _NVIDIA)
-    return DriverQuery(nvml or library) if is_here and _may_use_gpus(request) else None
+    is_wanted = has_driver(root) and _may_use_gpus(request)
+    return DriverQuery(nvml or library) if is_wanted else None
 
 
 def _may_use_gpus(request: Request) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -10,6 +11,8 @@ from fleetrun.model import Gpu
 from fleetrun.run import proc
 from fleetrun.run.isolation import IsolatedCall
 
+# The driver's device files (/dev/dxg: under Windows), and a sign that a container without GPUs has.
+FILES, _VERSION = ("dev/nvidiactl", "dev/dxg"), "proc/driver/nvidia/version"
 # NVML_MEMORY_ERROR_TYPE_UNCORRECTED and NVML_VOLATILE_ECC (nvml.h).
 _UNCORRECTED, _VOLATILE = 1, 0
 # The reason for a GPU that CUDA cannot use.
@@ -34,6 +37,11 @@ class Survey(NamedTuple):
     cuda: tuple[int, int] | None = None
     trouble: str = ""
     is_stuck: bool = False
+
+
+def has_driver(root: str) -> bool:
+    """Whether there is a driver to ask."""
+    return any(os.path.exists(os.path.join(root, path)) for path in (*FILES, _VERSION))
 
 
 def library() -> Library:
