@@ -7,20 +7,22 @@ processes. Only the owner may read the files (mode 0600).
 from __future__ import annotations
 
 import os
-import subprocess
+import signal
 import time
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
 
 from fleetrun.engines import detect
 from fleetrun.plan import render
+from fleetrun.run import isolation, libc
 from fleetrun.run.events import Gathered, Happening
-from fleetrun.run.loop import Waiting
+from fleetrun.run.isolation import CallResult
+from fleetrun.run.loop import Waiting, nothing
 from fleetrun.run.observers import ObservedJob, Sink
 from fleetrun.rundir import manifestfile, names
 
-_GIT_S, _END_S = 20.0, 1.0
-_PIECE = 1 << 16
+_GIT_S = 20.0
 # No locks, which would disturb the user's git; no programs from the repository's configuration; no
 # daemon. A folder owned by another user, as in containers, is allowed.
 _STATUS = (
@@ -38,8 +40,7 @@ class Provenance(Sink):
     def __init__(self, job: ObservedJob) -> None:
         self._job = job
         self._plan = job.plan
-        self._git: subprocess.Popen[bytes] | None = None
-        self._answer = b""
+        self._abandon: Callable[[], object] = nothing
 
     def open(self, waiting: Waiting) -> None:
         """Write what is known, and ask git for the rest once the ranks have started."""
@@ -56,41 +57,20 @@ class Provenance(Sink):
     def close(self) -> None:
         """Wait no longer for git, which ends now unless the kernel holds it."""
         self._waiting.timer("git", None, self._ask)
-        git, self._git = self._git, None
-        if git is None or git.stdout is None:
-            return
-        self._waiting.unwatch(git.stdout.fileno())
-        git.stdout.close()
-        git.kill()
-        with suppress(subprocess.TimeoutExpired):
-            git.wait(_END_S)
+        self._abandon()
+        self._abandon = nothing
 
     def _append(self, text: str) -> None:
         self._job.folder.add(names.LAUNCH, self._job.redact(text))
 
     def _ask(self) -> None:
-        environ = {name: value for name, value in os.environ.items() if name not in _MISLEADING}
-        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        command = ("git", "-C", self._folder(), *_STATUS)
-        try:
-            git = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, **streams)
-        except OSError:
-            # Without git, the manifest has no commit.
-            return
-        assert git.stdout is not None
-        self._git = git
-        self._waiting.watch(git.stdout.fileno(), self._read)
-        self._waiting.timer("git", time.monotonic() + _GIT_S, self.close)
+        call = partial(_status, self._folder())
+        self._abandon = isolation.ask(call, self._waiting, self._answered, _GIT_S)
 
-    def _read(self) -> None:
-        assert self._git is not None
-        assert self._git.stdout is not None
-        part = os.read(self._git.stdout.fileno(), _PIECE)
-        self._answer += part
-        if part:
-            return
-        self.close()
-        commit = revision(self._answer.decode(errors="replace"))
+    def _answered(self, answer: CallResult) -> None:
+        self._abandon = nothing
+        # Without git, the manifest has no commit.
+        commit = revision(cast("bytes", answer.value or b"").decode(errors="replace"))
         if commit is not None:
             self._write({"folder": self._folder(), **commit})
 
@@ -110,6 +90,20 @@ class Provenance(Sink):
             git=git,
         )
         job.folder.write_json(names.MANIFEST, manifest, job.redact)
+
+
+def _status(folder: str) -> bytes:
+    """Return what git says of FOLDER."""
+    import subprocess  # not in the launcher
+
+    return subprocess.run(
+        ("git", "-C", folder, *_STATUS),  # noqa: S607 - the user's own
+        env={name: value for name, value in os.environ.items() if name not in _MISLEADING},
+        stdout=subprocess.PIPE,
+        check=False,
+        # With this process, which may be abandoned.
+        preexec_fn=lambda: libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL),
+    ).stdout
 
 
 def revision(output: str) -> dict[str, Any] | None:
