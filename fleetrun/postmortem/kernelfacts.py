@@ -51,9 +51,9 @@ def baseline(at: float) -> Baseline:
 def of(culprit: Exited, before: Baseline) -> list[str]:
     """Explain in full sentences why a signal has killed CULPRIT."""
     signum = culprit.status.signum
-    facts = [] if signum is None else of_signal(culprit.pid, signum, before)
+    group = cgroup() if signum == signal.SIGKILL else None
+    facts = [] if signum is None else _recorded(culprit.pid, before, group)
     if signum == signal.SIGKILL:
-        group = cgroup()
         if not facts and group is not None and group.oom_kills == before.oom_kills:
             facts.append(
                 "The kernel has counted no out-of-memory kill since the start, so look for another "
@@ -72,17 +72,16 @@ def of(culprit: Exited, before: Baseline) -> list[str]:
     return facts
 
 
-def of_signal(pid: int | None, signum: int, before: Baseline) -> list[str]:
-    """Say what the kernel has recorded of PID, a rank or its child, that SIGNUM has killed."""
+def _recorded(pid: int | None, before: Baseline, group: Cgroup | None) -> list[str]:
+    """Say what the kernel has recorded of PID, and in its GROUP if SIGKILL has ended that."""
     try:
         lines = [] if pid is None else about(records(), pid, before.at)
     except OSError:
         lines = []
     facts = [f"The kernel's log says: {line}" for line in lines[-2:]]
-    group = cgroup()
     if any("Killed process" in line for line in facts):
         facts.insert(0, "The kernel's out-of-memory killer did it.")
-    elif signum == signal.SIGKILL and group and group.oom_kills > (before.oom_kills or 0):
+    elif group is not None and group.oom_kills > (before.oom_kills or 0):
         facts.append(
             "The kernel's out-of-memory killer did it: its count for our cgroup rose from "
             f"{before.oom_kills} to {group.oom_kills} ({group.file})."
