@@ -134,21 +134,6 @@ def desyncs(
     return tuple(_describe_desync(calls, job) for _, calls in ordered)
 
 
-def waiting(
-    records: Mapping[int, FlightRecord], until: float
-) -> dict[int, tuple[Collective, tuple[int, ...]]]:
-    """Return by rank the oldest collective in which it waits, and for which ranks if that is known.
-
-    A collective that was issued after UNTIL may be in progress.
-    """
-    known = {rank: record for rank, record in records.items() if not record.has_failed}
-    waits: dict[int, tuple[Collective, tuple[int, ...]]] = {}
-    for wait in sorted(_waits(known, until), key=lambda wait: wait.call.issued_at):
-        if wait.holds_up:
-            waits.setdefault(wait.rank, (wait.call, wait.missing))
-    return dict(sorted(waits.items()))
-
-
 # Who waits for whom -------------------------------------------------------------------------------
 
 _OpenCall = tuple[Collective, tuple[int, ...]]

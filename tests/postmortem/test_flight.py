@@ -171,8 +171,8 @@ def test_a_call_is_complete_only_if_nobody_whom_it_needs_is_absent(
     call = Collective(channel, 1, operation, 1.0, 2.0, root=root, state=ASYNCHRONOUS)
     here = FlightRecord(rank, 100, 0, (call,), {channel: 1})
     there = {1: FlightRecord(1, 101, 0), 2: FlightRecord(2, 102, 0, (), {channel: 1})}
-    waiting = flight.waiting({rank: here, **there}, 99.0)
-    assert (rank in waiting) == holds
+    missed = flight.verdict({rank: here, **there}, flight.JobRanks(3))
+    assert [finding.ranks for finding in missed] == [(1,)] * holds
 
 
 def scripts_of(draw: random.Random, ranks: int) -> dict[int, list[Call]]:
