@@ -33,7 +33,6 @@ class Collection:
     def __init__(
         self, pids: Mapping[int, int], waiting: Waiting, done: Callable[[dict[int, str]], None]
     ) -> None:
-        self.is_over = False
         self._waiting = waiting
         self._done = done
         self._texts = dict.fromkeys(sorted(pids), "")
@@ -60,7 +59,6 @@ class Collection:
 
     def cancel(self) -> None:
         """Stop collecting; `done` will not be called."""
-        self.is_over = True
         self._waiting.timer(("stacks", id(self)), None, self._look)
         while self._answers:
             self._answers.popitem()[1].take()
@@ -86,7 +84,6 @@ class Collection:
         if self._todo:
             self._waiting.timer(("stacks", id(self)), time.monotonic() + _LOOK_S, self._look)
         else:
-            self.is_over = True
             self._done(self._texts)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import select
 import signal
 import sys
 import time
@@ -18,6 +17,7 @@ from contextlib import suppress
 
 from fleetrun.errors import EnvironmentFault, shell_code
 from fleetrun.run import children, libc, proc
+from fleetrun.run.loop import poll
 from fleetrun.run.terminal import TerminalSettings
 
 # What the user asks for, and how a terminal stops a job.
@@ -106,9 +106,7 @@ class Keeper:
         """Return the same, with all that the keeper was sent before now."""
         self._poke()
         told: list[tuple[int, bool]] = []
-        poll = select.poll()
-        poll.register(self.fd, select.POLLIN)
-        while self._is_alive and (_POKE, False) not in told and poll.poll(_ANSWER_S * 1000):
+        while self._is_alive and (_POKE, False) not in told and poll(_ANSWER_S, self.fd):
             told += self.read()
         return [signal_ for signal_ in told if signal_[0] != _POKE]
 

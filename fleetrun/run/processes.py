@@ -198,7 +198,7 @@ def spawn(
     before = _move_to(spec.cpus)
     try:
         fds.extend(_append(log, folder) for log in logs)
-        # Not by dup2, for which a descriptor has to be within the limit.
+        # Not by dup2, which would hand on that the launcher's descriptors do not block.
         actions: list[tuple[Any, ...]] = [
             (os.POSIX_SPAWN_OPEN, 1 + stream, f"/proc/self/fd/{fds[-stream]}", _APPENDING, 0)
             for stream in (0, 1)

@@ -198,7 +198,7 @@ class Console(Sink):
         if self._is_done:
             return
         spec = self._job.plan.processes[started.process]
-        logs = self._logs[started.process] = self._job.logs(started)
+        logs = self._logs[started.process]
         by_lines = len(logs) > 1 or self._pattern is not None
         for log, stream in zip(logs, ("", " stderr"), strict=False):
             prefix = b"" if by_lines else None

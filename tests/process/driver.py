@@ -134,10 +134,10 @@ class DrivenJob(ObservedJob):
         log, show = self._messages.log, self._messages.show
         super().__init__(request, {}, log=log, show=show, keeper=keeper)
 
-    def observing(self) -> list[Sink | Source]:
+    def observing(self) -> list[Sink]:
         """Return the observers that show the job, and the one that breaks it."""
         wanted = self._wanted
-        observers: list[Sink | Source] = [self._messages, RunDirectory(self)]
+        observers: list[Sink] = [self._messages, RunDirectory(self)]
         observers += [EventLog(self), Console(self)]
         if wanted.get("strategy"):
             observers.append(Proof(self))
