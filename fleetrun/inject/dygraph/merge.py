@@ -60,13 +60,13 @@ class GradientMerge:
                 current.adopt(spec)
 
     def owners(self, parameters: Iterable[Any]) -> list[MergeRound]:
-        """Return the newest rounds of PARAMETERS, each once."""
-        newest = [self.owners_of(parameter)[-1:] for parameter in parameters]
-        return list({id(owner): owner for owners in newest for owner in owners}.values())
-
-    def owners_of(self, parameter: Any) -> list[MergeRound]:
-        """Return all rounds of PARAMETER, the newest last."""
-        return [current for current in self.all() if id(parameter) in current.ids]
+        """Return the newest round of each of PARAMETERS, each round once."""
+        left, owners = set(map(id, parameters)), []
+        for current in reversed(self.all()):
+            if not left.isdisjoint(current.ids):
+                owners.append(current)
+                left -= current.ids
+        return owners
 
     def must_sync(self, parameters: Sequence[Any]) -> bool:
         """Whether this backward must average the gradients of PARAMETERS over the ranks.
@@ -75,8 +75,11 @@ class GradientMerge:
         may be used at any time. Averaging once too often does no harm.
         """
         self._adopt_settings()
-        owners = map(self.owners_of, parameters)
-        return any(not several or any(owner.is_last for owner in several) for several in owners)
+        # In each forward: no call of ours for each parameter.
+        own, rounds = set(map(id, parameters)), self.all()
+        if any(current.is_last and not own.isdisjoint(current.ids) for current in rounds):
+            return True
+        return bool(own.difference(*(current.ids for current in rounds)))
 
     def step(self, current: MergeRound, update: Callable[[], Any]) -> Any:
         """Merge the gradients of CURRENT, or call UPDATE if its round is complete.

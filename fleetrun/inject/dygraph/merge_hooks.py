@@ -181,8 +181,8 @@ def _tensors(merge: GradientMerge, _module: ModuleType) -> None:
     gradient = kind.grad
 
     def clear(parameter: Any) -> None:
-        for owner in merge.owners_of(parameter):
-            owner.clear(id(parameter))
+        for current in merge.all():
+            current.clear(id(parameter))
 
     def assign(parameter: Any, value: Any) -> None:
         if value is None:

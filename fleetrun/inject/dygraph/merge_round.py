@@ -108,9 +108,9 @@ class MergeRound:
 
         Between two backwards a script may change them for a while, as where it evaluates averages.
         """
-        trained = [parameter for parameter in parameters if id(parameter) in self._trained]
-        if not trained or not self._is_exact:
+        if not self._is_exact:
             return
+        trained = [parameter for parameter in parameters if id(parameter) in self._trained]
         sums = dict(zip(map(id, trained), checksums.of_values(trained)))
         if any(self._weights.get(key, total) != total for key, total in sums.items()):
             refuse(OTHER_WEIGHTS)
@@ -125,7 +125,7 @@ class MergeRound:
         """Record the gradients of PARAMETERS that are trained by now."""
         self.ids = set(map(id, parameters))
         for parameter in parameters:
-            if tensors.is_trained(parameter) and id(parameter) not in self._hooked:
+            if id(parameter) not in self._hooked and tensors.is_trained(parameter):
                 self._hooked.add(id(parameter))
                 # A C function costs less than one of ours; and it must not hold this object.
                 tensors.on_gradient(parameter, functools.partial(self._arrived.add, id(parameter)))
