@@ -93,16 +93,13 @@ FUSED: Adam._create_optimization_pass Adam._multi_tensor_init _C_ops.merged_adam
 [paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.hybrid_parallel_optimizer]
 MERGE: HybridParallelOptimizer._step
 [paddle.distributed.fleet.base.distributed_strategy]
-STRATEGY: DistributedStrategy.load_from_prototxt DistributedStrategy.build_strategy
-    non_auto_func_called
+STRATEGY: DistributedStrategy.build_strategy non_auto_func_called
 [paddle.distributed.fleet.fleet]
 STATIC: Fleet._minimize_impl
 [paddle.distributed.fleet.optimizer]
 STRATEGY: _dygraph_distributed_optimizer
 [paddle.distributed.fleet.meta_optimizers.raw_program_optimizer]
 STATIC: RawProgramOptimizer.minimize_impl apply_build_strategy
-[paddle.incubate.optimizer.gradient_merge]
-STATIC: GradientMergeOptimizer.backward
 [paddle.static]
 STATIC: BuildStrategy._copy
 [paddle.base.executor]
