@@ -110,6 +110,12 @@ class Evidence:
         if text not in self._notes:
             self._notes.append(text)
 
+    def note_dropped(self, count: int) -> None:
+        """Note COUNT micro-steps that were merged and never applied, if any."""
+        if count:
+            were = "was" if count == 1 else "were"
+            self.note(f"{plural(count, 'micro-step')} of a partial round {were} dropped")
+
     def disagree(self, name: str, script: Any, used: Any) -> None:
         """Record that the script sets NAME to SCRIPT, unlike the strategy; USED takes effect."""
         strategy = self._spec.asked(name)

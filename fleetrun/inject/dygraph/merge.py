@@ -157,10 +157,7 @@ class GradientMerge:
         # Where programs cannot be read, Paddle may merge in them.
         if paddle.in_dynamic_mode() and not is_known:
             self._set(NO_EFFECT, "no optimizer of Paddle's has stepped")
-        count = max((current.merged for current in self.all()), default=0)
-        if count:
-            were = "was" if count == 1 else "were"
-            self._proof.note(f"{plural(count, 'micro-step')} of a partial round {were} dropped")
+        self._proof.note_dropped(max((current.merged for current in self.all()), default=0))
         self._proof.write()
 
 

@@ -7,7 +7,6 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import border, settings
-from ..evidence import plural
 from ..import_hooks import in_place_of
 from . import (
     fuse_operators,
@@ -68,8 +67,7 @@ def note_dropped(proof: Evidence) -> None:
     """Note micro-steps that were merged and never applied."""
     left = program_runs.dropped()
     if left:
-        steps = f"{plural(left, 'micro-step')} of a partial round"
-        proof.note(f"{steps} {'was' if left == 1 else 'were'} dropped")
+        proof.note_dropped(left)
         proof.write()
 
 
@@ -122,7 +120,7 @@ def _fused_operators(running: Any) -> Iterator[tuple[str, str, str]]:
     for name in fuse_operators.PASSES:
         # Where one was not run, the launcher's own report says why.
         if name in fuse_operators.done or name in fuse_operators.missing:
-            still = [kind for kind in sorted(fuse_operators.done.get(name, {})) if kind in counts]
+            still = [kind for kind in fuse_operators.done.get(name, ()) if kind in counts]
             evidence = ", ".join(f"{counts[kind]} {kind}" for kind in still)
             yield name, evidence, fuse_operators.missing.get(name, fuse_operators.NOTHING)
 

@@ -33,7 +33,7 @@ _MISREAD = (
 # Why a pass was not run.
 missing: dict[str, str] = {}
 # The types of operators that a pass has added to the program.
-done: dict[str, dict[str, int]] = {}
+done: dict[str, list[str]] = {}
 
 
 def apply_tolerantly(
@@ -68,9 +68,7 @@ def apply_tolerantly(
         before = program.count(main)
         result = apply(main, startup, strategy, attrs)
         after = program.count(main)
-        done[name] = {
-            kind: number for kind, number in after.items() if number > before.get(kind, 0)
-        }
+        done[name] = sorted(kind for kind in after if after[kind] > before.get(kind, 0))
     return result if enabled else apply(main, startup, strategy, attrs)
 
 
