@@ -25,7 +25,7 @@ from .static.cpu import channels
 
 # With these fields ranks differ between exchanges.
 _LOCAL = ("localsgd", "adaptive_localsgd", "a_sync")
-_ALLREDUCES = {"all_reduce", "c_allreduce_sum", "c_allreduce_avg"}
+_ALLREDUCES = {*programs.ALLREDUCES, "c_allreduce_avg"}
 
 
 def install(spec: StrategySpec, proof: Evidence) -> None:

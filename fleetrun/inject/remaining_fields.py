@@ -17,7 +17,7 @@ from . import (
     topology,
     updates,
 )
-from .buckets import FUSION
+from .dygraph import reducer_report
 from .dygraph.compression import DTYPES
 from .dygraph.step_sums import PADDLES_SUMS
 from .evidence import EFFECTIVE, NO_DIFFERENCE, NO_EFFECT, NO_WORD, REFUSED, SCRIPT
@@ -37,15 +37,7 @@ _ARGUMENTS = {
     "last_comm_group_size_MB": "last_comm_buffer_size",
 }
 # The fields that only concern the allreduces of gradients.
-_COMMUNICATION = (
-    *FUSION,
-    *DTYPES,
-    "find_unused_parameters",
-    "nccl_comm_num",
-    "sync_nccl_allreduce",
-    "use_hierarchical_allreduce",
-    "hierarchical_allreduce_inter_nranks",
-)
+_COMMUNICATION = (*reducer_report.FIELDS, "find_unused_parameters")
 # The axes of fleet's topology along which gradients are summed.
 _SUMMED = ("dp", "sharding", "sep")
 # The capabilities that fields need; those of communication need the reducer.

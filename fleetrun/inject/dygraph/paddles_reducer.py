@@ -141,7 +141,7 @@ class PaddlesReducer:
         self._is_reached = self._is_extra = self._is_out_of_step = False
         self._nested = 0
         self._watched: set[int] = set()
-        self._choose(self._now())
+        self._choose(tensors.states(self.parameters))
         backward.listen(self)
 
     def prepare_for_backward(self, outputs: Sequence[Any]) -> None:
@@ -152,7 +152,7 @@ class PaddlesReducer:
         """
         if self._is_out_of_step:
             raise RuntimeError(OUT_OF_STEP)
-        states = self._now()
+        states = tensors.states(self.parameters)
         if states != self._states:
             self._choose(states)
         self._is_local = self._must_sync is not None and not self._must_sync(self.parameters)
@@ -224,9 +224,6 @@ class PaddlesReducer:
         return any(
             id(param) in self._sparse and tensors.is_trained(param) for param in self.parameters
         )
-
-    def _now(self) -> list[Any]:
-        return [(param.stop_gradient, param.is_leaf, param.dtype) for param in self.parameters]
 
     def _choose(self, states: list[Any]) -> None:
         """Let the reducer of the parameters with the STATES average, which is made if need be."""

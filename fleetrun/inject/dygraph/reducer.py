@@ -118,7 +118,7 @@ class Reducer:
         del outputs
         if self._is_out_of_step:
             raise RuntimeError(OUT_OF_STEP)
-        if self._states != self._now():
+        if self._states != tensors.states(self.parameters):
             # All ranks run the same script, so they cast and unfreeze together.
             self._arrange()
         self._is_armed = self._is_awaited = bool(self.buckets) and (
@@ -146,12 +146,9 @@ class Reducer:
         """
         self._is_armed = self._is_awaited
 
-    def _now(self) -> list[Any]:
-        return [(param.stop_gradient, param.is_leaf, param.dtype) for param in self.parameters]
-
     def _arrange(self) -> None:
         """Make the buckets of the currently trained parameters; ask about the next backward."""
-        self._states = self._now()
+        self._states = tensors.states(self.parameters)
         trained = list(filter(tensors.is_trained, self.parameters))
         groups = choose_groups(trained, set(), self.setup.limits) if trained else []
         self.buckets = [Bucket([trained[index] for index in group]) for group in groups]

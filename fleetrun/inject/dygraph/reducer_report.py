@@ -28,7 +28,7 @@ HIERARCHY = ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks"
 # The backwards of each model that are counted: the second one shows the steady state.
 _COUNTED_BACKWARDS = 2
 _watching = border.watching("the count of allreduces")
-_ALL = (*FUSION, "nccl_comm_num", "sync_nccl_allreduce", *HIERARCHY, *DTYPES)
+FIELDS = (*FUSION, "nccl_comm_num", "sync_nccl_allreduce", *HIERARCHY, *DTYPES)
 
 
 class ModelRow(NamedTuple):
@@ -61,7 +61,7 @@ class ReducerReport:
     def single_rank(self) -> None:
         """Report that there is only one rank."""
         self._proof.graph = "dygraph"
-        for name in _ALL:
+        for name in FIELDS:
             if name in self._spec.strategy:
                 self._proof.field(name, NO_EFFECT, reason="one rank: nothing to reduce")
 

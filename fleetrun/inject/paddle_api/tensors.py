@@ -27,6 +27,11 @@ def is_trained(parameter: Any) -> bool:
     return not parameter.stop_gradient and bool(parameter.is_leaf)
 
 
+def states(parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return of each of PARAMETERS what a script may change by freezing or casting it."""
+    return [(param.stop_gradient, param.is_leaf, param.dtype) for param in parameters]
+
+
 def on_gradient(parameter: Any, hook: Callable[..., None]) -> None:
     """Call HOOK right after each accumulation of the gradient of PARAMETER."""
     parameter._register_backward_hook(hook)

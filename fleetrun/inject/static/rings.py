@@ -8,9 +8,6 @@ from typing import Any, NamedTuple
 from .. import settings
 from .cpu import channels, gloo
 
-# Paddle's own strategies count from 0.
-_FIRST = 100
-
 
 class BucketRing(NamedTuple):
     """The ring that sums a bucket; on CPUs with several, the channel that does so."""
@@ -30,7 +27,8 @@ def open_rings(startup: Any, fleet: Any) -> list[BucketRing]:
     if gloo.is_used() and number() > 1:
         opened = channels.open_channels(fleet.worker_index(), ranks, number())
         return [BucketRing(channel.ring, channel) for channel in opened]
-    several = range(_FIRST + 1, _FIRST + number()) if has_communicator_for_each_ring() else ()
+    first = channels.FIRST
+    several = range(first + 1, first + number()) if has_communicator_for_each_ring() else ()
     for ring in several:
         _open(startup, fleet, ring)
     return [BucketRing(0), *map(BucketRing, several)]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 OPERATOR = "py_func"
 _TOKEN = "fleetrun_token"  # noqa: S105 - it orders operators
 # Fleetrun's rings of static graphs begin here, Paddle's own at 0.
-_FIRST = 100
+FIRST = 100
 _channels: list[Channel] = []
 # The first operators of buckets, by Paddle's number for their functions.
 _starts: dict[int, StartOperator] = {}
@@ -50,7 +50,7 @@ def open_channels(rank: int, ranks: int, number: int) -> list[Channel]:
 
     A collective call: all ranks must make it, and connect their communicators in the same order.
     """
-    for ring in range(_FIRST + len(_channels), _FIRST + number):
+    for ring in range(FIRST + len(_channels), FIRST + number):
         group = _connect(rank, ranks, ring)
         _channels.append(Channel(ring, ThreadStages(allreduce_stages.flat(group))))
     return _channels[:number]
