@@ -68,7 +68,7 @@ def arm(path: str) -> None:
     the launcher reports that its fields have no effect. Without a PATH, only what else the launcher
     requests is prepared, such as heartbeats and a profile.
     """
-    spec = read_spec(path) if path else StrategySpec({}, {}, {})
+    spec = read_spec(path) if path else StrategySpec()
     proof = Evidence(os.environ.get("FLEETRUN_RECORDS", "") if path else "", spec)
     import_hooks.on_failure(functools.partial(_note_failure, proof))
     border.on_remark(lambda text: _remark(proof, text))

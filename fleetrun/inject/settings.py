@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 # One process trains once.
-_spec = StrategySpec({}, {}, {})
+_spec = StrategySpec()
 _proof: Evidence | None = None
 # The script's values by field; of dictionaries only the keys that it has set.
 _script: dict[str, Any] = {}

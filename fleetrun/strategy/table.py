@@ -26,8 +26,6 @@ WORDS = {
     "cast": "in dygraph fleet only makes a GradScaler; the script must call auto_cast",
     # How the reason of every untested outcome begins.
     "only_a_gpu": "needs a GPU: ",
-    "one_communicator": "Paddle 3 runs all rings of an older static program over the first "
-    "communicator",
     # Seen in static graphs of both Paddles.
     "no_gradients": "Paddle then sends no gradients at all, and ranks diverge without an error",
 }
@@ -57,7 +55,8 @@ nccl_comm_num = 1 communicators, 1..16  Communicators that allreduces use in tur
     several run concurrently.
   auto: 1 on one host, 2 on several
   dygraph: effective: {ours}, over communicators in turn
-  static 3.3.1 gpu: no effect: {one_communicator}
+  static 3.3.1 gpu: no effect: Paddle 3 runs all rings of an older static program over the first
+      communicator
   static: effective: {rewrites}, over communicators in turn
 sync_nccl_allreduce = true  Wait for each allreduce before the next one is sent.
   dygraph: effective: {ours}, and waits for each

@@ -173,7 +173,6 @@ def together() -> tuple[dict[str, Any], int]:
     model, optimizer, scaler = distributed(net, hcg)
     for number, batch in enumerate(rows, 1):
         # The sums over sep are not averaged.
-        # Paddle's asynchronous allreduce of mp needs the gradient of each layer's input.
         output = model(paddle.to_tensor(batch))
         loss = loss_of(output) / ACCUMULATE / degree["sep"]
         if number == layout.get("infinite") and rank == world - 1:
