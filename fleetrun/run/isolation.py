@@ -38,13 +38,15 @@ class CallResult(NamedTuple):
 class IsolatedCall:
     """One CALL in a child, whose result comes back through `fd`.
 
-    The result consists of values that marshal takes. Raises OSError if no child can be started.
+    The result consists of values that marshal takes. IS_PROGRAM: the call becomes a program, and
+    what that prints is the result, as bytes. Raises OSError if no child can be started.
     """
 
     _waiting: Waiting | None = None
 
-    def __init__(self, call: Callable[[], object]) -> None:
+    def __init__(self, call: Callable[[], object], *, is_program: bool = False) -> None:
         self._began = time.monotonic()
+        self._is_program = is_program
         self.fd, write_fd = os.pipe2(os.O_CLOEXEC)
         self._written = b""
         # Otherwise both processes would handle a signal that arrives in between.
@@ -52,7 +54,7 @@ class IsolatedCall:
         try:
             self.pid = os.fork()
             if self.pid == 0:
-                _be_child(call, write_fd)
+                _be_child(call, write_fd, is_program=is_program)
             self._pidfd = os.pidfd_open(self.pid)
         except OSError:
             os.close(self.fd)
@@ -68,6 +70,8 @@ class IsolatedCall:
         if part:
             return None
         how = self._end()
+        if self._is_program:
+            return CallResult(self._written)
         try:
             value, trouble = marshal.loads(self._written)  # noqa: S302 - our own child's
         except (EOFError, ValueError, TypeError):
@@ -146,7 +150,7 @@ class IsolatedCall:
         return how
 
 
-def _be_child(call: Callable[[], object], write_fd: int) -> None:
+def _be_child(call: Callable[[], object], write_fd: int, *, is_program: bool) -> None:
     """Make CALL, write its result to WRITE_FD and exit."""
     try:
         launcher = os.getppid()
@@ -162,7 +166,7 @@ def _be_child(call: Callable[[], object], write_fd: int) -> None:
         os.dup2(write_fd, _PIPE)
         null = os.open(os.devnull, os.O_RDWR)
         for fd in range(3):
-            os.dup2(null, fd)
+            os.dup2(_PIPE if is_program and fd == 1 else null, fd)
         os.closerange(_PIPE + 1, os.sysconf("SC_OPEN_MAX"))
         try:
             answer: tuple[object, str] = (call(), "")
@@ -182,13 +186,14 @@ def ask(
     timeout_s: float | None = None,
     *,
     callee: str = "it",
+    is_program: bool = False,
 ) -> Callable[[], object]:
     """Make CALL in a child; DONE gets the result, or why there is none, from WAITING.
 
     The function returned abandons the child; DONE is not called any more.
     """
     try:
-        asked = IsolatedCall(call)
+        asked = IsolatedCall(call, is_program=is_program)
     except OSError as error:
         result = CallResult(trouble=f"no process can be started: {error.strerror}")
         key = object()

@@ -7,7 +7,6 @@ processes. Only the owner may read the files (mode 0600).
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +14,7 @@ from typing import Any, cast
 
 from fleetrun.engines import detect
 from fleetrun.plan import render
-from fleetrun.run import isolation, libc
+from fleetrun.run import isolation
 from fleetrun.run.events import Gathered, Happening
 from fleetrun.run.isolation import CallResult
 from fleetrun.run.loop import Waiting, nothing
@@ -64,8 +63,8 @@ class Provenance(Sink):
         self._job.folder.add(names.LAUNCH, self._job.redact(text))
 
     def _ask(self) -> None:
-        call = partial(_status, self._folder())
-        self._abandon = isolation.ask(call, self._waiting, self._answered, _GIT_S)
+        call = partial(_become_git, self._folder())
+        self._abandon = isolation.ask(call, self._waiting, self._answered, _GIT_S, is_program=True)
 
     def _answered(self, answer: CallResult) -> None:
         self._abandon = nothing
@@ -92,18 +91,10 @@ class Provenance(Sink):
         job.folder.write_json(names.MANIFEST, manifest, job.redact)
 
 
-def _status(folder: str) -> bytes:
-    """Return what git says of FOLDER."""
-    import subprocess  # not in the launcher
-
-    return subprocess.run(
-        ("git", "-C", folder, *_STATUS),  # noqa: S607 - the user's own
-        env={name: value for name, value in os.environ.items() if name not in _MISLEADING},
-        stdout=subprocess.PIPE,
-        check=False,
-        # With this process, which may be abandoned.
-        preexec_fn=lambda: libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL),
-    ).stdout
+def _become_git(folder: str) -> None:
+    """Become a git that prints the state of FOLDER; OSError if there is none."""
+    environ = {name: value for name, value in os.environ.items() if name not in _MISLEADING}
+    os.execvpe("git", ("git", "-C", folder, *_STATUS), environ)  # noqa: S606, S607 - the user's own
 
 
 def revision(output: str) -> dict[str, Any] | None:

@@ -173,4 +173,4 @@ def test_a_git_that_hangs_is_ended(repository: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PATH", str(repository))
     pid = repository / "pid"
     git_says(repository, lambda _: pid.exists() and bool(pid.read_text().strip()))
-    until(lambda: proc.stat(int(pid.read_text())) is None)
+    assert proc.stat(int(pid.read_text())) is None
