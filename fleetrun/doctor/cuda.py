@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import nvml
-from fleetrun.host.nvml import DriverQuery, Library, Survey
+from fleetrun.host.nvml import DriverQuery, Survey
 from fleetrun.run.isolation import IsolatedCall
 
 # The driver may have to load first, which takes seconds if nothing keeps it loaded.
-TIMEOUT_S = 20.0
+_TIMEOUT_S = 20.0
 # Hides GPUs from CUDA; removed, as the question is whether CUDA starts at all.
 _MASK = "CUDA_VISIBLE_DEVICES"
 
@@ -31,36 +30,30 @@ class CudaStart(NamedTuple):
     trouble: str = ""
 
 
-def read_driver(
-    load: Callable[[], Library] = nvml.library, *, root: str = "/", timeout_s: float = TIMEOUT_S
-) -> Survey | None:
+def read_driver() -> Survey | None:
     """Return what NVIDIA's driver reports; None without one. One that hangs is not waited for."""
-    if not nvml.has_driver(root):
+    if not nvml.has_driver("/"):
         return None
     try:
-        return DriverQuery(load, is_thorough=True).result(None, timeout_s=timeout_s)
+        return DriverQuery(is_thorough=True).result(None, timeout_s=_TIMEOUT_S)
     except EnvironmentFault as fault:
         return Survey(trouble=str(fault))
 
 
-def cuda_library() -> Any:  # noqa: ANN401 - a library of C
-    """Load the real driver library."""
-    return ctypes.CDLL("libcuda.so.1")
-
-
-def start_cuda(lib: Callable[[], Any] = cuda_library, *, timeout_s: float = 20.0) -> CudaStart:
+def start_cuda() -> CudaStart:
     """Return whether CUDA starts on this host, and how many GPUs it shows without a mask."""
 
     def start() -> tuple[int, str, int]:
         os.environ.pop(_MASK, None)
-        cuda, count, name = lib(), ctypes.c_int(0), ctypes.c_char_p()
+        cuda = ctypes.CDLL("libcuda.so.1")
+        count, name = ctypes.c_int(0), ctypes.c_char_p()
         code = int(cuda.cuInit(0)) or int(cuda.cuDeviceGetCount(ctypes.byref(count)))
         if code:
             cuda.cuGetErrorName(code, ctypes.byref(name))
         return code, (name.value or b"").decode(), count.value
 
     try:
-        answer = IsolatedCall(start).result(timeout_s, callee="cuInit")
+        answer = IsolatedCall(start).result(_TIMEOUT_S, callee="cuInit")
     except OSError as error:
         return CudaStart(trouble=f"no process can be started: {error.strerror}")
     if answer.trouble:

@@ -1,4 +1,4 @@
-"""Checks of disk space, limits, memory and CPUs of this host."""
+"""Checks of disk space, limits and memory of this host."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _TRIED_BYTES = 65536
 _UNLIMITED = 1 << 62
 
 
-def shared_memory(_job: CheckedJob, folder: str = "/dev/shm") -> Iterator[Finding]:  # noqa: S108
+def shared_memory(_job: CheckedJob) -> Iterator[Finding]:
     """Check the space for shared memory."""
     means = "DataLoader workers and NCCL exchange data there, and die of SIGBUS when it is full"
     fix = (
         "ls -l /dev/shm  # remove what is left over; `mount -o remount,size=16G /dev/shm`, "
         "or in Docker --shm-size=16g"
     )
-    yield _space("shared memory", folder, means, means, fix)
+    yield _space("shared memory", "/dev/shm", means, means, fix)  # noqa: S108 - it is one
 
 
 def logs(job: CheckedJob) -> Iterator[Finding]:

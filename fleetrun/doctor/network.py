@@ -18,33 +18,31 @@ from fleetrun.run.isolation import IsolatedCall
 from fleetrun.text import format_ranges
 
 # A resolver tries its next server after 5 s; anything slower delays every rank.
-TIMEOUT_S = 6.0
+_TIMEOUT_S = 6.0
 # Bridges and tunnels of containers and virtual machines.
 _INSIDE = re.compile(r"docker|br-|veth|virbr|cni|flannel|cali|lxc|podman|tun|tap|wg|tailscale")
 
 
 def host_names(
-    job: CheckedJob,
-    resolve: Callable[[str], tuple[str, ...]] = addresses.resolve,
-    timeout_s: float = TIMEOUT_S,
+    job: CheckedJob, resolve: Callable[[str], tuple[str, ...]] = addresses.resolve
 ) -> Iterator[Finding]:
     """Look up our own name and those of the other hosts, each in a process: one may hang."""
     own = os.uname().nodename
     others = [member.host for member in job.members if not hosts.is_address(member.host)]
     names = tuple(dict.fromkeys((own, *(others if job.has_peers else ()))))
     for name, call in [(name, IsolatedCall(partial(resolve, name))) for name in names]:
-        ips = cast("tuple[str, ...]", call.result(timeout_s).value or ())
+        ips = cast("tuple[str, ...]", call.result(_TIMEOUT_S).value or ())
         if ips:
             yield ok("own name" if name == own else "host name", f"{name} is {', '.join(ips)}")
         elif name == own:
             yield warning(
                 "own name",
-                f"this host is called {name}, which does not resolve within {timeout_s:g} s",
+                f"this host is called {name}, which does not resolve within {_TIMEOUT_S:g} s",
                 "programs that look up this host's name fail or wait",
                 f"echo '<address> {name}' >> /etc/hosts  # or ask who runs DNS",
             )
         else:
-            seen = f"{name} cannot be resolved within {timeout_s:g} s"
+            seen = f"{name} cannot be resolved within {_TIMEOUT_S:g} s"
             fix = f"getent hosts {name}  # /etc/hosts, DNS, or its address in --ips"
             yield error("host name", seen, "no rank here reaches that host", fix)
 
