@@ -84,7 +84,7 @@ def _ui(log_dir: str, port: int) -> int:
 ui = click.Command(
     "ui",
     help="Serve a live page about the runs in the log folder for the browser of this machine: "
-    "ranks over time, loss, steps, merged logs, why a run ended, and two runs side by side. It "
+    "ranks over time, loss, steps, why a run ended, and two runs side by side. It "
     "prints an address with a token, listens on 127.0.0.1 only, and ends with Ctrl-C.",
     callback=_ui,
     params=[

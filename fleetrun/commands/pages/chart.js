@@ -156,13 +156,11 @@ function maps(box, chart, chosen, onChoice) {
   for (let at = 0; at < 100; at++) scale.append(drawing("rect", { x: at, width: 1.1, height: 6, fill: `rgb(${shade(at / 99).join()})` }));
   bar.append(number(low) + " " + shown.unit, scale, isLog ? say("{} (logarithmic)", number(top) + " " + shown.unit) : number(top) + " " + shown.unit);
   const said = element("p", outliers(shown.rows, values, wide), { class: "reading" });
-  const cell = event => {
-    const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
-    const bounded = (share, count) => Math.max(0, Math.min(Math.floor(share * count), count - 1));
-    return [bounded((at.y - TOP) / (lane * high), high), bounded((at.x - begin) / (end - begin), wide)];
-  };
+  const bounded = (share, count) => Math.max(0, Math.min(Math.floor(share * count), count - 1));
   svg.addEventListener("mousemove", event => {
-    const [row, column] = cell(event), value = values[row * wide + column];
+    const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+    const row = bounded((at.y - TOP) / (lane * high), high), column = bounded((at.x - begin) / (end - begin), wide);
+    const value = values[row * wide + column];
     said.textContent = shown.rows[row] + ", " + time(shown.at[column]) + ": " +
       (Number.isNaN(value) ? say("not measured") : number(value) + " " + shown.unit);
   });

@@ -48,13 +48,12 @@ function cause(run) {
 
 // The parts of the page about RUN whose charts begin with LETTER: what happened, and where it came from.
 function sections(run, letter, ...ofMaps) {
-  const common = { span: run.span, culprits: run.culprits }, top = element("div"), bottom = element("div");
+  const common = { span: run.span, culprits: run.culprits }, parts = [...heading(run), ...cause(run)];
   const add = (title, name, draw, chart) => {
     const [head, box] = card(title, letter + "-" + name);
     draw(box, { ...common, ...chart }, ...ofMaps);
-    top.append(head, box);
+    parts.push(head, box);
   };
-  top.append(...heading(run), ...cause(run));
   if (run.spans.length) add("Processes", "processes", lanes, run);
   if (run.maps.length) add("Ranks over time", "maps", maps, run);
   for (const [name, title] of [["loss", "Loss"], ["steps", "Steps"]])
@@ -62,9 +61,9 @@ function sections(run, letter, ...ofMaps) {
   const heads = ["field", "asked", "in effect", "", "why"].map(head => say(head));
   const fields = run.strategy.map(([name, asked, effect, status, why]) =>
     [[name, asked, effect, say(status.replace("_", " ")), why], { class: status }]);
-  if (fields.length) bottom.append(...card("Strategy", "strategy", table(heads, fields)));
-  bottom.append(...card("Where it came from", "facts", table([], run.facts.map(([name, value]) => [[say(name), value]]))));
-  return [top, bottom];
+  if (fields.length) parts.push(...card("Strategy", "strategy", table(heads, fields)));
+  parts.push(...card("Where it came from", "facts", table([], run.facts.map(([name, value]) => [[say(name), value]]))));
+  return parts;
 }
 
 function logLinks(run) {

@@ -22,9 +22,7 @@ async function ask(path) {
 // A choice of a map is in the address.
 function drawRun() {
   if (!run) return;
-  const [top, bottom] = sections(run, "A", address().get("map"), title => { location.hash = led({ map: title }); });
-  byId("top").replaceChildren(top);
-  byId("origin").replaceChildren(bottom);
+  byId("run").replaceChildren(...sections(run, "A", address().get("map"), title => { location.hash = led({ map: title }); }));
 }
 
 function problem(text) {

@@ -5,7 +5,6 @@ const CHINESE = {
   "steps per second": "步/秒", "last loss": "最近 loss",
   "peak memory of a process": "单进程内存峰值", "Cause": "失败原因", "Its log": "其日志", "Its standard error": "其标准错误",
   "Loss": "Loss", "Steps": "Step",
-
   "{} (logarithmic)": "{}（对数）", "Processes": "进程",
   "Strategy": "策略", "field": "字段", "asked": "要求", "in effect": "实际", "why": "依据", "effective": "生效",
   "no difference": "无差别", "no effect": "未生效", "refused": "已拒绝", "script": "由脚本设置", "no word": "无证据",
