@@ -25,7 +25,7 @@ def a_record() -> metricsfile.MetricsRecord:
 
 def a_run() -> Run:
     """Return the run of these metrics."""
-    return Run("/log/runs/a", None, (), "job", 0, 1, 2, 1000.0, None, None, "", 1)
+    return Run("/log/runs/a", None, (), "job", 0, 2, 1000.0, None, None, "", 1)
 
 
 def measured(ranks: int, moment: int, *, step: int | None = None) -> metricsfile.MetricsRecord:

@@ -23,6 +23,7 @@ from fleetrun.rundir.strategyfiles import EFFECTIVE, IN_EFFECT, NO_WORD, SECTION
 # Fewer timed updates are meaningless.
 FEWEST_TIMED = 3
 TIMEOUT = parser.option("timeout", types.seconds(1), "Time limit of a run.", default="600")
+UNSEEN = "it succeeded, but no update was seen (does it train with Paddle?)"
 _LONGEST_FAULT = 300
 
 
@@ -158,10 +159,9 @@ def outcome(
     elif code:
         fault = _fault(folder, hosts, code)
     elif not at:
-        fault = "it succeeded, but no update was seen (does it train with Paddle?)"
+        fault = UNSEEN
     verdicts: dict[str, FieldVerdict] = {}
-    reports = [event for event in events if event.event == "strategy_report"]
-    for verdict in eventfile.verdicts(reports[-1]) if reports else ():
+    for verdict in eventfile.verdicts(events):
         if verdict.name not in verdicts or verdicts[verdict.name].status in IN_EFFECT:
             verdicts[verdict.name] = verdict
     timed, peak = speeds(at, skipped), max(peaks, default=0)

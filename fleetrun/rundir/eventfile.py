@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from fleetrun.model import FieldVerdict
@@ -54,7 +54,8 @@ def read(path: str) -> Iterator[EventRecord]:
             yield reading.record(EventRecord, entry, more=more)
 
 
-def verdicts(report: EventRecord) -> tuple[FieldVerdict, ...]:
-    """Return the verdicts in a line `strategy_report`."""
-    entries = report.more.get("verdicts") or ()
+def verdicts(events: Iterable[EventRecord]) -> tuple[FieldVerdict, ...]:
+    """Return the verdicts in the last line `strategy_report` of EVENTS; none without one."""
+    reports = [event for event in events if event.event == "strategy_report"]
+    entries = (reports[-1].more.get("verdicts") or ()) if reports else ()
     return tuple(reading.record(FieldVerdict, entry) for entry in entries)

@@ -15,12 +15,11 @@ SCHEMA = 1
 
 
 class ProcessRecord(NamedTuple):
-    """One process of this host; `log` is the name of its file in the run directory."""
+    """One process of this host."""
 
     name: str
     rank: int | None
     argv: tuple[str, ...]
-    log: str
     # Kind and number or UUID, as `gpu:0`.
     devices: tuple[str, ...] = ()
 
@@ -28,9 +27,6 @@ class ProcessRecord(NamedTuple):
 class PlanRecord(NamedTuple):
     """The part of the file that readers need."""
 
-    job_id: str
-    mode: str
-    node_rank: int
     nodes: tuple[str, ...]
     cwd: str
     processes: tuple[ProcessRecord, ...]

@@ -53,6 +53,10 @@ class LogRecord(NamedTuple):
         """The user's name of the process: `rank 3`."""
         return names.label_of(self.process)
 
+    def title(self, stream: str = "") -> str:
+        """Name the output of this attempt, or one STREAM of it: `rank 3 stderr, attempt 1`."""
+        return f"{self.label}{stream}{f', attempt {self.attempt}' if self.attempt else ''}"
+
     @property
     def paths(self) -> tuple[str, ...]:
         """The files with its output, standard output first."""
@@ -68,7 +72,6 @@ class Run(NamedTuple):
     logs: tuple[LogRecord, ...]
     job_id: str = ""
     node_rank: int = 0
-    launcher_pid: int | None = None
     # How many processes each attempt has here; 0: not known yet.
     processes: int = 0
     started_at: float | None = None

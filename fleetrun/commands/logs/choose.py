@@ -113,9 +113,9 @@ def processes(text: str) -> set[str]:
     return known
 
 
-def pattern(text: str, option: str = "--grep") -> re.Pattern[bytes]:
-    """Return the regular expression TEXT of OPTION, for bytes; UsageError if invalid."""
+def pattern(text: str) -> re.Pattern[bytes]:
+    """Return the regular expression TEXT of --grep, for bytes; UsageError if invalid."""
     try:
         return parse_pattern(text)
     except ValueError as error:
-        raise UsageError(f"{option}={text}: {error}") from None
+        raise UsageError(f"--grep={text}: {error}") from None

@@ -195,8 +195,7 @@ def _opened(
     log: runs.LogRecord, path: str, of: str, reader: outputtimes.Reader, log_filter: LogFilter
 ) -> LogStream | None:
     """Return the stream of the file PATH of LOG; None, with a remark, if it is unreadable."""
-    attempt = f", attempt {log.attempt}" if log.attempt else ""
-    prefix = f"[{log.label}{of}{attempt}]"
+    prefix = f"[{log.title(of)}]"
     if log_filter.is_coloured:
         prefix = f"\x1b[{_COLORS[(log.rank or 0) % len(_COLORS)]}m{prefix}\x1b[0m"
     is_raw = not (log_filter.is_prefixed or log_filter.pattern or log.error_path)

@@ -17,7 +17,7 @@ from fleetrun.text import format_duration, visible
 # As JSON: strings, numbers, lists and objects.
 Document = dict[str, Any]
 
-# How an attempt of a process ended; page.js has their colours.
+# How an attempt of a process ended; chart.js has their colours.
 _WELL, _FIRST, _ALONG = "succeeded", "failed first", "stopped with it"
 _ALIVE, _OPEN = "running", "end unknown"
 
@@ -50,8 +50,6 @@ def read(
     for event in events:
         for entry in event.more.get("collectives") or ():
             culprits += entry.get("who") or ()
-    reports = [event for event in events if event.event == "strategy_report"]
-    verdicts = eventfile.verdicts(reports[-1]) if reports else ()
     at = datetime.fromtimestamp(began, timezone.utc).strftime("%Y-%m-%d %H:%M")
     return {
         "verdict": visible(verdict),
@@ -69,10 +67,13 @@ def read(
         "first": series.COLLECTIVES if any(event.event == "hung" for event in events) else "",
         "lines": {name: [*series.lines(curves, name)] for name in ("loss", "steps")},
         # The requested fields, and what of them was in effect.
-        "strategy": [(v.name, v.asked, v.in_effect, v.status, v.why) for v in verdicts],
+        "strategy": [
+            (verdict.name, verdict.asked, verdict.in_effect, verdict.status, verdict.why)
+            for verdict in eventfile.verdicts(events)
+        ],
         "facts": [("run", first.name), *_facts(reading.document(first.file(names.MANIFEST)) or {})],
         "logs": [
-            (f"{log.label}{stream}{f', attempt {log.attempt}' if log.attempt else ''}", link(path))
+            (log.title(stream), link(path))
             for _, log in logs
             for path, stream in zip(log.paths, ("", " stderr"), strict=False)
         ],

@@ -91,8 +91,7 @@ def _curve(
     steps = sorted(points)
     steps = [*steps[: -1 : max(1, len(steps) // _MOST_POINTS)], steps[-1]]
     at, losses = zip(*map(points.__getitem__, steps), strict=True)
-    label = f"{log.label}, attempt {log.attempt}" if log.attempt else log.label
-    return Curve(label, steps, at, losses, has_steps)
+    return Curve(log.title(), steps, at, losses, has_steps)
 
 
 def lines(curves: Sequence[Curve], name: str) -> Iterator[dict[str, Any]]:

@@ -101,7 +101,7 @@ def run(spec: VerifySpec, kind: str, name: str) -> VerifyRun:
     shown = trials.outcome(code, folder, run_dir, spec.timeout_s, spec.snapshots)
     ranks, fault = {key.rank for key in values}, shown.fault
     if not fault and not ranks:
-        fault = "it succeeded, but no update was seen (does it train with Paddle?)"
+        fault = trials.UNSEEN
     elif not fault and spec.is_by_ssh and len(ranks) < count:
         fault = (
             f"{len(ranks)} of {count} ranks have left snapshots in {snapshots}: give an --out "

@@ -15,7 +15,7 @@ def a_log(process: str, attempt: int = 0, *, failed: bool = False) -> LogRecord:
 
 
 def a_run(*logs: LogRecord) -> Run:
-    return Run("/log/runs/a", None, logs, "job", 0, 1, len(logs), 0.0, None, None, "", 0)
+    return Run("/log/runs/a", None, logs, "job", 0, len(logs), 0.0, None, None, "", 0)
 
 
 JOB = a_run(
