@@ -113,6 +113,11 @@ class Launch(NamedTuple):
     # With the `--` before it, if there was one: the words after it may look like options.
     script: tuple[str, ...]
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The options as words of a command line."""
+        return tuple(f"{given.typed}={given.raw}" for given in self.options)
+
 
 def rows(command: click.Command) -> list[Option]:
     """Return COMMAND's own options."""

@@ -23,17 +23,16 @@ from fleetrun.text import visible, visible_lines
 
 def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool) -> int:
     """Return 0, or 3 if there is an error."""
-    words = [f"{setting.typed}={setting.raw}" for setting in launch.options] + list(launch.script)
-    request = parser.launch_request(words if launch.script else [*words, CHECK], os.environ)
+    words = (*launch.words, *(launch.script or (CHECK,)))
+    request = parser.launch_request(words, os.environ)._replace(typed=words)
     log = checkup.remark(os.environ)
     if request.hosts or request.hostfile:
-        request = request._replace(typed=tuple(words if launch.script else [*words, CHECK]))
         options = [f"--wait={wait:g}"]
         options += ["--allreduce"] * allreduce + ["--json"] * own["json"]
         return _of_all_hosts(request, options, wait, is_json=own["json"])
     report = checkup.examine(request, os.environ, timeout_s=wait, has_allreduce=allreduce, log=log)
     # Processes, variables and paths are quoted.
-    redact = secrets.of_launch(request._replace(typed=tuple(words)), os.environ)
+    redact = secrets.of_launch(request, os.environ)
     shown = tuple(
         finding._replace(seen=visible(redact(finding.seen)), fix=visible(redact(finding.fix)))
         for finding in report.findings
@@ -66,7 +65,7 @@ def _of_all_hosts(request: Request, options: list[str], wait: float, *, is_json:
 command = parser.LaunchCommand(
     "doctor",
     help="Check whether this host is fit for a job, in seconds and without starting it: GPUs "
-    "and driver, Paddle, PATH, memory, limits, disks, clock, names, interfaces, ports. Give the "
+    "and driver, Paddle, PATH, memory, limits, disks, names, interfaces, ports. Give the "
     "options of the launch, and the script if you like. With --hosts or --hostfile, all hosts "
     "are checked by ssh; with --ips, run it on all of them at once. The hosts connect on the "
     "ports of the job. The exit code is 0, or 3 if something must be fixed first.",

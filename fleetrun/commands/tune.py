@@ -106,8 +106,7 @@ def _train(
     candidate: Candidate, launch: parser.Launch, folder: Path, own: Mapping[str, Any]
 ) -> TrialOutcome:
     """Launch CANDIDATE in FOLDER with the options OWN, and return what it has shown."""
-    words = [f"{setting.typed}={setting.raw}" for setting in launch.options]
-    words += [f"--set={key}={value}" for key, value in candidate]
+    words = [*launch.words, *(f"--set={key}={value}" for key, value in candidate)]
     environ = {STOP_AFTER: str(own["steps"])}
     code = trials.launch(words, launch.script, environ, folder, own["timeout"])
     run_dir = folder / "log" / names.LATEST
@@ -160,10 +159,9 @@ def text(results: Sequence[Result]) -> str:
 def document(launch: parser.Launch, results: Sequence[Result]) -> str:
     """Return RESULTS of tuning LAUNCH as JSON."""
     first = leaders(results)
-    words = [f"{setting.typed}={setting.raw}" for setting in launch.options]
     content = {
         "schema": 3,
-        "launch": secrets.conceal([*words, *launch.script]),
+        "launch": secrets.conceal([*launch.words, *launch.script]),
         "best": dict(first[0].candidate) if len(first) == 1 else None,
         "draw": [dict(result.candidate) for result in first] if len(first) > 1 else [],
         "candidates": [

@@ -12,7 +12,6 @@ import click
 from fleetrun.cli import argv, configfile, parser, types
 from fleetrun.cli.options import find
 from fleetrun.errors import UsageError
-from fleetrun.rundir import secrets
 
 # Launch options that the queue decides.
 _OURS = (
@@ -108,8 +107,3 @@ def site(path: str | None, command: click.Command) -> dict[str, str | list[str]]
     for setting in configfile.of_command(path, str(command.name), rows) if path else ():
         texts_of.setdefault(setting.name, []).append(setting.raw)
     return {key: texts if rows[key].is_repeatable else texts[-1] for key, texts in texts_of.items()}
-
-
-def shown(words: Sequence[str]) -> tuple[str, ...]:
-    """Return WORDS with the values of secrets concealed."""
-    return secrets.conceal(words)

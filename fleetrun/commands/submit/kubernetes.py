@@ -13,6 +13,7 @@ from fleetrun.commands.submit import common
 from fleetrun.commands.submit.common import WORD, option
 from fleetrun.errors import UsageError
 from fleetrun.printing import put
+from fleetrun.rundir import secrets
 from fleetrun.rundir.variables import TOKEN, new_token
 
 Document = dict[str, Any]
@@ -119,7 +120,7 @@ def _without_none(node: Any) -> Any:  # noqa: ANN401 - YAML
 
 def _run(words: tuple[str, ...], *, dry_run: bool, **given: Any) -> int:  # noqa: ANN401, ARG001 - click's, and it is always dry
     parsed = common.launch(words, WHAT)
-    if common.shown(parsed.words) != parsed.words:
+    if secrets.conceal(parsed.words) != parsed.words:
         raise UsageError(
             f"{WHAT}: a word after -- is a secret, which everyone who can see the job could read: "
             "let the script take it from a variable of the image or of a Secret."

@@ -18,6 +18,7 @@ from fleetrun.commands.submit.common import WORD, WORDS, option
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import probe, scripts
 from fleetrun.printing import put, remark
+from fleetrun.rundir import secrets
 from fleetrun.rundir.variables import with_token
 
 WHAT = "submit slurm"
@@ -78,9 +79,10 @@ def _run(words: tuple[str, ...], *, dry_run: bool, **given: Any) -> int:  # noqa
     parsed = common.launch(words, WHAT, most=given["nodes"])
     given["name"] = given["name"] or parser.value(_NAME, common.name(parsed))
     if dry_run:
-        if common.shown(parsed.words) != parsed.words:
+        shown = secrets.conceal(parsed.words)
+        if shown != parsed.words:
             remark("secret values are shown as ***; without --dry-run they are submitted.")
-        return put(script(given, common.shown(parsed.words), probe.current_folder()))
+        return put(script(given, shown, probe.current_folder()))
     if shutil.which("sbatch") is None:
         raise EnvironmentFault(
             f"{WHAT}: there is no sbatch on this host; use a host with Slurm, or "

@@ -80,11 +80,10 @@ def _spec(launch: parser.Launch) -> VerifySpec:
             "no script to verify: write `fleetrun verify --strategy=NAME [options] train.py`."
         )
     is_exec = script[0] == _EXEC and not os.path.exists(_EXEC)
-    words = tuple(f"{setting.typed}={setting.raw}" for setting in launch.options)
-    others = [setting for setting in launch.options if find(setting.name).group != "strategy"]
+    others = tuple(given for given in launch.options if find(given.name).group != "strategy")
     # An empty list also overrides a config file.
-    plain = ("--strategy=", *(f"{setting.typed}={setting.raw}" for setting in others))
-    request = parser.launch_request([*words, "train.py"], environ)
+    plain = ("--strategy=", *launch._replace(options=others).words)
+    request = parser.launch_request([*launch.words, "train.py"], environ)
     strategy = request.strategy
     if strategy is None or not strategy.settings:
         raise UsageError("nothing to verify: give --strategy, or --set.")
@@ -104,7 +103,7 @@ def _spec(launch: parser.Launch) -> VerifySpec:
     sets = " ".join(f"--set {given.raw}" for given in launch.options if given.name == "set")
     return VerifySpec(
         plain=plain,
-        strategy=words,
+        strategy=launch.words,
         script=script[1:] if is_exec else script,
         is_exec=is_exec,
         name=", ".join(sets if name == load.SET else name for name in strategy.sources),
