@@ -48,3 +48,18 @@ def test_a_rank_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     (port,) = ports.free(1)
     monkeypatch.setattr(store_wait, "_LONGEST_S", 0.02)
     store_wait.wait("127.0.0.1", port)
+
+
+def test_what_is_sent_to_a_store_does_not_wait_for_its_acknowledgement() -> None:
+    with ExitStack() as stack:
+        server, other = (
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)
+        )
+        client = stack.enter_context(socket.create_connection(server.getsockname()))
+        accepted = stack.enter_context(server.accept()[0])
+        store_wait._send_at_once(server.getsockname()[1])
+        later = stack.enter_context(socket.create_connection(server.getsockname()))
+        accepted_later = stack.enter_context(server.accept()[0])
+        ends = (server, client, accepted, accepted_later, other, later)
+        sets = [end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) > 0 for end in ends]
+    assert sets == [True, True, True, True, False, False]
