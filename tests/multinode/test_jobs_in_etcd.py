@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import etcds
 import pytest
-from waiting import LONG_S, TRAINING_S, quick, until
+from waiting import LONG_S, quick, until
 
 from fleetrun.rundir.variables import TOKEN
 
@@ -181,21 +179,6 @@ def test_a_coordinator_whose_launcher_is_killed_is_followed_before_its_lease_end
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_job_that_is_not_elastic_ends_with_one_verdict_when_its_first_host_is_lost(
-    four_hosts: Network, etcd: Etcd, tmp_path: Path
-) -> None:
-    job, hosts = begun(four_hosts, etcd, tmp_path, "--nnodes=3")
-    hosts[0].crash()
-    job.launchers[hosts[0]].wait(LONG_S)
-    assert [job.end(host) for host in hosts[1:]] == [1, 1]
-    for host in hosts[1:]:
-        # The connections of a vanished host may or may not break.
-        ways = ("coordinator of the job was lost on", "cut off from the coordinator (")
-        assert any(f"{way} {hosts[0].ip}" in host.output for way in ways)
-
-
-@pytest.mark.slow
-@pytest.mark.long
 def test_a_first_host_that_is_asked_to_end_leaves_the_job_to_the_others(
     four_hosts: Network, etcd: Etcd, tmp_path: Path
 ) -> None:
@@ -204,42 +187,3 @@ def test_a_first_host_that_is_asked_to_end_leaves_the_job_to_the_others(
     assert job.wait_for(1, 2) == ["node-2", "node-3"]
     job.let_go()
     assert [job.end(host) for host in hosts] == [128 + signal.SIGTERM, 0, 0]
-
-
-SUM_UP = """
-import json, os, paddle, paddle.distributed as dist
-dist.init_parallel_env()
-x = paddle.to_tensor([float(10 ** dist.get_rank())])
-dist.all_reduce(x)
-print(json.dumps([dist.get_rank(), dist.get_world_size(), x.item()]), flush=True)
-x = paddle.to_tensor([0.0])
-while x.item() < dist.get_world_size():
-    x = paddle.to_tensor([float(os.path.exists("go"))])
-    dist.all_reduce(x)
-"""
-
-
-@pytest.mark.train
-@pytest.mark.slow
-@pytest.mark.long
-def test_training_goes_on_without_the_first_host(
-    four_hosts: Network, etcd: Etcd, tmp_path: Path
-) -> None:
-    *hosts, keeper = four_hosts.hosts
-    job = Job(tmp_path / "job", etcd([keeper]), "--nnodes=1:3")
-    (job.folder / "train.py").write_text(SUM_UP)
-    (job.folder / "rank.sh").write_text(f'exec "{sys.executable}" train.py\n')
-
-    def sums(host: Host, attempt: str) -> list[list[float]]:
-        log = host.folder / "log" / "latest" / f"workerlog.0{attempt}"
-        lines = log.read_text().splitlines() if log.exists() else []
-        return [json.loads(line) for line in lines if line.startswith("[")]
-
-    job.start(hosts)
-    until(lambda: all(sums(host, "") for host in hosts), TRAINING_S)
-    hosts[0].crash()
-    job.launchers[hosts[0]].wait(LONG_S)
-    until(lambda: all(sums(host, ".attempt1") for host in hosts[1:]), TRAINING_S)
-    job.let_go()
-    assert [job.end(host) for host in hosts[1:]] == [0, 0]
-    assert sorted(sums(host, ".attempt1")[0] for host in hosts[1:]) == [[0, 2, 11], [1, 2, 11]]

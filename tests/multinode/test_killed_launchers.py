@@ -69,8 +69,7 @@ def are_up(*hosts: Host) -> bool:
     return all((host.folder / "up.2").exists() for host in hosts)
 
 
-@pytest.mark.parametrize("heartbeat_s", [10.0, ENDLESS_S])
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(("victim", "heartbeat_s"), [(0, ENDLESS_S), (1, 10.0)])
 def test_the_others_end_and_the_ranks_may_save(
     victim: int, heartbeat_s: float, two_hosts: tuple[Host, Host], tmp_path: Path
 ) -> None:
@@ -91,16 +90,16 @@ def test_the_others_end_and_the_ranks_may_save(
     [
         # Only the supervisor's message can start the next attempt.
         (KILL, ENDLESS_S, SAVES),
-        # The keeper kills ranks that would outlive the deadline.
         (KILL, 3.0, ""),
+        # The keeper kills ranks that would outlive the deadline.
         (STOP, 3.0, ""),
-        (STOP, 10.0, SAVES),
+        pytest.param(STOP, 10.0, SAVES, marks=pytest.mark.long),
     ],
 )
 def test_the_next_start_comes_when_the_ranks_of_a_lost_launcher_have_ended(
     signum: int, heartbeat_s: float, trap: str, two_hosts: tuple[Host, Host], tmp_path: Path
 ) -> None:
-    options = ("--nnodes=1:2", "--elastic_timeout=5", "--grace=2" if trap else "--grace=60")
+    options = ("--nnodes=1:2", "--elastic_timeout=5", "--grace=2" if trap else "--grace=8")
     first, second = (
         start(host, *options, heartbeat_s=heartbeat_s, trap=trap if host is two_hosts[1] else SAVES)
         for host in two_hosts
@@ -116,8 +115,7 @@ def test_the_next_start_comes_when_the_ranks_of_a_lost_launcher_have_ended(
     assert second.wait(LONG_S) != 0
 
 
-@pytest.mark.parametrize("heartbeat_s", [3.0, 10.0])
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(("victim", "heartbeat_s"), [(0, 3.0), (1, 6.0)])
 def test_the_ranks_of_a_stopped_launcher_do_not_outlive_the_job(
     victim: int, heartbeat_s: float, two_hosts: tuple[Host, Host]
 ) -> None:
@@ -132,8 +130,7 @@ def test_the_ranks_of_a_stopped_launcher_do_not_outlive_the_job(
 
 
 @pytest.mark.skipif(not sshd.SSHD, reason="there is no sshd here")
-@pytest.mark.parametrize("signum", [KILL, STOP])
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(("victim", "signum"), [(0, KILL), (1, STOP)])
 def test_nobody_survives_by_ssh(
     victim: int, signum: int, four_hosts: Network, tmp_path: Path
 ) -> None:

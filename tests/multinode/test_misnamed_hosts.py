@@ -51,8 +51,8 @@ def start(hosts: Pair, *words: Words) -> list[subprocess.Popen[bytes]]:
 
 @pytest.mark.parametrize(
     "words",
-    [(*BY_NAME, QUICK), ("--ips=head,tail", QUICK), (*MEETING, "--host=head", QUICK)],
-    ids=["master", "ips", "host"],
+    [(*BY_NAME, QUICK), ("--ips=head,tail", QUICK)],
+    ids=["master", "ips"],
 )
 def test_names_of_ipv6_alone_are_refused_at_once(six: Pair, words: Words) -> None:
     assert ends(start(six, words)) == [2, 2]
@@ -62,9 +62,10 @@ def test_names_of_ipv6_alone_are_refused_at_once(six: Pair, words: Words) -> Non
 
 
 @pytest.mark.parametrize(
-    ("option", "told"), [(FIRST, 1), (SECOND, 0)], ids=["of-the-first", "of-the-second"]
+    ("words", "option", "told"),
+    [(LISTED, FIRST, 1), (MEETING, SECOND, 0)],
+    ids=["ips", "master"],
 )
-@pytest.mark.parametrize("words", [LISTED, MEETING], ids=["ips", "master"])
 def test_a_host_with_another_ones_address_is_told(
     two_hosts: Pair, words: Words, option: str, told: int
 ) -> None:

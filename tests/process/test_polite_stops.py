@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from checkout import ROOT
 from commandline import Command
-from training import PYTHONS
+from training import PYTHONS, in_turns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,18 +60,10 @@ while True:
     signal.pause()
 """
 WRAPPED = "--wrap=0: sh -c '\"$@\"; exit $?' sh"
-STARTED = pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param((), id="bare"),
-        pytest.param((WRAPPED,), id="wrapped", marks=pytest.mark.extended),
-    ],
-)
 
 
 @pytest.mark.train
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("paddle", PYTHONS)
+@pytest.mark.parametrize(("paddle", "workers"), in_turns(1, 2))
 def test_a_rank_with_a_data_loader_saves_when_another_has_failed(
     tmp_path: Path, paddle: str, workers: int
 ) -> None:
@@ -84,8 +76,14 @@ def test_a_rank_with_a_data_loader_saves_when_another_has_failed(
     assert "killed by signal" not in done.stderr
 
 
-@STARTED
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("signum", "options"),
+    [
+        (signal.SIGTERM, ()),
+        (signal.SIGHUP, ()),
+        pytest.param(signal.SIGINT, (WRAPPED,), marks=pytest.mark.extended),
+    ],
+)
 def test_a_stop_leaves_a_child_until_its_rank_has_ended(
     tmp_path: Path, signum: signal.Signals, options: tuple[str, ...]
 ) -> None:
@@ -96,8 +94,13 @@ def test_a_stop_leaves_a_child_until_its_rank_has_ended(
     assert (tmp_path / f"saved{int(signum)}").exists()
 
 
-@STARTED
-@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize(
+    ("signum", "options"),
+    [
+        (signal.SIGUSR1, ()),
+        pytest.param(signal.SIGUSR2, (WRAPPED,), marks=pytest.mark.extended),
+    ],
+)
 def test_a_notice_reaches_the_rank_alone(
     tmp_path: Path, signum: signal.Signals, options: tuple[str, ...]
 ) -> None:

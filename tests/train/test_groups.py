@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from training import PYTHONS, run
+from training import PYTHONS, mostly, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ print("rank", rank, "sum", told.item(), "gradient", net.weight.grad.tolist())
 """
 
 
-@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize("version", mostly("3.3.1"))
 def test_fleet_connects_four_ranks_over_gloo(version: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     argv = ["-m", "fleetrun", "--nproc_per_node=4", "train.py"]
@@ -62,7 +62,6 @@ CONNECT = "distributed.init_parallel_env(); distributed.barrier()"
     ("version", "mode", "connect"),
     [
         ("3.3.1", "--run_mode=collective", CONNECT),
-        ("2.6.2", "--run_mode=collective", CONNECT),
         # Paddle 3's wheel is built without RPC.
         (
             "2.6.2",

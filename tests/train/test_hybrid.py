@@ -15,10 +15,14 @@ from typing import TYPE_CHECKING, Any
 import devices
 import pytest
 import yaml
-from training import PYTHONS, ROOT, evidence, train
+from training import PYTHONS, ROOT, evidence, made_once, train
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+    from typing import TypeAlias
+
+    Alone: TypeAlias = Callable[..., str]
 
 pytestmark = pytest.mark.train
 
@@ -122,6 +126,29 @@ UPDATES = 3
 PYTHON = PYTHONS["3.3.1"]
 
 
+@pytest.fixture
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """Return a function that trains a layout's model in one process, once, and returns its report.
+
+    Of the layout, only what changes the weights counts.
+    """
+
+    def trained(layout: dict[str, Any], version: str = "3.3.1") -> str:
+        names = ("merge", "accumulate", "infinite")
+        kept: dict[str, Any] = {name: layout[name] for name in names if name in layout}
+
+        def make(folder: Path) -> str:
+            python, more = PYTHONS[version], _told(kept)
+            with devices.on(""):
+                train(python, "hybrid.py", folder / "alone", None, nranks=1, more=more)
+            return str(folder / "alone" / "report.0")
+
+        name = "-".join(f"{key}{value}" for key, value in kept.items())
+        return str(made_once(tmp_path_factory, f"hybrid-{version}-{name}", make))
+
+    return trained
+
+
 def _cases() -> list[Any]:
     return [
         pytest.param(*case, marks=() if case in SHORT else pytest.mark.long)
@@ -136,22 +163,20 @@ def _cases() -> list[Any]:
 
 @pytest.mark.parametrize(("place", "name", "strategy"), _cases())
 def test_a_hybrid_job_trains_as_one_process(
-    place: str, name: str, strategy: str, tmp_path: Path
+    place: str, name: str, strategy: str, alone: Alone, tmp_path: Path
 ) -> None:
     layout, sent = LAYOUTS[name]
     asked = resolved(STRATEGIES[strategy])
     expected = TOLD[name][strategy == "merged"]
     if expected == "merged":
         layout = {**layout, "merge": 2}
-    python = PYTHONS["3.3.1" if place == "npu" else place]
-    whole = {key: value for key, value in layout.items() if key in ("merge", "accumulate")}
-    with devices.on(""):
-        train(*(python, "hybrid.py", tmp_path / "alone", None), nranks=1, more=_told(whole))
+    version = "3.3.1" if place == "npu" else place
+    python = PYTHONS[version]
     witness = tmp_path / "witness"
     witness.mkdir()
     nranks = math.prod(layout.get(axis, 1) for axis in AXES)
     on_device = devices.on("npu", witness=witness, count=max(nranks, 4))
-    more = {**_told(layout), "ALONE": str(tmp_path / "alone" / "report.0")}
+    more = {**_told(layout), "ALONE": alone(layout, version)}
     with on_device if place == "npu" else devices.on(""):
         if expected == "refused":
             with pytest.raises(AssertionError, match=r"gradient_merge: .* this cannot be merged"):
@@ -180,13 +205,12 @@ def test_a_hybrid_job_trains_as_one_process(
 
 
 @pytest.mark.parametrize("version", ["3.3.1", pytest.param("2.6.2", marks=pytest.mark.long)])
-def test_gradients_that_a_trainer_averages_itself_are_merged(version: str, tmp_path: Path) -> None:
-    python = PYTHONS[version]
-    alone = _told({"merge": 2})
-    train(python, "hybrid.py", tmp_path / "alone", None, nranks=1, more=alone)
+def test_gradients_that_a_trainer_averages_itself_are_merged(
+    version: str, alone: Alone, tmp_path: Path
+) -> None:
     layout = {"dp": 2, "merge": 2, "by_hand": True}
-    more = {**_told(layout), "ALONE": str(tmp_path / "alone" / "report.0")}
-    ranks = train(python, "hybrid.py", tmp_path / "ours", MERGED, nranks=2, more=more)
+    more = {**_told(layout), "ALONE": alone(layout, version)}
+    ranks = train(PYTHONS[version], "hybrid.py", tmp_path / "ours", MERGED, nranks=2, more=more)
     assert [report["updates"] for report in ranks] == [UPDATES] * 2
     for report in ranks:
         assert report["apart"] < 2e-6
@@ -248,12 +272,10 @@ def assert_sent(
     ],
 )
 def test_all_ranks_skip_an_update_with_infinite_gradients(
-    layout: dict[str, Any], strategy: str, tmp_path: Path
+    layout: dict[str, Any], strategy: str, alone: Alone, tmp_path: Path
 ) -> None:
     # The second update is skipped.
-    more = _told(layout)
-    train(*(PYTHON, "hybrid.py", tmp_path / "alone", None), nranks=1, more=more)
-    more |= {"ALONE": str(tmp_path / "alone" / "report.0")}
+    more = {**_told(layout), "ALONE": alone(layout)}
     with devices.on("npu"):
         ranks = train(PYTHON, "hybrid.py", tmp_path / "ours", STRATEGIES[strategy], more=more)
     for rank, report in enumerate(ranks):
@@ -287,12 +309,12 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("case", SETTINGS)
-def test_settings_of_hybrid_configs_take_effect_or_say_why_not(case: str, tmp_path: Path) -> None:
+def test_settings_of_hybrid_configs_take_effect_or_say_why_not(
+    case: str, alone: Alone, tmp_path: Path
+) -> None:
     layout, asked, status, words = SETTINGS[case]
-    python = PYTHONS["2.6.2" if "dp" in layout else "3.3.1"]
-    more = {**_told(layout), "ALONE": str(tmp_path / "alone" / "report.0")}
-    whole = {key: value for key, value in layout.items() if key == "accumulate"}
-    train(*(python, "hybrid.py", tmp_path / "alone", None), nranks=1, more=_told(whole))
+    version = "2.6.2" if "dp" in layout else "3.3.1"
+    python, more = PYTHONS[version], {**_told(layout), "ALONE": alone(layout, version)}
     with devices.on("" if "dp" in layout else "npu"):
         folder = tmp_path / "ours"
         ranks = train(python, "hybrid.py", folder, {"hybrid_configs": asked}, nranks=2, more=more)

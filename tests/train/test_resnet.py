@@ -91,8 +91,8 @@ def test_static_ranks_that_paddle_cannot_connect_get_one_sentence(
 
 
 def test_the_console_says_cpu_and_each_reason_once_in_120_columns(tmp_path: Path) -> None:
-    words = (*LAUNCH, "--strategy=recommended", SCRIPT, "--depth=8", "--epochs=1")
-    output, _ = train("3.3.1", tmp_path, *words)
+    options = ("--strategy=recommended", "--env=FLEETRUN_STOP_AFTER=4")
+    output, _ = train("3.3.1", tmp_path, *LAUNCH, *options, SCRIPT, "--depth=8", "--epochs=1")
     lines = output.splitlines()
     ours = [line for line in lines if line.startswith("fleetrun: ")]
     assert sum("CPU" in line or "gloo" in line for line in ours) == 1
