@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from lab import Host
@@ -94,11 +93,3 @@ class Slurm:
             host.run(*daemon, "-f", str(self._conf))
         idle = ["sinfo", "--noheader", "--Node", "--partition=main", "--format=%T"]
         until(lambda: self.run(*idle).stdout.split() == ["idle"] * len(self._hosts))
-
-
-@contextmanager
-def slurm(hosts: Sequence[Host], folder: Path) -> Iterator[Slurm]:
-    """Start a Slurm on HOSTS; its daemons end with them."""
-    made = Slurm(hosts, folder)
-    made.start()
-    yield made

@@ -37,14 +37,12 @@ def bench(folder: Path, words: list[str], shown: tuple[str, ...], **env: str) ->
 
 
 def test_bench_launch_measures_everything(tmp_path: Path) -> None:
-    little = ["--ranks=1,2", "--rounds=1", "--heavy-ranks=0", "--idle-s=0.2"]
+    little = ["--ranks=2", "--rounds=1", "--heavy-ranks=0", "--idle-s=0.2"]
     shown = ("2 ranks, median", "x bare", "fleetrun --help")
     results = bench(tmp_path, ["launch", *little], shown)
     assert not results["failures"]
     assert [(row["launcher"], row["ranks"]) for row in results["launches"]] == [
-        (launcher, ranks)
-        for ranks in (1, 2)
-        for launcher in ("bare loop", "fleetrun", "fleetrun again")
+        (launcher, 2) for launcher in ("bare loop", "fleetrun", "fleetrun again")
     ]
     for launch in results["launches"]:
         (row,) = launch["rounds"]

@@ -72,7 +72,7 @@ def _watch(name: str, argv: list[str], ranks: int, idle_s: float) -> Launch:
     env = {"CUDA_VISIBLE_DEVICES": ""} if name in {OURS, AGAIN} else {}
     with launches.launch(argv, **env) as job:
         first = job.expect("first", ranks)
-        time.sleep(_SETTLE_S)
+        time.sleep(min(_SETTLE_S, 5 * idle_s))
         pid = job.launchers[0].pid
         before, at = launches.on_cpu_s(pid), time.monotonic()
         time.sleep(idle_s)
