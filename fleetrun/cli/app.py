@@ -135,21 +135,19 @@ def _launch(
     given = (*file.given, *parsed.given)
     made = made._replace(typed=parsed.words, given=given, restored=restored)
     if made.hosts or made.hostfile:
-        from fleetrun.remote import head, sshjob  # only for jobs by ssh
-
-        if made.dry_run is None:
-            if caller is not None:
-                caller.gathering()
-            return head.launch(made, environ)
-        made = sshjob.as_listed(made)
-    if launch is not None:
-        return launch(made, environ)
-    if engine and made.dry_run is None:
-        from fleetrun.remote import enginelaunch  # only below an engine
+        from fleetrun.remote import head  # only for jobs by ssh
 
         if caller is not None:
             caller.gathering()
-        return enginelaunch.launch(made, environ, engine[0], caller)
+        return head.launch(made, environ)
+    if launch is not None:
+        return launch(made, environ)
+    if engine and made.dry_run is None:
+        from fleetrun.remote import tasks  # only below an engine
+
+        if caller is not None:
+            caller.gathering()
+        return tasks.launch(made, environ, engine[0], caller)
     from fleetrun.run import job  # takes longer than all of the help
 
     return job.launch(made, environ, caller=caller)

@@ -50,15 +50,14 @@ def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool)
 def _of_all_hosts(request: Request, options: list[str], wait: float, *, is_json: bool) -> int:
     """Check all hosts of --hosts at once; return 0, or 3 if one has an error."""
     reports = everywhere.examine(request, os.environ, options, timeout_s=wait)
-    code = EnvironmentFault.exit_code if any(report.code for report in reports) else 0
+    code = EnvironmentFault.exit_code if any(code for code, _ in reports.values()) else 0
     if is_json:
-        hosts = {report.host: reading.parse(report.output.encode()) for report in reports}
+        hosts = {host: reading.parse(text.encode()) for host, (_, text) in reports.items()}
         document = {"schema": output.SCHEMA, "exit_code": code, "hosts": hosts}
         put(json.dumps(document, indent=2) + "\n")
         return code
-    for report in reports:
-        shown = report.failure or visible_lines(report.output.rstrip())
-        put(f"{report.host}\n{textwrap.indent(shown, '  ')}\n")
+    for host, (_, shown) in reports.items():
+        put(f"{host}\n{textwrap.indent(visible_lines(shown.rstrip()), '  ')}\n")
     return code
 
 

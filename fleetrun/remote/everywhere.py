@@ -5,61 +5,48 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 from fleetrun.host.probe import current_folder
 from fleetrun.model import Request
 from fleetrun.remote import ssh, sshjob
 from fleetrun.remote.ssh import HostOrder
 
-# How long ssh and a check-up of one host may take, and an allreduce.
-_START_S, _ALLREDUCE_S = 60.0, 240.0
-_AT_ONCE = 64
-
-
-class HostReport(NamedTuple):
-    """What the check-up of a host has printed, and why there is none (empty: there is one)."""
-
-    host: str
-    code: int
-    output: str
-    failure: str = ""
+# How long ssh and a check-up of one host may take, beside the wait for the others.
+_LIMIT_S = 240.0
 
 
 def examine(
     request: Request, environ: Mapping[str, str], options: Sequence[str], *, timeout_s: float
-) -> list[HostReport]:
+) -> dict[str, tuple[int, str]]:
     """Check all hosts that REQUEST lists, with the OPTIONS of `fleetrun doctor`.
 
-    They connect to each other for TIMEOUT_S seconds. Raises UsageError for contradictory lists of
-    hosts, EnvironmentFault if there is no ssh here.
+    They connect to each other for TIMEOUT_S seconds. Returns for each its exit code, and what the
+    check-up has printed or why there is none. Raises UsageError for contradictory lists of hosts,
+    EnvironmentFault if there is no ssh here.
     """
     hosts = sshjob.listed(request)
-    limit_s = timeout_s + (_ALLREDUCE_S if "--allreduce" in options else _START_S)
     program = ssh.words_of(request)
-    order = HostOrder(current_folder(), sshjob.forwarded(environ), attended=False)
-    addresses = ssh.addresses(program, hosts)
+    sent, addresses = sshjob.forwarded(environ), ssh.addresses(program, hosts)
 
-    def ask(index: int) -> HostReport:
-        host = hosts[index]
-        words = ("doctor", *options, *sshjob.arguments(request, host, addresses, index))
+    def ask(index: int) -> tuple[int, str]:
+        words = ("doctor", *options, *sshjob.arguments(request, hosts[index], addresses, index))
         try:
             done = subprocess.run(
-                ssh.command(program, host),
-                input=ssh.line(order._replace(words=words)),
+                ssh.command(program, hosts[index]),
+                input=HostOrder(current_folder(), sent, words, attended=False).line(),
                 capture_output=True,
-                timeout=limit_s,
+                timeout=timeout_s + _LIMIT_S,
                 check=False,
             )
-        except subprocess.TimeoutExpired:
-            return HostReport(host.name, ssh.SSH_FAULT, "", f"no answer within {limit_s:g} s")
+        except subprocess.TimeoutExpired as error:
+            return ssh.SSH_FAULT, f"no answer within {error.timeout:g} s"
         except OSError as error:
-            return HostReport(host.name, ssh.SSH_FAULT, "", f"--ssh: {error.strerror}")
-        output, errors = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
-        lines = errors.strip().splitlines()
-        has_run = done.returncode >= 0 and ssh.MARK.decode() in errors and output.strip()
-        failure = "" if has_run else ssh.why(done.returncode, lines[-1] if lines else "")
-        return HostReport(host.name, done.returncode, output, failure)
+            return ssh.SSH_FAULT, f"--ssh: {error.strerror}"
+        if ssh.MARK in done.stderr and done.stdout:
+            return done.returncode, done.stdout.decode(errors="replace")
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        return done.returncode, ssh.why(done.returncode, last)
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(ask, range(len(hosts))))
+    with ThreadPoolExecutor(max_workers=64) as pool:
+        checked = pool.map(ask, range(len(hosts)))
+        return {host.name: answer for host, answer in zip(hosts, checked, strict=True)}

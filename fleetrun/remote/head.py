@@ -6,58 +6,62 @@ needs have come.
 
 from __future__ import annotations
 
-import os
+import math
+import queue
 import signal
 import subprocess
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
-from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.errors import EnvironmentFault, UsageError, shell_code
 from fleetrun.host.probe import current_folder
 from fleetrun.model import Request
 from fleetrun.plan.hostfile import HostEntry
 from fleetrun.remote import ssh, sshjob
 from fleetrun.remote.ssh import HostOrder, SshConnection
-from fleetrun.run.loop import Loop
-from fleetrun.rundir.names import listed
+from fleetrun.rundir.folder import write_all
 from fleetrun.rundir.variables import with_token
-from fleetrun.sinks.writer import Writer
 from fleetrun.text import visible
 
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_BEAT_S = 1.0
 # How long all hosts may take to answer.
 _ANSWER_S = 60.0
 # How long the other hosts may take, beyond --grace, once one has ended the job.
 _TIMEOUT_S = 30.0
-# How long an ssh may take to end once it has been hung up; beyond --grace, if a launcher runs.
-_CLOSING_S = 10.0
-# The most messages that wait for a reader of standard error, and how long the last ones do.
-_MOST_LINES, _DRAIN_S = 4096, 2.0
 
 
 def launch(request: Request, environ: Mapping[str, str]) -> int:
     """Run the job of REQUEST on the hosts that it lists, and return its exit code."""
     hosts = sshjob.listed(request)
-    if request.detach:
+    if request.detach or request.dry_run is not None:
         raise UsageError(
-            "--detach cannot be used with --hosts or --hostfile: write `nohup fleetrun ... &`, or "
-            "start it on each host with --detach and --ips."
+            "--hosts and --hostfile cannot be used with --detach (write `nohup fleetrun ... &`) or "
+            "--dry-run (--ips and --nproc_per_node plan the same job)."
         )
     words = ssh.words_of(request)
     # The token, which nobody has to set; ssh forwards it unseen.
-    order = HostOrder(current_folder(), sshjob.forwarded(with_token(environ)))
+    sent = sshjob.forwarded(with_token(environ))
     addresses = ssh.addresses(words, hosts)
     orders = [
-        order._replace(words=sshjob.arguments(request, host, addresses, index))
+        HostOrder(current_folder(), sent, sshjob.arguments(request, host, addresses, index))
         for index, host in enumerate(hosts)
     ]
     return Head(request, hosts, words, orders).run()
 
 
+def log(text: str) -> None:
+    """Print a line of the head's own."""
+    with suppress(OSError):
+        write_all(2, f"fleetrun: {visible(text)}\n".encode())
+
+
 class Head:
-    """The connections to HOSTS by WORDS, whose launchers get ORDERS."""
+    """The connections to HOSTS by WORDS, whose launchers get ORDERS.
+
+    Threads wait for the connections; what they see is handled one after the other, in run().
+    """
 
     def __init__(
         self,
@@ -65,180 +69,147 @@ class Head:
         hosts: Sequence[HostEntry],
         words: Sequence[str],
         orders: Sequence[HostOrder],
-        *,
-        closing_s: float = _CLOSING_S,
     ) -> None:
-        self._request, self._closing_s = request, closing_s
-        self._loop = Loop()
-        self._err = Writer(2, _MOST_LINES)
-        self.connections = [
+        # Signals; connections that are up (None), or have ended with a status.
+        self._events = queue.SimpleQueue[int | tuple[SshConnection, int | None]]()
+        self._connections = [
             SshConnection(
-                self._loop,
                 host,
                 ssh.command(words, host),
                 order,
                 # The other hosts' first ranks print the same as the first host's.
-                stdout=None if request.tee or not index else subprocess.DEVNULL,
-                report=self._show,
-                changed=self._changed,
+                stdout=None if request.tee or host is hosts[0] else subprocess.DEVNULL,
+                show=self._show,
+                changed=lambda remote, status: self._events.put((remote, status)),
             )
-            for index, (host, order) in enumerate(zip(hosts, orders, strict=True))
+            for host, order in zip(hosts, orders, strict=True)
         ]
-        # Those that wait for a place (--ssh_fanout).
-        self._queue = deque(self.connections)
+        # Those that wait for a place, and how many there are (--ssh_fanout).
+        self._queue, self._places = list(self._connections), request.ssh_fanout
         self._least = sshjob.least(request, len(hosts))
         # The exit code of the job, once it is known.
         self._code: int | None = None
-        self._is_interrupted = False
         # Whether we have ended the job, or a lost connection has, not a launcher.
         self._is_ours = False
-        # Whether all hosts that the job needs have answered, or it does not start.
-        self._has_begun = self._is_refused = False
+        # Whether too few hosts have answered, so that it does not start.
+        self._is_refused = False
+        # When those that have not answered are killed, and those that have not ended.
+        self._answer_at = self._end_at = math.inf
+        self._timeout_s = request.grace_s + _TIMEOUT_S
 
     def run(self) -> int:
         """Run until all have ended, and return the exit code; signals are caught meanwhile."""
-        read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # nohup has SIGHUP ignored.
-        is_kept = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        caught = _CAUGHT[:-1] if is_kept else _CAUGHT
-        before = {number: signal.signal(number, _do_nothing) for number in caught}
-        signal.set_wakeup_fd(write_fd)
-        self._loop.watch(read_fd, lambda: self._interrupted(os.read(read_fd, 1)[0]))
-        self._err.open(self._loop)
-        self._after("answers", _ANSWER_S, self._give_up_silent)
-        self._beat()
-        try:
-            self._open_next()
-            while any(connection.code is None for connection in self.connections):
-                self._loop.turn()
-        finally:
-            signal.set_wakeup_fd(-1)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            self._loop.unwatch(read_fd)
-            os.close(read_fd)
-            os.close(write_fd)
-        self._err.finish(_DRAIN_S)
-        while self._err.is_busy:
-            self._loop.turn()
-        self._loop.close()
+        before = {
+            number: signal.signal(number, lambda signum, _: self._events.put(signum))
+            for number in _CAUGHT
+            if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP
+        }
+        beat_at = time.monotonic() + _BEAT_S
+        self._answer_at = beat_at + _ANSWER_S
+        self._open_next()
+        while any(remote.status is None for remote in self._connections):
+            with suppress(queue.Empty):
+                match self._events.get(timeout=max(0.0, beat_at - time.monotonic())):
+                    case (remote, None):
+                        remote.is_up = True
+                        self._answered()
+                    case (remote, int(status)):
+                        self._ended(remote, status)
+                    case int(number):
+                        self._interrupted(number)
+            if time.monotonic() >= beat_at:
+                beat_at = time.monotonic() + _BEAT_S
+                self._beat()
+        for number, handler in before.items():
+            signal.signal(number, handler)
         return self._code or 0
 
-    def _after(self, name: object, seconds: float, call: Callable[[], None]) -> None:
-        self._loop.timer(name, time.monotonic() + seconds, call)
+    def _show(self, host: HostEntry, line: bytes) -> None:
+        """Print a line of HOST, in its thread: a stuck terminal must not delay heartbeats."""
+        if not self._is_refused:
+            with suppress(OSError):
+                write_all(2, b"[%b] %b\n" % (host.name.encode(), line))
 
     def _beat(self) -> None:
-        for connection in self.connections:
-            connection.send(b"\n")
-        self._after("heartbeat", ssh.HEARTBEAT_S, self._beat)
-
-    def log(self, text: str) -> None:
-        """Print a line of the head's own."""
-        self._err.put(f"fleetrun: {visible(text)}\n".encode())
-
-    def _show(self, connection: SshConnection, line: bytes) -> None:
-        if not self._is_refused:
-            self._err.put(b"[%b] %b\n" % (connection.host.name.encode(), line))
-
-    # Beginning ----------------------------------------------------------------------------------
+        for remote in self._connections:
+            if remote.is_up and remote.status is None:
+                remote.send(ssh.HEARTBEAT)
+        now = time.monotonic()
+        if now >= self._answer_at:
+            self._kill(self._awaited(), f"it did not answer within {_ANSWER_S:g} s.")
+        if now >= self._end_at:
+            log("Some hosts do not end, so their ssh is killed.")
+            self._kill_all()
 
     def _awaited(self) -> list[SshConnection]:
         """Return the connections that may still answer."""
-        return [remote for remote in self.connections if not remote.is_up and remote.code is None]
+        return [
+            remote for remote in self._connections if not remote.is_up and remote.status is None
+        ]
+
+    def _kill(self, remotes: Sequence[SshConnection], why: str) -> None:
+        self._queue.clear()
+        self._answer_at = math.inf
+        for remote in remotes:
+            remote.kill(why)
+
+    def _kill_all(self) -> None:
+        """Kill every ssh; launchers end when their input ends."""
+        self._is_ours, self._end_at = True, math.inf
+        self._kill([it for it in self._connections if it.status is None], "the job has ended")
 
     def _open_next(self) -> None:
         """Open as many connections as have a place."""
-        while self._queue and (
-            sum(remote.is_open for remote in self._awaited()) < self._request.ssh_fanout
-        ):
-            self._queue.popleft().open()
+        while self._queue and len(self._awaited()) - len(self._queue) < self._places:
+            self._queue.pop(0).open()
 
-    def _give_up_silent(self) -> None:
-        for remote in self._awaited():
-            remote.give_up(f"it did not answer within {_ANSWER_S:g} s.")
-
-    def _changed(self, remote: SshConnection) -> None:
-        """Go on once a host has answered, or its ssh has ended."""
-        if remote.code is not None:
-            self._loop.timer(remote, None, _do_nothing)
-            if remote.is_up:
-                self._ended(remote)
+    def _answered(self) -> None:
+        """Go on once a host has answered, or its ssh has ended; end if too few have come."""
         self._open_next()
-        if not (self._has_begun or self._code is not None or self._awaited()):
-            self._begin()
-
-    def _begin(self) -> None:
-        """Go on if enough hosts have answered, or end."""
-        faults = {remote.host.name: remote.why() for remote in self.connections if not remote.is_up}
-        width = max((len(name) for name in faults), default=0)
-        for name, sentence in faults.items():
-            self.log(f"{name:{width}}  {sentence}")
-        # The first host has the session, so it is indispensable.
-        if not self.connections[0].is_up or len(self.connections) - len(faults) < self._least:
-            self.log("Nothing was started.")
-            self._code, self._is_refused = EnvironmentFault.exit_code, True
-            self._hang_up()
+        if self._code is not None or self._awaited():
             return
-        if faults:
-            names = listed(list(faults))
-            self.log(f"The job starts without {names}: {self._least} of its hosts are enough.")
-        self._has_begun = True
+        up = [remote.is_up for remote in self._connections]
+        # The first host has the session, so it is indispensable.
+        if not up[0] or sum(up) < self._least:
+            log("Nothing was started.")
+            self._code, self._is_refused = EnvironmentFault.exit_code, True
+            self._kill_all()
 
-    # The end ------------------------------------------------------------------------------------
-
-    def _ended(self, remote: SshConnection) -> None:
-        """Handle the end of a launcher; the first bad end is that of the job.
+    def _ended(self, remote: SshConnection, status: int) -> None:
+        """Handle the end of an ssh; the first bad end of a launcher is that of the job.
 
         That of the first host's launcher, which has the session, takes precedence unless we or a
         lost connection have ended it: the others may have been cut off from it. The launchers of
         an elastic job agree on whether it goes on without one of the others.
         """
-        is_first = remote is self.connections[0]
-        if remote.is_lost and self._code is None:
-            # A rank may also have ended with it: sys.exit(-1).
-            or_ended = "" if remote.status < 0 else ", or the job has ended with 255 there"
-            self.log(f"The connection to {remote.host.name} was lost{or_ended}.")
-        if not is_first and (not remote.code or self._least < len(self.connections)):
+        remote.status, code = status, shell_code(status)
+        if not remote.is_up:
+            if self._code is None:
+                log(f"{remote.host.name}  {remote.why()}")
+            self._answered()
             return
-        if remote.code and (self._code is None or (is_first and not self._is_ours)):
-            self._code = remote.code
-        self._is_ours = self._is_ours or remote.is_lost
+        is_first = remote is self._connections[0]
+        is_lost = status < 0 or status == ssh.SSH_FAULT
+        if is_lost and self._code is None:
+            # A rank may also have ended with it: sys.exit(-1).
+            or_ended = "" if status < 0 else ", or the job has ended with 255 there"
+            log(f"The connection to {remote.host.name} was lost{or_ended}.")
+        if not is_first and (not code or self._least < len(self._connections)):
+            return
+        if code and (self._code is None or (is_first and not self._is_ours)):
+            self._code = code
+        self._is_ours = self._is_ours or is_lost
         # The launchers notify each other, and stop their ranks with grace.
-        self._hang_up_later()
+        self._end_at = min(self._end_at, time.monotonic() + self._timeout_s)
 
     def _interrupted(self, number: int) -> None:
         """Forward a signal: the first one stops the job, the second one kills it."""
         if self._code is None:
             self._code = 128 + number
-        self._queue.clear()
-        for remote in self._awaited():
-            remote.give_up("interrupted")
-        for remote in self.connections:
-            remote.send(ssh.STOP)
         self._is_ours = True
-        if not self._is_interrupted:
-            self._is_interrupted = True
-            self._hang_up_later()
-
-    def _hang_up_later(self) -> None:
-        self._after("timeout", self._request.grace_s + _TIMEOUT_S, self._hang_up)
-
-    def _hang_up(self) -> None:
-        """Close every connection; kill those that are still open after a while."""
-        self._is_ours = True
-        self._queue.clear()
-        grace_s = self._request.grace_s if self._has_begun else 0.0
-        for connection in self.connections:
-            if not connection.is_up:
-                connection.give_up("the job has ended")
-            elif connection.code is None:
-                connection.hang_up()
-                self._after(connection, grace_s + self._closing_s, partial(self._cut, connection))
-
-    def _cut(self, connection: SshConnection) -> None:
-        self.log(f"ssh to {connection.host.name} does not exit, so it is killed.")
-        connection.give_up("its ssh did not end")
-
-
-def _do_nothing(*_: object) -> None:
-    """Do nothing: the loop reads what was caught."""
+        self._kill(self._awaited(), "interrupted")
+        for remote in self._connections:
+            if remote.is_up:
+                remote.send(ssh.STOP)
+        self._end_at = min(self._end_at, time.monotonic() + self._timeout_s)

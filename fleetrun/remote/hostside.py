@@ -7,6 +7,7 @@ laptop went to sleep.
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -14,19 +15,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 
 import fleetrun
 from fleetrun import __version__
-from fleetrun.errors import EnvironmentFault, shell_code
+from fleetrun.errors import shell_code
 from fleetrun.remote import ssh
 from fleetrun.run import libc
 from fleetrun.rundir.folder import write_all
 
 # Not by -m, which would take modules of the folder for Python's own.
 _MAIN = os.path.join(os.path.dirname(fleetrun.__file__), "__main__.py")
-# The exit code if nothing was started.
-_UNUSED = 0
 
 
 def run() -> None:
@@ -49,24 +47,25 @@ def _lines() -> Iterator[bytes]:
 def _serve(lines: Iterator[bytes]) -> int:
     first = next(lines, None)
     if first is None:
-        return _UNUSED
-    order = ssh.read(first)
-    if order is None or order.version != __version__:
-        there = "of another version" if order is None else order.version
-        return _refuse(f"fleetrun is {__version__}, and {there} where the job was started.")
+        return 0
+    # The line contains the token, and is not quoted.
+    version, *fields = json.loads(first)
+    if version != __version__:
+        sys.exit(f"fleetrun is {__version__}, and {version} where the job was started.")
+    order = ssh.HostOrder(*fields)
     try:
         os.chdir(order.cwd)
     except OSError as error:
-        return _refuse(f"the folder {order.cwd} cannot be entered ({error.strerror}).")
+        sys.exit(f"the folder {order.cwd} cannot be entered ({error.strerror}).")
     ours = os.getpid()
 
     def prepare() -> None:
         # If we are killed, nothing else would end the launcher.
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != ours:
-            os._exit(_UNUSED)
+            os._exit(0)
 
-    write_all(2, ssh.MARK + b"\n")
+    write_all(2, ssh.MARK)
     process = subprocess.Popen(
         [sys.executable, _MAIN, *order.words],
         env={**os.environ, **order.environ},
@@ -75,29 +74,22 @@ def _serve(lines: Iterator[bytes]) -> int:
         preexec_fn=prepare,  # noqa: PLW1509 - there are no threads yet
     )
     if order.attended:
-        pidfd = os.pidfd_open(process.pid)
-        threading.Thread(target=_obey, args=(lines, pidfd), daemon=True).start()
+        threading.Thread(target=_obey, args=(lines, process), daemon=True).start()
     return shell_code(process.wait())
 
 
-def _refuse(sentence: str) -> int:
-    write_all(2, sentence.encode() + b"\n")
-    return EnvironmentFault.exit_code
-
-
-def _obey(lines: Iterator[bytes], pidfd: int) -> None:
-    """Stop fleetrun, the process of PIDFD, whenever the head asks, and when the head is gone."""
+def _obey(lines: Iterator[bytes], process: subprocess.Popen[bytes]) -> None:
+    """Stop fleetrun, the PROCESS, whenever the head asks, and when the head is gone."""
     is_asked = False
     for line in lines:
         if line == ssh.STOP.strip():
             is_asked = True
-            _stop(pidfd)
+            _stop(process)
     if not is_asked:
-        _stop(pidfd)
+        _stop(process)
 
 
-def _stop(pidfd: int) -> None:
-    with suppress(ProcessLookupError):
-        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-        # A stopped launcher (`kill -STOP`) would not end.
-        signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    # A stopped launcher (`kill -STOP`) would not end.
+    process.send_signal(signal.SIGCONT)

@@ -59,20 +59,6 @@ def least(request: Request, hosts: int) -> int:
     return hosts if request.nnodes == "1" else bounds(request.nnodes)[0]
 
 
-def as_listed(request: Request) -> Request:
-    """Return REQUEST as a dry run shows it, with its hosts as --ips."""
-    hosts = listed(request)
-    if len({host.slots for host in hosts}) > 1:
-        raise UsageError("--dry-run requires the same number of slots on all hosts.")
-    names = tuple(host.name for host in hosts)
-    count, needed = request.nproc_per_node, least(request, len(names))
-    return request._replace(
-        ips=names if len(names) > 1 else (),
-        nnodes=f"{needed}:{len(names)}" if needed < len(names) else str(len(names)),
-        nproc_per_node=hosts[0].slots if count is None else count,
-    )
-
-
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of ENVIRON to forward to the hosts: those that training reads."""
     return {

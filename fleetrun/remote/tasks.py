@@ -1,6 +1,7 @@
-"""One task per rank, as `srun -n 8` and `mpirun -n 8` start them: the first leads the others.
+"""A launch that an engine has started: once in all, once per host, or once per rank.
 
-The first task of a host is its launcher. The others send it what is theirs alone (CPUs, devices,
+Of one task per rank, as `srun -n 8` and `mpirun -n 8` start them, the first leads the others. The
+first task of a host is its launcher. The others send it what is theirs alone (CPUs, devices,
 the engine's rank) and wait for its end. They end before it, with 0, because an engine that ends a
 job at its first bad exit code would hide the right one.
 """
@@ -17,11 +18,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from fleetrun.engines import detect
 from fleetrun.engines.detect import Detected
-from fleetrun.errors import EnvironmentFault, RendezvousError
-from fleetrun.model import Task
+from fleetrun.errors import EnvironmentFault, RendezvousError, UsageError
+from fleetrun.model import Request, Task
 from fleetrun.plan.kinds import is_mask
-from fleetrun.run import proc
+from fleetrun.remote import srun
+from fleetrun.run import job, libc
+from fleetrun.run.observers import Caller
+from fleetrun.rundir.variables import TOKEN
 
 # How often a task looks for the first one.
 _LOOK_S = 0.05
@@ -31,8 +36,7 @@ _TAKEN, _OVER = b"taken", b"over"
 _CHUNK = 1 << 16
 # The exit code of a task whose first one was killed.
 _LOST = 137
-# The process that starts a host's tasks in Hydra (MPICH and Intel MPI).
-_PROXY = "hydra_pmi_proxy"
+# The leader gets these as well, and ends gracefully.
 _IGNORED = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
     *(signal.SIGUSR1, signal.SIGUSR2),
@@ -45,50 +49,53 @@ class TaskPlace(NamedTuple):
     name: str
     number: int
     tasks: int
-    own: tuple[str, ...] = ()
 
 
-def place(detected: Detected) -> TaskPlace:
-    """Return this task's place, as the engine has set it."""
-    run = detected.run or str(_starter())
-    # Several "hosts" may be on this machine.
+def launch(
+    request: Request, environ: Mapping[str, str], detected: Detected, caller: Caller | None = None
+) -> int:
+    """Launch REQUEST below the DETECTED engine, and return the exit code."""
+    if detect.unspread(detected) is not None:
+        # A launcher on each host, by srun.
+        if request.detach:
+            raise UsageError(
+                "--detach cannot be used in an allocation of several hosts: omit it, or submit "
+                "the job with `fleetrun submit slurm`."
+            )
+        return srun.run(request.typed, detected)
+    if detected.engine in detect.MPIS:
+        # If mpirun's daemons are killed, their children would go on.
+        libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGTERM)
+    if detected.token and not environ.get(TOKEN):
+        environ = {**environ, TOKEN: detected.token}
+    if not detect.has_tasks(detected):
+        return job.launch(request, environ, caller=caller)
+    # Hydra (MPICH and Intel MPI) names no run: its proxy has started all tasks of the host. And
+    # several "hosts" may be on this machine.
+    run = detected.run or os.getppid()
     name = f"\0fleetrun/tasks/{os.getuid()}/{detected.engine}/{run}/{detected.node}"
-    return TaskPlace(name, detected.local or 0, detected.here or 1, detected.own)
-
-
-def _starter() -> int:
-    """Return the pid that has started the tasks of this host: Hydra's proxy, or our parent."""
-    pid = os.getppid()
-    while pid > 1:
-        stat = proc.stat(pid)
-        if stat is None:
-            break
-        if proc.content(f"/proc/{pid}/comm").decode(errors="replace").strip() == _PROXY:
-            return pid
-        pid = stat.parent
-    return os.getppid()
-
-
-def mine(place: TaskPlace, environ: Mapping[str, str]) -> Task:
-    """Return the CPUs and variables that belong to this task."""
-    env = {name: value for name, value in environ.items() if name in place.own or is_mask(name)}
-    return Task(tuple(sorted(os.sched_getaffinity(0))), env)
+    place = TaskPlace(name, detected.local or 0, detected.here or 1)
+    env = {key: value for key, value in environ.items() if key in detected.own or is_mask(key)}
+    own = Task(tuple(sorted(os.sched_getaffinity(0))), env)
+    if place.number:
+        return follow(place, own, request.rdzv_timeout_s)
+    with led(place, own, request.rdzv_timeout_s) as host_tasks:
+        masks = together(host_tasks)
+        # The launcher assigns to ranks what the engine has assigned to tasks.
+        os.environ.update(masks)
+        os.sched_setaffinity(0, {cpu for task in host_tasks for cpu in task.cpus})
+        return job.launch(request, {**environ, **masks}, host_tasks, caller=caller)
 
 
 def follow(place: TaskPlace, task: Task, timeout_s: float) -> int:
     """Wait for the end of the first task of this host, and return this one's exit code."""
     until = time.monotonic() + timeout_s
-    hello = json.dumps({"number": place.number, "cpus": task.cpus, "env": task.env}).encode()
+    hello = json.dumps([place.number, *task]).encode()
     while time.monotonic() < until:
-        with _line() as link:
-            try:
-                link.connect(place.name)
-                link.send(hello)
-                taken = link.recv(_CHUNK)
-            except OSError:
-                taken = b""
-            if taken == _TAKEN:
-                # The leader gets these as well, and ends gracefully.
+        with _socket() as link, suppress(OSError):
+            link.connect(place.name)
+            link.send(hello)
+            if link.recv(_CHUNK) == _TAKEN:
                 for signum in _IGNORED:
                     signal.signal(signum, signal.SIG_IGN)
                 return 0 if link.recv(_CHUNK) == _OVER else _LOST
@@ -106,63 +113,43 @@ def led(place: TaskPlace, task: Task, timeout_s: float) -> Iterator[tuple[Task, 
     another task leads.
     """
     tasks, links = {0: task}, list[socket.socket]()
-    first = os.getpid()
+    first, until = os.getpid(), time.monotonic() + timeout_s
     try:
-        with _line() as listener:
-            try:
-                listener.bind(place.name)
-            except OSError as error:
-                raise EnvironmentFault(
-                    f"Another task already leads the tasks of this run here ({error.strerror})."
-                ) from None
+        with _socket() as listener:
+            listener.bind(place.name)
             listener.listen(place.tasks)
-            until = time.monotonic() + timeout_s
             while len(tasks) < place.tasks:
                 listener.settimeout(max(0.001, until - time.monotonic()))
                 link, _ = listener.accept()
-                number, other = _hello(link)
-                if other is None or number in tasks:
-                    link.close()
-                    continue
-                tasks[number] = other
-                links.append(link)
-                link.send(_TAKEN)
+                peer = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+                if struct.unpack("3i", peer)[1] == os.getuid():
+                    number, cpus, env = json.loads(link.recv(_CHUNK))
+                    tasks[number] = Task(tuple(cpus), env)
+                    links.append(link)
+                    link.send(_TAKEN)
     except TimeoutError:
         missing = ", ".join(str(number) for number in range(place.tasks) if number not in tasks)
         raise RendezvousError(
             f"Of the {place.tasks} tasks of this host {missing} did not join within {timeout_s:g} "
             "s."
         ) from None
-    else:
+    except OSError as error:
+        raise EnvironmentFault(
+            f"The tasks of this run cannot be led here ({error.strerror})."
+        ) from None
+    try:
         yield tuple(task for _, task in sorted(tasks.items()))
     finally:
         # This may be the supervisor, its child: what the engine sees is the end of its own task.
         if first in {os.getpid(), os.getppid()}:
-            _dismiss(links)
-
-
-def _hello(link: socket.socket) -> tuple[int, Task | None]:
-    """Return the number and what belongs to the task behind LINK; None if it is none of ours."""
-    _, user, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    try:
-        hello = json.loads(link.recv(_CHUNK)) if user == os.getuid() else {}
-        return hello["number"], Task(tuple(hello["cpus"]), dict(hello["env"]))
-    except (OSError, ValueError, KeyError):
-        return 0, None
-
-
-def _dismiss(links: Sequence[socket.socket]) -> None:
-    """Release the other tasks, and wait until they end."""
-    until = time.monotonic() + _PARTING_S
-    for link in links:
-        # A task may have been killed.
-        with suppress(OSError):
-            link.send(_OVER)
-    for link in links:
-        link.settimeout(max(0.001, until - time.monotonic()))
-        with suppress(OSError), link:
-            while link.recv(_CHUNK):
-                pass
+            # A task may have been killed.
+            for link in links:
+                link.settimeout(_PARTING_S)
+                with suppress(OSError):
+                    link.send(_OVER)
+            for link in links:
+                with suppress(OSError), link:
+                    link.recv(_CHUNK)
 
 
 def together(tasks: Sequence[Task]) -> dict[str, str]:
@@ -188,5 +175,5 @@ def together(tasks: Sequence[Task]) -> dict[str, str]:
     return joined
 
 
-def _line() -> socket.socket:
+def _socket() -> socket.socket:
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

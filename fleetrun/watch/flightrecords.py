@@ -48,7 +48,7 @@ class FlightRecords(Source):
 
             self._session.hearers[PackedCollectives] = self._take
         if self._paths():
-            self._wait()
+            self._look()
 
     def on_event(self, happening: Happening) -> None:
         """Send all records before the coordinator's host hears that this one has ended."""
@@ -76,11 +76,8 @@ class FlightRecords(Source):
         self._sent: dict[int, tuple[int, float]] = {}
         self._reported: set[tuple[int, ...]] = set()
 
-    def _wait(self) -> None:
-        self._waiting.timer("collectives", time.monotonic() + self._period_s, self._look)
-
     def _look(self) -> None:
-        self._wait()
+        self._waiting.timer("collectives", time.monotonic() + self._period_s, self._look)
         now = time.time()
         for rank, record in self._compare().items():
             late = next((call for call in record.collectives if call.is_open), None)

@@ -59,8 +59,6 @@ class JobSession(Source, SessionHandler):
         self._plan = plan
         self._owed = {i for i, spec in enumerate(plan.processes) if spec.essential}
 
-    # As a source --------------------------------------------------------------------------------
-
     def open(self, waiting: Waiting) -> None:
         """Continue the session that the gathering has begun."""
         super().open(waiting)
@@ -108,8 +106,6 @@ class JobSession(Source, SessionHandler):
         """End all connections."""
         self._session.close()
 
-    # Outgoing -------------------------------------------------------------------------------------
-
     def _failure(self, cause: Cause | Overdue, no_retry: str) -> Failure:
         """Return CAUSE as the message for the other hosts."""
         words, why, is_victim, is_departure = "", "", False, False
@@ -152,8 +148,6 @@ class JobSession(Source, SessionHandler):
             is_hang=isinstance(cause, Hung),
             why=self._redact(why)[:_LONGEST],
         )
-
-    # Incoming -------------------------------------------------------------------------------------
 
     def stop(self, failure: Failure) -> None:
         """Stop the ranks."""

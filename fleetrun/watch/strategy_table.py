@@ -5,7 +5,6 @@ Only a launch with a strategy loads it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from fleetrun.model import FieldVerdict
@@ -179,7 +178,10 @@ def _rows(shown: Sequence[FieldVerdict], room: int) -> list[str]:
         rows.append((row.name, _cut(row.asked), _cut(row.in_effect), status))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines: list[str] = []
-    for values, why in zip(rows, ["why", *_once([row.why for row in shown])], strict=True):
+    whys = ["why"]
+    for row in shown:
+        whys.append("as above" if row.why and row.why in whys else row.why)
+    for values, why in zip(rows, whys, strict=True):
         line = "".join(f"{cell:<{space}}{_GAP}" for cell, space in zip(values, widths, strict=True))
         beside = room - len(line)
         if beside >= _NARROWEST:
@@ -193,18 +195,6 @@ def _rows(shown: Sequence[FieldVerdict], room: int) -> list[str]:
 
 def _cut(value: str) -> str:
     return f"{value[: _LONGEST_VALUE - 1]}…" if len(value) > _LONGEST_VALUE else value or "-"
-
-
-def _once(whys: Sequence[str]) -> list[str]:
-    """Return WHYS, the later ones without the parts that stood before."""
-    before: set[str] = set()
-    shorter = []
-    for why in whys:
-        parts = re.split(r"; |\. (?=auto: |plan: )", why)
-        new = [part for part in parts if part not in before]
-        shorter.append("; ".join([*(["as above"] if len(new) < len(parts) else []), *new]))
-        before.update(part for part in parts if part)
-    return shorter
 
 
 def _difference(verdict: FieldVerdict, main: FieldVerdict) -> str:

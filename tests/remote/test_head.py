@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from checkout import ROOT
-from commandline import fleetrun
 from processes import assert_no_survivors
-from sshd import HOSTS, by_instead, by_ssh, instead_of_ssh
+from sshd import HOSTS, by_instead, by_ssh
 from waiting import LONG_S, until
 
 from fleetrun.cli import app, request
 from fleetrun.cli.argv import split
 from fleetrun.plan.hostfile import HostEntry
-from fleetrun.remote import head, ssh, sshjob
+from fleetrun.remote import ssh, sshjob
 
 if TYPE_CHECKING:
     from fleetrun.model import Request
@@ -260,40 +259,19 @@ def test_the_first_launchers_end_is_that_of_the_job(
     assert why in ended.stderr
 
 
-def a_head(
-    folder: Path,
-    option: str,
-    wanted: Request,
-    *,
-    closing_s: float = LONG_S,
-) -> head.Head:
-    """Return the head of a job in FOLDER with the program of OPTION instead of ssh."""
-    hosts = sshjob.listed(wanted)
-    orders = [ssh.HostOrder(str(folder), words=("t.py",)) for _ in hosts]
-    words = [option.partition("=")[2]]
-    return head.Head(wanted, hosts, words, orders, closing_s=closing_s)
-
-
-def test_an_ssh_that_does_not_end_when_hung_up_is_killed(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stuck_ssh_is_killed_when_the_job_cannot_start(tmp_path: Path) -> None:
     # The first host cannot take part, and the way to the second, a script, is stuck.
-    up, started = tmp_path / "up", tmp_path / "started"
-    instead = instead_of_ssh(
-        tmp_path,
-        f'case "$*" in *" 127.0.0.1 "*) until [ -e {up} ]; do sleep 0.02; done\n'
-        f"echo no >&2; exit 255;; esac\nprintf '\\036\\002fleetrun\\n' >&2\n"
-        f"sleep 1000 & echo $! > {started}; mv {started} {up}; wait",
+    instead = (
+        'case "$*" in *" 127.0.0.1 "*) until [ -e up ]; do sleep 0.02; done\n'
+        "echo no >&2; exit 255;; esac\nprintf '\\036\\002fleetrun\\n' >&2\n"
+        "sleep 1000 & echo $! > started; mv started up; wait"
     )
-    wanted = a_request("--hosts=127.0.0.1,127.0.0.2", instead, "t.py")
-    job = a_head(tmp_path, instead, wanted, closing_s=0.0)
-    assert job.run() == 3
-    printed = capfd.readouterr().err
-    assert "fleetrun: 127.0.0.1  ssh: no\n" in printed
-    assert "fleetrun: ssh to 127.0.0.2 does not exit, so it is killed.\n" in printed
-    assert job.connections[1].status == -signal.SIGKILL
-    # Nor does the child of a script instead of ssh.
-    child = Path("/proc", up.read_text().strip(), "cmdline")
+    command = by_instead(tmp_path, instead, "true", hosts=HOSTS)
+    ended = command.run()
+    assert ended.code == 3
+    assert ended.stderr == "fleetrun: 127.0.0.1  ssh: no\nfleetrun: Nothing was started.\n"
+    # Nor is the child of a script instead of ssh left.
+    child = Path("/proc", (tmp_path / "up").read_text().strip(), "cmdline")
     until(lambda: not child.exists() or not child.read_bytes())
 
 
@@ -309,7 +287,7 @@ def test_files_of_the_folder_are_not_taken_for_pythons_own_modules(tmp_path: Pat
 
 def test_hosts_beyond_the_limit_of_open_files_are_named(tmp_path: Path) -> None:
     hosts = ",".join(f"127.0.0.{last}" for last in range(1, 41))
-    command = by_instead(tmp_path, "echo no >&2; exit 255", "true", hosts=hosts)
+    command = by_instead(tmp_path, "echo no >&2; sleep 2; exit 255", "true", hosts=hosts)
     ended = command.finish(command.start(["prlimit", "--nofile=40"]))
     assert ended.code == 3
     assert "127.0.0.40  ssh: it cannot be started here (Too many open files)" in ended.stderr
@@ -358,7 +336,10 @@ def test_each_launcher_is_given_its_host_and_all_but_the_heads_own_options() -> 
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("--hosts=a:2,b:4", "--dry-run"), "--dry-run requires the same number of slots"),
+        (
+            ("--hosts=a,b", "--dry-run"),
+            "cannot be used with --detach (write `nohup fleetrun ... &`) or --dry-run (--ips",
+        ),
         (("--hosts=a", "--hostfile=f"), "give one of them"),
         (("--hostfile=/nowhere/f",), "--hostfile=/nowhere/f cannot be read (No such file"),
         (("--hosts=a", "--ips=b,c"), "determines --ips itself: omit --ips, or --hosts (--host "),
@@ -369,7 +350,7 @@ def test_each_launcher_is_given_its_host_and_all_but_the_heads_own_options() -> 
             ("--hosts=a,b", "--rank=1", "--dry-run"),
             "determines --rank itself: omit --rank, or --hosts (--host is the address",
         ),
-        (("--hosts=a", "--detach"), "--detach cannot be used with --hosts or --hostfile: write"),
+        (("--hosts=a", "--detach"), "--hosts and --hostfile cannot be used with --detach (write"),
         (("--hosts=a", "--ssh=ssh 'x"), "a quotation mark is not closed"),
         (("--hosts=a", "--ssh=nosuchssh"), "--ssh=nosuchssh: there is no such program here"),
     ],
@@ -381,26 +362,3 @@ def test_what_cannot_be_is_one_sentence(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert problem in err
-
-
-@pytest.mark.parametrize(
-    ("words", "shown"),
-    [
-        (
-            "--dry-run --hostfile=hosts",
-            (
-                "4 processes on 2 nodes",
-                "PADDLE_TRAINER_ENDPOINTS=a:6070,a:6071,b:6070,b:6071",
-            ),
-        ),
-        ("--dry-run=json --hosts=a,b,c --nnodes=2:3 --nproc_per_node=1", ('"2:3"',)),
-    ],
-)
-def test_a_dry_run_shows_the_hosts_without_asking_them(
-    tmp_path: Path, words: str, shown: tuple[str, ...]
-) -> None:
-    (tmp_path / "hosts").write_text("a slots=2\nb slots=2 # here\n")
-    (tmp_path / "t.py").touch()
-    done = fleetrun(*words.split(), "t.py", folder=tmp_path, CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 0, done.stderr
-    assert all(text in done.stdout for text in shown)

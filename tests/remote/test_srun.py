@@ -22,19 +22,17 @@ SRUN = """
 echo "$@" > srun
 while [ "${1#--}" != "$1" ]; do shift; done
 unset SLURM_JOB_ID
-"$@" & echo $! > pid
+trap 'kill -INT $!' INT
+"$@" &
 wait $!; wait $!
 """
-SQUEUE = 'echo "77.batch batch"; echo "77.3 $(sed "s/.*--job-name=\\([^ ]*\\) .*/\\\\1/" srun)"'
-SCANCEL = 'echo "$@" > scancel; kill $(cat pid)'
 
 
 def in_allocation(folder: Path, script: str) -> tuple[Command, dict[str, str]]:
-    for name, text in (("srun", SRUN), ("squeue", SQUEUE), ("scancel", SCANCEL)):
-        path = folder / "bin" / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(f"#!/bin/sh\n{text}\n")
-        path.chmod(0o755)
+    path = folder / "bin" / "srun"
+    path.parent.mkdir()
+    path.write_text(f"#!/bin/sh\n{SRUN}\n")
+    path.chmod(0o755)
     command = Command(folder, script, ranks=1)
     return command, {**BATCH, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
 
@@ -45,7 +43,7 @@ def test_the_code_of_the_step_is_that_of_the_launch(tmp_path: Path) -> None:
     ended = command.finish(command.start(env=env))
     assert ended.code == 7, ended.stderr
     output = (tmp_path / "srun").read_text()
-    assert output.startswith("--nodes=4 --ntasks=4 --ntasks-per-node=1 --job-name=fleetrun-")
+    assert output.startswith("--nodes=4 --ntasks=4 --ntasks-per-node=1 ")
     assert output.endswith(f"--env=A=b c {command.argv[-1]}\n")
 
 
@@ -64,16 +62,16 @@ def test_the_launchers_of_a_step_share_a_token_that_ranks_do_not_get(tmp_path: P
     assert tokens[0] != tokens[1]
 
 
-def test_asked_to_stop_it_asks_the_launchers_by_the_step(tmp_path: Path) -> None:
+def test_asked_to_stop_it_has_srun_forward_it(tmp_path: Path) -> None:
     command, env = in_allocation(
-        tmp_path, "trap 'touch asked; exit 0' TERM; touch up; sleep 99 & wait"
+        tmp_path, "trap 'touch asked; exit 0' INT; touch up; sleep 99 & wait"
     )
     process = command.start(env=env)
     command.wait_for("up")
     process.send_signal(signal.SIGINT)
     ended = command.finish(process)
     assert ended.code == 130, ended.stderr
-    assert (tmp_path / "scancel").read_text() == "--signal=TERM 77.3\n"
+    assert "--disable-status" in (tmp_path / "srun").read_text()
     assert (tmp_path / "asked").exists()
 
 

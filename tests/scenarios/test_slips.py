@@ -125,9 +125,8 @@ def test_a_tilde_is_the_home_folder_in_every_path(folder: Path) -> None:
     (home / "s.yaml").write_text("env:\n  FROM_STRATEGY: 'yes'\n")
     assert run(folder, "--config", "~/c.yaml", "t.py").returncode == 0
     assert all((home / name / "workerlog.0").exists() for name in "abc")
-    (home / "hosts").write_text("localhost slots=2\n")
     (home / "ck").mkdir()
-    words = ("--strategy=recommended,~/s.yaml", "--hostfile=~/hosts", "--dry-run=json")
+    words = ("--strategy=recommended,~/s.yaml", "--dry-run=json")
     done = run(folder, *words, "--resume_from=~/ck", "t.py", "{checkpoint}")
     assert done.returncode == 0, done.stderr
     assert "FROM_STRATEGY" in done.stdout
