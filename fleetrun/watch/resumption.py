@@ -20,13 +20,13 @@ class Resumption(Source):
         """Report what the ranks resume from, and which checkpoints are ignored."""
         if not isinstance(happening, Gathered) or happening.plan.checkpoints is None:
             return
-        found, folder = happening.plan.checkpoints, self._folder
-        what = f"complete checkpoint in {folder}" if found.has_folder else f"folder {folder} yet"
+        known, folder = happening.plan.checkpoints, self._folder
+        what = f"complete checkpoint in {folder}" if known.has_folder else f"folder {folder} yet"
         text = f"Starting from scratch: there is no {what}."
-        if found.newest is not None:
-            text = f"Resuming from {found.newest}."
-        if found.partial:
-            partial = ", ".join(f"{path} ({why})" for path, why in found.partial)
+        if known.newest is not None:
+            text = f"Resuming from {known.newest}."
+        if known.partial:
+            partial = ", ".join(f"{path} ({why})" for path, why in known.partial)
             text += f" Incomplete, and ignored: {partial}."
         self._job.log(text)
         self.declare(RunWarning("checkpoint", text, time.monotonic()))
