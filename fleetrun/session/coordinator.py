@@ -16,25 +16,20 @@ from collections.abc import Mapping
 from math import inf
 from typing import NamedTuple, TypeAlias
 
-from fleetrun.errors import RendezvousError
 from fleetrun.run.events import Failure
 from fleetrun.run.policy import decide
 from fleetrun.rundir.variables import TOKEN
 from fleetrun.session import messages, rank_assignment
 from fleetrun.session.config import PREPARE_S, RendezvousConfig
-from fleetrun.session.messages import DONE, LOST, READY, STOPPED, Missing, RosterMessage, Verdict
+from fleetrun.session.messages import DONE, LOST, READY, STOPPED, UNMET, Missing, Verdict
 from fleetrun.session.rank_assignment import Host
 
-FORMING, PREPARING, RUNNING, STOPPING, ENDED = (
-    "forming",
-    "preparing",
-    "running",
-    "stopping",
-    "ended",
-)
-# How many remarks are kept, and how long a process that SIGKILL does not end at once may take.
-_REMARKS, _STUCK_S = 16, 30.0
-_FULL = "all hosts of the job are there"
+FORMING, PREPARING, RUNNING = "forming", "preparing", "running"
+STOPPING, ENDED = "stopping", "ended"
+# How many remarks are kept.
+_REMARKS = 16
+# The launcher that is blamed for what is no host's fault.
+_NOBODY = ""
 
 
 class Heard(NamedTuple):
@@ -76,9 +71,8 @@ Event: TypeAlias = Heard | Broken | Tick
 
 
 class Blame(NamedTuple):
-    """Something went wrong in this generation, by LAUNCHER."""
+    """Something went wrong in this generation on the host WHERE."""
 
-    launcher: str
     where: tuple[str, str]
     failure: Failure
     # The coordinator has only lost the host, and the host may know better.
@@ -99,29 +93,28 @@ class State(NamedTuple):
     names: tuple[str, ...] = ()
     phase: str = FORMING
     has_begun: bool = False
-    # Whether it continues the session of a coordinator that was lost, whose other hosts may come.
-    is_adopted: bool = False
+    # How many hosts of a lost coordinator's session may still come to this one, which follows it.
     expected: int = 0
     generation: int = 0
+    # The least number of the next one, as hosts may have started generations without us.
+    next_generation: int = 0
     restarts: int = 0
     # By the numbers of their links.
     hosts: Mapping[int, Host] = {}
     # No generation begins earlier: until then, ranks of a lost host may run.
     not_before: float = 0.0
-    # The least number of the next generation, as hosts have started earlier ones without us.
-    next_generation: int = 0
     # Whether ranks of this generation may run.
     has_started: bool = False
-    blames: tuple[Blame, ...] = ()
+    # By launcher, the first one first.
+    blames: Mapping[str, Blame] = {}
     # How often the job has failed because of each host.
     counts: Mapping[tuple[str, str], int] = {}
-    # Launchers that stay out of this generation, and those that have heard the final verdict.
-    left_out: frozenset[str] = frozenset()
+    # Launchers that have heard the final verdict.
     heard_end: frozenset[str] = frozenset()
     verdict: Verdict | None = None
     remarks: tuple[str, ...] = ()
     # What hosts that wait were told last.
-    told: str = ""
+    news: Missing | None = None
     actions: tuple[Send, ...] = ()
 
     @property
@@ -130,17 +123,18 @@ class State(NamedTuple):
         return {link: host for link, host in self.hosts.items() if host.place is not None}
 
     @property
+    def joined(self) -> dict[int, Host]:
+        """The hosts that ask for a place."""
+        return {link: host for link, host in self.hosts.items() if host.is_joined}
+
+    @property
     def local(self) -> Host | None:
         """The coordinator's own host, once it has joined."""
         return next((host for host in self.hosts.values() if host.is_local), None)
 
     def send(self, message: messages.FromCoordinator | None, *links: int) -> State:
-        """Send MESSAGE over LINKS."""
+        """Send MESSAGE over LINKS, or hang up (None)."""
         return self._replace(actions=(*self.actions, Send(links, message))) if links else self
-
-    def hang_up(self, link: int) -> State:
-        """End the connection LINK."""
-        return self.send(None, link)
 
     def with_host(self, link: int, host: Host) -> State:
         """Add or replace the host at LINK."""
@@ -151,14 +145,19 @@ class State(NamedTuple):
         hosts = {other: host for other, host in self.hosts.items() if other != link}
         return self._replace(hosts=hosts)
 
-    def enter(self, phase: str, at: float) -> State:
-        """Begin a phase."""
-        return self._replace(phase=phase, since=at, told="")
+    def blame(self, host: Host, failure: Failure, *, is_loss: bool = False) -> State:
+        """Take note of FAILURE; what a host says itself replaces what was known of it."""
+        blame = Blame(host.where, failure, is_loss)
+        return self._replace(blames={**self.blames, host.launcher: blame})
 
-    def remark(self, *texts: str) -> State:
-        """Keep TEXTS for the users of all hosts; a flood displaces only itself."""
-        new = tuple(text for text in dict.fromkeys(texts) if text not in self.remarks)
-        return self._replace(remarks=(*self.remarks, *new)[:_REMARKS], told="") if new else self
+    def blame_nobody(self, name: str, what: str, *, is_departure: bool) -> State:
+        """Take note of what happened to the host NAME, and is no failure of it."""
+        blame = Blame(("", ""), Failure(name, what, LOST, is_departure=is_departure))
+        return self._replace(blames={**self.blames, _NOBODY: blame})
+
+    def remark(self, text: str) -> State:
+        """Keep TEXT for the users of all hosts; a flood displaces only itself."""
+        return self._replace(remarks=tuple(dict.fromkeys((*self.remarks, text)))[:_REMARKS])
 
 
 def step(state: State, event: Event) -> tuple[State, tuple[Send, ...]]:
@@ -169,11 +168,11 @@ def step(state: State, event: Event) -> tuple[State, tuple[Send, ...]]:
         case Heard() if event.link in state.hosts:
             state = _hear(state, event)
         case Heard():
-            state = state.hang_up(event.link)
+            state = state.send(None, event.link)
         case Broken(link=link):
             state = _lose(state, link, "fleetrun was lost")
-        case Tick(at=at, stood_s=stood_s):
-            state = _tell(_look(_excuse(state, stood_s), at))
+        case Tick():
+            state = _look(state, event)
     state = _advance(state, event.at)
     return state._replace(actions=()), state.actions
 
@@ -183,115 +182,92 @@ def step(state: State, event: Event) -> tuple[State, tuple[Send, ...]]:
 
 def _join(state: State, event: Heard, join: messages.Join) -> State:
     """Let a launcher in, or refuse it."""
-    link, request, at = event.link, join.request, event.at
+    link, host = event.link, Host(join.request, event.address, event.is_local, event.at, event.at)
     if join.last is not None:
         state = _resume(state, join.last)
-    why = _refusal(state, event, join)
-    if why:
-        state = state.remark(f"{request.named(event.address)} cannot take part: {why}")
-        return state.send(messages.Refused(why), link).hang_up(link)
-    host = Host(request, event.address, event.is_local, at, at)
-    if state.phase == ENDED:
-        verdict = state.verdict
-        assert verdict is not None
-        heard_end = state.heard_end | {join.request.launcher}
-        return state.with_host(link, host)._replace(heard_end=heard_end).send(verdict, link)
-    if join.failure is not None:
-        return _fault(state, link, host, join.failure, at)
-    for other_link, other in state.hosts.items():
-        if other.launcher == join.request.launcher and other_link != link:
-            # It calls again before anything runs.
-            state = _lose(state, other_link, "fleetrun was lost").hang_up(other_link)
-    known = state.hosts.get(link)
-    if known is not None:
-        known = known._replace(request=request, is_joined=True, heard_at=at)
-        state = state.with_host(link, known)
-    elif misfit := _misfit(state, host):
-        failure = Failure("", misfit, RendezvousError.exit_code)
-        return _fault(state.with_host(link, host), link, host, failure, at)
-    else:
+    if link not in state.hosts and (why := _refusal(state, host, join)):
+        return _refuse(state, link, host, why)
+    if state.verdict is not None:
+        heard_end = state.heard_end | {host.launcher}
+        return state.with_host(link, host)._replace(heard_end=heard_end).send(state.verdict, link)
+    known, failure = state.hosts.get(link), join.failure
+    if failure is None and known is None and (why := _misfit(state, host)):
+        failure = Failure(host.name, why, UNMET)
+    if failure is not None:
+        state = state.without_host(link)
+        if state.phase != FORMING or (state.config.may_change and not host.is_local):
+            return _refuse(state, link, host, failure.what)
+        return _end(state.with_host(link, host), host.launcher, failure, event.at)
+    if known is None:
+        for other_link, other in state.hosts.items():
+            if other.launcher == host.launcher:
+                # It calls again before anything runs.
+                state = state.without_host(other_link).send(None, other_link)
         state = state.with_host(link, host)
-        state = state.send(_news(state, stands_by=state.phase != FORMING), link)
-    return state.send(messages.Acknowledged(0, _promise(state, event)), link)
+        state = state.send(_news(state), link)
+    else:
+        state = state.with_host(
+            link, known._replace(request=join.request, is_joined=True, heard_at=event.at)
+        )
+    return _acknowledge(state, event, 0)
 
 
 def _resume(state: State, last: messages.LastRun) -> State:
     """Continue the session of a coordinator that was lost, unless another one has begun."""
-    config = state.config
-    if last.session == state.session:
-        later = max(state.next_generation, last.generation + 1)
-        state = state._replace(next_generation=later)
-        if state.phase == FORMING:
-            state = state._replace(generation=max(state.generation, later))
-    if not config.has_store or state.phase != FORMING or state.has_begun or state.is_adopted:
+    if state.config.has_store and state.phase == FORMING and not state.has_begun:
+        restarts = last.restarts + (not state.config.may_change)
+        state = state._replace(
+            session=last.session, has_begun=True, expected=last.hosts - 1, restarts=restarts
+        )
+    if last.session != state.session:
         return state
-    return state._replace(
-        session=last.session,
-        is_adopted=True,
-        expected=last.hosts - 1,
-        generation=max(state.generation, last.generation + 1),
-        restarts=max(state.restarts, last.restarts + (not config.may_change)),
-    )
+    return state._replace(next_generation=max(state.next_generation, last.generation + 1))
 
 
-def _refusal(state: State, event: Heard, join: messages.Join) -> str:
+def _refusal(state: State, host: Host, join: messages.Join) -> str:
     """Return why a launcher cannot take part, whatever it brings; empty if it can."""
-    config = state.config
-    if event.link in state.hosts:
-        return ""
-    is_former = join.last is not None and join.last.session == state.session
-    if join.last is not None and not is_former:
+    config, last = state.config, join.last
+    if last is not None and last.session != state.session:
         return "it belongs to another job of this name, whose coordinator was lost"
-    is_known = state.knows_callers or is_former or event.is_local
-    if state.has_begun and not is_known:
+    if state.has_begun and not (state.knows_callers or last is not None or host.is_local):
         return (
             f"the job has begun, and without {TOKEN} no other host can join it: set the same on "
             "every host"
         )
     if state.phase == ENDED:
         return ""
-    others = [host for host in state.hosts.values() if host.launcher != join.request.launcher]
-    is_new = len(others) == len(state.hosts)
-    if state.phase != FORMING and not (is_new and config.may_change):
-        return _FULL
-    is_full = len(others) >= config.most + config.spares
-    return _FULL if is_full and not event.is_local else ""
+    others = [other for other in state.hosts.values() if other.launcher != host.launcher]
+    can_wait = config.may_change and len(others) == len(state.hosts)
+    is_full = len(others) >= config.most + config.spares and not host.is_local
+    if is_full or (state.phase != FORMING and not can_wait):
+        return "all hosts of the job are there"
+    return ""
 
 
 def _misfit(state: State, host: Host) -> str:
     """Return why HOST does not fit to the others, and differs where all must agree, if it does."""
-    rank, most = host.request.rank, state.config.most
+    rank, most, local = host.request.rank, state.config.most, state.local
     if rank is not None and rank >= most:
-        what = f"its rank is {rank}, and the job has {most} hosts, 0 to {most - 1}"
-        return f"{host.name} cannot take part: {what}"
+        return f"its rank is {rank}, and the job has {most} hosts, 0 to {most - 1}"
     for other in state.hosts.values():
         if rank is not None and other.request.rank == rank and other.launcher != host.launcher:
-            pair = (f"{launcher.name}, pid {launcher.request.pid}" for launcher in (other, host))
-            return f"two launchers have rank {rank}: {', and '.join(pair)}"
-    local = state.local
-    if local is None:
-        return ""
-    ours, theirs = local.request, host.request
-    what = "; ".join(rank_assignment.differences(ours.settings, theirs.settings, ours.hostname))
-    return f"{host.name} cannot take part: {what}" if what else ""
+            return f"{other.name}, pid {other.request.pid}, has rank {rank}, too"
+    return "" if local is None else rank_assignment.difference(local, host)
 
 
-def _fault(state: State, link: int, host: Host, failure: Failure, at: float) -> State:
-    """End the job because of a host that cannot take part, unless it can do without it."""
-    state = state.without_host(link)
-    if state.phase != FORMING or (state.config.may_change and not host.is_local):
-        what = failure.what
-        state = state.remark(what if host.name in what else f"{host.name} cannot take part: {what}")
-        return state.send(messages.Refused(failure.what), link).hang_up(link)
-    return _end(state.with_host(link, host), host.launcher, failure, at)
+def _refuse(state: State, link: int, host: Host, why: str) -> State:
+    """Let the job do without HOST, and tell all why."""
+    state = state.remark(f"{host.name} cannot take part: {why}")
+    return state.send(messages.Refused(why), link).send(None, link)
 
 
 # What happens to hosts --------------------------------------------------------------------------
 
 
-def _promise(state: State, event: Heard) -> float:
-    """Return how long ranks may run from when the message of EVENT was sent."""
-    return max(0.0, min(state.config.heartbeat_timeout_s, event.promise_s))
+def _acknowledge(state: State, event: Heard, number: int) -> State:
+    """Answer the heartbeat NUMBER: ranks may run for a while from when it was sent."""
+    left_s = max(0.0, min(state.config.heartbeat_timeout_s, event.promise_s))
+    return state.send(messages.Acknowledged(number, left_s), event.link)
 
 
 def _hear(state: State, event: Heard) -> State:
@@ -300,13 +276,14 @@ def _hear(state: State, event: Heard) -> State:
     state = state.with_host(link, host)
     match event.message:
         case messages.Heartbeat(number=number):
-            return state.send(messages.Acknowledged(number, _promise(state, event)), link)
-        case messages.Leave(failure=left):
+            return _acknowledge(state, event, number)
+        case messages.Leave(failure=left) as leave:
             if left is not None and not left.is_departure and state.phase == FORMING:
                 return _end(state, host.launcher, left, at)
-            return _lose(state, link, "fleetrun has ended", left, is_clean=True).hang_up(link)
-        case messages.Report() as report if report.generation == state.generation:
-            return state if host.place is None else _note(state, link, host, report)
+            return _lose(state, link, "fleetrun has ended", leave).send(None, link)
+        case messages.Report(generation=generation) as report:
+            is_current = generation == state.generation and host.place is not None
+            return _note(state, link, host, report) if is_current else state
         case _:
             return state
 
@@ -320,63 +297,44 @@ def _note(state: State, link: int, host: Host, report: messages.Report) -> State
     is_due = {READY: not host.stage, DONE: state.phase == RUNNING, STOPPED: True}
     if is_due.get(stage, False):
         state = state.with_host(link, host._replace(stage=stage))
-    return state if failure is None else _blame(state, host, failure)
+    return state if failure is None else state.blame(host, failure)
 
 
-def _blame(state: State, host: Host, failure: Failure, *, is_loss: bool = False) -> State:
-    """Take note of FAILURE; what a host says itself completes what was known of it."""
-    blame = Blame(host.launcher, host.where, failure, is_loss)
-    known = [other.launcher for other in state.blames]
-    if host.launcher not in known:
-        return state._replace(blames=(*state.blames, blame))
-    at = known.index(host.launcher)
-    return state._replace(blames=(*state.blames[:at], blame, *state.blames[at + 1 :]))
-
-
-def _lose(
-    state: State, link: int, what: str, failure: Failure | None = None, *, is_clean: bool = False
-) -> State:
-    """Forget a host; unless the end IS_CLEAN, its ranks may run until it must have killed them."""
+def _lose(state: State, link: int, what: str, leave: messages.Leave | None = None) -> State:
+    """Forget a host; without its LEAVE, its ranks may run until it must have killed them."""
     host = state.hosts.get(link)
     if host is None:
         return state
     state = state.without_host(link)
     if host.place is None or host.stage == STOPPED or state.phase in {FORMING, ENDED}:
         return state
-    if state.has_started and not is_clean:
+    if state.has_started and leave is None:
         fenced_at = host.heard_at + state.config.heartbeat_timeout_s
         state = state._replace(not_before=max(state.not_before, fenced_at))
-    if any(blame.launcher == host.launcher for blame in state.blames):
+    if host.launcher in state.blames:
         # What had failed there before is not forgotten.
         return state
+    if leave is not None and leave.failure is not None:
+        return state.blame(host, leave.failure)
     lost = Failure(host.name, what, LOST, is_departure=state.config.may_change)
-    return _blame(state, host, failure or lost, is_loss=failure is None)
+    return state.blame(host, lost, is_loss=True)
 
 
-def _excuse(state: State, stood_s: float) -> State:
-    """Blame nobody else if this launcher stood still until the others were cut off."""
-    config, local = state.config, state.local
-    if stood_s < config.fence_s or state.phase in {FORMING, ENDED} or local is None:
-        return state
-    what = f"fleetrun was stopped or without a processor for {stood_s:.0f} s, and counts as lost"
-    failure = Failure(local.name, what, LOST, is_departure=config.may_change)
-    return state._replace(blames=(*state.blames, Blame("", ("", ""), failure)))
-
-
-def _look(state: State, at: float) -> State:
-    """Give up hosts that are silent for too long, or do not stop."""
-    config = state.config
-    stuck_s = config.grace_s + _STUCK_S + config.heartbeat_timeout_s
+def _look(state: State, tick: Tick) -> State:
+    """Give up hosts that are silent for too long, and tell the others who is missing."""
+    config, local, at = state.config, state.local, tick.at
+    is_idle = state.phase in {FORMING, ENDED}
+    if tick.stood_s >= config.fence_s and not is_idle and local is not None:
+        # It stood still until the others were cut off, which are not to blame.
+        what = f"fleetrun was stopped or without a processor for {tick.stood_s:.0f} s"
+        state = state.blame_nobody(local.name, what, is_departure=config.may_change)
     for link, host in state.hosts.items():
-        is_stopping = state.phase == STOPPING and host.place is not None and host.stage != STOPPED
-        if is_stopping and at > state.since + stuck_s:
-            state = _lose(state, link, f"its ranks did not end within {stuck_s:.0f} s")
-        elif at > host.heard_at + config.heartbeat_timeout_s:
-            silence_s = at - host.heard_at
-            state = _lose(state, link, f"the launcher has been silent for {silence_s:.0f} s")
-        else:
-            continue
-        state = state.hang_up(link)
+        silence_s = at - host.heard_at
+        if silence_s > config.heartbeat_timeout_s:
+            what = f"the launcher has been silent for {silence_s:.0f} s"
+            state = _lose(state, link, what).send(None, link)
+    if state.phase == FORMING and (news := _news(state)) != state.news:
+        state = state.send(news, *state.joined)._replace(news=news)
     return state
 
 
@@ -391,154 +349,123 @@ def _advance(state: State, at: float) -> State:  # noqa: PLR0911 - one for each 
         case "forming":
             return _form(state, at)
         case "preparing" | "running" if state.blames:
-            stop = messages.Stop(state.generation, state.blames[0].failure)
-            return _advance(state.send(stop, *placed).enter(STOPPING, at), at)
+            first = next(iter(state.blames.values()))
+            state = state.send(messages.Stop(state.generation, first.failure), *placed)
+            return _advance(state._replace(phase=STOPPING, since=at), at)
         case "preparing" if stages == {READY}:
-            state = state.send(messages.Start(state.generation), *placed)._replace(has_started=True)
-            return state.enter(RUNNING, at)
+            state = state.send(messages.Start(state.generation), *placed)
+            return state._replace(phase=RUNNING, since=at, has_started=True)
         case "preparing" if at > state.since + PREPARE_S:
             late = next(host for host in placed.values() if host.stage != READY)
             what = f"it took longer than {PREPARE_S:.0f} s to get ready"
-            return _advance(_blame(state, late, Failure(late.name, what, LOST)), at)
+            return _advance(state.blame(late, Failure(late.name, what, LOST)), at)
         case "running" if stages == {DONE}:
-            return _end(state, "", None, at)
-        case "running" if (blame := _growth(state, at)) is not None:
-            return _advance(state._replace(blames=(blame,)), at)
+            return _end(state, _NOBODY, None, at)
+        case "running" if DONE not in stages and (new := _newcomers(state, at)):
+            what = "fleetrun was started"
+            state = state.blame_nobody(rank_assignment.listed(new), what, is_departure=True)
+            return _advance(state, at)
         case "stopping" if stages <= {STOPPED}:
             return _conclude(state, at)
         case _:
             return state
 
 
-def _wait(state: State) -> tuple[str, float, float]:
-    """Return whom a coordinator that forms a generation waits for, until when, and how long."""
-    config = state.config
-    joined = [host for host in state.hosts.values() if host.is_joined]
-    newest = max((host.joined_at for host in joined), default=state.since)
-    is_waiting_for_more = state.has_begun and config.may_change and _are_back(state, newest)
-    limit_s = config.elastic_timeout_s if is_waiting_for_more else config.rdzv_timeout_s
-    began = max(state.since, state.not_before, newest if state.has_begun else 0.0)
-    return rank_assignment.missing(config, joined, state.names), began + limit_s, limit_s
-
-
-def _are_back(state: State, at: float) -> bool:
-    """Whether all hosts ask for a place again, and no rank of a lost one can run AT a moment."""
-    return all(host.is_joined for host in state.hosts.values()) and at >= state.not_before
-
-
-def _news(state: State, *, stands_by: bool = False) -> Missing:
+def _news(state: State) -> Missing:
     """Return what hosts are told while they wait."""
     config = state.config
-    if stands_by:
-        running = [host.name for host in state.placed.values()]
-        where = f", which runs on {rank_assignment.listed(running)}" if running else ""
-        return Missing(f"a place in the job{where}", config, state.remarks, stands_by=True)
-    return Missing(_wait(state)[0], config, state.remarks)
-
-
-def _tell(state: State) -> State:
-    """Tell the hosts that wait who is missing, if that has changed."""
-    who = _wait(state)[0] if state.phase == FORMING else state.told
-    if who == state.told:
-        return state
-    joined = [link for link, host in state.hosts.items() if host.is_joined]
-    return state.send(_news(state), *joined)._replace(told=who)
+    if state.phase == FORMING:
+        who = rank_assignment.missing(config, list(state.joined.values()), state.names)
+        return Missing(who, config, state.remarks)
+    running = rank_assignment.listed([host.name for host in state.placed.values()])
+    who = f"a place in the job, which runs on {running}" if running else "a place in the job"
+    return Missing(who, config, state.remarks, stands_by=True)
 
 
 def _form(state: State, at: float) -> State:
     """Send the roster as soon as the right hosts are there, or give up."""
-    config = state.config
-    joined = {link: host for link, host in state.hosts.items() if host.is_joined}
-    hosts = list(joined.values())
-    excluded = rank_assignment.left_out(hosts, state.counts, config.most)
-    fit = {link: host for link, host in joined.items() if host.launcher not in excluded}
-    newest = max((host.joined_at for host in hosts), default=state.since)
+    config, joined = state.config, state.joined
+    dismissed = rank_assignment.dismissed(joined, state.counts, config.most)
+    newest = max((host.joined_at for host in joined.values()), default=state.since)
     has_waited = state.has_begun or (config.may_change and at >= newest + config.elastic_timeout_s)
-    if state.is_adopted and config.may_change and not state.has_begun:
-        # They find this coordinator within the heartbeat timeout of the lost one.
-        is_late = at >= state.since + config.heartbeat_timeout_s
-        has_waited = len(hosts) >= state.expected or is_late
-    if _are_back(state, at) and len(fit) >= (config.least if has_waited else config.most):
-        return _send_roster(state, fit, excluded, at)
-    who, until, limit_s = _wait(state)
-    if at >= until:
-        what = f"{who} did not come within {limit_s:g} s"
-        failure = Failure("", "; ".join((what, *state.remarks)), RendezvousError.exit_code)
-        return _end(state, "", failure, at)
-    return state
+    are_back = len(joined) == len(state.hosts) and at >= state.not_before
+    # They find the coordinator that follows theirs within the heartbeat timeout.
+    is_late = at >= state.since + config.heartbeat_timeout_s
+    are_enough = len(joined) - len(dismissed) >= (config.least if has_waited else config.most)
+    if are_back and are_enough and (is_late or len(joined) >= state.expected):
+        return _send_roster(state, dismissed, at)
+    is_short = state.has_begun and not state.expected and config.may_change and are_back
+    limit_s = config.elastic_timeout_s if is_short else config.rdzv_timeout_s
+    if at < max(state.since, state.not_before, newest if state.has_begun else 0.0) + limit_s:
+        return state
+    what = f"{_news(state).who} did not come within {limit_s:g} s"
+    return _end(state, _NOBODY, Failure("", "; ".join((what, *state.remarks)), UNMET), at)
 
 
-def _send_roster(
-    state: State, fit: Mapping[int, Host], excluded: Mapping[str, str], at: float
-) -> State:
-    """Give the hosts that are FIT their places."""
-    links = {host.launcher: link for link, host in fit.items()}
-    before = 1 + max((host.order for host in fit.values()), default=-1)
-    chosen = rank_assignment.assigned(list(fit.values()), state.config.most, before)
-    hosts = dict(state.hosts)
-    for place, host in enumerate(chosen):
-        link = links[host.launcher]
-        hosts[link] = hosts[link]._replace(place=place, order=place, is_joined=False, stage="")
-    names = {host.launcher: host.name for host in hosts.values()}
-    state = state.remark(*(f"{names[who]} stays out: {why}" for who, why in excluded.items()))
+def _send_roster(state: State, dismissed: list[int], at: float) -> State:
+    """Give the hosts their places that ask for one, except those that are DISMISSED."""
+    for link in dismissed:
+        host = state.hosts[link]
+        why = f"the job has failed {state.counts[host.where]} times because of it"
+        state = state.remark(f"{host.name} stays out: {why}")
+    fit = {link: host for link, host in state.joined.items() if link not in dismissed}
+    links = rank_assignment.assigned(fit, state.config.most)
+    for place, link in enumerate(links):
+        host = fit[link]._replace(place=place, order=place, is_joined=False, stage="")
+        state = state.with_host(link, host)
     state = state._replace(
-        hosts=hosts,
+        phase=PREPARING,
+        since=at,
         has_begun=True,
-        blames=(),
+        expected=0,
+        generation=state.next_generation,
+        blames={},
         has_started=False,
-        left_out=frozenset(excluded),
+        news=None,
     )
-    placed = sorted(state.placed, key=lambda link: hosts[link].order)
-    entries = tuple(hosts[link].entry for link in placed)
-    roster = RosterMessage(
+    entries = tuple(state.hosts[link].entry for link in links)
+    roster = messages.RosterMessage(
         state.generation, state.restarts, entries, state.config, state.remarks, state.session
     )
-    standing = [link for link, host in hosts.items() if host.place is None]
-    state = state.send(roster, *placed)
-    return state.send(_news(state, stands_by=True), *standing).enter(PREPARING, at)
+    standing = [link for link, host in state.hosts.items() if host.place is None]
+    return state.send(roster, *links).send(_news(state), *standing)
 
 
-def _growth(state: State, at: float) -> Blame | None:
-    """Return why all should start again with more hosts, if they should."""
-    config, placed = state.config, state.placed.values()
-    is_partly_done = any(host.stage == DONE for host in placed)
-    if not config.is_elastic or len(placed) >= config.most or is_partly_done:
-        return None
+def _newcomers(state: State, at: float) -> list[str]:
+    """Return the names of hosts with which all should start again."""
+    config = state.config
+    if not config.is_elastic or len(state.placed) >= config.most:
+        return []
     new = [
-        host
-        for host in state.hosts.values()
-        if host.place is None and host.is_joined and host.launcher not in state.left_out
+        host for host in state.joined.values() if not rank_assignment.is_failing(host, state.counts)
     ]
-    if not new or at < max(host.joined_at for host in new) + config.elastic_timeout_s:
-        return None
-    names = rank_assignment.listed([host.name for host in new])
-    failure = Failure(names, "fleetrun was started", LOST, is_departure=True)
-    return Blame("", ("", ""), failure)
+    newest = max((host.joined_at for host in new), default=inf)
+    return [host.name for host in new] if at >= newest + config.elastic_timeout_s else []
 
 
 def _conclude(state: State, at: float) -> State:
     """Tell all the verdict: the first failure that no other one has caused."""
-    blame = min(state.blames, key=lambda known: (known.failure.is_victim, known.is_loss))
-    failure, placed = blame.failure, state.placed
-    most = state.config.max_restarts
+    launcher, blame = min(
+        state.blames.items(), key=lambda item: (item[1].failure.is_victim, item[1].is_loss)
+    )
+    failure, most = blame.failure, state.config.max_restarts
     decision = decide(failure.no_retry, state.restarts, most, is_departure=failure.is_departure)
     if decision.is_final:
-        return _end(state, blame.launcher, failure, at, decision.given_up)
+        return _end(state, launcher, failure, at, decision.given_up)
     counts = dict(state.counts)
-    if blame.launcher:
+    if launcher != _NOBODY:
         counts[blame.where] = counts.get(blame.where, 0) + 1
-    verdict = Verdict(state.generation, blame.launcher, failure, is_final=False)
-    hosts = {link: host._replace(place=None, stage="") for link, host in state.hosts.items()}
-    state = state.send(verdict, *placed)._replace(
-        hosts=hosts,
-        generation=max(state.generation + 1, state.next_generation),
+    verdict = Verdict(state.generation, launcher, failure, is_final=False)
+    state = state.send(verdict, *state.placed)._replace(
+        phase=FORMING,
+        since=at,
+        hosts={link: host._replace(place=None, stage="") for link, host in state.hosts.items()},
+        next_generation=max(state.generation + 1, state.next_generation),
         restarts=state.restarts + (not failure.is_departure),
         counts=counts,
-        blames=(),
-        has_started=False,
-        left_out=frozenset(),
+        blames={},
     )
-    return _form(state.enter(FORMING, at), at)
+    return _form(state, at)
 
 
 def _end(
@@ -546,9 +473,6 @@ def _end(
 ) -> State:
     """End the job on all hosts."""
     verdict = Verdict(state.generation, launcher, failure, is_final=True, given_up=given_up)
-    hosts = state.hosts.values()
-    state = state._replace(
-        verdict=verdict,
-        heard_end=frozenset(host.launcher for host in hosts),
-    )
-    return state.send(verdict, *state.hosts).enter(ENDED, at)
+    heard_end = frozenset(host.launcher for host in state.hosts.values())
+    state = state._replace(phase=ENDED, since=at, verdict=verdict, heard_end=heard_end)
+    return state.send(verdict, *state.hosts)

@@ -18,7 +18,7 @@ from fleetrun.plan.layout import Slots
 from fleetrun.rundir.variables import TOKEN
 from fleetrun.session.codec import LONGEST_TEXT
 from fleetrun.session.messages import JoinRequest, RosterMessage, Settings, is_name
-from fleetrun.session.rank_assignment import LIST
+
 from fleetrun.session.sharing import LogFolder
 
 _UNPROTECTED = (
@@ -172,7 +172,7 @@ def _settings(request: Request, facts: Facts, slots: Slots, engine: SelectedEngi
         paddle = paddles.find(sys.path)
         settings["Paddle's version"] = "" if paddle is None else paddle.version
     if engine.hosts:
-        settings[LIST] = _comparable(",".join(engine.hosts))
+        settings["the list of hosts"] = _comparable(",".join(engine.hosts))
     roles = [slot.role for slot in slots.slots]
     if slots.hosts:
         layout = ",".join(f"{slot.role} {slot.host}:{slot.port}" for slot in slots.slots)

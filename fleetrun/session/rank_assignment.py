@@ -1,4 +1,4 @@
-"""The ranks of hosts in a roster, the hosts that are missing, and differing settings."""
+"""The ranks of hosts in a roster, and which hosts are missing, stay out or differ."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fleetrun.session.config import RendezvousConfig
-from fleetrun.session.messages import JoinRequest, Settings
+from fleetrun.session.messages import JoinRequest
 from fleetrun.text import counted, elided
 
-# The setting of jobs whose hosts are listed.
-LIST = "the list of hosts"
 # After this many failures a host is replaced if possible.
 _MOST_FAILURES = 2
-# The most hosts that a message names.
-_NAMED = 8
-# How much of a differing value is shown.
-_SHOWN = 100
+# The most hosts that a message names, and how much of a differing value is shown.
+_NAMED, _SHOWN = 8, 100
 
 
 class Host(NamedTuple):
@@ -63,109 +59,73 @@ def listed(names: Sequence[str], *, more: int = 0) -> str:
     >>> listed(["a", "b"]), listed([str(place) for place in range(10)], more=1)
     ('a and b', '0, 1, 2, 3, 4, 5, 6, 7 and 3 more')
     """
-    shown = list(names[:_NAMED])
-    more += len(names) - len(shown)
-    if more:
-        shown.append(f"{more} more")
-    if len(shown) == 1:
-        return shown[0]
-    return f"{', '.join(shown[:-1])} and {shown[-1]}" if shown else ""
+    more += max(0, len(names) - _NAMED)
+    shown = [*names[:_NAMED], *([f"{more} more"] if more else [])]
+    return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else "".join(shown)
 
 
-def left_out(
-    hosts: Sequence[Host], counts: Mapping[tuple[str, str], int], most: int
-) -> dict[str, str]:
-    """Return the launchers of HOSTS that stay out of the next generation, with reasons.
+def is_failing(host: Host, counts: Mapping[tuple[str, str], int]) -> bool:
+    """Whether the job has failed because of HOST too often, by COUNTS."""
+    return counts.get(host.where, 0) >= _MOST_FAILURES and not host.is_local
 
-    COUNTS says how often the job has failed because of each.
 
-    Hosts that have failed the job twice do if others wait for a place among MOST. The coordinator's
-    own host never does.
+def dismissed(
+    hosts: Mapping[int, Host], counts: Mapping[tuple[str, str], int], most: int
+) -> list[int]:
+    """Return the links of failing HOSTS that stay out, as others wait for a place among MOST."""
+    failing = [link for link, host in hosts.items() if is_failing(host, counts)]
+    failing.sort(key=lambda link: -counts[hosts[link].where])
+    return failing[: max(0, len(hosts) - most)]
+
+
+def assigned(hosts: Mapping[int, Host], most: int) -> list[int]:
+    """Return the links of at most MOST of HOSTS in the order of their ranks.
+
+    A host keeps its rank; if there are fewer hosts than before, they keep their order.
     """
-    excluded: dict[str, str] = {}
-    candidates = [host for host in hosts if not host.is_local]
-    for host in sorted(candidates, key=lambda candidate: -counts.get(candidate.where, 0)):
-        count = counts.get(host.where, 0)
-        if count >= _MOST_FAILURES and len(hosts) - len(excluded) > most:
-            excluded[host.launcher] = f"the job has failed {count} times because of it"
-    return excluded
-
-
-def assigned(hosts: Sequence[Host], most: int, before: int) -> list[Host]:
-    """Return at most MOST of HOSTS in the order of their ranks; BEFORE hosts had ranks before.
-
-    A host keeps its rank; if there are fewer hosts than before, the others keep their order.
-    """
-    settled = sorted((host for host in hosts if host.order >= 0), key=lambda host: host.order)
-    new = sorted((host for host in hosts if host.order < 0), key=_rank_of_newcomer)
-    chosen = (settled + new)[:most]
-    if len(chosen) < before:
+    chosen = sorted(hosts, key=lambda link: _precedence(hosts[link]))[:most]
+    if len(chosen) <= max((host.order for host in hosts.values()), default=-1):
         return chosen
-    places: dict[int, Host] = {}
-    unplaced = []
-    for host in chosen:
-        preferred = host.order if host.order >= 0 else host.request.rank
-        if preferred is not None and preferred < len(chosen) and preferred not in places:
-            places[preferred] = host
-        else:
-            unplaced.append(host)
-    remaining = iter(unplaced)
-    return [places[place] if place in places else next(remaining) for place in range(len(chosen))]
+    places: dict[int, int] = {}
+    for link in chosen:
+        order, rank = hosts[link].order, hosts[link].request.rank
+        wanted = order if order >= 0 else rank
+        if wanted is not None and wanted < len(chosen):
+            places.setdefault(wanted, link)
+    unplaced = iter([link for link in chosen if link not in places.values()])
+    return [places[place] if place in places else next(unplaced) for place in range(len(chosen))]
 
 
-def _rank_of_newcomer(host: Host) -> tuple[bool, int, bool, tuple[int, ...], str, int]:
-    rank = host.request.rank
-    address = host.request.host or host.address
-    return (
-        rank is None,
-        rank or 0,
-        not host.is_local,
-        _numbers(address),
-        address,
-        host.request.pid,
-    )
-
-
-def _numbers(address: str) -> tuple[int, ...]:
-    """Return the sort key of an IPv4 address, so that 10.0.0.2 comes before 10.0.0.10."""
-    parts = address.split(".")
-    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()
+def _precedence(host: Host) -> tuple[object, ...]:
+    """Return the sort key of HOST: 10.0.0.2 comes before 10.0.0.10."""
+    rank, address = host.request.rank, host.entry.host
+    if host.order >= 0:
+        return (0, host.order)
+    numbers = [(len(part), part) for part in address.split(".")]
+    return (1, rank is None, rank or 0, not host.is_local, numbers, host.request.pid)
 
 
 def missing(config: RendezvousConfig, hosts: Sequence[Host], names: Sequence[str]) -> str:
-    """Return a text that names the missing hosts, by their NAMES or ranks if those are known."""
-    ranks = {host.request.rank for host in hosts}
+    """Return a text that names the missing hosts, by their NAMES if those are known."""
     if names and not config.may_change:
+        ranks = {host.request.rank for host in hosts}
         return listed([name for rank, name in enumerate(names) if rank not in ranks])
     # Called for each join, so names that are not shown are not made.
-    here = [host.name for host in hosts[:_NAMED]]
-    more = max(0, len(hosts) - _NAMED)
-    joined = (
-        f" ({listed(here, more=more)} {'are' if len(hosts) > 1 else 'is'} here)" if here else ""
-    )
-    lacking = config.least - len(hosts)
-    if lacking > 0:
-        absentees = counted(lacking, "host")
-        if hosts and None not in ranks:
-            absent = [f"rank {rank}" for rank in range(config.least) if rank not in ranks]
-            absentees = listed(absent[:lacking])
-        return f"{absentees} of {config.least}{joined}"
+    here = listed([host.name for host in hosts[:_NAMED]], more=max(0, len(hosts) - _NAMED))
+    joined = f" ({here} {'are' if len(hosts) > 1 else 'is'} here)" if here else ""
+    if len(hosts) < config.least:
+        return f"{counted(config.least - len(hosts), 'host')} of {config.least}{joined}"
     if len(hosts) < config.most:
         return f"up to {counted(config.most - len(hosts), 'more host')}{joined}"
     return f"the ranks of lost hosts, which may still run{joined}"
 
 
-def differences(first: Settings, second: Settings, where: str) -> list[str]:
-    """Return sentences about the settings in which two hosts differ, with both values.
-
-    WHERE is the host of FIRST.
-    """
-    known, other = dict(first), dict(second)
-    return [
-        f"{name} is {elided(other.get(name, ''), _SHOWN) or 'none'} there and "
-        f"{elided(known.get(name, ''), _SHOWN) or 'none'} on {where}"
-        for name in dict.fromkeys((*known, *other))
-        if known.get(name) != other.get(name)
-        # Bounds are part of the config, which the coordinator sets.
-        and not (name == "--nnodes" and ":" in known.get(name, "") + other.get(name, ""))
-    ]
+def difference(local: Host, host: Host) -> str:
+    """Return in which settings HOST differs from the coordinator's LOCAL one, with both values."""
+    ours, theirs = dict(local.request.settings), dict(host.request.settings)
+    return "; ".join(
+        f"{name} is {elided(theirs.get(name, ''), _SHOWN) or 'none'} there and "
+        f"{elided(ours.get(name, ''), _SHOWN) or 'none'} on {local.request.hostname}"
+        for name in dict.fromkeys((*ours, *theirs))
+        if ours.get(name) != theirs.get(name)
+    )

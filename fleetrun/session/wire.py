@@ -1,9 +1,8 @@
 """An authenticated connection between two launchers: messages in and out, a line each.
 
-Both ends first send a nonce, then a proof that they know the key of the job: an HMAC over both
-nonces and the role, so that none fits another connection or the other end. Each later line is
-`HMAC JSON`, by a key of this connection, over its direction, number and JSON, so that a relay can
-neither add nor repeat lines.
+Both ends first send a nonce. Each later line is `HMAC JSON`, by a key that follows from that of the
+job and both nonces, over its direction, number and JSON: it fits no other connection, and a relay
+can neither add nor repeat lines. The first one is empty, and proves that its sender knows the key.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from fleetrun.run.loop import READABLE, WRITABLE, Waiting
 from fleetrun.session.codec import Codec, Malformed
 
 # The version of lines and messages; another one cannot take part.
-WIRE_VERSION = 11
-# In bytes, like all that follow; each line before the messages is shorter.
+WIRE_VERSION = 12
+# In bytes, like all that follow: of a line before the messages, and of any.
 _LONGEST_GREETING, _LONGEST = 128, 1 << 24
 _PIECE = 1 << 16
 # In hexadecimal digits; an HMAC-SHA256 is truncated to the least that RFC 2104 allows.
@@ -29,15 +28,9 @@ _MAC_DIGITS = 32
 _CALLER, _LISTENER = b"caller", b"listener"
 # How long unsent messages may take to leave after `finish`.
 _FLUSH_S = 2.0
-# By default the kernel doubles the pause after each loss, so that it would stay silent for seconds
-# after the network is back; it gives up a silent host after a minute, the session long before. 16
-# and 44 are from linux/tcp.h, and older kernels ignore the second.
-_TUNING = (
-    (socket.TCP_NODELAY, 1),
-    (socket.TCP_USER_TIMEOUT, 60_000),
-    (16, 1),
-    (44, 1000),
-)
+# The kernel gives up a silent host after a minute, the session long before. 16, from linux/tcp.h,
+# lets it repeat what was lost in the same rhythm, so that it is not silent after an outage.
+_TUNING = ((socket.TCP_NODELAY, 1), (socket.TCP_USER_TIMEOUT, 60_000), (16, 1))
 
 
 def _hmac(key: bytes, text: bytes) -> bytes:
@@ -45,10 +38,7 @@ def _hmac(key: bytes, text: bytes) -> bytes:
 
 
 def job_key(job_id: str, token: str | None = None) -> bytes:
-    """Return the key of the job JOB_ID: derived from TOKEN, or without one from the name alone.
-
-    Without a token it keeps jobs apart, but anyone who knows the name can connect.
-    """
+    """Return the key of the job JOB_ID; without TOKEN, anyone who knows that name can connect."""
     purpose = f"fleetrun session {WIRE_VERSION} {job_id}"
     return _hmac(os.fsencode(token or ""), purpose.encode())
 
@@ -59,20 +49,17 @@ class Seal:
     def __init__(self, key: bytes, sender: bytes) -> None:
         self._key, self._sender, self._number = key, sender, 0
 
-    def _mac(self, payload: bytes) -> bytes:
-        number = self._number.to_bytes(8, "big")
-        self._number += 1
-        return _hmac(self._key, self._sender + number + payload)[:_MAC_DIGITS]
-
     def put(self, payload: bytes) -> bytes:
         """Return the next line, which has PAYLOAD."""
-        return self._mac(payload) + b" " + payload
+        number = self._number.to_bytes(8, "big")
+        self._number += 1
+        return _hmac(self._key, self._sender + number + payload)[:_MAC_DIGITS] + b" " + payload
 
     def take(self, line: bytes) -> bytes:
         """Return the payload of LINE, or raise Malformed: it is not the next one."""
-        mac, _, payload = line.partition(b" ")
-        if not hmac.compare_digest(mac, self._mac(payload)):
-            raise Malformed("a message that was altered in transit")
+        payload = line[_MAC_DIGITS + 1 :]
+        if not hmac.compare_digest(line, self.put(payload)):
+            raise Malformed
         return payload
 
 
@@ -110,15 +97,14 @@ class Connection:
         self.is_open = True
         # Whether the other end has hung up before it sent a line.
         self.has_looked = False
-        self._socket, self._waiting = link, wire.waiting
-        self._codec, self._key = wire.codec, wire.key
+        self._socket, self._wire, self._waiting = link, wire, wire.waiting
         self._ready = ready
-        self._roles = (_CALLER, _LISTENER) if is_caller else (_LISTENER, _CALLER)
-        self._nonce, self._nonces = os.urandom(16).hex().encode(), b""
-        # For outgoing and incoming lines, once both ends have proved themselves.
+        self._is_caller = is_caller
+        self._nonce = os.urandom(16).hex().encode()
+        # For outgoing and incoming lines, once the other end's nonce is known.
         self._seals: tuple[Seal, Seal] | None = None
+        self._is_ready = self._is_finishing = self._is_writing = False
         self._received, self._unsent = bytearray(), bytearray()
-        self._is_finishing = self._is_writing = False
         link.settimeout(0)
         for option, value in _TUNING:
             with suppress(OSError):
@@ -126,26 +112,23 @@ class Connection:
         self._watch()
         self._push(self._nonce)
 
-    # For its user -------------------------------------------------------------------------------
-
     def send(self, message: tuple[object, ...]) -> None:
         """Send MESSAGE now or when there is room; report a failure to `lost`."""
-        if self._seals is not None:
-            self._push(self._seals[0].put(self._codec.write(message)))
+        assert self._seals is not None
+        self._push(self._seals[0].put(self._wire.codec.write(message)))
 
     def finish(self) -> None:
         """Send what is left and hang up; `lost` follows when the other end hangs up as well."""
         if self.is_open:
             self._is_finishing = True
-            self._later("flush", _FLUSH_S)
+            self._lose_in(_FLUSH_S)
             self._flush()
 
     def close(self) -> None:
         """Close the connection at once; no callback follows."""
         if self.is_open:
             self.is_open = False
-            for timer in ("flush", "later"):
-                self._waiting.timer((id(self), timer), None, self.close)
+            self._waiting.timer((id(self), "lose"), None, self.close)
             self._waiting.unwatch(self._socket.fileno())
             self._socket.close()
             self._unsent.clear()
@@ -156,11 +139,9 @@ class Connection:
             self.close()
             self.lost()
 
-    # Inside -------------------------------------------------------------------------------------
-
-    def _later(self, timer: str, seconds: float) -> None:
+    def _lose_in(self, seconds: float) -> None:
         """Report a loss from the loop, because `send` must not call its caller back."""
-        self._waiting.timer((id(self), timer), time.monotonic() + seconds, self.lose)
+        self._waiting.timer((id(self), "lose"), time.monotonic() + seconds, self.lose)
 
     def _push(self, line: bytes) -> None:
         if self.is_open and not self._is_finishing:
@@ -176,7 +157,7 @@ class Connection:
             pass
         except OSError:
             self._unsent.clear()
-            self._later("later", 0.0)
+            self._lose_in(0.0)
         if self._is_finishing and not self._unsent:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
@@ -196,52 +177,44 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            self.lose()
-            return
-        if not piece:
-            self.has_looked = not self._nonces
-            self.lose()
-            return
-        searched = len(self._received)
+            piece = b""
+        else:
+            self.has_looked = not piece and self._seals is None
         self._received += piece
         try:
-            self._read_lines(searched)
+            self._take_lines()
         except Malformed:
+            piece = b""
+        if not piece:
             self.lose()
 
-    def _read_lines(self, searched: int) -> None:
-        """Take what is complete; before SEARCHED there is no end of a line."""
+    def _take_lines(self) -> None:
         while self.is_open:
-            end = self._received.find(b"\n", searched)
-            longest = _LONGEST if self._seals else _LONGEST_GREETING
+            end = self._received.find(b"\n")
+            longest = _LONGEST if self._is_ready else _LONGEST_GREETING
             if (len(self._received) if end < 0 else end) > longest:
-                raise Malformed(f"a line of more than {longest} bytes")
+                raise Malformed
             if end < 0:
                 return
             line = bytes(self._received[:end])
             del self._received[: end + 1]
-            searched = 0
-            if self._seals is not None:
-                self.heard(self._codec.read(self._seals[1].take(line)))
-            else:
-                self._take(line)
+            self._take(line)
 
     def _take(self, line: bytes) -> None:
-        """Take the nonce, and then the proof, of the other end."""
-        ours, theirs = self._roles
-        if not self._nonces:
-            nonces = (self._nonce, line)
-            self._nonces = b" ".join(nonces if ours == _CALLER else nonces[::-1])
-            self._push(self._proof(ours))
+        """Take the nonce of the other end, its proof, or a message."""
+        if self._seals is None:
+            nonces = (self._nonce, line) if self._is_caller else (line, self._nonce)
+            key = _hmac(self._wire.key, b" ".join(nonces))
+            caller, listener = Seal(key, _CALLER), Seal(key, _LISTENER)
+            self._seals = (caller, listener) if self._is_caller else (listener, caller)
+            self._push(self._seals[0].put(b""))
             return
-        if not hmac.compare_digest(line, self._proof(theirs)):
-            raise Malformed("no proof")
-        key = _hmac(self._key, b"lines " + self._nonces)
-        self._seals = Seal(key, ours), Seal(key, theirs)
-        self._ready(self)
-
-    def _proof(self, role: bytes) -> bytes:
-        return _hmac(self._key, b"proof " + role + b" " + self._nonces)
+        payload = self._seals[1].take(line)
+        if self._is_ready:
+            self.heard(self._wire.codec.read(payload))
+        else:
+            self._is_ready = True
+            self._ready(self)
 
 
 def ignore(_: object) -> None:

