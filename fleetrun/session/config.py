@@ -3,13 +3,10 @@
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from typing import NamedTuple
 
-from fleetrun.model import DEFAULTS, Rules
+from fleetrun.model import DEFAULTS
 
 # A host that is cut off has killed its ranks this long before the others stop waiting for it.
 _FENCE_S = 2.0
-# How long hosts may take to plan a generation once its roster is formed: usually milliseconds,
-# seconds on a busy host.
-PREPARE_S = 60.0
 
 
 class RendezvousConfig(NamedTuple):
@@ -36,11 +33,6 @@ class RendezvousConfig(NamedTuple):
         """Raise ValueError if no launcher can have sent it."""
         if not 1 <= self.least <= self.most or min(self) < 0:
             raise ValueError(self)
-
-    @property
-    def rules(self) -> Rules:
-        """The part that a plan needs."""
-        return Rules(self.grace_s, self.max_restarts, hang_timeout_s=self.hang_timeout_s)
 
     @property
     def is_elastic(self) -> bool:

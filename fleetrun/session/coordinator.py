@@ -20,7 +20,7 @@ from fleetrun.run.events import Failure
 from fleetrun.run.policy import decide
 from fleetrun.rundir.variables import TOKEN
 from fleetrun.session import messages, rank_assignment
-from fleetrun.session.config import PREPARE_S, RendezvousConfig
+from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.messages import DONE, LOST, READY, STOPPED, UNMET, Missing, Verdict
 from fleetrun.session.rank_assignment import Host
 
@@ -28,8 +28,6 @@ FORMING, PREPARING, RUNNING = "forming", "preparing", "running"
 STOPPING, ENDED = "stopping", "ended"
 # How many remarks are kept.
 _REMARKS = 16
-# The launcher that is blamed for what is no host's fault.
-_NOBODY = ""
 
 
 class Heard(NamedTuple):
@@ -71,9 +69,9 @@ Event: TypeAlias = Heard | Broken | Tick
 
 
 class Blame(NamedTuple):
-    """Something went wrong in this generation on the host WHERE."""
+    """Something went wrong in this generation on the host WHERE; None: it is no host's fault."""
 
-    where: tuple[str, str]
+    where: tuple[str, str] | None
     failure: Failure
     # The coordinator has only lost the host, and the host may know better.
     is_loss: bool = False
@@ -145,15 +143,10 @@ class State(NamedTuple):
         hosts = {other: host for other, host in self.hosts.items() if other != link}
         return self._replace(hosts=hosts)
 
-    def blame(self, host: Host, failure: Failure, *, is_loss: bool = False) -> State:
+    def blame(self, host: Host | None, failure: Failure, *, is_loss: bool = False) -> State:
         """Take note of FAILURE; what a host says itself replaces what was known of it."""
-        blame = Blame(host.where, failure, is_loss)
-        return self._replace(blames={**self.blames, host.launcher: blame})
-
-    def blame_nobody(self, name: str, what: str, *, is_departure: bool) -> State:
-        """Take note of what happened to the host NAME, and is no failure of it."""
-        blame = Blame(("", ""), Failure(name, what, LOST, is_departure=is_departure))
-        return self._replace(blames={**self.blames, _NOBODY: blame})
+        launcher, where = (host.launcher, host.where) if host else ("", None)
+        return self._replace(blames={**self.blames, launcher: Blame(where, failure, is_loss)})
 
     def remark(self, text: str) -> State:
         """Keep TEXT for the users of all hosts; a flood displaces only itself."""
@@ -252,6 +245,11 @@ def _misfit(state: State, host: Host) -> str:
     for other in state.hosts.values():
         if rank is not None and other.request.rank == rank and other.launcher != host.launcher:
             return f"{other.name}, pid {other.request.pid}, has rank {rank}, too"
+        is_given = other.request.host or host.request.host
+        is_elsewhere = other.request.hostname != host.request.hostname
+        if is_given and is_elsewhere and other.entry.host == host.entry.host:
+            where = f"{other.request.hostname} has the address {other.entry.host}, too"
+            return f"{where}: give each host its own --host, or none"
     return "" if local is None else rank_assignment.difference(local, host)
 
 
@@ -327,7 +325,8 @@ def _look(state: State, tick: Tick) -> State:
     if tick.stood_s >= config.fence_s and not is_idle and local is not None:
         # It stood still until the others were cut off, which are not to blame.
         what = f"fleetrun was stopped or without a processor for {tick.stood_s:.0f} s"
-        state = state.blame_nobody(local.name, what, is_departure=config.may_change)
+        failure = Failure(local.name, what, LOST, is_departure=config.may_change)
+        state = state.blame(None, failure)
     for link, host in state.hosts.items():
         silence_s = at - host.heard_at
         if silence_s > config.heartbeat_timeout_s:
@@ -355,16 +354,12 @@ def _advance(state: State, at: float) -> State:  # noqa: PLR0911 - one for each 
         case "preparing" if stages == {READY}:
             state = state.send(messages.Start(state.generation), *placed)
             return state._replace(phase=RUNNING, since=at, has_started=True)
-        case "preparing" if at > state.since + PREPARE_S:
-            late = next(host for host in placed.values() if host.stage != READY)
-            what = f"it took longer than {PREPARE_S:.0f} s to get ready"
-            return _advance(state.blame(late, Failure(late.name, what, LOST)), at)
         case "running" if stages == {DONE}:
-            return _end(state, _NOBODY, None, at)
+            return _end(state, "", None, at)
         case "running" if DONE not in stages and (new := _newcomers(state, at)):
-            what = "fleetrun was started"
-            state = state.blame_nobody(rank_assignment.listed(new), what, is_departure=True)
-            return _advance(state, at)
+            where, what = rank_assignment.listed(new), "fleetrun was started"
+            failure = Failure(where, what, LOST, is_departure=True)
+            return _advance(state.blame(None, failure), at)
         case "stopping" if stages <= {STOPPED}:
             return _conclude(state, at)
         case _:
@@ -399,7 +394,7 @@ def _form(state: State, at: float) -> State:
     if at < max(state.since, state.not_before, newest if state.has_begun else 0.0) + limit_s:
         return state
     what = f"{_news(state).who} did not come within {limit_s:g} s"
-    return _end(state, _NOBODY, Failure("", "; ".join((what, *state.remarks)), UNMET), at)
+    return _end(state, "", Failure("", "; ".join((what, *state.remarks)), UNMET), at)
 
 
 def _send_roster(state: State, dismissed: list[int], at: float) -> State:
@@ -453,7 +448,7 @@ def _conclude(state: State, at: float) -> State:
     if decision.is_final:
         return _end(state, launcher, failure, at, decision.given_up)
     counts = dict(state.counts)
-    if launcher != _NOBODY:
+    if blame.where is not None:
         counts[blame.where] = counts.get(blame.where, 0) + 1
     verdict = Verdict(state.generation, launcher, failure, is_final=False)
     state = state.send(verdict, *state.placed)._replace(

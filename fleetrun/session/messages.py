@@ -6,6 +6,7 @@ the host. So nothing is ever sent again, and no message needs to survive its con
 
 # No `from __future__ import annotations`: the codec checks every field by its annotation.
 import re
+from functools import partial
 from typing import Annotated, NamedTuple, TypeAlias
 
 from fleetrun.errors import RendezvousError
@@ -18,36 +19,24 @@ LOST, UNMET = 1, RendezvousError.exit_code
 # What a host reports about a generation: it has planned it and can start; all its essential ranks
 # have succeeded; it has failed here, and the ranks are being stopped; none of them runs any more.
 STAGES = (READY, DONE, FAILED, STOPPED) = ("ready", "done", "failed", "stopped")
-# The name of a host (253 characters at most in DNS), a launcher or a job, which becomes part of
-# addresses, variables and file names.
-_NAME = re.compile(r"(?!-)[\w.:-]{0,255}", re.ASCII)
-_RUN_NAME = re.compile(r"(\w[\w.-]{1,200})?")
-_KIND = re.compile(r"\w{1,40}", re.ASCII)
+# Of a host (253 characters at most in DNS), a launcher or a job, which becomes part of addresses,
+# variables and file names; of a run, which becomes a folder's.
+_NAME, _RUN = r"(?a)(?!-)[\w.:-]{0,255}", r"(\w[\w.-]{1,200})?"
 
 
-def is_name(text: str) -> bool:
+def is_name(text: str, pattern: str = _NAME) -> bool:
     """Whether TEXT can be the name of a host or a launcher, or is empty.
 
     >>> is_name("node-1.cluster"), is_name("fd00::1"), is_name("10.0.0.1,10.0.0.7"), is_name("../x")
     (True, True, False, False)
     """
-    return _NAME.fullmatch(text) is not None
-
-
-def is_run_name(text: str) -> bool:
-    """Whether TEXT can be the name of a run, which becomes a folder's; or is empty.
-
-    >>> is_run_name("20261129-default-7"), is_run_name(".."), is_run_name("a/b")
-    (True, False, False)
-    """
-    return _RUN_NAME.fullmatch(text) is not None
+    return re.fullmatch(pattern, text) is not None
 
 
 Name: TypeAlias = Annotated[str, is_name]
+RunName: TypeAlias = Annotated[str, partial(is_name, pattern=_RUN)]
 Port: TypeAlias = Annotated[int, range(1, 1 << 16).__contains__]
 Count: TypeAlias = Annotated[int, range(1 << 63).__contains__]
-
-
 # Names of settings, and their values.
 Settings: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -75,13 +64,14 @@ class JoinRequest(NamedTuple):
     checkpoints: tuple[tuple[str, str], ...] = ()
     # The launcher's own name, new for each process; and that of its run, if others share its logs.
     launcher: Name = ""
-    run: Annotated[str, is_run_name] = ""
+    run: RunName = ""
 
     def check(self) -> None:
         """Raise ValueError if no launcher can have sent it."""
         if len(self.ports) != len(self.groups):
             raise ValueError(f"{len(self.groups)} groups of devices, and {len(self.ports)} ports")
-        if not all(_KIND.fullmatch(device.kind) for group in self.groups for device in group):
+        kinds = {device.kind for group in self.groups for device in group}
+        if not all(is_name(kind, r"(?a)\w{1,40}") for kind in kinds):
             raise ValueError("an invalid kind of devices")
 
     def named(self, address: str = "") -> str:

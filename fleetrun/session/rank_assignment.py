@@ -53,14 +53,14 @@ class Host(NamedTuple):
         return self.address, self.request.hostname
 
 
-def listed(names: Sequence[str], *, more: int = 0) -> str:
-    """Return NAMES as text: the first ones, and how many others there are, with MORE.
+def listed(names: Sequence[str]) -> str:
+    """Return NAMES as text: the first ones, and how many others there are.
 
-    >>> listed(["a", "b"]), listed([str(place) for place in range(10)], more=1)
-    ('a and b', '0, 1, 2, 3, 4, 5, 6, 7 and 3 more')
+    >>> listed(["a", "b"]), listed([str(place) for place in range(10)])
+    ('a and b', '0, 1, 2, 3, 4, 5, 6, 7 and 2 more')
     """
-    more += max(0, len(names) - _NAMED)
-    shown = [*names[:_NAMED], *([f"{more} more"] if more else [])]
+    more = len(names) - _NAMED
+    shown = [*names[:_NAMED], *([f"{more} more"] if more > 0 else [])]
     return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else "".join(shown)
 
 
@@ -110,8 +110,7 @@ def missing(config: RendezvousConfig, hosts: Sequence[Host], names: Sequence[str
     if names and not config.may_change:
         ranks = {host.request.rank for host in hosts}
         return listed([name for rank, name in enumerate(names) if rank not in ranks])
-    # Called for each join, so names that are not shown are not made.
-    here = listed([host.name for host in hosts[:_NAMED]], more=max(0, len(hosts) - _NAMED))
+    here = listed([host.name for host in hosts])
     joined = f" ({here} {'are' if len(hosts) > 1 else 'is'} here)" if here else ""
     if len(hosts) < config.least:
         return f"{counted(config.least - len(hosts), 'host')} of {config.least}{joined}"

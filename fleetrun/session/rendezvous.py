@@ -6,32 +6,23 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from fleetrun.errors import (
-    EnvironmentFault,
-    FleetrunError,
-    RendezvousError,
-    StrangerFault,
-    UsageError,
-)
+from fleetrun.errors import EnvironmentFault, FleetrunError, RendezvousError, StrangerFault
 from fleetrun.model import LaunchPlan
 from fleetrun.run.events import Failure
 from fleetrun.run.gathering import Answer, Gathering
 from fleetrun.run.loop import Waiting, nothing
-from fleetrun.session.config import PREPARE_S
 from fleetrun.session.driver import Session, SessionHandler
 from fleetrun.session.local_host import LocalHost
 from fleetrun.session.messages import RosterMessage, Verdict
 from fleetrun.text import sentence
 
 # The coordinator reports first, as it knows which hosts are missing.
-_LATER_S, _LAST_S = 0.5, 1.0
+_LATER_S = 0.5
 # How long a host that cannot take part waits to tell the others, which may start seconds later; one
 # that no host waits for, a moment.
 _REPORT_S, _STRANGER_S, _LOOK_S = 10.0, 1.0, 0.05
 # The exit code of shells for SIGTERM.
 _INTERRUPTED = 143
-# The exit codes of jobs that a host cannot start or has left before the start.
-_EARLY = (UsageError.exit_code, EnvironmentFault.exit_code, _INTERRUPTED)
 # The most of a failure's text; a list of all hosts may be longer than a message allows.
 _LONGEST = 8000
 
@@ -74,16 +65,14 @@ class Rendezvous(Gathering, SessionHandler):
             self._session.open(waiting)
         self._join_next()
 
-    # Joining --------------------------------------------------------------------------------------
-
     def _join_next(self) -> None:
         """Join a generation."""
-        config, self._planned, seconds = self._session.config, None, 0.0
+        config = self._session.config
+        seconds = config.rdzv_timeout_s
         if self._attempt and config.may_change:
-            # As long as the coordinator waits for others, and a little more; a lost one's lease
-            # has to end first.
-            seconds = config.elastic_timeout_s + 3 * config.heartbeat_timeout_s + _LAST_S
-        self._wait(max(config.rdzv_timeout_s, seconds))
+            # The coordinator waits for others; a lost one's lease has to end first.
+            seconds += config.elastic_timeout_s + 3 * config.heartbeat_timeout_s
+        self._wait(seconds)
         try:
             offer = self._own.offer(self._attempt)
         except FleetrunError as error:
@@ -100,23 +89,16 @@ class Rendezvous(Gathering, SessionHandler):
         self._waiting.timer("unanswered", self._until + _LATER_S, self._unanswered)
 
     def _unanswered(self) -> None:
-        error = self._fault
-        if error is None:
-            verb = "come" if self._session.is_connected else "answer"
-            waited = f"{self._session.config.rdzv_timeout_s:g} s"
-            what = f"{self._session.missing()} did not {verb} within {waited}."
-            error = RendezvousError(sentence(what))
-        self._refuse(error)
+        verb = "come" if self._session.is_connected else "answer"
+        waited_s = self._session.config.rdzv_timeout_s
+        what = f"{self._session.missing()} did not {verb} within {waited_s:g} s."
+        self._refuse(self._fault or RendezvousError(sentence(what)))
 
     def progress(self) -> str:
         """Return a line about who is awaited, and for how long."""
         if self._until is None:
             return ""
         left_s = max(0.0, self._until - time.monotonic())
-        if self._is_telling:
-            return (
-                f"Telling the other hosts for up to {left_s:.0f} s that this one cannot take part."
-            )
         return f"Waiting up to {left_s:.0f} s for {self._session.missing()}."
 
     # For the session ------------------------------------------------------------------------------
@@ -134,7 +116,7 @@ class Rendezvous(Gathering, SessionHandler):
 
     def plan(self, roster: RosterMessage) -> None:
         """Plan for ROSTER, and report whether that is possible."""
-        self._wait(PREPARE_S)
+        self._waiting.timer("unanswered", None, nothing)
         try:
             if self._fault is not None:
                 raise self._fault
@@ -154,7 +136,7 @@ class Rendezvous(Gathering, SessionHandler):
     def run(self) -> None:
         """Answer with the plan: all hosts are ready."""
         assert self._planned is not None
-        self._settle(has_begun=True)
+        self._own.settle(has_begun=True)
         self._reply(self._planned)
 
     def conclude(self, verdict: Verdict) -> None:
@@ -173,8 +155,9 @@ class Rendezvous(Gathering, SessionHandler):
         is_ours = verdict.launcher in ("", self._session.launcher)
         if error is None or (verdict.is_final and not is_ours):
             error = self._error_of(failure)
-        if self._session.serves and not self._attempt and error.exit_code in _EARLY:
-            # A host that starts a moment later would find nobody and wait for --rdzv_timeout.
+        # The coordinator stays for a host that starts a moment later and would find nobody.
+        early = (2, EnvironmentFault.exit_code, _INTERRUPTED)
+        if self._session.serves and not self._attempt and error.exit_code in early:
             self._tell(error)
         else:
             self._refuse(error)
@@ -183,9 +166,8 @@ class Rendezvous(Gathering, SessionHandler):
         """Return the error for a job that has ended with FAILURE before it ran here."""
         if failure is None:
             error = RendezvousError("The job is done.")
-            if self._until is None:
-                # The job did not need this host; otherwise it came too late.
-                error.exit_code = 0
+            # Either the job did not need this host, or it came too late.
+            error.exit_code = 0 if self._until is None else error.exit_code
             return error
         where = f" (on {failure.host})" if failure.host else ""
         error = RendezvousError(sentence(f"{failure.what}{where}."))
@@ -214,10 +196,9 @@ class Rendezvous(Gathering, SessionHandler):
         if self._is_over:
             return
         self._is_over = True
-        # An elastic job that has begun goes on without this host.
-        is_departure = self.may_change and self._attempt > 0
         failure = Failure(self._own.bare.named(), "interrupted", _INTERRUPTED)
-        self._quit(failure._replace(is_departure=is_departure))
+        # An elastic job that has begun goes on without this host.
+        self._quit(failure, is_departure=self.may_change and self._attempt > 0)
         if not self._attempt:
             self._session.flush()
 
@@ -226,14 +207,13 @@ class Rendezvous(Gathering, SessionHandler):
         if isinstance(error, RendezvousError):
             failure = failure._replace(host="")
         # An elastic job goes on without a host that cannot take part.
-        is_departure = error is self._fault and self.may_change
-        self._quit(failure._replace(is_departure=is_departure))
+        self._quit(failure, is_departure=error is self._fault and self.may_change)
         self._reply(error)
 
-    def _quit(self, failure: Failure) -> None:
+    def _quit(self, failure: Failure, *, is_departure: bool) -> None:
         self.withdraw()
-        self._settle(has_begun=False)
-        self._session.quit(failure)
+        self._own.settle(has_begun=self._attempt > 0)
+        self._session.quit(failure._replace(is_departure=is_departure))
 
     def _reply(self, planned: LaunchPlan | FleetrunError) -> None:
         """Answer from the loop: not from within the session, which still has to send."""
@@ -246,10 +226,6 @@ class Rendezvous(Gathering, SessionHandler):
         if isinstance(planned, FleetrunError) and not self._attempt:
             self._session.flush()
         self._answer(planned)
-
-    def _settle(self, *, has_begun: bool) -> None:
-        if not self._attempt:
-            self._own.settle(has_begun=has_begun)
 
     def _failure(self, fault: FleetrunError) -> Failure:
         what = self._redact(str(fault))[:_LONGEST].rstrip(".")
