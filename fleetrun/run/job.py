@@ -144,7 +144,7 @@ class _Attempts:
 
     def join(self, job: LaunchedJob) -> tuple[Gathering, Session | None]:
         """Gather the other hosts."""
-        from fleetrun.session import joining
+        from fleetrun.session import rendezvous
         from fleetrun.session.local_host import LocalHost
 
         own = LocalHost(
@@ -155,7 +155,7 @@ class _Attempts:
             assign=self.assign,
             plan=self.plan,
         )
-        session, gathering = joining.join(own, log=job.log, redact=job.redact)
+        session, gathering = rendezvous.join(own, log=job.log, redact=job.redact)
         return gathering, session
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ def tell(
         raise fault
 
     def begin(job: LaunchedJob) -> tuple[Gathering, Session | None]:
-        from fleetrun.session import joining
+        from fleetrun.session import rendezvous
         from fleetrun.session.local_host import LocalHost
 
         def fail(_: object) -> NoReturn:
@@ -209,7 +209,7 @@ def tell(
         try:
             facts = probe.reach(request, environ, engine.hosts)._replace(pid=job.pid)
             own = LocalHost(request, facts, engine, None, assign=fail, plan=fail)
-            session, gathering = joining.join(own, log=job.log, redact=job.redact)
+            session, gathering = rendezvous.join(own, log=job.log, redact=job.redact)
         except FleetrunError:
             raise fault from None
         return gathering, session

@@ -159,8 +159,6 @@ class Dialer:
 
         self._drop = drop
         try:
-            if self._wire.source and not address.startswith("127."):
-                link.bind((self._wire.source, 0))
             number = link.connect_ex((address, self.port))
         except OSError as error:
             number = error.errno or errno.EIO

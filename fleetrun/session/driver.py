@@ -87,9 +87,8 @@ class RendezvousEndpoint(NamedTuple):
     names: tuple[str, ...] = ()
     # Whether another launcher on this very host may have been faster.
     may_be_second: bool = False
-    # The addresses that may call, None: all; and which of them this host calls from, empty: any.
+    # The addresses that may call, None: all.
     allowed: frozenset[str] | None = None
-    source: str = ""
 
     @property
     def knows_callers(self) -> bool:
@@ -127,7 +126,7 @@ class Session:
         self._endpoint, self._log, self._transport = endpoint, log, transport
         self._clock = SessionClock(transport.now)
         key = job_key(endpoint.job_id, endpoint.token)
-        self._wire = Wire(key, CODEC, self._clock, endpoint.source)
+        self._wire = Wire(key, CODEC, self._clock)
         self._fence = Fence(
             self._clock,
             endpoint.config,

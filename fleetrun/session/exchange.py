@@ -7,8 +7,6 @@ ranks of the job, which every host has planned alike, so no message names a file
 # No `from __future__ import annotations`: the codec checks every field by its annotation.
 from typing import Annotated, NamedTuple, TypeAlias
 
-from fleetrun.model import LaunchPlan, RankSpec
-
 
 class RankStack(NamedTuple):
     """Where the main thread of a rank stands: functions, files and lines, the innermost first."""
@@ -35,17 +33,6 @@ class PackedCollectives(NamedTuple):
     generation: int
     process: int
     packed: str
-
-
-def rank_of(message: PackedCollectives, node_rank: int, plan: LaunchPlan) -> RankSpec | None:
-    """Return the rank that MESSAGE of the host NODE_RANK is about; None if it is not its own.
-
-    It must be another host than this one, and the generation that of PLAN.
-    """
-    if message.generation != plan.generation or not 0 <= message.process < len(plan.ranks):
-        return None
-    spec = plan.ranks[message.process]
-    return spec if spec.node_rank == node_rank != plan.node_rank else None
 
 
 FromMember: TypeAlias = SilentHost | PackedCollectives

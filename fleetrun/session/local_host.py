@@ -14,8 +14,11 @@ from fleetrun.host import checkpoints, paddles
 from fleetrun.model import TRAINER, Endpoint, Facts, LaunchPlan, Member, Request, Roster, Rules
 from fleetrun.plan import hosts, planner
 from fleetrun.plan.command import is_python
-from fleetrun.plan.layout import Slots
+from fleetrun.plan.layout import Slots, session_port
 from fleetrun.rundir.variables import TOKEN
+from fleetrun.session.config import RendezvousConfig
+from fleetrun.session.connecting import EVERYWHERE
+from fleetrun.session.driver import RendezvousEndpoint
 from fleetrun.session.messages import JoinRequest, RosterMessage, Settings, is_name
 from fleetrun.session.sharing import LogFolder
 
@@ -76,6 +79,49 @@ class LocalHost:
         if len(own) > 1:
             own = [place for place in own if names[place] == self.request.host]
         return own[0] if own else (None if names else 0)
+
+    def endpoint(self, *, has_store: bool) -> RendezvousEndpoint:
+        """Return where the launchers meet: at a listed host, or where --master says."""
+        request, facts, slots, names = self.request, self.facts, self.slots, self.engine.hosts
+        first_port = planner.first_port(request) if slots is None else slots.first_port
+        port = session_port(first_port if request.start_port is None else request.start_port)
+        point = hosts.meets_at(request) if not names else None
+        token = facts.environ.get(TOKEN) or None
+        least, most = hosts.bounds(request.nnodes)
+        allowed = None
+        if point is None:
+            # Without a number, as from a cluster's engine, all listed hosts must come.
+            least, most = (least if least < most else len(names)), len(names)
+            host, is_ours = names[0], self.place == 0
+            allowed = None if token else _addresses_of(names, facts)
+        elif has_store:
+            host = request.host or ("" if facts.network is None else facts.network.ip)
+            is_ours = bool(host)
+        else:
+            host, port, is_ours = point.host, point.port, hosts.is_own(point.host, facts)
+        config = RendezvousConfig(
+            least,
+            most,
+            max_restarts=request.max_restart,
+            rdzv_timeout_s=request.rdzv_timeout_s,
+            heartbeat_timeout_s=request.heartbeat_timeout_s,
+            elastic_timeout_s=request.elastic_timeout_s,
+            spares=request.spares,
+            grace_s=request.grace_s,
+            hang_timeout_s=request.hang_timeout_s,
+            has_store=point is not None and has_store,
+        )
+        return RendezvousEndpoint(
+            config,
+            host,
+            port,
+            request.job_id,
+            token,
+            addresses=(_listening_address(host, facts),) if is_ours else (),
+            names=names,
+            may_be_second=point is not None and not has_store,
+            allowed=allowed,
+        )
 
     def offer(self, attempt: int) -> JoinRequest:
         """Return the request for a place; raise FleetrunError if this host cannot take part."""
@@ -148,3 +194,23 @@ def _settings(request: Request, facts: Facts, slots: Slots, engine: SelectedEngi
         counted = ", ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))
         settings["what each host has"] = counted
     return tuple(settings.items())
+
+
+def _listening_address(host: str, facts: Facts) -> str:
+    """Return the address to listen on: HOST if it is one of ours, else that of our network."""
+    if host == "localhost":
+        return "127.0.0.1"
+    if hosts.is_loopback(host) or host in {at.ip for at in facts.addresses}:
+        return host
+    return EVERYWHERE if facts.network is None else facts.network.ip
+
+
+def _addresses_of(names: tuple[str, ...], facts: Facts) -> frozenset[str] | None:
+    """Return the addresses from which the hosts NAMES call; None if some are unknown."""
+    addresses: set[str] = set()
+    for name in names:
+        known = (name,) if hosts.is_address(name) else facts.resolved.get(name, ())
+        if hosts.is_loopback(name) or (not known and not hosts.is_own(name, facts)):
+            return None
+        addresses.update(known)
+    return frozenset(addresses)

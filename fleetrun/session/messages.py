@@ -6,7 +6,6 @@ the host. So nothing is ever sent again, and no message needs to survive its con
 
 # No `from __future__ import annotations`: the codec checks every field by its annotation.
 import re
-from functools import partial
 from typing import Annotated, NamedTuple, TypeAlias
 
 from fleetrun.errors import RendezvousError
@@ -19,22 +18,21 @@ LOST, UNMET = 1, RendezvousError.exit_code
 # What a host reports about a generation: it has planned it and can start; all its essential ranks
 # have succeeded; it has failed here, and the ranks are being stopped; none of them runs any more.
 STAGES = (READY, DONE, FAILED, STOPPED) = ("ready", "done", "failed", "stopped")
-# Of a host (253 characters at most in DNS), a launcher or a job, which becomes part of addresses,
-# variables and file names; of a run, which becomes a folder's.
-_NAME, _RUN = r"(?a)(?!-)[\w.:-]{0,255}", r"(\w[\w.-]{1,200})?"
+# The names of hosts (253 characters at most in DNS), launchers, jobs and runs become part of
+# addresses, variables and file names.
+_NAME, _KIND = re.compile(r"(?![-.])[\w.:-]{0,255}"), re.compile(r"\w{1,40}", re.ASCII)
 
 
-def is_name(text: str, pattern: str = _NAME) -> bool:
-    """Whether TEXT can be the name of a host or a launcher, or is empty.
+def is_name(text: str) -> bool:
+    """Whether TEXT can be the name of a host, a launcher or a run, or is empty.
 
     >>> is_name("node-1.cluster"), is_name("fd00::1"), is_name("10.0.0.1,10.0.0.7"), is_name("../x")
     (True, True, False, False)
     """
-    return re.fullmatch(pattern, text) is not None
+    return _NAME.fullmatch(text) is not None
 
 
 Name: TypeAlias = Annotated[str, is_name]
-RunName: TypeAlias = Annotated[str, partial(is_name, pattern=_RUN)]
 Port: TypeAlias = Annotated[int, range(1, 1 << 16).__contains__]
 Count: TypeAlias = Annotated[int, range(1 << 63).__contains__]
 # Names of settings, and their values.
@@ -64,14 +62,13 @@ class JoinRequest(NamedTuple):
     checkpoints: tuple[tuple[str, str], ...] = ()
     # The launcher's own name, new for each process; and that of its run, if others share its logs.
     launcher: Name = ""
-    run: RunName = ""
+    run: Name = ""
 
     def check(self) -> None:
         """Raise ValueError if no launcher can have sent it."""
         if len(self.ports) != len(self.groups):
             raise ValueError(f"{len(self.groups)} groups of devices, and {len(self.ports)} ports")
-        kinds = {device.kind for group in self.groups for device in group}
-        if not all(is_name(kind, r"(?a)\w{1,40}") for kind in kinds):
+        if not all(_KIND.fullmatch(device.kind) for group in self.groups for device in group):
             raise ValueError("an invalid kind of devices")
 
     def named(self, address: str = "") -> str:

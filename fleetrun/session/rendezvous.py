@@ -8,6 +8,7 @@ from functools import partial
 
 from fleetrun.errors import EnvironmentFault, FleetrunError, RendezvousError, StrangerFault
 from fleetrun.model import LaunchPlan
+from fleetrun.plan import hosts
 from fleetrun.run.events import Failure
 from fleetrun.run.gathering import Answer, Gathering
 from fleetrun.run.loop import Waiting, nothing
@@ -164,14 +165,15 @@ class Rendezvous(Gathering, SessionHandler):
 
     def _error_of(self, failure: Failure | None) -> RendezvousError:
         """Return the error for a job that has ended with FAILURE before it ran here."""
-        if failure is None:
-            error = RendezvousError("The job is done.")
-            # Either the job did not need this host, or it came too late.
-            error.exit_code = 0 if self._until is None else error.exit_code
-            return error
-        where = f" (on {failure.host})" if failure.host else ""
-        error = RendezvousError(sentence(f"{failure.what}{where}."))
-        error.exit_code = failure.exit_code
+        where = f" (on {failure.host})" if failure and failure.host else ""
+        error = RendezvousError(
+            sentence(f"{failure.what}{where}." if failure else "The job is done.")
+        )
+        if failure is not None:
+            error.exit_code = failure.exit_code
+        elif self._until is None:
+            # The job did not need this host; otherwise it came too late.
+            error.exit_code = 0
         return error
 
     # The end --------------------------------------------------------------------------------------
@@ -230,3 +232,31 @@ class Rendezvous(Gathering, SessionHandler):
     def _failure(self, fault: FleetrunError) -> Failure:
         what = self._redact(str(fault))[:_LONGEST].rstrip(".")
         return Failure(self._own.bare.named(), what, fault.exit_code)
+
+
+def join(
+    own: LocalHost, *, log: Callable[[str], None], redact: Callable[[str], str]
+) -> tuple[Session, Rendezvous]:
+    """Return the session of the job of OWN host, and the gathering that joins it.
+
+    REDACT masks secrets in what the other hosts are told.
+    """
+    stores = hosts.store_endpoints(own.request.master or "") or ()
+    endpoint, name = own.endpoint(has_store=bool(stores)), own.bare.named()
+    if not endpoint.config.has_store:
+        session = Session(endpoint, own.launcher, host=name, log=log)
+        return session, Rendezvous(session, own, redact=redact, log=log)
+    from fleetrun.session.elected import ElectedSession  # only with etcd
+
+    is_far = not all(hosts.is_loopback(point.host) for point in stores)
+    addresses = [at.ip for at in own.facts.addresses if hosts.is_address(at.ip)]
+    others = [ip for ip in addresses if not hosts.is_loopback(ip)]
+    session = ElectedSession(
+        endpoint,
+        own.launcher,
+        host=name,
+        log=log,
+        members=[(point.host, point.port) for point in stores],
+        own_address=others[0] if is_far and others else "",
+    )
+    return session, Rendezvous(session, own, redact=redact, log=log)

@@ -69,8 +69,6 @@ class Wire(NamedTuple):
     key: bytes
     codec: Codec
     waiting: Waiting
-    # The address of this host that the listeners expect; empty: any.
-    source: str = ""
 
 
 class Connection:
@@ -151,8 +149,7 @@ class Connection:
     def _flush(self) -> None:
         """Send as much as there is room for."""
         try:
-            if self._unsent:
-                del self._unsent[: self._socket.send(self._unsent)]
+            del self._unsent[: self._socket.send(self._unsent)]
         except (BlockingIOError, InterruptedError):
             pass
         except OSError:

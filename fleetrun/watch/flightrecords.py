@@ -124,12 +124,13 @@ class FlightRecords(Source):
     def _take(self, node_rank: int, message: PackedCollectives) -> None:
         """Take the record of another host's rank."""
         from fleetrun.session import codec
-        from fleetrun.session.exchange import rank_of
 
-        spec = rank_of(message, node_rank, self._job.plan)
+        plan = self._job.plan
+        ranks = plan.ranks if message.generation == plan.generation else ()
+        spec = dict(enumerate(ranks)).get(message.process)
         ring = codec.unpack(message.packed, flightfile.MOST_BYTES)
         record = flightfile.parse(ring)
-        if spec is None or record is None:
+        if spec is None or spec.node_rank != node_rank or record is None:
             return
         self._received[spec.rank] = record._replace(rank=spec.rank)
         name = names.collectives(names.rank_name(spec))
