@@ -1,9 +1,7 @@
 """Messages as JSON: `[NAME, [field, ...]]`, each field checked by its annotation."""
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
-import base64
 import json
-import zlib
 from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -47,22 +45,6 @@ class Codec:
             return _read(self._kinds[name], values)
         except (ValueError, TypeError, KeyError, RecursionError):
             raise Malformed from None
-
-
-def pack(content: bytes) -> str:
-    """Return CONTENT, compressed, as a text that fits into a message; empty: it does not."""
-    text = base64.b64encode(zlib.compress(content)).decode("ascii")
-    return text if len(text) <= LONGEST_TEXT else ""
-
-
-def unpack(text: str, most: int) -> bytes:
-    """Return the bytes that `pack` made TEXT of; empty if it did not, or if they exceed MOST."""
-    unpacking = zlib.decompressobj()
-    try:
-        content = unpacking.decompress(base64.b64decode(text, validate=True), most)
-    except (ValueError, zlib.error):
-        return b""
-    return content if unpacking.eof else b""
 
 
 @cache

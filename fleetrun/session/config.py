@@ -35,14 +35,9 @@ class RendezvousConfig(NamedTuple):
             raise ValueError(self)
 
     @property
-    def is_elastic(self) -> bool:
-        """Whether the job goes on when a host is lost or another one joins."""
-        return self.least < self.most
-
-    @property
     def may_change(self) -> bool:
         """Whether the job can go on without a lost host, or replace it."""
-        return self.is_elastic or self.spares > 0
+        return self.least < self.most or self.spares > 0
 
     @property
     def heartbeat_s(self) -> float:

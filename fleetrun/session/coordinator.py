@@ -83,7 +83,7 @@ class State(NamedTuple):
     config: RendezvousConfig
     # The name of the session, once it has begun, and until then the one that it would get.
     session: str
-    # When this phase began.
+    # When it began to form a generation.
     since: float = 0.0
     # Whether only launchers of the job can call, by its token or from its hosts.
     knows_callers: bool = True
@@ -101,8 +101,6 @@ class State(NamedTuple):
     hosts: Mapping[int, Host] = {}
     # No generation begins earlier: until then, ranks of a lost host may run.
     not_before: float = 0.0
-    # Whether ranks of this generation may run.
-    has_started: bool = False
     # By launcher, the first one first.
     blames: Mapping[str, Blame] = {}
     # How often the job has failed because of each host.
@@ -190,7 +188,7 @@ def _join(state: State, event: Heard, join: messages.Join) -> State:
         state = state.without_host(link)
         if state.phase != FORMING or (state.config.may_change and not host.is_local):
             return _refuse(state, link, host, failure.what)
-        return _end(state.with_host(link, host), host.launcher, failure, event.at)
+        return _end(state.with_host(link, host), host.launcher, failure)
     if known is None:
         for other_link, other in state.hosts.items():
             if other.launcher == host.launcher:
@@ -277,11 +275,10 @@ def _hear(state: State, event: Heard) -> State:
             return _acknowledge(state, event, number)
         case messages.Leave(failure=left) as leave:
             if left is not None and not left.is_departure and state.phase == FORMING:
-                return _end(state, host.launcher, left, at)
+                return _end(state, host.launcher, left)
             return _lose(state, link, "fleetrun has ended", leave).send(None, link)
-        case messages.Report(generation=generation) as report:
-            is_current = generation == state.generation and host.place is not None
-            return _note(state, link, host, report) if is_current else state
+        case messages.Report() as report if report.generation == state.generation:
+            return state if host.place is None else _note(state, link, host, report)
         case _:
             return state
 
@@ -306,7 +303,7 @@ def _lose(state: State, link: int, what: str, leave: messages.Leave | None = Non
     state = state.without_host(link)
     if host.place is None or host.stage == STOPPED or state.phase in {FORMING, ENDED}:
         return state
-    if state.has_started and leave is None:
+    if leave is None:
         fenced_at = host.heard_at + state.config.heartbeat_timeout_s
         state = state._replace(not_before=max(state.not_before, fenced_at))
     if host.launcher in state.blames:
@@ -350,12 +347,12 @@ def _advance(state: State, at: float) -> State:  # noqa: PLR0911 - one for each 
         case "preparing" | "running" if state.blames:
             first = next(iter(state.blames.values()))
             state = state.send(messages.Stop(state.generation, first.failure), *placed)
-            return _advance(state._replace(phase=STOPPING, since=at), at)
+            return _advance(state._replace(phase=STOPPING), at)
         case "preparing" if stages == {READY}:
             state = state.send(messages.Start(state.generation), *placed)
-            return state._replace(phase=RUNNING, since=at, has_started=True)
+            return state._replace(phase=RUNNING)
         case "running" if stages == {DONE}:
-            return _end(state, "", None, at)
+            return _end(state, "", None)
         case "running" if DONE not in stages and (new := _newcomers(state, at)):
             where, what = rank_assignment.listed(new), "fleetrun was started"
             failure = Failure(where, what, LOST, is_departure=True)
@@ -388,16 +385,16 @@ def _form(state: State, at: float) -> State:
     is_late = at >= state.since + config.heartbeat_timeout_s
     are_enough = len(joined) - len(dismissed) >= (config.least if has_waited else config.most)
     if are_back and are_enough and (is_late or len(joined) >= state.expected):
-        return _send_roster(state, dismissed, at)
+        return _send_roster(state, dismissed)
     is_short = state.has_begun and not state.expected and config.may_change and are_back
     limit_s = config.elastic_timeout_s if is_short else config.rdzv_timeout_s
     if at < max(state.since, state.not_before, newest if state.has_begun else 0.0) + limit_s:
         return state
     what = f"{_news(state).who} did not come within {limit_s:g} s"
-    return _end(state, "", Failure("", "; ".join((what, *state.remarks)), UNMET), at)
+    return _end(state, "", Failure("", "; ".join((what, *state.remarks)), UNMET))
 
 
-def _send_roster(state: State, dismissed: list[int], at: float) -> State:
+def _send_roster(state: State, dismissed: list[int]) -> State:
     """Give the hosts their places that ask for one, except those that are DISMISSED."""
     for link in dismissed:
         host = state.hosts[link]
@@ -410,12 +407,9 @@ def _send_roster(state: State, dismissed: list[int], at: float) -> State:
         state = state.with_host(link, host)
     state = state._replace(
         phase=PREPARING,
-        since=at,
         has_begun=True,
         expected=0,
         generation=state.next_generation,
-        blames={},
-        has_started=False,
         news=None,
     )
     entries = tuple(state.hosts[link].entry for link in links)
@@ -429,7 +423,7 @@ def _send_roster(state: State, dismissed: list[int], at: float) -> State:
 def _newcomers(state: State, at: float) -> list[str]:
     """Return the names of hosts with which all should start again."""
     config = state.config
-    if not config.is_elastic or len(state.placed) >= config.most:
+    if config.least == config.most or len(state.placed) >= config.most:
         return []
     new = [
         host for host in state.joined.values() if not rank_assignment.is_failing(host, state.counts)
@@ -446,7 +440,7 @@ def _conclude(state: State, at: float) -> State:
     failure, most = blame.failure, state.config.max_restarts
     decision = decide(failure.no_retry, state.restarts, most, is_departure=failure.is_departure)
     if decision.is_final:
-        return _end(state, launcher, failure, at, decision.given_up)
+        return _end(state, launcher, failure, decision.given_up)
     counts = dict(state.counts)
     if blame.where is not None:
         counts[blame.where] = counts.get(blame.where, 0) + 1
@@ -463,11 +457,9 @@ def _conclude(state: State, at: float) -> State:
     return _form(state, at)
 
 
-def _end(
-    state: State, launcher: str, failure: Failure | None, at: float, given_up: str = ""
-) -> State:
+def _end(state: State, launcher: str, failure: Failure | None, given_up: str = "") -> State:
     """End the job on all hosts."""
     verdict = Verdict(state.generation, launcher, failure, is_final=True, given_up=given_up)
     heard_end = frozenset(host.launcher for host in state.hosts.values())
-    state = state._replace(phase=ENDED, since=at, verdict=verdict, heard_end=heard_end)
+    state = state._replace(phase=ENDED, verdict=verdict, heard_end=heard_end)
     return state.send(verdict, *state.hosts)

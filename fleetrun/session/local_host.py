@@ -85,7 +85,7 @@ class LocalHost:
         request, facts, slots, names = self.request, self.facts, self.slots, self.engine.hosts
         first_port = planner.first_port(request) if slots is None else slots.first_port
         port = session_port(first_port if request.start_port is None else request.start_port)
-        point = hosts.meets_at(request) if not names else None
+        point = None if names else hosts.meets_at(request)
         token = facts.environ.get(TOKEN) or None
         least, most = hosts.bounds(request.nnodes)
         allowed = None
@@ -111,13 +111,14 @@ class LocalHost:
             hang_timeout_s=request.hang_timeout_s,
             has_store=point is not None and has_store,
         )
+        is_address = hosts.is_address(host) and hosts.is_own(host, facts)
         return RendezvousEndpoint(
             config,
             host,
             port,
             request.job_id,
             token,
-            addresses=(_listening_address(host, facts),) if is_ours else (),
+            addresses=(host if is_address else EVERYWHERE,) if is_ours else (),
             names=names,
             may_be_second=point is not None and not has_store,
             allowed=allowed,
@@ -186,23 +187,10 @@ def _settings(request: Request, facts: Facts, slots: Slots, engine: SelectedEngi
             settings["the script's digest"] = hashlib.sha256(file.read()).hexdigest()[:12]
         paddle = paddles.find(sys.path)
         settings["Paddle's version"] = "" if paddle is None else paddle.version
-    if slots.hosts:
-        layout = (f"{slot.role} {slot.host}:{slot.port}" for slot in slots.slots)
-        settings["the list of servers and trainers"] = ",".join(layout)
-    roles = [slot.role for slot in slots.slots]
-    if set(roles) != {TRAINER}:
-        counted = ", ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))
-        settings["what each host has"] = counted
+    if {slot.role for slot in slots.slots} != {TRAINER}:
+        places = (f"{slot.role} {slot.host or ''}:{slot.port or ''}" for slot in slots.slots)
+        settings["the list of processes"] = ", ".join(place.strip(" :") for place in places)
     return tuple(settings.items())
-
-
-def _listening_address(host: str, facts: Facts) -> str:
-    """Return the address to listen on: HOST if it is one of ours, else that of our network."""
-    if host == "localhost":
-        return "127.0.0.1"
-    if hosts.is_loopback(host) or host in {at.ip for at in facts.addresses}:
-        return host
-    return EVERYWHERE if facts.network is None else facts.network.ip
 
 
 def _addresses_of(names: tuple[str, ...], facts: Facts) -> frozenset[str] | None:

@@ -180,18 +180,15 @@ class Rendezvous(Gathering, SessionHandler):
 
     def _tell(self, fault: FleetrunError) -> None:
         """End with FAULT once all hosts have heard it, also those that join later."""
-        self._is_telling = True
-        # Nobody waits for a stranger, unless it is listed with an address that it does not know.
-        seconds = _STRANGER_S if isinstance(fault, StrangerFault) else _REPORT_S
-        self._until = time.monotonic() + seconds
-        self._look(fault, self._until)
-
-    def _look(self, fault: FleetrunError, until: float) -> None:
         now = time.monotonic()
-        if self._session.has_told_all or now >= until:
+        if not self._is_telling:
+            self._is_telling = True
+            # Nobody waits for a stranger, unless it is listed with an address that it lacks.
+            self._until = now + (_STRANGER_S if isinstance(fault, StrangerFault) else _REPORT_S)
+        if self._session.has_told_all or now >= (self._until or now):
             self._refuse(fault)
         else:
-            self._waiting.timer("unanswered", now + _LOOK_S, partial(self._look, fault, until))
+            self._waiting.timer("unanswered", now + _LOOK_S, partial(self._tell, fault))
 
     def cancel(self) -> None:
         """Leave the session."""
@@ -221,8 +218,7 @@ class Rendezvous(Gathering, SessionHandler):
         """Answer from the loop: not from within the session, which still has to send."""
         if not self._is_over:
             self._is_over = True
-            self._waiting.timer("unanswered", None, nothing)
-            self._waiting.timer("answer", time.monotonic(), partial(self._reply_now, planned))
+            self._waiting.timer("unanswered", time.monotonic(), partial(self._reply_now, planned))
 
     def _reply_now(self, planned: LaunchPlan | FleetrunError) -> None:
         if isinstance(planned, FleetrunError) and not self._attempt:

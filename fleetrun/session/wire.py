@@ -101,13 +101,14 @@ class Connection:
         self._nonce = os.urandom(16).hex().encode()
         # For outgoing and incoming lines, once the other end's nonce is known.
         self._seals: tuple[Seal, Seal] | None = None
-        self._is_ready = self._is_finishing = self._is_writing = False
+        self._is_ready = self._is_finishing = False
+        # None: the socket is not watched yet.
+        self._is_writing: bool | None = None
         self._received, self._unsent = bytearray(), bytearray()
         link.settimeout(0)
         for option, value in _TUNING:
             with suppress(OSError):
                 link.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._watch()
         self._push(self._nonce)
 
     def send(self, message: tuple[object, ...]) -> None:
@@ -129,7 +130,6 @@ class Connection:
             self._waiting.timer((id(self), "lose"), None, self.close)
             self._waiting.unwatch(self._socket.fileno())
             self._socket.close()
-            self._unsent.clear()
 
     def lose(self) -> None:
         """Close, and report it."""
@@ -159,12 +159,9 @@ class Connection:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
         if self._is_writing != bool(self._unsent):
-            self._watch()
-
-    def _watch(self) -> None:
-        self._is_writing = bool(self._unsent)
-        mask = READABLE | (WRITABLE if self._is_writing else 0)
-        self._waiting.watch(self._socket.fileno(), self._turn, mask)
+            self._is_writing = bool(self._unsent)
+            mask = READABLE | (WRITABLE if self._is_writing else 0)
+            self._waiting.watch(self._socket.fileno(), self._turn, mask)
 
     def _turn(self) -> None:
         if self._is_writing:
@@ -175,8 +172,7 @@ class Connection:
             return
         except OSError:
             piece = b""
-        else:
-            self.has_looked = not piece and self._seals is None
+        self.has_looked = not piece and self._seals is None
         self._received += piece
         try:
             self._take_lines()
