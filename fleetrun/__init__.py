@@ -2,7 +2,7 @@
 
 __version__ = "2.0.0"
 
-_INTERFACE = ("Job", "LaunchResult", "launch")
+_INTERFACE = ("Job", "launch")
 
 
 def __getattr__(name: str) -> object:

@@ -1,5 +1,4 @@
 from fleetrun.api import Job as Job
-from fleetrun.api import LaunchResult as LaunchResult
 from fleetrun.api import launch as launch
 
 __version__: str

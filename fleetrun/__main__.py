@@ -4,39 +4,26 @@ import os
 import sys
 
 # An old Python compiles this, and nothing more.
-from fleetrun.errors import EnvironmentFault, unfit
+from fleetrun.errors import EnvironmentFault
 
 
 def run() -> None:
     """Run the command line and end this process."""
-    problem = unfit(sys.platform, tuple(sys.version_info[:3]))
-    if problem is not None:
-        print(f"fleetrun: {problem}", file=sys.stderr)
+    if sys.platform != "linux" or sys.version_info < (3, 10):
+        actual = f"{sys.platform} with Python {sys.version.split()[0]}"
+        print(f"fleetrun: Linux and Python 3.10 are required; this is {actual}.", file=sys.stderr)
         sys.exit(EnvironmentFault.exit_code)
     try:
         # Here, so that Ctrl-C during the import prints no traceback.
         from fleetrun.cli.app import main
+        from fleetrun.printing import flush
 
         code = main()
+        flush()
     except KeyboardInterrupt:
         # 128 + SIGINT.
         code = 130
-    try:
-        # None: the stream was closed at the start.
-        for stream in filter(None, (sys.stdout, sys.stderr)):
-            stream.flush()
-    except OSError:
-        # The reader is gone; main has handled that.
-        pass
-    # Coverage and profilers write their data when the interpreter exits. Else everybody who waits
-    # for the exit code would wait 10 ms for that: the job is over and its files are closed.
-    monitoring = getattr(sys, "monitoring", None)  # since Python 3.12
-    if (
-        sys.gettrace()
-        or sys.getprofile()
-        or (monitoring and any(map(monitoring.get_tool, range(6))))
-    ):
-        sys.exit(code)
+    # The job is over and its files are closed: nobody waits for the interpreter to end.
     os._exit(code)
 
 

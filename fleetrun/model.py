@@ -3,22 +3,12 @@
 No `from __future__ import annotations`: `session.codec` checks fields by their annotations.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-# The default --job_id, as in Paddle.
+# As in Paddle.
 UNNAMED_JOB = "default"
-_INTERPRETERS = ("python", "sh", "bash", "dash", "zsh")
-
-
-class Setting(NamedTuple):
-    """One option after precedence was applied: its value as shown, and where it came from."""
-
-    name: str
-    value: str
-    source: str
-
-
 COMMAND_LINE, DEFAULT = "command line", "default"
 # Paddle writes underscores; the options that are not like any of its own do not.
 _HYPHENATED = ("dry_run", "from_manifest", "no_kill")
@@ -27,6 +17,14 @@ _HYPHENATED = ("dry_run", "from_manifest", "no_kill")
 def flag(name: str) -> str:
     """Return the option NAME as help and messages write it."""
     return "--" + (name.replace("_", "-") if name in _HYPHENATED else name)
+
+
+class Setting(NamedTuple):
+    """One option after precedence was applied: its value as shown, and where it came from."""
+
+    name: str
+    value: str
+    source: str
 
 
 class Given(NamedTuple):
@@ -50,11 +48,9 @@ class Given(NamedTuple):
 
     def blame(self, problem: str) -> str:
         """Return PROBLEM as a sentence that says where it came from, without a variable's value."""
-        raw = self.raw
-        if self.is_variable:
-            # Not the value after a full-width sign either.
-            key, equals, _ = raw.replace("\uff1d", "=").partition("=")
-            raw = f"{key}=***" if equals else key
+        # Not the value after a full-width sign either.
+        secret = re.compile("[=\uff1d].*", re.DOTALL)
+        raw = secret.sub("=***", self.raw) if self.is_variable else self.raw
         if self.source == COMMAND_LINE:
             return f"{self.typed}={raw}: {problem}"
         if self.source.startswith("$"):
@@ -63,25 +59,11 @@ class Given(NamedTuple):
 
 
 class Script(NamedTuple):
-    """The program to run; `args` are the script's own, verbatim."""
+    """The program to run, of the form "file" or "module"; `args` are the script's own, verbatim."""
 
-    # "file" or "module".
     form: str
     target: str
     args: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """The name of what trains: of a shell or Python, that of its script.
-
-        >>> Script("file", "bin/train.py", ()).name, Script("file", "sh", ("-x", "run.sh")).name
-        ('train.py', 'run.sh')
-        """
-        name = self.target.rpartition("/")[2]
-        first = next((arg for arg in self.args if not arg.startswith("-")), "")
-        if first and "-c" not in self.args and name.rstrip("0123456789.") in _INTERPRETERS:
-            return first.rpartition("/")[2]
-        return name
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -93,14 +75,15 @@ FieldValue = bool | int | float | str | tuple[int | float | str, ...]
 
 
 class FieldSetting(NamedTuple):
-    """One setting of a strategy; `name` is dotted inside a field's configs."""
+    """One setting of a strategy; `name` is dotted inside a field's configs.
+
+    `source` is a file and its line, or --set; `reason`, why `auto`, or no value, became this value.
+    """
 
     section: str
     name: str
     value: FieldValue
-    # A file and its line, or --set.
     source: str
-    # Why `auto`, or no value, became this value.
     reason: str = ""
 
 
@@ -118,29 +101,24 @@ VARIABLE_SECTIONS = ("flags", "nccl", "env")
 class Strategy(NamedTuple):
     """A job's settings of Paddle's distributed training, and how they are applied.
 
-    Strategies with the same settings have the same `digest`. `check_ranks`: compare the ranks'
-    parameters less and less often (`auto`), after updates 1 and 3 (0), also every N updates (N), or
-    never (-1).
+    Strategies with the same settings have the same `digest`. `mode`: the script's own settings win
+    (defaults), or these (override). `check_ranks`: less and less often (`auto`), after updates 1
+    and 3 (0), also every N updates, or never (-1). `layers`: presets and files, not yet combined.
     """
 
     sources: tuple[str, ...]
     settings: tuple[FieldSetting, ...]
     digest: str = ""
-    # defaults: the script's own settings win; override: these.
     mode: str = "defaults"
     is_strict: bool = False
     check_ranks: int | str = "auto"
-    # The presets and files before they were combined.
     layers: tuple[Layer, ...] = ()
 
     @property
     def variables(self) -> dict[str, FieldSetting]:
         """The environment variables that it sets."""
-        return {
-            setting.name: setting
-            for setting in self.settings
-            if setting.section in VARIABLE_SECTIONS
-        }
+        settings = (setting for setting in self.settings if setting.section in VARIABLE_SECTIONS)
+        return {setting.name: setting for setting in settings}
 
 
 class Request(NamedTuple):
@@ -201,7 +179,6 @@ class Request(NamedTuple):
     profile: str | None = None
     quiet: bool = False
     detach: bool = False
-    color: str = "auto"
     dry_run: str | None = None
     # Jobs with parameter servers: how many of each role, or their endpoints; `;` between stages.
     server_num: int | None = None
@@ -215,12 +192,10 @@ class Request(NamedTuple):
     coordinators: tuple[str, ...] = ()
     http_port: int | None = None
     with_gloo: str | None = None
-    # None: nothing is injected into the script.
     strategy: Strategy | None = None
     settings: tuple[Setting, ...] = ()
-    # One-line remarks about the command line, for the user.
     notes: tuple[str, ...] = ()
-    # The command line, as it was typed; and the options from it and from config files.
+    # The words of the command line; and the options from it and from config files.
     typed: tuple[str, ...] = ()
     given: tuple[Given, ...] = ()
     # Variables of the launcher that a manifest brings back; None: it was not set.
@@ -233,7 +208,6 @@ class Request(NamedTuple):
         return nccl | dict(self.env)
 
 
-# The defaults, by the fields of the request.
 DEFAULTS: Mapping[str, Any] = Request._field_defaults
 
 
@@ -253,11 +227,13 @@ class Address(NamedTuple):
 
 
 class Processors(NamedTuple):
-    """The CPUs that we may use: those of each physical core, and the NUMA node of each core."""
+    """The CPUs that we may use: those of each physical core, and the NUMA node of each core.
+
+    `near` is the NUMA node of a device, by its number and by its UUID, where the driver reports it.
+    """
 
     cores: tuple[tuple[int, ...], ...]
     nodes: tuple[int, ...]
-    # The NUMA node of a device, by its number and by its UUID, where the driver reports it.
     near: Mapping[str, int] = {}
 
 
@@ -265,6 +241,7 @@ class Gpu(NamedTuple):
     """An NVIDIA GPU, or an instance of one (MIG), as its driver reports it; None: it does not.
 
     `number` is NVML's; `users` are the processes that compute on it: pid and, if visible, command.
+    `ecc_errors` are uncorrected; `compute_mode` is NVML_COMPUTEMODE_*, 0 by default.
     """
 
     uuid: str
@@ -276,11 +253,9 @@ class Gpu(NamedTuple):
     users: tuple[tuple[int, str], ...] = ()
     instances: "tuple[Gpu, ...]" = ()
     is_mig: bool = False
-    # Only a check-up reads what follows. Uncorrected ECC errors since the driver was loaded.
     ecc_errors: int | None = None
     is_remap_pending: bool = False
     is_remap_failed: bool = False
-    # NVML_COMPUTEMODE_*: 0 is the default.
     compute_mode: int = 0
 
     @property
@@ -295,17 +270,13 @@ class Gpu(NamedTuple):
 
 
 class Checkpoints(NamedTuple):
-    """The newest whole checkpoint; newer ones are not whole: each why.
-
-    `has_folder` is false if there is no folder to look in, whose name may be mistyped.
-    """
+    """The newest whole checkpoint; newer ones are not whole: each why."""
 
     newest: str | None = None
     partial: tuple[tuple[str, str], ...] = ()
-    has_folder: bool = True
 
 
-# A host, and the newest checkpoints in its folder, each with why it is not whole.
+# A host, and its newest checkpoints, each with why it is not whole.
 HostListing: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]
 
 
@@ -317,7 +288,7 @@ class Task(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """The state of this host, read by probe just before planning."""
+    """The state of this host, read by probe just before planning, as far as the request needs."""
 
     environ: Mapping[str, str]
     cwd: str
@@ -328,14 +299,11 @@ class Facts(NamedTuple):
     cpus: int
     # How many devices of each kind the driver has; a kind without a driver is absent.
     device_counts: Mapping[str, int]
-    # Only read when there are several hosts: every address of ours, and the way to the peers.
     addresses: tuple[Address, ...] = ()
     peer_interface: str | None = None
-    # Our address in the network given by --network.
     network: Address | None = None
     # Interfaces that lead to no other host: no link, or only to containers of this host.
     dead_ends: frozenset[str] = frozenset()
-    # The addresses of the host names in the lists, where needed.
     resolved: Mapping[str, tuple[str, ...]] = {}
     # RDMA devices with an active port, and all there are.
     hcas: tuple[str, ...] = ()
@@ -344,34 +312,20 @@ class Facts(NamedTuple):
     gpus: tuple[Gpu, ...] = ()
     # What the script's name turned out to be: a path that can be run or read.
     program: str | None = None
-    # Why the command of --wrap cannot be run on this host, as a sentence; none: it can.
-    wrap_fault: str | None = None
-    # Only read when processes are to be bound to them.
     processors: Processors | None = None
-    # Only read for modes that need a part of Paddle that some builds lack: the version of the
-    # Paddle that is here if it lacks it, and whether the script itself says that it imports Paddle.
+    # The version of this Paddle if it lacks what the mode needs.
     paddle_lacking: str | None = None
-    script_imports_paddle: bool = False
-    # Only read if a debugger is requested: whether Python has debugpy, and the TCP ports in
-    # use.
-    has_debugpy: bool = False
     used_ports: frozenset[int] = frozenset()
-    # Whether the GPUs are AMD's.
     is_rocm: bool = False
     # The kinds of the plug-ins that the ranks' Paddle loads, in its order, and how many devices of
-    # each it sees behind the masks.
+    # each it sees behind the masks; and whether there may be plug-ins.
     paddle_counts: Mapping[str, int] = {}
-    # Whether there may be plug-ins for the ranks' Paddle.
     has_plugins: bool = False
     # Kind -> why none of its devices can be used, although there are signs of it.
     absent: Mapping[str, str] = {}
-    # The engine's tasks on this host where it has started one for each rank.
+    # The engine's, where it has started one for each rank.
     tasks: tuple[Task, ...] = ()
-    # Of --resume_from, before this attempt.
     checkpoints: Checkpoints | None = None
-    # A sentence if the command `fleetrun` is another package's, or missing; None: it is ours.
-    taken_command: str | None = None
-    # Other remarks about this host for the user.
     notes: tuple[str, ...] = ()
 
 
@@ -394,25 +348,30 @@ class Member(NamedTuple):
     groups: tuple[tuple[Device, ...], ...]
 
 
-class Assigned(NamedTuple):
-    """The one process that a cluster requests on this host."""
-
-    role: str
-    rank: int
-
-
 class SharedLogs(NamedTuple):
-    """A log folder that several hosts of the job share: all keep to one run directory."""
+    """A log folder that several hosts of the job share: all keep to one run directory.
 
-    # Of the run directory, and of the file by which newcomers find it; both in the log folder.
+    `marker` is the file by which newcomers find it. `folders` in it, and which attempt this is, by
+    node rank; `own` is empty on the first host, which alone makes links and removes old runs.
+    """
+
     run_name: str
     marker: str
-    # The folders in the run directory of the hosts that share it, by node rank.
     folders: Mapping[int, str]
-    # Which attempt this generation is on each host, by node rank: hosts may have come later.
     attempts: Mapping[int, int] = {}
-    # Ours; empty on the first host, which alone makes links and removes old runs.
     own: str = ""
+
+
+class Rules(NamedTuple):
+    """How to react: `grace_s` between TERM and KILL, `backoff_s` before the second attempt.
+
+    After `hang_timeout_s` without a sign of life the job hangs; 0: hangs are not detected.
+    """
+
+    grace_s: float = 10.0
+    max_restarts: int = 0
+    backoff_s: float = 1.0
+    hang_timeout_s: float = 0.0
 
 
 class Roster(NamedTuple):
@@ -428,13 +387,11 @@ class Roster(NamedTuple):
     inherited: tuple[str, ...] = ()
     # Our place when the session of an elastic job began; None: hosts neither come nor go.
     first_me: int | None = None
-    # None: the mode says which processes run here.
-    assigned: Assigned | None = None
-    # None: nobody else writes into our log folder.
+    # Role and rank of the one process that a cluster requests here; None: the mode says which run.
+    assigned: tuple[str, int] | None = None
     shared_logs: SharedLogs | None = None
-    # The settings shared by the hosts of the job; None: the job has one host.
-    rules: "Rules | None" = None
-    # Of --resume_from, on each host; None: the job has one host.
+    # What the hosts of the job share, and --resume_from on each; None: the job has one host.
+    rules: Rules | None = None
     checkpoints: tuple[HostListing, ...] | None = None
 
 
@@ -466,7 +423,7 @@ class ProcessSpec(NamedTuple):
     """One process to start: `env` is added to the launcher's own environment, `unset` is removed.
 
     `log` is the file's name in the run directory, `error_log` that of standard error ("": the
-    same); the job is done when all `essential` ones are.
+    same); the job is done when all `essential` ones are. It may run on `cpus`; none: on all.
     """
 
     name: str
@@ -476,20 +433,8 @@ class ProcessSpec(NamedTuple):
     log: str
     essential: bool = True
     rank: RankSpec | None = None
-    # The only CPUs it may run on; none named: all that the launcher may use.
     cpus: tuple[int, ...] = ()
     error_log: str = ""
-
-
-class Rules(NamedTuple):
-    """How to react: seconds between TERM and KILL, the number of restarts, and the hang timeout."""
-
-    grace_s: float = 10.0
-    max_restarts: int = 0
-    # Seconds before the second attempt; each later one waits twice as long.
-    backoff_s: float = 1.0
-    # Seconds without a sign of life after which the job hangs; 0: hangs are not detected.
-    hang_timeout_s: float = 0.0
 
 
 class LaunchPlan(NamedTuple):
@@ -509,17 +454,14 @@ class LaunchPlan(NamedTuple):
     run_dir: str
     # Files the plan needs before anything starts: path -> text.
     files: Mapping[str, str] = {}
-    # One-line remarks for the user: what was derived, what was overridden.
+    # Remarks for the user: what was derived, what was overridden; and those of them that explain
+    # why ranks do not reach each other.
     notes: tuple[str, ...] = ()
-    # Those of the notes that explain why ranks do not reach each other.
     suspects: tuple[str, ...] = ()
-    # The requested one, with every auto that depends on hosts and ranks resolved.
     strategy: Strategy | None = None
     # Whether there are other hosts, which must agree on how the job ends.
     has_session: bool = False
-    # None: nobody else writes into our log folder.
     shared_logs: SharedLogs | None = None
-    # The checkpoint from which its ranks resume, if requested.
     checkpoints: Checkpoints | None = None
 
     @property
@@ -532,8 +474,8 @@ class LaunchPlan(NamedTuple):
 class FieldVerdict(NamedTuple):
     """What became of a field of the strategy in the ranks that `who` names, all as text.
 
-    `status` is one of effective, no_difference (the job is the same without it), no_effect,
-    refused, script (the script's own setting won) and no_word (the evidence does not mention it).
+    `status` is effective, no_difference (the job is the same without it), no_effect, refused,
+    script (the script's own setting won) or no_word (the evidence does not mention it).
     """
 
     name: str
@@ -553,6 +495,4 @@ class ExitStatus(NamedTuple):
     @property
     def exit_code(self) -> int:
         """The code a shell would report: its own, or 128 + signal."""
-        if self.signum is not None:
-            return 128 + self.signum
-        return self.code or 0
+        return (self.code or 0) if self.signum is None else 128 + self.signum

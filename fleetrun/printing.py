@@ -1,4 +1,4 @@
-"""Prints the output of commands and remarks; colours fleetrun's own lines."""
+"""Prints the output of commands and remarks; says whether to colour it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from fleetrun.text import visible, visible_lines
 
 AUTO, ALWAYS, NEVER = "auto", "always", "never"
 NAME = "fleetrun: "
-_BOLD, _FAULT, _END = "\x1b[1m", "\x1b[1;31m", "\x1b[0m"
 
 
 def error_columns() -> int:
@@ -24,43 +23,15 @@ def error_columns() -> int:
         return 0
 
 
-def is_colored_stream(choice: str, environ: Mapping[str, str], stream: TextIO | None) -> bool:
-    """Whether to colour output to STREAM; None: it is closed."""
-    return is_color_wanted(choice, environ, is_terminal=stream is not None and stream.isatty())
+def is_color_wanted(choice: str, environ: Mapping[str, str], stream: TextIO | None) -> bool:
+    """Whether to colour STREAM (None: closed), by --color, $NO_COLOR and $TERM.
 
-
-def is_color_wanted(choice: str, environ: Mapping[str, str], *, is_terminal: bool) -> bool:
-    """Whether to colour, by --color, $NO_COLOR and $TERM.
-
-    >>> is_color_wanted("auto", {"TERM": "xterm"}, is_terminal=True)
-    True
-    >>> is_color_wanted("auto", {"TERM": "xterm", "NO_COLOR": "1"}, is_terminal=True)
-    False
+    >>> [is_color_wanted(choice, {}, None) for choice in (ALWAYS, AUTO)]
+    [True, False]
     """
-    if choice in {ALWAYS, NEVER}:
+    if choice in {ALWAYS, NEVER} or stream is None or environ.get("NO_COLOR"):
         return choice == ALWAYS
-    return (
-        is_terminal and not environ.get("NO_COLOR") and environ.get("TERM", "") not in {"", "dumb"}
-    )
-
-
-def message_prefix(*, is_coloured: bool, is_fault: bool = False) -> str:
-    """Return the prefix of fleetrun's own lines."""
-    if not is_coloured:
-        return NAME
-    return f"{_FAULT if is_fault else _BOLD}{NAME.rstrip()}{_END} "
-
-
-# -- output ---------------------------------------------------------------------------------------
-
-
-def put(text: str) -> int:
-    """Print TEXT at once, so that a closed pipe is noticed here, and return the exit code 0.
-
-    Names that are not valid text are printed byte by byte, whatever the locale.
-    """
-    write(text.encode(errors="surrogateescape"))
-    return 0
+    return stream.isatty() and environ.get("TERM", "") not in {"", "dumb"}
 
 
 def say(text: str) -> int:
@@ -75,15 +46,12 @@ def remark(text: str) -> None:
             print(f"{NAME}{visible(text)}", file=sys.stderr, flush=True)
 
 
-def tell(text: str) -> None:
-    """Print TEXT as `say` does, but on standard error, unless that is closed."""
-    if sys.stderr is not None:
-        with suppress(OSError):
-            print(visible_lines(text), file=sys.stderr, flush=True)
+def put(text: str | bytes) -> int:
+    """Print TEXT at once, whatever the locale, and return the exit code 0.
 
-
-def write(piece: bytes) -> None:
-    """Print PIECE at once; BrokenPipeError without a reader, EnvironmentFault if that fails."""
+    Raises BrokenPipeError without a reader, and EnvironmentFault if it cannot be printed.
+    """
+    piece = text if isinstance(text, bytes) else text.encode(errors="surrogateescape")
     if sys.stdout is None:
         raise EnvironmentFault("Standard output is closed, and the requested output goes there.")
     try:
@@ -94,3 +62,11 @@ def write(piece: bytes) -> None:
         raise
     except OSError as error:
         raise EnvironmentFault(f"Standard output cannot be written ({error.strerror}).") from None
+    return 0
+
+
+def flush() -> None:
+    """Print what standard output and error still hold, unless they are closed or unread."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with suppress(OSError, ValueError):
+            stream.flush()

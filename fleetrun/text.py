@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from unicodedata import combining, east_asian_width
+from unicodedata import east_asian_width
 
 _YES = frozenset(("1", "true", "yes", "on", "y", "t"))
 FALSE_WORDS = frozenset(("0", "false", "no", "off", "n", "f"))
@@ -65,32 +65,24 @@ def number_in_words(
     return words if minimum is None else f"{words}, {minimum:g} or more"
 
 
-# -- sizes, durations, ranges ---------------------------------------------------------------------
-
 _UNITS_S = {"d": 86400, "h": 3600, "min": 60, "m": 60, "s": 1, "ms": 0.001}
 # More digits are a typing error.
-_MOST_DIGITS, _RANGE_DIGITS = 12, 9
-_DIGITS = rf"\d{{1,{_MOST_DIGITS}}}(?:\.\d{{0,{_MOST_DIGITS}}})?"
+_DIGITS, _RANGE_DIGITS = r"\d{1,12}(?:\.\d{0,12})?", 9
 _DURATION = rf"(?:{_DIGITS}\s*(?:{'|'.join(_UNITS_S)})\s*)+"
 
 
-def format_size(count: float, *, is_short: bool = False) -> str:
+def format_size(count: float) -> str:
     """Return COUNT bytes with a unit.
 
     >>> [format_size(count) for count in (512, 64 * 2**20, 23.54 * 2**30, 1023 * 2**10)]
     ['512 B', '64 MiB', '23.5 GiB', '1023 KiB']
-    >>> [format_size(count, is_short=True) for count in (0, 900 * 2**10, 3 * 2**30, 15.26 * 2**30)]
-    ['0', '900K', '3.0G', '15G']
     """
-    unit = ""
-    for unit in ("", "K", "M", "G", "T"):
-        if count < (1000 if is_short else 1024) or unit == "T":
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if count < 1024:
             break
-        count /= 1024
-    if is_short:
-        return f"{count:.{int(count < 10 and unit in ('G', 'T'))}f}{unit}"
-    number = f"{count:.3g}" if count < 1000 else f"{count:.0f}"
-    return f"{number} {unit}iB" if unit else f"{number} B"
+        count, unit = count / 1024, larger
+    return f"{count:.3g} {unit}" if count < 1000 else f"{count:.0f} {unit}"
 
 
 def parse_size(text: str) -> int | None:
@@ -99,11 +91,7 @@ def parse_size(text: str) -> int | None:
     >>> parse_size("1.5G"), parse_size("100 MiB"), parse_size("much")
     (1610612736, 104857600, None)
     """
-    word = text.strip().lower()
-    if is_digits(word) and len(word) <= _MOST_DIGITS:
-        return int(word)
-
-    match = re.fullmatch(rf"({_DIGITS})\s*([kmgt]?)(?:i?b)?", word, re.ASCII)
+    match = re.fullmatch(rf"({_DIGITS})\s*([kmgt]?)(?:i?b)?", text.strip().lower(), re.ASCII)
     return int(float(match[1]) * 1024 ** " kmgt".find(match[2] or " ")) if match else None
 
 
@@ -117,23 +105,17 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{ending * (count != 1)}"
 
 
-def format_duration(seconds: float, *, is_short: bool = False) -> str:
+def format_duration(seconds: float) -> str:
     """Return SECONDS with units.
 
     >>> [format_duration(seconds) for seconds in (3.21, 75, 7384, 200000)]
     ['3.2 s', '1 min 15 s', '2 h 03 min', '2 d 07 h']
-    >>> [format_duration(seconds, is_short=True) for seconds in (3.21, 75, 7384, 200000)]
-    ['3s', '1m15s', '2h03m', '2d07h']
     """
-    if seconds < 60 and not is_short:
-        return f"{seconds:.1f} s"
-    whole_s = max(0, int(seconds))
     for unit, part, part_s in (("d", "h", 3600), ("h", "min", 60), ("min", "s", 1)):
-        number, rest = divmod(whole_s // part_s, _UNITS_S[unit] // part_s)
-        if number:
-            text = f"{number:.0f} {unit} {rest:02.0f} {part}"
-            return text.replace(" ", "").replace("min", "m") if is_short else text
-    return f"{whole_s}s"
+        number, rest = divmod(int(seconds) // part_s, _UNITS_S[unit] // part_s)
+        if number > 0:
+            return f"{number:.0f} {unit} {rest:02.0f} {part}"
+    return f"{seconds:.1f} s"
 
 
 def parse_duration(text: str) -> float | None:
@@ -147,14 +129,6 @@ def parse_duration(text: str) -> float | None:
         parts = re.findall(rf"({_DIGITS})\s*([a-z]+)", word)
         return sum(float(number) * _UNITS_S[unit] for number, unit in parts)
     return parse_number(word, is_whole=False, minimum=None, maximum=_LARGEST)
-
-
-def parse_pattern(text: str) -> re.Pattern[bytes]:
-    """Return the regular expression TEXT, for bytes; ValueError if it is invalid."""
-    try:
-        return re.compile(text.encode(errors="surrogateescape"))
-    except (re.error, OverflowError) as error:
-        raise ValueError(f"this is not a regular expression ({error}).") from None
 
 
 def format_ranges(numbers: Iterable[int], between: str = ", ") -> str:
@@ -193,8 +167,6 @@ def parse_range(text: str) -> range | None:
     return (range(int(first), int(last) + 1) if is_valid else range(0)) or None
 
 
-# -- what a terminal can show ---------------------------------------------------------------------
-
 # A line may end after blanks, and before or after a character of two columns, together with its
 # opening brackets and punctuation.
 _WIDE = "\u2e80-\u9fff\uff00-\uffef\u3001-\u303f"
@@ -205,28 +177,17 @@ _PIECE = rf"\uff08*(?:[^\s{_WIDE}]+|[{_WIDE}])[{_STOPS}]*|\s+"
 def visible(text: str) -> str:
     r"""Return TEXT with control and unprintable characters escaped.
 
-    >>> print(visible("a\nb\x1b[1m\udce9 é"))
-    a\nb\x1b[1m\xe9 é
+    >>> print(visible("a\nb\x1b[1m é"))
+    a\nb\x1b[1m é
     """
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() else _escape(char) for char in text)
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def visible_lines(text: str) -> str:
-    r"""Return TEXT with each of its lines made visible, tabs as blanks.
-
-    >>> print(visible_lines("a\tb\n\x1b[1m"))
-    a       b
-    \x1b[1m
-    """
+    """Return TEXT with each of its lines made visible, tabs as blanks."""
     return "\n".join(visible(line.expandtabs()) for line in text.split("\n"))
-
-
-def _escape(char: str) -> str:
-    if "\udc80" <= char <= "\udcff":
-        return f"\\x{ord(char) - 0xDC00:02x}"
-    return char.encode("unicode_escape").decode()
 
 
 def display_width(text: str) -> int:
@@ -235,28 +196,18 @@ def display_width(text: str) -> int:
     >>> display_width("job"), display_width("训练")
     (3, 4)
     """
-    if text.isascii():
-        return len(text)
-
-    return sum(
-        0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text
-    )
+    return len(text) + sum(east_asian_width(char) in "WF" for char in text)
 
 
 def wrapped(text: str, room: int, indent: str = "") -> list[str]:
-    """Break TEXT into lines of at most ROOM columns, between words; 0: one line.
+    """Break TEXT between words into lines of ROOM columns, 0: one line; INDENT begins the others.
 
-    INDENT begins all but the first.
-
-    >>> wrapped("每个设备一个进程 on one host", 10)
-    ['每个设备一', '个进程 on', 'one host']
-    >>> wrapped("161 gradients in 6 allreduces", 17, "  ")
-    ['161 gradients in', '  6 allreduces']
+    >>> wrapped("每个设备一个进程 on one host", 10, "  ")
+    ['每个设备一', '  个进程', '  on one', '  host']
     """
     if room <= 0:
         return [text] if text else []
     lines, empty = [""], ""
-
     for piece in re.findall(_PIECE, text):
         if lines[-1] != empty and room < display_width(lines[-1] + piece.rstrip()):
             lines[-1] = lines[-1].rstrip()
@@ -276,52 +227,8 @@ def sentence(words: str) -> str:
     return words[:1].upper() + words[1:] if is_word else words
 
 
-def elided(text: str, room: int) -> str:
-    """Return TEXT, elided in the middle if it takes more than ROOM columns.
-
-    >>> elided("/home/me/a/very/long/way/log", 16)
-    '/home/...way/log'
-    """
-    if display_width(text) <= room:
-        return text
-    begin, end = len(text) // 2, len(text) // 2
-    while text[:begin] + text[end:] and display_width(text[:begin] + text[end:]) > room - 3:
-        # From both sides of the middle in turns.
-        begin, end = (begin - 1, end) if len(text) - end <= begin else (begin, end + 1)
-    return f"{text[:begin]}...{text[end:]}"
-
-
-# -- likely names ---------------------------------------------------------------------------------
-
-# Full-width characters, typographic dashes, and odd blanks.
-_PLAIN: dict[int, int | str] = {
-    **{code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)},
-    **dict.fromkeys((*range(0x2010, 0x2016), 0x2212), "-"),
-    **dict.fromkeys((0xA0, 0x3000), " "),
-    0x3001: ",",
-    0x3002: ".",
-}
-
-
-def without_slips(text: str) -> str:
-    """Return TEXT with ASCII characters in place of those of a Chinese keyboard.
-
-    >>> without_slips("\uff10\uff0c\uff11"), without_slips("\u2014\u2014gpus"), without_slips("0-3")
-    ('0,1', '--gpus', '0-3')
-    """
-    return text if text.isascii() else text.translate(_PLAIN)
-
-
 def closest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
-    """Return the name of KNOWN most like NAME, or equal to its first word, ignoring case.
-
-    LIKENESS is 0 to 1.
-
-    >>> closest("NCCL_com_num", ["nccl_comm_num", "amp"]), closest("dgc", ["amp"])
-    ('nccl_comm_num', None)
-    >>> closest("gpus-per-node", ["gpus", "nodes"])
-    'gpus'
-    """
+    """Return the name of KNOWN most like NAME, or equal to its first word, ignoring case."""
     from difflib import get_close_matches  # takes a millisecond, and only mistakes need it
 
     spellings = {spelling.lower(): spelling for spelling in known}

@@ -10,7 +10,7 @@ from fleetrun.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from yaml import Mark, Node, SafeLoader
+    from yaml import Mark, SafeLoader
 
 
 def text_of(path: str, what: str) -> str:
@@ -35,13 +35,8 @@ def loading(text: str, path: str) -> Iterator[SafeLoader]:
         yield loader
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = path if mark is None else at(path, mark)
+        where = at(path, mark) if mark else path
         problem = getattr(error, "problem", None) or "there is a character that YAML does not allow"
-        if mark is not None and text[mark.index : mark.index + 1] == "\t":
-            problem = "there is a tab; indent with spaces"
-        if "another document" in problem:
-            message = f"{path}: there are several documents in it: give each a file of its own."
-            raise UsageError(message) from None
         raise UsageError(f"{where}: this is not YAML: {problem}.") from None
     finally:
         loader.dispose()
@@ -50,8 +45,3 @@ def loading(text: str, path: str) -> Iterator[SafeLoader]:
 def at(path: str, mark: Mark) -> str:
     """Return the position MARK as file:line; the text of an option has no lines."""
     return path if path.startswith("-") else f"{path}:{mark.line + 1}"
-
-
-def is_null(node: Node) -> bool:
-    """Whether NODE is null in YAML: null, ~ or nothing."""
-    return str(node.tag).endswith(":null")

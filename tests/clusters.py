@@ -1,4 +1,4 @@
-"""The variables of clusters in tests, and the files that they name."""
+"""The variables of clusters in tests."""
 
 from __future__ import annotations
 
@@ -32,17 +32,3 @@ MPI = {
     "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
 }
 HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
-FILES = {
-    "/pbs": "n1\nn1\nn2\n\n",
-    "/sge": "n1 4 all.q@n1 UNDEFINED\nn2 2 all.q@n2 UNDEFINED\n",
-    "/lsf": "n1\nn1\nn2\nn2\n",
-    "/empty": "\n",
-}
-
-
-def text(path: str) -> str:
-    """Return the text of one of FILES."""
-    try:
-        return FILES[path]
-    except KeyError:
-        raise FileNotFoundError(2, "No such file or directory") from None

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fleetrun import engines
+from fleetrun.engines.engine import Engine
 from fleetrun.model import (
     Address,
     Device,
@@ -164,7 +164,7 @@ def gathered(request: Request, facts: Facts, *, dry: bool = True) -> Roster:
     """Gather the hosts of REQUEST, dryly unless said otherwise, so that no port need be free."""
     request = request._replace(dry_run="table" if dry else None)
     slots = planner.slots(request, facts, planner.share(request, facts))
-    engine = engines.find(request, facts.environ, planner.places(request))
+    engine = Engine.find(request, facts.environ, planner.places(request))
     with closing(engine.ports(facts.pid)) as ports:
         return engine.assign(ports, request, facts, slots)
 

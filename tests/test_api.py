@@ -20,7 +20,7 @@ from processes import MARKER, assert_no_survivors
 from waiting import LONG_S, until
 
 import fleetrun
-from fleetrun.errors import EnvironmentFault, FleetrunError, JobError, UsageError
+from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,12 +91,12 @@ def test_what_is_no_launch_is_an_exception_and_nothing_is_printed(
 ) -> None:
     cases: tuple[tuple[dict[str, Any], type[FleetrunError], str], ...] = (
         ({"nproc_per_node": "x"}, UsageError, "--nproc_per_node=x: give a whole number"),
-        ({"num_processes": 2}, UsageError, "no such option: num_processes; use --nproc"),
+        ({"num_processes": 2}, UsageError, "no such option: --num_processes; use --nproc"),
         ({"detach": True}, UsageError, "has no detach: use wait=False"),
-        ({"grace": [1, 2]}, UsageError, r"grace=\[1, 2\]: give a number of seconds"),
-        ({"master": True}, UsageError, "master=True: give HOST:PORT"),
+        ({"grace": [1, 2]}, UsageError, "--grace=1,2: give a number of seconds"),
+        ({"master": True}, UsageError, "--master needs a value"),
         ({"gpus": [0]}, EnvironmentFault, "--gpus=0 requests devices, but"),
-        ({"cwd": "/nosuch"}, EnvironmentFault, r"in the folder /nosuch \(No such file"),
+        ({"cwd": "/nosuch"}, EnvironmentFault, r"No such file or directory: '/nosuch'"),
     )
     for given, kind, words in cases:
         for wait in (True, False):
@@ -110,15 +110,6 @@ def test_what_is_no_launch_is_an_exception_and_nothing_is_printed(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_job_that_failed_is_an_exception_if_that_is_wanted() -> None:
-    with pytest.raises(JobError, match=r"rank 0 exited with 5 \(exit code 5\)") as error:
-        fleetrun.launch("bash", ["-c", "exit 5"], check=True, quiet=True)
-    assert isinstance(error.value, FleetrunError)
-    assert error.value.exit_code == 5
-    assert error.value.run_dir is not None
-    assert fleetrun.launch("true", check=True, quiet=True).exit_code == 0
-
-
 def test_output_goes_where_the_callers_own_goes(capfd: pytest.CaptureFixture[str]) -> None:
     fleetrun.launch("bash", ["-c", "echo häppy; exit 3"])
     out, err = capfd.readouterr()
@@ -127,9 +118,9 @@ def test_output_goes_where_the_callers_own_goes(capfd: pytest.CaptureFixture[str
 
 
 def test_a_thread_and_an_event_loop_can_launch() -> None:
-    codes: list[int] = []
+    codes: list[int | None] = []
     thread = threading.Thread(
-        target=lambda: codes.append(fleetrun.launch("bash", ["-c", "exit 4"], quiet=True)[0])
+        target=lambda: codes.append(fleetrun.launch("bash", ["-c", "exit 4"], quiet=True).exit_code)
     )
     thread.start()
     thread.join()
@@ -164,15 +155,15 @@ def test_a_job_that_is_not_waited_for(here: Path) -> None:
     with pytest.raises(TimeoutError, match=f"still runs as process {job.pid}"):
         job.wait(0.01)
     until((here / "up").exists)
-    waiting: list[fleetrun.LaunchResult] = []
+    waiting: list[fleetrun.Job] = []
     thread = threading.Thread(target=lambda: waiting.append(job.wait()))
     thread.start()
     # While another thread waits, who looks is not held up.
     assert job.poll() is None
     job.stop()
     thread.join()
-    assert waiting == [job.wait()] == [job.poll()]
-    assert job.wait()[:2] == (143, "interrupted by SIGTERM")
+    assert waiting == [job.wait()] == [job.poll()] == [job]
+    assert (job.exit_code, job.verdict) == (143, "interrupted by SIGTERM")
     job.stop()
 
 
@@ -184,7 +175,10 @@ def test_a_job_ends_with_its_block_and_at_once_if_it_must(here: Path) -> None:
     stubborn = "trap '' TERM; touch up; while :; do sleep 0.1; done"
     job = fleetrun.launch("sh", ["-c", stubborn], wait=False, quiet=True, grace=900)
     until((here / "up").exists)
-    job.stop(now=True)
+    job.stop()
+    with pytest.raises(TimeoutError):
+        job.wait(0.2)
+    job.stop()
     assert job.wait(LONG_S).exit_code == 143
 
 
@@ -192,7 +186,8 @@ def test_a_launcher_that_is_killed_is_an_end_too(here: Path) -> None:
     job = fleetrun.launch("sh", ["-c", HOLD], wait=False, quiet=True)
     until((here / "up").exists)
     os.kill(job.pid, signal.SIGKILL)
-    assert job.wait()[:2] == (137, "interrupted by SIGKILL")
+    job.wait()
+    assert (job.exit_code, job.verdict) == (137, "interrupted by SIGKILL")
 
 
 CALLER = """
@@ -216,7 +211,7 @@ def test_a_job_ends_with_its_caller(here: Path, signum: signal.Signals) -> None:
     until((here / "asked").exists)
     if signum == signal.SIGINT:
         # When it goes on, nothing of the job is left.
-        assert output == b"interrupted\n"
+        assert output.endswith(b"interrupted\n")
         assert caller.returncode == 0
 
 
@@ -243,7 +238,7 @@ def test_options_are_those_of_the_command_line(here: Path) -> None:
 
 def test_a_dry_run_prints_the_plan(capfd: pytest.CaptureFixture[str]) -> None:
     done = fleetrun.launch("true", dry_run="json")
-    assert done == (0, "all is done", None)
+    assert (done.exit_code, done.verdict, done.run_dir) == (0, "all is done", None)
     assert '"schema": 2' in capfd.readouterr().out
 
 

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from fleetrun.cli import options
 from fleetrun.strategy import fields
 from fleetrun.text import (
-    display_width,
-    elided,
     format_duration,
     format_ranges,
     format_size,
@@ -63,10 +61,9 @@ def test_a_size_is_read_as_it_is_written(count: int) -> None:
 
 @given(st.floats(0, 1e7))
 def test_a_duration_is_read_as_it_is_written(seconds: float) -> None:
-    for is_short in (False, True):
-        read = parse_duration(format_duration(seconds, is_short=is_short))
-        assert read is not None
-        assert abs(read - seconds) <= max(1, seconds / 24)
+    read = parse_duration(format_duration(seconds))
+    assert read is not None
+    assert abs(read - seconds) <= max(1, seconds / 24)
 
 
 @given(st.sets(st.integers(0, 99)))
@@ -83,13 +80,3 @@ def test_what_is_no_duration_is_none(text: str) -> None:
 @given(st.text())
 def test_nothing_that_a_terminal_acts_on_is_left(text: str) -> None:
     assert visible(text).isprintable()
-
-
-@given(st.text(), st.integers(min_value=3, max_value=40))
-def test_what_is_shortened_fits_and_keeps_both_ends(text: str, room: int) -> None:
-    short = elided(text, room)
-    assert display_width(short) <= room
-    if short != text:
-        begin, _, end = short.partition("...")
-        assert text.startswith(begin) or "..." in begin
-        assert text.endswith(end) or "..." in end

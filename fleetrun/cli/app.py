@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 
 from fleetrun import __version__
 from fleetrun.cli import configfile, parser, request
@@ -17,12 +16,10 @@ from fleetrun.cli.options import BY_SPELLING, find
 from fleetrun.engines import detect
 from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
 from fleetrun.model import Layer, Request
-from fleetrun.printing import AUTO, is_colored_stream, message_prefix, put
+from fleetrun.printing import put, remark
 from fleetrun.run.observers import Caller
 from fleetrun.rundir.secrets import Hider
 from fleetrun.rundir.variables import COMPLETE, EXEC_OPTIONS
-from fleetrun.text import visible
-from fleetrun.yamlfile import text_of
 
 Launch = Callable[[Request, Mapping[str, str]], int]
 
@@ -46,7 +43,7 @@ def main(
     except KeyboardInterrupt:
         return INTERRUPTED
     except MemoryError:
-        _complain("fleetrun: There is not enough memory to start: check `ulimit -v` and `free`.")
+        remark("There is not enough memory to start: check `ulimit -v` and `free`.")
         return EnvironmentFault.exit_code
     except BrokenPipeError:
         # The reader (`| head`) has seen enough. Python would complain once more at its exit.
@@ -56,20 +53,11 @@ def main(
         # The message may quote the value of any option.
         hide = Hider(variables, given)
         if caller is not None:
-            caller.failed(error, hide(str(error)))
+            caller.report(error=type(error).__name__, message=hide(str(error)))
             return error.exit_code
-        is_coloured = is_colored_stream(AUTO, variables, sys.stderr)
-        prefix = message_prefix(is_coloured=is_coloured, is_fault=True)
-        for sentence in getattr(error, "sentences", (str(error),)):
-            _complain(f"{prefix}{visible(hide(sentence))}")
+        for sentence in error.args:
+            remark(hide(sentence))
         return error.exit_code
-
-
-def _complain(text: str) -> None:
-    """Print an error on standard error; if that is closed, the exit code must do."""
-    if sys.stderr is not None:
-        with suppress(OSError):
-            print(text, file=sys.stderr, flush=True)
 
 
 def _dispatch(
@@ -128,7 +116,7 @@ def _launch(
     engine: list[detect.Detected] = []
 
     def detected() -> detect.Detected:
-        engine.append(detect.read(listed, environ, lambda path: text_of(path, "the list of hosts")))
+        engine.append(detect.read(listed, environ))
         return engine[0]
 
     made = request.resolve(parsed, environ, file, layers, detected if listed else None)
@@ -138,7 +126,7 @@ def _launch(
         from fleetrun.remote import head  # only for jobs by ssh
 
         if caller is not None:
-            caller.gathering()
+            caller.report()
         return head.launch(made, environ)
     if launch is not None:
         return launch(made, environ)
@@ -146,7 +134,7 @@ def _launch(
         from fleetrun.remote import tasks  # only below an engine
 
         if caller is not None:
-            caller.gathering()
+            caller.report()
         return tasks.launch(made, environ, engine[0], caller)
     from fleetrun.run import job  # takes longer than all of the help
 

@@ -100,7 +100,7 @@ def _values(option: Option, node: Node, where: str) -> Iterator[tuple[str, int]]
     def text(item: Node) -> str:
         if not isinstance(item, ScalarNode):
             raise UsageError(f"{where}: give plain values: {option.wanted}")
-        return "" if yamlfile.is_null(item) else str(item.value)
+        return "" if item.tag.endswith(":null") else str(item.value)
 
     line = node.start_mark.line + 1
     if isinstance(node, MappingNode) and option.is_repeatable:

@@ -60,6 +60,7 @@ GONE = {
     "lines": "leave it out: `fleetrun attach` shows the last 8 KiB, `fleetrun logs` everything.",
     "apply": "pipe what `fleetrun submit k8s` prints into `kubectl create -f -`.",
     "banner": "leave it out: launch.txt has the settings; --quiet prints no banner.",
+    "color": "leave it out: fleetrun's own lines have no colours.",
     "elastic_pre_hook": "run the command before fleetrun, or at the start of the script.",
     "exclude": "name the hosts to use in --hosts, or in a file for --hostfile.",
     "gather_logs": "let the hosts share a log folder, or copy theirs by rsync.",

@@ -14,6 +14,7 @@ from fleetrun.cli.types import (
     FREE,
     LAST_PORT,
     LIST,
+    PATTERN,
     RANKS,
     TEXT,
     VARIABLE,
@@ -25,7 +26,6 @@ from fleetrun.cli.types import (
     job_name,
     log_size,
     number,
-    pattern,
     profiled,
     read_as,
     reading_rank,
@@ -136,7 +136,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("redirects", BOOL, "job", "BOOL",
            "Write the standard error of all ranks to separate files, workererr.N beside "
            "workerlog.N. The console shows both.", bare="true"),
-    Option("log_filter", read_as(pattern, is_free=True), "job", "PATTERN",
+    Option("log_filter", PATTERN, "job", "PATTERN",
            "On the console, show only lines that match this regular expression, of the ranks that "
            "--tee selects. Log files have all lines."),
     Option("quiet", FLAG, "common", "",
@@ -305,10 +305,6 @@ OPTIONS: tuple[Option, ...] = (
            "Port on the first server where trainers meet for --with_gloo."),
     Option("version", FLAG, "about", "",
            "Print the version.", in_file=False),
-    Option("color",
-           choice("auto", "always", "never", is_optional=True), "about", "auto|always|never",
-           "Colour fleetrun's own lines. auto: on a terminal, unless $NO_COLOR is set.",
-           bare="always"),
     Option("help",
            choice("screen", "all", *GROUPS, "codes", is_optional=True), "about", "all|SECTION",
            "Print one screen (also -h), all of this text, or one section: common, strategy, "

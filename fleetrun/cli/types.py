@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
+from unicodedata import normalize
 
 import click
 from click.shell_completion import CompletionItem
@@ -15,10 +18,8 @@ from fleetrun.text import (
     parse_bool,
     parse_duration,
     parse_number,
-    parse_pattern,
     parse_range,
     parse_size,
-    without_slips,
 )
 
 Value = str | int | float | bool | tuple[str, ...] | None
@@ -62,8 +63,8 @@ class Type(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
 
     def read(self, text: str) -> Value:
         """Return the value of TEXT; ValueError says what is allowed."""
-        if not self._is_free and without_slips(text) != text:
-            raise ValueError(f"it has full-width characters: write {without_slips(text)}.")
+        if not self._is_free and normalize("NFKC", text) != text:
+            raise ValueError(f"it has full-width characters: write {normalize('NFKC', text)}.")
         # Arguments and paths cannot hold it.
         if "\0" in text:
             raise ValueError("it contains a NUL character; remove it.")
@@ -279,8 +280,14 @@ def reading_rank(text: str) -> str:
 
 def pattern(text: str) -> str:
     """Return TEXT if it is a regular expression."""
-    parse_pattern(text)
+    try:
+        re.compile(os.fsencode(text))
+    except (re.error, OverflowError) as error:
+        raise ValueError(f"this is not a regular expression ({error}).") from None
     return text
+
+
+PATTERN = read_as(pattern, is_free=True)
 
 
 def log_size(text: str) -> int:

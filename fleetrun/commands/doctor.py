@@ -15,7 +15,7 @@ from fleetrun.doctor import checkup, findings, output
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Request
 from fleetrun.plan.command import CHECK
-from fleetrun.printing import is_colored_stream, put
+from fleetrun.printing import AUTO, is_color_wanted, put
 from fleetrun.remote import everywhere
 from fleetrun.rundir import reading, secrets
 from fleetrun.text import visible, visible_lines
@@ -42,7 +42,7 @@ def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool)
         document = output.document(os.uname().nodename, shown, report.measured)
         put(json.dumps(document, indent=2) + "\n")
         return code
-    is_coloured = is_colored_stream(request.color, os.environ, sys.stdout)
+    is_coloured = is_color_wanted(AUTO, os.environ, sys.stdout)
     put(output.text(shown, report.measured, width=tables.width(), is_coloured=is_coloured))
     return code
 

@@ -107,7 +107,7 @@ def row(job: Mapping[str, Any], now: float) -> list[str]:
     cells = (
         "killed" if job["pid"] is None else str(job["pid"]),
         names.job_name(job["name"]) if job["job"] or job["pid"] else job["name"],
-        "-" if job["started"] is None else format_duration(now - job["started"], is_short=True),
+        "-" if job["started"] is None else format_duration(now - job["started"]),
         processes,
         f"{job['node_rank'] + 1} of {nodes}" if nodes > 1 else "-",
         job["folder"] or "-",

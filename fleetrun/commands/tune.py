@@ -17,7 +17,7 @@ from fleetrun.commands import tables, trials
 from fleetrun.commands.trials import TrialOutcome
 from fleetrun.errors import UsageError
 from fleetrun.host import probe
-from fleetrun.printing import put, say, tell
+from fleetrun.printing import put, remark, say
 from fleetrun.rundir import names, secrets
 from fleetrun.rundir.variables import STOP_AFTER
 from fleetrun.strategy import load
@@ -199,10 +199,10 @@ def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - click's
             f"--steps={own['steps']} leaves too few updates after --warmup={own['warmup']}: "
             f"give at least {fewest}."
         )
-    log = tell if own["json"] else say
+    log = remark if own["json"] else say
     done: dict[Candidate, list[TrialOutcome]] = {candidate: [] for candidate in grid(own["vary"])}
     with trials.held_folder(own["out"]):
-        log(f"fleetrun tune: {len(done)} candidates; everything is kept in {own['out']}")
+        log(f"{len(done)} candidates; everything is kept in {own['out']}")
         for repeat in range(own["repeats"]):
             for place, (candidate, several) in enumerate(done.items()):
                 if any(trial.fault for trial in several):
@@ -214,9 +214,10 @@ def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - click's
         results = ranked(done.items())
         results_text = document(launch, results)
         Path(own["out"], RESULTS).write_text(results_text, encoding="utf-8")
-    log(text(results))
     if own["json"]:
         put(results_text)
+    else:
+        say(text(results))
     return 0 if leaders(results) else 1
 
 

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from fleetrun import engines
 from fleetrun.doctor.cuda import CudaStart, read_driver, start_cuda
 from fleetrun.doctor.findings import Finding, error, ok, warning
+from fleetrun.engines.engine import Engine
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import paddles, probe
 from fleetrun.host.nvml import Survey
@@ -104,14 +104,14 @@ def _planned(job: CheckedJob) -> CheckedJob:
     """Complete JOB with its plan; raises EnvironmentFault if it cannot be planned."""
     request, environ = job.request, job.environ
     dry = request._replace(dry_run="table")
-    engine = engines.find(request, environ, planner.places(request))
+    engine = Engine.find(request, environ, planner.places(request))
     facts = probe.read(request, environ, engine.hosts)
     share = planner.share(request, facts)
     slots = planner.slots(request, facts, share)
     if len(engine.hosts) > 1:
         # A dry run accepts any place among the hosts.
-        hosts.place(engine.hosts, request, facts, options=engine.places.options)
-    guessed = engines.find(dry, environ, planner.places(dry))
+        hosts.place(engine.places, request, facts)
+    guessed = Engine.find(dry, environ, planner.places(dry))
     roster = guessed.assign(guessed.ports(facts.pid), dry, facts, slots)
     if not engine.hosts:
         # Only the meeting knows the others.

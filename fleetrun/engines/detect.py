@@ -1,11 +1,8 @@
-"""What a cluster's variables say about a job: its hosts, this host's index, its launchers.
-
-Pure: it receives the variables, and a function that reads the files they name.
-"""
+"""What a cluster's variables say about a job: its hosts, this host's index, its launchers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault
@@ -16,19 +13,18 @@ from fleetrun.text import counted, is_digits
 
 # The largest plausible number of hosts.
 _DIGITS = 6
-# The steps of Slurm that srun does not start: interactive, batch, extern (slurm/slurm.h,
-# SLURM_INTERACTIVE_STEP, SLURM_BATCH_SCRIPT, SLURM_EXTERN_CONT). One process runs there, on the
-# first host.
+# SLURM_INTERACTIVE_STEP, SLURM_BATCH_SCRIPT and SLURM_EXTERN_CONT of slurm/slurm.h, which srun does
+# not start. One process runs there, on the first host.
 _NO_STEPS = ("4294967290", "4294967291", "4294967292")
 
 _Names = tuple[str, ...]
 
 
 class ClusterRow(NamedTuple):
-    """One engine: it applies if all MARKS are set; of other fields, the first set variable counts.
+    """The variables of one engine, which applies if all `marks` are set.
 
-    `hosts` has the names of all hosts with their format: hostlist, counted (name, slots, ...), or
-    file (a name at the start of each line).
+    Of each field the first variable that is set counts. `hosts` has the names of all hosts with
+    their format: hostlist, counted (name, slots, ...), or file (a name at the start of each line).
     """
 
     engine: str
@@ -116,17 +112,12 @@ TABLE = (
     ),
     # ibm.com/docs/en/spectrum-lsf/10.1.0?topic=variables-environment-set-job-execution
     ClusterRow(
-        "LSF",
-        ("LSB_JOBID", "LSB_MCPU_HOSTS"),
-        hosts=(("LSB_MCPU_HOSTS", "counted"),),
+        *("LSF", ("LSB_JOBID", "LSB_MCPU_HOSTS"), (("LSB_MCPU_HOSTS", "counted"),)),
         job=("LSB_JOBID",),
     ),
     # OpenPBS, PBS Professional and Torque: qsub(1B), "Environment Variables".
     ClusterRow(
-        "PBS",
-        ("PBS_JOBID", "PBS_NODEFILE"),
-        hosts=(("PBS_NODEFILE", "file"),),
-        job=("PBS_JOBID",),
+        *("PBS", ("PBS_JOBID", "PBS_NODEFILE"), (("PBS_NODEFILE", "file"),)), job=("PBS_JOBID",)
     ),
 )
 
@@ -163,27 +154,25 @@ class SourcedValue(NamedTuple):
 
 
 class Detected(NamedTuple):
-    """The facts of a cluster about this job; None and () if unknown."""
+    """The values of an engine's row for this job; None and () if unknown.
+
+    `own` are the variables that each task has to itself, `token` the secret of a job with other
+    hosts, `can_spread` whether fleetrun starts one on each host; `sources`, the variables read.
+    """
 
     engine: str
-    # In the order of the hosts' places.
     hosts: tuple[str, ...] = ()
     nnodes: int | None = None
     node: int | None = None
-    # How many fleetruns the engine has started: in the job, and on this host.
     launchers: int | None = None
     here: int | None = None
-    # Our index on this host, what all of the job share, and the variables that are each one's own.
     local: int | None = None
     run: str = ""
     own: tuple[str, ...] = ()
-    # The secret of a job that has more hosts than this one.
     token: str = ""
-    # How to start one on each host, and whether fleetrun does that.
     spread: str = ""
     can_spread: bool = False
     step: int = 0
-    # The variables of these fields, and of the job.
     sources: Mapping[str, SourcedValue] = {}
 
 
@@ -206,10 +195,8 @@ def _first(environ: Mapping[str, str], names: Sequence[str]) -> SourcedValue | N
     return next((value for value in values if value.value), None)
 
 
-def read(
-    rows: Sequence[ClusterRow], environ: Mapping[str, str], text: Callable[[str], str]
-) -> Detected:
-    """Return the facts of the engines ROWS; TEXT reads a file.
+def read(rows: Sequence[ClusterRow], environ: Mapping[str, str]) -> Detected:
+    """Return the facts of the engines ROWS.
 
     Raises EnvironmentFault if a variable is malformed or contradicts another.
     """
@@ -227,7 +214,7 @@ def read(
         for name, form in other.hosts:
             listed = _first(environ, (name,))
             if listed is not None and not hosts:
-                hosts = _names(listed, form, text)
+                hosts = _names(listed, form)
                 sources = {"nnodes": listed, **sources, "hosts": listed}
     nnodes, node = len(hosts) or numbers.get("nnodes"), numbers.get("node")
     launchers, here = numbers.get("launchers"), numbers.get("here")
@@ -261,11 +248,12 @@ def read(
     )
 
 
-def _names(value: SourcedValue, form: str, text: Callable[[str], str]) -> tuple[str, ...]:
+def _names(value: SourcedValue, form: str) -> tuple[str, ...]:
     """Return the hosts that VALUE names in FORM, each once, in the order of their first slot."""
     try:
         if form == "file":
-            names = [line.split()[0] for line in text(value.value).splitlines() if line.strip()]
+            with open(value.value, encoding="utf-8") as file:
+                names = [line.split()[0] for line in file if line.strip()]
         elif form == "hostlist":
             names = list(hostlist.expand(value.value))
         else:

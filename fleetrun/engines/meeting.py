@@ -7,8 +7,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 
-from fleetrun.engines import SelectedEngine
-from fleetrun.engines.local import alone
+from fleetrun.engines.listed import alone
 from fleetrun.engines.ports import Ports
 from fleetrun.host import addresses
 from fleetrun.model import COMMAND_LINE, Endpoint, Facts, Request, Roster
@@ -17,9 +16,9 @@ from fleetrun.plan.layout import ModeHosts, Slots
 from fleetrun.rundir import secrets
 from fleetrun.rundir.variables import TOKEN
 
-NAME = "master"
 # Options that are this host's own.
 _OWN = ("master", "nnodes", "host", "rank")
+# Sets the port where hosts meet far from those that the ranks will get.
 _APART = 20011
 
 
@@ -35,7 +34,6 @@ def at_this_host(request: Request) -> Request:
     """Return REQUEST with an address and a port of this host as the rendezvous."""
     port = hosts.own_port(request.master)
     if not port:
-        # Far from those that the ranks will get.
         held = Ports(os.getpid() + _APART)
         (port,) = held.free(1)
         held.close()
@@ -62,31 +60,27 @@ def invitation(request: Request) -> str:
     return f"This host is the first of {request.nnodes}. Run this on the others{same}:\n{line}"
 
 
-def assign(
-    engine: SelectedEngine, held: Ports, request: Request, facts: Facts, slots: Slots
-) -> Roster:
+def assign(_places: ModeHosts, held: Ports, request: Request, facts: Facts, slots: Slots) -> Roster:
     """Return this host alone with its ports, free ones or those from --start_port on.
 
-    `host` is empty where its address for the others is not known; the session finds it.
+    `host` is empty where its address for the others is not known; the session finds it. A dry run
+    has all hosts, with placeholders for what the meeting decides.
     """
     host = request.host or ("" if facts.network is None else facts.network.ip)
+    roster = alone(held, slots, request, host, several=True)._replace(engine="master")
+    if request.dry_run is None:
+        return roster
     point = hosts.meets_at(request)
-    if engine.dry and not host and point is not None and hosts.is_own(point.host, facts):
+    if not host and point is not None and hosts.is_own(point.host, facts):
         host = point.host
-    roster = alone(held, slots, request, host, several=True)._replace(engine=NAME)
-    return _guessed(roster, request) if engine.dry else roster
-
-
-def _guessed(alone_here: Roster, request: Request) -> Roster:
-    """Return the roster of a dry run: all hosts, with placeholders for what the meeting decides."""
     _, most = hosts.bounds(request.nnodes)
     me = min(request.rank or 0, most - 1)
-    (own,) = alone_here.members
+    (own,) = roster.members
     members = [own._replace(host=f"HOST-{place}") for place in range(most)]
-    members[me] = own._replace(host=own.host or f"HOST-{me}")
+    members[me] = own._replace(host=host or f"HOST-{me}")
     note = (
         f"a dry run meets nobody: the meeting at {request.master} decides how many hosts there "
         "are, their addresses, ports and places; HOST-N stands for the address of host N."
     )
-    master = Endpoint(members[0].host, alone_here.master.port)
-    return alone_here._replace(members=tuple(members), me=me, master=master, notes=(note,))
+    master = Endpoint(members[0].host, roster.master.port)
+    return roster._replace(members=tuple(members), me=me, master=master, notes=(note,))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fleetrun.engines import SelectedEngine, static
+from fleetrun.engines import listed
 from fleetrun.engines.ports import Ports
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import (
@@ -16,7 +16,6 @@ from fleetrun.model import (
     HETER,
     SERVER,
     TRAINER,
-    Assigned,
     Endpoint,
     Facts,
     Member,
@@ -28,8 +27,6 @@ from fleetrun.plan.environment import is_identity
 from fleetrun.plan.layout import ModeHosts, Slots
 from fleetrun.text import is_digits
 
-# In plans, a host with a role; one of several trainers is `static`, as it knows the others.
-NAME = "cloud"
 # The first port if the variables name none.
 _FIRST_PORT = 6170
 # Its variables about the hosts, which the ranks keep.
@@ -59,25 +56,24 @@ def find(request: Request, environ: Mapping[str, str], places: ModeHosts) -> tup
     return tuple(name.strip() for name in environ["PADDLE_TRAINERS"].split(","))
 
 
-def assign(
-    engine: SelectedEngine, held: Ports, request: Request, facts: Facts, slots: Slots
-) -> Roster:
+def assign(places: ModeHosts, held: Ports, request: Request, facts: Facts, slots: Slots) -> Roster:
     """Return the hosts and ports, or this host's single process, as the variables say."""
-    if engine.places.has_roles:
+    if places.has_roles:
         assigned, endpoint = role_of(facts.environ)
         member = Member(endpoint.host, (endpoint.port,), ((),))
         inherited = tuple(filter(is_identity, facts.environ))
-        return Roster((member,), 0, endpoint, engine=NAME, inherited=inherited, assigned=assigned)
-    names = engine.hosts
+        return Roster(
+            (member,), 0, endpoint, engine="cloud", inherited=inherited, assigned=assigned
+        )
+    names = places.hosts
     rows = ports(names, facts.environ, request, slots)
     me = _number(facts.environ, "PADDLE_TRAINER_ID", len(names) - 1)
-    listed = tuple(name.strip() for name in request.ips)
     notes: tuple[str, ...] = ()
-    if listed and listed != names:
+    if request.ips and tuple(name.strip() for name in request.ips) != names:
         ignored = f"{origin.option(request, 'ips')} is ignored"
         why = f"PADDLE_TRAINERS={','.join(names)} from PaddleCloud wins, as in Paddle"
         notes = (f"{ignored}: {why}. Export {_LAUNCH_WITH_ARGS}=1 to use --ips.",)
-    return static.roster(held, names, me, rows, slots)._replace(notes=notes, inherited=_KEPT)
+    return listed.roster(held, names, me, rows, slots)._replace(notes=notes, inherited=_KEPT)
 
 
 def ports(
@@ -115,7 +111,7 @@ def _number(environ: Mapping[str, str], name: str, most: int = hosts.LAST_PORT) 
     return int(text)
 
 
-def role_of(environ: Mapping[str, str]) -> tuple[Assigned, Endpoint]:
+def role_of(environ: Mapping[str, str]) -> tuple[tuple[str, int], Endpoint]:
     """Return the role, the rank and the endpoint that the cluster's variables give this host."""
     role = environ["TRAINING_ROLE"].strip()
     if role not in _ROLES:
@@ -136,4 +132,4 @@ def role_of(environ: Mapping[str, str]) -> tuple[Assigned, Endpoint]:
     place = listed.index(own) if own in listed else 0
     if is_digits(rank) and role != SERVER:
         place = int(rank)
-    return Assigned(role, place), Endpoint(host, int(port) if is_digits(port) else 0)
+    return (role, place), Endpoint(host, int(port) if is_digits(port) else 0)

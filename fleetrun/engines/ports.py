@@ -26,9 +26,11 @@ class Ports:
     drops it with its owner.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, *, is_dry: bool = False) -> None:
         self._pid = pid
         self._held: list[_socket.socket] = []
+        # A dry run opens nothing: it guesses what is free, and takes what is requested.
+        self._guessed = set(tcp.used()) if is_dry else None
 
     def free(self, count: int) -> tuple[int, ...]:
         """Return COUNT ports that nobody else uses."""
@@ -67,6 +69,10 @@ class Ports:
 
     def _reserve(self, port: int, address: str | None, *, reuse: bool) -> bool:
         """Reserve PORT among fleetruns; False if another, or another program, has it."""
+        if self._guessed is not None:
+            is_free = reuse or port not in self._guessed
+            self._guessed.add(port)
+            return is_free
         lock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
         try:
             lock.bind(f"\0fleetrun/port/{port}{f'/{address}' if address else ''}")
@@ -77,20 +83,6 @@ class Ports:
             self._held.append(lock)
         else:
             lock.close()
-        return is_free
-
-
-class GuessedPorts(Ports):
-    """Ports for a dry run: numbers that look free, without opening anything."""
-
-    def __init__(self, pid: int) -> None:
-        super().__init__(pid)
-        self._given = set(tcp.used())
-
-    def _reserve(self, port: int, _address: str | None, *, reuse: bool) -> bool:
-        """Remember PORT; the launch will find out whether a requested one can be used."""
-        is_free = reuse or port not in self._given
-        self._given.add(port)
         return is_free
 
 

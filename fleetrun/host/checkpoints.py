@@ -47,7 +47,7 @@ def find(folder: str) -> Checkpoints:
         if not why:
             return Checkpoints(path, tuple(partial))
         partial.append((path, why))
-    return Checkpoints(None, tuple(partial), has_folder=os.path.isdir(folder))
+    return Checkpoints(None, tuple(partial))
 
 
 def listed(folder: str) -> tuple[tuple[str, str], ...]:

@@ -8,12 +8,10 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fleetrun.model import Script
 from fleetrun.run import proc
 
 _LIBRARIES = ("base/libpaddle.so", "fluid/libpaddle.so")
 _SETTING = re.compile(r"^(\w+)\s*=\s*'([^']*)'", re.MULTILINE)
-_IMPORT = re.compile(rb"^\s*(?:import|from)\s+paddle\b", re.MULTILINE)
 
 
 class InstalledPaddle(NamedTuple):
@@ -56,10 +54,3 @@ def lacks(paddle: InstalledPaddle, symbol: bytes) -> bool:
             return content.find(symbol) < 0
     except (OSError, ValueError):
         return False
-
-
-def imports_paddle(script: Script, cwd: str) -> bool:
-    """Whether SCRIPT is Python and itself imports Paddle."""
-    if script.form != "file" or not script.target.endswith(".py"):
-        return False
-    return _IMPORT.search(proc.content(os.path.join(cwd, script.target))) is not None

@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 
 from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
 from fleetrun.host import (
@@ -60,7 +59,6 @@ def read(
     facts = facts._replace(
         device_counts=devices.assumed(assumed) if assumed else devices.by_files(root),
         program=scripts.find(request.script, cwd, environ),
-        wrap_fault=request.wrap and scripts.wrap_fault(request.wrap, cwd, environ),
     )
     inquiry = None if assumed else devices.ask_driver(request, root, nvml)
     facts = _with_paddle(request, facts)
@@ -78,8 +76,7 @@ def read(
     if request.bind != "none":
         facts = facts._replace(processors=processors.read(root, facts.gpus))
     if request.debug is not None:
-        has_debugpy = find_spec("debugpy") is not None
-        facts = facts._replace(has_debugpy=has_debugpy, used_ports=tcp.used())
+        facts = facts._replace(used_ports=tcp.used())
     return facts
 
 
@@ -114,7 +111,7 @@ def _identity(environ: Mapping[str, str], cwd: str) -> Facts:
         started_utc=time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()),
         cpus=len(os.sched_getaffinity(0)),
         device_counts={},
-        taken_command=taken,
+        notes=() if taken is None else (taken,),
     )
 
 
@@ -169,7 +166,4 @@ def _with_paddle(request: Request, facts: Facts) -> Facts:
     paddle = None if feature is None else paddles.find(sys.path)
     if feature is None or paddle is None or not paddles.lacks(paddle, feature.symbol):
         return facts
-    return facts._replace(
-        paddle_lacking=paddle.version,
-        script_imports_paddle=paddles.imports_paddle(request.script, facts.cwd),
-    )
+    return facts._replace(paddle_lacking=paddle.version)

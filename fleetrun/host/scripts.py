@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Mapping
 
-from fleetrun.errors import EnvironmentFault, MissingProgram, NotExecutable
+from fleetrun.errors import EnvironmentFault
 from fleetrun.host import files
 from fleetrun.model import Script
 from fleetrun.plan import command
@@ -45,14 +44,14 @@ def find(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
         where = cwd if "/" in target else f"$PATH, nor a file of that name in {cwd}"
         otherwise = "; a Python script ends in .py, a module needs -m."
         hint = otherwise if meant is None and "/" not in target else hint
-        raise MissingProgram(f"There is no program {target} in {where}{hint}")
+        raise EnvironmentFault(f"There is no program {target} in {where}{hint}")
     if interpreted and not os.access(path, os.R_OK):
         raise EnvironmentFault(
             f"This user may not read the script {target}: run `chmod u+r {target}`, or ask its "
             "owner."
         )
     if not interpreted and not os.access(path, os.X_OK):
-        raise NotExecutable(
+        raise EnvironmentFault(
             f"{target} is not executable: run `chmod +x {target}`, or start it with the program "
             f"that reads it, as in `fleetrun bash {target}`."
         )
@@ -78,15 +77,6 @@ def _check_kind(target: str, path: str) -> None:
             f"{target} is a YAML file, not a script: --config={target} reads options from it, and "
             f"--strategy={target} a strategy."
         )
-
-
-def wrap_fault(wrap: str, cwd: str, environ: Mapping[str, str]) -> str | None:
-    """Return why the command of WRAP, `RANKS: COMMAND`, cannot be run; None if it can."""
-    name = shlex.split(wrap.partition(": ")[2])[0]
-    if which(name, cwd, environ) is not None:
-        return None
-    where = "that may be run" if "/" in name else "in $PATH; install it, or give its path"
-    return f"there is no program {name} {where}."
 
 
 def which(name: str, cwd: str, environ: Mapping[str, str]) -> str | None:

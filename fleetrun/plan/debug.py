@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.errors import UsageError
 from fleetrun.model import Facts, RankSpec, Request
 from fleetrun.plan import command, origin
 from fleetrun.plan.layout import LAST_PORT
@@ -39,10 +39,6 @@ def debugging(
             "in .py, and modules (-m)."
         )
     held = [spec for spec in specs if spec.is_among(request.debug)]
-    if held and not facts.has_debugpy:
-        raise EnvironmentFault(
-            f"{option}: debugpy is not installed; `{facts.python} -m pip install debugpy`."
-        )
     taken = facts.used_ports | {spec.endpoint.port for spec in specs}
     before: dict[int, tuple[str, ...]] = {}
     for spec in held:

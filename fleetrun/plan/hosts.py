@@ -8,6 +8,7 @@ from ipaddress import IPv4Address, IPv6Address
 from fleetrun.errors import EnvironmentFault, StrangerFault, UsageError
 from fleetrun.model import Endpoint, Facts, Request
 from fleetrun.plan import origin
+from fleetrun.plan.layout import ModeHosts
 from fleetrun.text import is_digits
 
 LAST_PORT = 65535
@@ -182,21 +183,15 @@ def own_places(names: Sequence[str], facts: Facts) -> list[int]:
     return [index for index, name in enumerate(names) if is_own(name, facts)]
 
 
-def place(
-    names: Sequence[str],
-    request: Request,
-    facts: Facts,
-    *,
-    options: Sequence[str] = (),
-    dry: bool = False,
-) -> tuple[int, tuple[str, ...]]:
-    """Find this host in NAMES, given by OPTIONS or --ips, and return remarks about that.
+def place(places: ModeHosts, request: Request, facts: Facts) -> tuple[int, tuple[str, ...]]:
+    """Find this host among those of PLACES, given by its options or --ips, and return remarks.
 
     A dry run works on any machine: one that is not listed plans as the first host.
     """
+    names, dry = places.hosts, request.dry_run is not None
     own = own_places(names, facts)
     notes: tuple[str, ...] = ()
-    option = " and ".join(origin.option(request, name) for name in options or ("ips",))
+    option = " and ".join(origin.option(request, name) for name in places.options or ("ips",))
     host = origin.option(request, "host")
     given = [
         index

@@ -129,7 +129,6 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
         files=files,
         notes=(
             *request.notes,
-            *filter(None, (facts.taken_command,)),
             *facts.notes,
             *share.notes,
             *roster.notes,
@@ -200,7 +199,7 @@ def with_checkpoint(args: tuple[str, ...], path: str | None) -> tuple[str, ...]:
 
 
 def _lacking(request: Request, facts: Facts) -> tuple[str, ...]:
-    """Warn or refuse if this host's Paddle lacks what the mode needs."""
+    """Warn if this host's Paddle lacks what the mode needs."""
     feature, version = modes.BY_WORD[request.run_mode].feature, facts.paddle_lacking
     if feature is None or version is None:
         return ()
@@ -208,9 +207,6 @@ def _lacking(request: Request, facts: Facts) -> tuple[str, ...]:
         f"Paddle {version} here was built without {feature.name}: use paddlepaddle 2.6.2, which "
         f"has {feature.pronoun} (pip install paddlepaddle==2.6.2)."
     )
-    # A script that does not name Paddle may not need it, and a dry run may be for another host.
-    if facts.script_imports_paddle and request.dry_run is None:
-        raise EnvironmentFault(message)
     return (message,)
 
 
@@ -227,8 +223,6 @@ def _commands(
         return commands, notes
     ranks, _, text = request.wrap.partition(": ")
     words = shlex.split(text)
-    if facts.wrap_fault is not None and any(spec.is_among(ranks) for spec in specs):
-        raise EnvironmentFault(f"{origin.option(request, 'wrap')}: {facts.wrap_fault}")
     return [
         (*words, *argv) if spec.is_among(ranks) else argv
         for spec, argv in zip(specs, commands, strict=True)
@@ -293,7 +287,7 @@ def run_name(request: Request, started_utc: str, pid: int) -> str:
     job = request.job_id
     if job == UNNAMED_JOB:
         # The name that people use.
-        script = request.script.name.removesuffix(".py")
+        script = os.path.basename(request.script.target).removesuffix(".py")
         job = script if script.strip(".") else job
     if not job or "/" in job or "\0" in job or job in {".", ".."}:
         raise UsageError(

@@ -81,7 +81,7 @@ def _recorded(pid: int | None, before: Baseline, group: Cgroup | None) -> list[s
     facts = [f"The kernel's log says: {line}" for line in lines[-2:]]
     if any("Killed process" in line for line in facts):
         facts.insert(0, "The kernel's out-of-memory killer did it.")
-    elif group is not None and before.oom_kills is not None and group.oom_kills > before.oom_kills:
+    elif group is not None and group.oom_kills > (before.oom_kills or 0):
         facts.append(
             "The kernel's out-of-memory killer did it: its count for our cgroup rose from "
             f"{before.oom_kills} to {group.oom_kills} ({group.file})."

@@ -8,8 +8,8 @@ import resource
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
-from fleetrun import engines
-from fleetrun.engines import SelectedEngine, meeting
+from fleetrun.engines import meeting
+from fleetrun.engines.engine import Engine
 from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
 from fleetrun.host import addresses, checkpoints, nvml, probe
 from fleetrun.model import Facts, LaunchPlan, Request, Roster, Task
@@ -18,7 +18,7 @@ from fleetrun.plan.devices import Share
 from fleetrun.plan.layout import Slots
 from fleetrun.postmortem import ending
 from fleetrun.postmortem.ending import Ending, document
-from fleetrun.printing import error_columns, is_color_wanted, message_prefix, put
+from fleetrun.printing import NAME, error_columns, put
 from fleetrun.run import children
 from fleetrun.run.background import Background, begin
 from fleetrun.run.events import Outcome
@@ -63,7 +63,7 @@ def launch(
     """
     is_real = request.dry_run is None
     request = _with_meeting(request, environ)
-    engine = engines.find(request, environ, planner.places(request))
+    engine = Engine.find(request, environ, planner.places(request))
     background: Background | None = None
     if request.detach and is_real:
         probe.current_folder()
@@ -98,7 +98,7 @@ def launch(
         if not is_real:
             return _show(attempts)
         if caller is not None and not is_alone:
-            caller.gathering()
+            caller.report()
         job = LaunchedJob(request, environ, background, caller, keeper)
         return job.run(attempts.alone if is_alone else attempts.join)
     finally:
@@ -109,7 +109,7 @@ class _Attempts:
     """Plans each attempt of a job; releases what an engine holds for it before the next one."""
 
     def __init__(
-        self, request: Request, facts: Facts, engine: SelectedEngine, share: Share, slots: Slots
+        self, request: Request, facts: Facts, engine: Engine, share: Share, slots: Slots
     ) -> None:
         self.request, self._facts, self._engine = request, facts, engine
         self._share, self._slots = share, slots
@@ -176,12 +176,11 @@ def _with_meeting(request: Request, environ: Mapping[str, str]) -> Request:
 
 
 def _messages(request: Request, environ: Mapping[str, str], *, is_ci: bool = False) -> Messages:
-    is_coloured = is_color_wanted(request.color, environ, is_terminal=os.isatty(2))
     redact = secrets.of_launch(request, environ)
-    return Messages(is_coloured=is_coloured, is_ci=is_ci, redact=redact)
+    return Messages(is_ci=is_ci, redact=redact)
 
 
-def _is_alone(request: Request, engine: SelectedEngine) -> bool:
+def _is_alone(request: Request, engine: Engine) -> bool:
     """Whether the job has no other hosts."""
     return len(engine.hosts) < 2 and hosts.meets_at(request) is None  # one is us
 
@@ -190,7 +189,7 @@ def tell(
     fault: FleetrunError,
     request: Request,
     environ: Mapping[str, str],
-    engine: SelectedEngine,
+    engine: Engine,
     caller: Caller | None,
     *,
     keeper: Keeper | None = None,
@@ -336,12 +335,11 @@ class LaunchedJob(ObservedJob):
         plan, request = self.plan, self.request
         if request.quiet or request.log_level in {"warning", "error"}:
             return ""
-        prefix = message_prefix(is_coloured=self._messages.is_coloured)
         notes = [visible(note) for note in plan.notes]
 
         width = error_columns()
         lines = [*brief.brief(request, plan, width=width), *notes]
-        return "".join(f"{prefix}{line}\n" for line in lines)
+        return "".join(f"{NAME}{line}\n" for line in lines)
 
     def closing(self, outcome: Outcome, at: float) -> str:
         """Return the launch's closing line."""

@@ -11,11 +11,11 @@ from __future__ import annotations
 import mmap
 import os
 import signal
-import sys
 import time
 from contextlib import suppress
 
 from fleetrun.errors import EnvironmentFault, shell_code
+from fleetrun.printing import flush
 from fleetrun.run import children, libc, proc
 from fleetrun.run.loop import poll
 from fleetrun.run.terminal import TerminalSettings
@@ -150,8 +150,7 @@ def keep() -> Keeper:
             f"{trouble}: give it one of its own, as `unshare --pid --fork --mount-proc` does, or "
             "`mount -t proc proc /proc`."
         )
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        stream.flush()
+    flush()
     hold_standard()
     ignored = frozenset(s for s in REQUESTS | STOPS if signal.getsignal(s) == signal.SIG_IGN)
     # Ignored, it would reap our children; and who writes in the background is not stopped for it.

@@ -11,7 +11,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
-from fleetrun.errors import FleetrunError
 from fleetrun.model import LaunchPlan, Request
 from fleetrun.run import terminal
 from fleetrun.run.events import (
@@ -33,16 +32,12 @@ class Caller(Protocol):
     """The Python program that started the launcher and follows its job."""
 
     @abstractmethod
-    def gathering(self) -> None:
-        """Learn that this host is ready and waits for the others."""
+    def report(self, **report: str) -> None:
+        """Learn of an error and its message; of nothing: this host waits for the others."""
 
     @abstractmethod
     def sink(self, plan: LaunchPlan) -> Sink:
         """Return the sink that follows the job of PLAN."""
-
-    @abstractmethod
-    def failed(self, error: FleetrunError, message: str) -> None:
-        """Learn of the ERROR because of which there is no job; MESSAGE has no secrets."""
 
 
 class Sink:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from fleetrun.engines import SelectedEngine
+from fleetrun.engines.engine import Engine
 from fleetrun.errors import FleetrunError
 from fleetrun.host import checkpoints, paddles
 from fleetrun.model import TRAINER, Endpoint, Facts, LaunchPlan, Member, Request, Roster, Rules
@@ -39,7 +39,7 @@ class LocalHost:
         self,
         request: Request,
         facts: Facts,
-        engine: SelectedEngine,
+        engine: Engine,
         slots: Slots | None,
         *,
         assign: Callable[[int], Roster],
@@ -171,7 +171,7 @@ class LocalHost:
         )
 
 
-def _settings(request: Request, facts: Facts, slots: Slots, engine: SelectedEngine) -> Settings:
+def _settings(request: Request, facts: Facts, slots: Slots, engine: Engine) -> Settings:
     """Return the settings that must be the same on all hosts."""
     nnodes = str(len(engine.hosts)) if engine.hosts else request.nnodes
     settings = {

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.messages import JoinRequest
-from fleetrun.text import counted, elided
+from fleetrun.text import counted
 
 # After this many failures a host is replaced if possible.
 _MOST_FAILURES = 2
@@ -123,8 +123,8 @@ def difference(local: Host, host: Host) -> str:
     """Return in which settings HOST differs from the coordinator's LOCAL one, with both values."""
     ours, theirs = dict(local.request.settings), dict(host.request.settings)
     return "; ".join(
-        f"{name} is {elided(theirs.get(name, ''), _SHOWN) or 'none'} there and "
-        f"{elided(ours.get(name, ''), _SHOWN) or 'none'} on {local.request.hostname}"
+        f"{name} is {theirs.get(name, '')[:_SHOWN] or 'none'} there and "
+        f"{ours.get(name, '')[:_SHOWN] or 'none'} on {local.request.hostname}"
         for name in dict.fromkeys((*ours, *theirs))
         if ours.get(name) != theirs.get(name)
     )

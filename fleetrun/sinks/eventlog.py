@@ -120,7 +120,8 @@ class EventLog(Sink):
                 fields = _fields(happening, "silent", "ranks_equal")
                 return "strategy_report", fields | {"verdicts": [v._asdict() for v in verdicts]}
             case StopRequested(attempt=attempt, failure=failure):
-                return "peer_failed", {"attempt": attempt} | _failure(failure)
+                fields = {"attempt": attempt, "is_final": False}
+                return "peer_failed", _failure(failure) | fields
             case JobVerdict(attempt=attempt, failure=None, is_here=False):
                 return "peers_done", {"attempt": attempt}
             case JobVerdict(failure=failure):

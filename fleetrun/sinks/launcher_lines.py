@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fleetrun.printing import message_prefix
+from fleetrun.printing import NAME
 from fleetrun.run.events import Finished, Happening
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import Sink
@@ -24,7 +24,6 @@ class Messages(Sink):
         self,
         preface: Callable[[], str] | None = None,
         *,
-        is_coloured: bool = False,
         is_ci: bool = False,
         redact: Callable[[str], str] = str,
     ) -> None:
@@ -35,11 +34,8 @@ class Messages(Sink):
         # Built after the processes have started, so as not to delay them.
         self.preface = preface
         self._is_last = False
-        self.is_coloured = is_coloured
         # Ends a rank's unfinished line if the next message would be written into it.
         self.ends_line: Callable[[], bool] | None = None
-        # Whether the job has failed; the lines from then on say why.
-        self._is_fault = False
 
     def log(self, text: str) -> None:
         """Write TEXT as one line; control characters in it are escaped."""
@@ -55,9 +51,8 @@ class Messages(Sink):
         self._put(visible_lines(self.redact(text)))
 
     def _put(self, text: str) -> None:
-        prefix = message_prefix(is_coloured=self.is_coloured, is_fault=self._is_fault)
         before = "\n" if self.ends_line is not None and self.ends_line() else ""
-        self._writer.put(f"{before}{prefix}{text}\n".encode())
+        self._writer.put(f"{before}{NAME}{text}\n".encode())
 
     def open(self, waiting: Waiting) -> None:
         """Write the preface and the lines that are waiting."""
@@ -70,7 +65,6 @@ class Messages(Sink):
         """Note the end of the job: from now on, lines wait only up to the timeout."""
         if isinstance(happening, Finished):
             self._is_last = True
-            self._is_fault = happening.outcome.cause is not None
             self._writer.finish(_TIMEOUT_S)
 
     def is_busy(self) -> bool:

@@ -4,9 +4,10 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
+from unicodedata import normalize
 
 from fleetrun import yamlfile
-from fleetrun.errors import SeveralErrors, UsageError
+from fleetrun.errors import UsageError
 from fleetrun.model import (
     VARIABLE_SECTIONS,
     FieldSetting,
@@ -18,7 +19,7 @@ from fleetrun.model import (
 )
 from fleetrun.strategy import fields
 from fleetrun.strategy.fields import Field
-from fleetrun.text import closest, suggestion, without_slips
+from fleetrun.text import closest, suggestion
 
 if TYPE_CHECKING:
     from yaml import Node, SafeLoader
@@ -73,13 +74,13 @@ def _read(request: NamedStrategy) -> Layer:
         find(request.name)
     except UsageError as error:
         option = request.given._replace(raw=request.name)
-        plain = without_slips(request.name)
+        plain = normalize("NFKC", request.name)
         wide = plain != request.name
         problem = f"it has full-width characters: write {plain}." if wide else str(error)
         raise UsageError(option.blame(problem)) from None
     layer, faults = checked(request.name)
     if faults:
-        raise SeveralErrors(*map(str, faults))
+        raise UsageError(*map(str, faults))
     assert layer is not None
     return layer
 
@@ -95,7 +96,7 @@ def checked(name: str) -> tuple[Layer | None, list[UsageError]]:
 
 
 def _set(option: Given) -> FieldSetting:
-    plain = without_slips(option.raw)
+    plain = normalize("NFKC", option.raw)
     if plain != option.raw and not plain.startswith("env."):
         raise UsageError(option.blame(f"it has full-width characters: write {plain}."))
     setting = parse_set(option.raw)
@@ -245,7 +246,7 @@ class _Document:
         for section in self._pairs("", root, "write sections: " + ", ".join(fields.SECTIONS)):
             if section.name not in fields.SECTIONS:
                 self._report(UsageError(f"{section.where}: {_unknown_section(section.name)}"))
-            elif not yamlfile.is_null(section.node):
+            elif not section.node.tag.endswith(":null"):
                 yield from self._lines(section.name, section.node)
 
     def _lines(self, section: str, node: "Node") -> Iterator[_FileLine]:
@@ -288,7 +289,7 @@ def _line_setting(entry: _FileLine, loader: "SafeLoader") -> FieldSetting:
     if section not in VARIABLE_SECTIONS:
         return _setting(section, name, _constructed(loader, node, where), where)
     variable = _variable(section, name, where)
-    if not isinstance(node, ScalarNode) or yamlfile.is_null(node):
+    if not isinstance(node, ScalarNode) or node.tag.endswith(":null"):
         raise UsageError(f"{where}: {name}: give one value.")
     return FieldSetting(section, variable, _variable_text(section, str(node.value)), where)
 

@@ -21,8 +21,7 @@ class Resumption(Source):
         if not isinstance(happening, Gathered) or happening.plan.checkpoints is None:
             return
         known, folder = happening.plan.checkpoints, self._folder
-        what = f"complete checkpoint in {folder}" if known.has_folder else f"folder {folder} yet"
-        text = f"Starting from scratch: there is no {what}."
+        text = f"Starting from scratch: there is no complete checkpoint in {folder}."
         if known.newest is not None:
             text = f"Resuming from {known.newest}."
         if known.partial:

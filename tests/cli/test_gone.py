@@ -45,6 +45,8 @@ def test_an_option_that_is_gone_says_what_to_use(
         (["top", f"--{name}=1"], "top: --"),
         (["train.py"], "fleetrun.yaml:2: "),
     ):
+        if words[0] == "top" and name == "color":
+            continue  # which keeps it
         assert app.main(words, environ={}) == 2
         assert capsys.readouterr().err == f"fleetrun: {where}{answer}"
 

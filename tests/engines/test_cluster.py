@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from clusters import BATCH, MPI, STEP, text
+from clusters import BATCH, MPI, STEP
 from commandline import Command
 from ports import free
 
@@ -30,7 +30,7 @@ def resolve(environ: Mapping[str, str], *words: str, config: Config | None = Non
     parsed = split([*words, "train.py"])
 
     def ask() -> detect.Detected:
-        return detect.read(rows, environ, text)
+        return detect.read(rows, environ)
 
     return request.resolve(parsed, environ, config, detect=ask if rows else None)
 

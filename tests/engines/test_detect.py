@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from clusters import BATCH, HYDRA, MPI, STEP, text
+from clusters import BATCH, HYDRA, MPI, STEP
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,12 +14,13 @@ from fleetrun.errors import EnvironmentFault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from fleetrun.engines.detect import Detected
 
 
 def read(environ: Mapping[str, str]) -> Detected:
-    return detect.read(detect.rows(environ), environ, text)
+    return detect.read(detect.rows(environ), environ)
 
 
 def test_a_step_of_slurm_names_its_hosts_and_our_place() -> None:
@@ -95,11 +96,15 @@ def test_an_mpi_in_an_allocation_has_the_hosts_of_the_allocation() -> None:
     "environ",
     [
         {"LSB_JOBID": "5", "LSB_MCPU_HOSTS": "n1 2 n2 2", "LSB_HOSTS": "n1 n1 n2 n2"},
-        {"PBS_JOBID": "5.server", "PBS_NODEFILE": "/pbs"},
+        {"PBS_JOBID": "5.server", "PBS_NODEFILE": "hosts"},
     ],
     ids=["lsf", "pbs"],
 )
-def test_batch_systems_list_each_host_once(environ: dict[str, str]) -> None:
+def test_batch_systems_list_each_host_once(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts").write_text("n1\nn1\nn2\n\n", encoding="utf-8")
     detected = read(environ)
     assert (detected.hosts, detected.nnodes, detected.node) == (("n1", "n2"), 2, None)
     assert "job" in detected.sources
@@ -114,7 +119,7 @@ def test_batch_systems_list_each_host_once(environ: dict[str, str]) -> None:
         ({**STEP, "SLURM_STEP_NUM_TASKS": "two"}, r"SLURM_STEP_NUM_TASKS=two is not a number"),
         ({**STEP, "SLURM_NODEID": "-1"}, r"SLURM_NODEID=-1 is not a number from 0 on"),
         ({"PBS_JOBID": "5", "PBS_NODEFILE": "/none"}, r"PBS_NODEFILE=/none cannot be read \(No su"),
-        ({"PBS_JOBID": "5", "PBS_NODEFILE": "/empty"}, r"PBS_NODEFILE=/empty names no host"),
+        ({"PBS_JOBID": "5", "PBS_NODEFILE": "/dev/null"}, r"PBS_NODEFILE=/dev/null names no host"),
         ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "4"}, r"PER_NODE=4 has no number for each host"),
         ({**MPI, "OMPI_COMM_WORLD_RANK": "4"}, r"OMPI_COMM_WORLD_RANK=4, but .*SIZE=4: Open MPI"),
     ],
@@ -156,7 +161,7 @@ def test_whatever_is_in_the_variables_is_understood_or_one_sentence(
     if not rows:
         return
     try:
-        detected = detect.read(rows, environ, text)
+        detected = detect.read(rows, environ)
     except EnvironmentFault:
         return
     assert detected.node is None or detected.nnodes is None or detected.node < detected.nnodes

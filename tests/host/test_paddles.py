@@ -8,7 +8,6 @@ import pytest
 
 from fleetrun.host import paddles
 from fleetrun.host.paddles import InstalledPaddle
-from fleetrun.model import Script
 from fleetrun.plan.modes import BY_WORD
 
 if TYPE_CHECKING:
@@ -48,20 +47,3 @@ def test_a_paddle_says_what_it_is_built_for(
     paddle = InstalledPaddle("9.9.9", str(home))._replace(**expected)  # type: ignore[arg-type]
     assert paddles.find([str(home.parents[1] / "empty"), str(home.parent)]) == paddle
     assert paddles.find([]) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "imports"),
-    [
-        ("import paddle\n", True),
-        ("def main():\n    from paddle.distributed import fleet\n", True),
-        ("import paddles\n", False),
-        ("print('import paddle')\n", False),
-    ],
-)
-def test_a_script_that_imports_paddle_is_known(tmp_path: Path, text: str, imports: bool) -> None:
-    (tmp_path / "train.py").write_text(text)
-    script = Script("file", "train.py", ())
-    assert paddles.imports_paddle(script, str(tmp_path)) is imports
-    assert not paddles.imports_paddle(script._replace(form="module"), str(tmp_path))
-    assert not paddles.imports_paddle(script._replace(target="gone.py"), str(tmp_path))

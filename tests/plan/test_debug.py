@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from plans import a_request, a_roster, some_facts
 
-from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.errors import UsageError
 from fleetrun.model import Script
 from fleetrun.plan import debug, planner
 from fleetrun.plan.devices import Share
@@ -15,7 +15,7 @@ from fleetrun.plan.devices import Share
 if TYPE_CHECKING:
     from fleetrun.model import Facts, LaunchPlan, Request
 
-WITH_DEBUGPY = some_facts(has_debugpy=True)
+WITH_DEBUGPY = some_facts()
 
 
 def planned(request: Request, facts: Facts, me: int = 0) -> LaunchPlan:
@@ -55,12 +55,6 @@ def test_a_rank_waits_for_debugpy_where_it_runs_and_the_others_are_patient() -> 
             WITH_DEBUGPY,
             UsageError,
             "--debug=0: ./run.sh is a program; a debugger can hold scripts that end in .py",
-        ),
-        (
-            {"debug": "0"},
-            some_facts(),
-            EnvironmentFault,
-            "--debug=0: debugpy is not installed; `",
         ),
     ],
 )

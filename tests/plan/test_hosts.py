@@ -9,11 +9,12 @@ from plans import a_request, from_variable, some_facts
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan import hosts
+from fleetrun.plan.layout import ModeHosts
 
 
-def place(names: tuple[str, ...], dry: bool = False, **fields: Any) -> tuple[int, tuple[str, ...]]:  # noqa: FBT002
+def place(names: tuple[str, ...], **fields: Any) -> tuple[int, tuple[str, ...]]:
     """Find this host (10.0.0.1, node1) among NAMES."""
-    return hosts.place(names, a_request(ips=names, **fields), some_facts(), dry=dry)
+    return hosts.place(ModeHosts(names), a_request(ips=names, **fields), some_facts())
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ POD = from_variable("host", "10.9.9.9", "POD_IP")
 # Names, fields of the request, our place among them, and remarks.
 PLACED: list[tuple[tuple[str, ...], dict[str, Any], int, tuple[str, ...]]] = [
     # A dry run may be done by a stranger, and shows what another host would do.
-    (STRANGERS, {"dry": True}, 0, (SHOWN,)),
+    (STRANGERS, {"dry_run": "table"}, 0, (SHOWN,)),
     (("10.0.0.1", "10.0.0.8"), {"host": "10.0.0.1"}, 0, ()),
     (("10.0.0.9", "10.0.0.8"), {"host": "10.0.0.8"}, 1, (TRUSTED,)),
     # A $POD_IP outside the list is meant for something else.
@@ -99,17 +100,17 @@ def test_a_place_that_is_not_clear_is_refused(
 def test_we_are_found_by_what_a_name_resolves_to() -> None:
     names = ("alpha", "beta")
     facts = some_facts(resolved={"alpha": ("10.0.0.9",), "beta": ("10.0.0.1",)})
-    assert hosts.place(names, a_request(ips=names), facts, dry=False) == (1, ())
+    assert hosts.place(ModeHosts(names), a_request(ips=names), facts) == (1, ())
     # Debian resolves a host's own name to 127.0.1.1.
     facts = some_facts(resolved={"alpha": ("127.0.1.1",), "beta": ()})
-    assert hosts.place(names, a_request(ips=names), facts, dry=False) == (0, ())
+    assert hosts.place(ModeHosts(names), a_request(ips=names), facts) == (0, ())
 
 
 def test_strangers_are_told_both_sides() -> None:
     names = ("10.0.0.8", "gone")
     facts = some_facts(resolved={"gone": ()})
     with pytest.raises(EnvironmentFault) as caught:
-        hosts.place(names, a_request(ips=names), facts, dry=False)
+        hosts.place(ModeHosts(names), a_request(ips=names), facts)
     assert str(caught.value) == (
         "--ips=10.0.0.8,gone: none of them is this host, which has 10.0.0.1 (eth0). gone cannot "
         "be resolved. Run this on the hosts named, or say which one this is with --host."

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from fleetrun.model import Request
 
 
-def commands(made: Request, me: int = 0, fault: str | None = None) -> list[tuple[str, ...]]:
+def commands(made: Request, me: int = 0) -> list[tuple[str, ...]]:
     """Return the commands on host ME of two, with two ranks on each."""
     roster = a_roster(("10.0.0.1", "10.0.0.2"), me=me)
-    facts = some_facts(wrap_fault=fault)
+    facts = some_facts()
     share = Share("gpu", roster.members[me].groups, "nccl")
     return [process.argv for process in planner.plan(made, facts, share, roster).processes]
 
@@ -55,13 +55,6 @@ def test_the_ranks_that_are_named_get_the_command_wherever_they_run() -> None:
 def test_what_cannot_be_meant_is_a_sentence(text: str, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         asked(text)
-
-
-def test_a_program_that_is_missing_is_a_sentence_before_anything_starts(tmp_path: Path) -> None:
-    done = Command(tmp_path, "touch started", "--wrap=0: nsys-of-nobody").run()
-    assert done.code == 3
-    assert "--wrap=0: nsys-of-nobody: there is no program nsys-of-nobody in $PATH" in done.stderr
-    assert not (tmp_path / "started").exists()
 
 
 def test_the_rank_is_what_the_command_starts(tmp_path: Path) -> None:

@@ -83,14 +83,6 @@ def test_s14_no_count_means_another_sender(monkeypatch: pytest.MonkeyPatch) -> N
     assert "look for another sender" in kernelfacts.of(killed(9), Baseline(0.0, 2))[0]
 
 
-def test_s14_without_a_count_at_the_start_nobody_is_accused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now(monkeypatch, oom_kills=2)
-    (memory,) = kernelfacts.of(killed(9), Baseline(0.0))
-    assert memory.startswith("Its peak memory use was 3 GiB; this host has ")
-
-
 def test_s14_the_kernels_log_is_the_best_witness(monkeypatch: pytest.MonkeyPatch) -> None:
     now(monkeypatch, oom_kills=2)
     monkeypatch.setattr(kernelfacts, "records", lambda: [OOM])

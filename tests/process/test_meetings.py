@@ -35,7 +35,7 @@ def test_hosts_that_one_mpirun_has_started_know_each_other_by_it(
     tmp_path: Path, *, is_stranger: bool
 ) -> None:
     seen = '[ -z "$FLEETRUN_TOKEN" ] && touch "../no_token.$R"'
-    job = Meeting(tmp_path, seen, "--rdzv_timeout=5" if is_stranger else "--color=never", token="")
+    job = Meeting(tmp_path, seen, "--rdzv_timeout=5" if is_stranger else "--spares=0", token="")
     for rank in range(2):
         # Set like this by mpirun of Open MPI 4.
         job.env |= {

@@ -59,7 +59,7 @@ sleep 60 & wait
         "got {other}",
         f"got --resume {newest} --from={newest} {{other}}",
     ]
-    assert "Starting from scratch: there is no folder out yet." in done.stderr
+    assert "Starting from scratch: there is no complete checkpoint in out." in done.stderr
     assert f"Resuming from {newest}. Incomplete, and ignored: " in done.stderr
     assert "out/checkpoint-2 (model.pdparams is empty)." in done.stderr
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from datetime import datetime
@@ -32,9 +33,9 @@ def _logs(run: tuple[str, ...], *, log_dir: str, color: str, follow: bool, **own
     rank, attempt, since, grep = (own[name] for name in ("rank", "attempt", "since", "grep"))
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     log_filter = show.LogFilter(
-        pattern=None if grep is None else choose.pattern(grep),
+        pattern=None if grep is None else re.compile(os.fsencode(grep)),
         since=None if since is None else time.time() - since,
-        is_coloured=is_color_wanted(color, os.environ, is_terminal=is_terminal),
+        is_coloured=is_color_wanted(color, os.environ, sys.stdout),
         is_clean=is_terminal and not own["raw"],
     )
     chosen = choose.find_runs(run, log_dir)
@@ -101,7 +102,12 @@ command = click.Command(
         parser.option("failed", types.FLAG, "Only the ranks that failed first."),
         parser.option("attempt", types.number(minimum=0), "Only this attempt; the first is 0."),
         parser.option("since", types.seconds(0), "Only the last 90s, 10m or 2h.", metavar="TIME"),
-        parser.option("grep", types.FREE, "Only lines that match this.", metavar="REGEX"),
+        parser.option(
+            "grep",
+            types.PATTERN,
+            "Only lines that match this.",
+            metavar="REGEX",
+        ),
         parser.log_dir(),
         parser.color("Whether to colour prefixes."),
         parser.option("raw", types.FLAG, "Keep escape sequences, such as colours, on a terminal."),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.rundir import lockfile, names, runs
-from fleetrun.text import parse_pattern, parse_range, suggestion
+from fleetrun.text import parse_range, suggestion
 
 
 def find_runs(
@@ -111,11 +111,3 @@ def processes(text: str) -> set[str]:
     if not known:
         raise UsageError("--rank needs a value: ranks, such as 0,3-5.")
     return known
-
-
-def pattern(text: str) -> re.Pattern[bytes]:
-    """Return the regular expression TEXT of --grep, for bytes; UsageError if invalid."""
-    try:
-        return parse_pattern(text)
-    except ValueError as error:
-        raise UsageError(f"--grep={text}: {error}") from None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import merge
 from typing import NamedTuple
 
-from fleetrun.printing import remark, write
+from fleetrun.printing import put, remark
 from fleetrun.rundir import names, outputtimes, runs
 from fleetrun.rundir.outputtimes import LogFile, LogTimes
 
@@ -181,9 +181,9 @@ def show(
         for _, _, text in merge(*(s.news(n, is_alone=is_alone) for n, s in enumerate(known))):
             waiting += text
             if len(waiting) >= _CHUNK:
-                write(bytes(waiting))
+                put(bytes(waiting))
                 waiting.clear()
-        write(bytes(waiting) + b"".join(stream.rest() for stream in known if is_over))
+        put(bytes(waiting) + b"".join(stream.rest() for stream in known if is_over))
         if not is_over:
             time.sleep(_PACE_S)
     for stream in known:

@@ -93,7 +93,7 @@ def launch(words: Sequence[str], command: str, *, most: int | None = None) -> ar
 
 def name(parsed: argv.ParsedCommand) -> str:
     """Return the job's name, which is that of the script."""
-    script = parsed.script.name if parsed.script else ""
+    script = os.path.basename(parsed.script.target) if parsed.script else ""
     return os.path.splitext(script)[0] or "fleetrun"
 
 

@@ -39,7 +39,7 @@ def _top(
     """Show the job; UsageError if it does not exist."""
     chosen = choose.find_runs(run, log_dir, prefers_running=True)
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    is_coloured = is_color_wanted(color, os.environ, is_terminal=is_terminal)
+    is_coloured = is_color_wanted(color, os.environ, sys.stdout)
     sampler = Sampler(chosen)
     is_screen = is_terminal and os.environ.get("TERM", "") not in {"", "dumb"} and not once
     snapshot: Snapshot | None = sampler.sample()

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from fleetrun.rundir import metricsfile, names, progress, reading, runs
 from fleetrun.rundir.metricsfile import GpuUsage, MetricsRecord, RankUse
-from fleetrun.text import format_duration
 
 # A rank without a new step or line for this long is silent.
 _SILENT_S = 10.0
@@ -182,7 +181,7 @@ def _state(
     if not is_alive or is_stopped:
         return ("stopped" if is_alive else "lost"), True
     if quiet_s >= _SILENT_S:
-        return f"silent {format_duration(quiet_s, is_short=True)}", False
+        return f"silent {quiet_s:.0f} s", False
     return "running", False
 
 

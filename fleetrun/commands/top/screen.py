@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fleetrun.commands.top.sample import RankRow, Snapshot
-from fleetrun.text import counted, elided, format_duration, format_size, visible
+from fleetrun.text import counted, format_duration, visible
 
 _GAP = 2
 # The last line of a log is omitted if it would be narrower.
@@ -160,7 +160,7 @@ def _line(text: str, style: str = "") -> Text:
 def _headline(snapshot: Snapshot, width: int) -> Text:
     line = _line(snapshot.job, "bold")
     line.append(f"  {snapshot.phase}", _GOOD if snapshot.phase == "running" else _WARN)
-    more = f"  {format_duration(snapshot.seconds, is_short=True)}"
+    more = f"  {format_duration(snapshot.seconds)}"
     if snapshot.max_restarts or snapshot.attempt:
         more += f"  restarts {snapshot.attempt} of {snapshot.max_restarts or 0}"
     if snapshot.hosts > 1:
@@ -168,7 +168,7 @@ def _headline(snapshot: Snapshot, width: int) -> Text:
     line.append(more, "not bold")
     run = visible(snapshot.run)
     # The end of a path says more than its beginning.
-    run = elided(run, max(width - line.cell_len - 2, 0)) if width else run
+    run = run[-max(width - line.cell_len - 2, 0) :] if width else run
     return line.append(f"  {run}", "not bold dim")
 
 
@@ -190,7 +190,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 def _size(values: Iterable[float | None]) -> str:
     size = _sum(values)
-    return "" if size is None else format_size(size, is_short=True)
+    return "" if size is None else f"{size / 2**30:.1f}G"
 
 
 def _rate(value: float | None) -> str:

@@ -12,7 +12,6 @@ from fleetrun.model import (
     HETER,
     SERVER,
     TRAINER,
-    Assigned,
     Device,
     Endpoint,
     Facts,
@@ -124,12 +123,12 @@ def _process(
     return LocalProcess(spec, name, log, identity, essential)
 
 
-def _assigned(assigned: Assigned, facts: Facts, share: Share, roster: Roster) -> Layout:
+def _assigned(assigned: tuple[str, int], facts: Facts, share: Share, roster: Roster) -> Layout:
     """Return the one process of this node, with the variables that the cluster has set."""
-    role = assigned.role
+    role, rank = assigned
     devices = share.groups[0] if role in _COMPUTES else ()
     (here,) = roster.members
-    spec = RankSpec(role, assigned.rank, 0, 0, devices, Endpoint(here.host, here.ports[0]))
+    spec = RankSpec(role, rank, 0, 0, devices, Endpoint(here.host, here.ports[0]))
     identity = {} if not devices and role in _COMPUTES else _devices(spec, share.kind, {})
     # Older and newer Paddles use either name.
     identity["PADDLE_ROLE"] = facts.environ.get("PADDLE_ROLE") or role

@@ -46,9 +46,3 @@ def test_what_is_not_there_is_a_sentence(rank: str, problem: str) -> None:
     with pytest.raises(UsageError) as caught:
         chosen(rank)
     assert problem in str(caught.value)
-
-
-def test_a_pattern_that_is_none_is_a_sentence() -> None:
-    with pytest.raises(UsageError) as caught:
-        choose.pattern("(")
-    assert str(caught.value).startswith("--grep=(: this is not a regular expression")

@@ -59,9 +59,9 @@ def test_all_that_is_known_of_a_rank_stands_in_its_row_once() -> None:
     lines = shown(a_snapshot(a_row(0), a_row(1)))
     head = "rank state device pid cpu% mem gpu% gmem watt step step/s loss last_line"
     assert " ".join(heads(lines)) == head
-    row = "1 running gpu:1 4001 100 3.0G 87 40G 412 120 3.46 0.1235 epoch 1 step 120 loss 0.1235"
+    row = "1 running gpu:1 4001 100 3.0G 87 40.0G 412 120 3.46 0.1235 epoch 1 step 120 loss 0.1235"
     assert " ".join(lines[4].split()) == row
-    assert lines[0] == "default  running  1m23s  /log/runs/a"
+    assert lines[0] == "default  running  1 min 23 s  /log/runs/a"
     assert lines[1] == "2 processes: 2 running"
 
 

@@ -139,7 +139,7 @@ def test_in_a_pipe_it_is_one_table(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     # Between them the launcher may warn of the stopped rank.
     head, counts, *_, heads, first, second = done.stdout.splitlines()
-    assert re.match(r"script-\w+  running  \d+s  ", head)
+    assert re.match(r"script-\w+  running  [\d.]+ s  ", head)
     assert counts.startswith("2 processes: 1 running, 1 stopped")
     assert heads.split()[:6] == ["rank", "state", "device", "pid", "cpu%", "mem"]
     assert first.split()[:4] == ["0", "running", "cpu", str(ranks["trainer.0"])]
