@@ -253,9 +253,6 @@ class Gpu(NamedTuple):
     users: tuple[tuple[int, str], ...] = ()
     instances: "tuple[Gpu, ...]" = ()
     is_mig: bool = False
-    ecc_errors: int | None = None
-    is_remap_pending: bool = False
-    is_remap_failed: bool = False
     compute_mode: int = 0
 
     @property

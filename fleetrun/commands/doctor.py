@@ -21,29 +21,28 @@ from fleetrun.rundir import reading, secrets
 from fleetrun.text import visible, visible_lines
 
 
-def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool) -> int:
+def _doctor(launch: parser.Launch, *, wait: float, **own: bool) -> int:
     """Return 0, or 3 if there is an error."""
     words = (*launch.words, *(launch.script or (CHECK,)))
     request = parser.launch_request(words, os.environ)._replace(typed=words)
     log = checkup.remark(os.environ)
     if request.hosts or request.hostfile:
-        options = [f"--wait={wait:g}"]
-        options += ["--allreduce"] * allreduce + ["--json"] * own["json"]
+        options = [f"--wait={wait:g}", *(["--json"] * own["json"])]
         return _of_all_hosts(request, options, wait, is_json=own["json"])
-    report = checkup.examine(request, os.environ, timeout_s=wait, has_allreduce=allreduce, log=log)
+    results = checkup.examine(request, os.environ, timeout_s=wait, log=log)
     # Processes, variables and paths are quoted.
     redact = secrets.of_launch(request, os.environ)
     shown = tuple(
         finding._replace(seen=visible(redact(finding.seen)), fix=visible(redact(finding.fix)))
-        for finding in report.findings
+        for finding in results
     )
     code = findings.exit_code(shown)
     if own["json"]:
-        document = output.document(os.uname().nodename, shown, report.measured)
+        document = output.document(os.uname().nodename, shown)
         put(json.dumps(document, indent=2) + "\n")
         return code
     is_coloured = is_color_wanted(AUTO, os.environ, sys.stdout)
-    put(output.text(shown, report.measured, width=tables.width(), is_coloured=is_coloured))
+    put(output.text(shown, width=tables.width(), is_coloured=is_coloured))
     return code
 
 
@@ -72,8 +71,6 @@ command = parser.LaunchCommand(
     callback=click.pass_obj(_doctor),
     params=[
         parser.option("json", types.FLAG, "Print the findings as one JSON object."),
-        # It takes as long as importing Paddle.
-        parser.option("allreduce", types.FLAG, "Let ranks sum arrays, and measure the bandwidth."),
         parser.option("wait", types.seconds(0), "How long to wait for other hosts.", default="10"),
     ],
 )

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from fleetrun import printing
 from fleetrun.doctor import (
-    allreduce,
     checked_job,
     findings,
     gpu_check,
@@ -18,7 +16,6 @@ from fleetrun.doctor import (
     peers,
     software,
 )
-from fleetrun.doctor.allreduce import Measurement
 from fleetrun.doctor.findings import Finding
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Request
@@ -46,32 +43,20 @@ CHECKS = (
 )
 
 
-class Checkup(NamedTuple):
-    """The findings of a check-up, and the allreduces that it measured."""
-
-    findings: tuple[Finding, ...]
-    measured: Measurement | None = None
-
-
 def examine(
     request: Request,
     environ: Mapping[str, str],
     *,
     timeout_s: float,
-    has_allreduce: bool = False,
     log: Callable[[str], None] | None = None,
-) -> Checkup:
+) -> tuple[Finding, ...]:
     """Check this host for the job of REQUEST; with other hosts, wait TIMEOUT_S seconds for theirs.
 
     LOG gets a line about what takes longer than a second. Raises UsageError if the request is
     invalid, EnvironmentFault if the current folder is gone.
     """
     job = checked_job.read(request, environ, timeout_s, log)
-    results = [finding for check in CHECKS for finding in check(job)]
-    if not has_allreduce:
-        return Checkup(tuple(results))
-    measured = allreduce.measure(job)
-    return Checkup((*results, allreduce.judge(measured)), measured)
+    return tuple(finding for check in CHECKS for finding in check(job))
 
 
 def remark(environ: Mapping[str, str]) -> Callable[[str], None] | None:
@@ -83,10 +68,10 @@ def remark(environ: Mapping[str, str]) -> Callable[[str], None] | None:
 
 def preflight(request: Request, environ: Mapping[str, str]) -> None:
     """Print findings on standard error; EnvironmentFault if any would end the job."""
-    results = examine(request, environ, timeout_s=_PREFLIGHT_S, log=remark(environ)).findings
+    results = examine(request, environ, timeout_s=_PREFLIGHT_S, log=remark(environ))
     redact = secrets.of_launch(request, environ)
     grave = [finding for finding in results if finding.level == findings.ERROR]
-    shown = [*results] if not request.quiet else grave
+    shown = grave if request.quiet else results
     for finding in shown:
         if finding.level != findings.OK:
             text = f"{finding.check}: {finding.seen}; {finding.means}; fix: {finding.fix}"

@@ -1,29 +1,22 @@
-"""Checks NVIDIA's driver, CUDA and each GPU, which are asked in children, and the kernel's log."""
+"""Checks NVIDIA's driver, CUDA and each GPU, which are asked in children."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 
 from fleetrun.doctor.checked_job import CheckedJob
 from fleetrun.doctor.cuda import CudaStart
 from fleetrun.doctor.findings import Finding, error, ok, warning
 from fleetrun.host.nvml import FILES, Survey
 from fleetrun.model import Gpu
-from fleetrun.postmortem import kernelfacts
 from fleetrun.text import counted, format_size
 
-_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 # NVML_COMPUTEMODE_* of nvml.h, in which ranks may not compute.
 _MODES = {
     2: ("Prohibited", "no process may compute on it", error),
     3: ("Exclusive Process", "a second process on it, as with --oversubscribe, ends", warning),
 }
-# NVIDIA's list of Xids: the GPU must be reset or replaced; others are usually a program's fault.
-_GRAVE_XIDS = {48, 62, 64, 74, 79, 92, 95, 119, 120, 140}
 _RELOAD = "sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia; nvidia-smi  # or a reboot"
 _LIBRARY = (
     "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ...  # a container; on "
@@ -62,7 +55,7 @@ _LOOK = "nvidia-smi; sudo dmesg | tail"
 
 
 def check(job: CheckedJob, root: str = "/") -> Iterator[Finding]:
-    """Check the driver, CUDA, each GPU and the kernel's log."""
+    """Check the driver, CUDA and each GPU."""
     driver = job.driver
     if driver is None:
         yield ok("GPUs", "no NVIDIA driver")
@@ -99,7 +92,6 @@ def check(job: CheckedJob, root: str = "/") -> Iterator[Finding]:
         yield from troubles or [ok("GPU", f"GPU {gpu.number}: {gpu.name}{size}{mig}")]
     if job.cuda is not None:
         yield _cuda(job.cuda, driver)
-    yield from kernel_log(os.path.join(root, "dev/kmsg"))
 
 
 def _silent(driver: Survey, cuda: CudaStart | None) -> Finding:
@@ -142,7 +134,7 @@ def _cuda(start: CudaStart, driver: Survey) -> Finding:
 
 
 def _gpu(gpu: Gpu) -> Iterator[Finding]:
-    """Yield who uses GPU, what keeps ranks from it, and the faults of its memory."""
+    """Yield who uses GPU, and what keeps ranks from it."""
     name, number = f"GPU {gpu.number}", gpu.number
     users = dict(user for part in gpu.parts for user in part.users)
     if users:
@@ -165,32 +157,3 @@ def _gpu(gpu: Gpu) -> Iterator[Finding]:
         mode, means, finding = _MODES[gpu.compute_mode]
         fix = f"nvidia-smi -i {number} -c DEFAULT  # by root"
         yield finding("compute mode", f"{name} is in compute mode {mode}", means, fix)
-    reset = f"nvidia-smi --gpu-reset -i {number}  # when nothing uses it; or a reboot"
-    if gpu.is_remap_failed:
-        yield error(
-            "GPU memory",
-            f"{name} cannot replace a broken row of its memory",
-            "results may be wrong or the job may end at any moment; the GPU has to be replaced",
-            f"nvidia-smi -q -d ROW_REMAPPER -i {number}",
-        )
-    elif gpu.is_remap_pending:
-        seen = f"{name} waits for a reset to replace broken memory"
-        yield warning("GPU memory", seen, "the next error there ends the job", reset)
-    if gpu.ecc_errors:
-        seen = f"{name} has had {gpu.ecc_errors} uncorrected ECC errors"
-        yield error("GPU memory", seen, "each ends the process whose memory it hits", reset)
-
-
-def kernel_log(path: str) -> Iterator[Finding]:
-    """Yield the errors in the kernel's log at PATH after which a GPU must be reset."""
-    xids = Counter[tuple[int, str]]()
-    # Without the right to read it there is nothing to say.
-    with suppress(OSError):
-        for record in kernelfacts.records(path):
-            for match in _XID.finditer(record.decode(errors="replace")):
-                xids[int(match[2]), match[1].lower()] += 1
-    fix = "dmesg | grep -i xid  # NVIDIA's list of Xid errors says what each is"
-    for (number, bus), count in xids.items():
-        if number in _GRAVE_XIDS:
-            seen = f"Xid {number} of the GPU at {bus}, {count} times since the kernel's log began"
-            yield error("Xid errors", seen, "that GPU may need a reset or be broken", fix)

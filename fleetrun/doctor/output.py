@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fleetrun.doctor.allreduce import Measurement, rate
 from fleetrun.doctor.findings import ERROR, OK, WARNING, Finding, exit_code
-from fleetrun.text import counted, format_size, wrapped
+from fleetrun.text import counted, wrapped
 
 SCHEMA = 1
 # The keys of a finding in a document, in the order of its fields.
@@ -17,13 +16,7 @@ _END = "\x1b[0m"
 _NARROWEST = 24
 
 
-def text(
-    findings: Sequence[Finding],
-    measured: Measurement | None = None,
-    *,
-    width: int = 0,
-    is_coloured: bool = False,
-) -> str:
+def text(findings: Sequence[Finding], *, width: int = 0, is_coloured: bool = False) -> str:
     """Return FINDINGS as text, in lines of WIDTH columns; 0: unlimited.
 
     >>> from fleetrun.doctor.findings import ok, warning
@@ -52,14 +45,6 @@ def text(
                 first, *more = wrapped(prose, room - len(title) if is_prose else 0)
                 lines.append(f"{'':{column}}{title}{first}")
                 lines += [f"{'':{column + len(title)}}{line}" for line in more]
-    if measured is not None and measured.rows:
-        lines.append(f"allreduce of {measured.ranks} ranks over {measured.backend}:")
-        lines.append(f"  {'size':>9}  {'latency':>10}  {'bandwidth':>10}")
-        lines += [
-            f"  {format_size(row.nbytes):>9}  {row.seconds * 1e6:>7.0f} us"
-            f"  {rate(measured.bandwidth(row)):>10}"
-            for row in measured.rows
-        ]
     counts = {level: sum(finding.level == level for finding in findings) for level in _COLORS}
     lines.append(
         f"{counts[OK]} ok, {counted(counts[WARNING], WARNING)}, {counted(counts[ERROR], ERROR)}"
@@ -67,34 +52,15 @@ def text(
     return "\n".join(lines) + "\n"
 
 
-def document(
-    host: str, findings: Sequence[Finding], measured: Measurement | None = None
-) -> dict[str, Any]:
+def document(host: str, findings: Sequence[Finding]) -> dict[str, Any]:
     """Return FINDINGS of HOST as one JSON object.
 
-    Its keys: schema, host, exit_code, findings (each with check, level, seen, means, mend), and
-    allreduce (null, or backend, ranks, and rows of bytes, seconds, bandwidth in B/s and is_right).
+    Its keys: schema, host, exit_code, and findings (each with check, level, seen, means, mend).
     """
-    allreduce = None
-    if measured is not None and measured.rows:
-        allreduce = {
-            "backend": measured.backend,
-            "ranks": measured.ranks,
-            "rows": [
-                {
-                    "bytes": row.nbytes,
-                    "seconds": row.seconds,
-                    "bandwidth": measured.bandwidth(row),
-                    "is_right": row.is_right,
-                }
-                for row in measured.rows
-            ],
-        }
     return {
         "schema": SCHEMA,
         "host": host,
         "exit_code": exit_code(findings),
         # In schema 1, `fix` is called `mend`.
         "findings": [dict(zip(KEYS, finding, strict=True)) for finding in findings],
-        "allreduce": allreduce,
     }

@@ -13,8 +13,6 @@ from fleetrun.run.isolation import IsolatedCall
 
 # The driver's device files (/dev/dxg: under Windows), and a sign that a container without GPUs has.
 FILES, _VERSION = ("dev/nvidiactl", "dev/dxg"), "proc/driver/nvidia/version"
-# NVML_MEMORY_ERROR_TYPE_UNCORRECTED and NVML_VOLATILE_ECC (nvml.h).
-_UNCORRECTED, _VOLATILE = 1, 0
 # The reason for a GPU that CUDA cannot use.
 _UNDIVIDED = "it is in MIG mode without an instance: nvidia-smi mig -cgi"
 
@@ -103,7 +101,11 @@ def survey(lib: Library, *, is_thorough: bool = False) -> Survey:
         if gpu.is_mig and not gpu.instances:
             lost = (*lost, (index, _UNDIVIDED))
         else:
-            gpus.append(_thoroughly(lib, handle, gpu) if is_thorough else gpu)
+            if is_thorough:
+                name = ask(lib, "nvmlDeviceGetName", handle) or "GPU"
+                mode = ask(lib, "nvmlDeviceGetComputeMode", handle) or 0
+                gpu = gpu._replace(name=name, compute_mode=mode)
+            gpus.append(gpu)
     surveyed = Survey(tuple(gpus), barred, tuple(sorted(lost)))
     if not is_thorough:
         return surveyed
@@ -154,23 +156,6 @@ def _part(lib: Library, handle: object, uuid: str) -> Gpu:
     pids = sorted({process.pid for process in running})
     users = tuple((pid, proc.command(pid)) for pid in pids)
     return Gpu(uuid, used_bytes=int(memory.used), total_bytes=int(memory.total), users=users)
-
-
-def _thoroughly(lib: Library, handle: object, gpu: Gpu) -> Gpu:
-    """Complete GPU with its health, as far as the driver reports it."""
-
-    def query(name: str, *words: int) -> Any:  # noqa: ANN401 - pynvml has no types
-        return ask(lib, name, handle, *words)
-
-    remapped = query("nvmlDeviceGetRemappedRows")
-    pending = remapped[2] if remapped else query("nvmlDeviceGetRetiredPagesPendingStatus")
-    return gpu._replace(
-        name=query("nvmlDeviceGetName") or "GPU",
-        ecc_errors=query("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
-        is_remap_pending=bool(pending),
-        is_remap_failed=bool(remapped and remapped[3]),
-        compute_mode=query("nvmlDeviceGetComputeMode") or 0,
-    )
 
 
 def instances(lib: Library, handle: object) -> dict[str, object]:

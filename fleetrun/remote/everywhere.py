@@ -12,7 +12,7 @@ from fleetrun.remote import ssh, sshjob
 from fleetrun.remote.ssh import HostOrder
 
 # How long ssh and a check-up of one host may take, beside the wait for the others.
-_LIMIT_S = 240.0
+_LIMIT_S = 120.0
 
 
 def examine(

@@ -24,7 +24,6 @@ GPU = Gpu(
     name="H100",
     total_bytes=80 * GIB,
     used_bytes=GIB // 2,
-    ecc_errors=0,
 )
 OTHER = GPU._replace(number=1, uuid="GPU-1")
 WELL = Survey(gpus=(GPU, OTHER), driver="550.54.14", cuda=(12, 4))
@@ -63,9 +62,6 @@ def test_gpus_that_are_well_have_nothing_to_mend(root: Path) -> None:
     [
         ({"users": ((7, "python"), (8, ""))}, "GPU in use", WARNING, "pid 7 (python), pid 8"),
         ({"used_bytes": 40 * GIB}, "GPU in use", WARNING, "40 GiB"),
-        ({"ecc_errors": 3}, "GPU memory", ERROR, "3 uncorrected"),
-        ({"is_remap_pending": True}, "GPU memory", WARNING, "waits for a reset"),
-        ({"is_remap_failed": True}, "GPU memory", ERROR, "cannot replace"),
         ({"compute_mode": 2}, "compute mode", ERROR, "Prohibited"),
         ({"compute_mode": 3}, "compute mode", WARNING, "Exclusive"),
         (WELL._replace(lost=((2, "GPU is lost"),)), "GPU", ERROR, "GPU is lost"),
@@ -122,17 +118,6 @@ def test_a_driver_that_does_not_answer_is_an_error(
     assert finding.level == ERROR
     assert seen in finding.seen
     assert fix in finding.fix
-
-
-def test_the_same_error_in_the_kernels_log_is_one_finding(root: Path) -> None:
-    line = "4,101,6,-;NVRM: Xid (PCI:0000:3B:00): {}, pid=1, fallen off the bus.\n"
-    text = "4,100,5,-;usb 1-1: new device\n" + line.format(79) * 50 + line.format(31)
-    (root / "dev" / "kmsg").write_text(text)
-    findings = judged(root)
-    assert bad(findings) == [("Xid errors", ERROR)]
-    assert "Xid 79 of the GPU at 0000:3b:00, 50 times" in findings[-1].seen
-    (root / "dev" / "kmsg").unlink()
-    assert bad(judged(root)) == []
 
 
 # -- devices of plug-ins --------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Findings about programs, Paddle, its computing on GPUs, and allreduces: each one, no others."""
+"""Findings about programs, Paddle, its computing on GPUs: each one, no others."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 from findings import bad
 from plans import a_request
 
-from fleetrun.doctor import allreduce, gpu_check, software
-from fleetrun.doctor.allreduce import Measurement, Transfer
+from fleetrun.doctor import gpu_check, software
 from fleetrun.doctor.checked_job import CheckedJob
 from fleetrun.doctor.findings import ERROR, OK, WARNING
 from fleetrun.host.nvml import Survey
@@ -124,26 +123,3 @@ def test_a_step_that_fails_is_an_error(change: dict[str, str], seen: str, fix: s
     assert (finding.check, finding.level) == ("Paddle on the GPUs", ERROR)
     assert finding.seen.startswith(seen)
     assert fix in finding.fix
-
-
-# -- allreduces -----------------------------------------------------------------------------------
-
-ROWS = (Transfer(1024, 0.0002, is_right=True), Transfer(1 << 26, 0.05, is_right=True))
-WELL = Measurement("gloo", 2, ROWS)
-
-
-@pytest.mark.parametrize(
-    ("measured", "level", "seen"),
-    [
-        (WELL, OK, "1.34 GB/s at 64 MiB"),
-        (WELL, OK, "200 us for 1 KiB"),
-        (WELL._replace(backend="nccl"), OK, "right over nccl"),
-        (WELL._replace(rows=()), OK, "rank 0's host"),
-        (WELL._replace(trouble="exit code 1"), ERROR, "exit code 1"),
-        (WELL._replace(rows=(ROWS[0], ROWS[1]._replace(is_right=False))), ERROR, "64 MiB"),
-    ],
-)
-def test_allreduces_are_judged(measured: Measurement, level: str, seen: str) -> None:
-    finding = allreduce.judge(measured)
-    assert finding.level == level
-    assert seen in finding.seen

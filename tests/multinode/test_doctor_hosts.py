@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from lab import Host, ends
-from training import launch_on
-from waiting import LONG_S, TRAINING_S
+from waiting import LONG_S
 
 pytestmark = pytest.mark.multinode
 
@@ -18,10 +17,9 @@ Findings = list[dict[str, Any]]
 IPS = "--ips=10.88.0.1,10.88.0.2"
 
 
-def doctors(hosts: Pair, *words: str, seconds: float = LONG_S) -> list[Findings]:
+def doctors(hosts: Pair, *words: str) -> list[Findings]:
     """Run the doctor on both of HOSTS; return the findings of each."""
-    start = launch_on if "--allreduce" in words else Host.fleetrun
-    ends([start(host, "doctor", "--json", IPS, *words) for host in hosts], seconds)
+    ends([host.fleetrun("doctor", "--json", IPS, *words) for host in hosts], LONG_S)
     for host in hosts:
         assert host.processes() == []
     return [json.loads(host.output)["findings"] for host in hosts]
@@ -61,14 +59,3 @@ def test_a_host_without_a_doctor_is_told_from_one_that_is_down(two_hosts: Pair) 
         first.fleetrun(*words, f"--ips={ips}").wait(LONG_S)
         ((judged, _),) = of(json.loads(first.output)["findings"], "connection")
         assert judged == level
-
-
-def test_one_rank_of_each_host_does_the_allreduce(two_hosts: Pair) -> None:
-    words = ("--nproc_per_node=1", f"--wait={LONG_S:g}", "--allreduce")
-    first, second = doctors(two_hosts, *words, seconds=TRAINING_S)
-    ((level, text),) = of(first, "allreduce")
-    assert level in {"ok", "warning"}
-    assert "right over gloo" in text
-    assert of(second, "allreduce") == [
-        ("ok", "2 ranks ran it over gloo; rank 0's host has the times")
-    ]
